@@ -35,22 +35,22 @@ class OpenRun(Protocol):
 
 
 class Export(msgspec.Struct, frozen=True, kw_only=True):
-    """An export format that `collect export --to NAME` offers.
-
-    write: the function that writes the export into a new, empty folder. Its third argument is this folder. Its fourth argument
-    is the path to which the folder is moved afterwards; formats that write paths into files need it.
-
-    follow: only for experiment trackers: the function that opens a run in the tracker while the run is still going on. Its
-    arguments are the name of the experiment, the run, and a folder that several runs share. If the folder already contains
-    files of this run, they are replaced.
-    """
+    """An export format that `collect export --to NAME` offers."""
 
     name: str
-    summary: str  # one line that describes the format
-    holds: frozenset[str]  # names of all files and folders that this format writes
+    summary: str
+    """One line that describes the format."""
+    holds: frozenset[str]
+    """Names of all files and folders that this format writes."""
     write: Callable[[Loaded, Summary, Path, Path], None]
-    package: str | None = None  # the optional package that the format imports, one of shardlab.extras; None: it needs none
+    """The function that writes the export into a new, empty folder. Its third argument is this folder. Its fourth argument is
+    the path to which the folder is moved afterwards; formats that write paths into files need it."""
+    package: str | None = None
+    """The optional package that the format imports, one of shardlab.extras; None: it needs none."""
     follow: Callable[[str, TrackedRun, Path], OpenRun] | None = None
+    """Only for experiment trackers: the function that opens a run in the tracker while the run is still going on. Its arguments
+    are the name of the experiment, the run, and a folder that several runs share. If the folder already contains files of this
+    run, they are replaced."""
 
 
 def export_formats() -> dict[str, Export]:

@@ -47,7 +47,8 @@ class Figure(msgspec.Struct):
     name: str
     title: str
     caption: str
-    height_px: int  # the width is not fixed: a figure fills the width of the page
+    height_px: int
+    """The width is not fixed: a figure fills the width of the page."""
     data: list[dict[str, Any]]
     layout: dict[str, Any]
 
@@ -61,9 +62,12 @@ class Figure(msgspec.Struct):
 class CellMark(msgspec.Struct, frozen=True):
     """A cell, and how figures draw it."""
 
-    label: str  # name of the cell in the figure, HTML-escaped because plotly interprets some HTML tags in every text
-    strategy: int  # number of the cell's strategy in the list of all strategies of the report, from 0
-    look: Look  # colour, shape and dash
+    label: str
+    """Name of the cell in the figure, HTML-escaped because plotly interprets some HTML tags in every text."""
+    strategy: int
+    """Number of the cell's strategy in the list of all strategies of the report, from 0."""
+    look: Look
+    """Colour, shape and dash."""
     row: CellRow
     cell: LoadedCell
 
@@ -77,7 +81,8 @@ class Group(msgspec.Struct, frozen=True):
     workload: str
     baseline: str
     marks: list[CellMark]
-    left_out: int = 0  # number of cells of the workload that figures do not show, because there are more than MOST_CELLS
+    left_out: int = 0
+    """Number of cells of the workload that figures do not show, because there are more than MOST_CELLS."""
 
     @property
     def labels(self) -> list[str]:

@@ -21,10 +21,13 @@ Argument = float | str
 class Compared(NamedTuple):
     """The input of a metric that compares a cell with its baseline, such as the speed-up."""
 
-    cell: Cell  # the cell that is compared with `baseline`
-    value: float  # mean of the compared metric over the repeats of `cell`
+    cell: Cell
+    """The cell that is compared with `baseline`."""
+    value: float
+    """Mean of the compared metric over the repeats of `cell`."""
     baseline: Cell
-    baseline_value: float  # mean of the compared metric over the repeats of `baseline`
+    baseline_value: float
+    """Mean of the compared metric over the repeats of `baseline`."""
 
     @property
     def scaling(self) -> str | None:
@@ -37,12 +40,17 @@ class Compared(NamedTuple):
 class MetricColumn(msgspec.Struct, frozen=True):
     """The column of a metric in a table of the report."""
 
-    table: Literal["summary", "times", "memory", "sent"]  # `collect.findings.columns` has the titles of the tables
-    place: int  # columns of a table are ordered by this number
+    table: Literal["summary", "times", "memory", "sent"]
+    """`collect.findings.columns` has the titles of the tables."""
+    place: int
+    """Columns of a table are ordered by this number."""
     heading: str
-    digits: int = 4  # significant digits; sizes in bytes always have 3
-    headings: dict[str, str] = {}  # kind -> heading if all values are of this kind; if kinds differ, each value shows its kind
-    has_interval: bool = False  # whether half the width of the 95 % interval follows each value
+    digits: int = 4
+    """Significant digits; sizes in bytes always have 3."""
+    headings: dict[str, str] = {}
+    """Kind -> heading if all values are of this kind; if kinds differ, each value shows its kind."""
+    has_interval: bool = False
+    """Whether half the width of the 95 % interval follows each value."""
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,19 +63,22 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     direction: Direction
     definition: str
-    column: MetricColumn | None = (
-        None  # None: no table shows the metric; it is only in the exported files and in claims of studies
-    )
+    column: MetricColumn | None = None
+    """None: no table shows the metric; it is only in the exported files and in claims of studies."""
     of_run: Callable[[LoadedRun], Quantity | None] | None = None
     of_run_at: Callable[[LoadedRun, Any], Quantity | None] | None = None
     of_cells: Callable[[Compared], Quantity | None] | None = None
-    compares: str = ""  # for `of_cells`: name of the metric of a run whose values are compared
-    argument: str = ""  # name of the additional argument of `of_run_at` or of the compared metric, as claims of studies give it
-    example: Argument | None = None  # an example of a value for `argument`, which shows its type
-    # Whether the value is counted or computed, so that every repeat gives the same value and one repeat is enough.
+    compares: str = ""
+    """For `of_cells`: name of the metric of a run whose values are compared."""
+    argument: str = ""
+    """Name of the additional argument of `of_run_at` or of the compared metric, as claims of studies give it."""
+    example: Argument | None = None
+    """An example of a value for `argument`, which shows its type."""
     exact: bool = False
-    # Whether the value includes steps that an instrument slowed down. Cells with different instruments are then not compared.
+    """Whether the value is counted or computed, so that every repeat gives the same value and one repeat is enough."""
     of_all_steps: bool = False
+    """Whether the value includes steps that an instrument slowed down. Cells with different instruments are then not compared.
+    """
 
 
 _workspace_metrics: list[Metric] = []  # metrics that the current workspace defines itself

@@ -27,9 +27,12 @@ MOST_STRATEGIES, MOST_VARIANTS = 24, 24  # with more than these, some looks are 
 class Look(msgspec.Struct, frozen=True):
     """The look of a cell in figures: colour, shape of its marks, and dash of its lines."""
 
-    colour: str  # a CSS variable of the page
-    symbol: str = SHAPES[0]  # plotly's name of the shape
-    dash: str = DASHES[0]  # plotly's name of the dash
+    colour: str
+    """A CSS variable of the page."""
+    symbol: str = SHAPES[0]
+    """plotly's name of the shape."""
+    dash: str = DASHES[0]
+    """plotly's name of the dash."""
 
     @property
     def line(self) -> dict[str, Any]:

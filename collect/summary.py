@@ -68,16 +68,20 @@ class Failure(msgspec.Struct):
     cell: str
     state: str
     why: str
-    superseded: bool  # whether a later attempt of the same repeat counts instead
+    superseded: bool
+    """Whether a later attempt of the same repeat counts instead."""
 
 
 class DamagedRun(msgspec.Struct):
     """A run some of whose records could not be read."""
 
     run: str
-    truncated: list[str]  # names of files that end in the middle of a record
-    corrupt: dict[str, int]  # name of a file -> number of its lines that cannot be read
-    says: str  # the damage in words
+    truncated: list[str]
+    """Names of files that end in the middle of a record."""
+    corrupt: dict[str, int]
+    """Name of a file -> number of its lines that cannot be read."""
+    says: str
+    """The damage in words."""
 
 
 class Outlier(msgspec.Struct):
@@ -86,8 +90,10 @@ class Outlier(msgspec.Struct):
     run: str
     cell: str
     metric: str
-    value: float  # the value of this repeat, in the unit of the metric
-    median: float  # the median of the metric over all repeats of the cell
+    value: float
+    """The value of this repeat, in the unit of the metric."""
+    median: float
+    """The median of the metric over all repeats of the cell."""
 
 
 class Summary(msgspec.Struct, dict=True):
@@ -96,44 +102,80 @@ class Summary(msgspec.Struct, dict=True):
     schema: int
     matrix: str
     title: str
-    created_s: float  # seconds since the epoch
+    created_s: float
+    """Seconds since the epoch."""
     baseline: str
     rehearsal: bool
-    synthetic: bool  # whether a cell trained on synthetic data
-    remarks: list[str]  # what a reader must know, as sentences
-    rows: list[CellRow]  # one per cell
-    reported: list[ReportedResult]  # the numbers that the study prints, beside the measured numbers
-    tables: list[TableBeside]  # tables of the study that are mostly text, beside what was measured
-    verdicts: list[Verdict]  # one per claim of the study
-    choices: list[Family]  # which strategy to choose, by workload
-    illustrative: bool  # whether the study measured none of the numbers that it prints
-    assumed: list[Assumed]  # values of cell keys that the study does not state, so the matrix assumes them
-    notes: list[Note]  # notes in the matrix file about tables, sections or figures of the study
-    citation: Citation | None  # how to cite the study; null: not known
-    deviations: list[Deviation]  # how the matrix was changed to fit the cluster, compared with the study
-    outliers: list[Outlier]  # repeats whose value of a metric is far from that of other repeats
-    failures: list[Failure]  # runs that did not complete
-    telemetry: list[Coverage]  # how complete the telemetry of each run is
-    traffic: list[RunTraffic]  # bytes that each run sent, by host
-    losses: list[LossComparison]  # comparisons of losses between cells
-    instruments: list[InstrumentCost]  # what the instruments cost
-    slowed: list[StragglerEffect]  # what ranks that were slowed on purpose did to their cells
-    lost: list[LostWorkerEffect]  # what cells lost with workers that were ended on purpose
-    predictions: list[PredictionScore]  # the score of the planner; empty if no run has a prediction to compare
-    rounding: list[Rounding]  # trace metrics with and without HTA's rounding; empty unless the matrix asks for HTA's
-    collectives: list[Collective]  # calls and time of the collectives of profiled cells
-    operators: list[OperatorDifferences]  # operators of profiled cells, compared with the baseline
-    groups: list[GroupTraffic]  # collectives by process group
-    waiting: list[RankWaiting]  # how long ranks wait for slow ranks
-    steps: list[CellDifference]  # why a step takes longer or shorter than in the baseline, by part
-    idle: list[IdleTime]  # idle time of a profiled step, by cause
-    phases: list[PhaseOfStep]  # times of the phases of a profiled step
-    layers: list[LayerOfStep]  # time of each module of the model
-    device_memory: list[DeviceMemory]  # memory of each kind of device over the profiled steps
-    matrix_products: list[ProductOfStep]  # achieved FLOP/s of matrix products
-    attention: list[AttentionOfStep]  # calls and time of each implementation of attention
-    searches: list[SearchResult]  # searches for a batch size, with the sizes that were tried
-    damage: list[DamagedRun]  # runs with damaged records
+    synthetic: bool
+    """Whether a cell trained on synthetic data."""
+    remarks: list[str]
+    """What a reader must know, as sentences."""
+    rows: list[CellRow]
+    """One per cell."""
+    reported: list[ReportedResult]
+    """The numbers that the study prints, beside the measured numbers."""
+    tables: list[TableBeside]
+    """Tables of the study that are mostly text, beside what was measured."""
+    verdicts: list[Verdict]
+    """One per claim of the study."""
+    choices: list[Family]
+    """Which strategy to choose, by workload."""
+    illustrative: bool
+    """Whether the study measured none of the numbers that it prints."""
+    assumed: list[Assumed]
+    """Values of cell keys that the study does not state, so the matrix assumes them."""
+    notes: list[Note]
+    """Notes in the matrix file about tables, sections or figures of the study."""
+    citation: Citation | None
+    """How to cite the study; null: not known."""
+    deviations: list[Deviation]
+    """How the matrix was changed to fit the cluster, compared with the study."""
+    outliers: list[Outlier]
+    """Repeats whose value of a metric is far from that of other repeats."""
+    failures: list[Failure]
+    """Runs that did not complete."""
+    telemetry: list[Coverage]
+    """How complete the telemetry of each run is."""
+    traffic: list[RunTraffic]
+    """Bytes that each run sent, by host."""
+    losses: list[LossComparison]
+    """Comparisons of losses between cells."""
+    instruments: list[InstrumentCost]
+    """What the instruments cost."""
+    slowed: list[StragglerEffect]
+    """What ranks that were slowed on purpose did to their cells."""
+    lost: list[LostWorkerEffect]
+    """What cells lost with workers that were ended on purpose."""
+    predictions: list[PredictionScore]
+    """The score of the planner; empty if no run has a prediction to compare."""
+    rounding: list[Rounding]
+    """Trace metrics with and without HTA's rounding; empty unless the matrix asks for HTA's."""
+    collectives: list[Collective]
+    """Calls and time of the collectives of profiled cells."""
+    operators: list[OperatorDifferences]
+    """Operators of profiled cells, compared with the baseline."""
+    groups: list[GroupTraffic]
+    """Collectives by process group."""
+    waiting: list[RankWaiting]
+    """How long ranks wait for slow ranks."""
+    steps: list[CellDifference]
+    """Why a step takes longer or shorter than in the baseline, by part."""
+    idle: list[IdleTime]
+    """Idle time of a profiled step, by cause."""
+    phases: list[PhaseOfStep]
+    """Times of the phases of a profiled step."""
+    layers: list[LayerOfStep]
+    """Time of each module of the model."""
+    device_memory: list[DeviceMemory]
+    """Memory of each kind of device over the profiled steps."""
+    matrix_products: list[ProductOfStep]
+    """Achieved FLOP/s of matrix products."""
+    attention: list[AttentionOfStep]
+    """Calls and time of each implementation of attention."""
+    searches: list[SearchResult]
+    """Searches for a batch size, with the sizes that were tried."""
+    damage: list[DamagedRun]
+    """Runs with damaged records."""
 
     @cached_property
     def table(self) -> Table:

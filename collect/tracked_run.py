@@ -26,24 +26,34 @@ class TrackedStep(msgspec.Struct, frozen=True):
     """The values of a timed step over all ranks: loss, step time, throughput, and the results of a validation after the
     step."""
 
-    step: int  # number of the step
-    wall_s: float  # time of the step record, in seconds since the epoch
-    values: dict[str, float]  # name, such as `loss` or `step_ms` -> value; a value that is not known has no entry
+    step: int
+    """Number of the step."""
+    wall_s: float
+    """Time of the step record, in seconds since the epoch."""
+    values: dict[str, float]
+    """Name, such as `loss` or `step_ms` -> value; a value that is not known has no entry."""
 
 
 class TrackedRun(msgspec.Struct, frozen=True):
     """A run with all data that an experiment tracker stores."""
 
     id: str
-    group: str  # the short name of the cell; all repeats of the cell have the same group
+    group: str
+    """The short name of the cell; all repeats of the cell have the same group."""
     state: str
     tags: list[str]
-    config: dict[str, Any]  # keys of the resolved cell, flattened, and where the run comes from (matrix, repeat, commit ...)
-    points: list[TrackedStep]  # the timed steps
-    metrics: dict[str, float]  # names and units as in the summary; empty if the run did not complete
-    began_s: float | None  # time of the first step record, in seconds since the epoch; None: there are no records
-    ended_s: float | None  # time of the last step record, in seconds since the epoch; None: there are no records
-    hosts: str  # names of the hosts, separated by commas
+    config: dict[str, Any]
+    """Keys of the resolved cell, flattened, and where the run comes from (matrix, repeat, commit ...)."""
+    points: list[TrackedStep]
+    """The timed steps."""
+    metrics: dict[str, float]
+    """Names and units as in the summary; empty if the run did not complete."""
+    began_s: float | None
+    """Time of the first step record, in seconds since the epoch; None: there are no records."""
+    ended_s: float | None
+    """Time of the last step record, in seconds since the epoch; None: there are no records."""
+    hosts: str
+    """Names of the hosts, separated by commas."""
 
 
 def experiment_name(loaded: Loaded) -> str:

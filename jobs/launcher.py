@@ -19,33 +19,31 @@ def _prepare_nothing(_folder: RunDir, _run: Run) -> dict[str, str]:
 
 
 class Launcher(msgspec.Struct, frozen=True):
-    """A launcher: a program that starts the ranks of a run.
-
-    name, summary: the name, and a description of one line; `jobs launchers` prints both.
-    several_nodes: whether the launcher can start ranks on more than one node.
-    command: builds the argv that starts all ranks of a run on this node, from the run and the path of the Python interpreter.
-        The command is executed in the run's folder.
-    task: builds the argv of one task of a job step, from the same arguments. The words of the argv may contain variables such
-    as
-        $SHARDLAB_ADDRESS, which jobs.supervisor.step_task replaces on the node.
-    per_rank: whether a job step has one task for each rank; otherwise a job step has one task for each node.
-    on_gpus: whether the ranks may compute on GPUs; if not, a run needs no GPUs, and is a rehearsal if it trains.
-    prepare: writes the files that a start of the run needs into the run's folder, on the job's first node. Returns variables
-        for the environment of all ranks.
-    sbatch: additional options for the run's sbatch script, in long form without the dashes.
-    needs: the programs that must be on the PATH of each node, besides Python and Slurm.
-    """
+    """A launcher: a program that starts the ranks of a run."""
 
     name: str
+    """The name, which `jobs launchers` prints."""
     summary: str
+    """A description of one line, which `jobs launchers` prints."""
     several_nodes: bool
+    """Whether the launcher can start ranks on more than one node."""
     command: Callable[[Run, str], list[str]]
+    """Builds the argv that starts all ranks of a run on this node, from the run and the path of the Python interpreter. The
+    command is executed in the run's folder."""
     task: Callable[[Run, str], list[str]]
+    """Builds the argv of one task of a job step, from the same arguments. The words of the argv may contain variables such as
+    $SHARDLAB_ADDRESS, which jobs.supervisor.step_task replaces on the node."""
     per_rank: bool = False
+    """Whether a job step has one task for each rank; otherwise a job step has one task for each node."""
     prepare: Callable[[RunDir, Run], dict[str, str]] = _prepare_nothing
+    """Writes the files that a start of the run needs into the run's folder, on the job's first node. Returns variables for the
+    environment of all ranks."""
     sbatch: tuple[str, ...] = ()
+    """Additional options for the run's sbatch script, in long form without the dashes."""
     needs: tuple[str, ...] = ()
+    """The programs that must be on the PATH of each node, besides Python and Slurm."""
     on_gpus: bool = True
+    """Whether the ranks may compute on GPUs; if not, a run needs no GPUs, and is a rehearsal if it trains."""
 
     def srun(self, run: Run, python: str, *, overlap: bool = False, container: Sequence[str] = ()) -> list[str]:
         """The argv that starts all ranks inside a Slurm job, as one job step. If one task fails, Slurm ends the whole step.

@@ -43,16 +43,16 @@ CLAIM_TO_START_S = 10.0
 
 
 class Runner(msgspec.Struct, frozen=True):
-    """The file .shardlab/SCHEDULER/runner.json: identifies the process that starts the runs of the workspace.
-
-    schema: the version of the file. pid: the process id. created: when the process started, in seconds since the epoch.
-    boot_id: the boot id of the machine on which the process runs.
-    """
+    """The file .shardlab/SCHEDULER/runner.json: identifies the process that starts the runs of the workspace."""
 
     schema: int
+    """The version of the file."""
     pid: ProcessId
+    """The process id."""
     created: WallTime
+    """When the process started, in seconds since the epoch."""
     boot_id: BootId
+    """The boot id of the machine on which the process runs."""
 
 
 class AnotherRunner(Exception):

@@ -17,46 +17,41 @@ from shardlab.workspace.workspace import Workspace
 
 
 class RunOnDisk(msgspec.Struct, frozen=True):
-    """A run as read from its folder, without asking its scheduler.
-
-    verdict: the state by the records in the folder. result: the result of a run that has ended.
-    """
+    """A run as read from its folder, without asking its scheduler."""
 
     folder: RunDir
     run: Run
     events: list[Event]
     verdict: JudgedState
+    """The state by the records in the folder."""
     result: Result | None = None
+    """The result of a run that has ended."""
 
 
 class ObservedRun(msgspec.Struct, frozen=True):
-    """The state of a run, from the records in its folder and from its scheduler.
-
-    verdict: the state.
-    id: the scheduler's number of the run's job.
-    raw: the scheduler's own words for the state of the job.
-    leftover: whether the job is still in the scheduler's queue although the run has ended.
-    unanswered: whether the scheduler could not be asked; the verdict then comes from the folder alone.
-    """
+    """The state of a run, from the records in its folder and from its scheduler."""
 
     verdict: JudgedState
+    """The state."""
     id: str
+    """The scheduler's number of the run's job."""
     raw: str
+    """The scheduler's own words for the state of the job."""
     leftover: bool = False
+    """Whether the job is still in the scheduler's queue although the run has ended."""
     unanswered: bool = False
+    """Whether the scheduler could not be asked; the verdict then comes from the folder alone."""
 
 
 class SubmitOptions(msgspec.Struct, frozen=True):
-    """The options with which runs are submitted.
-
-    at_once: the largest number of runs at a time; None: no limit.
-    pack: whether all runs with the same sbatch options share one allocation.
-    after: the ids of the runs that must have ended, in any state, before these runs start.
-    """
+    """The options with which runs are submitted."""
 
     at_once: int | None = None
+    """The largest number of runs at a time; None: no limit."""
     pack: bool = False
+    """Whether all runs with the same sbatch options share one allocation."""
     after: tuple[str, ...] = ()
+    """The ids of the runs that must have ended, in any state, before these runs start."""
 
 
 class SchedulerFull(ShardlabError):
@@ -75,20 +70,18 @@ class SchedulerFull(ShardlabError):
 
 
 class Scheduler(Protocol):
-    """The interface that each module in jobs/schedulers implements.
-
-    NAME: the name of the scheduler.
-    TEMPLATE: the template of the script of one run.
-    TEMPLATES: TEMPLATE, and the templates of all other scripts that are sent to this scheduler.
-    SCRIPT: the name of the script in the run's folder.
-    POLL_S: the seconds between two questions to the scheduler.
-    """
+    """The interface that each module in jobs/schedulers implements."""
 
     NAME: str
+    """The name of the scheduler."""
     TEMPLATE: str
+    """The template of the script of one run."""
     TEMPLATES: tuple[str, ...]
+    """TEMPLATE, and the templates of all other scripts that are sent to this scheduler."""
     SCRIPT: str
+    """The name of the script in the run's folder."""
     POLL_S: float
+    """The seconds between two questions to the scheduler."""
 
     def submit(self, workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
         """Submit rendered runs, in this order. Raises SchedulerFull if the scheduler accepts only some of the runs for now,

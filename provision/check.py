@@ -17,20 +17,28 @@ T = TypeVar("T")
 class Outcome(msgspec.Struct, frozen=True):
     """The result of a check."""
 
-    passed: bool | None  # None: the check does not apply
-    says: str  # the result in a sentence, for the user
-    advice: str | None = None  # what the user can do about a failure
-    measured: dict[str, float | int | str] = {}  # measured values by name; the name contains the unit
-    transcript: str = ""  # the output of the program that failed
-    all_reduces: tuple[MeasuredAllReduce, ...] = ()  # the all-reduces that the check measured, for the inventory
+    passed: bool | None
+    """None: the check does not apply."""
+    says: str
+    """The result in a sentence, for the user."""
+    advice: str | None = None
+    """What the user can do about a failure."""
+    measured: dict[str, float | int | str] = {}
+    """Measured values by name; the name contains the unit."""
+    transcript: str = ""
+    """The output of the program that failed."""
+    all_reduces: tuple[MeasuredAllReduce, ...] = ()
+    """The all-reduces that the check measured, for the inventory."""
 
 
 class Check(msgspec.Struct, frozen=True):
     """An acceptance check of a node or of the network: a name, and the function that runs the check."""
 
     name: str
-    run: Callable[[Site, Target], Outcome]  # raises Unanswered if a node does not answer
-    once: bool = False  # True: the check runs once for all nodes, and `run` gets the first node as its target
+    run: Callable[[Site, Target], Outcome]
+    """Raises Unanswered if a node does not answer."""
+    once: bool = False
+    """True: the check runs once for all nodes, and `run` gets the first node as its target."""
 
 
 def map_targets(targets: Sequence[Target], ask: Callable[[Target], T]) -> list[T]:

@@ -16,8 +16,10 @@ TRIES = 5  # the most measurements of a node; a round trip to a busy node can ta
 class Offset(msgspec.Struct, frozen=True):
     """The difference between a node's clock and this machine's clock."""
 
-    seconds: float  # positive if the node's clock is ahead
-    unsure_s: float  # the uncertainty in seconds: half of the round-trip time of the measurement
+    seconds: float
+    """Positive if the node's clock is ahead."""
+    unsure_s: float
+    """The uncertainty in seconds: half of the round-trip time of the measurement."""
 
     @property
     def is_decided(self) -> bool:

@@ -33,11 +33,14 @@ class Fact(msgspec.Struct, Generic[T], frozen=True):
     """A question to a node: the command that asks it, and the function that parses the output of the command."""
 
     name: str
-    command: Callable[[str], list[str]]  # its argument: the path of the node's Python interpreter
-    parse: Callable[[str], T]  # raises ValueError if the output is wrong
+    command: Callable[[str], list[str]]
+    """Its argument: the path of the node's Python interpreter."""
+    parse: Callable[[str], T]
+    """Raises ValueError if the output is wrong."""
     timeout_s: float
     root: bool = False
-    takes_paths: bool = False  # True: the paths of the files that operations write are appended to the command
+    takes_paths: bool = False
+    """True: the paths of the files that operations write are appended to the command."""
 
 
 class Facts:

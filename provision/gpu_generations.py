@@ -25,17 +25,15 @@ OLDEST_DRIVER = {"12": 525, "13": 580}  # the oldest driver branch that supports
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A generation of NVIDIA GPUs.
-
-    ids: ranges of PCI device ids, both ends included.
-    open_modules: whether the driver's open kernel modules can never, may or must be used for these GPUs.
-    last_branch: the last branch of the driver that supports these GPUs; None if no branch has dropped them yet.
-    """
+    """A generation of NVIDIA GPUs."""
 
     name: str
     ids: tuple[tuple[int, int], ...]
+    """Ranges of PCI device ids, both ends included."""
     open_modules: Literal["never", "may", "must"]
+    """Whether the driver's open kernel modules can never, may or must be used for these GPUs."""
     last_branch: int | None = None
+    """The last branch of the driver that supports these GPUs; None if no branch has dropped them yet."""
 
 
 GENERATIONS = (

@@ -24,15 +24,16 @@ Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """The content of a lock file: the process that took the lock last. since: when it took the lock, in local time with
-    zone."""
+    """The content of a lock file: the process that took the lock last."""
 
     pid: Annotated[int, msgspec.Meta(ge=1)]
     user: Text
     host: Text
     since: Text
+    """When it took the lock, in local time with zone."""
     command: Text
-    created: float | None = None  # when the process began, in seconds since the epoch; a PID alone can be reused
+    created: float | None = None
+    """When the process began, in seconds since the epoch; a PID alone can be reused."""
 
 
 @contextlib.contextmanager

@@ -16,11 +16,16 @@ class Node(Protocol):
     host: str
     port: int | None
     user: str | None
-    identity: Path | None  # the file of the private key for the login; None: SSH chooses a key
-    python: str  # the Python interpreter on this machine that has shardlab installed
-    wheelhouse: str | None  # a folder of wheels on this machine, from which pip installs; None: pip uses its index
-    may_sudo: bool  # False: no command runs as root on this machine; an administrator has to make changes that need root
-    venv_python: str  # the Python interpreter on this machine that creates the virtual environment
+    identity: Path | None
+    """The file of the private key for the login; None: SSH chooses a key."""
+    python: str
+    """The Python interpreter on this machine that has shardlab installed."""
+    wheelhouse: str | None
+    """A folder of wheels on this machine, from which pip installs; None: pip uses its index."""
+    may_sudo: bool
+    """False: no command runs as root on this machine; an administrator has to make changes that need root."""
+    venv_python: str
+    """The Python interpreter on this machine that creates the virtual environment."""
 
     @property
     def address(self) -> str:

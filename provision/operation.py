@@ -27,7 +27,8 @@ class Target(msgspec.Struct, frozen=True):
 
     node: Node
     facts: Facts
-    entry: NodeEntry | None = None  # the entry of the node in the cluster file; None for this machine (provider local)
+    entry: NodeEntry | None = None
+    """The entry of the node in the cluster file; None for this machine (provider local)."""
 
     def has_role(self, role: str) -> bool:
         """Whether the cluster file gives this node the role `role`."""
@@ -40,9 +41,12 @@ class Site(msgspec.Struct, frozen=True):
     cluster: Cluster
     workspace: Workspace
     targets: list[Target]
-    skipped: dict[str, str] = {}  # the nodes that later operations and checks skip: name of the node -> reason
-    pretended: bool = False  # True: a file describes the nodes (option --pretend), and no node is reached
-    administrator: dict[str, list[str]] = {}  # by node: the operations that an administrator has to carry out on it
+    skipped: dict[str, str] = {}
+    """The nodes that later operations and checks skip: name of the node -> reason."""
+    pretended: bool = False
+    """True: a file describes the nodes (option --pretend), and no node is reached."""
+    administrator: dict[str, list[str]] = {}
+    """By node: the operations that an administrator has to carry out on it."""
 
     @property
     def is_practice(self) -> bool:
@@ -99,15 +103,13 @@ class Change(Protocol):
 
 
 class LocalCall(msgspec.Struct, frozen=True):
-    """A change that this program makes itself, on this machine, by calling the function `do`.
-
-    script: the commands by which an administrator makes the change, if it needs root.
-    """
+    """A change that this program makes itself, on this machine, by calling the function `do`."""
 
     description: str
     do: Callable[[], object]
     command: str = ""
     script: str = ""
+    """The commands by which an administrator makes the change, if it needs root."""
 
     def __repr__(self) -> str:  # the text does not contain the arguments of `do`, which may be secret
         return f"LocalCall({self.description!r})"
@@ -117,12 +119,13 @@ class LocalCall(msgspec.Struct, frozen=True):
 
 
 class RunCommand(msgspec.Struct, frozen=True):
-    """A change by a command on the node. stdin: the command's input, which other users cannot read; they can read `argv`."""
+    """A change by a command on the node."""
 
     description: str
     argv: Sequence[str]
     timeout_s: float = 60.0
     stdin: bytes = b""
+    """The command's input, which other users cannot read; they can read `argv`."""
     root: bool = True
 
     def __repr__(self) -> str:  # the text does not contain stdin, which may be a secret
@@ -171,16 +174,14 @@ class OnNode(msgspec.Struct, frozen=True):
 
 
 class Write(msgspec.Struct, frozen=True):
-    """A change that writes a file on the node, completely or not at all.
-
-    owner: USER:GROUP, as for chown, and root writes the file; empty: the user who logs in writes the file.
-    """
+    """A change that writes a file on the node, completely or not at all."""
 
     description: str
     path: str
     content: bytes
     mode: int = 0o644
     owner: str = "root:root"
+    """USER:GROUP, as for chown, and root writes the file; empty: the user who logs in writes the file."""
 
     def __repr__(self) -> str:  # the text does not contain the content of the file, which may be long
         return f"Write({self.description!r}, {self.path!r}, {self.mode:o}, {self.owner!r})"
@@ -232,9 +233,10 @@ def shell_change(sentence: str, script: str, *, timeout_s: float = 60.0, stdin: 
 
 
 class Nothing(msgspec.Struct, frozen=True):
-    """The result of an operation that has nothing to change on a node. why: the reason."""
+    """The result of an operation that has nothing to change on a node."""
 
     why: str
+    """The reason."""
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -242,6 +244,9 @@ class Operation(msgspec.Struct, frozen=True):
     operations by their names."""
 
     name: str
-    plan: Callable[[Site, Target], Sequence[Change] | Nothing]  # returns the changes that a node needs
-    once: bool = False  # True: one plan is made for all nodes together, with the first node as its target
-    files: tuple[str, ...] = ()  # paths of the files that the operation writes; the fact FILES reports only these
+    plan: Callable[[Site, Target], Sequence[Change] | Nothing]
+    """Returns the changes that a node needs."""
+    once: bool = False
+    """True: one plan is made for all nodes together, with the first node as its target."""
+    files: tuple[str, ...] = ()
+    """Paths of the files that the operation writes; the fact FILES reports only these."""

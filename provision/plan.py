@@ -21,18 +21,17 @@ BEGUN: list[str] = []  # the changes that this process has begun, in order
 
 
 class OperationStep(msgspec.Struct, frozen=True):
-    """What one operation did, or would do, on one node.
-
-    state: `administrator` means that the changes need root, which the user does not have, and that nothing was changed.
-    says: a sentence for each change, or the reason why there is no change.
-    """
+    """What one operation did, or would do, on one node."""
 
     node: str
     operation: str
     state: State
+    """`administrator` means that the changes need root, which the user does not have, and that nothing was changed."""
     says: list[str]
+    """A sentence for each change, or the reason why there is no change."""
     changes: int = 0
-    commands: list[str] = []  # the commands that make the changes; in the state administrator, scripts to run as root
+    commands: list[str] = []
+    """The commands that make the changes; in the state administrator, scripts to run as root."""
 
 
 class PlanObserver:

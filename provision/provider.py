@@ -30,19 +30,23 @@ NOTHING_TO_DO: dict[str, str] = {  # by verb: the sentence for the user if a pro
 
 
 class MachinesToCreate(msgspec.Struct, frozen=True):
-    """Machines that do not exist yet. lines: lines of text on what would be requested; request: the same as JSON; blocked: why
-    they cannot be created now, as a sentence; None if they can."""
+    """Machines that do not exist yet."""
 
     lines: list[str]
+    """Lines of text on what would be requested;."""
     request: dict[str, Any]
+    """The same as JSON;."""
     blocked: str | None = None
+    """Why they cannot be created now, as a sentence; None if they can."""
 
 
 class Confirmation(msgspec.Struct, frozen=True):
-    """What the user has to confirm before `down`. name: the name that the user types; lines: sentences on what is then lost."""
+    """What the user has to confirm before `down`."""
 
     name: str
+    """The name that the user types;."""
     lines: list[str]
+    """Sentences on what is then lost."""
 
 
 def user_lock_paths(cluster: Cluster) -> list[Path]:

@@ -77,13 +77,12 @@ def source_digest() -> str:
 
 
 class PackageDifferences(msgspec.Struct, frozen=True):
-    """How an environment that shardlab did not create differs from the tested packages; only for directly required packages.
-
-    missing: a clause for each package that is missing. other: a clause for each package with a version that was not tested.
-    """
+    """How an environment that shardlab did not create differs from the tested packages; only for directly required packages."""
 
     missing: list[str]
+    """A clause for each package that is missing."""
     other: list[str]
+    """A clause for each package with a version that was not tested."""
 
 
 def compare_packages(listing: str) -> PackageDifferences:

@@ -44,10 +44,13 @@ class EventData(msgspec.Struct):
     """The keys of an event's data that identify something or are calculated with, whatever the event is. A reader of an event
     relies on these types; the data may have more keys."""
 
-    job: JobNumber | None = None  # the job of Slurm that executes the run
+    job: JobNumber | None = None
+    """The job of Slurm that executes the run."""
     token: Token | None = None
-    pid: ProcessId | msgspec.UnsetType = msgspec.UNSET  # if the key is there, it has a value
-    created: WallTime | msgspec.UnsetType = msgspec.UNSET  # when the process started
+    pid: ProcessId | msgspec.UnsetType = msgspec.UNSET
+    """If the key is there, it has a value."""
+    created: WallTime | msgspec.UnsetType = msgspec.UNSET
+    """When the process started."""
     boot_id: BootId | msgspec.UnsetType = msgspec.UNSET
     node: HostName | None = None
     nodes: list[HostName] = []
@@ -59,23 +62,27 @@ class EventData(msgspec.Struct):
 
 
 class ClockOffset(msgspec.Struct, frozen=True):
-    """The difference between the clocks of two hosts.
-
-    offset_s: the clock of a host minus the clock of rank 0's host. within_s: the largest possible error of offset_s.
-    """
+    """The difference between the clocks of two hosts."""
 
     offset_s: Measured
+    """The clock of a host minus the clock of rank 0's host."""
     within_s: Measured
+    """The largest possible error of offset_s."""
 
 
 class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The distribution of n measurements. p5, p95: percentiles, linearly interpolated between measurements."""
+    """The distribution of n measurements."""
 
-    median: Measured  # 50th percentile
-    mean: Measured  # arithmetic mean
-    p5: Measured  # 5th percentile
-    p95: Measured  # 95th percentile
-    n: Count  # number of measurements
+    median: Measured
+    """50th percentile."""
+    mean: Measured
+    """Arithmetic mean."""
+    p5: Measured
+    """5th percentile, linearly interpolated between measurements."""
+    p95: Measured
+    """95th percentile, linearly interpolated between measurements."""
+    n: Count
+    """Number of measurements."""
 
 
 # msgspec prepares the types here, before several threads convert the data of events

@@ -24,24 +24,25 @@ _KIND_WORDS = {"bool": "true, false", "int": "a whole number", "float": "a numbe
 class Option(msgspec.Struct, frozen=True):
     """An option of a strategy or workload, which a matrix file sets under `options`. Every run.json contains its value.
 
-    default: the value if the matrix file does not set the option.
-    summary: the meaning of the option, for the help.
-    choices: the allowed values, if they can be listed.
-    kind: the type of a value; needed only if the default is null.
-    least, most: the smallest and the largest allowed number.
-    nullable: whether null is allowed.
-
     Rules that depend on other keys of a cell are checked by the strategy or the workload.
     """
 
-    name: str  # the key below `options`
+    name: str
+    """The key below `options`."""
     default: Value
+    """The value if the matrix file does not set the option."""
     summary: str
+    """The meaning of the option, for the help."""
     choices: tuple[bool | int | float | str, ...] = ()
+    """The allowed values, if they can be listed."""
     kind: Kind | None = None
+    """The type of a value; needed only if the default is null."""
     least: float | None = None
+    """The smallest allowed number."""
     most: float | None = None
+    """The largest allowed number."""
     nullable: bool = False
+    """Whether null is allowed."""
 
     def __post_init__(self) -> None:
         if self.default is None and not (self.nullable and (self.kind or self.choices)):

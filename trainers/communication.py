@@ -42,20 +42,18 @@ WIRE_FACTORS = {
 
 
 class Term(msgspec.Struct, frozen=True):
-    """One kind of communication in a step of one rank, by theory.
-
-    description: the kind of communication in words.
-    op: the collective, a key of FACTORS.
-    payload_bytes: the bytes S of one collective.
-    ranks: the number n of ranks in the collective.
-    times: number of collectives of this kind per step.
-    """
+    """One kind of communication in a step of one rank, by theory."""
 
     description: str
+    """The kind of communication in words."""
     op: str
+    """The collective, a key of FACTORS."""
     payload_bytes: float
+    """The bytes S of one collective."""
     ranks: int
+    """The number n of ranks in the collective."""
     times: float = 1.0
+    """Number of collectives of this kind per step."""
 
     @property
     def sent_bytes(self) -> float:
@@ -71,11 +69,13 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One collective that a rank started. payload_bytes, ranks: the bytes S and the number n of ranks, as in `Term`."""
+    """One collective that a rank started."""
 
     op: str
     payload_bytes: int
+    """The bytes S, as in `Term`."""
     ranks: int
+    """The number n of ranks, as in `Term`."""
 
     @property
     def sent_bytes(self) -> float:

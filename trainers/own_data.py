@@ -20,18 +20,16 @@ from trainers.data.token_sets import FileTokens
 
 
 class OwnData(msgspec.Struct, frozen=True):
-    """A data set for a user's model file.
-
-    source: the name of the data set, the SHA-256 of its content, and the number of its items.
-    batch: gets the numbers of items, (n,), and returns their (inputs, targets) on the CPU.
-    classes: the number of classes if targets are classes, so that every target is smaller than this number; otherwise None.
-    units_per_item: units of throughput in one item: the number of tokens of a sequence, otherwise 1.
-    """
+    """A data set for a user's model file."""
 
     source: DataSource
+    """The name of the data set, the SHA-256 of its content, and the number of its items."""
     batch: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    """Gets the numbers of items, (n,), and returns their (inputs, targets) on the CPU."""
     classes: int | None
+    """The number of classes if targets are classes, so that every target is smaller than this number; otherwise None."""
     units_per_item: int
+    """Units of throughput in one item: the number of tokens of a sequence, otherwise 1."""
 
 
 def token_file(path: str, seq_len: int) -> OwnData:

@@ -26,18 +26,16 @@ class Batch(msgspec.Struct):
 
 
 class Task(ABC):
-    """Model, data and loss of one run on one rank.
-
-    source: the data set.
-    units_per_item: units of throughput in one item: the tokens of a sequence, or 1 for an image.
-    padding: number of padding parameters, which are not counted as parameters of the model.
-    counted_classes: number of real classes, if the outputs have additional, padded classes; else None.
-    """
+    """Model, data and loss of one run on one rank."""
 
     source: DataSource
+    """The data set."""
     units_per_item: int
+    """Units of throughput in one item: the tokens of a sequence, or 1 for an image."""
     padding: int = 0
+    """Number of padding parameters, which are not counted as parameters of the model."""
     counted_classes: int | None = None
+    """Number of real classes, if the outputs have additional, padded classes; else None."""
 
     @abstractmethod
     def model(self) -> nn.Module:

@@ -53,12 +53,14 @@ def refuse_tokens(cell: Cell) -> str | None:
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """The shape of a transformer. layers: number of blocks. width: size of the hidden state. heads: number of attention heads,
-    a divisor of the width."""
+    """The shape of a transformer."""
 
     layers: int
+    """Number of blocks."""
     width: int
+    """Size of the hidden state."""
     heads: int
+    """Number of attention heads, a divisor of the width."""
 
     def options(self) -> tuple[Option, ...]:
         """The options `n_layer`, `n_embd` and `n_head`; their defaults are this shape."""

@@ -33,12 +33,17 @@ class WrittenArchive(msgspec.Struct, frozen=True, kw_only=True):
     """The JSON document of `collect archive`."""
 
     schema: int
-    file: str  # the path of the archive
-    bytes: int  # size of the archive in bytes
+    file: str
+    """The path of the archive."""
+    bytes: int
+    """Size of the archive in bytes."""
     matrix: str
-    runs: int  # number of runs
-    files: int  # number of files, without archive.json
-    left_out: list[LeftOutFile]  # files that are not in the archive
+    runs: int
+    """Number of runs."""
+    files: int
+    """Number of files, without archive.json."""
+    left_out: list[LeftOutFile]
+    """Files that are not in the archive."""
     replaced: dict[str, int]
     """Kind of name, such as `host` -> the number of names of this kind that were replaced (--anonymous)."""
     remaining: dict[str, list[str]]
@@ -50,13 +55,19 @@ class OpenedArchive(msgspec.Struct, frozen=True, kw_only=True):
     """The JSON document of `collect open`."""
 
     schema: int
-    folder: str  # the path of the new workspace
+    folder: str
+    """The path of the new workspace."""
     matrix: str
-    runs: int  # number of runs
-    created: str  # when the archive was written (ISO 8601, UTC)
-    shardlab: str  # version of shardlab that wrote the archive
-    anonymous: bool  # whether names were replaced
-    left_out: list[LeftOutFile]  # files that are not in the archive
+    runs: int
+    """Number of runs."""
+    created: str
+    """When the archive was written (ISO 8601, UTC)."""
+    shardlab: str
+    """Version of shardlab that wrote the archive."""
+    anonymous: bool
+    """Whether names were replaced."""
+    left_out: list[LeftOutFile]
+    """Files that are not in the archive."""
     same_report: bool
     """Whether summary.json of the report that `collect open` wrote equals summary.json of the report in the archive."""
 

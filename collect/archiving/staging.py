@@ -44,11 +44,12 @@ class RunEnvironment(msgspec.Struct, frozen=True):
 
 
 class ArchivedEnvironment(msgspec.Struct, frozen=True):
-    """The content of environment.json. hosts: the machines by name, as the first run on each machine recorded it."""
+    """The content of environment.json."""
 
     schema: int
     software: list[RunEnvironment]
     hosts: dict[str, Host]
+    """The machines by name, as the first run on each machine recorded it."""
 
 
 def copy_files(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms | None) -> list[LeftOutFile]:

@@ -44,21 +44,31 @@ _USUAL = (
 class Contender(msgspec.Struct, omit_defaults=True):
     """A cell of a contest."""
 
-    cell: str  # the id of the cell
-    name: str  # the strategy of the cell, and the values that distinguish the cell from other cells of this strategy
-    outcome: Outcome  # whether the cell was measured, and if not (or if it is not ranked), why
-    partly: str = ""  # the states of the cell's repeats, if the repeats did not all end in the same state
-    why: str = ""  # the reason in a sentence, if the cell was measured but is not ranked
+    cell: str
+    """The id of the cell."""
+    name: str
+    """The strategy of the cell, and the values that distinguish the cell from other cells of this strategy."""
+    outcome: Outcome
+    """Whether the cell was measured, and if not (or if it is not ranked), why."""
+    partly: str = ""
+    """The states of the cell's repeats, if the repeats did not all end in the same state."""
+    why: str = ""
+    """The reason in a sentence, if the cell was measured but is not ranked."""
 
 
 class Contest(msgspec.Struct):
     """Cells that do the same work on the same number of ranks and nodes, with the same global batch size."""
 
-    ranks: int  # number of ranks
-    nodes: int  # number of nodes; for a tiny twin: the number of nodes of the cell that the tiny twin represents
-    batch: int  # the global batch size
-    contenders: list[Contender]  # ordered by name
-    standings: list[Standing]  # one for each criterion (a metric) for which two or more cells have a value
+    ranks: int
+    """Number of ranks."""
+    nodes: int
+    """Number of nodes; for a tiny twin: the number of nodes of the cell that the tiny twin represents."""
+    batch: int
+    """The global batch size."""
+    contenders: list[Contender]
+    """Ordered by name."""
+    standings: list[Standing]
+    """One for each criterion (a metric) for which two or more cells have a value."""
 
     @property
     def open(self) -> bool:
@@ -75,8 +85,10 @@ class ComparableCells(NamedTuple):
     work."""
 
     workload: str
-    values_text: str  # in words, the values that distinguish this ground from other grounds of the workload
-    contests: dict[tuple[int, int, int], list[CellRow]]  # (ranks, nodes, global batch size) -> rows that may be compared
+    values_text: str
+    """In words, the values that distinguish this ground from other grounds of the workload."""
+    contests: dict[tuple[int, int, int], list[CellRow]]
+    """(ranks, nodes, global batch size) -> rows that may be compared."""
 
 
 def group_comparable_cells(rows: Sequence[CellRow]) -> list[ComparableCells]:

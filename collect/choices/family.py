@@ -19,37 +19,53 @@ Chosen = Word | Literal["only one fits", "only one", "none fits", "not measured"
 class Fit(msgspec.Struct):
     """Which cells fit into memory, in some contests of a family. Cells are given by name."""
 
-    contests: list[int]  # indexes in `Family.contests`
-    fits: list[str]  # these cells completed
-    does_not_fit: list[str]  # these cells ran out of memory
-    over_the_limit: list[str]  # these cells ran into the time limit
-    unknown: list[str]  # these cells failed or were not measured
+    contests: list[int]
+    """Indexes in `Family.contests`."""
+    fits: list[str]
+    """These cells completed."""
+    does_not_fit: list[str]
+    """These cells ran out of memory."""
+    over_the_limit: list[str]
+    """These cells ran into the time limit."""
+    unknown: list[str]
+    """These cells failed or were not measured."""
 
 
 class Answer(msgspec.Struct):
     """The best cells by one criterion. They are the same in all contests that `contests` lists."""
 
-    contests: list[int]  # indexes in `Family.contests`
-    word: Chosen  # how certain the choice is (`Standing.word`); if no cells were ranked: the reason, such as `only one`
-    best: list[str]  # names of the best cells
+    contests: list[int]
+    """Indexes in `Family.contests`."""
+    word: Chosen
+    """How certain the choice is (`Standing.word`); if no cells were ranked: the reason, such as `only one`."""
+    best: list[str]
+    """Names of the best cells."""
 
 
 class CriterionChoice(msgspec.Struct):
     """A criterion, and its best cells in the contests of a family. Contests with the same best cells share one answer."""
 
-    criterion: str  # name of a metric
-    answers: list[Answer]  # each answer is valid for the contests that it names
+    criterion: str
+    """Name of a metric."""
+    answers: list[Answer]
+    """Each answer is valid for the contests that it names."""
 
 
 class Family(msgspec.Struct):
     """Cells of a workload that differ only in ranks, batch size, and the way in which the ranks share the work."""
 
-    workload: str  # name of the workload
-    about: str  # in words, the values that distinguish this family from other families of the workload
-    contests: list[Contest]  # ordered by number of ranks
-    one_rank: list[Fit]  # which cells fit into memory on one rank
-    more_ranks: list[Fit]  # which cells fit into memory on several ranks
-    questions: list[CriterionChoice]  # one for each criterion by which the cells of at least one contest are ranked
+    workload: str
+    """Name of the workload."""
+    about: str
+    """In words, the values that distinguish this family from other families of the workload."""
+    contests: list[Contest]
+    """Ordered by number of ranks."""
+    one_rank: list[Fit]
+    """Which cells fit into memory on one rank."""
+    more_ranks: list[Fit]
+    """Which cells fit into memory on several ranks."""
+    questions: list[CriterionChoice]
+    """One for each criterion by which the cells of at least one contest are ranked."""
 
     @property
     def open(self) -> bool:

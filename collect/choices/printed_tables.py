@@ -20,44 +20,57 @@ NO_ORDER: tuple[Word, ...] = ("same work", "equal")  # standings in which no cel
 
 
 class ComparisonsWon(msgspec.Struct, frozen=True):
-    """How often a cell of a row is among the best, by one criterion.
+    """How often a cell of a row is among the best, by one criterion."""
 
-    won: comparisons in which a cell of the row is the best, or cannot be distinguished from the best. of: comparisons in which
-    a cell of the row takes part.
-    """
-
-    criterion: str  # name of a metric
+    criterion: str
+    """Name of a metric."""
     won: int
+    """Comparisons in which a cell of the row is the best, or cannot be distinguished from the best."""
     of: int
+    """Comparisons in which a cell of the row takes part."""
 
 
 class BestOfRanks(msgspec.Struct, frozen=True):
     """The best cells by one criterion, in the comparison with the most ranks in which a cell of the row takes part."""
 
-    criterion: str  # name of a metric
-    ranks: int  # number of ranks of the comparison
-    best: list[str]  # names of the cells that are the best, or cannot be distinguished from the best
+    criterion: str
+    """Name of a metric."""
+    ranks: int
+    """Number of ranks of the comparison."""
+    best: list[str]
+    """Names of the cells that are the best, or cannot be distinguished from the best."""
 
 
 class RowBeside(msgspec.Struct):
     """A row of a table of the study, beside our own results."""
 
-    texts: list[str]  # the texts of the row as the matrix file states them, one for each column
-    row: str | None  # the id of the cell, if the row selects one cell
-    values: list[Estimate | None]  # the value of each metric in `measured` of the table, in this cell; null: not measured
-    wins: list[ComparisonsWon] = []  # empty unless `choice` of the table is `wins`
-    best: list[BestOfRanks] = []  # empty unless `choice` of the table is `best`
+    texts: list[str]
+    """The texts of the row as the matrix file states them, one for each column."""
+    row: str | None
+    """The id of the cell, if the row selects one cell."""
+    values: list[Estimate | None]
+    """The value of each metric in `measured` of the table, in this cell; null: not measured."""
+    wins: list[ComparisonsWon] = []
+    """Empty unless `choice` of the table is `wins`."""
+    best: list[BestOfRanks] = []
+    """Empty unless `choice` of the table is `best`."""
 
 
 class TableBeside(msgspec.Struct):
     """A table of the study that is mostly text, beside our own results."""
 
-    where: str  # where the table is in the study, such as `Table 3`
-    title: str  # what the table is about
-    columns: list[str]  # the headings of the table's columns
-    measured: list[str]  # names of the metrics that are shown beside each row
-    choice: str | None  # shown beside each row: `wins` (how often it is best), `best` (the best cells); null: neither
-    rows: list[RowBeside]  # one for each row of the table in the study
+    where: str
+    """Where the table is in the study, such as `Table 3`."""
+    title: str
+    """What the table is about."""
+    columns: list[str]
+    """The headings of the table's columns."""
+    measured: list[str]
+    """Names of the metrics that are shown beside each row."""
+    choice: str | None
+    """Shown beside each row: `wins` (how often it is best), `best` (the best cells); null: neither."""
+    rows: list[RowBeside]
+    """One for each row of the table in the study."""
 
 
 def fill_tables(tables: Sequence[PrintedTable], rows: Sequence[CellRow], families: Sequence[Family]) -> list[TableBeside]:

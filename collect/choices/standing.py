@@ -29,10 +29,14 @@ Word = Literal["best", "not told apart", "equal", "same work", "as measured"]
 class RankedCell(msgspec.Struct, omit_defaults=True):
     """A cell and its mean of the criterion."""
 
-    cell: str  # the id of the cell
-    value: float  # the mean over repeats
-    low: float | None = None  # lower end of the 95 % interval; None: not known
-    high: float | None = None  # upper end of the 95 % interval; None: not known
+    cell: str
+    """The id of the cell."""
+    value: float
+    """The mean over repeats."""
+    low: float | None = None
+    """Lower end of the 95 % interval; None: not known."""
+    high: float | None = None
+    """Upper end of the 95 % interval; None: not known."""
 
 
 class Standing(msgspec.Struct, omit_defaults=True):
@@ -47,13 +51,19 @@ class Standing(msgspec.Struct, omit_defaults=True):
     - as measured: the scatter is not known (n = 1, and no cell was repeated); this is the order of single measurements.
     """
 
-    criterion: str  # the name of the metric
+    criterion: str
+    """The name of the metric."""
     unit: str
-    word: Word  # how certain the order is: one of the words above
-    best: list[str]  # ids of the first cell and of the cells that are not significantly worse
-    placed: list[RankedCell]  # all cells, best first
-    kind: str = ""  # how the metric was measured, if there are several ways
-    margin_pct: float | None = None  # by how many percent the first cell differs from the best cell that is not in `best`
+    word: Word
+    """How certain the order is: one of the words above."""
+    best: list[str]
+    """Ids of the first cell and of the cells that are not significantly worse."""
+    placed: list[RankedCell]
+    """All cells, best first."""
+    kind: str = ""
+    """How the metric was measured, if there are several ways."""
+    margin_pct: float | None = None
+    """By how many percent the first cell differs from the best cell that is not in `best`."""
 
 
 class _Mean:

@@ -29,20 +29,26 @@ CHANCE = 0.05  # the share of two-sided 95 % tests that find a difference by cha
 class Side(msgspec.Struct, frozen=True):
     """A or B, as the output describes it."""
 
-    name: str  # the matrix, folder or archive, as given on the command line
-    place: str  # the path of the workspace
+    name: str
+    """The matrix, folder or archive, as given on the command line."""
+    place: str
+    """The path of the workspace."""
     matrix: str
     title: str
     rehearsal: bool
-    remarks: list[str]  # the remarks in the summary of the matrix
+    remarks: list[str]
+    """The remarks in the summary of the matrix."""
 
 
 class EnvironmentDifference(msgspec.Struct, frozen=True):
     """A property of the machines or the software that differs between A and B."""
 
-    what: str  # the property
-    a: list[str]  # the values of the property in the runs of A
-    b: list[str]  # the values of the property in the runs of B
+    what: str
+    """The property."""
+    a: list[str]
+    """The values of the property in the runs of A."""
+    b: list[str]
+    """The values of the property in the runs of B."""
 
 
 class MetricComparison(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -50,43 +56,69 @@ class MetricComparison(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=
 
     metric: str
     unit: str
-    a: float  # mean over the repeats in A
-    b: float  # mean over the repeats in B
-    n_a: int  # number of repeats in A
-    n_b: int  # number of repeats in B
-    verdict: Word  # how B differs from A, such as `faster` or `equal`
-    ratio: float | None = None  # b / a
-    low: float | None = None  # lower end of the 95 % interval of the ratio
-    high: float | None = None  # upper end of the 95 % interval of the ratio
-    why: str = ""  # the reason if there is no interval
+    a: float
+    """Mean over the repeats in A."""
+    b: float
+    """Mean over the repeats in B."""
+    n_a: int
+    """Number of repeats in A."""
+    n_b: int
+    """Number of repeats in B."""
+    verdict: Word
+    """How B differs from A, such as `faster` or `equal`."""
+    ratio: float | None = None
+    """B / a."""
+    low: float | None = None
+    """Lower end of the 95 % interval of the ratio."""
+    high: float | None = None
+    """Upper end of the 95 % interval of the ratio."""
+    why: str = ""
+    """The reason if there is no interval."""
 
 
 class ComparedCell(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A cell that is in both A and B."""
 
-    a: str  # the id of the cell in A
-    b: str  # the id of the cell in B
-    label: str  # the cell in words
-    state_a: str  # states of the repeats of the cell in A
-    state_b: str  # states of the repeats of the cell in B
-    different_work: str = ""  # the reason if the two cells are not compared; then `metrics` is empty
-    remarks: list[str] = []  # sentences about the comparison of this cell, such as a missing same-work proof
-    metrics: list[MetricComparison] = []  # one entry per metric that is known in A and in B
+    a: str
+    """The id of the cell in A."""
+    b: str
+    """The id of the cell in B."""
+    label: str
+    """The cell in words."""
+    state_a: str
+    """States of the repeats of the cell in A."""
+    state_b: str
+    """States of the repeats of the cell in B."""
+    different_work: str = ""
+    """The reason if the two cells are not compared; then `metrics` is empty."""
+    remarks: list[str] = []
+    """Sentences about the comparison of this cell, such as a missing same-work proof."""
+    metrics: list[MetricComparison] = []
+    """One entry per metric that is known in A and in B."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
     """The document that `collect compare --json` prints."""
 
     schema: int
-    a: Side  # description of A
-    b: Side  # description of B
-    pairs: list[ComparedCell]  # the cells that are in both
-    only_a: list[str]  # labels of the cells of A without a match
-    only_b: list[str]  # labels of the cells of B without a match
-    differs: list[KeyDifference]  # keys in which cells differ although they were matched
-    apart: list[DisjointKey]  # if no cell is in both: the keys for which A and B have no value in common
-    environment: list[EnvironmentDifference]  # how the machines and the software of matched cells differ
-    by_chance: float  # expected number of metrics that would differ by chance even if A and B were equal
+    a: Side
+    """Description of A."""
+    b: Side
+    """Description of B."""
+    pairs: list[ComparedCell]
+    """The cells that are in both."""
+    only_a: list[str]
+    """Labels of the cells of A without a match."""
+    only_b: list[str]
+    """Labels of the cells of B without a match."""
+    differs: list[KeyDifference]
+    """Keys in which cells differ although they were matched."""
+    apart: list[DisjointKey]
+    """If no cell is in both: the keys for which A and B have no value in common."""
+    environment: list[EnvironmentDifference]
+    """How the machines and the software of matched cells differ."""
+    by_chance: float
+    """Expected number of metrics that would differ by chance even if A and B were equal."""
 
 
 class ComparedMatrix(msgspec.Struct, frozen=True):

@@ -32,26 +32,36 @@ class KeyDifference(msgspec.Struct, frozen=True):
     of B have the value `b`.
     """
 
-    key: str  # the key of a cell
-    a: Any  # the value in A
-    b: Any  # the value in B
+    key: str
+    """The key of a cell."""
+    a: Any
+    """The value in A."""
+    b: Any
+    """The value in B."""
 
 
 class DisjointKey(msgspec.Struct, frozen=True):
     """A key for which A and B have no value in common, so that no cell can be in both."""
 
-    key: str  # the key of a cell
-    a: list[Any]  # the values in the cells of A
-    b: list[Any]  # the values in the cells of B
+    key: str
+    """The key of a cell."""
+    a: list[Any]
+    """The values in the cells of A."""
+    b: list[Any]
+    """The values in the cells of B."""
 
 
 class Matches(msgspec.Struct, frozen=True):
     """The result of matching the cells of two matrices, A and B."""
 
-    pairs: list[tuple[LoadedCell, LoadedCell]]  # (cell of A, the same cell in B)
-    only_a: list[LoadedCell]  # cells of A without a match
-    only_b: list[LoadedCell]  # cells of B without a match
-    differs: list[KeyDifference]  # keys in which matched cells differ
+    pairs: list[tuple[LoadedCell, LoadedCell]]
+    """(cell of A, the same cell in B)."""
+    only_a: list[LoadedCell]
+    """Cells of A without a match."""
+    only_b: list[LoadedCell]
+    """Cells of B without a match."""
+    differs: list[KeyDifference]
+    """Keys in which matched cells differ."""
 
 
 def match_cells(a: Sequence[LoadedCell], b: Sequence[LoadedCell]) -> Matches:

@@ -16,8 +16,10 @@ class Mean(msgspec.Struct, frozen=True):
     """The mean of a metric over repeats, and its error."""
 
     value: float
-    error: float | None  # the standard error; None: not known; 0: every repeat gives the same value
-    degrees: int  # degrees of freedom of the standard error
+    error: float | None
+    """The standard error; None: not known; 0: every repeat gives the same value."""
+    degrees: int
+    """Degrees of freedom of the standard error."""
 
 
 def mean_ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:

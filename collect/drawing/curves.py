@@ -25,9 +25,12 @@ Combination = Literal["mean", "sum", "max"]
 class Curve(NamedTuple):
     """A curve: one value for each stretch."""
 
-    first_s: float  # the middle of the first stretch, in seconds
-    width_s: float  # the length of a stretch in seconds
-    values: list[float | None]  # the value of each stretch in the order of time; None: the value of this stretch is not known
+    first_s: float
+    """The middle of the first stretch, in seconds."""
+    width_s: float
+    """The length of a stretch in seconds."""
+    values: list[float | None]
+    """The value of each stretch in the order of time; None: the value of this stretch is not known."""
 
 
 def level_readings(samples: pl.DataFrame, device: str, column: str) -> pl.DataFrame:

@@ -17,13 +17,20 @@ TITLE_CHARS = 26  # a longer title would reach into the next panel on a phone
 class PlotPosition(NamedTuple):
     """A plot of the grid."""
 
-    number: int  # number of its axes, from 1
-    panel: int  # place of its panel, from 0
-    plot: int  # place of the plot in its panel, from 0
-    x_domain: tuple[float, float]  # the domain of its x axis
-    y_domain: tuple[float, float]  # the domain of its y axis
-    is_left: bool  # whether it has the tick labels of the y axis
-    is_last: bool  # whether it has the tick labels of the x axis: no plot is below it
+    number: int
+    """Number of its axes, from 1."""
+    panel: int
+    """Place of its panel, from 0."""
+    plot: int
+    """Place of the plot in its panel, from 0."""
+    x_domain: tuple[float, float]
+    """The domain of its x axis."""
+    y_domain: tuple[float, float]
+    """The domain of its y axis."""
+    is_left: bool
+    """Whether it has the tick labels of the y axis."""
+    is_last: bool
+    """Whether it has the tick labels of the x axis: no plot is below it."""
 
     @property
     def axes(self) -> dict[str, str]:
@@ -36,8 +43,10 @@ class Grid(NamedTuple):
 
     positions: list[PlotPosition]
     height_px: int
-    plots: int  # number of plots of a panel
-    side_by_side: bool  # whether the plots of a panel are beside each other; else they are below each other
+    plots: int
+    """Number of plots of a panel."""
+    side_by_side: bool
+    """Whether the plots of a panel are beside each other; else they are below each other."""
 
 
 def axis_name(name: str, number: int) -> str:

@@ -29,9 +29,12 @@ GREY_OPACITY = 0.3
 class PanelPlace(NamedTuple):
     """Where a line or a row of a crowded figure is drawn."""
 
-    panel: str  # the title of its panel, HTML-escaped
-    variant: str  # its name inside the panel, HTML-escaped; equal variants look the same in all panels
-    key_name: str  # the key that gives the panels, in words
+    panel: str
+    """The title of its panel, HTML-escaped."""
+    variant: str
+    """Its name inside the panel, HTML-escaped; equal variants look the same in all panels."""
+    key_name: str
+    """The key that gives the panels, in words."""
 
 
 def divide_cells(marks: Sequence[CellMark], max_cells: int = MOST_SHOWN, min_cells: int = 1) -> dict[str, PanelPlace]:

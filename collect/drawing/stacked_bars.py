@@ -26,17 +26,21 @@ class BarPart(NamedTuple):
 
     name: str
     colour: str
-    values: Sequence[float | None]  # the value for each cell of the group; None: the bar of this cell does not have the part
+    values: Sequence[float | None]
+    """The value for each cell of the group; None: the bar of this cell does not have the part."""
 
 
 class BarPanel(NamedTuple):
     """A panel with one x axis and one stacked bar per cell."""
 
     x_title: str
-    unit: str  # the unit of the values, which is shown when the reader points at a bar
+    unit: str
+    """The unit of the values, which is shown when the reader points at a bar."""
     parts: Sequence[BarPart]
-    end_texts: Sequence[str]  # for each cell, the text at the end of its bar
-    estimates: Sequence[float | None] = ()  # for each cell, the estimate, which is drawn as a vertical mark; None: no mark
+    end_texts: Sequence[str]
+    """For each cell, the text at the end of its bar."""
+    estimates: Sequence[float | None] = ()
+    """For each cell, the estimate, which is drawn as a vertical mark; None: no mark."""
 
 
 def select_cells(group: Group, is_drawn: Callable[[CellMark], bool]) -> tuple[Group, str]:

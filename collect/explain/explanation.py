@@ -25,35 +25,53 @@ NO_WINDOW = "the run has no two timed steps, so it has no timed window"
 class UsedWindow(msgspec.Struct, frozen=True):
     """The timed window of a run: the time in which telemetry counts."""
 
-    first_s: float  # end of the first timed step, in seconds since the epoch
-    last_s: float  # end of the last timed step, in seconds since the epoch
+    first_s: float
+    """End of the first timed step, in seconds since the epoch."""
+    last_s: float
+    """End of the last timed step, in seconds since the epoch."""
 
 
 class ExplainedRun(msgspec.Struct, frozen=True):
     """A repeat of the explained row, or of the baseline row of a comparison, with its value and the files that were read."""
 
     run: str
-    cell: str  # id of the row
-    repeat: int  # number of the repeat, from 1
-    attempt: int  # number of the attempt, from 1
-    state: str  # state of the run
-    value: float | None  # value of the metric in this run; null: not known, and `why` has the reason
-    unit: str  # unit of `value`
-    kind: str  # what was measured, if the metric can be measured in several ways; else ''
-    why: str  # why the value is not known, or what the reader must know about it; else ''
-    inputs: dict[str, float]  # sums over the steps from which the value was computed: steps, step_ms (ms), units (of data)
-    window: UsedWindow | None  # the time in which samples of telemetry count; null: the value is not from such samples
-    files: list[ReadFile]  # the files from which the value was computed
+    cell: str
+    """Id of the row."""
+    repeat: int
+    """Number of the repeat, from 1."""
+    attempt: int
+    """Number of the attempt, from 1."""
+    state: str
+    """State of the run."""
+    value: float | None
+    """Value of the metric in this run; null: not known, and `why` has the reason."""
+    unit: str
+    """Unit of `value`."""
+    kind: str
+    """What was measured, if the metric can be measured in several ways; else ''."""
+    why: str
+    """Why the value is not known, or what the reader must know about it; else ''."""
+    inputs: dict[str, float]
+    """Sums over the steps from which the value was computed: steps, step_ms (ms), units (of data)."""
+    window: UsedWindow | None
+    """The time in which samples of telemetry count; null: the value is not from such samples."""
+    files: list[ReadFile]
+    """The files from which the value was computed."""
 
 
 class ExplainedTerm(msgspec.Struct, frozen=True):
     """A value in the formula of a metric that compares two rows."""
 
-    cell: str  # id of the row
-    label: str  # name of the row in the tables
-    metric: str  # name of the metric that is compared
-    value: float | None  # the mean over the repeats of the row; null: not known
-    unit: str  # unit of `value`
+    cell: str
+    """Id of the row."""
+    label: str
+    """Name of the row in the tables."""
+    metric: str
+    """Name of the metric that is compared."""
+    value: float | None
+    """The mean over the repeats of the row; null: not known."""
+    unit: str
+    """Unit of `value`."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -61,22 +79,38 @@ class Explanation(msgspec.Struct, frozen=True):
 
     schema: int
     matrix: str
-    cell: str  # id of the row
-    label: str  # name of the row in the tables
-    metric: str  # name of the metric
-    direction: str  # which values are better
-    definition: str  # what the metric is, and how it is computed
-    source: str  # `ships` if shardlab defines the metric; else the file of the workspace that defines it
-    rehearsal: bool  # whether the matrix has rehearsals, whose times say nothing about speed
-    value: float | None  # the value in the summary; null: not known, and `why` has the reason
-    unit: str  # unit of `value`
-    low: float | None  # lower end of the 95 % interval of the mean; null: not known
-    high: float | None  # upper end of the 95 % interval of the mean; null: not known
-    n: int  # number of completed repeats
-    why: str  # why the value is not known; else ''
-    formula: str  # the computation of `value` with its numbers, such as the mean of the repeats; '' if not known
-    terms: list[ExplainedTerm]  # the two compared values if the metric compares two rows; else empty
-    runs: list[ExplainedRun]  # the latest attempt of each repeat of the row, and of the row that it is compared with
+    cell: str
+    """Id of the row."""
+    label: str
+    """Name of the row in the tables."""
+    metric: str
+    """Name of the metric."""
+    direction: str
+    """Which values are better."""
+    definition: str
+    """What the metric is, and how it is computed."""
+    source: str
+    """`ships` if shardlab defines the metric; else the file of the workspace that defines it."""
+    rehearsal: bool
+    """Whether the matrix has rehearsals, whose times say nothing about speed."""
+    value: float | None
+    """The value in the summary; null: not known, and `why` has the reason."""
+    unit: str
+    """Unit of `value`."""
+    low: float | None
+    """Lower end of the 95 % interval of the mean; null: not known."""
+    high: float | None
+    """Upper end of the 95 % interval of the mean; null: not known."""
+    n: int
+    """Number of completed repeats."""
+    why: str
+    """Why the value is not known; else ''."""
+    formula: str
+    """The computation of `value` with its numbers, such as the mean of the repeats; '' if not known."""
+    terms: list[ExplainedTerm]
+    """The two compared values if the metric compares two rows; else empty."""
+    runs: list[ExplainedRun]
+    """The latest attempt of each repeat of the row, and of the row that it is compared with."""
 
 
 def find_row(summary: Summary, name: str) -> CellRow:

@@ -23,11 +23,15 @@ _NOTES = "_notes"
 class Notes(msgspec.Struct):
     """The attributes of a run that a metric read."""
 
-    direct: set[str] = msgspec.field(default_factory=set)  # attributes that the metric itself read
-    all_read: set[str] = msgspec.field(default_factory=set)  # these attributes, and the attributes from which they are computed
-    depth: int = 0  # how many attributes are being computed
-    # JSON file in the folder of the run -> the paths of the keys that were read; TRACES -> the fields of the figures of ranks.
+    direct: set[str] = msgspec.field(default_factory=set)
+    """Attributes that the metric itself read."""
+    all_read: set[str] = msgspec.field(default_factory=set)
+    """These attributes, and the attributes from which they are computed."""
+    depth: int = 0
+    """How many attributes are being computed."""
     keys: dict[str, set[KeyPath]] = msgspec.field(default_factory=dict)
+    """JSON file in the folder of the run -> the paths of the keys that were read; TRACES -> the fields of the figures of ranks.
+    """
 
     def get_note_function(self, file: str) -> Note:
         """The function that notes a path of this file."""

@@ -8,24 +8,35 @@ import msgspec
 class EventPlace(msgspec.Struct, frozen=True):
     """An event of a trace file, as a reader finds it in the file."""
 
-    name: str  # its key `name`
-    start_ns: int  # its key `ts`, in ns (the file has microseconds)
-    duration_ns: int  # its key `dur`, in ns; 0 for an allocation, which has none
+    name: str
+    """Its key `name`."""
+    start_ns: int
+    """Its key `ts`, in ns (the file has microseconds)."""
+    duration_ns: int
+    """Its key `dur`, in ns; 0 for an allocation, which has none."""
 
 
 class ReadEvents(msgspec.Struct, frozen=True):
     """The events of one kind in a trace file from which a value was computed."""
 
-    kind: str  # compute, collectives, memory operations, launched work, allocations, matrix products or profiler steps
-    count: int  # number of events
-    first: EventPlace  # the event that starts first
-    last: EventPlace  # the event that starts last
+    kind: str
+    """Compute, collectives, memory operations, launched work, allocations, matrix products or profiler steps."""
+    count: int
+    """Number of events."""
+    first: EventPlace
+    """The event that starts first."""
+    last: EventPlace
+    """The event that starts last."""
 
 
 class ReadFile(msgspec.Struct, frozen=True):
     """A file from which the value of a metric was computed."""
 
-    file: str  # its path, relative to the workspace
-    lines: str | None = None  # the lines of the records that count, from 1, such as `3-12, 14`; null: the file has no records
-    keys: list[str] = []  # of a JSON document: the keys that were read, such as `instruments.memory.peak_bytes`; else empty
-    events: list[ReadEvents] = []  # of a trace: the events from which the value was computed; else empty
+    file: str
+    """Its path, relative to the workspace."""
+    lines: str | None = None
+    """The lines of the records that count, from 1, such as `3-12, 14`; null: the file has no records."""
+    keys: list[str] = []
+    """Of a JSON document: the keys that were read, such as `instruments.memory.peak_bytes`; else empty."""
+    events: list[ReadEvents] = []
+    """Of a trace: the events from which the value was computed; else empty."""

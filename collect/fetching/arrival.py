@@ -39,8 +39,10 @@ class ArrivedRun(msgspec.Struct):
     """The files of a run that arrived in a staging folder."""
 
     end: RunEnd
-    files: dict[str, ManifestFile]  # by name: size, time and SHA-256 of a file as it was written
-    is_alone: bool  # whether the staging folder was made for these files, so that it contains no other entries
+    files: dict[str, ManifestFile]
+    """By name: size, time and SHA-256 of a file as it was written."""
+    is_alone: bool
+    """Whether the staging folder was made for these files, so that it contains no other entries."""
 
 
 class Arrival:

@@ -40,17 +40,22 @@ class Missing(msgspec.Struct):
     """A run that may be incomplete on this machine, with the files that have to be transferred."""
 
     manifest: RunManifest
-    names: list[str]  # names of the files that are missing on this machine, or differ here from the manifest
-    hashed: int  # number of files on this machine that were hashed to compare them with the manifest
-    is_here: bool = False  # whether the run, including its manifest, is already on this machine
+    names: list[str]
+    """Names of the files that are missing on this machine, or differ here from the manifest."""
+    hashed: int
+    """Number of files on this machine that were hashed to compare them with the manifest."""
+    is_here: bool = False
+    """Whether the run, including its manifest, is already on this machine."""
 
 
 class Expected(msgspec.Struct):
     """A run that the cluster is asked to send."""
 
     offered: OfferedRun
-    names: list[str] | None  # the files that are wanted; None: all files of the run
-    held: dict[str, HeldCopy]  # what is on this machine already, by name of the file
+    names: list[str] | None
+    """The files that are wanted; None: all files of the run."""
+    held: dict[str, HeldCopy]
+    """What is on this machine already, by name of the file."""
 
     @property
     def bytes(self) -> int:

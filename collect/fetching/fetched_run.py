@@ -18,43 +18,68 @@ class Downloaded(msgspec.Struct):
     """The result of downloading one run."""
 
     state: str
-    hashed: int = 0  # number of files that were hashed to check them
-    problems: list[str] = []  # how the run on this machine differs from the run on the cluster
-    not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind
-    parts: list[str] = []  # sentences: which node's part of the run is missing, or differs from the files of the first node
-    # The manifest that this command has just written, if it made the run folder and hashed all its files while they arrived.
+    hashed: int = 0
+    """Number of files that were hashed to check them."""
+    problems: list[str] = []
+    """How the run on this machine differs from the run on the cluster."""
+    not_regular: dict[str, str] = {}
+    """Name of an entry that is neither a regular file nor a folder -> its kind."""
+    parts: list[str] = []
+    """Sentences: which node's part of the run is missing, or differs from the files of the first node."""
     new_manifest: RunManifest | None = None
+    """The manifest that this command has just written, if it made the run folder and hashed all its files while they arrived.
+    """
 
 
 class Freed(msgspec.Struct, omit_defaults=True):
     """The files of a run that `--prune` removed in one place."""
 
-    run: str  # the run id
-    where: str  # the host of the cluster, or the node
-    files: int = 0  # number of files that were removed
-    bytes: int = 0  # size of these files in bytes
-    why: str = ""  # the reason if files of the run were not removed; '' if all were removed
+    run: str
+    """The run id."""
+    where: str
+    """The host of the cluster, or the node."""
+    files: int = 0
+    """Number of files that were removed."""
+    bytes: int = 0
+    """Size of these files in bytes."""
+    why: str = ""
+    """The reason if files of the run were not removed; '' if all were removed."""
 
 
 class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One run after it was fetched."""
 
-    run: str  # the run id
+    run: str
+    """The run id."""
     state: str
-    complete: bool  # whether the run has ended and all its parts are here, so that its files should not change any more
-    files: int  # number of files in the manifest of the run
-    bytes: int  # size of these files in bytes
-    hashed: int  # number of files that were hashed by this command
-    truncated: int  # number of files whose last line is incomplete
-    corrupt: int  # number of lines that cannot be read
-    damage: str = ""  # the damage of the run's records in words
-    unreadable: str = ""  # the reason if the state of the run is not known
-    added: list[str] = []  # names of files that are not in the manifest of the run
-    problems: list[str] = []  # how the run differs from its manifest or from the run on the cluster, one clause per difference
-    not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind; not fetched
-    parts: list[str] = []  # sentences: which node's part of the run is missing, or differs from the files of the first node
-    pruned: bool = False  # whether `--prune` removed files of the run here, because another machine has them
-    freed: list[Freed] = []  # the files that `--prune` removed on the cluster or its nodes
+    complete: bool
+    """Whether the run has ended and all its parts are here, so that its files should not change any more."""
+    files: int
+    """Number of files in the manifest of the run."""
+    bytes: int
+    """Size of these files in bytes."""
+    hashed: int
+    """Number of files that were hashed by this command."""
+    truncated: int
+    """Number of files whose last line is incomplete."""
+    corrupt: int
+    """Number of lines that cannot be read."""
+    damage: str = ""
+    """The damage of the run's records in words."""
+    unreadable: str = ""
+    """The reason if the state of the run is not known."""
+    added: list[str] = []
+    """Names of files that are not in the manifest of the run."""
+    problems: list[str] = []
+    """How the run differs from its manifest or from the run on the cluster, one clause per difference."""
+    not_regular: dict[str, str] = {}
+    """Name of an entry that is neither a regular file nor a folder -> its kind; not fetched."""
+    parts: list[str] = []
+    """Sentences: which node's part of the run is missing, or differs from the files of the first node."""
+    pruned: bool = False
+    """Whether `--prune` removed files of the run here, because another machine has them."""
+    freed: list[Freed] = []
+    """The files that `--prune` removed on the cluster or its nodes."""
 
     @property
     def is_sound(self) -> bool:

@@ -45,13 +45,20 @@ class NodeParts(msgspec.Struct):
     """The parts of runs that one node has. A file is named RUN_ID/NAME."""
 
     node: str
-    remote: RemoteWorkspace | None  # the workspace on the node; None: the node did not answer
-    sentences: list[tuple[str, list[str]]]  # (run id, sentences about the node's part of this run, as `gather` returns them)
-    manifests: dict[str, RunManifest] = {}  # run id -> the files of the node's part
-    missing: list[str] = []  # files of the node's parts that are not on this machine
-    copied: list[str] = []  # the files of `missing` that are copied from this node
-    arrived: set[str] = set()  # the files of `copied` whose copy is equal to the file on the node
-    error: str = ""  # the first error message of rsync
+    remote: RemoteWorkspace | None
+    """The workspace on the node; None: the node did not answer."""
+    sentences: list[tuple[str, list[str]]]
+    """(run id, sentences about the node's part of this run, as `gather` returns them)."""
+    manifests: dict[str, RunManifest] = {}
+    """Run id -> the files of the node's part."""
+    missing: list[str] = []
+    """Files of the node's parts that are not on this machine."""
+    copied: list[str] = []
+    """The files of `missing` that are copied from this node."""
+    arrived: set[str] = set()
+    """The files of `copied` whose copy is equal to the file on the node."""
+    error: str = ""
+    """The first error message of rsync."""
 
     def file(self, run_path: str) -> ManifestFile:
         """The size and the digest that a file has on the node. run_path: RUN_ID/NAME of the file."""

@@ -25,9 +25,12 @@ NO_NAME = "the cluster names {!r}, which is not a valid file name in a run"
 class ManifestFile(msgspec.Struct, frozen=True):
     """A file of a run at the time when it was hashed."""
 
-    bytes: Count  # size of the file in bytes
-    mtime_ns: Integer  # time of the last change, in ns since the epoch
-    sha256: Sha256  # SHA-256 of the content of the file
+    bytes: Count
+    """Size of the file in bytes."""
+    mtime_ns: Integer
+    """Time of the last change, in ns since the epoch."""
+    sha256: Sha256
+    """SHA-256 of the content of the file."""
 
 
 class RunManifest(msgspec.Struct):
@@ -35,8 +38,10 @@ class RunManifest(msgspec.Struct):
 
     schema: int
     run_id: RunId
-    files: dict[str, ManifestFile]  # by name; a name is a path relative to the run folder
-    complete: bool  # whether the run had ended when the manifest was made, so that its files should not change any more
+    files: dict[str, ManifestFile]
+    """By name; a name is a path relative to the run folder."""
+    complete: bool
+    """Whether the run had ended when the manifest was made, so that its files should not change any more."""
 
     def has_same_content(self, other: RunManifest) -> bool:
         """Whether this manifest lists every file of `other` with the same content, and has the same value of `complete`."""
@@ -47,19 +52,24 @@ class RunManifest(msgspec.Struct):
 class Listing(msgspec.Struct):
     """The entries of a run folder."""
 
-    regular: dict[str, os.stat_result] = {}  # name of a regular file -> its status
-    # Name -> kind of each entry that a manifest cannot contain: an entry that is neither a regular file nor a folder, or whose
-    # name is not valid UTF-8.
+    regular: dict[str, os.stat_result] = {}
+    """Name of a regular file -> its status."""
     other: dict[str, str] = {}
+    """Name -> kind of each entry that a manifest cannot contain: an entry that is neither a regular file nor a folder, or whose
+    name is not valid UTF-8."""
 
 
 class ManifestDifference(msgspec.Struct):
     """How a run that has ended differs from its manifest. Files are given by name."""
 
-    changed: list[str] = []  # files whose content changed
-    vanished: list[str] = []  # files that are missing
-    added: list[str] = []  # files that are not in the manifest
-    hashed: int = 0  # number of files that had to be read for the comparison
+    changed: list[str] = []
+    """Files whose content changed."""
+    vanished: list[str] = []
+    """Files that are missing."""
+    added: list[str] = []
+    """Files that are not in the manifest."""
+    hashed: int = 0
+    """Number of files that had to be read for the comparison."""
 
     @property
     def problems(self) -> list[str]:

@@ -35,8 +35,10 @@ class Asked(msgspec.Struct):
 class Offers(msgspec.Struct):
     """The beginning of the cluster's answer."""
 
-    runs: Count  # how many OfferedRun messages follow
-    descriptions: dict[str, bytes]  # the descriptions of matrices in .shardlab (`fetch_matrices.read`)
+    runs: Count
+    """How many OfferedRun messages follow."""
+    descriptions: dict[str, bytes]
+    """The descriptions of matrices in .shardlab (`fetch_matrices.read`)."""
 
 
 class OfferedRun(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -44,54 +46,73 @@ class OfferedRun(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     run: RunId
     state: str
-    complete: bool  # whether the run has ended and all its parts are on the cluster, so that its files should not change
-    bytes: Count = 0  # size of all files of the run, for the progress
-    manifest: RunManifest | None = None  # None: its files are hashed when they are sent
-    problems: list[str] = []  # how the run on the cluster differs from its manifest, one clause per difference
-    not_regular: dict[str, str] = {}  # name of an entry that is neither a regular file nor a folder -> its kind
-    parts: list[str] = []  # sentences: which node's part of the run is missing, or differs from the files of the first node
-    pruned: bool = False  # whether files of the run were removed on the cluster
+    complete: bool
+    """Whether the run has ended and all its parts are on the cluster, so that its files should not change."""
+    bytes: Count = 0
+    """Size of all files of the run, for the progress."""
+    manifest: RunManifest | None = None
+    """None: its files are hashed when they are sent."""
+    problems: list[str] = []
+    """How the run on the cluster differs from its manifest, one clause per difference."""
+    not_regular: dict[str, str] = {}
+    """Name of an entry that is neither a regular file nor a folder -> its kind."""
+    parts: list[str] = []
+    """Sentences: which node's part of the run is missing, or differs from the files of the first node."""
+    pruned: bool = False
+    """Whether files of the run were removed on the cluster."""
 
 
 class HeldFile(msgspec.Struct):
     """A file, or the beginning of a file, that the machine that downloads has already."""
 
-    bytes: Count  # its size
-    sha256: Sha256  # SHA-256 of its content
+    bytes: Count
+    """Its size."""
+    sha256: Sha256
+    """SHA-256 of its content."""
 
 
 class WantedRun(msgspec.Struct):
     """A run that the machine that downloads wants."""
 
-    run: str  # the run id
-    names: list[str] | None  # the files that are wanted; None: all files of the run
-    held: dict[str, HeldFile]  # by name of the file: what need not be sent, if the file on the cluster begins with it
+    run: str
+    """The run id."""
+    names: list[str] | None
+    """The files that are wanted; None: all files of the run."""
+    held: dict[str, HeldFile]
+    """By name of the file: what need not be sent, if the file on the cluster begins with it."""
 
 
 class Wanted(msgspec.Struct):
     """The runs that the machine that downloads wants."""
 
     runs: list[WantedRun]
-    # Whether both machines see the workspace on the cluster, e.g. on shared storage. The content of files is not sent then.
     is_shared: bool
+    """Whether both machines see the workspace on the cluster, e.g. on shared storage. The content of files is not sent then."""
 
 
 class FileBegin(msgspec.Struct, tag="file", omit_defaults=True):
     """The beginning of a file of a run. Its content follows, except if the storage is shared."""
 
     name: str
-    begin: Count  # how many bytes at the beginning of the file are not sent, because they are held
-    bytes: Count  # size of the file when the cluster began to send it
-    mtime_ns: Integer  # time of its last change, in ns since the epoch
-    is_compressed: bool = False  # whether each block is compressed with zstd
-    follows: Count | None = None  # size of the only block, which follows without its length; None: blocks follow
+    begin: Count
+    """How many bytes at the beginning of the file are not sent, because they are held."""
+    bytes: Count
+    """Size of the file when the cluster began to send it."""
+    mtime_ns: Integer
+    """Time of its last change, in ns since the epoch."""
+    is_compressed: bool = False
+    """Whether each block is compressed with zstd."""
+    follows: Count | None = None
+    """Size of the only block, which follows without its length; None: blocks follow."""
 
 
 class RunEnd(msgspec.Struct, tag="end"):
     """The end of the files of a run."""
 
-    manifest: RunManifest | None  # the files of the run as they were sent; None: as in OfferedRun
-    problems: list[str] = []  # why wanted files were not sent, or how they differ from the manifest in OfferedRun
+    manifest: RunManifest | None
+    """The files of the run as they were sent; None: as in OfferedRun."""
+    problems: list[str] = []
+    """Why wanted files were not sent, or how they differ from the manifest in OfferedRun."""
 
 
 # What the cluster sends of a run: a FileBegin for each file, and a RunEnd at the end.

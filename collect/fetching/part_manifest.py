@@ -30,8 +30,10 @@ class ListedPart(msgspec.Struct):
     """A node's part of a run."""
 
     manifest: RunManifest
-    in_use: bool  # whether a process still works in the folder of this part, e.g. a rank that lost its connection
-    has_claim: bool  # whether this is the run folder on the first node, which contains the folder `claim`
+    in_use: bool
+    """Whether a process still works in the folder of this part, e.g. a rank that lost its connection."""
+    has_claim: bool
+    """Whether this is the run folder on the first node, which contains the folder `claim`."""
 
 
 def is_in_use(folder: Path) -> bool:

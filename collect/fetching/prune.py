@@ -44,12 +44,17 @@ class RemotelyFetched(msgspec.Struct):
 class VerifiedFiles(msgspec.Struct):
     """The files that may be removed in one place, because this machine has the same files."""
 
-    where: str  # the host of the cluster, or the node
+    where: str
+    """The host of the cluster, or the node."""
     remote: RemoteWorkspace
-    is_part: bool  # whether the files are a node's parts of runs, and not whole runs on the cluster
-    with_parts: list[str] = []  # ids of the runs whose parts are also on nodes, and were gathered on the cluster
-    runs: list[RunManifest] = []  # the files that may be removed, by run
-    refused: list[Freed] = []  # one entry for each run whose files are not removed, with the reason
+    is_part: bool
+    """Whether the files are a node's parts of runs, and not whole runs on the cluster."""
+    with_parts: list[str] = []
+    """Ids of the runs whose parts are also on nodes, and were gathered on the cluster."""
+    runs: list[RunManifest] = []
+    """The files that may be removed, by run."""
+    refused: list[Freed] = []
+    """One entry for each run whose files are not removed, with the reason."""
 
     @property
     def count(self) -> int:
@@ -65,10 +70,13 @@ class VerifiedFiles(msgspec.Struct):
 class PrunePlace(msgspec.Struct):
     """A place that has files of runs: the cluster, or a node."""
 
-    where: str  # the host of the cluster, or the node
+    where: str
+    """The host of the cluster, or the node."""
     remote: RemoteWorkspace
-    ids: list[str]  # ids of the runs that have files in this place
-    is_part: bool  # whether the files are a node's parts of runs, and not whole runs on the cluster
+    ids: list[str]
+    """Ids of the runs that have files in this place."""
+    is_part: bool
+    """Whether the files are a node's parts of runs, and not whole runs on the cluster."""
 
 
 def must_be_stored_elsewhere(workspace: Workspace) -> None:

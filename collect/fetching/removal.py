@@ -33,16 +33,21 @@ class RemovalRequest(msgspec.Struct):
     """A request to remove files, sent by another machine that has verified its own copies of these files."""
 
     runs: list[RunManifest]
-    is_part: bool  # whether the files are a node's parts of runs; then all files are removed, and `is_kept` is not used
+    is_part: bool
+    """Whether the files are a node's parts of runs; then all files are removed, and `is_kept` is not used."""
 
 
 class RemovedFiles(msgspec.Struct):
     """How many files of a run were removed, or why files were not removed."""
 
-    run: str  # the run id
-    files: int = 0  # number of files that were removed
-    bytes: int = 0  # size of these files in bytes
-    why: str = ""  # the reason, as a clause, if files of the run were not removed; '' if all were removed
+    run: str
+    """The run id."""
+    files: int = 0
+    """Number of files that were removed."""
+    bytes: int = 0
+    """Size of these files in bytes."""
+    why: str = ""
+    """The reason, as a clause, if files of the run were not removed; '' if all were removed."""
 
 
 def _remove_run_files(workspace: Workspace, verified: RunManifest, resumed: dict[str, str], *, is_part: bool) -> RemovedFiles:

@@ -36,8 +36,10 @@ INCOMPLETE = (23, 24)  # exit codes of rsync that mean: rsync tried all files, b
 class Transfer(msgspec.Struct):
     """How a transfer ended."""
 
-    stopped: bool = False  # whether rsync ended before it had tried all files
-    error: str = ""  # the first error message of rsync
+    stopped: bool = False
+    """Whether rsync ended before it had tried all files."""
+    error: str = ""
+    """The first error message of rsync."""
 
 
 class Rsync:

@@ -27,18 +27,24 @@ UUID_CHARS = 12  # the legend shows this many characters of a UUID, or more if t
 class GpuPanel(NamedTuple):
     """A panel of the figure, which shows one quantity of all GPUs."""
 
-    title: str  # the quantity and its unit
-    scale: float  # how many units of the column make one unit of the title, such as 2^30 bytes for GiB
-    column: str  # the column of the GPU samples that the panel shows
-    counter: bool = False  # whether the column is a counter: then the panel shows its growth per second
+    title: str
+    """The quantity and its unit."""
+    scale: float
+    """How many units of the column make one unit of the title, such as 2^30 bytes for GiB."""
+    column: str
+    """The column of the GPU samples that the panel shows."""
+    counter: bool = False
+    """Whether the column is a counter: then the panel shows its growth per second."""
 
 
 class GpuLine(NamedTuple):
     """A GPU on which the run of a cell trained. The figure has one line for this GPU in each panel."""
 
     label: str
-    gpu_index: int  # the place of the GPU in its cell, from 0
-    cell: int  # the place of its cell among the cells of the figure, from 0
+    gpu_index: int
+    """The place of the GPU in its cell, from 0."""
+    cell: int
+    """The place of its cell among the cells of the figure, from 0."""
     cell_id: str
 
 

@@ -28,10 +28,14 @@ ROOM = 0.22  # share of the x axis that is left free on both sides for the numbe
 class BaselinePair(NamedTuple):
     """A cell and its baseline, each with the calls and times of its kernels or operators in a profiled step."""
 
-    mark: CellMark  # the cell
-    cell_uses: dict[str, Use]  # name of a kernel or operator -> its calls and time in the cell
-    baseline: CellMark  # the baseline
-    baseline_uses: dict[str, Use]  # name of a kernel or operator -> its calls and time in the baseline
+    mark: CellMark
+    """The cell."""
+    cell_uses: dict[str, Use]
+    """Name of a kernel or operator -> its calls and time in the cell."""
+    baseline: CellMark
+    """The baseline."""
+    baseline_uses: dict[str, Use]
+    """Name of a kernel or operator -> its calls and time in the baseline."""
 
 
 def draw(group: Group) -> Figure | None:

@@ -38,16 +38,16 @@ PANELS = (  # (title of a panel, how the names of the counters that the panel sh
 
 
 class Bar(NamedTuple):
-    """A bar in the row of a rank: one step, several consecutive steps, or what an instrument did, such as saving a checkpoint.
-
-    kind: a key of KINDS. start_s: seconds since the first step began. took_s: the length in seconds. text: says what the bar
-    is.
-    """
+    """A bar in the row of a rank: one step, steps in a row, or an act of an instrument, such as saving a checkpoint."""
 
     kind: str
+    """A key of KINDS."""
     start_s: float
+    """Seconds since the first step began."""
     took_s: float
+    """The length in seconds."""
     text: str
+    """Says what the bar is."""
 
 
 def draw(group: Group) -> Figure | None:

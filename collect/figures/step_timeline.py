@@ -41,19 +41,26 @@ class StepPhase(NamedTuple):
 
     rank: int
     phase: str
-    step: str  # the name of the step, or what the instrument did
-    start_ms: float  # ms since the first drawn step began
-    took_ms: float  # duration of the phase in ms
+    step: str
+    """The name of the step, or what the instrument did."""
+    start_ms: float
+    """Ms since the first drawn step began."""
+    took_ms: float
+    """Duration of the phase in ms."""
 
 
 class Panel(NamedTuple):
     """The panel that shows the steps of one cell."""
 
     mark: CellMark
-    phases: list[StepPhase]  # the phases of all drawn steps
-    ranks: list[int]  # the drawn ranks, in order
-    straggler: Straggler | None  # the rank that the others wait for; None: no such rank was found
-    late_host: str  # the host of this rank; "" if there is no such rank
+    phases: list[StepPhase]
+    """The phases of all drawn steps."""
+    ranks: list[int]
+    """The drawn ranks, in order."""
+    straggler: Straggler | None
+    """The rank that the others wait for; None: no such rank was found."""
+    late_host: str
+    """The host of this rank; "" if there is no such rank."""
 
 
 def draw(group: Group) -> Figure | None:

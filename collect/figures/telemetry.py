@@ -30,16 +30,21 @@ class RunSamples(NamedTuple):
     hosts: pl.DataFrame
     nics: pl.DataFrame
     gpus: pl.DataFrame
-    shares: pl.DataFrame  # GPU memory in use, as a share of the whole memory of the GPU
+    shares: pl.DataFrame
+    """GPU memory in use, as a share of the whole memory of the GPU."""
 
 
 class TelemetryPanel(NamedTuple):
     """A panel of the figure, which shows one quantity."""
 
-    title: str  # the quantity and its unit
-    scale: float  # how many units of the readings make one unit of the title, such as 2^30 bytes for GiB
-    combination: Combination  # how the values of all devices are combined (`curves.join_devices`)
-    readings: Callable[[RunSamples], pl.DataFrame]  # makes readings from the samples, as `curves.level_readings`
+    title: str
+    """The quantity and its unit."""
+    scale: float
+    """How many units of the readings make one unit of the title, such as 2^30 bytes for GiB."""
+    combination: Combination
+    """How the values of all devices are combined (`curves.join_devices`)."""
+    readings: Callable[[RunSamples], pl.DataFrame]
+    """Makes readings from the samples, as `curves.level_readings`."""
 
 
 def draw(group: Group) -> Figure | None:

@@ -38,8 +38,10 @@ class Text(msgspec.Struct, frozen=True):
     """The text of one entry of the table."""
 
     value: str
-    spread: str = ""  # half the width of the 95 % interval, if it is known
-    unit: str = ""  # the unit or kind of the value, only given if the rows of the column have different units or kinds
+    spread: str = ""
+    """Half the width of the 95 % interval, if it is known."""
+    unit: str = ""
+    """The unit or kind of the value, only given if the rows of the column have different units or kinds."""
 
     def __str__(self) -> str:
         value = f"{self.value} ± {self.spread}" if self.spread else self.value
@@ -49,11 +51,13 @@ class Text(msgspec.Struct, frozen=True):
 class Column(msgspec.Struct, frozen=True):
     """A column of a table of cells."""
 
-    name: str  # the name of the metric, or the key of the cell
+    name: str
+    """The name of the metric, or the key of the cell."""
     heading: str
     unit: str
     is_number: bool
-    cells: list[Text]  # the text of each row; its value is '' if the value of the row is not known
+    cells: list[Text]
+    """The text of each row; its value is '' if the value of the row is not known."""
 
     @property
     def heading_with_unit(self) -> str:
@@ -64,19 +68,24 @@ class Column(msgspec.Struct, frozen=True):
 class OtherTable(msgspec.Struct, frozen=True):
     """A table besides the summary table. It shows the metrics of one subject, such as memory."""
 
-    name: str  # name of the table, which can be used as a file name
+    name: str
+    """Name of the table, which can be used as a file name."""
     title: str
     note: str
-    columns: list[Column]  # the first column names the rows; every other column has a value in at least one row
-    rows: list[int]  # indexes of the rows in which any column has a value
+    columns: list[Column]
+    """The first column names the rows; every other column has a value in at least one row."""
+    rows: list[int]
+    """Indexes of the rows in which any column has a value."""
 
 
 class Table(msgspec.Struct, frozen=True):
     """The summary table and the further tables, with all values as text."""
 
-    common: list[tuple[str, str]]  # (heading, value) of the keys whose value is the same in all rows
+    common: list[tuple[str, str]]
+    """(heading, value) of the keys whose value is the same in all rows."""
     columns: list[Column]
-    further: list[OtherTable]  # the tables of the metrics that the summary table does not show, one table for each subject
+    further: list[OtherTable]
+    """The tables of the metrics that the summary table does not show, one table for each subject."""
 
 
 def make_table(all_rows: Sequence[CellRow], shown_rows: Sequence[CellRow] | None = None) -> Table:

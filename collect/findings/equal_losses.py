@@ -19,14 +19,22 @@ class LossComparison(msgspec.Struct, omit_defaults=True, kw_only=True):
     max_difference, relative and at_step are absent if the cells have no step in common.
     """
 
-    differ: str  # `launcher`, or `strategy` (another strategy or number of ranks, with the same global batch size)
-    one: str  # the id of the first cell
-    other: str  # the id of the second cell
-    runs: list[str]  # ids of the runs that were compared
-    steps: int  # number of steps that were compared, over all repeats
-    max_difference: float | None = None  # the largest absolute difference
-    relative: float | None = None  # max_difference divided by the mean size of the two losses at this step
-    at_step: int | None = None  # the step with the largest difference
+    differ: str
+    """`launcher`, or `strategy` (another strategy or number of ranks, with the same global batch size)."""
+    one: str
+    """The id of the first cell."""
+    other: str
+    """The id of the second cell."""
+    runs: list[str]
+    """Ids of the runs that were compared."""
+    steps: int
+    """Number of steps that were compared, over all repeats."""
+    max_difference: float | None = None
+    """The largest absolute difference."""
+    relative: float | None = None
+    """max_difference divided by the mean size of the two losses at this step."""
+    at_step: int | None = None
+    """The step with the largest difference."""
 
 
 def compare_losses(loaded: Loaded, baseline: str) -> list[LossComparison]:
@@ -79,10 +87,14 @@ def compare_pair(differ: str, cell: LoadedCell, other: LoadedCell) -> LossCompar
 class LossDifference(NamedTuple):
     """The largest difference between the losses of two runs."""
 
-    step: int  # the step with the largest difference
-    difference: float  # the absolute difference of the two losses at this step
-    size: float  # the mean of the absolute values of the two losses at this step
-    steps: int  # number of steps that have a loss in both runs
+    step: int
+    """The step with the largest difference."""
+    difference: float
+    """The absolute difference of the two losses at this step."""
+    size: float
+    """The mean of the absolute values of the two losses at this step."""
+    steps: int
+    """Number of steps that have a loss in both runs."""
 
 
 def largest_difference(world: pl.DataFrame, other_world: pl.DataFrame) -> LossDifference | None:

@@ -25,36 +25,60 @@ class StragglerEffect(msgspec.Struct, frozen=True, kw_only=True):
     """A cell with a rank that is slowed on purpose, over its completed repeats, beside the same cell without the fault."""
 
     cell: str
-    rank: int  # the rank that is slowed
-    delay_ms: float  # the delay on purpose in each step
-    n: int  # number of completed repeats
-    found: int | None  # the rank that the timeline names as the straggler, if all repeats agree
-    waiting_ms: list[float]  # for each rank, how long it waits in a step (metric `phase_waiting_ms`); empty if not known
-    ordinary: str | None  # the id of the same cell without the fault
-    throughput_per_s: float | None  # all ranks together, by the slowest rank of each step
-    ordinary_throughput_per_s: float | None  # the same of the cell without the fault
-    rank_throughput_per_s: float | None  # the sum over ranks, each by its own time
-    ordinary_rank_throughput_per_s: float | None  # the same of the cell without the fault
-    staleness_mean: float | None  # updates; only with parameter servers
-    ordinary_staleness_mean: float | None  # the same of the cell without the fault
+    rank: int
+    """The rank that is slowed."""
+    delay_ms: float
+    """The delay on purpose in each step."""
+    n: int
+    """Number of completed repeats."""
+    found: int | None
+    """The rank that the timeline names as the straggler, if all repeats agree."""
+    waiting_ms: list[float]
+    """For each rank, how long it waits in a step (metric `phase_waiting_ms`); empty if not known."""
+    ordinary: str | None
+    """The id of the same cell without the fault."""
+    throughput_per_s: float | None
+    """All ranks together, by the slowest rank of each step."""
+    ordinary_throughput_per_s: float | None
+    """The same of the cell without the fault."""
+    rank_throughput_per_s: float | None
+    """The sum over ranks, each by its own time."""
+    ordinary_rank_throughput_per_s: float | None
+    """The same of the cell without the fault."""
+    staleness_mean: float | None
+    """Updates; only with parameter servers."""
+    ordinary_staleness_mean: float | None
+    """The same of the cell without the fault."""
 
 
 class LostWorkerEffect(msgspec.Struct, frozen=True, kw_only=True):
     """A cell with a rank whose process ends on purpose, over its repeats. Means over the repeats that lost the rank."""
 
     cell: str
-    rank: int  # the rank that is lost
-    step: int  # the timed step that it does not make
-    state: str  # the states of the repeats
-    n: int  # number of repeats that lost the rank
-    before_per_s: float | None  # units per second of all ranks until the loss
-    after_per_s: float | None  # the same after the loss, until the first of the other ranks ends; None if the run ended
-    unseen_units: float | None  # units of the asked steps on which no rank trained
-    unseen_pct: float | None  # their share of all units of the asked steps
-    last_step: int | None  # the last timed step that all ranks made, without the lost rank after its end
-    last_loss: float | None  # the loss of this step
-    ordinary: str | None  # the id of the same cell without the fault
-    ordinary_loss: float | None  # the loss of that cell at its last step
+    rank: int
+    """The rank that is lost."""
+    step: int
+    """The timed step that it does not make."""
+    state: str
+    """The states of the repeats."""
+    n: int
+    """Number of repeats that lost the rank."""
+    before_per_s: float | None
+    """Units per second of all ranks until the loss."""
+    after_per_s: float | None
+    """The same after the loss, until the first of the other ranks ends; None if the run ended."""
+    unseen_units: float | None
+    """Units of the asked steps on which no rank trained."""
+    unseen_pct: float | None
+    """Their share of all units of the asked steps."""
+    last_step: int | None
+    """The last timed step that all ranks made, without the lost rank after its end."""
+    last_loss: float | None
+    """The loss of this step."""
+    ordinary: str | None
+    """The id of the same cell without the fault."""
+    ordinary_loss: float | None
+    """The loss of that cell at its last step."""
 
 
 class Window(msgspec.Struct, frozen=True):

@@ -19,13 +19,17 @@ class InstrumentCost(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The cost of one instrument in one cell, as the mean over completed runs."""
 
     cell: str
-    instrument: str  # name of the instrument
-    n: int  # number of completed runs
-    cost_s: float  # the time that the instrument took between steps, in seconds by the clock of rank 0
-    watched_steps: int  # number of steps that the instrument observed; they are not used for metrics of time or memory
-    # Median time of the observed steps divided by the median time of the steps that no instrument observed; absent if either of
-    # the two is not known.
+    instrument: str
+    """Name of the instrument."""
+    n: int
+    """Number of completed runs."""
+    cost_s: float
+    """The time that the instrument took between steps, in seconds by the clock of rank 0."""
+    watched_steps: int
+    """Number of steps that the instrument observed; they are not used for metrics of time or memory."""
     step_ratio: float | None = None
+    """Median time of the observed steps divided by the median time of the steps that no instrument observed; absent if either
+    of the two is not known."""
 
 
 def instrument_costs(loaded: Loaded) -> list[InstrumentCost]:

@@ -17,21 +17,32 @@ TOLERANCE = 0.001
 class PredictionScore(msgspec.Struct, kw_only=True):
     """One strategy and category, over all completed runs that have both a prediction and a measurement.
 
-    A ratio is a measured number divided by the likely predicted number. predicted, measured: medians over the runs; null if the
-    runs are of several workloads, because their sizes have nothing in common.
+    A ratio is a measured number divided by the likely predicted number.
     """
 
-    strategy: str  # name of the strategy
-    category: str  # step time, memory (also by category of tensors), traffic or energy
-    unit: str  # unit of `predicted` and `measured`, which are for one step: s, bytes or J
-    n: int  # number of runs
+    strategy: str
+    """Name of the strategy."""
+    category: str
+    """Step time, memory (also by category of tensors), traffic or energy."""
+    unit: str
+    """Unit of `predicted` and `measured`, which are for one step: s, bytes or J."""
+    n: int
+    """Number of runs."""
     predicted: float | None = None
+    """The median of the predicted values over the runs; null if the runs are of several workloads, because their sizes have
+    nothing in common."""
     measured: float | None = None
-    ratio: float  # median of the ratios of the runs
-    ratio_low: float  # the lowest ratio of a run
-    ratio_high: float  # the highest ratio of a run
-    error_pct: float  # mean over the runs of how far a measurement is from its likely prediction, in percent of the prediction
-    within: int  # number of runs whose measurement is in the predicted range, or at most 0.1 % outside of it
+    """The median of the measured values over the runs; null as for `predicted`."""
+    ratio: float
+    """Median of the ratios of the runs."""
+    ratio_low: float
+    """The lowest ratio of a run."""
+    ratio_high: float
+    """The highest ratio of a run."""
+    error_pct: float
+    """Mean over the runs of how far a measurement is from its likely prediction, in percent of the prediction."""
+    within: int
+    """Number of runs whose measurement is in the predicted range, or at most 0.1 % outside of it."""
 
 
 def score_predictions(loaded: Loaded) -> list[PredictionScore]:

@@ -16,12 +16,16 @@ class RunRow(msgspec.Struct):
     """A run and its metrics: {name: value} in the units that the row of the cell gives."""
 
     run_id: str
-    repeat: int  # number of the repeat, from 1
-    attempt: int  # number of the attempt, from 1
+    repeat: int
+    """Number of the repeat, from 1."""
+    attempt: int
+    """Number of the attempt, from 1."""
     state: str
     why: str
-    metrics: dict[str, float]  # name of a metric -> its value
-    gpu_trouble: str = ""  # which GPUs of the run were shared, throttled or faulty, and why; '' if none
+    metrics: dict[str, float]
+    """Name of a metric -> its value."""
+    gpu_trouble: str = ""
+    """Which GPUs of the run were shared, throttled or faulty, and why; '' if none."""
 
 
 def flatten_cell(cell: dict[str, Any]) -> dict[str, Any]:
@@ -39,15 +43,24 @@ def flatten_cell(cell: dict[str, Any]) -> dict[str, Any]:
 class CellRow(msgspec.Struct, dict=True):
     """A cell with its metrics over all completed repeats."""
 
-    id: str  # id of the cell
-    cell: dict[str, Any]  # the resolved cell, in its plain form (dicts and lists)
-    n: int  # number of completed repeats
-    states: dict[str, int]  # state -> number of repeats in this state
-    expected: bool  # whether every repeat completed, or ended in a state that the cell expects
-    same_work: SameWork | None  # the result of the same-work proof, from the first run that has a result
-    baseline: str | None  # the id of the cell with which this cell is compared, e.g. for its speed-up
-    metrics: dict[str, Estimate]  # name of a metric -> its mean over completed repeats
-    runs: list[RunRow]  # the latest attempt of each repeat
+    id: str
+    """Id of the cell."""
+    cell: dict[str, Any]
+    """The resolved cell, in its plain form (dicts and lists)."""
+    n: int
+    """Number of completed repeats."""
+    states: dict[str, int]
+    """State -> number of repeats in this state."""
+    expected: bool
+    """Whether every repeat completed, or ended in a state that the cell expects."""
+    same_work: SameWork | None
+    """The result of the same-work proof, from the first run that has a result."""
+    baseline: str | None
+    """The id of the cell with which this cell is compared, e.g. for its speed-up."""
+    metrics: dict[str, Estimate]
+    """Name of a metric -> its mean over completed repeats."""
+    runs: list[RunRow]
+    """The latest attempt of each repeat."""
 
     @cached_property
     def flat(self) -> dict[str, Any]:

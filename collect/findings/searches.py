@@ -17,20 +17,23 @@ _BATCH = ("global_batch_size", "micro_batch_size")  # cell keys that differ betw
 
 
 class SearchResult(msgspec.Struct):
-    """A search of a cell, by the records of its tries.
-
-    name: the cell without its batch size, in words. searched: which batch size is searched, in words. tries: in the order of
-    the search. cells: the id of the cell of each try. best: the batch size that the search found, in items per data-parallel
-    rank and step; None if the search has not ended, or if no size fits. says: the result of the search in words.
-    """
+    """A search of a cell, by the records of its tries."""
 
     name: str
+    """The cell without its batch size, in words."""
     searched: str
-    repeat: int  # number of the repeat, from 1
+    """Which batch size is searched, in words."""
+    repeat: int
+    """Number of the repeat, from 1."""
     tries: list[SearchTry]
+    """In the order of the search."""
     cells: list[str]
+    """The id of the cell of each try."""
     best: int | None
+    """The batch size that the search found, in items per data-parallel rank and step; None if the search has not ended, or if
+    no size fits."""
     says: str
+    """The result of the search in words."""
 
     @property
     def texts(self) -> list[str]:

@@ -22,22 +22,32 @@ MIN_OUTLIER_VALUES = 5  # with fewer values, if two of them happen to be close, 
 class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
     """A metric of a cell over its repeats. low, high and noise_pct are absent if n = 1."""
 
-    value: float  # the mean over repeats
+    value: float
+    """The mean over repeats."""
     unit: str
-    n: int  # number of repeats
-    median: float  # the median over repeats
-    low: float | None = None  # lower end of the 95 % interval of the mean, by Student's t
-    high: float | None = None  # upper end of the 95 % interval of the mean
-    kind: str = ""  # what was measured, if the metric can be measured in several ways
-    noise_pct: float | None = None  # standard deviation of the repeats, which do the same work, in percent of their mean
+    n: int
+    """Number of repeats."""
+    median: float
+    """The median over repeats."""
+    low: float | None = None
+    """Lower end of the 95 % interval of the mean, by Student's t."""
+    high: float | None = None
+    """Upper end of the 95 % interval of the mean."""
+    kind: str = ""
+    """What was measured, if the metric can be measured in several ways."""
+    noise_pct: float | None = None
+    """Standard deviation of the repeats, which do the same work, in percent of their mean."""
 
 
 class Noise(msgspec.Struct, frozen=True):
     """The scatter of repeats of the same cell, pooled over all cells with several repeats."""
 
-    relative: float  # standard deviation divided by the mean
-    degrees: int  # degrees of freedom
-    cells: int  # number of cells with several repeats
+    relative: float
+    """Standard deviation divided by the mean."""
+    degrees: int
+    """Degrees of freedom."""
+    cells: int
+    """Number of cells with several repeats."""
 
 
 def t_975(degrees: int) -> float:

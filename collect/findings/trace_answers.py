@@ -23,18 +23,30 @@ class GroupTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
     cell: str
     collective: str
-    group: str  # the name of the process group, or its ranks
-    n: int  # number of repeats
-    calls: float  # calls of a rank in a step
-    message_bytes: float | None  # size of the message of a call
-    sent_bytes: float | None  # what a rank sends for the collective in a step, by the ring algorithm
-    mean_us: float  # duration of a call
-    transfer_us: float | None  # duration of a call without waiting for slow ranks
-    hidden_pct: float | None  # share of the duration during which something computes
-    algorithm_gb_per_s: float | None  # algorithm bandwidth as nccl-tests defines it, in 1e9 bytes/s
-    bus_gb_per_s: float | None  # bus bandwidth as nccl-tests defines it, in 1e9 bytes/s
-    link: str | None  # the link between the GPUs of a host
-    link_gb_per_s: float | None  # bandwidth of the link in one direction by its data sheet, in 1e9 bytes/s
+    group: str
+    """The name of the process group, or its ranks."""
+    n: int
+    """Number of repeats."""
+    calls: float
+    """Calls of a rank in a step."""
+    message_bytes: float | None
+    """Size of the message of a call."""
+    sent_bytes: float | None
+    """What a rank sends for the collective in a step, by the ring algorithm."""
+    mean_us: float
+    """Duration of a call."""
+    transfer_us: float | None
+    """Duration of a call without waiting for slow ranks."""
+    hidden_pct: float | None
+    """Share of the duration during which something computes."""
+    algorithm_gb_per_s: float | None
+    """Algorithm bandwidth as nccl-tests defines it, in 1e9 bytes/s."""
+    bus_gb_per_s: float | None
+    """Bus bandwidth as nccl-tests defines it, in 1e9 bytes/s."""
+    link: str | None
+    """The link between the GPUs of a host."""
+    link_gb_per_s: float | None
+    """Bandwidth of the link in one direction by its data sheet, in 1e9 bytes/s."""
 
 
 class RankWaiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,12 +54,18 @@ class RankWaiting(msgspec.Struct, frozen=True, kw_only=True):
 
     cell: str
     rank: int
-    n: int  # number of repeats
-    last_pct: float  # share of the matched collectives that this rank started last
-    waited_ms: float  # waiting in collectives
-    lost_ms: float  # waiting in collectives while nothing computes
-    lost_pct: float | None  # lost_ms as a share of the profiled time
-    caused_ms: float  # waiting of all other ranks together, in the collectives that this rank started last
+    n: int
+    """Number of repeats."""
+    last_pct: float
+    """Share of the matched collectives that this rank started last."""
+    waited_ms: float
+    """Waiting in collectives."""
+    lost_ms: float
+    """Waiting in collectives while nothing computes."""
+    lost_pct: float | None
+    """lost_ms as a share of the profiled time."""
+    caused_ms: float
+    """Waiting of all other ranks together, in the collectives that this rank started last."""
 
 
 class CellDifference(msgspec.Struct, frozen=True):
@@ -55,7 +73,8 @@ class CellDifference(msgspec.Struct, frozen=True):
 
     cell: str
     baseline: str
-    step: StepDifference  # the difference, in parts
+    step: StepDifference
+    """The difference, in parts."""
 
 
 def group_traffic(loaded: Loaded) -> list[GroupTraffic]:

@@ -20,12 +20,18 @@ class IdleTime(msgspec.Struct, frozen=True, kw_only=True):
     """The idle time of a profiled step of a cell by cause, as means over profiled ranks and n repeats."""
 
     cell: str
-    n: int  # number of repeats
-    idle_ms: float  # the sum of the three causes
-    host_ms: float  # the host launched nothing
-    communication_ms: float  # waiting for communication
-    other_ms: float  # idle for another reason
-    launch_delay_us: float | None  # from the end of a launch to the start of the work; None on a CPU
+    n: int
+    """Number of repeats."""
+    idle_ms: float
+    """The sum of the three causes."""
+    host_ms: float
+    """The host launched nothing."""
+    communication_ms: float
+    """Waiting for communication."""
+    other_ms: float
+    """Idle for another reason."""
+    launch_delay_us: float | None
+    """From the end of a launch to the start of the work; None on a CPU."""
 
 
 class PhaseOfStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,12 +41,18 @@ class PhaseOfStep(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     cell: str
-    phase: str  # data, forward, backward, optimizer or other
-    n: int  # number of repeats
-    host_ms: float  # time of the main thread
-    gpu_ms: float | None  # time of the kernels and memory operations that the phase launched
-    compute_ms: float | None  # time of the kernels that compute
-    communication_ms: float | None  # time of the collectives
+    phase: str
+    """Data, forward, backward, optimizer or other."""
+    n: int
+    """Number of repeats."""
+    host_ms: float
+    """Time of the main thread."""
+    gpu_ms: float | None
+    """Time of the kernels and memory operations that the phase launched."""
+    compute_ms: float | None
+    """Time of the kernels that compute."""
+    communication_ms: float | None
+    """Time of the collectives."""
 
 
 class LayerOfStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,53 +62,82 @@ class LayerOfStep(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     cell: str
-    layer: str  # the name of the module in the trace
-    parent: str  # the module that calls it; "" if no module calls it
-    depth: int  # how deep the module is nested: the number of modules that contain it
-    n: int  # number of repeats
-    calls: float  # calls per step in forward
-    forward_ms: float  # time of the forward pass
-    backward_ms: float | None  # time of the backward pass; None: the trace has no sequence numbers of autograd
-    communication_ms: float | None  # time of the collectives that the module launched; None on a CPU
+    layer: str
+    """The name of the module in the trace."""
+    parent: str
+    """The module that calls it; "" if no module calls it."""
+    depth: int
+    """How deep the module is nested: the number of modules that contain it."""
+    n: int
+    """Number of repeats."""
+    calls: float
+    """Calls per step in forward."""
+    forward_ms: float
+    """Time of the forward pass."""
+    backward_ms: float | None
+    """Time of the backward pass; None: the trace has no sequence numbers of autograd."""
+    communication_ms: float | None
+    """Time of the collectives that the module launched; None on a CPU."""
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What the allocator of one kind of device allocated in the profiled steps of a cell, in bytes, over ranks and repeats."""
 
     cell: str
-    device: str  # the kind of device, such as cuda; for a CPU, only memory allocated since the start of the profiler counts
-    n: int  # number of repeats
-    start_bytes: float  # allocated at the start of the first profiled step; mean over ranks and repeats
-    peak_bytes: float  # the most that was allocated on a rank; mean over repeats
-    peak_reserved_bytes: float | None  # the most that was reserved on a rank; mean over repeats
+    device: str
+    """The kind of device, such as cuda; for a CPU, only memory allocated since the start of the profiler counts."""
+    n: int
+    """Number of repeats."""
+    start_bytes: float
+    """Allocated at the start of the first profiled step; mean over ranks and repeats."""
+    peak_bytes: float
+    """The most that was allocated on a rank; mean over repeats."""
+    peak_reserved_bytes: float | None
+    """The most that was reserved on a rank; mean over repeats."""
 
 
 class ProductOfStep(msgspec.Struct, frozen=True, kw_only=True):
     """A matrix product in a profiled step of a cell, over ranks and repeats. A call computes 2 * batch * m * n * k FLOPs."""
 
     cell: str
-    operator: str  # name of the operator, such as aten::mm
-    batch: int  # number of products in a call
-    m: int  # rows of the first matrix
-    n: int  # columns of the second matrix
-    k: int  # columns of the first matrix, which are the rows of the second
-    repeats: int  # number of repeats
-    calls: float  # number of calls with a known time, per step and rank
-    ms: float  # time per step and rank
-    flops_per_s: float | None  # achieved FLOP/s; None if no time is known
+    operator: str
+    """Name of the operator, such as aten::mm."""
+    batch: int
+    """Number of products in a call."""
+    m: int
+    """Rows of the first matrix."""
+    n: int
+    """Columns of the second matrix."""
+    k: int
+    """Columns of the first matrix, which are the rows of the second."""
+    repeats: int
+    """Number of repeats."""
+    calls: float
+    """Number of calls with a known time, per step and rank."""
+    ms: float
+    """Time per step and rank."""
+    flops_per_s: float | None
+    """Achieved FLOP/s; None if no time is known."""
 
 
 class AttentionOfStep(msgspec.Struct, frozen=True, kw_only=True):
     """The attention in a profiled step of a cell by implementation, over profiled ranks and n repeats."""
 
     cell: str
-    backend: str  # the implementation: flash, efficient, cudnn, flex, fused or math
-    backward: bool  # whether the times are those of the backward pass
-    name: str  # name of the operator, or of the kernel if no operator launched it
-    n: int  # number of repeats
-    calls: float  # calls per step and rank
-    ms: float | None  # time per step and rank
-    kernels: list[str]  # the names of the kernels; empty on a CPU
+    backend: str
+    """The implementation: flash, efficient, cudnn, flex, fused or math."""
+    backward: bool
+    """Whether the times are those of the backward pass."""
+    name: str
+    """Name of the operator, or of the kernel if no operator launched it."""
+    n: int
+    """Number of repeats."""
+    calls: float
+    """Calls per step and rank."""
+    ms: float | None
+    """Time per step and rank."""
+    kernels: list[str]
+    """The names of the kernels; empty on a CPU."""
 
 
 def idle_times(rows: Sequence[CellRow]) -> list[IdleTime]:

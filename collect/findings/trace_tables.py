@@ -28,10 +28,14 @@ class Rounding(msgspec.Struct, frozen=True):
     cell: str
     metric: str
     unit: str
-    n: int  # number of repeats
-    exact: float  # the exact value
-    like_hta: float  # the value as HTA rounds it
-    difference: float  # like_hta - exact
+    n: int
+    """Number of repeats."""
+    exact: float
+    """The exact value."""
+    like_hta: float
+    """The value as HTA rounds it."""
+    difference: float
+    """like_hta - exact."""
 
 
 class Collective(msgspec.Struct, frozen=True):
@@ -42,10 +46,14 @@ class Collective(msgspec.Struct, frozen=True):
 
     cell: str
     collective: str
-    n: int  # number of repeats
-    calls: float  # calls per step
-    total_ms: float  # sum of the durations per step
-    mean_ms: float  # duration of a call
+    n: int
+    """Number of repeats."""
+    calls: float
+    """Calls per step."""
+    total_ms: float
+    """Sum of the durations per step."""
+    mean_ms: float
+    """Duration of a call."""
 
 
 class OperatorDifferences(msgspec.Struct, frozen=True):
@@ -53,9 +61,12 @@ class OperatorDifferences(msgspec.Struct, frozen=True):
 
     cell: str
     baseline: str
-    of: str  # `kernels`, or `operators` on a CPU
-    changes: dict[str, int]  # kind of change (new, gone, changed, same) -> number of names with this change
-    differences: list[OperatorDifference]  # the largest difference in time first
+    of: str
+    """`kernels`, or `operators` on a CPU."""
+    changes: dict[str, int]
+    """Kind of change (new, gone, changed, same) -> number of names with this change."""
+    differences: list[OperatorDifference]
+    """The largest difference in time first."""
 
 
 def roundings(loaded: Loaded) -> list[Rounding]:

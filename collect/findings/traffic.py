@@ -14,22 +14,32 @@ class HostTraffic(msgspec.Struct):
     """The interface of a host with the most traffic while steps were timed. The traffic of all programs counts."""
 
     host: str
-    interface: str  # name of the interface
-    kind: str  # loopback, physical or virtual
-    sent_bytes: float  # bytes sent while steps were timed
-    received_bytes: float  # bytes received while steps were timed
-    share_pct: float  # share of the interface in the traffic of all interfaces of the host, including loopback
+    interface: str
+    """Name of the interface."""
+    kind: str
+    """Loopback, physical or virtual."""
+    sent_bytes: float
+    """Bytes sent while steps were timed."""
+    received_bytes: float
+    """Bytes received while steps were timed."""
+    share_pct: float
+    """Share of the interface in the traffic of all interfaces of the host, including loopback."""
 
 
 class RunTraffic(msgspec.Struct):
     """How the ranks of a run were connected."""
 
     run: str
-    backend: str  # backend of the process group
-    hosts: list[HostTraffic]  # one per host of the run
-    rdma: bool | None  # whether RDMA was used; None: not known
-    why: str  # the source of the value of `rdma`, or why it is not known
-    nccl: NcclTransports | None = None  # the transports that NCCL logged; None for other backends
+    backend: str
+    """Backend of the process group."""
+    hosts: list[HostTraffic]
+    """One per host of the run."""
+    rdma: bool | None
+    """Whether RDMA was used; None: not known."""
+    why: str
+    """The source of the value of `rdma`, or why it is not known."""
+    nccl: NcclTransports | None = None
+    """The transports that NCCL logged; None for other backends."""
 
 
 def measure_traffic(run: LoadedRun) -> RunTraffic | None:

@@ -27,8 +27,10 @@ class History(msgspec.Struct, frozen=True):
     """The JSON document of `collect history`."""
 
     schema: int
-    cells: list[CellHistory]  # the cells that have runs
-    skipped: list[str]  # a sentence for each matrix that cannot be read
+    cells: list[CellHistory]
+    """The cells that have runs."""
+    skipped: list[str]
+    """A sentence for each matrix that cannot be read."""
 
 
 def show_history(workspace: Workspace, places: Sequence[str], since: str | None, until: str | None, output: Output) -> int:

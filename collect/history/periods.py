@@ -19,15 +19,14 @@ METRICS = ("step_time_ms", "throughput_per_s", "train_time_s", "peak_memory_byte
 
 
 class HistoryRun(msgspec.Struct, frozen=True):
-    """A completed run, with the workspace that contains it.
-
-    place: the workspace or archive, as the user named it. at: when the run folder was written, before the run was submitted.
-    """
+    """A completed run, with the workspace that contains it."""
 
     place: str
+    """The workspace or archive, as the user named it."""
     matrix: str
     run: LoadedRun
     at: datetime
+    """When the run folder was written, before the run was submitted."""
     properties: dict[str, list[str]]
     """The properties of the run's machines and software: name -> values (collect/comparison/environment.py)."""
 
@@ -35,9 +34,11 @@ class HistoryRun(msgspec.Struct, frozen=True):
 class HistoryMetric(msgspec.Struct, frozen=True):
     """A metric over the runs of a period."""
 
-    value: float  # the mean over the runs
+    value: float
+    """The mean over the runs."""
     unit: str
-    n: int  # the number of runs that have a value
+    n: int
+    """The number of runs that have a value."""
     ratio: float | None
     """`value` divided by the value of this metric in the first period of the cell; None: one of these two values is not known
     or is 0."""
@@ -46,22 +47,28 @@ class HistoryMetric(msgspec.Struct, frozen=True):
 class HistoryChange(msgspec.Struct, frozen=True):
     """A property of machines or software that changed from one period to the next."""
 
-    what: str  # the property
-    before: list[str]  # values of the property in the period before
-    after: list[str]  # values of the property in this period
+    what: str
+    """The property."""
+    before: list[str]
+    """Values of the property in the period before."""
+    after: list[str]
+    """Values of the property in this period."""
 
 
 class HistoryPeriod(msgspec.Struct, frozen=True):
     """Runs of one cell that follow each other in one workspace with the same machines and software."""
 
-    place: str  # the workspace or archive, as given on the command line
+    place: str
+    """The workspace or archive, as given on the command line."""
     matrix: str
     first: str
     """When the first run of the period was rendered (ISO 8601, UTC)."""
     last: str
     """When the last run of the period was rendered (ISO 8601, UTC)."""
-    runs: list[str]  # ids of the runs
-    metrics: dict[str, HistoryMetric]  # name of a metric -> its mean over the runs of the period
+    runs: list[str]
+    """Ids of the runs."""
+    metrics: dict[str, HistoryMetric]
+    """Name of a metric -> its mean over the runs of the period."""
     changed: list[HistoryChange]
     """The properties that differ from those of the period before; empty for the first period."""
 
@@ -73,7 +80,8 @@ class CellHistory(msgspec.Struct, frozen=True):
     """The name of the cell."""
     rehearsals: int
     """The number of runs of the cell that are rehearsals."""
-    periods: list[HistoryPeriod]  # in the order of time, the earliest first
+    periods: list[HistoryPeriod]
+    """In the order of time, the earliest first."""
 
 
 def select_history_runs(place: str, loaded: Loaded) -> list[HistoryRun]:

@@ -41,7 +41,8 @@ class Quantity(msgspec.Struct, frozen=True):
 
     value: int | float
     unit: str
-    kind: str = ""  # what was measured, if a metric can be measured in several ways, such as `counter`
+    kind: str = ""
+    """What was measured, if a metric can be measured in several ways, such as `counter`."""
 
 
 class LoadedRun(RunRecords, dict=True):
@@ -50,10 +51,11 @@ class LoadedRun(RunRecords, dict=True):
     `read_many` makes the frames of many runs at once and then drops the records.
     """
 
-    # Name of a host (taken from the name of its file) -> the samples of this host that are not yet in `sample_parts`.
     sample_records: dict[str, list[Sample]] = msgspec.field(default_factory=dict)
+    """Name of a host (taken from the name of its file) -> the samples of this host that are not yet in `sample_parts`."""
     reads_traces: Traces = "exact"
-    quantities: dict[str, Quantity] | None = None  # metrics by name, from `collect.metric.compute_quantities`
+    quantities: dict[str, Quantity] | None = None
+    """Metrics by name, from `collect.metric.compute_quantities`."""
 
     @property
     def repeat(self) -> int:

@@ -59,9 +59,12 @@ R = TypeVar("R", bound=Record)
 class Damage(msgspec.Struct):
     """The parts of a run folder that could not be read. Paths are relative to the run folder."""
 
-    truncated: list[str] = []  # files whose last line is incomplete
-    corrupt: dict[str, int] = {}  # path of a file -> number of its lines that cannot be read
-    not_followed: dict[str, str] = {}  # name of an entry that is no regular file or folder -> its kind, such as "a symlink"
+    truncated: list[str] = []
+    """Files whose last line is incomplete."""
+    corrupt: dict[str, int] = {}
+    """Path of a file -> number of its lines that cannot be read."""
+    not_followed: dict[str, str] = {}
+    """Name of an entry that is no regular file or folder -> its kind, such as "a symlink"."""
 
     def note(self, name: str, lines: RecordLines[R]) -> list[R]:
         """Note the damaged lines of a file or of a part of it, and return the records that could be read."""
@@ -92,21 +95,34 @@ class RunRecords(msgspec.Struct):
 
     folder: RunDir
     verdict: JudgedState = NO_FOLDER
-    run: Run | None = None  # run.json; None if the file is missing or damaged, then `verdict` says why
-    result: Result | None = None  # result.json; None if the file is missing or damaged, then `verdict` says why
-    step_records: dict[int, list[StepRecord]] = {}  # rank -> its step records
+    run: Run | None = None
+    """run.json; None if the file is missing or damaged, then `verdict` says why."""
+    result: Result | None = None
+    """result.json; None if the file is missing or damaged, then `verdict` says why."""
+    step_records: dict[int, list[StepRecord]] = {}
+    """Rank -> its step records."""
     validation: list[ValidationRecord] = []
-    events: list[Event] = []  # the events of all writers, ordered by time
-    hosts: list[Host] = []  # the descriptions of hosts that could be read
+    events: list[Event] = []
+    """The events of all writers, ordered by time."""
+    hosts: list[Host] = []
+    """The descriptions of hosts that could be read."""
     damage: Damage = msgspec.field(default_factory=Damage)
-    profiled: bool = False  # whether the run folder has a subfolder `trace`
-    paused: bool = False  # whether the run was suspended between its first and its last timed step (`_exclude_pauses`)
-    unreadable: str = ""  # why the state of the run is unknown: run.json, result.json or an event cannot be read
-    last_record_s: float = 0.0  # time of the last record, in seconds since the epoch by the nodes' clocks; 0: no record
-    sampler_ends: dict[str, int] = {}  # host -> how often its sampler ended while the run was still going on
-    clocks: dict[str, dict[str, ClockOffset]] = {}  # host -> `start` or `end` of the run -> offset from the host of rank 0
-    backend: str = ""  # backend of the ranks' process group, such as gloo; '' if the ranks never formed a process group
-    waits: bool = False  # whether the run ended with a request of its supervisor to be started again (event `requeued`)
+    profiled: bool = False
+    """Whether the run folder has a subfolder `trace`."""
+    paused: bool = False
+    """Whether the run was suspended between its first and its last timed step (`_exclude_pauses`)."""
+    unreadable: str = ""
+    """Why the state of the run is unknown: run.json, result.json or an event cannot be read."""
+    last_record_s: float = 0.0
+    """Time of the last record, in seconds since the epoch by the nodes' clocks; 0: no record."""
+    sampler_ends: dict[str, int] = {}
+    """Host -> how often its sampler ended while the run was still going on."""
+    clocks: dict[str, dict[str, ClockOffset]] = {}
+    """Host -> `start` or `end` of the run -> offset from the host of rank 0."""
+    backend: str = ""
+    """Backend of the ranks' process group, such as gloo; '' if the ranks never formed a process group."""
+    waits: bool = False
+    """Whether the run ended with a request of its supervisor to be started again (event `requeued`)."""
 
     @classmethod
     def read(cls, folder: RunDir) -> Self:

@@ -29,17 +29,28 @@ class Coverage(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     run: str
     host: str
-    samples: int  # number of samples
-    coverage_pct: float | None = None  # share of the timed window that lies between samples without a gap
-    largest_gap_s: float | None = None  # the longest part of the timed window without a sample
-    rate_kept_pct: float | None = None  # samples in the timed window, in percent of the requested number; absent if not known
-    clock_step_s: float | None = None  # seconds by which the clock was set while sampling, negative: back; absent: not set
-    clock_start_s: float | None = None  # clock of this host minus clock of rank 0's host at the start of the run, in seconds
-    clock_end_s: float | None = None  # clock of this host minus clock of rank 0's host at the end of the run, in seconds
-    clock_within_s: float | None = None  # the largest error of clock_start_s and clock_end_s, in seconds
-    sampler_ends: int = 0  # how often the sampler ended while the run was still going on
-    lost_gpus: list[str] = []  # UUIDs of GPUs that the driver could no longer reach
-    incomplete: str = ""  # why the samples do not cover the whole timed window, e.g. if the sampler was killed; '' if they do
+    samples: int
+    """Number of samples."""
+    coverage_pct: float | None = None
+    """Share of the timed window that lies between samples without a gap."""
+    largest_gap_s: float | None = None
+    """The longest part of the timed window without a sample."""
+    rate_kept_pct: float | None = None
+    """Samples in the timed window, in percent of the requested number; absent if not known."""
+    clock_step_s: float | None = None
+    """Seconds by which the clock was set while sampling, negative: back; absent: not set."""
+    clock_start_s: float | None = None
+    """Clock of this host minus clock of rank 0's host at the start of the run, in seconds."""
+    clock_end_s: float | None = None
+    """Clock of this host minus clock of rank 0's host at the end of the run, in seconds."""
+    clock_within_s: float | None = None
+    """The largest error of clock_start_s and clock_end_s, in seconds."""
+    sampler_ends: int = 0
+    """How often the sampler ended while the run was still going on."""
+    lost_gpus: list[str] = []
+    """UUIDs of GPUs that the driver could no longer reach."""
+    incomplete: str = ""
+    """Why the samples do not cover the whole timed window, e.g. if the sampler was killed; '' if they do."""
 
     @property
     def trouble(self) -> str:

@@ -14,14 +14,12 @@ from collect.traces.breakdown import EventTally
 
 
 class OperatorClass(NamedTuple):
-    """A class of kernels and operators, given by patterns of their names.
-
-    kernels: the pattern for kernels and memory operations of a GPU. operators: the pattern for operators, which is used if
-    there is no GPU; None if the class contains no operators.
-    """
+    """A class of kernels and operators, given by patterns of their names."""
 
     kernels: re.Pattern[str]
+    """The pattern for kernels and memory operations of a GPU."""
     operators: re.Pattern[str] | None
+    """The pattern for operators, which is used if there is no GPU; None if the class contains no operators."""
 
 
 CLASSES = {

@@ -16,13 +16,12 @@ JOULES_PER_KWH = 3.6e6
 
 
 class ComparedPrediction(NamedTuple):
-    """One predicted number of a run and its measurement, in the same unit.
-
-    category: STEP_TIME, MEMORY, `memory: CATEGORY`, TRAFFIC or ENERGY. unit: s, bytes or J.
-    """
+    """One predicted number of a run and its measurement, in the same unit."""
 
     category: str
+    """STEP_TIME, MEMORY, `memory: CATEGORY`, TRAFFIC or ENERGY."""
     unit: str
+    """S, bytes or J."""
     predicted: PredictedRange
     measured: float
 

@@ -26,8 +26,10 @@ class LoadedCell(msgspec.Struct):
 
     id: str
     cell: Cell
-    runs: list[LoadedRun]  # for each repeat, its latest attempt
-    earlier: list[LoadedRun]  # for each repeat, the attempts before its latest attempt
+    runs: list[LoadedRun]
+    """For each repeat, its latest attempt."""
+    earlier: list[LoadedRun]
+    """For each repeat, the attempts before its latest attempt."""
 
     @property
     def completed(self) -> list[LoadedRun]:

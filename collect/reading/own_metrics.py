@@ -36,16 +36,20 @@ class DescribedMetric(msgspec.Struct, frozen=True):
     direction: metric.Direction
     definition: str
     column: MetricColumn | None
-    file: str  # the path of the file that defines the metric
-    code: str  # a digest of the file's source code
+    file: str
+    """The path of the file that defines the metric."""
+    code: str
+    """A digest of the file's source code."""
 
 
 class OwnMetrics(msgspec.Struct, frozen=True):
     """The metrics that a workspace defines itself, and their values for the runs of a matrix."""
 
     metrics: list[DescribedMetric] = []
-    values: dict[str, dict[str, Quantity]] = {}  # run id -> metric name -> value
-    faults: list[str] = []  # why files define no metric, or why metrics have no value: one sentence for each fault
+    values: dict[str, dict[str, Quantity]] = {}
+    """Run id -> metric name -> value."""
+    faults: list[str] = []
+    """Why files define no metric, or why metrics have no value: one sentence for each fault."""
 
     def remarks(self) -> list[str]:
         """The remarks for a report: which file computed which metrics, and which metrics could not be computed."""

@@ -39,27 +39,27 @@ MOST_NAMED = 3  # if a contest has more best cells than this number, the table h
 
 
 class RunsLink(msgspec.Struct, frozen=True):
-    """A link of the page to the runs of a cell. text: the text of the link. cell: the id of the cell."""
+    """A link of the page to the runs of a cell."""
 
     text: str
+    """The text of the link."""
     cell: str
+    """The id of the cell."""
 
 
 class ChoiceText(msgspec.Struct, frozen=True):
-    """The text of a choice by one criterion.
-
-    names: the best cells, each with a link to its runs.
-    value: the value of the first of the best cells, with its unit.
-    remark: how certain the choice is, such as "cannot be distinguished".
-    margin: how far the best cell is ahead of the first cell that is not among the best, such as "13 % faster than ddp".
-    sure: whether one cell is significantly better than all others, or the best cells are known to be equal.
-    """
+    """The text of a choice by one criterion."""
 
     names: list[RunsLink]
+    """The best cells, each with a link to its runs."""
     value: str = ""
+    """The value of the first of the best cells, with its unit."""
     remark: str = ""
+    """How certain the choice is, such as "cannot be distinguished"."""
     margin: str = ""
+    """How far the best cell is ahead of the first cell that is not among the best, such as "13 % faster than ddp"."""
     sure: bool = False
+    """Whether one cell is significantly better than all others, or the best cells are known to be equal."""
 
     def __str__(self) -> str:
         text = " ".join(filter(None, [", ".join(link.text for link in self.names), self.value]))
@@ -67,29 +67,25 @@ class ChoiceText(msgspec.Struct, frozen=True):
 
 
 class ChoiceRow(msgspec.Struct, frozen=True):
-    """A contest as one row of the table of choices.
-
-    heading: the number of ranks, such as "8 ranks".
-    batch_and_nodes: the batch size, and the number of nodes if the contest is on several nodes.
-    said: for each criterion that the table shows, the choice by this criterion.
-    out: the cells of the contest that are not ranked, as (reason, cells).
-    """
+    """A contest as one row of the table of choices."""
 
     heading: str
+    """The number of ranks, such as "8 ranks"."""
     batch_and_nodes: str
+    """The batch size, and the number of nodes if the contest is on several nodes."""
     said: list[ChoiceText]
+    """For each criterion that the table shows, the choice by this criterion."""
     out: list[tuple[str, list[RunsLink]]]
+    """The cells of the contest that are not ranked, as (reason, cells)."""
 
 
 class TreeNode(msgspec.Struct, frozen=True):
-    """A question of the decision tree, with its answers.
-
-    asks: the question.
-    answers: for each answer (the contests for which the answer holds, as text; the answer; the cells from which it follows).
-    """
+    """A question of the decision tree, with its answers."""
 
     asks: str
+    """The question."""
     answers: list[tuple[str, ChoiceText, list[RunsLink]]]
+    """For each answer (the contests for which the answer holds, as text; the answer; the cells from which it follows)."""
 
 
 def shown_families(summary: Summary) -> list[Family]:

@@ -127,35 +127,32 @@ LEAST_ROWS = 4  # a table with fewer rows gets no tools: the reader sees all of 
 
 
 class Facet(msgspec.Struct, frozen=True):
-    """A property of cells by which a table is filtered and grouped, such as the strategy.
-
-    heading: the name of the property in the page. values: the value of each row of the summary, as text; "" if it has none.
-    choices: the different values, each with a check box, in the order of the rows (numbers: ascending).
-    """
+    """A property of cells by which a table is filtered and grouped, such as the strategy."""
 
     heading: str
+    """The name of the property in the page."""
     values: list[str]
+    """The value of each row of the summary, as text; "" if it has none."""
     choices: list[str]
+    """The different values, each with a check box, in the order of the rows (numbers: ascending)."""
 
 
 class DrawnFigure(msgspec.Struct, frozen=True):
-    """A figure with its place on the page.
-
-    name: unique in the report; allowed as a file name.
-    kind: the name of the figure in its module, such as "head_to_head"; the same for the figures of different workloads.
-    wide: whether the figure takes a whole row of the page.
-    cells: the ids of the cells that the figure shows.
-    spec: the data and the layout for plotly, and `picture`, the additional layout of the figure as a picture file.
-    """
+    """A figure with its place on the page."""
 
     name: str
+    """Unique in the report; allowed as a file name."""
     kind: str
+    """The name of the figure in its module, such as "head_to_head"; the same for the figures of different workloads."""
     title: str
     caption: str
     height_px: int
     wide: bool
+    """Whether the figure takes a whole row of the page."""
     cells: list[str]
+    """The ids of the cells that the figure shows."""
     spec: dict[str, Any]
+    """The data and the layout for plotly, and `picture`, the additional layout of the figure as a picture file."""
 
 
 def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> str:

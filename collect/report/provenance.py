@@ -15,29 +15,23 @@ from collect.verdicts import reasons
 
 
 class RunProvenance(msgspec.Struct, frozen=True):
-    """The hosts on which a run ran, and the files that the run wrote.
-
-    hosts: the names of the hosts. files: the names of record files and subfolders in the run folder; None if there is no run
-    folder.
-    """
+    """The hosts on which a run ran, and the files that the run wrote."""
 
     hosts: list[str]
+    """The names of the hosts."""
     files: list[str] | None
+    """The names of record files and subfolders in the run folder; None if there is no run folder."""
 
 
 class CellProvenance(msgspec.Struct, frozen=True):
-    """Where the numbers of a cell come from.
-
-    configuration: the hash of the cell; "" if no run of the cell has a run.json.
-
-    rehearsal: how the runs differ from what the study ran, if the runs are a rehearsal; else "".
-
-    runs: the runs of the cell by run id.
-    """
+    """Where the numbers of a cell come from."""
 
     configuration: str
+    """The hash of the cell; "" if no run of the cell has a run.json."""
     rehearsal: str
+    """How the runs differ from what the study ran, if the runs are a rehearsal; else ""."""
     runs: dict[str, RunProvenance]
+    """The runs of the cell by run id."""
 
 
 def cell_provenance(loaded: LoadedCell) -> CellProvenance:

@@ -28,37 +28,32 @@ _MIRRORED = {ast.GtE: ast.LtE, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.Lt: ast.Gt,
 
 
 class ClaimLine(msgspec.Struct, frozen=True):
-    """A claim of the study in one line.
-
-    mark: a symbol for the verdict.
-    printed: the number that the study prints.
-    asked: the bounds that the test of the claim sets for the measured number, such as "at least 2".
-    measured: the measured number with its unit.
-    interval: the 95 % interval of the measured number, such as "1.1 to 1.2".
-    against: the number on the other side of the test, if this number was measured too; else "".
-    reason: the reason for the verdict, in few words.
-    """
+    """A claim of the study in one line."""
 
     mark: str
+    """A symbol for the verdict."""
     printed: str
+    """The number that the study prints."""
     asked: str
+    """The bounds that the test of the claim sets for the measured number, such as "at least 2"."""
     measured: str
+    """The measured number with its unit."""
     interval: str
+    """The 95 % interval of the measured number, such as "1.1 to 1.2"."""
     against: str
+    """The number on the other side of the test, if this number was measured too; else ""."""
     reason: str
+    """The reason for the verdict, in few words."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Which cells to choose for a workload.
-
-    where: the number of ranks and the batch size for which the choice holds.
-
-    best: a list of (heading of a criterion such as "Fastest", text of the choice by this criterion).
-    """
+    """Which cells to choose for a workload."""
 
     workload: str
     where: str
+    """The number of ranks and the batch size for which the choice holds."""
     best: list[tuple[str, ChoiceText]]
+    """A list of (heading of a criterion such as "Fastest", text of the choice by this criterion)."""
 
 
 def write_claim_line(verdict: Verdict, summary: Summary) -> ClaimLine:

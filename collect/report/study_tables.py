@@ -18,69 +18,63 @@ ARGUMENT_KEY = "of"
 
 
 class ColumnHeading(msgspec.Struct, frozen=True):
-    """The heading of a column of a redrawn table.
-
-    text: the heading itself. unit: small text below it. over: small text above it. metric: the metric of the column, or "".
-    """
+    """The heading of a column of a redrawn table."""
 
     text: str
+    """The heading itself."""
     unit: str = ""
+    """Small text below it."""
     over: str = ""
+    """Small text above it."""
     metric: str = ""
+    """The metric of the column, or ""."""
 
 
 class StudyRow(msgspec.Struct, frozen=True):
-    """A row of a redrawn table.
-
-    names: for each of `keys` of the table the name of this row, such as `ddp` for the strategy.
-    fields: for each of `heads` of the table the index of a reported entry, or None for an empty field.
-    """
+    """A row of a redrawn table."""
 
     names: list[str]
+    """For each of `keys` of the table the name of this row, such as `ddp` for the strategy."""
     fields: list[int | None]
+    """For each of `heads` of the table the index of a reported entry, or None for an empty field."""
 
 
 class StudyTable(msgspec.Struct, frozen=True):
-    """The numbers that a study prints in one place, such as its table 2.
-
-    where: the place in the study. common: (name, value) of each property that all numbers of the table share.
-
-    keys: the headings of the columns that name the rows, such as "Strategy". heads: the headings of the columns with numbers.
-
-    places: the indexes of the reported entries in this table.
-    """
+    """The numbers that a study prints in one place, such as its table 2."""
 
     where: str
+    """The place in the study."""
     common: list[tuple[str, str]]
+    """(name, value) of each property that all numbers of the table share."""
     keys: list[str]
+    """The headings of the columns that name the rows, such as "Strategy"."""
     heads: list[ColumnHeading]
+    """The headings of the columns with numbers."""
     rows: list[StudyRow]
     places: list[int]
+    """The indexes of the reported entries in this table."""
 
 
 class Redrawn(msgspec.Struct, frozen=True):
-    """All numbers that a study prints, arranged in tables.
-
-    tables: sorted by their numbers in the study. single: the indexes of the reported entries that are in no table.
-    """
+    """All numbers that a study prints, arranged in tables."""
 
     tables: list[StudyTable]
+    """Sorted by their numbers in the study."""
     single: list[int]
+    """The indexes of the reported entries that are in no table."""
 
 
 class Remarks(msgspec.Struct, frozen=True):
-    """The footnotes of a table.
-
-    numbers: {index of an entry: number of its footnote, starting at 1}.
-    texts: the footnotes.
-    common: texts that apply to all entries of the table.
-    doubts: notes on contradictions in the study at the places of these entries.
-    """
+    """The footnotes of a table."""
 
     numbers: dict[int, int]
+    """{index of an entry: number of its footnote, starting at 1}."""
     texts: list[str]
+    """The footnotes."""
     common: list[str]
+    """Texts that apply to all entries of the table."""
     doubts: list[str]
+    """Notes on contradictions in the study at the places of these entries."""
 
 
 # A column of a table: (metric, qualifier). In a table of one metric whose columns are the values of a key
@@ -89,15 +83,15 @@ _Column = tuple[str, str]
 
 
 class _PlacedEntry(msgspec.Struct, frozen=True):
-    """A reported entry (a number that the study prints), while `redraw` looks for its row and column.
-
-    index: the index of the entry. cell: the filter that says which cells the entry is about, as a flat mapping; the argument of
-    the metric is under the key ARGUMENT_KEY. column: the column of the entry.
-    """
+    """A reported entry (a number that the study prints), while `redraw` looks for its row and column."""
 
     index: int
+    """The index of the entry."""
     cell: dict[str, str]
+    """The filter that says which cells the entry is about, as a flat mapping; the argument of the metric is under the key
+    ARGUMENT_KEY."""
     column: _Column
+    """The column of the entry."""
 
 
 def redraw(entries: Sequence[ReportedResult]) -> Redrawn:

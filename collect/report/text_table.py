@@ -6,17 +6,17 @@ import msgspec
 
 
 class TextTable(msgspec.Struct, frozen=True):
-    """A table whose fields are all text.
-
-    name: a short name, used as the name of a file. title: the title that readers see. headings: the headings of the columns.
-
-    rows: for each row, the texts of its columns. numbers: the indexes of the columns that contain numbers and are aligned to
-    the right. long: the indexes of the columns that contain sentences.
-    """
+    """A table whose fields are all text."""
 
     name: str
+    """A short name, used as the name of a file."""
     title: str
+    """The title that readers see."""
     headings: list[str]
+    """The headings of the columns."""
     rows: list[list[str]]
+    """For each row, the texts of its columns."""
     numbers: frozenset[int] = frozenset()
+    """The indexes of the columns that contain numbers and are aligned to the right."""
     long: frozenset[int] = frozenset()
+    """The indexes of the columns that contain sentences."""

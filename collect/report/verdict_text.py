@@ -21,31 +21,33 @@ ILLUSTRATIVE = "illustrative: the study ran nothing itself, its numbers are assu
 
 
 class ReportedLine(msgspec.Struct, frozen=True):
-    """One reported number (a number that the study prints) as text, beside the measured number.
-
-    where: the place in the study. cell: the label of the cell, or the filter for cells if it does not match exactly one cell.
-    argument: the argument of the metric. printed: the number as printed. measured, spread, n: the measured mean, its 95 %
-    interval, and the number of runs. ratio: measured / printed. agrees: "agrees", "differs" or "". remarks: reasons and remarks
-    about this number alone.
-
-    own: `remarks` without the clause about a rehearsal, because the page shows this clause beside the cell.
-
-    row: the id of the cell in the summary, or None.
-    """
+    """One reported number (a number that the study prints) as text, beside the measured number."""
 
     where: str
+    """The place in the study."""
     cell: str
+    """The label of the cell, or the filter for cells if it does not match exactly one cell."""
     metric: str
     argument: str
+    """The argument of the metric."""
     printed: str
+    """The number as printed."""
     measured: str
+    """The measured mean."""
     spread: str
+    """Its 95 % interval."""
     n: str
+    """The number of runs."""
     ratio: str
+    """Measured / printed."""
     agrees: str
+    """"agrees", "differs" or ""."""
     remarks: str
+    """Reasons and remarks about this number alone."""
     own: str
+    """`remarks` without the clause about a rehearsal, because the page shows this clause beside the cell."""
     row: str | None
+    """The id of the cell in the summary, or None."""
 
 
 def verdict_label(verdict: Verdict) -> str:

@@ -32,16 +32,18 @@ Built = TypeVar("Built")
 
 
 class BuiltSegment(NamedTuple, Generic[Built]):
-    """What was built from a segment whose digest is right. last_wall_s: the time of its last sample."""
+    """What was built from a segment whose digest is right."""
 
     built: Built
     last_wall_s: float
+    """The time of its last sample."""
 
 
 class FileEnd(NamedTuple):
-    """All pieces of a file were read. error: why the file could not be read, or not to its end; None if it was read."""
+    """All pieces of a file were read."""
 
     error: WorkspaceError | None
+    """Why the file could not be read, or not to its end; None if it was read."""
 
 
 def read(

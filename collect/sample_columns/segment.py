@@ -62,69 +62,76 @@ class SegmentFault(Exception):
 
 
 class StoredColumn(msgspec.Struct, omit_defaults=True):
-    """How the values of a column are stored.
-
-    distinct: the distinct values, and null among them if there is one. The values of the column are then codes: for each row
-    the index of its value in `distinct`, in `code_width` bytes. Without `distinct`, the values are stored as they are, in
-    WIDTHS bytes each. nulls: a byte for each row follows the values: 1 if the row has no value.
-    """
+    """How the values of a column are stored."""
 
     name: str
     kind: Kind
     distinct: msgspec.Raw = msgspec.Raw()
+    """The distinct values, and null among them if there is one. The values of the column are then codes: for each row the index
+    of its value in `distinct`, in `code_width` bytes. Without `distinct`, the values are stored as they are, in WIDTHS bytes
+    each."""
     nulls: bool = False
+    """A byte for each row follows the values: 1 if the row has no value."""
 
 
 class StoredTable(msgspec.Struct):
-    """A table of a segment. rows: its number of rows."""
+    """A table of a segment."""
 
     rows: Size
+    """Its number of rows."""
     columns: list[StoredColumn]
 
 
 class Segment(msgspec.Struct):
-    """The samples between two places of HOST.jsonl as four tables. begin, end: the first byte, and the byte after the last."""
+    """The samples between two places of HOST.jsonl as four tables."""
 
     begin: Size
+    """The first byte."""
     end: Size
+    """The byte after the last one."""
     tables: dict[str, StoredTable]
 
 
 class SegmentLine(msgspec.Struct):
-    """The line of JSON with which a segment begins. sha256: the digest (`Digest`). segment: the JSON of a `Segment`."""
+    """The line of JSON with which a segment begins."""
 
     schema: int
     sha256: Sha256
+    """The digest (`Digest`)."""
     segment: msgspec.Raw
+    """The JSON of a `Segment`."""
 
 
 class PlacedColumn(msgspec.Struct, frozen=True):
-    """Where the values of a column are. distinct: the distinct values; None if the values are stored as they are.
-
-    at: the index of the first byte in the values of the segment. width: bytes of each value or code.
-    """
+    """Where the values of a column are."""
 
     kind: Kind
     distinct: list[Any] | None
+    """The distinct values; None if the values are stored as they are."""
     nulls: bool
     at: int
+    """The index of the first byte in the values of the segment."""
     width: int
+    """Bytes of each value or code."""
 
 
 class ReadSegment(msgspec.Struct, frozen=True):
-    """A segment whose line was checked. Its values were not.
-
-    begin, end: as in `Segment`. rows: table -> number of its rows. columns: table -> column -> where its values are. size: of
-    all values in bytes. sha256: the expected digest. hashed: the JSON of the segment, which is part of the digest.
-    """
+    """A segment whose line was checked. Its values were not."""
 
     begin: int
+    """As in `Segment`."""
     end: int
+    """As in `Segment`."""
     rows: dict[str, int]
+    """Table -> number of its rows."""
     columns: dict[str, dict[str, PlacedColumn]]
+    """Table -> column -> where its values are."""
     size: int
+    """Of all values in bytes."""
     sha256: str
+    """The expected digest."""
     hashed: bytes
+    """The JSON of the segment, which is part of the digest."""
 
     def last_wall_s(self, values: bytes) -> float:
         """The time of the last sample of the segment. values: the bytes of all values of the segment."""

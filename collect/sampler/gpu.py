@@ -27,45 +27,46 @@ _VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 class GpuQuestion(NamedTuple):
-    """A query for which NVML has its own function, such as nvmlDeviceGetPowerUsage.
-
-    name: the key of this query in `failures` and `unsupported`. field: the field of GpuSample that gets the answer. ask: calls
-    the function of NVML with the NVML handle of a GPU.
-    """
+    """A query for which NVML has its own function, such as nvmlDeviceGetPowerUsage."""
 
     name: str
+    """The key of this query in `failures` and `unsupported`."""
     field: str
+    """The field of GpuSample that gets the answer."""
     ask: Callable[[Any], Any]
+    """Calls the function of NVML with the NVML handle of a GPU."""
 
 
 class FieldQuestion(NamedTuple):
-    """A query by the number of an NVML field; one call of nvmlDeviceGetFieldValues answers many such queries.
-
-    name: the key of this query in `failures` and `unsupported`. field: the field of GpuSample that gets the answer. number,
-    scope: the number and the scope of the NVML field. unit: the factor by which the answer is multiplied, such as KIB.
-    """
+    """A query by the number of an NVML field; one call of nvmlDeviceGetFieldValues answers many such queries."""
 
     name: str
+    """The key of this query in `failures` and `unsupported`."""
     field: str
+    """The field of GpuSample that gets the answer."""
     number: int
+    """The number of the NVML field."""
     scope: int
+    """The scope of the NVML field."""
     unit: int
+    """The factor by which the answer is multiplied, such as KIB."""
 
 
 class OpenGpu(msgspec.Struct):
-    """A GPU or a MIG instance that is sampled.
-
-    uuid, handle: its UUID and its NVML handle. questions, fields: the queries that NVML has not refused for it so far.
-
-    mig_of: the UUID of the GPU to which a MIG instance belongs; None for a GPU. lost: whether NVML reported the GPU as lost.
-    """
+    """A GPU or a MIG instance that is sampled."""
 
     uuid: str
+    """Its UUID."""
     handle: Any
+    """Its NVML handle."""
     questions: list[GpuQuestion]
+    """The queries that NVML has not refused for this GPU so far."""
     fields: list[FieldQuestion]
+    """The fields that NVML has not refused for this GPU so far."""
     mig_of: str | None = None
+    """The UUID of the GPU to which a MIG instance belongs; None for a GPU."""
     lost: bool = False
+    """Whether NVML reported the GPU as lost."""
 
     @property
     def address(self) -> int | None:

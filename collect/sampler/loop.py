@@ -29,18 +29,18 @@ SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 class TickTally(msgspec.Struct):
-    """What a sampler did in its lifetime.
-
-    samples: the number of samples written.
-    missed: the number of scheduled samples that were skipped because the machine did not let the sampler run in time.
-    failures, unsupported, remarks: see `Source`.
-    """
+    """What a sampler did in its lifetime."""
 
     samples: int = 0
+    """The number of samples written."""
     missed: int = 0
+    """The number of scheduled samples that were skipped because the machine did not let the sampler run in time."""
     failures: dict[str, int] = {}
+    """See `Source`."""
     unsupported: dict[str, int] = {}
+    """See `Source`."""
     remarks: list[str] = []
+    """See `Source`."""
 
 
 def run_sampler(out: Path, hz: float, parent: int | None, sources: Sequence[Source]) -> TickTally:

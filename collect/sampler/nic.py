@@ -36,15 +36,14 @@ STOPPED = 0xFFFFFFFF
 
 
 class OpenNic(msgspec.Struct):
-    """A network interface whose counters are open for reading.
-
-    nic: the description of the interface. counters: {name of a counter of the kernel: its open file}. driver: the counters of
-    the driver; None if the driver has no counter that is recorded.
-    """
+    """A network interface whose counters are open for reading."""
 
     nic: host.Nic
+    """The description of the interface."""
     counters: dict[str, KernelFile]
+    """{name of a counter of the kernel: its open file}."""
     driver: DriverCounters | None = None
+    """The counters of the driver; None if the driver has no counter that is recorded."""
 
     def close(self) -> None:
         """Close the files of all counters."""
@@ -121,17 +120,16 @@ class NicSource(Source):
 
 
 class RdmaPort(msgspec.Struct):
-    """A port of an RDMA device, with its counters open for reading.
-
-    link_layer: such as "InfiniBand" or "Ethernet"; None if not known. pci: the PCI address of the device; None if not known.
-    counters: {name of a counter in sysfs: its open file}.
-    """
+    """A port of an RDMA device, with its counters open for reading."""
 
     device: str
     port: int
     link_layer: str | None
+    """Such as "InfiniBand" or "Ethernet"; None if not known."""
     pci: str | None
+    """The PCI address of the device; None if not known."""
     counters: dict[str, KernelFile]
+    """{name of a counter in sysfs: its open file}."""
 
 
 class RdmaSource(Source):

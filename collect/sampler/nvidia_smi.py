@@ -40,15 +40,14 @@ def parse_number(text: str) -> float:
 
 
 class SmiColumn(NamedTuple):
-    """A column of the output of `nvidia-smi --query-gpu`.
-
-    query: the name that nvidia-smi gives the column. field: the field of GpuSample that gets the value. parse: converts the
-    text in the column into the value.
-    """
+    """A column of the output of `nvidia-smi --query-gpu`."""
 
     query: str
+    """The name that nvidia-smi gives the column."""
     field: str
+    """The field of GpuSample that gets the value."""
     parse: Callable[[str], Any]
+    """Converts the text in the column into the value."""
 
 
 COLUMNS = (

@@ -16,14 +16,14 @@ MANY = 2_000  # frames with fewer rows are searched by a loop of Python, because
 
 
 class Counter(NamedTuple):
-    """The values of a counter of one device, from the samples that have a value, in the order of their times.
-
-    wall_s: the times in seconds since the epoch. values: integers. boots: numbers that are equal if the boot is the same.
-    """
+    """The values of a counter of one device, from the samples that have a value, in the order of their times."""
 
     wall_s: np.ndarray
+    """The times in seconds since the epoch."""
     values: np.ndarray
+    """integers."""
     boots: np.ndarray
+    """Numbers that are equal if the boot is the same."""
 
 
 class DeviceRows:

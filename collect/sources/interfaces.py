@@ -16,22 +16,23 @@ _KEYS = ("run", "host", "kind", "name", *IDENTITY)
 
 
 class InterfaceSpan(msgspec.Struct):
-    """A network interface during the time in which its name and its addresses stay the same.
-
-    run: the index of the run. mac, pci: the MAC address and the PCI address of the interface, None if not known.
-    first_s, last_s: the times of the first and the last sample of the interface (wall_s, in seconds since the epoch).
-    known_as: the unique name that all samples of the interface get.
-    """
+    """A network interface during the time in which its name and its addresses stay the same."""
 
     run: int
+    """The index of the run."""
     host: str
     kind: str
     name: str
     mac: str | None
+    """The MAC address of the interface; None if not known."""
     pci: str | None
+    """The PCI address of the interface; None if not known."""
     first_s: float
+    """The time of the first sample of the interface, in seconds since the epoch."""
     last_s: float
+    """The time of the last sample of the interface, in seconds since the epoch."""
     known_as: str = ""
+    """The unique name that all samples of the interface get."""
 
     def becomes(self, later: InterfaceSpan) -> bool:
         """Whether `later` is the same interface with a new name or a new MAC address, so that its counters continue."""

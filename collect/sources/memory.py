@@ -15,17 +15,17 @@ from shardlab.record_types import Count, Milliseconds
 
 class MemoryCurves(msgspec.Struct):
     """The memory of one rank over consecutive steps, as in the file `memory/rank-RRRRR.json` of a run. Other fields of the file
-    are ignored.
-
-    step, steps: the first step, and the number of steps. t_ms: the moments, in milliseconds since the start of the first step.
-    points: for each category, the bytes at these moments.
-    """
+    are ignored."""
 
     rank: Count
     step: Count
+    """The first step."""
     t_ms: list[Milliseconds]
+    """The moments, in milliseconds since the start of the first step."""
     points: dict[str, list[Count]]
+    """For each category, the bytes at these moments."""
     steps: Count = 1
+    """The number of steps."""
 
 
 def read_memory_curves(path: Path) -> MemoryCurves | None:

@@ -29,19 +29,17 @@ _SOCKET = re.compile(rb"\[\d{1,3}\]([A-Za-z0-9_.@-]{1,15}):")
 
 
 class NcclTransports(msgspec.Struct, omit_defaults=True):
-    """The transports that connect the ranks of a run.
-
-    channels: the number of connections by transport: P2P (NVLink or PCIe within a node), SHM (memory of the node), NET/IB
-    (RDMA), NET/Socket (TCP), or NET/ and the name of a plug-in.
-    gpudirect: the number of NET/IB connections that bypass the memory of the hosts (GPUDirect RDMA).
-    devices: the RDMA devices that NCCL uses, each with its link, such as `mlx5_0 (RoCE)`.
-    interfaces: the network interfaces that NET/Socket uses.
-    """
+    """The transports that connect the ranks of a run."""
 
     channels: dict[str, int] = {}
+    """The number of connections by transport: P2P (NVLink or PCIe within a node), SHM (memory of the node), NET/IB (RDMA),
+    NET/Socket (TCP), or NET/ and the name of a plug-in."""
     gpudirect: int = 0
+    """The number of NET/IB connections that bypass the memory of the hosts (GPUDirect RDMA)."""
     devices: list[str] = []
+    """The RDMA devices that NCCL uses, each with its link, such as `mlx5_0 (RoCE)`."""
     interfaces: list[str] = []
+    """The network interfaces that NET/Socket uses."""
 
     @property
     def rdma(self) -> bool | None:

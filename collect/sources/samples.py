@@ -28,17 +28,17 @@ INTERFACE = ("host", "kind", "name")  # the columns that identify a network inte
 
 
 class Samples(NamedTuple):
-    """The telemetry of one or more runs as frames, sorted by host and wall_s.
-
-    hosts: one row per sample of a host. nics, gpus, rdma: one row per sample and device.
-    In all rows of a run and a host, a network interface has one name, and this name is unique
-    (`interfaces.unify_interface_names`).
-    """
+    """The telemetry of one or more runs as frames, sorted by host and wall_s."""
 
     hosts: pl.DataFrame
+    """One row per sample of a host."""
     nics: pl.DataFrame
+    """One row per sample and network interface. In all rows of a run and a host, an interface has one name, and this name is
+    unique (`interfaces.unify_interface_names`)."""
     gpus: pl.DataFrame
+    """One row per sample and GPU."""
     rdma: pl.DataFrame
+    """One row per sample and RDMA port, named as in `nics`."""
 
 
 def select_window(rows: pl.DataFrame, window: tuple[float, float]) -> pl.DataFrame:

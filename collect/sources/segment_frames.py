@@ -19,26 +19,25 @@ _CODES: Mapping[int, Any] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype(
 
 
 class CheckedColumn(NamedTuple):
-    """The values of a column of a segment. Either `distinct` with codes, or values.
-
-    distinct: the distinct values; None if the values are stored as they are. values: the values, or for each row the index of
-    its value in `distinct`; None if there is only one distinct value. nulls: whether a row has no value; None if all have one.
-    """
+    """The values of a column of a segment. Either `distinct` with codes, or values."""
 
     distinct: list[Any] | None
+    """The distinct values; None if the values are stored as they are."""
     values: np.ndarray | None
+    """The values, or for each row the index of its value in `distinct`; None if there is only one distinct value."""
     nulls: np.ndarray | None
+    """Whether a row has no value; None if all have one."""
 
 
 class CheckedSegment(NamedTuple):
-    """A segment whose values are allowed. rows: table -> number of its rows. columns: table -> column -> its values.
-
-    is_ordered: whether all samples are of one host and in the order of their times.
-    """
+    """A segment whose values are allowed."""
 
     rows: dict[str, int]
+    """Table -> number of its rows."""
     columns: dict[str, dict[str, CheckedColumn]]
+    """Table -> column -> its values."""
     is_ordered: bool
+    """Whether all samples are of one host and in the order of their times."""
 
     @property
     def samples(self) -> int:

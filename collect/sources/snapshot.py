@@ -24,37 +24,40 @@ _GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unm
 
 
 class AllocatorBlock(msgspec.Struct, frozen=True):
-    """A piece of a segment. size: in bytes."""
+    """A piece of a segment."""
 
     size: int
+    """In bytes."""
     state: str
 
 
 class AllocatorSegment(msgspec.Struct, frozen=True):
-    """A piece of GPU memory that the allocator reserved. total_size: in bytes."""
+    """A piece of GPU memory that the allocator reserved."""
 
     total_size: int
+    """In bytes."""
     blocks: list[AllocatorBlock]
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
-    """An entry of the allocator's history. addr: the address of the block or segment. size: in bytes."""
+    """An entry of the allocator's history."""
 
     action: str
     addr: int = 0
+    """The address of the block or segment."""
     size: int = 0
+    """In bytes."""
 
 
 class AllocatorSnapshot(msgspec.Struct, frozen=True):
-    """The file `memory/rank-RRRRR.snapshot.json.gz` of a run; its other fields are ignored.
-
-    step: the observed step. device_traces: the history of each GPU; only the rank's own GPU has entries.
-    """
+    """The file `memory/rank-RRRRR.snapshot.json.gz` of a run; its other fields are ignored."""
 
     rank: int
     step: int
+    """The observed step."""
     segments: list[AllocatorSegment]
     device_traces: list[list[HistoryEntry]]
+    """The history of each GPU; only the rank's own GPU has entries."""
 
     @property
     def entries(self) -> list[HistoryEntry]:
@@ -74,13 +77,12 @@ class AllocatorSnapshot(msgspec.Struct, frozen=True):
 
 class AllocatorHistory(msgspec.Struct, frozen=True):
     """Memory after each entry of the history, in bytes. All lists have one element more than there are entries: the first is
-    the state before the step.
-
-    active: for each class of SIZES, and for BEFORE, the bytes of blocks in use. reserved: the bytes of all segments.
-    """
+    the state before the step."""
 
     active: dict[str, list[int]]
+    """For each class of SIZES, and for BEFORE, the bytes of blocks in use."""
     reserved: list[int]
+    """The bytes of all segments."""
 
     @property
     def in_use(self) -> list[int]:

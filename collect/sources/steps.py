@@ -36,34 +36,28 @@ SCHEMA = {
 
 
 class Recorded(NamedTuple):
-    """The step records of a run by rank, and the number of ranks.
-
-    ranks: the number of ranks that train.
-
-    data_ranks: the number of ranks that get different data; it is smaller than `ranks` if several ranks share one model (tensor
-    and pipeline parallel).
-
-    lost_from: the first timed step that one rank did not make because the cell ended its process on purpose; None: no rank.
-    """
+    """The step records of a run by rank, and the number of ranks."""
 
     steps: Mapping[int, Sequence[StepRecord]]
     ranks: int = 0
+    """The number of ranks that train."""
     data_ranks: int = 0
+    """The number of ranks that get different data; it is smaller than `ranks` if several ranks share one model (tensor and
+    pipeline parallel)."""
     lost_from: int | None = None
+    """The first timed step that one rank did not make because the cell ended its process on purpose; None: no rank."""
 
 
 class Frames(NamedTuple):
-    """The steps of a run as frames.
-
-    all_steps: all recorded steps, one row per rank and step, including warm-up.
-    timed: the timed steps that every rank recorded, one row per rank and step. A rank that the cell ended on purpose is not
-        missing in the steps after its end.
-    world: the same timed steps, joined over all ranks, one row per step.
-    """
+    """The steps of a run as frames."""
 
     all_steps: pl.DataFrame
+    """All recorded steps, one row per rank and step, including warm-up."""
     timed: pl.DataFrame
+    """The timed steps that every rank recorded, one row per rank and step. A rank that the cell ended on purpose is not missing
+    in the steps after its end."""
     world: pl.DataFrame
+    """The same timed steps, joined over all ranks, one row per step."""
 
 
 def build_step_frame(ranks: Mapping[int, Sequence[StepRecord]]) -> pl.DataFrame:

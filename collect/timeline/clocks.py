@@ -17,19 +17,17 @@ _FIRST_RANK = re.compile(r"rank-(\d{5,9})")
 
 
 class ComparedClock(msgspec.Struct, frozen=True, kw_only=True):
-    """The clock of one host of a run, compared with the clock of the host of rank 0.
-
-    first_rank: the lowest rank on this host.
-    at_s: when the clocks were compared, in seconds since the epoch by the clock of this host; at least one moment.
-    offset_s: for each moment of `at_s` how far the clock of this host was ahead, in seconds.
-    within_s: the greatest possible error of these offsets, in seconds.
-    """
+    """The clock of one host of a run, compared with the clock of the host of rank 0."""
 
     host: str
     first_rank: int
+    """The lowest rank on this host."""
     at_s: list[float]
+    """When the clocks were compared, in seconds since the epoch by the clock of this host; at least one moment."""
     offset_s: list[float]
+    """For each moment of `at_s` how far the clock of this host was ahead, in seconds."""
     within_s: float
+    """The greatest possible error of these offsets, in seconds."""
 
     def correct_times(self, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Convert times of this clock to times of the clock of the host of rank 0. The result has the shape of `wall_s`.

@@ -13,19 +13,17 @@ LEAST_STEPS = 3
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):
-    """The rank that the other ranks wait for.
-
-    phase: the part of the step in which the rank needs longer than the others; `compute` if the rank was found in traces.
-    late_ms: how much longer the rank needs than the median rank, per step, in ms.
-    step_ms: the duration of the median step, in ms.
-    by: how the rank was found, for a message.
-    """
+    """The rank that the other ranks wait for."""
 
     rank: int
     phase: str
+    """The part of the step in which the rank needs longer than the others; `compute` if the rank was found in traces."""
     late_ms: float
+    """How much longer the rank needs than the median rank, per step, in ms."""
     step_ms: float
+    """The duration of the median step, in ms."""
     by: str
+    """How the rank was found, for a message."""
 
     @property
     def share_pct(self) -> float:

@@ -22,53 +22,51 @@ UNKNOWN = "host not recorded"
 
 
 class Spans(msgspec.Struct, frozen=True):
-    """The spans (such as steps or kernels) on one row of a timeline.
-
-    host: the host of the row. row: the name of the row, such as `rank 0`. names: the name of each span. start_s, end_s: start
-    and end of each span, in seconds since the epoch; shape (number of names,).
-    """
+    """The spans (such as steps or kernels) on one row of a timeline."""
 
     host: str
+    """The host of the row."""
     row: str
+    """The name of the row, such as `rank 0`."""
     names: list[str]
+    """The name of each span."""
     start_s: NDArray[np.float64]
+    """Start of each span, in seconds since the epoch; shape (number of names,)."""
     end_s: NDArray[np.float64]
+    """End of each span, in seconds since the epoch; shape (number of names,)."""
 
 
 class CounterTrack(msgspec.Struct, frozen=True):
-    """A quantity of a host over time, such as the share of busy processors.
-
-    at_s: the times of the values, in seconds since the epoch. values: the values in `unit`, with the same shape as `at_s`.
-    """
+    """A quantity of a host over time, such as the share of busy processors."""
 
     host: str
     name: str
     unit: str
     at_s: NDArray[np.float64]
+    """The times of the values, in seconds since the epoch."""
     values: NDArray[np.float64]
+    """The values in `unit`, with the same shape as `at_s`."""
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """An event without a duration, such as the start of a run. at_s: its time, in seconds since the epoch."""
+    """An event without a duration, such as the start of a run."""
 
     host: str
     name: str
     at_s: float
+    """Its time, in seconds since the epoch."""
 
 
 class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The timeline of one run.
-
-    uncorrected: the hosts whose clocks were never compared; the times of these hosts are the times of their own clocks.
-
-    instruments: what instruments did between steps, such as saving checkpoints, in one row per rank.
-    """
+    """The timeline of one run."""
 
     run_id: str
     clocks: Clocks
     uncorrected: list[str]
+    """The hosts whose clocks were never compared; the times of these hosts are the times of their own clocks."""
     steps: list[Spans]
     instruments: list[Spans]
+    """What instruments did between steps, such as saving checkpoints, in one row per rank."""
     counters: list[CounterTrack]
     moments: list[Moment]
     straggler: Straggler | None

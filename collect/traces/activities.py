@@ -19,33 +19,34 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "mtia_runtime", "priv
 
 
 class Activities(NamedTuple):
-    """What a rank does within [start_ns, end_ns). The same events count as in `breakdown`.
-
-    rows: the work as indexes of events in the trace, sorted by start: on a GPU its kernels and memory operations, else the
-    spans of gloo. The fields is_collective, operation and launch_row have one value for each of `rows`.
-    is_collective: whether the event is a collective.
-    operation: the index of the collective in `operations`; -1 if the event is not a collective.
-    operations: the distinct collectives.
-    launch_row: the index in the trace of the call that launched the event; -1 if it is not recorded, as always with gloo.
-    compute, communication, memory: when at least one event of this kind runs. busy: when any event runs.
-    host_collectives: when a collective runs on the host, or the host waits for a collective.
-    operating: when an operator of the main thread runs; empty for a GPU.
-    """
+    """What a rank does within [start_ns, end_ns). The same events count as in `breakdown`."""
 
     source: Source
     start_ns: int
     end_ns: int
     rows: NDArray[np.intp]
+    """The work as indexes of events in the trace, sorted by start: on a GPU its kernels and memory operations, else the spans
+    of gloo. The fields is_collective, operation and launch_row have one value for each of `rows`."""
     is_collective: NDArray[np.bool_]
+    """Whether the event is a collective."""
     operation: NDArray[np.int32]
+    """The index of the collective in `operations`; -1 if the event is not a collective."""
     operations: list[CollectiveOperation]
+    """The distinct collectives."""
     launch_row: NDArray[np.intp]
+    """The index in the trace of the call that launched the event; -1 if it is not recorded, as always with gloo."""
     compute: Intervals
+    """When at least one kernel that computes runs."""
     communication: Intervals
+    """When at least one collective runs."""
     memory: Intervals
+    """When at least one memory operation runs."""
     busy: Intervals
+    """When any event runs."""
     host_collectives: Intervals
+    """When a collective runs on the host, or the host waits for a collective."""
     operating: Intervals
+    """When an operator of the main thread runs; empty for a GPU."""
 
 
 def find_activities(trace: Trace) -> Activities | None:

@@ -47,19 +47,23 @@ MOST_KERNELS = 8  # the most kernel names in an AttentionUse
 class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of one operator of attention on one rank, or of one kernel of attention that no such operator launched.
 
-    All profiled steps count together. backend: the implementation; `fused` is an implementation for devices other than CUDA and
-    ROCm. backward: whether this is the backward pass. name: the name of the operator or kernel. by: whether `name` is an
-    operator or a kernel. total_ns: the time of the kernels (on a CPU: of the operator); None if no kernel is recorded.
-    kernels: the names of at most MOST_KERNELS kernels that compute, the kernel with the longest time first; empty on a CPU.
+    All profiled steps count together.
     """
 
     backend: Backend
+    """The implementation; `fused` is an implementation for devices other than CUDA and ROCm."""
     backward: bool
+    """Whether this is the backward pass."""
     name: str
+    """The name of the operator or kernel."""
     by: Literal["operator", "kernel"]
-    calls: int  # number of calls
+    """Whether `name` is an operator or a kernel."""
+    calls: int
+    """Number of calls."""
     total_ns: int | None
+    """The time of the kernels (on a CPU: of the operator); None if no kernel is recorded."""
     kernels: list[str]
+    """The names of at most MOST_KERNELS kernels that compute, the kernel with the longest time first; empty on a CPU."""
 
 
 def find_attention(trace: Trace, active: Activities) -> list[AttentionUse]:

@@ -27,9 +27,12 @@ _LOW = (1 << 32) - 1
 class EventTally(msgspec.Struct, frozen=True):
     """All events with one name: their number, and the sum of their durations."""
 
-    name: str  # name of the kernel, operator or collective
-    count: int  # number of calls
-    total_ns: int  # sum of the durations of these calls
+    name: str
+    """Name of the kernel, operator or collective."""
+    count: int
+    """Number of calls."""
+    total_ns: int
+    """Sum of the durations of these calls."""
 
     @property
     def mean_ns(self) -> float:
@@ -38,61 +41,70 @@ class EventTally(msgspec.Struct, frozen=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """Events of a GPU that are left out of all figures.
+    """Events of a GPU that are left out of all figures."""
 
-    total_ns: the sum of their durations. share_pct: this sum in percent of the sum over all events of the GPU.
-    """
-
-    count: int  # number of events
+    count: int
+    """Number of events."""
     total_ns: int
+    """The sum of their durations."""
     share_pct: float
+    """This sum in percent of the sum over all events of the GPU."""
 
 
 class HtaBounds(msgspec.Struct, frozen=True, kw_only=True):
     """The least and the greatest value that HolisticTraceAnalysis may give for each figure of one rank.
 
     HolisticTraceAnalysis (HTA) uses an unstable sort, so the order of kernels that start in the same microsecond depends on the
-    processor (see collect/traces/hta.py). Times are in ns. overlap_pct: before HTA rounds it to two decimals; None if there is
-    no communication.
+    processor (see collect/traces/hta.py). Times are in ns.
     """
 
-    span_ns: tuple[int, int]  # least and greatest value
-    compute_ns: tuple[int, int]  # least and greatest value
-    non_compute_ns: tuple[int, int]  # least and greatest value
-    idle_ns: tuple[int, int]  # least and greatest value
+    span_ns: tuple[int, int]
+    """Least and greatest value."""
+    compute_ns: tuple[int, int]
+    """Least and greatest value."""
+    non_compute_ns: tuple[int, int]
+    """Least and greatest value."""
+    idle_ns: tuple[int, int]
+    """Least and greatest value."""
     overlap_pct: tuple[float, float] | None
+    """Before HTA rounds it to two decimals; None if there is no communication."""
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rank spent its time, in ns. Overlapping intervals, such as of kernels on several streams, count once.
-
-    source: `gpu` if the figures come from kernels (categories kernel, gpu_memcpy, gpu_memset) of all devices of the rank;
-    `gloo` if they come from operators of the main thread and collectives of gloo; `cpu` if they come from operators alone.
-    steps: the number of profiler steps that the figures cover.
-    memory_ns: memory operations; None if not known, as with the sources `gloo` and `cpu`, whose traces do not show them.
-    non_compute_ns: the time in which something runs but nothing computes. overlap_ns: compute and a collective run together.
-    before_recording, outside_steps: events that are left out of the figures: events that were launched before the recording
-    began, and, in a trace with profiler steps, events that were launched outside of these steps (collect/traces/launches.py).
-    None: no events are left out.
-    hta_bounds: None for exact figures. Otherwise the figures are rounded and cut as in HolisticTraceAnalysis, and the figures
-    that HolisticTraceAnalysis itself prints may differ from them within these bounds.
-    """
+    """How one rank spent its time, in ns. Overlapping intervals, such as of kernels on several streams, count once."""
 
     rank: int | None
     source: Source
+    """`gpu` if the figures come from kernels (categories kernel, gpu_memcpy, gpu_memset) of all devices of the rank; `gloo` if
+    they come from operators of the main thread and collectives of gloo; `cpu` if they come from operators alone."""
     steps: int
-    span_ns: int  # from the first start to the last end: of kernels (gpu), else of profiler steps if any, else of operators
-    compute_ns: int  # time in which something computes
-    communication_ns: int  # time in which a collective runs
+    """The number of profiler steps that the figures cover."""
+    span_ns: int
+    """From the first start to the last end: of kernels (gpu), else of profiler steps if any, else of operators."""
+    compute_ns: int
+    """Time in which something computes."""
+    communication_ns: int
+    """Time in which a collective runs."""
     memory_ns: int | None
+    """Memory operations; None if not known, as with the sources `gloo` and `cpu`, whose traces do not show them."""
     non_compute_ns: int
-    idle_ns: int  # time in which nothing runs
+    """The time in which something runs but nothing computes."""
+    idle_ns: int
+    """Time in which nothing runs."""
     overlap_ns: int
-    collectives: list[EventTally]  # one entry for each name of a collective, such as all_reduce
-    kernels: list[EventTally]  # one entry per name, the longest total first; with gloo and cpu: operators of the main thread
+    """Compute and a collective run together."""
+    collectives: list[EventTally]
+    """One entry for each name of a collective, such as all_reduce."""
+    kernels: list[EventTally]
+    """One entry per name, the longest total first; with gloo and cpu: operators of the main thread."""
     before_recording: LeftOut | None = None
+    """Events that were launched before the recording began, which are left out of the figures; None: no such events."""
     outside_steps: LeftOut | None = None
+    """In a trace with profiler steps: events that were launched outside of these steps (collect/traces/launches.py), which are
+    left out of the figures; None: no such events."""
     hta_bounds: HtaBounds | None = None
+    """None for exact figures. Otherwise the figures are rounded and cut as in HolisticTraceAnalysis, and the figures that
+    HolisticTraceAnalysis itself prints may differ from them within these bounds."""
 
     @property
     def like_hta(self) -> bool:

@@ -16,20 +16,18 @@ from collect.traces.trace import Trace
 
 
 class ProcessGroup(msgspec.Struct, frozen=True):
-    """A process group in a trace.
-
-    name: the name in the trace; "" if the trace does not name the group.
-    ranks: the global ranks of the group; empty if the trace does not list them.
-    size: the number of ranks in the group; None if the trace does not say it.
-    description: the description that the user or c10d gave the group.
-    mixed: whether the calls are from several groups that the trace does not distinguish.
-    """
+    """A process group in a trace."""
 
     name: str = ""
+    """The name in the trace; "" if the trace does not name the group."""
     ranks: tuple[int, ...] = ()
+    """The global ranks of the group; empty if the trace does not list them."""
     size: int | None = None
+    """The number of ranks in the group; None if the trace does not say it."""
     description: str = ""
+    """The description that the user or c10d gave the group."""
     mixed: bool = False
+    """Whether the calls are from several groups that the trace does not distinguish."""
 
     @property
     def label(self) -> str:
@@ -41,25 +39,23 @@ class ProcessGroup(msgspec.Struct, frozen=True):
 
 
 class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
-    """One call of a collective on one rank. Times are in ns.
-
-    name: the name in torch.distributed, such as all_reduce.
-    group: the index of the process group in the list of groups of the rank.
-    step: the number of the profiler step in which the call was launched; -1 if it was launched in no step.
-    message_bytes: the size of the message as nccl-tests counts it; None if the trace does not say it.
-    hidden_ns: how long compute runs during the call.
-    exposed: the pieces of the call during which nothing computes and no collective that started earlier runs, as a flat list
-    (offset from the start of the call, length, offset, length ...). Over all calls of a rank, the pieces are disjoint, and
-    their sum is the exposed communication of the rank.
-    """
+    """One call of a collective on one rank. Times are in ns."""
 
     name: str
+    """The name in torch.distributed, such as all_reduce."""
     group: int
+    """The index of the process group in the list of groups of the rank."""
     step: int
+    """The number of the profiler step in which the call was launched; -1 if it was launched in no step."""
     duration_ns: int
     message_bytes: int | None
+    """The size of the message as nccl-tests counts it; None if the trace does not say it."""
     hidden_ns: int
+    """How long compute runs during the call."""
     exposed: list[int]
+    """The pieces of the call during which nothing computes and no collective that started earlier runs, as a flat list (offset
+    from the start of the call, length, offset, length ...). Over all calls of a rank, the pieces are disjoint, and their sum is
+    the exposed communication of the rank."""
 
     @property
     def exposed_ns(self) -> int:

@@ -72,24 +72,24 @@ _Dimension = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class CollectiveOperation(NamedTuple):
-    """A collective. A field is None if the trace does not say it.
-
-    name: the name in torch.distributed, such as all_reduce; an unknown name is not changed.
-    group: the name of the process group, which is unique on a rank.
-    description: the description that the user or c10d gave the group.
-    group_size: the number of ranks in the group. ranks: the global ranks of the group, in the order of the group.
-    in_elements, out_elements: the number of elements in the input and output of this rank.
-    dtype: the type of the elements in the words of c10, such as BFloat16.
-    """
+    """A collective. A field is None if the trace does not say it."""
 
     name: str
+    """The name in torch.distributed, such as all_reduce; an unknown name is not changed."""
     group: str | None = None
+    """The name of the process group, which is unique on a rank."""
     description: str | None = None
+    """The description that the user or c10d gave the group."""
     group_size: int | None = None
+    """The number of ranks in the group."""
     ranks: tuple[int, ...] | None = None
+    """The global ranks of the group, in the order of the group."""
     in_elements: int | None = None
+    """The number of elements in the input of this rank."""
     out_elements: int | None = None
+    """The number of elements in the output of this rank."""
     dtype: str | None = None
+    """The type of the elements in the words of c10, such as BFloat16."""
 
     @property
     def in_bytes(self) -> int | None:

@@ -29,26 +29,29 @@ _BUS_FACTORS: dict[str, Callable[[int], float]] = {
 
 
 class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of one collective in one process group, of all ranks and profiled steps together. Times are in ns.
-
-    collective: the name of the collective. calls: the number of calls. total_ns: the sum of their durations.
-    message_bytes: the sum of the message sizes of all calls, as nccl-tests counts them; None if the size of a call is unknown.
-    hidden_ns: the part of total_ns during which compute runs.
-    matched: the number of calls that were matched over ranks. waited_ns: the time of these calls spent waiting for slow ranks.
-    link: the link between the GPUs. link_gb_per_s: its bandwidth in one direction according to the data sheet, in 1e9 bytes/s.
-    Both are None if the ranks of the group are on several hosts, or if the trace does not say the model of the GPU.
-    """
+    """The calls of one collective in one process group, of all ranks and profiled steps together. Times are in ns."""
 
     collective: str
-    group: ProcessGroup  # the process group
+    """The name of the collective."""
+    group: ProcessGroup
+    """The process group."""
     calls: int
+    """The number of calls."""
     total_ns: int
+    """The sum of their durations."""
     message_bytes: int | None
+    """The sum of the message sizes of all calls, as nccl-tests counts them; None if the size of a call is unknown."""
     hidden_ns: int
+    """The part of total_ns during which compute runs."""
     matched: int
+    """The number of calls that were matched over ranks."""
     waited_ns: int
+    """The time of these calls spent waiting for slow ranks."""
     link: str | None
+    """The link between the GPUs."""
     link_gb_per_s: float | None
+    """Its bandwidth in one direction according to the data sheet, in 1e9 bytes/s. Both are None if the ranks of the group are
+    on several hosts, or if the trace does not say the model of the GPU."""
 
     @property
     def transfer_ns(self) -> int | None:

@@ -96,16 +96,16 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
 
 
 class TraceComparison(NamedTuple):
-    """The comparison of the run with another run (option --against).
-
-    against: the name of the other run. operators: how the operators of both runs differ. others: the figures of each trace of
-    the other run. damage: sentences about damaged traces of the other run.
-    """
+    """The comparison of the run with another run (option --against)."""
 
     against: str
+    """The name of the other run."""
     operators: list[OperatorDifference]
+    """How the operators of both runs differ."""
     others: list[FileFigures]
+    """The figures of each trace of the other run."""
     damage: list[str]
+    """Sentences about damaged traces of the other run."""
 
     def document(self, why: StepDifference | None) -> dict[str, Any]:
         """The comparison as a part of the JSON document. why: the difference between the steps of the two runs; None: not

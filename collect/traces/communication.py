@@ -13,18 +13,14 @@ from collect.traces.trace import Trace
 
 
 class Communication(NamedTuple):
-    """The kernels in a trace that communicate.
-
-    rows: which events of the trace are kernels that communicate, shape (number of events,).
-
-    operation: for each event, the index of its collective in `operations`; -1 if the event does not communicate; same shape.
-
-    operations: the distinct collectives.
-    """
+    """The kernels in a trace that communicate."""
 
     rows: NDArray[np.bool_]
+    """Which events of the trace are kernels that communicate, shape (number of events,)."""
     operation: NDArray[np.int32]
+    """For each event, the index of its collective in `operations`; -1 if the event does not communicate; same shape."""
     operations: list[CollectiveOperation]
+    """The distinct collectives."""
 
     def names(self, rows: NDArray[np.intp]) -> list[str]:
         """The name in torch.distributed of the collective of each of these events. rows: the indexes of events that

@@ -23,15 +23,16 @@ Key = tuple[str, str, int | str]  # name, category and thread of an event
 
 
 class EventSpans(NamedTuple):
-    """Events that have a duration, as arrays with one entry per event.
-
-    name, thread: the indexes of the name and of the thread in the labels of the trace. start_ns, end_ns: start and end in ns.
-    """
+    """Events that have a duration, as arrays with one entry per event."""
 
     name: NDArray[np.int32]
+    """The index of the name in the labels of the trace."""
     thread: NDArray[np.int32]
+    """The index of the thread in the labels of the trace."""
     start_ns: NDArray[np.int64]
+    """Start in ns."""
     end_ns: NDArray[np.int64]
+    """End in ns."""
 
     def select(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> EventSpans:
         """The chosen events. rows: which events are chosen, as a boolean mask or as indexes."""
@@ -39,58 +40,53 @@ class EventSpans(NamedTuple):
 
 
 class MemoryEvents(NamedTuple):
-    """The allocations and releases that the profiler recorded, one entry per event.
-
-    device_type: the number of the type of the device in c10 (c10/core/DeviceType.h). device: the number of the device.
-    at_ns: the time. bytes: the size; negative for a release. allocated, reserved: the bytes of the device after the event.
-    """
+    """The allocations and releases that the profiler recorded, one entry per event."""
 
     device_type: NDArray[np.int64]
+    """The number of the type of the device in c10 (c10/core/DeviceType.h)."""
     device: NDArray[np.int64]
+    """The number of the device."""
     at_ns: NDArray[np.int64]
+    """The time."""
     bytes: NDArray[np.int64]
+    """The size; negative for a release."""
     allocated: NDArray[np.int64]
+    """The allocated bytes of the device after the event."""
     reserved: NDArray[np.int64]
+    """The reserved bytes of the device after the event."""
 
 
 class TraceDetails(NamedTuple):
-    """The details of a trace. A field is empty if the profiler did not record its data.
-
-    modules: the calls of modules.
-
-    products: the operators of matrix products whose shapes are recorded.
-
-    shapes: for each of `products`, the index of its shapes in `texts`. texts: the JSON text of each distinct list of shapes;
-    the first is the empty text.
-
-    operators: the operators that have a sequence number of autograd. sequence: the sequence number of each of `operators`.
-
-    forward_thread: for each of `operators` that is a node of the backward pass, the number of the thread of its forward pass; 0
-    for an operator of the forward pass.
-
-    memory: the allocations and releases of memory.
-    """
+    """The details of a trace. A field is empty if the profiler did not record its data."""
 
     modules: EventSpans
+    """The calls of modules."""
     products: EventSpans
+    """The operators of matrix products whose shapes are recorded."""
     shapes: NDArray[np.int32]
+    """For each of `products`, the index of its shapes in `texts`."""
     texts: list[bytes]
+    """The JSON text of each distinct list of shapes; the first is the empty text."""
     operators: EventSpans
+    """The operators that have a sequence number of autograd."""
     sequence: NDArray[np.int64]
+    """The sequence number of each of `operators`."""
     forward_thread: NDArray[np.int64]
+    """For each of `operators` that is a node of the backward pass, the number of the thread of its forward pass; 0 for an
+    operator of the forward pass."""
     memory: MemoryEvents
+    """The allocations and releases of memory."""
 
 
 class _Part(NamedTuple):
-    """Some events of one block of a trace file.
-
-    kinds: for each event, the number of its kind (combination of name, category and thread). start_ns, end_ns: start and end in
-    ns.
-    """
+    """Some events of one block of a trace file."""
 
     kinds: NDArray[np.int32]
+    """For each event, the number of its kind (combination of name, category and thread)."""
     start_ns: NDArray[np.int64]
+    """Start in ns."""
     end_ns: NDArray[np.int64]
+    """End in ns."""
 
 
 class DetailColumns:

@@ -17,32 +17,34 @@ Unit = Literal["step", "trace"]
 
 
 class PartDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a step (such as compute) in both runs, in ns. difference_ns = time_ns - against_ns.
+    """A part of a step (such as compute) in both runs, in ns. difference_ns = time_ns - against_ns."""
 
-    time_ns: the time in the run. against_ns: the time in the run with which it is compared. 0: a step does not have this part.
-    """
-
-    part: StepPart  # which part of a step
-    label: str  # the part in words
+    part: StepPart
+    """Which part of a step."""
+    label: str
+    """The part in words."""
     time_ns: int
+    """The time in the run."""
     against_ns: int
-    difference_ns: int  # time_ns - against_ns
+    """The time in the run with which it is compared. 0: a step does not have this part."""
+    difference_ns: int
+    """time_ns - against_ns."""
 
 
 class StepDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """The difference of two runs. The sum over all parts is exactly difference_ns = time_ns - against_ns.
-
-    per: `step` if all traces have profiler steps, else `trace`.
-    time_ns, against_ns: the mean time of a step (or of a trace) over ranks and steps, in ns: from the first kernel to the last
-    one, or on a CPU the duration of the profiler steps.
-    parts: sorted by the absolute value of their difference, the largest first.
-    """
+    """The difference of two runs. The sum over all parts is exactly difference_ns = time_ns - against_ns."""
 
     per: Unit
+    """`step` if all traces have profiler steps, else `trace`."""
     time_ns: int
+    """The mean time of a step (or of a trace) over ranks and steps, in ns: from the first kernel to the last one, or on a CPU
+    the duration of the profiler steps."""
     against_ns: int
-    difference_ns: int  # how much longer a step is than in the other run
+    """The same time of the other run, in ns."""
+    difference_ns: int
+    """How much longer a step is than in the other run."""
     parts: list[PartDifference]
+    """Sorted by the absolute value of their difference, the largest first."""
 
 
 def compute_step_difference(runs: Sequence[RunAnswers], against: Sequence[RunAnswers]) -> StepDifference | None:

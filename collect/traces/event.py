@@ -25,23 +25,17 @@ _POINT, _NEWLINE, _ZERO, _ONE, _NINE = map(ord, ".\n019")
 
 
 class Args(Struct, gc=False):
-    """The arguments of an event that has a duration.
-
-    input_types, shapes: the types of the inputs of an operator as JSON text, and their shapes, such as [[8, 64], [64, 32]];
-    recorded if the profiler records shapes.
-    stream: the stream of the device; -1 if absent.
-    correlation: a number that a kernel and the call that launched it have in common; -1 if absent.
-    collective to ranks: the arguments of a collective as JSON text (collect/traces/collective.py parses them).
-    autograd: the number that autograd gives both an operator of the forward pass and its node in the backward pass.
-    forward_thread: for a node of the backward pass, the number of the thread on which its operator ran.
-    The fields are in the order in which Kineto writes them: msgspec then finds them faster.
-    Values of any type are accepted, so that a value of an unexpected type does not make the whole event unreadable.
-    """
+    """The arguments of an event that has a duration."""
 
     input_types: Raw = field(name="Input type", default=_ABSENT)
+    """The types of the inputs of an operator as JSON text; recorded if the profiler records shapes."""
     shapes: Raw = field(name="Input Dims", default=_ABSENT)
+    """The shapes of the inputs of an operator, such as [[8, 64], [64, 32]]; recorded if the profiler records shapes."""
     stream: Any = -1
+    """The stream of the device; -1 if absent."""
     correlation: Any = -1
+    """A number that a kernel and the call that launched it have in common; -1 if absent. collective to ranks: the arguments of
+    a collective as JSON text (collect/traces/collective.py parses them)."""
     collective: Raw = field(name="Collective name", default=_ABSENT)
     in_elements: Raw = field(name="In msg nelems", default=_ABSENT)
     out_elements: Raw = field(name="Out msg nelems", default=_ABSENT)
@@ -49,11 +43,16 @@ class Args(Struct, gc=False):
     dtype: Raw = _ABSENT
     sequence: Raw = field(name="Seq", default=_ABSENT)
     group: Raw = field(name="Process Group Name", default=_ABSENT)
-    group_id: Raw = field(name="Process Group ID", default=_ABSENT)  # PyTorch up to 2.3 wrote it in place of the name
+    group_id: Raw = field(name="Process Group ID", default=_ABSENT)
+    """PyTorch up to 2.3 wrote it in place of the name."""
     description: Raw = field(name="Process Group Description", default=_ABSENT)
     ranks: Raw = field(name="Process Group Ranks", default=_ABSENT)
     autograd: Any = field(name="Sequence number", default=-1)
+    """The number that autograd gives both an operator of the forward pass and its node in the backward pass."""
     forward_thread: Any = field(name="Fwd thread id", default=0)
+    """For a node of the backward pass, the number of the thread on which its operator ran. The fields are in the order in which
+    Kineto writes them: msgspec then finds them faster. Values of any type are accepted, so that a value of an unexpected type
+    does not make the whole event unreadable."""
 
     def collective_texts(self) -> tuple[Raw, ...]:
         """The texts of the arguments of the collective, in the order of the fields of `CollectiveTexts`."""
@@ -72,16 +71,17 @@ class AnyArgs(Args, gc=False):
 
 
 class TraceEvent(Struct, gc=False):
-    """What is read of an event of a Chrome trace.
-
-    cat: the category. tid: the thread, or the stream of a GPU. ts, dur: start and duration in microseconds.
-    """
+    """What is read of an event of a Chrome trace."""
 
     cat: str = ""
+    """The category."""
     name: str = ""
     tid: int | str = -1
+    """The thread, or the stream of a GPU."""
     ts: Any = None
+    """Start in microseconds."""
     dur: Any = None
+    """Duration in microseconds."""
     args: Args | None = None
 
 

@@ -37,31 +37,28 @@ _any_phase_decoder = msgspec.json.Decoder(list[AnyEvent])
 
 
 class DecodedEvents(NamedTuple):
-    """The events in one part of a trace file.
-
-    complete: the events with a duration (`ph` X) whose category is not ignored, in the order of the file.
-
-    start_ns, duration_ns: the times of `complete`; UNKNOWN for a time that is not a number.
-
-    modules: the calls of modules, which are frames of the Python stack. module_start_ns, module_duration_ns: their times.
-
-    memory: the arguments of the allocations and releases. memory_ns: the time of each of `memory`.
-
-    lost: {reason: number of events whose phase cannot be used for this reason}.
-
-    any_phase: whether any event has a phase (`ph`).
-    """
+    """The events in one part of a trace file."""
 
     complete: Sequence[TraceEvent]
+    """The events with a duration (`ph` X) whose category is not ignored, in the order of the file."""
     start_ns: NDArray[np.int64]
+    """The start times of `complete`; UNKNOWN for a time that is not a number."""
     duration_ns: NDArray[np.int64]
+    """The durations of `complete`; UNKNOWN for a time that is not a number."""
     modules: Sequence[TraceEvent]
+    """The calls of modules, which are frames of the Python stack."""
     module_start_ns: NDArray[np.int64]
+    """The start times of `modules`."""
     module_duration_ns: NDArray[np.int64]
+    """The durations of `modules`."""
     memory: Sequence[AnyArgs]
+    """The arguments of the allocations and releases."""
     memory_ns: NDArray[np.int64]
+    """The time of each of `memory`."""
     lost: dict[str, int]
+    """{reason: number of events whose phase cannot be used for this reason}."""
     any_phase: bool
+    """Whether any event has a phase (`ph`)."""
 
 
 class EventDecoder:

@@ -20,26 +20,25 @@ from shardlab.files import files, json_file
 
 
 class TraceFigures(msgspec.Struct, frozen=True):
-    """The figures (numbers) of one undamaged trace.
-
-    breakdown: how the rank spent its time. analysis: further results of the rank (`RankAnalysis`).
-    """
+    """The figures (numbers) of one undamaged trace."""
 
     breakdown: Breakdown
+    """How the rank spent its time."""
     analysis: RankAnalysis
+    """Further results of the rank (`RankAnalysis`)."""
 
 
 class CachedFigures(msgspec.Struct):
-    """The content of a cache file.
-
-    bytes, mtime_ns: the size and the modification time of the trace. code: the digest of the code that computed the figures.
-    figures: None if the trace has no figures, or if it is damaged or cut short.
-    """
+    """The content of a cache file."""
 
     bytes: int
+    """The size of the trace."""
     mtime_ns: int
+    """The modification time of the trace."""
     code: str
+    """The digest of the code that computed the figures."""
     figures: TraceFigures | None
+    """None if the trace has no figures, or if it is damaged or cut short."""
 
 
 def load_figures(path: Path) -> TraceFigures | None:

@@ -16,25 +16,21 @@ MOST_CATEGORIES = 12  # the most unknown categories that a sentence names
 
 
 class FileFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures (numbers) of a trace file.
-
-    path: the path of the file. rank: the rank, from the content or the name of the file; None if neither says it.
-
-    breakdown: how the rank spent its time. analysis: further results of the rank (`RankAnalysis`). Both are
-    None if the trace has no figures.
-
-    why: a clause that says why the trace has no figures; "" if it has figures, or if the file is cut short, which `damage`
-    says.
-
-    damage: sentences about events that were lost, and about a file that was cut short.
-    """
+    """The figures (numbers) of a trace file."""
 
     path: str
+    """The path of the file."""
     rank: int | None
+    """The rank, from the content or the name of the file; None if neither says it."""
     breakdown: Breakdown | None
+    """How the rank spent its time."""
     analysis: RankAnalysis | None
+    """Further results of the rank (`RankAnalysis`). Both are None if the trace has no figures."""
     why: str
+    """A clause that says why the trace has no figures; "" if it has figures, or if the file is cut short, which `damage` says.
+    """
     damage: list[str]
+    """Sentences about events that were lost, and about a file that was cut short."""
 
 
 def compute_file_figures(trace: Trace) -> FileFigures:

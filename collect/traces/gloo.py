@@ -21,26 +21,25 @@ _POINT_TO_POINT = ("send", "recv")
 
 
 class Activity(NamedTuple):
-    """What a rank without a GPU does, within start_ns to end_ns. All masks have the shape (number of events,).
-
-    operators: which events are operators of the main thread.
-    c10d: which of these operators launch collectives or wait for them. launches: which of these operators launch collectives.
-    computing: which of these operators compute: all but those of c10d and the wrappers of autograd.
-    collectives: which events are spans of gloo, on any thread.
-    compute: when an operator other than a wrapper of autograd runs and no operator of c10d runs, within start_ns to end_ns.
-    communication: when a span of gloo runs, including its waiting for other ranks, within start_ns to end_ns. `gloo:send` and
-    `gloo:recv` are spans on the main thread that last until they are waited for.
-    """
+    """What a rank without a GPU does, within start_ns to end_ns. All masks have the shape (number of events,)."""
 
     start_ns: int
     end_ns: int
     operators: NDArray[np.bool_]
+    """Which events are operators of the main thread."""
     c10d: NDArray[np.bool_]
+    """Which of these operators launch collectives or wait for them."""
     launches: NDArray[np.bool_]
+    """Which of these operators launch collectives."""
     computing: NDArray[np.bool_]
+    """Which of these operators compute: all but those of c10d and the wrappers of autograd."""
     collectives: NDArray[np.bool_]
+    """Which events are spans of gloo, on any thread."""
     compute: Intervals
+    """When an operator other than a wrapper of autograd runs and no operator of c10d runs, within start_ns to end_ns."""
     communication: Intervals
+    """When a span of gloo runs, including its waiting for other ranks, within start_ns to end_ns. `gloo:send` and `gloo:recv`
+    are spans on the main thread that last until they are waited for."""
 
 
 def find_activity(trace: Trace) -> Activity | None:

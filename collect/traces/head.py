@@ -27,18 +27,14 @@ class NamedGroup(msgspec.Struct, frozen=True):
 
 
 class TraceHead(msgspec.Struct, frozen=True):
-    """The information before the events of a trace.
-
-    host: the name of the host; "" if the file does not say it.
-
-    gpu: the model of the host's GPUs; "" if the file does not say it or names several models.
-
-    groups: the process groups of the rank; None if the file does not list them or the list cannot be read.
-    """
+    """The information before the events of a trace."""
 
     host: str = ""
+    """The name of the host; "" if the file does not say it."""
     gpu: str = ""
+    """The model of the host's GPUs; "" if the file does not say it or names several models."""
     groups: tuple[NamedGroup, ...] | None = None
+    """The process groups of the rank; None if the file does not list them or the list cannot be read."""
 
 
 class _Device(msgspec.Struct):

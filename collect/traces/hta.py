@@ -45,12 +45,10 @@ _MOST_ROWS = 20_000_000
 
 
 class Kernels(NamedTuple):
-    """The kernels that HTA analyses, with times that are rounded to whole us as HTA rounds them.
-
-    rows: the index of each kernel in the trace; an index occurs as often as HTA counts the kernel.
-    """
+    """The kernels that HTA analyses, with times that are rounded to whole us as HTA rounds them."""
 
     rows: NDArray[np.intp]
+    """The index of each kernel in the trace; an index occurs as often as HTA counts the kernel."""
     start_us: NDArray[np.int64]
     end_us: NDArray[np.int64]
 

@@ -39,9 +39,12 @@ from collect.traces.trace import Trace
 class IdleCauses(msgspec.Struct, frozen=True):
     """The idle time of a rank by cause, in ns; the sum of the three is the idle time of the rank."""
 
-    host_ns: int  # the next work was not launched yet
-    communication_ns: int  # the next work waits for a collective
-    other_ns: int  # the rank is idle for another reason
+    host_ns: int
+    """The next work was not launched yet."""
+    communication_ns: int
+    """The next work waits for a collective."""
+    other_ns: int
+    """The rank is idle for another reason."""
 
     @property
     def total_ns(self) -> int:
@@ -52,15 +55,18 @@ class IdleCauses(msgspec.Struct, frozen=True):
 class LaunchDelays(msgspec.Struct, frozen=True):
     """The times from the end of a call that launches a kernel or memory operation to the start of this operation, in ns.
 
-    The delay is 0 if the operation starts before the call returns. count: the number of operations whose launch is recorded;
-    total, median and longest are over these operations. HolisticTraceAnalysis (get_cuda_kernel_launch_stats) uses the same
-    definition.
+    The delay is 0 if the operation starts before the call returns.
     """
 
     count: int
-    total_ns: int  # sum of the delays
-    median_ns: int  # median of the delays
-    longest_ns: int  # the longest delay
+    """The number of operations whose launch is recorded; total, median and longest are over these operations.
+    HolisticTraceAnalysis (get_cuda_kernel_launch_stats) uses the same definition."""
+    total_ns: int
+    """Sum of the delays."""
+    median_ns: int
+    """Median of the delays."""
+    longest_ns: int
+    """The longest delay."""
 
 
 def find_idle_causes(trace: Trace, active: Activities) -> IdleCauses | None:

@@ -22,17 +22,15 @@ _ON_GPU = (*GPU_CATEGORIES, "gpu_user_annotation", "cuda_sync")
 
 
 class Launches(NamedTuple):
-    """The events of a GPU by the time of their launch, as three masks of shape (number of events,).
-
-    counted: events that were launched in a profiler step, or all events if the recording has no profiler steps. An event whose
-    launch is not recorded also counts, unless it was launched before the recording.
-    before_recording: events that were launched before the recording began.
-    outside_steps: events that were launched during the recording, but outside of its profiler steps.
-    """
+    """The events of a GPU by the time of their launch, as three masks of shape (number of events,)."""
 
     counted: NDArray[np.bool_]
+    """Events that were launched in a profiler step, or all events if the recording has no profiler steps. An event whose launch
+    is not recorded also counts, unless it was launched before the recording."""
     before_recording: NDArray[np.bool_]
+    """Events that were launched before the recording began."""
     outside_steps: NDArray[np.bool_]
+    """Events that were launched during the recording, but outside of its profiler steps."""
 
 
 def divide_by_launch(trace: Trace) -> Launches:

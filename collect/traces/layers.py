@@ -28,25 +28,27 @@ from collect.traces.trace import Trace
 
 
 class LayerTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of a module on one rank, all profiled steps together, in ns.
-
-    name: the module's name in the trace, such as Linear_0. parent: the module that calls it first; "" if no module calls it.
-    depth: the number of modules that contain the module. calls: the number of calls in forward.
-    forward_host_ns, backward_host_ns: the time of the host. On a CPU, this time contains all work.
-    forward_ns, backward_ns: the time in which kernels that compute and memory operations run that the module launched.
-    communication_ns: the time in which collectives run that the module launched, forward and backward together. None on a CPU.
-    backward_host_ns and backward_ns are None if the trace has no numbers of autograd.
-    """
+    """The time of a module on one rank, all profiled steps together, in ns."""
 
     name: str
+    """The module's name in the trace, such as Linear_0."""
     parent: str
+    """The module that calls it first; "" if no module calls it."""
     depth: int
+    """The number of modules that contain the module."""
     calls: int
+    """The number of calls in forward."""
     forward_host_ns: int
+    """The time of the host in forward. On a CPU, this time contains all work."""
     backward_host_ns: int | None
+    """The time of the host in backward. On a CPU, this time contains all work."""
     forward_ns: int | None
+    """The time in which kernels that compute and memory operations run that the module launched in forward."""
     backward_ns: int | None
+    """The same time for backward."""
     communication_ns: int | None
+    """The time in which collectives run that the module launched, forward and backward together. None on a CPU.
+    backward_host_ns and backward_ns are None if the trace has no numbers of autograd."""
 
     @property
     def forward(self) -> int:

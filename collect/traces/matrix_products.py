@@ -30,21 +30,24 @@ _INPUTS = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten
 
 
 class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of an operator with the same shapes on one rank, in all profiled steps together.
-
-    operator: its name, such as aten::mm. batch, m, n, k: the sizes; batch is 1 if the operator has no batch.
-    calls: the number of calls whose time is known. total_ns: the time of these calls together. untimed: the number of
-    calls whose kernels are not recorded, such as calls that were captured into a CUDA graph.
-    """
+    """All calls of an operator with the same shapes on one rank, in all profiled steps together."""
 
     operator: str
+    """Its name, such as aten::mm."""
     batch: int
+    """The number of products; 1 if the operator has no batch."""
     m: int
+    """The number of rows of the result."""
     n: int
+    """The number of columns of the result."""
     k: int
+    """The length of the sums."""
     calls: int
+    """The number of calls whose time is known."""
     total_ns: int
+    """The time of these calls together."""
     untimed: int
+    """The number of calls whose kernels are not recorded, such as calls that were captured into a CUDA graph."""
 
     @property
     def flops(self) -> int:

@@ -24,32 +24,31 @@ _DEVICES = {0: CPU, 1: "cuda", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: 
 
 
 class MemoryPoint(msgspec.Struct, frozen=True, array_like=True):
-    """The memory of a device at one moment.
-
-    at_ns: ns since the start of the first profiled step. allocated, reserved: bytes that the allocator had allocated and
-    reserved at this moment; None if unknown.
-    """
+    """The memory of a device at one moment."""
 
     at_ns: int
+    """Ns since the start of the first profiled step."""
     allocated: int
+    """Bytes that the allocator had allocated at this moment; None if unknown."""
     reserved: int | None
+    """Bytes that the allocator had reserved at this moment; None if unknown."""
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory of one device over the profiled steps, in bytes.
-
-    device: its name, such as cpu or cuda:0. start_bytes, end_bytes: allocated at the start of the first step and at the end of
-    the last step. peak_bytes: the most that was allocated. peak_reserved_bytes: the most that the allocator had reserved from
-    the device; None on a CPU, whose allocator reserves nothing.
-    points: the curve, at most MOST_POINTS points; each is the point with the most memory of its part of the curve.
-    """
+    """The memory of one device over the profiled steps, in bytes."""
 
     device: str
+    """Its name, such as cpu or cuda:0."""
     start_bytes: int
+    """Allocated at the start of the first step."""
     end_bytes: int
+    """Allocated at the end of the last step."""
     peak_bytes: int
+    """The most that was allocated."""
     peak_reserved_bytes: int | None
+    """The most that the allocator had reserved from the device; None on a CPU, whose allocator reserves nothing."""
     points: list[MemoryPoint]
+    """The curve, at most MOST_POINTS points; each is the point with the most memory of its part of the curve."""
 
 
 def measure_memory(trace: Trace) -> list[MemoryUse]:

@@ -13,17 +13,13 @@ MOST_LEVELS = 64  # a span inside this number of other spans, or more, is ignore
 
 
 class Nesting(NamedTuple):
-    """How some spans are nested in each other.
-
-    parent: for each span, the index of the innermost span of the same thread that contains it; -1 if no span contains it, -2 if
-    the span is ignored because it is nested too deep.
-
-    segments: the times in which a span is the innermost span, disjoint on each thread. `segments.name` is the index of this
-    span.
-    """
+    """How some spans are nested in each other."""
 
     parent: NDArray[np.intp]
+    """For each span, the index of the innermost span of the same thread that contains it; -1 if no span contains it, -2 if the
+    span is ignored because it is nested too deep."""
     segments: EventSpans
+    """The times in which a span is the innermost span, disjoint on each thread. `segments.name` is the index of this span."""
 
 
 def compute_nesting(spans: EventSpans) -> Nesting:

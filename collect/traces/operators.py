@@ -16,21 +16,23 @@ Change = Literal["new", "gone", "changed", "same"]
 
 
 class OperatorDifference(msgspec.Struct, frozen=True):
-    """An operator or kernel in a run, compared with the same operator or kernel in another run.
+    """An operator or kernel in a run, compared with the same operator or kernel in another run."""
 
-    calls, against_calls: calls per step and rank in the run and in the other run; 0 if there are none.
-    time_ns, against_time_ns: time per step and rank in ns.
-    change: `changed` if the number of calls per step differs. A difference of only the time is not a change, because it may be
-    noise.
-    """
-
-    name: str  # name of the kernel or operator
-    kind: str  # category in the trace
+    name: str
+    """Name of the kernel or operator."""
+    kind: str
+    """Category in the trace."""
     change: Change
+    """`changed` if the number of calls per step differs. A difference of only the time is not a change, because it may be
+    noise."""
     calls: float
+    """Calls per step and rank in the run; 0 if there are none."""
     against_calls: float
+    """Calls per step and rank in the other run; 0 if there are none."""
     time_ns: float
+    """Time per step and rank in ns."""
     against_time_ns: float
+    """Time per step and rank of the other run, in ns."""
 
     @property
     def more_time_ns(self) -> float:
@@ -39,16 +41,13 @@ class OperatorDifference(msgspec.Struct, frozen=True):
 
 
 class Uses(NamedTuple):
-    """The calls of operators and kernels by all ranks together.
-
-    totals: {(kind, name): (number of calls, time in ns)}, over all ranks and steps.
-
-    share: the number by which the totals are divided: the number of profiler steps of all ranks, or the number of ranks if
-    whole traces are compared.
-    """
+    """The calls of operators and kernels by all ranks together."""
 
     totals: dict[tuple[str, str], tuple[int, int]]
+    """{(kind, name): (number of calls, time in ns)}, over all ranks and steps."""
     share: int
+    """The number by which the totals are divided: the number of profiler steps of all ranks, or the number of ranks if whole
+    traces are compared."""
 
 
 def compare_trace_operators(run: Sequence[Trace], against: Sequence[Trace]) -> list[OperatorDifference]:

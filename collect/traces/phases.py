@@ -39,19 +39,18 @@ _ANNOTATIONS: dict[Phase, re.Pattern[str]] = {  # if a moment has annotations of
 
 
 class PhaseTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of a phase on one rank, all profiled steps together, in ns.
+    """The time of a phase on one rank, all profiled steps together, in ns."""
 
-    host_ns: the time that the main thread spends in the phase; the sum over all phases is the time of the profiler steps.
-    device_ns: the time in which kernels or memory operations run that the phase launched.
-    compute_ns, communication_ns: the time in which compute kernels, or collectives, run that the phase launched.
-    device_ns, compute_ns and communication_ns are None on a CPU, where host_ns contains all work.
-    """
-
-    phase: Phase  # name of the phase
+    phase: Phase
+    """Name of the phase."""
     host_ns: int
+    """The time that the main thread spends in the phase; the sum over all phases is the time of the profiler steps."""
     device_ns: int | None
+    """The time in which kernels or memory operations run that the phase launched."""
     compute_ns: int | None
+    """The time in which compute kernels run that the phase launched; None on a CPU, where `host_ns` contains all work."""
     communication_ns: int | None
+    """The time in which collectives run that the phase launched; None on a CPU, where `host_ns` contains all work."""
 
 
 def compute_phase_times(trace: Trace, active: Activities) -> list[PhaseTime]:

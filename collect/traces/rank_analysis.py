@@ -25,33 +25,37 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """The data from the trace of one rank, all profiled steps together. Times are in ns.
 
     span_ns = compute_ns + the exposed time of all calls + memory_ns + idle_ns.
-    memory_ns: the time of memory operations while nothing computes and no collective runs.
-    idle: the idle time by cause; None if the trace does not record the causes.
-    launches: the launch delays; None if no launch is recorded.
-    host: the name of the host; gpu: the model of its GPUs; "" if the trace does not say it.
-    groups: the process groups of the rank. calls: the calls of collectives, sorted by start.
-    layers: the time of each module. memory: the memory of each device. products: the matrix products. attention: the kernels of
-    attention. Each is empty if the trace does not record it.
     """
 
     rank: int | None
     source: Source
     steps: int
     host: str
+    """The name of the host;."""
     gpu: str
+    """The model of its GPUs; "" if the trace does not say it."""
     span_ns: int
     compute_ns: int
     memory_ns: int
+    """The time of memory operations while nothing computes and no collective runs."""
     idle_ns: int
     idle: IdleCauses | None
+    """The idle time by cause; None if the trace does not record the causes."""
     launches: LaunchDelays | None
+    """The launch delays; None if no launch is recorded."""
     groups: list[ProcessGroup]
+    """The process groups of the rank."""
     calls: list[CollectiveCall]
+    """The calls of collectives, sorted by start."""
     phases: list[PhaseTime]
     layers: list[LayerTime]
+    """The time of each module."""
     memory: list[MemoryUse]
+    """The memory of each device."""
     products: list[MatrixProduct]
+    """The matrix products."""
     attention: list[AttentionUse]
+    """The kernels of attention. Each is empty if the trace does not record it."""
 
     @property
     def kind(self) -> str:

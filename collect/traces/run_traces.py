@@ -18,19 +18,15 @@ from shardlab.matrix.study import Traces
 
 
 class RunTraces(msgspec.Struct, frozen=True, dict=True):
-    """The figures (numbers) of the profiled ranks of a run. Damaged traces are left out.
-
-    exact: the exact breakdown of each rank.
-
-    analyses: for the same ranks, the data from which `answers` is computed; always exact.
-
-    like_hta: the breakdown of each rank as HolisticTraceAnalysis computes it; empty if the matrix does not ask for it, or if
-    HolisticTraceAnalysis has no result.
-    """
+    """The figures (numbers) of the profiled ranks of a run. Damaged traces are left out."""
 
     exact: list[Breakdown] = []
+    """The exact breakdown of each rank."""
     analyses: list[RankAnalysis] = []
+    """For the same ranks, the data from which `answers` is computed; always exact."""
     like_hta: list[Breakdown] = []
+    """The breakdown of each rank as HolisticTraceAnalysis computes it; empty if the matrix does not ask for it, or if
+    HolisticTraceAnalysis has no result."""
 
     @cached_property
     def answers(self) -> RunAnswers:

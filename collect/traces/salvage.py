@@ -87,19 +87,15 @@ class _Number(str):
 
 
 class Salvaged(NamedTuple):
-    """The events that could be read from a part of the text of a trace.
-
-    lost: the number of events that could not be read.
-
-    rest: the offset in bytes at which the unread rest of the text begins; the rest may become readable when more text follows.
-
-    ended: whether the end of the list of events was reached.
-    """
+    """The events that could be read from a part of the text of a trace."""
 
     events: list[AnyEvent]
     lost: int
+    """The number of events that could not be read."""
     rest: int
+    """The offset in bytes at which the unread rest of the text begins; the rest may become readable when more text follows."""
     ended: bool
+    """Whether the end of the list of events was reached."""
 
 
 # strict=True: an event with a control character in a string is not valid. Without this rule, a stretch of zero bytes in a

@@ -20,17 +20,15 @@ UNKNOWN_CAUSE = "cause not recorded"
 
 
 class StepPart(msgspec.Struct, frozen=True, order=True):
-    """A part of the time of a step.
-
-    kind: what the rank does in this time.
-    of: for exposed communication the name of the collective, else "".
-    cause: for idle time `host`, `communication`, `other` or UNKNOWN_CAUSE; for exposed communication WAITING or TRANSFER, or
-    UNMATCHED ("") if the two cannot be distinguished; else "".
-    """
+    """A part of the time of a step."""
 
     kind: Kind
+    """What the rank does in this time."""
     of: str = ""
+    """For exposed communication the name of the collective, else ""."""
     cause: str = ""
+    """For idle time `host`, `communication`, `other` or UNKNOWN_CAUSE; for exposed communication WAITING or TRANSFER, or
+    UNMATCHED ("") if the two cannot be distinguished; else ""."""
 
     @property
     def label(self) -> str:
@@ -44,12 +42,10 @@ class StepPart(msgspec.Struct, frozen=True, order=True):
 
 
 class StepTime(msgspec.Struct, frozen=True):
-    """The mean time of a step over ranks and steps, in whole ns, and its parts. The sum of the parts is exactly total_ns.
-
-    steps: the number of steps of all ranks together. If the traces have no profiler steps, a whole trace counts as one step.
-    """
+    """The mean time of a step over ranks and steps, in whole ns, and its parts. The sum of the parts is exactly total_ns."""
 
     steps: int
+    """The number of steps of all ranks together. If the traces have no profiler steps, a whole trace counts as one step."""
     total_ns: int
     parts: dict[StepPart, int]
 

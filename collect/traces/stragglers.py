@@ -32,21 +32,22 @@ CallPosition = tuple[int, int]  # (index of a rank in the list of analyses, inde
 class RankWait(msgspec.Struct, frozen=True, kw_only=True):
     """How long a rank waited for other ranks, and the other ranks for this rank, in the matched calls of all profiled steps.
 
-    Times are in ns. calls: the number of matched calls.
-    last: the number of calls that this rank started last, later than all others.
-    waited_ns: the time that the rank waited in collectives.
-    lost_ns: the part of waited_ns in which nothing computes, so that the step gets longer.
-    span_ns: the profiled time of the rank, as in the breakdown.
-    caused_ns: the time that all other ranks waited in the calls that this rank started last.
+    Times are in ns.
     """
 
     rank: int
     calls: int
+    """The number of matched calls."""
     last: int
+    """The number of calls that this rank started last, later than all others."""
     waited_ns: int
+    """The time that the rank waited in collectives."""
     lost_ns: int
+    """The part of waited_ns in which nothing computes, so that the step gets longer."""
     span_ns: int
+    """The profiled time of the rank, as in the breakdown."""
     caused_ns: int
+    """The time that all other ranks waited in the calls that this rank started last."""
 
     @property
     def lost_pct(self) -> float | None:
@@ -55,24 +56,18 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waits(NamedTuple):
-    """How long ranks waited for each other, in the calls of a run that were matched over ranks.
-
-    waited: for each matched call, the time that its rank waited in the call, in ns.
-
-    skew_ns: for each matched collective, the longest waiting time of any rank, in ns; sorted.
-
-    ranks: the waiting of each rank, sorted by rank; empty if no call could be matched.
-
-    unmatched: the number of calls, of all ranks together, that synchronize ranks but could not be matched.
-
-    why: the reason why no call could be matched; "" if calls were matched.
-    """
+    """How long ranks waited for each other, in the calls of a run that were matched over ranks."""
 
     waited: dict[CallPosition, int]
+    """For each matched call, the time that its rank waited in the call, in ns."""
     skew_ns: list[int]
+    """For each matched collective, the longest waiting time of any rank, in ns; sorted."""
     ranks: list[RankWait]
+    """The waiting of each rank, sorted by rank; empty if no call could be matched."""
     unmatched: int
+    """The number of calls, of all ranks together, that synchronize ranks but could not be matched."""
     why: str
+    """The reason why no call could be matched; "" if calls were matched."""
 
     @property
     def lost_pct(self) -> float | None:

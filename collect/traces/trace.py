@@ -48,40 +48,43 @@ _OLD_CATEGORIES = {
 
 
 class Trace(NamedTuple):
-    """The events with a duration (`ph` X) of one rank, in the order of the file. Each array has one entry per event.
-
-    rank: the rank in the file, else the rank in the name of the file, else None.
-    labels: all texts of events, each once. name, category, thread: indexes in `labels`.
-    stream, correlation: see `Args`; -1 if absent.
-    start_ns: the start in ns since the base time of the profiler. duration_ns: never negative.
-    collective: the index in `collectives` of the collective that Kineto writes for a kernel or for record_param_comms, or of a
-    span of gloo whose inputs are recorded; -1 if there is none.
-    sequence: the number that c10d gives the collective within its process group; -1 if absent.
-    lost: the number of events that could not be read, by reason; in text that is not JSON, recognizable events are counted.
-    cut: why the file ends before the list of events ends; "" if the list is complete.
-    base_ns: the base time of the profiler, in ns since the epoch; None if the file does not say it.
-    head: the other information before the events.
-    details: what only some traces have: calls of modules, memory, shapes, and numbers of autograd.
-    """
+    """The events with a duration (`ph` X) of one rank, in the order of the file. Each array has one entry per event."""
 
     path: Path
     rank: int | None
+    """The rank in the file, else the rank in the name of the file, else None."""
     labels: list[str]
+    """All texts of events, each once."""
     name: NDArray[np.int32]
+    """Indexes in `labels`."""
     category: NDArray[np.int32]
+    """Indexes in `labels`."""
     thread: NDArray[np.int32]
+    """Indexes in `labels`."""
     stream: NDArray[np.int64]
+    """See `Args`; -1 if absent."""
     correlation: NDArray[np.int64]
+    """See `Args`; -1 if absent."""
     start_ns: NDArray[np.int64]
+    """The start in ns since the base time of the profiler."""
     duration_ns: NDArray[np.int64]
+    """Never negative."""
     collective: NDArray[np.int32]
+    """The index in `collectives` of the collective that Kineto writes for a kernel or for record_param_comms, or of a span of
+    gloo whose inputs are recorded; -1 if there is none."""
     sequence: NDArray[np.int64]
+    """The number that c10d gives the collective within its process group; -1 if absent."""
     collectives: list[CollectiveOperation]
     lost: dict[str, int]
+    """The number of events that could not be read, by reason; in text that is not JSON, recognizable events are counted."""
     cut: str
+    """Why the file ends before the list of events ends; "" if the list is complete."""
     base_ns: int | None = None
+    """The base time of the profiler, in ns since the epoch; None if the file does not say it."""
     head: TraceHead = TraceHead()
+    """The other information before the events."""
     details: TraceDetails = NO_DETAILS
+    """What only some traces have: calls of modules, memory, shapes, and numbers of autograd."""
 
     @property
     def end_ns(self) -> NDArray[np.int64]:

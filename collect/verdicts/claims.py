@@ -27,80 +27,84 @@ LEVEL = 0.025  # the probability of error on each side of an interval, as in two
 
 
 class ClaimNumber(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A number that the verdict on a claim uses.
-
-    call: the metric and the cell in the words of the test of the claim.
-    cell: the id of the cell.
-    value: the mean of the metric in this cell, or the state of the cell.
-    low, high: the 95 % interval, if it is known.
-    n: the number of repeats.
-    how: how the interval was computed, or why there is none.
-    runs: the ids of the runs over which `value` is the mean.
-    against: the id of the cell with which this cell is compared, if the metric compares two cells.
-    """
+    """A number that the verdict on a claim uses."""
 
     call: str
+    """The metric and the cell in the words of the test of the claim."""
     cell: str
+    """The id of the cell."""
     value: float | str
-    unit: str = ""  # unit of `value`, `low` and `high`; empty: no unit
+    """The mean of the metric in this cell, or the state of the cell."""
+    unit: str = ""
+    """Unit of `value`, `low` and `high`; empty: no unit."""
     low: float | None = None
+    """The lower end of the 95 % interval, if it is known."""
     high: float | None = None
+    """The upper end of the 95 % interval, if it is known."""
     n: int = 0
+    """The number of repeats."""
     how: str = ""
+    """How the interval was computed, or why there is none."""
     runs: list[str] = []
+    """The ids of the runs over which `value` is the mean."""
     against: str = ""
+    """The id of the cell with which this cell is compared, if the metric compares two cells."""
 
 
 class ClaimPart(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A part of the test of a claim, such as one comparison. The claim holds if all of its parts hold.
-
-    test: the part as text.
-    holds: whether the part holds for the measured means.
-    left, right: the measured values of the two sides.
-    left_interval, right_interval: their 95 % intervals; absent for a constant, and if the scatter is not known.
-    left_unit, right_unit: their units; absent if a side has no unit or its unit is not known.
-    holds_pct: the percentage of draws in which the part holds; absent if the scatter is not known.
-    """
+    """A part of the test of a claim, such as one comparison. The claim holds if all of its parts hold."""
 
     test: str
+    """The part as text."""
     holds: bool
+    """Whether the part holds for the measured means."""
     left: float | None = None
+    """The measured value of the left side."""
     right: float | None = None
+    """The measured value of the right side."""
     left_interval: tuple[float, float] | None = None
+    """The 95 % interval of the left side; absent for a constant, and if the scatter is not known."""
     right_interval: tuple[float, float] | None = None
+    """The 95 % interval of the right side; absent for a constant, and if the scatter is not known."""
     left_unit: str = ""
+    """The unit of the left side; absent if it has no unit or its unit is not known."""
     right_unit: str = ""
+    """The unit of the right side; absent if it has no unit or its unit is not known."""
     holds_pct: float | None = None
+    """The percentage of draws in which the part holds; absent if the scatter is not known."""
 
 
 class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """The verdict on one claim of a study.
-
-    id, says, where, test: the claim in the matrix file: its id, its sentence, its place in the study, and its test.
-    why: the reason for the verdict, in a sentence.
-    numbers: the measured numbers that the verdict uses. parts: the parts of the test.
-    remarks: sentences that a reader needs to judge the verdict.
-    reasons: possible reasons why the measured numbers differ from the numbers of the study.
-    notes: the notes of the matrix on the same place in the study.
-    helps: the command that is likely to decide the claim, if it is undecided.
-    rehearsal: whether the runs were a rehearsal, which says nothing about speed and size.
-    illustrative: whether the study measured nothing itself.
-    """
+    """The verdict on one claim of a study."""
 
     id: str
+    """The id of the claim in the matrix file."""
     says: str
+    """The sentence of the claim."""
     where: str
+    """The place of the claim in the study."""
     test: str
-    verdict: Word  # the verdict, in one word or two
+    """The test of the claim."""
+    verdict: Word
+    """The verdict, in one word or two."""
     why: str
+    """The reason for the verdict, in a sentence."""
     numbers: list[ClaimNumber] = []
+    """The measured numbers that the verdict uses."""
     parts: list[ClaimPart] = []
+    """The parts of the test."""
     remarks: list[str] = []
+    """Sentences that a reader needs to judge the verdict."""
     reasons: list[str] = []
+    """Possible reasons why the measured numbers differ from the numbers of the study."""
     notes: list[str] = []
+    """The notes of the matrix on the same place in the study."""
     helps: str = ""
+    """The command that is likely to decide the claim, if it is undecided."""
     rehearsal: bool = False
+    """Whether the runs were a rehearsal, which says nothing about speed and size."""
     illustrative: bool = False
+    """Whether the study measured nothing itself."""
 
 
 def judge_claims(loaded: Loaded, measurements: Measurements) -> list[Verdict]:

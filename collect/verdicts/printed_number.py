@@ -65,25 +65,24 @@ _WHOLE = re.compile(
 
 
 class ParsedNumber(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A number that a study printed, parsed.
+    """A number that a study printed, parsed."""
 
-    value: in `unit`; None if the text is a state.
-    low, high: the range of values that the text can mean, in `unit`: from the rounding of its last digit, or from a printed
-    range.
-    relation: `<` or `>` if the text is a bound, else `=`.
-    approximate: whether the text says that the number is approximate, such as with "about".
-    state: if the text is not a number but the end of a run, such as oom; else "".
-    remark: how the text was interpreted, if another interpretation is possible.
-    """
-
-    unit: str  # the unit of value, low and high
+    unit: str
+    """The unit of value, low and high."""
     value: float | None = None
+    """In `unit`; None if the text is a state."""
     low: float | None = None
+    """The smallest value that the text can mean, in `unit`: from the rounding of its last digit, or from a printed range."""
     high: float | None = None
+    """The largest value that the text can mean, in `unit`."""
     relation: Relation = "="
+    """`<` or `>` if the text is a bound, else `=`."""
     approximate: bool = False
+    """Whether the text says that the number is approximate, such as with "about"."""
     state: str = ""
+    """If the text is not a number but the end of a run, such as oom; else ""."""
     remark: str = ""
+    """How the text was interpreted, if another interpretation is possible."""
 
 
 def parse_number(text: str, unit: str | None, metric_unit: str, *, change: bool = False) -> ParsedNumber:

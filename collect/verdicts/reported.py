@@ -19,46 +19,55 @@ _OF_A_CPU = {KINDS["rss_bytes"], "cpu"}  # kinds of numbers measured on a CPU; a
 
 
 class ReportedResult(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One number that the study prints, beside the measured number.
-
-    where: the place in the study. metric: the name of the metric. printed: the number as printed.
-    cell: the filter for the cell. row: the id of the one cell that the filter matches; absent if it matches none or several.
-    kind: `measured` by the study, `estimated` (the study computed it) or `assumed` (nobody ran it).
-    head: the unit in the head of the table. of: the argument of the metric, such as the name of an operator, if it needs one.
-    against: the id of the cell with which the cell is compared, if the metric compares two cells.
-    reported: the printed number, parsed.
-    measured: the measured mean, or the state of the cell. low, high: its 95 % interval. unit: its unit. n: number of repeats.
-    how: how the interval was computed, or why there is none.
-    comparable: whether the two numbers may be compared; false in a rehearsal, and if one of the numbers is missing.
-    delta: measured - reported. ratio: measured / reported.
-    agrees: whether the measured interval and the range of the printed number overlap, or the measured number meets a printed
-    bound or state. The last three are absent if the numbers cannot be compared in this way.
-    why: why a value is missing. reasons: possible reasons for a difference. notes: notes of the matrix on this place.
-    """
+    """One number that the study prints, beside the measured number."""
 
     where: str
+    """The place in the study."""
     metric: str
+    """The name of the metric."""
     cell: dict[str, Any]
+    """The filter for the cell."""
     printed: str
+    """The number as printed."""
     kind: str
+    """`measured` by the study, `estimated` (the study computed it) or `assumed` (nobody ran it)."""
     head: str = ""
+    """The unit in the head of the table."""
     of: str = ""
+    """The argument of the metric, such as the name of an operator, if it needs one."""
     unit: str = ""
+    """Its unit."""
     row: str | None = None
+    """The id of the one cell that the filter matches; absent if it matches none or several."""
     against: str = ""
+    """The id of the cell with which the cell is compared, if the metric compares two cells."""
     reported: ParsedNumber | None = None
+    """The printed number, parsed."""
     measured: float | str | None = None
+    """The measured mean, or the state of the cell."""
     low: float | None = None
+    """The lower end of its 95 % interval."""
     high: float | None = None
+    """The upper end of its 95 % interval."""
     n: int = 0
+    """Number of repeats."""
     how: str = ""
+    """How the interval was computed, or why there is none."""
     comparable: bool = False
+    """Whether the two numbers may be compared; false in a rehearsal, and if one of the numbers is missing."""
     delta: float | None = None
+    """Measured - reported."""
     ratio: float | None = None
+    """Measured / reported."""
     agrees: bool | None = None
+    """Whether the measured interval and the range of the printed number overlap, or the measured number meets a printed bound
+    or state. The last three are absent if the numbers cannot be compared in this way."""
     why: str = ""
+    """Why a value is missing."""
     reasons: list[str] = []
+    """Possible reasons for a difference."""
     notes: list[str] = []
+    """Notes of the matrix on this place."""
 
 
 def compare_reported_numbers(loaded: Loaded, measurements: Measurements) -> list[ReportedResult]:

@@ -32,21 +32,21 @@ class NoMeasurement(Exception):
 
 
 class SelectedMetric(msgspec.Struct, frozen=True):
-    """The values of one metric in one cell.
-
-    row: the cell. values: one for each repeat, in `unit`. kind: the kind of the value, such as `cpu`.
-    argument: the argument of the metric, such as the name of an operator; None if the metric has none.
-    compared_pair: for a metric that compares two cells, the compared metric in this cell and in the other cell (by default its
-    baseline); `values` are then the values of the compared metric in this cell.
-    """
+    """The values of one metric in one cell."""
 
     row: CellRow
+    """The cell."""
     metric: Metric
     values: list[float]
+    """One for each repeat, in `unit`."""
     unit: str
     kind: str = ""
+    """The kind of the value, such as `cpu`."""
     argument: Argument | None = None
+    """The argument of the metric, such as the name of an operator; None if the metric has none."""
     compared_pair: tuple[SelectedMetric, SelectedMetric] | None = None
+    """For a metric that compares two cells, the compared metric in this cell and in the other cell (by default its baseline);
+    `values` are then the values of the compared metric in this cell."""
 
     @property
     def mean(self) -> float:

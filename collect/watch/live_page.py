@@ -37,36 +37,32 @@ COLOURS = tuple(f"var(--{name})" for name in palette.LIGHT if name.startswith("s
 
 
 class QueueRow(msgspec.Struct, frozen=True):
-    """A run as a row of the queue, as text.
-
-    step: such as "40 of 100". rate: the throughput in units/s. left: the remaining time.
-
-    share_pct: how much of the run is done, from 0 to 100; None if this is not known.
-
-    why: whether the run is a rehearsal, the reason for the state, and whether a sampler or the tracker ended early.
-    """
+    """A run as a row of the queue, as text."""
 
     run_id: str
     state: str
     step: str
+    """Such as "40 of 100"."""
     share_pct: float | None
+    """How much of the run is done, from 0 to 100; None if this is not known."""
     rate: str
+    """The throughput in units/s."""
     left: str
+    """The remaining time."""
     why: str
+    """Whether the run is a rehearsal, the reason for the state, and whether a sampler or the tracker ended early."""
 
 
 class RunAtWork(msgspec.Struct, frozen=True):
-    """A run whose figures the page draws.
-
-    last_record_s: the time of the last record, in seconds since the epoch. figures: for each figure the title, a note, and the
-    data and layout for plotly.
-    """
+    """A run whose figures the page draws."""
 
     run_id: str
     row: QueueRow
     hosts: list[str]
     last_record_s: float
+    """The time of the last record, in seconds since the epoch."""
     figures: list[dict[str, Any]]
+    """For each figure the title, a note, and the data and layout for plotly."""
 
 
 class LivePage:

@@ -24,16 +24,15 @@ NAMING_KEYS = ("workload", "strategy", "gpus", "nnodes")  # the keys by which a 
 
 
 class Adaptation(msgspec.Struct, frozen=True):
-    """An adapted matrix.
-
-    content: the content of the adapted matrix file, as dicts and lists. Its key `deviations` lists the deviations of the
-    original matrix, then the changes of this adaptation. changes: the changes of this adaptation. expected: the hashes of the
-    cells that the adapted matrix must have.
-    """
+    """An adapted matrix."""
 
     content: dict[str, Any]
+    """The content of the adapted matrix file, as dicts and lists. Its key `deviations` lists the deviations of the original
+    matrix, then the changes of this adaptation."""
     changes: list[Deviation]
+    """The changes of this adaptation."""
     expected: set[str]
+    """The hashes of the cells that the adapted matrix must have."""
 
 
 def adapt(matrix: Matrix, machine: Capacity, plugins: OwnPlugins, cluster_name: str) -> Adaptation | None:

@@ -38,28 +38,30 @@ DEGREES = ("dp", "tp", "pp")
 
 
 class CellSize(msgspec.Struct, frozen=True):
-    """What decides whether cells fit a cluster, as the matrix file gives it. nnodes: None if the file does not give it."""
+    """What decides whether cells fit a cluster, as the matrix file gives it."""
 
     gpus: int
     nnodes: int | None
+    """None if the file does not give it."""
     gpu_type: str | None
     launcher: str
 
 
 class AdaptedCell(msgspec.Struct, frozen=True):
-    """What becomes of a cell of a matrix.
-
-    point: the combination of the matrix file, with its new `defaults`. before: the cell of the study. keys: the keys of the new
-    cell; None if the cell is left out. after: the new cell; None if the cell is left out. why: the reason for another number of
-    GPUs, or why the cell is left out, in a sentence without a full stop; else empty. replaced: the other values that changed.
-    """
+    """What becomes of a cell of a matrix."""
 
     point: Point
+    """The combination of the matrix file, with its new `defaults`."""
     before: Cell
+    """The cell of the study."""
     keys: dict[str, Any] | None
+    """The keys of the new cell; None if the cell is left out."""
     after: Cell | None
+    """The new cell; None if the cell is left out."""
     why: str
+    """The reason for another number of GPUs, or why the cell is left out, in a sentence without a full stop; else empty."""
     replaced: tuple[ReplacedValue, ...] = ()
+    """The other values that changed."""
 
     @property
     def is_unchanged(self) -> bool:

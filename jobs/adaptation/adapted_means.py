@@ -23,12 +23,14 @@ PREFERRED_LAUNCHER = "torchrun"  # the launcher that is tried first: it starts r
 
 
 class ReplacedValue(msgspec.Struct, frozen=True):
-    """A value that the cluster does not have. name: of the value in a resolved cell. new: the value of the key in the matrix
-    file that replaces it. why: the reason, in a sentence without a full stop."""
+    """A value that the cluster does not have."""
 
     name: str
+    """Of the value in a resolved cell."""
     new: Any
+    """The value of the key in the matrix file that replaces it."""
     why: str
+    """The reason, in a sentence without a full stop."""
 
 
 def find_replaced_values(keys: dict[str, Any], machine: Capacity) -> dict[str, ReplacedValue]:

@@ -33,10 +33,12 @@ Values = dict[str, Any]  # the values of a resolved cell, by name (shardlab.matr
 
 
 class SelectedCells(msgspec.Struct, frozen=True):
-    """The cells that a filter of the original matrix selects. indexes: in the matrix. adapted: what became of them."""
+    """The cells that a filter of the original matrix selects."""
 
     indexes: tuple[int, ...]
+    """In the matrix."""
     adapted: list[AdaptedCell]
+    """What became of them."""
 
     @property
     def after(self) -> set[str]:

@@ -22,18 +22,19 @@ PASSES_PER_STAGE = 4  # micro-batches per pipeline stage: with this rule of stud
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """The advice on one strategy with one choice of its degrees (dp, tp, pp).
-
-    cell: trains with this strategy and the largest micro-batch that fits, or with a micro-batch of one item if none fits.
-    items_per_s: the likely throughput of all ranks together; None if the cell does not fit the memory, or if the time of a
-    step is not known. range_per_s: the range of this throughput.
-    """
+    """The advice on one strategy with one choice of its degrees (dp, tp, pp)."""
 
     cell: Cell
-    predicted: Prediction  # the prediction for this cell
+    """Trains with this strategy and the largest micro-batch that fits, or with a micro-batch of one item if none fits."""
+    predicted: Prediction
+    """The prediction for this cell."""
     items_per_s: float | None
-    reasons: tuple[str, ...]  # sentences on what decides the place of the strategy in the ranking
+    """The likely throughput of all ranks together; None if the cell does not fit the memory, or if the time of a step is not
+    known."""
+    reasons: tuple[str, ...]
+    """Sentences on what decides the place of the strategy in the ranking."""
     range_per_s: PredictedRange | None = None
+    """The range of this throughput."""
 
     @property
     def fits(self) -> bool:

@@ -26,31 +26,29 @@ RESULTS = "result(s) in docs/results"
 
 
 class MeasuredRatio(msgspec.Struct, frozen=True):
-    """How the measurements of one completed run compare with its prediction. gpu: the name of the GPU that the run used.
-
-    time, memory: the measured value divided by the predicted value; None if one of the two values is not known. power_w: the
-    power of one GPU in watts while steps were timed; None if the power was not measured.
-    """
+    """How the measurements of one completed run compare with its prediction."""
 
     cell: Cell
     gpu: str
+    """The name of the GPU that the run used."""
     time: float | None
+    """The measured time divided by the predicted time; None if one of the two is not known."""
     memory: float | None
+    """The measured memory divided by the predicted memory; None if one of the two is not known."""
     power_w: float | None = None
+    """The power of one GPU in watts while steps were timed; None if the power was not measured."""
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """The measurements that correct predictions: ratios of times and of memory, and the power of a GPU in watts, by key.
-
-    whose: a text that says where the measurements come from. fallback: another calibration, used for cells for which this
-    calibration has no measurement.
-    """
+    """The measurements that correct predictions: ratios of times and of memory, and the power of a GPU in watts, by key."""
 
     times: dict[Key, list[float]]
     memories: dict[Key, list[float]]
     powers: dict[Key, list[float]]
     whose: str = RUNS
+    """A text that says where the measurements come from."""
     fallback: Calibration | None = None
+    """Another calibration, used for cells for which this calibration has no measurement."""
 
     def time(self, cell: Cell, gpu: str, span: PredictedRange) -> tuple[PredictedRange, str]:
         """Correct the predicted time of a step. Returns (the corrected time, a text that says how it was obtained)."""

@@ -26,19 +26,19 @@ FORWARD_REDUCTIONS = 2  # all-reduces per block in forward: one for each row-par
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """One kind of communication of a rank in a step, such as all its all-reduces of gradients.
-
-    payload_bytes: the bytes of the tensors of all calls in a step together. calls: the number of calls in a step. ranks: the
-    number of ranks that take part in a call. axis: the dimension of the mesh whose ranks communicate. hidden: whether the rank
-    may compute at the same time.
-    """
+    """One kind of communication of a rank in a step, such as all its all-reduces of gradients."""
 
     op: Collective
     payload_bytes: float
+    """The bytes of the tensors of all calls in a step together."""
     calls: float
+    """The number of calls in a step."""
     ranks: int
+    """The number of ranks that take part in a call."""
     axis: Axis
+    """The dimension of the mesh whose ranks communicate."""
     hidden: bool
+    """Whether the rank may compute at the same time."""
 
     @property
     def sent_bytes(self) -> float:

@@ -15,11 +15,12 @@ LowLikelyHigh = tuple[float, float, float]
 
 
 class StudyRating(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The row of a link in study 4's table of interconnects. viable: whether the study recommends the link for tensor
-    parallelism. printed: the bandwidth that the study prints."""
+    """The row of a link in study 4's table of interconnects."""
 
     viable: Literal["yes", "marginal", "no"]
+    """Whether the study recommends the link for tensor parallelism."""
     printed: str
+    """The bandwidth that the study prints."""
 
 
 class LinkEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,15 +34,18 @@ class LinkEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlannedLink(msgspec.Struct, frozen=True):
-    """A link that collectives use. bandwidth: bus bandwidth in bytes/s. alpha_s: latency in seconds per hop.
+    """A link that collectives use.
 
-    In both ranges, `low` belongs to the slowest case. how: the end of a sentence that says where the two values come from.
+    In both ranges, `low` belongs to the slowest case.
     """
 
     name: str
     bandwidth: PredictedRange
+    """Bus bandwidth in bytes/s."""
     alpha_s: PredictedRange
+    """Latency in seconds per hop."""
     how: str
+    """The end of a sentence that says where the two values come from."""
 
 
 @functools.cache

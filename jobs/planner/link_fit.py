@@ -23,15 +23,14 @@ ROUNDS = 8  # after this many changes between ring and tree, the choice is not c
 
 
 class FittedLink(msgspec.Struct, frozen=True):
-    """The likely latency and bandwidth of a link, and how well they describe the measurement.
-
-    alpha_s: seconds per hop. bandwidth: bus bandwidth in bytes/s. spread: the largest relative difference between the model
-    and any measured iteration, at least LEAST_SPREAD.
-    """
+    """The likely latency and bandwidth of a link, and how well they describe the measurement."""
 
     alpha_s: float
+    """Seconds per hop."""
     bandwidth: float
+    """Bus bandwidth in bytes/s."""
     spread: float
+    """The largest relative difference between the model and any measured iteration, at least LEAST_SPREAD."""
 
 
 def fit_measurement(measured: MeasuredAllReduce) -> FittedLink | None:

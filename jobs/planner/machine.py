@@ -16,19 +16,20 @@ from shardlab.runs.prediction import PredictedRange, exact_range
 
 
 class PlannedMachine(msgspec.Struct, frozen=True):
-    """The GPUs and links that a cell can use. Each field is None if it is not known.
-
-    on_gpu: whether ranks have GPUs; if not, no other field has a value. name: the name of the GPU in the cluster file or in
-    NVML. inside, between: the links between GPUs of a node, and between nodes. price: the price of a GPU for an hour.
-    """
+    """The GPUs and links that a cell can use. Each field is None if it is not known."""
 
     on_gpu: bool
+    """Whether ranks have GPUs; if not, no other field has a value."""
     name: str = ""
+    """The name of the GPU in the cluster file or in NVML."""
     gpu: GpuModel | None = None
     capacity: PredictedRange | None = None
     inside: PlannedLink | None = None
+    """The links between GPUs of a node."""
     between: PlannedLink | None = None
+    """The links between nodes."""
     price: float | None = None
+    """The price of a GPU for an hour."""
 
 
 NO_GPU = PlannedMachine(on_gpu=False)

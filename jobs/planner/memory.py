@@ -52,11 +52,12 @@ def memory_terms() -> dict[str, MemoryTerm]:
 
 
 class StepMemoryTerms(msgspec.Struct, frozen=True):
-    """The peak memory of a step. by_category: the bytes of each category at the peak. complete: false if the memory of
-    activations is not known, so that the peak is a lower bound."""
+    """The peak memory of a step."""
 
     by_category: dict[str, PredictedRange]
+    """The bytes of each category at the peak."""
     complete: bool
+    """False if the memory of activations is not known, so that the peak is a lower bound."""
 
     @property
     def tensors(self) -> PredictedRange:

@@ -47,18 +47,20 @@ class SavedBytes(msgspec.Struct, frozen=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """A model with the options of a cell. front, back: numbers of parameters before and behind the blocks. tied: number of
-    parameters that are in both and count once. items: the name of the unit in which a batch size counts. flops_per_item: the
-    FLOPs of forward and backward for one item; None: not known."""
+    """A model with the options of a cell."""
 
     parameters: int
     blocks: int
     block_parameters: int
     largest_block: int
     front: int
+    """The number of parameters before the blocks."""
     back: int
+    """The number of parameters behind the blocks."""
     tied: int
+    """Number of parameters that are in both and count once."""
     flops_per_item: float | None
+    """The FLOPs of forward and backward for one item; None: not known."""
     saved: SavedBytes | None
     kind: str
     """The kind of model: transformer, convolution or unknown."""

@@ -15,24 +15,28 @@ from jobs.planner.pipeline_share import count_kept_chunks
 
 
 class PassSlot(msgspec.Struct, frozen=True):
-    """One pass of one micro-batch through one stage. start, end: in the unit of the times that `simulate` got. kind: F
-    (forward) or B (backward)."""
+    """One pass of one micro-batch through one stage."""
 
     rank: int
     kind: str
+    """F (forward) or B (backward)."""
     stage: int
     micro_batch: int
     start: float
+    """In the unit of the times that `simulate` got."""
     end: float
+    """In the unit of the times that `simulate` got."""
 
 
 class SimulatedPipeline(msgspec.Struct, frozen=True):
-    """A simulated step. slots: the passes of each rank, in order of time. total, ideal: the time of the step with and without
-    waiting."""
+    """A simulated step."""
 
     slots: tuple[tuple[PassSlot, ...], ...]
+    """The passes of each rank, in order of time."""
     total: float
+    """The time of the step with waiting."""
     ideal: float
+    """The time of the step without waiting."""
     micro_batches: int
 
     @property

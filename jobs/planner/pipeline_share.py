@@ -19,14 +19,17 @@ from shardlab.matrix.cell import Cell
 
 
 class StageShare(msgspec.Struct, frozen=True):
-    """A rank's part of the model. blocks: the number of its blocks. first, last: whether the rank has the first or the last
-    stage. kept_micro_batches: the largest number of micro-batches for which the rank keeps the activations of all its blocks;
-    may be a fraction if the rank has several stages."""
+    """A rank's part of the model."""
 
     blocks: int
+    """The number of its blocks."""
     first: bool
+    """Whether the rank has the first stage."""
     last: bool
+    """Whether the rank has the last stage."""
     kept_micro_batches: float
+    """The largest number of micro-batches for which the rank keeps the activations of all its blocks; may be a fraction if the
+    rank has several stages."""
 
 
 def read_schedule_name(cell: Cell) -> str:

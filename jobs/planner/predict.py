@@ -100,12 +100,13 @@ def make_range_around(mean: float) -> PredictedRange:
 
 
 class _PredictedMemory(msgspec.Struct, frozen=True):
-    """The predicted memory of a step. tensors: the part that torch's allocator counts. complete: false if the memory is only a
-    lower bound."""
+    """The predicted memory of a step."""
 
     by_category: dict[str, PredictedRange]
     tensors: PredictedRange
+    """The part that torch's allocator counts."""
     complete: bool
+    """False if the memory is only a lower bound."""
     source: Source
     how: str
 

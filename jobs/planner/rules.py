@@ -15,12 +15,18 @@ from shardlab.matrix.expression import Expression
 class DecisionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An entry of rules.yaml: the advice of a study on which strategies to use under a condition."""
 
-    id: str  # name of the rule
-    study: int  # number of the study
-    where: str  # place in the study
-    when: str  # condition on the model and the GPUs
-    recommends: tuple[str, ...]  # names of strategies
-    says: str  # what the study says, in a sentence
+    id: str
+    """Name of the rule."""
+    study: int
+    """Number of the study."""
+    where: str
+    """Place in the study."""
+    when: str
+    """Condition on the model and the GPUs."""
+    recommends: tuple[str, ...]
+    """Names of strategies."""
+    says: str
+    """What the study says, in a sentence."""
 
     def applies(self, facts: Mapping[str, float | bool | str]) -> bool:
         """Whether the condition of the rule is true. facts: the values of the names in the condition (`advise.rule_facts`)."""
@@ -28,11 +34,12 @@ class DecisionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JudgedRule(msgspec.Struct, frozen=True):
-    """A rule whose condition is true. agrees: whether the planner predicts for a recommended strategy at least 95 % of the
-    highest throughput."""
+    """A rule whose condition is true."""
 
-    rule: DecisionRule  # the rule of a study
+    rule: DecisionRule
+    """The rule of a study."""
     agrees: bool
+    """Whether the planner predicts for a recommended strategy at least 95 % of the highest throughput."""
     why: str
 
 

@@ -17,14 +17,18 @@ WIDENING = 0.05  # relative width added to each side of a range per doubling of 
 
 
 class ScaledCell(msgspec.Struct, frozen=True):
-    """A cell on another number of GPUs. speedup: the throughput of this cell divided by the throughput of the original cell.
-    trust: how far to trust the numbers, as text."""
+    """A cell on another number of GPUs."""
 
-    gpus: int  # number of GPUs
-    predicted: Prediction  # the prediction for a run on this number of GPUs
-    step_s: PredictedRange | None  # the seconds of an optimizer step; null: not known
+    gpus: int
+    """Number of GPUs."""
+    predicted: Prediction
+    """The prediction for a run on this number of GPUs."""
+    step_s: PredictedRange | None
+    """The seconds of an optimizer step; null: not known."""
     speedup: PredictedRange | None
+    """The throughput of this cell divided by the throughput of the original cell."""
     trust: str
+    """How far to trust the numbers, as text."""
 
 
 def scale_cell(cell: Cell, gpus: int, per_node: int) -> Cell | None:

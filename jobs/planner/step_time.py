@@ -36,12 +36,14 @@ UPDATE_BYTES = {True: 28, False: 72}  # bytes per parameter that Adam in fp32 re
 
 
 class PredictedStepTime(msgspec.Struct, frozen=True):
-    """The predicted time of a step in seconds. parts: its parts by name, which add up to the step. communication: the time of
-    all communication, hidden or not. links: the links that the communication uses."""
+    """The predicted time of a step in seconds."""
 
     parts: dict[str, PredictedRange]
+    """Its parts by name, which add up to the step."""
     communication: PredictedRange
+    """The time of all communication, hidden or not."""
     links: tuple[PlannedLink, ...]
+    """The links that the communication uses."""
 
     @property
     def seconds(self) -> PredictedRange:

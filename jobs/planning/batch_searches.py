@@ -22,11 +22,12 @@ LARGEST_TINY_BATCH = 8  # of a pass with `--scale tiny`: a tiny twin runs out of
 
 
 class PlannedSearches(msgspec.Struct, frozen=True):
-    """The searches of a matrix. cells: the cell of the first try of each search, in the order of the matrix. searches: each
-    search by the text that `batch_search.search_family_hash` gives for all cells of the search."""
+    """The searches of a matrix."""
 
     cells: list[Cell]
+    """The cell of the first try of each search, in the order of the matrix."""
     searches: dict[str, BatchSearch]
+    """Each search by the text that `batch_search.search_family_hash` gives for all cells of the search."""
 
 
 def plan_searches(

@@ -29,24 +29,23 @@ from trainers.data import data_sets
 
 
 class MissingData(msgspec.Struct, frozen=True):
-    """Which data sets are missing.
-
-    missing: a sentence for each missing data set. unknown: why it is not known which data sets are missing, or ''.
-    """
+    """Which data sets are missing."""
 
     missing: list[str] = []
+    """A sentence for each missing data set."""
     unknown: str = ""
+    """Why it is not known which data sets are missing, or ''."""
 
 
 class DataSetQuestion(msgspec.Struct, frozen=True):
-    """The question that is sent to the controller of a cluster: which data sets of these cells are missing?
-
-    shared, data_path: `storage.shared` and `data.path` of the cluster file. options: the options of each cell.
-    """
+    """The question that is sent to the controller of a cluster: which data sets of these cells are missing?"""
 
     shared: str | None
+    """`storage.shared` of the cluster file."""
     data_path: str | None
+    """`data.path` of the cluster file."""
     options: list[dict[str, Any]]
+    """The options of each cell."""
 
 
 def find_missing_data(cells: Sequence[Cell], source: RenderContext, workspace: Workspace) -> MissingData:

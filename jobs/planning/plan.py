@@ -46,32 +46,30 @@ ADAPT_HINT = (
 
 
 class MatrixPlan(msgspec.Struct, frozen=True):
-    """The plan of a matrix on a cluster.
-
-    matrix: the matrix file.
-    all_cells: all cells of the matrix.
-    cells: the cells that --where selects; all cells without --where.
-    repeats: the number of runs of each cell of `all_cells`, by the name of the cell.
-    recorded: the mean duration of completed runs in seconds, by the name of the cell.
-    cost: the estimated time of the runs of `cells`, as far as it is known.
-    source: what all runs of the plan have in common.
-    remarks: notes for the user.
-    misfits: the `cells` that do not fit the machines of the cluster, each with its place in the matrix file.
-    advice: sentences that name the options with which all selected cells may fit.
-    predicted: the planner's prediction for each cell of `cells`, by the name of the cell.
-    """
+    """The plan of a matrix on a cluster."""
 
     matrix: Matrix
+    """The matrix file."""
     all_cells: list[Cell]
+    """All cells of the matrix."""
     cells: list[Cell]
+    """The cells that --where selects; all cells without --where."""
     repeats: dict[str, int]
+    """The number of runs of each cell of `all_cells`, by the name of the cell."""
     recorded: dict[str, float]
+    """The mean duration of completed runs in seconds, by the name of the cell."""
     cost: Cost
+    """The estimated time of the runs of `cells`, as far as it is known."""
     source: render.RenderContext
+    """What all runs of the plan have in common."""
     remarks: list[str]
+    """Notes for the user."""
     misfits: list[Misfit]
+    """The `cells` that do not fit the machines of the cluster, each with its place in the matrix file."""
     advice: list[str]
+    """Sentences that name the options with which all selected cells may fit."""
     predicted: dict[str, Prediction]
+    """The planner's prediction for each cell of `cells`, by the name of the cell."""
 
     def planned_name(self, cell: Cell) -> str:
         """The name of the planned cell to which a run of `cell` belongs. For a try of a search, this is the cell of the first
@@ -298,14 +296,12 @@ def must_run_here(source: render.RenderContext, *, allow_login_node: bool, train
 
 
 class Rendering(msgspec.Struct, frozen=True):
-    """The result of `jobs render`.
-
-    folders: the run folders that were written. skipped: the runs that were skipped, because their records do not tell whether
-    the runs were submitted.
-    """
+    """The result of `jobs render`."""
 
     folders: list[RunDir]
+    """The run folders that were written."""
     skipped: list[Status]
+    """The runs that were skipped, because their records do not tell whether the runs were submitted."""
 
 
 def with_source_in(plan: MatrixPlan, folder: Path) -> MatrixPlan:

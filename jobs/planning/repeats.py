@@ -18,16 +18,14 @@ from shardlab.workspace.workspace import Workspace
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """The estimated time of the runs of a plan, from earlier runs of the same cells in this workspace.
-
-    cells: the number of planned cells that have completed in this workspace before.
-    hours: the time of all planned runs of these cells, one after another.
-    rank_hours: the sum over these runs of hours times the number of ranks (with GPUs, these are GPU hours).
-    """
+    """The estimated time of the runs of a plan, from earlier runs of the same cells in this workspace."""
 
     cells: int
+    """The number of planned cells that have completed in this workspace before."""
     hours: float
+    """The time of all planned runs of these cells, one after another."""
     rank_hours: float
+    """The sum over these runs of hours times the number of ranks (with GPUs, these are GPU hours)."""
 
 
 def count_repeats(file: MatrixFile, cells: Sequence[Cell], given_repeats: int | None) -> dict[str, int]:

@@ -27,12 +27,18 @@ AddProblem = Callable[[str, str], None]  # adds a problem of a cell; arguments: 
 class Capacity(msgspec.Struct, frozen=True):
     """The machines that the scheduler can give to a run."""
 
-    nodes: int | None  # the largest number of nodes of a run; None: not known
-    gpus: int | None  # the number of GPUs of a node; None if ranks are processes on a CPU
-    here: bool = False  # whether runs start on this machine, so that it must have the programs of the launchers
-    per_rank: bool = True  # whether the scheduler can start a task for each rank, and not only for each node
-    longest_s: int | None = None  # the largest time limit of a run, in seconds; None: not known
-    types: dict[str, Capacity] = {}  # for each GPU type that a cell may name: the capacity for cells with this type
+    nodes: int | None
+    """The largest number of nodes of a run; None: not known."""
+    gpus: int | None
+    """The number of GPUs of a node; None if ranks are processes on a CPU."""
+    here: bool = False
+    """Whether runs start on this machine, so that it must have the programs of the launchers."""
+    per_rank: bool = True
+    """Whether the scheduler can start a task for each rank, and not only for each node."""
+    longest_s: int | None = None
+    """The largest time limit of a run, in seconds; None: not known."""
+    types: dict[str, Capacity] = {}
+    """For each GPU type that a cell may name: the capacity for cells with this type."""
 
     def for_gpu_type(self, gpu_type: str | None) -> Capacity | None:
         """The capacity for cells with this GPU type; None if the cluster has no such GPU type."""
@@ -40,12 +46,14 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 class Misfit(msgspec.Struct, frozen=True):
-    """A cell that does not fit the machines. cell: its name. why: the reason. problem: the reason with the cell's place in the
-    matrix file."""
+    """A cell that does not fit the machines."""
 
     cell: str
+    """Its name."""
     why: str
+    """The reason."""
     problem: Problem
+    """The reason with the cell's place in the matrix file."""
 
 
 class Menus(msgspec.Struct, frozen=True):
@@ -54,8 +62,8 @@ class Menus(msgspec.Struct, frozen=True):
     strategies: dict[str, Strategy]
     workloads: dict[str, Workload]
     launchers: dict[str, Launcher]
-    # Why a file of the workspace does not define a workload or strategy: by key (workload, strategy), then by name.
     faults: dict[str, dict[str, str]] = {}
+    """Why a file of the workspace does not define a workload or strategy: by key (workload, strategy), then by name."""
 
 
 def resolve_cells(

@@ -92,19 +92,17 @@ class RefusingProcess:
 
 
 class OwnStrategies(msgspec.Struct, frozen=True):
-    """The workspace's own strategies.
-
-    by_name: the strategies, by name.
-    sources: the files that define them, by their digest.
-    faults: why a file defines no strategies, by each strategy name that was looked for in the file; if no names were given, by
-        the name of the file.
-    processes: the processes that say which cells are refused, by the digest of the file.
-    """
+    """The workspace's own strategies."""
 
     by_name: dict[str, OwnStrategy] = {}
+    """The strategies, by name."""
     sources: dict[str, PluginSource] = {}
+    """The files that define them, by their digest."""
     faults: dict[str, str] = {}
+    """Why a file defines no strategies, by each strategy name that was looked for in the file; if no names were given, by the
+    name of the file."""
     processes: dict[str, RefusingProcess] = {}
+    """The processes that say which cells are refused, by the digest of the file."""
 
     def menu(self, workloads: Mapping[str, OwnWorkload]) -> dict[str, Strategy]:
         """Register the strategies, so that `menu.strategy_of` finds them from now on, and return their menu entries by name.

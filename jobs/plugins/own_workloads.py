@@ -24,16 +24,14 @@ from trainers.workload import Workload
 
 
 class OwnWorkloads(msgspec.Struct, frozen=True):
-    """The workspace's own workloads.
-
-    by_name: the workloads, by name.
-    sources: the files that define them, by their digest.
-    faults: why a file defines no workload, by each workload name that the file would have defined.
-    """
+    """The workspace's own workloads."""
 
     by_name: dict[str, OwnWorkload] = {}
+    """The workloads, by name."""
     sources: dict[str, PluginSource] = {}
+    """The files that define them, by their digest."""
     faults: dict[str, str] = {}
+    """Why a file defines no workload, by each workload name that the file would have defined."""
 
     def menu(self) -> dict[str, Workload]:
         """Register the workloads, so that `menu.workload_of` finds them from now on, and return their menu entries by name."""

@@ -47,41 +47,48 @@ CLUSTER_FILE = "cluster.json"
 
 
 class RenderContext(msgspec.Struct, frozen=True, dict=True):
-    """The values that are the same for all runs that are rendered together.
-
-    matrix: the name of the matrix.
-    where: the cluster.
-    scheduler: the name of the scheduler.
-    own_templates: the workspace's folder of templates, which replace shipped templates of the same name; or None.
-    digests: by the name of the file, the SHA-256 of every template from which the scheduler's scripts may be rendered, and of
-        the files that these templates include.
-    source, packages, data_path, proofs_path, versions, git_commit, created, wait_gpus_s, track: as in `Run`.
-    own_code: the folder of the frozen copies of plug-ins.
-    own: the plug-ins of the workspace.
-    predicted: the planner's prediction for a run, by the name of its cell.
-    retry: the key `retry` of the matrix; for a new attempt, `retry` of the earlier attempt.
-    searches: the searches to which runs may belong, by the text that `batch_search.search_family_hash` gives for all cells of a
-    search."""
+    """The values that are the same for all runs that are rendered together."""
 
     matrix: str
+    """The name of the matrix."""
     where: Cluster
+    """The cluster."""
     scheduler: str
+    """The name of the scheduler."""
     own_templates: Path | None
+    """The workspace's folder of templates, which replace shipped templates of the same name; or None."""
     digests: dict[str, str]
+    """By the name of the file, the SHA-256 of every template from which the scheduler's scripts may be rendered, and of the
+    files that these templates include."""
     source: str
+    """As in `Run`."""
     packages: str
+    """As in `Run`."""
     data_path: str
+    """As in `Run`."""
     proofs_path: str
+    """As in `Run`."""
     versions: dict[str, str]
+    """As in `Run`."""
     git_commit: str | None
+    """As in `Run`."""
     created: str
+    """As in `Run`."""
     own_code: Path
+    """The folder of the frozen copies of plug-ins."""
     wait_gpus_s: int = 0
+    """As in `Run`."""
     track: str | None = None
+    """As in `Run`."""
     own: OwnPlugins = OwnPlugins()
+    """The plug-ins of the workspace."""
     predicted: dict[str, Prediction] = {}
+    """The planner's prediction for a run, by the name of its cell."""
     retry: Retry = Retry()
+    """The key `retry` of the matrix; for a new attempt, `retry` of the earlier attempt."""
     searches: dict[str, BatchSearch] = {}
+    """The searches to which runs may belong, by the text that `batch_search.search_family_hash` gives for all cells of a
+    search."""
 
     def search_of(self, cell: Cell) -> BatchSearch | None:
         """The search of which a run of this cell is a try; None if the cell belongs to no search."""

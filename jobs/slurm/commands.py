@@ -48,9 +48,10 @@ class OutageWatch:
 
 
 class SlurmOutput(msgspec.Struct, frozen=True):
-    """The result of a command of Slurm. code: the exit code; None if the command did not end within its time limit."""
+    """The result of a command of Slurm."""
 
     code: int | None
+    """The exit code; None if the command did not end within its time limit."""
     stdout: str
     stderr: str
 

@@ -32,25 +32,30 @@ _AWAY = re.compile(
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A job, or a task of a job array, as Slurm lists it. id: such as 12, or 12_3 for a task. submit_s, start_s: the times of
-    the submission and of the last start, in seconds since the epoch. nodes: in Slurm's notation."""
+    """A job, or a task of a job array, as Slurm lists it."""
 
     id: str
+    """Such as 12, or 12_3 for a task."""
     name: str
     state: str
     reason: str
     submit_s: float | None
+    """The time of the submission, in seconds since the epoch."""
     start_s: float | None
+    """The time of the last start, in seconds since the epoch."""
     nodes: str
+    """In Slurm's notation."""
 
 
 class JobsFound(msgspec.Struct, frozen=True):
-    """Slurm's answer about several jobs. jobs: the jobs that were found, by id. why_not: why Slurm's controller could not be
-    asked, or ''. complete: whether it is certain that Slurm does not know the jobs that are missing in `jobs`."""
+    """Slurm's answer about several jobs."""
 
     jobs: dict[str, Job]
+    """The jobs that were found, by id."""
     why_not: str
+    """Why Slurm's controller could not be asked, or ''."""
     complete: bool
+    """Whether it is certain that Slurm does not know the jobs that are missing in `jobs`."""
 
 
 def find_jobs(numbers: Sequence[str], since_s: float, unfinished_ids: Set[str] = frozenset()) -> JobsFound:

@@ -26,10 +26,14 @@ GPU_OF_A_TYPE = re.compile(r"gres/gpu:([A-Za-z0-9_.-]{1,64})")
 class Share(msgspec.Struct, frozen=True):
     """What an account has left of its limit on one resource. Slurm may count older use with less weight."""
 
-    account: str  # name of the account
-    resource: str  # name of the resource in Slurm, such as gres/gpu, gres/gpu:a100, billing, node or cpu
-    left: float  # hours of the resource that are left
-    limit: float  # hours of the resource in all
+    account: str
+    """Name of the account."""
+    resource: str
+    """Name of the resource in Slurm, such as gres/gpu, gres/gpu:a100, billing, node or cpu."""
+    left: float
+    """Hours of the resource that are left."""
+    limit: float
+    """Hours of the resource in all."""
 
     def in_words(self) -> str:
         """A sentence without its subject, such as `75 of 100 GPU hours left`."""

@@ -48,13 +48,13 @@ NO_ROOM = re.compile(
 
 
 class Submission(msgspec.Struct, kw_only=True):
-    """A submission of several runs as one job, stored in .shardlab/submissions/TOKEN.json. runs: in the order of the array's
-    tasks (kind `array`), or in the order in which they start (kind `pack`)."""
+    """A submission of several runs as one job, stored in .shardlab/submissions/TOKEN.json."""
 
     schema: Count = 1
     token: Token
     kind: Kind
     runs: list[RunId]
+    """In the order of the array's tasks (kind `array`), or in the order in which they start (kind `pack`)."""
     script: Annotated[str, msgspec.Meta(pattern=r"^/")]
     options: list[SubmitOption]
     created_s: WallTime

@@ -27,16 +27,14 @@ STAGING = ".resume"  # a hidden folder in the folder of the new run, for files t
 
 
 class StoredCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint from which a run may resume.
-
-    run: the old run that wrote the checkpoint. needs_records: whether the new run continues the step records of the old run, as
-    a new attempt at the same cell does.
-    """
+    """A checkpoint from which a run may resume."""
 
     run: RunDir
+    """The old run that wrote the checkpoint."""
     path: Path
     manifest: CheckpointManifest
     needs_records: bool
+    """Whether the new run continues the step records of the old run, as a new attempt at the same cell does."""
 
     def find_faulty_files(self, must_stop: MustStop) -> list[CheckpointFile]:
         """The files of the checkpoint that are missing on this machine, or whose content differs from the manifest. Reads all

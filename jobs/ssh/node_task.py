@@ -47,14 +47,21 @@ _WRITE_LOCK = threading.Lock()  # held while a line is written, so that lines of
 class TaskRequest(msgspec.Struct, frozen=True):
     """The request to a node to start its task of a run."""
 
-    folder: str  # the run's folder
-    command: list[str]  # the command line of the launcher, for jobs.supervisor.step_task
+    folder: str
+    """The run's folder."""
+    command: list[str]
+    """The command line of the launcher, for jobs.supervisor.step_task."""
     environment: dict[str, str]
-    number: int  # the number of the node in the run, from 0
-    hosts: list[str]  # the addresses of the run's nodes, in their order
-    gpus: int  # the number of GPUs that the ranks of this node use
-    token: str = ""  # if the nodes share no folder: the text in the claim, by which a node knows that it is the first node
-    packages: str | None = None  # if the nodes share no folder: the digest of the packages that the run was submitted with
+    number: int
+    """The number of the node in the run, from 0."""
+    hosts: list[str]
+    """The addresses of the run's nodes, in their order."""
+    gpus: int
+    """The number of GPUs that the ranks of this node use."""
+    token: str = ""
+    """If the nodes share no folder: the text in the claim, by which a node knows that it is the first node."""
+    packages: str | None = None
+    """If the nodes share no folder: the digest of the packages that the run was submitted with."""
 
 
 def main() -> int:

@@ -30,12 +30,14 @@ PROGRESS = ".progress."  # prefix of a hidden file on the first node for each no
 
 
 class RecordChange(msgspec.Struct, frozen=True):
-    """A change of a file on a node. name: the name of a record in the run's folder; "" if a file that is not copied changed.
-    content: new content; None if the file was removed. begin: for a file that grows, the byte at which the content begins."""
+    """A change of a file on a node."""
 
     name: str
+    """The name of a record in the run's folder; "" if a file that is not copied changed."""
     content: bytes | None = b""
+    """New content; None if the file was removed."""
     begin: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """For a file that grows, the byte at which the content begins."""
 
 
 class RecordReader:

@@ -31,47 +31,57 @@ RETRIED = ("pending", "running", "completed")  # states beside which the table s
 
 
 class Status(msgspec.Struct, kw_only=True):
-    """The status of one run, as `jobs status` shows it.
-
-    id: the run id.
-    cell: the cell; None if the records of the run cannot be read.
-    state, why: the state of the run, and the reason for it.
-    scheduler: the name of the scheduler, its number of the run's job, and its own words for the state of the job.
-    step, steps: the number of timed steps that are done, and in all.
-    throughput: units per second over the timed steps so far, from rank 0; None for a completed run that was suspended.
-    unit: what the throughput counts, such as tokens.
-    eta_s: the estimated time to the end of the training, in seconds.
-    started: when the supervisor first started the run.
-    ended: when the supervisor saw the ranks end; None if no supervisor saw it.
-    duration_s: seconds from the start to the end or to now, including waits after a requeue and suspensions.
-    hosts: the machines on which the run ran.
-    """
+    """The status of one run, as `jobs status` shows it."""
 
     id: str
+    """The run id."""
     cell: dict[str, Any] | None
+    """The cell; None if the records of the run cannot be read."""
     state: str
+    """The state of the run."""
     why: str
+    """The reason for the state."""
     scheduler: dict[str, str]
+    """The name of the scheduler, its number of the run's job, and its own words for the state of the job."""
     step: int | None
+    """The number of timed steps that are done."""
     steps: int | None
+    """The number of timed steps in all."""
     throughput: float | None
+    """Units per second over the timed steps so far, from rank 0; None for a completed run that was suspended."""
     unit: str | None
+    """What the throughput counts, such as tokens."""
     eta_s: float | None
+    """The estimated time to the end of the training, in seconds."""
     started: datetime | None
+    """When the supervisor first started the run."""
     ended: datetime | None
+    """When the supervisor saw the ranks end; None if no supervisor saw it."""
     duration_s: float | None
+    """Seconds from the start to the end or to now, including waits after a requeue and suspensions."""
     hosts: list[str]
-    attempt: int | None  # number of the attempt, from 1
-    repeat: int | None  # number of the repeat, from 1
+    """The machines on which the run ran."""
+    attempt: int | None
+    """Number of the attempt, from 1."""
+    repeat: int | None
+    """Number of the repeat, from 1."""
     rehearsal: bool | None
-    resumed_from_step: int | None = None  # the timed step of the checkpoint from which the run resumed
-    expected: bool  # whether the run completed, or ended in a state that the cell lists in `expect`
-    held: bool = False  # whether the run is pending or planned and starts only after `jobs retry --only held`
-    leftover: bool = False  # whether the run's job is still in the scheduler's queue, although the run has ended
-    trouble: list[str] = []  # clauses about a sampler or a tracker that ended while the run went on
-    search: BatchSearch | None = None  # the search of which the run is a try
-    retried: list[str] = []  # for each time that the run was started again by itself: the state in which it had ended
-    retries_allowed: dict[str, int] = {}  # how often the run may be started again by itself, by the state in which it ends
+    resumed_from_step: int | None = None
+    """The timed step of the checkpoint from which the run resumed."""
+    expected: bool
+    """Whether the run completed, or ended in a state that the cell lists in `expect`."""
+    held: bool = False
+    """Whether the run is pending or planned and starts only after `jobs retry --only held`."""
+    leftover: bool = False
+    """Whether the run's job is still in the scheduler's queue, although the run has ended."""
+    trouble: list[str] = []
+    """Clauses about a sampler or a tracker that ended while the run went on."""
+    search: BatchSearch | None = None
+    """The search of which the run is a try."""
+    retried: list[str] = []
+    """For each time that the run was started again by itself: the state in which it had ended."""
+    retries_allowed: dict[str, int] = {}
+    """How often the run may be started again by itself, by the state in which it ends."""
 
     @property
     def is_unreadable(self) -> bool:

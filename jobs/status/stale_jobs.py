@@ -11,13 +11,12 @@ from jobs.status.reconcile import Status
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """The result of `cancel_stale_jobs`: what was done about jobs whose runs have ended.
-
-    sentences: a sentence for each job. all_gone: whether the scheduler cancelled all these jobs.
-    """
+    """The result of `cancel_stale_jobs`: what was done about jobs whose runs have ended."""
 
     sentences: list[str]
+    """A sentence for each job."""
     all_gone: bool
+    """Whether the scheduler cancelled all these jobs."""
 
 
 def cancel_stale_jobs(runs: Sequence[Status]) -> Cancelled:

@@ -35,13 +35,12 @@ MOST_NAMED_RUNS = 5  # the most run ids that a sentence names
 
 
 class LeaseReport(msgspec.Struct, frozen=True):
-    """The lease of the nodes, and whether the unfinished runs will end before the lease ends.
-
-    lease: the lease. stale: whether the data of the lease may be out of date.
-    """
+    """The lease of the nodes, and whether the unfinished runs will end before the lease ends."""
 
     lease: Lease
+    """The lease."""
     stale: bool
+    """Whether the data of the lease may be out of date."""
     nodes: int
     """The number of nodes on which runs can run. The estimate assumes that a run uses whole nodes."""
     runs: int

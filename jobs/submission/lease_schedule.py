@@ -21,16 +21,14 @@ from shardlab.runs.run import Run, parse_run_id
 
 
 class RunTime(msgspec.Struct, frozen=True):
-    """The nodes and the time that an unfinished run still needs.
-
-    source: the source of the time: recorded times, the time limit, or neither.
-    """
+    """The nodes and the time that an unfinished run still needs."""
 
     run_id: str
     nodes: int
     left_s: float | None
     """The seconds that the run still needs, from its start or, if it is already running, from now; None: not known."""
     source: Literal["recorded", "limit", "unknown"]
+    """The source of the time: recorded times, the time limit, or neither."""
 
 
 class EstimatedEnd(msgspec.Struct, frozen=True):

@@ -34,18 +34,18 @@ SILENT_S = 10.0
 
 
 class RunDecision(msgspec.Struct, frozen=True):
-    """The decision on one run.
-
-    run: the run.json of the attempt. send: whether the run is submitted. why: the reason for the decision. now: the status of
-    the last attempt at the run; None if the run has no folder. held_back: whether the run is rendered but not submitted,
-    because it would not end before the lease of the nodes.
-    """
+    """The decision on one run."""
 
     run: Run
+    """The run.json of the attempt."""
     send: bool
+    """Whether the run is submitted."""
     why: str
+    """The reason for the decision."""
     now: Status | None = None
+    """The status of the last attempt at the run; None if the run has no folder."""
     held_back: bool = False
+    """Whether the run is rendered but not submitted, because it would not end before the lease of the nodes."""
 
 
 def check_runs(

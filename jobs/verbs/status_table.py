@@ -28,20 +28,18 @@ OTHER_LINES = 6  # the number of lines of a live table that are not rows: headin
 
 
 class StatusTable(msgspec.Struct, frozen=True):
-    """The table of `jobs status`, with the runs and columns for which the terminal has room.
-
-    columns: the names of the columns.
-    rows: the texts of the cells, row by row.
-    runs: the run of each row.
-    below: lines below the table: the reasons of runs, if the table has no room for them.
-    left_out: the number of runs that are not shown.
-    """
+    """The table of `jobs status`, with the runs and columns for which the terminal has room."""
 
     columns: list[str]
+    """The names of the columns."""
     rows: list[list[str]]
+    """The texts of the cells, row by row."""
     runs: list[Status]
+    """The run of each row."""
     below: list[str]
+    """Lines below the table: the reasons of runs, if the table has no room for them."""
     left_out: int = 0
+    """The number of runs that are not shown."""
 
     @property
     def styles(self) -> list[str]:

@@ -33,11 +33,12 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 class TraceRuns(msgspec.Struct, frozen=True):
-    """The runs that analyse the traces of a folder. name: the common name of these runs, as a matrix has a name. parts: for
-    each run, by its cell, the trace files that it analyses."""
+    """The runs that analyse the traces of a folder."""
 
     name: str
+    """The common name of these runs, as a matrix has a name."""
     parts: list[tuple[Cell, TracePart]]
+    """For each run, by its cell, the trace files that it analyses."""
 
 
 def add_trace(verbs: console.Verbs) -> None:

@@ -25,14 +25,20 @@ FORMULA = "2(n-1)/n x bytes / time"  # the bus bandwidth of an all-reduce over n
 class AllReduceReport(msgspec.Struct, frozen=True):
     """The report on an all-reduce that rank 0 prints as JSON."""
 
-    backend: str  # gloo or nccl
+    backend: str
+    """Gloo or nccl."""
     ranks: int
-    bytes: int  # largest size of the tensor that each rank contributes
-    wrong: int  # number of wrong elements, summed over all ranks and iterations
+    bytes: int
+    """Largest size of the tensor that each rank contributes."""
+    wrong: int
+    """Number of wrong elements, summed over all ranks and iterations."""
     iterations: int
-    time_s: float  # seconds of an iteration of this size on its slowest rank: the median over the iterations
-    clock_spread_s: float | None = None  # largest difference of the ranks' clocks, which includes the delay of a barrier
-    times: tuple[AllReduceTime, ...] = ()  # the times for all sizes of tensors, from the smallest size to the largest
+    time_s: float
+    """Seconds of an iteration of this size on its slowest rank: the median over the iterations."""
+    clock_spread_s: float | None = None
+    """Largest difference of the ranks' clocks, which includes the delay of a barrier."""
+    times: tuple[AllReduceTime, ...] = ()
+    """The times for all sizes of tensors, from the smallest size to the largest."""
 
 
 def run(site: Site, target: Target) -> Outcome:

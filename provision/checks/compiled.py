@@ -19,7 +19,8 @@ ADVICE = "install a C compiler and Python's headers (gcc, libc6-dev, python3-dev
 class CompiledReport(msgspec.Struct, frozen=True):
     """The report that the test program of torch.compile (_compiled.py) prints as JSON."""
 
-    difference: float  # the largest difference between a result of the compiled function and of the plain function
+    difference: float
+    """The largest difference between a result of the compiled function and of the plain function."""
 
 
 def run(site: Site, target: Target) -> Outcome:

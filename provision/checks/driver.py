@@ -18,7 +18,8 @@ from shardlab.remote.remote import CommandOutput
 class ProductReport(msgspec.Struct, frozen=True):
     """The report that the test program of the matrix product (_matmul.py) prints as JSON."""
 
-    wrong: list[int]  # for each GPU, the number of wrong elements of the matrix product
+    wrong: list[int]
+    """For each GPU, the number of wrong elements of the matrix product."""
 
 
 def run(site: Site, target: Target) -> Outcome:

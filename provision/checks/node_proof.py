@@ -19,20 +19,28 @@ class NodeProof(msgspec.Struct, frozen=True):
 
     host: Host
     trial: Trial
-    words: list[str]  # names of the nodes whose files this node saw in the shared folder
-    tasks: int  # number of nodes of the job, which runs one task on each node
-    free_bytes: int  # free bytes in the file system of the shared folder
-    free_inodes: int | None  # free inodes in the file system of the shared folder; None: inodes are not counted
-    together: CommandOutput | None = None  # the all-reduce between the nodes; None: it did not run
+    words: list[str]
+    """Names of the nodes whose files this node saw in the shared folder."""
+    tasks: int
+    """Number of nodes of the job, which runs one task on each node."""
+    free_bytes: int
+    """Free bytes in the file system of the shared folder."""
+    free_inodes: int | None
+    """Free inodes in the file system of the shared folder; None: inodes are not counted."""
+    together: CommandOutput | None = None
+    """The all-reduce between the nodes; None: it did not run."""
     rdma: list[RdmaLink] = []
 
 
 class Proofs(NamedTuple):
     """The content of the folder in which a proof job writes its results."""
 
-    nodes: list[NodeProof]  # one result per node that has written its result
-    job: str | None  # the Slurm job id; None: no job was submitted
-    state: str  # state and reason as squeue prints them, such as `PENDING Resources`; ENDED: squeue does not list the job
+    nodes: list[NodeProof]
+    """One result per node that has written its result."""
+    job: str | None
+    """The Slurm job id; None: no job was submitted."""
+    state: str
+    """State and reason as squeue prints them, such as `PENDING Resources`; ENDED: squeue does not list the job."""
 
     def has_all(self) -> bool:
         """Whether every node of the job wrote its result."""

@@ -24,9 +24,12 @@ class Trial(msgspec.Struct, frozen=True):
     """The results of a trial of torch on one node: its properties, and the output of each test program."""
 
     torch: Torch
-    all_reduce: CommandOutput | None = None  # the all-reduce; None: torch cannot be imported, or has no backend
-    product: CommandOutput | None = None  # the matrix product on each GPU; None: torch cannot be used, or sees no GPU
-    compiled: CommandOutput | None = None  # torch.compile on the first GPU; None: torch cannot be used, or sees no GPU
+    all_reduce: CommandOutput | None = None
+    """The all-reduce; None: torch cannot be imported, or has no backend."""
+    product: CommandOutput | None = None
+    """The matrix product on each GPU; None: torch cannot be used, or sees no GPU."""
+    compiled: CommandOutput | None = None
+    """torch.compile on the first GPU; None: torch cannot be used, or sees no GPU."""
 
 
 def command(python: str) -> list[str]:

@@ -25,9 +25,12 @@ ROOT_DISK_FOLDER = "/srv/shardlab"  # the shared folder of an experiment whose n
 class ProposedGpus(msgspec.Struct, frozen=True):
     """The GPUs of each node, for the key `gpus` of the proposed cluster file."""
 
-    per_node: int  # the smallest number of GPUs of a node
-    type: str | None  # the GPU type; None: the nodes have different types
-    memory_gib: int | None  # memory of one GPU; None: not known, or the nodes have different types
+    per_node: int
+    """The smallest number of GPUs of a node."""
+    type: str | None
+    """The GPU type; None: the nodes have different types."""
+    memory_gib: int | None
+    """Memory of one GPU; None: not known, or the nodes have different types."""
 
 
 def propose_cluster_file(manifests: Sequence[Path]) -> str:

@@ -29,13 +29,18 @@ class HardwareType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The GPU model, such as A100."""
     generation: str | None = None
     """The generation of the GPU, as `gpu_generations` names it."""
-    gpu_memory_gib: int | None = None  # memory of a GPU
+    gpu_memory_gib: int | None = None
+    """Memory of a GPU."""
     arch: str | None = None
     """The architecture of the processors as `uname -m` names it, such as x86_64."""
-    processors: str | None = None  # number and name of the processors
-    memory_gb: int | None = None  # memory of the machine, in 1e9 bytes
-    disks: str | None = None  # the disks of the machine, as text
-    network: str | None = None  # the network cards of the machine, as text
+    processors: str | None = None
+    """Number and name of the processors."""
+    memory_gb: int | None = None
+    """Memory of the machine, in 1e9 bytes."""
+    disks: str | None = None
+    """The disks of the machine, as text."""
+    network: str | None = None
+    """The network cards of the machine, as text."""
 
     @property
     def name(self) -> str:

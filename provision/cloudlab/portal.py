@@ -72,11 +72,12 @@ def refusal_as_input_error() -> Iterator[None]:
 
 
 class PortalAnswer(msgspec.Struct, frozen=True):
-    """An answer of the portal as it was received. date: the portal's own time, from the header Date."""
+    """An answer of the portal as it was received."""
 
     status: int
     body: bytes
     date: str | None
+    """The portal's own time, from the header Date."""
     retry_after: str | None
 
 

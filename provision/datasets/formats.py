@@ -26,23 +26,23 @@ IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG")  # first bytes of JPEG and PNG; a f
 
 @dataclass(frozen=True)
 class Format:
-    """The form of a data set: its folder in the data path, and the names, number and size of the files in its archive.
-
-    member: matches the whole path of a member of the archive; its group `kept` is the path within `folder`.
-    allowed_members: the allowed members, in words for an error message.
-    check: raises InputError if a folder does not contain the data set.
-    summary: returns values that do not change as long as the folder is undamaged.
-    """
+    """The form of a data set: its folder in the data path, and the names, number and size of the files in its archive."""
 
     folder: str
     member: re.Pattern[str]
+    """Matches the whole path of a member of the archive; its group `kept` is the path within `folder`."""
     allowed_members: str
+    """The allowed members, in words for an error message."""
     most_files: int
     most_bytes: int
     check: Callable[[Path], None]
+    """Raises InputError if a folder does not contain the data set."""
     summary: Callable[[Path], dict[str, int]]
-    linked: bool = False  # whether a symbolic link to an unpacked folder is made, instead of a copy of the folder
-    parts: tuple[str, ...] = ()  # the parts of the data set, each of which may come as a tar file of its own
+    """Returns values that do not change as long as the folder is undamaged."""
+    linked: bool = False
+    """Whether a symbolic link to an unpacked folder is made, instead of a copy of the folder."""
+    parts: tuple[str, ...] = ()
+    """The parts of the data set, each of which may come as a tar file of its own."""
 
 
 def _check_cifar10(folder: Path) -> None:

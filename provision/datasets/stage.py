@@ -23,29 +23,27 @@ STAGING_NAME = ".staging"  # the folder in the data path for locks, notes, and f
 
 @dataclass(frozen=True)
 class StageRequest:
-    """A data set that is wanted in the data path.
-
-    source: an http(s) URL, an archive or a folder; None if the data set must already be in the data path.
-    """
+    """A data set that is wanted in the data path."""
 
     data_path: str
     name: str
     source: str | None = None
+    """An http(s) URL, an archive or a folder; None if the data set must already be in the data path."""
     sha256: str | None = None
 
 
 @dataclass(frozen=True)
 class DataSetState:
-    """The state of a data set.
-
-    ready: whether the data set is staged and verified. can: whether staging is possible. says: a sentence about the state.
-    makes: whether staging would write the data set, and not only verify it.
-    """
+    """The state of a data set."""
 
     ready: bool
+    """Whether the data set is staged and verified."""
     can: bool
+    """Whether staging is possible."""
     says: str
+    """A sentence about the state."""
     makes: bool = False
+    """Whether staging would write the data set, and not only verify it."""
 
 
 def inspect_data_set(request: StageRequest) -> DataSetState:

@@ -27,9 +27,10 @@ class DamagedMatFile(ValueError):
 
 
 class MatElement(NamedTuple):
-    """An element of a MAT-file. kind: the number of its type."""
+    """An element of a MAT-file."""
 
     kind: int
+    """The number of its type."""
     data: memoryview
 
 

@@ -17,10 +17,11 @@ sacctmgr --noheader --parsable2 show associations user="$(id -un)" ${{cluster:+c
 
 
 class Association(msgspec.Struct, frozen=True):
-    """An account of the user. partition: the only partition in which the account is valid; None: all partitions."""
+    """An account of the user."""
 
     account: str
     partition: str | None = None
+    """The only partition in which the account is valid; None: all partitions."""
     qos: tuple[str, ...] = ()
     default_qos: str | None = None
 

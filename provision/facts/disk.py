@@ -38,9 +38,12 @@ class _DiskReport(msgspec.Struct):
 class Disk(msgspec.Struct, frozen=True):
     """A disk of a machine."""
 
-    path: str | None = None  # the kernel's present name of the disk, such as /dev/sdb; None: the disk does not exist
-    holds: tuple[str, ...] = ()  # a text for each thing that is on the disk; empty: the disk is empty
-    ours: bool = False  # whether the disk holds only a file system that `provision` made and that is not mounted
+    path: str | None = None
+    """The kernel's present name of the disk, such as /dev/sdb; None: the disk does not exist."""
+    holds: tuple[str, ...] = ()
+    """A text for each thing that is on the disk; empty: the disk is empty."""
+    ours: bool = False
+    """Whether the disk holds only a file system that `provision` made and that is not mounted."""
 
 
 def disk_fact(path: str) -> Fact[Disk]:

@@ -21,11 +21,16 @@ fi
 class InstalledEnvironment(msgspec.Struct, frozen=True):
     """The parts of an installed Python environment. None: the part is missing or not complete."""
 
-    packages: str | None = None  # the digest of the tested set of packages
-    source: str | None = None  # the digest of shardlab's source
-    version: str | None = None  # the version of Python
-    differences: str | None = None  # how an environment that shardlab did not create differs from the tested packages
-    incomplete: str | None = None  # `yes`: files of the packages are missing, for example because the site deleted old files
+    packages: str | None = None
+    """The digest of the tested set of packages."""
+    source: str | None = None
+    """The digest of shardlab's source."""
+    version: str | None = None
+    """The version of Python."""
+    differences: str | None = None
+    """How an environment that shardlab did not create differs from the tested packages."""
+    incomplete: str | None = None
+    """`yes`: files of the packages are missing, for example because the site deleted old files."""
 
 
 decoder(InstalledEnvironment)  # msgspec prepares the type here, before several threads call `parse`

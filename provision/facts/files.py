@@ -21,9 +21,12 @@ class NodeFile(msgspec.Struct, frozen=True):
     """A file that exists on a machine."""
 
     mode: int
-    owner: str  # the owner, as USER:GROUP
-    written_s: float  # the time of its last change, in seconds since the epoch
-    sha256: str  # the digest of its content
+    owner: str
+    """The owner, as USER:GROUP."""
+    written_s: float
+    """The time of its last change, in seconds since the epoch."""
+    sha256: str
+    """The digest of its content."""
 
     def holds(self, content: bytes) -> bool:
         """Whether the file has exactly this content."""

@@ -24,13 +24,20 @@ exit 0
 class Keys(msgspec.Struct, frozen=True):
     """The keys that a login between nodes needs."""
 
-    login: str  # the user who logs in
-    home: str  # the home folder of this user
-    key: str | None  # the public key of this user; None: no key; empty: the key has a passphrase
-    hosts: tuple[str, ...]  # the machine's public host keys
-    authorized: tuple[str, ...] = ()  # the lines of the user's authorized_keys
-    known: tuple[str, ...] = ()  # the lines of /etc/ssh/ssh_known_hosts
-    known_by_user: tuple[str, ...] = ()  # the lines of the user's known_hosts
+    login: str
+    """The user who logs in."""
+    home: str
+    """The home folder of this user."""
+    key: str | None
+    """The public key of this user; None: no key; empty: the key has a passphrase."""
+    hosts: tuple[str, ...]
+    """The machine's public host keys."""
+    authorized: tuple[str, ...] = ()
+    """The lines of the user's authorized_keys."""
+    known: tuple[str, ...] = ()
+    """The lines of /etc/ssh/ssh_known_hosts."""
+    known_by_user: tuple[str, ...] = ()
+    """The lines of the user's known_hosts."""
 
 
 def command(python: str) -> list[str]:

@@ -31,19 +31,26 @@ exit 0
 class Mount(msgspec.Struct, frozen=True):
     """A mounted file system, or a line of /etc/fstab."""
 
-    source: str  # the device or SERVER:FOLDER, as the kernel or /etc/fstab writes it
-    kind: str  # the type of the file system
+    source: str
+    """The device or SERVER:FOLDER, as the kernel or /etc/fstab writes it."""
+    kind: str
+    """The type of the file system."""
     options: tuple[str, ...]
 
 
 class MountPlace(msgspec.Struct, frozen=True):
     """A folder on which a file system is, or may be, mounted."""
 
-    mount: Mount | None = None  # the last mount at this folder; None: nothing is mounted
-    fstab: Mount | None = None  # the line of /etc/fstab for this folder
-    there: bool = True  # whether the folder exists
-    hangs: bool = False  # whether the folder does not answer, or its file handle is stale
-    empty: bool = True  # whether the folder, as it is seen now, contains nothing
+    mount: Mount | None = None
+    """The last mount at this folder; None: nothing is mounted."""
+    fstab: Mount | None = None
+    """The line of /etc/fstab for this folder."""
+    there: bool = True
+    """Whether the folder exists."""
+    hangs: bool = False
+    """Whether the folder does not answer, or its file handle is stale."""
+    empty: bool = True
+    """Whether the folder, as it is seen now, contains nothing."""
 
 
 def mount_fact(path: str) -> Fact[MountPlace]:

@@ -20,9 +20,10 @@ _SOCKETS = re.compile(r"\([^()]*\)")  # the sockets of a generic resource, such 
 
 
 class GpuGres(msgspec.Struct, frozen=True):
-    """The GPUs of one type on a node, as Slurm counts them. type: None if Slurm does not know the type of the GPUs."""
+    """The GPUs of one type on a node, as Slurm counts them."""
 
     type: str | None
+    """None if Slurm does not know the type of the GPUs."""
     count: int
 
 
@@ -35,7 +36,8 @@ class NodeType(msgspec.Struct, frozen=True):
     memory_mib: int
     gpus: tuple[GpuGres, ...] = ()
     features: tuple[str, ...] = ()
-    names: str = ""  # the names of the nodes, in Slurm's short form such as gpu[1-8]
+    names: str = ""
+    """The names of the nodes, in Slurm's short form such as gpu[1-8]."""
 
     def __str__(self) -> str:
         gpus = " + ".join(f"{gpu.count} GPUs {gpu.type or ''}".rstrip() for gpu in self.gpus)

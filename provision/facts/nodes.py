@@ -14,9 +14,12 @@ MOST_REASON = 200  # the most characters of a reason; the rest is cut off
 class SlurmNode(msgspec.Struct, frozen=True):
     """The state of a node, as Slurm's controller reports it."""
 
-    state: str  # Slurm's short name of the state, without flags, such as idle, alloc, drain or down
-    user: str = ""  # the user who set the reason; `slurm`: Slurm itself
-    reason: str = ""  # why the node is not available, as text for people; empty: no reason
+    state: str
+    """Slurm's short name of the state, without flags, such as idle, alloc, drain or down."""
+    user: str = ""
+    """The user who set the reason; `slurm`: Slurm itself."""
+    reason: str = ""
+    """Why the node is not available, as text for people; empty: no reason."""
 
 
 def command(python: str) -> list[str]:

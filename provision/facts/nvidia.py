@@ -39,34 +39,49 @@ _LOADED = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9.]+)")
 class Pci(msgspec.Struct, frozen=True):
     """A device on the PCI bus."""
 
-    address: str  # the address on the bus, as lspci -D writes it
-    kind: int  # the PCI class and subclass, such as 0x0302
-    device: int  # the PCI device id
+    address: str
+    """The address on the bus, as lspci -D writes it."""
+    kind: int
+    """The PCI class and subclass, such as 0x0302."""
+    device: int
+    """The PCI device id."""
 
 
 class GpuSettings(msgspec.Struct, frozen=True):
-    """A GPU and its settings, as NVML reports them. persistence, mig, ecc: None if the GPU does not have this setting."""
+    """A GPU and its settings, as NVML reports them."""
 
     name: str
     uuid: str
     persistence: bool | None
+    """None if the GPU does not have this setting."""
     mig: bool | None
+    """None if the GPU does not have this setting."""
     ecc: bool | None
+    """None if the GPU does not have this setting."""
 
 
 class Nvidia(msgspec.Struct, frozen=True):
-    """The NVIDIA devices and the driver of a machine. loaded, module, nvml: None if this part of the driver is missing."""
+    """The NVIDIA devices and the driver of a machine."""
 
-    gpus: list[Pci] = []  # GPUs on the PCI bus
-    switches: list[Pci] = []  # NVSwitches on the PCI bus
-    loaded: str | None = None  # the version of the running kernel module
-    module: str | None = None  # the version of the kernel module on disk, for the running kernel
-    nvml: str | None = None  # the version of the library NVML
+    gpus: list[Pci] = []
+    """GPUs on the PCI bus."""
+    switches: list[Pci] = []
+    """NVSwitches on the PCI bus."""
+    loaded: str | None = None
+    """The version of the running kernel module. None if it is missing."""
+    module: str | None = None
+    """The version of the kernel module on disk, for the running kernel. None if it is missing."""
+    nvml: str | None = None
+    """The version of the library NVML. None if it is missing."""
     why_no_nvml: str | None = None
-    seen: list[GpuSettings] = []  # the GPUs that the driver sees
-    nouveau: bool = False  # whether the driver nouveau is loaded
-    secure_boot: bool | None = None  # whether Secure Boot is on; None: not known
-    held: list[str] = []  # the packages that the user told apt to keep at their versions (apt-mark hold)
+    seen: list[GpuSettings] = []
+    """The GPUs that the driver sees."""
+    nouveau: bool = False
+    """Whether the driver nouveau is loaded."""
+    secure_boot: bool | None = None
+    """Whether Secure Boot is on; None: not known."""
+    held: list[str] = []
+    """The packages that the user told apt to keep at their versions (apt-mark hold)."""
 
     @property
     def works(self) -> bool:

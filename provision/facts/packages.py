@@ -15,8 +15,10 @@ dpkg --audit >/dev/null && test -z "$(dpkg --audit)" || echo interrupted
 class Packages(msgspec.Struct, frozen=True):
     """The Debian packages of a machine."""
 
-    versions: dict[str, str]  # the version of each completely installed package, by its name; includes held packages
-    interrupted: bool  # whether dpkg reports packages that are only partly installed
+    versions: dict[str, str]
+    """The version of each completely installed package, by its name; includes held packages."""
+    interrupted: bool
+    """Whether dpkg reports packages that are only partly installed."""
 
 
 def command(python: str) -> list[str]:

@@ -19,12 +19,18 @@ class SitePartition(msgspec.Struct, frozen=True):
     max_time_s: int | None
     default_time_s: int | None
     max_nodes: int | None
-    accounts: tuple[str, ...] | None  # accounts that may use the partition; None: all
-    qos: tuple[str, ...] | None  # QOS that jobs of the partition may have; None: all
-    is_exclusive: bool  # whether a job in the partition always gets whole nodes
-    denied_accounts: tuple[str, ...] = ()  # accounts that may not use the partition; read by Slurm only if `accounts` is None
-    denied_qos: tuple[str, ...] = ()  # QOS that jobs of the partition may not have; Slurm reads them only if `qos` is None
-    is_root_only: bool = False  # whether only root may submit jobs to the partition
+    accounts: tuple[str, ...] | None
+    """Accounts that may use the partition; None: all."""
+    qos: tuple[str, ...] | None
+    """QOS that jobs of the partition may have; None: all."""
+    is_exclusive: bool
+    """Whether a job in the partition always gets whole nodes."""
+    denied_accounts: tuple[str, ...] = ()
+    """Accounts that may not use the partition; read by Slurm only if `accounts` is None."""
+    denied_qos: tuple[str, ...] = ()
+    """QOS that jobs of the partition may not have; Slurm reads them only if `qos` is None."""
+    is_root_only: bool = False
+    """Whether only root may submit jobs to the partition."""
 
 
 def command(python: str) -> list[str]:

@@ -44,7 +44,8 @@ KIB = 1024
 class Quota(msgspec.Struct, frozen=True):
     """The quota of this user in one place. None: no limit, or not known. Without a soft limit, the hard limit is the limit."""
 
-    place: str  # a folder, a file system, or SERVER:FOLDER
+    place: str
+    """A folder, a file system, or SERVER:FOLDER."""
     used_bytes: int | None
     most_bytes: int | None
     used_files: int | None
@@ -52,10 +53,11 @@ class Quota(msgspec.Struct, frozen=True):
 
 
 class Quotas(msgspec.Struct, frozen=True):
-    """All quotas that were found. site_commands: the names of commands of this site that show quotas in their own form."""
+    """All quotas that were found."""
 
     quotas: tuple[Quota, ...] = ()
     site_commands: tuple[str, ...] = ()
+    """The names of commands of this site that show quotas in their own form."""
 
 
 def command(python: str) -> list[str]:

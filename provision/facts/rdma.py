@@ -27,10 +27,14 @@ class RdmaLink(msgspec.Struct, frozen=True):
 
     device: str
     port: int
-    state: str  # the state of the link: ACTIVE, DOWN, INIT, ...
-    layer: str  # the link layer: Ethernet or InfiniBand
-    nic: str | None  # the network interface of the link; None: it has none
-    gids: list[str]  # the types of the link's GIDs, such as `RoCE v2`
+    state: str
+    """The state of the link: ACTIVE, DOWN, INIT, ..."""
+    layer: str
+    """The link layer: Ethernet or InfiniBand."""
+    nic: str | None
+    """The network interface of the link; None: it has none."""
+    gids: list[str]
+    """The types of the link's GIDs, such as `RoCE v2`."""
 
     @property
     def name(self) -> str:

@@ -17,8 +17,10 @@ class Room(msgspec.Struct, frozen=True):
     """The free space of a file system."""
 
     free_bytes: int
-    free_inodes: int  # 0: the file system does not count inodes
-    mount: str  # the folder at which the file system is mounted
+    free_inodes: int
+    """0: the file system does not count inodes."""
+    mount: str
+    """The folder at which the file system is mounted."""
 
 
 def room_fact(path: str, *, root: bool = True) -> Fact[Room]:

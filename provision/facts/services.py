@@ -17,9 +17,12 @@ _TIME_FORMAT = "%a %Y-%m-%d %H:%M:%S.%f UTC"
 class Service(msgspec.Struct, frozen=True):
     """The state of a service that is installed on a machine."""
 
-    state: str  # the state that systemd reports: active, inactive, failed, ...
-    enabled: bool  # whether the service starts at boot
-    since_s: float | None  # when its process started, in seconds since the epoch; None: the service has no process
+    state: str
+    """The state that systemd reports: active, inactive, failed, ..."""
+    enabled: bool
+    """Whether the service starts at boot."""
+    since_s: float | None
+    """When its process started, in seconds since the epoch; None: the service has no process."""
 
 
 def command(python: str) -> list[str]:

@@ -49,7 +49,8 @@ _FOLDER = re.compile(r"^/[A-Za-z0-9._/-]+\Z")
 class SharedFolder(msgspec.Struct, frozen=True):
     """A folder that the user may write."""
 
-    variable: str  # the variable of the login shell that names the folder; empty if none does
+    variable: str
+    """The variable of the login shell that names the folder; empty if none does."""
     path: str
     file_system: str
     free_bytes: int | None

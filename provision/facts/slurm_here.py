@@ -33,23 +33,29 @@ _VALUE = re.compile(r"^[A-Za-z0-9._/+ -]{1,200}\Z")
 
 
 class KnownNode(msgspec.Struct, frozen=True):
-    """A node that Slurm knows. state: as scontrol writes it, such as IDLE+DRAIN."""
+    """A node that Slurm knows."""
 
     name: str
     hostname: str
     address: str
     state: str
+    """As scontrol writes it, such as IDLE+DRAIN."""
     partitions: tuple[str, ...] = ()
 
 
 class SlurmHere(msgspec.Struct, frozen=True):
     """Slurm as one machine sees it. Fields that only Slurm's controller knows are empty if the controller does not answer."""
 
-    commands: str = ""  # the folder of Slurm's commands; empty: the machine has none
-    is_in_path: bool = False  # whether a command over SSH finds Slurm's commands, and not only a login shell
-    conf: str = ""  # the path of slurm.conf
-    is_ours: bool = False  # whether shardlab wrote slurm.conf
-    answers: bool = False  # whether Slurm's controller answers
+    commands: str = ""
+    """The folder of Slurm's commands; empty: the machine has none."""
+    is_in_path: bool = False
+    """Whether a command over SSH finds Slurm's commands, and not only a login shell."""
+    conf: str = ""
+    """The path of slurm.conf."""
+    is_ours: bool = False
+    """Whether shardlab wrote slurm.conf."""
+    answers: bool = False
+    """Whether Slurm's controller answers."""
     cluster: str = ""
     version: str = ""
     nodes: tuple[KnownNode, ...] = ()

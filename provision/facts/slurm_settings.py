@@ -12,10 +12,14 @@ class SlurmSettings(msgspec.Struct, frozen=True):
 
     cluster: str = ""
     version: str = ""
-    select: str = ""  # the plugin that chooses nodes; only select/cons_tres knows the option --gpus-per-node
-    gres: tuple[str, ...] = ()  # the kinds of generic resources (GRES) of the cluster, such as gpu
-    submit_plugins: tuple[str, ...] = ()  # programs of the site that may change or reject a job
-    enforces: tuple[str, ...] = ()  # Slurm's AccountingStorageEnforce: what a job must have, such as an association
+    select: str = ""
+    """The plugin that chooses nodes; only select/cons_tres knows the option --gpus-per-node."""
+    gres: tuple[str, ...] = ()
+    """The kinds of generic resources (GRES) of the cluster, such as gpu."""
+    submit_plugins: tuple[str, ...] = ()
+    """Programs of the site that may change or reject a job."""
+    enforces: tuple[str, ...] = ()
+    """Slurm's AccountingStorageEnforce: what a job must have, such as an association."""
 
 
 KEYS = {

@@ -29,18 +29,24 @@ say user "${SUDO_USER:-$(id -un)}"
 class System(msgspec.Struct, frozen=True):
     """The operating system of a machine, and the size of the machine."""
 
-    id: str  # the id of the distribution, such as debian
-    codename: str  # the code name of the distribution's release, such as bookworm
-    pretty: str  # the full name of the distribution
+    id: str
+    """The id of the distribution, such as debian."""
+    codename: str
+    """The code name of the distribution's release, such as bookworm."""
+    pretty: str
+    """The full name of the distribution."""
     kernel: str
     arch: str
     hostname: str
-    virt: str  # the kind of virtualization, as systemd-detect-virt reports it; `none`: a physical machine
+    virt: str
+    """The kind of virtualization, as systemd-detect-virt reports it; `none`: a physical machine."""
     boot_id: str
     cpus: int
     memory_kib: int
-    cgroup: str  # the type of the file system at /sys/fs/cgroup; cgroup2fs: only the unified hierarchy exists
-    user: str  # the user who logs in
+    cgroup: str
+    """The type of the file system at /sys/fs/cgroup; cgroup2fs: only the unified hierarchy exists."""
+    user: str
+    """The user who logs in."""
 
     @property
     def is_container(self) -> bool:

@@ -8,14 +8,18 @@ from provision.fact import Fact, decode_last_line
 
 
 class Torch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Properties of torch on a machine. version: None if torch cannot be imported. gpus: None if torch cannot use GPUs."""
+    """Properties of torch on a machine."""
 
     version: str | None = None
+    """None if torch cannot be imported."""
     why_absent: str | None = None
-    cuda: str | None = None  # the CUDA release that torch was built for
+    cuda: str | None = None
+    """The CUDA release that torch was built for."""
     gpus: int | None = None
+    """None if torch cannot use GPUs."""
     why_no_gpus: str | None = None
-    hidden_by: str | None = None  # the value of CUDA_VISIBLE_DEVICES, which hides GPUs from torch but not from NVML
+    hidden_by: str | None = None
+    """The value of CUDA_VISIBLE_DEVICES, which hides GPUs from torch but not from NVML."""
     backends: list[str] = []
 
 

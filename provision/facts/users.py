@@ -23,8 +23,10 @@ class User(msgspec.Struct, frozen=True):
 class Users(msgspec.Struct, frozen=True):
     """The users whose UID and GID must be the same on all nodes."""
 
-    login: str  # the name of the user who logs in
-    known: dict[str, User]  # the users that exist, by name
+    login: str
+    """The name of the user who logs in."""
+    known: dict[str, User]
+    """The users that exist, by name."""
 
 
 def command(python: str) -> list[str]:

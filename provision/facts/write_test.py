@@ -23,10 +23,12 @@ rm -f -- "$file"
 
 
 class WriteTest(msgspec.Struct, frozen=True):
-    """The result of a write test. folder: the tested folder. why_not: the error of the node; '' if the test succeeded."""
+    """The result of a write test."""
 
     folder: str
+    """The tested folder."""
     why_not: str = ""
+    """The error of the node; '' if the test succeeded."""
 
 
 def write_test_fact(path: str) -> Fact[WriteTest]:

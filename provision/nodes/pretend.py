@@ -24,11 +24,13 @@ NULL = msgspec.Raw(b"null")
 
 
 class DescribedMachine(msgspec.Struct, frozen=True):
-    """A node in the file. facts: the JSON of each answer, by the name of the fact."""
+    """A node in the file."""
 
     name: str
     facts: dict[str, msgspec.Raw] = {}
-    addresses: msgspec.Raw = NULL  # the JSON of the answer to the fact ADDRESSES; null if the node did not answer
+    """The JSON of each answer, by the name of the fact."""
+    addresses: msgspec.Raw = NULL
+    """The JSON of the answer to the fact ADDRESSES; null if the node did not answer."""
 
 
 class DescribedMachines(msgspec.Struct, frozen=True):

@@ -15,16 +15,14 @@ STARTS_S = 120.0  # the most seconds for the services of a node to start after a
 
 
 class Reboot(msgspec.Struct, frozen=True):
-    """A change that reboots the node. It is the last change of a plan; further changes are planned when the node is back.
-
-    why: the reason, as a clause.
-    limit_s: the most seconds that the reboot may take; a server with much memory tests its memory for minutes.
-    pause_s: the seconds between two attempts to reach the node.
-    """
+    """A change that reboots the node. It is the last change of a plan; further changes are planned when the node is back."""
 
     why: str
+    """The reason, as a clause."""
     limit_s: float = 600.0
+    """The most seconds that the reboot may take; a server with much memory tests its memory for minutes."""
     pause_s: float = 2.0
+    """The seconds between two attempts to reach the node."""
 
     @property
     def description(self) -> str:

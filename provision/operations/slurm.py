@@ -140,12 +140,12 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """A change that waits until all workers can get jobs. worker_states: the states of the workers that could not get jobs, as
-    text."""
+    """A change that waits until all workers can get jobs."""
 
     controller: Target
     workers: tuple[str, ...]
     worker_states: str
+    """The states of the workers that could not get jobs, as text."""
 
     @property
     def description(self) -> str:

@@ -22,13 +22,14 @@ _WORD = re.compile(r"[A-Za-z0-9._:\[\]/-]+")
 
 
 class Worker(msgspec.Struct, frozen=True):
-    """The values for a worker's line in slurm.conf. gres: the generic resources, such as gpu:a100:4; empty without GPUs."""
+    """The values for a worker's line in slurm.conf."""
 
     name: str
     address: str
     cpus: int
     memory_mib: int
     gres: str
+    """The generic resources, such as gpu:a100:4; empty without GPUs."""
 
 
 def render_slurm_files(site: Site) -> dict[str, bytes]:

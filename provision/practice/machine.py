@@ -35,14 +35,19 @@ class PracticeMachine(msgspec.Struct, frozen=True):
     cluster: str
     name: str
     address: str
-    prefix: int  # the prefix length of the subnet
+    prefix: int
+    """The prefix length of the subnet."""
     bridge: str
-    base: Path  # the folder of the base, which is the lower layer of the overlay
-    authorized: str  # the public SSH key that may log in to the node
+    base: Path
+    """The folder of the base, which is the lower layer of the overlay."""
+    authorized: str
+    """The public SSH key that may log in to the node."""
     shared: str | None = None
     wheelhouse: str | None = None
-    python: str | None = None  # the folder of this machine's Python, if the nodes use it
-    unified: bool = False  # whether the node's systemd gets only control groups of version 2, whatever this machine uses
+    python: str | None = None
+    """The folder of this machine's Python, if the nodes use it."""
+    unified: bool = False
+    """Whether the node's systemd gets only control groups of version 2, whatever this machine uses."""
     gpus: int = 0
     mbps: int | None = None
 

@@ -25,10 +25,7 @@ MOST_LOGGED = 2000  # the most characters of stdout and of stderr of a command t
 
 
 class SshNode(msgspec.Struct, eq=False):
-    """A machine that is reached by SSH.
-
-    log: the file that records every command on the machine and its result, but never the input of a command; None: no log.
-    """
+    """A machine that is reached by SSH."""
 
     name: str
     host: str
@@ -38,10 +35,13 @@ class SshNode(msgspec.Struct, eq=False):
     python: str
     remote: Remote
     log: Path | None = None
-    wheelhouse: str | None = None  # a folder of wheels on the machine, from which pip installs; None: pip uses its index
+    """The file that records every command on the machine and its result, but never the input of a command; None: no log."""
+    wheelhouse: str | None = None
+    """A folder of wheels on the machine, from which pip installs; None: pip uses its index."""
     may_sudo: bool = True
     venv_python: str = "python3"
-    own_address: str | None = None  # the address on the network of the ranks; None: `host`
+    own_address: str | None = None
+    """The address on the network of the ranks; None: `host`."""
 
     @property
     def address(self) -> str:

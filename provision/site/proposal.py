@@ -29,11 +29,16 @@ class Proposal(msgspec.Struct, frozen=True):
     partition: SitePartition | None
     node_type: NodeType | None
     account: str | None
-    accounts: tuple[str, ...]  # all accounts of the user that are valid in the partition
-    qos: tuple[str, ...]  # the QOS that the user may choose with the account in the partition
-    needed_qos: str | None  # a QOS that jobs must name, because the account's default QOS is not allowed in the partition
-    module: str | None  # a module whose Python is new enough; None: no module is needed, or there is none
-    python: str | None  # the interpreter, if its name is not python3
+    accounts: tuple[str, ...]
+    """All accounts of the user that are valid in the partition."""
+    qos: tuple[str, ...]
+    """The QOS that the user may choose with the account in the partition."""
+    needed_qos: str | None
+    """A QOS that jobs must name, because the account's default QOS is not allowed in the partition."""
+    module: str | None
+    """A module whose Python is new enough; None: no module is needed, or there is none."""
+    python: str | None
+    """The interpreter, if its name is not python3."""
     folder: SharedFolder | None
     has_python: bool
 

@@ -39,13 +39,13 @@ LIST_ARRIVED = 'cd "$1" 2> /dev/null || exit 0; for wheel in *.whl; do test ! -f
 
 
 class InterpreterPlatform(msgspec.Struct, frozen=True):
-    """The interpreter and machine for which wheels are wanted. libc: name and version of the C library, such as ("glibc",
-    "2.28")."""
+    """The interpreter and machine for which wheels are wanted."""
 
     python: str
     system: str
     machine: str
     libc: tuple[str, str]
+    """Name and version of the C library, such as ("glibc", "2.28")."""
 
 
 class WheelDownload:

@@ -41,30 +41,42 @@ MACHINES = ("raw-pc", "raw", "")  # the sliver types that are machines; nodes of
 class ManifestInterface(msgspec.Struct, frozen=True):
     """An interface of a node on an experiment network."""
 
-    address: str  # IPv4
-    prefix: int  # length of the network's prefix in bits
-    mac: str | None  # lower case with colons; None: the manifest does not contain it
-    link: str | None  # the client_id of the link or LAN of this interface
+    address: str
+    """IPv4."""
+    prefix: int
+    """Length of the network's prefix in bits."""
+    mac: str | None
+    """Lower case with colons; None: the manifest does not contain it."""
+    link: str | None
+    """The client_id of the link or LAN of this interface."""
 
 
 class ManifestNode(msgspec.Struct, frozen=True):
     """A machine of an experiment."""
 
-    name: str  # the client_id of the node
-    site: str  # the aggregate, such as wisc.cloudlab.us
-    hardware: str | None  # the hardware type, such as d8545
-    logins: dict[str, tuple[str, int]]  # host and port of the login, by the name of the project member
-    control: str | None  # the IPv4 address on the control network
+    name: str
+    """The client_id of the node."""
+    site: str
+    """The aggregate, such as wisc.cloudlab.us."""
+    hardware: str | None
+    """The hardware type, such as d8545."""
+    logins: dict[str, tuple[str, int]]
+    """Host and port of the login, by the name of the project member."""
+    control: str | None
+    """The IPv4 address on the control network."""
     interfaces: tuple[ManifestInterface, ...]
-    full_name: str | None = None  # NODE.EXPERIMENT.PROJECT.SITE
-    mounts: tuple[str, ...] = ()  # the folders at which the blockstores of the node are mounted
+    full_name: str | None = None
+    """NODE.EXPERIMENT.PROJECT.SITE."""
+    mounts: tuple[str, ...] = ()
+    """The folders at which the blockstores of the node are mounted."""
 
 
 class Experiment(msgspec.Struct, frozen=True):
     """An experiment, combined from its manifests."""
 
     nodes: tuple[ManifestNode, ...]
-    expires: str | None  # ISO 8601, the earliest end of all aggregates; None: no manifest contains an end
+    expires: str | None
+    """ISO 8601, the earliest end of all aggregates; None: no manifest contains an end."""
 
     def users(self) -> set[str]:
         """The project members that can log in to every node."""

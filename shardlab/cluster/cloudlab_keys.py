@@ -64,14 +64,16 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ExperimentNode(msgspec.Struct, frozen=True):
     """A node of an experiment, with the login and the network that the cluster uses."""
 
-    name: str  # the name of the node, in a form that is allowed in a cluster file
+    name: str
+    """The name of the node, in a form that is allowed in a cluster file."""
     host: str
     port: int
     user: str
     hardware: str | None
     site: str
     control: str | None
-    network: ManifestInterface | None  # interface on the network that all nodes share; None: a single node without a network
+    network: ManifestInterface | None
+    """Interface on the network that all nodes share; None: a single node without a network."""
 
 
 def select_nodes(experiment: Experiment, user: str | None, manifest_names: str) -> list[ExperimentNode]:

@@ -36,7 +36,8 @@ class Lease(msgspec.Struct, frozen=True):
     """The end of the lease. After this time, the nodes and everything on their disks are gone."""
     read: Moment
     """How recent `expires` is: the time at which the file of the manifest was written, or at which the portal was asked."""
-    source: Literal["manifest", "portal"]  # from where the end was read
+    source: Literal["manifest", "portal"]
+    """From where the end was read."""
 
     def left_s(self, current_time: datetime) -> float:
         """The seconds until the end of the lease; negative after the end."""

@@ -36,33 +36,36 @@ KeyPath = tuple[str | int, ...]
 
 
 class Position(msgspec.Struct, frozen=True):
-    """A place in a file. line, column: counted from 1."""
+    """A place in a file."""
 
     line: int
+    """Counted from 1."""
     column: int
+    """Counted from 1."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A problem in a file. mark: the place of the problem in the file. path: the dotted path of the key. sentence: the message
-    to the user."""
+    """A problem in a file."""
 
     mark: Position
+    """The place of the problem in the file."""
     path: str
+    """The dotted path of the key."""
     sentence: str
+    """The message to the user."""
 
 
 class Document(msgspec.Struct):
-    """The content of a YAML file, and the place of every value and of every key in the file.
-
-    file: the name of the file for error messages. data: the content as dicts, lists, text and numbers.
-    values: the place of each value in the file, by the path of the value in `data`.
-    keys: the place of each key in the file, by the path in `data` of the value of this key.
-    """
+    """The content of a YAML file, and the place of every value and of every key in the file."""
 
     file: str
+    """The name of the file for error messages."""
     data: Any = None
+    """The content as dicts, lists, text and numbers."""
     values: dict[KeyPath, Position] = {}
+    """The place of each value in the file, by the path of the value in `data`."""
     keys: dict[KeyPath, Position] = {}
+    """The place of each key in the file, by the path in `data` of the value of this key."""
 
     def problem(self, path: KeyPath, sentence: str, *, at_key: bool = False) -> Problem:
         """A problem at the place of the value with this path, or of the nearest value around it that the file contains.

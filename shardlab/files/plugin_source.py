@@ -27,13 +27,12 @@ MOST_BYTES = 1 << 20  # largest size of one file
 
 
 class PluginSource(msgspec.Struct, frozen=True):
-    """The source of a plug-in.
-
-    file: the path of the file that defines the plug-in. contents: the content of this file and of every helper, by file name.
-    """
+    """The source of a plug-in."""
 
     file: Path
+    """The path of the file that defines the plug-in."""
     contents: dict[str, bytes]
+    """The content of this file and of every helper, by file name."""
 
     @property
     def name(self) -> str:

@@ -10,29 +10,30 @@ import msgspec
 
 
 class GpuModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One GPU model.
-
-    name: a regular expression that matches the whole NVML name.
-    fp32, tf32, bf16, fp16: peak performance in TFLOP/s without sparsity; None if the GPU does not support the precision.
-    memory_gb: memory in 1e9 bytes.
-    memory_gb_per_s: memory bandwidth in 1e9 bytes/s.
-    link: the interconnect between the GPUs of one machine.
-    link_gb_per_s: bandwidth of this interconnect in 1e9 bytes/s, the sum of both directions.
-    power_w: the largest power of the board in watts; None if the data sheet does not print this number.
-    source: the data sheet.
-    """
+    """One GPU model."""
 
     name: str
+    """A regular expression that matches the whole NVML name."""
     fp32: float
+    """Peak performance in TFLOP/s without sparsity; None if the GPU does not support the precision."""
     tf32: float | None = None
+    """As `fp32`."""
     bf16: float | None = None
+    """As `fp32`."""
     fp16: float | None = None
+    """As `fp32`."""
     memory_gb: float
+    """Memory in 1e9 bytes."""
     memory_gb_per_s: float
+    """Memory bandwidth in 1e9 bytes/s."""
     link: str
+    """The interconnect between the GPUs of one machine."""
     link_gb_per_s: float
+    """Bandwidth of this interconnect in 1e9 bytes/s, the sum of both directions."""
     power_w: float | None = None
+    """The largest power of the board in watts; None if the data sheet does not print this number."""
     source: str
+    """The data sheet."""
 
 
 @functools.cache

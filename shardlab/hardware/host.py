@@ -25,54 +25,67 @@ PACKAGES = (
 
 
 class Nic(msgspec.Struct, omit_defaults=True):
-    """A network interface.
+    """A network interface."""
 
-    kind: loopback, physical (the interface has a device) or virtual. speed_mbps: the speed that the driver reports, in Mbit/s.
-    mtu: in bytes.
-    """
-
-    name: str  # name of the interface, such as eth0
+    name: str
+    """Name of the interface, such as eth0."""
     kind: str
+    """Loopback, physical (the interface has a device) or virtual."""
     mac: str | None = None
     pci: str | None = None
     speed_mbps: Count | None = None
+    """The speed that the driver reports, in Mbit/s."""
     mtu: Count | None = None
-    driver: str | None = None  # name of its driver
+    """In bytes."""
+    driver: str | None = None
+    """Name of its driver."""
 
 
 class NumaNode(msgspec.Struct):
-    """A NUMA node. cpus: its processors as the kernel lists them, such as 0-15,32-47.
+    """A NUMA node.
 
     The size of its memory is left out, because the properties of a machine must not change, and in a virtual machine the
     balloon driver changes this size all the time.
     """
 
-    node: Count  # number of the NUMA node
+    node: Count
+    """Number of the NUMA node."""
     cpus: str
+    """Its processors as the kernel lists them, such as 0-15,32-47."""
 
 
 class Host(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """The properties of one machine during one boot. A property that could not be read is absent.
-
-    gpus: None if NVML is not installed or fails; gpu_why_absent then says why.
-    """
+    """The properties of one machine during one boot. A property that could not be read is absent."""
 
     schema: Count
     host: HostName
     boot_id: BootId
-    kernel: str  # release of the kernel
-    system: str  # name of the distribution
-    cpu_model: str | None  # as the kernel names it
-    cpus: Count  # number of processors
-    cpus_allowed: Count  # the number of processors that this process may use, by its affinity and quota
-    memory_bytes: Count  # physical memory
-    gpu_driver: str | None = None  # version of the driver
+    kernel: str
+    """Release of the kernel."""
+    system: str
+    """Name of the distribution."""
+    cpu_model: str | None
+    """As the kernel names it."""
+    cpus: Count
+    """Number of processors."""
+    cpus_allowed: Count
+    """The number of processors that this process may use, by its affinity and quota."""
+    memory_bytes: Count
+    """Physical memory."""
+    gpu_driver: str | None = None
+    """Version of the driver."""
     gpus: list[Gpu] | None = None
-    gpu_why_absent: str | None = None  # why `gpus` is absent
-    nics: list[Nic]  # network interfaces
-    numa_nodes: list[NumaNode] | None = None  # null: the kernel shows none
-    python: str  # version of the interpreter
-    packages: dict[str, str]  # name of an installed package -> its version
+    """None if NVML is not installed or fails; gpu_why_absent then says why."""
+    gpu_why_absent: str | None = None
+    """Why `gpus` is absent."""
+    nics: list[Nic]
+    """Network interfaces."""
+    numa_nodes: list[NumaNode] | None = None
+    """Null: the kernel shows none."""
+    python: str
+    """Version of the interpreter."""
+    packages: dict[str, str]
+    """Name of an installed package -> its version."""
 
 
 def read_host() -> Host:

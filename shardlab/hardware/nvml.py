@@ -30,27 +30,37 @@ class Gpu(msgspec.Struct, omit_defaults=True):
     """The constant properties of a GPU, from NVML. Properties that change over time are in the telemetry (record.GpuSample).
 
     A property is None if NVML does not report it. Names end with the unit: bytes, W (power), MHz (clocks).
-    pcie_width: the number of PCIe lanes in use. If it is smaller than pcie_width_max, the card may not be plugged in properly.
-    nvlinks: the number of active NVLinks, by the PCI address of the other end, which is a GPU or a switch.
-    paths: the connection to each other GPU, by the UUID of the other GPU: PIX (through one PCI bridge), PXB (several bridges),
-    PHB (host bridge), NODE (within a NUMA node), SYS (between NUMA nodes).
     """
 
     uuid: str
-    name: str  # product name
-    memory_bytes: Count | None = None  # its memory
-    power_limit_w: Measured | None = None  # present limit of power
+    name: str
+    """Product name."""
+    memory_bytes: Count | None = None
+    """Its memory."""
+    power_limit_w: Measured | None = None
+    """Present limit of power."""
     pci: str | None = None
-    power_limit_max_w: Measured | None = None  # highest limit that can be set
-    sm_clock_max_mhz: Count | None = None  # highest clock of the multiprocessors
-    memory_clock_max_mhz: Count | None = None  # highest clock of the memory
-    numa_node: Integer | None = None  # number of the NUMA node to which it is attached
-    persistence: bool | None = None  # whether the driver stays loaded without a client
-    pcie_generation_max: Count | None = None  # highest PCIe generation of the GPU
+    power_limit_max_w: Measured | None = None
+    """Highest limit that can be set."""
+    sm_clock_max_mhz: Count | None = None
+    """Highest clock of the multiprocessors."""
+    memory_clock_max_mhz: Count | None = None
+    """Highest clock of the memory."""
+    numa_node: Integer | None = None
+    """Number of the NUMA node to which it is attached."""
+    persistence: bool | None = None
+    """Whether the driver stays loaded without a client."""
+    pcie_generation_max: Count | None = None
+    """Highest PCIe generation of the GPU."""
     pcie_width: Count | None = None
-    pcie_width_max: Count | None = None  # highest number of PCIe lanes of the GPU
+    """The number of PCIe lanes in use. If it is smaller than pcie_width_max, the card may not be plugged in properly."""
+    pcie_width_max: Count | None = None
+    """Highest number of PCIe lanes of the GPU."""
     nvlinks: dict[str, int] | None = None
+    """The number of active NVLinks, by the PCI address of the other end, which is a GPU or a switch."""
     paths: dict[str, str] | None = None
+    """The connection to each other GPU, by the UUID of the other GPU: PIX (through one PCI bridge), PXB (several bridges), PHB
+    (host bridge), NODE (within a NUMA node), SYS (between NUMA nodes)."""
 
 
 def read_gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
@@ -82,10 +92,11 @@ def read_gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
 
 
 class Process(NamedTuple):
-    """A process that computes on a GPU. name: empty if the process is not visible here, because it is in another container."""
+    """A process that computes on a GPU."""
 
     pid: int
     name: str
+    """Empty if the process is not visible here, because it is in another container."""
 
 
 def read_gpu_processes() -> dict[str, list[Process]] | None:

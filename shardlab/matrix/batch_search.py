@@ -38,19 +38,20 @@ class SearchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BatchSearch(msgspec.Struct, frozen=True):
-    """The search to which a run belongs. All sizes are values of `key`, in units of data per data-parallel rank and step.
-
-    key: the key whose value is searched. goal: `largest_that_fits` or `fastest`. start: the size of the first try. smallest,
-    largest: the sizes between which the search stays. unit: the number of passes of a step; every size is a multiple of it, so
-    that all tries have the same number of passes.
-    """
+    """The search to which a run belongs. All sizes are values of `key`, in units of data per data-parallel rank and step."""
 
     key: str
+    """The key whose value is searched."""
     goal: Goal
+    """`largest_that_fits` or `fastest`."""
     start: Size
+    """The size of the first try."""
     smallest: Size
+    """The smallest size of the search."""
     largest: Size
+    """The largest size of the search."""
     unit: Size = 1
+    """The number of passes of a step; every size is a multiple of it, so that all tries have the same number of passes."""
 
     @property
     def description(self) -> str:
@@ -85,10 +86,12 @@ class BatchSearch(msgspec.Struct, frozen=True):
 
 
 class TryOutcome(msgspec.Struct, frozen=True):
-    """How a try ended. fits: whether the try completed; False: it ran out of memory. throughput: units of data per second."""
+    """How a try ended."""
 
     fits: bool
+    """Whether the try completed; False: it ran out of memory."""
     throughput: float = 0.0
+    """Units of data per second."""
 
 
 def try_cell(cell: Cell, size: int) -> Cell:

@@ -222,59 +222,74 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=False, dict=True):
-    """A resolved cell: every value is explicit, and none depends on a default of another program.
+    """A resolved cell: every value is explicit, and none depends on a default of another program."""
 
-    gpus: ranks that train, one accelerator each (one process each on a machine without GPUs) = dp x tp x pp.
-    dp, tp, pp: data-parallel, tensor-parallel and pipeline-parallel degree. servers: further ranks, parameter servers.
-    global_batch_size: units of data (images, sequences) in one optimizer step over all ranks.
-    micro_batch_size: units per data-parallel rank and forward pass; `gradient_accumulation_steps` passes make a step
-    (under a pipeline these are its microbatches).
-    steps or epochs: the timed length, exactly one of them; `warmup_steps` run before it, untimed, on top.
-    activation_checkpointing: none; full (every block); every-K (each K-th block); segments-N (the blocks in N segments of
-    nearly equal length; each segment but the last is recomputed as a whole).
-    max_grad_norm: a gradient with a larger global L2 norm is scaled down to this norm; null: no limit.
-    prove: auto runs the same-work proof once per distinct computation.
-    instruments: what is measured while it trains.
-    memory_limit_gib: limit of a rank's memory on its GPU, or on the host if the rank has no GPU; null: no limit.
-    time_limit_s: seconds after which the run is ended as `timeout`; null: no limit.
-    hang_limit_s: seconds without a step, or another sign of progress, after which the run is ended as `hung`.
-    expect: end states that are expected of this cell, besides completed.
-    options: of the strategy and the workload, with their defaults written out.
-    rehearses: the original cell if this cell is its tiny twin, which is small enough to run anywhere; else null.
-    """
-
-    workload: Annotated[str, Role.MODEL]  # the model, its data and its loss
-    strategy: Annotated[str, Role.STRATEGY]  # how ranks share the work
+    workload: Annotated[str, Role.MODEL]
+    """The model, its data and its loss."""
+    strategy: Annotated[str, Role.STRATEGY]
+    """How ranks share the work."""
     gpus: Annotated[Ranks, Role.RANKS]
-    nnodes: Annotated[Ranks, Role.NODES]  # number of nodes
+    """Ranks that train, one accelerator each (one process each on a machine without GPUs) = dp x tp x pp."""
+    nnodes: Annotated[Ranks, Role.NODES]
+    """Number of nodes."""
     dp: Annotated[Ranks, Role.RANKS]
+    """The data-parallel degree."""
     tp: Annotated[Ranks, Role.STRATEGY]
+    """The tensor-parallel degree."""
     pp: Annotated[Ranks, Role.RANKS]
+    """The pipeline-parallel degree."""
     servers: Annotated[ServerCount, Role.RANKS]
-    launcher: Annotated[str, Role.START]  # what starts the ranks
+    """Further ranks, parameter servers."""
+    launcher: Annotated[str, Role.START]
+    """What starts the ranks."""
     global_batch_size: Annotated[Positive, Role.DATA]
+    """Units of data (images, sequences) in one optimizer step over all ranks."""
     micro_batch_size: Annotated[Positive, Role.PASSES]
-    gradient_accumulation_steps: Annotated[Positive, Role.PASSES]  # passes of a step on each rank
-    seq_len: Annotated[Positive | None, Role.MODEL]  # tokens of a sequence; null: no sequences
-    steps: Annotated[Positive | None, Role.LENGTH]  # timed steps; null: `epochs` counts
-    epochs: Annotated[Positive | None, Role.LENGTH]  # passes over the data set; null: `steps` counts
-    warmup_steps: Annotated[Count, Role.LENGTH]  # untimed steps before the timed steps
-    precision: Annotated[Precision, Role.PRECISION]  # number format of the computation
+    """Units per data-parallel rank and forward pass; `gradient_accumulation_steps` passes make a step (under a pipeline these
+    are its microbatches). steps or epochs: the timed length, exactly one of them; `warmup_steps` run before it, untimed, on
+    top."""
+    gradient_accumulation_steps: Annotated[Positive, Role.PASSES]
+    """Passes of a step on each rank."""
+    seq_len: Annotated[Positive | None, Role.MODEL]
+    """Tokens of a sequence; null: no sequences."""
+    steps: Annotated[Positive | None, Role.LENGTH]
+    """Timed steps; null: `epochs` counts."""
+    epochs: Annotated[Positive | None, Role.LENGTH]
+    """Passes over the data set; null: `steps` counts."""
+    warmup_steps: Annotated[Count, Role.LENGTH]
+    """Untimed steps before the timed steps."""
+    precision: Annotated[Precision, Role.PRECISION]
+    """Number format of the computation."""
     activation_checkpointing: Annotated[Checkpointing, Role.EXECUTION]
-    compile: Annotated[bool, Role.EXECUTION]  # whether torch.compile compiles the blocks
+    """None; full (every block); every-K (each K-th block); segments-N (the blocks in N segments of nearly equal length; each
+    segment but the last is recomputed as a whole)."""
+    compile: Annotated[bool, Role.EXECUTION]
+    """Whether torch.compile compiles the blocks."""
     max_grad_norm: Annotated[Measured | None, Role.CLIPPING]
+    """A gradient with a larger global L2 norm is scaled down to this norm; null: no limit."""
     prove: Annotated[str, Role.BOOKKEEPING]
-    optimizer: Annotated[Optimizer, Role.OPTIMIZER]  # the update rule
-    schedule: Annotated[Schedule, Role.LENGTH]  # the learning rate over the run
+    """Auto runs the same-work proof once per distinct computation."""
+    optimizer: Annotated[Optimizer, Role.OPTIMIZER]
+    """The update rule."""
+    schedule: Annotated[Schedule, Role.LENGTH]
+    """The learning rate over the run."""
     instruments: Annotated[Instruments, Role.INSTRUMENTS]
+    """What is measured while it trains."""
     memory_limit_gib: Annotated[Measured | None, Role.START]
-    seed: Annotated[Count, Role.DATA]  # seed of weights, order of data and dropout
+    """Limit of a rank's memory on its GPU, or on the host if the rank has no GPU; null: no limit."""
+    seed: Annotated[Count, Role.DATA]
+    """Seed of weights, order of data and dropout."""
     time_limit_s: Annotated[WholeSeconds | None, Role.BOOKKEEPING]
+    """Seconds after which the run is ended as `timeout`; null: no limit."""
     expect: Annotated[list[State], Role.BOOKKEEPING]
+    """End states that are expected of this cell, besides completed."""
     options: Annotated[dict[str, bool | Integer | Measured | str | None], Role.STRATEGY]
+    """Of the strategy and the workload, with their defaults written out."""
     rehearses: Annotated[Cell | None, Role.BOOKKEEPING] = None
+    """The original cell if this cell is its tiny twin, which is small enough to run anywhere; else null."""
     # The fields from here on have defaults, so that a run.json of an older version, which lacks these fields, can be read.
     hang_limit_s: Annotated[WholeSeconds, Role.BOOKKEEPING] = 1800
+    """Seconds without a step, or another sign of progress, after which the run is ended as `hung`."""
     gpu_type: Annotated[GpuType | None, Role.HARDWARE] = None
     """The GPU type, as the cluster file names it; null: the GPUs of the default partition.
 

@@ -23,15 +23,18 @@ class ExpandedCell(msgspec.Struct, frozen=True):
 
     id: RunId
     cell: Cell
-    runs: list[RunId]  # for each repeat of the cell, the id of its first attempt
-    search: BatchSearch | None = None  # null: no search; shardlab.runs.search_path finds the tries after the first try
+    runs: list[RunId]
+    """For each repeat of the cell, the id of its first attempt."""
+    search: BatchSearch | None = None
+    """Null: no search; shardlab.runs.search_path finds the tries after the first try."""
 
 
 class Excluded(msgspec.Struct, frozen=True):
-    """A combination of keys that the matrix file excludes. why: the reason that the file gives."""
+    """A combination of keys that the matrix file excludes."""
 
     cell: dict[str, Any]
     why: str
+    """The reason that the file gives."""
 
 
 class Expansion(msgspec.Struct, kw_only=True):
@@ -40,10 +43,12 @@ class Expansion(msgspec.Struct, kw_only=True):
     schema: Count
     name: MatrixName
     title: str
-    path: str  # the path of the matrix file
+    path: str
+    """The path of the matrix file."""
     cells: list[ExpandedCell]
     excluded: list[Excluded]
-    scale: Literal["full", "tiny"] = "full"  # tiny: each cell is a tiny twin, whose key `rehearses` is the original cell
+    scale: Literal["full", "tiny"] = "full"
+    """Tiny: each cell is a tiny twin, whose key `rehearses` is the original cell."""
     reported: list[Reported] = []
     tables: list[PrintedTable] = []
     claims: list[Claim] = []

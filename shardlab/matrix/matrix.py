@@ -101,8 +101,10 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Point(msgspec.Struct, frozen=True):
     """One combination of a matrix, which becomes a cell."""
 
-    keys: dict[str, Any]  # cell key -> its value
-    origin: dict[str, KeyPath]  # cell key -> the path of its value in the matrix file
+    keys: dict[str, Any]
+    """Cell key -> its value."""
+    origin: dict[str, KeyPath]
+    """Cell key -> the path of its value in the matrix file."""
 
     def draft(self) -> Draft:
         """The keys of this combination as a Draft. Raises msgspec.ValidationError if a required key is missing."""
@@ -110,19 +112,19 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Matrix(msgspec.Struct, frozen=True):
-    """A matrix file that was read, checked and expanded.
-
-    document: the content of the file, with the place of each value. path: the path of the file.
-    points: the combinations, in the order of the axes. excluded: the combinations that the file excludes.
-    models: the models that the file describes by their configuration, by the names that replace them in `file` and `points`.
-    """
+    """A matrix file that was read, checked and expanded."""
 
     file: MatrixFile
     document: Document
+    """The content of the file, with the place of each value."""
     path: str
+    """The path of the file."""
     points: list[Point]
+    """The combinations, in the order of the axes."""
     excluded: list[Excluded]
+    """The combinations that the file excludes."""
     models: dict[str, ModelFile] = {}
+    """The models that the file describes by their configuration, by the names that replace them in `file` and `points`."""
 
     @property
     def name(self) -> str:

@@ -54,20 +54,18 @@ class ModelByConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
 
 class ModelFile(msgspec.Struct, frozen=True):
-    """A model that a matrix file describes by its configuration.
-
-    name: the name of the workload.
-    path: the path of the configuration within the folder of the matrix file; None if torchvision defines the model.
-    origin: the path of the configuration, or `torchvision: NAME`, as errors and plans name the model.
-    content: the content of the file that a run contains.
-    seq_len: the tokens of a sequence; None: not given.
-    """
+    """A model that a matrix file describes by its configuration."""
 
     name: str
+    """The name of the workload."""
     path: str | None
+    """The path of the configuration within the folder of the matrix file; None if torchvision defines the model."""
     origin: str
+    """The path of the configuration, or `torchvision: NAME`, as errors and plans name the model."""
     content: bytes
+    """The content of the file that a run contains."""
     seq_len: int | None
+    """The tokens of a sequence; None: not given."""
 
     @property
     def source(self) -> PluginSource:

@@ -17,37 +17,46 @@ FOLDER = "workloads"  # folder of a workspace with the files of workloads; a run
 class OwnWorkload(msgspec.Struct, frozen=True):
     """The properties of a workload at its default options. A field that is not listed here is as in trainers.workload.Workload.
 
-    code: the digest of the files that define the workload.
-    file: the path of the defining file in the workspace from which the run was submitted.
-    flops_per_unit: None if the operations cannot be counted.
-
     The following fields belong to a model that is given by its configuration (shardlab/matrix/model_file.py), whose file is
     JSON:
-
-    twin: whether the model is the tiny twin.
-    seq_len: the length of a sequence, in tokens.
-    longest: the longest possible sequence, in tokens.
-    remarks: sentences about properties that could not be derived from the configuration.
     """
 
-    name: str  # the name in a matrix
-    summary: str  # what it is, in one line
+    name: str
+    """The name in a matrix."""
+    summary: str
+    """What it is, in one line."""
     code: str
+    """The digest of the files that define the workload."""
     file: str
-    unit: str  # what a batch counts, such as images or tokens
-    parameters: Count  # number of parameters
+    """The path of the defining file in the workspace from which the run was submitted."""
+    unit: str
+    """What a batch counts, such as images or tokens."""
+    parameters: Count
+    """Number of parameters."""
     flops_per_unit: Measured | None
-    flops_source: str  # where the number of operations comes from
-    optimizer: Optimizer  # the default optimizer
-    options: tuple[Option, ...]  # its options, with defaults and bounds
-    tensor_degrees: tuple[Count, ...] = ()  # tensor-parallel degrees that are possible besides 1
-    most_stages: Count = 0  # the largest number of pipeline stages; 0: no pipeline is possible
-    block: str = ""  # the name of the class of its blocks
-    block_parameters: tuple[Count, ...] = ()  # parameters of each block that strategies wrap; shared ones count in the first
+    """None if the operations cannot be counted."""
+    flops_source: str
+    """Where the number of operations comes from."""
+    optimizer: Optimizer
+    """The default optimizer."""
+    options: tuple[Option, ...]
+    """Its options, with defaults and bounds."""
+    tensor_degrees: tuple[Count, ...] = ()
+    """Tensor-parallel degrees that are possible besides 1."""
+    most_stages: Count = 0
+    """The largest number of pipeline stages; 0: no pipeline is possible."""
+    block: str = ""
+    """The name of the class of its blocks."""
+    block_parameters: tuple[Count, ...] = ()
+    """Parameters of each block that strategies wrap; shared ones count in the first."""
     twin: bool = False
+    """Whether the model is the tiny twin."""
     seq_len: Count | None = None
+    """The length of a sequence, in tokens."""
     longest: Count | None = None
+    """The longest possible sequence, in tokens."""
     remarks: tuple[str, ...] = ()
+    """Sentences about properties that could not be derived from the configuration."""
 
     @property
     def block_count(self) -> int:
@@ -61,10 +70,9 @@ class OwnWorkload(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What `python -m trainers describe` prints about a file of WORKSPACE/workloads.
-
-    workloads: the workloads that the file defines. fault: why the file defines no workload, as a sentence; else empty.
-    """
+    """What `python -m trainers describe` prints about a file of WORKSPACE/workloads."""
 
     workloads: list[OwnWorkload] = []
+    """The workloads that the file defines."""
     fault: str = ""
+    """Why the file defines no workload, as a sentence; else empty."""

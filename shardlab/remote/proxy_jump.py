@@ -19,14 +19,13 @@ _JUMP = re.compile(r"(?:ssh://)?(?:(.*)@)?(?:\[(.+)\]|([^:]+))(?::(\d+))?/?")
 
 
 class Jump(msgspec.Struct, frozen=True):
-    """A machine through which a connection goes (a proxy jump), or the machine to which it leads.
-
-    user, port: for the login to this machine; None: `~/.ssh/config` decides.
-    """
+    """A machine through which a connection goes (a proxy jump), or the machine to which it leads."""
 
     host: str
     user: str | None = None
+    """For the login to this machine; None: `~/.ssh/config` decides."""
     port: int | None = None
+    """For the login to this machine; None: `~/.ssh/config` decides."""
 
     @property
     def words(self) -> list[str]:
@@ -37,14 +36,12 @@ class Jump(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """How to connect to a machine.
-
-    jumps: the machines through which the connection goes, in the order of the connections. command: the ProxyCommand of
-    `~/.ssh/config` if there are no jumps; else empty.
-    """
+    """How to connect to a machine."""
 
     jumps: tuple[Jump, ...] = ()
+    """The machines through which the connection goes, in the order of the connections."""
     command: str = ""
+    """The ProxyCommand of `~/.ssh/config` if there are no jumps; else empty."""
 
 
 def find_route(target: Jump) -> Route | None:

@@ -55,17 +55,19 @@ mv -fT -- "$new" "$1"
 
 
 class CommandOutput(msgspec.Struct, frozen=True):
-    """The output of a command. code: its exit code; None after the time limit; -N if signal N ended it on this machine."""
+    """The output of a command."""
 
     code: int | None
+    """Its exit code; None after the time limit; -N if signal N ended it on this machine."""
     stdout: str
     stderr: str
 
 
 class Unreachable(ShardlabError):
-    """Raised if a login failed or a connection broke. node: the name of the machine in the cluster file, if it is known."""
+    """Raised if a login failed or a connection broke."""
 
     node: str | None = None
+    """The name of the machine in the cluster file, if it is known."""
 
     @property
     def blames(self) -> dict[str, str]:

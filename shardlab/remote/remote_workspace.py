@@ -55,32 +55,37 @@ T = TypeVar("T")
 
 
 class Received(msgspec.Struct):
-    """What `python -m shardlab.remote.upload` prints on the cluster. version: the version of shardlab on the cluster."""
+    """What `python -m shardlab.remote.upload` prints on the cluster."""
 
     version: str
+    """The version of shardlab on the cluster."""
 
 
 class RemoteWorkspace(msgspec.Struct, frozen=True):
-    """The content of .shardlab/away.json.
-
-    host, port, user, identity, known_hosts, host_keys: how to log in to the cluster, as in shardlab.cluster.address.Address.
-    workspace: the path of the workspace on the cluster.
-    mark: host and path of the workspace on this machine to which the workspace on the cluster belongs.
-    python: the interpreter on the cluster in which shardlab is installed.
-    """
+    """The content of .shardlab/away.json."""
 
     schema: int
     cluster: str
     host: str
+    """How to log in to the cluster, as in shardlab.cluster.address.Address."""
     port: int | None
+    """As in Address."""
     user: str | None
+    """As in Address."""
     identity: str | None
+    """As in Address."""
     known_hosts: str
+    """As in Address."""
     host_keys: HostKeys
+    """As in Address."""
     python: str
+    """The interpreter on the cluster in which shardlab is installed."""
     workspace: str
+    """The path of the workspace on the cluster."""
     mark: str
-    shared: bool = False  # whether all commands share one SSH connection (shardlab.remote.shared_connection)
+    """Host and path of the workspace on this machine to which the workspace on the cluster belongs."""
+    shared: bool = False
+    """Whether all commands share one SSH connection (shardlab.remote.shared_connection)."""
 
     @property
     def address(self) -> Address:

@@ -37,11 +37,12 @@ NOT_CLEAN_WHY = (
 
 
 class RsyncEnd(msgspec.Struct, frozen=True):
-    """How rsync ended. code: its exit code; None if it was ended early (`must_stop`). error: its first error message, or
-    empty."""
+    """How rsync ended."""
 
     code: int | None
+    """Its exit code; None if it was ended early (`must_stop`)."""
     error: str = ""
+    """Its first error message, or empty."""
 
 
 def rsync_must_be_installed(needed_for: str) -> None:

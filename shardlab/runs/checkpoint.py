@@ -38,28 +38,26 @@ class CheckpointFile(msgspec.Struct, frozen=True):
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of manifest.json, which is written after all other files of a checkpoint.
-
-    step: number of timed steps before the checkpoint.
-    world: number of ranks that train.
-    layout: sharded (each rank wrote its shards) or whole (one rank gathered and wrote everything).
-    tp: tensor-parallel degree.
-    train_time_s: duration of these steps in seconds, as in result.json.
-    numbers: numbers that the strategy saves; they are equal on all ranks.
-    seal: SHA-256 of this manifest with an empty seal.
-    """
+    """The content of manifest.json, which is written after all other files of a checkpoint."""
 
     schema: Annotated[int, msgspec.Meta(ge=1, le=1)]
     step: Count
+    """Number of timed steps before the checkpoint."""
     world: Count
+    """Number of ranks that train."""
     layout: Literal["sharded", "whole"]
+    """Sharded (each rank wrote its shards) or whole (one rank gathered and wrote everything)."""
     strategy: str
     tp: Count
+    """Tensor-parallel degree."""
     cell_hash: str
     train_time_s: Seconds
+    """Duration of these steps in seconds, as in result.json."""
     numbers: dict[str, Measured]
+    """Numbers that the strategy saves; they are equal on all ranks."""
     files: list[CheckpointFile]
     seal: str = ""
+    """SHA-256 of this manifest with an empty seal."""
 
     def with_seal(self) -> CheckpointManifest:
         """A copy of this manifest with its seal, which is its SHA-256."""

@@ -18,24 +18,24 @@ _WRITER = re.compile(r"rank-(\d{5,9})")
 
 
 class InstrumentAct(msgspec.Struct, frozen=True):
-    """What an instrument did between two steps: the data of the event.
-
-    name: the name of the instrument, such as `checkpoints`. when: whether the instrument acted before or after the timed step
-    `step`. seconds: the duration of the act; the time of the event is the end of the act.
-    """
+    """What an instrument did between two steps: the data of the event."""
 
     name: Annotated[str, msgspec.Meta(max_length=64)]
+    """The name of the instrument, such as `checkpoints`."""
     when: Literal["before", "after"]
+    """Whether the instrument acted before or after the timed step `step`."""
     step: Count
     seconds: Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
+    """The duration of the act; the time of the event is the end of the act."""
 
 
 class InstrumentSpan(msgspec.Struct, frozen=True):
-    """The act of an instrument on one rank. end_s: seconds since the epoch, by the clock of `host`."""
+    """The act of an instrument on one rank."""
 
     rank: int
     host: str
     end_s: float
+    """Seconds since the epoch, by the clock of `host`."""
     act: InstrumentAct
 
 

@@ -12,13 +12,12 @@ PLACED = "placed"  # the name of the event; `nodes` in its data contains the nam
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """The nodes on which a run was started. first_node: the host name of the first node, which recorded the event PLACED.
-
-    nodes: the names of the run's nodes, as in the inventory.
-    """
+    """The nodes on which a run was started."""
 
     first_node: str
+    """The host name of the first node, which recorded the event PLACED."""
     nodes: list[str]
+    """The names of the run's nodes, as in the inventory."""
 
 
 def read_placement(events: Sequence[Event]) -> Placement | None:

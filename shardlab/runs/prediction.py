@@ -30,9 +30,12 @@ Source = Literal["rehearsal", "formula"]
 class PredictedRange(msgspec.Struct, frozen=True):
     """A predicted number, which lies between `low` and `high`. The name of the field whose value is this range has the unit."""
 
-    low: Measured  # lower end
-    likely: Measured  # most likely value
-    high: Measured  # upper end
+    low: Measured
+    """Lower end."""
+    likely: Measured
+    """Most likely value."""
+    high: Measured
+    """Upper end."""
 
     def __add__(self, other: PredictedRange) -> PredictedRange:
         return PredictedRange(self.low + other.low, self.likely + other.likely, self.high + other.high)
@@ -69,12 +72,7 @@ class PredictedExchange(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """The prediction for a run of one cell. A number that is not known is null, never 0.
-
-    fits: whether memory_bytes fits into capacity_bytes.
-    largest_micro_batch: the largest micro_batch_size that is likely to fit.
-    gpu_hours: the number of GPUs that train, multiplied by the duration of the run in hours.
-    """
+    """The prediction for a run of one cell. A number that is not known is null, never 0."""
 
     schema: Count = SCHEMA
     memory_bytes: PredictedRange | None = None
@@ -88,6 +86,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     capacity_bytes: PredictedRange | None = None
     """The memory of a GPU that a rank may use; `memory_limit_gib` of the cell lowers it."""
     fits: Fits | None = None
+    """Whether memory_bytes fits into capacity_bytes."""
     largest_micro_batch: Count | None = None
     """The largest micro_batch_size that is likely to fit; 0: none does."""
     step_s: PredictedRange | None = None
@@ -97,6 +96,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     time_s: PredictedRange | None = None
     """The time of a whole run: start, warm-up steps and timed steps."""
     gpu_hours: PredictedRange | None = None
+    """The number of GPUs that train, multiplied by the duration of the run in hours."""
     energy_kwh: PredictedRange | None = None
     """The energy of the GPUs that train, for the whole run."""
     cost: PredictedRange | None = None

@@ -11,18 +11,16 @@ from shardlab.runs.record import StepRecord
 
 
 class Progress(msgspec.Struct):
-    """The progress of a run, according to the step records of one of its ranks.
-
-    step: the number of the last timed step; None before the first timed step.
-    counted: the number of timed steps whose times are used, because neither an instrument nor a suspension slowed them down.
-    busy_s: the total duration of the counted steps, in seconds.
-    units: the units of data, such as images or tokens, that the rank processed in the counted steps.
-    """
+    """The progress of a run, according to the step records of one of its ranks."""
 
     step: int | None = None
+    """The number of the last timed step; None before the first timed step."""
     counted: int = 0
+    """The number of timed steps whose times are used, because neither an instrument nor a suspension slowed them down."""
     busy_s: float = 0.0
+    """The total duration of the counted steps, in seconds."""
     units: int = 0
+    """The units of data, such as images or tokens, that the rank processed in the counted steps."""
 
     def add(self, records: Iterable[StepRecord]) -> None:
         """Add the next step records of the rank. A record whose `watched` is true changes `step`, but is not counted."""

@@ -45,160 +45,220 @@ class Record(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):  # gc=
 
 
 class StepRecord(Record, kw_only=True):
-    """One optimizer step on one rank.
-
-    step: 1, 2, ... for the timed steps. Warm-up steps come first, have `warmup` true, and have their own numbers.
-    units: units of data (images, tokens) of this rank in the step. Ranks that share a model (tp, pp) record the same units.
-    step_ms: time from the request for data to the end of the update.
-    loss: mean loss over this rank's part of the batch, before the update; absent if the rank had no data in the step.
-    data_ms, forward_ms, backward_ms, optimizer_ms: parts of step_ms.
-    allocated_bytes, reserved_bytes: peak of the GPU allocator since the start of the step; absent without a GPU.
-    rss_bytes: resident memory of the process after the step.
-    cpu_s: processor time of all threads of the process since its start.
-    disk_read_bytes, disk_write_bytes: bytes that the process read from and wrote to storage since its start, NFS included.
-    watched: the times and sizes of the step are not used, but its loss is: an instrument slowed the step down, or the step
-    warmed up a run that resumes from a checkpoint.
-    """
+    """One optimizer step on one rank."""
 
     schema: Count
     step: Count
+    """1, 2, ... for the timed steps. Warm-up steps come first, have `warmup` true, and have their own numbers."""
     t_s: Seconds
     wall_s: WallTime
     units: Count
+    """Units of data (images, tokens) of this rank in the step. Ranks that share a model (tp, pp) record the same units."""
     step_ms: Milliseconds
+    """Time from the request for data to the end of the update."""
     loss: Measured | None = None
+    """Mean loss over this rank's part of the batch, before the update; absent if the rank had no data in the step."""
     data_ms: Milliseconds | None = None
+    """The part of `step_ms` in which the rank waits for data."""
     forward_ms: Milliseconds | None = None
+    """The part of `step_ms` of the forward pass."""
     backward_ms: Milliseconds | None = None
+    """The part of `step_ms` of the backward pass."""
     optimizer_ms: Milliseconds | None = None
+    """The part of `step_ms` of the optimizer."""
     allocated_bytes: Count | None = None
+    """Peak of the allocated bytes of the GPU allocator since the start of the step; absent without a GPU."""
     reserved_bytes: Count | None = None
+    """Peak of the reserved bytes of the GPU allocator since the start of the step; absent without a GPU."""
     rss_bytes: Count | None = None
+    """Resident memory of the process after the step."""
     cpu_s: Seconds | None = None
+    """Processor time of all threads of the process since its start."""
     disk_read_bytes: Count | None = None
+    """Bytes that the process read from storage since its start, NFS included."""
     disk_write_bytes: Count | None = None
-    warmup: bool = False  # whether it is an untimed step
+    """Bytes that the process wrote to storage since its start, NFS included."""
+    warmup: bool = False
+    """Whether it is an untimed step."""
     watched: bool = False
+    """The times and sizes of the step are not used, but its loss is: an instrument slowed the step down, or the step warmed up
+    a run that resumes from a checkpoint."""
 
 
 class ValidationRecord(Record, kw_only=True):
-    """Loss and accuracy on the validation split after `step` timed steps.
-
-    loss: mean over the items. accuracy: share of the targets (labels or next tokens) for which the class with the highest score
-    was correct, 0 to 1. items: the number of items.
-    """
+    """Loss and accuracy on the validation split after `step` timed steps."""
 
     schema: Count
-    step: Count  # number of timed steps before the validation
+    step: Count
+    """Number of timed steps before the validation."""
     t_s: Seconds
     wall_s: WallTime
     loss: Measured
+    """Mean over the items."""
     accuracy: Measured
+    """Share of the targets (labels or next tokens) for which the class with the highest score was correct, 0 to 1."""
     items: Count
+    """The number of items."""
 
 
 class GpuSample(Record, kw_only=True):
     """The state of a GPU, or of a MIG instance of a GPU, at one moment. Its counters are 0 when the driver is loaded."""
 
     uuid: str
-    mig_of: str | None = None  # for a MIG instance: the UUID of the whole GPU
-    lost: bool = False  # the driver can no longer reach the GPU; the other fields are then absent
-    played: bool = False  # no GPU: a stub of NVML made up the values (`collect sample --played`)
-    utilization_pct: Measured | None = None  # share of the last moments in which a kernel ran, 0 to 100
-    memory_used_bytes: Count | None = None  # of all processes
-    memory_total_bytes: Count | None = None  # only in the first sample of a sampler process
-    power_w: Measured | None = None  # watts
-    temperature_c: Measured | None = None  # degrees Celsius
-    sm_clock_mhz: Measured | None = None  # clock of the multiprocessors
-    memory_clock_mhz: Measured | None = None  # clock of the memory
-    energy_j: Measured | None = None  # counter
-    pcie_rx_bytes: Count | None = None  # counter
-    pcie_tx_bytes: Count | None = None  # counter
-    nvlink_rx_bytes: Count | None = None  # over all links, without protocol overhead
-    nvlink_tx_bytes: Count | None = None  # counter, over all links, without protocol overhead
-    ecc_corrected: Count | None = None  # counter of memory errors that were corrected
-    ecc_uncorrected: Count | None = None  # counter of memory errors that could not be corrected
-    processes: Count | None = None  # number of processes of all users that compute on the GPU
-    throttled: list[str] | None = (
-        None  # reasons why the clocks of the GPU are lowered: values of `shardlab.hardware.nvml.THROTTLES`
-    )
-    xids: list[Integer] | None = None  # numbers of the errors (XID) that the driver reported since the previous sample
+    mig_of: str | None = None
+    """For a MIG instance: the UUID of the whole GPU."""
+    lost: bool = False
+    """The driver can no longer reach the GPU; the other fields are then absent."""
+    played: bool = False
+    """No GPU: a stub of NVML made up the values (`collect sample --played`)."""
+    utilization_pct: Measured | None = None
+    """Share of the last moments in which a kernel ran, 0 to 100."""
+    memory_used_bytes: Count | None = None
+    """Of all processes."""
+    memory_total_bytes: Count | None = None
+    """Only in the first sample of a sampler process."""
+    power_w: Measured | None = None
+    """Watts."""
+    temperature_c: Measured | None = None
+    """Degrees Celsius."""
+    sm_clock_mhz: Measured | None = None
+    """Clock of the multiprocessors."""
+    memory_clock_mhz: Measured | None = None
+    """Clock of the memory."""
+    energy_j: Measured | None = None
+    """Counter."""
+    pcie_rx_bytes: Count | None = None
+    """Counter."""
+    pcie_tx_bytes: Count | None = None
+    """Counter."""
+    nvlink_rx_bytes: Count | None = None
+    """Over all links, without protocol overhead."""
+    nvlink_tx_bytes: Count | None = None
+    """Counter, over all links, without protocol overhead."""
+    ecc_corrected: Count | None = None
+    """Counter of memory errors that were corrected."""
+    ecc_uncorrected: Count | None = None
+    """Counter of memory errors that could not be corrected."""
+    processes: Count | None = None
+    """Number of processes of all users that compute on the GPU."""
+    throttled: list[str] | None = None
+    """Reasons why the clocks of the GPU are lowered: values of `shardlab.hardware.nvml.THROTTLES`."""
+    xids: list[Integer] | None = None
+    """Numbers of the errors (XID) that the driver reported since the previous sample."""
 
 
 class NicSample(Record, kw_only=True):
     """The counters of one network interface at one moment. The fields from `wire_rx_bytes` on are counters of the driver, the
     fields before `wire_rx_bytes` are counters of the kernel."""
 
-    name: str  # name of the interface, such as eth0
-    kind: str  # loopback, physical or virtual
+    name: str
+    """Name of the interface, such as eth0."""
+    kind: str
+    """Loopback, physical or virtual."""
     mac: str | None = None
     pci: str | None = None
-    rx_bytes: Count | None = None  # without RDMA traffic, which the kernel does not see
-    tx_bytes: Count | None = None  # without RDMA traffic
-    rx_packets: Count | None = None  # packets received
-    tx_packets: Count | None = None  # packets sent
-    rx_errors: Count | None = None  # packets with errors
-    tx_errors: Count | None = None  # packets with errors
-    rx_dropped: Count | None = None  # received packets that were dropped
-    tx_dropped: Count | None = None  # packets to be sent that were dropped
-    wire_rx_bytes: Count | None = None  # everything received on the wire, RDMA and Ethernet headers included
-    wire_tx_bytes: Count | None = None  # everything sent on the wire, RDMA and Ethernet headers included
-    rdma_rx_bytes: Count | None = None  # payload and headers of RDMA
-    rdma_tx_bytes: Count | None = None  # payload and headers of RDMA
-    rx_pauses: Count | None = None  # pause frames
-    tx_pauses: Count | None = None  # pause frames
-    rx_priority_pauses: Count | None = None  # pause frames of single traffic classes (PFC), which RoCE uses; sum of all classes
-    tx_priority_pauses: Count | None = None  # sent pause frames of single traffic classes (PFC); sum of all classes
-    rx_discards: Count | None = None  # packets that the card dropped
-    rx_crc_errors: Count | None = None  # frames whose checksum was wrong
-    rx_out_of_buffer: Count | None = None  # packets dropped because the receiver had no buffer
+    rx_bytes: Count | None = None
+    """Without RDMA traffic, which the kernel does not see."""
+    tx_bytes: Count | None = None
+    """Without RDMA traffic."""
+    rx_packets: Count | None = None
+    """Packets received."""
+    tx_packets: Count | None = None
+    """Packets sent."""
+    rx_errors: Count | None = None
+    """Packets with errors."""
+    tx_errors: Count | None = None
+    """Packets with errors."""
+    rx_dropped: Count | None = None
+    """Received packets that were dropped."""
+    tx_dropped: Count | None = None
+    """Packets to be sent that were dropped."""
+    wire_rx_bytes: Count | None = None
+    """Everything received on the wire, RDMA and Ethernet headers included."""
+    wire_tx_bytes: Count | None = None
+    """Everything sent on the wire, RDMA and Ethernet headers included."""
+    rdma_rx_bytes: Count | None = None
+    """Payload and headers of RDMA."""
+    rdma_tx_bytes: Count | None = None
+    """Payload and headers of RDMA."""
+    rx_pauses: Count | None = None
+    """Pause frames."""
+    tx_pauses: Count | None = None
+    """Pause frames."""
+    rx_priority_pauses: Count | None = None
+    """Pause frames of single traffic classes (PFC), which RoCE uses; sum of all classes."""
+    tx_priority_pauses: Count | None = None
+    """Sent pause frames of single traffic classes (PFC); sum of all classes."""
+    rx_discards: Count | None = None
+    """Packets that the card dropped."""
+    rx_crc_errors: Count | None = None
+    """Frames whose checksum was wrong."""
+    rx_out_of_buffer: Count | None = None
+    """Packets dropped because the receiver had no buffer."""
 
 
 class RdmaSample(Record, kw_only=True):
-    """The counters of one port of an RDMA device at one moment. rx_bytes, tx_bytes: payload and headers of RDMA."""
+    """The counters of one port of an RDMA device at one moment."""
 
-    device: str  # name of the device, such as mlx5_0
-    port: Count  # number of the port
-    link_layer: str | None = None  # InfiniBand or Ethernet
+    device: str
+    """Name of the device, such as mlx5_0."""
+    port: Count
+    """Number of the port."""
+    link_layer: str | None = None
+    """InfiniBand or Ethernet."""
     pci: str | None = None
     rx_bytes: Count | None = None
+    """Received payload and headers of RDMA."""
     tx_bytes: Count | None = None
-    wait: Count | None = None  # clock ticks in which data waited because the other end of the link gave no credit (no buffer)
-    rx_errors: Count | None = None  # packets with errors
-    tx_discards: Count | None = None  # packets that the port could not send
-    link_downed: Count | None = None  # how often the link went down
+    """Sent payload and headers of RDMA."""
+    wait: Count | None = None
+    """Clock ticks in which data waited because the other end of the link gave no credit (no buffer)."""
+    rx_errors: Count | None = None
+    """Packets with errors."""
+    tx_discards: Count | None = None
+    """Packets that the port could not send."""
+    link_downed: Count | None = None
+    """How often the link went down."""
 
 
 class Sample(Record, kw_only=True):
-    """The state of one host at one moment.
-
-    cpu_pct: busy share of all processors since the previous sample, 0 to 100. cores_pct: the same for each processor.
-    cpu_pressure_s, memory_pressure_s, io_pressure_s: counters of the seconds in which a task on the host waited for processors,
-    memory or input and output (pressure stall information of the kernel).
-    disk_read_bytes, disk_write_bytes: counters of all physical disks.
-    nfs_read_bytes, nfs_write_bytes: counters of the bytes that NFS servers sent to this host and received from this host.
-    """
+    """The state of one host at one moment."""
 
     schema: Count
     t_s: Seconds
     wall_s: WallTime
     host: HostName
     boot_id: BootId
-    started_hz: Measured | None = None  # requested samples per second; only in the first sample of a sampler process
+    started_hz: Measured | None = None
+    """Requested samples per second; only in the first sample of a sampler process."""
     cpu_pct: Measured | None = None
-    memory_used_bytes: Count | None = None  # without memory that the kernel can free at once
-    memory_total_bytes: Count | None = None  # physical memory
+    """Busy share of all processors since the previous sample, 0 to 100."""
+    memory_used_bytes: Count | None = None
+    """Without memory that the kernel can free at once."""
+    memory_total_bytes: Count | None = None
+    """Physical memory."""
     disk_read_bytes: Count | None = None
+    """Counter of the bytes that all physical disks read."""
     disk_write_bytes: Count | None = None
+    """Counter of the bytes that all physical disks wrote."""
     cores_pct: list[Measured] | None = None
+    """The same for each processor."""
     cpu_pressure_s: Measured | None = None
+    """Counter of the seconds in which a task on the host waited for processors (pressure stall information of the kernel)."""
     memory_pressure_s: Measured | None = None
+    """Counter of the seconds in which a task on the host waited for memory."""
     io_pressure_s: Measured | None = None
+    """Counter of the seconds in which a task on the host waited for input and output."""
     nfs_read_bytes: Count | None = None
+    """Counter of the bytes that NFS servers sent to this host."""
     nfs_write_bytes: Count | None = None
-    gpus: list[GpuSample] | None = None  # null: not measured
-    nics: list[NicSample] | None = None  # null: not measured
-    rdma: list[RdmaSample] | None = None  # null: not measured
+    """Counter of the bytes that NFS servers received from this host."""
+    gpus: list[GpuSample] | None = None
+    """Null: not measured."""
+    nics: list[NicSample] | None = None
+    """Null: not measured."""
+    rdma: list[RdmaSample] | None = None
+    """Null: not measured."""
 
     @property
     def busiest_core_pct(self) -> float | None:
@@ -207,17 +267,18 @@ class Sample(Record, kw_only=True):
 
 
 class Event(Record, kw_only=True):
-    """An event of a run. event: its kind. writer: the process that recorded it, as in the file name events.WRITER.jsonl.
-
-    data: the details of the event.
-    """
+    """An event of a run."""
 
     schema: Count
     event: str
+    """Its kind."""
     writer: str
+    """The process that recorded it, as in the file name events.WRITER.jsonl."""
     wall_s: WallTime
-    host: HostName  # host name of the machine of the writer
+    host: HostName
+    """Host name of the machine of the writer."""
     data: dict[str, Any] = {}
+    """The details of the event."""
 
     def __post_init__(self) -> None:
         check_numbers(self.data)
@@ -232,23 +293,25 @@ class SameWork(msgspec.Struct, omit_defaults=True, kw_only=True):
     other work    the strategy does other work by design
     not provable  the work should be the same, but no proof is possible
     not proven    no proof was requested
-
-    why: the reason for the verdict, as a sentence.
-    loss_difference, gradient_norm_difference, parameter_difference: relative differences (see trainers/proof/proof.py).
-    communication_bytes: bytes that all ranks together send in one step, by the way in which the number was found: theory, a
-    formula; counted, collectives that were counted; textbook, a formula of textbooks, if there is one; wire, the bytes that the
-    backend's own algorithms send for the counted collectives, or for the collectives of the theory if none were counted (absent
-    in results of older releases).
-    proof_s: duration of the proof in seconds.
     """
 
-    verdict: Literal["proven", "different", "other work", "not provable", "not proven"]  # one of the five words above
+    verdict: Literal["proven", "different", "other work", "not provable", "not proven"]
+    """One of the five words above."""
     why: str
+    """The reason for the verdict, as a sentence."""
     loss_difference: Measured | None = None
+    """Relative difference of the losses (see trainers/proof/proof.py)."""
     gradient_norm_difference: Measured | None = None
+    """Relative difference of the gradient norms."""
     parameter_difference: Measured | None = None
+    """Relative difference of the parameters."""
     communication_bytes: dict[str, Measured] | None = None
+    """Bytes that all ranks together send in one step, by the way in which the number was found: theory, a formula; counted,
+    collectives that were counted; textbook, a formula of textbooks, if there is one; wire, the bytes that the backend's own
+    algorithms send for the counted collectives, or for the collectives of the theory if none were counted (absent in results of
+    older releases)."""
     proof_s: Seconds | None = None
+    """Duration of the proof in seconds."""
 
 
 class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -257,27 +320,46 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     schema: Count
     run_id: RunId
     state: str
-    rehearsal: bool  # whether the times say nothing about speed: ranks on a CPU, a tiny twin, or practice nodes
-    steps: Count  # number of timed steps
-    unit: str  # what the throughput counts, such as tokens
-    resumed_from_step: Count | None = None  # number of timed steps before the checkpoint, which an earlier attempt recorded
-    final_loss: Measured | None = None  # mean over all ranks in the last step
-    final_accuracy: Measured | None = None  # on the validation split after the last step, 0 to 1
-    throughput_per_s: Measured | None = None  # units per second over the timed steps, all ranks together
-    step_time_ms: Spread | None = None  # of the timed steps; the time of a step is that of its slowest rank
-    train_time_s: Seconds | None = None  # sum over all parts of a resumed run; a step that was repeated counts once
-    epoch_time_s: list[Seconds] | None = None  # seconds of each epoch
-    # allocated, reserved (GPUs), rss, categories if measured; each is the largest value of any rank
+    rehearsal: bool
+    """Whether the times say nothing about speed: ranks on a CPU, a tiny twin, or practice nodes."""
+    steps: Count
+    """Number of timed steps."""
+    unit: str
+    """What the throughput counts, such as tokens."""
+    resumed_from_step: Count | None = None
+    """Number of timed steps before the checkpoint, which an earlier attempt recorded."""
+    final_loss: Measured | None = None
+    """Mean over all ranks in the last step."""
+    final_accuracy: Measured | None = None
+    """On the validation split after the last step, 0 to 1."""
+    throughput_per_s: Measured | None = None
+    """Units per second over the timed steps, all ranks together."""
+    step_time_ms: Spread | None = None
+    """Of the timed steps; the time of a step is that of its slowest rank."""
+    train_time_s: Seconds | None = None
+    """Sum over all parts of a resumed run; a step that was repeated counts once."""
+    epoch_time_s: list[Seconds] | None = None
+    """Seconds of each epoch."""
     peak_memory_bytes: dict[str, Count] | None = None
-    parameters: Count | None = None  # number of parameters of the model
-    flops_per_unit: Measured | None = None  # forward and backward, by the workload's formula
-    same_work: SameWork | None = None  # result of the same-work proof
-    communication_bytes: dict[str, Measured] | None = None  # bytes that all ranks send in one step; see SameWork
-    data: dict[str, Any] = {}  # the data set: name, sha256, synthetic
-    instruments: dict[str, dict[str, Any]] = {}  # by name of the instrument: its results, cost_s between steps, watched_steps
-    knobs: dict[str, dict[str, Any]] = {}  # asked: the options of the cell; effective: the settings that were used
-    versions: dict[str, str] = {}  # name of a package -> its version, on rank 0
-    gpus: list[str] | None = None  # NVML's UUIDs of the GPUs that ranks trained on; None: an older version wrote the file
+    """Allocated, reserved (GPUs), rss, categories if measured; each is the largest value of any rank."""
+    parameters: Count | None = None
+    """Number of parameters of the model."""
+    flops_per_unit: Measured | None = None
+    """Forward and backward, by the workload's formula."""
+    same_work: SameWork | None = None
+    """Result of the same-work proof."""
+    communication_bytes: dict[str, Measured] | None = None
+    """Bytes that all ranks send in one step; see SameWork."""
+    data: dict[str, Any] = {}
+    """The data set: name, sha256, synthetic."""
+    instruments: dict[str, dict[str, Any]] = {}
+    """By name of the instrument: its results, cost_s between steps, watched_steps."""
+    knobs: dict[str, dict[str, Any]] = {}
+    """Asked: the options of the cell; effective: the settings that were used."""
+    versions: dict[str, str] = {}
+    """Name of a package -> its version, on rank 0."""
+    gpus: list[str] | None = None
+    """NVML's UUIDs of the GPUs that ranks trained on; None: an older version wrote the file."""
 
     def __post_init__(self) -> None:
         check_numbers([self.data, self.instruments, self.knobs])
@@ -295,8 +377,10 @@ class RecordLines(msgspec.Struct, Generic[T]):
     """The records of one file, and how much of the file could not be read."""
 
     records: list[T]
-    truncated: bool = False  # the last line is incomplete: the writer was killed, or is writing this line now
-    corrupt: int = 0  # number of complete lines that are not a valid record of this type
+    truncated: bool = False
+    """The last line is incomplete: the writer was killed, or is writing this line now."""
+    corrupt: int = 0
+    """Number of complete lines that are not a valid record of this type."""
 
 
 def read_lines(path: Path | str, record_type: type[T]) -> RecordLines[T]:

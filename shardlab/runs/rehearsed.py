@@ -95,7 +95,7 @@ class MemoryByCategory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RehearsedCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A collective that a rank starts in each step. op, payload_bytes, ranks: the same as in trainers.communication.Call."""
+    """A collective that a rank starts in each step."""
 
     op: str
     """The kind of communication: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or send."""
@@ -109,10 +109,7 @@ class RehearsedCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class RehearsedRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was found about a rank in one step. It is not the first step, which also allocates the optimizer's state.
-
-    at_peak: the memory at the moment when it is largest. kept: the memory between two steps.
-    """
+    """What was found about a rank in one step. It is not the first step, which also allocates the optimizer's state."""
 
     rank: Count
     stands_for: Count
@@ -121,6 +118,7 @@ class RehearsedRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peak_bytes: Count
     """The most bytes of tensors on the device at one moment: the sum of `at_peak`."""
     at_peak: MemoryByCategory
+    """The memory at the moment when it is largest."""
     kept: MemoryByCategory
     """The memory between two steps, by category."""
     collectives: tuple[RehearsedCollective, ...] | None
@@ -130,10 +128,7 @@ class RehearsedRank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="answer", tag="rehearsed"):
-    """The result of the rehearsal of one step of a cell.
-
-    how: whether fake tensors (without data) or real tensors were used.
-    """
+    """The result of the rehearsal of one step of a cell."""
 
     schema: Count
     cell: str
@@ -143,6 +138,7 @@ class Rehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     """One entry for each kind of rank: a single entry if all ranks are alike, an entry for each pipeline rank with a
     pipeline."""
     how: Way
+    """Whether fake tensors (without data) or real tensors were used."""
     device: Literal["cpu", "cuda"]
     """The device whose operators were rehearsed. On a CPU, operators keep other intermediate results than on a GPU."""
     depths: tuple[Count, Count] | None

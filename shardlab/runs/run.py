@@ -33,59 +33,89 @@ _PARTS = re.compile(r"(?P<first>(?P<cell>.+)-r(?P<repeat>\d+))(?:-a(?P<attempt>\
 class World(msgspec.Struct, frozen=True):
     """The number of processes of a run: world_size = nnodes x nproc_per_node."""
 
-    nnodes: Ranks  # number of nodes
-    nproc_per_node: Ranks  # ranks on each node
-    world_size: Ranks  # ranks of the run, parameter servers included
+    nnodes: Ranks
+    """Number of nodes."""
+    nproc_per_node: Ranks
+    """Ranks on each node."""
+    world_size: Ranks
+    """Ranks of the run, parameter servers included."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of run.json.
-
-    repeat: the number of this run among the equal runs of the cell, from 1.
-    attempt: the number of this attempt among the retries of the run, from 1.
-    resume: ids of earlier attempts that have checkpoints, beginning with the latest step. The run resumes from the latest
-    intact checkpoint. The step records up to this step are copied from the earlier attempt, so that the records of this run are
-    complete. The list may instead name a run of another cell with another number of ranks (`jobs submit --resume-from`); the
-    records of this run then begin after the step of the checkpoint.
-    """
+    """The content of run.json."""
 
     schema: Annotated[int, msgspec.Meta(ge=1, le=1)]
     run_id: RunId
     matrix: MatrixName
-    cell: Cell  # the resolved cell
-    cell_hash: str  # digest of the cell; runs of equal cells have equal digests
+    cell: Cell
+    """The resolved cell."""
+    cell_hash: str
+    """Digest of the cell; runs of equal cells have equal digests."""
     repeat: Positive
+    """The number of this run among the equal runs of the cell, from 1."""
     attempt: Positive
-    launcher: str  # what starts the ranks
-    rehearsal: bool  # planned as a rehearsal (docs/design/rehearsal.md); the same key of its result says what the run was
+    """The number of this attempt among the retries of the run, from 1."""
+    launcher: str
+    """What starts the ranks."""
+    rehearsal: bool
+    """Planned as a rehearsal (docs/design/rehearsal.md); the same key of its result says what the run was."""
     world: World
-    cluster: dict[str, str]  # name and provider of the cluster
-    data_path: str  # the folder of data sets
-    data_stage: Literal["node"] | None = None  # node: the data set is copied to each node's own disk at the start of the run
+    cluster: dict[str, str]
+    """Name and provider of the cluster."""
+    data_path: str
+    """The folder of data sets."""
+    data_stage: Literal["node"] | None = None
+    """Node: the data set is copied to each node's own disk at the start of the run."""
     versions: dict[str, str]
-    git_commit: str | None  # commit of the checkout, with -dirty if tracked files were changed; null: not a checkout
-    templates: dict[str, str]  # template name -> SHA-256
-    created: str  # ISO 8601, UTC
-    scale: Literal["full", "tiny"] = "full"  # tiny: the cell is a tiny twin, and its `rehearses` is the original cell
-    proofs_path: str | None = None  # the folder of same-work proofs, so that each computation is proven only once
+    git_commit: str | None
+    """Commit of the checkout, with -dirty if tracked files were changed; null: not a checkout."""
+    templates: dict[str, str]
+    """Template name -> SHA-256."""
+    created: str
+    """ISO 8601, UTC."""
+    scale: Literal["full", "tiny"] = "full"
+    """Tiny: the cell is a tiny twin, and its `rehearses` is the original cell."""
+    proofs_path: str | None = None
+    """The folder of same-work proofs, so that each computation is proven only once."""
     resume: list[RunId] = []
-    scheduler: str = "local"  # what queues the run: local, slurm, ssh or allocation
-    source: str | None = None  # the folder with the copy of our source that the run uses; named after the digest of this copy
-    packages: str | None = None  # digest of the installed packages at submission: shardlab.files.source_digest
-    environment: str | None = None  # only in runs that older versions rendered: one digest of packages and source
-    limit_s: WholeSeconds | None = None  # seconds after which the supervisor ends the run: the cell's or the scheduler's limit
-    requeues: Count = 0  # how often the run may be started again after a state for which `retry` has no number
-    retry: Retry = Retry()  # how often the run may be started again automatically, for each state in which it may end
-    retried: list[str] = []  # for each earlier attempt after which this attempt was submitted automatically: its state
-    avoid: list[HostName] = []  # nodes that failed during earlier attempts and are not used
-    shares_nodes: bool = False  # other jobs may run on the same nodes at the same time, which may change the speed of the run
-    separate_folders: bool = False  # the nodes share no folder: each node has its own part of the run's folder (docs/ssh.md)
-    track: str | None = None  # the experiment tracker to which the run is logged while it is running: shardlab.runs.trackers
-    wait_gpus_s: WholeSeconds = 0  # seconds that the run waits for its GPUs before its ranks start, if other processes use them
-    own_workload: OwnWorkload | None = None  # the workload that a file of the workspace defines; the run folder has a copy
-    own_strategy: OwnStrategy | None = None  # the strategy that a file of the workspace defines; the run folder has a copy
-    traces: TracePart | None = None  # the traces that the run analyses instead of training (`jobs trace`)
-    search: BatchSearch | None = None  # the search to which the run belongs; its supervisor starts the next try
+    """Ids of earlier attempts that have checkpoints, beginning with the latest step. The run resumes from the latest intact
+    checkpoint. The step records up to this step are copied from the earlier attempt, so that the records of this run are
+    complete. The list may instead name a run of another cell with another number of ranks (`jobs submit --resume-from`); the
+    records of this run then begin after the step of the checkpoint."""
+    scheduler: str = "local"
+    """What queues the run: local, slurm, ssh or allocation."""
+    source: str | None = None
+    """The folder with the copy of our source that the run uses; named after the digest of this copy."""
+    packages: str | None = None
+    """Digest of the installed packages at submission: shardlab.files.source_digest."""
+    environment: str | None = None
+    """Only in runs that older versions rendered: one digest of packages and source."""
+    limit_s: WholeSeconds | None = None
+    """Seconds after which the supervisor ends the run: the cell's or the scheduler's limit."""
+    requeues: Count = 0
+    """How often the run may be started again after a state for which `retry` has no number."""
+    retry: Retry = Retry()
+    """How often the run may be started again automatically, for each state in which it may end."""
+    retried: list[str] = []
+    """For each earlier attempt after which this attempt was submitted automatically: its state."""
+    avoid: list[HostName] = []
+    """Nodes that failed during earlier attempts and are not used."""
+    shares_nodes: bool = False
+    """Other jobs may run on the same nodes at the same time, which may change the speed of the run."""
+    separate_folders: bool = False
+    """The nodes share no folder: each node has its own part of the run's folder (docs/ssh.md)."""
+    track: str | None = None
+    """The experiment tracker to which the run is logged while it is running: shardlab.runs.trackers."""
+    wait_gpus_s: WholeSeconds = 0
+    """Seconds that the run waits for its GPUs before its ranks start, if other processes use them."""
+    own_workload: OwnWorkload | None = None
+    """The workload that a file of the workspace defines; the run folder has a copy."""
+    own_strategy: OwnStrategy | None = None
+    """The strategy that a file of the workspace defines; the run folder has a copy."""
+    traces: TracePart | None = None
+    """The traces that the run analyses instead of training (`jobs trace`)."""
+    search: BatchSearch | None = None
+    """The search to which the run belongs; its supervisor starts the next try."""
 
     @property
     def may_be_retried(self) -> bool:
@@ -115,10 +145,12 @@ def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:
 class RunIdParts(msgspec.Struct, frozen=True):
     """The parts of a run id."""
 
-    cell: str  # the name of the cell
+    cell: str
+    """The name of the cell."""
     repeat: int
     attempt: int
-    first: str  # the run id of the first attempt
+    first: str
+    """The run id of the first attempt."""
 
 
 def parse_run_id(name: str) -> RunIdParts | None:

@@ -16,34 +16,30 @@ from shardlab.runs.state import JudgedState
 
 
 class SearchTry(msgspec.Struct, frozen=True):
-    """A try of a search: a run of a cell with this batch size.
-
-    size: units of data per data-parallel rank and step. run: the id of its last attempt. throughput: units of data per second;
-    None if the run did not complete.
-    """
+    """A try of a search: a run of a cell with this batch size."""
 
     size: int
+    """Units of data per data-parallel rank and step."""
     run: str
+    """The id of its last attempt."""
     state: str
     why: str
     throughput: float | None = None
+    """Units of data per second; None if the run did not complete."""
 
 
 class SearchPath(msgspec.Struct, frozen=True):
-    """How far a search for a batch size has come, according to the records of its runs.
-
-    cell: the cell of the first try.
-    repeat: the number of the search among the repeats of its cell.
-    tries: the tries in the order of the search. All except the last completed or ran out of memory; the last may be running.
-    following: the batch size of the next try, which has no run folder yet; None if the search waits for its last try, or has
-    ended.
-    """
+    """How far a search for a batch size has come, according to the records of its runs."""
 
     cell: Cell
+    """The cell of the first try."""
     search: BatchSearch
     repeat: int
+    """The number of the search among the repeats of its cell."""
     tries: list[SearchTry]
+    """The tries in the order of the search. All except the last completed or ran out of memory; the last may be running."""
     following: int | None
+    """The batch size of the next try, which has no run folder yet; None if the search waits for its last try, or has ended."""
 
     @property
     def outcomes(self) -> dict[int, TryOutcome]:

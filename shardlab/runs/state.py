@@ -29,11 +29,13 @@ FINAL = frozenset(STATES) - {"planned", "pending", "running", "unknown"}  # the 
 
 
 class JudgedState(msgspec.Struct, frozen=True):
-    """The state of a run, one of STATES. why: the reason for the state, as a sentence; empty if there is nothing to explain."""
+    """The state of a run, one of STATES."""
 
     state: str
     why: str = ""
-    held: bool = False  # whether the run, which is pending or planned, starts only after a person releases it
+    """The reason for the state, as a sentence; empty if there is nothing to explain."""
+    held: bool = False
+    """Whether the run, which is pending or planned, starts only after a person releases it."""
 
 
 def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked: int | None) -> JudgedState:

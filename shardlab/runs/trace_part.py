@@ -17,16 +17,16 @@ SUMMARIES = "trace-summaries"  # the folder in a run folder that contains one su
 
 
 class TracePart(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run of `jobs trace` analyses.
-
-    folder: the absolute path of the folder on the cluster. files: the names of the trace files in it.
-    place: the number of this part, from 0. parts: the number of all parts.
-    """
+    """What one run of `jobs trace` analyses."""
 
     folder: str
+    """The absolute path of the folder on the cluster."""
     files: Annotated[list[str], msgspec.Meta(min_length=1)]
+    """The names of the trace files in it."""
     place: Count
+    """The number of this part, from 0."""
     parts: Positive
+    """The number of all parts."""
 
 
 def summary_name(number: int) -> str:

@@ -18,22 +18,24 @@ PROVISION_HINT = "Run first: provision CLUSTER.yaml"  # the end of error message
 
 
 class InventoryNode(msgspec.Struct, frozen=True):
-    """A node in inventory.json. Further fields in the file are for people and other programs.
+    """A node in inventory.json. Further fields in the file are for people and other programs."""
 
-    host, port, user, identity: for the login by SSH from other machines. identity: the path of the private key.
-    address: the address of the node on the network on which the nodes train; other nodes use this address.
-    roles: controller, worker or both.
-    python: the path of the interpreter on the node in which shardlab is installed.
-    """
-
-    name: str  # name in the cluster file
+    name: str
+    """Name in the cluster file."""
     host: str
+    """For the login by SSH from other machines."""
     address: str | None = None
+    """The address of the node on the network on which the nodes train; other nodes use this address."""
     roles: list[str] = []
+    """Controller, worker or both."""
     port: int | None = None
+    """For the login by SSH from other machines."""
     user: str | None = None
+    """For the login by SSH from other machines."""
     identity: str | None = None
+    """The path of the private key."""
     python: str | None = None
+    """The path of the interpreter on the node in which shardlab is installed."""
 
     @property
     def address_between_nodes(self) -> str:
@@ -42,17 +44,17 @@ class InventoryNode(msgspec.Struct, frozen=True):
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """inventory.json: the nodes of a cluster, as `provision` found them.
-
-    lease: None if the nodes are not lent for a time. all_reduces: the all-reduces that the acceptance checks measured, the
-    newest measurement of each kind.
-    """
+    """inventory.json: the nodes of a cluster, as `provision` found them."""
 
     schema: int
-    cluster: str  # name of the cluster
-    nodes: list[InventoryNode]  # all nodes
+    cluster: str
+    """Name of the cluster."""
+    nodes: list[InventoryNode]
+    """All nodes."""
     lease: Lease | None = None
+    """None if the nodes are not lent for a time."""
     all_reduces: tuple[MeasuredAllReduce, ...] = ()
+    """The all-reduces that the acceptance checks measured, the newest measurement of each kind."""
 
     def with_role(self, role: str) -> list[InventoryNode]:
         """The nodes that have this role, in the order of the cluster file."""

@@ -52,20 +52,23 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class Proof(msgspec.Struct, kw_only=True):
-    """A file in the user's home folder: this user's right to act in one workspace.
-
-    inodes: the inode numbers of the workspace, of .shardlab and of the mark. ctime_ns: the time of the mark's last change in
-    nanoseconds since the epoch. A workspace in which other users may write has no mark, because they could remove it; its proof
-    holds only the inode number of the workspace, and its file has a name that is computed from the path.
-    """
+    """A file in the user's home folder: this user's right to act in one workspace."""
 
     schema: int = 2
-    workspace: str  # the path, for people who read the file
+    workspace: str
+    """The path, for people who read the file."""
     inodes: list[int]
+    """The inode numbers of the workspace, of .shardlab and of the mark."""
     ctime_ns: int | None
-    began: bool  # whether the workspace began on this account; False: the user consented
-    unshown: list[str] = []  # what the cluster file that was there before does; see `list_powers`
-    files: dict[str, str] = {}  # consent: the SHA-256 of each file, by its path in the workspace
+    """The time of the mark's last change in nanoseconds since the epoch. A workspace in which other users may write has no
+    mark, because they could remove it; its proof holds only the inode number of the workspace, and its file has a name that is
+    computed from the path."""
+    began: bool
+    """Whether the workspace began on this account; False: the user consented."""
+    unshown: list[str] = []
+    """What the cluster file that was there before does; see `list_powers`."""
+    files: dict[str, str] = {}
+    """Consent: the SHA-256 of each file, by its path in the workspace."""
 
 
 def mark_path(workspace: Workspace) -> Path:

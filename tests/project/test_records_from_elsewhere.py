@@ -85,7 +85,7 @@ def test_a_text_of_run_json_reaches_no_script_and_no_path(tmp_path, queue, study
     assert study.jobs("retry", "--only", "failed") == 1
     assert len(set_aside(capsys.readouterr(), bad)) == 1
     assert [call[-1] for call in queue.calls("sbatch")[1:]] == [
-        str(study.workspace.run(f"{other.run_id}-a2").path / "job.sbatch")
+        str(study.workspace.find_run(f"{other.run_id}-a2").path / "job.sbatch")
     ]
     assert all("PWNED" not in path.read_text() for path in study.workspace.path.rglob("*.sbatch"))
     assert {path for path in written(tmp_path) - before if path.is_relative_to(tmp_path / "elsewhere")} == set()

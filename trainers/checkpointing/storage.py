@@ -34,21 +34,23 @@ ElementOrder = Callable[[str, torch.Size], torch.Tensor | None]
 
 
 class Box(msgspec.Struct, frozen=True):
-    """A box of a tensor, and the bytes in a file that contain its elements, row by row. begin: offset in the file, in bytes."""
+    """A box of a tensor, and the bytes in a file that contain its elements, row by row."""
 
     offsets: list[int]
     sizes: list[int]
     file: str
     begin: int
+    """Offset in the file, in bytes."""
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
-    """A tensor of a checkpoint. dtype: its name in torch, such as `float32`. boxes: together they contain each element of the
-    tensor exactly once."""
+    """A tensor of a checkpoint."""
 
     dtype: str
+    """Its name in torch, such as `float32`."""
     shape: list[int]
     boxes: list[Box]
+    """Together they contain each element of the tensor exactly once."""
 
 
 class Index(msgspec.Struct, frozen=True):

@@ -20,25 +20,27 @@ FOLDERS = {"cifar10": "cifar-10-batches-bin", "mnist": "mnist", "imagenet": "ima
 
 
 class DataSource(msgspec.Struct, frozen=True):
-    """The data of a run, as recorded in its result.
-
-    name: of the data set. sha256: of its content. synthetic: whether it is generated. items: number of items. classes: number
-    of classes of labelled data, and of outputs of the model's head; None if there are no labels.
-    """
+    """The data of a run, as recorded in its result."""
 
     name: str
+    """Of the data set."""
     sha256: str
+    """Of its content."""
     synthetic: bool
+    """Whether it is generated."""
     items: int
+    """Number of items."""
     classes: int | None = None
+    """Number of classes of labelled data, and of outputs of the model's head; None if there are no labels."""
 
 
 class DataPath(NamedTuple):
-    """The file or folder from which a data set is read. refusal: the error message if this path does not exist."""
+    """The file or folder from which a data set is read."""
 
     name: str
     path: Path
     refusal: str
+    """The error message if this path does not exist."""
 
 
 def find_data_path(options: Mapping[str, Any], data_path: Path) -> DataPath | None:

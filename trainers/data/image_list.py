@@ -25,19 +25,20 @@ SUFFIXES = (".jpeg", ".jpg")
 
 
 class ListHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The header of a list.
-
-    schema: version of the format. split: `train` or `val`. classes: number of classes. found: number of images in the folder.
-    images: number of images in the list. seed: the seed by which these images were drawn; None if the list has all
-    images.
-    """
+    """The header of a list."""
 
     schema: int
+    """Version of the format."""
     split: str
+    """`train` or `val`."""
     classes: int
+    """Number of classes."""
     found: int
+    """Number of images in the folder."""
     images: int
+    """Number of images in the list."""
     seed: int | None
+    """The seed by which these images were drawn; None if the list has all images."""
 
 
 class ImageEntry(msgspec.Struct, frozen=True, array_like=True):

@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 
 
 class ImageSet(ABC):
-    """One split of a data set of labelled images.
-
-    source: the record of the data set. classes: number of classes, the same in every split; labels are 0 to classes - 1.
-    """
+    """One split of a data set of labelled images."""
 
     source: DataSource
+    """The record of the data set."""
     classes: int
+    """Number of classes, the same in every split; labels are 0 to classes - 1."""
 
     @abstractmethod
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -14,14 +14,12 @@ VALIDATION = 10  # the last tenth of the sequences is the validation split
 
 
 class TokenSet(ABC):
-    """One split of a data set of token sequences.
-
-    source: the record of the data set. vocabulary: every token is smaller than this number, which is the same in
-    every split.
-    """
+    """One split of a data set of token sequences."""
 
     source: DataSource
+    """The record of the data set."""
     vocabulary: int
+    """Every token is smaller than this number, which is the same in every split."""
 
     @abstractmethod
     def read(self, indices: np.ndarray) -> np.ndarray:

@@ -38,7 +38,8 @@ class ZeroEngine(ReplicatedEngine):
     weights in its optimizer."""
 
     casts_itself = True
-    model: Any  # deepspeed.DeepSpeedEngine
+    model: Any
+    """deepspeed.DeepSpeedEngine."""
 
     def __init__(
         self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, stage: int, deferred: Deferred | None = None

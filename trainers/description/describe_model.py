@@ -47,17 +47,16 @@ OUTPUT_TOLERANCE = 1e-3
 
 
 class Sizes(NamedTuple):
-    """The options and the sequence lengths of a model.
-
-    summary: a description for people. options: the options with their defaults. seq_len: the default sequence length in tokens;
-    None for a model of images. longest: the longest possible sequence in tokens; None for a model of images, or if the
-    configuration does not say.
-    """
+    """The options and the sequence lengths of a model."""
 
     summary: str
+    """A description for people."""
     options: tuple[Option, ...]
+    """The options with their defaults."""
     seq_len: int | None = None
+    """The default sequence length in tokens; None for a model of images."""
     longest: int | None = None
+    """The longest possible sequence in tokens; None for a model of images, or if the configuration does not say."""
 
 
 def describe_configuration(file: Path, seq_len: int | None) -> Description:

@@ -44,14 +44,12 @@ class OutOfTime(Exception):
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """The point from which a run resumes.
-
-    step: number of timed steps before this point. records: the records of these steps on this rank; empty if the checkpoint is
-    from a run of another cell.
-    """
+    """The point from which a run resumes."""
 
     step: int
+    """Number of timed steps before this point."""
     records: Sequence[StepRecord]
+    """The records of these steps on this rank; empty if the checkpoint is from a run of another cell."""
 
 
 class Checkpoints(Instrument):

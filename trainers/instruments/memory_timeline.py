@@ -22,24 +22,27 @@ POINTS = 1000
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """Memory during a step, in bytes by category.
-
-    peak: at the time when the sum of all categories was largest. peak_t_ms, peak_phase: this time and its phase.
-    most: the largest value of each category; different categories may reach it at different times.
-    start, end: before and after the step.
-    t_ms, phase, points: curves with at most POINTS points: time in ms, phase, and bytes by category. If there were more
-        changes, each point stands for several consecutive changes and has the values of the change with the largest sum.
-    """
+    """Memory during a step, in bytes by category."""
 
     peak_t_ms: float
+    """The time of the peak."""
     peak_phase: str
+    """The phase of the peak."""
     peak: dict[str, int]
+    """At the time when the sum of all categories was largest."""
     most: dict[str, int]
+    """The largest value of each category; different categories may reach it at different times."""
     start: dict[str, int]
+    """Before the step."""
     end: dict[str, int]
+    """After the step."""
     t_ms: list[float]
+    """The times of the points of the curves in ms, at most POINTS. If there were more changes, each point stands for several
+    consecutive changes and has the values of the change with the largest sum."""
     phase: list[str]
+    """The phase at each point."""
     points: dict[str, list[int]]
+    """The bytes at each point, by category."""
 
 
 def compute_timeline(changes: Sequence[tuple[float, str, int, int]], category: Callable[[int], str]) -> Timeline:

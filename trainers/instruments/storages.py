@@ -37,13 +37,16 @@ class TensorStorage:
 
 
 class StorageChange(NamedTuple):
-    """A change of a storage's size. t_s: seconds since the start of the step. phase: one of PHASES. number: the storage's
-    number. nbytes: added bytes; negative if the storage shrank or was released."""
+    """A change of a storage's size."""
 
     t_s: float
+    """Seconds since the start of the step."""
     phase: str
+    """One of PHASES."""
     number: int
+    """The storage's number."""
     nbytes: int
+    """Added bytes; negative if the storage shrank or was released."""
 
 
 class StorageLog(TorchDispatchMode):

@@ -30,15 +30,14 @@ MULTIPLE = 16  # the width of an MLP in a tiny twin is a multiple of this number
 
 
 class Architecture(NamedTuple):
-    """A class of models in transformers that shardlab can train.
-
-    kind: what a model of this class is trained for. model: the Python class. model_type: the name of the class in
-    configurations.
-    """
+    """A class of models in transformers that shardlab can train."""
 
     kind: Kind
+    """What a model of this class is trained for."""
     model: Any
+    """The Python class."""
     model_type: str
+    """The name of the class in configurations."""
 
 
 def find_architecture(values: dict[str, Any]) -> Architecture:

@@ -21,11 +21,12 @@ SOURCE = "matrix products, convolutions and attention of forward and backward, c
 
 
 class FlopCount(NamedTuple):
-    """What was counted in a model. flops: floating-point operations of forward and backward for one unit (a token, an image).
-    unused: names of the parameters that got no gradient."""
+    """What was counted in a model."""
 
     flops: float
+    """Floating-point operations of forward and backward for one unit (a token, an image)."""
     unused: list[str]
+    """Names of the parameters that got no gradient."""
 
 
 def count_flops(task: Task, items: Batch) -> FlopCount:

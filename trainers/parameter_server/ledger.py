@@ -8,20 +8,18 @@ import msgspec
 
 
 class Mode(msgspec.Struct, frozen=True):
-    """How a server treats pushes.
-
-    waits: whether the server waits for the gradients of all workers and makes one update with their mean; if not, each push is
-        an update at once.
-    staleness_bound: a worker may begin a step only if it has finished at most this many steps more than the slowest worker
-        (the clock distance of Ho et al., 2013). None: no bound.
-    staleness_weighted: whether a gradient is weighted by 1 / (1 + staleness).
-    pull_interval: k, if a worker pulls parameters with every k-th push.
-    """
+    """How a server treats pushes."""
 
     waits: bool = False
+    """Whether the server waits for the gradients of all workers and makes one update with their mean; if not, each push is an
+    update at once."""
     staleness_bound: int | None = None
+    """A worker may begin a step only if it has finished at most this many steps more than the slowest worker (the clock
+    distance of Ho et al., 2013). None: no bound."""
     staleness_weighted: bool = False
+    """Whether a gradient is weighted by 1 / (1 + staleness)."""
     pull_interval: int = 1
+    """K, if a worker pulls parameters with every k-th push."""
 
 
 class Ledger:

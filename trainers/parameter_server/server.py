@@ -34,15 +34,18 @@ def pull_term(cell: Cell, mode: Mode, nbytes: float) -> Term:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request of a worker that a thread received. a, b, c: as in `Kind`. payload: a buffer, which the thread reuses after the
-    answer."""
+    """A request of a worker that a thread received."""
 
     worker: int
     kind: Kind
     a: float = 0.0
+    """As in `Kind`."""
     b: float = 0.0
+    """As in `Kind`."""
     c: float = 0.0
+    """As in `Kind`."""
     payload: torch.Tensor | None = None
+    """A buffer, which the thread reuses after the answer."""
 
 
 class ParameterServer(Server):

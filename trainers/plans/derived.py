@@ -22,12 +22,14 @@ COLUMNS, ROWS = "colwise", "rowwise"
 
 
 class Split(NamedTuple):
-    """How a block is split. columns, rows: the names of the layers that are split by columns and by rows. degrees: the possible
-    numbers of ranks, from 2."""
+    """How a block is split."""
 
     columns: tuple[str, ...]
+    """The names of the layers that are split by columns."""
     rows: tuple[str, ...]
+    """The names of the layers that are split by rows."""
     degrees: tuple[int, ...]
+    """The possible numbers of ranks, from 2."""
 
 
 def derive_split(model: nn.Module, blocks: Sequence[nn.Module], config: Any) -> Split | str:

@@ -12,17 +12,14 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 
 class ModelPlan(ABC):
-    """How one model is split and divided into stages.
-
-    hidden: the shape of the hidden state of one item between two blocks; for a transformer, (positions, width).
-    backward_reductions: number of all-reduces of a hidden state in the backward pass of a split block, one for each
-        column-parallel layer.
-    forward_reductions: number of all-reduces of a hidden state in the forward pass of a split block, one for each row-parallel
-        layer. A transformer has one after attention and one after the MLP (Shoeybi et al., Megatron-LM, 2019, section 3).
-    """
+    """How one model is split and divided into stages."""
 
     hidden: tuple[int, ...]
+    """The shape of the hidden state of one item between two blocks; for a transformer, (positions, width)."""
     backward_reductions: int
+    """Number of all-reduces of a hidden state in the backward pass of a split block, one for each column-parallel layer.
+    forward_reductions: number of all-reduces of a hidden state in the forward pass of a split block, one for each row-parallel
+    layer. A transformer has one after attention and one after the MLP (Shoeybi et al., Megatron-LM, 2019, section 3)."""
     forward_reductions = 2
 
     @abstractmethod

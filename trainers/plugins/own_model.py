@@ -26,43 +26,41 @@ OPTIMIZER = Optimizer(name="adamw", lr=1e-3)
 
 
 class OwnModel(msgspec.Struct, frozen=True):
-    """The definitions in a user's file.
-
-    file: the path of the file.
-    summary: the first line of the file's docstring.
-    model: returns the module; its keyword arguments are the options.
-    batch: gets the numbers of items, (n,), and returns their (inputs, targets).
-    loss: returns the mean loss of (outputs, targets). None: the cross-entropy is used.
-    blocks: returns the repeated blocks of a module. None: blocks are searched (trainers.model.blocks).
-    tensor_parallel: returns which linear layers of a block are split over a number of ranks, and how. None: tensor parallelism
-        is not possible.
-    pipeline: returns the modules before and after the blocks. None: the model cannot be divided into pipeline stages.
-    data: `DATA` of the file. If it is not None, `batch` and `items` come from it.
-    items: number of items in the data set.
-    unit: the unit of throughput in results, such as `images`.
-    units_per_item: number of these units in one item.
-    flops_per_unit: floating-point operations of forward and backward for one unit. None: they are counted.
-    optimizer: the default optimizer.
-    options: the parameters of `model`, with their defaults.
-    tiny: the options of the tiny twin. None: there is no tiny twin.
-    """
+    """The definitions in a user's file."""
 
     file: str
+    """The path of the file."""
     summary: str
+    """The first line of the file's docstring."""
     model: Callable[..., Any]
+    """Returns the module; its keyword arguments are the options."""
     batch: Callable[..., Any]
+    """Gets the numbers of items, (n,), and returns their (inputs, targets)."""
     loss: Callable[..., Any] | None
+    """Returns the mean loss of (outputs, targets). None: the cross-entropy is used."""
     blocks: Callable[..., Any] | None
+    """Returns the repeated blocks of a module. None: blocks are searched (trainers.model.blocks)."""
     tensor_parallel: Callable[..., Any] | None
+    """Returns which linear layers of a block are split over a number of ranks, and how. None: tensor parallelism is not
+    possible."""
     pipeline: Callable[..., Any] | None
+    """Returns the modules before and after the blocks. None: the model cannot be divided into pipeline stages."""
     data: OwnData | None
+    """`DATA` of the file. If it is not None, `batch` and `items` come from it."""
     items: int
+    """Number of items in the data set."""
     unit: str
+    """The unit of throughput in results, such as `images`."""
     units_per_item: int
+    """Number of these units in one item."""
     flops_per_unit: float | None
+    """Floating-point operations of forward and backward for one unit. None: they are counted."""
     optimizer: Optimizer
+    """The default optimizer."""
     options: tuple[Option, ...]
+    """The parameters of `model`, with their defaults."""
     tiny: dict[str, Value] | None
+    """The options of the tiny twin. None: there is no tiny twin."""
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Call the function `name` of the file and return its result.

@@ -58,15 +58,14 @@ STATISTICS = 8
 
 
 class Tolerance(msgspec.Struct, frozen=True):
-    """The allowed relative differences between a strategy and the reference.
-
-    loss, gradient_norm: relative to the value of the reference. parameters: L2 distance, relative to the L2 distance that the
-    reference's parameters moved.
-    """
+    """The allowed relative differences between a strategy and the reference."""
 
     loss: float
+    """Relative to the loss of the reference."""
     gradient_norm: float
+    """Relative to the gradient norm of the reference."""
     parameters: float
+    """L2 distance, relative to the L2 distance that the reference's parameters moved."""
 
 
 # The same numbers summed in another order give a result that differs by rounding. The relative rounding error is 2^-24 in fp32,
@@ -90,26 +89,26 @@ TOLERANCES = {
 
 
 class Trajectory(msgspec.Struct):
-    """The results of the proof's steps on one rank.
-
-    losses, norms: the global loss and the global gradient norm of each step.
-    before, after: the whole parameters by name, before the first step and after the last step.
-    sent_bytes: counted bytes that this rank sent per step (mean over the counted steps); None if no step was counted.
-    theory_bytes: bytes that this rank sends per step by the strategy's theory.
-    wire_bytes: bytes that the backend sends per step for the counted collectives; for those of the theory if none were counted.
-    textbook_bytes: bytes that this rank sends per step according to textbooks; None if they give no number.
-    normalising: whether the model has BatchNorm.
-    """
+    """The results of the proof's steps on one rank."""
 
     losses: list[float]
+    """The global loss of each step."""
     norms: list[float]
+    """The global gradient norm of each step."""
     before: dict[str, torch.Tensor]
+    """The whole parameters by name before the first step."""
     after: dict[str, torch.Tensor]
+    """The whole parameters by name after the last step."""
     sent_bytes: float | None
+    """Counted bytes that this rank sent per step (mean over the counted steps); None if no step was counted."""
     theory_bytes: float
+    """Bytes that this rank sends per step by the strategy's theory."""
     wire_bytes: float
+    """Bytes that the backend sends per step for the counted collectives; for those of the theory if none were counted."""
     textbook_bytes: float | None
+    """Bytes that this rank sends per step according to textbooks; None if they give no number."""
     normalising: bool = False
+    """Whether the model has BatchNorm."""
 
 
 def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | None) -> SameWork:

@@ -12,18 +12,17 @@ STORE = "SHARDLAB_STORE"  # set by the fork launcher: the path of the file that 
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """The rank of this process and the world size. Without a launcher, the process is the only rank.
-
-    store: the file for the rendezvous, if the fork launcher started this rank; else None. local_world_size: number of ranks on
-    this node.
-    """
+    """The rank of this process and the world size. Without a launcher, the process is the only rank."""
 
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
     store: str | None = None
-    is_slurm_task: bool = False  # whether Slurm itself started this process as one of its tasks
+    """The file for the rendezvous, if the fork launcher started this rank; else None."""
+    is_slurm_task: bool = False
+    """Whether Slurm itself started this process as one of its tasks."""
     local_world_size: int = 1
+    """Number of ranks on this node."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Rank:

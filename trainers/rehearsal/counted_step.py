@@ -29,18 +29,17 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
 
 class CountedStep(NamedTuple):
-    """What was recorded in one step of one rank.
-
-    peaks: for each section of the step, the bytes by category at the peak of the section. The sections are forward, the first
-    and the second half of backward, and everything else, such as the update. The peak of the step is the largest of these
-    peaks. memory_after: bytes by category after the step. calls: each collective, with the number of its starts. flops:
-    floating-point operations.
-    """
+    """What was recorded in one step of one rank."""
 
     peaks: dict[str, Memory]
+    """For each section of the step, the bytes by category at the peak of the section. The sections are forward, the first and
+    the second half of backward, and everything else, such as the update. The peak of the step is the largest of these peaks."""
     memory_after: Memory
+    """Bytes by category after the step."""
     calls: list[tuple[Call, int]]
+    """Each collective, with the number of its starts."""
     flops: float
+    """Floating-point operations."""
 
 
 def count_step(engine: Engine, batches: Sequence[Batch], clock: Clock) -> CountedStep:

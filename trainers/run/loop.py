@@ -297,7 +297,8 @@ class FinishedStep(msgspec.Struct):
     wall_s: float
     units: int
     reading: Reading
-    loss: torch.Tensor | None  # None on a rank without data in this step
+    loss: torch.Tensor | None
+    """None on a rank without data in this step."""
     memory: dict[str, int]
     usage: dict[str, Any]
 

@@ -25,19 +25,22 @@ if TYPE_CHECKING:
 
 
 class RankResult(msgspec.Struct, frozen=True):
-    """The results of one rank.
-
-    train_time_s: wall-clock seconds of its timed steps. loss: at the last step; NaN if the rank had no data in this step.
-    peak_bytes: peak memory by kind (`allocated`, `reserved`, `rss`). step_ms: milliseconds of each timed step.
-    """
+    """The results of one rank."""
 
     train_time_s: float
+    """Wall-clock seconds of its timed steps."""
     loss: float
+    """At the last step; NaN if the rank had no data in this step."""
     peak_bytes: dict[str, int]
+    """Peak memory by kind (`allocated`, `reserved`, `rss`)."""
     step_ms: list[float]
-    watched: list[bool]  # for each timed step, whether an instrument slowed it down
-    items: list[int]  # items of all ranks together in each timed step
-    from_first_step: bool  # whether step_ms begins with the run's first timed step, even if the run resumed from a checkpoint
+    """Milliseconds of each timed step."""
+    watched: list[bool]
+    """For each timed step, whether an instrument slowed it down."""
+    items: list[int]
+    """Items of all ranks together in each timed step."""
+    from_first_step: bool
+    """Whether step_ms begins with the run's first timed step, even if the run resumed from a checkpoint."""
 
 
 def write(

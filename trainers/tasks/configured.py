@@ -40,10 +40,11 @@ MASKED, SEED = 0.15, 15  # the share of masked positions (Devlin et al., BERT, 2
 
 
 class Transformer(Task):
-    """The base of tasks with a model of transformers. config: the configuration, as an object of transformers."""
+    """The base of tasks with a model of transformers."""
 
     _architecture: Architecture
     config: Any
+    """The configuration, as an object of transformers."""
 
     def set_architecture(self, architecture: Architecture, config: Any) -> None:
         self._architecture, self.config, self._blocks = architecture, config, Blocks()

@@ -556,7 +556,7 @@ def test_data_sets_are_staged_where_the_runs_of_the_cluster_read_them(tmp_path, 
         (workspace.shardlab_folder / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "c", "nodes": nodes}))
         stored = Workspace(Path(remote_workspace.find_remote_workspace(workspace, described).workspace))
     given = None if path == "null" else path
-    assert msgspec.json.decode(asked[0], type=StageRequest).data_path == str(stored.data(given))
+    assert msgspec.json.decode(asked[0], type=StageRequest).data_path == str(stored.data_folder(given))
 
 
 def test_at_a_managed_site_an_archive_is_unpacked_in_a_job(tmp_path, managed):

@@ -264,7 +264,7 @@ def test_without_torch_verify_says_how_to_install_it(workspace, tmp_path):
 
 def test_a_missing_interpreter_is_reported(workspace, monkeypatch, capsys):
     """The Python interpreter of the node does not exist: `provision` fails and names it."""
-    monkeypatch.setattr("provision.nodes.local_node.LocalNode", lambda: LocalNode(python="/nowhere/python"))
+    monkeypatch.setattr("provision.providers.local.LocalNode", lambda: LocalNode(python="/nowhere/python"))
     assert main([LOCAL, "--json", "--workspace", str(workspace)]) == 1
     caught = capsys.readouterr()
     said = json.loads(caught.out)

@@ -12,9 +12,9 @@ from shardlab.files import source_digest
 
 PROGRAM = """
 from shardlab.files import source_digest
-print(source_digest._installed_packages())
+print(source_digest.digest_installed_packages())
 import setuptools
-print(source_digest._installed_packages())
+print(source_digest.digest_installed_packages())
 """
 
 

@@ -30,7 +30,7 @@ def test_a_workspace_that_only_its_owner_can_write_is_not_reported(workspace):
     assert Workspace(workspace.path / "not there").explain_exposed_folders() == []
 
 
-@pytest.mark.parametrize("name", ["path", "own", "runs"])
+@pytest.mark.parametrize("name", ["path", "shardlab_folder", "runs"])
 def test_each_folder_that_all_can_write_is_reported_with_the_command_that_helps(workspace, name, capsys):
     folder = getattr(workspace, name)
     folder.chmod(0o777)
