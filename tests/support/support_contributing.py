@@ -47,6 +47,7 @@ def change(name: str, folder: Path) -> None:
             (folder / path).write_text(applied((folder / path).read_text(), text, path))
         elif path:
             assert not (folder / path).exists(), f"{path} exists"
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
 
 
