@@ -45,10 +45,11 @@ def test_telemetry_of_this_machine_is_plausible_and_has_the_requested_rate(tmp_p
     assert len(times) <= 10 * (times[-1] - times[0]) + 2
     first, last = lines.records[0], lines.records[-1]
     assert first.cpu_pct is None
-    assert 0 <= last.cpu_pct <= 100
+    measured = [sample for sample in lines.records if sample.cpu_pct is not None]  # not if two samples are too close together
+    assert measured
+    assert all(0 <= share <= 100 for sample in measured for share in (sample.cpu_pct, *sample.cores_pct))
     assert 0 < last.memory_used_bytes < last.memory_total_bytes
     assert any(nic.kind == "loopback" for nic in last.nics)
-    assert all(0 <= share <= 100 for share in last.cores_pct)
     before = {nic.name: nic.tx_bytes for nic in first.nics}
     for nic in last.nics:  # an interface that is new in the last sample is accepted
         assert nic.tx_bytes >= before.get(nic.name, 0)
