@@ -11,7 +11,6 @@ import itertools
 import re
 
 import pytest
-from support_golden import same_as_golden
 from support_units import (
     CONSTANTS,
     TEXT_UNIT,
@@ -207,17 +206,6 @@ def _fits_title(file, call, arguments, unit):
     return not (is_scaled and not powers and ones)
 
 
-def free_conversions(text):
-    """The values that are converted and get no name and no text that says into which unit."""
-    nodes = parse(text)
-    held = [part.value for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values if is_formatted(part)]
-    held += [value for name, value in named_values(nodes) if unit_of_name(name) and unit_of(value)]
-    inside = {id(part) for value in held for part in ast.walk(value)}
-    free = [node for node in nodes if is_conversion(node) and id(node) not in inside and not is_literal(node)]
-    inner = {id(part) for node in free for part in ast.walk(node) if part is not node}
-    return [ast.unparse(node) for node in free if id(node) not in inner]
-
-
 def is_formatted(node):
     return isinstance(node, ast.FormattedValue)
 
@@ -237,15 +225,6 @@ def test_units_agree_in(rule):
         file = str(path.relative_to(ROOT))
         problems += [f"{file}: {problem}" for problem in RULES[rule](file, path.read_text())]
     assert problems == []
-
-
-def test_conversions_that_no_name_and_no_text_states_are_the_golden_list():
-    """The rules cannot hold these: the unit of the result is that of a column, of an axis, or of another function."""
-    lines = []
-    for path in SOURCES:
-        found = sorted(free_conversions(path.read_text()))
-        lines += [f"{path.relative_to(ROOT)}: {code}" for code in found]
-    same_as_golden("conversions.txt", "\n".join(lines) + "\n")
 
 
 def test_constants_with_the_name_of_a_unit_have_its_value():
