@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from collect.figure import INK, MUTED, layout
+from collect.drawing.axes import axis_name, layout
+from collect.figure import INK, MUTED
 
 BETWEEN = 0.06  # space between two plots that are beside each other, as a share of the width
 HEAD_PX, TITLE_PX, SPACE_PX = 22, 24, 14  # heights: the title of the y axes, the title of a panel, the space below a plot
@@ -47,11 +48,6 @@ class Grid(NamedTuple):
     """Number of plots of a panel."""
     side_by_side: bool
     """Whether the plots of a panel are beside each other; else they are below each other."""
-
-
-def axis_name(name: str, number: int) -> str:
-    """Plotly's name of an axis, such as `x2`. name: `x`, `y`, `xaxis` or `yaxis`. number: the number of the axis, from 1."""
-    return name if number == 1 else f"{name}{number}"
 
 
 def arrange_panels(

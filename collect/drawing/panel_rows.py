@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collect.drawing.panel_grid import MARGINS_PX, arrange_panels, axis_name, grid_layout
+from collect.drawing.axes import LEGEND_HEIGHT_PX, axis, axis_name
+from collect.drawing.panel_grid import MARGINS_PX, arrange_panels, grid_layout
 from collect.drawing.small_multiples import COLUMNS, LEGEND_LINE_PX, PanelPlace, divide_cells
-from collect.figure import LEGEND_HEIGHT_PX, MOST_ROWS, CellMark, Figure, axis
+from collect.figure import MOST_ROWS, CellMark, Figure
 
 ROW_PX, BAR_WIDTH = 18, 0.7  # height of a row, and share of it that a bar takes
 MIN_ROWS_PER_PANEL = 2  # the fewest rows that panels have on average: panels of one row would only be a longer list

@@ -1,12 +1,14 @@
-"""Lays out panels of curves one below the other, all with the same time axis."""
+"""Draws panels of lines one below the other, all with the same time axis."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from collect.drawing.axes import LEGEND_HEIGHT_PX, axis, axis_name, layout, panel_title
 from collect.drawing.curves import Curve
-from collect.figure import MUTED, axis, layout
+from collect.drawing.traces import scatter
+from collect.figure import MUTED, Figure
 
 PANEL_PX = 150
 GAP = 0.24  # share of the height of a panel that its title needs
@@ -25,45 +27,56 @@ def is_a_line(curve: Curve) -> bool:
     return sum(value is not None for value in curve.values) > 1
 
 
-def stacked_layout(titles: list[str], time_title: str = "s since the end of the first timed step") -> dict[str, Any]:
-    """The layout of panels one below the other with one time axis, and a dotted line at the start of the time.
+def curve_trace(curve: Curve, mode: str, marker: dict[str, Any]) -> dict[str, Any]:
+    """The line of a curve. mode: plotly's mode of the line. marker: the marks of the line."""
+    place = {"x0": round(curve.first_s, 4), "dx": round(curve.width_s, 4), "y": curve.values}
+    hover = {"connectgaps": False, "hovertemplate": "%{y:.4~g} at %{x:.1f} s"}
+    return {"type": "scatter", "mode": mode, "marker": marker} | place | hover
 
-    titles: the title of each panel, which is drawn above the panel. time_title: the title of the time axis.
+
+def draw_panels(
+    name: str,
+    title: str,
+    caption: str,
+    panels: Sequence[tuple[str, Mapping[str, dict[str, Any]]]],
+    lines: Mapping[str, dict[str, Any]],
+    time_title: str = "s since the end of the first timed step",
+) -> Figure:
+    """Draw panels of lines, with one entry in the legend for the lines of the same key in all panels.
+
+    panels: for each panel, its title and its lines, {key of a line: trace}. lines: {key of a line: what is the same in all
+    panels, such as its name and its look}, in the order of the legend. time_title: the title of the time axis.
     """
-    x = axis(time_title, anchor=y_axis_name(len(titles)), showgrid=False)
-    figure_layout = layout(x, {}, showlegend=True)
-    figure_layout["annotations"] = []
-    zero_line = {
-        "type": "line",
-        "xref": "x",
-        "x0": 0,
-        "x1": 0,
-        "y0": 0,
-        "y1": 1,
-        "line": {"color": MUTED, "width": 1, "dash": "dot"},
-    }
-    figure_layout["shapes"] = [zero_line | {"yref": f"{y_axis_name(number)} domain"} for number in range(1, len(titles) + 1)]
-    for number, title in enumerate(titles, 1):
-        top, bottom = 1 - (number - 1 + GAP) / len(titles), 1 - number / len(titles)
-        panel = axis("", domain=[bottom, top], rangemode="tozero", nticks=4, tickformat=",.3~r", anchor="x")
-        figure_layout[y_axis_name(number).replace("y", "yaxis")] = panel
-        anchor = {"xref": "paper", "yref": "paper", "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom", "yshift": 4}
-        figure_layout["annotations"].append(anchor | {"text": title, "showarrow": False, "font": {"size": 12, "color": MUTED}})
-    return figure_layout
-
-
-def invisible_lines(data: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """An invisible trace for each panel in which all lines are hidden when the page opens. Without a visible trace, plotly
-    computes no place for the axis of the panel, and reports an error when it draws the axis.
-
-    data: the traces of all panels.
-    """
-    axes = dict.fromkeys(trace["yaxis"] for trace in data)
+    data: list[dict[str, Any]] = []
+    in_legend: set[str] = set()
+    for number, (_, traces) in enumerate(panels, 1):
+        for key in (key for key in lines if key in traces):
+            place = {"yaxis": axis_name("y", number), "legendgroup": key, "showlegend": key not in in_legend}
+            data.append(traces[key] | lines[key] | place)
+            in_legend.add(key)
+    # Without a visible trace in a panel, plotly computes no place for the axis of the panel, and reports an error.
     visible_axes = {trace["yaxis"] for trace in data if trace.get("visible") != "legendonly"}
-    empty_trace = {"type": "scatter", "mode": "lines", "x": [None], "y": [None], "showlegend": False, "hoverinfo": "skip"}
-    return [empty_trace | {"yaxis": name} for name in axes if name not in visible_axes]
+    for axis_key in dict.fromkeys(trace["yaxis"] for trace in data):
+        if axis_key not in visible_axes:
+            data.append(scatter("lines", [None], [None], showlegend=False, hoverinfo="skip", yaxis=axis_key))
+    height_px = 60 + min(22 * len(in_legend), LEGEND_HEIGHT_PX) + PANEL_PX * len(panels)
+    return Figure(name, title, caption, height_px, data, _stacked_layout([panel for panel, _ in panels], time_title))
 
 
-def y_axis_name(number: int) -> str:
-    """Plotly's name of a y axis. number: the number of the axis, from 1."""
-    return "y" if number == 1 else f"y{number}"
+def _stacked_layout(titles: list[str], time_title: str) -> dict[str, Any]:
+    """The layout of panels one below the other with one time axis, and a dotted line at the start of the time."""
+    frame = layout(axis(time_title, anchor=axis_name("y", len(titles)), showgrid=False), {}, showlegend=True)
+    frame["annotations"] = []
+    zero_line = {"type": "line", "xref": "x", "x0": 0, "x1": 0, "y0": 0, "y1": 1}
+    zero_line |= {"line": {"color": MUTED, "width": 1, "dash": "dot"}}
+    frame["shapes"] = [zero_line | {"yref": f"{axis_name('y', number)} domain"} for number in range(1, len(titles) + 1)]
+    for number, title in enumerate(titles, 1):
+        add_panel(frame, number, title, 1 - number / len(titles), 1 - (number - 1 + GAP) / len(titles))
+    return frame
+
+
+def add_panel(frame: dict[str, Any], number: int, title: str, bottom: float, top: float) -> None:
+    """Add the y axis of a panel and the title above the panel to a layout. number: the number of the axis, from 1."""
+    y = axis("", domain=[bottom, top], rangemode="tozero", nticks=4, tickformat=",.3~r", anchor="x")
+    frame[axis_name("yaxis", number)] = y
+    frame["annotations"].append(panel_title(title, top))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from collect.figure import CellMark
+from collect.figure import CellMark, escape
 from collect.findings import columns
 from collect.findings.row import CellRow
 from shardlab.matrix.cell import Role, keys_with_role
@@ -28,13 +27,13 @@ def line_labels(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_key
 
     lines: for each line, one of its cells, and additional keys with values that its label shows. ignored_keys: keys of the cell
     that no label shows."""
-    return [html.escape(label, quote=False) for label in columns.row_labels(_label_rows(lines, ignored_keys))]
+    return [escape(label) for label in columns.row_labels(_label_rows(lines, ignored_keys))]
 
 
 def line_variants(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_keys: Collection[str]) -> list[str]:
     """For each line a name, HTML-escaped, that tells it apart from the lines of its strategy. lines, ignored_keys: as in
     `line_labels`."""
-    return [html.escape(name, quote=False) for name in columns.row_variants(_label_rows(lines, ignored_keys), "strategy")]
+    return [escape(name) for name in columns.row_variants(_label_rows(lines, ignored_keys), "strategy")]
 
 
 def _label_rows(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_keys: Collection[str]) -> list[CellRow]:

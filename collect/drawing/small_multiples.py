@@ -6,19 +6,21 @@ too, there is a panel per number of ranks, or per batch size. If no key gives re
 
 from __future__ import annotations
 
-import html
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from collect.drawing.panel_grid import HEAD_PX, MARGINS_PX, arrange_panels, axis_name, grid_layout
-from collect.figure import LEGEND_HEIGHT_PX, MOST_SHOWN, MUTED, CellMark, Figure, thin_points, thin_ticks
+from collect.drawing.axes import LEGEND_HEIGHT_PX, axis_name, layout, thin_ticks
+from collect.drawing.panel_grid import HEAD_PX, MARGINS_PX, arrange_panels, grid_layout
+from collect.drawing.traces import scatter, thin_points
+from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, escape, order_by_visibility
 from collect.findings import columns
 from collect.strategy_style import MOST_STRATEGIES, Look, strategy_look
 
 KEYS = {"strategy": "strategy", "gpus": "number of ranks", "global_batch_size": "batch size"}  # a panel for each value of one
 MOST_PANELS = 24
 COLUMNS = 2  # two panels beside each other are readable at 390 px, and at 1280 px, where two figures share a row
+LINES_PX = 380  # height of a figure of lines that is not divided
 PLOT_PX, MARK_PX, LEGEND_LINE_PX = 112, 6, 22
 MOST_TICKS = 4  # about the most ticks of the x axis of a panel that lists its ticks
 GREY_POINTS = 2000  # about the most points of all grey lines of a panel together
@@ -51,7 +53,7 @@ def divide_cells(marks: Sequence[CellMark], max_cells: int = MOST_SHOWN, min_cel
             variants = columns.row_variants([mark.row for mark in marks], key)
             titles = [columns.value_label(key, mark.row.cell[key]) for mark in marks]
             return {
-                mark.label: PanelPlace(html.escape(title, quote=False), html.escape(variant, quote=False), key_name)
+                mark.label: PanelPlace(escape(title), escape(variant), key_name)
                 for mark, title, variant in zip(marks, titles, variants, strict=True)
             }
     return {}
@@ -63,13 +65,36 @@ def divide_lines(marks: Sequence[CellMark], names: Sequence[str], variants: Sequ
 
     marks: a cell of each line. names, variants: of each line (`series.line_labels`, `series.line_variants`).
     """
-    strategies = [html.escape(mark.cell.cell.strategy, quote=False) for mark in marks]
+    strategies = [escape(mark.cell.cell.strategy) for mark in marks]
     if len(names) <= MOST_SHOWN or not 1 < len(set(strategies)) <= MOST_PANELS:
         return {}
     return {
         name: PanelPlace(strategy, variant, KEYS["strategy"])
         for name, strategy, variant in zip(names, strategies, variants, strict=True)
     }
+
+
+def draw_cell_lines(
+    name: str,
+    title: str,
+    caption: str,
+    group: Group,
+    traces: Mapping[str, Sequence[dict[str, Any]]],
+    x: dict[str, Any],
+    y: dict[str, Any],
+) -> Figure | None:
+    """Draw the lines of cells, divided into panels if they are many; None if there are no lines.
+
+    traces: label of a cell -> its traces, without its name and the look of its lines. x, y: the axes.
+    """
+    marks = [mark for mark in group.marks if traces.get(mark.label)]
+    data = [
+        {"name": mark.label, "meta": mark.row.id, "line": mark.look.line, "visible": visible} | trace
+        for mark, visible in order_by_visibility(marks)
+        for trace in traces[mark.label]
+    ]
+    figure = Figure(name, title, caption, LINES_PX, data, layout(x, y, showlegend=True))
+    return lines(figure, divide_cells(marks)) if data else None
 
 
 def lines(figure: Figure, series: Mapping[str, PanelPlace]) -> Figure:
@@ -136,4 +161,4 @@ def _grey_trace(others: Sequence[dict[str, Any]], line_count: int) -> dict[str, 
             x += [*thinned_x, None]
             y += [*thinned_y, None]
     shared = {"name": "other panels", "legendgroup": "other panels", "line": GREY, "opacity": GREY_OPACITY}
-    return {"type": "scatter", "mode": "lines", "x": x, "y": y, **shared, "connectgaps": False, "hoverinfo": "skip"}
+    return scatter("lines", x, y, **shared, connectgaps=False, hoverinfo="skip")

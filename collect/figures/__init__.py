@@ -1,5 +1,5 @@
-"""Each module of this package defines one figure of the report.
+"""Each module of this package defines one figure of the report, or several figures of one subject.
 
-The function `draw` of a module turns a group, the cells of one workload, into a figure in plotly's JSON. `draw` returns None if
-the group has no data for the figure. Colours are CSS variables, which the page resolves for light and dark mode.
+The function `draw` of a figure turns a group, the cells of one workload, into a figure in plotly's JSON. It returns None if the
+group has no data for the figure. Colours are CSS variables, which the page resolves for light and dark mode.
 """

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from collect.figure import INK, CellMark, Figure, Group, axis, layout
+from collect.drawing.axes import axis, layout
+from collect.drawing.traces import error_bars, scatter
+from collect.figure import INK, CellMark, Figure, Group
 from collect.metrics.bubble import bubble_theory_pct
 from collect.strategy_style import DASHES, strategy_look
 
@@ -35,8 +37,8 @@ def draw(group: Group) -> Figure | None:
         "time by the busy time instead, (P - 1) / M, which gives larger numbers; this is not drawn."
     )
     x = axis("micro-batches of a step", type="log", tickvals=passes, ticktext=[f"{count}" for count in passes], showgrid=False)
-    figure_layout = layout(x, axis("waiting, % of forward and backward", rangemode="tozero"), showlegend=True)
-    return Figure(NAME, "Pipeline bubble", caption, 440, data, figure_layout)
+    frame = layout(x, axis("waiting, % of forward and backward", rangemode="tozero"), showlegend=True)
+    return Figure(NAME, "Pipeline bubble", caption, 440, data, frame)
 
 
 def _theory_curve(pp: int, pass_counts: list[int], dash: str) -> dict[str, Any]:
@@ -47,15 +49,8 @@ def _theory_curve(pp: int, pass_counts: list[int], dash: str) -> dict[str, Any]:
     """
     first, last = pass_counts[0] / 1.5, pass_counts[-1] * 1.5
     x = [first * (last / first) ** (point / (CURVE_POINTS - 1)) for point in range(CURVE_POINTS)]
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": f"theory, P = {pp}",
-        "x": x,
-        "y": [bubble_theory_pct(pp, count) for count in x],
-        "line": {"color": INK, "dash": dash, "width": 1.5},
-        "hovertemplate": "%{y:.3~g} % by theory",
-    }
+    look = {"line": {"color": INK, "dash": dash, "width": 1.5}, "hovertemplate": "%{y:.3~g} % by theory"}
+    return scatter("lines", x, [bubble_theory_pct(pp, count) for count in x], name=f"theory, P = {pp}", **look)
 
 
 def _measured_marks(name: str, marks: list[CellMark], variant: int) -> dict[str, Any]:
@@ -65,24 +60,14 @@ def _measured_marks(name: str, marks: list[CellMark], variant: int) -> dict[str,
     """
     mark_look = strategy_look(marks[0].strategy, variant)
     estimates = [mark.row.metrics[NAME] for mark in marks]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": [mark.cell.cell.gradient_accumulation_steps for mark in marks],
-        "y": [estimate.value for estimate in estimates],
-        "error_y": {
-            "type": "data",
-            "visible": any(estimate.low is not None for estimate in estimates),
-            "symmetric": False,
-            "array": [None if estimate.high is None else estimate.high - estimate.value for estimate in estimates],
-            "arrayminus": [None if estimate.low is None else estimate.value - estimate.low for estimate in estimates],
-            "color": mark_look.colour,
-            "thickness": 1.5,
-            "width": 4,
-        },
-        "customdata": [mark.label for mark in marks],
-        "meta": [mark.row.id for mark in marks],
-        "marker": mark_look.marks(10),
-        "hovertemplate": "%{y:.3~g} % measured at %{x} micro-batches<extra>%{customdata}</extra>",
-    }
+    return scatter(
+        "markers",
+        [mark.cell.cell.gradient_accumulation_steps for mark in marks],
+        [estimate.value for estimate in estimates],
+        name=name,
+        error_y=error_bars(estimates, mark_look.colour),
+        customdata=[mark.label for mark in marks],
+        meta=[mark.row.id for mark in marks],
+        marker=mark_look.marks(10),
+        hovertemplate="%{y:.3~g} % measured at %{x} micro-batches<extra>%{customdata}</extra>",
+    )

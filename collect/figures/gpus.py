@@ -5,15 +5,14 @@ A mean over GPUs would hide a single slow GPU.
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import polars as pl
 
-from collect.drawing.curves import STRETCHES, Curve, join_devices, level_readings, rate_readings
-from collect.drawing.panels import PANEL_PX, invisible_lines, is_a_line, scale_curve, stacked_layout, y_axis_name
-from collect.figure import LEGEND_HEIGHT_PX, MAX_MARKED, PLAYED, Figure, Group, played_note
+from collect.drawing.curves import STRETCHES, join_devices, level_readings, rate_readings
+from collect.drawing.panels import curve_trace, draw_panels, is_a_line, scale_curve
+from collect.figure import MAX_MARKED, PLAYED, SERIES, Figure, Group, count_left_out, escape, played_note
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.utilization import find_memory_sizes
 from collect.notation import GIB, MB
@@ -71,7 +70,7 @@ def draw(group: Group) -> Figure | None:
     played: list[str] = []  # labels of the cells whose GPU values a stub of NVML made up
     left_out_count = cells = 0
     for mark in group.marks:
-        run = next((run for run in mark.cell.completed if not run.resumed), None)
+        run = mark.unresumed_run
         if run is None or run.window is None or run.shown_gpu_samples.is_empty():
             continue
         devices = sorted(run.shown_gpu_samples.select("host", "uuid").unique().rows())
@@ -79,7 +78,7 @@ def draw(group: Group) -> Figure | None:
             left_out_count += len(devices)
             continue
         for index, ((host, _), uuid) in enumerate(zip(devices, _short_uuids(devices), strict=True)):
-            name = f"{mark.label}, {html.escape(f'{host} {uuid}', quote=False)}{PLAYED * run.plays_gpus}"
+            name = f"{mark.label}, {escape(f'{host} {uuid}')}{PLAYED * run.plays_gpus}"
             lines[_line_key(cells, index)] = GpuLine(name, index, cells, mark.row.id)
         played += [mark.label] * run.plays_gpus
         frames.append(_gpu_rows(run, run.window[0], {device: _line_key(cells, index) for index, device in enumerate(devices)}))
@@ -87,31 +86,23 @@ def draw(group: Group) -> Figure | None:
     if not frames:
         return None
     gpus = pl.concat(frames, rechunk=True)
-    panels = [(f"{panel.title}{PLAYED * bool(played)}", curves) for panel in PANELS if (curves := _panel_curves(gpus, panel))]
+    panels = [
+        (f"{panel.title}{PLAYED * bool(played)}", traces) for panel in PANELS if (traces := _panel_traces(gpus, panel, lines))
+    ]
     if not panels:
         return None
-    drawn_keys = [key for key in lines if any(key in curves for _, curves in panels)]
-    data: list[dict[str, Any]] = []
-    for number, (_, curves) in enumerate(panels, 1):
-        for line_index, key in enumerate(drawn_keys):
-            if key in curves:
-                in_legend = any(line["legendgroup"] == key for line in data)
-                visible = True if line_index < SHOWN_LINES else "legendonly"
-                data.append(
-                    _gpu_trace(lines[key], curves[key], number)
-                    | {"legendgroup": key, "showlegend": not in_legend, "visible": visible}
-                )
+    drawn_keys = [key for key in lines if any(key in traces for _, traces in panels)]
+    looks = {
+        key: _gpu_look(lines[key]) | {"visible": True if index < SHOWN_LINES else "legendonly"}
+        for index, key in enumerate(drawn_keys)
+    }
     caption = (
         "First completed repeat of each cell; one line per GPU that its ranks trained on. Each point is the mean over "
         f"1/{STRETCHES} of the run, or over the time between two samples if that is longer. A line has a gap where a GPU gave "
         "no value. Dotted: the end of the first timed step."
     )
-    if left_out_count:
-        caption += f" {left_out_count} more GPUs are not drawn."
-    caption += played_note(played)
-    height_px = 60 + min(22 * len(drawn_keys), LEGEND_HEIGHT_PX) + PANEL_PX * len(panels)
-    data += invisible_lines(data)
-    return Figure("gpus", "Each GPU", caption, height_px, data, stacked_layout([title for title, _ in panels]))
+    caption += count_left_out(left_out_count, "GPUs") + played_note(played)
+    return draw_panels("gpus", "Each GPU", caption, panels, looks)
 
 
 def _line_key(cell_index: int, gpu_index: int) -> str:
@@ -141,28 +132,23 @@ def _short_uuids(devices: Sequence[tuple[str, str]]) -> list[str]:
     return [uuid[:length] for _, uuid in devices]
 
 
-def _panel_curves(gpus: pl.DataFrame, panel: GpuPanel) -> dict[str, Curve]:
+def _panel_traces(gpus: pl.DataFrame, panel: GpuPanel, lines: Mapping[str, GpuLine]) -> dict[str, dict[str, Any]]:
+    """The lines of a panel, by their keys in `lines`."""
     readings = rate_readings(gpus, panel.column, "uuid") if panel.counter else level_readings(gpus, "uuid", panel.column)
-    return {key: scale_curve(curve, panel.scale) for key, curve in join_devices(readings, "mean").items() if is_a_line(curve)}
+    traces = {}
+    for key, curve in join_devices(readings, "mean").items():
+        if is_a_line(curve):
+            mode = "lines+markers" if len(curve.values) <= MAX_MARKED else "lines"
+            marker = {"color": _gpu_colour(lines[key]), "size": 4}
+            traces[key] = curve_trace(scale_curve(curve, panel.scale), mode, marker)
+    return traces
 
 
-def _gpu_trace(line: GpuLine, curve: Curve, number: int) -> dict[str, Any]:
-    """The line of a GPU in one panel. GPUs of the same cell differ in colour, and cells differ in dash.
+def _gpu_colour(line: GpuLine) -> str:
+    return SERIES[line.gpu_index % COLOURS + 1]
 
-    number: the number of the panel, from 1.
-    """
-    colour = f"var(--series-{line.gpu_index % COLOURS + 1})"
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if len(curve.values) <= MAX_MARKED else "lines",
-        "name": line.label,
-        "meta": line.cell_id,
-        "x0": round(curve.first_s, 4),
-        "dx": round(curve.width_s, 4),
-        "y": curve.values,
-        "yaxis": y_axis_name(number),
-        "line": {"color": colour, "dash": DASHES[line.cell % len(DASHES)], "width": 1.5},
-        "marker": {"color": colour, "size": 4},
-        "connectgaps": False,
-        "hovertemplate": "%{y:.4~g} at %{x:.1f} s",
-    }
+
+def _gpu_look(line: GpuLine) -> dict[str, Any]:
+    """What the lines of a GPU have in common. GPUs of the same cell differ in colour, and cells differ in dash."""
+    dash = DASHES[line.cell % len(DASHES)]
+    return {"name": line.label, "meta": line.cell_id, "line": {"color": _gpu_colour(line), "dash": dash, "width": 1.5}}

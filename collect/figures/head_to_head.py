@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +9,10 @@ import msgspec
 
 from collect import notation
 from collect.choices.contest import group_comparable_cells, list_contenders
-from collect.figure import MUTED, CellMark, Figure, Group, axis, layout
-from collect.figures.throughput import CUT_NOTE, MOST_INTERVAL
-from collect.findings.statistics import Estimate
+from collect.drawing.axes import axis, layout
+from collect.drawing.traces import error_bars, scatter
+from collect.figure import MUTED, CellMark, Figure, Group, escape
+from collect.figures.cell_rows import CUT_NOTE, MOST_INTERVAL
 from collect.strategy_style import variant_looks
 
 THROUGHPUT, MEMORY = "throughput_per_s", "peak_memory_bytes"
@@ -35,7 +35,7 @@ def draw(group: Group) -> Figure | None:
         return None
     unit = drawn[0].row.metrics[THROUGHPUT].unit
     size_unit, size = notation.bytes_unit([mark.row.metrics[MEMORY].value for mark in drawn])
-    names = {rival.cell: html.escape(rival.name, quote=False) for rival in list_contenders([mark.row for mark in drawn])}
+    names = {rival.cell: escape(rival.name) for rival in list_contenders([mark.row for mark in drawn])}
     drawn = [marks[cell] for cell in names]
     looks = variant_looks([mark.strategy for mark in drawn])  # no lines here: cells of a strategy must differ in marks
     drawn = [msgspec.structs.replace(mark, look=look) for mark, look in zip(drawn, looks, strict=True)]
@@ -85,38 +85,14 @@ def _units_and_kind(mark: CellMark) -> tuple[str, str, str]:
 def _front_trace(marks: Sequence[CellMark], size: float) -> dict[str, Any]:
     points = [(mark.row.metrics[MEMORY].value / size, mark.row.metrics[THROUGHPUT].value) for mark in marks]
     front_points = [points[index] for index in pareto_front(points)]
-    line = {"color": MUTED, "width": 1.5, "dash": "dot", "shape": "hv"}
     x, y = [point[0] for point in front_points], [point[1] for point in front_points]
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "front",
-        "x": x,
-        "y": y,
-        "line": line,
-        "hoverinfo": "skip",
-        "showlegend": len(x) > 1,
-    }
+    line = {"color": MUTED, "width": 1.5, "dash": "dot", "shape": "hv"}
+    return scatter("lines", x, y, name="front", line=line, hoverinfo="skip", showlegend=len(x) > 1)
 
 
 def _mark_trace(mark: CellMark, name: str, unit: str, size_unit: str, size: float) -> dict[str, Any]:
     throughput, memory = mark.row.metrics[THROUGHPUT], mark.row.metrics[MEMORY]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "meta": mark.row.id,
-        "x": [memory.value / size],
-        "y": [throughput.value],
-        "error_x": _error_bar(memory, size, mark.look.colour),
-        "error_y": _error_bar(throughput, 1, mark.look.colour),
-        "marker": mark.look.marks(11),
-        "hovertemplate": f"%{{y:,.4~g}} {unit}<br>%{{x:.3~g}} {size_unit}, n = {mark.row.n}<extra>{name}</extra>",
-    }
-
-
-def _error_bar(estimate: Estimate, size: float, colour: str) -> dict[str, Any]:
-    if estimate.low is None or estimate.high is None:
-        return {"visible": False}
-    half = (estimate.high - estimate.low) / 2 / size
-    return {"type": "data", "array": [half], "color": colour, "thickness": 1.5, "width": 4}
+    hover = f"%{{y:,.4~g}} {unit}<br>%{{x:.3~g}} {size_unit}, n = {mark.row.n}<extra>{name}</extra>"
+    bars = {"error_x": error_bars([memory], mark.look.colour, size), "error_y": error_bars([throughput], mark.look.colour)}
+    look = {"marker": mark.look.marks(11), "hovertemplate": hover}
+    return scatter("markers", [memory.value / size], [throughput.value], name=name, meta=mark.row.id, **bars, **look)

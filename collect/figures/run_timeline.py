@@ -6,16 +6,15 @@ can zoom the time axis.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from collect.drawing.panels import PANEL_PX, y_axis_name
-from collect.figure import MUTED, PLAYED, CellMark, Figure, Group, add_cell_id, axis, layout, played_note, thin_points
-from collect.loading.loaded_run import LoadedRun
-from collect.strategy_style import COLOURS as SERIES
+from collect.drawing.axes import axis, axis_name, layout
+from collect.drawing.panels import PANEL_PX, add_panel
+from collect.drawing.traces import add_cell_id, scatter, span_bars, thin_points
+from collect.figure import MUTED, PLAYED, SERIES, Figure, Group, escape, played_note
 from collect.timeline import timeline
 from collect.timeline.timeline import CounterTrack, RunTimeline, Spans
 
@@ -23,12 +22,9 @@ ROW_PX, HEAD_PX = 20, 30
 MOST_RANKS = 16  # the most ranks that are drawn, starting with rank 0
 MOST_BARS = 250  # about the most bars of a rank: if it has more steps, a bar stands for several consecutive steps
 MOST_LINES = 16  # the most lines of a panel
-KINDS = {
-    "steps": "var(--series-1)",
-    "warm-up steps": MUTED,
-    "steps with an instrument": "var(--series-5)",
-    "instruments between steps": "var(--series-4)",
-}
+KINDS = {"steps": SERIES[1], "warm-up steps": MUTED, "steps with an instrument": SERIES[5]} | {
+    "instruments between steps": SERIES[4],
+}  # kind of a bar -> its colour
 PANELS = (  # (title of a panel, how the names of the counters that the panel shows end)
     ("Processors busy (%)", "processors busy"),
     ("GPU busy (%)", "utilization"),
@@ -56,7 +52,7 @@ def draw(group: Group) -> Figure | None:
     Of the cells with such a repeat, the cell with the most ranks is chosen, and its first such repeat is drawn. None if no cell
     has such a repeat, or if the run has only one rank and no telemetry.
     """
-    mark_runs = [(mark, run) for mark in group.marks if (run := _unresumed_run(mark)) is not None]
+    mark_runs = [(mark, run) for mark in group.marks if (run := mark.unresumed_run) is not None]
     if not mark_runs:
         return None
     mark, run = max(mark_runs, key=lambda pair: pair[1].cell.gpus)
@@ -80,21 +76,13 @@ def draw(group: Group) -> Figure | None:
         "has every step of any run, and the profiled operators."
     )
     if run_timeline.uncorrected:
-        caption += f" Not compared with the other clocks: {', '.join(_escape(host) for host in run_timeline.uncorrected)}."
+        caption += f" Not compared with the other clocks: {', '.join(escape(host) for host in run_timeline.uncorrected)}."
     caption += played_note([mark.label] * run.plays_gpus)
     titles = [f"{title}{PLAYED * (run.plays_gpus and title.startswith('GPU'))}" for title, _ in panels]
     rows_px = HEAD_PX + ROW_PX * len(bars)
     height_px = 110 + rows_px + PANEL_PX * len(panels)
     frame = _layout(list(bars), titles, rows_px)
     return Figure("run_timeline", "One run on one clock", caption, height_px, add_cell_id(mark, data), frame)
-
-
-def _unresumed_run(mark: CellMark) -> LoadedRun | None:
-    return next((run for run in mark.cell.completed if not run.resumed), None)
-
-
-def _escape(text: str) -> str:
-    return html.escape(text, quote=False)
 
 
 def _step_bars(spans: Spans, zero_s: float) -> list[Bar]:
@@ -138,45 +126,26 @@ def _panel_counters(run_timeline: RunTimeline, suffix: str) -> list[CounterTrack
 
 
 def _bar_traces(rows: dict[str, list[Bar]]) -> list[dict[str, Any]]:
-    data = []
+    traces = []
     for kind, colour in KINDS.items():
         drawn = [(row, bar) for row, bars in rows.items() for bar in bars if bar.kind == kind]
         if drawn:
-            data.append(
-                {
-                    "type": "bar",
-                    "orientation": "h",
-                    "name": kind,
-                    "marker": {"color": colour, "line": {"width": 0}},
-                    "base": [round(bar.start_s, 4) for _, bar in drawn],
-                    "x": [round(bar.took_s, 4) for _, bar in drawn],
-                    "y": [row for row, _ in drawn],
-                    "text": [_escape(bar.text) for _, bar in drawn],
-                    "textposition": "none",
-                    "hovertemplate": "%{text}: %{x:.4~g} s",
-                }
-            )
-    return data
+            spans = [(row, round(bar.start_s, 4), round(bar.took_s, 4)) for row, bar in drawn]
+            texts = {"text": [escape(bar.text) for _, bar in drawn], "textposition": "none"}
+            traces.append(span_bars(spans, kind, colour, "%{text}: %{x:.4~g} s", **texts))
+    return traces
 
 
 def _counter_traces(lines: Sequence[CounterTrack], number: int, zero_s: float) -> list[dict[str, Any]]:
-    data = []
+    traces = []
     for index, line in enumerate(lines):
         x, y = thin_points((line.at_s - zero_s).tolist(), line.values.tolist())
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": _escape(f"{line.host} {line.name}"),
-                "showlegend": False,
-                "x": [round(second, 3) for second in x],
-                "y": [None if value is None else float(f"{value:.4g}") for value in y],
-                "yaxis": y_axis_name(number),
-                "line": {"color": f"var(--series-{index % SERIES + 1})", "width": 1.2},
-                "hovertemplate": "%{y:.4~g} at %{x:.2f} s",
-            }
-        )
-    return data
+        x = [round(second, 3) for second in x]
+        y = [None if value is None else float(f"{value:.4g}") for value in y]
+        look = {"line": {"color": SERIES[index % len(SERIES) + 1], "width": 1.2}, "showlegend": False}
+        place = {"yaxis": axis_name("y", number), "hovertemplate": "%{y:.4~g} at %{x:.2f} s"}
+        traces.append(scatter("lines", x, y, name=escape(f"{line.host} {line.name}"), **look, **place))
+    return traces
 
 
 def _layout(rows: list[str], titles: list[str], rows_px: int) -> dict[str, Any]:
@@ -184,15 +153,11 @@ def _layout(rows: list[str], titles: list[str], rows_px: int) -> dict[str, Any]:
     axis."""
     total_px = rows_px + PANEL_PX * len(titles)
     bottom = 1 - rows_px / total_px
-    x = axis("s since the first step began", anchor=y_axis_name(1 + len(titles)), showgrid=False, fixedrange=False)
+    x = axis("s since the first step began", anchor=axis_name("y", 1 + len(titles)), showgrid=False, fixedrange=False)
     ranks = axis("", type="category", categoryorder="array", categoryarray=rows[::-1], showgrid=False)
-    figure_layout = layout(x, ranks | {"domain": [bottom, 1.0], "anchor": "x"}, showlegend=True, barmode="overlay", bargap=0.15)
-    figure_layout["dragmode"], figure_layout["annotations"] = "zoom", []
+    ranks |= {"domain": [bottom, 1.0], "anchor": "x"}
+    frame = layout(x, ranks, showlegend=True, barmode="overlay", bargap=0.15, dragmode="zoom", annotations=[])
     for index, title in enumerate(titles):
         top = bottom - index * PANEL_PX / total_px - HEAD_PX / total_px
-        low = bottom - (index + 1) * PANEL_PX / total_px
-        panel = axis("", domain=[max(low, 0.0), top], rangemode="tozero", nticks=4, tickformat=",.3~r", anchor="x")
-        figure_layout[y_axis_name(index + 2).replace("y", "yaxis")] = panel
-        anchor = {"xref": "paper", "yref": "paper", "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom", "yshift": 4}
-        figure_layout["annotations"].append(anchor | {"text": title, "showarrow": False, "font": {"size": 12, "color": MUTED}})
-    return figure_layout
+        add_panel(frame, index + 2, title, max(bottom - (index + 1) * PANEL_PX / total_px, 0.0), top)
+    return frame

@@ -1,56 +1,60 @@
-"""Draws the speed-up over the number of ranks, for strategies that were measured on several numbers of ranks."""
+"""Draws lines that connect cells: over the number of ranks, over the batch size, and over the interval of pulls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from collect.drawing import small_multiples
+from collect import notation
+from collect.drawing.axes import axis, axis_name, layout, thin_ticks
 from collect.drawing.series import group_alike, line_labels, line_variants
-from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, axis, layout
-from collect.strategy_style import variant_looks
+from collect.drawing.small_multiples import LINES_PX, divide_lines, lines
+from collect.drawing.traces import error_bars, scatter
+from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group
+from collect.findings.statistics import Estimate
+from collect.strategy_style import Look, variant_looks
 
-NAME = "speed_up"
+SPEED_UP, THROUGHPUT, MEMORY = "speed_up", "throughput_per_s", "peak_memory_bytes"
 # Keys in which the cells of a line may differ: the number of ranks, and keys that depend on it or say how ranks share a batch.
 SIZES = ("gpus", "nnodes", "dp", "tp", "pp", "servers", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
+BATCH = ("global_batch_size", "micro_batch_size")
+PULLS = "options.pull_interval"
+PULL_PANELS = {  # metric -> the title of its panel without the unit, from top to bottom
+    "final_accuracy_pct": "accuracy",
+    "staleness_mean": "staleness",
+    "train_time_s": "training time",
+    "sent_counted_bytes": "sent per step",
+}
+PANEL_PX, MARGIN_PX, GAP = 130, 90, 0.16  # of PULL_PANELS. GAP: share of the height of a panel between it and the next
 
 
-def draw(group: Group) -> Figure | None:
-    """Draw one line for each set of cells that differ only in their ranks.
+def draw_scaling(group: Group) -> Figure | None:
+    """Draw the speed-up over the number of ranks: one line for each set of cells that differ only in their ranks.
 
     The cells of a line have the same global batch size (strong scaling) or the same batch size per rank (weak scaling). None if
     no line would have more than one point.
     """
-    lines = _group_lines([mark for mark in group.marks if NAME in mark.row.metrics], group.baseline)
-    if not any(_count_distinct_ranks(marks) > 1 for marks in lines.values()):
+    lines_by_key = _group_lines([mark for mark in group.marks if SPEED_UP in mark.row.metrics], group.baseline)
+    if not any(_count_distinct_ranks(marks) > 1 for marks in lines_by_key.values()):
         return None
-    looks, names = variant_looks([marks[0].strategy for marks in lines.values()]), _line_names(lines)
-    panels = small_multiples.divide_lines(
-        [marks[0] for marks in lines.values()], names, line_variants(_labelled_marks(lines), SIZES)
-    )
+    # Besides the keys of a cell, the name of a line shows the batch size that is constant, and no number of ranks.
+    labelled_marks = [(marks[0], {"gpus": 0, "batch": batch}) for (_, batch), marks in lines_by_key.items()]
+    names = [name.replace(" ×0", "", 1) for name in line_labels(labelled_marks, SIZES)]
+    looks = variant_looks([mark.strategy for mark, _ in labelled_marks])
     data: list[dict[str, Any]] = []
-    for index, (name, ((_, batch), marks)) in enumerate(zip(names, lines.items(), strict=True)):
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": name,
-                "x": [mark.cell.cell.gpus for mark in marks],
-                "meta": [mark.row.id for mark in marks],
-                "y": [mark.row.metrics[NAME].value for mark in marks],
-                "line": looks[index].line,
-                "marker": looks[index].marks(8),
-                "visible": True if index < MOST_SHOWN else "legendonly",
-                "hovertemplate": f"%{{y:.3~g}}x on %{{x}} ranks, {batch}",
-            }
-        )
-    rank_counts = sorted({mark.cell.cell.gpus for marks in lines.values() for mark in marks})
+    for index, (name, ((_, batch), marks)) in enumerate(zip(names, lines_by_key.items(), strict=True)):
+        x, y = [mark.cell.cell.gpus for mark in marks], [mark.row.metrics[SPEED_UP].value for mark in marks]
+        hover = f"%{{y:.3~g}}x on %{{x}} ranks, {batch}"
+        look = {"line": looks[index].line, "marker": looks[index].marks(8), "hovertemplate": hover}
+        visible, cells = True if index < MOST_SHOWN else "legendonly", [mark.row.id for mark in marks]
+        data.append(scatter("lines+markers", x, y, name=name, meta=cells, visible=visible, **look))
+    rank_counts = sorted({mark.cell.cell.gpus for marks in lines_by_key.values() for mark in marks})
     data += _ideal_line(group, rank_counts)
-    y = axis(f"speed-up relative to {group.baseline} (x)", rangemode="tozero")
-    figure_layout = layout(axis("ranks", tickvals=sorted({*rank_counts, *data[-1]["x"]}), showgrid=False), y, showlegend=True)
+    x_axis = axis("ranks", tickvals=sorted({*rank_counts, *data[-1]["x"]}), showgrid=False)
+    y_axis = axis(f"speed-up relative to {group.baseline} (x)", rangemode="tozero")
     caption = "Ratio of mean throughputs. Dotted: ideal scaling, in proportion to the ranks."
-    figure = Figure(NAME, "Scaling", caption, 380, data, figure_layout)
-    return small_multiples.lines(figure, panels)
+    figure = Figure(SPEED_UP, "Scaling", caption, LINES_PX, data, layout(x_axis, y_axis, showlegend=True))
+    return lines(figure, divide_lines([mark for mark, _ in labelled_marks], names, line_variants(labelled_marks, SIZES)))
 
 
 def _group_lines(marks: Sequence[CellMark], baseline: str) -> dict[tuple[int, str], list[CellMark]]:
@@ -66,7 +70,7 @@ def _group_lines(marks: Sequence[CellMark], baseline: str) -> dict[tuple[int, st
     all_lines: dict[tuple[int, str], list[CellMark]] = {}
     for number, family in enumerate(group_alike(marks, SIZES)):
         for mark in sorted(family, key=lambda mark: mark.cell.cell.gpus):
-            cell, kind = mark.cell.cell, mark.row.metrics[NAME].kind
+            cell, kind = mark.cell.cell, mark.row.metrics[SPEED_UP].kind
             is_both = ranks_of.get(mark.row.baseline or "") == cell.gpus
             if is_both or kind == "strong":
                 all_lines.setdefault((number, f"batch {cell.global_batch_size}"), []).append(mark)
@@ -85,17 +89,6 @@ def _count_distinct_ranks(line: Sequence[CellMark]) -> int:
     return len({mark.cell.cell.gpus for mark in line})
 
 
-def _line_names(lines: Mapping[tuple[int, str], Sequence[CellMark]]) -> list[str]:
-    """The name of each line: the values in which the lines differ, without the number of ranks, and the batch size that is
-    constant."""
-    return [name.replace(" ×0", "", 1) for name in line_labels(_labelled_marks(lines), SIZES)]
-
-
-def _labelled_marks(lines: Mapping[tuple[int, str], Sequence[CellMark]]) -> list[tuple[CellMark, dict[str, Any]]]:
-    """For each line a cell, and the keys that its name shows besides the keys of the cell."""
-    return [(marks[0], {"gpus": 0, "batch": batch}) for (_, batch), marks in lines.items()]
-
-
 def _ideal_line(group: Group, rank_counts: list[int]) -> list[dict[str, Any]]:
     """The line of ideal scaling, in proportion to the number of ranks, with speed-up 1 at the smallest number of ranks of a
     baseline.
@@ -109,4 +102,128 @@ def _ideal_line(group: Group, rank_counts: list[int]) -> list[dict[str, Any]]:
     end_ranks = [min(rank_counts[0], *baseline_ranks), rank_counts[-1]]
     line = {"color": MUTED, "width": 1.5, "dash": "dot"}
     y = [rank_count / min(baseline_ranks) for rank_count in end_ranks]
-    return [{"type": "scatter", "mode": "lines", "name": "ideal", "x": end_ranks, "y": y, "line": line, "hoverinfo": "skip"}]
+    return [scatter("lines", end_ranks, y, name="ideal", line=line, hoverinfo="skip")]
+
+
+def draw_batch_sizes(group: Group) -> Figure | None:
+    """Draw throughput and peak memory over the batch size, up to the size that runs out of memory (table 4.1.1 of study 2): one
+    line for each set of cells that differ only in their batch size.
+
+    A set needs a measured throughput at two or more batch sizes; otherwise it has no line.
+    """
+    marks_by_line = [
+        sorted(marks, key=_batch_size)
+        # `gradient_accumulation_steps` is not in BATCH, so cells with different numbers of passes per step have separate lines.
+        for marks in group_alike(group.marks, BATCH)
+        if len({_batch_size(mark) for mark in marks if THROUGHPUT in mark.row.metrics}) > 1
+    ]
+    if not marks_by_line:
+        return None
+    line_marks = [mark for marks in marks_by_line for mark in marks]
+    unit = next(mark.row.metrics[THROUGHPUT].unit for mark in line_marks if THROUGHPUT in mark.row.metrics)
+    memory, size = notation.bytes_unit([mark.row.metrics[MEMORY].value for mark in line_marks if MEMORY in mark.row.metrics])
+    labelled_marks: list[tuple[CellMark, dict[str, Any]]] = [(marks[0], {}) for marks in marks_by_line]
+    looks = variant_looks([mark.strategy for mark, _ in labelled_marks])
+    names = line_labels(labelled_marks, BATCH)
+    panels = divide_lines([mark for mark, _ in labelled_marks], names, line_variants(labelled_marks, BATCH))
+    data: list[dict[str, Any]] = []
+    for index, (name, marks) in enumerate(zip(names, marks_by_line, strict=True)):
+        shared = {"name": name, "legendgroup": name, "visible": True if index < MOST_SHOWN else "legendonly"}
+        for metric, y_name, metric_size, metric_unit in ((THROUGHPUT, "y", 1.0, unit), (MEMORY, "y2", size, memory)):
+            hover = f"%{{y:,.4~g}} {metric_unit} at a batch of %{{x}}"
+            line = _metric_line(marks, looks[index], _batch_size, metric, metric_size)
+            data.append(shared | line | {"yaxis": y_name, "showlegend": y_name == "y", "hovertemplate": hover})
+        if panels:  # the states of cells stand in the panel of their line
+            data.append(_state_texts(marks) | {"legendgroup": name})
+    data += [] if panels else [_state_texts(line_marks)]
+    batches = sorted({_batch_size(mark) for mark in line_marks})
+    x = axis("global batch size, log scale", type="log", tickvals=batches, ticktext=list(map(str, batches)), showgrid=False)
+    upper = axis(unit, rangemode="tozero", domain=[0.54, 1], nticks=5)
+    lower = axis(f"peak memory, {memory}", rangemode="tozero", domain=[0, 0.46], nticks=5)
+    frame = layout(thin_ticks(x) | {"anchor": "y2"}, upper, yaxis2=lower, showlegend=True)
+    caption = (
+        "Means over repeats. The cells of a line differ only in their batch size. A cell without a number shows its state "
+        "instead of a mark."
+    )
+    return lines(Figure("batch_scaling", "Batch sizes", caption, 520, data, frame), panels)
+
+
+def _batch_size(mark: CellMark) -> int:
+    return mark.cell.cell.global_batch_size
+
+
+def _metric_line(
+    marks: Sequence[CellMark], look: Look, get_x: Callable[[CellMark], int], metric: str, size: float
+) -> dict[str, Any]:
+    """A line through the means of one metric of these cells, with the interval of each mean. Cells without the metric are left
+    out.
+
+    get_x: gives the place of a cell on the x axis. size: how many units of the metric make one unit of the y axis.
+    """
+    measured = [(mark, mark.row.metrics[metric]) for mark in marks if metric in mark.row.metrics]
+    x, y = [get_x(mark) for mark, _ in measured], [estimate.value / size for _, estimate in measured]
+    bars = error_bars([estimate for _, estimate in measured], look.colour, size)
+    cells = [mark.row.id for mark, _ in measured]
+    return scatter("lines+markers", x, y, meta=cells, error_y=bars, line=look.line, marker=look.marks(8))
+
+
+def _state_texts(marks: Sequence[CellMark]) -> dict[str, Any]:
+    """The states, such as `oom`, of the cells that have no throughput, as text at their batch size."""
+    states: dict[int, list[str]] = {}
+    for mark in marks:
+        if THROUGHPUT not in mark.row.metrics:
+            states.setdefault(_batch_size(mark), []).append(mark.row.state)
+    texts = ["<br>".join(dict.fromkeys(cell_states)) for cell_states in states.values()]
+    look = {"textposition": "top center", "textfont": {"color": MUTED, "size": 12}, "cliponaxis": False}
+    return scatter("text", list(states), [0] * len(states), text=texts, hoverinfo="skip", showlegend=False, **look)
+
+
+def draw_pull_interval(group: Group) -> Figure | None:
+    """Draw accuracy, staleness, training time and sent bytes over the interval at which workers pull parameters (section 5.3 of
+    study 3: more frequent communication): one line for each set of cells that differ only in the interval.
+
+    None if no set has two intervals that ran.
+    """
+    marks_by_line = [
+        sorted(marks, key=_pull_interval)
+        for marks in group_alike([mark for mark in group.marks if PULLS in mark.row.flat], (PULLS,))
+        if len({_pull_interval(mark) for mark in marks if mark.row.n}) > 1
+    ]
+    line_marks = [mark for marks in marks_by_line for mark in marks]
+    drawn = [metric for metric in PULL_PANELS if any(metric in mark.row.metrics for mark in line_marks)]
+    if not drawn:
+        return None
+    looks = variant_looks([marks[0].strategy for marks in marks_by_line])
+    names = line_labels([(marks[0], {}) for marks in marks_by_line], (PULLS,))
+    data: list[dict[str, Any]] = []
+    axes: dict[str, Any] = {}
+    for number, metric in enumerate(drawn, 1):
+        unit, size = _metric_unit([mark.row.metrics[metric] for mark in line_marks if metric in mark.row.metrics])
+        domain = [1 - (number - GAP) / len(drawn), 1 - (number - 1) / len(drawn)]
+        title = f"{PULL_PANELS[metric]}, {unit}"
+        axes[axis_name("yaxis", number)] = axis(title, rangemode="tozero", nticks=4, domain=domain)
+        for index, (name, marks) in enumerate(zip(names, marks_by_line, strict=True)):
+            shared = {"name": name, "legendgroup": name, "visible": True if index < MOST_SHOWN else "legendonly"}
+            shared |= {"yaxis": axis_name("y", number), "showlegend": number == 1}
+            hover = f"%{{y:,.4~g}} {unit}, a pull in %{{x}} pushes"
+            data.append(_metric_line(marks, looks[index], _pull_interval, metric, size) | shared | {"hovertemplate": hover})
+    intervals = sorted({_pull_interval(mark) for mark in line_marks})
+    x = axis("pushes between two pulls, log scale", type="log", tickvals=intervals, ticktext=list(map(str, intervals)))
+    frame = layout(x | {"anchor": axis_name("y", len(drawn)), "showgrid": False}, axes.pop("yaxis"), **axes, showlegend=True)
+    caption = (
+        "A worker pulls parameters once in this many pushes, so the left end is the most frequent communication. Means over "
+        "repeats. The cells of a line differ only in the interval. Accuracy: of the parameters that servers have at the end."
+    )
+    return Figure("pull_interval", "How often workers pull parameters", caption, MARGIN_PX + PANEL_PX * len(drawn), data, frame)
+
+
+def _pull_interval(mark: CellMark) -> int:
+    interval: int = mark.row.flat[PULLS]
+    return interval
+
+
+def _metric_unit(estimates: Sequence[Estimate]) -> tuple[str, float]:
+    """(the unit of a panel, how many units of the metric make one unit of the panel)."""
+    if estimates[0].unit == "bytes":
+        return notation.bytes_unit([estimate.value for estimate in estimates])
+    return estimates[0].unit, 1.0

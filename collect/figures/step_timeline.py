@@ -5,7 +5,6 @@ The reader can zoom the time axis.
 
 from __future__ import annotations
 
-import html
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,7 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from collect.figure import MUTED, CellMark, Figure, Group, axis, layout
+from collect.drawing.axes import axis, axis_name, layout, panel_title
+from collect.drawing.traces import span_bars
+from collect.figure import MUTED, SERIES, CellMark, Figure, Group, count_left_out, escape
 from collect.loading.loaded_run import LoadedRun
 from collect.timeline import timeline
 from collect.timeline.straggler import PHASES, Straggler
@@ -27,12 +28,12 @@ MOST_RANKS = 16  # the most ranks of a panel, starting with rank 0
 MOST_STEPS = 10  # the most steps that are drawn, from the middle of the timed steps
 INSTRUMENT = "instrument"  # name of the bars that show what an instrument did between steps, such as saving a checkpoint
 COLOURS = {
-    "data": "var(--series-5)",
-    "forward": "var(--series-1)",
-    "backward": "var(--series-2)",
-    "optimizer": "var(--series-3)",
+    "data": SERIES[5],
+    "forward": SERIES[1],
+    "backward": SERIES[2],
+    "optimizer": SERIES[3],
     "other": MUTED,
-    INSTRUMENT: "var(--series-4)",
+    INSTRUMENT: SERIES[4],
 }
 
 
@@ -72,7 +73,7 @@ def draw(group: Group) -> Figure | None:
     legend_phases: set[str] = set()
     data = [trace for number, panel in enumerate(drawn_panels, 1) for trace in _panel_bars(panel, number, legend_phases)]
     late_ranks = [
-        f"{panel.mark.label}: rank {straggler.rank} on {html.escape(panel.late_host, quote=False)}, {straggler.phase}"
+        f"{panel.mark.label}: rank {straggler.rank} on {escape(panel.late_host)}, {straggler.phase}"
         for panel in drawn_panels
         if (straggler := panel.straggler) is not None
     ]
@@ -85,14 +86,13 @@ def draw(group: Group) -> Figure | None:
         f"{instrument_note}Drag along the axis to zoom in, double-click to see all. "
         + (f"The others wait for: {'; '.join(late_ranks)}." if late_ranks else "No rank is found for which the others wait.")
     )
-    if len(panels) > len(drawn_panels):
-        caption += f" {len(panels) - len(drawn_panels)} more cells are not drawn."
+    caption += count_left_out(len(panels) - len(drawn_panels))
     height_px = 80 + sum(HEAD_PX + ROW_PX * len(panel.ranks) for panel in drawn_panels)
     return Figure("step_timeline", "Steps of the ranks on one clock", caption, height_px, data, _panel_layout(drawn_panels))
 
 
 def _build_panel(mark: CellMark) -> Panel | None:
-    run = next((run for run in mark.cell.completed if not run.resumed), None)
+    run = mark.unresumed_run
     if run is None or run.timed["rank"].n_unique() < 2 or run.undisturbed.is_empty():
         return None
     phases = _drawn_phases(run)
@@ -170,54 +170,27 @@ def _panel_bars(panel: Panel, number: int, legend_phases: set[str]) -> list[dict
         drawn = [bar for bar in panel.phases if bar.phase == phase]
         if not drawn and phase == INSTRUMENT:
             continue
-        traces.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": phase,
-                "legendgroup": phase,
-                "meta": panel.mark.row.id,
-                "showlegend": phase not in legend_phases,
-                "marker": {"color": colour, "line": {"width": 0}},
-                "base": [round(bar.start_ms, 3) for bar in drawn],
-                "x": [round(bar.took_ms, 3) for bar in drawn],
-                "y": [f"rank {bar.rank}" for bar in drawn],
-                "text": [html.escape(bar.step, quote=False) for bar in drawn],
-                "textposition": "none",
-                "xaxis": _axis_name("x", number),
-                "yaxis": _axis_name("y", number),
-                "hovertemplate": f"%{{text}}, {phase}: %{{x:.4~g}} ms",
-            }
-        )
+        spans = [(f"rank {bar.rank}", round(bar.start_ms, 3), round(bar.took_ms, 3)) for bar in drawn]
+        place = {"xaxis": axis_name("x", number), "yaxis": axis_name("y", number), "meta": panel.mark.row.id}
+        texts = {"text": [escape(bar.step) for bar in drawn], "textposition": "none"}
+        legend = {"legendgroup": phase, "showlegend": phase not in legend_phases}
+        traces.append(span_bars(spans, phase, colour, f"%{{text}}, {phase}: %{{x:.4~g}} ms", **place, **texts, **legend))
         legend_phases.add(phase)
     return traces
 
 
 def _panel_layout(panels: list[Panel]) -> dict[str, Any]:
-    frame = layout({}, {}, showlegend=True, barmode="overlay", bargap=0.15, dragmode="zoom")
-    frame["annotations"] = []
+    frame = layout({}, {}, showlegend=True, barmode="overlay", bargap=0.15, dragmode="zoom", annotations=[])
     total_px = sum(HEAD_PX + ROW_PX * len(panel.ranks) for panel in panels)
     top = 1.0
     for number, panel in enumerate(panels, 1):
-        bottom = top - (HEAD_PX + ROW_PX * len(panel.ranks)) / total_px
-        plot_top = top - 20 / total_px
+        bottom, plot_top = top - (HEAD_PX + ROW_PX * len(panel.ranks)) / total_px, top - 20 / total_px
         title = "ms since the first of these steps began" if number == len(panels) else ""
-        time_axis = axis(title, anchor=_axis_name("y", number), showgrid=False, rangemode="tozero", fixedrange=False)
-        frame[_axis_name("xaxis", number)] = time_axis
-        names = [f"rank {rank}" for rank in panel.ranks]
-        rows = axis("", type="category", categoryorder="array", categoryarray=names[::-1], showgrid=False)
-        frame[_axis_name("yaxis", number)] = rows | {
-            "domain": [bottom + 24 / total_px, plot_top],
-            "anchor": _axis_name("x", number),
-        }
-        anchor = {"xref": "paper", "yref": "paper", "x": 0, "y": plot_top, "xanchor": "left", "yanchor": "bottom", "yshift": 2}
-        frame["annotations"].append(
-            anchor | {"text": panel.mark.label, "showarrow": False, "font": {"size": 12, "color": MUTED}}
-        )
+        x = axis(title, anchor=axis_name("y", number), showgrid=False, rangemode="tozero", fixedrange=False)
+        names = [f"rank {rank}" for rank in reversed(panel.ranks)]
+        y = axis("", type="category", categoryorder="array", categoryarray=names, showgrid=False)
+        y |= {"domain": [bottom + 24 / total_px, plot_top], "anchor": axis_name("x", number)}
+        frame |= {axis_name("xaxis", number): x, axis_name("yaxis", number): y}
+        frame["annotations"].append(panel_title(panel.mark.label, plot_top, 2))
         top = bottom
     return frame
-
-
-def _axis_name(name: str, number: int) -> str:
-    """Plotly's name of an axis, such as `x2`. name: `x`, `y`, `xaxis` or `yaxis`. number: the number of the axis, from 1."""
-    return name if number == 1 else f"{name}{number}"

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import polars as pl
 
-from collect.drawing.curves import STRETCHES, Combination, Curve, growth_readings, join_devices, level_readings, rate_readings
-from collect.drawing.panels import PANEL_PX, invisible_lines, is_a_line, scale_curve, stacked_layout, y_axis_name
-from collect.figure import LEGEND_HEIGHT_PX, MAX_MARKED, PLAYED, CellMark, Figure, Group, order_by_visibility, played_note
+from collect.drawing.curves import STRETCHES, Combination, growth_readings, join_devices, level_readings, rate_readings
+from collect.drawing.panels import curve_trace, draw_panels, is_a_line, scale_curve
+from collect.figure import MAX_MARKED, PLAYED, Figure, Group, escape, order_by_visibility, played_note
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.network import select_loopback_samples, select_network_samples
 from collect.metrics.utilization import add_memory_shares
@@ -49,29 +48,31 @@ class TelemetryPanel(NamedTuple):
 
 def draw(group: Group) -> Figure | None:
     """Draw one line per cell in each panel, for the first completed repeat that did not resume from a checkpoint."""
-    timed = [(mark, run, find_timed_window(run.timed)) for mark in group.marks if (run := _unresumed_run(mark)) is not None]
-    spans = {mark.label: (run, timed_window[0]) for mark, run, timed_window in timed if timed_window}
-    if not spans:
+    runs = [(mark, run, find_timed_window(run.timed)) for mark in group.marks if (run := mark.unresumed_run) is not None]
+    timed = {mark.label: (mark, run, window[0]) for mark, run, window in runs if window}
+    if not timed:
         return None
-    visible_marks = order_by_visibility([mark for mark, _, timed_window in timed if timed_window])
-    samples = _collect_samples(spans)
+    samples = _collect_samples({label: (run, start_s) for label, (_, run, start_s) in timed.items()})
     networks, left_out_count = _network_panels(samples.nics)
-    panels: list[tuple[str, dict[str, Curve]]] = []
-    played = [label for label, (run, _) in spans.items() if run.plays_gpus]
+    panels = []
+    played = [label for label, (_, run, _) in timed.items() if run.plays_gpus]
     for panel in (*(GPU if len(samples.gpus) else ()), *networks, *HOST):
         curves = join_devices(panel.readings(samples), panel.combination)
-        if panel_curves := {label: scale_curve(curve, panel.scale) for label, curve in curves.items() if is_a_line(curve)}:
-            is_played = panel in GPU and not panel_curves.keys().isdisjoint(played)
-            panels.append((f"{panel.title}{PLAYED * is_played}", panel_curves))
+        traces = {}
+        for label, curve in curves.items():
+            if is_a_line(curve):
+                look = timed[label][0].look
+                marker = look.marks(4) if len(curve.values) <= MAX_MARKED else look.sparse_marks
+                traces[label] = curve_trace(scale_curve(curve, panel.scale), "lines+markers", marker)
+        if traces:
+            is_played = panel in GPU and not traces.keys().isdisjoint(played)
+            panels.append((f"{panel.title}{PLAYED * is_played}", traces))
     if not panels:
         return None
-    legend_labels: set[str] = set()
-    data: list[dict[str, Any]] = []
-    for number, (_, curves) in enumerate(panels, 1):
-        for mark, visible in visible_marks:
-            if mark.label in curves:
-                data.append(_cell_trace(mark, curves[mark.label], number, visible, in_legend=mark.label not in legend_labels))
-                legend_labels.add(mark.label)
+    lines = {
+        mark.label: {"name": mark.label, "meta": mark.row.id, "visible": visible, "line": mark.look.line | {"width": 1.5}}
+        for mark, visible in order_by_visibility([mark for mark, _, _ in timed.values()])
+    }
     caption = (
         f"First completed repeat of each cell. Each point is the mean (for GPU memory the maximum) over 1/{STRETCHES} of the "
         "run, or over the time between two samples if that is longer. A line has a gap where a host has no samples. GPUs and "
@@ -81,14 +82,7 @@ def draw(group: Group) -> Figure | None:
         caption += " Interfaces are distinguished by their names; the records do not say which is the control network."
     if left_out_count:
         caption += f" {left_out_count} more interfaces, which sent less, are not drawn."
-    caption += played_note(played)
-    height_px = 60 + min(22 * len(legend_labels), LEGEND_HEIGHT_PX) + PANEL_PX * len(panels)
-    data += invisible_lines(data)
-    return Figure("telemetry", "Telemetry", caption, height_px, data, stacked_layout([title for title, _ in panels]))
-
-
-def _unresumed_run(mark: CellMark) -> LoadedRun | None:
-    return next((run for run in mark.cell.completed if not run.resumed), None)
+    return draw_panels("telemetry", "Telemetry", caption + played_note(played), panels, lines)
 
 
 def _collect_samples(spans: Mapping[str, tuple[LoadedRun, float]]) -> RunSamples:
@@ -122,49 +116,24 @@ def _network_panels(nics: pl.DataFrame) -> tuple[list[TelemetryPanel], int]:
 
 
 def _interface_panel(name: str, direction: str, counter: str) -> TelemetryPanel:
-    title = f"{direction} on the network, {html.escape(name, quote=False)} (MB/s)"
     return TelemetryPanel(
-        title,
+        f"{direction} on the network, {escape(name)} (MB/s)",
         MB,
         "sum",
         lambda samples: rate_readings(select_network_samples(samples.nics).filter(pl.col("name") == name), counter),
     )
 
 
-def _counter_panel(title: str, counter: str) -> TelemetryPanel:
-    """A panel for a counter of bytes of the hosts. A run has no line if its counter did not grow."""
+def _counter_panel(title: str, counter: str, scale: float = MB, combination: Combination = "sum") -> TelemetryPanel:
+    """A panel for a counter of the hosts, such as of bytes. A run has no line if its counter did not grow."""
     has_grown = pl.col(counter).max().over("run") > pl.col(counter).min().over("run")
-    return TelemetryPanel(title, MB, "sum", lambda samples: rate_readings(samples.hosts.filter(has_grown), counter, "host"))
+    return TelemetryPanel(
+        title, scale, combination, lambda samples: rate_readings(samples.hosts.filter(has_grown), counter, "host")
+    )
 
 
-def _pressure_panel(title: str, counter: str) -> TelemetryPanel:
-    """A panel for a counter of the seconds in which a task waited. A run has no line if no task waited."""
-    has_waited = pl.col(counter).max().over("run") > pl.col(counter).min().over("run")
-    return TelemetryPanel(title, 0.01, "mean", lambda samples: rate_readings(samples.hosts.filter(has_waited), counter, "host"))
-
-
-def _cell_trace(mark: CellMark, curve: Curve, number: int, visible: bool | str, in_legend: bool) -> dict[str, Any]:
-    """The line of a cell in one panel. number: the number of the panel, from 1.
-
-    in_legend: whether this line gets an entry in the legend. The entry then stands for the lines of the cell in all panels.
-    """
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": mark.label,
-        "meta": mark.row.id,
-        "legendgroup": mark.label,
-        "showlegend": in_legend,
-        "x0": round(curve.first_s, 4),
-        "dx": round(curve.width_s, 4),
-        "y": curve.values,
-        "yaxis": y_axis_name(number),
-        "line": mark.look.line | {"width": 1.5},
-        "marker": mark.look.marks(4) if len(curve.values) <= MAX_MARKED else mark.look.sparse_marks,
-        "connectgaps": False,
-        "visible": visible,
-        "hovertemplate": "%{y:.4~g} at %{x:.1f} s",
-    }
+def _host_panel(title: str, column: str, scale: float = 1) -> TelemetryPanel:
+    return TelemetryPanel(title, scale, "mean", lambda samples: level_readings(samples.hosts, "host", column))
 
 
 GPU = (
@@ -184,19 +153,13 @@ LOOPBACK = TelemetryPanel(
     lambda samples: rate_readings(select_loopback_samples(samples.nics), "tx_bytes"),
 )
 HOST = (
-    TelemetryPanel("Processors busy (%)", 1, "mean", lambda samples: level_readings(samples.hosts, "host", "cpu_pct")),
-    TelemetryPanel(
-        "Busiest processor (%)", 1, "mean", lambda samples: level_readings(samples.hosts, "host", "busiest_core_pct")
-    ),
-    TelemetryPanel(
-        "Memory of the hosts in use (GiB)",
-        GIB,
-        "mean",
-        lambda samples: level_readings(samples.hosts, "host", "memory_used_bytes"),
-    ),
-    _pressure_panel("Tasks waiting for processors (% of time)", "cpu_pressure_s"),
-    _pressure_panel("Tasks waiting for memory (% of time)", "memory_pressure_s"),
-    _pressure_panel("Tasks waiting for disks and network storage (% of time)", "io_pressure_s"),
+    _host_panel("Processors busy (%)", "cpu_pct"),
+    _host_panel("Busiest processor (%)", "busiest_core_pct"),
+    _host_panel("Memory of the hosts in use (GiB)", "memory_used_bytes", GIB),
+    # The counters of waiting are in seconds, so that a rate of 0.01 is 1 % of the time.
+    _counter_panel("Tasks waiting for processors (% of time)", "cpu_pressure_s", 0.01, "mean"),
+    _counter_panel("Tasks waiting for memory (% of time)", "memory_pressure_s", 0.01, "mean"),
+    _counter_panel("Tasks waiting for disks and network storage (% of time)", "io_pressure_s", 0.01, "mean"),
     _counter_panel("Read from disks (MB/s)", "disk_read_bytes"),
     _counter_panel("Written to disks (MB/s)", "disk_write_bytes"),
     _counter_panel("Received from NFS servers (MB/s)", "nfs_read_bytes"),

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from collect import notation
+from collect.drawing.axes import axis
 from collect.drawing.panel_rows import rows
-from collect.drawing.stacked_bars import BAR_PX, GAP_PX, LABEL_PX, LEGEND_PX, MARGIN_PX, labelled_rows_layout, limit_entries
-from collect.figure import INK, MUTED, CellMark, Figure, Group, axis
+from collect.drawing.stacked_bars import (
+    BAR_PX,
+    LABEL_PX,
+    LEGEND_PX,
+    LINE_PX,
+    MARGIN_PX,
+    bar_middle,
+    end_trace,
+    labelled_rows_layout,
+    limit_entries,
+)
+from collect.drawing.traces import horizontal_bars
+from collect.figure import LINE, MUTED, SERIES, Figure, Group
 from collect.findings.trace_answers import step_difference
 from collect.traces.difference import StepDifference
 
-NAME = "why_slower"
-LINE_PX = LABEL_PX + BAR_PX + GAP_PX
 COLOURS = {
-    "compute": "var(--series-1)",
-    "communication: transfer": "var(--series-2)",
-    "communication: waiting for slow ranks": "var(--series-4)",
-    "communication, waiting included": "var(--series-6)",
-    "memory operations": "var(--series-5)",
-    "idle: host": "var(--series-3)",
-    "idle: communication": "var(--series-7)",
-    "idle: other": "var(--line)",
+    "compute": SERIES[1],
+    "communication: transfer": SERIES[2],
+    "communication: waiting for slow ranks": SERIES[4],
+    "communication, waiting included": SERIES[6],
+    "memory operations": SERIES[5],
+    "idle: host": SERIES[3],
+    "idle: communication": SERIES[7],
+    "idle: other": LINE,
 }
 ROOM = 0.16  # share of the x axis that is left free on each side for the numbers beside the bars
 
@@ -31,27 +39,26 @@ def draw(group: Group) -> Figure | None:
 
     Parts of a step that take longer than in the baseline extend to the right, parts that take less time extend to the left.
     """
-    by_id = {mark.row.id: mark for mark in group.marks}
-    mark_steps: list[tuple[CellMark, StepDifference]] = []
-    for mark in group.marks:
-        baseline = by_id.get(mark.row.baseline or "")
-        if baseline is not None and baseline is not mark and (step := step_difference(mark.cell, baseline.cell)) is not None:
-            mark_steps.append((mark, step))
+    pairs = [(mark, step_difference(mark.cell, baseline.cell)) for mark, baseline in group.pairs_with_baselines]
+    mark_steps = [(mark, step) for mark, step in pairs if step is not None]
     if not mark_steps:
         return None
     mark_steps, left_out_note = limit_entries(mark_steps, lambda entry: entry[0])
     cells = [difference_parts(step) for _, step in mark_steps]
-    cell_ids = {"meta": [mark.row.id for mark, _ in mark_steps]}
-    drawn_parts = [name for name in COLOURS if any(parts.get(name) for parts in cells)]
-    data = [_part_trace(name, [parts.get(name, 0) for parts in cells]) | cell_ids for name in drawn_parts]
-    data.append(_total_trace([step for _, step in mark_steps], cells))
-    frame = labelled_rows_layout([mark.label for mark, _ in mark_steps], LABEL_PX, LINE_PX)
-    totals = [
-        sum(value for value in parts.values() if (value > 0) == positive) for parts in cells for positive in (True, False)
-    ]
-    low, high = min(0, *totals), max(0, *totals)
+    y, cell_ids = [bar_middle(row) for row in range(len(cells))], [mark.row.id for mark, _ in mark_steps]
+    data = []
+    for name, colour in COLOURS.items():
+        if any(parts.get(name) for parts in cells):
+            look = {"marker": {"color": colour}, "width": BAR_PX / LINE_PX}
+            hover = f"{name}: %{{x:+,.4~g}} ms<extra></extra>"
+            bars = horizontal_bars([parts.get(name, 0) for parts in cells], y, name=name, meta=cell_ids, **look)
+            data.append(bars | {"hovertemplate": hover})
+    bar_ends = [sum(value for value in parts.values() if value > 0) for parts in cells]
+    data.append(end_trace(bar_ends, [_difference_text(step) for _, step in mark_steps]))
+    low, high = min(sum(value for value in parts.values() if value < 0) for parts in cells), max(bar_ends)
     room = ROOM * (high - low)
     x = axis("additional ms per step", range=[low - room, high + room], zeroline=True, nticks=5, tickangle=0)
+    frame = labelled_rows_layout([mark.label for mark, _ in mark_steps], LABEL_PX, LINE_PX)
     frame |= {"barmode": "relative", "xaxis": x | {"zerolinecolor": MUTED}}
     frame["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
     caption = (
@@ -60,7 +67,9 @@ def draw(group: Group) -> Figure | None:
         f"sum exactly. Communication counts while nothing computes.{left_out_note}"
     )
     height_px = MARGIN_PX + LEGEND_PX * len(data) + LINE_PX * len(mark_steps)
-    return rows(Figure(NAME, "Why a step takes longer", caption, height_px, data, frame), [mark for mark, _ in mark_steps])
+    return rows(
+        Figure("why_slower", "Why a step takes longer", caption, height_px, data, frame), [mark for mark, _ in mark_steps]
+    )
 
 
 def difference_parts(step: StepDifference) -> dict[str, float]:
@@ -78,39 +87,7 @@ def difference_parts(step: StepDifference) -> dict[str, float]:
     return ms_by_part
 
 
-def _bar_middle(row: int) -> float:
-    return row + (LABEL_PX + BAR_PX / 2) / LINE_PX
-
-
-def _part_trace(name: str, values: list[float]) -> dict[str, Any]:
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": name,
-        "x": values,
-        "y": [_bar_middle(row) for row in range(len(values))],
-        "marker": {"color": COLOURS[name]},
-        "width": BAR_PX / LINE_PX,
-        "hovertemplate": f"{name}: %{{x:+,.4~g}} ms<extra></extra>",
-    }
-
-
-def _total_trace(steps: list[StepDifference], parts_by_cell: list[dict[str, float]]) -> dict[str, Any]:
-    """The text to the right of each bar: the whole difference of a step from the baseline, in ms."""
-    texts = [
-        f"  {'+' if step.difference_ns > 0 else '−' if step.difference_ns < 0 else ''}"
-        f"{notation.format_number(abs(step.difference_ns) / 1e6, 3)}"
-        for step in steps
-    ]
-    return {
-        "type": "scatter",
-        "mode": "text",
-        "x": [sum(value for value in cell_parts.values() if value > 0) for cell_parts in parts_by_cell],
-        "y": [_bar_middle(row) for row in range(len(steps))],
-        "text": texts,
-        "textposition": "middle right",
-        "textfont": {"color": INK, "size": 12},
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "cliponaxis": False,
-    }
+def _difference_text(step: StepDifference) -> str:
+    """The whole difference of a step from the baseline, in ms."""
+    sign = "+" if step.difference_ns > 0 else "−" if step.difference_ns < 0 else ""
+    return f"{sign}{notation.format_number(abs(step.difference_ns) / 1e6, 3)}"

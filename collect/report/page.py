@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -14,45 +13,21 @@ from markupsafe import Markup
 
 from collect import figure, notation
 from collect.figures import (
-    accuracy,
-    allocator_active,
-    allocator_segments,
-    allocator_state,
-    attention,
-    bandwidth,
-    batch_scaling,
-    breakdown,
+    allocator,
     bubble,
-    collectives,
-    epoch_histogram,
-    epoch_time,
+    cell_rows,
     gpus,
     head_to_head,
-    idle_causes,
-    layers,
-    loss,
-    matrix_products,
-    memory,
-    memory_by_run,
-    memory_categories,
-    memory_of_categories,
-    memory_timeline,
-    operator_differences,
-    overlap,
-    phases,
-    profiled_memory,
-    pull_interval,
+    memory_over_time,
+    memory_parts,
+    operators,
+    rates,
     run_timeline,
     scaling,
-    sharding,
-    slow_ranks,
-    step_time,
+    step_parts,
     step_timeline,
-    stragglers,
     telemetry,
-    theory,
-    throughput,
-    utilization,
+    training,
     why_slower,
 )
 from collect.findings import columns
@@ -86,16 +61,20 @@ WIDE = (
 )  # fmt: skip  # figures that take a whole row of the page
 FEW_CELLS = 4  # the runs of a figure with more cells are in a list that the reader opens
 MAX_HEIGHT_RATIO = 1.4  # two figures share a row of the page only if the ratio of their heights is at most this
-# The modules of the figures, in the order in which the page shows the figures.
-FIGURES: tuple[ModuleType, ...] = (
-    head_to_head,
-    throughput, stragglers, scaling, batch_scaling, pull_interval,
-    step_time, epoch_time, epoch_histogram, memory, memory_by_run, loss, accuracy,
-    breakdown, why_slower, overlap, slow_ranks, collectives, bandwidth, idle_causes, phases,
-    layers, matrix_products, attention, profiled_memory,
-    operator_differences, bubble, memory_categories, sharding, theory, memory_timeline, memory_of_categories,
-    allocator_active, allocator_segments, allocator_state, utilization,
-    step_timeline, run_timeline, telemetry, gpus,
+# What draws the figures, in the order in which the page shows the figures.
+FIGURES: tuple[Callable[[figure.Group], figure.Figure | None], ...] = (
+    head_to_head.draw,
+    cell_rows.draw_throughput, step_parts.draw_stragglers,
+    scaling.draw_scaling, scaling.draw_batch_sizes, scaling.draw_pull_interval,
+    cell_rows.draw_step_time, training.draw_epoch_time, training.draw_epoch_histogram,
+    cell_rows.draw_peak_memory, memory_over_time.draw_memory_by_run, training.draw_loss, training.draw_accuracy,
+    step_parts.BREAKDOWN.draw, why_slower.draw, step_parts.OVERLAP.draw, step_parts.SLOW_RANKS.draw,
+    step_parts.draw_collectives, rates.draw_bandwidth, step_parts.IDLE.draw, step_parts.PHASES_OF_STEP.draw,
+    operators.draw_layers, rates.draw_matrix_products, step_parts.ATTENTION.draw, memory_over_time.draw_profiled_memory,
+    operators.draw_differences, bubble.draw, memory_parts.draw_categories, memory_parts.draw_sharding, memory_parts.draw_theory,
+    memory_over_time.draw_memory_timeline, memory_over_time.draw_categories_of_steps,
+    allocator.draw_active, allocator.draw_segments, allocator.draw_state, cell_rows.draw_utilization,
+    step_timeline.draw, run_timeline.draw, telemetry.draw, gpus.draw,
 )  # fmt: skip
 
 # (name, title) of the sections of the page, in the order of a reader's questions. Each section is a file of templates/report.
@@ -296,7 +275,7 @@ def draw_figures(loaded: Loaded, summary: Summary) -> list[DrawnFigure]:
     groups = figure.groups(Loaded(loaded.expansion, [cell for cell in loaded.cells if cell.id in shown_ids]), short_summary)
     drawn = []
     for group in groups:
-        plots = [plot for module in FIGURES if (plot := module.draw(group)) is not None]
+        plots = [plot for draw_figure in FIGURES if (plot := draw_figure(group)) is not None]
         title_suffix = f", {group.workload}" if len(groups) > 1 else ""
         cells = len(group.marks)
         caption_suffix = f" Shown are the first {cells} of {cells + group.left_out:,} cells." if group.left_out else ""

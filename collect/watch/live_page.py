@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from collect import figure
+from collect.drawing import axes
 from collect.report import palette
 from collect.watch.curve import LiveCurve
 from collect.watch.queue import Queue, QueuedRun, count_states
@@ -190,12 +191,10 @@ def _build_figure(title: str, lines: Mapping[str, LiveCurve], left_out: Sequence
             }
         )
     has_legend = len(data) > 1
-    x_axis = figure.axis(
-        "step" if over_steps else "seconds since the start", rangemode="tozero" if not over_steps else "normal"
-    )
+    x_axis = axes.axis("step" if over_steps else "seconds since the start", rangemode="tozero" if not over_steps else "normal")
     y_range = {"range": [0, 100]} if "(%)" in title else {"rangemode": "normal" if over_steps else "tozero"}
-    y_axis = figure.axis("", nticks=5, **y_range)
+    y_axis = axes.axis("", nticks=5, **y_range)
     height_px = HEIGHT_PX + (20 * -(-len(data) // 3) if has_legend else 0)
     note = f"{len(left_out)} more lines are not drawn." if left_out else ""
-    layout = figure.layout(x_axis, y_axis, showlegend=has_legend, height=height_px)
+    layout = axes.layout(x_axis, y_axis, showlegend=has_legend, height=height_px)
     return {"title": title, "note": note, "data": data, "layout": layout}

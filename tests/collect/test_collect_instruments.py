@@ -7,7 +7,7 @@ import support_collect as support
 
 from collect import figure, metric, summary
 from collect.cli import main
-from collect.figures import memory_of_categories, memory_timeline
+from collect.figures.memory_over_time import MOST_POINTS, draw_categories_of_steps, draw_memory_timeline
 from collect.findings import instrument_cost
 from collect.reading import load
 from collect.sources import memory
@@ -84,16 +84,16 @@ def test_memory_over_a_step_is_drawn_by_category_and_adds_up(tmp_path):
     support.keep(workspace, [looked_into, not_looked_into], repeats=1)
     folder = support.completed(workspace, looked_into)
     support.completed(workspace, not_looked_into)
-    moments = 2 * memory_timeline.MOST_POINTS
+    moments = 2 * MOST_POINTS
     points = {"parameter": [4 * support.MIB] * moments, "activation": [support.MIB * (n % 100) for n in range(moments)]}
     files.make_folder(folder.memory_file(0).parent)
     files.write_json(folder.memory_file(0), {"schema": 1, "rank": 0, "step": 2, "t_ms": list(range(moments)), "points": points})
     found = load.load_matrix(workspace, None)
-    (drawn,) = [memory_timeline.draw(group) for group in figure.groups(found, summary.summarize(found, "single"))]
+    (drawn,) = [draw_memory_timeline(group) for group in figure.groups(found, summary.summarize(found, "single"))]
     assert [trace["name"] for trace in drawn.data] == ["parameter", "activation"]
     assert max(drawn.data[0]["y"]) == 4.0
     assert max(drawn.data[1]["y"]) == 99.0  # the drawn line has fewer points than the data, and still has the peak
-    assert len(drawn.data[1]["y"]) == memory_timeline.MOST_POINTS
+    assert len(drawn.data[1]["y"]) == MOST_POINTS
 
 
 def test_memory_over_several_steps_has_a_panel_per_category_and_a_line_per_cell(tmp_path):
@@ -107,7 +107,7 @@ def test_memory_over_several_steps_has_a_panel_per_category_and_a_line_per_cell(
         curves = {"schema": 1, "rank": 0, "step": 2, "steps": steps, "t_ms": [0, 500, 1500], "points": points}
         files.write_json(folder.memory_file(0), curves)
     found = load.load_matrix(workspace, None)
-    (drawn,) = [memory_of_categories.draw(group) for group in figure.groups(found, summary.summarize(found, "single"))]
+    (drawn,) = [draw_categories_of_steps(group) for group in figure.groups(found, summary.summarize(found, "single"))]
     assert [note["text"] for note in drawn.layout["annotations"]] == ["Parameter (MiB)", "Gradient (MiB)"]
     of_gradient = {trace["name"]: (trace["x"], trace["y"]) for trace in drawn.data if trace["yaxis"] == "y2"}
     first, second = (label for label in of_gradient)
@@ -126,7 +126,7 @@ def test_a_category_that_only_one_cell_has_is_drawn_for_that_cell(tmp_path):
         files.make_folder(folder.memory_file(0).parent)
         files.write_json(folder.memory_file(0), {"schema": 1, "rank": 0, "step": 2, "t_ms": [0, 1, 2], "points": points})
     found = load.load_matrix(workspace, None)
-    (drawn,) = [memory_timeline.draw(group) for group in figure.groups(found, summary.summarize(found, "single"))]
+    (drawn,) = [draw_memory_timeline(group) for group in figure.groups(found, summary.summarize(found, "single"))]
     shown = {(trace["name"], trace["yaxis"]) for trace in drawn.data}
     assert {name for name, axis in shown if axis == "y"} == {"parameter", "activation"}
     assert {name for name, axis in shown if axis == "y2"} == {"parameter", "gathered"}

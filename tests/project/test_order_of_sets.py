@@ -16,8 +16,8 @@ ALLOWED = {
     ("collect/archiving/anonymous.py", "(*KEYS, *words)"): "becomes a set",
     ("collect/archiving/anonymous.py", "{word: _standalone_pattern(word)"): "the patterns are joined the longest first",
     ("collect/archiving/anonymous.py", "{b'\"%b\"' % word"): "the patterns are joined the longest first",
-    ("collect/figures/memory_categories.py", "{name: sum("): "the figure reads the categories by name, in a fixed order",
-    ("collect/figures/operator_differences.py", "for name in pair.cell_uses.keys() | "): "the names are sorted at the end",
+    ("collect/figures/memory_parts.py", "{name: sum("): "the figure reads the categories by name, in a fixed order",
+    ("collect/figures/operators.py", "for name in pair.cell_uses.keys() | "): "the names are sorted at the end",
     ("collect/findings/columns.py", "''.join(kinds)"): "is used only if there is one kind",
     ("collect/findings/trace_tables.py", "for name in cell_uses.keys() | "): "the caller sorts the differences",
     (

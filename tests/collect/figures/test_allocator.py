@@ -7,7 +7,7 @@ import pytest
 import support_collect as support
 
 from collect import figure, summary
-from collect.figures import allocator_active, allocator_segments, allocator_state
+from collect.figures import allocator
 from collect.reading import load
 from collect.report import page
 from collect.sources import snapshot
@@ -15,7 +15,7 @@ from shardlab.matrix.cell import Instruments
 from shardlab.workspace.workspace import Workspace
 
 MIB = 2**20
-FIGURES = (allocator_active, allocator_segments, allocator_state)
+FIGURES = (allocator.draw_active, allocator.draw_segments, allocator.draw_state)
 
 
 def entry(action, addr, mib):
@@ -70,7 +70,7 @@ def write(run_folder, content):
 def drawn(workspace):
     loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
-    return [module.draw(group) for module in FIGURES]
+    return [draw(group) for draw in FIGURES]
 
 
 def test_the_history_leads_from_the_state_before_the_step_to_that_of_the_segments(run_folder):

@@ -9,24 +9,25 @@ import support_traces as traces
 
 from collect import figure, summary
 from collect.drawing import stacked_bars
-from collect.figures import (
-    breakdown,
-    bubble,
-    collectives,
-    memory_categories,
-    memory_timeline,
-    operator_differences,
-    overlap,
-    sharding,
-)
+from collect.figures import bubble, memory_over_time, memory_parts, operators
+from collect.figures.step_parts import BREAKDOWN, OVERLAP, draw_collectives
 from collect.metrics.memory_categories import CATEGORIES
 from collect.reading import load
 from collect.report import page
 from shardlab.workspace.workspace import Workspace
 
 MIB = support.MIB
-OF_TRACES = (breakdown, overlap, collectives, operator_differences)
-OURS = (*OF_TRACES, bubble, memory_categories, sharding)
+OF_TRACES = {
+    "breakdown": BREAKDOWN.draw,
+    "overlap": OVERLAP.draw,
+    "collectives": draw_collectives,
+    "operator_differences": operators.draw_differences,
+}
+OURS = OF_TRACES | {
+    "bubble_pct": bubble.draw,
+    "memory_categories": memory_parts.draw_categories,
+    "sharding": memory_parts.draw_sharding,
+}
 LOOKED = {
     "single": {"parameter": 40 * MIB, "gradient": 40 * MIB, "optimizer_state": 80 * MIB, "activation": 30 * MIB},
     "zero3": {"parameter": 20 * MIB, "gradient": 20 * MIB, "optimizer_state": 40 * MIB, "master_parameter": 20 * MIB},
@@ -90,7 +91,7 @@ def part(found, name, axis="x"):
 
 
 def test_the_parts_of_a_step_add_up_to_its_span(gpu):
-    found, group = drawn(gpu, breakdown.draw)
+    found, group = drawn(gpu, BREAKDOWN.draw)
     parts = [part(found, name) for name in ("compute", "exposed communication", "exposed memory operations", "idle")]
     spans = []
     for mark in group.marks[:2]:
@@ -110,7 +111,7 @@ def test_the_drawn_parts_equal_the_generated_parts_of_a_trace(tmp_path):
     profiled(workspace, support.cell(), together, repeats=1)
     rank = traces.Rank(0, seed=1)
     truth = traces.truth(rank.events)
-    found, _ = drawn(workspace, breakdown.draw)
+    found, _ = drawn(workspace, BREAKDOWN.draw)
     steps_ms = 4e6  # converts ns of a trace to ms per step: 4 steps x 1e6 ns/ms
     exposed = truth["communication_ns"] - truth["overlap_ns"]
     assert part(found, "compute") == pytest.approx([truth["compute_ns"] / steps_ms])
@@ -121,14 +122,14 @@ def test_the_drawn_parts_equal_the_generated_parts_of_a_trace(tmp_path):
 
 def test_a_figure_lists_only_cells_with_its_values(gpu):
     """A cell is listed in a figure only if its traces have the values that the figure shows."""
-    labels = [note["text"] for note in drawn(gpu, breakdown.draw)[0].layout["annotations"]]
+    labels = [note["text"] for note in drawn(gpu, BREAKDOWN.draw)[0].layout["annotations"]]
     assert labels == ["single ×1", "ddp ×2"]
-    assert [note["text"] for note in drawn(gpu, overlap.draw)[0].layout["annotations"]] == ["ddp ×2"]
-    assert [note["text"] for note in drawn(gpu, collectives.draw)[0].layout["annotations"]] == ["ddp ×2"]
+    assert [note["text"] for note in drawn(gpu, OVERLAP.draw)[0].layout["annotations"]] == ["ddp ×2"]
+    assert [note["text"] for note in drawn(gpu, draw_collectives)[0].layout["annotations"]] == ["ddp ×2"]
 
 
 def test_hidden_and_exposed_are_all_of_the_communication(gpu):
-    found, group = drawn(gpu, overlap.draw)
+    found, group = drawn(gpu, OVERLAP.draw)
     metrics = group.marks[1].row.metrics
     (hidden,), (exposed,) = part(found, "hidden behind compute"), part(found, "exposed")
     assert hidden > 0 < exposed
@@ -139,7 +140,7 @@ def test_hidden_and_exposed_are_all_of_the_communication(gpu):
 
 def test_collectives_by_kind_are_the_metrics(gpu):
     """The bars of all kinds of collectives add up to the metrics collective_count and collective_ms."""
-    found, group = drawn(gpu, collectives.draw)
+    found, group = drawn(gpu, draw_collectives)
     metrics = group.marks[1].row.metrics
     for axis, name in (("x", "collective_count"), ("x2", "collective_ms")):
         (all_reduce,), (all_gather,) = part(found, "all_reduce", axis), part(found, "all_gather", axis)
@@ -149,13 +150,13 @@ def test_collectives_by_kind_are_the_metrics(gpu):
 
 
 def test_operators_are_held_against_the_baseline(gpu):
-    found, group = drawn(gpu, operator_differences.draw)
+    found, group = drawn(gpu, operators.draw_differences)
     (bars,) = found.data
     names = [note["text"] for note in found.layout["annotations"]]
     assert bars["name"] == "ddp ×2"
     assert {"ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclDevKernel_AllGather_RING_LL"} <= set(names)
     assert [abs(value) for value in bars["x"]] == sorted((abs(value) for value in bars["x"]), reverse=True)
-    uses = operator_differences.mean_uses(group.marks[1])
+    uses = operators.mean_uses(group.marks[1])
     assert bars["x"][names.index("ncclDevKernel_AllGather_RING_LL")] == pytest.approx(uses[traces.ALL_GATHER].ms)
     assert "single ×1: not called" in bars["customdata"][names.index("ncclDevKernel_AllGather_RING_LL")]
     low, high = found.layout["xaxis"]["range"]
@@ -164,9 +165,9 @@ def test_operators_are_held_against_the_baseline(gpu):
 
 
 def test_the_operators_are_the_ten_that_differ_most():
-    spread = {f"kernel {number}": operator_differences.Use(1, number) for number in range(30)}
-    there = {"kernel 29": operator_differences.Use(3, 29), "gone": operator_differences.Use(1, 100)}
-    assert operator_differences.most_different_names([operator_differences.BaselinePair(None, spread, None, there)]) == [
+    spread = {f"kernel {number}": operators.Use(1, number) for number in range(30)}
+    there = {"kernel 29": operators.Use(3, 29), "gone": operators.Use(1, 100)}
+    assert operators.most_different_names([operators.BaselinePair(None, spread, None, there)]) == [
         "gone",
         *(f"kernel {number}" for number in range(28, 19, -1)),
     ]
@@ -183,19 +184,19 @@ def test_the_operators_are_the_ten_that_differ_most():
     ],
 )
 def test_kernels_are_named_shortly(name, short):
-    assert operator_differences.shorten_names([name, "another"]) == [short, "another"]
-    assert len(short) <= operator_differences.NAME_LENGTH
+    assert operators.shorten_names([name, "another"]) == [short, "another"]
+    assert len(short) <= operators.NAME_LENGTH
 
 
 def test_kernels_of_one_name_are_told_apart_by_their_arguments():
     kernel = "void at::native::vectorized_elementwise_kernel<4, at::native::{}<float>, std::array<char*, 3ul> >(int)"
-    names = operator_differences.shorten_names([kernel.format("FillFunctor"), kernel.format("CUDAFunctor_add"), "aten::mm"])
+    names = operators.shorten_names([kernel.format("FillFunctor"), kernel.format("CUDAFunctor_add"), "aten::mm"])
     assert names == [
         "vectorized_el…kernel<4, FillFunctor<float>,…",
         "vectorized_el…kernel<4, CUDAFunctor_add<flo…",
         "aten::mm",
     ]
-    assert all(len(name) <= operator_differences.NAME_LENGTH for name in names)
+    assert all(len(name) <= operators.NAME_LENGTH for name in names)
 
 
 def looked_into(workspace, strategies=LOOKED):
@@ -216,7 +217,7 @@ def looked_into(workspace, strategies=LOOKED):
 
 def test_memory_is_what_the_instrument_found_at_the_peak(tmp_path):
     looked_into(Workspace(tmp_path))
-    found, group = drawn(Workspace(tmp_path), memory_categories.draw)
+    found, group = drawn(Workspace(tmp_path), memory_parts.draw_categories)
     assert part(found, "parameter") == [40, 20]
     assert part(found, "temporary") == [15, 15]  # the two repeats have 10 and 20 MiB, so the mean is 15 MiB
     assert [entry["name"] for entry in found.data if entry.get("name") == "buffer"] == []
@@ -229,7 +230,7 @@ def test_memory_is_what_the_instrument_found_at_the_peak(tmp_path):
 def test_the_measured_memory_of_each_category_is_drawn_beside_the_estimate(tmp_path):
     """The measured memory of a rank in each category is drawn beside the estimate."""
     looked_into(Workspace(tmp_path))
-    found, group = drawn(Workspace(tmp_path), sharding.draw)
+    found, group = drawn(Workspace(tmp_path), memory_parts.draw_sharding)
     assert (part(found, "parameter", "x"), part(found, "estimate", "x")) == ([40, 20], [40, 20])
     assert (part(found, "gradient", "x2"), part(found, "estimate", "x2")) == ([40, 20], [40, 20])
     assert (part(found, "optimizer state", "x3"), part(found, "estimate", "x3")) == ([80, 40], [80, 40])
@@ -238,8 +239,8 @@ def test_the_measured_memory_of_each_category_is_drawn_beside_the_estimate(tmp_p
 
 
 def test_every_category_has_its_colour_in_both_figures_of_memory():
-    assert set(CATEGORIES) < set(memory_timeline.CATEGORIES)
-    assert len(set(memory_timeline.CATEGORIES.values())) == len(memory_timeline.CATEGORIES)
+    assert set(CATEGORIES) < set(memory_over_time.CATEGORIES)
+    assert len(set(memory_over_time.CATEGORIES.values())) == len(memory_over_time.CATEGORIES)
 
 
 def test_a_bubble_is_drawn_over_its_micro_batches_beside_theory(tmp_path):
@@ -260,26 +261,27 @@ def test_a_bubble_is_drawn_over_its_micro_batches_beside_theory(tmp_path):
     assert "%" in found.layout["yaxis"]["title"]["text"]
 
 
-@pytest.mark.parametrize("module", OURS, ids=lambda module: module.NAME)
-def test_no_figure_is_drawn_without_traces(module, tmp_path):
+@pytest.mark.parametrize("name", OURS)
+def test_no_figure_is_drawn_without_traces(name, tmp_path):
     """Without traces, none of the figures in OURS is drawn."""
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell(), support.cell("ddp", 2)], 1)
     support.completed(workspace, support.cell())
-    assert drawn(workspace, module.draw)[0] is None
-    assert module in page.FIGURES
+    assert drawn(workspace, OURS[name])[0] is None
+    assert OURS[name] in page.FIGURES
 
 
-@pytest.mark.parametrize("module", OF_TRACES, ids=lambda module: module.NAME)
-def test_a_trace_without_steps_is_in_no_figure(module, tmp_path):
+@pytest.mark.parametrize("name", OF_TRACES)
+def test_a_trace_without_steps_is_in_no_figure(name, tmp_path):
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell(), support.cell("ddp", 2)], 1)
     profiled(workspace, support.cell(), alone, repeats=1)
     profiled(workspace, support.cell("ddp", 2), without_steps, repeats=1)
-    if module is breakdown:
-        assert [note["text"] for note in drawn(workspace, module.draw)[0].layout["annotations"]] == ["single ×1"]
+    found, _ = drawn(workspace, OF_TRACES[name])
+    if name == "breakdown":
+        assert [note["text"] for note in found.layout["annotations"]] == ["single ×1"]
     else:
-        assert drawn(workspace, module.draw)[0] is None
+        assert found is None
 
 
 def many(group, count):
@@ -288,10 +290,10 @@ def many(group, count):
     return msgspec.structs.replace(group, marks=[*group.marks, *marks])
 
 
-@pytest.mark.parametrize("module", [breakdown, overlap, collectives, operator_differences])
-def test_figures_of_many_profiled_cells_are_bounded_and_say_so(gpu, module):
-    _, group = drawn(gpu, module.draw)
-    found = module.draw(many(group, 200))
+@pytest.mark.parametrize("name", OF_TRACES)
+def test_figures_of_many_profiled_cells_are_bounded_and_say_so(gpu, name):
+    _, group = drawn(gpu, OF_TRACES[name])
+    found = OF_TRACES[name](many(group, 200))
     assert len(found.layout["annotations"]) <= stacked_bars.MOST_BARS
     assert found.height_px < 4000
     assert len(json.dumps(found.data)) < 100_000
@@ -307,7 +309,7 @@ def test_names_of_kernels_are_text_and_never_markup(tmp_path):
         return [event | {"name": "<a href='x'>&</a>"} if event["name"] == traces.ALL_GATHER else event for event in events]
 
     profiled(workspace, support.cell("ddp", 2), hostile, repeats=1)
-    found, _ = drawn(workspace, operator_differences.draw)
+    found, _ = drawn(workspace, operators.draw_differences)
     assert "<a" not in json.dumps([found.data, found.layout])
 
 

@@ -4,7 +4,7 @@ import msgspec
 import support_collect as support
 
 from collect import figure, summary
-from collect.figures import theory
+from collect.figures.memory_parts import draw_theory
 from collect.reading import load
 from collect.report import page
 from shardlab.runs.prediction import PredictedExchange, Prediction, exact_range, prediction_path
@@ -36,7 +36,7 @@ def test_the_bars_are_the_predicted_memory_and_the_predicted_bytes(tmp_path):
         prediction_path(workspace.find_run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
     loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
-    drawn = theory.draw(group)
+    drawn = draw_theory(group)
     bars = {
         bar["name"]: dict(zip((entry[0] for entry in bar["customdata"]), bar["x"], strict=True))
         for bar in drawn.data
@@ -51,13 +51,13 @@ def test_the_bars_are_the_predicted_memory_and_the_predicted_bytes(tmp_path):
     }
     ends = [text.strip() for entry in drawn.data if entry.get("mode") == "text" for text in entry["text"]]
     assert ends == ["4.00", "4.00", "2.00", "nothing", "2.00", "2.50"]
-    assert theory in page.FIGURES
+    assert draw_theory in page.FIGURES
 
 
 def test_without_predictions_there_is_no_figure(tmp_path):
     loaded = load.load_matrix(support.matrix(tmp_path), None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
-    assert theory.draw(group) is None
+    assert draw_theory(group) is None
 
 
 def test_a_panel_without_values_is_left_out(tmp_path):
@@ -69,6 +69,6 @@ def test_a_panel_without_values_is_left_out(tmp_path):
     prediction_path(workspace.find_run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
     loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
-    drawn = theory.draw(group)
+    drawn = draw_theory(group)
     assert [entry["name"] for entry in drawn.data if entry["type"] == "bar"] == ["parameter"]
     assert "xaxis2" not in drawn.layout

@@ -5,8 +5,8 @@ import pytest
 import support_collect as support
 import support_traces
 
-from collect import figure
 from collect.cli import main
+from collect.drawing import traces
 from collect.figures import bubble
 from collect.sampler import host
 from collect.verdicts import printed_number
@@ -15,14 +15,14 @@ from tests.collect.figures.test_collect_figures_traces import drawn
 
 
 def test_a_thinned_line_with_gaps_has_as_many_points_as_are_allowed():
-    """`figure.thin_points` keeps three points of each interval of a line: its smallest value, its largest value and a gap."""
+    """`traces.thin_points` keeps three points of each interval of a line: its smallest value, its largest value and a gap."""
     y = [None if place % 10 == 5 else float(place * 7919 % 3000) for place in range(3000)]
-    x, _ = figure.thin_points(range(3000), y, 100)
+    x, _ = traces.thin_points(range(3000), y, 100)
     assert 97 <= len(x) <= 102
 
 
 def test_a_thinned_line_without_gaps_has_as_many_points_as_are_allowed():
-    x, _ = figure.thin_points(range(3000), [float(place * 7919 % 3000) for place in range(3000)], 100)
+    x, _ = traces.thin_points(range(3000), [float(place * 7919 % 3000) for place in range(3000)], 100)
     assert 97 <= len(x) <= 100
 
 

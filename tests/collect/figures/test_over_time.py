@@ -10,8 +10,8 @@ import pytest
 import support_collect as support
 
 from collect import figure, summary
-from collect.drawing import curves
-from collect.figures import batch_scaling, memory_by_run, scaling, telemetry, utilization
+from collect.drawing import axes, curves, traces
+from collect.figures import cell_rows, memory_over_time, scaling, telemetry
 from collect.metrics import network
 from collect.reading import load
 from collect.sources import samples, steps
@@ -48,7 +48,7 @@ def frames(*recorded):
 
 
 def test_a_finger_that_is_dragged_over_a_figure_scrolls_the_page():
-    assert figure.layout({}, {}, showlegend=True)["dragmode"] is False
+    assert axes.layout({}, {}, showlegend=True)["dragmode"] is False
 
 
 def test_a_curve_of_rates_holds_the_bytes_that_the_metric_counts():
@@ -140,7 +140,7 @@ def test_a_peak_of_memory_survives_thinning():
 
 def test_thinned_lines_keep_what_is_not_known():
     y = [None if 500 <= place < 503 else float(place % 7) for place in range(3000)]
-    x, thinned = figure.thin_points(range(3000), y, 100)
+    x, thinned = traces.thin_points(range(3000), y, 100)
     assert len(x) <= 103
     at = thinned.index(None)
     assert x[at - 1] < 503
@@ -275,7 +275,7 @@ def test_without_gpus_there_is_no_panel_of_gpus(tmp_path):
     support.keep(workspace, [support.cell()], repeats=1)
     folder = support.completed(workspace, support.cell())
     drawn = telemetry.draw(group_of(workspace))
-    assert utilization.draw(group_of(workspace)) is None
+    assert cell_rows.draw_utilization(group_of(workspace)) is None
     assert titles(drawn) == [
         "All bytes sent on the network since the first timed step (MB)",
         "Sent on the network, eth0 (MB/s)", "Received on the network, eth0 (MB/s)",
@@ -294,12 +294,12 @@ def test_a_resumed_run_is_in_no_figure_over_time(tmp_path):
     support.completed(workspace, support.cell(), found={"resumed_from_step": 4})
     group = group_of(workspace)
     assert telemetry.draw(group) is None
-    assert memory_by_run.draw(group) is None
+    assert memory_over_time.draw_memory_by_run(group) is None
 
 
 def test_utilization_is_marked_as_in_the_table_rows(on_gpus):
     group = group_of(on_gpus)
-    drawn = utilization.draw(group)
+    drawn = cell_rows.draw_utilization(group)
     marks = [(entry["x"][0], entry["y"][0]) for entry in drawn.data if "error_x" in entry]
     label = group.marks[0].label
     names = ("gpu_pct", "gpu_memory_pct", "cpu_pct")
@@ -325,7 +325,7 @@ def test_memory_by_run_is_the_largest_rank_and_blank_during_profiled_steps(tmp_p
         for record in records:
             lines.write(msgspec.structs.replace(record, watched=record.step == 4 and not record.warmup))
     group = group_of(workspace)
-    (line,) = memory_by_run.draw(group).data
+    (line,) = memory_over_time.draw_memory_by_run(group).data
     peak = group.marks[0].row.metrics["peak_memory_bytes"].value / 2**30
     assert line["y"] == [None if step == 4 else pytest.approx(peak, rel=1e-4) for step in range(1, 11)]
     rows = group.marks[0].cell.completed[0].timed.filter(pl.col("rank") == 0)["wall_s"]
@@ -352,7 +352,7 @@ def test_the_batch_sizes_of_a_strategy_are_a_line_that_ends_at_out_of_memory(tmp
     alone = batch(8, "ddp", 2)
     accumulated = support.cell(global_batch_size=32, micro_batch_size=8, gradient_accumulation_steps=4)
     group = sweep(tmp_path, [batch(16), batch(8), batch(64), batch(32), alone, accumulated])
-    drawn = batch_scaling.draw(group)
+    drawn = scaling.draw_batch_sizes(group)
     above, below, missing = drawn.data
     rows = {mark.cell.cell.name(): mark.row.metrics for mark in group.marks}
     ran = [rows[batch(size).name()] for size in (8, 16, 32)]
@@ -365,7 +365,7 @@ def test_the_batch_sizes_of_a_strategy_are_a_line_that_ends_at_out_of_memory(tmp
 
 def test_one_batch_size_is_no_line(tmp_path):
     group = sweep(tmp_path, [batch(8), batch(8, "ddp", 2), batch(64)])
-    assert batch_scaling.draw(group) is None
+    assert scaling.draw_batch_sizes(group) is None
 
 
 def test_lines_of_scaling_hold_the_batch_or_the_batch_of_a_rank(tmp_path):
@@ -380,7 +380,7 @@ def test_lines_of_scaling_hold_the_batch_or_the_batch_of_a_rank(tmp_path):
         support.cell("fsdp2", 8),
         support.cell("zero3", 8),
     ]
-    drawn = scaling.draw(sweep(tmp_path, cells))
+    drawn = scaling.draw_scaling(sweep(tmp_path, cells))
     lines = {line["name"]: line["x"] for line in drawn.data}
     assert lines == {"ddp": [2, 4], "fsdp2": [1, 8], "fsdp2, batch 8 per rank": [1, 2, 4], "zero3": [8], "ideal": [1, 8]}
 
@@ -415,5 +415,5 @@ def test_figures_are_of_so_many_cells_at_most(tmp_path):
     support.keep(workspace, cells, repeats=1)
     group = group_of(workspace)
     assert (len(group.marks), group.left_out) == (figure.MOST_CELLS, 3)
-    assert figure.max_points_per_line(1) == figure.MOST_POINTS
-    assert figure.max_points_per_line(10_000) == 100
+    assert traces.max_points_per_line(1) == traces.MOST_POINTS
+    assert traces.max_points_per_line(10_000) == 100

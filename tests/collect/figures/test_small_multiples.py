@@ -8,8 +8,8 @@ import support_collect as support
 
 from collect import figure
 from collect.cli import main
-from collect.drawing import panel_rows, small_multiples, stacked_bars
-from collect.figures import batch_scaling, loss, memory, scaling, throughput
+from collect.drawing import axes, panel_rows, small_multiples, stacked_bars
+from collect.figures import cell_rows, scaling, training
 from collect.report import page
 from shardlab.workspace.workspace import Workspace
 from tests.collect.figures.test_over_time import group_of
@@ -66,7 +66,7 @@ def coloured(drawn):
 
 
 def test_each_strategy_has_a_panel_with_its_own_lines_and_all_others_in_grey(group):
-    drawn = loss.draw(group)
+    drawn = training.draw_loss(group)
     lines = coloured(drawn)
     names = [f"batch {batch}" for batch in BATCHES]
     missing = {("ddp", "batch 64")}
@@ -81,7 +81,7 @@ def test_each_strategy_has_a_panel_with_its_own_lines_and_all_others_in_grey(gro
 
 
 def test_a_size_looks_the_same_in_all_panels_and_is_once_in_the_legend(group):
-    drawn = loss.draw(group)
+    drawn = training.draw_loss(group)
     looks = {}
     for (_, name), line in coloured(drawn).items():
         looks.setdefault(name, set()).add((line["line"]["color"], line["line"]["dash"]))
@@ -94,7 +94,7 @@ def test_a_size_looks_the_same_in_all_panels_and_is_once_in_the_legend(group):
 
 
 def test_all_panels_have_the_same_axes_and_only_the_outer_ones_have_tick_labels(group):
-    shape = loss.draw(group).layout
+    shape = training.draw_loss(group).layout
     for kind, labelled in (("xaxis", 2), ("yaxis", 5)):
         axes = [value for name, value in shape.items() if name.startswith(kind)]
         assert len(axes) == len(STRATEGIES)
@@ -103,10 +103,11 @@ def test_all_panels_have_the_same_axes_and_only_the_outer_ones_have_tick_labels(
 
 
 @pytest.mark.parametrize(
-    ("module", "metric", "size"), [(throughput, "throughput_per_s", 1), (memory, "peak_memory_bytes", 2**30)]
+    ("draw", "metric", "size"),
+    [(cell_rows.draw_throughput, "throughput_per_s", 1), (cell_rows.draw_peak_memory, "peak_memory_bytes", 2**30)],
 )
-def test_rows_are_in_the_panel_of_their_strategy_with_their_values(group, module, metric, size):
-    drawn = module.draw(group)
+def test_rows_are_in_the_panel_of_their_strategy_with_their_values(group, draw, metric, size):
+    drawn = draw(group)
     of = panels(drawn)
     at = {}
     for trace in drawn.data:
@@ -121,11 +122,11 @@ def test_rows_are_in_the_panel_of_their_strategy_with_their_values(group, module
     (state,) = [trace for trace in drawn.data if trace.get("mode") == "text" and trace["text"]]
     assert (state["y"], state["text"]) == (["batch 64"], ["  oom"])
     assert of[state["xaxis"], state["yaxis"]] == "ddp"
-    assert drawn.height_px < figure.rows_height_px(group)
+    assert drawn.height_px < axes.rows_height_px(group)
 
 
 def test_a_row_is_named_by_its_whole_cell_where_the_reader_points(group):
-    trace = next(trace for trace in throughput.draw(group).data if trace.get("hovertemplate", "").startswith("%{x"))
+    trace = next(trace for trace in cell_rows.draw_throughput(group).data if trace.get("hovertemplate", "").startswith("%{x"))
     assert trace["hovertext"] == ["single ×1"]
     assert trace["hovertemplate"].endswith("<extra>%{hovertext}</extra>")
 
@@ -135,7 +136,7 @@ def test_up_to_the_limit_lines_and_rows_stay_in_one_plot(group):
     assert small_multiples.divide_cells(few) == {}
     more = small_multiples.divide_cells(group.marks[: figure.MOST_SHOWN + 1])
     assert {one.panel for one in more.values()} == {"single", "ddp"}
-    one_plot = figure.Figure("a", "", "", 100, [], figure.layout({}, {}))
+    one_plot = figure.Figure("a", "", "", 100, [], axes.layout({}, {}))
     assert panel_rows.rows(one_plot, group.marks[: figure.MOST_ROWS]) is one_plot
     assert small_multiples.lines(one_plot, {}) is one_plot
 
@@ -171,8 +172,8 @@ def test_lines_through_cells_are_divided_too(tmp_path):
         support.completed(workspace, what, gpu=True)
     marks = group_of(workspace)
     for drawn, plots, names in (
-        (batch_scaling.draw(marks), 2, {"×1", "×2"}),
-        (scaling.draw(marks), 1, {"batch 8", "batch 64"}),
+        (scaling.draw_batch_sizes(marks), 2, {"×1", "×2"}),
+        (scaling.draw_scaling(marks), 1, {"batch 8", "batch 64"}),
     ):
         assert {name for _, name in coloured(drawn)} - {"ideal", "batch 8 per rank", "batch 32 per rank"} >= names
         assert len([name for name in drawn.layout if name.startswith("yaxis")]) == 7 * plots
@@ -197,11 +198,11 @@ def test_bars_are_divided_with_all_their_parts(group):
 
 
 def test_ticks_that_would_lie_on_each_other_are_left_out():
-    log = figure.axis("", type="log", tickvals=[1, 2, 3, 4, 8, 16, 32, 64], ticktext=list("abcdefgh"))
-    kept = figure.thin_ticks(log, 4)
+    log = axes.axis("", type="log", tickvals=[1, 2, 3, 4, 8, 16, 32, 64], ticktext=list("abcdefgh"))
+    kept = axes.thin_ticks(log, 4)
     assert kept["tickvals"] == [1, 3, 16, 64]
     assert kept["ticktext"] == ["1", "3", "16", "64"]
-    assert figure.thin_ticks(figure.axis("")) == figure.axis("")
+    assert axes.thin_ticks(axes.axis("")) == axes.axis("")
 
 
 @support_browser.needed
@@ -219,7 +220,7 @@ def test_texts_of_a_divided_figure_do_not_overlap_on_a_desktop_or_a_phone(crowde
 
 
 def test_the_picture_of_a_divided_figure_has_room_for_its_legend(group, crowded):
-    drawn = loss.draw(group)
+    drawn = training.draw_loss(group)
     added = figure.image_layout(drawn, "Loss", False)
     assert added["height"] > drawn.height_px + figure.TITLE_PX
     assert "xaxis10" in (drawn.layout | added)

@@ -9,6 +9,7 @@ import pytest
 import support_collect as support
 
 from collect import figure, strategy_style, summary
+from collect.drawing import axes
 from collect.reading import load
 from collect.report import page, palette
 from jobs.planning.resolve import resolve_cells
@@ -169,10 +170,10 @@ def test_the_labels_of_a_y_axis_of_numbers_do_not_set_the_margin_beside_a_legend
 
     With an automatic margin, plotly gave up with a warning, because ticks, legend and margin kept changing each other.
     """
-    numbers, names = figure.axis("seconds"), figure.axis("", type="category")
-    beside = figure.layout(figure.axis("epoch"), numbers, showlegend=True, yaxis2=numbers)
+    numbers, names = axes.axis("seconds"), axes.axis("", type="category")
+    beside = axes.layout(axes.axis("epoch"), numbers, showlegend=True, yaxis2=numbers)
     assert [beside[name]["automargin"] for name in ("yaxis", "yaxis2")] == [False, False]
-    assert beside["margin"]["l"] == figure.LABELS_PX
-    for alone in (figure.layout(figure.axis("ms"), numbers), figure.layout(figure.axis("ms"), names, showlegend=True)):
+    assert beside["margin"]["l"] == axes.LABELS_PX
+    for alone in (axes.layout(axes.axis("ms"), numbers), axes.layout(axes.axis("ms"), names, showlegend=True)):
         assert alone["yaxis"]["automargin"] is True
-        assert alone["margin"]["l"] < figure.LABELS_PX
+        assert alone["margin"]["l"] < axes.LABELS_PX

@@ -5,7 +5,7 @@ import support_collect as support
 from support_collect import START_S
 
 from collect import figure
-from collect.figures import pull_interval, stragglers
+from collect.figures import scaling, step_parts
 from collect.findings import columns, injected_faults
 from collect.reading import load
 from collect.report import fault_text, page
@@ -133,7 +133,7 @@ def test_the_page_has_both_tables_and_the_figure(summarized, tmp_path):
     assert slowed.rows[0][4:7] == ["2,000 (4,000)", "2,000 (4,000)", "50, 0"]
     assert lost.rows[0][4] == ""
     (group,) = figure.groups(loaded, summary)
-    drawn = stragglers.draw(group)
+    drawn = step_parts.draw_stragglers(group)
     bars = {trace["name"]: trace["x"] for trace in drawn.data if trace["type"] == "bar"}
     assert bars["waiting for others"] == pytest.approx([0, 25, 0, 0])
     assert bars["delay on purpose"] == pytest.approx([0, 25, 0, 25])
@@ -150,8 +150,8 @@ def test_a_matrix_without_faults_has_neither_tables_nor_figure(tmp_path):
     assert fault_text.fault_tables(summary) == []
     assert injected_faults.fault_remarks(summary.rows) == []
     (group,) = figure.groups(loaded, summary)
-    assert stragglers.draw(group) is None
-    assert pull_interval.draw(group) is None
+    assert step_parts.draw_stragglers(group) is None
+    assert scaling.draw_pull_interval(group) is None
 
 
 def test_the_interval_of_pulls_is_an_axis_of_a_figure(tmp_path):
@@ -167,7 +167,7 @@ def test_the_interval_of_pulls_is_an_axis_of_a_figure(tmp_path):
         train(workspace, cell, (1, 10, 30, 9), (1, 10, 30, 9), **counts(staleness), **found)
     loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summarize(loaded, "ps-sync"))
-    drawn = pull_interval.draw(group)
+    drawn = scaling.draw_pull_interval(group)
     assert [trace["x"] for trace in drawn.data] == [[1, 4]] * 4
     assert [trace["y"] for trace in drawn.data[:3]] == [pytest.approx([51, 55]), [1, 5], [10, 2]]
     assert drawn.data[3]["y"] == pytest.approx([2e6 / 2**20, 1.25e6 / 2**20])

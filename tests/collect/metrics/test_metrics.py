@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support_long import LONG
 
 from collect import notation
-from collect.figure import thin_points
+from collect.drawing.traces import thin_points
 from collect.findings import statistics
 from collect.loading import telemetry
 from collect.loading.loaded_run import Quantity

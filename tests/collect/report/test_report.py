@@ -17,7 +17,7 @@ import support_collect as support
 
 from collect import atomic_folder, figure, flat_tables, summary
 from collect.cli import main
-from collect.figures import accuracy, epoch_histogram, epoch_time, scaling, throughput
+from collect.figures import cell_rows, scaling, training
 from collect.findings import columns, comparability
 from collect.findings.equal_losses import compare_losses
 from collect.reading import load
@@ -256,11 +256,11 @@ def test_several_rank_counts_and_gpus_have_their_figures_and_columns(tmp_path):
     assert [str(cell).split()[-1] for cell in table["speed_up"].cells] == ["strong", "strong", "strong", "weak"]
     assert columns.row_labels(summarized.rows) == ["single ×1", "ddp ×2", "ddp ×4", "fsdp2 ×4"]
     (group,) = figure.groups(found, summarized)
-    lines = {line["name"]: (line["x"], line["y"]) for line in scaling.draw(group).data}
+    lines = {line["name"]: (line["x"], line["y"]) for line in scaling.draw_scaling(group).data}
     assert lines["ddp"][0] == [2, 4]
     assert lines["ideal"] == ([1, 4], [1, 4])
     (group,) = figure.groups(found, summary.summarize(found, "ddp"))
-    lines = {line["name"]: (line["x"], line["y"]) for line in scaling.draw(group).data}
+    lines = {line["name"]: (line["x"], line["y"]) for line in scaling.draw_scaling(group).data}
     assert lines["ideal"] == ([1, 4], [0.5, 2])
     assert lines["ddp"][1][0] == 1
 
@@ -275,7 +275,7 @@ def test_the_axes_of_the_throughput_figure_hold_every_cell_and_interval(tmp_path
     found = load.load_matrix(workspace, None)
     summarized = summary.summarize(found, "single")
     (group,) = figure.groups(found, summarized)
-    drawn = throughput.draw(group)
+    drawn = cell_rows.draw_throughput(group)
     widest = max(row.metrics["throughput_per_s"].high for row in summarized.rows)
     assert widest < drawn.layout["xaxis"]["range"][1] < 1.2 * widest
     # The axis has the three cells at 0, 1 and 2, and room for the marks of the first and the last cell.
@@ -317,7 +317,7 @@ def test_a_baseline_of_several_units_gives_no_ideal(tmp_path):
     runs[0].result.write_text(runs[0].result.read_text().replace('"tokens"', '"images"'))
     found = load.load_matrix(workspace, None)
     (group,) = figure.groups(found, summary.summarize(found, "single"))
-    drawn = throughput.draw(group)
+    drawn = cell_rows.draw_throughput(group)
     assert drawn.data[1]["x"] == []
 
 
@@ -617,7 +617,7 @@ def test_accuracy_is_drawn_over_the_seconds_of_training(tmp_path):
         for step, share in ((5, 0.5), (10, 0.75)):
             lines.write(ValidationRecord(schema=1, step=step, t_s=0.0, wall_s=0.0, loss=1.0, accuracy=share, items=8))
     found = load.load_matrix(workspace, None)
-    drawn = [accuracy.draw(group) for group in figure.groups(found, summary.summarize(found, "single"))]
+    drawn = [training.draw_accuracy(group) for group in figure.groups(found, summary.summarize(found, "single"))]
     (line,) = drawn[0].data
     assert line["y"] == [50.0, 75.0]
     assert line["x"][0] == pytest.approx(sum(support.step_ms(validated, 0, step, 1) for step in range(1, 6)) / 1000)
@@ -632,8 +632,8 @@ def test_epochs_are_drawn_with_their_running_average_and_spread(tmp_path):
         support.completed(workspace, without, repeat)
     found = load.load_matrix(workspace, None)
     (group,) = figure.groups(found, summary.summarize(found, "single"))
-    dots, line = epoch_time.draw(group).data
+    dots, line = training.draw_epoch_time(group).data
     assert (dots["x"], dots["y"]) == ([1, 2, 3], [4, 2, 3])
     assert line["y"] == [4, 3, 3]
-    (bars,) = epoch_histogram.draw(group).data
+    (bars,) = training.draw_epoch_histogram(group).data
     assert sorted(bars["x"]) == [2, 2, 3, 3, 4, 4]

@@ -9,7 +9,7 @@ import support_traces
 
 from collect import figure, summary
 from collect.cli import main
-from collect.figures import bandwidth, idle_causes, phases, slow_ranks, why_slower
+from collect.figures import rates, step_parts, why_slower
 from collect.findings import trace_answers
 from collect.metric import all_metrics
 from collect.reading import load
@@ -100,20 +100,20 @@ def test_a_run_without_traces_has_no_trace_metric(results):
 def test_the_figures_show_the_metrics(results):
     _, told, group = results
     metrics = {mark.label: mark.row.metrics for mark in group.marks}
-    drawn = idle_causes.draw(group)
+    drawn = step_parts.IDLE.draw(group)
     for name, label in (("idle_host_ms", "the host launched nothing"), ("idle_other_ms", "other")):
         assert part(drawn, label) == [metrics[cell][name].value for cell in ("single ×1", "ddp ×2")]
-    slow = slow_ranks.draw(group)
+    slow = step_parts.SLOW_RANKS.draw(group)
     assert [note["text"] for note in slow.layout["annotations"]] == ["ddp ×2"]
-    runs = slow_ranks.matched_runs(group.marks[1])
+    runs = step_parts.matched_runs(group.marks[1])
     matched = [run.ranks[place].calls[call].duration_ns for run in runs for place, call in run.waits.waited]
-    assert sum(part(slow, name)[0] for name in slow_ranks.PARTS) == pytest.approx(sum(matched) / 8e6)
+    assert sum(part(slow, name)[0] for name in step_parts.SLOW_RANKS.colours) == pytest.approx(sum(matched) / 8e6)
     assert part(slow, "waiting, lost")[0] == pytest.approx(metrics["ddp ×2"]["waiting_ms"].value)
-    assert phases.draw(group) is None  # no figure of phases: these traces have only kernels
+    assert step_parts.PHASES_OF_STEP.draw(group) is None  # no figure of phases: these traces have only kernels
     of = [use for use in told.groups if use.bus_gb_per_s is not None]
-    marks = [x for trace in bandwidth.draw(group).data if trace["name"] != "link" for x in trace["x"]]
+    marks = [x for trace in rates.draw_bandwidth(group).data if trace["name"] != "link" for x in trace["x"]]
     assert sorted(marks) == sorted(use.bus_gb_per_s for use in of)
-    assert part(bandwidth.draw(group), "link") == [450]  # one bar only: the cell with one rank sends nothing
+    assert part(rates.draw_bandwidth(group), "link") == [450]  # one bar only: the cell with one rank sends nothing
 
 
 def test_the_parts_of_the_difference_sum_to_it(results):

@@ -9,7 +9,7 @@ import support_ranks as support
 
 from collect import figure, summary, write_report
 from collect.cli import main
-from collect.figures import attention, layers, matrix_products, profiled_memory
+from collect.figures import memory_over_time, operators, rates, step_parts
 from collect.metric import all_metrics
 from collect.reading import load
 from shardlab.workspace.workspace import Workspace
@@ -99,19 +99,19 @@ def test_the_metrics_of_trace_details_have_their_values(results):
 
 def test_the_figures_show_the_tables(results):
     _, told, group = results
-    drawn = layers.draw(group)
+    drawn = operators.draw_layers(group)
     assert [note["text"] for note in drawn.layout["annotations"]] == ["Linear_0", "Linear_1"]
     bars = [bar for bar in drawn.data if bar["name"].startswith("ddp")]
     assert [bar["x"] for bar in bars] == [pytest.approx([24.5e-6] * 2), pytest.approx([44.5e-6] * 2)]
     assert bars[1]["base"] == bars[0]["x"]
-    products = matrix_products.draw(group).data
+    products = rates.draw_matrix_products(group).data
     assert [x for bar in products if bar["name"] == "aten::mm" for x in bar["x"]] == [
         one.flops_per_s / 1e12 for one in told.matrix_products
     ]
     assert {x for bar in products if bar["name"] == "peak of the GPU" for x in bar["x"]} == {67}
-    (bar, *_) = attention.draw(group).data
+    (bar, *_) = step_parts.ATTENTION.draw(group).data
     assert (bar["name"], bar["x"]) == ("flash, forward", pytest.approx([14.5e-6] * 2))
-    memory = profiled_memory.draw(group).data
+    memory = memory_over_time.draw_profiled_memory(group).data
     assert [max(line["y"]) for line in memory] == [pytest.approx(4160 / 1024)] * 2
 
 

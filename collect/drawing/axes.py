@@ -1,0 +1,90 @@
+"""Makes plotly's axes and layouts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from collect.figure import INK, LINE, MUTED, Group
+
+MOST_TICKS = 8  # about the most ticks of an x axis that lists its ticks: at 390 px, more labels would lie on each other
+LABELS_PX = 64  # space to the left of a plot, for the tick labels and the title of a numeric y axis
+LEGEND_HEIGHT_PX = 132  # a higher legend scrolls; otherwise, on a phone, the legend would leave no room for the figure
+ROW_PX, DENSE_ROW_PX, MARGIN_PX = 34, 24, 76  # heights: of a row, of a row in a figure with many rows, of margins
+FEW_ROWS = 16  # a figure with more rows than this uses DENSE_ROW_PX
+
+
+def axis_name(name: str, number: int) -> str:
+    """Plotly's name of an axis, such as `x2`. name: `x`, `y`, `xaxis` or `yaxis`. number: the number of the axis, from 1."""
+    return name if number == 1 else f"{name}{number}"
+
+
+def panel_title(text: str, top: float, shift_px: int = 4) -> dict[str, Any]:
+    """The title of a panel, above its left upper corner. top: the upper edge of the panel, as a share of the plots' height."""
+    anchor = {"xref": "paper", "yref": "paper", "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom", "yshift": shift_px}
+    return anchor | {"text": text, "showarrow": False, "font": {"size": 12, "color": MUTED}}
+
+
+def axis(title: str, **settings: Any) -> dict[str, Any]:
+    """The settings of an axis. title: its title with the unit. settings: plotly's settings that override the defaults."""
+    return {
+        "title": {"text": title, "font": {"size": 12, "color": MUTED}, "standoff": 8},
+        "gridcolor": LINE,
+        "linecolor": LINE,
+        "zeroline": False,
+        "automargin": True,
+        "tickfont": {"size": 12, "color": MUTED},
+        "fixedrange": True,  # on a phone, a finger must scroll the page and not move the axis
+    } | settings
+
+
+def thin_ticks(x: dict[str, Any], max_ticks: int = MOST_TICKS) -> dict[str, Any]:
+    """The x axis without listed ticks that are nearer to the tick before them than the axis divided by `max_ticks`."""
+    if "tickvals" not in x:
+        return x
+    ticks = sorted(x["tickvals"])
+    positions = [math.log(tick) if x.get("type") == "log" else tick for tick in ticks]
+    indexes: list[int] = []
+    for index in range(len(ticks)):
+        if not indexes or positions[index] - positions[indexes[-1]] >= 0.999 * (positions[-1] - positions[0]) / max_ticks:
+            indexes.append(index)
+    return x | {"tickvals": [ticks[index] for index in indexes], "ticktext": [f"{ticks[index]:g}" for index in indexes]}
+
+
+def layout(x: dict[str, Any], y: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """The layout of a figure with axes `x` and `y`: no background, no frame, and margins only as large as the labels need.
+
+    settings: other settings of plotly, which override the defaults.
+    """
+    left_px = 8
+    if settings.get("showlegend") and y.get("automargin") and y.get("type") != "category":
+        # plotly chooses the ticks of a y axis from the height of the plot. The height depends on the number of lines in the
+        # legend, and this number depends on the width that the tick labels leave. If the margin also depended on the labels,
+        # plotly might never finish, so the margin is fixed.
+        left_px, y = LABELS_PX, y | {"automargin": False}
+        settings |= {name: y_axis | {"automargin": False} for name, y_axis in settings.items() if name.startswith("yaxis")}
+    return {
+        "xaxis": x,
+        "yaxis": y,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13, "color": INK},
+        "margin": {"l": left_px, "r": 16, "t": 8, "b": 44, "pad": 4},
+        "hoverlabel": {"bgcolor": "var(--raised)", "bordercolor": LINE, "font": {"color": INK, "size": 12}},
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "font": {"size": 12}}
+        | {"maxheight": LEGEND_HEIGHT_PX},
+        "showlegend": False,
+        "dragmode": False,
+    } | settings
+
+
+def rows_layout(group: Group, x_title: str) -> dict[str, Any]:
+    """The layout of a figure with one row per cell. The rows are from top to bottom in the order of the summary table."""
+    y = axis("", type="category", categoryorder="array", categoryarray=list(reversed(group.labels)), showgrid=False)
+    y |= {"tickfont": {"size": 13, "color": INK}, "range": [-0.6, len(group.marks) - 0.4]}
+    return layout(axis(x_title, rangemode="tozero", nticks=5, tickangle=0), y)
+
+
+def rows_height_px(group: Group) -> int:
+    """The height in pixels of a figure with one row per cell."""
+    return MARGIN_PX + (ROW_PX if len(group.marks) <= FEW_ROWS else DENSE_ROW_PX) * len(group.marks)

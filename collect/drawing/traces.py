@@ -1,0 +1,90 @@
+"""Makes plotly's traces: points, bars, the intervals of means, and the states of cells without a value.
+
+The number of points is limited, which keeps the page small, so that it opens fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from collect.figure import MOST_SHOWN, MUTED, CellMark, Group
+from collect.findings.statistics import Estimate
+
+MOST_POINTS = 600  # the most points of one line in a figure: about as many as a screen can show
+
+
+def scatter(mode: str, x: Sequence[Any], y: Sequence[Any], **settings: Any) -> dict[str, Any]:
+    """A trace of points. mode: `lines`, `markers`, `lines+markers` or `text`. settings: other settings of plotly."""
+    return {"type": "scatter", "mode": mode, "x": x, "y": y} | settings
+
+
+def horizontal_bars(x: Sequence[Any], y: Sequence[Any], **settings: Any) -> dict[str, Any]:
+    """A trace of bars from left to right. x: the lengths of the bars. y: their rows. settings: other settings of plotly."""
+    return {"type": "bar", "orientation": "h", "x": x, "y": y} | settings
+
+
+def span_bars(spans: Sequence[tuple[Any, float, float]], name: str, colour: str, hover: str, **settings: Any) -> dict[str, Any]:
+    """A trace of bars that begin anywhere. spans: (row, start, length) of each bar. hover: plotly's `hovertemplate`."""
+    x, y, base = ([span[index] for span in spans] for index in (2, 0, 1))
+    marker = {"color": colour, "line": {"width": 0}}
+    return horizontal_bars(x, y, base=base, name=name, marker=marker, hovertemplate=hover, **settings)
+
+
+def error_bars(estimates: Sequence[Estimate], colour: str, size: float = 1.0) -> dict[str, Any]:
+    """Error bars of plotly that show the 95 % intervals of means. A mean whose interval is not known has no bar.
+
+    size: how many units of the estimates make one unit of the axis, such as 2^30 for bytes that are drawn in GiB.
+    """
+    above = [None if estimate.high is None else (estimate.high - estimate.value) / size for estimate in estimates]
+    below = [None if estimate.low is None else (estimate.value - estimate.low) / size for estimate in estimates]
+    if not any(length is not None for length in (*above, *below)):
+        return {"visible": False}
+    bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+    return bars | {"color": colour, "thickness": 1.5, "width": 4}
+
+
+def state_trace(group: Group, is_drawn: Callable[[CellMark], bool]) -> dict[str, Any]:
+    """A plotly trace for the cells without a value: it writes the state of each such cell, such as `oom`, into its row.
+
+    is_drawn: whether the figure draws a value for a cell.
+    """
+    missing = [mark for mark in group.marks if not is_drawn(mark)]
+    texts: dict[str, Any] = {"text": [f"  {mark.row.state}" for mark in missing], "textposition": "middle right"}
+    texts |= {"textfont": {"color": MUTED, "size": 12}, "hoverinfo": "skip", "cliponaxis": False}
+    labels = [mark.label for mark in missing]
+    return scatter("text", [0] * len(missing), labels, meta=[mark.row.id for mark in missing], **texts)
+
+
+def add_cell_id(mark: CellMark, traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The traces, marked as showing this cell (`Figure.cells`)."""
+    return [trace | {"meta": mark.row.id} for trace in traces]
+
+
+def max_points_per_line(line_count: int) -> int:
+    """The largest number of points that each line may have in a figure with `line_count` lines.
+
+    The number is chosen so that the whole figure has at most MOST_SHOWN * MOST_POINTS points. But a line may always have 100
+    points.
+    """
+    return max(MOST_POINTS * MOST_SHOWN // max(line_count, MOST_SHOWN), 100)
+
+
+def thin_points(
+    x: Sequence[float], y: Sequence[float | None], max_points: int = MOST_POINTS
+) -> tuple[list[float], list[float | None]]:
+    """Reduce the points of a line to at most about `max_points` points. Returns the x values and the y values that are kept.
+
+    The points are divided into sections of equal size. Of each section, the points with the smallest and the largest y are
+    kept, so that no peak is lost. If y is unknown (None) somewhere in the section, the first such point is kept too, so
+    that no line is drawn across a gap."""
+    if len(x) <= max_points:
+        return list(x), list(y)
+    size = -(-(2 if None not in y else 3) * len(x) // max_points)
+    kept_indexes: list[int] = []
+    for start in range(0, len(x), size):
+        section = y[start : start + size]
+        known_values = [(value, index) for index, value in enumerate(section, start) if value is not None]
+        extremes = {min(known_values)[1], max(known_values)[1]} if known_values else set()
+        kept_indexes += sorted(extremes | {start + section.index(None)} if None in section else extremes)
+    return [x[index] for index in kept_indexes], [y[index] for index in kept_indexes]

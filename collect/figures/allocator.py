@@ -1,0 +1,132 @@
+"""Draws the CUDA allocator during a step, as study 2 does (section 4.2): blocks in use, reserved memory, and segments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from collect import notation
+from collect.drawing.axes import axis, layout
+from collect.drawing.traces import scatter, span_bars
+from collect.figure import LINE, MUTED, SERIES, CellMark, Figure, Group
+from collect.sources import snapshot
+from collect.sources.snapshot import BEFORE, SIZES, AllocatorHistory, AllocatorSnapshot
+
+MOST_POINTS = 400  # about the most points of a curve
+HEIGHT_PX = 320  # of the two figures over the history
+MOST_SEGMENTS = 60  # the most segments that are drawn; the largest segments are drawn
+BLOCKS = dict(zip((BEFORE, *SIZES), (SERIES[number] for number in (1, 4, 6, 3, 5)), strict=True))
+USES = {"in use": SERIES[1], "waiting to be freed": SERIES[5], "free": LINE}
+
+
+def _first_snapshot(group: Group) -> tuple[CellMark, AllocatorSnapshot, AllocatorHistory | None] | None:
+    """The first cell whose first completed repeat has a snapshot of rank 0, the snapshot, and the history of the step."""
+    runs = ((mark, mark.first_run) for mark in group.marks)
+    return next(((mark, run.snapshot, run.allocator_history) for mark, run in runs if run and run.snapshot), None)
+
+
+def _start_caption(mark: CellMark, rank_snapshot: AllocatorSnapshot) -> str:
+    return f"{mark.label}, step {rank_snapshot.step}, rank {rank_snapshot.rank}."
+
+
+def draw_active(group: Group) -> Figure | None:
+    """Draw the first cell that has a snapshot: its blocks in use during the observed step, stacked by size."""
+    if (first := _first_snapshot(group)) is None or (history := first[2]) is None:
+        return None
+    indexes = _pick_indexes(history.in_use)
+    curves = {name: (indexes, sizes) for name, sizes in history.active.items() if any(sizes)}
+    looks: dict[str, dict[str, Any]] = {
+        name: {"stackgroup": "blocks", "line": {"width": 0.5, "color": colour, "shape": "hv"}, "fillcolor": colour}
+        for name, colour in BLOCKS.items()
+    }
+    caption = (
+        f"{_start_caption(*first[:2])} Blocks that were in use, stacked by the size of the block; a block counts until its "
+        "memory is free again. Peaks are kept where points are left out."
+    )
+    figure = Figure("allocator_active", "Blocks of the allocator in use", caption, HEIGHT_PX, [], {})
+    return _add_curves(figure, first[0], curves, looks, max(history.in_use))
+
+
+def draw_segments(group: Group) -> Figure | None:
+    """Draw the first cell that has a snapshot: the memory that the allocator had reserved during the observed step, and how
+    much of it was in use."""
+    if (first := _first_snapshot(group)) is None or (history := first[2]) is None:
+        return None
+    curves = {
+        name: (_pick_indexes(sizes), sizes) for name, sizes in (("reserved", history.reserved), ("in use", history.in_use))
+    }
+    looks = {
+        name: {"fill": "tozeroy", "line": {"width": 1.5, "color": colour, "shape": "hv"}}
+        for name, colour in (("reserved", MUTED), ("in use", USES["in use"]))
+    }
+    caption = (
+        f"{_start_caption(*first[:2])} Reserved: all segments that the allocator took from the GPU. What is reserved and not "
+        "in use is free for later, or lost to fragmentation."
+    )
+    figure = Figure("allocator_segments", "Segments of the allocator", caption, HEIGHT_PX, [], {})
+    return _add_curves(figure, first[0], curves, looks, max(history.reserved))
+
+
+def _add_curves(
+    figure: Figure,
+    mark: CellMark,
+    curves: Mapping[str, tuple[list[int], Sequence[int]]],
+    looks: Mapping[str, dict[str, Any]],
+    most_bytes: int,
+) -> Figure:
+    """Add curves over the entries of the allocator's history of a cell, and their axes, to a figure without data.
+
+    curves: name of a curve -> the entries that are drawn, and the bytes after all entries. looks: name of a curve -> plotly's
+    settings. most_bytes: the highest value, which decides the unit.
+    """
+    unit, size = notation.bytes_unit([float(most_bytes)])
+    for name, (indexes, sizes) in curves.items():
+        y, hover = [sizes[index] / size for index in indexes], f"{name}: %{{y:,.4~g}} {unit}<extra></extra>"
+        figure.data.append(scatter("lines", indexes, y, name=name, meta=mark.row.id, hovertemplate=hover, **looks[name]))
+    x = axis("entries of the allocator's history", showgrid=False)
+    figure.layout = layout(x, axis(unit, rangemode="tozero"), showlegend=True)
+    return figure
+
+
+def _pick_indexes(values: Sequence[int]) -> list[int]:
+    """The indexes of at most about MOST_POINTS values: the largest and the smallest of each of many equal sections."""
+    length = -(-2 * len(values) // MOST_POINTS)
+    indexes = {0, len(values) - 1}
+    for start in range(0, len(values), length):
+        section = range(start, min(start + length, len(values)))
+        indexes |= {max(section, key=values.__getitem__), min(section, key=values.__getitem__)}
+    return sorted(indexes)
+
+
+def draw_state(group: Group) -> Figure | None:
+    """Draw the first cell that has a snapshot: the blocks of each segment after the observed step."""
+    if (first := _first_snapshot(group)) is None or not first[1].segments:
+        return None
+    sorted_segments = sorted(first[1].segments, key=lambda segment: -segment.total_size)
+    drawn = sorted_segments[:MOST_SEGMENTS]
+    unit, size = notation.bytes_unit([float(drawn[0].total_size)])
+    blocks: dict[str, list[tuple[int, float, float]]] = {name: [] for name in USES}
+    for row, segment in enumerate(drawn):
+        block_ends = accumulate(block.size for block in segment.blocks)
+        for block, end in zip(segment.blocks, block_ends, strict=True):
+            blocks[_block_use(block.state)].append((row, (end - block.size) / size, block.size / size))
+    data = [
+        span_bars(blocks[name], name, colour, f"{name}: %{{x:,.4~g}} {unit}<extra></extra>", meta=first[0].row.id)
+        for name, colour in USES.items()
+    ]
+    smaller = len(sorted_segments) - len(drawn)
+    left_out_note = f" {smaller} smaller segments are not drawn." if smaller else ""
+    caption = (
+        f"{_start_caption(*first[:2])} After the step: one row per segment, the largest at the top, with its blocks in the "
+        f"order of their addresses. Free blocks between blocks in use are fragments.{left_out_note}"
+    )
+    y = axis("segment", range=[len(drawn) - 0.5, -0.5], showticklabels=False, showgrid=False)
+    frame = layout(axis(unit, rangemode="tozero"), y, showlegend=True, barmode="overlay", bargap=0.15)
+    return Figure("allocator_state", "What the allocator's segments hold", caption, max(180, 100 + 7 * len(drawn)), data, frame)
+
+
+def _block_use(block_state: str) -> str:
+    if block_state == "active_allocated":
+        return "in use"
+    return "waiting to be freed" if block_state in snapshot.ACTIVE else "free"

@@ -1,0 +1,209 @@
+"""Draws memory over time: of a run, of the profiled steps, and by category over one step or over several steps."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import polars as pl
+
+from collect import notation
+from collect.drawing.axes import axis, axis_name, layout, panel_title
+from collect.drawing.panels import draw_panels
+from collect.drawing.small_multiples import draw_cell_lines
+from collect.drawing.traces import add_cell_id, max_points_per_line, scatter, thin_points
+from collect.figure import INK, MAX_MARKED, MUTED, SERIES, CellMark, Figure, Group, count_left_out, order_by_visibility
+from collect.loading.loaded_run import LoadedRun
+from collect.metrics.memory import KINDS, find_memory_column
+from collect.sources.memory import MemoryCurves
+from collect.sources.steps import find_timed_window, select_unwatched
+from collect.traces.memory_use import MemoryUse
+
+PANEL_PX = 190
+GAP = 0.2  # share of the height of a panel that its title needs
+MOST_PANELS = 6
+MOST_POINTS = 300  # the most points of a curve
+# Memory category -> colour, in the order in which the areas are stacked: constant categories are at the bottom.
+CATEGORIES = {
+    "parameter": SERIES[1],
+    "master_parameter": INK,
+    "optimizer_state": SERIES[2],
+    "gradient": SERIES[3],
+    "buffer": SERIES[7],
+    "gathered": SERIES[6],
+    "activation": SERIES[4],
+    "temporary": SERIES[5],
+    "unknown": MUTED,  # memory that belongs to no category; only recorded at the memory peak of a GPU
+}
+
+
+def category_label(category: str) -> str:
+    """The words that figures show for a memory category, such as `optimizer state` for `optimizer_state`."""
+    return "master copy" if category == "master_parameter" else category.replace("_", " ")
+
+
+def draw_memory_by_run(group: Group) -> Figure | None:
+    """Draw the memory of a rank over the timed steps of one run of each cell: it shows whether memory stays constant or grows.
+
+    The run is the first completed repeat that did not resume from a checkpoint.
+    """
+    pairs = [(mark, _memory_curve(mark.unresumed_run)) for mark in group.marks if mark.unresumed_run]
+    curves = [(mark, curve) for mark, curve in pairs if curve]
+    unit, size = notation.bytes_unit([value for _, (_, _, values) in curves for value in values if value is not None])
+    traces = {}
+    for mark, (kind, seconds, values) in curves:
+        x, y = thin_points(seconds, values, max_points_per_line(len(curves)))
+        x = [round(moment, 3) for moment in x]
+        y = [None if value is None else float(f"{value / size:.5g}") for value in y]
+        marker = mark.look.marks(4) if len(x) <= MAX_MARKED else mark.look.sparse_marks
+        hover = f"%{{y:.4~g}} {unit} at %{{x:.4~g}} s<extra>%{{fullData.name}}, {kind}</extra>"
+        traces[mark.label] = [scatter("lines+markers", x, y, marker=marker, connectgaps=False, hovertemplate=hover)]
+    kinds = " or ".join(sorted({kind for _, (kind, _, _) in curves}))
+    caption = (
+        f"The rank with the most memory at each timed step: {kinds}. A line has a gap at steps that an instrument observed. "
+        "First completed repeat of each cell."
+    )
+    x_axis, y_axis = axis("s since the end of the first timed step", showgrid=False), axis(unit, rangemode="tozero")
+    return draw_cell_lines("memory_by_run", "Memory over time", caption, group, traces, x_axis, y_axis)
+
+
+def _memory_curve(run: LoadedRun) -> tuple[str, list[float], list[int | None]] | None:
+    """The memory at each timed step of a run, as (kind of memory, times in seconds, sizes in bytes); None if no line can be
+    drawn.
+
+    The size at a step is the size on the rank with the most memory. It is None at steps that an instrument observed.
+    """
+    column, timed_window = find_memory_column(select_unwatched(run.timed)), find_timed_window(run.timed)
+    if column is None or timed_window is None:
+        return None
+    value = pl.when(~pl.col("watched").any()).then(pl.col(column).max())
+    rows = run.timed.group_by("step").agg(pl.max("wall_s") - timed_window[0], value=value).sort("step")
+    return KINDS[column], rows["wall_s"].to_list(), rows["value"].to_list()
+
+
+def draw_profiled_memory(group: Group) -> Figure | None:
+    """Draw the memory of a device over the profiled steps, from the allocations that the traces record.
+
+    There is one line for each cell whose traces record memory, of one device of its first completed repeat.
+    """
+    uses = [(mark, use) for mark in group.marks if (use := highest_memory_use(mark)) is not None]
+    unit, size = notation.bytes_unit([use.peak_bytes for _, use in uses])
+    traces = {}
+    for mark, use in uses:
+        peak = f"{notation.format_number(use.peak_bytes / size)} {unit}"
+        if use.peak_reserved_bytes is not None:
+            peak += f", {notation.format_number(use.peak_reserved_bytes / size)} {unit} reserved"
+        hover = f"{use.device}: %{{y:,.4~g}} {unit} at %{{x:,.4~g}} ms<br>peak: {peak}<extra>{mark.label}</extra>"
+        x, y = [point.at_ns / 1e6 for point in use.points], [point.allocated / size for point in use.points]
+        line = mark.look.line | {"shape": "hv", "width": 1.5}
+        traces[mark.label] = [scatter("lines", x, y, line=line, hovertemplate=hover)]
+    caption = (
+        "Memory that PyTorch's allocator had allocated, in the profiled steps of the first completed repeat, on the device "
+        "with the highest peak. Each point is the highest of its part of the curve. On a GPU: of all tensors; on a CPU: what "
+        "was allocated since the recording began."
+    )
+    x_axis, y_axis = axis("ms since the first profiled step began", showgrid=False), axis(unit, rangemode="tozero")
+    return draw_cell_lines("profiled_memory", "Memory of the profiled steps", caption, group, traces, x_axis, y_axis)
+
+
+def highest_memory_use(mark: CellMark) -> MemoryUse | None:
+    """The memory of the device with the highest peak in the first completed repeat of a cell; None if its traces record no
+    memory.
+
+    A CPU is only chosen if the traces record the memory of no GPU.
+    """
+    runs = mark.cell.completed[:1]
+    uses = [use for run in runs for rank in run.traces.analyses if rank.steps for use in rank.memory]
+    uses = [use for use in uses if use.device != "cpu"] or uses
+    return max(uses, key=lambda use: use.peak_bytes, default=None)
+
+
+def _observed_cells(group: Group) -> list[tuple[CellMark, MemoryCurves]]:
+    """The cells whose first completed repeat recorded the memory of rank 0 by category, and this memory."""
+    return [(mark, mark.first_run.memory) for mark in group.marks if mark.first_run and mark.first_run.memory]
+
+
+def draw_categories_of_steps(group: Group) -> Figure | None:
+    """Draw the memory of each category over several steps, with a panel per category and a line per cell, as figures 12 to 14
+    of study 5. A cell has a line if its first completed repeat recorded the memory of rank 0 over more than one step."""
+    curves_of_cells = {mark.label: curves for mark, curves in _observed_cells(group) if curves.steps > 1}
+    names = [name for name in CATEGORIES if any(any(curves.points.get(name, ())) for curves in curves_of_cells.values())]
+    if not names:
+        return None
+    unit, size = notation.bytes_unit([max(values) for curves in curves_of_cells.values() for values in curves.points.values()])
+    panels = []
+    for name in names:
+        traces = {}
+        for label, curves in curves_of_cells.items():
+            x, y = thin_points([t_ms / 1000 for t_ms in curves.t_ms], curves.points.get(name, [0] * len(curves.t_ms)))
+            x = [float(f"{moment:.5g}") for moment in x]
+            y = [None if value is None else float(f"{value / size:.4g}") for value in y]
+            traces[label] = scatter("lines", x, y, hovertemplate=f"%{{y:.4~g}} {unit} at %{{x:.4~g}} s")
+        panels.append((f"{category_label(name).capitalize()} ({unit})", traces))
+    visible_marks = order_by_visibility([mark for mark in group.marks if mark.label in curves_of_cells])
+    lines = {
+        mark.label: {"name": mark.label, "meta": mark.row.id, "visible": visible}
+        | {"line": mark.look.line | {"width": 1.5, "shape": "hv"}}
+        for mark, visible in visible_marks
+    }
+    steps = " or ".join(str(steps) for steps in sorted({curves.steps for curves in curves_of_cells.values()}))
+    caption = (
+        f"{steps} consecutive steps on rank 0, recorded by the instrument `memory: categories` with `memory_steps`. First "
+        "completed repeat of each cell. The time between steps is in the curves, and following the memory slows steps down."
+    )
+    time_title = "s since the first of these steps began"
+    return draw_panels("memory_of_categories", "Memory of each category over steps", caption, panels, lines, time_title)
+
+
+def draw_memory_timeline(group: Group) -> Figure | None:
+    """Draw the memory over one step by category, one panel per cell, as in studies 2 and 5: the first MOST_PANELS cells whose
+    first completed repeat recorded the memory of rank 0 by category."""
+    observed = _observed_cells(group)
+    drawn = observed[:MOST_PANELS]
+    if not drawn:
+        return None
+    unit, size = notation.bytes_unit([max(map(sum, zip(*curves.points.values()))) for _, curves in drawn])
+    names = {name for _, curves in drawn for name in curves.points}
+    frame = layout({}, {}, showlegend=True)
+    frame["annotations"] = []
+    data: list[dict[str, Any]] = []
+    for number, (mark, curves) in enumerate(drawn, 1):
+        x, y = axis_name("x", number), axis_name("y", number)
+        top, bottom = 1 - (number - 1 + GAP) / len(drawn), 1 - number / len(drawn) + 0.02
+        time_title = "ms since the first of these steps began" if number == len(drawn) else ""
+        frame[axis_name("xaxis", number)] = axis(time_title, anchor=y, showgrid=False)
+        frame[axis_name("yaxis", number)] = axis(unit, domain=[bottom, top], rangemode="tozero", nticks=4, anchor=x)
+        frame["annotations"].append(panel_title(mark.label, top))
+        place = {"xaxis": x, "yaxis": y, "stackgroup": f"panel-{number}", "showlegend": number == 1}
+        data += add_cell_id(mark, [area | place for area in _area_traces(curves, size, unit, names)])
+    step_counts = sorted({curves.steps for _, curves in drawn})
+    steps = "One step" if step_counts == [1] else f"{' or '.join(map(str, step_counts))} consecutive steps"
+    caption = f"{steps} on rank 0, recorded by the instrument `memory: categories`. The areas are stacked."
+    caption += count_left_out(len(observed) - len(drawn))
+    return Figure("memory_timeline", "Memory over a step", caption, 92 + PANEL_PX * len(drawn), data, frame)
+
+
+def _area_traces(curves: MemoryCurves, size: float, unit: str, drawn_categories: set[str]) -> list[dict[str, Any]]:
+    indexes = _pick_indexes(curves)
+    x = [curves.t_ms[index] for index in indexes]
+    hover = f"%{{y:.4~g}} {unit} at %{{x:.4~g}} ms"
+    areas = []
+    for name, colour in CATEGORIES.items():
+        if name in drawn_categories and name in curves.points:
+            y = [curves.points[name][index] / size for index in indexes]
+            look = {"line": {"width": 0.5, "color": colour, "shape": "hv"}, "fillcolor": colour}
+            areas.append(scatter("lines", x, y, name=category_label(name), legendgroup=name, **look, hovertemplate=hover))
+    return areas
+
+
+def _pick_indexes(curves: MemoryCurves) -> list[int]:
+    """Choose the points of the curves that are drawn, and return their indexes.
+
+    If there are more than MOST_POINTS points, they are divided into MOST_POINTS sections. Of each section, the point at which
+    the sum of all categories is largest is drawn.
+    """
+    totals = list(map(sum, zip(*curves.points.values())))
+    if len(totals) <= MOST_POINTS:
+        return list(range(len(totals)))
+    bounds = [len(totals) * index // MOST_POINTS for index in range(MOST_POINTS + 1)]
+    return [max(range(begin, end), key=totals.__getitem__) for begin, end in pairwise(bounds)]

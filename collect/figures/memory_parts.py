@@ -1,0 +1,133 @@
+"""Draws which parts of memory a rank holds: observed at the peak, beside the estimate of papers, and by theory."""
+
+from __future__ import annotations
+
+import msgspec
+
+from collect import notation
+from collect.drawing.stacked_bars import BarPanel, draw_bars, select_cells, stack_parts, sum_text
+from collect.figure import LINE, MUTED, SERIES, CellMark, Figure, Group, order_by_visibility
+from collect.figures.memory_over_time import CATEGORIES, category_label
+from shardlab.runs.prediction import Prediction
+
+# Term of the estimate -> the memory categories that are measured for this term. The estimate of `optimizer_state` does not
+# contain `master_parameter`, the optimizer's own copy of the weights.
+TERMS = {
+    "parameter": ("parameter",),
+    "gradient": ("gradient",),
+    "optimizer_state": ("optimizer_state", "master_parameter"),
+}
+STATES = ("parameter", "master_parameter", "optimizer_state", "gradient", "gathered")  # what strategies shard or replicate
+# Other colours than those of STATES, because both panels share a legend.
+EXCHANGES = {"all_reduce": SERIES[4], "all_gather": SERIES[5], "reduce_scatter": SERIES[7], "broadcast": LINE, "send": MUTED}
+
+
+def draw_categories(group: Group) -> Figure | None:
+    """Draw the peak memory of a step by category: one bar for each cell whose memory was observed by category, with a vertical
+    mark at the estimate for the cell."""
+    drawn, left_out_note = select_cells(group, lambda mark: bool(peak_bytes(mark)))
+    if not drawn.marks:
+        return None
+    peaks = [peak_bytes(mark) for mark in drawn.marks]
+    unit, size = notation.bytes_unit([sum(peak.values()) for peak in peaks])
+    estimates = [mark.row.metrics.get("estimated_memory_bytes") for mark in drawn.marks]
+    strokes = [estimate.value / size if estimate else None for estimate in estimates]
+    parts = stack_parts(peaks, CATEGORIES, size, category_label)
+    panel = BarPanel(unit, unit, parts, [sum_text(peak, size) for peak in peaks], strokes)
+    caption = (
+        "Memory at the peak of the observed step, on the rank with the highest peak; mean over repeats. "
+        f"Vertical mark: estimate of parameters, gradients and optimizer state, without activations.{left_out_note}"
+    )
+    return draw_bars("memory_categories", "Memory by category at the peak", caption, drawn, [panel])
+
+
+def peak_bytes(mark: CellMark) -> dict[str, float]:
+    """Bytes by category at the memory peak of a cell: the mean over completed repeats whose memory was observed by category."""
+    run_peaks = [run.result.instruments.get("memory", {}).get("peak_bytes") for run in mark.cell.completed if run.result]
+    known_peaks = [peak for peak in run_peaks if peak]
+    names = {name for peak in known_peaks for name in peak}
+    return {name: sum(peak.get(name, 0) for peak in known_peaks) / len(known_peaks) for name in names}
+
+
+def draw_sharding(group: Group) -> Figure | None:
+    """Draw how large parameters, gradients and optimizer state are on a rank, beside the estimate of the ZeRO paper: one panel
+    per term of the estimate, with one bar for each cell that has an estimate."""
+    drawn, left_out_note = select_cells(group, lambda mark: bool(estimate_bytes(mark)))
+    if not drawn.marks:
+        return None
+    estimates = [estimate_bytes(mark) for mark in drawn.marks]
+    bars_by_term = {term: [_measured_bytes(mark, names) for mark in drawn.marks] for term, names in TERMS.items()}
+    measured_sizes = [value for bars in bars_by_term.values() for bar in bars for value in bar.values()]
+    unit, size = notation.bytes_unit([*measured_sizes, *(value for sizes in estimates for value in sizes.values())])
+    panels = []
+    for term, bars in bars_by_term.items():
+        strokes = [sizes[term] / size if term in sizes else None for sizes in estimates]
+        parts = stack_parts(bars, {name: CATEGORIES[name] for name in TERMS[term]}, size, category_label)
+        end_texts = [sum_text(bar, size) for bar in bars]
+        panels.append(BarPanel(f"{term.removesuffix('_state')}, {unit}", unit, parts, end_texts, strokes))
+    caption = (
+        "The largest size of each during the observed step, on the rank with the highest peak. Vertical mark: estimate, "
+        "sharded as in the ZeRO paper (a gradient is as large as its parameter, Adam's state twice as large); the optimizer's "
+        f"own copy of the weights is not in the estimate.{left_out_note}"
+    )
+    return draw_bars("sharding", "What sharding leaves on a rank", caption, drawn, panels)
+
+
+def estimate_bytes(mark: CellMark) -> dict[str, int]:
+    """The estimate for a cell in bytes, by term (TERMS). It is read from one completed repeat, because it is equal in all
+    repeats."""
+    estimates = [run.result.instruments.get("memory", {}).get("estimate_bytes") for run in mark.cell.completed if run.result]
+    return next((estimate for estimate in estimates if estimate), {})
+
+
+def _measured_bytes(mark: CellMark, categories: tuple[str, ...]) -> dict[str, float]:
+    estimates = {name: mark.row.metrics.get(f"memory_{name}_bytes") for name in categories}
+    return {name: estimate.value for name, estimate in estimates.items() if estimate}
+
+
+def draw_theory(group: Group) -> Figure | None:
+    """Draw what each strategy keeps and sends by theory, as the diagrams of study 1 (figures 1 and 2) show it.
+
+    There are two bars for each cell with a prediction: the memory of a rank, and the bytes that it sends in a step.
+    """
+    marks = [mark for mark, visible in order_by_visibility(group.marks) if visible is True and _memory_prediction(mark)]
+    predictions = [predicted for mark in marks if (predicted := _memory_prediction(mark))]
+    if not predictions:
+        return None
+    memory = [
+        {name: prediction.memory_by_category[name].likely for name in STATES if name in prediction.memory_by_category}
+        for prediction in predictions
+    ]
+    unit, size = notation.bytes_unit([sum(bar.values()) for bar in memory])
+    parts = stack_parts(memory, {name: CATEGORIES[name] for name in STATES}, size, category_label)
+    panels = [
+        BarPanel(f"memory of a rank, {unit}", unit, parts, [sum_text(bar, size) if sum(bar.values()) else "" for bar in memory])
+    ]
+    sent = [_sent_bytes(prediction) for prediction in predictions]
+    unit, size = notation.bytes_unit([sum(bar.values()) for bar in sent if bar])
+    parts = stack_parts(sent, EXCHANGES, size, lambda name: name.replace("_", "-"))
+    end_texts = ["" if bar is None else sum_text(bar, size) if sum(bar.values()) else "nothing" for bar in sent]
+    panels.append(BarPanel(f"sent by a rank in a step, {unit}", unit, parts, end_texts))
+    caption = (
+        "By theory, before the runs (the planner's prediction), of the rank that needs or sends most. Memory: only what "
+        "strategies shard or replicate, at the peak of a step (a gradient that is not there at this moment is not in it); "
+        "gathered: parameters that a rank holds for a time to compute with them. Blank: not known."
+    )
+    drawn = msgspec.structs.replace(group, marks=marks)
+    return draw_bars("theory", "What a rank keeps and sends, by theory", caption, drawn, panels)
+
+
+def _memory_prediction(mark: CellMark) -> Prediction | None:
+    """The first prediction, over the runs of a cell, that contains the memory of a rank."""
+    predictions = (run.predicted for run in mark.cell.runs)
+    return next((entry for entry in predictions if entry and any(name in entry.memory_by_category for name in STATES)), None)
+
+
+def _sent_bytes(prediction: Prediction) -> dict[str, float] | None:
+    """The bytes that a rank sends in a step, by collective; None if they are not known."""
+    if prediction.exchanges is None:
+        return None
+    sent: dict[str, float] = {}
+    for exchange in prediction.exchanges:
+        sent[exchange.op] = sent.get(exchange.op, 0.0) + exchange.sent_bytes
+    return sent

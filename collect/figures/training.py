@@ -1,0 +1,118 @@
+"""Draws how a training goes: the loss, the validation accuracy, and the times of epochs."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+from collect.drawing.axes import axis, axis_name, layout
+from collect.drawing.small_multiples import draw_cell_lines
+from collect.drawing.traces import max_points_per_line, scatter, thin_points
+from collect.figure import MOST_SHOWN, Figure, Group, count_left_out
+from collect.loading.loaded_run import LoadedRun
+from collect.sources.steps import seconds_until
+
+MOST_TICKS = 10  # up to so many epochs, each has its tick: else plotly would write fractions such as 1.5
+MIN_EPOCHS = 5  # the fewest epochs for which a cell gets a histogram
+ROW_PX, MARGIN_PX, GAP = 120, 40, 0.4  # of a histogram. GAP: share of a row's height that its label and its axis need
+
+
+def draw_loss(group: Group) -> Figure | None:
+    """Draw the loss over the steps: one line per cell, from its first completed repeat. The lines of strategies that do the
+    same work should lie on each other."""
+    runs = {mark.label: (mark, run) for mark in group.marks if (run := mark.first_run)}
+    traces = {}
+    for label, (mark, run) in runs.items():
+        x, y = thin_points(run.world["step"].to_list(), run.world["loss"].to_list(), max_points_per_line(len(runs)))
+        hover = "%{y:.5~g} at step %{x}"
+        traces[label] = [scatter("lines+markers", x, y, marker=mark.look.sparse_marks, hovertemplate=hover)]
+    caption = "Mean over the global batch at each timed step, before its update; the first completed repeat of each cell."
+    return draw_cell_lines("loss", "Loss", caption, group, traces, axis("step", showgrid=False), axis("loss"))
+
+
+def draw_accuracy(group: Group) -> Figure | None:
+    """Draw the validation accuracy over the training time, which shows whether a cell with faster steps is accurate earlier.
+
+    There is one line for each cell that has validation results, from its first completed repeat.
+    """
+    traces = {}
+    for mark in group.marks:
+        if mark.first_run and (points := _validation_points(mark.first_run)):
+            x, y = map(list, zip(*points, strict=True))
+            hover = "%{y:.3~g} % after %{x:.3~g} s"
+            traces[mark.label] = [scatter("lines+markers", x, y, marker=mark.look.marks(7), hovertemplate=hover)]
+    caption = (
+        "Share of correct predictions on the validation split, over the training time: the sum of the slowest rank's step "
+        "times, without warm-up steps and without the validation itself. First completed repeat of each cell."
+    )
+    x_axis, y_axis = axis("seconds of training", showgrid=False), axis("accuracy, %", rangemode="tozero")
+    return draw_cell_lines("accuracy", "Validation accuracy", caption, group, traces, x_axis, y_axis)
+
+
+def _validation_points(run: LoadedRun) -> list[tuple[float, float]]:
+    """(seconds of training, accuracy in percent) for each validation of a run whose steps up to the validation are all
+    recorded.
+
+    Empty if the run was suspended, because the training time of a suspended run is not known.
+    """
+    if run.paused:
+        return []
+    seconds = seconds_until(run.timed)
+    return [(seconds[record.step], 100 * record.accuracy) for record in run.validation if record.step in seconds]
+
+
+def draw_epoch_time(group: Group) -> Figure | None:
+    """Draw a dot for each epoch, and a line for the mean of all epochs so far: the first epochs are often slower.
+
+    The epochs are those of the first completed repeat of each cell.
+    """
+    results = {mark.label: (mark, mark.first_run.result) for mark in group.marks if mark.first_run}
+    epochs = {label: (mark, result.epoch_time_s) for label, (mark, result) in results.items() if result and result.epoch_time_s}
+    traces: dict[str, list[dict[str, Any]]] = {}
+    for label, (mark, times) in epochs.items():
+        numbers = [float(number) for number in range(1, len(times) + 1)]
+        averages = [total / number for total, number in zip(accumulate(times), numbers, strict=True)]
+        for mode, values, text in (("markers", times, "epoch"), ("lines", averages, "mean of epochs up to")):
+            x, y = thin_points(numbers, values, max_points_per_line(2 * len(epochs)))
+            look = {"legendgroup": label, "showlegend": mode == "lines", "marker": mark.look.marks(4) | {"opacity": 0.45}}
+            trace = scatter(mode, x, y, **look, hovertemplate=f"%{{y:.4~g}} s, {text} %{{x}}")
+            traces.setdefault(label, []).append(trace)
+    caption = (
+        "Dots: the time of an epoch, as the sum of the step times of the slowest rank in each step. Lines: the mean of all "
+        "epochs so far. First completed repeat of each cell."
+    )
+    most_epochs = max((len(times) for _, times in epochs.values()), default=1)
+    x_axis = axis("epoch", showgrid=False, **({"dtick": 1} if most_epochs <= MOST_TICKS else {}))
+    return draw_cell_lines(
+        "epoch_time", "Time of an epoch", caption, group, traces, x_axis, axis("seconds", rangemode="tozero")
+    )
+
+
+def draw_epoch_histogram(group: Group) -> Figure | None:
+    """Draw one histogram of the epoch times per cell, one below the other, each with its own axis in seconds.
+
+    A histogram counts the epochs of all completed repeats of its cell. A mean alone would not show if some epochs are much
+    slower than others.
+    """
+    times_by_cell = [
+        (mark, [time for run in mark.cell.completed if run.result for time in run.result.epoch_time_s or ()])
+        for mark in group.marks
+    ]
+    times_by_cell = [(mark, times) for mark, times in times_by_cell if len(times) >= MIN_EPOCHS]
+    drawn = times_by_cell[:MOST_SHOWN]
+    data: list[dict[str, Any]] = []
+    frame = layout({}, {}, annotations=[])
+    anchor = {"x": 0, "xref": "paper", "yref": "paper", "showarrow": False, "yanchor": "top", "xanchor": "left"}
+    for row, (mark, times) in enumerate(drawn):
+        x, y = axis_name("x", row + 1), axis_name("y", row + 1)
+        top, bottom = 1 - (row + 0.18) / len(drawn), 1 - (row + 1 - GAP) / len(drawn)
+        frame[axis_name("xaxis", row + 1)] = axis("", showgrid=False, anchor=y, nticks=6, ticksuffix=" s")
+        frame[axis_name("yaxis", row + 1)] = axis("epochs", domain=[bottom, top], nticks=3)
+        frame["annotations"].append(anchor | {"text": mark.label, "y": 1 - row / len(drawn), "font": {"size": 12}})
+        histogram = {"type": "histogram", "name": mark.label, "meta": mark.row.id, "x": times, "xaxis": x, "yaxis": y}
+        look = {"nbinsx": 30, "marker": {"color": mark.look.colour}, "hovertemplate": "%{y} epochs of %{x} s"}
+        data.append(histogram | look)
+    caption = "Number of epochs by duration, over all completed repeats of a cell. Each cell has its own scale."
+    caption += count_left_out(len(times_by_cell) - len(drawn), "cells with epochs")
+    height_px = MARGIN_PX + ROW_PX * len(drawn)
+    return Figure("epoch_histogram", "Times of epochs", caption, height_px, data, frame) if data else None
