@@ -19,10 +19,10 @@ def axis_name(name: str, number: int) -> str:
     return name if number == 1 else f"{name}{number}"
 
 
-def panel_title(text: str, top: float, shift_px: int = 4) -> dict[str, Any]:
+def panel_title(text: str, top: float, **settings: Any) -> dict[str, Any]:
     """The title of a panel, above its left upper corner. top: the upper edge of the panel, as a share of the plots' height."""
-    anchor = {"xref": "paper", "yref": "paper", "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom", "yshift": shift_px}
-    return anchor | {"text": text, "showarrow": False, "font": {"size": 12, "color": MUTED}}
+    anchor = {"xref": "paper", "yref": "paper", "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom", "yshift": 4}
+    return anchor | {"text": text, "showarrow": False, "font": {"size": 12, "color": MUTED}} | settings
 
 
 def axis(title: str, **settings: Any) -> dict[str, Any]:

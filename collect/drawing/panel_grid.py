@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from collect.drawing.axes import axis_name, layout
+from collect.drawing.axes import axis_name, layout, panel_title
 from collect.figure import INK, MUTED
 
 BETWEEN = 0.06  # space between two plots that are beside each other, as a share of the width
@@ -90,7 +90,7 @@ def grid_layout(
     written above all panels in place of the titles of the y axes. y_per_panel: whether each panel has a y axis of its own.
     """
     figure_layout = layout({}, {}, showlegend=True)
-    figure_layout |= {"annotations": [_annotation(0, 1, y_title, MUTED)] if y_title else []}
+    figure_layout |= {"annotations": [panel_title(y_title, 1, yanchor="top", yshift=0)] if y_title else []}
     for panel in grid.positions:
         x, y = dict(x_axes[panel.plot if grid.side_by_side else 0]), dict(y_axes[0 if grid.side_by_side else panel.plot])
         ticks = {"title": {"text": ""}, "automargin": False, "tickfont": {"size": TICK_PX, "color": MUTED}}
@@ -98,26 +98,16 @@ def grid_layout(
         y |= ticks | {"domain": list(panel.y_domain), "anchor": axis_name("x", panel.number), "showticklabels": panel.is_left}
         first_x = panel.plot + 1 if grid.side_by_side else 1
         first_y = panel.number - panel.plot if y_per_panel else 1 if grid.side_by_side else panel.plot + 1
-        figure_layout[axis_name("xaxis", panel.number)] = x | _match_axis("x", first_x, panel.number)
-        figure_layout[axis_name("yaxis", panel.number)] = y | _match_axis("y", first_y, panel.number)
+        for name, settings, first in (("x", x, first_x), ("y", y, first_y)):
+            match = {} if panel.number == first else {"matches": axis_name(name, first)}
+            figure_layout[axis_name(f"{name}axis", panel.number)] = settings | match
         if panel.plot == 0:
             title = titles[panel.panel]
             shown_title = title if len(title) <= TITLE_CHARS else f"{title[: TITLE_CHARS - 1]}…"
-            figure_layout["annotations"].append(_annotation(panel.x_domain[0], panel.y_domain[1], shown_title, INK))
+            place = {"x": panel.x_domain[0], "yshift": 1, "font": {"size": 12, "color": INK}}
+            figure_layout["annotations"].append(panel_title(shown_title, panel.y_domain[1], **place))
     for x, panel in zip(x_axes if grid.side_by_side else x_axes[:1], grid.positions, strict=False):
         middle = sum(panel.x_domain) / 2 if grid.side_by_side else 0.5
-        anchor = {"xref": "paper", "yref": "paper", "x": middle, "y": 0, "xanchor": "center", "yanchor": "top", "yshift": -20}
-        label = {"text": x["title"]["text"], "showarrow": False, "font": {"size": 12, "color": MUTED}}
-        figure_layout["annotations"].append(anchor | label)
+        place = {"x": middle, "xanchor": "center", "yanchor": "top", "yshift": -20}
+        figure_layout["annotations"].append(panel_title(x["title"]["text"], 0, **place))
     return figure_layout
-
-
-def _match_axis(name: str, first: int, number: int) -> dict[str, Any]:
-    return {} if number == first else {"matches": axis_name(name, first)}
-
-
-def _annotation(x: float, y: float, text: str, colour: str) -> dict[str, Any]:
-    """A text above the place (x, y) of the figure, or below it at the upper edge of the figure."""
-    is_edge = y == 1
-    anchor = {"xref": "paper", "yref": "paper", "x": x, "y": y, "xanchor": "left", "yanchor": "top" if is_edge else "bottom"}
-    return anchor | {"yshift": 0 if is_edge else 1, "text": text, "showarrow": False, "font": {"size": 12, "color": colour}}

@@ -8,30 +8,32 @@ from typing import Any
 from collect.drawing.axes import LEGEND_HEIGHT_PX, axis, axis_name, layout, panel_title
 from collect.drawing.curves import Curve
 from collect.drawing.traces import scatter
-from collect.figure import MUTED, Figure
+from collect.figure import MAX_MARKED, MUTED, Figure
+from collect.strategy_style import Look
 
 PANEL_PX = 150
 GAP = 0.24  # share of the height of a panel that its title needs
 
 
-def scale_curve(curve: Curve, scale: float) -> Curve:
-    """The curve with values in the unit of the panel, rounded to the digits that a reader can see.
+def curve_traces(
+    curves: Mapping[str, Curve], scale: float, looks: Mapping[str, Look], has_marks: bool = False
+) -> dict[str, dict[str, Any]]:
+    """The lines of a panel: {key of a curve: trace}, without curves that have fewer than two known values.
 
-    scale: the size of the panel's unit, by which the values are divided.
+    scale: the size of the panel's unit, by which the values are divided. looks: key of a curve -> its look. has_marks: whether
+    long lines have a few marks too, which tell their looks apart.
     """
-    return curve._replace(values=[None if value is None else float(f"{value / scale:.4g}") for value in curve.values])
-
-
-def is_a_line(curve: Curve) -> bool:
-    """Whether a curve has at least two known values, so that a line can be drawn."""
-    return sum(value is not None for value in curve.values) > 1
-
-
-def curve_trace(curve: Curve, mode: str, marker: dict[str, Any]) -> dict[str, Any]:
-    """The line of a curve. mode: plotly's mode of the line. marker: the marks of the line."""
-    place = {"x0": round(curve.first_s, 4), "dx": round(curve.width_s, 4), "y": curve.values}
-    hover = {"connectgaps": False, "hovertemplate": "%{y:.4~g} at %{x:.1f} s"}
-    return {"type": "scatter", "mode": mode, "marker": marker} | place | hover
+    traces = {}
+    for key, curve in curves.items():
+        # The values are rounded to the digits that a reader can see.
+        values = [None if value is None else float(f"{value / scale:.4g}") for value in curve.values]
+        if sum(value is not None for value in values) > 1:
+            is_short = len(values) <= MAX_MARKED
+            mode, marker = "lines+markers" if is_short or has_marks else "lines", looks[key].marks(4)
+            place = {"type": "scatter", "x0": round(curve.first_s, 4), "dx": round(curve.width_s, 4), "y": values}
+            look = {"mode": mode, "marker": marker if is_short else looks[key].sparse_marks}
+            traces[key] = place | look | {"connectgaps": False, "hovertemplate": "%{y:.4~g} at %{x:.1f} s"}
+    return traces
 
 
 def draw_panels(

@@ -63,7 +63,8 @@ def divide_lines(marks: Sequence[CellMark], names: Sequence[str], variants: Sequ
     """Divide lines that connect cells into a panel per strategy. Returns {name of a line: its place}; empty if there are not
     more than MOST_SHOWN lines, or if they are of one strategy.
 
-    marks: a cell of each line. names, variants: of each line (`series.line_labels`, `series.line_variants`).
+    marks: a cell of each line. names: the label of each line. variants: for each line a name, HTML-escaped, that tells it
+    apart from the lines of its strategy.
     """
     strategies = [escape(mark.cell.cell.strategy) for mark in marks]
     if len(names) <= MOST_SHOWN or not 1 < len(set(strategies)) <= MOST_PANELS:

@@ -28,26 +28,40 @@ END_PX = 7  # width of one character of the text at the end of a bar
 Entry = TypeVar("Entry")
 
 
-class BarPart(NamedTuple):
-    """One part of the stacked bars, with its value for each cell."""
-
-    name: str
-    colour: str
-    values: Sequence[float | None]
-    """The value for each cell of the group; None: the bar of this cell does not have the part."""
-
-
 class BarPanel(NamedTuple):
     """A panel with one x axis and one stacked bar per cell."""
 
     x_title: str
     unit: str
-    """The unit of the values, which is shown when the reader points at a bar."""
-    parts: Sequence[BarPart]
-    end_texts: Sequence[str]
-    """For each cell, the text at the end of its bar."""
+    """The unit of the axis, which is shown when the reader points at a bar."""
+    bars: Sequence[Mapping[str, float] | None]
+    """For each cell of the group, {name of a part: value}; None: not known."""
+    colours: Mapping[str, str]
+    """Name of a part -> its colour, in the order in which the parts are stacked."""
+    end_texts: Sequence[str] | None = None
+    """For each cell, the text at the end of its bar; None: the length of the bar."""
+    size: float = 1.0
+    """How many units of the values make one unit of the axis."""
     estimates: Sequence[float | None] = ()
     """For each cell, the estimate, which is drawn as a vertical mark; None: no mark."""
+    get_label: Callable[[str], str] = str
+    """Gives the text of the legend for the name of a part."""
+
+    @property
+    def parts(self) -> list[tuple[str, str, list[float | None]]]:
+        """(name, colour, length in the bar of each cell) of each part. A part that is 0 or unknown in all bars is left out."""
+        return [
+            (self.get_label(name), colour, [bar[name] / self.size if bar and name in bar else None for bar in self.bars])
+            for name, colour in self.colours.items()
+            if any(bar and bar.get(name) for bar in self.bars)
+        ]
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The text at the end of each bar."""
+        if self.end_texts is not None:
+            return self.end_texts
+        return ["" if bar is None else notation.format_number(sum(bar.values()) / self.size, 3) for bar in self.bars]
 
 
 class PartsFigure(msgspec.Struct, frozen=True):
@@ -60,7 +74,7 @@ class PartsFigure(msgspec.Struct, frozen=True):
     parts: Callable[[CellMark], Mapping[str, float]]
     """The parts of the bar of a cell: {name of a part: milliseconds}; empty if the cell has no bar."""
     colours: Mapping[str, str]
-    """Name of a part -> its colour, in the order in which the parts are stacked."""
+    """As in `BarPanel`."""
     end_text: Callable[[CellMark], str] | None = None
     """The text at the end of the bar of a cell; None: the length of the bar."""
     x_title: str = "ms per step"
@@ -68,33 +82,9 @@ class PartsFigure(msgspec.Struct, frozen=True):
     def draw(self, group: Group) -> Figure | None:
         """Draw one bar for each cell that has parts; None if there are no parts."""
         drawn, left_out_note = select_cells(group, lambda mark: bool(self.parts(mark)))
-        bars = [self.parts(mark) for mark in drawn.marks]
-        end_texts = [self.end_text(mark) for mark in drawn.marks] if self.end_text else [sum_text(bar) for bar in bars]
-        panel = BarPanel(self.x_title, "ms", stack_parts(bars, self.colours), end_texts)
+        end_texts = [self.end_text(mark) for mark in drawn.marks] if self.end_text else None
+        panel = BarPanel(self.x_title, "ms", [self.parts(mark) for mark in drawn.marks], self.colours, end_texts)
         return draw_bars(self.name, self.title, self.caption + left_out_note, drawn, [panel]) if panel.parts else None
-
-
-def sum_text(bar: Mapping[str, float], size: float = 1.0) -> str:
-    """The length of a bar, to be written at its end. bar, size: as in `stack_parts`."""
-    return notation.format_number(sum(bar.values()) / size, 3)
-
-
-def stack_parts(
-    bars: Sequence[Mapping[str, float] | None],
-    colours: Mapping[str, str],
-    size: float = 1.0,
-    get_label: Callable[[str], str] = str,
-) -> list[BarPart]:
-    """The parts of the bars of a panel. A part that is 0 or unknown in all bars is left out.
-
-    bars: for each bar, {name of a part: value}; None: not known. colours: {name of a part: its colour}. size: how many units of
-    the values make one unit of the axis. get_label: gives the text of the legend for the name of a part.
-    """
-    return [
-        BarPart(get_label(name), colour, [bar[name] / size if bar and name in bar else None for bar in bars])
-        for name, colour in colours.items()
-        if any(bar and bar.get(name) for bar in bars)
-    ]
 
 
 def select_cells(group: Group, is_drawn: Callable[[CellMark], bool]) -> tuple[Group, str]:
@@ -142,31 +132,25 @@ def draw_bars(name: str, title: str, caption: str, group: Group, panels: Sequenc
     A panel without parts is left out, because it has no values from which the range of its x axis could follow.
     """
     panels = [panel for panel in panels if panel.parts]
-    figure_layout = labelled_rows_layout(group.labels, LABEL_PX, LINE_PX)
-    figure_layout |= {"barmode": "stack", "uniformtext": {"mode": "hide", "minsize": 10}}
-    figure_layout["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
-    figure_layout["margin"]["r"] = END_PX * max(len(end) + 3 for panel in panels for end in panel.end_texts)
+    frame = labelled_rows_layout(group.labels, LABEL_PX, LINE_PX)
+    frame |= {"barmode": "stack", "uniformtext": {"mode": "hide", "minsize": 10}}
+    frame["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
+    frame["margin"]["r"] = END_PX * max(len(text) + 3 for panel in panels for text in panel.texts)
     data: list[dict[str, Any]] = []
     legend_names: set[str] = set()
     width = (1 - BETWEEN * (len(panels) - 1)) / len(panels)
     for index, panel in enumerate(panels):
         x_name, start = axis_name("x", index + 1), index * (width + BETWEEN)
-        nticks = 5 if len(panels) == 1 else 3
-        x_axis = axis(panel.x_title, rangemode="tozero", nticks=nticks, tickangle=0, domain=[start, start + width], anchor="y")
-        figure_layout[axis_name("xaxis", index + 1)] = x_axis
-        totals = [sum(value or 0 for value in bar) for bar in zip(*(part.values for part in panel.parts), strict=True)]
-        traces = [_part_trace(group, part, panel, totals) for part in panel.parts]
-        if any(estimate is not None for estimate in panel.estimates):
-            traces.append(_estimate_trace(group, panel))
-        for trace in traces:
-            legend_group = {"legendgroup": trace["name"]} if len(panels) > 1 else {}
-            data.append(trace | legend_group | {"xaxis": x_name, "showlegend": trace["name"] not in legend_names})
-            legend_names.add(trace["name"])
-        estimates = panel.estimates or [None] * len(totals)
-        bar_ends = [max(total, estimate or 0) for total, estimate in zip(totals, estimates, strict=True)]
-        data.append(end_trace(bar_ends, panel.end_texts) | {"xaxis": x_name})
+        x = axis(panel.x_title, rangemode="tozero", tickangle=0, domain=[start, start + width], anchor="y")
+        frame[axis_name("xaxis", index + 1)] = x | {"nticks": 5 if len(panels) == 1 else 3}
+        for trace in _panel_traces(group, panel):
+            if part_name := trace.get("name", ""):
+                legend = {"legendgroup": part_name} if len(panels) > 1 else {}
+                trace |= legend | {"showlegend": part_name not in legend_names}
+                legend_names.add(part_name)
+            data.append(trace | {"xaxis": x_name})
     height_px = MARGIN_PX + LEGEND_PX * len(legend_names) + LINE_PX * len(group.marks)
-    return rows(Figure(name, title, caption, height_px, data, figure_layout), group.marks)
+    return rows(Figure(name, title, caption, height_px, data, frame), group.marks)
 
 
 def bar_middle(row: int) -> float:
@@ -174,46 +158,35 @@ def bar_middle(row: int) -> float:
     return row + (LABEL_PX + BAR_PX / 2) / LINE_PX
 
 
-def _part_trace(group: Group, part: BarPart, panel: BarPanel, totals: Sequence[float]) -> dict[str, Any]:
-    """One part of the bars of all cells. The share of the part in its bar is written inside the part if there is enough room.
+def _panel_traces(group: Group, panel: BarPanel) -> list[dict[str, Any]]:
+    """The parts of the bars of all cells, the marks at the estimates, and the texts at the ends of the bars.
 
-    totals: the length of the bar of each cell.
+    The share of a part in its bar is written inside the part if there is enough room.
     """
-    known_values = [(row, value) for row, value in enumerate(part.values) if value is not None and totals[row]]
-    marks = [group.marks[row] for row, _ in known_values]
-    shares = [f"{notation.format_number(100 * value / totals[row], 3)} %" for row, value in known_values]
-    bar_texts = [share if value < totals[row] else "" for share, (row, value) in zip(shares, known_values, strict=True)]
-    has_several_parts = len(panel.parts) > 1
-    share_text = ", %{customdata[1]} of the bar" if has_several_parts else ""
-    return horizontal_bars(
-        [value for _, value in known_values],
-        [bar_middle(row) for row, _ in known_values],
-        name=part.name,
-        meta=[mark.row.id for mark in marks],
-        customdata=[[mark.label, share] for mark, share in zip(marks, shares, strict=True)],
-        marker={"color": part.colour},
-        width=BAR_PX / LINE_PX,
-        hovertemplate=f"{part.name}: %{{x:,.4~g}} {panel.unit}{share_text}<extra>%{{customdata[0]}}</extra>",
-        text=bar_texts if has_several_parts else "",
-        textposition="inside",
-        textangle=0,
-        insidetextanchor="middle",
-    )
-
-
-def _estimate_trace(group: Group, panel: BarPanel) -> dict[str, Any]:
-    known_values = [(row, value) for row, value in enumerate(panel.estimates) if value is not None]
-    return scatter(
-        "markers",
-        [value for _, value in known_values],
-        [bar_middle(row) for row, _ in known_values],
-        name="estimate",
-        legendrank=2000,  # the estimate is the last entry of the legend
-        customdata=[group.labels[row] for row, _ in known_values],
-        marker={"symbol": "line-ns", "size": BAR_PX + 2, "line": {"color": INK, "width": 2.5}, "color": INK},
-        hovertemplate=f"estimate: %{{x:,.4~g}} {panel.unit}<extra>%{{customdata}}</extra>",
-        cliponaxis=False,
-    )
+    parts, traces = panel.parts, []
+    totals = [sum(lengths[row] or 0 for _, _, lengths in parts) for row in range(len(group.marks))]
+    texts = {"textposition": "inside", "textangle": 0, "insidetextanchor": "middle"}
+    share_text = ", %{customdata[1]} of the bar" if len(parts) > 1 else ""
+    for name, colour, lengths in parts:
+        values = [(mark, row, lengths[row] or 0.0) for row, mark in enumerate(group.marks) if lengths[row] is not None]
+        values = [(mark, row, value) for mark, row, value in values if totals[row]]
+        shares = [f"{notation.format_number(100 * value / totals[row], 3)} %" for _, row, value in values]
+        shown = [share if value < totals[row] else "" for share, (_, row, value) in zip(shares, values, strict=True)]
+        look = {"marker": {"color": colour}, "width": BAR_PX / LINE_PX, "text": shown if len(parts) > 1 else ""}
+        hover = f"{name}: %{{x:,.4~g}} {panel.unit}{share_text}<extra>%{{customdata[0]}}</extra>"
+        look |= {"customdata": [[mark.label, share] for share, (mark, _, _) in zip(shares, values, strict=True)]}
+        x, y = [value for _, _, value in values], [bar_middle(row) for _, row, _ in values]
+        cells = [mark.row.id for mark, _, _ in values]
+        traces.append(horizontal_bars(x, y, name=name, meta=cells, hovertemplate=hover, **look, **texts))
+    estimates = [(row, estimate / panel.size) for row, estimate in enumerate(panel.estimates) if estimate is not None]
+    if estimates:
+        x, y = [estimate for _, estimate in estimates], [bar_middle(row) for row, _ in estimates]
+        marker = {"symbol": "line-ns", "size": BAR_PX + 2, "line": {"color": INK, "width": 2.5}, "color": INK}
+        hover = f"estimate: %{{x:,.4~g}} {panel.unit}<extra>%{{customdata}}</extra>"
+        place = {"customdata": [group.labels[row] for row, _ in estimates], "hovertemplate": hover, "cliponaxis": False}
+        traces.append(scatter("markers", x, y, name="estimate", legendrank=2000, marker=marker, **place))  # last in the legend
+    lengths_with_estimates = [max(total, dict(estimates).get(row, 0)) for row, total in enumerate(totals)]
+    return [*traces, end_trace(lengths_with_estimates, panel.texts)]
 
 
 def end_trace(bar_ends: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:

@@ -56,11 +56,6 @@ def state_trace(group: Group, is_drawn: Callable[[CellMark], bool]) -> dict[str,
     return scatter("text", [0] * len(missing), labels, meta=[mark.row.id for mark in missing], **texts)
 
 
-def add_cell_id(mark: CellMark, traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The traces, marked as showing this cell (`Figure.cells`)."""
-    return [trace | {"meta": mark.row.id} for trace in traces]
-
-
 def max_points_per_line(line_count: int) -> int:
     """The largest number of points that each line may have in a figure with `line_count` lines.
 
@@ -73,18 +68,24 @@ def max_points_per_line(line_count: int) -> int:
 def thin_points(
     x: Sequence[float], y: Sequence[float | None], max_points: int = MOST_POINTS
 ) -> tuple[list[float], list[float | None]]:
-    """Reduce the points of a line to at most about `max_points` points. Returns the x values and the y values that are kept.
+    """Reduce the points of a line to those of `pick_points`. Returns the x values and the y values that are kept."""
+    indexes = pick_points(y, max_points)
+    return [x[index] for index in indexes], [y[index] for index in indexes]
+
+
+def pick_points(y: Sequence[float | None], max_points: int) -> list[int]:
+    """The indexes of at most about `max_points` points of a line.
 
     The points are divided into sections of equal size. Of each section, the points with the smallest and the largest y are
     kept, so that no peak is lost. If y is unknown (None) somewhere in the section, the first such point is kept too, so
     that no line is drawn across a gap."""
-    if len(x) <= max_points:
-        return list(x), list(y)
-    size = -(-(2 if None not in y else 3) * len(x) // max_points)
+    if len(y) <= max_points:
+        return list(range(len(y)))
+    size = -(-(2 if None not in y else 3) * len(y) // max_points)
     kept_indexes: list[int] = []
-    for start in range(0, len(x), size):
+    for start in range(0, len(y), size):
         section = y[start : start + size]
         known_values = [(value, index) for index, value in enumerate(section, start) if value is not None]
         extremes = {min(known_values)[1], max(known_values)[1]} if known_values else set()
         kept_indexes += sorted(extremes | {start + section.index(None)} if None in section else extremes)
-    return [x[index] for index in kept_indexes], [y[index] for index in kept_indexes]
+    return kept_indexes

@@ -8,7 +8,7 @@ from typing import Any
 
 from collect import notation
 from collect.drawing.axes import axis, layout
-from collect.drawing.traces import scatter, span_bars
+from collect.drawing.traces import pick_points, scatter, span_bars
 from collect.figure import LINE, MUTED, SERIES, CellMark, Figure, Group
 from collect.sources import snapshot
 from collect.sources.snapshot import BEFORE, SIZES, AllocatorHistory, AllocatorSnapshot
@@ -34,7 +34,7 @@ def draw_active(group: Group) -> Figure | None:
     """Draw the first cell that has a snapshot: its blocks in use during the observed step, stacked by size."""
     if (first := _first_snapshot(group)) is None or (history := first[2]) is None:
         return None
-    indexes = _pick_indexes(history.in_use)
+    indexes = pick_points(history.in_use, MOST_POINTS)
     curves = {name: (indexes, sizes) for name, sizes in history.active.items() if any(sizes)}
     looks: dict[str, dict[str, Any]] = {
         name: {"stackgroup": "blocks", "line": {"width": 0.5, "color": colour, "shape": "hv"}, "fillcolor": colour}
@@ -54,7 +54,8 @@ def draw_segments(group: Group) -> Figure | None:
     if (first := _first_snapshot(group)) is None or (history := first[2]) is None:
         return None
     curves = {
-        name: (_pick_indexes(sizes), sizes) for name, sizes in (("reserved", history.reserved), ("in use", history.in_use))
+        name: (pick_points(sizes, MOST_POINTS), sizes)
+        for name, sizes in (("reserved", history.reserved), ("in use", history.in_use))
     }
     looks = {
         name: {"fill": "tozeroy", "line": {"width": 1.5, "color": colour, "shape": "hv"}}
@@ -87,16 +88,6 @@ def _add_curves(
     x = axis("entries of the allocator's history", showgrid=False)
     figure.layout = layout(x, axis(unit, rangemode="tozero"), showlegend=True)
     return figure
-
-
-def _pick_indexes(values: Sequence[int]) -> list[int]:
-    """The indexes of at most about MOST_POINTS values: the largest and the smallest of each of many equal sections."""
-    length = -(-2 * len(values) // MOST_POINTS)
-    indexes = {0, len(values) - 1}
-    for start in range(0, len(values), length):
-        section = range(start, min(start + length, len(values)))
-        indexes |= {max(section, key=values.__getitem__), min(section, key=values.__getitem__)}
-    return sorted(indexes)
 
 
 def draw_state(group: Group) -> Figure | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import polars as pl
@@ -11,7 +10,7 @@ from collect import notation
 from collect.drawing.axes import axis, axis_name, layout, panel_title
 from collect.drawing.panels import draw_panels
 from collect.drawing.small_multiples import draw_cell_lines
-from collect.drawing.traces import add_cell_id, max_points_per_line, scatter, thin_points
+from collect.drawing.traces import max_points_per_line, pick_points, scatter, thin_points
 from collect.figure import INK, MAX_MARKED, MUTED, SERIES, CellMark, Figure, Group, count_left_out, order_by_visibility
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.memory import KINDS, find_memory_column
@@ -25,16 +24,10 @@ MOST_PANELS = 6
 MOST_POINTS = 300  # the most points of a curve
 # Memory category -> colour, in the order in which the areas are stacked: constant categories are at the bottom.
 CATEGORIES = {
-    "parameter": SERIES[1],
-    "master_parameter": INK,
-    "optimizer_state": SERIES[2],
-    "gradient": SERIES[3],
-    "buffer": SERIES[7],
-    "gathered": SERIES[6],
-    "activation": SERIES[4],
-    "temporary": SERIES[5],
+    "parameter": SERIES[1], "master_parameter": INK, "optimizer_state": SERIES[2], "gradient": SERIES[3], "buffer": SERIES[7],
+    "gathered": SERIES[6], "activation": SERIES[4], "temporary": SERIES[5],
     "unknown": MUTED,  # memory that belongs to no category; only recorded at the memory peak of a GPU
-}
+}  # fmt: skip
 
 
 def category_label(category: str) -> str:
@@ -174,8 +167,8 @@ def draw_memory_timeline(group: Group) -> Figure | None:
         frame[axis_name("xaxis", number)] = axis(time_title, anchor=y, showgrid=False)
         frame[axis_name("yaxis", number)] = axis(unit, domain=[bottom, top], rangemode="tozero", nticks=4, anchor=x)
         frame["annotations"].append(panel_title(mark.label, top))
-        place = {"xaxis": x, "yaxis": y, "stackgroup": f"panel-{number}", "showlegend": number == 1}
-        data += add_cell_id(mark, [area | place for area in _area_traces(curves, size, unit, names)])
+        place = {"xaxis": x, "yaxis": y, "stackgroup": f"panel-{number}", "showlegend": number == 1, "meta": mark.row.id}
+        data += [area | place for area in _area_traces(curves, size, unit, names)]
     step_counts = sorted({curves.steps for _, curves in drawn})
     steps = "One step" if step_counts == [1] else f"{' or '.join(map(str, step_counts))} consecutive steps"
     caption = f"{steps} on rank 0, recorded by the instrument `memory: categories`. The areas are stacked."
@@ -184,7 +177,7 @@ def draw_memory_timeline(group: Group) -> Figure | None:
 
 
 def _area_traces(curves: MemoryCurves, size: float, unit: str, drawn_categories: set[str]) -> list[dict[str, Any]]:
-    indexes = _pick_indexes(curves)
+    indexes = pick_points([sum(sizes) for sizes in zip(*curves.points.values(), strict=True)], MOST_POINTS)
     x = [curves.t_ms[index] for index in indexes]
     hover = f"%{{y:.4~g}} {unit} at %{{x:.4~g}} ms"
     areas = []
@@ -194,16 +187,3 @@ def _area_traces(curves: MemoryCurves, size: float, unit: str, drawn_categories:
             look = {"line": {"width": 0.5, "color": colour, "shape": "hv"}, "fillcolor": colour}
             areas.append(scatter("lines", x, y, name=category_label(name), legendgroup=name, **look, hovertemplate=hover))
     return areas
-
-
-def _pick_indexes(curves: MemoryCurves) -> list[int]:
-    """Choose the points of the curves that are drawn, and return their indexes.
-
-    If there are more than MOST_POINTS points, they are divided into MOST_POINTS sections. Of each section, the point at which
-    the sum of all categories is largest is drawn.
-    """
-    totals = list(map(sum, zip(*curves.points.values())))
-    if len(totals) <= MOST_POINTS:
-        return list(range(len(totals)))
-    bounds = [len(totals) * index // MOST_POINTS for index in range(MOST_POINTS + 1)]
-    return [max(range(begin, end), key=totals.__getitem__) for begin, end in pairwise(bounds)]

@@ -5,21 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, draw_bars, select_cells, stack_parts, sum_text
+from collect.drawing.stacked_bars import BarPanel, draw_bars, select_cells
 from collect.figure import LINE, MUTED, SERIES, CellMark, Figure, Group, order_by_visibility
 from collect.figures.memory_over_time import CATEGORIES, category_label
 from shardlab.runs.prediction import Prediction
 
 # Term of the estimate -> the memory categories that are measured for this term. The estimate of `optimizer_state` does not
 # contain `master_parameter`, the optimizer's own copy of the weights.
-TERMS = {
-    "parameter": ("parameter",),
-    "gradient": ("gradient",),
-    "optimizer_state": ("optimizer_state", "master_parameter"),
-}
+TERMS = {"parameter": ("parameter",), "gradient": ("gradient",), "optimizer_state": ("optimizer_state", "master_parameter")}
 STATES = ("parameter", "master_parameter", "optimizer_state", "gradient", "gathered")  # what strategies shard or replicate
 # Other colours than those of STATES, because both panels share a legend.
-EXCHANGES = {"all_reduce": SERIES[4], "all_gather": SERIES[5], "reduce_scatter": SERIES[7], "broadcast": LINE, "send": MUTED}
+EXCHANGES = {"all-reduce": SERIES[4], "all-gather": SERIES[5], "reduce-scatter": SERIES[7], "broadcast": LINE, "send": MUTED}
 
 
 def draw_categories(group: Group) -> Figure | None:
@@ -31,9 +27,8 @@ def draw_categories(group: Group) -> Figure | None:
     peaks = [peak_bytes(mark) for mark in drawn.marks]
     unit, size = notation.bytes_unit([sum(peak.values()) for peak in peaks])
     estimates = [mark.row.metrics.get("estimated_memory_bytes") for mark in drawn.marks]
-    strokes = [estimate.value / size if estimate else None for estimate in estimates]
-    parts = stack_parts(peaks, CATEGORIES, size, category_label)
-    panel = BarPanel(unit, unit, parts, [sum_text(peak, size) for peak in peaks], strokes)
+    strokes = [estimate.value if estimate else None for estimate in estimates]
+    panel = BarPanel(unit, unit, peaks, CATEGORIES, None, size, strokes, category_label)
     caption = (
         "Memory at the peak of the observed step, on the rank with the highest peak; mean over repeats. "
         f"Vertical mark: estimate of parameters, gradients and optimizer state, without activations.{left_out_note}"
@@ -61,10 +56,9 @@ def draw_sharding(group: Group) -> Figure | None:
     unit, size = notation.bytes_unit([*measured_sizes, *(value for sizes in estimates for value in sizes.values())])
     panels = []
     for term, bars in bars_by_term.items():
-        strokes = [sizes[term] / size if term in sizes else None for sizes in estimates]
-        parts = stack_parts(bars, {name: CATEGORIES[name] for name in TERMS[term]}, size, category_label)
-        end_texts = [sum_text(bar, size) for bar in bars]
-        panels.append(BarPanel(f"{term.removesuffix('_state')}, {unit}", unit, parts, end_texts, strokes))
+        colours, strokes = {name: CATEGORIES[name] for name in TERMS[term]}, [sizes.get(term) for sizes in estimates]
+        title = f"{term.removesuffix('_state')}, {unit}"
+        panels.append(BarPanel(title, unit, bars, colours, None, size, strokes, category_label))
     caption = (
         "The largest size of each during the observed step, on the rank with the highest peak. Vertical mark: estimate, "
         "sharded as in the ZeRO paper (a gradient is as large as its parameter, Adam's state twice as large); the optimizer's "
@@ -99,15 +93,14 @@ def draw_theory(group: Group) -> Figure | None:
         for prediction in predictions
     ]
     unit, size = notation.bytes_unit([sum(bar.values()) for bar in memory])
-    parts = stack_parts(memory, {name: CATEGORIES[name] for name in STATES}, size, category_label)
-    panels = [
-        BarPanel(f"memory of a rank, {unit}", unit, parts, [sum_text(bar, size) if sum(bar.values()) else "" for bar in memory])
-    ]
+    colours = {name: CATEGORIES[name] for name in STATES}
+    panels = [BarPanel(f"memory of a rank, {unit}", unit, memory, colours, None, size, get_label=category_label)]
     sent = [_sent_bytes(prediction) for prediction in predictions]
     unit, size = notation.bytes_unit([sum(bar.values()) for bar in sent if bar])
-    parts = stack_parts(sent, EXCHANGES, size, lambda name: name.replace("_", "-"))
-    end_texts = ["" if bar is None else sum_text(bar, size) if sum(bar.values()) else "nothing" for bar in sent]
-    panels.append(BarPanel(f"sent by a rank in a step, {unit}", unit, parts, end_texts))
+    totals = [sum((bar or {}).values()) / size for bar in sent]
+    known_texts = [notation.format_number(total, 3) if total else "nothing" for total in totals]
+    end_texts = ["" if bar is None else text for bar, text in zip(sent, known_texts, strict=True)]
+    panels.append(BarPanel(f"sent by a rank in a step, {unit}", unit, sent, EXCHANGES, end_texts, size))
     caption = (
         "By theory, before the runs (the planner's prediction), of the rank that needs or sends most. Memory: only what "
         "strategies shard or replicate, at the peak of a step (a gradient that is not there at this moment is not in it); "
@@ -124,10 +117,11 @@ def _memory_prediction(mark: CellMark) -> Prediction | None:
 
 
 def _sent_bytes(prediction: Prediction) -> dict[str, float] | None:
-    """The bytes that a rank sends in a step, by collective; None if they are not known."""
+    """The bytes that a rank sends in a step, by collective, such as `all-reduce`; None if they are not known."""
     if prediction.exchanges is None:
         return None
     sent: dict[str, float] = {}
     for exchange in prediction.exchanges:
-        sent[exchange.op] = sent.get(exchange.op, 0.0) + exchange.sent_bytes
+        collective = exchange.op.replace("_", "-")
+        sent[collective] = sent.get(collective, 0.0) + exchange.sent_bytes
     return sent

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from collect import notation
 from collect.drawing.axes import axis, axis_name, layout, thin_ticks
-from collect.drawing.series import group_alike, line_labels, line_variants
 from collect.drawing.small_multiples import LINES_PX, divide_lines, lines
 from collect.drawing.traces import error_bars, scatter
-from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group
+from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, escape
+from collect.findings import columns
+from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
 from collect.strategy_style import Look, variant_looks
+from shardlab.matrix.cell import Role, keys_with_role
 
 SPEED_UP, THROUGHPUT, MEMORY = "speed_up", "throughput_per_s", "peak_memory_bytes"
 # Keys in which the cells of a line may differ: the number of ranks, and keys that depend on it or say how ranks share a batch.
@@ -39,7 +43,7 @@ def draw_scaling(group: Group) -> Figure | None:
         return None
     # Besides the keys of a cell, the name of a line shows the batch size that is constant, and no number of ranks.
     labelled_marks = [(marks[0], {"gpus": 0, "batch": batch}) for (_, batch), marks in lines_by_key.items()]
-    names = [name.replace(" ×0", "", 1) for name in line_labels(labelled_marks, SIZES)]
+    names = [name.replace(" ×0", "", 1) for name in _line_labels(labelled_marks, SIZES)]
     looks = variant_looks([mark.strategy for mark, _ in labelled_marks])
     data: list[dict[str, Any]] = []
     for index, (name, ((_, batch), marks)) in enumerate(zip(names, lines_by_key.items(), strict=True)):
@@ -54,7 +58,7 @@ def draw_scaling(group: Group) -> Figure | None:
     y_axis = axis(f"speed-up relative to {group.baseline} (x)", rangemode="tozero")
     caption = "Ratio of mean throughputs. Dotted: ideal scaling, in proportion to the ranks."
     figure = Figure(SPEED_UP, "Scaling", caption, LINES_PX, data, layout(x_axis, y_axis, showlegend=True))
-    return lines(figure, divide_lines([mark for mark, _ in labelled_marks], names, line_variants(labelled_marks, SIZES)))
+    return lines(figure, divide_lines([mark for mark, _ in labelled_marks], names, _line_variants(labelled_marks, SIZES)))
 
 
 def _group_lines(marks: Sequence[CellMark], baseline: str) -> dict[tuple[int, str], list[CellMark]]:
@@ -68,7 +72,7 @@ def _group_lines(marks: Sequence[CellMark], baseline: str) -> dict[tuple[int, st
     """
     ranks_of = {mark.row.id: mark.cell.cell.gpus for mark in marks}
     all_lines: dict[tuple[int, str], list[CellMark]] = {}
-    for number, family in enumerate(group_alike(marks, SIZES)):
+    for number, family in enumerate(_group_alike(marks, SIZES)):
         for mark in sorted(family, key=lambda mark: mark.cell.cell.gpus):
             cell, kind = mark.cell.cell, mark.row.metrics[SPEED_UP].kind
             is_both = ranks_of.get(mark.row.baseline or "") == cell.gpus
@@ -114,7 +118,7 @@ def draw_batch_sizes(group: Group) -> Figure | None:
     marks_by_line = [
         sorted(marks, key=_batch_size)
         # `gradient_accumulation_steps` is not in BATCH, so cells with different numbers of passes per step have separate lines.
-        for marks in group_alike(group.marks, BATCH)
+        for marks in _group_alike(group.marks, BATCH)
         if len({_batch_size(mark) for mark in marks if THROUGHPUT in mark.row.metrics}) > 1
     ]
     if not marks_by_line:
@@ -124,8 +128,8 @@ def draw_batch_sizes(group: Group) -> Figure | None:
     memory, size = notation.bytes_unit([mark.row.metrics[MEMORY].value for mark in line_marks if MEMORY in mark.row.metrics])
     labelled_marks: list[tuple[CellMark, dict[str, Any]]] = [(marks[0], {}) for marks in marks_by_line]
     looks = variant_looks([mark.strategy for mark, _ in labelled_marks])
-    names = line_labels(labelled_marks, BATCH)
-    panels = divide_lines([mark for mark, _ in labelled_marks], names, line_variants(labelled_marks, BATCH))
+    names = _line_labels(labelled_marks, BATCH)
+    panels = divide_lines([mark for mark, _ in labelled_marks], names, _line_variants(labelled_marks, BATCH))
     data: list[dict[str, Any]] = []
     for index, (name, marks) in enumerate(zip(names, marks_by_line, strict=True)):
         shared = {"name": name, "legendgroup": name, "visible": True if index < MOST_SHOWN else "legendonly"}
@@ -186,7 +190,7 @@ def draw_pull_interval(group: Group) -> Figure | None:
     """
     marks_by_line = [
         sorted(marks, key=_pull_interval)
-        for marks in group_alike([mark for mark in group.marks if PULLS in mark.row.flat], (PULLS,))
+        for marks in _group_alike([mark for mark in group.marks if PULLS in mark.row.flat], (PULLS,))
         if len({_pull_interval(mark) for mark in marks if mark.row.n}) > 1
     ]
     line_marks = [mark for marks in marks_by_line for mark in marks]
@@ -194,7 +198,7 @@ def draw_pull_interval(group: Group) -> Figure | None:
     if not drawn:
         return None
     looks = variant_looks([marks[0].strategy for marks in marks_by_line])
-    names = line_labels([(marks[0], {}) for marks in marks_by_line], (PULLS,))
+    names = _line_labels([(marks[0], {}) for marks in marks_by_line], (PULLS,))
     data: list[dict[str, Any]] = []
     axes: dict[str, Any] = {}
     for number, metric in enumerate(drawn, 1):
@@ -227,3 +231,40 @@ def _metric_unit(estimates: Sequence[Estimate]) -> tuple[str, float]:
     if estimates[0].unit == "bytes":
         return notation.bytes_unit([estimate.value for estimate in estimates])
     return estimates[0].unit, 1.0
+
+
+def _group_alike(marks: Sequence[CellMark], ignored_keys: Collection[str]) -> list[list[CellMark]]:
+    """Group cells that differ only in the keys `ignored_keys`. Groups and cells keep the order of `marks`."""
+    groups: dict[bytes, list[CellMark]] = {}
+    for mark in marks:
+        rest = _drop_keys(msgspec.to_builtins(mark.cell.cell), ignored_keys)
+        groups.setdefault(msgspec.json.encode(rest, order="sorted"), []).append(mark)
+    return list(groups.values())
+
+
+def _line_labels(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_keys: Collection[str]) -> list[str]:
+    """A unique label for each line, HTML-escaped.
+
+    lines: for each line, one of its cells, and additional keys with values that its label shows. ignored_keys: keys of the cell
+    that no label shows."""
+    return [escape(label) for label in columns.row_labels(_label_rows(lines, ignored_keys))]
+
+
+def _line_variants(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_keys: Collection[str]) -> list[str]:
+    """For each line a name, HTML-escaped, that tells it apart from the lines of its strategy. lines, ignored_keys: as in
+    `_line_labels`."""
+    return [escape(name) for name in columns.row_variants(_label_rows(lines, ignored_keys), "strategy")]
+
+
+def _label_rows(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_keys: Collection[str]) -> list[CellRow]:
+    cells = [_drop_keys(mark.row.cell, ignored_keys) | {"gpus": mark.row.cell["gpus"]} | dict(extra) for mark, extra in lines]
+    return [msgspec.structs.replace(mark.row, cell=cell) for (mark, _), cell in zip(lines, cells, strict=True)]
+
+
+def _drop_keys(cell: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """The cell without the keys of bookkeeping and without `keys`, which may be options (`options.NAME`)."""
+    dropped = keys_with_role(Role.BOOKKEEPING).union(keys)
+    remaining = {key: value for key, value in cell.items() if key not in dropped}
+    if "options" in remaining:
+        remaining["options"] = {name: value for name, value in remaining["options"].items() if f"options.{name}" not in dropped}
+    return remaining

@@ -7,7 +7,7 @@ import statistics
 import polars as pl
 
 from collect import notation
-from collect.drawing.stacked_bars import BarPanel, BarPart, PartsFigure, draw_bars, select_cells, stack_parts
+from collect.drawing.stacked_bars import BarPanel, PartsFigure, draw_bars, select_cells
 from collect.figure import INK, LINE, MUTED, SERIES, CellMark, Figure, Group
 from collect.findings.comparability import key_without_faults
 from collect.findings.trace_answers import profiled_runs
@@ -144,8 +144,7 @@ def draw_collectives(group: Group) -> Figure | None:
     panels = []
     for index, unit in enumerate(("calls", "ms")):
         bars = [{kind: use[index] for kind, use in tallies.items()} for tallies in cell_tallies]
-        end_texts = [_count_text(sum(bar.values())) for bar in bars]
-        panels.append(BarPanel(f"{unit} per step", unit, stack_parts(bars, COLLECTIVES), end_texts))
+        panels.append(BarPanel(f"{unit} per step", unit, bars, COLLECTIVES, [_count_text(sum(bar.values())) for bar in bars]))
     caption = (
         "One profiled step; mean over profiled ranks and repeats. Times are sums of durations, including the wait for other "
         f"ranks; if collectives run at the same time, each counts fully.{left_out_note}"
@@ -168,12 +167,13 @@ def draw_stragglers(group: Group) -> Figure | None:
     )
     if not any(mark.cell.cell.instruments.straggler is not None for mark in drawn.marks):
         return None
-    steps = stack_parts([_straggler_parts(mark) for mark in drawn.marks], STRAGGLER_PARTS)
-    rates = [mark.row.metrics[RANK_THROUGHPUT] for mark in drawn.marks]
-    throughputs = BarPart("throughput of the ranks", SERIES[4], [rate.value for rate in rates])
+    steps = [_straggler_parts(mark) for mark in drawn.marks]
+    end_texts = [notation.format_number(max(_waits_ms(mark)), 2) for mark in drawn.marks]
+    unit, name = drawn.marks[0].row.metrics[RANK_THROUGHPUT].unit, "throughput of the ranks"
+    rates = [{name: mark.row.metrics[RANK_THROUGHPUT].value} for mark in drawn.marks]
     panels = [
-        BarPanel("ms per step", "ms", steps, [notation.format_number(max(_waits_ms(mark)), 2) for mark in drawn.marks]),
-        BarPanel(rates[0].unit, rates[0].unit, [throughputs], [notation.format_number(rate.value, 3) for rate in rates]),
+        BarPanel("ms per step", "ms", steps, STRAGGLER_PARTS, end_texts),
+        BarPanel(unit, unit, rates, {name: SERIES[4]}),
     ]
     caption = (
         "Left: a step, mean over ranks and repeats, so a delay of one rank counts by its share. Waiting is what forward, "

@@ -1,22 +1,25 @@
-"""Draws the telemetry of the hosts during training, one panel per quantity, all with the same time axis, as in studies 1 and
-3."""
+"""Draws telemetry during training, one panel per quantity, all with the same time axis: of the hosts, and of each GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import polars as pl
 
 from collect.drawing.curves import STRETCHES, Combination, growth_readings, join_devices, level_readings, rate_readings
-from collect.drawing.panels import curve_trace, draw_panels, is_a_line, scale_curve
-from collect.figure import MAX_MARKED, PLAYED, Figure, Group, escape, order_by_visibility, played_note
+from collect.drawing.panels import curve_traces, draw_panels
+from collect.figure import PLAYED, SERIES, Figure, Group, count_left_out, escape, order_by_visibility, played_note
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.network import select_loopback_samples, select_network_samples
-from collect.metrics.utilization import add_memory_shares
+from collect.metrics.utilization import add_memory_shares, find_memory_sizes
 from collect.notation import GIB, MB
 from collect.sources.steps import find_timed_window
+from collect.strategy_style import DASHES, Look
 
+MOST_LINES = 64  # the most GPUs that are drawn: nobody can follow more lines, and each GPU has a line in up to eleven panels
+SHOWN_LINES = 16  # lines that are visible when the page opens: the GPUs of the first cells
+UUID_CHARS = 12  # the legend shows this many characters of a UUID, or more if the GPUs of a host would look alike
 MOST_INTERFACES = 3  # the most network interfaces that have their own panels; the interfaces with the most traffic get them
 
 
@@ -46,29 +49,22 @@ class TelemetryPanel(NamedTuple):
     """Makes readings from the samples, as `curves.level_readings`."""
 
 
-def draw(group: Group) -> Figure | None:
-    """Draw one line per cell in each panel, for the first completed repeat that did not resume from a checkpoint."""
+def draw_hosts(group: Group) -> Figure | None:
+    """Draw one line per cell in each panel, as in studies 1 and 3, for the first completed repeat that did not resume from a
+    checkpoint."""
     runs = [(mark, run, find_timed_window(run.timed)) for mark in group.marks if (run := mark.unresumed_run) is not None]
     timed = {mark.label: (mark, run, window[0]) for mark, run, window in runs if window}
     if not timed:
         return None
     samples = _collect_samples({label: (run, start_s) for label, (_, run, start_s) in timed.items()})
     networks, left_out_count = _network_panels(samples.nics)
-    panels = []
+    looks, panels = {label: mark.look for label, (mark, _, _) in timed.items()}, []
     played = [label for label, (_, run, _) in timed.items() if run.plays_gpus]
     for panel in (*(GPU if len(samples.gpus) else ()), *networks, *HOST):
-        curves = join_devices(panel.readings(samples), panel.combination)
-        traces = {}
-        for label, curve in curves.items():
-            if is_a_line(curve):
-                look = timed[label][0].look
-                marker = look.marks(4) if len(curve.values) <= MAX_MARKED else look.sparse_marks
-                traces[label] = curve_trace(scale_curve(curve, panel.scale), "lines+markers", marker)
+        traces = curve_traces(join_devices(panel.readings(samples), panel.combination), panel.scale, looks, has_marks=True)
         if traces:
             is_played = panel in GPU and not traces.keys().isdisjoint(played)
             panels.append((f"{panel.title}{PLAYED * is_played}", traces))
-    if not panels:
-        return None
     lines = {
         mark.label: {"name": mark.label, "meta": mark.row.id, "visible": visible, "line": mark.look.line | {"width": 1.5}}
         for mark, visible in order_by_visibility([mark for mark, _, _ in timed.values()])
@@ -82,7 +78,7 @@ def draw(group: Group) -> Figure | None:
         caption += " Interfaces are distinguished by their names; the records do not say which is the control network."
     if left_out_count:
         caption += f" {left_out_count} more interfaces, which sent less, are not drawn."
-    return draw_panels("telemetry", "Telemetry", caption + played_note(played), panels, lines)
+    return draw_panels("telemetry", "Telemetry", caption + played_note(played), panels, lines) if panels else None
 
 
 def _collect_samples(spans: Mapping[str, tuple[LoadedRun, float]]) -> RunSamples:
@@ -165,3 +161,98 @@ HOST = (
     _counter_panel("Received from NFS servers (MB/s)", "nfs_read_bytes"),
     _counter_panel("Sent to NFS servers (MB/s)", "nfs_write_bytes"),
 )
+
+
+class GpuPanel(NamedTuple):
+    """A panel of the figure, which shows one quantity of all GPUs."""
+
+    title: str
+    """The quantity and its unit."""
+    scale: float
+    """How many units of the column make one unit of the title, such as 2^30 bytes for GiB."""
+    column: str
+    """The column of the GPU samples that the panel shows."""
+    counter: bool = False
+    """Whether the column is a counter: then the panel shows its growth per second."""
+
+
+GPU_PANELS = (
+    GpuPanel("GPU busy (%)", 1, "utilization_pct"),
+    GpuPanel("Memory in use (GiB)", GIB, "memory_used_bytes"),
+    GpuPanel("Memory in use (%)", 1, "memory_pct"),
+    GpuPanel("Power (W)", 1, "power_w"),
+    GpuPanel("Temperature (°C)", 1, "temperature_c"),
+    GpuPanel("SM clock (MHz)", 1, "sm_clock_mhz"),
+    GpuPanel("Memory clock (MHz)", 1, "memory_clock_mhz"),
+    GpuPanel("Sent over PCIe (MB/s)", MB, "pcie_tx_bytes", counter=True),
+    GpuPanel("Received over PCIe (MB/s)", MB, "pcie_rx_bytes", counter=True),
+    GpuPanel("Sent over NVLink (MB/s)", MB, "nvlink_tx_bytes", counter=True),
+    GpuPanel("Received over NVLink (MB/s)", MB, "nvlink_rx_bytes", counter=True),
+)
+
+
+def draw_gpus(group: Group) -> Figure | None:
+    """Draw one line per GPU in each panel, for the first completed repeat of each cell that did not resume from a checkpoint,
+    as in figures 11 to 19 of study 3. A mean over GPUs would hide a single slow GPU."""
+    frames: list[pl.DataFrame] = []
+    looks: dict[str, Look] = {}
+    lines: dict[str, dict[str, Any]] = {}
+    played: list[str] = []  # labels of the cells whose GPU values a stub of NVML made up
+    left_out_count = 0
+    for mark in group.marks:
+        run = mark.unresumed_run
+        if run is None or run.window is None or run.shown_gpu_samples.is_empty():
+            continue
+        devices = sorted(run.shown_gpu_samples.select("host", "uuid").unique().rows())
+        if len(lines) + len(devices) > MOST_LINES:
+            left_out_count += len(devices)
+            continue
+        keys = {device: f"{len(frames)} {index}" for index, device in enumerate(devices)}
+        for index, ((host, _), uuid) in enumerate(zip(devices, _short_uuids(devices), strict=True)):
+            # GPUs of the same cell differ in colour, and cells differ in dash.
+            look = Look(SERIES[index % len(SERIES) + 1], dash=DASHES[len(frames) % len(DASHES)])
+            name, key = f"{mark.label}, {escape(f'{host} {uuid}')}{PLAYED * run.plays_gpus}", keys[devices[index]]
+            looks[key], lines[key] = look, {"name": name, "meta": mark.row.id, "line": look.line | {"width": 1.5}}
+        played += [mark.label] * run.plays_gpus
+        frames.append(_gpu_rows(run, run.window[0], keys))
+    if not frames:
+        return None
+    gpus, panels = pl.concat(frames, rechunk=True), []
+    for panel in GPU_PANELS:
+        readings = rate_readings(gpus, panel.column, "uuid") if panel.counter else level_readings(gpus, "uuid", panel.column)
+        if traces := curve_traces(join_devices(readings, "mean"), panel.scale, looks):
+            panels.append((f"{panel.title}{PLAYED * bool(played)}", traces))
+    drawn_keys = [key for key in lines if any(key in traces for _, traces in panels)]
+    lines = {
+        key: lines[key] | {"visible": True if index < SHOWN_LINES else "legendonly"} for index, key in enumerate(drawn_keys)
+    }
+    caption = (
+        "First completed repeat of each cell; one line per GPU that its ranks trained on. Each point is the mean over "
+        f"1/{STRETCHES} of the run, or over the time between two samples if that is longer. A line has a gap where a GPU gave "
+        "no value. Dotted: the end of the first timed step."
+    )
+    caption += count_left_out(left_out_count, "GPUs") + played_note(played)
+    return draw_panels("gpus", "Each GPU", caption, panels, lines) if panels else None
+
+
+def _gpu_rows(run: LoadedRun, zero_s: float, keys: dict[tuple[Any, ...], str]) -> pl.DataFrame:
+    """The samples of the GPUs of a run. In the result, the column `run` is the key of a GPU's line.
+
+    zero_s: the time from which wall_s counts in the result. keys: (host, uuid) of each GPU -> the key of its line.
+    """
+    devices = pl.DataFrame([(*device, key) for device, key in keys.items()], schema=["host", "uuid", "run"], orient="row")
+    rows = run.shown_gpu_samples.join(devices, on=["host", "uuid"], maintain_order="left")
+    sizes = find_memory_sizes(run.shown_gpu_samples, run.hosts)
+    total_bytes = pl.col("uuid").replace_strict(sizes, return_dtype=pl.Float64, default=None)
+    return rows.with_columns(pl.col("wall_s") - zero_s, memory_pct=100 * pl.col("memory_used_bytes") / total_bytes)
+
+
+def _short_uuids(devices: Sequence[tuple[str, str]]) -> list[str]:
+    """The beginning of each UUID, for the legend: UUID_CHARS characters, or as many more as the GPUs of a host need to differ.
+
+    devices: (host, UUID) of each GPU.
+    """
+    longest = max(len(uuid) for _, uuid in devices)
+    lengths = range(UUID_CHARS, longest + 1)
+    length = next((n for n in lengths if len({(host, uuid[:n]) for host, uuid in devices}) == len(devices)), longest)
+    return [uuid[:length] for _, uuid in devices]

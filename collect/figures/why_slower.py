@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 from collect import notation
+from collect.drawing import stacked_bars
 from collect.drawing.axes import axis
 from collect.drawing.panel_rows import rows
-from collect.drawing.stacked_bars import (
-    BAR_PX,
-    LABEL_PX,
-    LEGEND_PX,
-    LINE_PX,
-    MARGIN_PX,
-    bar_middle,
-    end_trace,
-    labelled_rows_layout,
-    limit_entries,
-)
+from collect.drawing.stacked_bars import BAR_PX, LABEL_PX, LEGEND_PX, LINE_PX, MARGIN_PX
 from collect.drawing.traces import horizontal_bars
 from collect.figure import LINE, MUTED, SERIES, Figure, Group
 from collect.findings.trace_answers import step_difference
 from collect.traces.difference import StepDifference
 
 COLOURS = {
-    "compute": SERIES[1],
-    "communication: transfer": SERIES[2],
-    "communication: waiting for slow ranks": SERIES[4],
-    "communication, waiting included": SERIES[6],
-    "memory operations": SERIES[5],
-    "idle: host": SERIES[3],
-    "idle: communication": SERIES[7],
-    "idle: other": LINE,
-}
+    "compute": SERIES[1], "communication: transfer": SERIES[2], "communication: waiting for slow ranks": SERIES[4],
+    "communication, waiting included": SERIES[6], "memory operations": SERIES[5], "idle: host": SERIES[3],
+    "idle: communication": SERIES[7], "idle: other": LINE,
+}  # fmt: skip
 ROOM = 0.16  # share of the x axis that is left free on each side for the numbers beside the bars
 
 
@@ -43,9 +29,9 @@ def draw(group: Group) -> Figure | None:
     mark_steps = [(mark, step) for mark, step in pairs if step is not None]
     if not mark_steps:
         return None
-    mark_steps, left_out_note = limit_entries(mark_steps, lambda entry: entry[0])
+    mark_steps, left_out_note = stacked_bars.limit_entries(mark_steps, lambda entry: entry[0])
     cells = [difference_parts(step) for _, step in mark_steps]
-    y, cell_ids = [bar_middle(row) for row in range(len(cells))], [mark.row.id for mark, _ in mark_steps]
+    y, cell_ids = [stacked_bars.bar_middle(row) for row in range(len(cells))], [mark.row.id for mark, _ in mark_steps]
     data = []
     for name, colour in COLOURS.items():
         if any(parts.get(name) for parts in cells):
@@ -54,11 +40,11 @@ def draw(group: Group) -> Figure | None:
             bars = horizontal_bars([parts.get(name, 0) for parts in cells], y, name=name, meta=cell_ids, **look)
             data.append(bars | {"hovertemplate": hover})
     bar_ends = [sum(value for value in parts.values() if value > 0) for parts in cells]
-    data.append(end_trace(bar_ends, [_difference_text(step) for _, step in mark_steps]))
+    data.append(stacked_bars.end_trace(bar_ends, [_difference_text(step) for _, step in mark_steps]))
     low, high = min(sum(value for value in parts.values() if value < 0) for parts in cells), max(bar_ends)
     room = ROOM * (high - low)
     x = axis("additional ms per step", range=[low - room, high + room], zeroline=True, nticks=5, tickangle=0)
-    frame = labelled_rows_layout([mark.label for mark, _ in mark_steps], LABEL_PX, LINE_PX)
+    frame = stacked_bars.labelled_rows_layout([mark.label for mark, _ in mark_steps], LABEL_PX, LINE_PX)
     frame |= {"barmode": "relative", "xaxis": x | {"zerolinecolor": MUTED}}
     frame["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
     caption = (
@@ -67,9 +53,8 @@ def draw(group: Group) -> Figure | None:
         f"sum exactly. Communication counts while nothing computes.{left_out_note}"
     )
     height_px = MARGIN_PX + LEGEND_PX * len(data) + LINE_PX * len(mark_steps)
-    return rows(
-        Figure("why_slower", "Why a step takes longer", caption, height_px, data, frame), [mark for mark, _ in mark_steps]
-    )
+    figure = Figure("why_slower", "Why a step takes longer", caption, height_px, data, frame)
+    return rows(figure, [mark for mark, _ in mark_steps])
 
 
 def difference_parts(step: StepDifference) -> dict[str, float]:

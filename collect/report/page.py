@@ -16,17 +16,15 @@ from collect.figures import (
     allocator,
     bubble,
     cell_rows,
-    gpus,
     head_to_head,
     memory_over_time,
     memory_parts,
     operators,
     rates,
-    run_timeline,
     scaling,
     step_parts,
-    step_timeline,
     telemetry,
+    timelines,
     training,
     why_slower,
 )
@@ -74,7 +72,7 @@ FIGURES: tuple[Callable[[figure.Group], figure.Figure | None], ...] = (
     operators.draw_differences, bubble.draw, memory_parts.draw_categories, memory_parts.draw_sharding, memory_parts.draw_theory,
     memory_over_time.draw_memory_timeline, memory_over_time.draw_categories_of_steps,
     allocator.draw_active, allocator.draw_segments, allocator.draw_state, cell_rows.draw_utilization,
-    step_timeline.draw, run_timeline.draw, telemetry.draw, gpus.draw,
+    timelines.draw_steps, timelines.draw_run, telemetry.draw_hosts, telemetry.draw_gpus,
 )  # fmt: skip
 
 # (name, title) of the sections of the page, in the order of a reader's questions. Each section is a file of templates/report.

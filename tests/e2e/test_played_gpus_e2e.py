@@ -6,7 +6,7 @@ import pytest
 from support_e2e import HANG_S, benches
 from support_sampler import ended, records, sampled, start
 
-from collect.figures import gpus, telemetry
+from collect.figures import telemetry
 from collect.metric import all_metrics
 from jobs.node.node_processes import PLAYED
 from shardlab.runs.record import Sample, read_lines
@@ -71,7 +71,7 @@ def test_a_rehearsal_shows_every_panel_of_gpus_marked_as_played(bench, playing):
     assert {gpu.played for sample in read_lines(samples, Sample).records for gpu in sample.gpus} == {True}
     summary = bench.json("collect", "summarize")
     page = (bench.path / "report" / "index.html").read_text()
-    for title in [panel.title for panel in (*gpus.PANELS, *telemetry.GPU)]:
+    for title in [panel.title for panel in (*telemetry.GPU_PANELS, *telemetry.GPU)]:
         assert f'"{title}, played"' in page, title
     assert f"{UUIDS[0][:12]}, played" in page
     assert "Played: the GPUs of single ×1" in page

@@ -7,7 +7,7 @@ import pytest
 import support_collect as support
 
 from collect import figure, summary
-from collect.figures import gpus, telemetry
+from collect.figures import telemetry
 from collect.reading import load
 from shardlab.runs.record import GpuSample, LineWriter, Sample
 from shardlab.workspace.workspace import Workspace
@@ -47,7 +47,7 @@ def drawn(path, of):
         sampled(folder, host, lambda place, t, number=number: of(uuids[8 * number + place], 8 * number + place, t))
     loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, "ddp"))
-    return gpus.draw(group), telemetry.draw(group)
+    return telemetry.draw_gpus(group), telemetry.draw_hosts(group)
 
 
 def panel(found, title):
@@ -97,7 +97,7 @@ def test_each_gpu_has_its_own_share_of_memory_as_in_study_3(tmp_path):
 
 def test_a_panel_whose_lines_are_all_hidden_has_an_invisible_trace(tmp_path, monkeypatch):
     """Without a visible trace, plotly draws the axis of the panel at no place, and the browser reports an error."""
-    monkeypatch.setattr(gpus, "SHOWN_LINES", 15)
+    monkeypatch.setattr(telemetry, "SHOWN_LINES", 15)
 
     def of(uuid, number, t):
         return GpuSample(uuid=uuid, power_w=100.0, temperature_c=50.0 if number == 15 else None)
@@ -131,11 +131,11 @@ def test_without_gpus_the_figure_of_gpus_is_not_drawn(tmp_path):
     support.completed(workspace, support.cell())
     loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
-    assert gpus.draw(group) is None
+    assert telemetry.draw_gpus(group) is None
 
 
 def test_gpus_beyond_the_limit_of_the_figure_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpus, "MOST_LINES", 10)
+    monkeypatch.setattr(telemetry, "MOST_LINES", 10)
     found, all_of_them = drawn(tmp_path, lambda uuid, number, t: GpuSample(uuid=uuid, utilization_pct=1.0))
     assert found is None  # no figure with a line per GPU: the cell has more GPUs than MOST_LINES
     assert panel(all_of_them, "GPUs busy")

@@ -218,7 +218,7 @@ def on_gpus(tmp_path_factory):
 
 def test_panels_show_the_numbers_of_the_metrics(on_gpus):
     group = group_of(on_gpus)
-    drawn = telemetry.draw(group)
+    drawn = telemetry.draw_hosts(group)
     metrics = group.marks[0].row.metrics
     for title, metric in (("GPU memory", "gpu_memory_pct"), ("GPUs busy", "gpu_pct"), ("Processors busy", "cpu_pct")):
         (line,) = panel(drawn, title).values()
@@ -238,14 +238,14 @@ def test_panels_show_the_numbers_of_the_metrics(on_gpus):
 def test_a_panel_whose_lines_are_all_hidden_has_an_invisible_trace(on_gpus, monkeypatch):
     """Without a visible trace, plotly draws the axis of the panel at no place, and the browser reports an error."""
     monkeypatch.setattr(telemetry, "order_by_visibility", lambda marks: [(mark, "legendonly") for mark in marks])
-    drawn = telemetry.draw(group_of(on_gpus))
+    drawn = telemetry.draw_hosts(group_of(on_gpus))
     visible = [line for line in drawn.data if line.get("visible") != "legendonly"]
     assert [line["yaxis"] for line in visible] == list(dict.fromkeys(line["yaxis"] for line in drawn.data))
     assert all(line["y"] == [None] for line in visible)
 
 
 def test_networks_are_distinguished_by_name_and_loopback_is_called_so(on_gpus):
-    drawn = telemetry.draw(group_of(on_gpus))
+    drawn = telemetry.draw_hosts(group_of(on_gpus))
     assert [title for title in titles(drawn) if title.startswith("Sent")] == [
         "Sent on the network, &lt;b&gt;ib0 (MB/s)",
         "Sent on the network, eno1 (MB/s)",
@@ -264,7 +264,7 @@ def test_networks_are_distinguished_by_name_and_loopback_is_called_so(on_gpus):
 
 def test_waiting_of_tasks_is_the_growth_of_the_kernels_counter(on_gpus):
     """A quarter of each second a task waits for a processor. No task waits for memory, so there is no panel for memory."""
-    drawn = telemetry.draw(group_of(on_gpus))
+    drawn = telemetry.draw_hosts(group_of(on_gpus))
     (line,) = panel(drawn, "Tasks waiting for processors (% of time)").values()
     assert known(line) == pytest.approx([25.0] * len(known(line)))
     assert not [title for title in titles(drawn) if "waiting for memory" in title or "waiting for disks" in title]
@@ -274,7 +274,7 @@ def test_without_gpus_there_is_no_panel_of_gpus(tmp_path):
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell()], repeats=1)
     folder = support.completed(workspace, support.cell())
-    drawn = telemetry.draw(group_of(workspace))
+    drawn = telemetry.draw_hosts(group_of(workspace))
     assert cell_rows.draw_utilization(group_of(workspace)) is None
     assert titles(drawn) == [
         "All bytes sent on the network since the first timed step (MB)",
@@ -285,7 +285,7 @@ def test_without_gpus_there_is_no_panel_of_gpus(tmp_path):
     (line,) = panel(drawn, "Sent on the network").values()
     assert known(line) == pytest.approx([1.048] * len(line["y"]), rel=2e-3)
     folder.samples_file(support.HOST).unlink()
-    assert telemetry.draw(group_of(workspace)) is None
+    assert telemetry.draw_hosts(group_of(workspace)) is None
 
 
 def test_a_resumed_run_is_in_no_figure_over_time(tmp_path):
@@ -293,7 +293,7 @@ def test_a_resumed_run_is_in_no_figure_over_time(tmp_path):
     support.keep(workspace, [support.cell()], repeats=1)
     support.completed(workspace, support.cell(), found={"resumed_from_step": 4})
     group = group_of(workspace)
-    assert telemetry.draw(group) is None
+    assert telemetry.draw_hosts(group) is None
     assert memory_over_time.draw_memory_by_run(group) is None
 
 

@@ -182,8 +182,8 @@ def test_lines_through_cells_are_divided_too(tmp_path):
 
 def test_bars_are_divided_with_all_their_parts(group):
     values = [float(place + 1) for place in range(len(group.marks))]
-    parts = [stacked_bars.BarPart("a", "red", values), stacked_bars.BarPart("b", "blue", [2 * value for value in values])]
-    panel = stacked_bars.BarPanel("ms", "ms", parts, [f"{3 * value:.0f}" for value in values])
+    bars = [{"a": value, "b": 2 * value} for value in values]
+    panel = stacked_bars.BarPanel("ms", "ms", bars, {"a": "red", "b": "blue"}, [f"{3 * value:.0f}" for value in values])
     for count in (1, 2):
         drawn = stacked_bars.draw_bars("bars", "Bars", "", group, [panel] * count)
         of = panels(drawn)

@@ -9,7 +9,7 @@ import support_collect as support
 
 from collect import figure
 from collect.cli import main
-from collect.figures import run_timeline, step_timeline
+from collect.figures import timelines
 from collect.loading.loaded_run import LoadedRun
 from collect.reading import load
 from collect.sources import steps
@@ -256,7 +256,7 @@ def drawn(tmp_path, *ranks, acts=()):
     support.finish(folder, 3.0)
     loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summarize(loaded, "ddp"))
-    return step_timeline.draw(group)
+    return timelines.draw_steps(group)
 
 
 def test_the_figure_has_the_middle_steps_of_each_rank_and_names_the_straggler(tmp_path):
@@ -302,7 +302,7 @@ def test_a_whole_run_is_drawn_on_the_corrected_clock(run):
     support.keep(workspace, [cell], repeats=1)
     loaded = load.load_matrix(workspace, None)
     (group,) = figure.groups(loaded, summarize(loaded, "ddp"))
-    found = run_timeline.draw(group)
+    found = timelines.draw_run(group)
     bars = {trace["name"]: trace for trace in found.data if trace["type"] == "bar"}
     assert bars["steps"]["y"] == [f"rank {rank}" for rank in range(4) for _ in range(10)]
     assert bars["steps"]["base"] == pytest.approx([10 * step for step in range(10)] * 4, abs=0.01)
@@ -316,11 +316,11 @@ def test_a_whole_run_is_drawn_on_the_corrected_clock(run):
 
 
 def test_many_steps_are_drawn_as_stretches(monkeypatch):
-    monkeypatch.setattr(run_timeline, "MOST_BARS", 4)
+    monkeypatch.setattr(timelines, "MOST_BARS", 4)
     names = ["warm-up step 1", *(f"step {number}" for number in range(1, 5)), "step 5 (with an instrument)", "step 6"]
     start_s = np.arange(7.0)
-    bars = run_timeline._step_bars(timeline.Spans("h", "rank 0", names, start_s, start_s + 0.5), 0.0)
-    assert [(bar.text, bar.start_s, bar.took_s) for bar in bars] == [
+    bars = timelines._step_bars(timeline.Spans("h", "rank 0", names, start_s, start_s + 0.5), 0.0)
+    assert [(bar.text, bar.start, bar.length) for bar in bars] == [
         ("warm-up step 1", 0, 0.5), ("step 1 to step 2", 1, 1.5), ("step 3 to step 4", 3, 1.5),
         ("step 5 (with an instrument)", 5, 0.5), ("step 6", 6, 0.5),
     ]  # fmt: skip
