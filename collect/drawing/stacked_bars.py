@@ -171,8 +171,8 @@ def _panel_traces(group: Group, panel: BarPanel) -> list[dict[str, Any]]:
         values = [(mark, row, lengths[row] or 0.0) for row, mark in enumerate(group.marks) if lengths[row] is not None]
         values = [(mark, row, value) for mark, row, value in values if totals[row]]
         shares = [f"{notation.format_number(100 * value / totals[row], 3)} %" for _, row, value in values]
-        shown = [share if value < totals[row] else "" for share, (_, row, value) in zip(shares, values, strict=True)]
-        look = {"marker": {"color": colour}, "width": BAR_PX / LINE_PX, "text": shown if len(parts) > 1 else ""}
+        shown_shares = [share if value < totals[row] else "" for share, (_, row, value) in zip(shares, values, strict=True)]
+        look = {"marker": {"color": colour}, "width": BAR_PX / LINE_PX, "text": shown_shares if len(parts) > 1 else ""}
         hover = f"{name}: %{{x:,.4~g}} {panel.unit}{share_text}<extra>%{{customdata[0]}}</extra>"
         look |= {"customdata": [[mark.label, share] for share, (mark, _, _) in zip(shares, values, strict=True)]}
         x, y = [value for _, _, value in values], [bar_middle(row) for _, row, _ in values]

@@ -53,14 +53,10 @@ def draw_segments(group: Group) -> Figure | None:
     much of it was in use."""
     if (first := _first_snapshot(group)) is None or (history := first[2]) is None:
         return None
-    curves = {
-        name: (pick_points(sizes, MOST_POINTS), sizes)
-        for name, sizes in (("reserved", history.reserved), ("in use", history.in_use))
-    }
-    looks = {
-        name: {"fill": "tozeroy", "line": {"width": 1.5, "color": colour, "shape": "hv"}}
-        for name, colour in (("reserved", MUTED), ("in use", USES["in use"]))
-    }
+    sizes_by_name, colours = {"reserved": history.reserved, "in use": history.in_use}, {"reserved": MUTED} | USES
+    curves = {name: (pick_points(sizes, MOST_POINTS), sizes) for name, sizes in sizes_by_name.items()}
+    shape = {"width": 1.5, "shape": "hv"}
+    looks = {name: {"fill": "tozeroy", "line": shape | {"color": colours[name]}} for name in curves}
     caption = (
         f"{_start_caption(*first[:2])} Reserved: all segments that the allocator took from the GPU. What is reserved and not "
         "in use is free for later, or lost to fragmentation."

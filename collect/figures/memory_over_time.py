@@ -156,10 +156,10 @@ def draw_memory_timeline(group: Group) -> Figure | None:
     if not drawn:
         return None
     unit, size = notation.bytes_unit([max(map(sum, zip(*curves.points.values()))) for _, curves in drawn])
-    names = {name for _, curves in drawn for name in curves.points}
     frame = layout({}, {}, showlegend=True)
     frame["annotations"] = []
     data: list[dict[str, Any]] = []
+    legend_names: set[str] = set()
     for number, (mark, curves) in enumerate(drawn, 1):
         x, y = axis_name("x", number), axis_name("y", number)
         top, bottom = 1 - (number - 1 + GAP) / len(drawn), 1 - number / len(drawn) + 0.02
@@ -167,8 +167,10 @@ def draw_memory_timeline(group: Group) -> Figure | None:
         frame[axis_name("xaxis", number)] = axis(time_title, anchor=y, showgrid=False)
         frame[axis_name("yaxis", number)] = axis(unit, domain=[bottom, top], rangemode="tozero", nticks=4, anchor=x)
         frame["annotations"].append(panel_title(mark.label, top))
-        place = {"xaxis": x, "yaxis": y, "stackgroup": f"panel-{number}", "showlegend": number == 1, "meta": mark.row.id}
-        data += [area | place for area in _area_traces(curves, size, unit, names)]
+        place = {"xaxis": x, "yaxis": y, "stackgroup": f"panel-{number}", "meta": mark.row.id}
+        areas = _area_traces(curves, size, unit)
+        data += [area | place | {"showlegend": area["name"] not in legend_names} for area in areas]
+        legend_names |= {area["name"] for area in areas}
     step_counts = sorted({curves.steps for _, curves in drawn})
     steps = "One step" if step_counts == [1] else f"{' or '.join(map(str, step_counts))} consecutive steps"
     caption = f"{steps} on rank 0, recorded by the instrument `memory: categories`. The areas are stacked."
@@ -176,13 +178,13 @@ def draw_memory_timeline(group: Group) -> Figure | None:
     return Figure("memory_timeline", "Memory over a step", caption, 92 + PANEL_PX * len(drawn), data, frame)
 
 
-def _area_traces(curves: MemoryCurves, size: float, unit: str, drawn_categories: set[str]) -> list[dict[str, Any]]:
+def _area_traces(curves: MemoryCurves, size: float, unit: str) -> list[dict[str, Any]]:
     indexes = pick_points([sum(sizes) for sizes in zip(*curves.points.values(), strict=True)], MOST_POINTS)
     x = [curves.t_ms[index] for index in indexes]
     hover = f"%{{y:.4~g}} {unit} at %{{x:.4~g}} ms"
     areas = []
     for name, colour in CATEGORIES.items():
-        if name in drawn_categories and name in curves.points:
+        if name in curves.points:
             y = [curves.points[name][index] / size for index in indexes]
             look = {"line": {"width": 0.5, "color": colour, "shape": "hv"}, "fillcolor": colour}
             areas.append(scatter("lines", x, y, name=category_label(name), legendgroup=name, **look, hovertemplate=hover))

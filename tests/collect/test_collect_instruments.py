@@ -130,6 +130,7 @@ def test_a_category_that_only_one_cell_has_is_drawn_for_that_cell(tmp_path):
     shown = {(trace["name"], trace["yaxis"]) for trace in drawn.data}
     assert {name for name, axis in shown if axis == "y"} == {"parameter", "activation"}
     assert {name for name, axis in shown if axis == "y2"} == {"parameter", "gathered"}
+    assert [trace["name"] for trace in drawn.data if trace["showlegend"]] == ["parameter", "activation", "gathered"]
 
 
 @pytest.mark.parametrize("damage", ['{"rank": 0', '{"rank": 0, "step": 2, "t_ms": [0.0], "points": {"parameter": [1, 2]}}'])
