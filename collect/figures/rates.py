@@ -132,7 +132,8 @@ def _add_rates(
     for kind, colour in colours.items():
         if kind_rates := [rate for rate in rates if rate.kind == kind]:
             x, y = [rate.value for rate in kind_rates], [rate.mark.label for rate in kind_rates]
-            marker = {"color": colour, "size": [rate.size_px for rate in kind_rates]}
+            sizes_px = [rate.size_px for rate in kind_rates]  # plotly draws marks with a list of sizes translucent
+            marker = {"color": colour, "size": MARKER_PX if set(sizes_px) == {MARKER_PX} else sizes_px}
             texts, cells = [[rate.mark.label, rate.text] for rate in kind_rates], [rate.mark.row.id for rate in kind_rates]
             hover = f"{kind}: %{{x:,.4~g}} {unit}<br>%{{customdata[1]}}<extra>%{{customdata[0]}}</extra>"
             place = {"meta": cells, "customdata": texts, "hovertemplate": hover}
