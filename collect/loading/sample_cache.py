@@ -31,7 +31,8 @@ if TYPE_CHECKING:  # frames need the extra `report`, which `collect fetch` works
     from collect.sources.samples import Samples
 
 BLOCK = 1 << 21  # bytes of lines that are read and decoded at a time, because records need several times more memory
-LEAST = 1 << 20  # bytes of lines that are decoded each time: this takes 20 ms, and most runs of a sweep have fewer
+LEAST = 1 << 20  # a file with fewer bytes is decoded each time: this takes 20 ms, and most runs of a sweep have such files
+LEAST_NEW = 1 << 18  # fewer new bytes are not added to the cache but decoded each time, which takes 5 ms
 MOST_BYTES = 2 << 30  # the largest size of the whole cache; the files that were not used for the longest time are removed
 _DIGEST = 64  # characters of a SHA-256
 
@@ -127,7 +128,7 @@ class SampleLines:
 
 
 def read_cached_samples(lines: SampleLines, *, with_frames: bool, verify: bool) -> CachedSamples | None:
-    """The samples of all lines but the last LEAST bytes. They come from the cache, to which missing lines are added.
+    """The samples of all lines but the last LEAST_NEW bytes. They come from the cache, to which missing lines are added.
 
     with_frames: whether frames are needed, and not only the header. verify: whether to compare the SHA-256 of the lines also if
     the file has the same size and time as when it was cached. None: all lines must be decoded, because they are few, or because
@@ -138,7 +139,7 @@ def read_cached_samples(lines: SampleLines, *, with_frames: bool, verify: bool) 
     state = lines.state()
     cached = _load_cached_samples(lines, state, with_frames=with_frames, verify=verify)
     can_extend = all(map(importlib.util.find_spec, ("numpy", "polars")))
-    if not can_extend or state.bytes - (cached.header.end if cached else 0) < LEAST:
+    if not can_extend or state.bytes - (cached.header.end if cached else 0) < LEAST_NEW:
         return cached
     if cached is not None and cached.frames is None:
         cached = _load_cached_samples(lines, state, with_frames=True, verify=False)

@@ -132,6 +132,7 @@ SENTENCES = [
     ("telemetry.md", f"at {cell.TELEMETRY_HZ:g} samples per second"),
     ("telemetry.md", f"{cell.SLOWEST_HZ:g} to {cell.FASTEST_HZ:g} samples per second"),
     ("telemetry.md", f"at least {sample_cache.LEAST // MIB} MiB of lines"),
+    ("telemetry.md", f"if they are {sample_cache.LEAST_NEW // 1024} KiB or more"),
     ("telemetry.md", f"at most {sample_cache.MOST_BYTES // GIB} GiB"),
     ("telemetry.md", f"at most {WORDS[node_processes.SAMPLER_STARTS - 1]} times"),
     ("timeline.md", f"differ by less than {100 * straggler.LEAST_SHARE:g} % of a step"),
