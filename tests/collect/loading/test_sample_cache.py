@@ -17,6 +17,7 @@ from support_long import LONG
 from support_telemetry import ReadRun, cache, is_same, sample, without_cache, write  # noqa: F401 - a fixture
 
 from collect.cli import main
+from collect.fetching import fetched_run
 from collect.loading import loaded_run, sample_cache
 from collect.loading.loaded_run import LoadedRun
 from collect.loading.records import RunRecords
@@ -240,6 +241,13 @@ def test_on_the_cluster_telemetry_is_only_opened(run, tmp_path):
     found = RunRecords.read(RunDir(folder), "open")
     assert found.damage.not_followed == {"samples/other.jsonl": "a symlink"}
     assert (found.damage.corrupt, found.last_record_s) == ({}, 0.0)
+    assert fetched_run.check_run(RunDir(folder), is_offer=True)[0].corrupt == 0
+    assert fetched_run.check_run(RunDir(folder))[0].corrupt == 1
+
+
+def test_the_sampler_does_not_import_the_packages_of_frames():
+    code = "import sys; import collect.sampler.loop; print({'numpy', 'polars'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_the_columns_of_frames_are_fields_of_the_records():
