@@ -1,22 +1,20 @@
 """Measures the wall-clock time, CPU time and peak memory that reading the telemetry of one long run takes.
 
-    python benchmarks/telemetry.py [--nodes 64] [--gpus 8] [--seconds 3600] [--hz 1] [--rounds 3] [--killed]
+    python benchmarks/telemetry.py [--nodes 64] [--gpus 8] [--seconds 3600] [--hz 1] [--rounds 3]
 
 Writes one completed run of this size as samplers leave it: for each node a file with samples of GPUs, network interfaces, RDMA
-ports and the cores of the processor, and beside it the columns that the sampler's own code makes of them. Then a process reads
-the run as `collect summarize` does, and computes the coverage of each node and all metrics of the run. The time is from the
-start of reading, without the start of Python and its imports. The memory is that of all processes together.
-
---killed: also measures the run if all samplers were killed before they wrote their last segment of columns, and if there are no
-columns at all.
+ports and the cores of the processor. Then a process reads the run as `collect summarize` does, and computes the coverage of
+each node and all metrics of the run: without the cache of samples, for the first time, when it makes the cache, later with the
+cache, and with `--verify`. The time is from the start of reading, without the start of Python and its imports. The memory is
+that of all processes together.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import random
+import shutil
 import statistics
 import sys
 import tempfile
@@ -27,9 +25,7 @@ import msgspec
 from small_cell import cell
 from summarize import cost
 
-from collect.sample_columns.segment import MAGIC
-from collect.sample_columns.writer import ColumnsWriter
-from shardlab.files import files
+from shardlab.files import files, own_folder
 from shardlab.hardware import host
 from shardlab.matrix.cell import Cell
 from shardlab.runs.record import SCHEMA, Event, GpuSample, NicSample, RdmaSample, Record, Result, Sample, StepRecord
@@ -44,12 +40,14 @@ READ = """
 import sys, time
 from pathlib import Path
 from collect import metric
+from collect.loading import sample_cache
 from collect.reading import read_many
 from shardlab.files import gc_pause
 metric.all_metrics()
+sample_cache.LEAST = 2**62 if sys.argv[3] == "decode" else sample_cache.LEAST
 began = time.perf_counter()
 with gc_pause.pause_collector():
-    (run,) = read_many.read_runs(Path(sys.argv[1]) / "runs", [sys.argv[2]])
+    (run,) = read_many.read_runs(Path(sys.argv[1]) / "runs", [sys.argv[2]], "verify" if sys.argv[3] == "verify" else "read")
 assert run.completed, (run.verdict, run.damage.describe())
 quantities = metric.compute_quantities(run)
 covered = [entry.coverage_pct for entry in run.coverage]
@@ -66,8 +64,8 @@ class Measured(NamedTuple):
     printed: list[str]
 
     def line(self, what: str) -> str:
-        """A line of the table. what: which files the run has."""
-        return f"{what:34} {self.seconds:6.2f} s  {self.cpu_s:6.2f} CPU s  {self.mb:6.0f} MB"
+        """A line of the table. what: how the run was read."""
+        return f"{what:20} {self.seconds:6.2f} s  {self.cpu_s:6.2f} CPU s  {self.mb:6.0f} MB"
 
 
 def write(workspace: Workspace, nodes: int, gpus: int, seconds: float, hz: float) -> RunDir:
@@ -115,30 +113,28 @@ def write(workspace: Workspace, nodes: int, gpus: int, seconds: float, hz: float
     # all nodes get the samples of the first node, because making other numbers for each node would take minutes
     for name in names:
         files.write_json(folder.environment(name), msgspec.structs.replace(machine, host=name), sync=False)
-        lines = first.replace(names[0].encode(), name.encode())
-        folder.samples_file(name).write_bytes(lines)
-        with contextlib.closing(ColumnsWriter(folder.samples_file(name), 0)) as columns:
-            for line in lines.splitlines(keepends=True):
-                columns.add(line)
+        folder.samples_file(name).write_bytes(first.replace(names[0].encode(), name.encode()))
     return folder
 
 
-def without_last_segment(folder: RunDir) -> None:
-    """Remove the last segment of each file of columns, which a killed sampler does not write."""
-    for path in folder.samples_file("node").parent.glob("*.columns"):
-        path.write_bytes(path.read_bytes().rpartition(MAGIC)[0])
-
-
-def measured(workspace: Path, run_id: str, rounds: int) -> Measured:
-    """Read the run in processes of their own. rounds: how often."""
+def measured(workspace: Path, run_id: str, rounds: int, how: str) -> Measured:
+    """Read the run in processes of their own. rounds: how often. how: `decode` (without the cache), `first` (the cache is made
+    each time), `later` or `verify`."""
     costs, seconds = [], []
     for _ in range(rounds):
+        if how == "first":
+            shutil.rmtree(cache_folder(), ignore_errors=True)
         with (workspace / "answer").open("w") as stdout:
-            costs.append(cost([sys.executable, "-c", READ, str(workspace), run_id], stdout=stdout))
+            costs.append(cost([sys.executable, "-c", READ, str(workspace), run_id, how], stdout=stdout))
         printed = (workspace / "answer").read_text().split()
         seconds.append(float(printed[0]))
     cpu_s = statistics.median(one.cpu_s for one in costs)
     return Measured(statistics.median(seconds), cpu_s, max(one.mb for one in costs), printed[1:])
+
+
+def cache_folder() -> Path:
+    """The folder of the cache of samples."""
+    return own_folder.cache_path("telemetry")
 
 
 def _lines(path: Path, records: list[Record]) -> None:
@@ -182,23 +178,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600, help="(default: 3600)")
     parser.add_argument("--hz", type=float, default=1, help="samples per second (default: 1)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--killed", action="store_true", help="also without the columns that killed samplers do not write")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
+        os.environ["XDG_CACHE_HOME"] = f"{name}/cache"
         folder = write(Workspace(Path(name)), given.nodes, given.gpus, given.seconds, given.hz)
-        samples = folder.samples_file("node").parent
-        lines, columns = (sum(path.stat().st_size for path in samples.glob(name)) / 1e6 for name in ("*.jsonl", "*.columns"))
-        found = measured(Path(name), folder.run_id, given.rounds)
-        hosts, gpus, covered, metrics = found.printed
-        print(f"{given.nodes} nodes, {lines:.0f} MB of samples, {columns:.0f} MB of columns, {os.cpu_count()} processors")
+        costs = {how: measured(Path(name), folder.run_id, given.rounds, how) for how in ("decode", "first", "later", "verify")}
+        lines_mb, cache_mb = (
+            sum(path.stat().st_size for path in parent.glob("*")) / 1e6
+            for parent in (folder.samples_file("node").parent, cache_folder())
+        )
+        hosts, gpus, covered, metrics = costs["decode"].printed
+        print(f"{given.nodes} nodes, {lines_mb:.0f} MB of lines, {cache_mb:.1f} MB of cache, {os.cpu_count()} processors")
         print(f"{hosts} samples of hosts, {gpus} of GPUs -> coverage of {covered} nodes, {metrics} metrics")
-        print(found.line("read and aggregated"))
-        if given.killed:
-            without_last_segment(folder)
-            print(measured(Path(name), folder.run_id, given.rounds).line("samplers killed, no last segment"))
-            for path in samples.glob("*.columns"):
-                path.unlink()
-            print(measured(Path(name), folder.run_id, given.rounds).line("no columns"))
+        titles = {"decode": "without the cache", "first": "first load", "later": "later load", "verify": "with --verify"}
+        for how, title in titles.items():
+            ratio = costs[how].cpu_s / costs["decode"].cpu_s
+            print(f"{costs[how].line(title)}  {ratio:.3f} times the CPU time of decoding")
 
 
 if __name__ == "__main__":

@@ -125,6 +125,8 @@ def _add_summarize(verbs: console.Verbs) -> None:
     verb.add_argument("--out", metavar="DIR", help="write the report to this folder (default: report/ in the workspace)")
     _add_baseline(verb)
     verb.add_list_option("--images", metavar="FORMAT,...", help="also write every figure as a file: svg, png or svg,png")
+    verify_help = "compare the checksums of telemetry with those in its cache, and not only the size and time of its files"
+    verb.add_argument("--verify", action="store_true", help=verify_help)
     console.add_trust_option(verb)
 
 
@@ -256,7 +258,7 @@ def _summarize(arguments: argparse.Namespace, output: Output) -> int:
     images = pictures.parse_formats(arguments.images, "--images") if arguments.images else ()
     workspace = _workspace(arguments)
     with gc_pause.pause_collector():
-        loaded = load_matrix(workspace, arguments.matrix)
+        loaded = load_matrix(workspace, arguments.matrix, "verify" if arguments.verify else "read")
         user_metrics = own_metrics.compute_own_metrics(workspace, loaded.expansion.name)
         user_metrics.add_to(loaded)
         summary = summarize(loaded, comparability.baseline_strategy(arguments.baseline, loaded))

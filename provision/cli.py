@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from provision import interruption, inventory_file, lock, roles
+from provision import interruption, inventory_file, lock, order
 from provision.check import Outcome, map_targets
 from provision.cloudlab import hardware
 from provision.command import command_line, display, progress
@@ -84,7 +84,7 @@ def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
             present_cluster = cluster_or_request
     nodes = provider.nodes(present_cluster, workspace)
     limited_names = _choose_names("node", [node.name for node in nodes], args.limit, None)
-    operations = roles.select_operations(provider)
+    operations = order.select_operations(provider)
     chosen_names = _choose_names("operation", [operation.name for operation in operations], args.only, args.skip) | {MACHINE}
     locks = [] if verb in UNLOCKED else _list_locks(provider, file_cluster, workspace)
     if verb not in UNLOCKED or (provider.name != "local" and args.pretend is None):  # a login stores host keys
@@ -211,7 +211,7 @@ def _print_request(
 def _make_site(file_cluster: Cluster, workspace: Workspace, nodes: Sequence[Node], pretend_path: Path | None) -> Site:
     """The nodes with their facts, which come from the machines, or from the file `pretend_path`. Raises InputError."""
     facts_of_nodes = (
-        [Facts(node, roles.list_operation_files()) for node in nodes]
+        [Facts(node, order.list_operation_files()) for node in nodes]
         if pretend_path is None
         else pretend.read_pretended_facts(pretend_path, nodes)
     )
@@ -279,13 +279,13 @@ def _carry_out_verb(
         ready_targets = [target for target in targets if target.node.name not in {**failed, **administrator_operations}]
         remark = functools.partial(output.print_remark, style="dim")
         if ready_targets and not STOPPING.is_set():
-            findings += verify_targets(site, ready_targets, roles.select_checks(find_provider(site.cluster.provider)), remark)
+            findings += verify_targets(site, ready_targets, order.select_checks(find_provider(site.cluster.provider)), remark)
             inventory_file.record_all_reduces(site, findings, replaces=verb == "verify")
     return steps, findings
 
 
 def _ask_all_facts(target: Target) -> None:
-    for fact in roles.FACTS:
+    for fact in order.FACTS:
         with contextlib.suppress(Unanswered):  # `target.facts` stores the failure, and the display lists it
             target.facts[fact]
 

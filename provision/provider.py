@@ -93,11 +93,11 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     confirmation: Callable[[Cluster, Workspace], Confirmation | None] | None = None
     """Returns what the user has to confirm before `down` removes machines; None: the user has to confirm nothing."""
     operations: frozenset[str] | None = None
-    """The names of the operations that apply to the provider's nodes; provision/roles.py has their order. None: all operations
-    except those in ONLY_NAMED of provision/roles.py."""
+    """The names of the operations that apply to the provider's nodes; provision/order.py has their order. None: all operations
+    except those in ONLY_NAMED of provision/order.py."""
     checks: frozenset[str] | None = None
     """The names of the checks that apply to the provider's nodes; None: all checks except those in ONLY_NAMED of
-    provision/roles.py."""
+    provision/order.py."""
     additional: frozenset[str] = frozenset()
     """The names of operations and checks that apply to the provider's nodes in addition to `operations` and `checks`."""
 

@@ -63,7 +63,8 @@ def _remove(folder):
 
 
 def pytest_ignore_collect(collection_path, config):
-    return support_tiers.is_without_tests(collection_path.stem, config.getoption("--tier")) or None
+    is_file = collection_path.suffix == ".py"
+    return (is_file and support_tiers.is_without_tests(collection_path.stem, config.getoption("--tier"))) or None
 
 
 def pytest_xdist_auto_num_workers(config):

@@ -34,7 +34,6 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.hardware import host
 from shardlab.matrix import expansion, matrix, study
 from shardlab.runs import record, run
-from shardlab.runs.part_files import COLUMNS
 from shardlab.runs.state import STATES
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
@@ -181,8 +180,6 @@ def copy_changed(name: str, source: IO[bytes], target: IO[bytes], pseudonyms: Ps
 
     name: the path of the file in the archive.
     """
-    if name.endswith(COLUMNS):
-        raise Unsearchable("it only repeats telemetry samples, in a form in which names cannot be replaced")
     is_log = "/log/" in name or "/events." in name
     try:
         with contextlib.ExitStack() as zip_files:

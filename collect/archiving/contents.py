@@ -13,7 +13,6 @@ from collect.reading.load import Loaded
 from shardlab.errors import ShardlabError
 from shardlab.files import files, plugin_source
 from shardlab.matrix import matrix as matrix_file
-from shardlab.runs.part_files import COLUMNS
 from shardlab.runs.state import FINAL
 from shardlab.workspace import archive
 from shardlab.workspace.archive import LeftOutFile
@@ -27,7 +26,6 @@ NEVER_ARCHIVED = ("checkpoints/*",)
 # out; if it is still too large, also those of the second group, and so on. The first groups have the largest files, and no
 # metric needs them. Telemetry is the last group, because metrics of memory, energy and network need telemetry.
 GROUPS = (
-    ("columns of telemetry, which only repeat its samples,", (f"samples/*{COLUMNS}",)),
     ("memory snapshots", ("memory/*.snapshot.json.gz",)),
     ("profiler traces", ("trace/*",)),
     ("logs", ("log/*",)),

@@ -99,14 +99,15 @@ def fetch_run(run: RunDir, downloaded: Downloaded | None = None, parts: Sequence
 
 
 def check_run(
-    run: RunDir, downloaded: Downloaded | None = None, parts: Sequence[str] = (), *, may_hash_all: bool = True
+    run: RunDir, downloaded: Downloaded | None = None, parts: Sequence[str] = (), *, is_offer: bool = False
 ) -> tuple[Fetched, RunManifest | None]:
     """Do what `fetch_run` does. Returns (the run, the content of its manifest.json).
 
-    may_hash_all: whether a run that has no manifest of an earlier fetch gets one. Else its files are only counted, and the
-    second value is None, because the caller hashes the files later.
+    is_offer: whether the run is on the cluster and will be sent. Then telemetry is not read, because the other machine reads
+    it; and if the run has no manifest of an earlier fetch, its files are only counted, and the second value is None, because
+    the caller hashes the files later.
     """
-    records = RunRecords.read(run)
+    records = RunRecords.read(run, "open" if is_offer else "read")
     state, damage = records.verdict.state, records.damage
     fetched = Fetched(
         run=run.run_id,
@@ -134,7 +135,7 @@ def check_run(
         fetched.not_regular = {**fetched.not_regular, **listing.other}
         earlier_manifest = manifest.read(run)
         if earlier_manifest is None or not earlier_manifest.complete:
-            if not may_hash_all:
+            if is_offer:
                 fetched.files, fetched.bytes = len(listing.regular), sum(file.st_size for file in listing.regular.values())
                 return fetched, None
             current_manifest = manifest.make(

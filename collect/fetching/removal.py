@@ -88,7 +88,7 @@ def _refusal_reason(run: RunDir, resumed: dict[str, str], *, is_part: bool) -> s
         return "a process works in its folder"
     if is_part:
         return "this is the folder in which its parts are gathered" if run.claim.exists() else ""
-    records = RunRecords.read(run)
+    records = RunRecords.read(run, "open")
     if records.verdict.state not in FINAL or records.waits:
         return f"it has not ended: {records.verdict.state}"
     return f"{resumed[run.run_id]}, which has not ended, resumes from it" if run.run_id in resumed else ""

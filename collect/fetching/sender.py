@@ -79,7 +79,7 @@ class Sender:
         self._send_message(Offers(len(ids), fetch_matrices.read(self._workspace)))
 
         def offer(run_id: str) -> OfferedRun:
-            run, run_manifest = fetched_run.check_run(self._run_folder(run_id), None, parts.get(run_id, []), may_hash_all=False)
+            run, run_manifest = fetched_run.check_run(self._run_folder(run_id), None, parts.get(run_id, []), is_offer=True)
             return OfferedRun(
                 run=run_id, state=run.state, complete=run.complete, bytes=run.bytes, manifest=run_manifest,
                 problems=run.problems, not_regular=run.not_regular, parts=run.parts, pruned=run.pruned,

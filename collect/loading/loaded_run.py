@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Self
+from typing import ClassVar, Self
 
 import msgspec
 import polars as pl
 
 from collect.loading import telemetry
 from collect.loading.records import RunRecords
+from collect.loading.sample_cache import CachedSamples
 from collect.loading.telemetry import Coverage
-from collect.sample_columns.segment import ReadSegment
-from collect.sources import memory, samples, segment_frames, snapshot, steps
+from collect.sources import memory, samples, snapshot, steps
 from collect.sources.device_rows import Counter, Device, DeviceRows
 from collect.sources.memory import MemoryCurves
 from collect.sources.samples import INTERFACE, Samples
-from collect.sources.segment_frames import CheckedSegment
 from collect.sources.snapshot import AllocatorHistory, AllocatorSnapshot
 from collect.sources.steps import Frames, Recorded
 from collect.traces import run_traces
@@ -33,7 +31,6 @@ from shardlab.runs.run import RunIdParts, parse_run_id
 # Samples are moved into frames when there are this many: as records, they need several times more memory. With parts of 2,500
 # samples, a run of 230,000 samples needed a third more memory and as much time.
 PART = 500
-PART_OF_SEGMENTS = 10_000  # the same for samples in segments: making a frame takes about as long for one segment as for ten
 
 
 class Quantity(msgspec.Struct, frozen=True):
@@ -51,6 +48,7 @@ class LoadedRun(RunRecords, dict=True):
     `read_many` makes the frames of many runs at once and then drops the records.
     """
 
+    needs_frames: ClassVar[bool] = True
     sample_records: dict[str, list[Sample]] = msgspec.field(default_factory=dict)
     """Name of a host (taken from the name of its file) -> the samples of this host that are not yet in `sample_parts`."""
     reads_traces: Traces = "exact"
@@ -135,43 +133,21 @@ class LoadedRun(RunRecords, dict=True):
         """The number of step records and samples that are in memory as records."""
         return super().count + sum(map(len, self.sample_records.values()))
 
-    def _read_samples(self, hosts: Mapping[str, str]) -> None:
-        super()._read_samples(hosts)
-        self._move_segments()
-
-    def _check_segment(self, segment: ReadSegment, values: bytes) -> CheckedSegment:
-        return segment_frames.check_segment(segment, values)
-
     def _add_samples(self, host: str, samples: list[Sample]) -> None:
-        if samples:
-            self._move_segments()  # they come before the records
         self.sample_records.setdefault(host, []).extend(samples)
         if sum(map(len, self.sample_records.values())) >= PART:
             self._move_records()
 
-    def _add_segment(self, segment: CheckedSegment | None) -> None:
-        assert segment is not None
-        self._move_records()  # they come before the segment
-        self.sample_segments.append(segment)
-        if sum(segment.samples for segment in self.sample_segments) >= PART_OF_SEGMENTS:
-            self._move_segments()
+    def _add_cached_samples(self, cached: CachedSamples) -> None:
+        assert cached.frames is not None
+        self._move_records()  # they come before the cached samples
+        self.sample_parts.append(cached.frames)
 
     def _move_records(self) -> None:
         """Move the samples in `sample_records` into frames."""
         if any(self.sample_records.values()):
             self.sample_parts.append(samples.build_sample_part([self.sample_records]))
             self.sample_records = {}
-
-    def _move_segments(self) -> None:
-        """Move the samples in `sample_segments` into frames."""
-        if self.sample_segments:
-            self.sample_parts.append(segment_frames.build_segment_frames(self.sample_segments))
-            self.sample_segments = []
-
-    @cached_property
-    def sample_segments(self) -> list[CheckedSegment]:
-        """The segments of files of columns that are not yet in `sample_parts`. Empty after all files were read."""
-        return []
 
     @cached_property
     def sample_parts(self) -> list[Samples]:

@@ -9,15 +9,14 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 import msgspec
 
-from collect.sample_columns import reader
-from collect.sample_columns.reader import BuiltSegment
-from collect.sample_columns.segment import ReadSegment
+from collect.loading import sample_cache
+from collect.loading.sample_cache import CachedSamples, SampleLines
 from shardlab import run_guard
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.files import files
@@ -36,6 +35,7 @@ from shardlab.runs.record import (
     Sample,
     StepRecord,
     ValidationRecord,
+    decode_lines,
     find_damaged_line,
     read_lines,
 )
@@ -44,15 +44,15 @@ from shardlab.runs.rundir import VALIDATION, RunDir, judge_records, was_rehearsa
 from shardlab.runs.state import JudgedState
 from shardlab.runs.suspension import Pause
 
-if TYPE_CHECKING:  # frames need the extra `report`
-    from collect.sources.segment_frames import CheckedSegment
-
 FOLDERS = ("env", "memory", "samples", "steps", "trace")  # the subfolders of a run folder that are read
 NO_FOLDER = JudgedState("planned", "no run folder yet")
 _RANK = re.compile(r"steps/rank-(\d{5,})\.jsonl")
 _HOST = re.compile(r"samples/([^/]+)\.jsonl")
 _EVENTS = re.compile(r"events\.(.*\.)?jsonl")
 
+# What is done with the files of samples. open: they are only opened, so their damage and the time of their last sample are not
+# known. verify: as read, and cached samples are compared with the lines by their SHA-256 (`sample_cache`).
+Telemetry = Literal["open", "read", "verify"]
 R = TypeVar("R", bound=Record)
 
 
@@ -93,6 +93,8 @@ class Damage(msgspec.Struct):
 class RunRecords(msgspec.Struct):
     """The records in a run folder. `collect.loading.loaded_run` adds the values that are computed from these records."""
 
+    needs_frames: ClassVar[bool] = False
+    """Whether `_add_cached_samples` gets the frames of samples."""
     folder: RunDir
     verdict: JudgedState = NO_FOLDER
     run: Run | None = None
@@ -125,7 +127,7 @@ class RunRecords(msgspec.Struct):
     """Whether the run ended with a request of its supervisor to be started again (event `requeued`)."""
 
     @classmethod
-    def read(cls, folder: RunDir) -> Self:
+    def read(cls, folder: RunDir, telemetry: Telemetry = "read") -> Self:
         """Read a run folder and determine the state of the run. A damaged file raises no error; it is noted in `damage`."""
         records = cls(folder)
         try:
@@ -135,7 +137,7 @@ class RunRecords(msgspec.Struct):
         except OSError as error:
             records._note_unreadable(str(WorkspaceError.from_os_error(error, "read")))
         else:
-            if isinstance(fault := run_guard.run_guarded(lambda: records._read_files(names)), ShardlabError):
+            if isinstance(fault := run_guard.run_guarded(lambda: records._read_files(names, telemetry)), ShardlabError):
                 records._note_unreadable(str(fault))
         if records.unreadable:
             records.verdict = JudgedState("unknown", records.unreadable)
@@ -160,7 +162,7 @@ class RunRecords(msgspec.Struct):
         """Note the reason why the state of the run is unknown. If there are several reasons, the first reason is kept."""
         self.unreadable = self.unreadable or why
 
-    def _read_files(self, names: Sequence[str]) -> None:
+    def _read_files(self, names: Sequence[str], telemetry: Telemetry) -> None:
         """Read all files of the run. names: the sorted names of the entries of the run folder."""
         parts: dict[str, list[str]] = {}
         for part in filter(names.__contains__, FOLDERS):
@@ -173,7 +175,9 @@ class RunRecords(msgspec.Struct):
         for name in parts.get("steps", ()):
             if match := _RANK.fullmatch(name):
                 self.step_records[int(match[1])] = self._read_records(name, StepRecord)
-        self._read_samples({name: match[1] for name in parts.get("samples", ()) if (match := _HOST.fullmatch(name))})
+        hosts = {name: match[1] for name in parts.get("samples", ()) if (match := _HOST.fullmatch(name))}
+        for name, host in hosts.items():
+            self._read_samples(name, host, telemetry)
         if VALIDATION in names:
             self.validation = self._read_records(VALIDATION, ValidationRecord)
         events = [event for name in names if _EVENTS.fullmatch(name) for event in self._read_records(name, Event)]
@@ -200,28 +204,26 @@ class RunRecords(msgspec.Struct):
         self.last_record_s = max(moments_s)
         self._exclude_pauses(suspension.read_suspensions(events))
 
-    def _read_samples(self, hosts: Mapping[str, str]) -> None:
-        """Read all files of samples. hosts: {name of a file: name of its host}."""
-        last_s = 0.0  # the time of the last sample of the file so far
-        names = {f"{self.folder.path}/{name}": name for name in hosts}
-        for path, piece in reader.read(list(names), self._check_segment):
-            name = names[path]
-            if isinstance(piece, RecordLines):
-                samples = self.damage.note(name, piece)
-                last_s = samples[-1].wall_s if samples else last_s
-                self._add_samples(hosts[name], samples)
-            elif isinstance(piece, BuiltSegment):
-                last_s = piece.last_wall_s
-                self._add_segment(piece.built)
-            else:
-                self.last_record_s, last_s = max(self.last_record_s, last_s), 0.0
-                if piece.error is not None:
-                    self._note_unread(name, piece.error)
-
-    def _check_segment(self, _segment: ReadSegment, _values: bytes) -> CheckedSegment | None:
-        """What is kept of samples that are stored as columns. Called in several threads. Raises SegmentFault if a value is not
-        allowed."""
-        return None
+    def _read_samples(self, name: str, host: str, telemetry: Telemetry) -> None:
+        """Read a file of samples. name: its path relative to the run folder. host: the name of the host in this path."""
+        last_s, begin = 0.0, 0
+        try:
+            with files.as_workspace_error("read"), SampleLines(f"{self.folder.path}/{name}") as lines:
+                if telemetry == "open":
+                    return
+                verify, needs_frames = telemetry == "verify", self.needs_frames
+                if (cached := sample_cache.read_cached_samples(lines, with_frames=needs_frames, verify=verify)) is not None:
+                    last_s, begin = cached.header.last_wall_s, cached.header.end
+                    self.damage.note(name, RecordLines[Sample]([], corrupt=cached.header.corrupt))
+                    self._add_cached_samples(cached)
+                for block in lines.read_blocks(begin):
+                    samples = self.damage.note(name, decode_lines(block, Sample))
+                    last_s = samples[-1].wall_s if samples else last_s
+                    self._add_samples(host, samples)
+        except WorkspaceError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                self._note_unread(name, error)
+        self.last_record_s = max(self.last_record_s, last_s)
 
     def _add_samples(self, host: str, samples: list[Sample]) -> None:
         """Process samples of one file. host: the name of the host, taken from the name of the file.
@@ -229,8 +231,8 @@ class RunRecords(msgspec.Struct):
         This class keeps only the time of the last sample, because the samples of a long run need gigabytes as records.
         """
 
-    def _add_segment(self, segment: CheckedSegment | None) -> None:
-        """Process the result of `_check_segment`, in the order of the samples."""
+    def _add_cached_samples(self, cached: CachedSamples) -> None:
+        """Process the cached samples of one file, which come before its other samples."""
 
     def _read_records(self, name: str, kind: type[R]) -> list[R]:
         """The records that can be read from a file. Damaged lines are noted in `damage`, and also a file that is not a

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from collect.loading.loaded_run import LoadedRun
-from collect.loading.records import NO_FOLDER
+from collect.loading.records import NO_FOLDER, Telemetry
 from collect.reading import read_many
 from shardlab.files import gc_pause
 from shardlab.matrix.batch_search import try_cell
@@ -54,7 +54,7 @@ class Loaded(msgspec.Struct):
         return [run for cell in self.cells for run in (*cell.runs, *cell.earlier) if run.verdict != NO_FOLDER]
 
 
-def load_matrix(workspace: Workspace, matrix: str | None) -> Loaded:
+def load_matrix(workspace: Workspace, matrix: str | None, telemetry: Telemetry = "read") -> Loaded:
     """Load a matrix with all its runs. matrix: the name of the matrix; None: the matrix that was expanded last.
 
     Raises InputError if the workspace has no such matrix, or if its expansion cannot be read.
@@ -68,7 +68,8 @@ def load_matrix(workspace: Workspace, matrix: str | None) -> Loaded:
     for entry in expansion.cells:
         run_ids_of_cells.append({run_id for run_id in (*entry.runs, *attempts.get(entry.id, ())) if parse_run_id(run_id)})
     with gc_pause.pause_collector():
-        runs = {run.run_id: run for run in read_many.read_runs(workspace.runs, sorted(set().union(*run_ids_of_cells)))}
+        run_ids = sorted(set().union(*run_ids_of_cells))
+        runs = {run.run_id: run for run in read_many.read_runs(workspace.runs, run_ids, telemetry)}
     lease, current_time = inventory.read_lease(workspace), datetime.now(UTC)
     for run in runs.values():
         run.reads_traces = expansion.traces

@@ -24,6 +24,7 @@ import polars as pl
 
 from collect import metric
 from collect.loading.loaded_run import LoadedRun
+from collect.loading.records import Telemetry
 from collect.loading.telemetry import Coverage
 from collect.sources import samples, steps
 from collect.sources.samples import Samples
@@ -43,25 +44,25 @@ _POOL_ERRORS = (BrokenProcessPool, OSError, MemoryError, OverflowError, ValueErr
 Packed = list[bytes]  # a batch of runs as bytes: the runs with coverage, then three frames of steps, then four of samples
 
 
-def read_runs(runs: Path, run_ids: Sequence[str]) -> Iterator[LoadedRun]:
+def read_runs(runs: Path, run_ids: Sequence[str], telemetry: Telemetry = "read") -> Iterator[LoadedRun]:
     """Read these runs of the folder `runs`, in the order of `run_ids`."""
     read_count = 0
     processes = min(len(os.sched_getaffinity(0)), PROCESSES)
     if len(run_ids) >= MANY and processes > 1:
         with contextlib.suppress(*_POOL_ERRORS):  # after an error of the pool, this process reads the remaining runs
-            for run in _read_in_processes(runs, run_ids, processes):
+            for run in _read_in_processes(runs, run_ids, telemetry, processes):
                 read_count += 1
                 yield run
-    for batch in _read_batches(runs, run_ids[read_count:]):
+    for batch in _read_batches(runs, run_ids[read_count:], telemetry):
         _split_frames(batch, *_build_frames(batch))
         yield from batch
 
 
-def _read_batches(runs: Path, run_ids: Sequence[str]) -> Iterator[list[LoadedRun]]:
+def _read_batches(runs: Path, run_ids: Sequence[str], telemetry: Telemetry) -> Iterator[list[LoadedRun]]:
     batch: list[LoadedRun] = []
     count = 0
     for run_id in run_ids:
-        batch.append(run := LoadedRun.read(RunDir(runs / run_id)))
+        batch.append(run := LoadedRun.read(RunDir(runs / run_id), telemetry))
         count += run.count
         if count > MOST_RECORDS:
             yield batch
@@ -87,11 +88,11 @@ def _split_frames(batch: Sequence[LoadedRun], step_frames: Frames, sample_frames
         run.step_frames, run.samples = Frames(all_steps, timed, world), Samples(*sample_rows)
 
 
-def _read_in_processes(runs: Path, run_ids: Sequence[str], processes: int) -> Iterator[LoadedRun]:
+def _read_in_processes(runs: Path, run_ids: Sequence[str], telemetry: Telemetry, processes: int) -> Iterator[LoadedRun]:
     parts = [run_ids[start : start + PART] for start in range(0, len(run_ids), PART)]
     context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of polars hold
     with ProcessPoolExecutor(processes, context, initializer=_prepare_process) as pool:
-        for answer in pool.map(read_and_pack, repeat(str(runs)), parts):
+        for answer in pool.map(read_and_pack, repeat(str(runs)), parts, repeat(telemetry)):
             for packed in answer:
                 yield from _unpack(packed)
 
@@ -111,12 +112,12 @@ def _prepare_process() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def read_and_pack(runs: str, run_ids: Sequence[str]) -> list[Packed]:
+def read_and_pack(runs: str, run_ids: Sequence[str], telemetry: Telemetry = "read") -> list[Packed]:
     """Read runs in a process of the pool. Returns one packed batch for each batch of runs.
 
     The metrics of completed runs are computed in this process, too; but not those of profiled runs, which need the traces.
     """
-    return [_pack(batch) for batch in _read_batches(Path(runs), run_ids)]
+    return [_pack(batch) for batch in _read_batches(Path(runs), run_ids, telemetry)]
 
 
 def _pack(batch: Sequence[LoadedRun]) -> Packed:

@@ -3,7 +3,6 @@ process."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import signal
 import time
@@ -13,7 +12,6 @@ from socket import gethostname
 
 import msgspec
 
-from collect.sample_columns.writer import ColumnsWriter
 from collect.sampler.gpu import GpuSource
 from collect.sampler.host import HostSource
 from collect.sampler.nic import NicSource, RdmaSource
@@ -47,15 +45,14 @@ def run_sampler(out: Path, hz: float, parent: int | None, sources: Sequence[Sour
     """Write one sample every 1/hz seconds to `out` until a signal arrives or the process with the id `parent` has ended.
 
     A sample that is missed is skipped and not taken later, so that the other samples stay on the schedule. After a signal, one
-    last sample is written, so that counters are known up to the end. The samples of a long run are also written as columns
-    (`collect.sample_columns`). Raises WorkspaceError if `out` cannot be written.
+    last sample is written, so that counters are known up to the end. Raises WorkspaceError if `out` cannot be written.
     """
     tally = TickTally()
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # signals are blocked, so that none interrupts writing a line
     try:
         start_time = _read_start_time(parent)
         host_name, boot = gethostname(), host.boot_id()
-        with LineWriter(out) as lines, contextlib.closing(ColumnsWriter(out, lines.begin)) as columns:
+        with LineWriter(out) as lines:
             start, tick, ending = time.monotonic(), 0, False
             while True:
                 sample = Sample(schema=SCHEMA, t_s=time.monotonic(), wall_s=time.time(), host=host_name, boot_id=boot)
@@ -63,7 +60,7 @@ def run_sampler(out: Path, hz: float, parent: int | None, sources: Sequence[Sour
                     sample.started_hz = hz
                 for source in sources:
                     source.fill(sample)
-                columns.add(lines.write(sample))
+                lines.write(sample)
                 tally.samples += 1
                 if ending or (parent is not None and _has_ended(parent, start_time)):
                     break
@@ -79,8 +76,6 @@ def run_sampler(out: Path, hz: float, parent: int | None, sources: Sequence[Sour
         tally.failures |= source.failures
         tally.unsupported |= source.unsupported
         tally.remarks += source.remarks
-    if columns.error is not None:
-        tally.remarks.append(f"the samples are not written as columns: {columns.error}")
     return tally
 
 
@@ -132,7 +127,7 @@ def record_samples(out: Path, hz: float, parent: int | None, played: Path | None
         gpus = SmiSource(hz)
     if gpus.why_absent:
         output.print_detail(f"no GPU telemetry: {gpus.why_absent}")
-    gc.freeze()  # the garbage collector does not search the modules again and again, which would cost more than the columns
+    gc.freeze()  # the garbage collector does not search the modules again and again
     tally = run_sampler(out, hz, parent, [HostSource(), NicSource(), RdmaSource(), gpus])
     faults = [f"{quantity} could not be read {count} times" for quantity, count in tally.failures.items()]
     faults += [f"{quantity} not supported by {count}" for quantity, count in tally.unsupported.items()]

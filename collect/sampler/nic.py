@@ -79,9 +79,9 @@ class NicSource(Source):
             return
         self._listed = listed
         present = {nic.name: nic for nic in host.nics(self._root)}
-        for name in self._open_nics.keys() - present.keys():
+        for name in sorted(self._open_nics.keys() - present.keys()):
             self._open_nics.pop(name).close()
-        for name in present.keys() - self._open_nics.keys():
+        for name in sorted(present.keys() - self._open_nics.keys()):
             counters = open_counters(self._root / name / "statistics", COUNTERS)
             if not {"rx_bytes", "tx_bytes"} & counters.keys():
                 self.failures[name] += 1

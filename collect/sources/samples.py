@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
@@ -10,20 +11,57 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from collect.sample_columns import tables
-from collect.sample_columns.tables import Kind
-from collect.sources.interfaces import unify_interface_names
+from collect.sources.interfaces import IDENTITY, unify_interface_names
 from shardlab.runs.record import Record, Sample
 
-KINDS: Mapping[Kind, Any] = {
-    "text": pl.String,
-    "float": pl.Float64,
-    "int": pl.Int64,
-    "bool": pl.Boolean,
-    "texts": pl.List(pl.String),
-    "ints": pl.List(pl.Int64),
+# The tables and columns into which samples are taken apart.
+HOSTS: Mapping[str, Any] = {
+    **dict.fromkeys(("host", "boot_id"), pl.String),
+    **dict.fromkeys(("t_s", "wall_s", "started_hz", "cpu_pct", "busiest_core_pct"), pl.Float64),
+    **dict.fromkeys(("memory_used_bytes", "memory_total_bytes", "disk_read_bytes", "disk_write_bytes"), pl.Int64),
+    **dict.fromkeys(("cpu_pressure_s", "memory_pressure_s", "io_pressure_s"), pl.Float64),
+    **dict.fromkeys(("nfs_read_bytes", "nfs_write_bytes"), pl.Int64),
 }
-_MOMENT = ("host", "boot_id", "wall_s")  # columns of a sample that are copied into the rows of its devices (NICs, GPUs, ports)
+NICS: Mapping[str, Any] = {
+    **dict.fromkeys(("name", "kind"), pl.String),
+    **dict.fromkeys(("rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_discards"), pl.Int64),
+    **dict.fromkeys(("rx_pauses", "tx_pauses", "rx_priority_pauses", "tx_priority_pauses"), pl.Int64),
+    **dict.fromkeys(("rdma_rx_bytes", "rdma_tx_bytes"), pl.Int64),
+    **IDENTITY,
+}
+GPUS: Mapping[str, Any] = {
+    "uuid": pl.String,
+    "lost": pl.Boolean,
+    "utilization_pct": pl.Float64,
+    "memory_used_bytes": pl.Int64,
+    **dict.fromkeys(("power_w", "temperature_c", "sm_clock_mhz", "memory_clock_mhz", "energy_j"), pl.Float64),
+    **dict.fromkeys(("pcie_rx_bytes", "pcie_tx_bytes", "nvlink_rx_bytes", "nvlink_tx_bytes"), pl.Int64),
+    **dict.fromkeys(("ecc_uncorrected", "processes"), pl.Int64),
+    "throttled": pl.List(pl.String),
+    "xids": pl.List(pl.Int64),
+}
+RDMA: Mapping[str, Any] = {
+    "device": pl.String,
+    "port": pl.Int64,
+    "link_layer": pl.String,
+    **dict.fromkeys(("rx_bytes", "tx_bytes", "rx_errors", "tx_discards", "link_downed"), pl.Int64),
+}
+# Columns of GPUs that are filled sample by sample and not GPU by GPU (`_list_gpu_sample_values`), because a large run has
+# millions of rows.
+OF_SAMPLES: Mapping[str, Any] = {"played": pl.Boolean, "memory_total_bytes": pl.Int64}
+# Columns of a sample that are copied into the rows of its devices (NICs, GPUs, ports).
+MOMENT = ("host", "boot_id", "wall_s")
+_DEVICE_COLUMNS = {"run": pl.Int64, **{name: HOSTS[name] for name in MOMENT}}  # run: the index of a run
+# The columns of the four frames of samples (`build_sample_part`): of hosts, NICs, GPUs and RDMA ports.
+SCHEMAS = [
+    pl.Schema(columns)
+    for columns in (
+        {"run": pl.Int64, **HOSTS},
+        {**_DEVICE_COLUMNS, **NICS},
+        {**_DEVICE_COLUMNS, **GPUS, **OF_SAMPLES},
+        {**_DEVICE_COLUMNS, **RDMA},
+    )
+]
 INTERFACE = ("host", "kind", "name")  # the columns that identify a network interface of a run
 
 
@@ -74,14 +112,14 @@ def build_frames_of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]], parts: 
         run = pl.lit(index, pl.Int64).alias("run")
         all_parts += [Samples(*(rows.with_columns(run) for rows in run_part)) for run_part in run_parts]
     all_parts.append(build_sample_part(runs))  # last, because these samples were read after those in the parts of their run
-    hosts, nics, gpus, rdma = _join_parts(all_parts)
+    hosts, nics, gpus, rdma = join_parts(all_parts)
     return Samples(hosts, unify_interface_names(nics), gpus, rdma)
 
 
 def build_sample_part(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples:
     """The frames of some samples of many runs, of which `build_frames_of_runs` joins several.
 
-    Network interfaces still have the names that they have in the samples, and `nics` also has the columns IDENTITY.
+    The frames have the columns SCHEMAS: network interfaces still have the names that they have in the samples.
     """
     samples: list[Sample] = []
     counts = []
@@ -89,31 +127,56 @@ def build_sample_part(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples
         run_samples = [sample for records in run.values() for sample in records]
         samples += sorted(run_samples, key=lambda sample: (sample.host, sample.wall_s))
         counts.append(len(run_samples))
-    hosts = _build_frame(tables.HOSTS, samples).insert_column(0, pl.Series("run", _repeat_indexes(counts)))
-    played, sizes = tables.gpu_sample_columns(samples)
-    sample_columns = [_build_series("played", played, pl.Boolean), _build_series("memory_total_bytes", sizes, pl.Int64)]
+    hosts = _build_frame(HOSTS, samples).insert_column(0, pl.Series("run", _repeat_indexes(counts)))
+    moments = hosts.select("run", *MOMENT)
     nics, gpus, rdma = (
-        (list(map(len, lists)), _build_frame(columns, [device for devices in lists for device in devices]))
+        moments[_repeat_indexes(list(map(len, lists)))].hstack(
+            _build_frame(columns, [device for devices in lists for device in devices])
+        )
         for columns, lists in (
-            (tables.NICS, [sample.nics or () for sample in samples]),
-            (tables.GPUS, [sample.gpus or () for sample in samples]),
-            (tables.RDMA, [sample.rdma or () for sample in samples]),
+            (NICS, [sample.nics or () for sample in samples]),
+            (GPUS, [sample.gpus or () for sample in samples]),
+            (RDMA, [sample.rdma or () for sample in samples]),
         )
     )
-    return build_frames_of_tables(hosts, nics, (gpus[0], gpus[1].hstack(sample_columns)), rdma)
+    played, sizes = _list_gpu_sample_values(samples)
+    gpus = gpus.with_columns(pl.Series("played", played, pl.Boolean), pl.Series("memory_total_bytes", sizes, pl.Int64))
+    return Samples(hosts, nics, gpus, rdma)
 
 
-def build_frames_of_tables(hosts: pl.DataFrame, *devices: tuple[Sequence[int] | np.ndarray, pl.DataFrame]) -> Samples:
-    """The frames of samples from four tables.
+def encode_parquet(part: Samples) -> list[bytes]:
+    """The four frames of a part (`build_sample_part`) as Parquet."""
+    streams = [io.BytesIO() for _ in part]
+    for rows, stream in zip(part, streams, strict=True):
+        rows.write_parquet(stream, compression="zstd", statistics=False)
+    return [stream.getvalue() for stream in streams]
 
-    hosts: the samples of hosts. devices: for NICs, GPUs and RDMA ports: (the number of devices of each sample, the rows of the
-    devices). The rows of a device get the columns of its sample that say when and where it was taken.
+
+def decode_parquet(tables: Sequence[bytes]) -> Samples | None:
+    """The part that `encode_parquet` encoded; None if the tables cannot be read, or do not have the columns of a part."""
+    try:
+        frames = [pl.read_parquet(table) for table in tables]
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        return None
+    return Samples(*frames) if [rows.schema for rows in frames] == SCHEMAS else None
+
+
+def _list_gpu_sample_values(samples: Sequence[Sample]) -> tuple[list[bool], list[int | None]]:
+    """The values of the columns in OF_SAMPLES for the GPUs of all samples: (played, memory_total_bytes).
+
+    All GPUs of a sample are played if the first GPU is. The size of the memory is recorded only in the first sample that a
+    sampler writes.
     """
-    moments = hosts.select("run", *_MOMENT)
-    return Samples(hosts, *(moments[_repeat_indexes(counts)].hstack(rows) for counts, rows in devices))
+    played: list[bool] = []
+    sizes: list[int | None] = []
+    for sample in samples:
+        if gpus := sample.gpus:
+            played += [gpus[0].played] * len(gpus)
+            sizes += [None] * len(gpus) if sample.started_hz is None else [gpu.memory_total_bytes for gpu in gpus]
+    return played, sizes
 
 
-def _join_parts(parts: Sequence[Samples]) -> Samples:
+def join_parts(parts: Sequence[Samples]) -> Samples:
     """Join several parts into one set of frames, sorted by run, host and wall_s. Samples that are equal in these keep their
     order."""
     filled = [part for part in parts if part.hosts.height]
@@ -123,12 +186,7 @@ def _join_parts(parts: Sequence[Samples]) -> Samples:
     start_order = sorted(range(len(filled)), key=lambda number: edges[number][0])
     if all(edges[before][1] < edges[after][0] for before, after in itertools.pairwise(start_order)):
         return _concatenate([filled[index] for index in start_order])
-    return sort_samples(_concatenate(filled))
-
-
-def sort_samples(samples: Samples) -> Samples:
-    """Sort frames by run, host and wall_s. Samples that are equal in these keep their order."""
-    return Samples(*(rows.sort("run", "host", "wall_s", maintain_order=True) for rows in samples))
+    return Samples(*(rows.sort("run", "host", "wall_s", maintain_order=True) for rows in _concatenate(filled)))
 
 
 def _concatenate(parts: Sequence[Samples]) -> Samples:
@@ -140,15 +198,15 @@ def _sort_key(hosts: pl.DataFrame, row: int) -> tuple[Any, ...]:
     return hosts.select("run", "host", "wall_s").row(row)
 
 
-def _repeat_indexes(counts: Sequence[int] | np.ndarray) -> np.ndarray:
+def _repeat_indexes(counts: Sequence[int]) -> np.ndarray:
     """For each index, repeat the index as often as the count at this index says: [2, 1] gives [0, 0, 1]."""
     return np.repeat(np.arange(len(counts)), np.array(counts, int))
 
 
-def _build_frame(columns: Mapping[str, Kind], records: Sequence[Record]) -> pl.DataFrame:
+def _build_frame(columns: Mapping[str, Any], records: Sequence[Record]) -> pl.DataFrame:
     """A frame with a row for each record and a column for each field in `columns`."""
     values = zip(*map(attrgetter(*columns), records)) if records else ((),) * len(columns)
-    return pl.DataFrame([_build_series(name, data, KINDS[columns[name]]) for name, data in zip(columns, values, strict=True)])
+    return pl.DataFrame([_build_series(name, data, columns[name]) for name, data in zip(columns, values, strict=True)])
 
 
 def _build_series(name: str, values: Sequence[Any], kind: Any) -> pl.Series:

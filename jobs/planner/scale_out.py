@@ -12,6 +12,7 @@ from jobs.planner.calibration import NOTHING, Calibration
 from jobs.planner.machine import PlannedMachine
 from shardlab.matrix.cell import Cell
 from shardlab.runs.prediction import PredictedRange, Prediction
+from trainers import menu
 
 WIDENING = 0.05  # relative width added to each side of a range per doubling of the GPUs; assumed, for contention and stragglers
 
@@ -50,9 +51,10 @@ def scale_cell(cell: Cell, gpus: int, per_node: int) -> Cell | None:
 def extrapolate(
     cell: Cell, gpus: int, per_node: int, machine: PlannedMachine, calibration: Calibration = NOTHING
 ) -> ScaledCell | None:
-    """The prediction for the cell on `gpus` GPUs; None if the cell cannot run on this number (see `scale_cell`)."""
+    """The prediction for the cell on `gpus` GPUs; None if the cell cannot run on this number (see `scale_cell`), or if its
+    strategy or workload refuses it."""
     scaled_cell = scale_cell(cell, gpus, per_node)
-    if scaled_cell is None:
+    if scaled_cell is None or menu.refuse(scaled_cell) is not None:
         return None
     base_prediction = predict.predict_run(cell, machine, calibration=calibration)
     scaled_prediction = predict.predict_run(scaled_cell, machine, calibration=calibration)

@@ -1,1 +1,1 @@
-"""Everything about Slurm: the options of a job, Slurm's commands, parsers of their output, and the exactly-once submission."""
+"""Slurm's commands, parsers of their output, and the exactly-once submission. The options of a job are in `jobs/rendering`."""

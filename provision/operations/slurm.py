@@ -88,7 +88,7 @@ def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
         return Nothing(f"{controller.node.name}, which has the configuration, cannot be asked")
     changes: list[Change] = []
     options = f'SLURMD_OPTIONS="--conf-server {controller.node.address}:6817 -N {target.node.name}"\n'.encode()
-    unit = render("slurm/configless.conf.j2").encode()
+    unit = render("slurm_conf/configless.conf.j2").encode()
     if _file_differs(target, WORKER_UNIT, unit):
         changes.append(RunCommand("make a folder for our settings of slurmd", ["mkdir", "-p", WORKER_UNIT.rpartition("/")[0]]))
         changes.append(Write(f"write {WORKER_UNIT}", WORKER_UNIT, unit))

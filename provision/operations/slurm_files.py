@@ -53,7 +53,7 @@ def render_slurm_files(site: Site) -> dict[str, bytes]:
             raise Unanswered(f"{word!r} is not allowed in slurm.conf")
     assert site.cluster.slurm is not None
     slurm = render(
-        "slurm/slurm.conf.j2",
+        "slurm_conf/slurm.conf.j2",
         cluster=site.cluster.name,
         controller=controller.node,
         workers=worker_entries,
@@ -62,13 +62,13 @@ def render_slurm_files(site: Site) -> dict[str, bytes]:
         shared_kernel=is_kernel_shared,
         memory_per_cpu_mib=min(worker.memory_mib // worker.cpus for worker in worker_entries),
     )
-    gres = render("slurm/gres.conf.j2", workers=worker_entries, kind=gpus.type if gpus else None, devices=devices)
+    gres = render("slurm_conf/gres.conf.j2", workers=worker_entries, kind=gpus.type if gpus else None, devices=devices)
     is_unified = all(system.cgroup == "cgroup2fs" for system in systems)
     plugin = "cgroup/v2" if is_unified else "cgroup/v1"
     if is_kernel_shared and is_unified and _slurm_release(controller) >= DISABLES_CGROUPS:
         # practice nodes do not need cgroups, and the plugin cgroup/v2 fails on a kernel whose controllers are in version 1
         plugin = "disabled"
-    cgroup = render("slurm/cgroup.conf.j2", plugin=plugin, shared_kernel=is_kernel_shared)
+    cgroup = render("slurm_conf/cgroup.conf.j2", plugin=plugin, shared_kernel=is_kernel_shared)
     return {
         CONF: slurm.encode(),
         GRES: gres.encode(),
@@ -85,7 +85,7 @@ def _slurm_release(controller: Target) -> tuple[int, ...]:
 def render_slurmdbd_conf(site: Site) -> bytes:
     """The content of slurmdbd.conf."""
     (controller,) = site.with_role("controller")
-    return render("slurm/slurmdbd.conf.j2", controller=controller.node.name).encode()
+    return render("slurm_conf/slurmdbd.conf.j2", controller=controller.node.name).encode()
 
 
 def _worker_entry(cluster: Cluster, target: Target) -> Worker:

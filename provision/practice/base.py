@@ -18,7 +18,7 @@ from pathlib import Path
 
 from provision import software
 from shardlab.errors import ShardlabError
-from shardlab.files import files
+from shardlab.files import files, own_folder
 
 USER = "practice"  # the user of practice nodes, who may use sudo without a password, as in CloudLab's images
 UID = 65888  # the UID of USER; a user of this machine with the same UID could change files of a node and become root
@@ -49,7 +49,7 @@ def base_folder(packages: Sequence[str], release: str | None = None) -> Path:
 
 def cache_folder() -> Path:
     """The folder in the user's cache for files that all clusters of practice nodes share."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / "practice"
+    return own_folder.cache_path("practice")
 
 
 def hold_practice_lock() -> AbstractContextManager[int]:

@@ -6,6 +6,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from shardlab.files import own_folder
+
 
 def is_writable(data_path: Path) -> bool:
     """Whether this user can write to the folder of data sets. If the folder does not exist: to its nearest existing parent."""
@@ -20,5 +22,4 @@ def cache_folder(data_path: Path) -> Path:
 
     Two spellings of one data path, for example with and without a symlink, have the same folder in the cache.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "shardlab" / "data" / hashlib.sha256(os.fsencode(data_path.resolve())).hexdigest()[:12]
+    return own_folder.cache_path("data") / hashlib.sha256(os.fsencode(data_path.resolve())).hexdigest()[:12]

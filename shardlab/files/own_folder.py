@@ -1,4 +1,4 @@
-"""This user's own folder in a folder such as /tmp, into which all users of a machine may write.
+"""This user's own folder in the user's cache, or in a folder such as /tmp, into which all users of a machine may write.
 
 Another user may already have made something with the expected name, to read what this user writes or to stop the commands of
 this user. Such a folder is not used: a folder with a random name is made, which later calls find by its owner and its mode.
@@ -11,6 +11,11 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+
+
+def cache_path(name: str) -> Path:
+    """The path of shardlab's folder `name` in this user's cache. Raises RuntimeError if this user has no home folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / name
 
 
 def make_own_folder(base: Path, name: str) -> Path:

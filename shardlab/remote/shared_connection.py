@@ -35,7 +35,7 @@ def socket_folder() -> Path:
 
     Raises WorkspaceError.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / "ssh"
+    cache = own_folder.cache_path("ssh")
     if len(os.fsencode(cache)) > MAX_FOLDER_BYTES:
         with files.as_workspace_error("make"):
             return own_folder.make_own_folder(TEMPORARY, f"shardlab-ssh-{os.geteuid()}")

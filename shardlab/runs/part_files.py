@@ -19,9 +19,8 @@ STEPS = r"rank-\d{5,}\.jsonl"  # the files of step records, in the folder steps
 _OF_FIRST_NODE = re.compile(
     rf"claim(?:/.*)?|run\.json|job\.[^/]*|log/job\.log|log/ssh\.[^/]*|(?!{EVENTS}$)events\..*", re.DOTALL
 )
-COLUMNS = ".columns"  # suffix of the files of columns, which repeat the telemetry samples of a host (collect/sample_columns)
 # Suffixes of files to which processes append. A copy of a file with such a suffix may contain only the beginning of the file.
-GROWING = (".jsonl", ".log", COLUMNS)
+GROWING = (".jsonl", ".log")
 BLOCK = 1 << 20  # bytes that are compared at a time
 
 

@@ -453,14 +453,12 @@ class LineWriter:
                 self._descriptor = files.append_descriptor(path)
             if (size := os.fstat(self._descriptor).st_size) and os.pread(self._descriptor, 1, size - 1) != b"\n":
                 # An earlier writer left its last line incomplete. End this line, so that the next record starts a new line.
-                size += os.write(self._descriptor, b"\n")
+                os.write(self._descriptor, b"\n")
         except OSError as error:
             raise WorkspaceError.from_os_error(error, "write") from error
-        self.begin = size  # bytes of the file before the first record of this writer
 
-    def write(self, record: Record, *, sync: bool = False) -> bytes:
-        """Append one record to the file, and return its line. sync: whether to wait until the record is on the disk. Raises
-        WorkspaceError."""
+    def write(self, record: Record, *, sync: bool = False) -> None:
+        """Append one record to the file. sync: whether to wait until the record is on the disk. Raises WorkspaceError."""
         line = self._encoder.encode(record) + b"\n"
         try:
             written_bytes = os.write(self._descriptor, line)
@@ -471,7 +469,6 @@ class LineWriter:
         except OSError as error:
             error.filename = str(self._path)
             raise WorkspaceError.from_os_error(error, "write") from error
-        return line
 
     def close(self) -> None:
         """Close the file."""

@@ -76,7 +76,7 @@ class RunDir:
         return self.path / VALIDATION
 
     def samples_file(self, host: str) -> Path:
-        """The file with the telemetry samples of a host. In long runs, HOST.columns beside it repeats them as columns."""
+        """The file with the telemetry samples of a host."""
         return self.path / "samples" / f"{host}.jsonl"
 
     def sampled_hosts(self) -> list[str]:

@@ -31,8 +31,11 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
             marks=pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
         ),
         (
-            ("telemetry.py", "--nodes", "2", "--gpus", "2", "--seconds", "30", "--rounds", "1"),
-            r"^66 samples of hosts, 132 of GPUs -> coverage of 2 nodes, \d+ metrics\nread and aggregated +\d+\.\d\d s .* MB$",
+            ("telemetry.py", "--nodes", "2", "--gpus", "2", "--seconds", "900", "--rounds", "1"),
+            (
+                r"^1806 samples of hosts, 3612 of GPUs -> coverage of 2 nodes, \d+ metrics\n"
+                r"(?:.+ \d+\.\d\d s .* MB  \d\.\d{3} times .*\n){4}"
+            ),
         ),
         (
             ("fetch.py", "--mib", "1", "--small", "3", "--runs", "2", "--rounds", "1"),

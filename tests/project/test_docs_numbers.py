@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from collect.fetching import gather
-from collect.sample_columns import segment
+from collect.loading import sample_cache
 from collect.sources import snapshot
 from collect.timeline import straggler
 from collect.tracking import command as tracking
@@ -131,8 +131,9 @@ SENTENCES = [
         written("trainers/deepspeed_zero/deepspeed_config.py", "BUCKET")]),
     ("telemetry.md", f"at {cell.TELEMETRY_HZ:g} samples per second"),
     ("telemetry.md", f"{cell.SLOWEST_HZ:g} to {cell.FASTEST_HZ:g} samples per second"),
-    ("telemetry.md", f"a segment for each {segment.SEGMENT // MIB} MiB"),
-    ("telemetry.md", f"less than {segment.LEAST // MIB} MiB of lines per host"),
+    ("telemetry.md", f"at least {sample_cache.LEAST // MIB} MiB of lines"),
+    ("telemetry.md", f"if they are {sample_cache.LEAST_NEW // 1024} KiB or more"),
+    ("telemetry.md", f"at most {sample_cache.MOST_BYTES // GIB} GiB"),
     ("telemetry.md", f"at most {WORDS[node_processes.SAMPLER_STARTS - 1]} times"),
     ("timeline.md", f"differ by less than {100 * straggler.LEAST_SHARE:g} % of a step"),
     ("timeline.md", f"too few steps (at least {straggler.LEAST_STEPS} on 2 ranks)"),

@@ -20,10 +20,6 @@ ALLOWED = {
     ("collect/figures/operators.py", "for name in pair.cell_uses.keys() | "): "the names are sorted at the end",
     ("collect/findings/columns.py", "''.join(kinds)"): "is used only if there is one kind",
     ("collect/findings/trace_tables.py", "for name in cell_uses.keys() | "): "the caller sorts the differences",
-    (
-        "collect/sampler/nic.py",
-        "for name in present.keys() - self._open_nics.keys()",
-    ): "to be sorted: their order becomes that of a sample",
     ("collect/traces/operators.py", "for kind, name in run_uses.totals.keys() | "): "the differences are sorted at the end",
     ("jobs/adaptation/adapt.py", "[adapted[index].point"): "used only with any()",
     ("jobs/planning/plan_predictions.py", "{name: planned_machine"): "the machines are read by name",

@@ -10,7 +10,7 @@ import support_facts
 from support_golden import same_as_golden
 
 import provision.facts
-from provision import roles
+from provision import order
 from provision.datasets.formats import FORMATS
 from provision.fact import Fact
 from provision.provider import NOTHING_TO_DO, find_provider
@@ -20,11 +20,11 @@ FUNCTIONS = ("request", "profile", "warm", "down", "present", "obtain", "extend"
 
 
 def describe_order():
-    for operation in roles.OPERATIONS:
+    for operation in order.OPERATIONS:
         yield from support_facts.describe(f"operation {operation.name}", operation, left_out=("name",))
-    yield f"files of operations: {support_facts.format_fact(roles.list_operation_files())}"
-    yield f"only if named: {support_facts.format_fact(roles.ONLY_NAMED)}"
-    yield f"facts: {', '.join(fact.name for fact in roles.FACTS)}"
+    yield f"files of operations: {support_facts.format_fact(order.list_operation_files())}"
+    yield f"only if named: {support_facts.format_fact(order.ONLY_NAMED)}"
+    yield f"facts: {', '.join(fact.name for fact in order.FACTS)}"
 
 
 def describe_providers():
@@ -32,8 +32,8 @@ def describe_providers():
         plugin = find_provider(name)
         yield from support_facts.describe(f"provider {name}", plugin, left_out=("name",))
         yield f"  has: {', '.join(key for key in FUNCTIONS if getattr(plugin, key) is not None)}"
-        yield f"  operations in order: {', '.join(operation.name for operation in roles.select_operations(plugin))}"
-        for number, stage in enumerate(roles.select_checks(plugin), 1):
+        yield f"  operations in order: {', '.join(operation.name for operation in order.select_operations(plugin))}"
+        for number, stage in enumerate(order.select_checks(plugin), 1):
             yield f"  checks, stage {number}: {', '.join(check.name + ' once' * check.once for check in stage)}"
     yield from (f"nothing to do for {verb}: {text}" for verb, text in NOTHING_TO_DO.items())
 

@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from provision import provider, roles
+from provision import order, provider
 from provision.check import Check
 from provision.fact import Fact, Unanswered
 from provision.facts.users import USERS, Users
@@ -47,18 +47,18 @@ def test_the_parser_of_a_fact_is_tested(name):
 
 
 def test_every_operation_has_its_place_in_the_order():
-    """The list roles.OPERATIONS has every operation exactly once."""
-    assert {id(one) for one in defined("operations", Operation).values()} == {id(one) for one in roles.OPERATIONS}
-    names = [operation.name for operation in roles.OPERATIONS]
+    """The list order.OPERATIONS has every operation exactly once."""
+    assert {id(one) for one in defined("operations", Operation).values()} == {id(one) for one in order.OPERATIONS}
+    names = [operation.name for operation in order.OPERATIONS]
     assert sorted(names) == sorted(set(names))
 
 
 def test_every_check_has_its_place_in_the_order():
-    stages = [stage for name in ("ssh", "slurm", "cloudlab") for stage in roles.select_checks(provider.find_provider(name))]
+    stages = [stage for name in ("ssh", "slurm", "cloudlab") for stage in order.select_checks(provider.find_provider(name))]
     assert {id(one) for one in defined("checks", Check).values()} == {id(check) for stage in stages for check in stage}
 
 
-@pytest.mark.parametrize("operation", roles.OPERATIONS, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("operation", order.OPERATIONS, ids=lambda operation: operation.name)
 def test_an_operation_names_each_file_of_etc_that_it_writes(operation):
     """`provision` looks only at files that an operation names. It would write any other file again at each run."""
     one = site(gpus=Gpus(per_node=0), shared="/mydata")

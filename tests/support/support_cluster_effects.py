@@ -16,7 +16,7 @@ from support_cells import CELL
 from jobs.planner import machine, predict
 from jobs.planning import plan
 from jobs.rendering import render
-from provision import roles
+from provision import order
 from provision.cloudlab import profile_request, token
 from provision.fact import Facts, Unanswered
 from provision.facts.disk import Disk, disk_fact
@@ -56,7 +56,7 @@ def changes(cluster: Cluster, workspace: Workspace) -> str:
     made = _two_machines(cluster, workspace)
     return "\n".join(
         text
-        for operation in roles.select_operations(find_provider(cluster.provider))
+        for operation in order.select_operations(find_provider(cluster.provider))
         for target in (made.targets[:1] if operation.once else made.targets)
         for text in _planned(operation.plan, made, target)
     )
@@ -100,7 +100,7 @@ def site(cluster: Cluster, workspace: Workspace) -> str:
     target = Target(node, Facts(node))
     target.facts.answers[ENVIRONMENT.name] = InstalledEnvironment()
     of_it = Site(cluster, workspace, [target])
-    planned = next(one for one in roles.select_operations(find_provider("slurm")) if one.name == "site-environment")
+    planned = next(one for one in order.select_operations(find_provider("slurm")) if one.name == "site-environment")
     two_nodes = " ".join(requests.sbatch_options(cluster, nodes=2, minutes=10, gpus=GPUS))
     return "\n".join([f"two nodes: {two_nodes}", *_planned(planned.plan, of_it, target)])
 

@@ -51,7 +51,7 @@ PLACES = (
     )),
     *(f"RUN/{name}" for name in (
         "run.json", "result.json", "events.attempt.jsonl", "events.controller.jsonl", "steps/rank-00000.jsonl", "steps",
-        "samples/node0.jsonl", "samples/node0.columns", "env/node0.json", "validation.jsonl", "manifest.json",
+        "samples/node0.jsonl", "env/node0.json", "validation.jsonl", "manifest.json",
         "prediction.json", "log/job.log", "log/rank-00000.log", "job.sh", "claim/job", "trace/rank-00000.json.gz",
         "trace/.figures.json", "memory/rank-00000.json", "memory/rank-00000.snapshot.json.gz", "checkpoints",
     )),

@@ -110,16 +110,16 @@ def test_running_runs_checkpoints_and_links_are_left_out_of_an_archive(tmp_path,
     assert not {name for name in kept if name.removeprefix("workspace/") in left_out}
 
 
-def test_columns_are_left_out_first(workspace, tmp_path, capsys):
+def test_columns_of_an_older_version_do_no_harm_in_an_archive(workspace, tmp_path, capsys):
     run = workspace.all_runs()[0]
     columns = run.samples_file(support.HOST).with_suffix(".columns")
-    columns.write_bytes(bytes(2**21))
-    out = tmp_path / "small.shardlab.zip"
-    assert collect("archive", "--out", str(out), "--max-gib", str(2**21 / 2**30), "--json", workspace=workspace) == 0
+    columns.write_bytes(b'\n{"schema":1,"sha256":"' + bytes(1000))
+    out = tmp_path / "older.shardlab.zip"
+    assert collect("archive", "--out", str(out), workspace=workspace) == 0
     columns.unlink()
-    (left_out,) = document(capsys)["left_out"]
-    assert left_out["name"] == f"runs/{run.run_id}/samples/{support.HOST}.columns"
-    assert left_out["why"].startswith("columns of telemetry, which only repeat its samples, were left out")
+    capsys.readouterr()
+    assert collect("open", str(out), "--out", str(tmp_path / "ours"), "--json") == 0
+    assert document(capsys)["same_report"] is True
 
 
 def test_telemetry_is_left_out_last_and_the_limit_is_kept(workspace, tmp_path, capsys):
@@ -157,16 +157,12 @@ def test_no_name_is_in_an_anonymous_archive(tmp_path, monkeypatch, capsys):
     with gzip.open(files.make_folder(run.trace_file(0).parent) or run.trace_file(0), "wb") as trace:
         trace.write(json.dumps({"traceEvents": [], "hostname": HOST}).encode())
     (run.path / "blob.bin").write_bytes(b"\xff\xfe" + USER.encode())
-    (run.path / f"samples/{HOST}.columns").write_bytes(HOST.encode())
     out = tmp_path / "x.shardlab.zip"
     assert collect("archive", "--anonymous", "--out", str(out), "--json", workspace=theirs) == 0
     said = document(capsys)
     assert said["remaining"] == {}
     assert [one["why"] for one in said["left_out"] if one["name"].endswith("blob.bin")] == [
         "it is not text, so names in it cannot be found"
-    ]
-    assert [one["why"] for one in said["left_out"] if one["name"].endswith(".columns")] == [
-        "it only repeats telemetry samples, in a form in which names cannot be replaced"
     ]
     with zipfile.ZipFile(out) as zipped:
         for name in zipped.namelist():

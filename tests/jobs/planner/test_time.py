@@ -206,6 +206,7 @@ def test_scale_out_holds_study_2s_table():
     assert found.trust.startswith("fair")
     assert scale_out.extrapolate(one, 64, 8, where).trust.startswith("little")
     assert scale_out.extrapolate(cell("gpt2", "tp", 4, tp=4), 8, 8, where) is None
+    assert scale_out.extrapolate(cell("gpt2", "fsdp2-hsdp", 8), 1, 8, where) is None  # the strategy needs several ranks
 
 
 @pytest.mark.parametrize(

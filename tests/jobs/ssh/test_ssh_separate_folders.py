@@ -344,10 +344,10 @@ def test_a_copy_that_was_cut_is_replaced_by_the_whole_file(nodes, fetch):
 def test_the_longer_of_two_logs_with_a_common_beginning_is_kept(nodes, fetch, longer):
     folder = ended(nodes)
     for node in ("gpu1", "gpu2"):
-        for name in ("log/of-both.log", "samples/of-both.jsonl", "samples/of-both.columns"):
+        for name in ("log/of-both.log", "samples/of-both.jsonl"):
             (nodes.part(node, folder).path / name).write_text("one\ntwo\n" if node == longer else "one\n")
     assert fetch()[folder.run_id]["complete"]
-    for name in ("log/of-both.log", "samples/of-both.jsonl", "samples/of-both.columns"):
+    for name in ("log/of-both.log", "samples/of-both.jsonl"):
         assert (folder.path / name).read_text() == "one\ntwo\n"
 
 

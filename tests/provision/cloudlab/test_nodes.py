@@ -11,7 +11,7 @@ import pytest
 from support_aside import why_not
 from support_cloudlab import lan, manifest, node
 
-from provision import roles
+from provision import order
 from provision.checks import experiment_network, network
 from provision.cloudlab import experiment_interfaces
 from provision.fact import Facts, Unanswered
@@ -220,7 +220,7 @@ def test_the_check_compares_the_node_with_its_manifest(tmp_path):
     assert (outcome.passed, outcome.says) == (
         False, "192.0.2.2, on which the nodes would train, is its address on the control network",
     )  # fmt: skip
-    assert [check.name for stage in roles.select_checks(find_provider("cloudlab")) for check in stage].count(
+    assert [check.name for stage in order.select_checks(find_provider("cloudlab")) for check in stage].count(
         "experiment_network"
     ) == 1
 

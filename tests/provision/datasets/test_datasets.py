@@ -337,7 +337,7 @@ def cluster(folder, sets):
 
 
 def test_provision_stages_a_data_set_once_and_reports_a_missing_archive(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("provision.roles.TORCH_CHECKS", [])  # skips the acceptance tests
+    monkeypatch.setattr("provision.order.TORCH_CHECKS", [])  # skips the acceptance tests
     made = tar(tmp_path / "it's; x.tar.gz", cifar_members())
     file = cluster(tmp_path, f'[{{name: cifar10, archive: "{made.name}", sha256: {sha256(made)}}}]')
     words = [file, "--only", "datasets", "--json", "--workspace", str(tmp_path)]
@@ -379,7 +379,7 @@ def test_data_sets_of_a_node_without_an_environment_are_planned_but_not_staged(t
 
 
 def test_a_refused_archive_fails_the_operation_with_its_sentence(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("provision.roles.TORCH_CHECKS", [])
+    monkeypatch.setattr("provision.order.TORCH_CHECKS", [])
     tar(tmp_path / "bad", cifar_members(), member("/etc/passwd"))
     file = cluster(tmp_path, "[{name: cifar10, archive: bad}]")
     assert main([file, "--only", "datasets", "--json", "--workspace", str(tmp_path)]) == 1

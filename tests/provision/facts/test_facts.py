@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from provision import roles
+from provision import order
 from provision.checks import _trial, all_reduce, gpus
 from provision.checks import torch as torch_check
 from provision.fact import Facts, Unanswered
@@ -242,7 +242,7 @@ def test_one_start_of_torch_answers_all_its_checks():
     summed = msgspec.json.encode(CommandOutput(0, REPORT % 0, "")).decode()
     said = f'{{"torch": {TORCH_CPU.splitlines()[1]}, "all_reduce": {summed}}}\n'
     asked = target({"shardlab.hardware.host": CommandOutput(0, NO_GPU, ""), "_trial": CommandOutput(0, said, "")})
-    outcomes = [check.run(None, asked).passed for check in roles.TORCH_CHECKS]
+    outcomes = [check.run(None, asked).passed for check in order.TORCH_CHECKS]
     assert outcomes == [True, None, True, None]
     assert [words[-1] for words in asked.node.asked].count("provision.checks._trial") == 1
     assert asked.facts[TORCH].version == "2.13.0+cpu"

@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from provision import clock, roles
+from provision import clock, order
 from provision.fact import Unanswered
 from provision.facts import keys
 from provision.facts.keys import KEYS, Keys
@@ -114,7 +114,7 @@ def test_a_slow_answer_is_measured_again_because_it_says_nothing_about_the_clock
 
 
 def test_operations_come_in_the_order_of_their_dependencies():
-    names = [operation.name for operation in roles.OPERATIONS]
+    names = [operation.name for operation in order.OPERATIONS]
     for first, then in (
         ("space", "munge-user"), ("munge-user", "packages"), ("packages", "users"), ("users", "munge"), ("time", "clock"),
         ("clock", "munge-key"), ("disks", "nfs-server"), ("nfs-server", "nfs"), ("nfs", "environment"), ("keys", "trust"),

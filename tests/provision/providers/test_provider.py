@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from provision import roles
+from provision import order
 from provision.operation import Nothing
 from provision.plan import MACHINE
 from provision.provider import NOTHING_TO_DO, Provider, find_provider
@@ -23,9 +23,9 @@ CLUSTER = Cluster(schema=1, name="bench", provider="ssh")
 def test_a_provider_has_the_name_of_its_file_and_existing_operations_and_checks(name):
     made = find_provider(name)
     assert made.name == name
-    operations = {MACHINE, *(operation.name for operation in roles.OPERATIONS)}
+    operations = {MACHINE, *(operation.name for operation in order.OPERATIONS)}
     assert (made.operations or set()) <= operations
-    checks = {check.name for stage in roles.select_checks(LEAST) for check in stage} | roles.ONLY_NAMED
+    checks = {check.name for stage in order.select_checks(LEAST) for check in stage} | order.ONLY_NAMED
     assert (made.checks or set()) <= checks
 
 
@@ -36,9 +36,9 @@ def test_a_provider_without_a_function_for_a_verb_says_why_there_is_nothing_to_d
 
 
 def test_a_provider_with_only_nodes_gets_every_root_operation_and_one_lock(tmp_path):
-    names = [operation.name for operation in roles.select_operations(LEAST)]
-    assert names == [operation.name for operation in roles.OPERATIONS if operation.name not in roles.ONLY_NAMED]
-    assert {"site-environment", "extra-disks"} <= roles.ONLY_NAMED
+    names = [operation.name for operation in order.select_operations(LEAST)]
+    assert names == [operation.name for operation in order.OPERATIONS if operation.name not in order.ONLY_NAMED]
+    assert {"site-environment", "extra-disks"} <= order.ONLY_NAMED
     assert LEAST.bring_up(CLUSTER, Workspace(tmp_path), None) == Nothing("this machine already exists")
     assert LEAST.locks(CLUSTER) == [Path.home() / ".cache/shardlab/locks/bench.lock"]
 
@@ -47,8 +47,8 @@ def test_a_provider_chooses_its_operations_and_checks_and_not_their_order():
     some = Provider(
         "site", "a site runs them", list, operations=frozenset({"inventory", "environment"}), checks=frozenset({"gpus"})
     )
-    assert [operation.name for operation in roles.select_operations(some)] == ["environment", "inventory"]
-    assert [[check.name for check in stage] for stage in roles.select_checks(some)] == [[], ["gpus"], [], []]
+    assert [operation.name for operation in order.select_operations(some)] == ["environment", "inventory"]
+    assert [[check.name for check in stage] for stage in order.select_checks(some)] == [[], ["gpus"], [], []]
 
 
 def test_a_function_of_a_provider_is_called_with_the_cluster_and_the_workspace(tmp_path):
@@ -61,10 +61,10 @@ def test_a_function_of_a_provider_is_called_with_the_cluster_and_the_workspace(t
 
 def test_operations_of_a_single_provider_keep_the_common_order():
     cloudlab = find_provider("cloudlab")
-    names = [operation.name for operation in roles.select_operations(cloudlab)]
+    names = [operation.name for operation in order.select_operations(cloudlab)]
     assert names.index("disks") < names.index("extra-disks") < names.index("nfs-server")
-    assert "experiment_network" in [check.name for stage in roles.select_checks(cloudlab) for check in stage]
-    assert "experiment_network" not in [check.name for stage in roles.select_checks(LEAST) for check in stage]
+    assert "experiment_network" in [check.name for stage in order.select_checks(cloudlab) for check in stage]
+    assert "experiment_network" not in [check.name for stage in order.select_checks(LEAST) for check in stage]
 
 
 def test_an_unknown_provider_is_refused_with_the_menu():

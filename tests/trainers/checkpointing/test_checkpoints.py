@@ -279,7 +279,7 @@ def test_a_checkpoint_can_be_resumed_on_another_number_of_ranks(bench, layout, o
     assert max(abs(a - b) for a, b in zip(losses(again), losses(undisturbed)[4:], strict=True)) < ROUNDING
     result = again.read_result()
     assert (result.resumed_from_step, result.steps, result.step_time_ms.n) == (4, 8, 4)
-    assert again.timed_steps(again.read_run().cell.gpus) == 8
+    assert again.count_timed_steps(again.read_run().cell.gpus) == 8
 
 
 def test_a_kill_during_a_save_leaves_the_last_complete_checkpoint(bench):

@@ -238,7 +238,7 @@ def test_batch_norm_is_frozen_for_the_proof_with_a_remark_in_the_verdict(bench, 
 
 
 def test_unfrozen_batch_norm_is_another_computation(bench):
-    unfrozen = "proof.frozen_statistics.frozen = lambda task, *_: task"
+    unfrozen = "proof.frozen_statistics.freeze_statistics = lambda task, *_: task"
     cell = cell_of(bench, workload="densenet121-tiny", strategy="ddp")
     found = prove(bench, cell, unfrozen + ONE_PASS)
     assert found.verdict == "different", found.why

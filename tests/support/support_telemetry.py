@@ -1,4 +1,4 @@
-"""Files of samples with columns beside them, and what a run gives that is read with and without these columns."""
+"""Files of telemetry samples, and what a run gives that is read with and without the cache of its samples."""
 
 from pathlib import Path
 
@@ -6,12 +6,11 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 
+from collect.loading import records, sample_cache
 from collect.loading.loaded_run import LoadedRun
-from collect.sample_columns import reader, writer
-from collect.sample_columns.segment import MAGIC, TABLES, Digest, Segment, SegmentLine
-from collect.sample_columns.writer import ColumnsWriter
+from collect.loading.records import Telemetry
 from shardlab.record_types import Count, Measured
-from shardlab.runs.record import SCHEMA, GpuSample, LineWriter, NicSample, RdmaSample, Sample
+from shardlab.runs.record import SCHEMA, GpuSample, LineWriter, NicSample, RdmaSample, Sample, decode_lines
 from shardlab.runs.rundir import RunDir
 
 HOST = "node0"
@@ -19,12 +18,13 @@ MOST_INT = 2**63 - 1
 
 
 @pytest.fixture
-def small_segments(monkeypatch):
-    """Segments of 4 kB of JSON, also for short files."""
-    monkeypatch.setattr(writer, "SEGMENT", 4000)
-    monkeypatch.setattr(writer, "LEAST", 1)
-    monkeypatch.setattr(writer, "BATCH", 3)
-    monkeypatch.setattr(reader, "LEAST", 1)
+def cache(tmp_path, monkeypatch):
+    """The folder of the cache of a user who has none yet. Short files are cached too, and read in small blocks."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sample_cache, "LEAST", 1)
+    monkeypatch.setattr(sample_cache, "LEAST_NEW", 1)
+    monkeypatch.setattr(sample_cache, "BLOCK", 3000)
+    return tmp_path / "cache" / "shardlab" / "telemetry"
 
 
 def sample(tick: int, gpus: int = 2, host: str = HOST) -> Sample:
@@ -49,28 +49,25 @@ def write(folder: Path, samples: list[Sample], host: str = HOST) -> Path:
     """Append samples to the file of a host in a run folder as a sampler does. Returns the path of the file."""
     path = RunDir(folder).samples_file(host)
     with LineWriter(path) as lines:
-        columns = ColumnsWriter(path, lines.begin)
         for each in samples:
-            columns.add(lines.write(each))
-        columns.close()
-    assert columns.error is None
+            lines.write(each)
     return path
 
 
 class ReadRun:
-    """A run folder that was read. segments: how many segments of columns were used."""
+    """A run folder that was read. decoded: how many bytes of samples were decoded."""
 
-    def __init__(self, folder: Path) -> None:
-        self.segments = 0
-        add = LoadedRun._add_segment
+    def __init__(self, folder: Path, telemetry: Telemetry = "read") -> None:
+        self.decoded = 0
 
-        def counted(run, segment):
-            self.segments += 1
-            add(run, segment)
+        def counted(raw, kind):
+            self.decoded += len(raw) if kind is Sample else 0
+            return decode_lines(raw, kind)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LoadedRun, "_add_segment", counted)
-            run = LoadedRun.read(RunDir(folder))
+            for module in (records, sample_cache):
+                patch.setattr(module, "decode_lines", counted)
+            run = LoadedRun.read(RunDir(folder), telemetry)
         self.damage, self.last_record_s, self.verdict = run.damage, run.last_record_s, run.verdict
         self.frames = run.samples
         self.coverage = run.coverage
@@ -85,53 +82,18 @@ class ReadRun:
         return facts[0] == facts[1]
 
 
-def without_columns(folder: Path) -> ReadRun:
-    """The run folder, read without its files of columns."""
-    kept = {path: path.read_bytes() for path in folder.glob("samples/*.columns")}
-    for path in kept:
-        path.unlink()
-    found = ReadRun(folder)
-    for path, content in kept.items():
-        path.write_bytes(content)
-    assert not found.segments
-    return found
+def without_cache(folder: Path) -> ReadRun:
+    """The run folder, read without the cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample_cache, "LEAST", 2**62)
+        return ReadRun(folder)
 
 
-def is_same(folder: Path) -> int:
-    """Check that a run folder gives the same with and without its columns. Returns how many segments were used."""
-    found = ReadRun(folder)
-    assert found.same(without_columns(folder))
-    return found.segments
-
-
-def parts(columns: bytes) -> list[tuple[Segment, bytes]]:
-    """The segments of a file of columns, each with the bytes of its values."""
-    found = []
-    for part in columns.split(MAGIC)[1:]:
-        line, _, values = (MAGIC + part)[1:].partition(b"\n")
-        found.append((msgspec.json.decode(msgspec.json.decode(line, type=SegmentLine).segment, type=Segment), values))
-    return found
-
-
-def forged(segment: object, values: bytes, records: bytes, begin: int, end: int) -> bytes:
-    """A segment with the right digest for any content, as a person can write it who wants to harm the reader."""
-    digest = Digest()
-    digest.add_lines(records[begin:end])
-    encoded = msgspec.json.encode(segment)
-    return MAGIC + digest.finish(encoded, values).encode() + b'","segment":' + encoded + b"}\n" + values
-
-
-def place_of(segment: Segment, table: str, column: str) -> int:
-    """The index of the first byte of a column in the values of a segment whose columns have no codes of more than a byte."""
-    at = 0
-    for name in TABLES:
-        for each in segment.tables[name].columns:
-            if (name, each.name) == (table, column):
-                return at
-            distinct = msgspec.json.decode(each.distinct) if bytes(each.distinct) else None
-            width = (len(distinct) > 1) if distinct is not None else 1 if each.kind == "bool" else 8
-            at += segment.tables[name].rows * (width + each.nulls)
-    raise AssertionError(column)
+def is_same(folder: Path, telemetry: Telemetry = "read") -> int:
+    """Check that a run folder gives the same with and without the cache. Returns how many bytes were decoded with it."""
+    found = ReadRun(folder, telemetry)
+    assert found.same(without_cache(folder))
+    return found.decoded
 
 
 FLOATS = st.none() | st.floats(-1e150, 1e150) | st.sampled_from([0.0, -0.0, 5e-324, 1.0])
