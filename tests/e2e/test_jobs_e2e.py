@@ -225,7 +225,7 @@ def test_a_hung_run_is_ended_and_its_log_has_the_stacks_of_its_ranks(bench, laun
     assert verdict.why in said
     stacks = folder.rank_log(0).read_text()
     assert "Timeout (0:00:09)!" in stacks  # the rank printed its stacks at 9 s, before the hang limit of 10 s
-    assert "in _steps" in stacks[stacks.rindex("Timeout") :]
+    assert "in _run_steps" in stacks[stacks.rindex("Timeout") :]
     until(lambda: not alive(rank) and not processes_of(folder.path), "nothing of it is left")
     assert next(e.data["code"] for e in folder.events() if e.event == "exited") != 0
 
