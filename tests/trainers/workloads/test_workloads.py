@@ -324,7 +324,7 @@ def test_batch_norm_bears_weights_in_bf16(name, strategy, bench):
 def test_batch_norm_in_bf16_counts_and_follows_its_batches_as_torchs_own():
     import torch
 
-    from trainers.tasks.convolutional import mix_batch_norms
+    from trainers.tasks.convolutional_task import mix_batch_norms
 
     torch.manual_seed(0)
     images = torch.randn(4, 3, 5, 5) * 2 + 1
