@@ -111,7 +111,7 @@ def test_all_tasks_end_before_the_end_is_recorded(nodes, how):
     supervisor = nodes.attempt(folder, "gpu0,gpu1")
     up(folder, 2)
     if how == "cancelled":
-        run_queue.cancel(nodes.workspace, [read_run_on_disk(folder)])
+        run_queue.QueueScheduler().cancel(nodes.workspace, [read_run_on_disk(folder)])
     assert supervisor.wait(HANG_S) == {"cancelled": 143, "timeout": 124}[how]
     assert (exited(folder)[1], folder.judge().state) == (how, how)
     assert not tasks(folder)
@@ -144,7 +144,7 @@ def test_a_run_of_another_workspace_waits_for_the_node(nodes, tmp_path, monkeypa
     other.submit(waits)
     wait_for(waits, "queued")
     assert not waits.claim.exists()
-    run_queue.cancel(nodes.workspace, [read_run_on_disk(at_work)])
+    run_queue.QueueScheduler().cancel(nodes.workspace, [read_run_on_disk(at_work)])
     wait_for(waits, "exited")
     other.end()
 
@@ -196,7 +196,7 @@ def test_a_killed_runner_does_not_free_the_nodes_of_its_runs(nodes):
     nodes.start_runner()
     wait_for(waits, "queued")
     assert not waits.claim.exists()
-    run_queue.cancel(nodes.workspace, [read_run_on_disk(at_work)])
+    run_queue.QueueScheduler().cancel(nodes.workspace, [read_run_on_disk(at_work)])
     wait_for(waits, "exited")
     assert (at_work.judge().state, exited(waits)[0]) == ("cancelled", 0)
 

@@ -78,7 +78,7 @@ class Lent(Study):
 
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
     one = Queue(tmp_path / "slurm", monkeypatch)
     one.rule(ends=0)
     return one
