@@ -87,8 +87,8 @@ class EventDecoder:
 def convert_events(events: Sequence[AnyEvent]) -> DecodedEvents:
     """Select the events that are used, and convert their times, which are texts, to nanoseconds. Raises ValidationError if the
     name, the category or the thread of a used event has a wrong type."""
-    used = [event for event in events if event.ph in ("X", "i")]
-    if not all(type(event.name) is type(event.cat) is str and isinstance(event.tid, int | str) for event in used):
+    used_events = [event for event in events if event.ph in ("X", "i")]
+    if not all(type(event.name) is type(event.cat) is str and isinstance(event.tid, int | str) for event in used_events):
         raise msgspec.ValidationError("the name of an event is not a text")
     lost: Counter[str] = Counter()
     phases = Counter(event.ph for event in events)
@@ -96,8 +96,8 @@ def convert_events(events: Sequence[AnyEvent]) -> DecodedEvents:
         reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
         lost[reason] += phases[phase]
     decoded = _select_events(
-        [event for event in used if event.ph == "X"],
-        [event for event in used if event.ph == "i"],
+        [event for event in used_events if event.ph == "X"],
+        [event for event in used_events if event.ph == "i"],
         texts_to_ns,
         lost=lost,
         any_phase=any(phases),
