@@ -84,14 +84,7 @@ class RunQueue:
         self._scheduler, self._workspace = scheduler, workspace
         self._folder = workspace.shardlab_folder / scheduler
 
-    def submit(self, folders: Sequence[RunDir]) -> None:
-        """Submit runs, in this order, and start a runner if no runner is alive."""
-        for folder in folders:
-            folder.write_event("controller", "submitted", scheduler=self._scheduler)
-        workspace_trust.extend_consent(self._workspace, *(path for folder in folders for path in list_executed_files(folder)))
-        self._ensure_runner()
-
-    def _ensure_runner(self) -> None:
+    def ensure_runner(self) -> None:
         """Start a runner. The new runner ends by itself if another runner is alive or if no run waits."""
         files.make_folder(self._folder)
         with files.as_workspace_error("write"), files.open_append(self._folder / "runner.log") as log:
@@ -121,17 +114,8 @@ class RunQueue:
         runner = json_file.read_json_if_valid(self._folder / "runner.json", Runner)
         return runner if runner is not None and _is_process_alive(runner.pid, runner.created, runner.boot_id) else None
 
-    def attend(self) -> None:
-        """Start a runner if runs wait and no runner is alive, because the runner may have been killed. Does nothing for runs
-        that this user may not start."""
-        if not self.is_runner_alive() and next(self.startable(), None) is not None:
-            self._ensure_runner()
-
-    def observe(self, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
-        """The state of each run, from its events and from the processes of this machine."""
-        return [self._observe(run.folder, run.verdict) for run in runs]
-
-    def _observe(self, folder: RunDir, verdict: JudgedState) -> ObservedRun:
+    def observe_run(self, folder: RunDir, verdict: JudgedState) -> ObservedRun:
+        """The state of a run, from its events and from the processes of this machine. verdict: its state by its events."""
         verdict, raw = self._check_verdict(folder, verdict)
         return ObservedRun(verdict, folder.run_id, raw, unanswered=raw.endswith(CANNOT_CHECK_CLAUSE))
 
@@ -242,15 +226,22 @@ class QueueScheduler(Scheduler):
     def submit(self, workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
         """Submit runs, in this order, and start a runner if no runner is alive. `submit_options` is ignored: the runner decides
         how many runs start at a time."""
-        RunQueue(self.NAME, workspace).submit(folders)
+        for folder in folders:
+            folder.write_event("controller", "submitted", scheduler=self.NAME)
+        workspace_trust.extend_consent(workspace, *(path for folder in folders for path in list_executed_files(folder)))
+        RunQueue(self.NAME, workspace).ensure_runner()
 
     def attend(self, workspace: Workspace) -> None:
-        """Start a runner if runs wait and no runner is alive, because the runner may have been killed."""
-        RunQueue(self.NAME, workspace).attend()
+        """Start a runner if runs wait and no runner is alive, because the runner may have been killed. Does nothing for runs
+        that this user may not start."""
+        queue = RunQueue(self.NAME, workspace)
+        if not queue.is_runner_alive() and next(queue.startable(), None) is not None:
+            queue.ensure_runner()
 
     def observe(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
         """The state of each run, from its events and from the processes of this machine."""
-        return RunQueue(self.NAME, workspace).observe(runs)
+        queue = RunQueue(self.NAME, workspace)
+        return [queue.observe_run(run.folder, run.verdict) for run in runs]
 
     def cancel(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
         """Cancel runs. Waiting runs are cancelled first, so that no waiting run starts when a running run ends. For a running
