@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from jobs import on_controller
@@ -17,7 +16,7 @@ from jobs.rendering import render
 from jobs.run_queue import list_code_files, list_waiting_files
 from jobs.status.reconcile import Status
 from jobs.status.select import select_runs
-from jobs.submission import lease_report, submit
+from jobs.submission import lease_schedule, submit
 from jobs.verbs import adapted_matrix, archived_matrix, menus, planner_verbs, sending, shared_options, trace_runs, views, watch
 from shardlab import completion
 from shardlab.errors import InputError, ShardlabError, UnknownName
@@ -210,8 +209,8 @@ def _plan(invocation: Invocation) -> int:
     data = datasets.find_missing_data(planned.cells, planned.source, workspace)
     hours, shares = plan.estimate_hours(planned, planned.repeats), plan.read_account_shares(planned, workspace)
     scaled, schedule = planner_verbs.scale_out_cells(invocation, planned), planner_verbs.simulate_schedule(invocation, planned)
-    lease = lease_report.report_on_plan(workspace, planned, datetime.now(UTC))
-    views.print_plan(invocation.out, planned, data, hours, shares, lease, scaled, schedule)
+    late_count = lease_schedule.count_late_runs(planned, workspace)
+    views.print_plan(invocation.out, planned, workspace, data, hours, shares, late_count, scaled, schedule)
     return 0
 
 
@@ -246,11 +245,11 @@ def _submit(invocation: Invocation) -> int:
     submit.check_runs(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
     if arguments.dry_run:
         decisions = submit.decide_runs(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
-        decisions, lease = lease_report.hold_late_runs(invocation, decisions, planned.source, submit_options)
+        decisions = lease_schedule.hold_late_runs(invocation, decisions, planned.source, submit_options)
         _must_be_within_gpu_hours(arguments.max_gpu_hours, planned, decisions)
         sending.slurm_must_accept(decisions, planned.source, submit_options)
         views.print_decisions(out, decisions, sent=False)
-        views.print_lease(out, lease)
+        views.print_lease(out, workspace, planned.source.where.name)
         skipped = sending.print_unreadable(out, [decision.now for decision in decisions if decision.now is not None])
         views.print_scripts(out, decisions, workspace, planned.source)
         for remark in planned.remarks:
@@ -261,12 +260,12 @@ def _submit(invocation: Invocation) -> int:
     with workspace.hold_runs_lock():
         all_readable = sending.finish_interrupted(out, workspace, planned.source)
         decisions = submit.decide_runs(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
-        decisions, lease = lease_report.hold_late_runs(invocation, decisions, planned.source, submit_options)
+        decisions = lease_schedule.hold_late_runs(invocation, decisions, planned.source, submit_options)
         _must_be_within_gpu_hours(arguments.max_gpu_hours, planned, decisions)
         sending.slurm_must_accept(decisions, planned.source, submit_options)
         render.keep_expansion(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
         backlog = sending.send_runs(invocation, decisions, planned.source, submit_options)
-    return max(int(not all_readable), sending.report_sent(invocation, decisions, backlog, lease, planned.remarks))
+    return max(int(not all_readable), sending.report_sent(invocation, decisions, backlog, planned.source, planned.remarks))
 
 
 def _status(invocation: Invocation) -> int:
@@ -278,7 +277,7 @@ def _status(invocation: Invocation) -> int:
     if arguments.watch:
         runs = watch.watch_status(out, workspace, look)
     else:
-        views.print_status(out, runs := look(), workspace, lease_report.report_on_workspace(workspace, datetime.now(UTC)))
+        views.print_status(out, runs := look(), workspace)
     return int(not sending.tidy_runs(out, workspace, runs))
 
 
@@ -314,11 +313,11 @@ def _retry(invocation: Invocation) -> int:
         runs = select_runs(workspace, args.runs, args.matrix, args.where)
         all_readable = sending.tidy_runs(out, workspace, runs, of_scheduler=False) and all_readable
         decisions = submit.decide_retries(workspace, runs, retried_states, source, trust=args.trust)
-        decisions, lease = lease_report.hold_late_runs(invocation, decisions, source, submit_options)
+        decisions = lease_schedule.hold_late_runs(invocation, decisions, source, submit_options)
         sending.slurm_must_accept(decisions, source, submit_options)
         submit.freeze_trusted_plugins(workspace, decisions, trust=args.trust)
         backlog = sending.send_runs(invocation, decisions, source, submit_options)
-    return max(int(not all_readable), sending.report_sent(invocation, decisions, backlog, lease))
+    return max(int(not all_readable), sending.report_sent(invocation, decisions, backlog, source))
 
 
 def _logs(invocation: Invocation) -> int:

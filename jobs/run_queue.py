@@ -21,7 +21,7 @@ import msgspec
 import psutil
 
 from jobs import claim
-from jobs.scheduler import ObservedRun, RunOnDisk
+from jobs.scheduler import ObservedRun, RunOnDisk, Scheduler, SubmitOptions
 from shardlab.cluster import cloudlab_keys
 from shardlab.errors import ShardlabError, WorkspaceError
 from shardlab.files import files, json_file
@@ -84,14 +84,7 @@ class RunQueue:
         self._scheduler, self._workspace = scheduler, workspace
         self._folder = workspace.shardlab_folder / scheduler
 
-    def submit(self, folders: Sequence[RunDir]) -> None:
-        """Submit runs, in this order, and start a runner if no runner is alive."""
-        for folder in folders:
-            folder.write_event("controller", "submitted", scheduler=self._scheduler)
-        workspace_trust.extend_consent(self._workspace, *(path for folder in folders for path in list_executed_files(folder)))
-        self._ensure_runner()
-
-    def _ensure_runner(self) -> None:
+    def ensure_runner(self) -> None:
         """Start a runner. The new runner ends by itself if another runner is alive or if no run waits."""
         files.make_folder(self._folder)
         with files.as_workspace_error("write"), files.open_append(self._folder / "runner.log") as log:
@@ -121,17 +114,8 @@ class RunQueue:
         runner = json_file.read_json_if_valid(self._folder / "runner.json", Runner)
         return runner if runner is not None and _is_process_alive(runner.pid, runner.created, runner.boot_id) else None
 
-    def attend(self) -> None:
-        """Start a runner if runs wait and no runner is alive, because the runner may have been killed. Does nothing for runs
-        that this user may not start."""
-        if not self.is_runner_alive() and next(self.startable(), None) is not None:
-            self._ensure_runner()
-
-    def observe(self, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
-        """The state of each run, from its events and from the processes of this machine."""
-        return [self._observe(run.folder, run.verdict) for run in runs]
-
-    def _observe(self, folder: RunDir, verdict: JudgedState) -> ObservedRun:
+    def observe_run(self, folder: RunDir, verdict: JudgedState) -> ObservedRun:
+        """The state of a run, from its events and from the processes of this machine. verdict: its state by its events."""
         verdict, raw = self._check_verdict(folder, verdict)
         return ObservedRun(verdict, folder.run_id, raw, unanswered=raw.endswith(CANNOT_CHECK_CLAUSE))
 
@@ -201,13 +185,9 @@ class RunQueue:
         """The waiting runs that this user may start. A run of unknown origin stays where it is until its user says --trust."""
         return (folder for folder in self.waiting() if workspace_trust.is_allowed(self._workspace, list_executed_files(folder)))
 
-    def start_one_after_another(self, may_start: Callable[[RunDir], bool] = lambda _folder: True) -> None:
+    def start_one_after_another(self, may_start: Callable[[RunDir], bool]) -> None:
         """Start the waiting runs one after another, until no run waits. A run starts only when no other run of the workspace is
-        running on this machine.
-
-        may_start: called with each run before its start. To prevent the start, may_start returns False and records an event,
-        after which the run no longer waits.
-        """
+        running on this machine. may_start: `QueueScheduler.may_start`, which is called before each start."""
         while (folder := next(self.startable(), None)) is not None:
             self.wait_for_running()
             if may_start(folder):
@@ -236,38 +216,59 @@ class RunQueue:
                 is_running(folder)
 
 
-# The functions below belong to the interface in jobs/scheduler.py. They are the same for every scheduler that uses a RunQueue.
+class QueueScheduler(Scheduler):
+    """A scheduler that starts runs itself. Its module is the program of its runner. A submission cannot be left half done, held
+    runs need no request, and no record but those of the runs can be damaged, because the queue consists of the run folders."""
 
+    SCRIPT = SCRIPT
+    POLL_S = 0.5
 
-def resolve(_workspace: Workspace) -> list[str]:
-    """Does nothing: a submission cannot be left half done, because the queue consists of the run folders."""
-    return []
+    def submit(self, workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
+        """Submit runs, in this order, and start a runner if no runner is alive. `submit_options` is ignored: the runner decides
+        how many runs start at a time."""
+        for folder in folders:
+            folder.write_event("controller", "submitted", scheduler=self.NAME)
+        workspace_trust.extend_consent(workspace, *(path for folder in folders for path in list_executed_files(folder)))
+        RunQueue(self.NAME, workspace).ensure_runner()
 
+    def attend(self, workspace: Workspace) -> None:
+        """Start a runner if runs wait and no runner is alive, because the runner may have been killed. Does nothing for runs
+        that this user may not start."""
+        queue = RunQueue(self.NAME, workspace)
+        if not queue.is_runner_alive() and next(queue.startable(), None) is not None:
+            queue.ensure_runner()
 
-def cancel(_workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
-    """Cancel runs. Waiting runs are cancelled first, so that no waiting run starts when a running run ends. For a running run,
-    the request is written as an event, which its supervisor reads, also on another machine."""
-    for run in sorted(runs, key=lambda run: run.verdict.state == "running"):
-        _cancel_run(run.folder, run.folder.judge())
+    def observe(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
+        """The state of each run, from its events and from the processes of this machine."""
+        queue = RunQueue(self.NAME, workspace)
+        return [queue.observe_run(run.folder, run.verdict) for run in runs]
 
+    def cancel(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
+        """Cancel runs. Waiting runs are cancelled first, so that no waiting run starts when a running run ends. For a running
+        run, the request is written as an event, which its supervisor reads, also on another machine."""
+        for run in sorted(runs, key=lambda run: run.verdict.state == "running"):
+            _cancel_run(run.folder, run.folder.judge())
 
-def cancel_jobs(_jobs: Sequence[str]) -> str:
-    """Does nothing: these schedulers have no jobs with numbers."""
-    return ""
+    def start_runs(self, workspace: Workspace, queue: RunQueue) -> None:
+        """Start the waiting runs one after another until no run waits."""
+        queue.start_one_after_another(self.may_start)
 
+    def may_start(self, folder: RunDir) -> bool:
+        """Whether a run may start now. To prevent the start, this method returns False and records an event, after which the
+        run no longer waits."""
+        return True
 
-def hold(_jobs: Mapping[str, str]) -> str:
-    """Does nothing: the runner does not start a run whose events say that the run is held."""
-    return ""
+    def work(self, workspace: Workspace) -> int:
+        """The work of the runner: start the waiting runs; return the exit code. A workspace has only one runner at a time."""
+        queue = RunQueue(self.NAME, workspace)
+        return queue.work_off(lambda: self.start_runs(workspace, queue))
 
-
-def release(_jobs: Mapping[str, str]) -> None:
-    """Does nothing: the queue consists of the events of the runs, and the caller records the event."""
-
-
-def damaged(_workspace: Workspace) -> list[str]:
-    """Returns an empty list: the queue consists of the run folders, so there is no other record that could be damaged."""
-    return []
+    def run_as_runner(self) -> None:
+        """The main program of a runner, whose only argument is the workspace. Ends this process."""
+        try:
+            sys.exit(self.work(Workspace(Path(sys.argv[1]))))
+        except (WorkspaceError, FileNotFoundError) as error:
+            sys.exit(f"the runner stops: {error}")
 
 
 def start_script(
@@ -318,15 +319,6 @@ def is_running(folder: RunDir) -> bool:
     if lost_state is not None:
         folder.write_event("queue", "exited", code=None, reason=lost_state.state, why=lost_state.why)
     return lost_state is None
-
-
-def run_as_runner(work: Callable[[Workspace], int]) -> None:
-    """The main program of a runner, whose only argument is the workspace. Ends this process. work: the function `work` of the
-    scheduler, which starts the waiting runs and returns the exit code."""
-    try:
-        sys.exit(work(Workspace(Path(sys.argv[1]))))
-    except (WorkspaceError, FileNotFoundError) as error:
-        sys.exit(f"the runner stops: {error}")
 
 
 def _raise_another_runner(_lock: int) -> None:

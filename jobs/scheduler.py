@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import msgspec
 
@@ -69,8 +70,9 @@ class SchedulerFull(ShardlabError):
         self.why = why
 
 
-class Scheduler(Protocol):
-    """The interface that each module in jobs/schedulers implements."""
+class Scheduler(ABC):
+    """The interface of a scheduler. Each module in jobs/schedulers has a scheduler, SCHEDULER. By default, a scheduler has
+    nothing to finish, to hold or to start again."""
 
     NAME: str
     """The name of the scheduler."""
@@ -83,22 +85,27 @@ class Scheduler(Protocol):
     POLL_S: float
     """The seconds between two questions to the scheduler."""
 
+    @abstractmethod
     def submit(self, workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
         """Submit rendered runs, in this order. Raises SchedulerFull if the scheduler accepts only some of the runs for now,
         ShardlabError if the scheduler rejects a run."""
 
     def resolve(self, workspace: Workspace) -> list[str]:
         """Finish submissions of earlier commands that were interrupted; return a sentence about each. Raises ShardlabError."""
+        return []
 
+    @abstractmethod
     def observe(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
         """The state of each run, in the order of `runs`. The scheduler is asked only once for all runs."""
 
+    @abstractmethod
     def cancel(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
         """Cancel runs that wait or run. Runs that have ended are not changed."""
 
     def cancel_jobs(self, jobs: Sequence[str]) -> str:
         """Cancel jobs by the scheduler's numbers. Returns '', or the scheduler's words if the scheduler did not cancel the
         jobs."""
+        return ""
 
     def hold(self, jobs: Mapping[str, str]) -> str:
         """Hold pending jobs, given as {number: token of the submission}, so that they do not start, and requeue the job of this
@@ -106,20 +113,22 @@ class Scheduler(Protocol):
 
         In Slurm, the requeue ends this process. Returns '', or the scheduler's words if the scheduler did not requeue the
         job."""
+        return ""
 
-    def release(self, jobs: Mapping[str, str]) -> None:
+    def release(self, jobs: Mapping[str, str]) -> None:  # noqa: B027 - by default, nothing is held
         """Let held jobs start, given as for `hold`. Raises ShardlabError."""
 
     def damaged(self, workspace: Workspace) -> list[str]:
         """A sentence for each record of this scheduler that cannot be read, with the runs that are skipped because of it."""
+        return []
 
-    def attend(self, workspace: Workspace) -> None:
+    def attend(self, workspace: Workspace) -> None:  # noqa: B027 - by default, there is no runner
         """Called from time to time while a command waits for runs: starts a new runner if the runner of the queue is gone."""
 
 
 def scheduler(name: str) -> Scheduler:
     """The scheduler with this name. Raises UnknownName."""
-    return cast(Scheduler, registry.load_plugin("jobs.schedulers", name, "scheduler"))
+    return cast(Scheduler, registry.load_plugin("jobs.schedulers", name, "scheduler").SCHEDULER)
 
 
 def group_by_scheduler(runs: Iterable[RunOnDisk]) -> dict[str, list[RunOnDisk]]:

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Required, TypedDict, Unpack
 
 from shardlab.remote.remote import CommandOutput
+
+
+class RunOptions(TypedDict, total=False):
+    """The options of `Node.run`. All but `timeout_s` may be left out."""
+
+    timeout_s: Required[float]
+    """The command is ended after this time."""
+    env: Mapping[str, str] | None
+    """Variables that are added to the environment."""
+    stdin: bytes
+    """The input of the command; a secret is passed here, because other users can read `argv`."""
+    root: bool
+    """Run the command by `sudo -n`, which never asks for a password."""
+    secret: bool
+    """The output of the command is a secret, which no log may contain."""
 
 
 class Node(Protocol):
@@ -41,24 +56,8 @@ class Node(Protocol):
         """End the commands in `running`. Commands that are still in `running` after `limit_s` seconds could not be ended."""
         ...
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        root: bool = False,
-        secret: bool = False,
-    ) -> CommandOutput:
-        """Run the command `argv` on the node, without a shell. Raises Unreachable.
-
-        timeout_s: the command is ended after this time.
-        env: variables that are added to the environment.
-        stdin: the input of the command; a secret is passed here, because other users can read `argv`.
-        root: run the command by `sudo -n`, which never asks for a password.
-        secret: the output of the command is a secret, which no log may contain.
-        """
+    def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> CommandOutput:
+        """Run the command `argv` on the node, without a shell. Raises Unreachable."""
         ...
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import numpy as np
 import polars as pl
@@ -42,22 +42,25 @@ def network_faults(run: LoadedRun) -> Quantity | None:
 
 def pause_frames(run: LoadedRun) -> Quantity | None:
     """Pause frames of all kinds, sent and received, from the counters that network drivers have for pause frames."""
-    nics = run.whole_samples.nics.filter(pl.any_horizontal(pl.col(*PAUSES).is_not_null()))
-    if nics.is_empty():
-        return None
-    counters = DeviceRows(nics, INTERFACE).counters(nics.select(pl.sum_horizontal(*PAUSES)).to_series())
-    total = _sum_growth(run, counters.values(), "frames")
-    return None if total is None else Quantity(round(total.value), "frames")
+    return _count_events(run, run.whole_samples.nics, INTERFACE, PAUSES, "frames")
 
 
 def rdma_faults(run: LoadedRun) -> Quantity | None:
     """Errors, discarded packets and link failures of all ports of RDMA devices."""
-    ports = run.whole_samples.rdma.filter(pl.any_horizontal(pl.col(*RDMA_FAULTS).is_not_null()))
-    if ports.is_empty():
+    return _count_events(run, run.whole_samples.rdma, PORT, RDMA_FAULTS, "faults")
+
+
+def _count_events(
+    run: LoadedRun, samples: pl.DataFrame, key: Sequence[str], columns: Sequence[str], unit: str
+) -> Quantity | None:
+    """The growth of the counters `columns` of all devices together; None if no sample has any of them. key: the columns that
+    identify a device."""
+    samples = samples.filter(pl.any_horizontal(pl.col(*columns).is_not_null()))
+    if samples.is_empty():
         return None
-    counters = DeviceRows(ports, PORT).counters(ports.select(pl.sum_horizontal(*RDMA_FAULTS)).to_series())
-    total = _sum_growth(run, counters.values(), "faults")
-    return None if total is None else Quantity(round(total.value), "faults")
+    counters = DeviceRows(samples, key).counters(samples.select(pl.sum_horizontal(*columns)).to_series())
+    total = _sum_growth(run, counters.values(), unit)
+    return None if total is None else Quantity(round(total.value), unit)
 
 
 def rdma_bytes(run: LoadedRun) -> Quantity | None:

@@ -51,25 +51,6 @@ class LeftOut(msgspec.Struct, frozen=True):
     """This sum in percent of the sum over all events of the GPU."""
 
 
-class HtaBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """The least and the greatest value that HolisticTraceAnalysis may give for each figure of one rank.
-
-    HolisticTraceAnalysis (HTA) uses an unstable sort, so the order of kernels that start in the same microsecond depends on the
-    processor (see collect/traces/hta.py). Times are in ns.
-    """
-
-    span_ns: tuple[int, int]
-    """Least and greatest value."""
-    compute_ns: tuple[int, int]
-    """Least and greatest value."""
-    non_compute_ns: tuple[int, int]
-    """Least and greatest value."""
-    idle_ns: tuple[int, int]
-    """Least and greatest value."""
-    overlap_pct: tuple[float, float] | None
-    """Before HTA rounds it to two decimals; None if there is no communication."""
-
-
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     """How one rank spent its time, in ns. Overlapping intervals, such as of kernels on several streams, count once."""
 
@@ -102,14 +83,8 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     outside_steps: LeftOut | None = None
     """In a trace with profiler steps: events that were launched outside of these steps (collect/traces/launches.py), which are
     left out of the figures; None: no such events."""
-    hta_bounds: HtaBounds | None = None
-    """None for exact figures. Otherwise the figures are rounded and cut as in HolisticTraceAnalysis, and the figures that
-    HolisticTraceAnalysis itself prints may differ from them within these bounds."""
-
-    @property
-    def like_hta(self) -> bool:
-        """Whether the figures (numbers) are rounded and cut as in HolisticTraceAnalysis."""
-        return self.hta_bounds is not None
+    like_hta: bool = False
+    """Whether the figures are rounded and cut as in HolisticTraceAnalysis."""
 
     @property
     def kind(self) -> str:

@@ -163,7 +163,7 @@ def _print_remarks(output: Output, breakdowns: Sequence[Breakdown], duplicates: 
     duplicates: about ranks with several trace files. problems: sentences about damaged traces and traces without figures.
     """
     left_out = [sentence for breakdown in breakdowns for sentence in _describe_left_out(breakdown)]
-    for sentence in filter(None, [_describe_unstable_sort(breakdowns), *duplicates, *left_out]):
+    for sentence in (*duplicates, *left_out):
         output.print_remark(sentence)
     for sentence in problems:
         output.print_remark(sentence, style="red")
@@ -208,21 +208,6 @@ def _describe_left_out(breakdown: Breakdown) -> list[str]:
         for left, reason in reasons
         if left is not None
     ]
-
-
-def _describe_unstable_sort(breakdowns: Sequence[Breakdown]) -> str:
-    """A sentence on how far the output of HolisticTraceAnalysis may differ from these figures, because its sort is unstable.
-
-    "" if the unstable sort cannot change any figure.
-    """
-    idle = [breakdown.hta_bounds.idle_ns for breakdown in breakdowns if breakdown.hta_bounds is not None]
-    most_us = max((high - low for low, high in idle), default=0) // 1000
-    if not most_us:
-        return ""
-    return (
-        f"HolisticTraceAnalysis itself may give up to {most_us} us more or less idle time for a rank: it sorts kernels with "
-        "equal rounded starts in an order that depends on the processor (`hta_bounds` in --json)."
-    )
 
 
 def _document(breakdown: Breakdown) -> dict[str, Any]:

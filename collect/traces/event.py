@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 UNKNOWN = np.iinfo(np.int64).min
 _MOST_FLOAT = float(1 << 43)  # us; below this time, neighbouring float64 are less than 1 ns apart
 _MOST = 1 << 61  # ns, 73 years (since 1970: until 2043); the difference between two greater times could overflow
-_DIGITS = 16  # the most digits of a time in whole us; with 16 digits of which the first is 1, the time in ns is below _MOST
 _ABSENT = Raw(b"")
-_POINT, _NEWLINE, _ZERO, _ONE, _NINE = map(ord, ".\n019")
 
 
 class Args(Struct, gc=False):
@@ -86,8 +84,12 @@ class TraceEvent(Struct, gc=False):
 
 
 class AnyEvent(TraceEvent, gc=False):
-    """An event of any phase (`ph`). Its times are decimal texts; an absent time is an empty text."""
+    """An event of any phase (`ph`). Its times are decimal texts; an absent time is an empty text. `convert_events` checks the
+    types of the names of those events that are used."""
 
+    cat: Any = ""
+    name: Any = ""
+    tid: Any = -1
     ts: Raw = _ABSENT
     dur: Raw = _ABSENT
     ph: str = ""
@@ -101,24 +103,10 @@ class CompleteEvent(TraceEvent, gc=False, tag_field="ph", tag="X"):
     dur: int | float = math.nan
 
 
-class CompleteEventTexts(TraceEvent, gc=False, tag_field="ph", tag="X"):
-    """An event that has a duration. Its times are decimal texts; an absent time is an empty text."""
-
-    ts: Raw = _ABSENT
-    dur: Raw = _ABSENT
-
-
 class InstantEvent(TraceEvent, gc=False, tag_field="ph", tag="i"):
     """An event without a duration, such as an allocation. Its time is a number; an absent time is not a number (NaN)."""
 
     ts: int | float = math.nan
-    args: AnyArgs | None = None
-
-
-class InstantEventTexts(TraceEvent, gc=False, tag_field="ph", tag="i"):
-    """An event without a duration, such as an allocation. Its time is a decimal text; an absent time is an empty text."""
-
-    ts: Raw = _ABSENT
     args: AnyArgs | None = None
 
 
@@ -142,7 +130,6 @@ class _Counter(Struct, gc=False, tag_field="ph", tag="C"):
 # events of a trace are flows. An event of another phase is not decoded by these types, but as AnyEvent.
 _Unused = _FlowStart | _FlowEnd | _Metadata | _Counter
 KinetoEvent = CompleteEvent | InstantEvent | _Unused
-KinetoEventTexts = CompleteEventTexts | InstantEventTexts | _Unused
 
 
 def numbers_to_ns(times: Sequence[float]) -> NDArray[np.int64] | None:
@@ -155,11 +142,13 @@ def numbers_to_ns(times: Sequence[float]) -> NDArray[np.int64] | None:
     correctly below 2**42 us, where the float64 differs by less than 0.25 ns from the text and from `ns`. Between 2**42 us and
     2**43 us, the result for a text with more decimals may be wrong by 1 ns; Kineto writes three decimals.
     """
-    if times and type(times[0]) is int and set(map(type, times)) == {int}:
-        return _integers_to_ns(times)
     try:
-        us = np.fromiter(times, np.float64, len(times))
+        us = np.array(times)
     except OverflowError:  # an integer that no float64 can hold
+        return None
+    if us.dtype == np.int64:
+        return us * 1000 if us.min() * 1000.0 > -_MOST and us.max() * 1000.0 < _MOST else None
+    if us.dtype != np.float64:  # integers that do not fit into 64 bits
         return None
     floor = np.floor(us)
     ns = floor * 1000 + np.rint((us - floor) * 1000)  # `us * 1000` would be rounded to a neighbouring integer near 2**43 us
@@ -167,43 +156,16 @@ def numbers_to_ns(times: Sequence[float]) -> NDArray[np.int64] | None:
     return ns.astype(np.int64) if is_exact else None
 
 
-def _integers_to_ns(times: Sequence[float]) -> NDArray[np.int64] | None:
-    try:
-        us = np.fromiter(times, np.int64, len(times))
-    except OverflowError:
-        return None
-    return us * 1000 if us.min() * 1000.0 > -_MOST and us.max() * 1000.0 < _MOST else None
-
-
 def texts_to_ns(texts: Sequence[Raw]) -> NDArray[np.int64]:
     """Convert each text of microseconds to nanoseconds, rounded half to even; UNKNOWN for a text that is not a number. Shape
-    (number of texts,).
-
-    If every text has at most three decimals, as Kineto writes them, all texts are converted at once; otherwise they are
-    converted one by one, with the same result.
-    """
-    joined = b"\n" + b"\n".join(texts)  # each text is a Raw, which `join` takes like bytes
-    characters = np.frombuffer(joined, np.uint8)
-    starts = np.flatnonzero(characters == _NEWLINE)
-    points = np.flatnonzero(characters == _POINT)
-    digits = np.count_nonzero((characters >= _ZERO) & (characters <= _NINE))
-    if len(texts) == len(starts) > 0 and digits + len(points) + len(starts) == len(characters):
-        stops = np.append(starts[1:], len(characters))
-        # The index of the text that contains each decimal point. In texts of Kineto, every text has one point.
-        owners = np.arange(len(points)) if len(points) == len(starts) else np.searchsorted(starts, points) - 1
-        decimals, lengths = np.zeros((2, len(starts)), np.int64)
-        decimals[owners] = stops[owners] - points - 1
-        lengths[:] = stops - starts - 1 - decimals
-        lengths[owners] -= 1
-        one_point_each = np.all((points > starts[owners]) & (points < stops[owners])) and np.all(np.diff(owners) > 0)
-        longest = characters[starts[lengths == _DIGITS] + 1]  # first digit of the longest texts; it is 1 in today's timestamps
-        fits_int64 = lengths.max() < _DIGITS or (lengths.max() == _DIGITS and np.all(longest == _ONE))
-        if one_point_each and lengths.min() > 0 and decimals.max() <= 3 and fits_int64:
-            return np.fromstring(joined.replace(b".", b""), np.int64, sep="\n") * 10 ** (3 - decimals)
+    (number of texts,)."""
     return np.array([_text_to_ns(bytes(text)) for text in texts], np.int64)
 
 
 def _text_to_ns(text: bytes) -> int:
+    digits = text.replace(b".", b"", 1)
+    if text[-4:-3] == b"." and len(digits) < 19 + (digits < b"2") and digits.isdigit():  # three decimals, as Kineto writes
+        return int(digits)
     try:
         exact_ns = Decimal(text.decode()) * 1000
         return int(exact_ns.to_integral_value()) if abs(exact_ns) < _MOST else UNKNOWN

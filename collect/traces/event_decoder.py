@@ -14,11 +14,8 @@ from collect.traces.event import (
     AnyArgs,
     AnyEvent,
     CompleteEvent,
-    CompleteEventTexts,
     InstantEvent,
-    InstantEventTexts,
     KinetoEvent,
-    KinetoEventTexts,
     TraceEvent,
     numbers_to_ns,
     texts_to_ns,
@@ -32,8 +29,7 @@ _FRAMES, _ALLOCATIONS = "python_function", "cpu_instant_event"  # the categories
 _PHASES = frozenset("XiIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format whose events are used or have no duration
 
 _number_decoder = msgspec.json.Decoder(list[KinetoEvent])
-_text_decoder = msgspec.json.Decoder(list[KinetoEventTexts])
-_any_phase_decoder = msgspec.json.Decoder(list[AnyEvent])
+_text_decoder = msgspec.json.Decoder(list[AnyEvent])
 
 
 class DecodedEvents(NamedTuple):
@@ -65,8 +61,8 @@ class EventDecoder:
     """Decodes the events of one trace file, part by part.
 
     Times are decoded as numbers. If numbers do not determine the times of a part, this part and all later parts are decoded
-    with the times as texts. A part that has an event of another form than Kineto writes, such as a phase that Kineto does not
-    have, is decoded with a type that accepts the events of all phases.
+    with the times as texts. So is a part that has an event of another form than Kineto writes, such as a phase that Kineto does
+    not have.
     """
 
     def __init__(self) -> None:
@@ -76,24 +72,32 @@ class EventDecoder:
         """Decode a JSON list of events. Raises one of DECODE_FAULTS if the text is not a list of events."""
         try:
             if not self._exact:
-                if (decoded := _convert_with_numbers(_number_decoder.decode(text))) is not None:
+                events = _number_decoder.decode(text)
+                complete = [event for event in events if type(event) is CompleteEvent]
+                instant = [event for event in events if type(event) is InstantEvent]
+                decoded = _select_events(complete, instant, numbers_to_ns, lost={}, any_phase=bool(events))
+                if decoded is not None:
                     return decoded
                 self._exact = True
-            return _convert_with_texts(_text_decoder.decode(text))
         except msgspec.ValidationError:
-            return convert_events(_any_phase_decoder.decode(text))
+            pass
+        return convert_events(_text_decoder.decode(text))
 
 
 def convert_events(events: Sequence[AnyEvent]) -> DecodedEvents:
-    """Select the events that are used, and convert their times, which are texts, to nanoseconds."""
+    """Select the events that are used, and convert their times, which are texts, to nanoseconds. Raises ValidationError if the
+    name, the category or the thread of a used event has a wrong type."""
+    used_events = [event for event in events if event.ph in ("X", "i")]
+    if not all(type(event.name) is type(event.cat) is str and isinstance(event.tid, int | str) for event in used_events):
+        raise msgspec.ValidationError("the name of an event is not a text")
     lost: Counter[str] = Counter()
     phases = Counter(event.ph for event in events)
     for phase in phases.keys() - _PHASES:
         reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
         lost[reason] += phases[phase]
     decoded = _select_events(
-        [event for event in events if event.ph == "X"],
-        [event for event in events if event.ph == "i"],
+        [event for event in used_events if event.ph == "X"],
+        [event for event in used_events if event.ph == "i"],
         texts_to_ns,
         lost=lost,
         any_phase=any(phases),
@@ -102,24 +106,9 @@ def convert_events(events: Sequence[AnyEvent]) -> DecodedEvents:
     return decoded
 
 
-def _convert_with_numbers(events: Sequence[KinetoEvent]) -> DecodedEvents | None:
-    """Select the events that are used. None if a number does not determine the nanosecond of a time."""
-    complete = [event for event in events if type(event) is CompleteEvent]
-    instant = [event for event in events if type(event) is InstantEvent]
-    return _select_events(complete, instant, numbers_to_ns, lost={}, any_phase=bool(events))
-
-
-def _convert_with_texts(events: Sequence[KinetoEventTexts]) -> DecodedEvents:
-    complete = [event for event in events if type(event) is CompleteEventTexts]
-    instant = [event for event in events if type(event) is InstantEventTexts]
-    decoded = _select_events(complete, instant, texts_to_ns, lost={}, any_phase=bool(events))
-    assert decoded is not None
-    return decoded
-
-
 def _select_events(
     complete: Sequence[TraceEvent],
-    instant: Sequence[InstantEvent | InstantEventTexts | AnyEvent],
+    instant: Sequence[InstantEvent | AnyEvent],
     nanoseconds: Callable[[list[Any]], NDArray[np.int64] | None],
     *,
     lost: dict[str, int],

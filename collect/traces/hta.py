@@ -17,9 +17,7 @@ The differences between HTA and the exact figures:
 
 HTA sorts kernels by their rounded start with an unstable sort (the default of pandas), so the order of kernels with equal
 rounded starts depends on the processor. This module uses a fixed order: by rounded start, then as in the file. The order
-matters only for kernels of -1 us. If such a kernel starts when no earlier kernel runs, and another kernel of 0 us or more has
-the same rounded start, then HTA subtracts 1 us from the busy time if the -1 us kernel comes first, and 0 us if it comes later.
-`HtaBounds` says how far the figures of HTA itself may therefore differ from the figures of this module.
+matters only for kernels of -1 us (tests/support/support_hta.py).
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import collective, intervals
-from collect.traces.breakdown import Breakdown, EventTally, HtaBounds, count_steps, rename_tallies, tally_events
+from collect.traces.breakdown import Breakdown, EventTally, count_steps, rename_tallies, tally_events
 from collect.traces.trace import Trace
 from shardlab.errors import InputError
 
@@ -52,8 +50,8 @@ class Kernels(NamedTuple):
     start_us: NDArray[np.int64]
     end_us: NDArray[np.int64]
 
-    def select(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> Kernels:
-        """The chosen kernels. chosen: a boolean mask, or indexes."""
+    def select(self, chosen: NDArray[np.bool_]) -> Kernels:
+        """The chosen kernels. chosen: a boolean mask."""
         return Kernels(*(column[chosen] for column in self))
 
 
@@ -89,13 +87,12 @@ def _compute_breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
         limit = " before the last profiler step" if leave_out_last else ""
         raise InputError(f"{trace.path}: no kernels of a GPU{limit}. Allowed with --like-hta: traces of runs on GPUs.")
     communicating, moving, computing = _classify_kernels(trace, kernels)
-    computing_kernels, communicating_kernels = kernels.select(computing), kernels.select(communicating)
+    communicating_kernels = kernels.select(communicating)
     busy, communication = _merge_kernels(kernels), _merge_kernels(communicating_kernels)
-    memory, computation = _merge_kernels(kernels.select(moving)), _merge_kernels(computing_kernels)
-    compute_us = _total_length(computation)
+    computation = _merge_kernels(kernels.select(computing))
+    compute_us, memory_us = _total_length(computation), _total_length(_merge_kernels(kernels.select(moving)))
     span_us = int(busy[1][-1] - busy[0][0])
     idle_us = span_us - _total_length(busy)
-    memory_us = _total_length(memory)
     time_of_part = {"span": span_us, "compute": compute_us, "communication": _total_length(communication), "idle": idle_us}
     time_of_part["non-compute"] = span_us - compute_us - idle_us
     if negative := [f"{name} {us} us" for name, us in time_of_part.items() if us < 0]:
@@ -119,61 +116,8 @@ def _compute_breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
         overlap_ns=overlap_us * 1000,
         collectives=rename_tallies(_tally_kernels(trace, communicating_kernels), _collective_name),
         kernels=_tally_kernels(trace, kernels),
-        hta_bounds=_compute_bounds(kernels, computing_kernels, communicating_kernels, overlap_us=overlap_us),
+        like_hta=True,
     )
-
-
-def _compute_bounds(kernels: Kernels, computing: Kernels, communicating: Kernels, *, overlap_us: int) -> HtaBounds:
-    busy, compute, communication = (length_bounds(group) for group in (kernels, computing, communicating))
-    span_bounds_us = span_bounds(kernels)
-    bounds = {
-        "span_ns": span_bounds_us,
-        "compute_ns": compute,
-        "non_compute_ns": (busy[0] - compute[1], busy[1] - compute[0]),
-        "idle_ns": (span_bounds_us[0] - busy[1], span_bounds_us[1] - busy[0]),
-    }
-    overlap_pct = None
-    if communication[0] > 0:
-        overlap_pct = (100 * overlap_us / communication[1], 100 * overlap_us / communication[0])
-    in_ns = {name: (low * 1000, high * 1000) for name, (low, high) in bounds.items()}
-    return HtaBounds(**in_ns, overlap_pct=overlap_pct)
-
-
-def _order_matters(kernels: Kernels) -> NDArray[np.bool_]:
-    """Which kernels of -1 us change the total length of the kernels in one order of HTA's unstable sort but not in another
-    order."""
-    if not (kernels.end_us < kernels.start_us).any():
-        return np.zeros(len(kernels.rows), np.bool_)
-    order = np.argsort(kernels.start_us, kind="stable")
-    start, end = kernels.start_us[order], kernels.end_us[order]
-    first = np.searchsorted(start, start, side="left")  # the index of the first kernel with the same start
-    ended_before = np.r_[np.iinfo(np.int64).min, np.maximum.accumulate(end)][first]
-    groups, group = np.unique(first, return_inverse=True)
-    longest = np.maximum.reduceat(end, groups)[group]
-    matters = np.zeros(len(start), np.bool_)
-    matters[order] = (end < start) & (longest >= start) & (start > ended_before)
-    return matters
-
-
-def length_bounds(kernels: Kernels) -> tuple[int, int]:
-    """Returns (least, greatest) total length of the merged kernels, in us.
-
-    The least length includes all kernels of -1 us whose order matters, the greatest length includes none of these kernels.
-    """
-    matters = _order_matters(kernels)
-    high = _total_length(_merge_kernels(kernels.select(~matters)))
-    return high + int(np.sum((kernels.end_us - kernels.start_us)[matters])), high
-
-
-def span_bounds(kernels: Kernels) -> tuple[int, int]:
-    """Returns (least, greatest) span in us, from the start of the first group of kernels to the end of the last group.
-
-    HTA also sorts the groups with an unstable sort, so the last group may be a kernel of -1 us.
-    """
-    matters = _order_matters(kernels)
-    group_starts, group_ends = _merge_kernels(kernels.select(~matters))
-    low = int(kernels.end_us[matters & (kernels.start_us == group_starts[-1])].min(initial=group_ends[-1]))
-    return low - int(group_starts[0]), int(group_ends[-1] - group_starts[0])
 
 
 def _select_kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:

@@ -13,7 +13,7 @@ import msgspec
 
 from jobs import claim
 from jobs.rendering import scripts
-from jobs.scheduler import ObservedRun, RunOnDisk, SchedulerFull, SubmitOptions
+from jobs.scheduler import ObservedRun, RunOnDisk, Scheduler, SchedulerFull, SubmitOptions
 from jobs.slurm import query, states, submission
 from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call, read_number_setting
 from jobs.slurm.query import Job, JobsFound
@@ -25,12 +25,8 @@ from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL, JudgedState, find_last_sending, sent_job
 from shardlab.workspace.workspace import Workspace
 
-NAME = "slurm"
-TEMPLATE = "launch/slurm.sbatch.j2"
 SCRIPT = "job.sbatch"
-POLL_S = 5.0  # seconds between two questions to Slurm's controller; not less, because other users need the controller too
 SHARED_TEMPLATES = {"array": "launch/slurm_array.sbatch.j2", "pack": "launch/slurm_pack.sbatch.j2"}
-TEMPLATES = (TEMPLATE, *SHARED_TEMPLATES.values())
 # Slurm's limits count each task of an array. If an array exceeds a limit, an array with 1/CUT of its tasks is tried, down to
 # one run.
 PART_DIVISOR = 4
@@ -46,66 +42,130 @@ _OPTION = "#SBATCH "
 _TIME = re.compile(r"^--time=(\d+)\Z")
 
 
-def submit(workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
-    """Submit runs. Runs with the same options become one job.
+class SlurmScheduler(Scheduler):
+    """Submits runs by sbatch, and asks Slurm for their states."""
 
-    Raises JobRefused if Slurm rejects a job, ControllerUnreachable, and SchedulerFull if, because of a limit, Slurm accepts not
-    even a job with a single run.
-    """
-    earlier_jobs = _find_unended_jobs(workspace, submit_options.after)
-    largest = len(folders) if submit_options.pack or len(folders) == 1 else max(1, read_number_setting("MaxArraySize", 1001))
-    groups = _group_by_options(folders)
-    while groups:
-        equal_runs = groups[0]
-        part = equal_runs if submit_options.pack else equal_runs[:largest]
+    NAME = "slurm"
+    TEMPLATE = "launch/slurm.sbatch.j2"
+    TEMPLATES = (TEMPLATE, *SHARED_TEMPLATES.values())
+    SCRIPT = SCRIPT
+    POLL_S = 5.0  # seconds between two questions to Slurm's controller; not less, because other users need the controller too
+
+    def submit(self, workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
+        """Submit runs. Runs with the same options become one job.
+
+        Raises JobRefused if Slurm rejects a job, ControllerUnreachable, and SchedulerFull if, because of a limit, Slurm accepts
+        not even a job with a single run.
+        """
+        earlier_jobs = _find_unended_jobs(workspace, submit_options.after)
+        is_one_job = submit_options.pack or len(folders) == 1
+        largest = len(folders) if is_one_job else max(1, read_number_setting("MaxArraySize", 1001))
+        groups = _group_by_options(folders)
+        while groups:
+            equal_runs = groups[0]
+            part = equal_runs if submit_options.pack else equal_runs[:largest]
+            try:
+                job = _submit_job(workspace, part, submit_options, earlier_jobs)
+            except submission.SlurmLimitReached as no_room:
+                if submit_options.pack or len(part) == 1:
+                    raise SchedulerFull("Slurm", no_room.why, [folder for group in groups for folder in group]) from None
+                largest = max(1, len(part) // PART_DIVISOR)
+                continue
+            groups[:1] = [rest] if (rest := equal_runs[len(part) :]) else []
+            if submit_options.at_once is not None and job is not None:
+                earlier_jobs = [job]  # jobs with other options wait for this job: otherwise too many runs could run at a time
+
+    def resolve(self, workspace: Workspace) -> list[str]:
+        """Finish submissions of earlier commands that were interrupted; return a sentence about each."""
+        texts = []
+        for interrupted in submission.list_interrupted(workspace):
+            try:
+                texts.append(submission.settle_submission(workspace, interrupted))
+            except submission.SlurmLimitReached as full:
+                why = f"Slurm does not have this job, and accepts no more jobs for now ({full.why})."
+                texts.append(f"{interrupted.token}: {why}")
+            except submission.JobRefused as refused:
+                texts.append(f"{interrupted.token}: this job was never created. {refused}")
+        return texts
+
+    def damaged(self, workspace: Workspace) -> list[str]:
+        """A sentence for each submission file that cannot be read, with the runs that are skipped for this reason."""
+        return submission.describe_damaged(workspace)
+
+    def observe(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
+        """The state of each run, from its own records and from one query to Slurm for all jobs."""
+        notes = [find_last_sending(run.events) for run in runs]
+        jobs = [str(note.data["job"]) for note in notes if note is not None and note.data.get("job")]
+        job_numbers = sorted({job.split("_")[0] for job in jobs})
+        since_s = min((note.wall_s for note in notes if note is not None), default=0.0)
+        answer = query.find_jobs(job_numbers, since_s, _unfinished_job_ids(runs, notes))
+        unfinished_packs = _find_unfinished_packs(workspace) if any(claim.is_packed(run.events) for run in runs) else set()
+        is_open = any(note is not None and note.event == "submitting" for note in notes)
+        unreadable = submission.find_unreadable(workspace) if is_open else {}
+        observed_runs = []
+        for run, note in zip(runs, notes, strict=True):
+            observed = _observe_run(run, note, answer, unreadable)
+            is_leftover = observed.id not in unfinished_packs and _is_leftover(run, answer.jobs.get(observed.id))
+            observed_runs.append(msgspec.structs.replace(observed, leftover=is_leftover))
+        return observed_runs
+
+    def cancel(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
+        """Record that the runs are cancelled, then cancel their jobs. Raises ControllerUnreachable if Slurm does not answer."""
+        cancelled_ids = {run.run.run_id for run in runs}
+        packs = {sent.job for sent in _pack_submissions(workspace) if cancelled_ids >= _unfinished_run_ids(workspace, sent)}
+        jobs: dict[str, str] = {}
+        for run in runs:
+            sending = find_last_sending(run.events)
+            if run.verdict.state not in ("planned", "pending") or not claim.claim_as_cancelled(run.folder):
+                run.folder.write_event("controller", "cancel_requested")
+            job, token = sent_job(sending)
+            # A packed allocation is cancelled only if all its unfinished runs are cancelled. Otherwise its other runs continue,
+            # and the supervisor of a running run ends this run.
+            if job and (not claim.is_packed(run.events) or job in packs):
+                jobs[job] = token
         try:
-            job = _submit_job(workspace, part, submit_options, earlier_jobs)
-        except submission.SlurmLimitReached as no_room:
-            if submit_options.pack or len(part) == 1:
-                raise SchedulerFull("Slurm", no_room.why, [folder for group in groups for folder in group]) from None
-            largest = max(1, len(part) // PART_DIVISOR)
-            continue
-        groups[:1] = [rest] if (rest := equal_runs[len(part) :]) else []
-        if submit_options.at_once is not None and job is not None:
-            earlier_jobs = [job]  # jobs with other options wait for it: otherwise more than `at_once` runs could run at a time
+            for numbers in query.split_into_parts(query.select_own_jobs(jobs)):
+                answer = call(["scancel", *numbers])
+                if answer.code != 0 and query.is_unanswered(answer):
+                    raise ControllerUnreachable(answer.error_line, "")
+        except ControllerUnreachable as outage:
+            raise ControllerUnreachable(
+                outage.why,
+                "The runs are marked as cancelled in the workspace: pending runs will not start, and running runs end by "
+                "themselves. Their jobs may stay in Slurm's queue; run the command again when Slurm is back to cancel them.",
+            ) from None
+
+    def cancel_jobs(self, jobs: Sequence[str]) -> str:
+        """Cancel jobs that `observe` has just found under their tokens. Returns '', or Slurm's words if it cancelled none."""
+        answer = call(["scancel", *jobs])
+        return "" if answer.code == 0 else answer.error_line
+
+    def hold(self, jobs: Mapping[str, str]) -> str:
+        """Hold pending jobs, then requeue the job of this process as a held job, which ends this process. Returns Slurm's words
+        if Slurm did not requeue the job."""
+        with contextlib.suppress(ControllerUnreachable):  # a run that starts now checks its packages and holds itself
+            for numbers in query.split_into_parts(query.select_own_jobs(jobs)):
+                call(["scontrol", "hold", ",".join(numbers)])
+        own_job = claim.current_job_id()
+        # Slurm requeues only jobs with Requeue=1. The run counts its restarts itself, so this allows no additional restarts.
+        call(["scontrol", "update", f"JobId={own_job}", "Requeue=1"])
+        answer = call(["scontrol", "requeuehold", own_job])
+        if not answer.ends_own_job:
+            return answer.error_line
+        time.sleep(ENDED_S)  # until Slurm ends this process; otherwise a job with several runs (`--pack`) starts its next run
+        return "" if answer.code == 0 else answer.error_line
+
+    def release(self, jobs: Mapping[str, str]) -> None:
+        """Release held jobs. Raises ShardlabError if Slurm does not release them."""
+        for numbers in query.split_into_parts(query.select_own_jobs(jobs)):
+            answer = call(["scontrol", "release", ",".join(numbers)])
+            if answer.code != 0 and not _NOT_HELD_ANY_MORE.search(answer.stderr):
+                raise ShardlabError(
+                    f"Slurm does not release the held runs: {answer.error_line}. They stay held; run the command again."
+                )
 
 
-def resolve(workspace: Workspace) -> list[str]:
-    """Finish submissions of earlier commands that were interrupted; return a sentence about each."""
-    texts = []
-    for interrupted in submission.list_interrupted(workspace):
-        try:
-            texts.append(submission.settle_submission(workspace, interrupted))
-        except submission.SlurmLimitReached as full:
-            texts.append(f"{interrupted.token}: Slurm does not have this job, and accepts no more jobs for now ({full.why}).")
-        except submission.JobRefused as refused:
-            texts.append(f"{interrupted.token}: this job was never created. {refused}")
-    return texts
-
-
-def damaged(workspace: Workspace) -> list[str]:
-    """A sentence for each submission file that cannot be read, with the runs that are skipped for this reason."""
-    return submission.describe_damaged(workspace)
-
-
-def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
-    """The state of each run, from its own records and from one query to Slurm for all jobs."""
-    notes = [find_last_sending(run.events) for run in runs]
-    job_numbers = sorted({str(note.data["job"]).split("_")[0] for note in notes if note is not None and note.data.get("job")})
-    since_s = min((note.wall_s for note in notes if note is not None), default=0.0)
-    answer = query.find_jobs(job_numbers, since_s, _unfinished_job_ids(runs, notes))
-    unfinished_packs = _find_unfinished_packs(workspace) if any(claim.is_packed(run.events) for run in runs) else set()
-    is_open = any(note is not None and note.event == "submitting" for note in notes)
-    unreadable = submission.find_unreadable(workspace) if is_open else {}
-    observed_runs = []
-    for run, note in zip(runs, notes, strict=True):
-        observed = _observe_run(run, note, answer, unreadable)
-        observed_runs.append(
-            msgspec.structs.replace(
-                observed, leftover=observed.id not in unfinished_packs and _is_leftover(run, answer.jobs.get(observed.id))
-            )
-        )
-    return observed_runs
+SCHEDULER = SlurmScheduler()
 
 
 def _is_leftover(run: RunOnDisk, job: Job | None) -> bool:
@@ -149,73 +209,10 @@ def _unfinished_job_ids(runs: Sequence[RunOnDisk], sendings: Sequence[Event | No
     }
 
 
-def cancel(workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
-    """Record that the runs are cancelled, then cancel their jobs. Raises ControllerUnreachable if Slurm does not answer."""
-    cancelled_ids = {run.run.run_id for run in runs}
-    packs = {sent.job for sent in _pack_submissions(workspace) if cancelled_ids >= _unfinished_run_ids(workspace, sent)}
-    jobs: dict[str, str] = {}
-    for run in runs:
-        sending = find_last_sending(run.events)
-        if run.verdict.state not in ("planned", "pending") or not claim.claim_as_cancelled(run.folder):
-            run.folder.write_event("controller", "cancel_requested")
-        job, token = sent_job(sending)
-        # A packed allocation is cancelled only if all its unfinished runs are cancelled. Otherwise its other runs continue, and
-        # the supervisor of a running run ends this run.
-        if job and (not claim.is_packed(run.events) or job in packs):
-            jobs[job] = token
-    try:
-        for numbers in query.split_into_parts(query.select_own_jobs(jobs)):
-            answer = call(["scancel", *numbers])
-            if answer.code != 0 and query.is_unanswered(answer):
-                raise ControllerUnreachable(answer.error_line, "")
-    except ControllerUnreachable as outage:
-        raise ControllerUnreachable(
-            outage.why,
-            "The runs are marked as cancelled in the workspace: pending runs will not start, and running runs end by "
-            "themselves. Their jobs may stay in Slurm's queue; run the command again when Slurm is back to cancel them.",
-        ) from None
-
-
-def cancel_jobs(jobs: Sequence[str]) -> str:
-    """Cancel jobs that `observe` has just found under their tokens. Returns '', or Slurm's words if they were not cancelled."""
-    answer = call(["scancel", *jobs])
-    return "" if answer.code == 0 else answer.error_line
-
-
-def hold(jobs: Mapping[str, str]) -> str:
-    """Hold pending jobs, then requeue the job of this process as a held job, which ends this process. Returns Slurm's words if
-    Slurm did not requeue the job."""
-    with contextlib.suppress(ControllerUnreachable):  # a run that starts now checks its packages and holds itself
-        for numbers in query.split_into_parts(query.select_own_jobs(jobs)):
-            call(["scontrol", "hold", ",".join(numbers)])
-    own_job = claim.current_job_id()
-    # Slurm requeues only jobs with Requeue=1. The run counts its restarts itself, so this allows no additional restarts.
-    call(["scontrol", "update", f"JobId={own_job}", "Requeue=1"])
-    answer = call(["scontrol", "requeuehold", own_job])
-    if not answer.ends_own_job:
-        return answer.error_line
-    time.sleep(ENDED_S)  # wait until Slurm ends this process; otherwise a job with several runs (`--pack`) starts its next run
-    return "" if answer.code == 0 else answer.error_line
-
-
-def release(jobs: Mapping[str, str]) -> None:
-    """Release held jobs. Raises ShardlabError if Slurm does not release them."""
-    for numbers in query.split_into_parts(query.select_own_jobs(jobs)):
-        answer = call(["scontrol", "release", ",".join(numbers)])
-        if answer.code != 0 and not _NOT_HELD_ANY_MORE.search(answer.stderr):
-            raise ShardlabError(
-                f"Slurm does not release the held runs: {answer.error_line}. They stay held; run the command again."
-            )
-
-
 def _unfinished_run_ids(workspace: Workspace, sent: Submission) -> set[str]:
     """The ids of those runs of a submission that have not ended, according to their records. A run whose records cannot be read
     counts as not ended."""
     return {run_id for run_id in sent.runs if not RunDir(workspace.runs / run_id).has_ended()}
-
-
-def attend(workspace: Workspace) -> None:
-    """Does nothing: Slurm starts the runs, so there is no runner to start again."""
 
 
 def _find_unended_jobs(workspace: Workspace, runs: Sequence[str]) -> list[str]:

@@ -16,8 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from jobs import run_queue
 from jobs.node.rendezvous import NODES
-from jobs.run_queue import SCRIPT, RunQueue, cancel, cancel_jobs, damaged, hold, release, resolve
-from jobs.scheduler import ObservedRun, RunOnDisk, SubmitOptions
+from jobs.run_queue import QueueScheduler, RunQueue
 from jobs.ssh import node_lock
 from jobs.ssh.step import make_login_argv, read_last_ssh_line
 from shardlab.errors import ShardlabError
@@ -27,14 +26,6 @@ from shardlab.workspace import inventory
 from shardlab.workspace.inventory import InventoryNode
 from shardlab.workspace.workspace import Workspace
 
-__all__ = [
-    "NAME", "POLL_S", "SCRIPT", "TEMPLATE", "TEMPLATES", "attend", "cancel", "cancel_jobs", "damaged", "hold", "observe",
-    "release", "resolve", "submit",
-]  # fmt: skip
-NAME = "ssh"
-TEMPLATE = "launch/ssh.sh.j2"
-TEMPLATES = (TEMPLATE,)
-POLL_S = 1.0
 ANSWER_S = CONNECT_S + 5
 
 
@@ -42,44 +33,31 @@ class NodeInUse(Exception):
     """Raised if another run holds the lock of a node. The message says which process of another user holds it."""
 
 
-def submit(workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
-    """Submit runs, in this order, and start a runner if no runner is alive."""
-    RunQueue(NAME, workspace).submit(folders)
+class SshScheduler(QueueScheduler):
+    """Starts runs over SSH on free nodes of the cluster."""
 
+    NAME = "ssh"
+    TEMPLATE = "launch/ssh.sh.j2"
+    TEMPLATES = (TEMPLATE,)
+    POLL_S = 1.0
 
-def attend(workspace: Workspace) -> None:
-    """Start a runner if runs wait and no runner is alive, because the runner may have been killed."""
-    RunQueue(NAME, workspace).attend()
-
-
-def observe(workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
-    """The state of each run, from its events and from the supervisors on this machine."""
-    return RunQueue(NAME, workspace).observe(runs)
-
-
-def work(workspace: Workspace) -> int:
-    """The work of the runner: until no run waits, start the first waiting run as soon as enough nodes are free; return the exit
-    code. A workspace has only one runner at a time."""
-    queue = RunQueue(NAME, workspace)
-    return queue.work_off(lambda: _start_runs(workspace, queue))
-
-
-def _start_runs(workspace: Workspace, queue: RunQueue) -> None:
-    running: dict[str, subprocess.Popen[bytes]] = {}  # the processes of the runs' scripts, by run id
-    queue.record_lost_runs()
-    while True:
-        for name, script in list(running.items()):
-            if (code := script.poll()) is not None:
-                queue.record_failed_start(RunDir(workspace.runs / name), code)
-                del running[name]
-        first_folder = next((folder for folder in queue.startable() if folder.run_id not in running), None)
-        if first_folder is None and not running:
-            return
-        started_script = _start_run(workspace, first_folder) if first_folder is not None else None
-        if first_folder is not None and started_script is not None:
-            running[first_folder.run_id] = started_script
-        else:
-            time.sleep(POLL_S)
+    def start_runs(self, workspace: Workspace, queue: RunQueue) -> None:
+        """Until no run waits, start the first waiting run as soon as enough nodes are free."""
+        running: dict[str, subprocess.Popen[bytes]] = {}  # the processes of the runs' scripts, by run id
+        queue.record_lost_runs()
+        while True:
+            for name, script in list(running.items()):
+                if (code := script.poll()) is not None:
+                    queue.record_failed_start(RunDir(workspace.runs / name), code)
+                    del running[name]
+            first_folder = next((folder for folder in queue.startable() if folder.run_id not in running), None)
+            if first_folder is None and not running:
+                return
+            started_script = _start_run(workspace, first_folder) if first_folder is not None else None
+            if first_folder is not None and started_script is not None:
+                running[first_folder.run_id] = started_script
+            else:
+                time.sleep(self.POLL_S)
 
 
 def _start_run(workspace: Workspace, folder: RunDir) -> subprocess.Popen[bytes] | None:
@@ -167,5 +145,6 @@ def _record_wait(folder: RunDir, why: str) -> None:
         folder.write_event("queue", "queued", why=why)
 
 
+SCHEDULER = SshScheduler()
 if __name__ == "__main__":
-    run_queue.run_as_runner(work)
+    SCHEDULER.run_as_runner()

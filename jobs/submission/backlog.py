@@ -13,7 +13,7 @@ import msgspec
 from jobs.scheduler import SchedulerFull, SubmitOptions, scheduler
 from jobs.slurm.commands import ControllerUnreachable
 from jobs.status.reconcile import Status, find_blocking_status
-from jobs.submission import lease_report
+from jobs.submission import lease_schedule
 from shardlab.errors import ShardlabError
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL
@@ -96,7 +96,7 @@ class Backlog:
                 self.unanswered = None
                 self.folders = self.unsent()
                 if not self._ignore_lease:
-                    self.folders = lease_report.hold_late_folders(
+                    self.folders = lease_schedule.hold_late_folders(
                         self._workspace, self.folders, target_count, pack=self._options.pack
                     )
                 part, rest, unsubmitted = self.folders[:target_count], self.folders[target_count:], list[RunDir]()

@@ -1,88 +1,155 @@
-"""Estimates when runs that wait for the same nodes will end, to find out which of them end before the lease of the nodes.
+"""Estimates which runs will not end before the lease of their nodes, and holds these runs back.
 
-The estimate uses simple rules. If it is wrong, the run usually ends earlier than estimated:
-
-- A run takes whole nodes.
-- A run starts when enough nodes are free and all runs before it have started.
-- A run keeps its nodes for its whole duration: the mean duration of the completed runs of its cell in this workspace, or, if no
-  run of the cell has completed, its time limit.
-
-Runs of other people and of other workspaces are not known, so they are not taken into account.
+The estimate: a run takes whole nodes. It starts when enough nodes are free and all runs before it have started. It takes as
+long as the completed runs of its cell in this workspace took on average, else its time limit, else no time. Runs of other
+people and of other workspaces are not known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Container, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from statistics import fmean
 
 import msgspec
 
-from shardlab.runs.run import Run, parse_run_id
+from jobs.invocation import Invocation
+from jobs.planning.plan import MatrixPlan
+from jobs.planning.repeats import order_runs_by_repeat
+from jobs.rendering import render
+from jobs.scheduler import SubmitOptions
+from jobs.status.reconcile import select_last_attempts, statuses
+from jobs.submission.submit import RunDecision
+from shardlab.runs.run import Run, parse_run_id, run_id
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal import moments
+from shardlab.workspace import inventory
+from shardlab.workspace.inventory import Inventory
+from shardlab.workspace.workspace import Workspace
 
 
-class RunTime(msgspec.Struct, frozen=True):
-    """The nodes and the time that an unfinished run still needs."""
+class LeaseSchedule:
+    """When the nodes become free, and which runs would end after the lease. Runs are added in the order in which they start.
 
-    run_id: str
-    nodes: int
-    left_s: float | None
-    """The seconds that the run still needs, from its start or, if it is already running, from now; None: not known."""
-    source: Literal["recorded", "limit", "unknown"]
-    """The source of the time: recorded times, the time limit, or neither."""
+    All times are in seconds from now.
+    """
+
+    def __init__(self, leased: Inventory, recorded_s: Mapping[str, float] | None = None, at_once: int | None = None) -> None:
+        """leased: an inventory with a lease. recorded_s: the mean duration of a cell's completed runs, by the name of the cell.
+        at_once: the most runs that run at the same time, of those that are held back if they are late; None: no limit."""
+        assert leased.lease is not None
+        self.lease, self._current_time = leased.lease, datetime.now(UTC)
+        self._free_s = [0.0] * max(1, len(leased.with_role("worker") or leased.nodes))  # when each node becomes free, sorted
+        self._recorded_s, self._at_once = recorded_s or {}, at_once
+        self._last_start_s, self._ends_s = 0.0, list[float]()
+
+    def add_unfinished(self, workspace: Workspace, other_ids: Container[str]) -> None:
+        """Add the running and the pending runs of a workspace, except for runs with the ids `other_ids`. Their recorded
+        durations are used for the runs that are added later."""
+        runs = statuses(workspace, select_last_attempts(workspace.all_runs()))
+        times: dict[str, list[float]] = {}
+        for run in runs:
+            parts = parse_run_id(run.id)
+            if parts is not None and parts.attempt == 1 and run.state == "completed" and run.duration_s is not None:
+                times.setdefault(parts.cell, []).append(run.duration_s)
+        self._recorded_s = {cell: fmean(seconds) for cell, seconds in times.items()}
+        unfinished = [run for run in runs if run.state in ("running", "pending") and not run.held and not run.is_unreadable]
+        for run in sorted(unfinished, key=lambda run: run.state != "running"):
+            if run.id not in other_ids:
+                elapsed_s = (run.duration_s or 0.0) if run.state == "running" else 0.0
+                self.hold_back(RunDir(workspace.runs / run.id).read_run(), elapsed_s, always_add=True)
+
+    def hold_back(self, run: Run, elapsed_s: float = 0.0, *, always_add: bool = False) -> str | None:
+        """Add a run, and return None; if the run would not end before the lease, return why the run is held back instead.
+
+        elapsed_s: seconds since the run started. always_add: whether to add the run even if it would not end before the lease.
+        """
+        nodes, (left_s, source) = min(run.world.nnodes, len(self._free_s)), estimate_run_time(run, self._recorded_s, elapsed_s)
+        start_s = max(self._last_start_s, self._free_s[nodes - 1])
+        if self._at_once is not None and len(self._ends_s) >= self._at_once and not always_add:
+            start_s = max(start_s, sorted(self._ends_s)[-self._at_once])
+        end_s, is_late = start_s + left_s, start_s + left_s > self.lease.left_s(self._current_time)
+        if always_add or not is_late:
+            self._last_start_s, self._free_s = start_s, sorted([*self._free_s[nodes:], *[end_s] * nodes])
+            self._ends_s += [] if always_add else [end_s]
+        if not is_late:
+            return None
+        return (
+            f"held back, because the lease ends {moments.format_time(self.lease.expires)} and the run would end "
+            f"about {moments.format_time(self._current_time + timedelta(seconds=end_s))}{source}: after an extension, "
+            "`jobs retry --only held` sends it; `--ignore-lease` sends it all the same"
+        )
 
 
-class EstimatedEnd(msgspec.Struct, frozen=True):
-    """The estimated end of a run, in seconds from now."""
+def estimate_run_time(run: Run, recorded_s: Mapping[str, float], elapsed_s: float = 0.0) -> tuple[float, str]:
+    """The seconds that a run still needs (0 if neither a recorded time nor a time limit is known), and their source in words.
 
-    end_s: float
-    is_least: bool
-    """Whether `end_s` is only a lower bound, because the duration of this run or of a run before it is not known."""
-
-
-def estimate_run_time(run: Run, recorded: Mapping[str, float], elapsed_s: float = 0.0) -> RunTime:
-    """The nodes and the time that a run still needs.
-
-    recorded: the mean duration of the completed runs of a cell in seconds, by the name of the cell. elapsed_s: seconds since
-    the run started; 0 if it has not started.
+    recorded_s: the mean duration of a cell's completed runs, by the name of the cell. elapsed_s: seconds since the run started;
+    0 if it has not started.
     """
     parts = parse_run_id(run.run_id)
-    mean = recorded.get(parts.cell) if parts is not None else None
-    if mean is not None and mean > elapsed_s and run.search is None:
-        return RunTime(run.run_id, run.world.nnodes, mean - elapsed_s, "recorded")
-    if run.limit_s is not None:
-        tries = run.search.most_tries if run.search is not None else 1
-        return RunTime(run.run_id, run.world.nnodes, max(tries * run.limit_s - elapsed_s, 0.0), "limit")
-    return RunTime(run.run_id, run.world.nnodes, None, "unknown")
+    mean_s = recorded_s.get(parts.cell) if parts is not None else None
+    if mean_s is not None and mean_s > elapsed_s and run.search is None:
+        return mean_s - elapsed_s, " (by recorded times)"
+    if run.limit_s is None:
+        return 0.0, ""
+    tries = run.search.most_tries if run.search is not None else 1
+    return max(tries * run.limit_s - elapsed_s, 0.0), " (by time limits)"
 
 
-class NodeSchedule:
-    """The nodes of a cluster, and when each node becomes free again. Runs are added in the order in which they start."""
-
-    def __init__(self, nodes: int) -> None:
-        self.nodes = max(nodes, 1)
-        self._free_ends = [EstimatedEnd(0.0, is_least=False)] * self.nodes
-        self._last_start = EstimatedEnd(0.0, is_least=False)
-
-    def estimate_end(self, run: RunTime, after: EstimatedEnd | None = None) -> EstimatedEnd:
-        """When the run would end if it were added next. after: the end of another run, before which the run does not start."""
-        return self._place_run(run, after)[1]
-
-    def add(self, run: RunTime, after: EstimatedEnd | None = None) -> EstimatedEnd:
-        """Add a run on the nodes that become free first; return when the run ends. after: as for `estimate_end`."""
-        self._last_start, end = self._place_run(run, after)
-        self._free_ends = [*self._free_ends[self._count_nodes(run) :], *[end] * self._count_nodes(run)]
-        self._free_ends.sort(key=_end_key)
-        return end
-
-    def _count_nodes(self, run: RunTime) -> int:
-        return min(run.nodes, self.nodes)
-
-    def _place_run(self, run: RunTime, after: EstimatedEnd | None) -> tuple[EstimatedEnd, EstimatedEnd]:
-        """Compute when a run would start and end if it were added next. Returns (start, end). after: as for `estimate_end`."""
-        bounds = [self._last_start, *self._free_ends[: self._count_nodes(run)], *([after] if after is not None else [])]
-        start = EstimatedEnd(max(bound.end_s for bound in bounds), any(bound.is_least for bound in bounds))
-        return start, EstimatedEnd(start.end_s + (run.left_s or 0.0), start.is_least or run.left_s is None)
+def hold_late_runs(
+    invocation: Invocation, decisions: list[RunDecision], source: render.RenderContext, submit_options: SubmitOptions
+) -> list[RunDecision]:
+    """The decisions, in which the runs that would not end before the lease are marked as held back. With --ignore-lease, or if
+    the nodes are not lent, the decisions are unchanged. Raises InputError."""
+    workspace, leased = invocation.workspace, inventory.read_leased_inventory(invocation.workspace, source.where.name)
+    if leased is None or invocation.arguments.ignore_lease:
+        return decisions
+    schedule = LeaseSchedule(leased, at_once=1 if submit_options.pack else submit_options.at_once)
+    schedule.add_unfinished(workspace, {decision.run.run_id for decision in decisions if decision.send})
+    checked = []
+    for decision in decisions:
+        if decision.send and (why := schedule.hold_back(decision.run)) is not None:
+            # a run that is already in the queue is held there, because the installed packages changed
+            in_queue = decision.now is not None and decision.now.held and decision.now.state == "pending"
+            decision = msgspec.structs.replace(decision, send=False, held_back=not in_queue, why=why)
+        checked.append(decision)
+    return checked
 
 
-def _end_key(end: EstimatedEnd) -> tuple[float, bool]:
-    return end.end_s, end.is_least
+def hold_late_folders(workspace: Workspace, waiting: Sequence[RunDir], number: int, *, pack: bool) -> list[RunDir]:
+    """Hold back waiting runs that would not end before the lease, and return the other waiting runs, in order.
+
+    waiting: the runs that wait to be submitted. number: how many of them are about to be submitted; runs behind them in the
+    list are returned unchecked. pack: whether the runs run one after another in one allocation. The reason is written into the
+    events of each run that is held back. Without a lease, all waiting runs are returned. Raises ShardlabError.
+    """
+    leased = inventory.read_leased_inventory(workspace)
+    if leased is None:
+        return list(waiting)
+    schedule = LeaseSchedule(leased, at_once=1 if pack else None)
+    schedule.add_unfinished(workspace, {folder.run_id for folder in waiting})
+    kept_folders = list[RunDir]()
+    for index, folder in enumerate(waiting):
+        if len(kept_folders) == number:
+            return [*kept_folders, *waiting[index:]]
+        if (why := schedule.hold_back(folder.read_run())) is None:
+            kept_folders.append(folder)
+        else:
+            folder.write_event("controller", "held", why=why)
+    return kept_folders
+
+
+def count_late_runs(planned: MatrixPlan, workspace: Workspace) -> int:
+    """The number of runs of a plan that would not end before the lease. Runs that have ended in this workspace take no time.
+    Raises InputError."""
+    leased = inventory.read_leased_inventory(workspace, planned.source.where.name)
+    if leased is None:
+        return 0
+    schedule = LeaseSchedule(leased, planned.recorded)
+    runs = [
+        render.make_run(cell, repeat, 1, planned.source)
+        for cell, repeat in order_runs_by_repeat(planned.cells, planned.repeats)
+        if not (folder := RunDir(workspace.runs / run_id(cell, repeat))).path.exists() or not folder.has_ended()
+    ]
+    return sum(schedule.hold_back(run, always_add=True) is not None for run in runs)

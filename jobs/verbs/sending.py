@@ -12,7 +12,6 @@ from jobs.status import stale_jobs
 from jobs.status.reconcile import Status
 from jobs.submission import preflight, submit
 from jobs.submission.backlog import Backlog
-from jobs.submission.lease_report import LeaseReport
 from jobs.verbs import views, watch
 from shardlab.terminal.console import Output
 from shardlab.workspace import workspace_trust
@@ -81,13 +80,13 @@ def report_sent(
     invocation: Invocation,
     decisions: Sequence[submit.RunDecision],
     backlog: Backlog | None,
-    lease: LeaseReport | None,
+    source: render.RenderContext,
     remarks: Sequence[str] = (),
 ) -> int:
     """Print what was submitted and the remarks, wait for the runs if --wait is given, and return the exit code."""
     out, workspace, wait = invocation.out, invocation.workspace, invocation.arguments.wait
     views.print_decisions(out, decisions, sent=True, waiting={folder.run_id for folder in backlog.folders} if backlog else ())
-    views.print_lease(out, lease)
+    views.print_lease(out, workspace, source.where.name)
     for remark in remarks:
         out.print_remark(f"note: {remark}")
     if backlog:

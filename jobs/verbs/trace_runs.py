@@ -17,7 +17,7 @@ from jobs import on_controller
 from jobs.invocation import Invocation
 from jobs.planning import plan
 from jobs.rendering import render
-from jobs.submission import lease_report, submit
+from jobs.submission import lease_schedule, submit
 from jobs.verbs import sending, shared_options
 from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
@@ -65,10 +65,10 @@ def _trace(invocation: Invocation) -> int:
     plan.must_run_here(source, allow_login_node=invocation.arguments.here, trains=False)
     with workspace.hold_runs_lock():
         all_readable = sending.finish_interrupted(out, workspace, source)
-        decisions, lease = lease_report.hold_late_runs(invocation, decide_trace_runs(workspace, runs, source), source, options)
+        decisions = lease_schedule.hold_late_runs(invocation, decide_trace_runs(workspace, runs, source), source, options)
         sending.slurm_must_accept(decisions, source, options)
         backlog = sending.send_runs(invocation, decisions, source, options)
-    code = sending.report_sent(invocation, decisions, backlog, lease)
+    code = sending.report_sent(invocation, decisions, backlog, source)
     out.print_remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
     return max(int(not all_readable), code)
 

@@ -18,13 +18,14 @@ from jobs.scheduler import scheduler
 from jobs.slurm.share import Share
 from jobs.status import search_runs
 from jobs.status.reconcile import Status
-from jobs.submission.lease_report import LeaseReport
 from jobs.submission.submit import RunDecision
 from jobs.verbs import status_table
+from shardlab.cluster.lease import Lease
 from shardlab.matrix.cell import Cell
 from shardlab.plugins.own_workload import OwnWorkload
 from shardlab.terminal import moments
 from shardlab.terminal.console import Output
+from shardlab.workspace.inventory import read_lease
 from shardlab.workspace.workspace import Workspace
 
 PLAN_COLUMNS = [
@@ -35,10 +36,11 @@ PLAN_COLUMNS = [
 def print_plan(
     out: Output,
     planned: MatrixPlan,
+    workspace: Workspace,
     data: datasets.MissingData,
     hours: Sequence[gpu_hours.CellHours] = (),
     shares: Sequence[Share] = (),
-    lease: LeaseReport | None = None,
+    late_count: int = 0,
     scaled: Mapping[str, Sequence[ScaledCell]] | None = None,
     schedule: CellSchedule | None = None,
 ) -> None:
@@ -47,7 +49,7 @@ def print_plan(
     data: which data sets of the cells are missing.
     hours: the GPU hours of each cell; empty without GPUs.
     shares: how much of its limits the user's Slurm account has left; empty if not known.
-    lease: the report on the lease of the nodes; None without a lease.
+    late_count: the number of runs that would not end before the lease of the nodes.
     scaled: the predictions on other numbers of GPUs, by the name of the cell; None if --scale-out is not given.
     schedule: the schedule of the cell that --schedule names; None if the option is not given.
     """
@@ -61,7 +63,7 @@ def print_plan(
     counts = {cell.name(): planned.repeats[cell.name()] for cell in planned.cells}
     estimated_hours = gpu_hours.sum_hours(hours) if hours else None
     _print_amount_of_work(out, planned, counts, estimated_hours, shares)
-    print_lease(out, lease)
+    lease = print_lease(out, workspace, planned.source.where.name, late_count)
     models = _select_own_models(planned.source.own.workloads, planned.cells)
     _print_obstacles_and_notes(out, planned, models, data)
     out.print_document(
@@ -73,7 +75,7 @@ def print_plan(
             "cost": planned.cost,
             "gpu_hours": estimated_hours,
             "shares": shares,
-            "lease": None if lease is None else lease.document(),
+            "lease": lease,
             "cells": [_make_cell_document(cell, planned, scaled) for cell in planned.cells],
             **({} if schedule is None else {"schedule": schedule}),
             "models": [_make_model_document(model) for model in models],
@@ -185,15 +187,23 @@ def print_scripts(out: Output, decisions: Sequence[RunDecision], workspace: Work
             )
 
 
-def print_lease(out: Output, lease: LeaseReport | None) -> None:
-    """Print when the lease of the nodes ends, and which runs would not end before this time. Without a lease, nothing is
-    printed."""
+def print_lease(out: Output, workspace: Workspace, cluster: str | None = None, late_count: int = 0) -> Lease | None:
+    """Print when the lease of the nodes ends, and return the lease; None if the nodes are not lent.
+
+    cluster: the name of the cluster, if only its lease counts. late_count: the number of runs that would not end before the
+    lease."""
+    lease, current_time = read_lease(workspace, cluster), datetime.now(UTC)
     if lease is not None:
-        for sentence in lease.sentences(datetime.now(UTC)):
-            out.print_line(sentence)
+        out.print_line(lease.describe(current_time))
+        if late_count:
+            hint = "To ask for an extension: provision CLUSTER.yaml extend --hours N --reason TEXT"
+            out.print_line(f"about {late_count} run(s) would not end before the lease. {hint}")
+        if (reminder := lease.copy_reminder(current_time)) is not None:
+            out.print_line(reminder)
+    return lease
 
 
-def print_status(out: Output, runs: Sequence[Status], workspace: Workspace, lease: LeaseReport | None = None) -> None:
+def print_status(out: Output, runs: Sequence[Status], workspace: Workspace) -> None:
     """Print the table of runs and the lease of their nodes, or the JSON document."""
     if not runs and not out.json:
         out.print_line(f"no runs in {workspace.path}.")
@@ -206,9 +216,9 @@ def print_status(out: Output, runs: Sequence[Status], workspace: Workspace, leas
     searches = search_runs.read_search_paths(workspace, runs)
     for path in searches:
         out.print_line(search_runs.describe_search(path))
-    print_lease(out, lease)
+    lease = print_lease(out, workspace)
     of_searches = {"searches": [search_runs.make_search_document(path) for path in searches]} if searches else {}
-    out.print_document({"runs": runs, **of_searches, **({} if lease is None else {"lease": lease.document()})})
+    out.print_document({"runs": runs, **of_searches, **({} if lease is None else {"lease": lease})})
 
 
 def _format_cell(cell: Cell) -> list[str]:

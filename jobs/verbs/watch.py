@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.scheduler import group_by_scheduler, scheduler
 from jobs.status import search_runs, stale_jobs
 from jobs.status.reconcile import Status, find_unreadable_status, read_run_on_disk, select_last_attempts, statuses
-from jobs.submission import lease_report
 from jobs.submission.backlog import Backlog
 from jobs.verbs import status_table, views
 from shardlab.errors import InputError
@@ -85,7 +83,7 @@ def watch_status(out: Output, workspace: Workspace, look: Callable[[], list[Stat
     look: reads the statuses of the runs. This function starts no runner. Returns the last statuses.
     """
     runs = _wait_until_ended(out, workspace, look, restart=False)
-    views.print_status(out, runs, workspace, lease_report.report_on_workspace(workspace, datetime.now(UTC)))
+    views.print_status(out, runs, workspace)
     return runs
 
 

@@ -8,14 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 import psutil
 
 from provision.interruption import STOPPING
+from provision.node import RunOptions
 from shardlab.remote.remote import CommandOutput, Unreachable, put_command, shorten_command
 
 GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
@@ -38,23 +39,14 @@ class LocalNode(msgspec.Struct, eq=False):
     may_sudo: bool = True
     venv_python: str = sys.executable
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        root: bool = False,
-        secret: bool = False,
-    ) -> CommandOutput:
+    def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> CommandOutput:
         """Run `argv` in a session of its own, as `Node.run` describes. At the time limit, its descendants are ended, too.
 
         Raises Unreachable after this process was interrupted.
         """
-        argv = ["sudo", "-n", "--", *argv] if root and os.geteuid() != 0 else argv
+        argv = ["sudo", "-n", "--", *argv] if options.get("root") and os.geteuid() != 0 else argv
         # LC_ALL: parsers need untranslated text. PYTHONSAFEPATH: Python must not import a folder `jobs` of the current folder.
-        environment = {**os.environ, "LC_ALL": "C", "PYTHONSAFEPATH": "1", **(env or {})}
+        environment = {**os.environ, "LC_ALL": "C", "PYTHONSAFEPATH": "1", **(options.get("env") or {})}
         try:
             process = subprocess.Popen(
                 argv,
@@ -73,7 +65,7 @@ class LocalNode(msgspec.Struct, eq=False):
             raise Unreachable("this program was interrupted.")
         with process:
             try:
-                stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+                stdout, stderr = process.communicate(options.get("stdin", b""), timeout=options["timeout_s"])
             except subprocess.TimeoutExpired:
                 stdout, stderr = _end_process(process)
                 return CommandOutput(None, _decode_text(stdout), _decode_text(stderr))

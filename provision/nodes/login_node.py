@@ -10,8 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Unpack
 
 from provision.interruption import STOPPING
+from provision.node import RunOptions
 from provision.nodes.local_node import LocalNode
 from shardlab.cluster.address import Address
 from shardlab.remote import shared_connection
@@ -71,26 +73,18 @@ class LoginNode:
         while self._running and time.monotonic() < deadline:
             time.sleep(0.02)
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        root: bool = False,
-        secret: bool = False,
-    ) -> CommandOutput:
+    def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> CommandOutput:
         """Run a command on the login node, as `Node.run` describes. Raises Unreachable."""
-        if root:
+        if options.get("root"):
             return CommandOutput(1, "", "this needs root, which users of a Slurm site do not have")
         if STOPPING.is_set():
             raise Unreachable(f"{self.name}: this program was interrupted.")
         self._log_in()
         mark = secrets.token_hex(8)  # printed before the command's output: text before the mark comes from a shell profile
-        script = _make_script(argv, env or {}, timeout_s, mark)
+        timeout_s = options["timeout_s"]
+        script = _make_script(argv, options.get("env") or {}, timeout_s, mark)
         with tempfile.TemporaryFile() as inputs, tempfile.TemporaryFile() as outputs, tempfile.TemporaryFile() as errors:
-            inputs.write(stdin)
+            inputs.write(options.get("stdin", b""))
             inputs.seek(0)
             process = subprocess.Popen(
                 [*self._command, wrap_for_any_shell(script)],

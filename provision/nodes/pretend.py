@@ -5,15 +5,15 @@ The file is a document of `provision plan --json` or `provision facts --json`; n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar, get_type_hints
+from typing import TypeVar, Unpack, get_type_hints
 
 import msgspec
 
 from provision.fact import Fact, Facts, Unanswered
 from provision.facts.addresses import ADDRESSES
-from provision.node import Node
+from provision.node import Node, RunOptions
 from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS, decoder
@@ -57,16 +57,7 @@ class PretendedNode(msgspec.Struct, eq=False):
     def end(self, limit_s: float) -> None:
         """Does nothing, because no command runs on this node."""
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        root: bool = False,
-        secret: bool = False,
-    ) -> CommandOutput:
+    def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> CommandOutput:
         """Always raises Unreachable: no command runs on a pretended node."""
         raise self._unreachable()
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Unpack
 
 import msgspec
 
 from provision import software
 from provision.interruption import STOPPING
+from provision.node import RunOptions
 from provision.provider import Provider
 from shardlab.cluster.address import Address
 from shardlab.cluster.cluster import Cluster
@@ -48,22 +50,14 @@ class SshNode(msgspec.Struct, eq=False):
         """The node's address on the network on which the nodes train."""
         return self.own_address or self.host
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        root: bool = False,
-        secret: bool = False,
-    ) -> CommandOutput:
+    def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> CommandOutput:
         """Run a command on the node, as `Node.run` describes, and log it. Raises Unreachable."""
+        root, is_secret = options.get("root", False), options.pop("secret", False)
         if root and not self.may_sudo:
             return NO_ROOT
         with self._name_unreachable():
-            answer = self.remote.run(argv, timeout_s=timeout_s, env=env, stdin=stdin, root=root)
-        self._log(("sudo " if root else "") + shlex.join(argv), CommandOutput(answer.code, "", "") if secret else answer)
+            answer = self.remote.run(argv, **options)  # type: ignore[misc]  # `secret` was taken out above
+        self._log(("sudo " if root else "") + shlex.join(argv), CommandOutput(answer.code, "", "") if is_secret else answer)
         return answer
 
     @property

@@ -98,10 +98,11 @@ def read_leased_inventory(workspace: Workspace, cluster: str | None = None) -> I
     return inventory
 
 
-def read_lease(workspace: Workspace) -> Lease | None:
-    """The lease of the nodes; None if the nodes are not lent, or if the inventory cannot be read (`jobs submit` says why)."""
+def read_lease(workspace: Workspace, cluster: str | None = None) -> Lease | None:
+    """The lease of the nodes; None if the nodes are not lent, or if the inventory cannot be read (`jobs submit` says why).
+    cluster: as for `read_leased_inventory`."""
     try:
-        inventory = read_leased_inventory(workspace)
+        inventory = read_leased_inventory(workspace, cluster)
     except (InputError, WorkspaceError):
         return None
     return inventory.lease if inventory is not None else None

@@ -16,7 +16,7 @@ from shardlab.workspace.workspace import Workspace
 
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
     monkeypatch.setattr(submission, "LOOK_S", 0.0)
     return Queue(tmp_path / "slurm", monkeypatch)
 
@@ -206,14 +206,14 @@ def test_a_submission_whose_run_is_gone_is_given_up(tmp_path, queue, capsys):
 def test_the_queue_of_this_machine_continues_with_the_undamaged_runs(tmp_path, damage):
     study = Study(tmp_path, 2)
     (study.workspace.path / "cluster.yaml").write_text("schema: 1\nname: c\nprovider: local\n")
-    script = study.workspace.own_templates / local.TEMPLATE
+    script = study.workspace.own_templates / local.SCHEDULER.TEMPLATE
     script.write_text("touch {{ folder | quote }}/begun\nexit 3\n")
     assert study.jobs("render", "--matrix", str(study.matrix)) == 0
     one, other = study.workspace.all_runs()
     for folder in (one, other):
         folder.write_event("controller", "submitted", scheduler="local")
     damage(one)
-    assert local.work(Workspace(study.workspace.path)) == 0
+    assert local.SCHEDULER.work(Workspace(study.workspace.path)) == 0
     assert (other.path / "begun").exists()
     assert not (one.path / "begun").exists()
     assert [now.state for now in study.statuses()] == ["unknown", "failed"]
@@ -314,12 +314,12 @@ def test_a_waiting_command_skips_runs_of_a_damaged_submission_file(tmp_path, que
 def test_a_command_with_the_exit_code_of_changed_packages_holds_no_other_run(tmp_path):
     study = Study(tmp_path, 2)
     (study.workspace.path / "cluster.yaml").write_text("schema: 1\nname: c\nprovider: local\n")
-    script = study.workspace.own_templates / local.TEMPLATE
+    script = study.workspace.own_templates / local.SCHEDULER.TEMPLATE
     script.write_text("touch {{ folder | quote }}/begun\nexit 76\n")
     assert study.jobs("render", "--matrix", str(study.matrix)) == 0
     for folder in study.workspace.all_runs():
         folder.write_event("controller", "submitted", scheduler="local")
-    assert local.work(Workspace(study.workspace.path)) == 0
+    assert local.SCHEDULER.work(Workspace(study.workspace.path)) == 0
     assert all((folder.path / "begun").exists() for folder in study.workspace.all_runs())
     assert study.states() == ["failed", "failed"]
 

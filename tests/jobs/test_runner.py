@@ -12,7 +12,8 @@ from support_e2e import HANG_S
 from support_trust import make_own
 
 from jobs import claim, run_queue
-from jobs.run_queue import RunQueue
+from jobs.scheduler import SubmitOptions
+from jobs.schedulers import local
 from jobs.supervisor import attempt
 from shardlab.errors import WorkspaceError
 from shardlab.files import files
@@ -133,7 +134,7 @@ def test_the_log_of_the_runner_is_not_written_through_a_link(workspace):
     (workspace.shardlab_folder / "local" / "runner.log").symlink_to(victim)
     folder = submitted(workspace, 1)
     with pytest.raises(WorkspaceError, match=r"runner.log: it is a symlink"):
-        RunQueue("local", workspace).submit([folder])
+        local.SCHEDULER.submit(workspace, [folder], SubmitOptions())
     (folder.log).mkdir(exist_ok=True)
     (folder.log / "script.log").symlink_to(victim)
     with pytest.raises(OSError, match="it is a symlink"):

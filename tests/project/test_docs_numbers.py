@@ -123,7 +123,7 @@ SENTENCES = [
     ("reference/matrix-file.md", f"null: {batch_searches.BOUND_FACTOR} times the largest value that the planner predicts"),
     ("reference/matrix-file.md", {"2": "observes, from timed step 2 on"}[
         written("trainers/instruments/observed_steps.py", "MEMORY_FROM")]),
-    ("slurm.md", f"from {slurm.POLL_S:g} seconds to {backlog.LONGEST_PAUSE_S / 60:g} minutes"),
+    ("slurm.md", f"from {slurm.SCHEDULER.POLL_S:g} seconds to {backlog.LONGEST_PAUSE_S / 60:g} minutes"),
     ("slurm.md", "| `gpu_request` | `{}` | or `{}` or `{}`:".format(*get_args(GPU_REQUEST))),
     ("slurm.md", {"00:30:00": "(default: half an hour)"}[default_of(cell.Draft, "hang_limit")]),
     ("ssh.md", f"up to {gather.AT_ONCE} nodes at once"),

@@ -113,7 +113,7 @@ def in_slurm(tmp_path_factory):
     """(a study with two runs that wait in Slurm and a run that failed, a stand-in of Slurm)."""
     folder = tmp_path_factory.mktemp("fuzz")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slurm, "POLL_S", 0.0)
+        patch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
         patch.setattr(submission, "LOOK_S", 0.0)
         queue = Queue(folder / "slurm", patch)
         queue.rule(ends=0)

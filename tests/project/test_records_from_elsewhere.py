@@ -31,7 +31,7 @@ LINE = "n1\nid > /tmp/PWNED\n#"
 
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
     monkeypatch.setattr(slurm, "ENDED_S", 0.0)
     monkeypatch.setattr(submission, "LOOK_S", 0.0)
     return Queue(tmp_path / "slurm", monkeypatch)
@@ -138,8 +138,8 @@ def test_only_jobs_with_our_name_are_held_released_and_waited_for(queue, study):
     give_number_again(queue, "1_0", "somebodys-training")
     (token,) = {sent.token for sent in submission.list_submissions(study.workspace)}
     assert query.select_own_jobs({"1_0": token, "1_1": token}) == ["1_1"]
-    slurm.hold({"1_0": token, "1_1": token})
-    slurm.release({"1_0": token, "1_1": token})
+    slurm.SCHEDULER.hold({"1_0": token, "1_1": token})
+    slurm.SCHEDULER.release({"1_0": token, "1_1": token})
     changed = [call for call in queue.calls("scontrol") if call[0] in ("hold", "release")]
     assert changed == [["hold", "1_1"], ["release", "1_1"]]
     assert slurm._find_unended_jobs(study.workspace, [folder.run_id for folder in study.workspace.all_runs()]) == ["1_1"]
@@ -255,7 +255,7 @@ def test_an_unexpected_exception_about_a_run_sets_this_run_aside(study, monkeypa
 
 
 @pytest.mark.parametrize("option", [LINE, "a\x1b[2J", "", "a\u2028b"])
-@pytest.mark.parametrize("template", [slurm.TEMPLATE, *slurm.SHARED_TEMPLATES.values()])
+@pytest.mark.parametrize("template", [slurm.SCHEDULER.TEMPLATE, *slurm.SHARED_TEMPLATES.values()])
 def test_a_template_refuses_an_option_that_is_not_one_printable_line(template, option):
     with pytest.raises(templates.TemplateFault, match="one line of printable characters"):
         templates.render(template, options=["--time=1", option])

@@ -35,7 +35,6 @@ from jobs.planning.gpu_hours import GpuHours
 from jobs.planning.repeats import Cost
 from jobs.slurm.share import Share
 from jobs.status.reconcile import Status
-from jobs.submission.lease_report import LeaseReport
 from provision.check import Outcome
 from provision.cloudlab.hardware import HardwareType
 from shardlab.cluster.lease import Lease
@@ -108,7 +107,7 @@ FILES = (
 )
 
 RUNS = {"runs": Key("list of Status", "one per selected run")}
-LEASE = {"lease": Key("Lease and LeaseReport", "in one object; for `jobs plan`: null if the machines are not lent", False)}
+LEASE = {"lease": Key("Lease", "the lease of the nodes; for `jobs plan`: null if the machines are not lent", False)}
 PROVISION = {
     **SCHEMA,
     "cluster": Key("text", "name of the cluster"),
@@ -399,7 +398,7 @@ COMMANDS = (
     Described("collect sample", "Printed when the sampler ends.", TickTally),
 )
 USED = (
-    Cell, Optimizer, Option, Excluded, Cost, GpuHours, Share, Lease, LeaseReport, Prediction, ScaledCell, Status,
+    Cell, Optimizer, Option, Excluded, Cost, GpuHours, Share, Lease, Prediction, ScaledCell, Status,
     Advice, JudgedRule, Outcome, HardwareType, CollectiveUse, RankWait, StepDifference, OperatorDifference, IdleCauses,
     LaunchDelays, PhaseTime, LayerTime, MemoryUse, MatrixProduct, AttentionUse, ComparedClock, Straggler, Host,
 )  # fmt: skip

@@ -55,7 +55,7 @@ def _planned(path: Path, workspace: Workspace) -> plan.MatrixPlan:
 def planned(path: Path, workspace: Workspace) -> str:
     """What `jobs plan` prints, without and with --json."""
     made, out = _planned(path, workspace), KeptOutput()
-    views.print_plan(out, made, datasets.find_missing_data(made.cells, made.source, workspace), [], [], None)
+    views.print_plan(out, made, workspace, datasets.find_missing_data(made.cells, made.source, workspace))
     return "\n".join(out.kept)
 
 

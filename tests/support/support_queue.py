@@ -174,7 +174,7 @@ class Queue:
 class Study:
     def __init__(self, path, runs):
         self.workspace = make_own(path / "w")
-        own = self.workspace.own_templates / slurm.TEMPLATE
+        own = self.workspace.own_templates / slurm.SCHEDULER.TEMPLATE
         own.parent.mkdir(parents=True)
         own.write_text(SCRIPT)
         (self.workspace.path / "cluster.yaml").write_text(CLUSTER)

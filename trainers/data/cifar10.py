@@ -13,26 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from shardlab.errors import InputError, WorkspaceError
-from trainers.data.data_sets import FOLDERS, DataSource, not_staged
-from trainers.data.images import ImageSet, Subset, resize_images
+from trainers.data.data_sets import DataSource
+from trainers.data.images import ImageSet, resize_images
 
-FOLDER = FOLDERS["cifar10"]
 FILES = {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "validation": ("test_batch.bin",)}
 CLASSES, SIDE = 10, 32
 RECORD_BYTES = 1 + 3 * SIDE * SIDE
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # per channel of the training set, with pixels from 0 to 1
-
-
-def opened(data_path: Path, split: str, size: int, subset: int | None, subset_seed: int) -> ImageSet:
-    """Open a split of CIFAR-10, or a random subset of the split. Arguments as in `image_sets.open_images`.
-
-    Raises InputError with the file that is missing or damaged, and WorkspaceError.
-    """
-    folder = data_path / FOLDER
-    if not folder.is_dir():
-        raise not_staged("cifar10", folder)
-    full_split = Cifar10(folder, split, size)
-    return full_split if subset is None else Subset(full_split, subset, subset_seed)
 
 
 class Cifar10(ImageSet):

@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardlab.errors import InputError, UnknownName
-from trainers.data import cifar10, imagenet, mnist, synthetic_images
-from trainers.data.data_sets import IMAGES, SPLITS
+from trainers.data import synthetic_images
+from trainers.data.cifar10 import Cifar10
+from trainers.data.data_sets import FOLDERS, IMAGES, SPLITS, not_staged
+from trainers.data.imagenet import ImageFolders
+from trainers.data.images import Subset
+from trainers.data.mnist import Mnist
 
 if TYPE_CHECKING:
     from trainers.data.images import ImageSet
+
+SMALL_SETS = {"cifar10": Cifar10, "mnist": Mnist}  # sets that are read into memory as a whole
 
 
 def open_images(
@@ -35,10 +41,12 @@ def open_images(
     if not 0 <= subset_seed < 2**63:
         raise InputError(f"subset_seed: found {subset_seed}. Allowed: 0 to {2**63 - 1}.")
     drawn = subset if split == "train" else None
-    if name == "cifar10":
-        return cifar10.opened(data_path, split, size, drawn, subset_seed)
-    if name == "mnist":
-        return mnist.opened(data_path, split, size, drawn, subset_seed)
+    if name == "synthetic":
+        return synthetic_images.SyntheticImages(split, size, classes or synthetic_images.CLASSES, drawn)
+    folder = data_path / FOLDERS[name]
+    if not folder.is_dir():
+        raise not_staged(name, folder)
     if name == "imagenet":
-        return imagenet.opened(data_path, split, size, drawn, subset_seed)
-    return synthetic_images.SyntheticImages(split, size, classes or synthetic_images.CLASSES, drawn)
+        return ImageFolders(folder, split, size, drawn, subset_seed)
+    full_split = SMALL_SETS[name](folder, split, size)
+    return full_split if drawn is None else Subset(full_split, drawn, subset_seed)

@@ -18,27 +18,15 @@ import numpy as np
 from PIL import Image
 
 from shardlab.errors import InputError, WorkspaceError
-from trainers.data import data_sets, image_list
-from trainers.data.data_sets import DataSource, not_staged
+from trainers.data import image_list
+from trainers.data.data_sets import DataSource
 from trainers.data.images import ImageSet
 
-FOLDER = data_sets.FOLDERS["imagenet"]
 FOLDERS = {"train": "train", "validation": "val"}
 MARGIN = 256 / 224  # length of the image's shorter side / side of the square that is cut out
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # per channel of the training set, with pixels from 0 to 1
 MOST_PIXELS = 2**27  # twice the largest image of the official set; a larger image is damaged or an attack
 MOST_THREADS = 8
-
-
-def opened(data_path: Path, split: str, size: int, subset: int | None, subset_seed: int) -> ImageSet:
-    """Open a split of ImageNet, or a random subset of the split. Arguments as in `image_sets.open_images`.
-
-    Raises InputError with the file or folder that is missing or damaged, and WorkspaceError.
-    """
-    root = data_path / FOLDER
-    if not root.is_dir():
-        raise not_staged("imagenet", root)
-    return ImageFolders(root, split, size, subset, subset_seed)
 
 
 class ImageFolders(ImageSet):

@@ -18,10 +18,9 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from shardlab.errors import InputError, WorkspaceError
-from trainers.data.data_sets import FOLDERS, DataSource, not_staged
-from trainers.data.images import ImageSet, Subset, resize_images
+from trainers.data.data_sets import DataSource
+from trainers.data.images import ImageSet, resize_images
 
-FOLDER = FOLDERS["mnist"]
 FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "validation": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -30,18 +29,6 @@ CLASSES, SIDE, FRAME = 10, 28, 2
 UNSIGNED_BYTES = 8
 MOST_BYTES = 2**30  # the official training set has 47 MB; a file with more bytes than this is damaged or an attack
 MEAN, STD = 0.1307, 0.3081  # mean and deviation of all pixels of the official training set, with pixels from 0 to 1
-
-
-def opened(data_path: Path, split: str, size: int, subset: int | None, subset_seed: int) -> ImageSet:
-    """Open a split of MNIST, or a random subset of the split. Arguments as in `image_sets.open_images`.
-
-    Raises InputError with the file that is missing or damaged, and WorkspaceError.
-    """
-    folder = data_path / FOLDER
-    if not folder.is_dir():
-        raise not_staged("mnist", folder)
-    full_split = Mnist(folder, split, size)
-    return full_split if subset is None else Subset(full_split, subset, subset_seed)
 
 
 class Mnist(ImageSet):

@@ -24,7 +24,6 @@ from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.plugins.own_workload import Description, OwnWorkload
 from shardlab.registry import Option
 from trainers import menu
-from trainers.convolutional_workload import OPTIONS
 from trainers.description.describe import count_block_parameters
 from trainers.model import configuration, counted_flops
 from trainers.model.blocks import block_class_names
@@ -32,7 +31,9 @@ from trainers.model.frozen_statistics import batch_norm_layers as batch_norms
 from trainers.plans import derived
 from trainers.task import Batch, Task
 from trainers.tasks import configured, vision_classifier
+from trainers.tasks.convolutional_task import find_dropout_modules
 from trainers.workload_options import of_images, of_tokens
+from trainers.workloads.convolutional import OPTIONS
 
 if TYPE_CHECKING:
     from trainers.model.configuration import Architecture
@@ -192,8 +193,8 @@ def _image_sizes(architecture: Architecture, config: Any, *, twin: bool) -> tupl
 
 def _torchvision_sizes(name: str, *, twin: bool) -> Sizes:
     with torch.device("meta"):
-        network = vision_classifier.build_network(name, 2, dropout=True, twin=twin).train()
-    dropout = "those of torchvision" if vision_classifier.dropout_modules(network) else None
+        network = vision_classifier.build_network(name, 2, twin=twin).train()
+    dropout = "those of torchvision" if find_dropout_modules(network) else None
     options = (*_image_options(*_find_image_sizes(network, twin=twin), dropout), *OPTIONS)
     return Sizes(f"{name} of torchvision, random weights", options)
 

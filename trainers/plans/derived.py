@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -79,9 +78,6 @@ class DerivedPlan(ModelPlan):
         styles |= {name: RowwiseParallel() for name in self._split.rows}
         parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return []
-
-    def restore_parameter(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
-        return parameter
 
     def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
         raise AssertionError("refused at plan time: nobody wrote how to divide the model into stages")

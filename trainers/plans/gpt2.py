@@ -19,9 +19,6 @@ FUSED = ("attn.c_attn.weight", "attn.c_attn.bias")
 class Gpt2Plan(ModelPlan):
     backward_reductions = 2  # for the gradients of the inputs of the two layers c_attn and c_fc
 
-    def __init__(self, positions: int, width: int) -> None:
-        self.hidden = (positions, width)
-
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
         layer = cast("Any", block)
         _, width = self.hidden

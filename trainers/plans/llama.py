@@ -19,9 +19,6 @@ ROWS = ("self_attn.o_proj", "mlp.down_proj")
 class LlamaPlan(ModelPlan):
     backward_reductions = len(COLUMNS)
 
-    def __init__(self, positions: int, width: int) -> None:
-        self.hidden = (positions, width)
-
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
         layout = Shard(POSITIONS) if sequence else Replicate()
         styles: dict[str, Any] = {name: ColwiseParallel() for name in COLUMNS}
@@ -35,9 +32,6 @@ class LlamaPlan(ModelPlan):
         parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         layer = cast("Any", block)
         return [layer.input_layernorm.weight, layer.post_attention_layernorm.weight] if sequence else []
-
-    def restore_parameter(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
-        return parameter
 
     def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
         return LlamaStage(model, index, count)

@@ -101,9 +101,6 @@ class OwnPlan(ModelPlan):
         parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return []
 
-    def restore_parameter(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
-        return parameter
-
     def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
         if count > self.count:
             raise InputError(f"{self._plugin.file}: the model has {self.count} blocks, too few for {count} pipeline stages.")

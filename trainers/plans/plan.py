@@ -22,6 +22,9 @@ class ModelPlan(ABC):
     layer. A transformer has one after attention and one after the MLP (Shoeybi et al., Megatron-LM, 2019, section 3)."""
     forward_reductions = 2
 
+    def __init__(self, positions: int, width: int) -> None:
+        self.hidden = (positions, width)
+
     @abstractmethod
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
         """Split a block's linear layers over the ranks of a 1-D mesh, in place. Before the call, all ranks have equal weights.
@@ -31,12 +34,12 @@ class ModelPlan(ABC):
         ranks.
         """
 
-    @abstractmethod
     def restore_parameter(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
         """Undo the changes of `split` in a gathered parameter: return it in the shape and order that it has in `Task.model`.
 
         name: the name of the parameter in `Task.model`. ranks: the number of ranks over which the model is split.
         """
+        return parameter
 
     @abstractmethod
     def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:

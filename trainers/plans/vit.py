@@ -15,9 +15,6 @@ from trainers.plans.plan import ModelPlan, stage_slice
 class VitPlan(ModelPlan):
     backward_reductions = 4  # for the gradients of the inputs of the four layers q_proj, k_proj, v_proj and fc1
 
-    def __init__(self, positions: int, width: int) -> None:
-        self.hidden = (positions, width)
-
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
         assert not sequence, "refused at plan time: the menu gives images no positions"
         styles = {
@@ -30,9 +27,6 @@ class VitPlan(ModelPlan):
         }
         parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return []
-
-    def restore_parameter(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
-        return parameter
 
     def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
         return VitStage(model, index, count)

@@ -26,7 +26,7 @@ from trainers.model.blocks import Blocks
 from trainers.plans import derived
 from trainers.task import Batch, Task
 from trainers.tasks import vision_classifier
-from trainers.tasks.convolutional import mix_batch_norms
+from trainers.tasks.convolutional_task import mix_batch_norms
 from trainers.tasks.device_copy import to_device
 from trainers.tasks.image_task import ImageTask
 from trainers.tasks.token_task import TokenTask

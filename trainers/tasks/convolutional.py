@@ -1,105 +1,119 @@
-"""The task of a convolutional network that classifies images. Its floating-point operations are counted layer by layer."""
+"""Builds the convolutional networks on the menu, which are networks of torchvision and their tiny twins, and their tasks.
+
+A twin has all kinds of layers of its network. Of an image of 32 x 32 pixels, its last BatchNorm gets 2 x 2 positions, so that
+it has more than one value per channel even if a micro-batch is a single image.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
-from torch.nn.functional import batch_norm
+from torchvision.models import ConvNeXt, DenseNet, EfficientNet, ResNet
+from torchvision.models.convnext import CNBlock, CNBlockConfig
+from torchvision.models.densenet import _DenseBlock
+from torchvision.models.efficientnet import FusedMBConv, FusedMBConvConfig, MBConv, MBConvConfig
+from torchvision.models.resnet import Bottleneck
+from torchvision.models.vgg import VGG, make_layers
 
 from shardlab.matrix.cell import Cell
-from trainers.task import Batch
-from trainers.tasks.image_task import ImageTask
+from trainers.tasks.convolutional_task import ConvolutionalTask
+from trainers.tasks.vision_classifier import build_network
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-class ConvolutionalTask(ImageTask):
-    """The task of a convolutional network.
-
-    architecture: function of (number of classes, whether the network has its own dropout) that returns the network. blocks:
-    function that returns the repeated blocks of a network.
-    """
-
-    def __init__(
-        self,
-        cell: Cell,
-        data_path: Path,
-        *,
-        classes: int,
-        architecture: Callable[[int, bool], nn.Module],
-        blocks: Callable[[nn.Module], list[nn.Module]],
-    ) -> None:
-        super().__init__(cell, data_path, classes)
-        self._architecture, self._blocks = architecture, blocks
-
-    def model(self) -> nn.Module:
-        torch.backends.cudnn.benchmark = bool(self._cell.options["cudnn_benchmark"])
-        return mix_batch_norms(self._architecture(self.classes, self.dropout))
-
-    def blocks(self, model: nn.Module) -> list[nn.Module]:
-        return self._blocks(model)
-
-    def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        # Images need the dtype of the weights, because some strategies keep the weights in bf16. (The models of transformers
-        # cast their inputs themselves.)
-        images = batch.inputs.to(next(model.parameters()).dtype)
-        if self._cell.options["channels_last"] and images.is_cuda:
-            # Only the images get this memory format: FSDP needs contiguous weights, and a convolution uses the memory format of
-            # its input.
-            images = images.contiguous(memory_format=torch.channels_last)
-        return cast("torch.Tensor", model(images))
-
-    def flops_per_unit(self) -> float | None:
-        """As `Task.flops_per_unit`, by the rule in FLOPS_SOURCE. The operations are counted in a forward pass of one image on
-        the meta device, which needs no memory."""
-        with torch.device("meta"):
-            model, image = self.model().eval(), torch.empty(1, 3, self.image_size, self.image_size)
-        return flops_per_image(model, image)
+VGG_TWIN = (4, 4, "M", 8, 8, "M", 16, 16, 16, "M", 32, 32, 32, "M", 32, 32, 32, "M")  # channels; M: a pooling
+CONVNEXT_TWIN = (CNBlockConfig(16, 32, 1), CNBlockConfig(32, 64, 1), CNBlockConfig(64, 96, 2), CNBlockConfig(96, None, 1))
+# Both kinds of blocks, with and without halving of the image.
+EFFICIENTNET_TWIN = (
+    FusedMBConvConfig(1, 3, 1, 16, 16, 1), FusedMBConvConfig(4, 3, 2, 16, 24, 1),
+    MBConvConfig(4, 3, 2, 24, 32, 2), MBConvConfig(6, 3, 2, 32, 48, 2),
+)  # fmt: skip
 
 
-def flops_per_image(model: nn.Module, image: torch.Tensor) -> float:
-    """Floating-point operations of forward and backward for one image, (1, 3, size, size), by the rule in FLOPS_SOURCE."""
-    counts: list[int] = []
+class Narrow(Bottleneck):  # type: ignore[misc]
+    """A bottleneck whose outputs are not four times as wide."""
 
-    def count(layer: Any, _: object, output: torch.Tensor) -> None:
-        counts.append(output.numel() * layer.weight[0].numel())  # an element of the output is a sum over its channel's weights
-
-    hooks = [layer.register_forward_hook(count) for layer in model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
-    model(image)
-    for hook in hooks:
-        hook.remove()
-    return 6.0 * sum(counts) - 2.0 * counts[0]
+    expansion = 1
 
 
-def modules_of_type(block_class: type, model: nn.Module) -> list[nn.Module]:
-    """All modules of a network that have the class `block_class`, in order."""
-    return [module for module in model.modules() if isinstance(module, block_class)]
+def build_resnet_twin(bottlenecks: tuple[int, int, int, int], classes: int) -> nn.Module:
+    """A narrow ResNet with 8 to 64 channels. bottlenecks: the number of bottlenecks in each stage."""
+    dilations = [False, False, True]
+    network = ResNet(Narrow, list(bottlenecks), classes, width_per_group=8, replace_stride_with_dilation=dilations)
+    return cast("nn.Module", network)
 
 
-class MixedBatchNorm2d(nn.BatchNorm2d):
-    """A BatchNorm2d that also works with weights in bf16 and statistics in fp32, which torch's BatchNorm2d does not support.
-
-    If the weights have another dtype than the statistics, they are cast to the dtype of the statistics.
-    """
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
-        mean, variance = self.running_mean, self.running_var
-        assert mean is not None
-        if self.weight.dtype == mean.dtype:
-            return super().forward(input)
-        if self.training and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        weight, bias = self.weight.to(mean.dtype), self.bias.to(mean.dtype)
-        return batch_norm(input, mean, variance, weight, bias, self.training, self.momentum or 0.0, self.eps)
+def build_densenet_twin(classes: int) -> nn.Module:
+    """A DenseNet with three dense blocks. A fourth block would get a single position, which is too few for BatchNorm."""
+    return cast("nn.Module", DenseNet(growth_rate=12, block_config=(2, 3, 3), num_init_features=24, num_classes=classes))
 
 
-def mix_batch_norms(model: nn.Module) -> nn.Module:
-    """Turn every BatchNorm2d of a network into MixedBatchNorm2d, in place. Parameters and their names stay the same."""
-    for module in model.modules():
-        if type(module) is nn.BatchNorm2d:
-            module.__class__ = MixedBatchNorm2d  # done afterwards: some networks of torchvision always use BatchNorm2d
-    return model
+def build_efficientnet_twin(classes: int) -> nn.Module:
+    norm = partial(nn.BatchNorm2d, eps=1e-3)
+    network = EfficientNet(EFFICIENTNET_TWIN, 0.4, num_classes=classes, norm_layer=norm, last_channel=128)
+    return cast("nn.Module", network)
+
+
+def build_convnext_twin(classes: int) -> nn.Module:
+    return cast("nn.Module", ConvNeXt(list(CONVNEXT_TWIN), stochastic_depth_prob=0.5, num_classes=classes))
+
+
+def build_vgg_twin(classes: int) -> nn.Module:
+    """A VGG with 13 convolutions, which have a sixteenth of the usual channels, and with narrow linear layers."""
+    features = make_layers(list(VGG_TWIN))
+    with torch.device("meta"):  # on the meta device, because the linear layers of torchvision are 4,096 wide and replaced below
+        network = VGG(features, num_classes=classes)
+    device = next(features.parameters()).device
+    for index, inputs, outputs in ((0, 32 * 7 * 7, 64), (3, 64, 64), (6, 64, classes)):
+        network.classifier[index] = nn.Linear(inputs, outputs, device=device)
+    return cast("nn.Module", network)
+
+
+class Network(NamedTuple):
+    """A network of torchvision on the menu."""
+
+    build_twin: Callable[[int], nn.Module]
+    """Builds the tiny twin with this number of classes."""
+    block_types: tuple[type, ...]
+    """The types of the repeated blocks; empty for a VGG, whose blocks are its stages and its linear layers."""
+
+
+NETWORKS = {
+    "resnet50": Network(partial(build_resnet_twin, (1, 1, 1, 1)), (Bottleneck,)),
+    "resnet101": Network(partial(build_resnet_twin, (1, 1, 2, 1)), (Bottleneck,)),
+    "densenet121": Network(build_densenet_twin, (_DenseBlock,)),
+    "vgg16": Network(build_vgg_twin, ()),
+    "efficientnet_v2_l": Network(build_efficientnet_twin, (FusedMBConv, MBConv)),
+    "convnext_large": Network(build_convnext_twin, (CNBlock,)),
+}
+
+
+def group_stages(layers: Iterable[nn.Module]) -> nn.Sequential:
+    """The layers of a VGG, grouped into one module per stage: all layers up to and including the next pooling."""
+    stage_layers: list[list[nn.Module]] = [[]]
+    for layer in layers:
+        stage_layers[-1].append(layer)
+        if isinstance(layer, nn.MaxPool2d):
+            stage_layers.append([])
+    return nn.Sequential(*(nn.Sequential(*layers) for layers in stage_layers if layers))
+
+
+def build(cell: Cell, data_path: Path, *, network: str, twin: bool, classes: int) -> ConvolutionalTask:
+    """The task of a network of torchvision. network: its name. twin: whether to build its tiny twin."""
+    build_twin, block_types = NETWORKS[network]
+
+    def build_model(classes: int) -> nn.Module:
+        model = build_twin(classes) if twin else build_network(network, classes, twin=False)
+        if isinstance(model, VGG):
+            model.features = group_stages(model.features)
+        return model
+
+    def find_blocks(model: nn.Module) -> list[nn.Module]:
+        if not block_types:  # in VGG-16, the linear layers have 124 of the 138 million parameters
+            return [*cast("Any", model).features, cast("Any", model).classifier]
+        return [module for module in model.modules() if isinstance(module, block_types)]
+
+    return ConvolutionalTask(cell, data_path, classes=classes, build_model=build_model, find_blocks=find_blocks)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from shardlab.errors import InputError, UnknownName
 from shardlab.matrix.cell import Cell
 from trainers.model import blocks, counted_flops
 from trainers.model.blocks import Blocks
 from trainers.tasks import vision_library
-from trainers.tasks.convolutional import ConvolutionalTask
+from trainers.tasks.convolutional_task import ConvolutionalTask
 from trainers.workload_options import IMAGENET_CLASSES
 
 TWIN_CLASSES = 10
@@ -25,11 +25,11 @@ def classifier_names() -> list[str]:
     return list(library.models.list_models(module=library.models))
 
 
-def build_network(name: str, classes: int, dropout: bool, *, twin: bool) -> nn.Module:
+def build_network(name: str, classes: int, *, twin: bool) -> nn.Module:
     """The network with random weights.
 
-    classes: number of outputs. dropout: whether its own rates of dropout stay; if not, they are 0. twin: whether to shorten it
-    to its tiny twin. Raises InputError, without the name of the file, if torchvision cannot build it.
+    classes: number of outputs. twin: whether to shorten it to its tiny twin. Raises InputError, without the name of the file,
+    if torchvision cannot build it.
     """
     library = vision_library.load()
     if name not in classifier_names():
@@ -40,17 +40,9 @@ def build_network(name: str, classes: int, dropout: bool, *, twin: bool) -> nn.M
         raise
     except Exception as error:
         raise InputError(f"torchvision cannot build it: {type(error).__name__}: {str(error)[:200]}") from error
-    for module in dropout_modules(model) if not dropout else ():
-        module.p = 0.0  # type: ignore[assignment]
     if twin:
         _shorten(model)
     return model
-
-
-def dropout_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules of dropout and stochastic depth whose rate is above 0."""
-    depth = vision_library.load().ops.StochasticDepth
-    return [module for module in model.modules() if isinstance(module, (_DropoutNd, depth)) and module.p]
 
 
 def _shorten(model: nn.Module) -> None:
@@ -81,9 +73,5 @@ class VisionTask(ConvolutionalTask):
 
 def build(cell: Cell, data_path: Path, name: str, *, twin: bool) -> VisionTask:
     """The task of the network with this name. twin: whether it is the tiny twin. Raises InputError."""
-
-    def architecture(classes: int, dropout: bool) -> nn.Module:
-        return build_network(name, classes, dropout, twin=twin)
-
-    classes = TWIN_CLASSES if twin else IMAGENET_CLASSES
-    return VisionTask(cell, data_path, classes=classes, architecture=architecture, blocks=Blocks().find_blocks)
+    classes, build_model = TWIN_CLASSES if twin else IMAGENET_CLASSES, partial(build_network, name, twin=twin)
+    return VisionTask(cell, data_path, classes=classes, build_model=build_model, find_blocks=Blocks().find_blocks)

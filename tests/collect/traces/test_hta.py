@@ -20,12 +20,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import support_hta
 import support_traces as support
 from hypothesis import given
 from hypothesis import strategies as st
 from support_e2e import HANG_S
 
-from collect.cli import main
 from collect.traces import hta, trace
 from collect.traces.breakdown import compute_breakdown
 
@@ -67,10 +67,10 @@ def said_by_hta(*folders: Path, processor: str = "this one") -> list[dict]:
 
 def check_within_bounds(paths: list[Path], said: dict) -> None:
     """Checks that the figures of HTA and of shardlab for these traces both lie in the range that HTA's unstable sort allows."""
-    found = hta.compute_hta_breakdowns([trace.read_trace(path) for path in paths])
+    traces = [trace.read_trace(path) for path in paths]
+    found = hta.compute_hta_breakdowns(traces)
     assert [str(ours.rank) for ours in found] == list(said)
-    for ours, theirs in zip(found, said.values(), strict=True):
-        bounds = ours.hta_bounds
+    for ours, theirs, bounds in zip(found, said.values(), support_hta.bounds_of(traces), strict=True):
         for name in ("span", "compute", "non_compute", "idle"):
             low, high = getattr(bounds, f"{name}_ns")
             assert low <= getattr(ours, f"{name}_ns") <= high
@@ -122,18 +122,6 @@ def test_every_processor_gives_the_same_figures(tmp_path):
     assert [one["idle_ns"] for one in told["this one"]] == [one.idle_ns for one in here]
 
 
-def test_the_possible_deviation_of_idle_time_is_given_in_microseconds(tmp_path, capsys):
-    write(tmp_path, **CASES["since the epoch"])
-    command = ["trace", f"{tmp_path}/", "--like-hta"]
-    assert main([*command, "--json"]) == 0
-    bounds = [rank["hta_bounds"]["idle_ns"] for rank in json.loads(capsys.readouterr().out)["ranks"]]
-    widest_us = max(high - low for low, high in bounds) / 1000
-    assert widest_us == int(widest_us) > 0  # HTA counts in whole microseconds, so the range is a whole number of microseconds
-    assert main(command) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert f"HolisticTraceAnalysis itself may give up to {int(widest_us)} us more or less idle time for a rank" in said
-
-
 def merged_in_this_order(kernels):
     """Merges the (start, end) pairs of kernels into groups [start, end] in the given order, as HTA does."""
     groups = []
@@ -165,8 +153,8 @@ def test_bounds_are_the_extremes_over_all_orders_of_equal_starts(pairs):
     start, end = (np.array(column, np.int64) for column in zip(*kernels, strict=True))
     lengths, last_ends = by_every_order(kernels)
     ours = hta.Kernels(np.arange(len(start)), start, end)
-    assert hta.length_bounds(ours) == lengths
-    assert hta.span_bounds(ours) == tuple(each - start.min() for each in last_ends)
+    assert support_hta.length_bounds(ours) == lengths
+    assert support_hta.span_bounds(ours) == tuple(each - start.min() for each in last_ends)
 
 
 def test_figures_like_hta_are_rounded_as_hta_rounds(tmp_path):

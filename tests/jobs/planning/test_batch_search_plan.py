@@ -150,7 +150,7 @@ def test_the_job_of_a_search_has_time_for_all_its_tries(tmp_path, longest, minut
     found = planned(tmp_path, BASE, where)
     run = render.make_run(found.cells[0], 1, 1, found.source)
     assert f"--time={minutes}" in request.list_sbatch_options(run, where)
-    assert estimate_run_time(run, {}).left_s == 6 * 600
+    assert estimate_run_time(run, {}) == (6 * 600, " (by time limits)")
 
 
 def test_the_run_of_a_try_stores_the_input_of_the_next_try(tmp_path):

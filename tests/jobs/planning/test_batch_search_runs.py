@@ -122,7 +122,7 @@ def test_a_search_cancelled_right_after_a_try_starts_no_further_try(searched):
     folder.write_event("attempt", "started", search=True, **host.identify_this_process())
     support_search_ranks.main(folder, 1)
     folder.write_event("attempt", "exited", code=0, steps=1)
-    run_queue.cancel(searched.workspace, [reconcile.read_run_on_disk(folder)])
+    run_queue.QueueScheduler().cancel(searched.workspace, [reconcile.read_run_on_disk(folder)])
     words = [sys.executable, "-m", "jobs.supervisor.next_try", str(folder.path), "0"]
     assert subprocess.run(words, check=False).returncode == 0
     assert searched.states() == {"1": "completed"}

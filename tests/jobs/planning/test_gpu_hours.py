@@ -59,7 +59,7 @@ def test_a_bound_names_the_sum_and_how_to_select_fewer_cells():
 
 
 def test_submit_refuses_more_and_writes_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
     queue, study = Queue(tmp_path / "slurm", monkeypatch), Study(tmp_path, 3)
     file = study.workspace.path / "cluster.yaml"
     file.write_text(file.read_text() + "gpus: {per_node: 2}\n")

@@ -112,10 +112,10 @@ def test_the_arguments_and_the_script_of_sbatch_are_the_golden_texts(name, how, 
     run, where = case("torchrun-2-nodes")
     source = render.make_render_context("m", where, workspace)
     earlier = render.write(msgspec.structs.replace(run, run_id="earlier"), workspace.runs, source)
-    slurm.submit(workspace, [earlier], SubmitOptions())
+    slurm.SCHEDULER.submit(workspace, [earlier], SubmitOptions())
     names = [f"run-{number}" for number in range(1 if name.startswith("one") else 3)]
     folders = [render.write(msgspec.structs.replace(run, run_id=one), workspace.runs, source) for one in names]
-    slurm.submit(workspace, folders, how)
+    slurm.SCHEDULER.submit(workspace, folders, how)
     *words, script = queue.calls("sbatch")[-1]
     same_as_golden(f"slurm/{name}.args", _fixed("\n".join(map(shlex.quote, [*words, script])) + "\n", tmp_path))
     if not name.startswith("one"):
@@ -132,7 +132,7 @@ def test_an_array_has_the_sbatch_options_of_the_users_template(tmp_path, monkeyp
     monkeypatch.setattr(sys, "executable", shutil.which("python3"))
     queue = Queue(tmp_path / "slurm", monkeypatch)
     workspace = Workspace(tmp_path / "study")
-    own = workspace.own_templates / slurm.TEMPLATE
+    own = workspace.own_templates / slurm.SCHEDULER.TEMPLATE
     own.parent.mkdir(parents=True)
     own.write_text(
         "#!/bin/bash\n#SBATCH -C big\n\n  # mine\n#SBATCH --comment='a b'\n#SBATCH --time=7 \ntrue\n#SBATCH --hold\n"
@@ -142,7 +142,7 @@ def test_an_array_has_the_sbatch_options_of_the_users_template(tmp_path, monkeyp
     for how, minutes in ((SubmitOptions(), 7), (SubmitOptions(pack=True), 14)):
         names = [f"run-{number}-{minutes}" for number in range(2)]
         folders = [render.write(msgspec.structs.replace(run, run_id=one), workspace.runs, source) for one in names]
-        slurm.submit(workspace, folders, how)
+        slurm.SCHEDULER.submit(workspace, folders, how)
         lines = Path(queue.calls("sbatch")[-1][-1]).read_text().splitlines()
         asked = [line for line in lines if line.startswith("#SBATCH")]
         assert asked == ["#SBATCH -C big", "#SBATCH --comment='a b'", f"#SBATCH --time={minutes}"]
@@ -161,7 +161,7 @@ def test_an_array_and_a_pack_start_the_script_of_each_run_and_nothing_else(tmp_p
     monkeypatch.setattr(sys, "executable", shutil.which("python3"))
     queue = Queue(tmp_path / "slurm", monkeypatch)
     workspace = Workspace(tmp_path / f"{HOSTILE}\n#SBATCH --partition=owned\n%j".lstrip("/"))
-    own = workspace.own_templates / slurm.TEMPLATE
+    own = workspace.own_templates / slurm.SCHEDULER.TEMPLATE
     own.parent.mkdir(parents=True)
     own.write_text('#!/bin/bash\n{% for option in options %}\n#SBATCH {{ option }}\n{% endfor %}\n: >"${0%/*}/made"\nexit 3\n')
     run, where = case("torchrun-1-node")
@@ -171,7 +171,7 @@ def test_an_array_and_a_pack_start_the_script_of_each_run_and_nothing_else(tmp_p
             render.write(msgspec.structs.replace(run, run_id=f"run-{number}-{code}"), workspace.runs, source)
             for number in range(2)
         ]
-        slurm.submit(workspace, folders, how)
+        slurm.SCHEDULER.submit(workspace, folders, how)
         made = folders[1].path / "made"
         script = queue.calls("sbatch")[-1][-1]
         done = subprocess.run(

@@ -35,7 +35,7 @@ def test_the_output_of_scontrol_about_an_allocation_is_parsed(text, expected):
 
 
 def test_in_allocation_is_refused_outside_of_a_job_and_with_options_of_sbatch(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
     queue, study = Queue(tmp_path / "slurm", monkeypatch), Study(tmp_path, 1)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert study.jobs("submit", "--in-allocation") == 2
@@ -79,7 +79,7 @@ def test_runs_that_wait_when_their_allocation_ends_are_given_back(tmp_path, monk
             f"sed -i s/RUNNING/COMPLETING/ {answer}; echo {folder.run_id} >> {programs}/started\n"
         )
         folder.write_event("controller", "submitted", scheduler="allocation")
-    assert in_allocation.work(study.workspace) == 0
+    assert in_allocation.SCHEDULER.work(study.workspace) == 0
     assert (programs / "started").read_text() == "r0\n"
     verdicts = [folder.judge() for folder in folders]
     assert [verdict.state for verdict in verdicts] == ["failed", "planned", "planned"]

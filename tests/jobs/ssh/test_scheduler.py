@@ -18,6 +18,7 @@ from jobs import on_controller, run_queue
 from jobs.cli import main
 from jobs.planning import plan
 from jobs.rendering import render
+from jobs.schedulers import ssh
 from jobs.status.reconcile import read_run_on_disk
 from jobs.submission import submit
 from shardlab.cluster import cluster
@@ -111,7 +112,7 @@ def test_all_tasks_end_before_the_end_is_recorded(nodes, how):
     supervisor = nodes.attempt(folder, "gpu0,gpu1")
     up(folder, 2)
     if how == "cancelled":
-        run_queue.cancel(nodes.workspace, [read_run_on_disk(folder)])
+        run_queue.QueueScheduler().cancel(nodes.workspace, [read_run_on_disk(folder)])
     assert supervisor.wait(HANG_S) == {"cancelled": 143, "timeout": 124}[how]
     assert (exited(folder)[1], folder.judge().state) == (how, how)
     assert not tasks(folder)
@@ -121,7 +122,7 @@ def test_two_runs_share_no_node_and_start_in_order(nodes):
     both = "until test $(ls ../*/began.* | wc -l) -ge 2; do sleep 0.05; done"  # the first two runs wait for each other
     begin = f"date +%s.%N > began.$SHARDLAB_RENDEZVOUS; {both}; date +%s.%N > ended.$SHARDLAB_RENDEZVOUS"
     folders = [nodes.run(repeat, nnodes, begin) for repeat, nnodes in ((1, 1), (2, 1), (3, 2))]
-    queue = nodes.submit(*folders)
+    nodes.submit(*folders)
     for folder in folders:
         wait_for(folder, "exited")
     spans = {}
@@ -133,7 +134,8 @@ def test_two_runs_share_no_node_and_start_in_order(nodes):
     assert {first[2], second[2]} == set(nodes.hosts.values())
     assert max(first[0], second[0]) < min(first[1], second[1])  # the first two runs ran at the same time, each on its own node
     assert third[0] > max(first[1], second[1])
-    assert [seen.raw for seen in queue.observe([read_run_on_disk(folder) for folder in folders])] == ["ended"] * 3
+    observed = ssh.SCHEDULER.observe(nodes.workspace, [read_run_on_disk(folder) for folder in folders])
+    assert [seen.raw for seen in observed] == ["ended"] * 3
 
 
 def test_a_run_of_another_workspace_waits_for_the_node(nodes, tmp_path, monkeypatch):
@@ -144,7 +146,7 @@ def test_a_run_of_another_workspace_waits_for_the_node(nodes, tmp_path, monkeypa
     other.submit(waits)
     wait_for(waits, "queued")
     assert not waits.claim.exists()
-    run_queue.cancel(nodes.workspace, [read_run_on_disk(at_work)])
+    run_queue.QueueScheduler().cancel(nodes.workspace, [read_run_on_disk(at_work)])
     wait_for(waits, "exited")
     other.end()
 
@@ -152,11 +154,11 @@ def test_a_run_of_another_workspace_waits_for_the_node(nodes, tmp_path, monkeypa
 def test_a_run_waits_for_a_node_that_does_not_answer_and_starts_when_it_does(nodes):
     nodes.break_login("gpu0", "ssh: connect to host gpu0 port 22: No route to host")
     single, double = nodes.run(1, 1, "echo $SHARDLAB_NODES > nodes"), nodes.run(2, 2, "true")
-    queue = nodes.submit(single, double)
+    nodes.submit(single, double)
     wait_for(single, "exited")
     assert (single.path / "nodes").read_text().strip() == nodes.hosts["gpu1"]
     wait_for(double, "queued")
-    (seen,) = queue.observe([read_run_on_disk(double)])
+    (seen,) = ssh.SCHEDULER.observe(nodes.workspace, [read_run_on_disk(double)])
     assert seen.verdict.state == "pending"
     assert seen.raw.startswith("queued: gpu0 does not answer (ssh: connect to host gpu0 port 22: No route to host")
     nodes.mend_login("gpu0")
@@ -196,7 +198,7 @@ def test_a_killed_runner_does_not_free_the_nodes_of_its_runs(nodes):
     nodes.start_runner()
     wait_for(waits, "queued")
     assert not waits.claim.exists()
-    run_queue.cancel(nodes.workspace, [read_run_on_disk(at_work)])
+    run_queue.QueueScheduler().cancel(nodes.workspace, [read_run_on_disk(at_work)])
     wait_for(waits, "exited")
     assert (at_work.judge().state, exited(waits)[0]) == ("cancelled", 0)
 

@@ -95,7 +95,7 @@ def test_a_run_ends_as_on_nodes_with_a_shared_folder(nodes, how):
     if how != "timeout":
         up(folder, 0, 1)
     if how == "cancelled":
-        run_queue.cancel(nodes.workspace, [read_run_on_disk(folder)])
+        run_queue.QueueScheduler().cancel(nodes.workspace, [read_run_on_disk(folder)])
     assert supervisor.wait(HANG_S) == {"cancelled": 143, "timeout": 124, "hung": 124}[how]
     assert folder.judge().state == how
     assert not tasks(folder)
@@ -243,7 +243,7 @@ def test_a_second_run_waits_for_a_node_that_the_first_run_uses(nodes):
     up(first, 0, 1, 2)
     wait_for(second, "queued")
     assert not second.claim.exists()
-    run_queue.cancel(nodes.workspace, [read_run_on_disk(first)])
+    run_queue.QueueScheduler().cancel(nodes.workspace, [read_run_on_disk(first)])
     wait_for(second, "exited")
     assert second.judge().state in FINAL
     assert len(second.steps(0).records) == 2
@@ -422,7 +422,7 @@ def checkpointed(nodes):
     folder = nodes.run(1, 2, RUNS.replace("exec", f"{SAVE}exec"))
     supervisor = nodes.attempt(folder, "gpu1,gpu2")
     until(lambda: checkpoint.complete_checkpoints(folder.path), "the manifest of the checkpoint")
-    run_queue.cancel(nodes.workspace, [read_run_on_disk(folder)])
+    run_queue.QueueScheduler().cancel(nodes.workspace, [read_run_on_disk(folder)])
     supervisor.wait(HANG_S)
     return folder
 

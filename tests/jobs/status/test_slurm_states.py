@@ -193,7 +193,7 @@ def together(run_of, says, tmp_path):
             reconcile.read_run_on_disk(run_of(OWN[own], kind=kind, place=place, job=number))
             for own, place, number in zip(owns, places, numbers, strict=True)
         ]
-        return [found.verdict for found in slurm.observe(Workspace(tmp_path), runs)]
+        return [found.verdict for found in slurm.SCHEDULER.observe(Workspace(tmp_path), runs)]
 
     return judged
 
@@ -319,7 +319,7 @@ def test_the_end_of_a_shared_job_does_not_change_runs_that_ended_before(together
 
 def seen(tmp_path, folder, read=None):
     """Returns what `jobs status` shows about one run."""
-    (found,) = slurm.observe(Workspace(tmp_path), [read or reconcile.read_run_on_disk(folder)])
+    (found,) = slurm.SCHEDULER.observe(Workspace(tmp_path), [read or reconcile.read_run_on_disk(folder)])
     return found
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from jobs.schedulers import slurm
 from jobs.status import reconcile
 from jobs.status.reconcile import read_run_on_disk
 from jobs.submission.backlog import Backlog
-from jobs.submission.lease_schedule import EstimatedEnd, NodeSchedule, RunTime
+from jobs.submission.lease_schedule import LeaseSchedule
 from jobs.verbs import watch
 from shardlab.cluster.lease import Lease
 from shardlab.runs.state import JudgedState
@@ -24,36 +25,39 @@ from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
 
 
-def run(name, nodes, seconds):
-    return RunTime(name, nodes, seconds, "unknown" if seconds is None else "limit")
+def sent_runs(nodes, left_hours, *runs, at_once=None):
+    """Whether each run is sent, if the lease of this number of nodes ends in `left_hours` hours.
+
+    runs: (number of nodes, hours) of each run; None: the time of the run is not known.
+    """
+    now = datetime.now(UTC)
+    workers = [inventory.InventoryNode(f"work{number}", "w", roles=["worker"]) for number in range(nodes)]
+    leased = inventory.Inventory(1, "c", workers, Lease(now + timedelta(hours=left_hours), now, "manifest"))
+    schedule = LeaseSchedule(leased, at_once=at_once)
+    return [schedule.hold_back(make_run(*run)) is None for run in runs]
 
 
-def ends(nodes, *runs):
-    schedule = NodeSchedule(nodes)
-    return [(end.end_s, end.is_least) for end in (schedule.add(one) for one in runs)]
+def make_run(nodes, hours):
+    limit_s = None if hours is None else hours * 3600
+    return SimpleNamespace(run_id="a", world=SimpleNamespace(nnodes=nodes), search=None, limit_s=limit_s)
 
 
 def test_runs_that_need_the_same_nodes_run_one_after_another():
-    assert ends(2, run("a", 1, 10), run("b", 1, 20), run("c", 1, 5)) == [(10, False), (20, False), (15, False)]
-    assert ends(2, run("a", 1, 10), run("b", 2, 20), run("c", 1, 5)) == [(10, False), (30, False), (35, False)]
-    assert ends(1, run("a", 3, 10), run("b", 1, 1)) == [(10, False), (11, False)]
+    assert sent_runs(2, 1.7, (1, 1), (1, 2), (1, 0.5)) == [True, False, True]
+    assert sent_runs(2, 2.9, (1, 1), (2, 2), (1, 0.5)) == [True, False, True]
+    assert sent_runs(2, 3.1, (1, 1), (2, 2), (1, 0.5)) == [True, True, False]
+    assert sent_runs(1, 1.05, (3, 1), (1, 0.1)) == [True, False]
 
 
-def test_ends_behind_a_run_of_unknown_time_are_only_lower_bounds():
-    assert ends(2, run("a", 1, None), run("b", 1, 20), run("c", 2, 5)) == [(0, True), (20, False), (25, True)]
-    assert ends(2, run("a", 1, 20), run("b", 1, None), run("c", 1, 5)) == [(20, False), (0, True), (5, True)]
+def test_a_run_of_unknown_time_is_sent_and_takes_no_time():
+    assert sent_runs(1, 2.1, (1, None), (1, 2), (1, 1), (1, None)) == [True, True, False, True]
 
 
 def test_a_run_may_have_to_wait_for_another_run_although_nodes_are_free():
-    schedule = NodeSchedule(4)
-    assert schedule.add(run("a", 1, 5), after=EstimatedEnd(30, is_least=False)) == EstimatedEnd(35, is_least=False)
-    # Runs start in their order: b waits until a starts at 30 s, although nodes are free.
-    assert schedule.add(run("b", 1, 1)) == EstimatedEnd(31, is_least=False)
-
-
-def test_a_run_behind_a_run_of_unknown_start_has_an_unknown_start():
-    told = ends(2, run("a", 1, None), run("b", 1, 5), run("c", 1, 10), run("d", 1, 1))
-    assert told == [(0, True), (5, False), (10, True), (6, True)]
+    assert sent_runs(4, 2.1, (1, 1), (1, 1), (1, 1), at_once=1) == [True, True, False]
+    assert sent_runs(4, 2.1, (1, 1), (1, 1), (1, 1), (1, 1), (1, 1), at_once=2) == [True, True, True, True, False]
+    # Runs start in their order: the last run waits until the run before it starts, although a node is free.
+    assert sent_runs(3, 1.2, (2, 1), (2, 0.1), (1, 0.3)) == [True, True, False]
 
 
 class Lent(Study):
@@ -74,7 +78,7 @@ class Lent(Study):
 
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
     one = Queue(tmp_path / "slurm", monkeypatch)
     one.rule(ends=0)
     return one
@@ -103,19 +107,15 @@ def test_a_plan_says_which_runs_do_not_end_before_the_lease(study, capsys):
     study.lend(5)
     assert study.jobs("plan", *words, "--json") == 0
     told = document(capsys)["lease"]
-    assert (told["runs"], len(told["late"]), told["nodes"], told["bases"], told["stale"]) == (3, 1, 1, {"limit": 3}, False)
     assert (told["source"], told["expires"][:16]) == ("manifest", f"{study.now + timedelta(hours=5):%Y-%m-%dT%H:%M}")
     assert study.jobs("plan", *words) == 0
     said = capsys.readouterr().out
     assert f"the lease ends {study.now + timedelta(hours=5):%Y-%m-%d %H:%M} UTC" in said
-    assert (
-        "1 of 3 run(s) would not end before the lease (whole nodes, 1 of them, one run after another; by time limits for 3)"
-        in said
-    )
+    assert "about 1 run(s) would not end before the lease. To ask for an extension: " in said
     study.lend(7, read_hours_ago=7)
     assert study.jobs("plan", *words) == 0
     said = capsys.readouterr().out
-    assert "3 run(s) end before the lease, the last about " in said
+    assert "would not end before the lease" not in said
     assert "This is stale" in said
 
 
@@ -133,8 +133,7 @@ def test_runs_that_would_not_end_before_the_lease_are_held_back_until_it_is_exte
     assert held.state == "planned"
     assert held.why.startswith("held back, because the lease ends ")
     assert study.jobs("status", "--json") == 0
-    told = document(capsys)["lease"]
-    assert (told["runs"], told["held"], told["late"]) == (2, [held.id], [])
+    assert document(capsys)["lease"]["source"] == "manifest"
     for verb in ("submit", "retry"):  # both commands hold the run back again: the lease did not change
         assert study.jobs(verb, *(["--only", "held"] if verb == "retry" else [])) == 1
         assert "0 run(s) submitted, 1 held back" in capsys.readouterr().out
@@ -150,7 +149,7 @@ def test_a_person_may_submit_runs_that_end_after_the_lease(study, queue, capsys)
     assert study.jobs("submit", "--ignore-lease") == 0
     said = capsys.readouterr().out
     assert "3 run(s) submitted, 0 skipped." in said
-    assert "1 of 3 run(s) would not end before the lease" in said
+    assert "the lease ends " in said
     assert sent(queue) == 3
 
 

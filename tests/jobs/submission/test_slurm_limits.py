@@ -49,7 +49,7 @@ MAX_SUBMIT = {"says": [LATER["AssocMaxSubmitJobLimit"]]}
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
     """A fake Slurm with a queue. shardlab polls it without a pause."""
-    monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
     return Queue(tmp_path / "slurm", monkeypatch)
 
 
@@ -220,7 +220,7 @@ def test_a_run_submitted_after_a_reading_of_states_is_read_again(tmp_path, monke
         ]
 
     out = Output.from_arguments(Namespace(json=True, quiet=False))
-    monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
     monkeypatch.setattr(watch, "statuses", lambda *_: look())
     assert watch.wait_and_report(out, Workspace(tmp_path), [], wait=True, backlog=Last()) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]
@@ -305,7 +305,7 @@ def test_the_pause_between_rejected_submissions_grows(tmp_path, queue, monkeypat
     """While Slurm keeps rejecting jobs, the pause between two attempts doubles from 10 s to at most 600 s."""
     now = [0.0]
     monkeypatch.setattr(backlog.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(slurm, "POLL_S", 5.0)
+    monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 5.0)
     queue.rule(places=0, **MAX_SUBMIT)
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 1

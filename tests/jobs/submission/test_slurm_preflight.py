@@ -12,7 +12,7 @@ ACCOUNT = "sbatch: error: This site needs an account.\nallocation failure: Unspe
 
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "POLL_S", 0.0)
+    monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
     return Queue(tmp_path / "slurm", monkeypatch)
 
 

@@ -14,6 +14,7 @@ from support_e2e import HANG_S
 
 from jobs import claim
 from jobs.run_queue import RunQueue
+from jobs.schedulers import local
 from jobs.ssh import step
 from jobs.status.reconcile import read_run_on_disk
 from jobs.submission import submit
@@ -165,13 +166,13 @@ def test_a_supervisor_is_identified_by_more_than_its_process_number(folder, at_w
     data |= {"created": data["created"] + changed["created"]} if "created" in changed else changed
     folder.claim.mkdir()
     folder.write_event("attempt", "started", **data)
-    queue = RunQueue("local", Workspace(folder.path.parent.parent))
-    (seen,) = queue.observe([read_run_on_disk(folder)])
+    workspace = Workspace(folder.path.parent.parent)
+    (seen,) = local.SCHEDULER.observe(workspace, [read_run_on_disk(folder)])
     verdict = seen.verdict
     assert verdict.state == state
     assert words in verdict.why
     if state != "running":
-        queue.wait_for_running()
+        RunQueue("local", workspace).wait_for_running()
         assert folder.judge().state == state
 
 

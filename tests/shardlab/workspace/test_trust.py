@@ -19,6 +19,7 @@ from support_queue import Queue, Study
 from collect import cli as collect_cli
 from jobs import cli as jobs_cli
 from jobs.run_queue import RunQueue
+from jobs.schedulers import local
 from provision import cli as provision_cli
 from shardlab.errors import WorkspaceError
 from shardlab.files import files
@@ -231,7 +232,7 @@ def test_a_script_that_waits_is_started_only_after_trust(opened, capsys):
     marker.unlink()
     assert call(workspace, "jobs submit --matrix quickstart") == 2
     queue = RunQueue("local", workspace)
-    queue.attend()
+    local.SCHEDULER.attend(workspace)
     assert queue.work_off(lambda: pytest.fail("nothing may start")) == 0
     assert not marker.exists()
     workspace_trust.store_consent(workspace, print, jobs_cli.list_waiting_files(workspace))

@@ -170,7 +170,7 @@ def test_operations_of_grouped_convolutions_are_counted_as_those_of_shipped_netw
     import torch
 
     from trainers.tasks import vision_classifier, vision_library
-    from trainers.tasks.convolutional import flops_per_image
+    from trainers.tasks.convolutional_task import flops_per_image
 
     vision_library.load()
     options = {"image_size": 64, "dropout": False, "data": "synthetic", "subset": None, "subset_seed": 1, "channels_last": True}

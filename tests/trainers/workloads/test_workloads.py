@@ -10,7 +10,7 @@ from support_cells import CELL
 from support_long import LONG
 
 from trainers import menu
-from trainers.data import cifar10
+from trainers.data import cifar10, data_sets
 from trainers.task import Batch
 from trainers.tasks import vision_library
 
@@ -161,7 +161,7 @@ def test_right_answers_are_counted_and_the_validation_split_is_another(task_of):
 def test_the_head_has_the_classes_of_the_data(name, task_of, tmp_path):
     import torch
 
-    folder = tmp_path / cifar10.FOLDER
+    folder = tmp_path / data_sets.FOLDERS["cifar10"]
     folder.mkdir()
     for file in (*cifar10.FILES["train"], *cifar10.FILES["validation"]):
         (folder / file).write_bytes(bytes([3] + [7] * (cifar10.RECORD_BYTES - 1)) * 4)
@@ -324,7 +324,7 @@ def test_batch_norm_bears_weights_in_bf16(name, strategy, bench):
 def test_batch_norm_in_bf16_counts_and_follows_its_batches_as_torchs_own():
     import torch
 
-    from trainers.tasks.convolutional import mix_batch_norms
+    from trainers.tasks.convolutional_task import mix_batch_norms
 
     torch.manual_seed(0)
     images = torch.randn(4, 3, 5, 5) * 2 + 1
