@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from trainers.data import cifar10, imagenet, tokens
+from trainers.data import cifar10, data_sets, imagenet, tokens
 from trainers.data.image_sets import open_images
 from trainers.data.token_sets import open_tokens
 from trainers.tasks import vision_library
@@ -151,11 +151,11 @@ def write_images(folder: Path, images: int, width: int, height: int) -> float:
 def write_others(folder: Path) -> None:
     """Write the files of CIFAR-10 and a token file, with random content."""
     generator = np.random.default_rng(0)
-    (folder / cifar10.FOLDER).mkdir()
+    (folder / data_sets.FOLDERS["cifar10"]).mkdir()
     for name in (*cifar10.FILES["train"], *cifar10.FILES["validation"]):
         records = generator.integers(0, 256, (1000, cifar10.RECORD_BYTES), dtype=np.uint8)
         records[:, 0] %= cifar10.CLASSES
-        (folder / cifar10.FOLDER / name).write_bytes(records.tobytes())
+        (folder / data_sets.FOLDERS["cifar10"] / name).write_bytes(records.tobytes())
     tokens.write(folder / "some.tokens", [generator.integers(0, 50_257, 4 * 2**20)], 50_257)
 
 

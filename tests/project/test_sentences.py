@@ -29,7 +29,6 @@ from jobs.planning import cell_differences, gpu_hours
 from jobs.planning.gpu_hours import GpuHours
 from jobs.scheduler import SchedulerFull
 from jobs.slurm.share import Share, parse_shares
-from jobs.submission.lease_report import LeaseReport
 from provision import clock
 from provision.checks import all_reduce, compiled, judged_proof, network
 from provision.checks.all_reduce import AllReduceReport
@@ -200,13 +199,6 @@ def sentences_of_jobs():
     for share in parse_shares("me|1|gres/gpu=6000,cpu=90000,gres/gpu:a100=600|gres/gpu=1500,cpu=1", "me"):
         yield "jobs/slurm/share.py", share.in_words()
     yield "jobs/slurm/share.py", Share("me", "billing", 1234567.5, 2e6).in_words()
-    names = [f"run-{number}" for number in range(7)]
-    leased = LeaseReport(
-        lease(hours=8), False, 2, 9, None, names, names[:2], names[:3], {"recorded": 4, "limit": 2, "unknown": 3}
-    )
-    ended = LeaseReport(lease(hours=8), False, 2, 9, NOW + timedelta(hours=4), [], [], [], {"limit": 9})
-    yield from (("jobs/submission/lease_report.py", sentence) for sentence in leased._describe_runs())
-    yield "jobs/submission/lease_report.py", ended._describe_runs()[0].partition("(whole")[2]
     for size in (0.0, 3 * MIB, GIB / 10, 12.34 * GIB, 4096 * GIB):
         yield "jobs/planner/planner_table.py", planner_table.format_size(size)
     for seconds in (0.0123, 1.5, 59.9, 75.0, 7200.0):

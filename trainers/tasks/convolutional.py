@@ -72,7 +72,7 @@ def build_vgg_twin(classes: int) -> nn.Module:
     return cast("nn.Module", network)
 
 
-class Network(NamedTuple):
+class ConvolutionalNetwork(NamedTuple):
     """A network of torchvision on the menu."""
 
     build_twin: Callable[[int], nn.Module]
@@ -82,12 +82,12 @@ class Network(NamedTuple):
 
 
 NETWORKS = {
-    "resnet50": Network(partial(build_resnet_twin, (1, 1, 1, 1)), (Bottleneck,)),
-    "resnet101": Network(partial(build_resnet_twin, (1, 1, 2, 1)), (Bottleneck,)),
-    "densenet121": Network(build_densenet_twin, (_DenseBlock,)),
-    "vgg16": Network(build_vgg_twin, ()),
-    "efficientnet_v2_l": Network(build_efficientnet_twin, (FusedMBConv, MBConv)),
-    "convnext_large": Network(build_convnext_twin, (CNBlock,)),
+    "resnet50": ConvolutionalNetwork(partial(build_resnet_twin, (1, 1, 1, 1)), (Bottleneck,)),
+    "resnet101": ConvolutionalNetwork(partial(build_resnet_twin, (1, 1, 2, 1)), (Bottleneck,)),
+    "densenet121": ConvolutionalNetwork(build_densenet_twin, (_DenseBlock,)),
+    "vgg16": ConvolutionalNetwork(build_vgg_twin, ()),
+    "efficientnet_v2_l": ConvolutionalNetwork(build_efficientnet_twin, (FusedMBConv, MBConv)),
+    "convnext_large": ConvolutionalNetwork(build_convnext_twin, (CNBlock,)),
 }
 
 
