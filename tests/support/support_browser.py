@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from playwright.sync_api import Browser, Page, Request, sync_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needed = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: the report is not opened in a browser")
+CLOSING_S = 60  # far more than closing a browser takes on a busy machine
 WIDTH, HEIGHT, PHONE = 1280, 900, 390
 PATIENCE_MS = 300_000  # time limit for opening a page; long, because a report of a whole study may load on a busy machine
 
 
 @contextlib.contextmanager
 def browser() -> Iterator[Browser]:
-    """Start headless Chromium. It is closed at the end of the block."""
+    """Start headless Chromium. It is closed at the end of the block.
+
+    Once, Chromium had ended and playwright waited for its answer forever. So the driver of playwright, a child process of this
+    process, is killed after CLOSING_S; then nothing waits for it.
+    """
+    others = {child.pid for child in psutil.Process().children()}
     with sync_playwright() as playwright:
+        drivers = [child for child in psutil.Process().children() if child.pid not in others]
         started = playwright.chromium.launch(executable_path=CHROMIUM)
         yield started
+        killers = [threading.Timer(CLOSING_S, driver.kill) for driver in drivers]
+        for killer in killers:
+            killer.start()
         started.close()
+    for killer in killers:
+        killer.cancel()
 
 
 class Opened:
