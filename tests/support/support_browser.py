@@ -32,12 +32,18 @@ def browser() -> Iterator[Browser]:
         drivers = [child for child in psutil.Process().children() if child.pid not in others]
         started = playwright.chromium.launch(executable_path=CHROMIUM)
         yield started
-        killers = [threading.Timer(CLOSING_S, driver.kill) for driver in drivers]
+        killers = [threading.Timer(CLOSING_S, _kill, [driver]) for driver in drivers]
         for killer in killers:
             killer.start()
         started.close()
     for killer in killers:
         killer.cancel()
+
+
+def _kill(driver: psutil.Process) -> None:
+    for process in (*driver.children(recursive=True), driver):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 class Opened:
