@@ -53,6 +53,37 @@ class MetricColumn(msgspec.Struct, frozen=True):
     """Whether half the width of the 95 % interval follows each value."""
 
 
+EventKind = Literal[
+    "compute", "collectives", "memory operations", "launched work", "allocations", "matrix products", "profiler steps"
+]
+WORK: tuple[EventKind, ...] = ("compute", "collectives", "memory operations")  # idle time is the time between this work
+
+
+class Reads(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a run folder from which a metric is computed. `collect explain` shows them behind a value."""
+
+    steps: Literal["all", "timed", "undisturbed"] | None = None
+    """Step records: of all steps, of the timed steps, or of the timed steps that no instrument slowed down."""
+    samples: Literal["window", "before the training"] | None = None
+    """Samples of telemetry: in the timed window, or before the first step, of GPUs that no process uses yet."""
+    run: tuple[str, ...] = ()
+    """Keys of run.json, such as `cell.precision`. A key that has a mapping or a list stands for all that is in it."""
+    result: tuple[str, ...] = ()
+    """Keys of result.json, such as `instruments.memory.peak_bytes`."""
+    hosts: tuple[str, ...] = ()
+    """Keys of env/HOST.json. `gpus.name` is the name of each GPU in the list `gpus`."""
+    prediction: tuple[str, ...] = ()
+    """Keys of prediction.json."""
+    validation: bool = False
+    """The records of the validations."""
+    events: bool = False
+    """The events of the run, such as the times in which it was suspended."""
+    breakdown: tuple[EventKind, ...] = ()
+    """Events of the traces, for the breakdowns of the ranks (`LoadedRun.breakdowns`), which can be like those of HTA."""
+    trace: tuple[EventKind, ...] = ()
+    """Events of the traces, for other figures, which are always exact (`LoadedRun.traces`)."""
+
+
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
     """A metric of a run (`of_run`), of a run and an argument (`of_run_at`), or of two cells (`of_cells`).
 
@@ -79,6 +110,8 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     of_all_steps: bool = False
     """Whether the value includes steps that an instrument slowed down. Cells with different instruments are then not compared.
     """
+    reads: Reads | None = None
+    """For `of_run`: what the function reads. None: not declared, which only metrics of a workspace may leave out."""
 
 
 _workspace_metrics: list[Metric] = []  # metrics that the current workspace defines itself

@@ -68,6 +68,8 @@ def _print_explanation(output: Output, document: Explanation) -> None:
     one_cell = len({run.cell for run in document.runs}) == 1  # then the table has no column Cell: the line above names the cell
     indexes = [index for index in range(one_cell, len(heads)) if any(row[index] for row in rows)]
     output.print_table("", [heads[index] for index in indexes], [[row[index] for index in indexes] for row in rows])
+    if document.files_remark:
+        output.print_line(document.files_remark)
     for run in document.runs:
         if run.window is not None:
             output.print_line(f"{run.run}: samples count {_window_text(run.window)}")

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from collect.explain import noted_run, read_files
-from collect.explain.noted_run import NotedRun, Notes
+from collect.explain import read_files
 from collect.explain.read_file import ReadFile
 from collect.findings.comparability import find_baseline, group_families
 from collect.findings.row import CellRow, RunRow
 from collect.findings.statistics import Estimate
 from collect.loading.loaded_run import LoadedRun
-from collect.metric import Metric, all_metrics, compute_quantities
+from collect.metric import Metric, Reads, all_metrics, compute_quantities
 from collect.reading.load import Loaded
 from collect.report import verdict_text
 from collect.summary import Summary, reason_not_compared
@@ -109,6 +108,8 @@ class Explanation(msgspec.Struct, frozen=True):
     """The computation of `value` with its numbers, such as the mean of the repeats; '' if not known."""
     terms: list[ExplainedTerm]
     """The two compared values if the metric compares two rows; else empty."""
+    files_remark: str
+    """The files from which the values may come, if the metric does not declare what it reads; else ''."""
     runs: list[ExplainedRun]
     """The latest attempt of each repeat of the row, and of the row that it is compared with."""
 
@@ -182,6 +183,7 @@ def explain_value(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric
         why="" if estimate else why,
         formula=_build_formula(metric, estimate, terms, [run for run in runs if run.cell == row.id]) if estimate else "",
         terms=terms,
+        files_remark=read_files.describe_possible_files(run_metric.name) if run_metric.reads is None else "",
         runs=runs,
     )
 
@@ -216,18 +218,19 @@ def _explain_run(cell_id: str, run_row: RunRow, run: LoadedRun, metric: Metric) 
     why = ""
     if not run.completed:
         why = ": ".join(part for part in (run_row.state, run_row.why) if part)
-    elif metric.of_run is None:
+    elif (reads := metric.reads) is None:
         why = "" if quantity is not None else "the file of the workspace gave no value"
     else:
-        recomputed, noted, notes = noted_run.compute_noted(metric.of_run, run)
-        files_read = read_files.read_files(noted, notes)
+        run_again = LoadedRun.read(run.folder)
+        run_again.verdict, run_again.reads_traces = run.verdict, run.reads_traces
+        files_read = read_files.read_files(run_again, reads)
         if quantity is None:
-            why = _explain_missing_value(noted, notes, files_read)
-        elif recomputed is None or recomputed != quantity:
+            why = _explain_missing_value(run_again, reads, files_read)
+        elif metric.of_run is not None and metric.of_run(run_again) != quantity:
             why = "the files of this run changed while the command read them; run the command again"
-        inputs = _sum_inputs(noted, notes)
-        if {"sample_records", "window"} <= notes.all_read and noted.window is not None:
-            window = UsedWindow(*noted.window)
+        inputs = _sum_inputs(run_again, reads)
+        if reads.samples == "window" and run_again.window is not None:
+            window = UsedWindow(*run_again.window)
     return ExplainedRun(
         run=run_row.run_id,
         cell=cell_id,
@@ -244,29 +247,28 @@ def _explain_run(cell_id: str, run_row: RunRow, run: LoadedRun, metric: Metric) 
     )
 
 
-def _explain_missing_value(run: NotedRun, notes: Notes, files_read: Sequence[ReadFile]) -> str:
-    """The reason why a completed run has no value of a metric. notes: which attributes of the run the metric read."""
-    if run.resumed and "whole_samples" in notes.all_read:
+def _explain_missing_value(run: LoadedRun, reads: Reads, files_read: Sequence[ReadFile]) -> str:
+    """The reason why a completed run has no value of a metric. reads: what the metric reads of the run."""
+    if run.resumed and reads.samples:
         return "the run resumed from a checkpoint, so telemetry does not cover the whole run"
-    if missing_patterns := read_files.missing_patterns(run, notes):
+    if missing_patterns := read_files.missing_patterns(run, reads):
         return f"the run has no {' and no '.join(missing_patterns)}"
-    if "window" in notes.all_read and run.window is None:
+    if reads.samples == "window" and run.window is None:
         return NO_WINDOW
-    if "clock_stepped" in notes.all_read and run.clock_stepped:
+    if reads.samples == "window" and run.clock_stepped:
         return "the clock of a host was set during the run"
-    missing = read_files.absent_keys(run, notes) or list(dict.fromkeys(file.file.rpartition("/")[2] for file in files_read))
+    missing = read_files.absent_keys(run, reads) or list(dict.fromkeys(file.file.rpartition("/")[2] for file in files_read))
     names = "; ".join(missing)
     return (
         f"its records do not have what the definition needs ({names})" if names else "the definition does not apply to the run"
     )
 
 
-def _sum_inputs(run: NotedRun, notes: Notes) -> dict[str, float]:
-    """Sums over the steps that the metric read: their number, the time of the slowest rank in ms, and the units of data."""
-    name = next((name for name in ("undisturbed", "world", "timed") if name in notes.direct), None)
-    if name is None:
+def _sum_inputs(run: LoadedRun, reads: Reads) -> dict[str, float]:
+    """Sums over the steps that the metric reads: their number, the time of the slowest rank in ms, and the units of data."""
+    if reads.steps not in ("timed", "undisturbed"):
         return {}
-    world = run.undisturbed if name == "undisturbed" else run.world
+    world = run.undisturbed if reads.steps == "undisturbed" else run.world
     sums = {"steps": world.height, "step_ms": float(world["step_ms"].sum()), "units": float(world["units"].sum())}
     return sums if world.height else {}
 

@@ -2,107 +2,129 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from collect.explain import noted_run, noted_values, trace_events
-from collect.explain.noted_run import NotedRun, Notes
+from collect.explain import trace_events
 from collect.explain.read_file import ReadEvents, ReadFile
+from collect.loading.loaded_run import LoadedRun
+from collect.metric import Reads
 from collect.traces import figure_cache, run_traces
 from shardlab.files import files, json_file
 from shardlab.files.decoders import DECODE_FAULTS, decoder
 from shardlab.runs.record import GpuSample, Sample, StepRecord
 from shardlab.runs.rundir import VALIDATION
 
-# Attribute of a run -> pattern of the files from which its value comes, in the folder of the run. A metric that reads none of
-# these attributes, such as a metric of the code of the cell only, has no files.
-FILES = {
-    "run": noted_run.RUN,
-    "result": noted_run.RESULT,
-    "step_records": "steps/rank-*.jsonl",
-    "sample_records": "samples/*.jsonl",
-    "validation": VALIDATION,
-    "hosts": noted_run.ENVIRONMENT.format("*.json"),
-    "events": "events*.jsonl",
-    "clocks": "events*.jsonl",
-    "backend": "events*.jsonl",
-    "paused": "events*.jsonl",
-    "traces": "trace/rank-*.json.gz",
-    "predicted": noted_run.PREDICTION,
-}
+STEPS, SAMPLES, TRACES = "steps/rank-*.jsonl", "samples/*.jsonl", "trace/rank-*.json.gz"
+# Keys of run.json and result.json that every metric of steps, of samples, or of the prediction reads.
+OF_STEPS = ("cell.dp", "cell.gpus", "cell.instruments.lost_worker")
+OF_SAMPLES = ("resumed_from_step",)
+OF_PREDICTION = ("cell.instruments.lost_worker", "cell.instruments.straggler")
 
 
-def read_files(run: NotedRun, notes: Notes) -> list[ReadFile]:
-    """The files behind what was read of a run. A JSON document is left out if none of the keys that were read is in it."""
+def list_places(reads: Reads) -> dict[str, Any]:
+    """Pattern of files in the folder of a run -> what a metric reads of these files: keys, kinds of events, or which records.
+
+    Patterns of files that the metric does not read have a false value.
+    """
+    steps = reads.steps or ("timed" if reads.samples == "window" else None)
+    run_keys = (*reads.run, *(OF_STEPS if steps else ()), *(OF_PREDICTION if reads.prediction else ()))
+    return {
+        "run.json": run_keys,
+        "result.json": (*reads.result, *(OF_SAMPLES if reads.samples else ())),
+        STEPS: steps,
+        SAMPLES: reads.samples,
+        VALIDATION: reads.validation,
+        "env/*.json": reads.hosts,
+        "events*.jsonl": reads.events,
+        TRACES: reads.breakdown or reads.trace,
+        "prediction.json": reads.prediction,
+    }
+
+
+def read_files(run: LoadedRun, reads: Reads) -> list[ReadFile]:
+    """The files of a run that a metric reads. A JSON document is left out if none of the keys is in it."""
     files_read = []
-    for pattern in _list_patterns(notes):
-        paths = sorted(run.folder.path.glob(pattern))
-        if pattern == FILES["traces"]:
+    for pattern, place in list_places(reads).items():
+        paths = sorted(run.folder.path.glob(pattern)) if place else []
+        if pattern == TRACES:
             paths = [path for path in run_traces.select_regular_files(paths) if figure_cache.load_figures(path) is not None]
         for path in paths:
             relative_path = str(path.relative_to(run.folder.path.parent.parent))
             if path.suffix == ".jsonl":
-                files_read.append(ReadFile(relative_path, lines=_find_counted_lines(path, pattern, run, notes)))
-            elif pattern == FILES["traces"]:
-                files_read.append(ReadFile(relative_path, events=_read_trace_events(path, run, notes)))
-            elif keys := [noted_values.path_text(key) for key, value in _read_keys(path, run, notes) if value is not None]:
+                files_read.append(ReadFile(relative_path, lines=_find_counted_lines(path, pattern, run, place)))
+            elif pattern == TRACES:
+                files_read.append(ReadFile(relative_path, events=_read_trace_events(path, run, reads)))
+            elif keys := [key for key, value in _read_keys(path, place) if value is not None]:
                 files_read.append(ReadFile(relative_path, keys=keys))
     return files_read
 
 
-def missing_patterns(run: NotedRun, notes: Notes) -> list[str]:
+def describe_possible_files(metric: str) -> str:
+    """A sentence about the files from which a metric may come that does not declare what it reads."""
+    return f"{metric} does not declare what it reads, so its values may come from any of {', '.join(list_places(Reads()))}."
+
+
+def missing_patterns(run: LoadedRun, reads: Reads) -> list[str]:
     """The patterns of the files that the metric reads and that the run does not have."""
-    return [pattern for pattern in _list_patterns(notes) if next(run.folder.path.glob(pattern), None) is None]
+    return [pattern for pattern, place in list_places(reads).items() if place and not any(run.folder.path.glob(pattern))]
 
 
-def absent_keys(run: NotedRun, notes: Notes) -> list[str]:
-    """For each JSON document that lacks keys that the metric read, a clause such as `result.json has no flops_per_unit`."""
+def absent_keys(run: LoadedRun, reads: Reads) -> list[str]:
+    """For each JSON document that lacks keys that the metric reads, a clause such as `result.json has no flops_per_unit`."""
     clauses = []
-    for file in sorted(notes.keys.keys() - {noted_run.TRACES}):
-        keys = [noted_values.path_text(key) for key, value in _read_keys(run.folder.path / file, run, notes) if value is None]
-        if keys:
-            clauses.append(f"{file} has no {', no '.join(keys)}")
+    for pattern in ("env/*.json", "prediction.json", "result.json", "run.json"):
+        declared = set(list_places(reads)[pattern]) - {*OF_STEPS, *OF_SAMPLES, *OF_PREDICTION}
+        for path in sorted(run.folder.path.glob(pattern)):
+            if keys := [key for key, value in _read_keys(path, declared) if value is None]:
+                clauses.append(f"{path.relative_to(run.folder.path)} has no {', no '.join(keys)}")
     return clauses
 
 
-def _list_patterns(notes: Notes) -> list[str]:
-    return list(dict.fromkeys(pattern for name, pattern in FILES.items() if name in notes.all_read))
-
-
-def _read_keys(path: Path, run: NotedRun, notes: Notes) -> list[tuple[noted_values.KeyPath, Any]]:
-    """The keys of a JSON document that were read, with their values in the file; None for a key that is absent or null."""
-    paths = noted_values.select_innermost(notes.keys.get(str(path.relative_to(run.folder.path)), ()))
+def _read_keys(path: Path, declared: Iterable[str]) -> list[tuple[str, Any]]:
+    """The places of declared keys in a JSON document, such as `gpus[0].name`, with their values; None: absent or null."""
     document = json_file.read_json_if_valid(path, object)
-    return [(key, noted_values.find_value(document, key)) for key in paths if key]
+    return [place for key in sorted(set(declared)) for place in _find_values(document, key.split("."))]
 
 
-def _read_trace_events(path: Path, run: NotedRun, notes: Notes) -> list[ReadEvents]:
+def _find_values(document: Any, keys: Sequence[str], outer: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the place and the value of a key below `document`: in each entry of a list, below each key but the last.
+
+    outer: the place of the document itself.
+    """
+    if not keys:
+        yield outer, document
+    elif isinstance(document, list):
+        for index, item in enumerate(document):
+            yield from _find_values(item, keys, f"{outer}[{index}]")
+    else:
+        value = document.get(keys[0]) if isinstance(document, dict) else None
+        yield from _find_values(value, keys[1:], f"{outer}.{keys[0]}" if outer else keys[0])
+
+
+def _read_trace_events(path: Path, run: LoadedRun, reads: Reads) -> list[ReadEvents]:
     """The events of a trace that count. Empty if HolisticTraceAnalysis computed the figures: it chooses events by rules of its
     own."""
-    if "breakdowns" in notes.all_read and any(breakdown.like_hta for breakdown in run.breakdowns):
+    if reads.breakdown and any(breakdown.like_hta for breakdown in run.breakdowns):
         return []
-    return trace_events.read_events(path, {str(key[0]) for key in notes.keys.get(noted_run.TRACES, ()) if key})
+    return trace_events.read_events(path, {*reads.breakdown, *reads.trace})
 
 
-def _find_counted_lines(path: Path, pattern: str, run: NotedRun, notes: Notes) -> str | None:
-    """The lines of a record file that count: timed steps, the samples that were used, or all lines that can be read."""
-    if pattern == FILES["step_records"]:
-        steps = None
-        if not notes.direct & {"steps", "recorded", "step_records", "step_frames"}:
-            # Other attributes than these are computed from the timed steps; `undisturbed` leaves out what an instrument slowed.
-            frame = run.undisturbed if not notes.direct & {"timed", "world", "window"} else run.timed
-            steps = set(frame["step"].to_list())
+def _find_counted_lines(path: Path, pattern: str, run: LoadedRun, place: Any) -> str | None:
+    """The lines of a record file that count. place: which steps or samples the metric reads; of other files all lines count."""
+    if pattern == STEPS:
+        steps = None if place == "all" else set((run.undisturbed if place == "undisturbed" else run.timed)["step"].to_list())
         is_counted: Callable[[StepRecord], bool] = lambda record: steps is None or (not record.warmup and record.step in steps)  # noqa: E731
         return spans_text(number for number, record in _read_records(path, StepRecord) if is_counted(record))
-    if pattern == FILES["sample_records"]:
+    if pattern == SAMPLES:
         records = _read_records(path, Sample)
-        return spans_text(_lines_in_window(records, run) if "window" in notes.all_read else _lines_before_steps(records, run))
+        return spans_text(_lines_in_window(records, run) if place == "window" else _lines_before_steps(records, run))
     return spans_text(range(1, files.read(path, files.MOST_RECORDS).count(b"\n") + 1))
 
 
-def _lines_in_window(records: Sequence[tuple[int, Sample]], run: NotedRun) -> list[int]:
+def _lines_in_window(records: Sequence[tuple[int, Sample]], run: LoadedRun) -> list[int]:
     """The lines of the samples in the timed window, and of the nearest samples before and after it, between which counters are
     interpolated. All lines if there is no timed window."""
     if (window := run.window) is None:
@@ -113,10 +135,10 @@ def _lines_in_window(records: Sequence[tuple[int, Sample]], run: NotedRun) -> li
     return [number for number, sample in records if first <= sample.wall_s <= last]
 
 
-def _lines_before_steps(records: Sequence[tuple[int, Sample]], run: NotedRun) -> list[int]:
+def _lines_before_steps(records: Sequence[tuple[int, Sample]], run: LoadedRun) -> list[int]:
     """The lines of the samples before the first step in which no process has used a GPU yet, as `energy.idle_power` chooses
     them."""
-    first_step_s = min((step.wall_s for steps in run.step_records.values() for step in steps), default=0.0)
+    first_step_s = min(run.steps["wall_s"].to_list(), default=0.0)
     busy: set[str] = set()
     numbers = []
     for number, sample in sorted(records, key=lambda record: record[1].wall_s):

@@ -9,41 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.explain.read_file import EventPlace, ReadEvents
+from collect.metric import EventKind
 from collect.traces import gloo, matrix_products, memory_use, trace
 from collect.traces.activities import Activities, find_activities
 from collect.traces.event_decoder import MEMORY
 from collect.traces.trace import Trace
 
 _Events = list[EventPlace]
-_WORK = ("compute", "collectives", "memory operations")
-# Field of a rank's figures (`Breakdown`, `RankAnalysis`) -> the kinds of events from which the field is computed. Time in which
-# nothing runs is the time between all work. A field that is not here, such as the number of the rank, is no figure.
-_KINDS: dict[str, tuple[str, ...]] = {
-    "compute_ns": ("compute",),
-    "communication_ns": ("collectives",),
-    "overlap_ns": ("compute", "collectives"),
-    "memory_ns": ("memory operations",),
-    "non_compute_ns": _WORK,
-    "idle_ns": _WORK,
-    "span_ns": _WORK,
-    "idle": _WORK,
-    "collectives": ("collectives",),
-    "calls": ("collectives",),
-    "launches": ("launched work",),
-    "memory": ("allocations",),
-    "products": ("matrix products",),
-    "steps": ("profiler steps",),
-}
 
 
-def read_events(path: Path, fields: Collection[str]) -> list[ReadEvents]:
-    """The events of a trace file from which these fields of the rank's figures were computed. Reads the whole file.
+def read_events(path: Path, kinds: Collection[EventKind]) -> list[ReadEvents]:
+    """The events of these kinds in a trace file, each kind as the figures of the rank count it. Reads the whole file.
 
     A kind of which the trace has no event is left out. Raises OSError if the file cannot be opened.
     """
-    kinds = {kind for field in fields for kind in _KINDS.get(field, ())}
-    if not kinds:
-        return []
     loaded_trace = trace.read_trace(path)
     active = find_activities(loaded_trace)
     if active is None:
@@ -102,7 +81,7 @@ def _list_steps(loaded_trace: Trace, active: Activities) -> _Events:
     return _list_events_of_rows(loaded_trace, np.flatnonzero(gloo.find_steps(loaded_trace)))
 
 
-_READERS: dict[str, Callable[[Trace, Activities], _Events]] = {
+_READERS: dict[EventKind, Callable[[Trace, Activities], _Events]] = {
     "compute": _list_compute,
     "collectives": _list_collectives,
     "memory operations": _list_memory_operations,

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
+from collect.metric_values import result_metric
 from collect.sources.steps import seconds_until
-
-
-def final_accuracy(run: LoadedRun) -> Quantity | None:
-    """The accuracy of the last validation of a run, in percent; None if the run has no validation."""
-    accuracy = run.result.final_accuracy if run.result else None
-    return None if accuracy is None else Quantity(100 * accuracy, "%")
 
 
 def time_to_accuracy(run: LoadedRun, accuracy_pct: float) -> Quantity | None:
@@ -26,14 +21,15 @@ def time_to_accuracy(run: LoadedRun, accuracy_pct: float) -> Quantity | None:
 
 
 METRICS = (
-    Metric(
+    result_metric(
+        "final_accuracy",
+        factor=100,
         name="final_accuracy_pct",
         column=MetricColumn("summary", 100, "Accuracy", 3),
         unit="%",
         direction="higher is better",
         definition="Share of the targets of the validation split (labels, or next tokens) for which the most probable class "
         "was correct, after the last timed step.",
-        of_run=final_accuracy,
     ),
     Metric(
         name="time_to_accuracy_s",

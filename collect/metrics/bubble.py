@@ -5,9 +5,11 @@ from __future__ import annotations
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
 from collect.sources.steps import select_unwatched
 
+PIPELINE = ("cell.pp", "cell.options")  # keys of run.json
+ACCUMULATION = ("cell.gradient_accumulation_steps",)
 FORWARD, BACKWARD = 1.0, 2.0  # durations of passes in study 4's simulation of pipelines, in forward passes
 
 
@@ -96,6 +98,7 @@ METRICS = (
         "micro-batches and v stages a rank (Huang et al., GPipe, 2019, section 2.3; Narayanan et al., 2021, section 2.2, "
         "which divide by the busy time instead: (P - 1) / (v M)).",
         of_run=bubble_theory,
+        reads=Reads(steps="timed", run=(*PIPELINE, *ACCUMULATION)),
         exact=True,
     ),
     Metric(
@@ -107,6 +110,7 @@ METRICS = (
         "that take equally long: the first stage never waits in forward, the last stage never in backward; the rest of the "
         "slowest rank's time is the bubble, which includes the time for sending. Blank if a rank has several stages.",
         of_run=measured_bubble,
+        reads=Reads(steps="timed", run=PIPELINE),
     ),
     Metric(
         name="pipeline_time_theory",
@@ -115,6 +119,7 @@ METRICS = (
         definition="Time of a pipeline's step by theory, 3 (M + (P - 1) / v), in forward passes of one micro-batch through the "
         "stages of a rank; a backward pass takes 2 of them, messages take none (study 4, pipeline simulation: pipeline time).",
         of_run=simulated_time,
+        reads=Reads(steps="timed", run=(*PIPELINE, *ACCUMULATION)),
         exact=True,
     ),
     Metric(
@@ -124,6 +129,7 @@ METRICS = (
         definition="Time of a pipeline's step without a bubble, 3 M, in the unit of pipeline_time_theory (study 4, pipeline "
         "simulation: ideal time).",
         of_run=ideal_time,
+        reads=Reads(steps="timed", run=("cell.pp", *ACCUMULATION)),
         exact=True,
     ),
     Metric(
@@ -133,6 +139,7 @@ METRICS = (
         definition="Micro-batches per unit of pipeline_time_theory, M over this time (study 4, pipeline simulation: "
         "throughput).",
         of_run=simulated_throughput,
+        reads=Reads(steps="timed", run=(*PIPELINE, *ACCUMULATION)),
         exact=True,
     ),
 )

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
-
-
-def _make_sent_function(kind: str) -> Callable[[LoadedRun], Quantity | None]:
-    def sent(run: LoadedRun) -> Quantity | None:
-        counts = run.result.communication_bytes if run.result else None
-        return Quantity(counts[kind], "bytes") if counts and kind in counts else None
-
-    return sent
+from collect.metric_values import result_metric
 
 
 def _build_metric(kind: str, position: int, definition: str) -> Metric:
-    return Metric(
+    return result_metric(
+        f"communication_bytes.{kind}",
         name=f"sent_{kind}_bytes",
         column=MetricColumn("sent", position, f"Per step, {kind}"),
         unit="bytes",
         direction="lower is better",
         definition=f"Bytes sent in one step by all ranks together, {definition}. Each collective counts as the ring algorithm "
         "that sends the fewest bytes.",
-        of_run=_make_sent_function(kind),
         exact=True,
     )
 

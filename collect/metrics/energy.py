@@ -9,7 +9,7 @@ import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.loading.telemetry import covered_pct
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
 from collect.metrics.network import LEAST_COVERAGE
 
 # The idle power of a GPU is computed only if it has at least this many samples from before any process used it. There are
@@ -120,6 +120,7 @@ METRICS = (
         direction="lower is better",
         definition=f"Energy of the GPUs {_WHILE}",
         of_run=energy,
+        reads=Reads(samples="window", events=True, result=("gpus",)),
     ),
     Metric(
         name="energy_per_unit_j",
@@ -129,6 +130,7 @@ METRICS = (
         direction="lower is better",
         definition=f"Energy per unit of data (token, image) of the steps in that time: of the GPUs {_WHILE}",
         of_run=energy_per_unit,
+        reads=Reads(steps="timed", samples="window", events=True, result=("gpus", "unit")),
     ),
     Metric(
         name="idle_power_w",
@@ -137,5 +139,6 @@ METRICS = (
         definition="Power of the GPUs that the run trained on, together, before any process computed on them: mean over NVML's "
         "power samples between the start of the run and the first process. Blank if a GPU has fewer than two such samples.",
         of_run=idle_power,
+        reads=Reads(steps="all", samples="before the training", result=("gpus",)),
     ),
 )

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
 from collect.metrics.network import counter_growth
 
 
-def _make_sent_function(counter: str) -> Callable[[LoadedRun], Quantity | None]:
-    def sent(run: LoadedRun) -> Quantity | None:
-        """The growth of `counter`, summed over all GPUs that the run trained on; None if the growth is not known for any of
-        the GPUs."""
-        if run.window is None or run.clock_stepped or run.gpu_samples.is_empty():
-            return None
-        run_gpus = run.result.gpus if run.result else None
-        if run_gpus is not None and len(run.gpu_rows.rows_of_device) != len(run_gpus):
-            return None  # some GPUs have no telemetry
-        total = 0.0
-        for values in run.gpu_rows.counters(counter).values():
-            if (growth := counter_growth(values, run.window)) is None:
-                return None
-            total += growth
-        return Quantity(total, "bytes")
-
-    return sent
+def _sum_growth(run: LoadedRun, counter: str) -> Quantity | None:
+    """The growth of `counter`, summed over all GPUs that the run trained on; None if the growth is not known for any of the
+    GPUs."""
+    if run.window is None or run.clock_stepped or run.gpu_samples.is_empty():
+        return None
+    run_gpus = run.result.gpus if run.result else None
+    if run_gpus is not None and len(run.gpu_rows.rows_of_device) != len(run_gpus):
+        return None  # some GPUs have no telemetry
+    growths = [counter_growth(values, run.window) for values in run.gpu_rows.counters(counter).values()]
+    known_growths = [growth for growth in growths if growth is not None]
+    return Quantity(sum(known_growths, 0.0), "bytes") if len(known_growths) == len(growths) else None
 
 
 def _build_metric(name: str, link: str, position: int, counter: str, remark: str) -> Metric:
@@ -37,7 +29,8 @@ def _build_metric(name: str, link: str, position: int, counter: str, remark: str
         definition=f"Bytes that the GPUs of the run sent over {link}{remark} between the first and the last timed step, by "
         "NVML's counters, which count all programs. Interpolated and blank as `network_bytes`; blank too for GPUs without such "
         "a counter.",
-        of_run=_make_sent_function(counter),
+        of_run=lambda run: _sum_growth(run, counter),
+        reads=Reads(samples="window", result=("gpus",)),
     )
 
 

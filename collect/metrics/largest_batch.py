@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
 from shardlab.runs import search_path
 
 
@@ -32,6 +32,7 @@ METRICS = (
         "no size lies between them. It is found by a search (docs/how-to/search-a-batch-size.md) and stands at the cell with "
         "this batch.",
         of_run=largest_batch,
+        reads=Reads(run=("search", "cell.micro_batch_size", "cell.gradient_accumulation_steps", "cell.dp")),
         exact=True,
     ),
 )

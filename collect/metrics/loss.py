@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
 
 
 def final_loss(run: LoadedRun) -> Quantity | None:
@@ -20,5 +20,6 @@ METRICS = (
         direction="lower is better",
         definition="Mean loss over the global batch (cross-entropy, in nats) at the last timed step, before its update.",
         of_run=final_loss,
+        reads=Reads(steps="timed"),
     ),
 )

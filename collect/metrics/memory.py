@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
 from collect.sources.steps import select_unwatched
 
 KINDS = {"allocated_bytes": "allocated on the GPU", "rss_bytes": "resident set of the process"}
@@ -58,6 +58,7 @@ METRICS = (
         definition="Largest memory that the GPU allocator had allocated within a step, over ranks and timed steps; without a "
         "GPU, the largest resident set of a process after a step. The kind of each value is given with the value.",
         of_run=peak_memory,
+        reads=Reads(steps="timed"),
     ),
     Metric(
         name="reserved_memory_bytes",
@@ -67,5 +68,6 @@ METRICS = (
         definition="Largest memory that the GPU allocator had reserved within a step, over ranks and timed steps: allocated "
         "memory, and memory that the allocator keeps for later.",
         of_run=reserved_memory,
+        reads=Reads(steps="timed"),
     ),
 )

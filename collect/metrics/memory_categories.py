@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
+from collect.metric_values import read_result_value, result_metric
 
 # Category of memory -> its description. docs/instruments.md uses the same words, and says how the category of the storage of a
 # tensor is determined.
@@ -21,38 +19,26 @@ CATEGORIES = {
     "temporary": "what is used and dropped, and what collectives work on",
 }
 
+ESTIMATE, PEAK = "instruments.memory.estimate_bytes", "instruments.memory.peak_bytes"  # keys of result.json
 _HEADINGS = ("Parameters", "Gathered", "Gradients", "Optimizer", "Master copy", "Activations", "Buffers", "Temporary")
-
-
-def _memory_results(run: LoadedRun) -> dict[str, Any]:
-    return run.result.instruments.get("memory", {}) if run.result else {}
-
-
-def make_largest_function(category: str) -> Callable[[LoadedRun], Quantity | None]:
-    """Make the function of a metric: the largest size of this category at any time of the observed step, in bytes."""
-
-    def of_run(run: LoadedRun) -> Quantity | None:
-        value = _memory_results(run).get("largest_bytes", {}).get(category)
-        return None if value is None else Quantity(value, "bytes")
-
-    return of_run
 
 
 def estimated_memory(run: LoadedRun) -> Quantity | None:
     """The estimated size of parameters, gradients and optimizer state on a rank, in bytes; None if the run has no estimate."""
-    parts = _memory_results(run).get("estimate_bytes")
+    parts = read_result_value(run, ESTIMATE)
     return Quantity(sum(parts.values()), "bytes") if parts else None
 
 
 def peak_over_estimate(run: LoadedRun) -> Quantity | None:
     """The sum of all categories at the memory peak of the observed step, divided by the estimate."""
-    estimate, peak = estimated_memory(run), _memory_results(run).get("peak_bytes")
+    estimate, peak = estimated_memory(run), read_result_value(run, PEAK)
     return Quantity(sum(peak.values()) / estimate.value, "x") if estimate and estimate.value and peak else None
 
 
 METRICS = (
     *(
-        Metric(
+        result_metric(
+            f"instruments.memory.largest_bytes.{category}",
             name=f"memory_{category}_bytes",
             column=MetricColumn("memory", 10 * position, heading),
             unit="bytes",
@@ -60,7 +46,6 @@ METRICS = (
             definition=f"Largest size, during the one observed step, of {description}; on the rank with the highest peak "
             "(`memory: categories`, docs/instruments.md). Categories reach their largest size at different moments, so these "
             "sizes do not add up to the peak.",
-            of_run=make_largest_function(category),
             # The sizes of these categories are the same in every repeat. Those of other categories depend on timing.
             exact=category in ("parameter", "optimizer_state", "master_parameter"),
         )
@@ -74,6 +59,7 @@ METRICS = (
         "ZeRO paper (Rajbhandari et al., 2020, section 3): 4 bytes per parameter, 4 for its gradient, 8 for Adam. Without "
         "activations.",
         of_run=estimated_memory,
+        reads=Reads(result=(ESTIMATE,)),
         exact=True,
     ),
     Metric(
@@ -84,5 +70,6 @@ METRICS = (
         definition="All categories together at the peak of the observed step, divided by the estimate. Activations, buffers "
         "and temporary storage are not in the estimate.",
         of_run=peak_over_estimate,
+        reads=Reads(result=(ESTIMATE, PEAK)),
     ),
 )

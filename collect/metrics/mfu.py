@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
 from collect.metrics.throughput import throughput
 from shardlab.hardware.gpu_models import peak_flops
 
@@ -32,6 +34,7 @@ def hfu(run: LoadedRun) -> Quantity | None:
     return mfu(run) if run.cell.activation_checkpointing == "none" else None
 
 
+_READS = Reads(steps="undisturbed", run=("cell.precision",), result=("flops_per_unit", "unit"), hosts=("gpus.name",))
 METRICS = (
     Metric(
         name="mfu_pct",
@@ -42,6 +45,7 @@ METRICS = (
         "and backward of a unit (without what activation checkpointing computes again), divided by the peak FLOP/s of the GPUs "
         "in the cell's precision, from their data sheets. Blank on a CPU, and if the peak of the GPU is not known.",
         of_run=mfu,
+        reads=_READS,
     ),
     Metric(
         name="hfu_pct",
@@ -51,5 +55,6 @@ METRICS = (
         "Equal to MFU without checkpointing. Blank with checkpointing, because records do not say how much of forward was "
         "computed twice.",
         of_run=hfu,
+        reads=msgspec.structs.replace(_READS, run=("cell.activation_checkpointing", *_READS.run)),
     ),
 )

@@ -9,7 +9,7 @@ import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.loading.telemetry import covered_pct
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
 from collect.sources.device_rows import Counter, Device, DeviceRows
 from collect.sources.samples import INTERFACE
 
@@ -226,6 +226,7 @@ METRICS = (
         direction="neither",
         definition=f"Bytes sent by all hosts on physical interfaces (virtual ones if a host has no physical one) {_WHILE}",
         of_run=network_bytes,
+        reads=Reads(samples="window"),
     ),
     Metric(
         name="network_received_bytes",
@@ -234,6 +235,7 @@ METRICS = (
         direction="neither",
         definition=f"Bytes received by all hosts on the interfaces of `network_bytes` {_WHILE}",
         of_run=received_bytes,
+        reads=Reads(samples="window"),
     ),
     Metric(
         name="rdma_bytes",
@@ -243,6 +245,7 @@ METRICS = (
         definition="Bytes sent by RDMA, which the kernel's counters do not include, by all hosts: by the network driver's "
         "counters, or those of the RDMA device if the driver has none. Otherwise as `network_bytes`.",
         of_run=rdma_bytes,
+        reads=Reads(samples="window"),
     ),
     Metric(
         name="network_faults",
@@ -250,6 +253,7 @@ METRICS = (
         direction="lower is better",
         definition=f"Packets with errors and dropped packets, sent and received, on the interfaces of `network_bytes` {_WHILE}",
         of_run=network_faults,
+        reads=Reads(samples="window"),
     ),
     Metric(
         name="pause_frames",
@@ -258,6 +262,7 @@ METRICS = (
         definition="Pause frames (of the whole link, and of single traffic classes, which RoCE uses), sent and received, by "
         f"the counters of network drivers, {_WHEN}",
         of_run=pause_frames,
+        reads=Reads(samples="window"),
     ),
     Metric(
         name="rdma_faults",
@@ -265,6 +270,7 @@ METRICS = (
         direction="lower is better",
         definition=f"Receive errors, discarded packets and link failures of all ports of RDMA devices {_WHEN}",
         of_run=rdma_faults,
+        reads=Reads(samples="window"),
     ),
     Metric(
         name="loopback_bytes",
@@ -273,5 +279,6 @@ METRICS = (
         direction="neither",
         definition=f"Bytes sent over the loopback interfaces of all hosts {_WHILE}",
         of_run=loopback_bytes,
+        reads=Reads(samples="window"),
     ),
 )

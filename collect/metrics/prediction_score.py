@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
+from collect.metric_values import read_result_value
 from collect.metrics.energy import energy
 from shardlab.runs.prediction import PredictedRange, Prediction, exact_range
 
@@ -52,7 +53,7 @@ def _step_time_pair(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRan
 def _memory_pair(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
     """Returns (predicted memory of tensors, measured peak of the memory that the GPU allocator had allocated), in bytes."""
     assert run.result is not None
-    peak = (run.result.peak_memory_bytes or {}).get("allocated")
+    peak = read_result_value(run, "peak_memory_bytes.allocated")
     if not peak or predicted.tensor_bytes is None:
         return None
     if predicted.formula_tensor_bytes is None and predicted.memory_from != "rehearsal":
@@ -81,7 +82,7 @@ def _traffic_pair(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange
     """
     assert run.result is not None
     assert run.run is not None
-    counted_bytes = (run.result.communication_bytes or {}).get("counted")
+    counted_bytes = read_result_value(run, "communication_bytes.counted")
     if counted_bytes is None or predicted.sent_bytes is None or run.run.cell.pp > 1:
         return None
     return exact_range(predicted.sent_bytes * run.run.world.world_size), counted_bytes
@@ -108,17 +109,13 @@ def _energy_pair(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange,
     return PredictedRange(low, likely, high), measured.value / steps
 
 
-def make_ratio_function(category: str) -> Callable[[LoadedRun], Quantity | None]:
-    """Make the function of a metric. It returns the measured number of this category divided by the likely predicted number."""
-
-    def of_run(run: LoadedRun) -> Quantity | None:
-        predicted = run.predicted
-        if predicted is None or run.result is None or run.run is None:
-            return None
-        pair = _PAIRS[category](run, predicted)
-        return None if pair is None or pair[0].likely <= 0 else Quantity(pair[1] / pair[0].likely, "x")
-
-    return of_run
+def divide_by_prediction(run: LoadedRun, category: str) -> Quantity | None:
+    """The measured number of a category divided by the likely predicted number."""
+    predicted = run.predicted
+    if predicted is None or run.result is None or run.run is None:
+        return None
+    pair = _PAIRS[category](run, predicted)
+    return None if pair is None or pair[0].likely <= 0 else Quantity(pair[1] / pair[0].likely, "x")
 
 
 _PAIRS = {STEP_TIME: _step_time_pair, MEMORY: _memory_pair, TRAFFIC: _traffic_pair, ENERGY: _energy_pair}
@@ -132,7 +129,8 @@ METRICS = (
         direction="neither",
         definition="Median step time divided by the step time that the planner predicted before the run was submitted "
         "(docs/planner.md).",
-        of_run=make_ratio_function(STEP_TIME),
+        of_run=lambda run: divide_by_prediction(run, STEP_TIME),
+        reads=Reads(prediction=("step_s.likely",), result=("step_time_ms.median", "rehearsal", "gpus"), events=True),
     ),
     Metric(
         name="memory_over_prediction",
@@ -141,7 +139,11 @@ METRICS = (
         direction="neither",
         definition="Peak that torch's allocator counted on the GPU divided by the peak of tensors that the planner predicted "
         "before the run was submitted (docs/planner.md).",
-        of_run=make_ratio_function(MEMORY),
+        of_run=lambda run: divide_by_prediction(run, MEMORY),
+        reads=Reads(
+            prediction=("tensor_bytes.likely", "formula_tensor_bytes", "memory_from"),
+            result=("peak_memory_bytes.allocated",),
+        ),
     ),
     Metric(
         name="sent_over_prediction",
@@ -151,7 +153,12 @@ METRICS = (
         definition="Bytes that all ranks sent in one step, counted from its collectives, divided by the bytes that the planner "
         "predicted before the run was submitted (docs/planner.md). Blank for pipelines, whose ranks send different numbers of "
         "bytes.",
-        of_run=make_ratio_function(TRAFFIC),
+        of_run=lambda run: divide_by_prediction(run, TRAFFIC),
+        reads=Reads(
+            prediction=("sent_bytes",),
+            result=("communication_bytes.counted",),
+            run=("cell.pp", "world.world_size"),
+        ),
         exact=True,
     ),
     Metric(
@@ -162,6 +169,13 @@ METRICS = (
         direction="neither",
         definition="Energy of the GPUs per step divided by the energy per step that the planner predicted before the run was "
         "submitted (docs/planner.md): its power of the GPUs times its time of a step.",
-        of_run=make_ratio_function(ENERGY),
+        of_run=lambda run: divide_by_prediction(run, ENERGY),
+        reads=Reads(
+            steps="timed",
+            samples="window",
+            events=True,
+            prediction=("energy_kwh", "time_s", "step_s"),
+            result=("gpus",),
+        ),
     ),
 )

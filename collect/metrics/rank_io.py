@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric
+from collect.metric import Metric, Reads
 
 
-def _make_moved_function(counter: str) -> Callable[[LoadedRun], Quantity | None]:
-    def moved(run: LoadedRun) -> Quantity | None:
-        """The growth of `counter` from the first to the last timed step, summed over all ranks; None if a step record has no
-        `counter`."""
-        if run.timed.is_empty() or run.timed[counter].null_count():
-            return None
-        growths = run.timed.group_by("rank").agg(pl.col(counter).last() - pl.col(counter).first())
-        if (growths[counter] < 0).any():  # a rank was restarted, so its counter began at 0 again
-            return None
-        return Quantity(int(growths[counter].sum()), "bytes")
-
-    return moved
+def _sum_growth(run: LoadedRun, counter: str) -> Quantity | None:
+    """The growth of `counter` from the first to the last timed step, summed over all ranks; None if a step record has no
+    `counter`."""
+    if run.timed.is_empty() or run.timed[counter].null_count():
+        return None
+    growths = run.timed.group_by("rank").agg(pl.col(counter).last() - pl.col(counter).first())
+    if (growths[counter] < 0).any():  # a rank was restarted, so its counter began at 0 again
+        return None
+    return Quantity(int(growths[counter].sum()), "bytes")
 
 
 METRICS = tuple(
@@ -32,7 +29,8 @@ METRICS = tuple(
         direction="neither",
         definition=f"Bytes that all ranks together {verb} {preposition} storage, NFS included, between their first and "
         "their last timed step. What the page cache has is not read from storage.",
-        of_run=_make_moved_function(counter),
+        of_run=partial(_sum_growth, counter=counter),
+        reads=Reads(steps="timed"),
     )
     for direction, verb, preposition, counter in (
         ("read", "read", "from", "disk_read_bytes"),

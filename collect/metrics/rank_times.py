@@ -10,7 +10,7 @@ import statistics
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric
+from collect.metric import Metric, Reads
 from collect.sources.steps import select_unwatched
 
 WAITING_PHASES = ("forward_ms", "backward_ms", "optimizer_ms")  # a rank does not wait for others while it fetches its data
@@ -66,6 +66,7 @@ METRICS = (
         "wait for each other, a fast rank ends earlier; this is the throughput while all of them train. Only if each rank has "
         "a whole model.",
         of_run=rank_throughput,
+        reads=Reads(steps="timed", result=("unit",)),
     ),
     Metric(
         name="phase_waiting_ms",
@@ -75,5 +76,6 @@ METRICS = (
         "optimizer take longer (medians) than on the rank where the phase is the shortest. Time of data is not waiting. Exact "
         "only if ranks compute equally fast; traces give `waiting_ms`. Only if each rank has a whole model.",
         of_run=phase_waiting,
+        reads=Reads(steps="timed"),
     ),
 )

@@ -4,12 +4,14 @@ other."""
 from __future__ import annotations
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
+from collect.metric_values import read_result_value
+
+COUNTS = "knobs.effective.staleness_counts"  # the key of result.json
 
 
 def _staleness_counts(run: LoadedRun) -> dict[int, int]:
-    effective = run.result.knobs.get("effective", {}) if run.result else {}
-    return {int(age): count for age, count in effective.get("staleness_counts", {}).items() if count}
+    return {int(age): count for age, count in (read_result_value(run, COUNTS) or {}).items() if count}
 
 
 def mean_staleness(run: LoadedRun) -> Quantity | None:
@@ -39,6 +41,7 @@ METRICS = (
         direction="lower is better",
         definition=f"Mean staleness {_WHAT}",
         of_run=mean_staleness,
+        reads=Reads(result=(COUNTS,)),
     ),
     Metric(
         name="staleness_max",
@@ -47,5 +50,6 @@ METRICS = (
         direction="lower is better",
         definition=f"Largest staleness {_WHAT}",
         of_run=largest_staleness,
+        reads=Reads(result=(COUNTS,)),
     ),
 )

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
 
 
-def make_percentile_function(share: float) -> Callable[[LoadedRun], Quantity | None]:
-    """Make the function of a metric. The function returns a percentile of the step times of a run, in ms.
+def percentile_of_steps(run: LoadedRun, share: float) -> Quantity | None:
+    """A percentile of the step times of a run, in ms.
 
     The time of a step is the time of its slowest rank. Percentiles between two steps are interpolated linearly. share: which
     percentile, from 0 to 1.
     """
-
-    def of_run(run: LoadedRun) -> Quantity | None:
-        value = run.undisturbed["step_ms"].quantile(share, interpolation="linear")
-        return None if value is None else Quantity(value, "ms")
-
-    return of_run
+    value = run.undisturbed["step_ms"].quantile(share, interpolation="linear")
+    return None if value is None else Quantity(value, "ms")
 
 
 def _build_metric(name: str, share: float, statistic: str, column: MetricColumn | None = None) -> Metric:
@@ -29,7 +23,8 @@ def _build_metric(name: str, share: float, statistic: str, column: MetricColumn 
         unit="ms",
         direction="lower is better",
         definition=f"{statistic}, over the timed steps, of the step time of the slowest rank.",
-        of_run=make_percentile_function(share),
+        of_run=lambda run: percentile_of_steps(run, share),
+        reads=Reads(steps="undisturbed"),
     )
 
 

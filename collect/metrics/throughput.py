@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
 
 
 def throughput(run: LoadedRun) -> Quantity | None:
@@ -28,5 +28,6 @@ METRICS = (
         definition="Units of data (tokens, images) of all ranks in the timed steps, divided by the sum of the slowest rank's "
         "step times.",
         of_run=throughput,
+        reads=Reads(steps="undisturbed", result=("unit",)),
     ),
 )

@@ -11,39 +11,43 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Direction, Metric
+from collect.metric import WORK, Direction, EventKind, Metric, Reads
+from collect.metric_values import mean_ms_per_step, mean_over_ranks
 
 if TYPE_CHECKING:
     from collect.traces.breakdown import Breakdown
 
-_MS = 1e6  # ns in a millisecond
+STEPS: tuple[EventKind, ...] = ("profiler steps",)
 
 
-def _build_time_metric(name: str, ns: Callable[[Breakdown], int | None], direction: Direction, definition: str) -> Metric:
+def _build_time_metric(
+    name: str, ns: Callable[[Breakdown], int | None], events: tuple[EventKind, ...], direction: Direction, definition: str
+) -> Metric:
     """Make a metric whose value is a time in ms per profiled step, or None if no rank was profiled by steps.
 
-    ns: a function that returns this time of one rank in ns, summed over all profiled steps of the rank.
+    ns: a function that returns this time of one rank in ns, summed over all profiled steps of the rank. events: from which the
+    time is computed.
     """
-
-    def of_run(run: LoadedRun) -> Quantity | None:
-        times = [(time, breakdown) for breakdown in run.breakdowns if breakdown.steps and (time := ns(breakdown)) is not None]
-        if not times:
-            return None
-        return Quantity(sum(time / breakdown.steps for time, breakdown in times) / len(times) / _MS, "ms", times[0][1].kind)
-
-    return Metric(name=name, unit="ms", direction=direction, definition=definition, of_run=of_run)
+    return Metric(
+        name=name,
+        unit="ms",
+        direction=direction,
+        definition=definition,
+        of_run=lambda run: mean_ms_per_step(run.breakdowns, ns),
+        reads=Reads(breakdown=(*events, *STEPS)),
+    )
 
 
 def communication_overlap(run: LoadedRun) -> Quantity | None:
     """The share of communication during which something computes, in percent; None if no profiled rank communicated."""
-    shares = [(share, breakdown) for breakdown in run.breakdowns if (share := breakdown.overlap_pct) is not None]
-    return Quantity(sum(share for share, _ in shares) / len(shares), "%", shares[0][1].kind) if shares else None
+    return mean_over_ranks(run.breakdowns, lambda breakdown: breakdown.overlap_pct, "%")
 
 
 METRICS = (
     _build_time_metric(
         "compute_ms",
         lambda breakdown: breakdown.compute_ns,
+        ("compute",),
         "lower is better",
         "Time of a profiled step in which a kernel computes: the union of all kernels but those of collectives. With gloo: the "
         "union of the main thread's operators, without those of c10d and without autograd's wrappers around operators.",
@@ -51,6 +55,7 @@ METRICS = (
     _build_time_metric(
         "communication_ms",
         lambda breakdown: breakdown.communication_ns,
+        ("collectives",),
         "lower is better",
         "Time of a profiled step in which a collective runs, including the wait for other ranks: the union of the "
         "kernels of collectives, or of gloo's spans.",
@@ -58,6 +63,7 @@ METRICS = (
     _build_time_metric(
         "exposed_communication_ms",
         lambda breakdown: breakdown.exposed_communication_ns,
+        ("compute", "collectives"),
         "lower is better",
         "Time of a profiled step in which a collective runs and nothing computes: communication minus its overlap with "
         "compute.",
@@ -65,12 +71,14 @@ METRICS = (
     _build_time_metric(
         "memory_operations_ms",
         lambda breakdown: breakdown.memory_ns,
+        ("memory operations",),
         "lower is better",
         "Time of a profiled step in which a GPU copies or sets memory: the union of gpu_memcpy and gpu_memset.",
     ),
     _build_time_metric(
         "non_compute_ms",
         lambda breakdown: breakdown.non_compute_ns,
+        WORK,
         "lower is better",
         "Time of a profiled step in which something runs but nothing computes: exposed communication and exposed memory "
         "operations together.",
@@ -78,12 +86,14 @@ METRICS = (
     _build_time_metric(
         "idle_ms",
         lambda breakdown: breakdown.idle_ns,
+        WORK,
         "lower is better",
         "Time of a profiled step in which nothing runs, between the first and the last kernel (with gloo: within the steps).",
     ),
     _build_time_metric(
         "kernel_ms",
         lambda breakdown: breakdown.span_ns,
+        WORK,
         "lower is better",
         "Time of a profiled step from the first kernel to the last, including idle time (with gloo: of the step): compute, "
         "non-compute and idle time together, which HolisticTraceAnalysis and study 2 print as kernel time.",
@@ -94,5 +104,6 @@ METRICS = (
         direction="higher is better",
         definition="Share of the communication of the profiled steps during which something computes as well.",
         of_run=communication_overlap,
+        reads=Reads(breakdown=("compute", "collectives")),
     ),
 )

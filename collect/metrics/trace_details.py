@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric
+from collect.metric import Metric, Reads
 
 
 def layer_time(run: LoadedRun, module: str) -> Quantity | None:
@@ -91,6 +91,7 @@ METRICS = (
         definition="Most memory that the allocator of a GPU had allocated in the profiled steps, over the profiled ranks; on a "
         "CPU: most that was allocated since the recording began. Needs `instruments: {profile: {memory: true}}`.",
         of_run=profiled_peak,
+        reads=Reads(trace=("allocations", "profiler steps")),
     ),
     Metric(
         name="profiled_reserved_bytes",
@@ -99,6 +100,7 @@ METRICS = (
         definition="Most memory that the allocator of a GPU had reserved in the profiled steps, over the profiled ranks. Needs "
         "`instruments: {profile: {memory: true}}`.",
         of_run=profiled_reserved,
+        reads=Reads(trace=("allocations", "profiler steps")),
     ),
     Metric(
         name="matrix_product_flops_per_s",
@@ -108,6 +110,7 @@ METRICS = (
         "durations of the kernels that they launched; on a CPU: of the operators. Over all profiled ranks. Needs "
         "`instruments: {profile: {shapes: true}}`.",
         of_run=matrix_product_rate,
+        reads=Reads(trace=("matrix products", "profiler steps")),
     ),
     Metric(
         name="attention_ms",

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric
+from collect.metric import WORK, Metric, Reads
+from collect.metric_values import NS_PER_MS, mean_ms_per_step
 
 if TYPE_CHECKING:
     from collect.traces.idle_causes import IdleCauses
 
-_MS, _US = 1e6, 1e3  # ns in a millisecond and in a microsecond
+_NS_PER_US = 1e3
 
 
 def _build_idle_metric(name: str, ns: Callable[[IdleCauses], int], definition: str) -> Metric:
@@ -22,11 +23,14 @@ def _build_idle_metric(name: str, ns: Callable[[IdleCauses], int], definition: s
     the launches of kernels.
     """
 
-    def of_run(run: LoadedRun) -> Quantity | None:
-        times = [(ns(rank.idle) / rank.steps, rank) for rank in run.traces.analyses if rank.steps and rank.idle is not None]
-        return Quantity(statistics.fmean(time for time, _ in times) / _MS, "ms", times[0][1].kind) if times else None
-
-    return Metric(name=name, unit="ms", direction="lower is better", definition=definition, of_run=of_run)
+    return Metric(
+        name=name,
+        unit="ms",
+        direction="lower is better",
+        definition=definition,
+        of_run=lambda run: mean_ms_per_step(run.traces.analyses, lambda rank: None if rank.idle is None else ns(rank.idle)),
+        reads=Reads(trace=(*WORK, "profiler steps")),
+    )
 
 
 def launch_delay(run: LoadedRun) -> Quantity | None:
@@ -37,7 +41,7 @@ def launch_delay(run: LoadedRun) -> Quantity | None:
     delays = [analysis.launches for analysis in run.traces.analyses if analysis.launches is not None]
     if not delays:
         return None
-    return Quantity(sum(delay.total_ns for delay in delays) / sum(delay.count for delay in delays) / _US, "us", "gpu")
+    return Quantity(sum(delay.total_ns for delay in delays) / sum(delay.count for delay in delays) / _NS_PER_US, "us", "gpu")
 
 
 def waiting_time(run: LoadedRun) -> Quantity | None:
@@ -47,7 +51,7 @@ def waiting_time(run: LoadedRun) -> Quantity | None:
     """
     steps = sum(analysis.steps for analysis in run.traces.analyses)
     lost_ns = [rank_wait.lost_ns for rank_wait in run.traces.answers.waits.ranks]
-    return Quantity(sum(lost_ns) / steps / _MS, "ms", run.traces.analyses[0].kind) if lost_ns and steps else None
+    return Quantity(sum(lost_ns) / steps / NS_PER_MS, "ms", run.traces.analyses[0].kind) if lost_ns and steps else None
 
 
 def waiting_share(run: LoadedRun) -> Quantity | None:
@@ -65,7 +69,7 @@ def collective_skew(run: LoadedRun) -> Quantity | None:
     Only collectives that were found in the traces of several ranks count. None if there is no such collective.
     """
     skews = run.traces.answers.waits.skew_ns
-    return Quantity(statistics.fmean(skews) / _US, "us", run.traces.analyses[0].kind) if skews else None
+    return Quantity(statistics.fmean(skews) / _NS_PER_US, "us", run.traces.analyses[0].kind) if skews else None
 
 
 METRICS = (
@@ -94,6 +98,7 @@ METRICS = (
         definition="Time from the end of the call that launches a kernel or memory operation to its start, 0 if it starts "
         "earlier; mean over all that were launched in the profiled steps. Work that queues behind other work has a long delay.",
         of_run=launch_delay,
+        reads=Reads(trace=("launched work",)),
     ),
     Metric(
         name="waiting_ms",
@@ -102,6 +107,7 @@ METRICS = (
         definition="Time of a profiled step in which a rank waits in a collective for a rank that has not started it yet, and "
         "nothing computes. Mean over the profiled ranks; needs traces of several ranks.",
         of_run=waiting_time,
+        reads=Reads(trace=(*WORK, "profiler steps")),
     ),
     Metric(
         name="waiting_pct",
@@ -109,6 +115,7 @@ METRICS = (
         direction="lower is better",
         definition="Share of the profiled time that is lost to waiting for slow ranks, as defined by waiting_ms.",
         of_run=waiting_share,
+        reads=Reads(trace=WORK),
     ),
     Metric(
         name="collective_skew_us",
@@ -117,5 +124,6 @@ METRICS = (
         definition="How long the first rank of a collective waits for the last one; mean over the collectives that were "
         "matched over the profiled ranks (TraceLens: skew in start time).",
         of_run=collective_skew,
+        reads=Reads(trace=WORK),
     ),
 )

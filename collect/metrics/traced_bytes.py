@@ -4,7 +4,8 @@ theory."""
 from __future__ import annotations
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
+from collect.metric_values import read_result_value
 from collect.traces import sent_bytes
 
 TOLERANCE_PCT = 3.0  # up to this difference in percent, the report says that traces and theory agree
@@ -31,7 +32,7 @@ def traced_difference(run: LoadedRun) -> Quantity | None:
     """
     if run.result is None or (run.result.same_work is not None and run.result.same_work.verdict == "other work"):
         return None
-    theory_bytes = (run.result.communication_bytes or {}).get("theory")
+    theory_bytes = read_result_value(run, "communication_bytes.theory")
     if not theory_bytes or (measured := traced_sent_bytes(run)) is None:
         return None
     return Quantity(100 * (measured.value / theory_bytes - 1), "%")
@@ -48,6 +49,7 @@ METRICS = (
         "ranks were profiled and the records have the size of every collective: on GPUs always, for gloo with `profile: "
         "{shapes: true}`.",
         of_run=traced_sent_bytes,
+        reads=Reads(run=("world.world_size",), trace=("collectives", "profiler steps")),
     ),
     Metric(
         name="traced_difference_pct",
@@ -58,5 +60,10 @@ METRICS = (
         "scalars such as losses and norms count, which the theory leaves out. Blank if either is blank, and for strategies "
         "that do other work by design, because their steps differ in their communication.",
         of_run=traced_difference,
+        reads=Reads(
+            run=("world.world_size",),
+            result=("communication_bytes.theory", "same_work.verdict"),
+            trace=("collectives", "profiler steps"),
+        ),
     ),
 )

@@ -6,30 +6,19 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
+from collect.metric_values import read_result_value, result_metric
 
 
-def train_time(run: LoadedRun) -> Quantity | None:
-    """The time of the timed part of the training, in seconds, as the result of the run contains it."""
-    seconds = run.result.train_time_s if run.result else None
-    return None if seconds is None else Quantity(seconds, "s")
-
-
-def make_epoch_function(average: Callable[[Sequence[float]], float]) -> Callable[[LoadedRun], Quantity | None]:
-    """Make the function of a metric. The function returns an average of the epoch times in the result of a run, in seconds.
-
-    average: the function that computes the average. The value is None if the cell states its length in steps, not in epochs.
-    """
-
-    def of_run(run: LoadedRun) -> Quantity | None:
-        epochs = run.result.epoch_time_s if run.result else None
-        return Quantity(average(epochs), "s") if epochs else None
-
-    return of_run
+def average_epochs(run: LoadedRun, average: Callable[[Sequence[float]], float]) -> Quantity | None:
+    """An average of the epoch times in the result of a run, in seconds; None if the cell states its length in steps."""
+    epochs = read_result_value(run, "epoch_time_s")
+    return Quantity(average(epochs), "s") if epochs else None
 
 
 METRICS = (
-    Metric(
+    result_metric(
+        "train_time_s",
         name="train_time_s",
         column=MetricColumn("times", 10, "Training"),
         of_all_steps=True,
@@ -37,7 +26,6 @@ METRICS = (
         direction="lower is better",
         definition="Wall time of the slowest rank from the start of the first timed step to the end of the last, including the "
         "time between steps, but without the time that instruments take between steps.",
-        of_run=train_time,
     ),
     Metric(
         name="epoch_time_s",
@@ -46,7 +34,8 @@ METRICS = (
         unit="s",
         direction="lower is better",
         definition="Mean time of an epoch: the sum of its step times, in each step the time of the slowest rank.",
-        of_run=make_epoch_function(statistics.fmean),
+        of_run=lambda run: average_epochs(run, statistics.fmean),
+        reads=Reads(result=("epoch_time_s",)),
     ),
     Metric(
         name="epoch_time_median_s",
@@ -55,6 +44,7 @@ METRICS = (
         unit="s",
         direction="lower is better",
         definition="Median time of an epoch: the sum of its step times, in each step the time of the slowest rank.",
-        of_run=make_epoch_function(statistics.median),
+        of_run=lambda run: average_epochs(run, statistics.median),
+        reads=Reads(result=("epoch_time_s",)),
     ),
 )

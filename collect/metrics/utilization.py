@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
 from collect.sources.device_rows import DeviceRows
 from collect.sources.samples import select_window
 from shardlab.hardware.host import Host
@@ -102,6 +102,7 @@ METRICS = (
         definition="Share of all processors of a host that was busy, with any process, between the first and the last timed "
         "step; mean over hosts.",
         of_run=cpu_utilization,
+        reads=Reads(samples="window"),
     ),
     Metric(
         name="rank_cpu_pct",
@@ -111,6 +112,7 @@ METRICS = (
         definition="Processor time of a rank, all its threads, over the time between its first and its last timed step, as the "
         "kernel counts it for each process: 100 % is one processor; mean over ranks.",
         of_run=rank_cpu_utilization,
+        reads=Reads(steps="timed", events=True),
     ),
     Metric(
         name="gpu_pct",
@@ -121,6 +123,7 @@ METRICS = (
         definition="NVML's GPU utilization (share of time with a kernel running) between the first and the last timed step; "
         "mean over the GPUs that the run trained on.",
         of_run=gpu_utilization,
+        reads=Reads(samples="window", result=("gpus",)),
     ),
     Metric(
         name="gpu_memory_pct",
@@ -130,5 +133,6 @@ METRICS = (
         definition="Highest share of a GPU's memory in use by any process (including libraries and memory that the allocator "
         "keeps for later), from NVML; over the GPUs of the run and the samples between the first and the last timed step.",
         of_run=peak_gpu_memory,
+        reads=Reads(samples="window", result=("gpus",), hosts=("gpus.uuid", "gpus.memory_bytes")),
     ),
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
+from collect.metric_values import read_result_value
 from collect.metrics.network import loopback_bytes, network_bytes, sent_bounds
 
 SENDING = {"checkpoints", "validation"}  # instruments whose collectives do not belong to any step
@@ -20,7 +21,7 @@ def wire_difference(run: LoadedRun) -> Quantity | None:
     """
     if run.backend != "gloo" or run.run is None or run.result is None or SENDING & set(run.result.instruments):
         return None
-    per_step = (run.result.communication_bytes or {}).get("wire")
+    per_step = read_result_value(run, "communication_bytes.wire")
     network_sent, loopback_sent = network_bytes(run), loopback_bytes(run)
     if not per_step or loopback_sent is None or (network_sent is None and run.run.world.nnodes > 1):
         return None
@@ -46,5 +47,6 @@ METRICS = (
         "and the last timed step leave more than 3 % of the bytes open, as in runs of less than about a minute at 2 samples "
         "per second (`instruments: {telemetry_hz: 50}` narrows this).",
         of_run=wire_difference,
+        reads=Reads(steps="timed", samples="window", events=True, run=("world.nnodes",), result=("communication_bytes.wire",)),
     ),
 )

@@ -16,7 +16,7 @@ import msgspec
 
 from collect import metric
 from collect.loading.loaded_run import Quantity
-from collect.metric import Metric, MetricColumn
+from collect.metric import Metric, MetricColumn, Reads
 from collect.reading.load import Loaded
 from shardlab.errors import InputError
 from shardlab.files import files, plugin_source
@@ -40,6 +40,8 @@ class DescribedMetric(msgspec.Struct, frozen=True):
     """The path of the file that defines the metric."""
     code: str
     """A digest of the file's source code."""
+    reads: Reads | None
+    """What the metric reads of a run; None: not declared."""
 
 
 class OwnMetrics(msgspec.Struct, frozen=True):
@@ -65,7 +67,7 @@ class OwnMetrics(msgspec.Struct, frozen=True):
     def add_to_menu(self) -> None:
         """Add these metrics, without their functions, to `collect.metric.all_metrics`. They replace those of earlier calls."""
         metric.set_workspace_metrics([
-            Metric(name=o.name, unit=o.unit, direction=o.direction, definition=o.definition, column=o.column)
+            Metric(name=o.name, unit=o.unit, direction=o.direction, definition=o.definition, column=o.column, reads=o.reads)
             for o in self.metrics
         ])  # fmt: skip
 

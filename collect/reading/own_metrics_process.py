@@ -12,9 +12,11 @@ import re
 import sys
 from pathlib import Path
 
+import msgspec
+
 from collect import metric
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric
+from collect.metric import Metric, Reads
 from collect.reading.load import load_matrix
 from collect.reading.own_metrics import DescribedMetric, OwnMetrics
 from shardlab.errors import InputError
@@ -43,11 +45,8 @@ def main(answer: str, workspace: str, matrix: str, *paths: str) -> None:
                     definer = defined[entry.name][0] if entry.name in defined else "shardlab"
                     raise InputError(f"{path}: the metric {entry.name} is defined by {definer} and cannot be replaced.")
                 defined[entry.name] = (str(path), entry)
-                described.append(
-                    DescribedMetric(
-                        entry.name, entry.unit, entry.direction, entry.definition, entry.column, str(path), source.digest
-                    )
-                )
+                facts = (entry.name, entry.unit, entry.direction, entry.definition, entry.column)
+                described.append(DescribedMetric(*facts, str(path), source.digest, entry.reads))
         except InputError as error:
             faults.append(str(error))
     values: dict[str, dict[str, Quantity]] = {}
@@ -75,6 +74,12 @@ def _check_metrics(path: Path, value: object) -> list[Metric]:
             raise InputError(f"{path}: {str(own_metric.name)[:40]!r} cannot be the name of a metric. Allowed: {NAME.pattern}.")
         if own_metric.of_run is None or own_metric.of_run_at is not None or own_metric.of_cells is not None:
             raise InputError(f"{path}: the metric {own_metric.name} has no `of_run`, or has more. Allowed: metrics of one run.")
+        try:
+            msgspec.convert(msgspec.to_builtins(own_metric.reads), Reads | None)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise InputError(
+                f"{path}: `reads` of the metric {own_metric.name}: {error}. Needed: Reads of collect.metric."
+            ) from error
     return list(value)
 
 

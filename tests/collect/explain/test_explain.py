@@ -7,11 +7,19 @@ import support_collect as support
 
 from collect import cli
 from collect.explain.read_files import spans_text
+from collect.metric import set_workspace_metrics
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
     return support.matrix(tmp_path_factory.mktemp("explain"))
+
+
+@pytest.fixture(autouse=True)
+def _menu_without_own_metrics():
+    """Removes the metrics of a workspace from the menu of this process, which later tests read."""
+    yield
+    set_workspace_metrics([])
 
 
 def explained(capsys, workspace, *words):
@@ -131,18 +139,33 @@ def test_the_terminal_names_files_and_lines(workspace, capsys):
     assert any(line.split()[-2:] == ["steps/rank-00001.jsonl", "3-12"] for line in text.splitlines())
 
 
-def test_a_metric_of_the_workspace_names_its_file(tmp_path, capsys):
+def own_count(tmp_path, reads=""):
+    """A workspace with the metric `count` of its own. reads: what the metric declares to read, as an argument of Metric."""
     workspace = support.matrix(tmp_path)
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "count.py").write_text(
         "from collect.loading.loaded_run import Quantity\n"
-        "from collect.metric import Metric\n"
+        "from collect.metric import Metric, Reads\n"
         "METRICS = (Metric(name='count', unit='steps', direction='neither', definition='Timed steps.',\n"
-        "                  of_run=lambda run: Quantity(run.world.height, 'steps')),)\n"
+        f"                  of_run=lambda run: Quantity(run.world.height, 'steps'), {reads}),)\n"
     )
-    code, said = explained(capsys, workspace, "ddp x2", "count", "--trust")
+    return workspace
+
+
+def test_a_metric_of_the_workspace_names_its_file(tmp_path, capsys):
+    code, said = explained(capsys, own_count(tmp_path), "ddp x2", "count", "--trust")
     assert (code, said["value"]) == (0, 10)
     assert said["source"].endswith("metrics/count.py")
+    assert not any(run["files"] for run in said["runs"])
+    files = "run.json, result.json, steps/rank-*.jsonl, samples/*.jsonl, validation.jsonl, env/*.json, events*.jsonl"
+    assert said["files_remark"].startswith(f"count does not declare what it reads, so its values may come from any of {files}")
+
+
+def test_a_metric_of_the_workspace_that_declares_what_it_reads_names_its_lines(tmp_path, capsys):
+    _, said = explained(capsys, own_count(tmp_path, "reads=Reads(steps='timed')"), "ddp x2", "count", "--trust")
+    assert said["files_remark"] == ""
+    for run in said["runs"]:
+        assert [file["lines"] for file in run["files"] if "/steps/" in file["file"]] == ["3-12", "3-12"]
 
 
 def test_lines_are_written_as_spans():

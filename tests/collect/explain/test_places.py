@@ -7,12 +7,13 @@ import re
 import msgspec
 import pytest
 import support_collect as support
+import support_noted_run
 import support_ranks
 import support_traces
 
 from collect import cli
-from collect.explain import noted_run, read_files
-from collect.metric import all_metrics
+from collect.explain import read_files
+from collect.metric import WORK, all_metrics
 from collect.reading import load
 from shardlab.files import files
 from shardlab.hardware.nvml import Gpu
@@ -67,6 +68,22 @@ PREDICTED = Prediction(
     energy_kwh=exact_range(1e-5),
     sent_bytes=2000.0,
 )
+# Field of the figures of a rank -> the kinds of events from which the field is computed. Another field, such as the number of
+# the rank, is no figure.
+KINDS = {
+    "compute_ns": ("compute",),
+    "communication_ns": ("collectives",),
+    "overlap_ns": ("compute", "collectives"),
+    "memory_ns": ("memory operations",),
+    **dict.fromkeys(("non_compute_ns", "idle_ns", "span_ns", "idle"), WORK),
+    "collectives": ("collectives",),
+    "calls": ("collectives",),
+    "launches": ("launched work",),
+    "memory": ("allocations",),
+    "products": ("matrix products",),
+    "steps": ("profiler steps",),
+}
+NOT_DECLARED = {"instruments"}  # of wire_difference_pct: two instruments must be absent, and no value of one is read
 GUARDS = {"gpus", "instruments", "same_work.verdict"}  # keys that decide only whether there is a value, not which
 
 
@@ -211,25 +228,68 @@ def test_every_metric_of_a_run_ends_in_a_file_with_a_place(workspace, runs):
     for metric in (metric for metric in all_metrics() if metric.of_run):
         known = [run for run in runs if metric.of_run(run) is not None]
         for run in known[:2]:
-            again, noted, notes = noted_run.compute_noted(metric.of_run, run)
-            assert again == metric.of_run(run), metric.name
-            found = read_files.read_files(noted, notes)
-            assert found, metric.name
-            for file in found:
+            files_read = read_files.read_files(run, metric.reads)
+            assert files_read, metric.name
+            for file in files_read:
                 check(workspace, file)
         if not known:
             nowhere.append(metric.name)
     assert nowhere == []
 
 
+def declared_keys(reads):
+    """What a metric declares to read, in the form of `read_keys`, with the keys that explain adds."""
+    places = read_files.list_places(reads)
+    files_of_keys = {"run": "run.json", "result": "result.json", "hosts": "env/*.json", "prediction": "prediction.json"}
+    return {name: set(places[pattern]) for name, pattern in files_of_keys.items()} | {
+        "breakdown": set(reads.breakdown),
+        "trace": set(reads.trace),
+        "steps": {reads.steps},
+        "samples": {reads.samples},
+        "other": {name for name in ("events", "validation") if getattr(reads, name)},
+    }
+
+
+def read_keys(notes):
+    """What a metric read of a run: for each part of its folder the keys, the kinds of events, or which records."""
+    keys = {name: notes.innermost(name) for name in ("run", "result", "hosts", "prediction")}
+    for name in ("breakdown", "trace"):
+        keys[name] = {kind for path in notes.keys.get(name, ()) if path for kind in KINDS.get(path[0], ())}
+    all_steps, timed = notes.direct & {"steps", "step_records", "recorded"}, notes.direct & {"timed", "world"}
+    steps = "all" if all_steps else "timed" if timed else "undisturbed" if "undisturbed" in notes.direct else None
+    samples = ("window" if "window" in notes.all_read else "before the training") if "samples" in notes.all_read else None
+    other = {"events": {"events", "clocks", "backend", "paused"}, "validation": {"validation"}}
+    read_others = {name for name, attributes in other.items() if attributes & notes.all_read}
+    return {**keys, "steps": {steps}, "samples": {samples}, "other": read_others}
+
+
+def lies_within(key, outer_keys):
+    """Whether a key is one of the outer keys, or lies below one of them."""
+    return key in outer_keys or any(str(key).startswith(f"{outer}.") for outer in outer_keys)
+
+
+def test_every_metric_reads_what_it_declares_and_nothing_else(runs):
+    for metric in (metric for metric in all_metrics() if metric.of_run):
+        declared = declared_keys(metric.reads)
+        read_by_any_run = {}
+        for run in [run for run in runs if metric.of_run(run) is not None]:
+            value, notes = support_noted_run.compute_noted(metric, run)
+            assert value == metric.of_run(run), metric.name
+            for part, keys in read_keys(notes).items():
+                not_declared = {key for key in keys - NOT_DECLARED if not lies_within(key, declared[part])}
+                assert not_declared == set(), (metric.name, part)
+                read_by_any_run.setdefault(part, set()).update(keys)
+        for part, keys in declared.items():
+            not_read = {key for key in keys if not any(lies_within(read, {key}) for read in read_by_any_run[part])}
+            assert not_read == set(), (metric.name, part)
+
+
 def test_changing_a_named_key_of_the_result_changes_the_value(workspace, runs):
     checked = set()
     for metric in (metric for metric in all_metrics() if metric.of_run):
         for run in [run for run in runs if metric.of_run(run) is not None][:1]:
-            _, noted, notes = noted_run.compute_noted(metric.of_run, run)
-            keys = [
-                key for file in read_files.read_files(noted, notes) if file.file.endswith("/result.json") for key in file.keys
-            ]
+            files_read = read_files.read_files(run, metric.reads)
+            keys = [key for file in files_read if file.file.endswith("/result.json") for key in file.keys]
             for key in set(keys) - GUARDS:
                 assert without(run, key, metric) != metric.of_run(run), (metric.name, key)
                 checked.add(key)
@@ -280,8 +340,7 @@ def test_the_events_of_a_rank_without_a_gpu_are_operators_and_spans_of_gloo(work
 def test_samples_of_the_power_before_the_training_are_named(workspace, runs):
     (metric,) = [metric for metric in all_metrics() if metric.name == "idle_power_w"]
     (run,) = [run for run in runs if metric.of_run(run) is not None]
-    _, noted, notes = noted_run.compute_noted(metric.of_run, run)
-    (samples,) = [file for file in read_files.read_files(noted, notes) if "/samples/" in file.file]
+    (samples,) = [file for file in read_files.read_files(run, metric.reads) if "/samples/" in file.file]
     assert samples.lines == "1-10"  # a process uses the GPU from the eleventh sample on
 
 

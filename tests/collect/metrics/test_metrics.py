@@ -34,16 +34,16 @@ from collect.metrics import (
     utilization,
     wire,
 )
-from collect.metrics.accuracy import final_accuracy, time_to_accuracy
+from collect.metrics.accuracy import time_to_accuracy
 from collect.metrics.loss import final_loss
-from collect.metrics.parameters import parameter_count
-from collect.metrics.step_time import make_percentile_function
-from collect.metrics.training_time import make_epoch_function, train_time
+from collect.metrics.step_time import percentile_of_steps
+from collect.metrics.training_time import average_epochs
 from collect.sources import steps
 from collect.traces.breakdown import Breakdown, EventTally
 from shardlab.hardware.host import Gpu, Host
 from shardlab.runs.record import GpuSample, NicSample, Result, Sample, StepRecord, ValidationRecord
 
+OF_RUN = {metric.name: metric.of_run for metric in all_metrics()}
 RESULT = Result(schema=1, run_id="r", state="completed", rehearsal=True, steps=2, unit="tokens")
 
 
@@ -109,13 +109,13 @@ def test_a_watched_step_counts_for_its_loss_and_for_no_time():
     """A step that an instrument observed counts for the loss, but not for throughput and step time."""
     ranks = {0: [step(1, 100.0), step(2, 9000.0, watched=True, loss=3.0)]}
     assert throughput.throughput(measured(ranks)).value == pytest.approx(80.0)
-    assert make_percentile_function(0.95)(measured(ranks)).value == pytest.approx(100.0)
+    assert percentile_of_steps(measured(ranks), 0.95).value == pytest.approx(100.0)
     assert final_loss(measured(ranks)).value == 3.0
 
 
 def test_accuracy_is_that_of_the_result_in_percent():
-    assert final_accuracy(measured(TWO_RANKS)) is None
-    found = final_accuracy(measured(TWO_RANKS, result=msgspec.structs.replace(RESULT, final_accuracy=0.75)))
+    assert OF_RUN["final_accuracy_pct"](measured(TWO_RANKS)) is None
+    found = OF_RUN["final_accuracy_pct"](found_in(final_accuracy=0.75))
     assert (found.value, found.unit) == (75.0, "%")
 
 
@@ -133,12 +133,12 @@ def test_time_to_an_accuracy_is_that_of_the_first_validation_that_has_it():
 
 
 def test_times_of_training_and_epochs_are_the_results():
-    assert train_time(found_in(train_time_s=58.3)) == Quantity(58.3, "s")
-    assert train_time(measured(TWO_RANKS)) is None
+    assert OF_RUN["train_time_s"](found_in(train_time_s=58.3)) == Quantity(58.3, "s")
+    assert OF_RUN["train_time_s"](measured(TWO_RANKS)) is None
     epochs = found_in(epoch_time_s=[9.0, 1.0, 2.0])
-    assert (make_epoch_function(fmean)(epochs).value, make_epoch_function(median)(epochs).value) == (4, 2)
-    assert make_epoch_function(max)(measured(TWO_RANKS)) is None
-    assert parameter_count(found_in(parameters=124_439_808)) == Quantity(124_439_808, "parameters")
+    assert (average_epochs(epochs, fmean).value, average_epochs(epochs, median).value) == (4, 2)
+    assert average_epochs(measured(TWO_RANKS), max) is None
+    assert OF_RUN["parameters"](found_in(parameters=124_439_808)) == Quantity(124_439_808, "parameters")
 
 
 def test_memory_by_category_is_each_ones_own_largest():
@@ -149,9 +149,9 @@ def test_memory_by_category_is_each_ones_own_largest():
         "estimate_bytes": {"parameter": 400, "gradient": 400, "optimizer_state": 200},
     }
     found = found_in(instruments={"memory": looked})
-    assert memory_categories.make_largest_function("activation")(found) == Quantity(1000, "bytes")
-    assert memory_categories.make_largest_function("gradient")(found) == Quantity(400, "bytes")
-    assert memory_categories.make_largest_function("buffer")(found) is None
+    assert OF_RUN["memory_activation_bytes"](found) == Quantity(1000, "bytes")
+    assert OF_RUN["memory_gradient_bytes"](found) == Quantity(400, "bytes")
+    assert OF_RUN["memory_buffer_bytes"](found) is None
     assert memory_categories.estimated_memory(found) == Quantity(1000, "bytes")
     assert memory_categories.peak_over_estimate(found) == Quantity(1.4, "x")
     assert memory_categories.peak_over_estimate(found_in(instruments={"memory": looked | {"estimate_bytes": None}})) is None
@@ -324,7 +324,7 @@ def test_without_checkpointing_hardware_and_model_flops_are_the_same():
 
 
 def test_step_time_is_of_the_slowest_rank_with_linear_percentiles():
-    found = {share: make_percentile_function(share)(measured(TWO_RANKS)).value for share in (0.05, 0.5, 0.95)}
+    found = {share: percentile_of_steps(measured(TWO_RANKS), share).value for share in (0.05, 0.5, 0.95)}
     assert found == {0.05: pytest.approx(205.0), 0.5: pytest.approx(250.0), 0.95: pytest.approx(295.0)}
 
 
@@ -565,7 +565,7 @@ def test_the_order_of_records_changes_nothing(times, random):
 def test_slower_steps_scale_times_up_and_throughput_down(times, scale):
     one, other = measured(ranks_of(times)), measured(ranks_of(times, scale))
     assert throughput.throughput(other).value == pytest.approx(throughput.throughput(one).value / scale)
-    assert make_percentile_function(0.95)(other).value == pytest.approx(make_percentile_function(0.95)(one).value * scale)
+    assert percentile_of_steps(other, 0.95).value == pytest.approx(percentile_of_steps(one, 0.95).value * scale)
 
 
 @settings(deadline=None)

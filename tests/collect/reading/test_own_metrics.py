@@ -89,13 +89,21 @@ def test_metrics_of_a_foreign_workspace_are_executed_only_with_trust(made, capsy
         ("METRICS = 3\n", "odd.py: METRICS is no tuple of metrics"),
         ("{m}METRICS = (Metric(name='final_loss', {k}),)\n", "final_loss is defined by shardlab and cannot be replaced"),
         ("{m}METRICS = (Metric(name='<b>', {k}),)\n", "'<b>' cannot be the name of a metric"),
+        (
+            "{m}METRICS = (Metric(name='odd', {k}, reads=3),)\n",
+            "`reads` of the metric odd: Expected `object | null`, got `int`",
+        ),
+        (
+            "{m}METRICS = (Metric(name='odd', {k}, reads=Reads(steps='all of them')),)\n",
+            "`reads` of the metric odd: Invalid enum value 'all of them'",
+        ),
         ("{m}METRICS = (Metric(name='odd', {k}),)\n", "odd.py:3: KeyError: 'none'. So odd of"),
     ],
 )
 def test_a_faulty_file_is_named_and_the_others_work(made, capsys, text, said):
     workspace, _ = made
     make_own(workspace.path)
-    head = "from collect.metric import Metric\ndef value(run):\n    return {}['none']\n"
+    head = "from collect.metric import Metric, Reads\ndef value(run):\n    return {}['none']\n"
     keys = "unit='s', direction='neither', definition='Odd.', of_run=value"
     (workspace.path / "metrics" / "odd.py").write_text(text.replace("{m}", head).replace("{k}", keys))
     summary = summarized(workspace, capsys, code=1)

@@ -2,6 +2,7 @@
 advise` print."""
 
 import json
+from functools import partial
 
 import msgspec
 from support_planner import cell
@@ -65,7 +66,7 @@ def measured(folder):
 def test_the_score_is_measured_over_predicted(tmp_path):
     run, result = measured(tmp_path)
     loaded = LoadedRun(run, run=run.read_run(), result=result)
-    time, memory = (prediction_score.make_ratio_function(one) for one in ("step time", "memory"))
+    time, memory = (partial(prediction_score.divide_by_prediction, category=name) for name in ("step time", "memory"))
     assert time(loaded).value == 0.6 / 0.4
     assert memory(loaded).value == 20 / 25
     prediction.prediction_path(run.path).write_text("{damaged")
