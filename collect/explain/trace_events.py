@@ -53,18 +53,6 @@ def _list_compute(loaded: Trace, active: Activities) -> _Events:
     return _list_events_of_rows(loaded, np.flatnonzero(cpu_activity.computing & is_within))
 
 
-def _list_collectives(loaded_trace: Trace, active: Activities) -> _Events:
-    return _list_events_of_rows(loaded_trace, active.rows[active.is_collective])
-
-
-def _list_memory_operations(loaded_trace: Trace, active: Activities) -> _Events:
-    return _list_events_of_rows(loaded_trace, active.rows[loaded_trace.has_category("gpu_memcpy", "gpu_memset")[active.rows]])
-
-
-def _list_launched_work(loaded_trace: Trace, active: Activities) -> _Events:
-    return _list_events_of_rows(loaded_trace, active.rows[active.launch_row >= 0])
-
-
 def _list_allocations(loaded_trace: Trace, active: Activities) -> _Events:
     devices = memory_use.select_device_events(loaded_trace)
     counted_devices = [device for device in devices if device[0] != memory_use.CPU] or devices  # as in `profiled_peak`
@@ -77,16 +65,14 @@ def _list_products(loaded_trace: Trace, active: Activities) -> _Events:
     return _list_events(loaded_trace, spans.name, spans.start_ns, spans.end_ns - spans.start_ns)
 
 
-def _list_steps(loaded_trace: Trace, active: Activities) -> _Events:
-    return _list_events_of_rows(loaded_trace, np.flatnonzero(gloo.find_steps(loaded_trace)))
-
-
 _READERS: dict[EventKind, Callable[[Trace, Activities], _Events]] = {
     "compute": _list_compute,
-    "collectives": _list_collectives,
-    "memory operations": _list_memory_operations,
-    "launched work": _list_launched_work,
+    "collectives": lambda loaded, active: _list_events_of_rows(loaded, active.rows[active.is_collective]),
+    "memory operations": lambda loaded, active: _list_events_of_rows(
+        loaded, active.rows[loaded.has_category("gpu_memcpy", "gpu_memset")[active.rows]]
+    ),
+    "launched work": lambda loaded, active: _list_events_of_rows(loaded, active.rows[active.launch_row >= 0]),
     "allocations": _list_allocations,
     "matrix products": _list_products,
-    "profiler steps": _list_steps,
+    "profiler steps": lambda loaded, _: _list_events_of_rows(loaded, np.flatnonzero(gloo.find_steps(loaded))),
 }

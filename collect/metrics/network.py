@@ -22,12 +22,12 @@ LEAST_COVERAGE = 0.8  # share of the timed window that the samples of an interfa
 def network_bytes(run: LoadedRun) -> Quantity | None:
     """Bytes sent by all hosts on their physical interfaces. For a host without physical interfaces, such as a container, the
     bytes sent on its virtual interfaces count."""
-    return _sum_of_kind(run, run.interfaces, network_kind, "bytes")
+    return _sum_growth(run, _select_counters(run.interfaces, network_kind), "bytes")
 
 
 def received_bytes(run: LoadedRun) -> Quantity | None:
     """Bytes received by all hosts on the interfaces of which `network_bytes` counts the sent bytes."""
-    return _sum_of_kind(run, run.interface_rows.counters("rx_bytes"), network_kind, "bytes")
+    return _sum_growth(run, _select_counters(run.interface_rows.counters("rx_bytes"), network_kind), "bytes")
 
 
 def network_faults(run: LoadedRun) -> Quantity | None:
@@ -36,7 +36,7 @@ def network_faults(run: LoadedRun) -> Quantity | None:
     if nics["rx_errors"].null_count() == nics.height:  # records of an older release of shardlab do not have these counters
         return None
     fault_counts = nics.select(pl.sum_horizontal("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", ignore_nulls=False))
-    total = _sum_of_kind(run, run.interface_rows.counters(fault_counts.to_series()), network_kind, "packets")
+    total = _sum_growth(run, _select_counters(run.interface_rows.counters(fault_counts.to_series()), network_kind), "packets")
     return None if total is None else Quantity(round(total.value), "packets")
 
 
@@ -83,7 +83,7 @@ def rdma_bytes(run: LoadedRun) -> Quantity | None:
 def loopback_bytes(run: LoadedRun) -> Quantity | None:
     """Bytes sent over loopback interfaces: the traffic between ranks of the same host, and between all other programs on the
     host."""
-    return _sum_of_kind(run, run.interfaces, lambda _: "loopback", "bytes")
+    return _sum_growth(run, _select_counters(run.interfaces, lambda _: "loopback"), "bytes")
 
 
 def network_kind(kinds: Set[str]) -> str:
@@ -106,18 +106,12 @@ def select_loopback_samples(nics: pl.DataFrame) -> pl.DataFrame:
     return nics.filter(pl.col("kind") == "loopback")
 
 
-def _sum_of_kind(
-    run: LoadedRun, interfaces: Mapping[Device, Counter], kind_of: Callable[[Set[str]], str], unit: str
-) -> Quantity | None:
-    """The growth of a counter while steps were timed, summed over the interfaces of the wanted kind.
+def _select_counters(interfaces: Mapping[Device, Counter], kind_of: Callable[[Set[str]], str]) -> list[Counter]:
+    """The values of a counter of the interfaces of the wanted kind.
 
     interfaces: the values of the counter of each interface. kind_of: a function that returns the wanted kind of interfaces of a
     host, given all kinds that the host has.
     """
-    return _sum_growth(run, _select_counters(interfaces, kind_of), unit)
-
-
-def _select_counters(interfaces: Mapping[Device, Counter], kind_of: Callable[[Set[str]], str]) -> list[Counter]:
     kinds_of_host: dict[str, set[str]] = {}
     for host, kind, _ in interfaces:
         kinds_of_host.setdefault(host, set()).add(kind)

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Compared, Metric
+from collect.metric_values import mean_per_step
 from collect.metrics.baseline_differences import subtract_baseline
-from collect.traces.breakdown import EventTally
+from collect.traces.breakdown import Breakdown, EventTally
 
 
 class OperatorClass(NamedTuple):
@@ -72,15 +73,14 @@ def _mean_per_step(run: LoadedRun, name: str, unit: str, measure: Callable[[Even
     they contain operators, because `name` may be the name of a kernel.
     """
     ranks = [breakdown for breakdown in run.breakdowns if breakdown.steps]
-    patterns = [find_pattern(name, breakdown.source) for breakdown in ranks]
-    matching = [
-        [kernels for kernels in breakdown.kernels if pattern and pattern.search(kernels.name)]
-        for breakdown, pattern in zip(ranks, patterns, strict=True)
-    ]
-    if not ranks or (not any(matching) and any(breakdown.source != "gpu" for breakdown in ranks)):
+
+    def select_matching(rank: Breakdown) -> list[EventTally]:
+        pattern = find_pattern(name, rank.source)
+        return [kernels for kernels in rank.kernels if pattern and pattern.search(kernels.name)]
+
+    if not any(map(select_matching, ranks)) and any(rank.source != "gpu" for rank in ranks):
         return None
-    shares = [sum(map(measure, kernels)) / breakdown.steps for breakdown, kernels in zip(ranks, matching, strict=True)]
-    return Quantity(sum(shares) / len(shares), unit, ranks[0].kind)
+    return mean_per_step(ranks, lambda rank: sum(map(measure, select_matching(rank))), unit)
 
 
 def operator_difference(compared: Compared) -> Quantity | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
-
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric
+from collect.metric_values import mean_ms_per_step
+from collect.traces.rank_analysis import RankAnalysis
 
 
 def phase_time(run: LoadedRun, phase: str) -> Quantity | None:
@@ -14,14 +14,13 @@ def phase_time(run: LoadedRun, phase: str) -> Quantity | None:
     None if no rank has a time for this phase. phase: the name of the phase, such as backward.
     """
     ranks = [analysis for analysis in run.traces.analyses if analysis.steps]
-    times = [
-        [time.host_ns if time.device_ns is None else time.device_ns for time in analysis.phases if time.phase == phase]
-        for analysis in ranks
-    ]
-    if not any(times):
+    if not any(time.phase == phase for rank in ranks for time in rank.phases):
         return None
-    by_rank = [sum(rank_times) / analysis.steps for analysis, rank_times in zip(ranks, times, strict=True)]
-    return Quantity(statistics.fmean(by_rank) / 1e6, "ms", ranks[0].kind)
+
+    def sum_times(rank: RankAnalysis) -> int:
+        return sum(time.host_ns if time.device_ns is None else time.device_ns for time in rank.phases if time.phase == phase)
+
+    return mean_ms_per_step(ranks, sum_times)
 
 
 METRICS = (
