@@ -59,7 +59,7 @@ EventKind = Literal[
 WORK: tuple[EventKind, ...] = ("compute", "collectives", "memory operations")  # idle time is the time between this work
 
 
-class Reads(msgspec.Struct, frozen=True, kw_only=True):
+class Reads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The parts of a run folder from which a metric is computed. `collect explain` shows them behind a value."""
 
     steps: Literal["all", "timed", "undisturbed"] | None = None

@@ -12,5 +12,6 @@ def test_the_menu_of_metrics_has_its_units_and_columns():
         said = {name: value for name, value in msgspec.structs.asdict(metric).items() if not callable(value)}
         column = metric.column and msgspec.to_builtins(metric.column)
         facts = {name: said[name] for name in ("compares", "argument", "exact", "of_all_steps") if said[name]}
+        facts |= {"reads": msgspec.to_builtins(metric.reads)} if metric.reads else {}
         lines += [f"{metric.name}: {metric.unit}, {metric.direction}", f"    {metric.definition}", f"    {column} {facts}"]
     same_as_golden("metrics.txt", "\n".join(lines) + "\n")
