@@ -149,8 +149,9 @@ def _is_allowed_now(workspace: Workspace, other_files: Iterable[Path]) -> bool:
     """As `is_allowed`, but after any other command has begun the workspace: its mark is there before its proof is."""
     if not _proofs_folder().is_dir():
         return False
-    with _hold_beginning_lock():
+    with contextlib.suppress(WorkspaceError), _hold_beginning_lock():  # without a writable folder, nothing begins
         return is_allowed(workspace, other_files)
+    return False
 
 
 def is_own(workspace: Workspace) -> bool:
