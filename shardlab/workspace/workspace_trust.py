@@ -25,6 +25,7 @@ import shlex
 import shutil
 import stat
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,7 +91,10 @@ def begin_workspace(workspace: Workspace) -> None:
             unshown = _cluster_file_powers(workspace)
         except InputError:
             return
-        _write_proof(workspace, began=True, unshown=unshown)
+        _make_proofs_folder()
+        with _hold_beginning_lock():
+            if _may_begin(workspace):  # else another command has begun it in the meantime
+                _write_proof(workspace, began=True, unshown=unshown)
 
 
 def must_be_allowed(workspace: Workspace, action: str, other_files: Iterable[Path] = (), *, only_writes: bool = False) -> None:
@@ -99,7 +103,7 @@ def must_be_allowed(workspace: Workspace, action: str, other_files: Iterable[Pat
     action: what the command is about to do, as in `this command would ...`. other_files: further files in the workspace that
     steer the act, such as scripts that wait. only_writes: whether the command neither starts anything nor logs in."""
     other_files = list(other_files)
-    if not is_allowed(workspace, other_files):
+    if not is_allowed(workspace, other_files) and not _is_allowed_now(workspace, other_files):
         exposed_reasons = workspace.explain_exposed_folders()
         reason = (
             f"{exposed_reasons[0].rstrip('.')}"
@@ -139,6 +143,15 @@ def is_allowed(workspace: Workspace, other_files: Iterable[Path] = ()) -> bool:
         return False
     _remove_bytecode(workspace)
     return not _files_without_consent(workspace, other_files)
+
+
+def _is_allowed_now(workspace: Workspace, other_files: Iterable[Path]) -> bool:
+    """As `is_allowed`, but after any other command has begun the workspace: its mark is there before its proof is."""
+    if not _proofs_folder().is_dir():
+        return False
+    with contextlib.suppress(WorkspaceError), _hold_beginning_lock():  # without a writable folder, nothing begins
+        return is_allowed(workspace, other_files)
+    return False
 
 
 def is_own(workspace: Workspace) -> bool:
@@ -250,20 +263,12 @@ def _write_proof(
     workspace: Workspace, *, began: bool, unshown: Iterable[str] = (), digests: dict[str, str] | None = None
 ) -> None:
     """Write the proof, and the mark in the workspace. Raises WorkspaceError and InputError; the workspace is then unchanged."""
-    proofs_folder = _proofs_folder()
-    try:
-        proofs_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise WorkspaceError(
-            f"{proofs_folder}: cannot be created ({error.strerror}), and shows which workspaces are yours; set "
-            "XDG_STATE_HOME to a "
-            "folder of your own."
-        ) from None
+    proofs_folder = _make_proofs_folder()
     files.make_folder(workspace.shardlab_folder)
     mark, inodes, ctime_ns = mark_path(workspace), [workspace.real_path.stat().st_ino], None
     if not workspace.explain_exposed_folders():
         name = secrets.token_hex(16)
-        files.write_atomic(mark, f"{name}\n".encode(), mode=0o600)  # another command may begin the workspace at the same time
+        files.write_atomic(mark, f"{name}\n".encode(), mode=0o600)
         with files.as_workspace_error("read"):
             status = mark.stat()
             inodes, ctime_ns = [*inodes, workspace.shardlab_folder.stat().st_ino, status.st_ino], status.st_ctime_ns
@@ -314,6 +319,24 @@ def _proofs_folder() -> Path:
     except RuntimeError as error:
         raise InputError(f"{error} Allowed: XDG_STATE_HOME, the path of a folder of your own.") from None
     return state_folder / "shardlab" / "workspaces"
+
+
+def _make_proofs_folder() -> Path:
+    """Make the folder of the user's proofs. Raises WorkspaceError, and InputError if the user has no home folder."""
+    folder = _proofs_folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise WorkspaceError(
+            f"{folder}: cannot be created ({error.strerror}), and shows which workspaces are yours; set XDG_STATE_HOME to a "
+            "folder of your own."
+        ) from None
+    return folder
+
+
+def _hold_beginning_lock() -> AbstractContextManager[int]:
+    """The lock under which a workspace begins. Raises WorkspaceError if it cannot be opened."""
+    return files.hold_lock(_proofs_folder() / "begin.lock")
 
 
 def _may_begin(workspace: Workspace) -> bool:

@@ -10,10 +10,11 @@ import sys
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 from unittest.mock import Mock
 
 import pytest
+from support_e2e import HANG_S
 from support_queue import Queue, Study
 
 from collect import cli as collect_cli
@@ -525,6 +526,33 @@ def test_commands_that_begin_a_workspace_at_the_same_time_make_it_own(tmp_path):
         for number in range(50):
             list(pool.map(begin, [number] * 4))
             assert workspace_trust.is_own(Workspace(tmp_path / str(number)))
+
+
+def test_a_command_waits_while_another_command_begins_the_workspace(tmp_path, monkeypatch):
+    """The mark of a workspace is written before its proof. A command that comes in between is not refused."""
+    workspace, marked, asked = Workspace(tmp_path), Event(), Event()
+    write_json, is_allowed_now = files.write_json, workspace_trust._is_allowed_now
+
+    def write_late(*arguments):
+        marked.set()
+        asked.wait()
+        write_json(*arguments)
+
+    def ask(*arguments):
+        asked.set()
+        return is_allowed_now(*arguments)
+
+    monkeypatch.setattr(files, "write_json", write_late)
+    monkeypatch.setattr(workspace_trust, "_is_allowed_now", ask)
+    with ThreadPoolExecutor(1) as pool:
+        beginning = pool.submit(workspace_trust.begin_workspace, workspace)
+        assert marked.wait(HANG_S)
+        try:
+            workspace_trust.must_be_allowed(workspace, "submit runs")
+        finally:
+            asked.set()
+        beginning.result()
+    assert workspace_trust.is_own(workspace)
 
 
 def test_a_cluster_file_that_is_just_being_written_lets_the_workspace_begin(tmp_path):
