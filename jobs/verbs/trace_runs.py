@@ -17,7 +17,7 @@ from jobs import on_controller
 from jobs.invocation import Invocation
 from jobs.planning import plan
 from jobs.rendering import render
-from jobs.submission import lease_schedule, submit
+from jobs.submission import submit
 from jobs.verbs import sending, shared_options
 from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
@@ -25,7 +25,6 @@ from shardlab.files import files
 from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
 from shardlab.runs.trace_part import TRACE, TracePart
 from shardlab.terminal import console
-from shardlab.workspace.workspace import Workspace
 
 PER_RUN = 32  # the most trace files that one run analyses
 MOST_PER_RUN = 100_000
@@ -57,20 +56,20 @@ def add_trace(verbs: console.Verbs) -> None:
 def _trace(invocation: Invocation) -> int:
     out, workspace = invocation.out, invocation.workspace
     runs = find_trace_runs(invocation)
-    source = render.make_render_context(runs.name, invocation.cluster, workspace)
+    cells, parts = [cell for cell, _ in runs.parts], {cell.name(): part for cell, part in runs.parts}
+    repeats = dict.fromkeys(parts, 1)
+    source = msgspec.structs.replace(render.make_render_context(runs.name, invocation.cluster, workspace), traces=parts)
     options = shared_options.read_submit_options(invocation, source)
     on_controller.must_suit_cluster(source.where, workspace)
-    cells = [cell for cell, _ in runs.parts]
-    submit.check_runs(workspace, cells, dict.fromkeys((cell.name() for cell in cells), 1), source)
+    submit.check_runs(workspace, cells, repeats, source)
     plan.must_run_here(source, allow_login_node=invocation.arguments.here, trains=False)
     with workspace.hold_runs_lock():
-        all_readable = sending.finish_interrupted(out, workspace, source)
-        decisions = lease_schedule.hold_late_runs(invocation, decide_trace_runs(workspace, runs, source), source, options)
-        sending.slurm_must_accept(decisions, source, options)
-        backlog = sending.send_runs(invocation, decisions, source, options)
-    code = sending.report_sent(invocation, decisions, backlog, source)
+        all_readable = sending.finish_interrupted(invocation, source)
+        decisions = submit.decide_runs(workspace, cells, repeats, source)
+        submit_plan = sending.send_runs(invocation, sending.plan_submission(invocation, decisions, source, options))
+    code = sending.report_sent(invocation, submit_plan, all_readable=all_readable)
     out.print_remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
-    return max(int(not all_readable), code)
+    return code
 
 
 def find_trace_runs(invocation: Invocation) -> TraceRuns:
@@ -96,17 +95,6 @@ def find_trace_runs(invocation: Invocation) -> TraceRuns:
     name = f"traces-{_digest([str(folder), per_run, file_states])}"
     parts = [TracePart(folder=str(folder), files=chunk, place=index, parts=len(chunks)) for index, chunk in enumerate(chunks)]
     return TraceRuns(name, [(_make_trace_cell(name, part), part) for part in parts])
-
-
-def decide_trace_runs(workspace: Workspace, runs: TraceRuns, source: render.RenderContext) -> list[submit.RunDecision]:
-    """The decision on each run: a run that was submitted before is not submitted again."""
-    parts = {cell.name(): part for cell, part in runs.parts}
-    cells = [cell for cell, _ in runs.parts]
-    decisions = submit.decide_runs(workspace, cells, dict.fromkeys(parts, 1), source)
-    return [
-        msgspec.structs.replace(decision, run=msgspec.structs.replace(decision.run, traces=parts[decision.run.cell.name()]))
-        for decision in decisions
-    ]
 
 
 def _find_traces(folder: Path) -> list[Path]:
