@@ -22,7 +22,7 @@ from jobs.verbs import sending, shared_options
 from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
 from shardlab.files import files
-from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.runs.trace_part import TRACE, TracePart
 from shardlab.terminal import console
 
@@ -119,39 +119,13 @@ def _must_be_shared(folder: Path, cluster: Cluster) -> None:
 
 
 def _make_trace_cell(name: str, part: TracePart) -> Cell:
-    """The cell of a run that analyses traces. The cell trains nothing: its steps are the trace files, and keys that only
-    training uses have no meaning."""
+    """The cell of a run that analyses traces, whose steps are the trace files. Its optimizer and its seed mean nothing; they
+    are in the hash, so other values would name other runs."""
     return Cell(
-        workload=f"part-{part.place:05d}",
-        strategy=TRACE,
-        gpus=1,
-        nnodes=1,
-        dp=1,
-        tp=1,
-        pp=1,
-        servers=0,
-        launcher=TRACE,
-        global_batch_size=len(part.files),
-        micro_batch_size=1,
-        gradient_accumulation_steps=1,
-        seq_len=None,
-        steps=len(part.files),
-        epochs=None,
-        warmup_steps=0,
-        precision="fp32",
-        activation_checkpointing="none",
-        compile=False,
-        max_grad_norm=None,
-        prove="off",
-        optimizer=Optimizer(name="sgd", lr=1.0),
-        schedule=Schedule(),
-        instruments=Instruments(),
-        memory_limit_gib=None,
-        seed=0,
-        time_limit_s=None,
-        expect=[],
+        workload=f"part-{part.place:05d}", strategy=TRACE, launcher=TRACE, gpus=1, dp=1, global_batch_size=len(part.files),
+        micro_batch_size=1, steps=len(part.files), prove="off", optimizer=Optimizer("sgd", 1.0), seed=0,
         options={"traces": name},
-    )
+    )  # fmt: skip
 
 
 def _digest(value: Sequence[object]) -> str:
