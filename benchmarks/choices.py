@@ -21,7 +21,7 @@ from collect.findings.row import CellRow, RunRow
 from collect.findings.statistics import estimate_mean
 from collect.reading.load import Loaded
 from collect.verdicts.selection import Measurements
-from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.runs.record import SameWork
 from shardlab.workspace.workspace import Expansion
 
@@ -32,11 +32,8 @@ NOTHING = Loaded(Expansion(schema=1, name="m", title="", path="", cells=[], excl
 
 def cell(strategy: str, gpus: int, batch: int) -> Cell:
     return Cell(
-        workload="gpt2-tiny", strategy=strategy, gpus=gpus, nnodes=1, dp=gpus, tp=1, pp=1, servers=0, launcher="torchrun",
-        global_batch_size=8 * batch, micro_batch_size=batch, gradient_accumulation_steps=8 // gpus, seq_len=64, steps=10,
-        epochs=None, warmup_steps=0, precision="fp32", activation_checkpointing="none", compile=False, max_grad_norm=None,
-        prove="auto", optimizer=Optimizer("sgd", 0.1), schedule=Schedule(), instruments=Instruments(), memory_limit_gib=None,
-        seed=42, time_limit_s=None, expect=[], options={},
+        workload="gpt2-tiny", strategy=strategy, gpus=gpus, dp=gpus, global_batch_size=8 * batch, micro_batch_size=batch,
+        gradient_accumulation_steps=8 // gpus, seq_len=64, steps=10, optimizer=Optimizer("sgd", 0.1),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.matrix.cell import Cell, Optimizer
 from trainers import menu
 
 
@@ -17,34 +17,7 @@ def cell(workload: str, n_embd: int, **keys: Any) -> Cell:
     if workload == "gpt2-tiny":
         options["n_embd"] = n_embd
     plain = Cell(
-        workload=workload,
-        strategy="single",
-        gpus=1,
-        nnodes=1,
-        dp=1,
-        tp=1,
-        pp=1,
-        servers=0,
-        launcher="torchrun",
-        global_batch_size=8,
-        micro_batch_size=8,
-        gradient_accumulation_steps=1,
-        seq_len=None,
-        steps=1,
-        epochs=None,
-        warmup_steps=0,
-        precision="fp32",
-        activation_checkpointing="none",
-        compile=False,
-        max_grad_norm=None,
-        prove="off",
-        optimizer=Optimizer("sgd", 0.01),
-        schedule=Schedule(),
-        instruments=Instruments(),
-        memory_limit_gib=None,
-        seed=42,
-        time_limit_s=None,
-        expect=[],
-        options=options,
-    )
+        workload=workload, strategy="single", gpus=1, dp=1, global_batch_size=8, micro_batch_size=8, steps=1, prove="off",
+        optimizer=Optimizer("sgd", 0.01), options=options,
+    )  # fmt: skip
     return msgspec.structs.replace(plain, **keys)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from jobs import on_controller
 from jobs.invocation import Invocation
 from jobs.planning import datasets, plan
-from jobs.planning.gpu_hours import must_be_within_bound
 from jobs.rendering import render
 from jobs.run_queue import list_code_files, list_waiting_files
 from jobs.status.reconcile import Status
@@ -239,33 +237,24 @@ def _submit(invocation: Invocation) -> int:
     planned = planner_verbs.plan_with_options(invocation)
     plan.must_fit_cluster(planned)
     planned = planner_verbs.keep_fitting_cells(invocation, planned)
-    submit_options = shared_options.read_submit_options(invocation, planned.source)
-    on_controller.must_suit_cluster(planned.source.where, workspace)
-    _must_have_data(out, workspace, planned.cells, planned.source)
-    submit.check_runs(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
+    source, options = planned.source, shared_options.read_submit_options(invocation, planned.source)
+    on_controller.must_suit_cluster(source.where, workspace)
+    _must_have_data(out, workspace, planned.cells, source)
+    submit.check_runs(workspace, planned.cells, planned.repeats, source, arguments.resume_from)
+
+    def plan_submission() -> sending.SubmitPlan:
+        decisions = submit.decide_runs(workspace, planned.cells, planned.repeats, source, arguments.resume_from)
+        return sending.plan_submission(invocation, decisions, source, options, planned)
+
     if arguments.dry_run:
-        decisions = submit.decide_runs(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
-        decisions = lease_schedule.hold_late_runs(invocation, decisions, planned.source, submit_options)
-        _must_be_within_gpu_hours(arguments.max_gpu_hours, planned, decisions)
-        sending.slurm_must_accept(decisions, planned.source, submit_options)
-        views.print_decisions(out, decisions, sent=False)
-        views.print_lease(out, workspace, planned.source.where.name)
-        skipped = sending.print_unreadable(out, [decision.now for decision in decisions if decision.now is not None])
-        views.print_scripts(out, decisions, workspace, planned.source)
-        for remark in planned.remarks:
-            out.print_remark(f"note: {remark}")
-        out.print_document([{"id": decision.run.run_id, "send": decision.send, "why": decision.why} for decision in decisions])
-        return int(skipped > 0)
-    plan.must_run_here(planned.source, allow_login_node=arguments.here)
+        return sending.print_dry_run(invocation, plan_submission())
+    plan.must_run_here(source, allow_login_node=arguments.here)
     with workspace.hold_runs_lock():
-        all_readable = sending.finish_interrupted(out, workspace, planned.source)
-        decisions = submit.decide_runs(workspace, planned.cells, planned.repeats, planned.source, arguments.resume_from)
-        decisions = lease_schedule.hold_late_runs(invocation, decisions, planned.source, submit_options)
-        _must_be_within_gpu_hours(arguments.max_gpu_hours, planned, decisions)
-        sending.slurm_must_accept(decisions, planned.source, submit_options)
-        render.keep_expansion(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
-        backlog = sending.send_runs(invocation, decisions, planned.source, submit_options)
-    return max(int(not all_readable), sending.report_sent(invocation, decisions, backlog, planned.source, planned.remarks))
+        all_readable = sending.finish_interrupted(invocation, source)
+        submit_plan = plan_submission()
+        render.keep_expansion(workspace, source, planned.matrix, planned.all_cells, planned.repeats)
+        submit_plan = sending.send_runs(invocation, submit_plan)
+    return sending.report_sent(invocation, submit_plan, all_readable=all_readable)
 
 
 def _status(invocation: Invocation) -> int:
@@ -304,20 +293,19 @@ def _retry(invocation: Invocation) -> int:
         raise UnknownName("state in which a run ends", not_allowed[0], MAY_BE_RETRIED, where="--only")
     runs = select_runs(workspace, args.runs, args.matrix, args.where)
     source = render.make_render_context("", invocation.cluster, workspace, wait_gpus_s=shared_options.read_wait_gpus_s(args))
-    submit_options = shared_options.read_submit_options(invocation, source)
+    options = shared_options.read_submit_options(invocation, source)
     retried = [decision.run for decision in submit.decide_retries(workspace, runs, retried_states, source, trust=args.trust)]
     plan.must_run_here(source, allow_login_node=args.here, trains=any(run.traces is None for run in retried) or not retried)
     _must_have_data(out, workspace, [run.cell for run in retried], source)
     with workspace.hold_runs_lock():
-        all_readable = sending.finish_interrupted(out, workspace, source)
+        all_readable = sending.finish_interrupted(invocation, source)
         runs = select_runs(workspace, args.runs, args.matrix, args.where)
         all_readable = sending.tidy_runs(out, workspace, runs, of_scheduler=False) and all_readable
         decisions = submit.decide_retries(workspace, runs, retried_states, source, trust=args.trust)
-        decisions = lease_schedule.hold_late_runs(invocation, decisions, source, submit_options)
-        sending.slurm_must_accept(decisions, source, submit_options)
-        submit.freeze_trusted_plugins(workspace, decisions, trust=args.trust)
-        backlog = sending.send_runs(invocation, decisions, source, submit_options)
-    return max(int(not all_readable), sending.report_sent(invocation, decisions, backlog, source))
+        submit_plan = sending.plan_submission(invocation, decisions, source, options)
+        submit.freeze_trusted_plugins(workspace, submit_plan.decisions, trust=args.trust)
+        submit_plan = sending.send_runs(invocation, submit_plan)
+    return sending.report_sent(invocation, submit_plan, all_readable=all_readable)
 
 
 def _logs(invocation: Invocation) -> int:
@@ -332,16 +320,6 @@ def _must_have_data(out: Output, workspace: Workspace, cells: Sequence[Cell], so
     if data_sets.unknown:
         out.print_remark(f"note: {data_sets.unknown}")
     datasets.must_have_data(data_sets)
-
-
-def _must_be_within_gpu_hours(bound: float | None, planned: plan.MatrixPlan, decisions: Sequence[submit.RunDecision]) -> None:
-    """Raises InputError if the runs that are to be submitted may take more GPU hours than `bound`; None: no bound."""
-    if bound is None:
-        return
-    if not (0 < bound < 1e9):
-        raise InputError(f"--max-gpu-hours: found {bound:g}. Allowed: a number above 0.")
-    runs = Counter(planned.planned_name(decision.run.cell) for decision in decisions if decision.send)
-    must_be_within_bound(bound, [entry for entry in plan.estimate_hours(planned, runs) if runs[entry.cell.name()]])
 
 
 if __name__ == "__main__":

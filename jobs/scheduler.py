@@ -53,6 +53,8 @@ class SubmitOptions(msgspec.Struct, frozen=True):
     """Whether all runs with the same sbatch options share one allocation."""
     after: tuple[str, ...] = ()
     """The ids of the runs that must have ended, in any state, before these runs start."""
+    ignore_lease: bool = False
+    """Whether runs that would not end before the lease of the nodes are also submitted; otherwise, they are held back."""
 
 
 class SchedulerFull(ShardlabError):

@@ -10,7 +10,7 @@ import msgspec
 from jobs.planner import gpu, predict, sharding
 from jobs.planner.machine import PlannedMachine
 from jobs.planner.rules import JudgedRule, judge_rules
-from shardlab.matrix.cell import Cell, Instruments, Schedule
+from shardlab.matrix.cell import Cell
 from shardlab.runs.prediction import PredictedRange, Prediction
 from shardlab.runs.rehearsed import Answer, Rehearsed
 from trainers import menu
@@ -207,12 +207,10 @@ def _make_cell(
         options["replicas"] = max(2, nodes)
     dp = gpus // (tp * pp)
     return Cell(
-        workload=workload.name, strategy=strategy.name, gpus=gpus, nnodes=nodes, dp=dp, tp=tp, pp=pp, servers=0,
-        launcher="torchrun", global_batch_size=dp * passes, micro_batch_size=1, gradient_accumulation_steps=passes,
-        seq_len=workload.seq_len, steps=1, epochs=None, warmup_steps=0, precision=precision,  # type: ignore[arg-type]
-        activation_checkpointing=checkpointing, compile=False, max_grad_norm=None, prove="off",
-        optimizer=workload.optimizer, schedule=Schedule(), instruments=Instruments(), memory_limit_gib=None, seed=42,
-        time_limit_s=None, expect=[], options=options, workload_code=workload.code,
+        workload=workload.name, strategy=strategy.name, gpus=gpus, nnodes=nodes, dp=dp, tp=tp, pp=pp,
+        global_batch_size=dp * passes, micro_batch_size=1, gradient_accumulation_steps=passes, seq_len=workload.seq_len,
+        steps=1, precision=precision, activation_checkpointing=checkpointing, prove="off",  # type: ignore[arg-type]
+        optimizer=workload.optimizer, options=options, workload_code=workload.code,
     )  # fmt: skip
 
 

@@ -196,40 +196,26 @@ def _assemble_cell(
     degrees: dp, tp and pp. sizes: global_batch_size, micro_batch_size and gradient_accumulation_steps. limits: the time limit
     and the hang limit in seconds. options: the options of the strategy and the workload.
     """
+    global_batch_size, micro_batch_size, passes = sizes
+    time_limit_s, hang_limit_s = limits
+    same_keys = {key: getattr(draft, key) for key in Draft.__struct_fields__ if key in Cell.__struct_fields__}
     return Cell(
-        workload=draft.workload,
-        strategy=draft.strategy,
-        gpus=draft.gpus,
-        nnodes=nnodes,
-        gpu_type=draft.gpu_type,
-        dp=degrees["dp"],
-        tp=degrees["tp"],
-        pp=degrees["pp"],
-        servers=(draft.servers or 1) if strategy.servers else 0,
-        launcher=draft.launcher,
-        global_batch_size=sizes[0],
-        micro_batch_size=sizes[1],
-        gradient_accumulation_steps=sizes[2],
-        seq_len=draft.seq_len or workload.seq_len,
-        steps=draft.steps,
-        epochs=draft.epochs,
-        warmup_steps=draft.warmup_steps,
-        precision=draft.precision,
-        activation_checkpointing=draft.activation_checkpointing,
-        compile=draft.compile,
-        max_grad_norm=draft.max_grad_norm,
-        prove=draft.prove,
-        optimizer=draft.optimizer or workload.optimizer,
-        schedule=draft.schedule,
-        instruments=draft.instruments,
-        memory_limit_gib=draft.memory_limit_gib,
-        seed=draft.seed,
-        time_limit_s=limits[0],
-        hang_limit_s=limits[1],
-        expect=draft.expect,
-        options=options,
-        workload_code=workload.code,
-        strategy_code=strategy.code,
+        **{
+            **same_keys,
+            **degrees,
+            "nnodes": nnodes,
+            "servers": (draft.servers or 1) if strategy.servers else 0,
+            "global_batch_size": global_batch_size,
+            "micro_batch_size": micro_batch_size,
+            "gradient_accumulation_steps": passes,
+            "seq_len": draft.seq_len or workload.seq_len,
+            "optimizer": draft.optimizer or workload.optimizer,
+            "time_limit_s": time_limit_s,
+            "hang_limit_s": hang_limit_s,
+            "options": options,
+            "workload_code": workload.code,
+            "strategy_code": strategy.code,
+        }
     )
 
 

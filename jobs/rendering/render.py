@@ -89,6 +89,8 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
     searches: dict[str, BatchSearch] = {}
     """The searches to which runs may belong, by the text that `batch_search.search_family_hash` gives for all cells of a
     search."""
+    traces: dict[str, TracePart] = {}
+    """What a run analyses, if it does not train, by the name of its cell."""
 
     def search_of(self, cell: Cell) -> BatchSearch | None:
         """The search of which a run of this cell is a try; None if the cell belongs to no search."""
@@ -174,13 +176,12 @@ def make_run(
     source: RenderContext,
     resume: Sequence[str] = (),
     avoid: Sequence[str] = (),
-    traces: TracePart | None = None,
     retried: Sequence[str] = (),
 ) -> Run:
     """The content of run.json for one attempt at one repeat of a cell.
 
     resume: the ids of the runs from whose checkpoints the run may resume, the preferred run first. avoid: the names of nodes
-    that the run must not use. traces: what the run analyses, if it does not train. retried: as in `Run`.
+    that the run must not use. retried: as in `Run`.
     """
     slurm = source.where.slurm
     return Run(
@@ -218,7 +219,7 @@ def make_run(
         wait_gpus_s=source.wait_gpus_s,
         own_workload=source.own.workloads.find_for_cell(cell),
         own_strategy=source.own.strategies.find_for_cell(cell),
-        traces=traces,
+        traces=source.traces.get(cell.name()),
         search=source.search_of(cell),
     )
 

@@ -88,6 +88,11 @@ class Status(msgspec.Struct, kw_only=True):
         """Whether the records of the run cannot be read. No command changes such a run; `why` names the file and what to do."""
         return self.cell is None
 
+    @property
+    def is_held_in_queue(self) -> bool:
+        """Whether the run's job is in the queue and held, so that the job is released instead of submitted."""
+        return self.held and self.state == "pending"
+
 
 def statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
     """The status of each run, in the order of `folders`. Each scheduler is asked only once for all its runs.

@@ -29,20 +29,16 @@ class Backlog:
     submission after which it is unknown whether Slurm accepted the job; None if there is no such submission.
     """
 
-    def __init__(
-        self, workspace: Workspace, name: str, submit_options: SubmitOptions, full: SchedulerFull, *, ignore_lease: bool = False
-    ) -> None:
+    def __init__(self, workspace: Workspace, name: str, submit_options: SubmitOptions, full: SchedulerFull) -> None:
         """Take over the runs that a scheduler did not accept.
 
         name: the name of the scheduler. submit_options: the options with which the runs are submitted. full: the exception that
-        the scheduler raised, with the runs that it did not accept. ignore_lease: also submit runs that would not end before the
-        lease of the nodes; without this option, such runs are held back."""
+        the scheduler raised, with the runs that it did not accept."""
         self.folders = full.unsubmitted
         self.problem = full.why
         self._workspace = workspace
         self._scheduler = scheduler(name)
         self._options = submit_options
-        self._ignore_lease = ignore_lease
         self.unanswered: ControllerUnreachable | None = None
         self._given_up = False
         self._ended_count: int | None = None  # number of runs of this command that had ended at the last call of `attend`
@@ -95,7 +91,7 @@ class Backlog:
                 self._scheduler.resolve(self._workspace)
                 self.unanswered = None
                 self.folders = self.unsent()
-                if not self._ignore_lease:
+                if not self._options.ignore_lease:
                     self.folders = lease_schedule.hold_late_folders(
                         self._workspace, self.folders, target_count, pack=self._options.pack
                     )

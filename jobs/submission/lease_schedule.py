@@ -13,7 +13,6 @@ from statistics import fmean
 
 import msgspec
 
-from jobs.invocation import Invocation
 from jobs.planning.plan import MatrixPlan
 from jobs.planning.repeats import order_runs_by_repeat
 from jobs.rendering import render
@@ -98,12 +97,12 @@ def estimate_run_time(run: Run, recorded_s: Mapping[str, float], elapsed_s: floa
 
 
 def hold_late_runs(
-    invocation: Invocation, decisions: list[RunDecision], source: render.RenderContext, submit_options: SubmitOptions
+    workspace: Workspace, decisions: list[RunDecision], source: render.RenderContext, submit_options: SubmitOptions
 ) -> list[RunDecision]:
     """The decisions, in which the runs that would not end before the lease are marked as held back. With --ignore-lease, or if
     the nodes are not lent, the decisions are unchanged. Raises InputError."""
-    workspace, leased = invocation.workspace, inventory.read_leased_inventory(invocation.workspace, source.where.name)
-    if leased is None or invocation.arguments.ignore_lease:
+    leased = inventory.read_leased_inventory(workspace, source.where.name)
+    if leased is None or submit_options.ignore_lease:
         return decisions
     schedule = LeaseSchedule(leased, at_once=1 if submit_options.pack else submit_options.at_once)
     schedule.add_unfinished(workspace, {decision.run.run_id for decision in decisions if decision.send})
@@ -111,7 +110,7 @@ def hold_late_runs(
     for decision in decisions:
         if decision.send and (why := schedule.hold_back(decision.run)) is not None:
             # a run that is already in the queue is held there, because the installed packages changed
-            in_queue = decision.now is not None and decision.now.held and decision.now.state == "pending"
+            in_queue = decision.now is not None and decision.now.is_held_in_queue
             decision = msgspec.structs.replace(decision, send=False, held_back=not in_queue, why=why)
         checked.append(decision)
     return checked

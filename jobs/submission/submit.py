@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -123,19 +123,14 @@ def _find_last_folders(workspace: Workspace, wanted_runs: Sequence[tuple[Cell, i
 
 
 def send_runs(
-    workspace: Workspace, decisions: Iterable[RunDecision], source: render.RenderContext, submit_options: SubmitOptions
-) -> list[RunDir]:
+    workspace: Workspace, decisions: Sequence[RunDecision], source: render.RenderContext, submit_options: SubmitOptions
+) -> None:
     """Carry out decisions: release held runs, then render and submit the other runs whose `send` is true, in order.
 
     Runs that are held back are only rendered, and the reason is written into their events. submit_options: the options of the
-    submission. Returns the folders of the runs that were submitted. Raises ShardlabError if the scheduler rejects a run."""
-    decisions = list(decisions)
+    submission. Raises ShardlabError if the scheduler rejects a run."""
     sent = [decision for decision in decisions if decision.send]
-    released = [
-        decision
-        for decision in sent
-        if (last_status := decision.now) is not None and last_status.held and last_status.state == "pending"
-    ]
+    released = [decision for decision in sent if decision.now is not None and decision.now.is_held_in_queue]
     hold.release_runs(workspace, [decision.run for decision in released])
     new_runs = [decision.run for decision in sent if decision not in released]
     held_back_decisions = [decision for decision in decisions if decision.held_back]
@@ -148,7 +143,6 @@ def send_runs(
     if folders:
         scheduler(source.scheduler).submit(workspace, folders, submit_options)
         frozen_source.remove_unused_copies(workspace, Path(source.source))
-    return folders
 
 
 def decide_retries(
@@ -170,7 +164,7 @@ def decide_retries(
     last_ids = {folder.run_id for folder in select_last_attempts(RunDir(workspace.runs / status.id) for status in selected)}
     for last_status in (status for status in selected if status.id in last_ids):
         folder = RunDir(workspace.runs / last_status.id)
-        if last_status.held and last_status.state == "pending" and HELD in states:
+        if last_status.is_held_in_queue and HELD in states:
             must_be_of_cluster(folder, source)
             run = hold.accept_packages(folder.read_run(), source.packages, source.versions)
             decisions.append(RunDecision(run, True, "was held; goes on with the packages that are installed now", last_status))
@@ -182,18 +176,16 @@ def decide_retries(
         old = folder.read_run()
         plugins = own_plugins.read_run_plugins(workspace, old, trust=trust)
         searches = {batch_search.search_family_hash(old.cell): old.search} if old.search is not None else {}
+        traces = {old.cell.name(): old.traces} if old.traces is not None else {}
         context = msgspec.structs.replace(
-            source, matrix=old.matrix, track=old.track, own=plugins, searches=searches, retry=old.retry
+            source, matrix=old.matrix, track=old.track, own=plugins, searches=searches, retry=old.retry, traces=traces
         )
         if is_unsent:
             attempt = split_attempt(last_status.id)[1]
-            rendered = render.make_run(old.cell, old.repeat, attempt, context, old.resume, old.avoid, old.traces, old.retried)
+            rendered = render.make_run(old.cell, old.repeat, attempt, context, old.resume, old.avoid, old.retried)
             blocking = find_blocking_status(folder)
-            decisions.append(
-                RunDecision(rendered, True, "was rendered", last_status)
-                if blocking is None
-                else RunDecision(rendered, False, blocking.why, blocking)
-            )
+            why = "was rendered" if blocking is None else blocking.why
+            decisions.append(RunDecision(rendered, blocking is None, why, blocking or last_status))
             continue
         decisions.append(_decide_next_attempt(folder, old, last_status, context))
     return decisions
@@ -206,7 +198,7 @@ def _decide_next_attempt(
     resumable_attempts = retry_budget.list_resumable_attempts(folder.path.parent, old)
     avoid = dict.fromkeys([*old.avoid, *(find_lost_nodes(folder, status.hosts) if status.state == "node_fail" else [])])
     resume = [name for name, _ in resumable_attempts]
-    run = render.make_run(old.cell, old.repeat, old.attempt + 1, source, resume, list(avoid), old.traces, retried)
+    run = render.make_run(old.cell, old.repeat, old.attempt + 1, source, resume, list(avoid), retried)
     resume_clause = f", resumes from its checkpoint at step {resumable_attempts[0][1]}" if resumable_attempts else ""
     return RunDecision(run, True, f"attempt {run.attempt} after {status.state}{resume_clause}", status)
 
@@ -267,7 +259,7 @@ def _make_run_again(folder: RunDir, run: Run, source: render.RenderContext) -> R
     if attempt == 1:
         return run
     old = folder.read_run()
-    return render.make_run(run.cell, run.repeat, attempt, source, old.resume, old.avoid, old.traces, old.retried)
+    return render.make_run(run.cell, run.repeat, attempt, source, old.resume, old.avoid, old.retried)
 
 
 def _must_be_resumable(saved_run: RunDir, cells: Sequence[Cell]) -> None:

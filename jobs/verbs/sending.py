@@ -1,39 +1,79 @@
-"""The steps that are the same for all verbs that submit runs: finish interrupted submissions, submit, and print what was
-submitted."""
+"""The steps that are the same for all verbs that submit runs: finish interrupted submissions, plan the submission, then send
+and print it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
+
 from jobs.invocation import Invocation
-from jobs.rendering import render
+from jobs.planning.gpu_hours import must_be_within_bound
+from jobs.planning.plan import MatrixPlan, estimate_hours
+from jobs.rendering.render import RenderContext, render_script
 from jobs.scheduler import SchedulerFull, SubmitOptions, scheduler
 from jobs.status import stale_jobs
 from jobs.status.reconcile import Status
-from jobs.submission import preflight, submit
+from jobs.submission import lease_schedule, preflight, submit
 from jobs.submission.backlog import Backlog
+from jobs.submission.submit import RunDecision
 from jobs.verbs import views, watch
+from shardlab.errors import InputError
 from shardlab.terminal.console import Output
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
 
-def slurm_must_accept(decisions: Sequence[submit.RunDecision], source: render.RenderContext, options: SubmitOptions) -> None:
-    """Raises InputError if Slurm would reject a run that is to be submitted, before any run folder is written."""
+class SubmitPlan(msgspec.Struct, frozen=True):
+    """What a command submits. `plan_submission` makes it, and then it is either printed (--dry-run) or sent."""
+
+    decisions: Sequence[RunDecision]
+    """The decision on each run, in the order in which the runs are submitted."""
+    source: RenderContext
+    """What all runs have in common."""
+    options: SubmitOptions
+    """The options with which the runs are submitted."""
+    remarks: Sequence[str] = ()
+    """Notes for the user about the plan of the matrix."""
+    backlog: Backlog | None = None
+    """The runs that a full scheduler did not accept and that the command submits while it waits; None: no such runs."""
+
+
+def plan_submission(
+    invocation: Invocation,
+    decisions: list[RunDecision],
+    source: RenderContext,
+    options: SubmitOptions,
+    planned: MatrixPlan | None = None,
+) -> SubmitPlan:
+    """Hold back the runs that would not end before the lease, and check the other runs. No run folder is written.
+
+    planned: the plan of the matrix, for --max-gpu-hours. Raises InputError if the runs that are to be submitted may take more
+    GPU hours than --max-gpu-hours, or if Slurm would reject one of them.
+    """
+    decisions = lease_schedule.hold_late_runs(invocation.workspace, decisions, source, options)
+    runs = [decision.run for decision in decisions if decision.send]
+    if planned is not None and (bound := invocation.arguments.max_gpu_hours) is not None:
+        if not (0 < bound < 1e9):
+            raise InputError(f"--max-gpu-hours: found {bound:g}. Allowed: a number above 0.")
+        counts = Counter(planned.planned_name(run.cell) for run in runs)
+        must_be_within_bound(bound, [entry for entry in estimate_hours(planned, counts) if counts[entry.cell.name()]])
     if source.scheduler == "slurm":
-        preflight.must_be_accepted([decision.run for decision in decisions if decision.send], source, pack=options.pack)
+        preflight.must_be_accepted(runs, source, pack=options.pack)
+    return SubmitPlan(decisions, source, options, planned.remarks if planned is not None else ())
 
 
-def finish_interrupted(out: Output, workspace: Workspace, source: render.RenderContext) -> bool:
+def finish_interrupted(invocation: Invocation, source: RenderContext) -> bool:
     """Finish submissions of earlier commands that were interrupted, and print what was done.
 
     Returns whether every record of the scheduler can be read.
     """
-    for sentence in scheduler(source.scheduler).resolve(workspace):
-        out.print_remark(sentence)
-    damaged = scheduler(source.scheduler).damaged(workspace)
+    for sentence in scheduler(source.scheduler).resolve(invocation.workspace):
+        invocation.out.print_remark(sentence)
+    damaged = scheduler(source.scheduler).damaged(invocation.workspace)
     for sentence in damaged:
-        out.print_remark(sentence, style="red")
+        invocation.out.print_remark(sentence, style="red")
     return not damaged
 
 
@@ -62,38 +102,73 @@ def print_unreadable(out: Output, runs: Sequence[Status]) -> int:
     return len(unreadable)
 
 
-def send_runs(
-    invocation: Invocation, decisions: Sequence[submit.RunDecision], source: render.RenderContext, options: SubmitOptions
-) -> Backlog | None:
-    """Submit the runs. With --wait, returns the runs that a full scheduler did not accept; otherwise None. Raises
-    ShardlabError."""
+def print_dry_run(invocation: Invocation, submit_plan: SubmitPlan) -> int:
+    """Print what would be submitted, with --verbose also the scripts. Returns the exit code: 1 if the records of a run cannot
+    be read."""
+    out, decisions = invocation.out, submit_plan.decisions
+    _print_decisions(invocation, submit_plan, "would be ")
+    skipped = print_unreadable(out, [decision.now for decision in decisions if decision.now is not None])
+    for run in (decision.run for decision in decisions if decision.send and out.verbose):
+        folder, source = invocation.workspace.runs / run.run_id, submit_plan.source
+        script = render_script(run, folder, source.where, source.own_templates)
+        out.print_line(f"\n# {folder}/{scheduler(source.scheduler).SCRIPT}\n{script}")
+    for remark in submit_plan.remarks:
+        out.print_remark(f"note: {remark}")
+    out.print_document([{"id": decision.run.run_id, "send": decision.send, "why": decision.why} for decision in decisions])
+    return int(skipped > 0)
+
+
+def send_runs(invocation: Invocation, submit_plan: SubmitPlan) -> SubmitPlan:
+    """Submit the runs. With --wait, the runs that a full scheduler did not accept become the backlog of the plan that is
+    returned. Raises ShardlabError."""
+    workspace, source, options = invocation.workspace, submit_plan.source, submit_plan.options
     try:
-        submit.send_runs(invocation.workspace, decisions, source, options)
+        submit.send_runs(workspace, submit_plan.decisions, source, options)
     except SchedulerFull as full:
         if not invocation.arguments.wait:
             raise
-        return Backlog(invocation.workspace, source.scheduler, options, full, ignore_lease=invocation.arguments.ignore_lease)
-    return None
+        return msgspec.structs.replace(submit_plan, backlog=Backlog(workspace, source.scheduler, options, full))
+    return submit_plan
 
 
-def report_sent(
-    invocation: Invocation,
-    decisions: Sequence[submit.RunDecision],
-    backlog: Backlog | None,
-    source: render.RenderContext,
-    remarks: Sequence[str] = (),
-) -> int:
-    """Print what was submitted and the remarks, wait for the runs if --wait is given, and return the exit code."""
-    out, workspace, wait = invocation.out, invocation.workspace, invocation.arguments.wait
-    views.print_decisions(out, decisions, sent=True, waiting={folder.run_id for folder in backlog.folders} if backlog else ())
-    views.print_lease(out, workspace, source.where.name)
-    for remark in remarks:
+def report_sent(invocation: Invocation, submit_plan: SubmitPlan, *, all_readable: bool) -> int:
+    """Print what was submitted and the remarks, wait for the runs if --wait is given, and return the exit code.
+
+    all_readable: whether every record that was read before the submission can be read; if not, the exit code is at least 1.
+    """
+    out, workspace, decisions, backlog = invocation.out, invocation.workspace, submit_plan.decisions, submit_plan.backlog
+    _print_decisions(invocation, submit_plan)
+    for remark in submit_plan.remarks:
         out.print_remark(f"note: {remark}")
     if backlog:
         out.print_remark(
             f"note: Slurm accepts no more jobs for now ({backlog.problem}); the rest is submitted when there is room."
         )
     skipped = [decision.now for decision in decisions if decision.now is not None and not decision.send]
-    tidied = tidy_runs(out, workspace, skipped, of_scheduler=False)
-    code = watch.wait_and_report(out, workspace, [decision.run.run_id for decision in decisions], wait=wait, backlog=backlog)
-    return code if tidied and not any(decision.held_back for decision in decisions) else max(code, 1)
+    all_readable = tidy_runs(out, workspace, skipped, of_scheduler=False) and all_readable
+    run_ids = [decision.run.run_id for decision in decisions]
+    code = watch.wait_and_report(out, workspace, run_ids, wait=invocation.arguments.wait, backlog=backlog)
+    return code if all_readable and not any(decision.held_back for decision in decisions) else max(code, 1)
+
+
+def _print_decisions(invocation: Invocation, submit_plan: SubmitPlan, would_be: str = "") -> None:
+    """Print a line for each run that says what is done with the run and why, then the lease of the nodes.
+
+    would_be: "would be " in a dry run.
+    """
+    out, decisions, backlog = invocation.out, submit_plan.decisions, submit_plan.backlog
+    waiting = {folder.run_id for folder in backlog.folders} if backlog else set()
+    for decision in decisions:
+        if decision.now is not None and decision.now.is_unreadable:
+            continue  # the caller prints runs whose records cannot be read, with the reason
+        outcome = decision.why if decision.held_back else f"skipped: {decision.why}"
+        if decision.send:
+            outcome = f"{'waits to be ' if decision.run.run_id in waiting else would_be}submitted ({decision.why})"
+        out.print_line(f"{decision.run.run_id}: {outcome}", style=None if decision.send else "dim")
+    send_count = sum(decision.send for decision in decisions)
+    held_back_count = sum(decision.held_back for decision in decisions)
+    wait_clause = f", {len(waiting)} wait for room" if waiting else ""
+    held_clause = f", {held_back_count} {would_be}held back" if held_back_count else ""
+    skip_count = len(decisions) - send_count - held_back_count
+    out.print_line(f"{send_count - len(waiting)} run(s) {would_be}submitted{wait_clause}{held_clause}, {skip_count} skipped.")
+    views.print_lease(out, invocation.workspace, submit_plan.source.where.name)

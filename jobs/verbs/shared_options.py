@@ -95,22 +95,17 @@ def read_submit_options(invocation: Invocation, source: RenderContext) -> Submit
     arguments, after = invocation.arguments, getattr(invocation.arguments, "after", None)
     if arguments.max_parallel is not None and not 1 <= arguments.max_parallel <= 100_000:
         raise InputError(f"--max-parallel: found {arguments.max_parallel}. Allowed: 1 to 100000.")
-    given_options = {
-        "--max-parallel": arguments.max_parallel is not None,
-        "--pack": arguments.pack,
-        "--after": after is not None,
-    }
-    if source.scheduler == "allocation" and any(given_options.values()):
-        options = " and ".join(option for option, is_given in given_options.items() if is_given)
+    values = {"--max-parallel": arguments.max_parallel, "--pack": arguments.pack or None, "--after": after}
+    options = " and ".join(option for option, value in values.items() if value is not None)
+    if options and source.scheduler == "allocation":
         raise InputError(f"{options}: not with --in-allocation, which starts one run at a time. Allowed: leave {options} out.")
-    if source.scheduler != "slurm" and any(given_options.values()):
-        options = " and ".join(option for option, is_given in given_options.items() if is_given)
+    if options and source.scheduler != "slurm":
         raise InputError(
             f"{options}: only for Slurm, and the cluster {source.where.name} has no `slurm`; its runs start in the order "
             f"of submission. Allowed: leave {options} out."
         )
     runs_before = match_run_ids(invocation.workspace.run_ids(), [after]) if after else []
-    return SubmitOptions(at_once=arguments.max_parallel, pack=arguments.pack, after=tuple(runs_before))
+    return SubmitOptions(arguments.max_parallel, arguments.pack, tuple(runs_before), arguments.ignore_lease)
 
 
 def read_tracker(invocation: Invocation) -> str | None:

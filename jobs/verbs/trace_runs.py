@@ -17,15 +17,14 @@ from jobs import on_controller
 from jobs.invocation import Invocation
 from jobs.planning import plan
 from jobs.rendering import render
-from jobs.submission import lease_schedule, submit
+from jobs.submission import submit
 from jobs.verbs import sending, shared_options
 from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
 from shardlab.files import files
-from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.runs.trace_part import TRACE, TracePart
 from shardlab.terminal import console
-from shardlab.workspace.workspace import Workspace
 
 PER_RUN = 32  # the most trace files that one run analyses
 MOST_PER_RUN = 100_000
@@ -57,20 +56,20 @@ def add_trace(verbs: console.Verbs) -> None:
 def _trace(invocation: Invocation) -> int:
     out, workspace = invocation.out, invocation.workspace
     runs = find_trace_runs(invocation)
-    source = render.make_render_context(runs.name, invocation.cluster, workspace)
+    cells, parts = [cell for cell, _ in runs.parts], {cell.name(): part for cell, part in runs.parts}
+    repeats = dict.fromkeys(parts, 1)
+    source = msgspec.structs.replace(render.make_render_context(runs.name, invocation.cluster, workspace), traces=parts)
     options = shared_options.read_submit_options(invocation, source)
     on_controller.must_suit_cluster(source.where, workspace)
-    cells = [cell for cell, _ in runs.parts]
-    submit.check_runs(workspace, cells, dict.fromkeys((cell.name() for cell in cells), 1), source)
+    submit.check_runs(workspace, cells, repeats, source)
     plan.must_run_here(source, allow_login_node=invocation.arguments.here, trains=False)
     with workspace.hold_runs_lock():
-        all_readable = sending.finish_interrupted(out, workspace, source)
-        decisions = lease_schedule.hold_late_runs(invocation, decide_trace_runs(workspace, runs, source), source, options)
-        sending.slurm_must_accept(decisions, source, options)
-        backlog = sending.send_runs(invocation, decisions, source, options)
-    code = sending.report_sent(invocation, decisions, backlog, source)
+        all_readable = sending.finish_interrupted(invocation, source)
+        decisions = submit.decide_runs(workspace, cells, repeats, source)
+        submit_plan = sending.send_runs(invocation, sending.plan_submission(invocation, decisions, source, options))
+    code = sending.report_sent(invocation, submit_plan, all_readable=all_readable)
     out.print_remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
-    return max(int(not all_readable), code)
+    return code
 
 
 def find_trace_runs(invocation: Invocation) -> TraceRuns:
@@ -98,17 +97,6 @@ def find_trace_runs(invocation: Invocation) -> TraceRuns:
     return TraceRuns(name, [(_make_trace_cell(name, part), part) for part in parts])
 
 
-def decide_trace_runs(workspace: Workspace, runs: TraceRuns, source: render.RenderContext) -> list[submit.RunDecision]:
-    """The decision on each run: a run that was submitted before is not submitted again."""
-    parts = {cell.name(): part for cell, part in runs.parts}
-    cells = [cell for cell, _ in runs.parts]
-    decisions = submit.decide_runs(workspace, cells, dict.fromkeys(parts, 1), source)
-    return [
-        msgspec.structs.replace(decision, run=msgspec.structs.replace(decision.run, traces=parts[decision.run.cell.name()]))
-        for decision in decisions
-    ]
-
-
 def _find_traces(folder: Path) -> list[Path]:
     """The trace files of a folder, in the numeric order of their names. Raises InputError if there are none."""
     with files.as_workspace_error("read"):
@@ -131,39 +119,13 @@ def _must_be_shared(folder: Path, cluster: Cluster) -> None:
 
 
 def _make_trace_cell(name: str, part: TracePart) -> Cell:
-    """The cell of a run that analyses traces. The cell trains nothing: its steps are the trace files, and keys that only
-    training uses have no meaning."""
+    """The cell of a run that analyses traces, whose steps are the trace files. Its optimizer and its seed mean nothing; they
+    are in the hash, so other values would name other runs."""
     return Cell(
-        workload=f"part-{part.place:05d}",
-        strategy=TRACE,
-        gpus=1,
-        nnodes=1,
-        dp=1,
-        tp=1,
-        pp=1,
-        servers=0,
-        launcher=TRACE,
-        global_batch_size=len(part.files),
-        micro_batch_size=1,
-        gradient_accumulation_steps=1,
-        seq_len=None,
-        steps=len(part.files),
-        epochs=None,
-        warmup_steps=0,
-        precision="fp32",
-        activation_checkpointing="none",
-        compile=False,
-        max_grad_norm=None,
-        prove="off",
-        optimizer=Optimizer(name="sgd", lr=1.0),
-        schedule=Schedule(),
-        instruments=Instruments(),
-        memory_limit_gib=None,
-        seed=0,
-        time_limit_s=None,
-        expect=[],
+        workload=f"part-{part.place:05d}", strategy=TRACE, launcher=TRACE, gpus=1, dp=1, global_batch_size=len(part.files),
+        micro_batch_size=1, steps=len(part.files), prove="off", optimizer=Optimizer("sgd", 1.0), seed=0,
         options={"traces": name},
-    )
+    )  # fmt: skip
 
 
 def _digest(value: Sequence[object]) -> str:

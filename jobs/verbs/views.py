@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,12 +13,9 @@ from jobs.planner.scale_out import ScaledCell
 from jobs.planning import batch_searches, cell_differences, datasets, gpu_hours, repeats
 from jobs.planning.plan import MatrixPlan
 from jobs.plugins.own_workloads import OwnWorkloads
-from jobs.rendering import render
-from jobs.scheduler import scheduler
 from jobs.slurm.share import Share
 from jobs.status import search_runs
 from jobs.status.reconcile import Status
-from jobs.submission.submit import RunDecision
 from jobs.verbs import status_table
 from shardlab.cluster.lease import Lease
 from shardlab.matrix.cell import Cell
@@ -152,39 +149,6 @@ def _print_obstacles_and_notes(
         out.print_remark(f"note: {data.unknown}")
     for remark in planned.remarks:
         out.print_remark(f"note: {remark}")
-
-
-def print_decisions(out: Output, decisions: Sequence[RunDecision], *, sent: bool, waiting: Collection[str] = ()) -> None:
-    """Print a line for each run that says what is done with the run and why.
-
-    sent: whether the runs were submitted; false in a dry run. waiting: the ids of the runs that the full scheduler did not
-    accept.
-    """
-    verb_text = "submitted" if sent else "would be submitted"
-    for decision in decisions:
-        if decision.now is not None and decision.now.is_unreadable:
-            continue  # the caller prints runs whose records cannot be read, with the reason
-        outcome = decision.why if decision.held_back else f"skipped: {decision.why}"
-        if decision.send:
-            outcome = f"{'waits to be submitted' if decision.run.run_id in waiting else verb_text} ({decision.why})"
-        out.print_line(f"{decision.run.run_id}: {outcome}", style=None if decision.send else "dim")
-    send_count = sum(decision.send for decision in decisions)
-    held_back_count = sum(decision.held_back for decision in decisions)
-    wait_clause = f", {len(waiting)} wait for room" if waiting else ""
-    held_clause = f", {held_back_count} {'held back' if sent else 'would be held back'}" if held_back_count else ""
-    skip_count = len(decisions) - send_count - held_back_count
-    out.print_line(f"{send_count - len(waiting)} run(s) {verb_text}{wait_clause}{held_clause}, {skip_count} skipped.")
-
-
-def print_scripts(out: Output, decisions: Sequence[RunDecision], workspace: Workspace, source: render.RenderContext) -> None:
-    """With --verbose, print the scripts of the runs that would be submitted, exactly as they would be written."""
-    for decision in decisions:
-        folder = workspace.runs / decision.run.run_id
-        if decision.send and out.verbose:
-            name = scheduler(source.scheduler).SCRIPT
-            out.print_line(
-                f"\n# {folder}/{name}\n{render.render_script(decision.run, folder, source.where, source.own_templates)}"
-            )
 
 
 def print_lease(out: Output, workspace: Workspace, cluster: str | None = None, late_count: int = 0) -> Lease | None:

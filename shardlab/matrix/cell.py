@@ -230,17 +230,17 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """How ranks share the work."""
     gpus: Annotated[Ranks, Role.RANKS]
     """Ranks that train, one accelerator each (one process each on a machine without GPUs) = dp x tp x pp."""
-    nnodes: Annotated[Ranks, Role.NODES]
+    nnodes: Annotated[Ranks, Role.NODES] = 1
     """Number of nodes."""
     dp: Annotated[Ranks, Role.RANKS]
     """The data-parallel degree."""
-    tp: Annotated[Ranks, Role.STRATEGY]
+    tp: Annotated[Ranks, Role.STRATEGY] = 1
     """The tensor-parallel degree."""
-    pp: Annotated[Ranks, Role.RANKS]
+    pp: Annotated[Ranks, Role.RANKS] = 1
     """The pipeline-parallel degree."""
-    servers: Annotated[ServerCount, Role.RANKS]
+    servers: Annotated[ServerCount, Role.RANKS] = 0
     """Further ranks, parameter servers."""
-    launcher: Annotated[str, Role.START]
+    launcher: Annotated[str, Role.START] = "torchrun"
     """What starts the ranks."""
     global_batch_size: Annotated[Positive, Role.DATA]
     """Units of data (images, sequences) in one optimizer step over all ranks."""
@@ -248,46 +248,46 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Units per data-parallel rank and forward pass; `gradient_accumulation_steps` passes make a step (under a pipeline these
     are its microbatches). steps or epochs: the timed length, exactly one of them; `warmup_steps` run before it, untimed, on
     top."""
-    gradient_accumulation_steps: Annotated[Positive, Role.PASSES]
+    gradient_accumulation_steps: Annotated[Positive, Role.PASSES] = 1
     """Passes of a step on each rank."""
-    seq_len: Annotated[Positive | None, Role.MODEL]
+    seq_len: Annotated[Positive | None, Role.MODEL] = None
     """Tokens of a sequence; null: no sequences."""
-    steps: Annotated[Positive | None, Role.LENGTH]
+    steps: Annotated[Positive | None, Role.LENGTH] = None
     """Timed steps; null: `epochs` counts."""
-    epochs: Annotated[Positive | None, Role.LENGTH]
+    epochs: Annotated[Positive | None, Role.LENGTH] = None
     """Passes over the data set; null: `steps` counts."""
-    warmup_steps: Annotated[Count, Role.LENGTH]
+    warmup_steps: Annotated[Count, Role.LENGTH] = 0
     """Untimed steps before the timed steps."""
-    precision: Annotated[Precision, Role.PRECISION]
+    precision: Annotated[Precision, Role.PRECISION] = "fp32"
     """Number format of the computation."""
-    activation_checkpointing: Annotated[Checkpointing, Role.EXECUTION]
+    activation_checkpointing: Annotated[Checkpointing, Role.EXECUTION] = "none"
     """None; full (every block); every-K (each K-th block); segments-N (the blocks in N segments of nearly equal length; each
     segment but the last is recomputed as a whole)."""
-    compile: Annotated[bool, Role.EXECUTION]
+    compile: Annotated[bool, Role.EXECUTION] = False
     """Whether torch.compile compiles the blocks."""
-    max_grad_norm: Annotated[Measured | None, Role.CLIPPING]
+    max_grad_norm: Annotated[Measured | None, Role.CLIPPING] = None
     """A gradient with a larger global L2 norm is scaled down to this norm; null: no limit."""
-    prove: Annotated[str, Role.BOOKKEEPING]
+    prove: Annotated[str, Role.BOOKKEEPING] = "auto"
     """Auto runs the same-work proof once per distinct computation."""
     optimizer: Annotated[Optimizer, Role.OPTIMIZER]
     """The update rule."""
-    schedule: Annotated[Schedule, Role.LENGTH]
+    schedule: Annotated[Schedule, Role.LENGTH] = msgspec.field(default_factory=Schedule)
     """The learning rate over the run."""
-    instruments: Annotated[Instruments, Role.INSTRUMENTS]
+    instruments: Annotated[Instruments, Role.INSTRUMENTS] = msgspec.field(default_factory=Instruments)
     """What is measured while it trains."""
-    memory_limit_gib: Annotated[Measured | None, Role.START]
+    memory_limit_gib: Annotated[Measured | None, Role.START] = None
     """Limit of a rank's memory on its GPU, or on the host if the rank has no GPU; null: no limit."""
-    seed: Annotated[Count, Role.DATA]
+    seed: Annotated[Count, Role.DATA] = 42
     """Seed of weights, order of data and dropout."""
-    time_limit_s: Annotated[WholeSeconds | None, Role.BOOKKEEPING]
+    time_limit_s: Annotated[WholeSeconds | None, Role.BOOKKEEPING] = None
     """Seconds after which the run is ended as `timeout`; null: no limit."""
-    expect: Annotated[list[State], Role.BOOKKEEPING]
+    expect: Annotated[list[State], Role.BOOKKEEPING] = []
     """End states that are expected of this cell, besides completed."""
-    options: Annotated[dict[str, bool | Integer | Measured | str | None], Role.STRATEGY]
+    options: Annotated[dict[str, bool | Integer | Measured | str | None], Role.STRATEGY] = {}
     """Of the strategy and the workload, with their defaults written out."""
     rehearses: Annotated[Cell | None, Role.BOOKKEEPING] = None
     """The original cell if this cell is its tiny twin, which is small enough to run anywhere; else null."""
-    # The fields from here on have defaults, so that a run.json of an older version, which lacks these fields, can be read.
+    # A run.json of an older version lacks the fields from here on.
     hang_limit_s: Annotated[WholeSeconds, Role.BOOKKEEPING] = 1800
     """Seconds without a step, or another sign of progress, after which the run is ended as `hung`."""
     gpu_type: Annotated[GpuType | None, Role.HARDWARE] = None

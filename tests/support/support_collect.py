@@ -21,7 +21,7 @@ from collect.loading.loaded_run import LoadedRun
 from shardlab.files import files
 from shardlab.hardware.host import Host, Nic
 from shardlab.hardware.nvml import Gpu
-from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.matrix.expansion import ExpandedCell, Expansion
 from shardlab.runs.record import SCHEMA, Event, GpuSample, LineWriter, NicSample, Result, Sample, StepRecord
 from shardlab.runs.run import Run, World, run_id
@@ -41,32 +41,16 @@ def cell(strategy: str = "single", gpus: int = 1, launcher: str = "torchrun", **
         "workload": "gpt2-tiny",
         "strategy": strategy,
         "gpus": gpus,
-        "nnodes": 1,
         "dp": gpus,
-        "tp": 1,
-        "pp": 1,
-        "servers": 0,
-        "activation_checkpointing": "none",
-        "compile": False,
-        "max_grad_norm": None,
         "prove": "off",
         "launcher": launcher,
         "global_batch_size": 8,
         "micro_batch_size": 8 // gpus,
-        "gradient_accumulation_steps": 1,
         "seq_len": 64,
         "steps": 10,
-        "epochs": None,
         "warmup_steps": 2,
-        "precision": "fp32",
         "optimizer": Optimizer(name="adamw", lr=3e-4),
-        "schedule": Schedule(),
-        "instruments": Instruments(),
-        "memory_limit_gib": None,
-        "seed": 42,
         "time_limit_s": 600,
-        "expect": [],
-        "options": {},
     }
     return Cell(**(keys | other))
 

@@ -1,6 +1,6 @@
 """Makes cells for tests of the planner, with the default options of the menus."""
 
-from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.matrix.cell import Cell, Optimizer
 from trainers import menu
 
 ADAMW = Optimizer(name="adamw", lr=1e-4)
@@ -12,10 +12,8 @@ def cell(workload="gpt2-large", strategy="ddp", gpus=1, *, micro=1, passes=1, tp
     defaults = {option.name: option.default for option in (*of_workload.options, *of_strategy.options)}
     dp = gpus // tp // pp
     return Cell(**{
-        "workload": workload, "strategy": strategy, "gpus": gpus, "nnodes": 1, "launcher": "torchrun", "dp": dp, "tp": tp,
-        "pp": pp, "servers": 0, "activation_checkpointing": "none", "compile": False, "max_grad_norm": None, "prove": "off",
+        "workload": workload, "strategy": strategy, "gpus": gpus, "dp": dp, "tp": tp, "pp": pp,
         "global_batch_size": micro * passes * dp, "micro_batch_size": micro, "gradient_accumulation_steps": passes,
-        "seq_len": of_workload.seq_len, "steps": 10, "epochs": None, "warmup_steps": 0, "precision": "fp32",
-        "optimizer": ADAMW, "schedule": Schedule(), "instruments": Instruments(), "memory_limit_gib": None, "seed": 42,
-        "time_limit_s": None, "expect": [], "options": {**defaults, **(options or {})}, **keys,
+        "seq_len": of_workload.seq_len, "steps": 10, "prove": "off", "optimizer": ADAMW,
+        "options": {**defaults, **(options or {})}, **keys,
     })  # fmt: skip

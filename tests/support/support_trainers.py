@@ -10,7 +10,7 @@ from support_e2e import HANG_S
 from support_scripts import Scripts
 
 from shardlab.files import files
-from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.runs.run import Run, World
 from shardlab.runs.rundir import RunDir
 from trainers import menu
@@ -40,14 +40,10 @@ class Bench:
         defaults = {option.name: option.default for option in (*of_workload.options, *of_strategy.options)}
         dp = gpus // keys.get("tp", 1) // keys.get("pp", 1)
         cell = Cell(**{
-            "workload": workload, "strategy": strategy, "gpus": gpus, "nnodes": 1, "launcher": "fork",
-            "dp": dp, "tp": 1, "pp": 1, "servers": 0, "activation_checkpointing": "none", "compile": False,
-            "max_grad_norm": None, "prove": "off",
+            "workload": workload, "strategy": strategy, "gpus": gpus, "launcher": "fork", "dp": dp, "prove": "off",
             "global_batch_size": batch, "micro_batch_size": batch // dp // accumulation,
-            "gradient_accumulation_steps": accumulation, "seq_len": of_workload.seq_len, "steps": 10, "epochs": None,
-            "warmup_steps": 0, "precision": "fp32", "optimizer": SGD, "schedule": Schedule(),
-            "instruments": Instruments(), "memory_limit_gib": None, "seed": 42,
-            "time_limit_s": None, "expect": [], "options": {**defaults, **(options or {})}, **keys,
+            "gradient_accumulation_steps": accumulation, "seq_len": of_workload.seq_len, "steps": 10, "optimizer": SGD,
+            "options": {**defaults, **(options or {})}, **keys,
         })  # fmt: skip
         self._made += 1
         run_dir = RunDir(self.folder / f"run-{self._made}")

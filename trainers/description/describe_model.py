@@ -20,7 +20,7 @@ from torch import nn
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import plugin_source
 from shardlab.matrix import model_file
-from shardlab.matrix.cell import Cell, Instruments, Optimizer, Schedule
+from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.plugins.own_workload import Description, OwnWorkload
 from shardlab.registry import Option
 from trainers import menu
@@ -285,9 +285,6 @@ def _compute_outputs(task: Task, items: int) -> tuple[torch.Tensor, torch.Tensor
 def one_process_cell(name: str, seq_len: int | None, options: dict[str, Any]) -> Cell:
     """A cell of one process with this workload, from which a task takes its sizes."""
     return Cell(
-        workload=name, strategy="single", gpus=1, nnodes=1, dp=1, tp=1, pp=1, servers=0, launcher="fork", global_batch_size=1,
-        micro_batch_size=1, gradient_accumulation_steps=1, seq_len=seq_len, steps=1, epochs=None, warmup_steps=0,
-        precision="fp32", activation_checkpointing="none", compile=False, max_grad_norm=None, prove="off", optimizer=OPTIMIZER,
-        schedule=Schedule(), instruments=Instruments(), memory_limit_gib=None, seed=0, time_limit_s=None, expect=[],
-        options=options,
+        workload=name, strategy="single", gpus=1, dp=1, launcher="fork", global_batch_size=1, micro_batch_size=1,
+        seq_len=seq_len, steps=1, prove="off", optimizer=OPTIMIZER, seed=0, options=options,
     )  # fmt: skip

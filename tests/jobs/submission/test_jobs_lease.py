@@ -165,7 +165,7 @@ def backlogs(study, queue, capsys, *, pack=False, ignore_lease=False):
     queue.rule(ends=0)
     capsys.readouterr()
     full = SchedulerFull("Slurm", "full", study.workspace.all_runs())
-    return Backlog(study.workspace, "slurm", SubmitOptions(pack=pack), full, ignore_lease=ignore_lease)
+    return Backlog(study.workspace, "slurm", SubmitOptions(pack=pack, ignore_lease=ignore_lease), full)
 
 
 @pytest.mark.parametrize(("pack", "workers"), [(False, 1), (True, 3)])

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import msgspec
 import pytest
 import support_ranks
 from support_e2e import HANG_S
@@ -123,7 +124,8 @@ def written(workspace, file="schema: 1\nname: here\nprovider: local\n", files=("
     path.write_text(file.replace("SHARED", str(workspace.path)))
     part_ = TracePart(folder=str(workspace.path / "traces"), files=list(files), place=0, parts=1)
     source = render.make_render_context("traces-0123456789ab", cluster.load_cluster(path), workspace)
-    run = render.make_run(trace_runs._make_trace_cell(source.matrix, part_), 1, 1, source, traces=part_)
+    cell = trace_runs._make_trace_cell(source.matrix, part_)
+    run = render.make_run(cell, 1, 1, msgspec.structs.replace(source, traces={cell.name(): part_}))
     folder = RunDir(workspace.runs / run.run_id)
     folder.path.mkdir(parents=True)
     folder.run_json.write_bytes(render.files.encode_json(run))
