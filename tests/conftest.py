@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -111,6 +112,15 @@ def _state_home(tmp_path_factory):
     os.environ.pop("XDG_STATE_HOME")
     if before is not None:
         os.environ["XDG_STATE_HOME"] = before
+
+
+@pytest.fixture(autouse=True)
+def _menu_without_own_metrics():
+    """Removes the metrics of a workspace from the menu of this process, which later tests read. Commands that a test calls in
+    this process put them there."""
+    yield
+    if metric := sys.modules.get("collect.metric"):
+        metric.set_workspace_metrics([])
 
 
 @pytest.fixture

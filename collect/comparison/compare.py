@@ -86,9 +86,9 @@ class ComparedCell(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     label: str
     """The cell in words."""
     state_a: str
-    """States of the repeats of the cell in A."""
+    """States of the repeats of the cell in the first matrix, A."""
     state_b: str
-    """States of the repeats of the cell in B."""
+    """States of the repeats of the cell in the second matrix, B."""
     different_work: str = ""
     """The reason if the two cells are not compared; then `metrics` is empty."""
     remarks: list[str] = []

@@ -24,9 +24,9 @@ class PartDifference(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     """The part in words."""
     time_ns: int
-    """The time in the run."""
+    """The time of this part in the run."""
     against_ns: int
-    """The time in the run with which it is compared. 0: a step does not have this part."""
+    """The time of this part in the other run; 0: no step of it has this part."""
     difference_ns: int
     """time_ns - against_ns."""
 

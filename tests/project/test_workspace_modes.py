@@ -117,7 +117,7 @@ def modes(root):
             name = f"{top}{source}{rest.partition('/')[0]}/*{path.suffix}"
         name = re.sub(r"[0-9a-f]{8,}|\d+", "N", name)
         found.setdefault(f"{name}/" if path.is_dir() else name, set()).add(f"{stat.S_IMODE(path.lstat().st_mode):04o}")
-    return {name: " ".join(sorted(kinds)) for name, kinds in found.items()}
+    return {name: " ".join(sorted(kinds)) for name, kinds in sorted(found.items())}
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077], ids=["022", "077"])

@@ -54,16 +54,6 @@ def victim(cluster, tmp_path):
 
 
 @pytest.fixture
-def there(cluster):
-    return cluster.there.all_runs()[0].path
-
-
-@pytest.fixture
-def here(cluster, there):
-    return cluster.here.runs / there.name
-
-
-@pytest.fixture
 def fetch(cluster, capsys):
     """A function that runs `collect fetch`. It returns (its messages, its JSON document, or None if it printed no document)."""
 

@@ -39,16 +39,6 @@ def cluster(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def there(cluster):
-    return cluster.there.all_runs()[0].path
-
-
-@pytest.fixture
-def here(cluster, there):
-    return cluster.here.runs / there.name
-
-
-@pytest.fixture
 def fetch(capsys):
     def run(workspace, *words, code=0):
         found = main(["fetch", "--json", "--workspace", str(workspace.path), *words])

@@ -10,7 +10,7 @@ from support_trust import make_own
 
 from collect.cli import main
 from collect.loading.loaded_run import Quantity
-from collect.metric import Metric, set_workspace_metrics
+from collect.metric import Metric
 from collect.reading import own_metrics_process
 
 METRIC = """\
@@ -26,13 +26,6 @@ METRICS = (
            column=MetricColumn("times", 99, "Double steps")),
 )
 """
-
-
-@pytest.fixture(autouse=True)
-def _menu_without_own_metrics():
-    """Removes the metrics of a workspace from the menu of this process, which later tests read."""
-    yield
-    set_workspace_metrics([])
 
 
 @pytest.fixture
