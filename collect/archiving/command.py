@@ -85,7 +85,7 @@ def write_archive(
     looks like a secret; ShardlabError if the files that an archive needs are larger than `most_gib` GiB.
     """
     if not 0 < most_gib <= 2**20:
-        raise InputError(f"--max-gib: found {most_gib:g}. Allowed: more than 0, up to {2**20}.")
+        raise InputError(f"--max-gib: found {most_gib:.12g}. Allowed: more than 0, up to {2**20}.")
     loaded = load_matrix(workspace, matrix)
     name = loaded.expansion.name
     target = Path(out).absolute() if out else workspace.path / f"{name}{archive.SUFFIX}"

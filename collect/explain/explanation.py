@@ -91,7 +91,7 @@ class Explanation(msgspec.Struct, frozen=True):
     source: str
     """`ships` if shardlab defines the metric; else the file of the workspace that defines it."""
     rehearsal: bool
-    """Whether the matrix has rehearsals, whose times say nothing about speed."""
+    """Whether a run that the value depends on is a rehearsal, whose times say nothing about speed."""
     value: float | None
     """The value in the summary; null: not known, and `why` has the reason."""
     unit: str
@@ -174,7 +174,7 @@ def explain_value(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric
         direction=metric.direction,
         definition=metric.definition,
         source=sources.get(metric.name, "ships"),
-        rehearsal=summary.rehearsal,
+        rehearsal=any(by_id[run.run].is_rehearsal for run in runs),
         value=estimate.value if estimate else None,
         unit=estimate.unit if estimate else metric.unit,
         low=estimate.low if estimate else None,

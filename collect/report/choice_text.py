@@ -226,7 +226,7 @@ def _format_percent(value: float) -> str:
 
     More digits would be wrong, because the means from which the margin is computed are not more precise.
     """
-    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.1g}"
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 1 else f"{value:.1g}"
 
 
 def _format_quantity(value: float, unit: str) -> str:

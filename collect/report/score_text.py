@@ -42,4 +42,4 @@ def _size_text(value: float | None, unit: str) -> str:
     scale = 1.0
     if unit == "bytes":
         unit, scale = notation.bytes_unit([value])
-    return f"{notation.format_number(value / scale, 3)} {unit}"
+    return f"{notation.format_number(value / scale, 3)} {unit}".rstrip()

@@ -34,8 +34,8 @@ class ProcessGroup(msgspec.Struct, frozen=True):
         """The text that tables show for the group: its name, description and size."""
         if self.mixed:
             return "several, not told apart"
-        called = f"{self.name} {self.description}".strip()
-        return f"{called or 'not named'}{f' ({self.size} ranks)' if self.size else ''}"
+        called = f"{self.name} {self.description}".strip() or "not named"
+        return f"{called} ({self.size} {'rank' if self.size == 1 else 'ranks'})" if self.size else called
 
 
 class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):

@@ -71,7 +71,7 @@ def remove_unused() -> list[str]:
     """
     user_folder, in_use = _make_user_folder(), []
     with files.as_workspace_error("remove"):
-        for lock_file in user_folder.glob(f"{_name_on_node('')}*{LOCK}"):
+        for lock_file in sorted(user_folder.glob(f"{_name_on_node('')}*{LOCK}")):
             folder = lock_file.with_name(lock_file.name.removesuffix(LOCK))
             with contextlib.suppress(FileNotFoundError):  # another process has just removed the folder and its lock file
                 lock = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
