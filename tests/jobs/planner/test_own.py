@@ -171,8 +171,11 @@ def rehearse():
 
 
 ONE_PASS = "fsdp1-no-shard"  # torch refuses several passes in bf16
-STRATEGIES = (ONE_PASS, "fsdp1-full-shard", "fsdp1-shard-grad-op", "fsdp2", "tp-fsdp2", "zero1", "zero3")
-OTHERS = only_long("single", "ddp", "fsdp1-hybrid-shard", "fsdp2-zero2", "fsdp2-hsdp", "tp", "zero2")
+STRATEGIES = (ONE_PASS, "fsdp1-full-shard", "fsdp2", "zero3")
+OTHERS = only_long(
+    *("single", "ddp", "fsdp1-shard-grad-op", "fsdp1-hybrid-shard", "fsdp2-zero2", "fsdp2-hsdp"),
+    *("tp", "tp-fsdp2", "zero1", "zero2"),
+)
 
 
 @pytest.mark.parametrize("name", ["llama", *only_long("gpt_neox")])
