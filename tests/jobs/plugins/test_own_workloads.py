@@ -10,7 +10,7 @@ import pytest
 from support_trust import make_own
 
 from jobs.cli import main
-from jobs.plugins import own_copies, own_plugins
+from jobs.plugins import own_plugins, plugin_store
 from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.runs.run import read_run
@@ -110,7 +110,7 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
     workspace_trust.store_consent(ours, print)
     with pytest.raises(InputError, match="--trust"):  # the user consented before any code was frozen
         own_plugins.read_run_plugins(ours, run, trust=False)
-    own_copies.freeze_sources(ours, own_plugins.read_run_plugins(ours, run, trust=True).sources)
+    plugin_store.freeze_sources(ours, own_plugins.read_run_plugins(ours, run, trust=True).sources)
     assert own_plugins.read_run_plugins(ours, run, trust=False).workloads.by_name["points"] == run.own_workload
     shutil.rmtree(ours.shardlab_folder)
     files.write_atomic(ours.runs / run_dir.run_id / "workloads" / "points.py", b"changed\n")
