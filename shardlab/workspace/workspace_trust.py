@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     from shardlab.cluster.cluster import Cluster
     from shardlab.workspace.workspace import Workspace
 
-ANSWERS_FOLDER = (
-    "own"  # the folder in .shardlab with copies of the workspace's code, and answers of `python -m trainers` about it
-)
+ANSWERS_FOLDER = "own"  # the folder in .shardlab with copies and descriptions of the workspace's code
 SOURCE_FOLDER = "source"  # the folder in .shardlab with copies of shardlab's own source, which runs use
 BYTECODE = "__pycache__"
 STEERING_NAMES = ("inventory.json", "away.json", "submissions")  # files and folders in .shardlab that steer commands

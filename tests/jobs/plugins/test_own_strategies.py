@@ -3,9 +3,7 @@ executed."""
 
 import json
 import os
-import shutil
 import sys
-import textwrap
 import time
 
 import msgspec
@@ -16,14 +14,12 @@ from support_page import files_of
 from support_trust import make_own
 
 from jobs.cli import main
-from jobs.plugins import own_plugins, plugin_store, refusing_process
+from jobs.plugins import refusing_process
 from jobs.plugins.refusing_process import RefusingProcess
 from shardlab.errors import InputError
 from shardlab.files import plugin_source
-from shardlab.plugins import own_code, plugin_process
+from shardlab.plugins import own_code
 from shardlab.remote.upload import main as upload_main
-from shardlab.workspace import workspace_trust
-from shardlab.workspace.workspace import Workspace
 from trainers import menu
 from trainers.description.describe import describe_file
 from trainers.plugins import own_strategy
@@ -252,75 +248,11 @@ def test_output_of_strategy_code_is_ignored_and_each_question_has_a_process(tmp_
         process.close()
 
 
-def test_strategy_code_without_end_is_killed_with_its_child_processes(tmp_path):
-    """Code in a strategy file may run without end. Here the code also prints 1 MB and starts a child process that keeps the
-    output pipe open. After a time limit, shardlab kills the code and the child. It does not keep the output in memory and does
-    not wait for the pipe."""
-    pids = tmp_path / "pids"
-    code = textwrap.dedent(f"""
-        import os, subprocess, time
-        child = subprocess.Popen(["sleep", "1000"])
-        with open({str(pids)!r}, "w") as file:
-            file.write(f"{{os.getpid()}} {{child.pid}}")
-        print("x" * 1000000, flush=True)
-        time.sleep(1000)
-    """)
-    assert plugin_process.run_process([sys.executable, "-c", code], tmp_path, tmp_path / "said", 1.5) is None
-    wait_for_end([int(pid) for pid in pids.read_text().split()])
-    assert plugin_process.run_process([sys.executable, "-c", "import sys; sys.exit(5)"], tmp_path, tmp_path / "said", 60) == 5
-
-
 def _is_alive(pid):
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def test_two_strategies_of_one_name_are_two_cells_and_the_run_carries_its_code(tmp_path, capsys):
-    runs = {}
-    for name, text in (("a", text_of()), ("c", text_of() + "\n")):
-        made = workspace(tmp_path / name, text)
-        assert call(made, "render") == 0
-        assert f"runs execute the workspace's own strategies {made.path}/strategies/alone.py." in capsys.readouterr().err
-        (runs[name],) = made.all_runs()
-    cells = {name: run.read_run().cell for name, run in runs.items()}
-    assert cells["a"].hash() != cells["c"].hash()
-    assert (runs["c"].path / "strategies" / "alone.py").read_text() == text_of() + "\n"
-    assert runs["c"].read_run().own_strategy.code == cells["c"].strategy_code
-    assert (Workspace(tmp_path / "c").shardlab_folder / "own" / cells["c"].strategy_code / "alone.py").exists()
-
-
-def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
-    theirs = workspace(tmp_path / "theirs", text_of())
-    assert call(theirs, "render") == 0
-    (run_dir,) = theirs.all_runs()
-    run, ours = run_dir.read_run(), Workspace(tmp_path / "ours")
-    shutil.copytree(run_dir.path, ours.runs / run_dir.run_id)
-    with pytest.raises(InputError, match=r"the code of its strategy alone .*was not submitted from this workspace.*--trust"):
-        own_plugins.read_run_plugins(ours, run, trust=False)
-    workspace_trust.store_consent(ours, print)
-    with pytest.raises(InputError, match="--trust"):  # the user consented before any code was frozen
-        own_plugins.read_run_plugins(ours, run, trust=False)
-    plugin_store.freeze_sources(ours, own_plugins.read_run_plugins(ours, run, trust=True).sources)
-    found = own_plugins.read_run_plugins(ours, run, trust=False)
-    assert (found.strategies.by_name, found.sources) == ({"alone": run.own_strategy}, [])
-    shutil.rmtree(ours.shardlab_folder)
-    (ours.runs / run_dir.run_id / "strategies" / "alone.py").write_text("changed\n")
-    with pytest.raises(InputError, match="is not complete"):
-        own_plugins.read_run_plugins(ours, run, trust=True)
-
-
-def test_a_workspace_that_came_from_elsewhere_executes_no_strategy(tmp_path, capsys):
-    marker = tmp_path / "executed"
-    made = workspace(tmp_path / "w", f"open({str(marker)!r}, 'w')\n{text_of()}")
-    workspace_trust.mark_path(made).unlink()
-    assert call(made, "strategies") == 1
-    assert call(made, "plan") == 2
-    assert capsys.readouterr().err.count("allow it with --trust") == 2
-    assert not marker.exists()
-    assert call(made, "plan", "--trust") == 0
-    assert marker.exists()
 
 
 def test_own_strategies_are_uploaded_and_removed_strategies_removed_on_the_cluster(tmp_path, monkeypatch, capsys):
