@@ -3,12 +3,14 @@
 import json
 import shutil
 
+import msgspec
 import pytest
 from support_trust import make_own
 
 from jobs.cli import main
 from jobs.plugins import own_plugins, plugin_store
 from shardlab.errors import InputError
+from shardlab.files import plugin_source
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 from tests.jobs.plugins import test_own_strategies, test_own_workloads
@@ -87,6 +89,41 @@ def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path, ki
     (carried / kind.folder / f"{name}.py").write_text("changed\n")
     with pytest.raises(InputError, match="is not complete"):
         own_plugins.read_run_plugins(ours, run, trust=True)
+
+
+def test_a_frozen_copy_is_used_only_where_commands_may_act(tmp_path, kind):
+    made = workspace(tmp_path, kind)
+    run = rendered(made).read_run()
+    assert own_plugins.read_run_plugins(made, run, trust=False).sources == []
+    workspace_trust.mark_path(made).unlink()
+    with pytest.raises(InputError, match="was not submitted from this workspace, so it is not executed"):
+        own_plugins.read_run_plugins(made, run, trust=False)
+
+
+def test_only_the_configuration_of_a_model_is_data_that_needs_no_trust(tmp_path, kind):
+    made = workspace(tmp_path, kind)
+    run_dir = rendered(made)
+    run = run_dir.read_run()
+    (carried,) = (run_dir.path / kind.folder).iterdir()
+    plugin_file = carried.rename(carried.with_suffix(".json"))
+    code = plugin_source.read_plugin(plugin_file).digest
+    plugin = msgspec.structs.replace(plugin_of(run, kind), code=code, file=str(plugin_file))
+    cell = msgspec.structs.replace(run.cell, **{f"{kind.noun}_code": code})
+    run = msgspec.structs.replace(run, cell=cell, **{f"own_{kind.noun}": plugin})
+    if kind is own_plugins.STRATEGIES:
+        with pytest.raises(InputError, match="is not executed"):
+            own_plugins.read_run_plugins(made, run, trust=False)
+    assert own_plugins.read_run_plugins(made, run, trust=kind is own_plugins.STRATEGIES).sources[0].digest == code
+
+
+def test_a_file_that_changes_while_it_is_described_is_an_error(tmp_path, kind):
+    made = workspace(tmp_path, kind, before="# a text that no other test has described\n")
+    (file,) = (made.path / kind.folder).iterdir()
+    source = plugin_source.read_plugin(file)
+    file.write_text(f"{file.read_text()}\n")
+    with pytest.raises(InputError, match=rf"{file}: changed while it was read; run the command again\."):
+        plugin_store.describe_plugins(made, kind, source)
+    assert list(made.shardlab_folder.glob("own/*.json")) == []
 
 
 def test_a_workspace_that_came_from_elsewhere_executes_no_code(tmp_path, capsys, kind):
