@@ -24,9 +24,8 @@ from jobs import claim
 from jobs.scheduler import ObservedRun, RunOnDisk, Scheduler, SubmitOptions
 from shardlab.cluster import cloudlab_keys
 from shardlab.errors import ShardlabError, WorkspaceError
-from shardlab.files import files, json_file
+from shardlab.files import files, json_file, plugin_source
 from shardlab.hardware import host
-from shardlab.plugins import own_strategy, own_workload
 from shardlab.record_types import BootId, ProcessId, WallTime
 from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
@@ -73,7 +72,7 @@ def list_executed_files(folder: RunDir) -> list[Path]:
 
 def list_code_files(folder: RunDir) -> list[Path]:
     """The files in the folder of a run that contain the code of the run's own workload and strategy."""
-    code = (path for name in (own_workload.FOLDER, own_strategy.FOLDER) for path in sorted((folder.path / name).glob("*")))
+    code = (path for name in plugin_source.CARRIED_FOLDERS for path in sorted((folder.path / name).glob("*")))
     return [path for path in code if path.is_file()]
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardlab.files import files
-from shardlab.plugins import own_strategy
 from shardlab.terminal import console
 
 
@@ -70,31 +69,19 @@ def _tokenize(texts: list[Path], out: Path, tokenizer: str) -> int:
 
 def _describe(file: Path, seq_len: int | None, out: Path) -> int:
     sys.dont_write_bytecode = True  # so that Python writes no __pycache__ beside the user's files
-    if file.suffix == ".json":
-        from trainers.tasks import vision_library
+    from trainers.description import describe
 
-        vision_library.load()  # needed before any model of transformers is imported
-        from trainers.description import describe_model
-
-        files.write_json(out, describe_model.describe_configuration(file.absolute(), seq_len), sync=False)
-    elif file.absolute().parent.name == own_strategy.FOLDER:
-        from trainers.plugins import own_strategy as strategies
-
-        files.write_json(out, strategies.describe_strategies(file.absolute()), sync=False)
-    else:
-        from trainers.description import describe
-
-        files.write_json(out, describe.describe_workload_file(file.absolute()), sync=False)
+    files.write_json(out, describe.describe_file(file.absolute(), seq_len), sync=False)
     return 0
 
 
 def _refuse(file: Path) -> int:
     sys.dont_write_bytecode = True
-    from trainers.plugins import own_strategy as strategies
+    from trainers.plugins import own_strategy
 
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # prints of the user's code go to standard error, so that they do not mix with the answers
-        strategies.answer_questions(file.absolute(), sys.stdin.buffer, answers)
+        own_strategy.answer_questions(file.absolute(), sys.stdin.buffer, answers)
     return 0
 
 

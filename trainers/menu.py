@@ -10,10 +10,12 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from shardlab import registry
 from shardlab.errors import InputError, UnknownName
 from shardlab.matrix.cell import Cell
-from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.plugins.plugin_kind import OwnWorkload
 from trainers.strategy import Strategy
 from trainers.workload import Workload
 from trainers.workload_options import refuse_tokens
@@ -83,27 +85,17 @@ def add_own_workload(description: OwnWorkload, file: Path) -> Workload:
 
     description: the description of the workload. file: the file that a rank executes, or the configuration that it reads.
     """
-    option_names = [option.name for option in description.options]
-    own_workload = Workload(
-        name=description.name,
-        summary=description.summary,
-        parameters=description.parameters,
-        unit=description.unit,
-        flops_per_unit=description.flops_per_unit,
-        flops_source=description.flops_source,
-        optimizer=description.optimizer,
-        task="trainers.tasks.configured" if description.is_data else "trainers.tasks.own",
-        settings={"file": file, "twin": description.twin} if description.is_data else {"file": file},
-        seq_len=description.seq_len,
-        options=description.options,
-        proof_options={name: LAYERS_OF_PROOF for name in ("n_layer",) if description.is_data and name in option_names},
-        refuse=partial(_refuse_sequence_or_data, longest=description.longest) if description.is_data else lambda _: None,
-        tensor_degrees=description.tensor_degrees,
-        most_stages=description.most_stages,
-        block_parameters=description.block_parameters,
-        code=description.code,
-        file=description.file,
-    )
+    shared_names = [name for name in OwnWorkload.__struct_fields__ if name in Workload.__struct_fields__]
+    shared_fields = {name: getattr(description, name) for name in shared_names}
+    own_workload = Workload(**shared_fields, task="trainers.tasks.own", settings={"file": file})
+    if description.is_data:
+        own_workload = msgspec.structs.replace(
+            own_workload,
+            task="trainers.tasks.configured",
+            settings={"file": file, "twin": description.twin},
+            proof_options={option.name: LAYERS_OF_PROOF for option in description.options if option.name == "n_layer"},
+            refuse=partial(_refuse_sequence_or_data, longest=description.longest),
+        )
     _own_workloads[description.name, description.code] = own_workload
     return own_workload
 

@@ -139,7 +139,7 @@ def open_archive(file: str, out: str | None, output: Output, *, trusted: bool) -
         shutil.rmtree(fresh / "report", ignore_errors=True)
     opened_workspace = Workspace(folder)
     code_files = [
-        source for name in workspace_trust.CODE_FOLDERS for source in plugin_source.python_files(opened_workspace.path / name)
+        source for name in plugin_source.CODE_FOLDERS for source in plugin_source.python_files(opened_workspace.path / name)
     ]
     if trusted and code_files:
         workspace_trust.store_consent(opened_workspace, output.print_remark)

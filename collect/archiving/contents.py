@@ -17,7 +17,6 @@ from shardlab.runs.state import FINAL
 from shardlab.workspace import archive
 from shardlab.workspace.archive import LeftOutFile
 from shardlab.workspace.workspace import Workspace
-from shardlab.workspace.workspace_trust import CODE_FOLDERS
 
 MATRIX = "matrix"
 # Files of a run that never go into an archive: checkpoints are large, and no comparison of runs needs them.
@@ -115,7 +114,7 @@ def _choose_code_files(workspace: Workspace) -> list[ArchiveSource]:
     """The Python files of the workspace that define workloads, strategies and metrics, and the helper files that they
     import."""
     sources = []
-    for folder in CODE_FOLDERS:
+    for folder in plugin_source.CODE_FOLDERS:
         paths = plugin_source.python_files(workspace.path / folder)
         sources += _build_sources(folder, workspace.path / folder, [path.name for path in paths])
     return sources

@@ -1,30 +1,32 @@
 """Computes the metrics that a workspace defines itself (docs/own-models.md) in WORKSPACE/metrics/NAME.py, in a tuple METRICS.
 
-A separate process (`collect.reading.own_metrics_process`) executes the files and computes the values, so that an error in a
-file does not end the command. The files are executed only if the workspace is trusted, because they may come from somebody
-else, for example in an archive."""
+A separate process executes the files and computes the values, so that an error in a file does not end the command:
+python -m collect.reading.own_metrics WORKSPACE MATRIX FILE... --out ANSWER. If MATRIX is '', the metrics are only described.
+The files are executed only if the workspace is trusted, because they may come from somebody else, for example in an archive.
+"""
 
 from __future__ import annotations
 
-import subprocess
+import math
+import re
 import sys
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from collect import metric
-from collect.loading.loaded_run import Quantity
+from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
-from collect.reading.load import Loaded
+from collect.reading.load import Loaded, load_matrix
 from shardlab.errors import InputError
 from shardlab.files import files, plugin_source
-from shardlab.files.decoders import DECODE_FAULTS
+from shardlab.matrix import metric_names
+from shardlab.plugins import own_code, plugin_process
+from shardlab.plugins.plugin_kind import PluginKind
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
-FOLDER = "metrics"
+NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 TIME_LIMIT_S = 3600  # time limit in seconds of the separate process, which itself reads all records of the matrix
 
 
@@ -79,6 +81,9 @@ class OwnMetrics(msgspec.Struct, frozen=True):
                 run.quantities = metric.compute_quantities(run) | self.values[run.run_id]
 
 
+METRICS = PluginKind("metric", "metrics", OwnMetrics)
+
+
 def compute_own_metrics(workspace: Workspace, matrix: str | None, *, owner: Workspace | None = None) -> OwnMetrics:
     """The metrics that the workspace defines itself, and their values for the runs of a matrix.
 
@@ -86,29 +91,95 @@ def compute_own_metrics(workspace: Workspace, matrix: str | None, *, owner: Work
     is one. If the user may not act in the owner (shardlab.workspace.workspace_trust), no file is executed, and
     `faults` of the result says so. Raises WorkspaceError if a file of the workspace cannot be read.
     """
-    paths = plugin_source.plugin_files(workspace.path / FOLDER)
+    folder = workspace.path / METRICS.folder
+    paths = plugin_source.plugin_files(folder)
     if not paths:
         return OwnMetrics()
+    words = ["collect.reading.own_metrics", str(workspace.path), matrix or "", *map(str, paths)]
     try:
         workspace_trust.must_be_allowed(owner or workspace, f"execute {paths[0]}")
+        return plugin_process.ask_process(words, folder, METRICS.answer, TIME_LIMIT_S)
     except InputError as error:
         return OwnMetrics(faults=[str(error)])
-    return _compute_in_process(workspace, matrix, paths)
 
 
-def _compute_in_process(workspace: Workspace, matrix: str | None, paths: Sequence[Path]) -> OwnMetrics:
-    with tempfile.TemporaryDirectory(prefix="shardlab-own-") as folder:
-        answer = Path(folder) / "answer.json"
-        arguments = [str(answer), str(workspace.path), matrix or "", *map(str, paths)]
-        argv = [sys.executable, "-P", "-m", "collect.reading.own_metrics_process", *arguments]
+def main(workspace: str, matrix: str, *words: str) -> None:
+    """Write the metrics, their values, and the faults to a JSON file, in the form of `OwnMetrics`.
+
+    workspace: the path of the workspace. matrix: the name of the matrix for whose runs values are computed; '': no values.
+    words: the files that define metrics, then `--out`, then the JSON file.
+    """
+    *paths, _, answer = words
+    described: list[DescribedMetric] = []
+    faults: list[str] = []
+    defined: dict[str, tuple[str, Metric]] = {}  # name of a metric -> (path of the file that defines it, the metric)
+    for path in map(Path, paths):
         try:
-            process = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, capture_output=True, cwd=folder, timeout=TIME_LIMIT_S, check=False
-            )
-            return msgspec.json.decode(files.read(answer), type=OwnMetrics)
-        except subprocess.TimeoutExpired:
-            return OwnMetrics(faults=[f"{workspace.path / FOLDER}: its code did not end within {TIME_LIMIT_S} s."])
-        except (OSError, *DECODE_FAULTS):
-            error_lines = process.stderr.decode("utf-8", "replace").strip().splitlines()
-            why = error_lines[-1] if error_lines else f"the process ended with code {process.returncode}"
-            return OwnMetrics(faults=[f"{workspace.path / FOLDER}: its metrics cannot be computed: {why}"])
+            source = plugin_source.read_plugin(path)
+            for entry in _check_metrics(path, getattr(own_code.execute_plugin(source), "METRICS", None)):
+                METRICS.must_be_new(path, entry.name, list_shipped_names(), {name: file for name, (file, _) in defined.items()})
+                defined[entry.name] = (str(path), entry)
+                facts = (entry.name, entry.unit, entry.direction, entry.definition, entry.column)
+                described.append(DescribedMetric(*facts, str(path), source.digest, entry.reads))
+        except InputError as error:
+            faults.append(str(error))
+    values: dict[str, dict[str, Quantity]] = {}
+    runs = load_matrix(Workspace(Path(workspace)), matrix).runs if matrix and defined else []
+    for run in (run for run in runs if run.completed):
+        run_values = {name: _compute_value(file, entry, run, faults) for name, (file, entry) in defined.items()}
+        values[run.run_id] = {name: value for name, value in run_values.items() if value is not None}
+    files.write_json(Path(answer), OwnMetrics(described, values, list(dict.fromkeys(faults))), sync=False)
+
+
+def list_shipped_names() -> set[str]:
+    """The names of the metrics of shardlab, which a workspace cannot define again."""
+    return {*metric_names.KNOWN, *(shipped.name for shipped in metric.all_metrics())}
+
+
+def _check_metrics(path: Path, value: object) -> list[Metric]:
+    """Check the value of the variable METRICS of a file, and return its metrics as a list. path: the file. value: the value.
+
+    Raises InputError if the value is not a tuple or list of metrics, or if a metric is not a function of one run.
+    """
+    if not isinstance(value, (tuple, list)) or not value or not all(isinstance(own_metric, Metric) for own_metric in value):
+        raise InputError(f"{path}: METRICS is no tuple of metrics. Needed: METRICS = (Metric(...),) of collect.metric.")
+    for own_metric in value:
+        if not isinstance(own_metric.name, str) or not NAME.fullmatch(own_metric.name):
+            raise InputError(f"{path}: {str(own_metric.name)[:40]!r} cannot be the name of a metric. Allowed: {NAME.pattern}.")
+        if own_metric.of_run is None or own_metric.of_run_at is not None or own_metric.of_cells is not None:
+            raise InputError(f"{path}: the metric {own_metric.name} has no `of_run`, or has more. Allowed: metrics of one run.")
+        try:
+            msgspec.convert(msgspec.to_builtins(own_metric.reads), Reads | None)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise InputError(
+                f"{path}: `reads` of the metric {own_metric.name}: {error}. Needed: Reads of collect.metric."
+            ) from error
+    return list(value)
+
+
+def _compute_value(file: str, entry: Metric, run: LoadedRun, faults: list[str]) -> Quantity | None:
+    """The value of a metric for a run; None if the value is not known.
+
+    If the function of the metric raises an error, or returns anything but a number in the right unit, the result is also None,
+    and a sentence is added to `faults`.
+    """
+    assert entry.of_run is not None
+    try:
+        value = entry.of_run(run)
+    except Exception as error:  # noqa: BLE001 - code of a user may raise any error
+        faults.append(f"{own_code.describe_error(file, error)} So {entry.name} of {run.run_id} is not known.")
+        return None
+    if value is None:
+        return None
+    is_number = isinstance(value, Quantity) and type(value.value) in (int, float) and math.isfinite(value.value)
+    if not is_number or value.unit != entry.unit:
+        faults.append(
+            f"{file}: {entry.name} of {run.run_id} is {str(value)[:80]}. Allowed: Quantity(NUMBER, {entry.unit!r}), or None "
+            "if it is not known."
+        )
+        return None
+    return value
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

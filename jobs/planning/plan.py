@@ -18,7 +18,7 @@ from jobs.planning import repeats as number_of_runs
 from jobs.planning.gpu_hours import CellHours
 from jobs.planning.repeats import Cost
 from jobs.planning.resolve import Capacity, Misfit, find_misfits, resolve_cells
-from jobs.plugins import own_copies, own_plugins
+from jobs.plugins import own_plugins, plugin_store
 from jobs.plugins.own_plugins import OwnPlugins
 from jobs.rendering import frozen_source, render
 from jobs.slurm import allocation, share
@@ -117,7 +117,7 @@ def plan_matrix(
         planned = batch_searches.plan_searches(workspace, requested, cells, cluster, stored_name, plugins)
         cells = planned.cells
     finally:
-        plugins.strategies.close()
+        plugins.close()
     selected_cells = [cell for cell in cells if where is None or is_true_for_cell(parse_condition(where), cell)]
     if not selected_cells:
         raise InputError(f"--where {where!r} selects none of the {len(cells)} cells.")
@@ -315,7 +315,7 @@ def render_all(plan: MatrixPlan, workspace: Workspace, runs: Path) -> Rendering:
     already is not changed."""
     folders, skipped = [], []
     frozen_source.freeze_source(Path(plan.source.source))
-    own_copies.freeze_sources(workspace, plan.source.own.sources)
+    plugin_store.freeze_sources(workspace, plan.source.own.sources)
     for cell, repeat in number_of_runs.order_runs_by_repeat(plan.cells, plan.repeats):
         run = render.make_run(cell, repeat, 1, plan.source)
         existing = RunDir(runs / run.run_id)

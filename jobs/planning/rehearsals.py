@@ -7,7 +7,6 @@ under a digest of everything that they depend on.
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from jobs.plugins import own_answers
 from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.files import files, plugin_source
 from shardlab.matrix.cell import Cell
-from shardlab.plugins import own_workload
+from shardlab.plugins import plugin_process
+from shardlab.plugins.plugin_kind import WORKLOADS
 from shardlab.runs import rehearsed
 from shardlab.runs.rehearsed import SCHEMA, Answer, NotRehearsed, RehearsalRequest
 from shardlab.terminal import moments
@@ -66,7 +65,7 @@ class Rehearsals:
         return answers
 
     def _make_request(self, cell: Cell) -> RehearsalRequest:
-        return RehearsalRequest(cell, self._plugins.workloads.find_for_cell(cell), self._plugins.strategies.find_for_cell(cell))
+        return RehearsalRequest(cell, self._plugins.find_workload(cell), self._plugins.find_strategy(cell))
 
     def _read_stored(self, request: RehearsalRequest) -> Answer | None:
         """An answer that the workspace or this command already has; None if there is none. If no answers are made, an answer at
@@ -89,13 +88,11 @@ class Rehearsals:
             error_path = Path(folder, "said")
             request_path.write_bytes(msgspec.json.encode(request))
             if (workload := request.own_workload) is not None and workload.is_data:
-                plugin_source.write_plugin(
-                    request_path.parent / own_workload.FOLDER, self._plugins.workloads.sources[workload.code]
-                )
+                plugin_source.write_plugin(Path(folder, WORKLOADS.folder), self._plugins.workloads.sources[workload.code])
             why = self._run_process(request_path, answer_path, error_path)
             made_answer = rehearsed.read_answer(answer_path)
             if made_answer is None:
-                last_line = own_answers.read_last_line(error_path)
+                last_line = plugin_process.read_last_line(error_path)
                 why = f"the rehearsal failed: {why or last_line or 'its process gave no answer'}"
                 made_answer = NotRehearsed(SCHEMA, request.cell.hash(), why, time.monotonic() - began)
         if isinstance(made_answer, NotRehearsed):
@@ -108,20 +105,11 @@ class Rehearsals:
 
         request: the request. answer_path: the file for the answer. error_path: the file for the errors that the process
         prints."""
-        command = [own_answers.interpreter_path(), "-P", "-W", "ignore", "-m", "trainers", "rehearse"]
+        words = ["trainers", "rehearse", str(request), "--cache", str(self.folder)]
         depth = ["--full-depth"] if self._full_depth else []
-        with answer_path.open("wb") as output, error_path.open("wb") as errors:
-            process = subprocess.Popen(
-                [*command, str(request), "--cache", str(self.folder), *depth], stdin=subprocess.DEVNULL, stdout=output,
-                stderr=errors, cwd=request.parent, env=own_answers.make_environment(), start_new_session=True,
-            )  # fmt: skip
-            try:
-                process.wait(ANSWER_S)
-            except subprocess.TimeoutExpired:
-                return f"it did not end within {ANSWER_S:.0f} s."
-            finally:
-                own_answers.kill_process_group(process)
-        return ""
+        argv = [plugin_process.interpreter_path(), "-P", "-W", "ignore", "-m", *words, *depth]
+        exit_code = plugin_process.run_process(argv, request.parent, answer_path, ANSWER_S, error_path)
+        return f"it did not end within {ANSWER_S:.0f} s." if exit_code is None else ""
 
 
 def describe_refused(answers: dict[str, Answer]) -> list[str]:

@@ -1,25 +1,26 @@
-"""The plug-ins of a workspace: workloads and strategies that the workspace defines itself.
+"""The plug-ins of a workspace that runs execute: workloads and strategies that the workspace defines itself.
 
 This module finds the plug-ins of a matrix, and copies their code into the folders of runs. The code is frozen at submission.
+`jobs` never executes it: separate processes do, and only if this user account created the workspace or the user trusts it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Generic
 
 import msgspec
 
-from jobs.plugins import own_copies, own_strategies, own_workloads
-from jobs.plugins.own_strategies import OwnStrategies, RefusingProcess
-from jobs.plugins.own_workloads import OwnWorkloads
+from jobs.plugins import plugin_store
+from jobs.plugins.plugin_store import D
+from jobs.plugins.refusing_process import RefusingProcess
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import plugin_source
 from shardlab.files.plugin_source import PluginSource
+from shardlab.matrix.cell import Cell
 from shardlab.matrix.model_file import ModelFile
-from shardlab.plugins import own_strategy, own_workload
-from shardlab.plugins.own_strategy import OwnStrategy
-from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.plugins.plugin_kind import STRATEGIES, WORKLOADS, OwnStrategy, OwnWorkload, PluginDescription, PluginKind
 from shardlab.runs.run import Run
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
@@ -28,24 +29,84 @@ from trainers.strategy import Strategy
 from trainers.workload import Workload
 
 
+class PluginSet(msgspec.Struct, Generic[D]):
+    """Plug-ins of one kind that a workspace defines."""
+
+    by_name: dict[str, D] = {}
+    """The plug-ins, by name."""
+    sources: dict[str, PluginSource] = {}
+    """The files that define them, by their digest."""
+    faults: dict[str, str] = {}
+    """Why a file defines no plug-ins, by each name that was looked for in the file; if no names were given, by the name of the
+    file."""
+
+    def find_plugin(self, name: str, code: str | None) -> D | None:
+        """The plug-in with this name; None if `code`, the digest of its code in a cell, is None, because it ships with
+        shardlab."""
+        return None if code is None else self.by_name[name]
+
+    def add_file(
+        self, kind: PluginKind[PluginDescription[D]], source: PluginSource, described: list[D], shipped: Collection[str]
+    ) -> None:
+        """Add the plug-ins that a file defines. Raises InputError if the name of a plug-in is taken; then none is added.
+
+        shipped: the names of the plug-ins of this kind that ship with shardlab.
+        """
+        files_by_name = {name: plugin.file for name, plugin in self.by_name.items()}
+        for plugin in described:
+            kind.must_be_new(source.file, plugin.name, shipped, files_by_name)
+        self.sources[source.digest] = source
+        self.by_name.update({plugin.name: msgspec.structs.replace(plugin, file=str(source.file)) for plugin in described})
+
+
 class OwnPlugins(msgspec.Struct, frozen=True):
     """The plug-ins of a workspace: its own workloads and strategies."""
 
-    workloads: OwnWorkloads = OwnWorkloads()
-    strategies: OwnStrategies = OwnStrategies()
+    workloads: PluginSet[OwnWorkload] = msgspec.field(default_factory=PluginSet[OwnWorkload])
+    strategies: PluginSet[OwnStrategy] = msgspec.field(default_factory=PluginSet[OwnStrategy])
+    processes: dict[str, RefusingProcess] = {}
+    """The processes that say which cells the strategies refuse, by the digest of the file."""
 
     @property
     def sources(self) -> list[PluginSource]:
         """The source files of all workloads and strategies in this collection."""
         return [*self.workloads.sources.values(), *self.strategies.sources.values()]
 
+    def find_workload(self, cell: Cell) -> OwnWorkload | None:
+        """The workload of a cell if the workspace defines it; None if the workload ships with shardlab."""
+        return self.workloads.find_plugin(cell.workload, cell.workload_code)
+
+    def find_strategy(self, cell: Cell) -> OwnStrategy | None:
+        """The strategy of a cell if the workspace defines it; None if the strategy ships with shardlab."""
+        return self.strategies.find_plugin(cell.strategy, cell.strategy_code)
+
     def workload_menu(self) -> dict[str, Workload]:
-        """Every workload by name: the shipped workloads and the workspace's own workloads."""
-        return menu.workloads() | self.workloads.menu()
+        """Every workload by name: the shipped workloads and the workspace's own workloads, which are registered, so that
+        `menu.workload_of` finds them from now on."""
+        own_entries = {name: menu.add_own_workload(entry, Path(entry.file)) for name, entry in self.workloads.by_name.items()}
+        return menu.workloads() | own_entries
 
     def strategy_menu(self) -> dict[str, Strategy]:
-        """Every strategy by name: the shipped strategies and the workspace's own strategies."""
-        return menu.strategies() | self.strategies.menu(self.workloads.by_name)
+        """Every strategy by name: the shipped strategies and the workspace's own strategies, which are registered, so that
+        `menu.strategy_of` finds them from now on."""
+        own_entries = {name: self._make_entry(strategy) for name, strategy in self.strategies.by_name.items()}
+        for entry in own_entries.values():
+            menu.add_own_strategy(entry)
+        return menu.strategies() | own_entries
+
+    def close(self) -> None:
+        """End the processes that were asked which cells are refused."""
+        for process in self.processes.values():
+            process.close()
+
+    def _make_entry(self, strategy: OwnStrategy) -> Strategy:
+        process = self.processes.setdefault(strategy.code, RefusingProcess(Path(strategy.file)))
+
+        def refuse(cell: Cell) -> str | None:
+            return process.refuse(cell, None if cell.workload_code is None else self.workloads.by_name.get(cell.workload))
+
+        # only the code of the file knows the engine, and only ranks execute this code
+        return Strategy(refuse=refuse, engine="", **msgspec.structs.asdict(strategy))
 
 
 def find_plugins(
@@ -53,11 +114,71 @@ def find_plugins(
 ) -> OwnPlugins:
     """Find the plug-ins of the workspace with these names.
 
-    workloads, strategies: the names. models: the models that a matrix describes by a configuration file, by name.
+    workloads, strategies: the names. models: the models that a matrix describes by a configuration file, by name. Raises
+    WorkspaceError.
     """
-    return OwnPlugins(
-        own_workloads.find_workloads(workspace, workloads, models), own_strategies.find_strategies(workspace, strategies)
-    )
+    own_workloads = find_plugin_set(workspace, WORKLOADS, menu.workloads(), workloads)
+    add_models(workspace, own_workloads, models)
+    return OwnPlugins(own_workloads, find_plugin_set(workspace, STRATEGIES, menu.strategies(), strategies))
+
+
+def find_plugin_set(
+    workspace: Workspace,
+    kind: PluginKind[PluginDescription[D]],
+    shipped: Collection[str],
+    names: Collection[str] | None = None,
+) -> PluginSet[D]:
+    """Find the plug-ins of one kind that the workspace defines.
+
+    Files that cannot define any of the names are not executed. If this user may not act in the workspace
+    (shardlab.workspace.workspace_trust), no file is executed, and each file is reported as a fault.
+
+    shipped: the names of the plug-ins of this kind that ship with shardlab. names: the names to look for; None: all plug-ins.
+    Raises WorkspaceError.
+    """
+    plugins = PluginSet[D]()
+    for file in plugin_source.plugin_files(workspace.path / kind.folder):
+        base_name = kind.base_name(file)
+        sought_names = [base_name] if names is None else sorted(name for name in names if kind.may_define(file, name))
+        if not sought_names:
+            continue
+        try:
+            source = plugin_source.read_plugin(file)
+            workspace_trust.must_be_allowed(workspace, f"execute {file}")
+            if kind.folder == STRATEGIES.folder:
+                _must_not_share_helpers(workspace, source)
+            plugins.add_file(kind, source, plugin_store.describe_plugins(workspace, kind, source), shipped)
+        except InputError as error:
+            plugins.faults.update({name: str(error) for name in sought_names if name == base_name or name not in shipped})
+    return plugins
+
+
+def add_models(workspace: Workspace, workloads: PluginSet[OwnWorkload], models: Mapping[str, ModelFile]) -> None:
+    """Add the models that a matrix describes by a configuration to the workspace's own workloads. No code of the workspace is
+    executed for them. Raises WorkspaceError."""
+    for model in models.values():
+        try:
+            if (workspace.path / WORKLOADS.folder / f"{model.name}.py").exists():
+                raise InputError(
+                    f"{WORKLOADS.folder}/{model.name}.py defines another workload {model.name}. Allowed: another file name."
+                )
+            if shipped := sorted({model.name, f"{model.name}-tiny"} & set(menu.workloads())):
+                raise InputError(f"the workload {shipped[0]} ships with shardlab. Allowed: its name, or another file name.")
+            described = plugin_store.describe_plugins(workspace, WORKLOADS, model.source, model.seq_len)
+            workloads.add_file(WORKLOADS, model.source, described, ())
+        except InputError as error:
+            workloads.faults[model.name] = f"{model.origin}: {error}"
+
+
+def _must_not_share_helpers(workspace: Workspace, source: PluginSource) -> None:
+    """Raises InputError if a helper file of strategies has the same name as a helper file of workloads. A rank executes both,
+    and Python would import only one of the two files."""
+    workload_files = {path.name for path in plugin_source.python_files(workspace.path / WORKLOADS.folder)}
+    if shared_names := sorted(name for name in source.contents if name.startswith("_") and name in workload_files):
+        raise InputError(
+            f"{source.file.parent / shared_names[0]}: {WORKLOADS.folder}/{shared_names[0]} has the same name, and a rank "
+            "could import only one of them. Allowed: different names."
+        )
 
 
 def read_run_plugins(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugins:
@@ -66,30 +187,28 @@ def read_run_plugins(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugi
     Their code comes from the copy that was frozen in this workspace, or, if no copy exists and `trust` is true, from the run's
     folder. Raises InputError if the code was not submitted from this workspace and is not trusted.
     """
-    workload, strategy = run.own_workload, run.own_strategy
-    plugins = OwnPlugins()
-    if workload is not None and run.cell.workload_code is not None:
+    workloads, strategies = PluginSet[OwnWorkload](), PluginSet[OwnStrategy]()
+    if (workload := run.own_workload) is not None and run.cell.workload_code is not None:
         sources = _read_carried_code(workspace, run, workload, run.cell.workload_code, trust=trust or workload.is_data)
-        plugins = OwnPlugins(OwnWorkloads({workload.name: workload}, sources))
-    if strategy is not None and run.cell.strategy_code is not None:
+        workloads = PluginSet({workload.name: workload}, sources)
+    if (strategy := run.own_strategy) is not None and run.cell.strategy_code is not None:
         sources = _read_carried_code(workspace, run, strategy, run.cell.strategy_code, trust=trust)
-        processes = {strategy.code: RefusingProcess(Path(strategy.file))}
-        plugins = msgspec.structs.replace(plugins, strategies=OwnStrategies({strategy.name: strategy}, sources, {}, processes))
-    return plugins
+        strategies = PluginSet({strategy.name: strategy}, sources)
+    return OwnPlugins(workloads, strategies)
 
 
 def write_plugin_code(store: Path, run: Run, folder: Path) -> None:
     """Copy the code of a run's plug-ins into the new folder of the run. store: the folder of the frozen copies. Raises
     ShardlabError if a copy is missing or damaged."""
-    for plugin, folder_name in ((run.own_workload, own_workload.FOLDER), (run.own_strategy, own_strategy.FOLDER)):
+    for kind, plugin in ((WORKLOADS, run.own_workload), (STRATEGIES, run.own_strategy)):
         if plugin is None:
             continue
-        frozen_copy = own_copies.read_copy(store / plugin.code, plugin.file, plugin.code)
+        frozen_copy = plugin_store.read_copy(store / plugin.code, plugin.file, plugin.code)
         if frozen_copy is None:
             raise ShardlabError(
                 f"{store / plugin.code}: the copy of {plugin.file} is missing or damaged; run the command again."
             )
-        plugin_source.write_plugin(folder / folder_name, frozen_copy)
+        plugin_source.write_plugin(folder / kind.folder, frozen_copy)
 
 
 def _read_carried_code(
@@ -101,14 +220,14 @@ def _read_carried_code(
     plugin: the plug-in. code: the digest of the plug-in's code. trust: whether the user allows code from the run's folder.
     Raises InputError.
     """
-    kind, folder = ("workload", own_workload.FOLDER) if isinstance(plugin, OwnWorkload) else ("strategy", own_strategy.FOLDER)
-    frozen_copy = own_copies.read_copy(own_copies.find_plugin_copies_folder(workspace) / code, plugin.file, code)
+    kind = WORKLOADS if isinstance(plugin, OwnWorkload) else STRATEGIES
+    frozen_copy = plugin_store.read_copy(plugin_store.find_store(workspace) / code, plugin.file, code)
     if frozen_copy is not None and (trust or workspace_trust.is_allowed(workspace)):
         return {}
-    code_folder = workspace.runs / run.run_id / folder
-    carried_copy = own_copies.read_copy(code_folder, plugin.file, code) if trust else None
+    code_folder = workspace.runs / run.run_id / kind.folder
+    carried_copy = plugin_store.read_copy(code_folder, plugin.file, code) if trust else None
     if carried_copy is None:
         problem = "is not complete" if trust else "was not submitted from this workspace, so it is not executed"
         hint = "" if trust else " Read it; then allow it with --trust."
-        raise InputError(f"{run.run_id}: the code of its {kind} {plugin.name} ({code_folder}) {problem}.{hint}")
+        raise InputError(f"{run.run_id}: the code of its {kind.noun} {plugin.name} ({code_folder}) {problem}.{hint}")
     return {carried_copy.digest: carried_copy}

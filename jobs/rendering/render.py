@@ -16,7 +16,7 @@ import msgspec
 import templates
 from jobs.launcher import launcher
 from jobs.planner import machine as planned_machine
-from jobs.plugins import own_copies, own_plugins
+from jobs.plugins import own_plugins, plugin_store
 from jobs.plugins.own_plugins import OwnPlugins
 from jobs.rendering import frozen_source, scripts
 from jobs.rendering import sbatch_options as request
@@ -142,7 +142,7 @@ def make_render_context(
         versions={**host.packages(), "shardlab": __version__, "python": sys.version.split()[0]},
         git_commit=host.read_git_commit(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        own_code=own_copies.find_plugin_copies_folder(workspace),
+        own_code=plugin_store.find_store(workspace),
         wait_gpus_s=wait_gpus_s,
         track=track,
         own=plugins or OwnPlugins(),
@@ -217,8 +217,8 @@ def make_run(
         separate_folders=source.scheduler == "ssh" and source.where.has_separate_folders,
         track=source.track,
         wait_gpus_s=source.wait_gpus_s,
-        own_workload=source.own.workloads.find_for_cell(cell),
-        own_strategy=source.own.strategies.find_for_cell(cell),
+        own_workload=source.own.find_workload(cell),
+        own_strategy=source.own.find_strategy(cell),
         traces=source.traces.get(cell.name()),
         search=source.search_of(cell),
     )

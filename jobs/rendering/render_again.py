@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.plugins import own_copies
+from jobs.plugins import plugin_store
 from jobs.rendering.render import CLUSTER_FILE, RenderContext
 from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
@@ -32,7 +32,7 @@ def read_render_context(folder: RunDir, run: Run) -> RenderContext:
         versions=run.versions,
         git_commit=run.git_commit,
         created=run.created,
-        own_code=own_copies.find_plugin_copies_folder(workspace),
+        own_code=plugin_store.find_store(workspace),
     )
 
 

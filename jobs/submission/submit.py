@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from jobs.planning.repeats import order_runs_by_repeat
-from jobs.plugins import own_copies, own_plugins
+from jobs.plugins import own_plugins, plugin_store
 from jobs.rendering import frozen_source, render
 from jobs.scheduler import SubmitOptions, scheduler
 from jobs.status import retry_budget
@@ -136,7 +136,7 @@ def send_runs(
     held_back_decisions = [decision for decision in decisions if decision.held_back]
     if new_runs or held_back_decisions:
         frozen_source.freeze_source(Path(source.source))
-        own_copies.freeze_sources(workspace, source.own.sources)
+        plugin_store.freeze_sources(workspace, source.own.sources)
     for decision in held_back_decisions:
         render.write(decision.run, workspace.runs, source).write_event("controller", "held", why=decision.why)
     folders = [render.write(run, workspace.runs, source) for run in new_runs]
@@ -229,7 +229,7 @@ def freeze_trusted_plugins(workspace: Workspace, decisions: Sequence[RunDecision
         workspace.find_run(decision.now.id).read_run() for decision in decisions if decision.send and decision.now is not None
     ):
         if trust or (old_run.own_workload is not None and old_run.own_workload.is_data):
-            own_copies.freeze_sources(workspace, own_plugins.read_run_plugins(workspace, old_run, trust=trust).sources)
+            plugin_store.freeze_sources(workspace, own_plugins.read_run_plugins(workspace, old_run, trust=trust).sources)
 
 
 def find_lost_nodes(folder: RunDir, hosts: Sequence[str]) -> list[str]:

@@ -61,7 +61,7 @@ def replace_adapt_option(invocation: Invocation, words: Sequence[str]) -> Sequen
             for change in adaptation.changes:
                 out.print_line(f"  {describe_change(change)}")
     finally:
-        plugins.strategies.close()
+        plugins.close()
     arguments.adapt = False
     return shared_options.replace_by_matrix_option([word for word in words if word != OPTION], "--matrix", arguments.matrix)
 

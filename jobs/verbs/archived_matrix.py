@@ -10,14 +10,13 @@ from pathlib import Path
 
 from jobs.verbs import shared_options
 from shardlab.errors import InputError
-from shardlab.files import files
+from shardlab.files import files, plugin_source
 from shardlab.workspace import archive, workspace_trust
 from shardlab.workspace.workspace import Workspace
 
 OPTION = "--from"
 FOLDER = "archived"  # the folder of a workspace that contains one folder for the matrix of each archive
-# runs do not need the folder `metrics`: only `collect` executes its files
-CODE_FOLDERS = tuple(f"{name}/" for name in workspace_trust.CODE_FOLDERS if name != "metrics")
+CODE_FOLDERS = tuple(f"{name}/" for name in plugin_source.CARRIED_FOLDERS)
 MATRIX_FOLDER = "matrix/"  # the folder of an archive that contains the matrix file and the model files that the matrix names
 
 

@@ -10,8 +10,9 @@ import msgspec
 
 from jobs import launcher
 from jobs.invocation import Invocation
-from jobs.plugins import own_strategies, own_workloads
+from jobs.plugins.own_plugins import OwnPlugins, find_plugin_set
 from shardlab.matrix import matrix
+from shardlab.plugins.plugin_kind import STRATEGIES, WORKLOADS
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 from trainers import menu
@@ -25,12 +26,12 @@ def print_strategies(out: Output, workspace: Workspace) -> int:
     Returns the exit code, which is 1 if a file in
     the workspace's folder of strategies defines no strategy; the reason is printed.
     """
-    found_strategies = own_strategies.find_strategies(workspace)
-    entries = [*found_strategies.menu({}).values(), *menu.strategies().values()]
+    own_strategies = find_plugin_set(workspace, STRATEGIES, menu.strategies())
+    entries = sorted(OwnPlugins(strategies=own_strategies).strategy_menu().values(), key=_is_shipped)
     rows = [[entry.name, entry.summary, ", ".join(entry.precisions), entry.file or "ships"] for entry in entries]
     out.print_table("strategies", ["name", "what it does", "precisions", "from"], rows)
     _print_options(out, entries)
-    _print_faults(out, found_strategies.faults)
+    _print_faults(out, own_strategies.faults)
     out.print_document(
         [
             {
@@ -44,7 +45,7 @@ def print_strategies(out: Output, workspace: Workspace) -> int:
             for entry in entries
         ]
     )
-    return int(bool(found_strategies.faults))
+    return int(bool(own_strategies.faults))
 
 
 def print_workloads(out: Output, workspace: Workspace) -> int:
@@ -53,15 +54,15 @@ def print_workloads(out: Output, workspace: Workspace) -> int:
     Returns the exit code, which is 1 if a file in
     the workspace's folder of workloads defines no workload; the reason is printed.
     """
-    found_workloads = own_workloads.find_workloads(workspace)
-    entries = [*found_workloads.menu().values(), *menu.workloads().values()]
+    own_workloads = find_plugin_set(workspace, WORKLOADS, menu.workloads())
+    entries = sorted(OwnPlugins(workloads=own_workloads).workload_menu().values(), key=_is_shipped)
     rows = [
         [item.name, item.summary, f"{item.parameters:,}", item.unit, _format_mflop(item.flops_per_unit), item.file or "ships"]
         for item in entries
     ]
     out.print_table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"], rows)
     _print_options(out, entries)
-    _print_faults(out, found_workloads.faults)
+    _print_faults(out, own_workloads.faults)
     out.print_document(
         [
             {
@@ -80,7 +81,11 @@ def print_workloads(out: Output, workspace: Workspace) -> int:
             for item in entries
         ]
     )
-    return int(bool(found_workloads.faults))
+    return int(bool(own_workloads.faults))
+
+
+def _is_shipped(entry: Strategy | Workload) -> bool:
+    return entry.file is None
 
 
 def _print_faults(out: Output, faults: Mapping[str, str]) -> None:

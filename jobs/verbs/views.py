@@ -12,14 +12,14 @@ from jobs.planner.cell_schedule import CellSchedule
 from jobs.planner.scale_out import ScaledCell
 from jobs.planning import batch_searches, cell_differences, datasets, gpu_hours, repeats
 from jobs.planning.plan import MatrixPlan
-from jobs.plugins.own_workloads import OwnWorkloads
+from jobs.plugins.own_plugins import OwnPlugins
 from jobs.slurm.share import Share
 from jobs.status import search_runs
 from jobs.status.reconcile import Status
 from jobs.verbs import status_table
 from shardlab.cluster.lease import Lease
 from shardlab.matrix.cell import Cell
-from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.plugins.plugin_kind import OwnWorkload
 from shardlab.terminal import moments
 from shardlab.terminal.console import Output
 from shardlab.workspace.inventory import read_lease
@@ -61,7 +61,7 @@ def print_plan(
     estimated_hours = gpu_hours.sum_hours(hours) if hours else None
     _print_amount_of_work(out, planned, counts, estimated_hours, shares)
     lease = print_lease(out, workspace, planned.source.where.name, late_count)
-    models = _select_own_models(planned.source.own.workloads, planned.cells)
+    models = _select_own_models(planned.source.own, planned.cells)
     _print_obstacles_and_notes(out, planned, models, data)
     out.print_document(
         {
@@ -223,9 +223,9 @@ def _varies(planned: MatrixPlan, key: str) -> bool:
     return key in file.axes or any(key in group for group in file.zip)
 
 
-def _select_own_models(workloads: OwnWorkloads, cells: Sequence[Cell]) -> list[OwnWorkload]:
+def _select_own_models(plugins: OwnPlugins, cells: Sequence[Cell]) -> list[OwnWorkload]:
     """The workloads of these cells that do not ship with shardlab, sorted by name."""
-    models_by_name = {cell.workload: model for cell in cells if (model := workloads.find_for_cell(cell)) is not None}
+    models_by_name = {cell.workload: model for cell in cells if (model := plugins.find_workload(cell)) is not None}
     return [models_by_name[name] for name in sorted(models_by_name)]
 
 

@@ -1,9 +1,9 @@
 """The source files of a plug-in of a workspace: the Python file that defines it, and the helpers in the same folder.
 
-WORKSPACE/workloads/NAME.py defines the workload NAME, and WORKSPACE/strategies/NAME.py defines a family of strategies. Files in
-these folders whose names begin with `_` are helpers, which the other files may import. Each plug-in has all helpers of its
-folder. The digest of the file and the helpers is a key of the cell, so two cells differ if their plug-ins have the same name
-but different contents.
+WORKSPACE/workloads/NAME.py defines the workload NAME, WORKSPACE/strategies/NAME.py a family of strategies, and
+WORKSPACE/metrics/NAME.py metrics. Files in these folders whose names begin with `_` are helpers, which the other files may
+import. Each plug-in has all helpers of its folder. The digest of the file and the helpers is a key of the cell, so two cells
+differ if their plug-ins have the same name but different contents.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ import msgspec
 from shardlab.errors import InputError
 from shardlab.files import files
 
-CARRIED_FOLDERS = (
-    "workloads",
-    "strategies",
-)  # folders of a workspace with plug-ins that runs execute, so the cluster needs a copy
+CARRIED_FOLDERS = ("workloads", "strategies")  # folders with plug-ins that runs execute, so the cluster needs a copy
+CODE_FOLDERS = (*CARRIED_FOLDERS, "metrics")  # all folders of a workspace whose Python files shardlab executes
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 MOST_BYTES = 1 << 20  # largest size of one file
 
@@ -69,7 +67,7 @@ def read_plugin(file: Path) -> PluginSource:
 
 
 def read_all_files(workspace: Path) -> dict[str, bytes]:
-    """The contents of all plug-ins and helpers in the folders CARRIED of a workspace, by their paths in the workspace.
+    """The contents of all plug-ins and helpers in the folders CARRIED_FOLDERS of a workspace, by their paths in the workspace.
 
     Raises InputError for a file that is too long or cannot be read.
     """
@@ -93,6 +91,15 @@ def read_plugin_file(path: Path, allowed: str = "Python code; data belongs in fi
         raise InputError(f"{path}: longer than {MOST_BYTES >> 20} MiB. Allowed: {allowed}.") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {os.strerror(error.errno) if error.errno else error}.") from None
+
+
+def read_submitted_plugin(file: Path, code: str | None) -> PluginSource:
+    """As `read_plugin`, on a rank. code: the digest of the plug-in when the run was submitted. Raises InputError also if the
+    plug-in was changed after that."""
+    source = read_plugin(file)
+    if source.digest != code:
+        raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {code}.")
+    return source
 
 
 def write_plugin(folder: Path, source: PluginSource) -> None:

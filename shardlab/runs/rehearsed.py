@@ -16,8 +16,7 @@ import msgspec
 from shardlab.files import files, source_digest
 from shardlab.files.decoders import DECODE_FAULTS
 from shardlab.matrix.cell import Cell, Role, keys_with_role
-from shardlab.plugins.own_strategy import OwnStrategy
-from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.plugins.plugin_kind import OwnStrategy, OwnWorkload
 from shardlab.record_types import Count, Measured
 
 SCHEMA = 1

@@ -17,8 +17,7 @@ from shardlab.files import json_file
 from shardlab.matrix.batch_search import BatchSearch
 from shardlab.matrix.cell import Cell
 from shardlab.matrix.retry import Retry
-from shardlab.plugins.own_strategy import OwnStrategy
-from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.plugins.plugin_kind import OwnStrategy, OwnWorkload
 from shardlab.record_types import RUN_ID_PATTERN, Count, HostName, MatrixName, Positive, Ranks, RunId, WholeSeconds
 from shardlab.runs.trace_part import TracePart
 

@@ -29,10 +29,9 @@ from typing import Annotated
 import msgspec
 
 from shardlab.errors import InputError, WorkspaceError
-from shardlab.files import files
+from shardlab.files import files, plugin_source
 from shardlab.files.decoders import DECODE_FAULTS, decoder
 from shardlab.record_types import MatrixName, RunId, Sha256
-from shardlab.workspace.workspace_trust import CODE_FOLDERS
 
 SCHEMA = 1
 SUFFIX = ".shardlab.zip"
@@ -49,7 +48,7 @@ MOST_FILES = 2_000_000
 # The files and folders that an archive may contain. A file cluster.yaml and a folder of templates are not allowed: they could
 # make commands in the unpacked workspace log in to machines, or run a script, that the author of the archive chose.
 ALLOWED_FILES = {CLUSTER_FILE, ENVIRONMENT_FILE}
-ALLOWED_FOLDERS = ("matrix/", "runs/", "report/", ".shardlab/matrices/", *(f"{name}/" for name in CODE_FOLDERS))
+ALLOWED_FOLDERS = ("matrix/", "runs/", "report/", ".shardlab/matrices/", *(f"{name}/" for name in plugin_source.CODE_FOLDERS))
 MOST_NAME_LENGTH = 1000  # the largest allowed number of characters in the path of a file
 MOST_PATH_PARTS = 32  # the largest allowed number of folders in the path of a file, each of which takes room on the disk
 METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # the methods of compression that an archive may use

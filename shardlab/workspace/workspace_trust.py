@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shardlab.errors import InputError, WorkspaceError
-from shardlab.files import files
+from shardlab.files import files, plugin_source
 from shardlab.files.decoders import DECODE_FAULTS
 from shardlab.terminal import printable
 
@@ -40,10 +40,7 @@ if TYPE_CHECKING:
     from shardlab.cluster.cluster import Cluster
     from shardlab.workspace.workspace import Workspace
 
-CODE_FOLDERS = ("workloads", "strategies", "metrics")  # folders of a workspace whose Python files shardlab executes
-ANSWERS_FOLDER = (
-    "own"  # the folder in .shardlab with copies of the workspace's code, and answers of `python -m trainers` about it
-)
+ANSWERS_FOLDER = "own"  # the folder in .shardlab with copies and descriptions of the workspace's code
 SOURCE_FOLDER = "source"  # the folder in .shardlab with copies of shardlab's own source, which runs use
 BYTECODE = "__pycache__"
 STEERING_NAMES = ("inventory.json", "away.json", "submissions")  # files and folders in .shardlab that steer commands
@@ -168,7 +165,7 @@ def is_own(workspace: Workspace) -> bool:
 def steering_files(workspace: Workspace) -> list[Path]:
     """The files that steer what commands do, sorted: code, templates, the cluster file, inventory, away.json, submissions."""
     folders = [
-        *(workspace.path / name for name in CODE_FOLDERS),
+        *(workspace.path / name for name in plugin_source.CODE_FOLDERS),
         *(workspace.shardlab_folder / name for name in STEERING_NAMES),
     ]
     folders += filter(None, [workspace.own_templates])
@@ -413,6 +410,6 @@ def _is_private_group(gid: int) -> bool:
 
 def _remove_bytecode(workspace: Workspace) -> None:
     """Remove bytecode beside the workspace's code, because Python may execute it in place of the source."""
-    for name in CODE_FOLDERS:
+    for name in plugin_source.CODE_FOLDERS:
         for bytecode in (workspace.path / name).glob(f"**/{BYTECODE}"):
             shutil.rmtree(bytecode, ignore_errors=True)

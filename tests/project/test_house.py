@@ -25,7 +25,7 @@ OPENED = {
     "collect/fetching/arrival.py": "adds O_NOFOLLOW to its flags",
     "collect/sampler/": "files of the kernel",
     "collect/traces/figure_cache.py": "our own source",
-    "jobs/plugins/own_answers.py": "in a new folder of mode 0700",
+    "shardlab/plugins/plugin_process.py": "in a new folder of mode 0700",
     "jobs/planning/rehearsals.py": "in a new folder of mode 0700",
     "jobs/submission/preflight.py": "in a new folder of mode 0700",
     "provision/checks/_prove_node.py": "in a new folder of mode 0700",

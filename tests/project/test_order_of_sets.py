@@ -23,8 +23,6 @@ ALLOWED = {
     ("collect/traces/operators.py", "for kind, name in run_uses.totals.keys() | "): "the differences are sorted at the end",
     ("jobs/adaptation/adapt.py", "[adapted[index].point"): "used only with any()",
     ("jobs/planning/plan_predictions.py", "{name: planned_machine"): "the machines are read by name",
-    ("jobs/plugins/own_strategies.py", "dict.fromkeys(sought_names"): "the faults are read by name or printed once per text",
-    ("jobs/plugins/own_workloads.py", "dict.fromkeys(possible_names"): "the faults are read by name or printed once per text",
     (
         "jobs/ssh/record_mirror.py",
         "for removed_name in self._positions.keys() - ",

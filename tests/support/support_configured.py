@@ -7,7 +7,7 @@ import msgspec
 from shardlab.files import files, plugin_source
 from shardlab.matrix.cell import Cell
 from shardlab.matrix.model_file import ModelByConfiguration, read_model
-from shardlab.plugins import own_workload
+from shardlab.plugins.plugin_kind import WORKLOADS
 from trainers import menu
 
 LANGUAGE = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -46,16 +46,13 @@ def model_of(folder, model_type, **changed):
 
 
 def described(folder, model):
-    """What `describe_model` reports about a model that is given by its configuration. Imports torch."""
-    from trainers.tasks import vision_library
-
-    vision_library.load()
-    from trainers.description import describe_model
+    """What `describe` reports about a model that is given by its configuration. Imports torch."""
+    from trainers.description import describe
 
     folder = folder / model.name
     plugin_source.write_plugin(folder, model.source)
-    found = describe_model.describe_configuration(folder / model.source.file.name, model.seq_len)
-    for known in found.workloads:
+    found = describe.describe_file(folder / model.source.file.name, model.seq_len)
+    for known in found.plugins:
         menu.add_own_workload(known, folder / known.file)
     return found
 
@@ -68,4 +65,4 @@ def use(run_dir, model, known, **options):
         run.cell, workload=known.name, seq_len=known.seq_len, workload_code=known.code, options=defaults | options
     )
     files.write_json(run_dir.run_json, msgspec.structs.replace(run, cell=cell, cell_hash=cell.hash(), own_workload=known))
-    plugin_source.write_plugin(run_dir.path / own_workload.FOLDER, model.source)
+    plugin_source.write_plugin(run_dir.path / WORKLOADS.folder, model.source)

@@ -4,9 +4,9 @@ import msgspec
 from support_cells import CELL
 
 from shardlab.files import files, plugin_source
-from shardlab.plugins import own_workload
+from shardlab.plugins.plugin_kind import WORKLOADS
 from trainers import menu
-from trainers.description.describe import describe_workload_file
+from trainers.description.describe import describe_file
 
 
 def described(folder, text):
@@ -14,7 +14,7 @@ def described(folder, text):
     file = folder / "workloads" / "mine.py"
     file.parent.mkdir(parents=True)
     file.write_text(text)
-    return describe_workload_file(file)
+    return describe_file(file)
 
 
 def cell_of(known, strategy, **keys):
@@ -33,5 +33,5 @@ def run_dir_of(bench, folder, known, strategy, **keys):
     run, options = run_dir.read_run(), cell_of(known, strategy).options
     cell = msgspec.structs.replace(run.cell, workload=known.name, seq_len=None, workload_code=known.code, options=options)
     files.write_json(run_dir.run_json, msgspec.structs.replace(run, cell=cell, cell_hash=cell.hash(), own_workload=known))
-    plugin_source.write_plugin(run_dir.path / own_workload.FOLDER, plugin_source.read_plugin(folder / "workloads" / "mine.py"))
+    plugin_source.write_plugin(run_dir.path / WORKLOADS.folder, plugin_source.read_plugin(folder / "workloads" / "mine.py"))
     return run_dir

@@ -6,20 +6,20 @@ test that has a file with some content starts this process. Faults of files are 
 
 import pytest
 
-from jobs.plugins import own_answers
+from jobs.plugins import plugin_store
 
 _ANSWERS = {}
 
 
 @pytest.fixture
 def shared_answers(monkeypatch):
-    ask = own_answers._ask_process
+    ask = plugin_store._ask_process
 
-    def ask_once(source, kind, seq_len):
-        key = (kind, source.file.name, source.digest, seq_len)
-        answer = _ANSWERS.get(key) or ask(source, kind, seq_len)
+    def ask_once(kind, source, seq_len):
+        key = (kind.folder, source.file.name, source.digest, seq_len)
+        answer = _ANSWERS.get(key) or ask(kind, source, seq_len)
         if not answer.fault:
             _ANSWERS[key] = answer
         return answer
 
-    monkeypatch.setattr(own_answers, "_ask_process", ask_once)
+    monkeypatch.setattr(plugin_store, "_ask_process", ask_once)

@@ -30,7 +30,7 @@ out = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # for what libraries say
 import msgspec, torch
 from shardlab.matrix.cell import Cell
-from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.plugins.plugin_kind import OwnWorkload
 from trainers import communication, menu
 from trainers.instruments.timing import clock_for
 from trainers.ranks.rank import Rank

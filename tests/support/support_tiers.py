@@ -52,6 +52,7 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_own_rehearsals": (),
     "test_own_strategies": (),
     "test_own_workloads": (),
+    "test_own_plugins": (),
     "test_gloo": (),
     "test_phases": (),
     "test_bytes": (),

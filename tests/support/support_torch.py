@@ -43,6 +43,7 @@ NEED_TORCH = (
     "trainers/plugins/test_own_faults.py::*",
     "jobs/plugins/test_own_strategies.py::*",
     "jobs/plugins/test_own_workloads.py::*",
+    "jobs/plugins/test_own_plugins.py::*",
     "provision/nodes/test_here.py::test_apply_makes_the_changes_and_a_second_apply_finds_none",
     "collect/traces/test_gloo.py::*",
     "collect/traces/test_phases.py::test_the_phases_of_a_real_training_agree_with_its_annotations",

@@ -1,4 +1,4 @@
-"""Describes the workload that a user's file defines: its parameters, operations, blocks and options.
+"""Describes the plug-ins that a user's file defines, such as the parameters, operations, blocks and options of a workload.
 
 `jobs` runs this module in a separate process, because the file imports torch, and because an error in the file must not end the
 command.
@@ -6,40 +6,56 @@ command.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import plugin_source
 from shardlab.files.plugin_source import PluginSource
+from shardlab.matrix import model_file
 from shardlab.plugins import own_code
-from shardlab.plugins.own_workload import Description, OwnWorkload
+from shardlab.plugins.plugin_kind import STRATEGIES, OwnWorkload, PluginDescription
 from shardlab.registry import Value
 from trainers.model import counted_flops
-from trainers.plugins import own_model
+from trainers.plugins import own_model, own_strategy
 from trainers.plugins.own_model import OwnModel
 from trainers.task import Batch
+from trainers.tasks import vision_library
 from trainers.tasks.own import FLOPS_FROM_FILE, OwnTask
 
 
-def describe_workload_file(file: Path) -> Description:
-    """The workload of a file, and its tiny twin if the file defines one. An error in the file is returned as the `fault` of the
-    description and not raised."""
+def describe_file(file: Path, seq_len: int | None = None) -> PluginDescription[Any]:
+    """The plug-ins that a file of a workspace defines: its workloads or strategies, or a model by its configuration (.json).
+
+    seq_len: tokens of a sequence, for a configuration; None for a model of images. An error in the file is returned as the
+    `fault` of the description and not raised.
+    """
     try:
         source = plugin_source.read_plugin(file)
-        plugin = own_model.load_definitions(source)
-        workloads = [_describe_workload(plugin, source, source.name, {})]
-        if plugin.tiny is not None:
-            workloads.append(_describe_workload(plugin, source, f"{source.name}-tiny", plugin.tiny))
+        if file.suffix == model_file.SUFFIX:
+            vision_library.load()  # needed before any model of transformers is imported
+            from trainers.description import describe_model
+
+            return PluginDescription(describe_model.describe_configuration(source, seq_len))
+        if file.parent.name == STRATEGIES.folder:
+            return PluginDescription(own_strategy.describe_strategies(source))
+        return PluginDescription(_describe_workloads(source))
     except ShardlabError as error:
-        return Description(fault=str(error))
-    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        return Description(fault=own_code.describe_error(str(file), error))
-    return Description(workloads=workloads)
+        return PluginDescription(fault=str(error))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
+        return PluginDescription(fault=own_code.describe_error(str(file), error))
+
+
+def _describe_workloads(source: PluginSource) -> list[OwnWorkload]:
+    """The workload of a file, and its tiny twin if the file defines one."""
+    plugin = own_model.load_definitions(source)
+    workloads = [_describe_workload(plugin, source, source.name, {})]
+    if plugin.tiny is not None:
+        workloads.append(_describe_workload(plugin, source, f"{source.name}-tiny", plugin.tiny))
+    return workloads
 
 
 def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, sizes: dict[str, Value]) -> OwnWorkload:
@@ -68,7 +84,7 @@ def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, sizes:
         file=str(source.file),
         unit=plugin.unit,
         parameters=parameters,
-        block_parameters=count_block_parameters(task.blocks(model)),
+        block_parameters=counted_flops.count_block_parameters(task.blocks(model)),
         flops_per_unit=flops,
         flops_source=flops_source,
         optimizer=plugin.optimizer,
@@ -76,17 +92,6 @@ def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, sizes:
         tensor_degrees=plan.degrees() if plan is not None and plugin.tensor_parallel is not None else (),
         most_stages=plan.count if plan is not None and plugin.pipeline is not None else 0,
     )
-
-
-def count_block_parameters(blocks: Sequence[nn.Module]) -> tuple[int, ...]:
-    """The number of trainable parameters of each block. A parameter that several blocks share counts in the first of them."""
-    counted_parameters: set[nn.Parameter] = set()
-    sizes = []
-    for block in blocks:
-        new_parameters = {parameter for parameter in block.parameters() if parameter.requires_grad} - counted_parameters
-        sizes.append(sum(parameter.numel() for parameter in new_parameters))
-        counted_parameters |= new_parameters
-    return tuple(sizes)
 
 
 def _count_flops(plugin: OwnModel, task: OwnTask) -> tuple[float | None, str]:

@@ -18,13 +18,12 @@ import torch
 from torch import nn
 
 from shardlab.errors import InputError, ShardlabError
-from shardlab.files import plugin_source
+from shardlab.files.plugin_source import PluginSource
 from shardlab.matrix import model_file
 from shardlab.matrix.cell import Cell, Optimizer
-from shardlab.plugins.own_workload import Description, OwnWorkload
+from shardlab.plugins.plugin_kind import OwnWorkload
 from shardlab.registry import Option
 from trainers import menu
-from trainers.description.describe import count_block_parameters
 from trainers.model import configuration, counted_flops
 from trainers.model.blocks import block_class_names
 from trainers.model.frozen_statistics import batch_norm_layers as batch_norms
@@ -60,33 +59,28 @@ class Sizes(NamedTuple):
     """The longest possible sequence in tokens; None for a model of images, or if the configuration does not say."""
 
 
-def describe_configuration(file: Path, seq_len: int | None) -> Description:
+def describe_configuration(source: PluginSource, seq_len: int | None) -> list[OwnWorkload]:
     """The workload of a configuration file (shardlab/matrix/model_file.py), and its tiny twin if a twin can be derived.
 
-    seq_len: tokens of a sequence; None for a model of images. An error is returned as the `fault` of the description and not
-    raised.
+    seq_len: tokens of a sequence; None for a model of images. Raises InputError.
     """
     try:
-        source = plugin_source.read_plugin(file)
-        content = model_file.read_content(source.contents[file.name])
-        workload = _describe_workload(content, source.digest, file.stem, seq_len, twin=False)
-    except ShardlabError as error:
-        return Description(fault=str(error))
-    except Exception as error:  # noqa: BLE001 - a library may raise anything if the content of the file is invalid
-        return Description(fault=f"the model cannot be built: {configuration.error_line(error)}")
+        content = model_file.read_content(source.contents[source.file.name])
+        workload = _describe_workload(content, source.digest, source.name, seq_len, twin=False)
+    except ShardlabError:
+        raise
+    except Exception as error:  # a library may raise anything if the content of the file is invalid
+        raise InputError(f"the model cannot be built: {configuration.error_line(error)}") from error
     if workload.name.endswith("-tiny"):
-        return Description(workloads=[workload])
+        return [workload]
     try:
-        twin = _describe_workload(content, source.digest, f"{file.stem}-tiny", seq_len, twin=True)
+        twin = _describe_workload(content, source.digest, f"{source.name}-tiny", seq_len, twin=True)
     except Exception as error:  # noqa: BLE001 - the sizes of a twin are a guess, with which a library may raise anything
         why = str(error) if isinstance(error, ShardlabError) else configuration.error_line(error)
         remark = f"no tiny twin could be derived, so --scale tiny refuses it: {why}"
-        return Description(workloads=[msgspec.structs.replace(workload, remarks=(*workload.remarks, remark))])
-    try:
-        _check_provable(content, twin)
-    except InputError as error:
-        return Description(fault=str(error))
-    return Description(workloads=[workload, twin])
+        return [msgspec.structs.replace(workload, remarks=(*workload.remarks, remark))]
+    _check_provable(content, twin)
+    return [workload, twin]
 
 
 def _describe_workload(content: dict[str, Any], digest: str, name: str, seq_len: int | None, *, twin: bool) -> OwnWorkload:
@@ -120,7 +114,7 @@ def _describe_workload(content: dict[str, Any], digest: str, name: str, seq_len:
         file=f"{name.removesuffix('-tiny') if twin else name}{model_file.SUFFIX}",
         unit="images" if sizes.seq_len is None else "tokens",
         parameters=parameters,
-        block_parameters=count_block_parameters(blocks),
+        block_parameters=counted_flops.count_block_parameters(blocks),
         flops_per_unit=flops,
         flops_source=source,
         optimizer=OPTIMIZER,

@@ -1,4 +1,4 @@
-"""Counts the floating-point operations of a model, and finds parameters that get no gradient.
+"""Counts the floating-point operations of a model and the parameters of its blocks, and finds parameters without a gradient.
 
 The model is built on torch's meta device, so it needs no memory.
 """
@@ -6,10 +6,12 @@ The model is built on torch's meta device, so it needs no memory.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainers.task import Batch
@@ -42,6 +44,17 @@ def count_flops(task: Task, items: Batch) -> FlopCount:
         task.criterion(task.outputs(model, batch), batch.targets).backward()  # type: ignore[no-untyped-call]
     unused = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]
     return FlopCount(float(flop_mode.get_total_flops()) / task.units_per_item, unused)
+
+
+def count_block_parameters(blocks: Sequence[nn.Module]) -> tuple[int, ...]:
+    """The number of trainable parameters of each block. A parameter that several blocks share counts in the first of them."""
+    counted_parameters: set[nn.Parameter] = set()
+    sizes = []
+    for block in blocks:
+        new_parameters = {parameter for parameter in block.parameters() if parameter.requires_grad} - counted_parameters
+        sizes.append(sum(parameter.numel() for parameter in new_parameters))
+        counted_parameters |= new_parameters
+    return tuple(sizes)
 
 
 def make_flop_counter() -> FlopCounterMode:

@@ -23,7 +23,7 @@ from shardlab.files.decoders import DECODE_FAULTS
 from shardlab.files.plugin_source import PluginSource
 from shardlab.matrix.cell import Cell
 from shardlab.plugins import own_code
-from shardlab.plugins.own_strategy import OwnStrategy, RefusalAnswer, RefusalQuestion, StrategyDescription
+from shardlab.plugins.plugin_kind import STRATEGIES, OwnStrategy, RefusalAnswer, RefusalQuestion
 from trainers import menu
 from trainers.strategy import Strategy
 
@@ -40,10 +40,10 @@ def load_strategy_file(source: PluginSource) -> list[Strategy]:
     variants = getattr(module, "VARIANTS", None)
     if not isinstance(variants, tuple) or not variants or not all(isinstance(strategy, Strategy) for strategy in variants):
         raise InputError(f"{file}: defines no VARIANTS. Needed: a tuple of Strategy (trainers.strategy).")
-    base_name = source.name.replace("_", "-")
+    base_name = STRATEGIES.base_name(source.file)
     names = [strategy.name for strategy in variants]
     for name in names:
-        if name != base_name and not str(name).startswith(f"{base_name}-"):
+        if not STRATEGIES.may_define(source.file, str(name)):
             raise InputError(f"{file}: found the strategy {str(name)[:60]!r}. Allowed: {base_name}, or {base_name}-...")
         if names.count(name) > 1:
             raise InputError(f"{file}: defines the strategy {name} twice.")
@@ -55,26 +55,17 @@ def add_strategies(file: Path, code: str | None) -> None:
 
     code: the digest of the file when the run was submitted. Raises InputError if the file has changed since then.
     """
-    source = plugin_source.read_plugin(file)
-    if source.digest != code:
-        raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {code}.")
-    for strategy in load_strategy_file(source):
+    for strategy in load_strategy_file(plugin_source.read_submitted_plugin(file, code)):
         menu.add_own_strategy(strategy)
 
 
-def describe_strategies(file: Path) -> StrategyDescription:
-    """The strategies of a file. The modules of their engines are imported too, to find errors in them. An error is returned as
-    the `fault` of the description and not raised."""
-    try:
-        source = plugin_source.read_plugin(file)
-        strategies = load_strategy_file(source)
-        for strategy in strategies:
-            _check_engine(str(file), strategy)
-        return StrategyDescription([_plain_fields(source, strategy) for strategy in strategies])
-    except ShardlabError as error:
-        return StrategyDescription(fault=str(error))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
-        return StrategyDescription(fault=own_code.describe_error(str(file), error))
+def describe_strategies(source: PluginSource) -> list[OwnStrategy]:
+    """The strategies of a file. The modules of their engines are imported too, to find errors in them. Raises InputError, or
+    any error of the user's code."""
+    strategies = load_strategy_file(source)
+    for strategy in strategies:
+        _check_engine(str(source.file), strategy)
+    return [_plain_fields(source, strategy) for strategy in strategies]
 
 
 def answer_questions(file: Path, questions: Iterable[bytes], answers: IO[bytes]) -> None:

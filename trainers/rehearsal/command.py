@@ -12,7 +12,7 @@ import msgspec
 
 from shardlab.errors import InputError
 from shardlab.files import files
-from shardlab.plugins import own_workload
+from shardlab.plugins.plugin_kind import WORKLOADS
 from shardlab.runs import rehearsed
 from shardlab.runs.rehearsed import Answer, RehearsalRequest, Rehearsed
 from trainers import menu
@@ -67,7 +67,7 @@ def _rehearse(request: RehearsalRequest, folder: Path, *, full_depth: bool) -> A
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the result must not depend on the GPUs of this machine
     sys.dont_write_bytecode = True  # so that Python writes no __pycache__ beside the user's files
     if (workload := request.own_workload) is not None:
-        copy = folder / own_workload.FOLDER / Path(workload.file).name
+        copy = folder / WORKLOADS.folder / Path(workload.file).name
         menu.add_own_workload(workload, copy if workload.is_data else Path(workload.file))
     if (strategy := request.own_strategy) is not None:
         own_strategy.add_strategies(Path(strategy.file), request.cell.strategy_code)

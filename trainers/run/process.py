@@ -10,12 +10,13 @@ from typing import NoReturn
 
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files, plugin_source
-from shardlab.plugins import own_code, own_strategy, own_workload
+from shardlab.plugins import own_code
+from shardlab.plugins.plugin_kind import STRATEGIES, WORKLOADS
 from shardlab.runs import checkpoint
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
 from trainers import menu
-from trainers.plugins import own_strategy as strategies
+from trainers.plugins import own_strategy
 from trainers.ranks import hang_dump, stage, world_check
 from trainers.ranks.out_of_memory import is_out_of_memory
 from trainers.ranks.rank import Rank
@@ -41,10 +42,10 @@ def run_rank(path: Path) -> str:
     hang_dump.arm(record.cell.hang_limit_s)
     try:
         _check_start(record, run_dir, process_rank)
-        if (own_workload_file := record.own_workload) is not None:
-            menu.add_own_workload(own_workload_file, run_dir.path / own_workload.FOLDER / Path(own_workload_file.file).name)
+        if (workload := record.own_workload) is not None:
+            menu.add_own_workload(workload, run_dir.path / WORKLOADS.folder / Path(workload.file).name)
         if (strategy := record.own_strategy) is not None:
-            strategies.add_strategies(run_dir.path / own_strategy.FOLDER / Path(strategy.file).name, record.cell.strategy_code)
+            own_strategy.add_strategies(run_dir.path / STRATEGIES.folder / Path(strategy.file).name, record.cell.strategy_code)
         from trainers.run import loop  # imported inside `try`, so that an error of the import is recorded too
 
         # The timeout includes wait_gpus_s: each node waits for its own GPUs before it starts its ranks, so the ranks of some

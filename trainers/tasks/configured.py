@@ -172,9 +172,7 @@ def build(cell: Cell, data_path: Path, *, file: Path, twin: bool) -> Task:
 
     Raises InputError if the file was changed after the run was submitted, or if transformers cannot build the model.
     """
-    source = plugin_source.read_plugin(file)
-    if source.digest != cell.workload_code:
-        raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {cell.workload_code}.")
+    source = plugin_source.read_submitted_plugin(file, cell.workload_code)
     try:
         return make_task(model_file.read_content(source.contents[file.name]), cell, data_path, twin=twin)
     except InputError as error:

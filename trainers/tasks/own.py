@@ -147,9 +147,7 @@ class OwnTask(Task):
 def build(cell: Cell, data_path: Path, *, file: Path) -> OwnTask:
     """The task of a cell. file: the user's file. Raises InputError if the file was changed after the run was submitted, or if
     its definitions are wrong."""
-    source = plugin_source.read_plugin(file)
-    if source.digest != cell.workload_code:
-        raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {cell.workload_code}.")
+    source = plugin_source.read_submitted_plugin(file, cell.workload_code)
     plugin = own_model.load_definitions(source)
     task = OwnTask(plugin, source.digest, {entry.name: cell.options.get(entry.name, entry.default) for entry in plugin.options})
     task.must_repeat_items()

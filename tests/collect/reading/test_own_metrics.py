@@ -11,7 +11,7 @@ from support_trust import make_own
 from collect.cli import main
 from collect.loading.loaded_run import Quantity
 from collect.metric import Metric
-from collect.reading import own_metrics_process
+from collect.reading import own_metrics
 
 METRIC = """\
 from pathlib import Path
@@ -80,7 +80,10 @@ def test_metrics_of_a_foreign_workspace_are_executed_only_with_trust(made, capsy
     [
         ("1 / 0\n", "odd.py:1: ZeroDivisionError"),
         ("METRICS = 3\n", "odd.py: METRICS is no tuple of metrics"),
-        ("{m}METRICS = (Metric(name='final_loss', {k}),)\n", "final_loss is defined by shardlab and cannot be replaced"),
+        (
+            "{m}METRICS = (Metric(name='final_loss', {k}),)\n",
+            "final_loss ships with shardlab and cannot be replaced",
+        ),
         ("{m}METRICS = (Metric(name='<b>', {k}),)\n", "'<b>' cannot be the name of a metric"),
         (
             "{m}METRICS = (Metric(name='odd', {k}, reads=3),)\n",
@@ -121,8 +124,6 @@ def test_a_faulty_file_is_named_and_the_others_work(made, capsys, text, said):
 def test_an_own_metric_leaves_out_a_value_that_is_no_number_and_names_it(value, is_known):
     own = Metric(name="odd", unit="s", direction="neither", definition="Odd.", of_run=lambda run: value)
     faults = []
-    assert own_metrics_process._compute_value("mine.py", own, SimpleNamespace(run_id="run-1"), faults) == (
-        value if is_known else None
-    )
+    assert own_metrics._compute_value("mine.py", own, SimpleNamespace(run_id="run-1"), faults) == (value if is_known else None)
     says = f"mine.py: odd of run-1 is {value}. Allowed: Quantity(NUMBER, 's'), or None if it is not known."
     assert faults == ([] if is_known else [says])

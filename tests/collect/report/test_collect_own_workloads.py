@@ -10,7 +10,7 @@ import support_collect as support
 from collect.cli import main
 from shardlab.files import files
 from shardlab.matrix.cell import Optimizer
-from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.plugins.plugin_kind import OwnWorkload
 from shardlab.runs.record import SameWork
 from shardlab.workspace.workspace import Workspace
 

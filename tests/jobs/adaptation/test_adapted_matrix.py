@@ -12,14 +12,13 @@ from jobs.cli import main, parser
 from jobs.invocation import Invocation
 from jobs.planner import planner_table
 from jobs.planning.resolve import Capacity, resolve_cells
-from jobs.plugins.own_plugins import OwnPlugins
-from jobs.plugins.own_workloads import OwnWorkloads
+from jobs.plugins.own_plugins import OwnPlugins, PluginSet
 from jobs.verbs.adapted_matrix import format_matrix_file, replace_adapt_option, write_adapted_matrix
 from shardlab.errors import InputError
 from shardlab.files.document import parse
 from shardlab.matrix import cell_names, matrix
 from shardlab.matrix.cell import Optimizer
-from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.plugins.plugin_kind import OwnWorkload
 from shardlab.runs.prediction import Prediction
 from shardlab.workspace.workspace import Workspace
 
@@ -419,7 +418,7 @@ def test_models_that_a_matrix_names_are_copied_beside_it(tmp_path):
     (workload,) = asked.models
     sgd = Optimizer("sgd", 0.1)
     known = OwnWorkload(workload, "A model.", "0" * 64, f"{workload}.json", "tokens", 9, None, "", sgd, (), seq_len=24)
-    with_model = OwnPlugins(workloads=OwnWorkloads(by_name={workload: known}))
+    with_model = OwnPlugins(workloads=PluginSet(by_name={workload: known}))
     found = adapt(asked, machine(1, 2), with_model, "small")
     file = write_adapted_matrix(asked, found, machine(1, 2), with_model, Workspace(tmp_path / "w"))
     assert (file.parent / "models" / name).read_bytes() == (own / "models" / name).read_bytes()

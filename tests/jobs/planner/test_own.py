@@ -14,7 +14,7 @@ from support_rehearsal import Rehearser
 
 from jobs.planner import exchanges, gpu, link, memory, model_facts, planner_table, predict
 from jobs.planner.machine import PlannedMachine
-from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.plugins.plugin_kind import OwnWorkload
 from shardlab.registry import Option
 from shardlab.runs.prediction import exact_range
 from shardlab.runs.rehearsed import Rehearsed
@@ -156,10 +156,10 @@ def test_a_data_set_with_other_classes_makes_the_head_of_an_image_classifier_unk
 def test_descriptions_have_the_parameters_of_each_block(tmp_path):
     """A block of Llama: q and out of 64 x 64; k and v of 64 x 32; three layers of 64 x 96; two norms. A block that is used
     twice is counted once."""
-    (known, _) = described(tmp_path / "json", model_of(tmp_path, "llama")).workloads
+    (known, _) = described(tmp_path / "json", model_of(tmp_path, "llama")).plugins
     block = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64
     assert (known.block_parameters, known.parameters - 3 * block) == ((block,) * 3, 2 * 300 * 64 + 64)
-    (known,) = described_code(tmp_path / "code", SHARED).workloads
+    (known,) = described_code(tmp_path / "code", SHARED).plugins
     assert known.block_parameters == (4 * 4 + 4, 4 * 4 + 4, 0)
 
 
@@ -182,7 +182,7 @@ OTHERS = only_long(
 def test_a_rehearsal_never_needs_less_than_the_lower_bound(rehearse, tmp_path, name):
     """Many small blocks and few tokens: activations, buffers and gathered blocks are small, so they hide no error."""
     model = model_of(tmp_path, name, num_hidden_layers=12, vocab_size=64)
-    known = described(tmp_path / "described", model).workloads[0]
+    known = described(tmp_path / "described", model).plugins[0]
     known = msgspec.structs.replace(known, seq_len=2, file=str(tmp_path / "described" / f"my-{name}" / known.file))
     for strategy in (*STRATEGIES, *OTHERS):
         for passes in (1,) if strategy == ONE_PASS else (2, *only_long(1)):
@@ -196,7 +196,7 @@ def test_a_rehearsal_never_needs_less_than_the_lower_bound(rehearse, tmp_path, n
 def test_a_model_without_blocks_is_rehearsed_above_its_lower_bound(rehearse, tmp_path):
     """FSDP gathers such a model as a whole; stage 3 of DeepSpeed gathers it layer by layer."""
     text = SHARED.replace("nn.Sequential(first, second, first)", "first, nn.Tanh(), second[0]")
-    (known,) = described_code(tmp_path, text.replace("width: int = 4", "width: int = 512")).workloads
+    (known,) = described_code(tmp_path, text.replace("width: int = 4", "width: int = 512")).plugins
     menu.add_own_workload(known, Path(known.file))
     assert known.block_parameters == ()
     for strategy in ("fsdp2", "zero3"):

@@ -42,7 +42,7 @@ PIPELINE = "def pipeline(model):\n    return model[0], model[2]\n"
 
 
 def test_an_own_model_declares_its_tensor_parallel_degrees_and_its_stages(tmp_path):
-    (known,) = described(tmp_path, MODEL + TENSOR + PIPELINE).workloads
+    (known,) = described(tmp_path, MODEL + TENSOR + PIPELINE).plugins
     # The degrees are the common divisors of the widths 24, 24 and 48 that also divide the number of heads, which is 6.
     assert known.tensor_degrees == (2, 3, 6)
     assert known.most_stages == 4
@@ -58,7 +58,7 @@ def test_an_own_model_declares_its_tensor_parallel_degrees_and_its_stages(tmp_pa
 
 
 def test_without_the_functions_the_refusal_says_how_to_add_them(tmp_path):
-    (known,) = described(tmp_path, MODEL).workloads
+    (known,) = described(tmp_path, MODEL).plugins
     menu.add_own_workload(known, tmp_path / "workloads" / "mine.py")
     assert "defines no function tensor_parallel(block, ranks)" in menu.refuse(cell_of(known, "tp", tp=2))
     assert "defines no function pipeline(model)" in menu.refuse(cell_of(known, "pp-gpipe", pp=2))
@@ -93,7 +93,7 @@ def test_a_function_that_cannot_be_right_is_a_fault_of_the_file(tmp_path, text, 
 )
 def test_strategies_that_divide_the_model_do_the_work_of_one_process(bench, tmp_path, strategy, gpus, keys):
     """The same-work proof of each run succeeds, and the run sends exactly the bytes that theory predicts."""
-    (known,) = described(tmp_path, MODEL + TENSOR + PIPELINE).workloads
+    (known,) = described(tmp_path, MODEL + TENSOR + PIPELINE).plugins
     run_dir = run_dir_of(bench, tmp_path, known, strategy, gpus=gpus, prove="auto", **keys)
     code, errors = bench.finish(run_dir)
     assert code == 0, errors + "".join(log.read_text() for log in run_dir.log.glob("*"))

@@ -72,8 +72,8 @@ def rehearse():
     def rehearsal(folder, text, strategy, **keys):
         found = described_code(folder, text)
         assert not found.fault, found.fault
-        cell = cell_of(found.workloads[0], strategy, **{"dp": 2, "micro_batch_size": 2, "global_batch_size": 4, **keys})
-        return process(cell, own=found.workloads[0])[0]
+        cell = cell_of(found.plugins[0], strategy, **{"dp": 2, "micro_batch_size": 2, "global_batch_size": 4, **keys})
+        return process(cell, own=found.plugins[0])[0]
 
     yield rehearsal
     process.close()
@@ -97,7 +97,7 @@ def test_the_configuration_in_the_folder_of_a_run_is_rehearsed(bench, tmp_path):
     """`python -m trainers rehearse` reads a run.json; the run may come from another machine and its own folder is enough."""
     model = model_of(tmp_path, "bert")
     run_dir = bench.run_dir(strategy="ddp", gpus=2)
-    use(run_dir, model, described(tmp_path / "described", model).workloads[0])
+    use(run_dir, model, described(tmp_path / "described", model).plugins[0])
     command = [sys.executable, "-W", "ignore", "-m", "trainers", "rehearse", str(run_dir.run_json)]
     done = subprocess.run(command, capture_output=True, check=False)
     answer = rehearsed.decode_answer(done.stdout)
@@ -147,7 +147,7 @@ def test_a_loss_that_needs_values_is_refused_with_advice(rehearse, tmp_path, los
 def test_a_loss_of_the_user_gets_the_outputs_in_fp32_and_replaces_the_cross_entropy(tmp_path):
     """A loss in 16 bits would lose digits that the cross-entropy of shipped models keeps."""
     text = MODEL + batch("arange") + "def loss(outputs, targets):\n    assert outputs.dtype is torch.float32, outputs.dtype\n"
-    known = described_code(tmp_path, f"{text}    return (outputs * targets[..., None]).sum() + 1\n").workloads[0]
+    known = described_code(tmp_path, f"{text}    return (outputs * targets[..., None]).sum() + 1\n").plugins[0]
     workload = menu.add_own_workload(known, tmp_path / "workloads" / "mine.py")
     task = workload.build(cell_of(known, "single", dp=1, gpus=1), tmp_path)
     outputs = torch.full((2, 6, 5), 3.0, dtype=torch.bfloat16, requires_grad=True)
@@ -161,7 +161,7 @@ def test_a_loss_of_the_user_gets_the_outputs_in_fp32_and_replaces_the_cross_entr
 
 def test_a_loss_that_is_no_mean_is_refused(tmp_path):
     text = MODEL + batch("arange") + "def loss(outputs, targets):\n    return outputs.sum(-1)\n"
-    known = described_code(tmp_path, text).workloads[0]
+    known = described_code(tmp_path, text).plugins[0]
     task = menu.add_own_workload(known, tmp_path / "workloads" / "mine.py").build(cell_of(known, "single"), tmp_path)
     with pytest.raises(Exception, match=r"loss\(\) returned a tensor of shape \(2, 6\) on cpu. Allowed: the mean loss"):
         task.criterion(torch.zeros(2, 6, 5), torch.zeros(2, 6))

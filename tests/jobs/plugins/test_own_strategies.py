@@ -3,9 +3,7 @@ executed."""
 
 import json
 import os
-import shutil
 import sys
-import textwrap
 import time
 
 import msgspec
@@ -16,15 +14,14 @@ from support_page import files_of
 from support_trust import make_own
 
 from jobs.cli import main
-from jobs.plugins import own_answers, own_copies, own_plugins, own_strategies
-from jobs.plugins.own_strategies import RefusingProcess
+from jobs.plugins import refusing_process
+from jobs.plugins.refusing_process import RefusingProcess
 from shardlab.errors import InputError
 from shardlab.files import plugin_source
 from shardlab.plugins import own_code
 from shardlab.remote.upload import main as upload_main
-from shardlab.workspace import workspace_trust
-from shardlab.workspace.workspace import Workspace
 from trainers import menu
+from trainers.description.describe import describe_file
 from trainers.plugins import own_strategy
 
 pytest_plugins = ["support_own_answers"]
@@ -79,7 +76,7 @@ def described(folder, text, helper=""):
     (folder / "alone.py").write_text(text)
     if helper:
         (folder / "_engine.py").write_text(helper)
-    return own_strategy.describe_strategies(folder / "alone.py")
+    return describe_file(folder / "alone.py")
 
 
 @pytest.mark.parametrize(
@@ -102,9 +99,9 @@ def described(folder, text, helper=""):
 def test_the_fault_of_a_file_is_a_sentence_that_names_it(tmp_path, text, said):
     (tmp_path / "strategies").mkdir()
     (tmp_path / "strategies" / "alone.py").write_bytes(text.encode("utf-8", "surrogateescape"))
-    found = own_strategy.describe_strategies(tmp_path / "strategies" / "alone.py")
+    found = describe_file(tmp_path / "strategies" / "alone.py")
     assert said in found.fault
-    assert found.strategies == []
+    assert found.plugins == []
 
 
 @pytest.mark.parametrize(
@@ -120,7 +117,7 @@ def test_the_fault_of_a_file_is_a_sentence_that_names_it(tmp_path, text, said):
 def test_the_engine_is_a_helper_beside_the_file_and_its_faults_name_it(tmp_path, helper, said):
     found = described(tmp_path, text_of().replace("trainers.engines.single", "_engine"), helper)
     assert said in found.fault
-    assert [one.name for one in found.strategies] == ([] if said else ["alone"])
+    assert [one.name for one in found.plugins] == ([] if said else ["alone"])
 
 
 def test_helpers_are_executed_from_the_digested_content_and_not_from_bytecode(tmp_path):
@@ -132,9 +129,7 @@ def test_helpers_are_executed_from_the_digested_content_and_not_from_bytecode(tm
     sys.modules.pop("_engine")
     (strategy,) = own_strategy.load_strategy_file(source)
     own_strategy._check_engine("", strategy)  # the engine is built from the content of _engine.py before the change above
-    assert own_strategy.describe_strategies(source.file).fault.startswith(
-        f"{tmp_path}/strategies/_engine.py:1: ZeroDivisionError"
-    )
+    assert describe_file(source.file).fault.startswith(f"{tmp_path}/strategies/_engine.py:1: ZeroDivisionError")
     assert not (tmp_path / "strategies" / "__pycache__").exists()
 
 
@@ -218,7 +213,7 @@ def test_a_failing_refuse_function_is_an_error_of_one_sentence_without_leftovers
     process = RefusingProcess(file)
     first = msgspec.structs.replace(question(), steps=1)
     assert process.refuse(first, None) is None
-    monkeypatch.setattr(own_strategies, "NEXT_ANSWER_S", 1.0)
+    monkeypatch.setattr(refusing_process, "NEXT_ANSWER_S", 1.0)
     group = process._process.pid
     with pytest.raises(InputError) as raised:
         process.refuse(msgspec.structs.replace(first, steps=2), None)
@@ -253,76 +248,11 @@ def test_output_of_strategy_code_is_ignored_and_each_question_has_a_process(tmp_
         process.close()
 
 
-def test_strategy_code_without_end_is_killed_with_its_child_processes(tmp_path, monkeypatch):
-    """Code in a strategy file may run without end. Here the code also prints 1 MB and starts a child process that keeps the
-    output pipe open. After a time limit, shardlab kills the code and the child. It does not keep the output in memory and does
-    not wait for the pipe."""
-    monkeypatch.setattr(own_answers, "ANSWER_S", 1.5)
-    pids = tmp_path / "pids"
-    code = textwrap.dedent(f"""
-        import os, subprocess, time
-        child = subprocess.Popen(["sleep", "1000"])
-        with open({str(pids)!r}, "w") as file:
-            file.write(f"{{os.getpid()}} {{child.pid}}")
-        print("x" * 1000000, flush=True)
-        time.sleep(1000)
-    """)
-    assert own_answers._run_process([sys.executable, "-c", code], str(tmp_path), tmp_path / "said") is None
-    wait_for_end([int(pid) for pid in pids.read_text().split()])
-    assert own_answers._run_process([sys.executable, "-c", "import sys; sys.exit(5)"], str(tmp_path), tmp_path / "said") == 5
-
-
 def _is_alive(pid):
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def test_two_strategies_of_one_name_are_two_cells_and_the_run_carries_its_code(tmp_path, capsys):
-    runs = {}
-    for name, text in (("a", text_of()), ("c", text_of() + "\n")):
-        made = workspace(tmp_path / name, text)
-        assert call(made, "render") == 0
-        assert f"runs execute the workspace's own strategies {made.path}/strategies/alone.py." in capsys.readouterr().err
-        (runs[name],) = made.all_runs()
-    cells = {name: run.read_run().cell for name, run in runs.items()}
-    assert cells["a"].hash() != cells["c"].hash()
-    assert (runs["c"].path / "strategies" / "alone.py").read_text() == text_of() + "\n"
-    assert runs["c"].read_run().own_strategy.code == cells["c"].strategy_code
-    assert (Workspace(tmp_path / "c").shardlab_folder / "own" / cells["c"].strategy_code / "alone.py").exists()
-
-
-def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
-    theirs = workspace(tmp_path / "theirs", text_of())
-    assert call(theirs, "render") == 0
-    (run_dir,) = theirs.all_runs()
-    run, ours = run_dir.read_run(), Workspace(tmp_path / "ours")
-    shutil.copytree(run_dir.path, ours.runs / run_dir.run_id)
-    with pytest.raises(InputError, match=r"the code of its strategy alone .*was not submitted from this workspace.*--trust"):
-        own_plugins.read_run_plugins(ours, run, trust=False)
-    workspace_trust.store_consent(ours, print)
-    with pytest.raises(InputError, match="--trust"):  # the user consented before any code was frozen
-        own_plugins.read_run_plugins(ours, run, trust=False)
-    own_copies.freeze_sources(ours, own_plugins.read_run_plugins(ours, run, trust=True).sources)
-    found = own_plugins.read_run_plugins(ours, run, trust=False)
-    assert (found.strategies.by_name, found.sources) == ({"alone": run.own_strategy}, [])
-    shutil.rmtree(ours.shardlab_folder)
-    (ours.runs / run_dir.run_id / "strategies" / "alone.py").write_text("changed\n")
-    with pytest.raises(InputError, match="is not complete"):
-        own_plugins.read_run_plugins(ours, run, trust=True)
-
-
-def test_a_workspace_that_came_from_elsewhere_executes_no_strategy(tmp_path, capsys):
-    marker = tmp_path / "executed"
-    made = workspace(tmp_path / "w", f"open({str(marker)!r}, 'w')\n{text_of()}")
-    workspace_trust.mark_path(made).unlink()
-    assert call(made, "strategies") == 1
-    assert call(made, "plan") == 2
-    assert capsys.readouterr().err.count("allow it with --trust") == 2
-    assert not marker.exists()
-    assert call(made, "plan", "--trust") == 0
-    assert marker.exists()
 
 
 def test_own_strategies_are_uploaded_and_removed_strategies_removed_on_the_cluster(tmp_path, monkeypatch, capsys):
@@ -352,8 +282,8 @@ def test_the_example_of_the_docs_uses_only_the_interface(tmp_path):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
     source = plugin_source.read_plugin(tmp_path / "strategies" / "average.py")
-    found = own_strategy.describe_strategies(source.file)
-    assert [one.name for one in found.strategies] == ["average", "average-rarely"]
+    found = describe_file(source.file)
+    assert [one.name for one in found.plugins] == ["average", "average-rarely"]
     _, rarely = own_strategy.load_strategy_file(source)
     cell = msgspec.structs.replace(CELL, strategy="average-rarely", steps=5, options={"every": 2})
     assert rarely.refuse(cell) == "every: found 2. Allowed: a divisor of the 5 steps."

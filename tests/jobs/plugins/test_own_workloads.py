@@ -10,12 +10,6 @@ import pytest
 from support_trust import make_own
 
 from jobs.cli import main
-from jobs.plugins import own_copies, own_plugins
-from shardlab.errors import InputError
-from shardlab.files import files
-from shardlab.runs.run import read_run
-from shardlab.workspace import workspace_trust
-from shardlab.workspace.workspace import Workspace
 
 pytest_plugins = ["support_own_answers"]
 pytestmark = pytest.mark.usefixtures("shared_answers")
@@ -73,7 +67,6 @@ def test_two_models_of_one_name_are_two_cells_and_the_run_carries_its_code(tmp_p
         ("def model(:\n", "points", "points.py:1: invalid syntax."),
         ("ITEMS = 1\n", "points", "points.py: defines no function `model`."),
         (MODEL.replace("points[items]", "torch.randn(len(items), 4)"), "points", "returned other tensors for the same items"),
-        (MODEL, "gpt2", "gpt2.py: the workload gpt2 ships with shardlab and cannot be replaced."),
     ],
 )
 def test_a_faulty_file_is_named_and_the_others_work(tmp_path, capsys, text, name, said):
@@ -97,25 +90,6 @@ def test_old_temporary_folders_of_earlier_commands_are_removed(tmp_path):
     render(made)
     assert [path.name for path in store.glob(".*")] == [".new.7.tmp"]
     assert len(list(store.glob("points-*.json"))) == 1
-
-
-def test_code_that_came_with_a_run_is_not_used_unless_it_is_trusted(tmp_path):
-    run_dir = render(workspace(tmp_path / "theirs"))
-    ours = Workspace(tmp_path / "ours")
-    shutil.copytree(run_dir.path, ours.runs / run_dir.run_id)
-    run = read_run(ours.runs / run_dir.run_id / "run.json")
-    with pytest.raises(InputError, match=r"was not submitted from this workspace, so it is not executed.*--trust"):
-        own_plugins.read_run_plugins(ours, run, trust=False)
-    assert not ours.shardlab_folder.exists()
-    workspace_trust.store_consent(ours, print)
-    with pytest.raises(InputError, match="--trust"):  # the user consented before any code was frozen
-        own_plugins.read_run_plugins(ours, run, trust=False)
-    own_copies.freeze_sources(ours, own_plugins.read_run_plugins(ours, run, trust=True).sources)
-    assert own_plugins.read_run_plugins(ours, run, trust=False).workloads.by_name["points"] == run.own_workload
-    shutil.rmtree(ours.shardlab_folder)
-    files.write_atomic(ours.runs / run_dir.run_id / "workloads" / "points.py", b"changed\n")
-    with pytest.raises(InputError, match="is not complete"):
-        own_plugins.read_run_plugins(ours, run, trust=True)
 
 
 @pytest.mark.parametrize(("named", "code"), [("points", 0), ("pionts", 2)])

@@ -21,7 +21,7 @@ from provision.facts.addresses import ADDRESSES
 from provision.facts.host import HOST
 from provision.facts.torch import TORCH, Torch
 from shardlab.hardware.host import Gpu, Host, Nic
-from shardlab.plugins.own_workload import OwnWorkload
+from shardlab.plugins.plugin_kind import OwnWorkload
 from shardlab.runs.prediction import PredictedRange, Prediction
 
 GIB = 1_073_741_824

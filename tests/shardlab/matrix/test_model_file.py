@@ -10,7 +10,7 @@ from support_configured import model_of, write
 
 from jobs import on_controller
 from jobs.cli import main
-from jobs.plugins import own_plugins, own_workloads
+from jobs.plugins import own_plugins
 from jobs.status.reconcile import statuses
 from jobs.submission import submit
 from shardlab.errors import InputError
@@ -213,9 +213,10 @@ def test_a_shipped_name_and_a_fault_of_a_model_are_reported_at_their_place(tmp_p
     (tmp_path / "workloads" / "my-llama.py").write_text("")
     write(tmp_path, "llama")
     shutil.copy(tmp_path / "my-llama.json", tmp_path / "gpt2.json")
-    found = own_workloads.find_workloads(Workspace(tmp_path), (), models={
+    models = {
         name: model_file.read_model(model_file.ModelByConfiguration(transformers=f"{name}.json", seq_len=4), tmp_path)
         for name in ("gpt2", "my-llama")
-    })  # fmt: skip
+    }
+    found = own_plugins.find_plugins(Workspace(tmp_path), (), (), models).workloads
     assert "gpt2.json: the workload gpt2 ships with shardlab." in found.faults["gpt2"]
     assert "my-llama.json: workloads/my-llama.py defines another workload my-llama." in found.faults["my-llama"]

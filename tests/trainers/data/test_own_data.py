@@ -44,7 +44,7 @@ def batches(bench, folder, strategy, **keys):
     cell)."""
     noted = folder / "noted"
     noted.mkdir(parents=True)
-    (known,) = described(folder, MODEL.format(folder=str(noted))).workloads
+    (known,) = described(folder, MODEL.format(folder=str(noted))).plugins
     run_dir = run_dir_of(bench, folder, known, strategy, gpus=2, steps=3, **keys)
     code, errors = bench.finish(run_dir)
     assert code == 0, errors
@@ -126,4 +126,4 @@ def model() -> nn.Module:
 """
     found = described(tmp_path, text + more)
     assert said in found.fault
-    assert bool(found.workloads) is not bool(said)
+    assert bool(found.plugins) is not bool(said)

@@ -35,7 +35,7 @@ def loss(outputs, targets):
 
 def task_of(folder, text):
     """The task of a model file with this text."""
-    (known,) = described(folder, text).workloads
+    (known,) = described(folder, text).plugins
     workload = menu.add_own_workload(known, folder / "workloads" / "mine.py")
     return workload.build(cell_of(known, "single", dp=1, gpus=1), folder)
 
@@ -79,7 +79,7 @@ def test_a_mistake_in_the_users_loss_names_the_file_and_its_line(tmp_path, text,
 
 
 def test_a_run_whose_own_loss_exhausts_memory_is_oom_and_its_loss_got_fp32(bench, tmp_path):
-    (known,) = described(tmp_path, MODEL + FULL_AT_STEP_2).workloads
+    (known,) = described(tmp_path, MODEL + FULL_AT_STEP_2).plugins
     run_dir = run_dir_of(bench, tmp_path, known, "single", precision="bf16", steps=3)
     code, errors = bench.finish(run_dir)
     assert code == 1, errors

@@ -35,7 +35,7 @@ def models(tmp_path_factory):
             model = model_of(folder, name)
             found = described(folder / "described", model)
             assert not found.fault, found.fault
-            known[name] = model, found.workloads
+            known[name] = model, found.plugins
         return known[name]
 
     return of
@@ -101,7 +101,7 @@ def test_recomputed_blocks_and_a_tiny_twin_do_the_same_work(bench, models):
 
 def test_a_network_of_torchvision_is_derived_and_its_twin_does_the_same_work(bench, tmp_path):
     model = read_model(ModelByConfiguration(torchvision="resnet18"), tmp_path)
-    known, twin = described(tmp_path, model).workloads
+    known, twin = described(tmp_path, model).plugins
     assert (known.parameters, known.block, known.block_count) == (11_689_512, "BasicBlock", 8)
     assert known.flops_per_unit == pytest.approx(6 * 1.814e9, rel=0.03)  # torchvision publishes this number of multiply-adds
     assert (twin.block_count, twin.unit) == (4, "images")
@@ -262,7 +262,7 @@ def cell_of(known, **keys):
 def test_a_configuration_that_cannot_be_trained_is_refused_in_a_sentence(tmp_path, model_type, changed, said):
     found = described(tmp_path, model_of(tmp_path, model_type, **changed))
     assert said in found.fault
-    assert found.workloads == []
+    assert found.plugins == []
 
 
 def test_an_unknown_network_of_torchvision_is_refused_with_the_menu(tmp_path):

@@ -1,0 +1,107 @@
+"""The folder WORKSPACE/.shardlab/own: what the plug-in files of a workspace define, and frozen copies of these files.
+
+A description is cached by the digest of the file that it describes. A copy is made at submission, as DIGEST/FILE: code in the
+folder of a run may have come from another machine, so a new attempt uses the copy that was made here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from shardlab.errors import InputError, ShardlabError
+from shardlab.files import files, json_file, plugin_source, source_digest
+from shardlab.files.plugin_source import PluginSource
+from shardlab.matrix import model_file
+from shardlab.plugins import plugin_process
+from shardlab.plugins.plugin_kind import WORKLOADS, OwnStrategy, OwnWorkload, PluginDescription, PluginKind
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
+
+ANSWER_S = 600  # the most seconds for an answer; importing torch from a cold network disk takes minutes
+OUTDATED_S = 24 * 3600  # a temporary folder that is older than this number of seconds is no longer in use
+
+D = TypeVar("D", OwnWorkload, OwnStrategy)
+
+
+def find_store(workspace: Workspace) -> Path:
+    """The folder of the workspace that contains descriptions and frozen copies."""
+    return workspace_trust.copies_folder(workspace, workspace_trust.ANSWERS_FOLDER)
+
+
+def describe_plugins(
+    workspace: Workspace, kind: PluginKind[PluginDescription[D]], source: PluginSource, seq_len: int | None = None
+) -> list[D]:
+    """The plug-ins that a file defines, from the cache or from a new process.
+
+    seq_len: the sequence length, for a model that is described by its configuration. Raises InputError, which names the fault
+    of the file.
+    """
+    key = "".join((source.digest, source_digest.digest_source(), source_digest.digest_installed_packages(), str(seq_len or "")))
+    prefix = source.name if kind.folder == WORKLOADS.folder else f"{kind.folder}.{source.name}"
+    path = find_store(workspace) / f"{prefix}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    description = json_file.read_json_if_valid(path, kind.answer)
+    if description is None:
+        description = _ask_process(kind, source, seq_len)
+        if description.fault:
+            raise InputError(description.fault)
+        workspace_trust.begin_workspace(workspace)
+        files.make_folder(path.parent)
+        for outdated in path.parent.glob(f"{prefix}-{'?' * 16}.json"):  # remove descriptions of earlier versions of the file
+            outdated.unlink(missing_ok=True)
+        files.write_json(path, description, sync=False)
+    return description.plugins
+
+
+def _ask_process(kind: PluginKind[PluginDescription[D]], source: PluginSource, seq_len: int | None) -> PluginDescription[D]:
+    """Ask a separate process, which executes the code of a file, what the file defines. Raises InputError if it fails."""
+    with tempfile.TemporaryDirectory(prefix="shardlab-own-") as folder:
+        plugin_path = source.file
+        if plugin_path.suffix == model_file.SUFFIX:  # use the normalized text that runs get, not the text of the user's file
+            plugin_path = Path(folder) / WORKLOADS.folder / plugin_path.name
+            plugin_source.write_plugin(plugin_path.parent, source)
+        length_options: list[str] = [] if seq_len is None else ["--seq-len", str(seq_len)]
+        words = ["trainers", "describe", str(plugin_path), *length_options]
+        description = plugin_process.ask_process(words, source.file, kind.answer, ANSWER_S)
+    if any(plugin.code != source.digest for plugin in description.plugins):
+        raise InputError(f"{source.file}: changed while it was read; run the command again.")
+    return description
+
+
+def freeze_sources(workspace: Workspace, sources: Iterable[PluginSource]) -> None:
+    """Copy the plug-in files into the store, unless the store has an undamaged copy already. Raises WorkspaceError."""
+    with files.as_workspace_error("clean up"):
+        for temporary_folder in find_store(workspace).glob(".*.tmp"):  # left by a command that was killed
+            if time.time() - temporary_folder.stat().st_mtime > OUTDATED_S:
+                shutil.rmtree(temporary_folder, ignore_errors=True)
+    for source in sources:
+        _store_copy(find_store(workspace) / source.digest, source)
+
+
+def read_copy(folder: Path, file: str, code: str) -> PluginSource | None:
+    """Read the copy of a plug-in from a folder; None if the files of the copy are missing or do not have the digest `code`.
+
+    file: the path of the plug-in file that was copied; only the last part of the path is used.
+    """
+    try:
+        copied_source = plugin_source.read_plugin(folder / Path(file).name)
+    except ShardlabError:
+        return None
+    return copied_source if copied_source.digest == code else None
+
+
+def _store_copy(final_folder: Path, source: PluginSource) -> None:
+    new_folder = final_folder.with_name(f".{final_folder.name}.{os.getpid()}.tmp")
+    with files.as_workspace_error("write"):
+        if read_copy(final_folder, source.file.name, source.digest) is not None:
+            return
+        shutil.rmtree(new_folder, ignore_errors=True)
+        shutil.rmtree(final_folder, ignore_errors=True)
+        plugin_source.write_plugin(new_folder, source)
+        new_folder.rename(final_folder)

@@ -1,0 +1,180 @@
+"""The kinds of plug-ins that a workspace may define in Python files of its own, and how such plug-ins are described.
+
+`jobs` and `collect` use the descriptions and never execute the files themselves: separate processes do (own_code.py,
+plugin_process.py). All kinds have the same rule of trust (shardlab/workspace/workspace_trust.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Generic, Literal, TypeVar
+
+import msgspec
+
+from shardlab.errors import InputError
+from shardlab.matrix.cell import Cell, Optimizer, Precision
+from shardlab.record_types import Count, Measured
+from shardlab.registry import Option
+
+A = TypeVar("A")
+D = TypeVar("D")
+
+
+class PluginKind(msgspec.Struct, Generic[A], frozen=True):
+    """A kind of plug-in that a workspace may define: each Python file in one of its folders defines plug-ins of this kind."""
+
+    noun: str
+    """What messages call a plug-in of this kind."""
+    folder: str
+    """The folder of a workspace with the files. If runs execute the files, a run folder has copies in a folder of this name."""
+    answer: type[A]
+    """What a process answers that executes a file to find out what the file defines."""
+    variants: str = ".*"
+    """A pattern of what may follow the name of the file in the name of a plug-in."""
+    hyphenates: bool = False
+    """Whether `_` in the name of the file becomes `-` in the name of a plug-in."""
+
+    def base_name(self, file: Path) -> str:
+        """The name of a file as the names of its plug-ins contain it: `my_way.py` may define the strategy `my-way`."""
+        return file.stem.replace("_", "-") if self.hyphenates else file.stem
+
+    def may_define(self, file: Path, name: str) -> bool:
+        """Whether a file may define a plug-in with this name."""
+        return re.fullmatch(f"{re.escape(self.base_name(file))}{self.variants}", name) is not None
+
+    def must_be_new(self, file: Path, name: str, shipped: Collection[str], defined: Mapping[str, str]) -> None:
+        """Raises InputError if a plug-in that a file defines has the name of another plug-in.
+
+        shipped: the names of the plug-ins of this kind that ship with shardlab. defined: the file that defines each plug-in of
+        the workspace, by name.
+        """
+        if name in shipped:
+            raise InputError(
+                f"{file}: the {self.noun} {name} ships with shardlab and cannot be replaced. Allowed: another name."
+            )
+        if name in defined:
+            raise InputError(f"{file}: the {self.noun} {name} is defined by {defined[name]} as well. Allowed: another name.")
+
+
+class PluginDescription(msgspec.Struct, Generic[D], frozen=True):
+    """What `python -m trainers describe` writes about a file of a workspace."""
+
+    plugins: list[D] = []
+    """The plug-ins that the file defines."""
+    fault: str = ""
+    """Why the file defines no plug-in, as a sentence; else empty."""
+
+
+class OwnWorkload(msgspec.Struct, frozen=True):
+    """The properties of a workload at its default options. A field that is not listed here is as in trainers.workload.Workload.
+
+    The following fields belong to a model that is given by its configuration (shardlab/matrix/model_file.py), whose file is
+    JSON:
+    """
+
+    name: str
+    """The name in a matrix."""
+    summary: str
+    """What it is, in one line."""
+    code: str
+    """The digest of the files that define the workload."""
+    file: str
+    """The path of the defining file in the workspace from which the run was submitted."""
+    unit: str
+    """What a batch counts, such as images or tokens."""
+    parameters: Count
+    """Number of parameters."""
+    flops_per_unit: Measured | None
+    """None if the operations cannot be counted."""
+    flops_source: str
+    """Where the number of operations comes from."""
+    optimizer: Optimizer
+    """The default optimizer."""
+    options: tuple[Option, ...]
+    """Its options, with defaults and bounds."""
+    tensor_degrees: tuple[Count, ...] = ()
+    """Tensor-parallel degrees that are possible besides 1."""
+    most_stages: Count = 0
+    """The largest number of pipeline stages; 0: no pipeline is possible."""
+    block: str = ""
+    """The name of the class of its blocks."""
+    block_parameters: tuple[Count, ...] = ()
+    """Parameters of each block that strategies wrap; shared ones count in the first."""
+    twin: bool = False
+    """Whether the model is the tiny twin."""
+    seq_len: Count | None = None
+    """The length of a sequence, in tokens."""
+    longest: Count | None = None
+    """The longest possible sequence, in tokens."""
+    remarks: tuple[str, ...] = ()
+    """Sentences about properties that could not be derived from the configuration."""
+
+    @property
+    def block_count(self) -> int:
+        """The number of blocks that strategies wrap one by one."""
+        return len(self.block_parameters)
+
+    @property
+    def is_data(self) -> bool:
+        """Whether the workload is defined by a configuration, so that no code of the workspace is executed."""
+        return self.file.endswith(".json")
+
+
+class OwnStrategy(msgspec.Struct, frozen=True):
+    """The properties of a strategy of the workspace. Its functions stay in its file, which only processes of trainers execute.
+
+    The other fields mean the same as in trainers.strategy.Strategy.
+    """
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{0,39}\Z")]
+    """The name in a matrix."""
+    summary: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
+    """What the strategy does, in one line."""
+    code: str
+    """The digest of the files that define the strategy."""
+    file: str
+    """The path of the file that defines the strategy, in the workspace from which the run was submitted."""
+    precisions: Annotated[tuple[Precision, ...], msgspec.Meta(min_length=1)]
+    """The precisions that the strategy supports."""
+    options: tuple[Option, ...] = ()
+    """Options of the strategy, with defaults and bounds."""
+    degrees: Annotated[tuple[Literal["dp", "tp", "pp"], ...], msgspec.Meta(min_length=1)] = ("dp",)
+    """The kinds of parallelism that the strategy has: data (dp), tensor (tp), pipeline (pp)."""
+    switches: tuple[Literal["activation_checkpointing", "compile", "max_grad_norm"], ...] = ()
+    """Which of these keys of a cell the strategy supports."""
+    servers: bool = False
+    """Whether the strategy has parameter servers."""
+    cuts: tuple[Literal["parameter", "gradient", "optimizer_state"], ...] | None = None
+    """What the strategy shards according to textbooks; null: not known."""
+    tolerates_lost_ranks: bool = False
+    """Whether the run continues without a rank that ended."""
+    no_checkpoints: str = ""
+    """Why a run cannot be saved; empty: it can."""
+    reasons: dict[str, str] = {}
+    """By precision: why it is not supported."""
+
+
+WORKLOADS = PluginKind("workload", "workloads", PluginDescription[OwnWorkload], variants="(-tiny)?")
+STRATEGIES = PluginKind("strategy", "strategies", PluginDescription[OwnStrategy], variants="(-.*)?", hyphenates=True)
+
+
+class RefusalQuestion(msgspec.Struct, frozen=True):
+    """A question to the process `python -m trainers refuse`, as a line of JSON: does this strategy refuse this cell?"""
+
+    strategy: str
+    """The name of the strategy."""
+    cell: Cell
+    """A resolved cell."""
+    own_workload: OwnWorkload | None = None
+    """The workload of the cell, if a file of the workspace defines it."""
+
+
+class RefusalAnswer(msgspec.Struct, frozen=True):
+    """The answer of `python -m trainers refuse` to a RefusalQuestion, as a line of JSON."""
+
+    why: str | None = None
+    """The reason for the refusal, as a sentence; None: the strategy does not refuse the cell."""
+    fault: str = ""
+    """The error in the code of the strategy, as a sentence; else empty."""
