@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers import menu
 from trainers.model.precision import ALL
 from trainers.strategy import SWITCHES, Strategy
+from trainers.theory.mesh import list_mesh_terms
 from trainers.workload import Workload
 
 
@@ -92,6 +94,7 @@ def _variant(name: str, schedule: str, summary: str, refuse: Callable[[Cell], st
         settings={"schedule": schedule},
         degrees=("pp",),
         switches=SWITCHES,
+        theory_of_communication=partial(list_mesh_terms, pipelined=True),
         options=options,
     )
 
