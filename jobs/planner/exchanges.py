@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 
-from jobs.planner import model_facts, pipeline_share
+from jobs.planner import model_facts
 from jobs.planner.model_facts import ModelFacts
 from jobs.planner.sharding import find_strategy
 from shardlab.matrix.cell import Cell
@@ -51,7 +51,6 @@ def _describe_part(cell: Cell, facts: ModelFacts) -> ModelPart:
     elif cell.tp > 1:
         elements = block_elements + facts.front + facts.back - facts.tied
     reductions = BACKWARD_REDUCTIONS.get(_find_task_name(cell))
-    stages = pipeline_share.count_stages_per_rank(cell)
     return ModelPart(
         elements=elements,
         blocks=blocks,
@@ -62,7 +61,7 @@ def _describe_part(cell: Cell, facts: ModelFacts) -> ModelPart:
         reductions=None if reductions is None else (FORWARD_REDUCTIONS, reductions),
         # A stage sends a hidden state to the next stage and a gradient to the previous stage. The first and the last stage of
         # the model send only one of the two; they are on different ranks.
-        messages=2 * stages if cell.pp > 2 else 2 * stages - 1,
+        messages=2 * cell.stages_per_rank if cell.pp > 2 else 2 * cell.stages_per_rank - 1,
         tied=((facts.tied / cell.dp, 2),) if facts.tied and cell.pp > 1 else (),
     )  # fmt: skip
 

@@ -13,7 +13,6 @@ from jobs.planner.model_facts import ModelFacts
 from shardlab.hardware.gpu_models import GpuModel
 from shardlab.matrix.cell import Cell
 from shardlab.runs.prediction import ZERO, PredictedRange, sum_ranges
-from trainers.theory.division import count_shards
 from trainers.theory.term import Axis, Term
 
 # the share of backward in the time of a pass: backward computes two products of matrices for each product in forward
@@ -95,14 +94,14 @@ def find_slowest_link(cell: Cell, axis: Axis, machine: PlannedMachine) -> Planne
     """The slowest link that the groups of ranks along an axis use; None if it is not known. Consecutive ranks differ in tp
     first, then in dp, then in pp, and fill one node after another."""
     per_node = -(-cell.gpus // cell.nnodes)
-    ranks_spanned = {"tp": cell.tp, "dp": cell.tp * count_shards(cell), "replicas": cell.tp * cell.dp, "pp": cell.gpus}[axis]
+    ranks_spanned = {"tp": cell.tp, "dp": cell.tp * cell.shards, "replicas": cell.tp * cell.dp, "pp": cell.gpus}[axis]
     return machine.inside if ranks_spanned <= per_node else machine.between
 
 
 def _count_rings(cell: Cell, axis: Axis) -> int:
     """How many groups of ranks along an axis communicate beyond their node at the same time, and so share its network."""
     per_node = -(-cell.gpus // cell.nnodes)
-    rank_stride = {"tp": 1, "dp": cell.tp, "replicas": cell.tp * count_shards(cell), "pp": cell.tp * cell.dp}[axis]
+    rank_stride = {"tp": 1, "dp": cell.tp, "replicas": cell.tp * cell.shards, "pp": cell.tp * cell.dp}[axis]
     return max(1, min(rank_stride, per_node)) if cell.nnodes > 1 else 1
 
 
@@ -170,8 +169,8 @@ def _bubble_over_compute(cell: Cell) -> float:
     """The time that the ranks of the pipeline wait, divided by the time that they compute."""
     if cell.pp == 1:
         return 0.0
-    schedule, per_rank = pipeline_share.read_schedule_name(cell), pipeline_share.count_stages_per_rank(cell)
-    return pipeline_schedule.bubble_over_ideal(schedule, cell.pp, cell.gradient_accumulation_steps, per_rank)
+    schedule = pipeline_share.read_schedule_name(cell)
+    return pipeline_schedule.bubble_over_ideal(schedule, cell.pp, cell.gradient_accumulation_steps, cell.stages_per_rank)
 
 
 def _predict_straggler_time(cell: Cell, step: PredictedRange) -> PredictedRange:

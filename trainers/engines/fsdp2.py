@@ -19,7 +19,6 @@ from trainers.model.deferred_init import Deferred
 from trainers.model.precision import weight_bytes
 from trainers.parallel import fsdp
 from trainers.parallel.fsdp import FullySharded, replicas_mesh
-from trainers.theory.division import count_shards
 from trainers.theory.fsdp import list_fsdp2_terms
 from trainers.theory.term import ModelPart, Term
 
@@ -37,9 +36,8 @@ class Fsdp2Engine(FullySharded):
         self._offloaded = cell.options["offload"] == "cpu"
 
     def theory(self) -> list[Term]:
-        shards = count_shards(self.cell)
         blocks = {id(p) for block in self.task.blocks(self.model) for p in block.parameters()}
-        sizes = [(id(p) in blocks, fsdp.count_padded_elements(p.shape, shards)) for p in self.model.parameters()]
+        sizes = [(id(p) in blocks, fsdp.count_padded_elements(p.shape, self.cell.shards)) for p in self.model.parameters()]
         block_elements = sum(size for is_in_block, size in sizes if is_in_block)
         part = ModelPart(elements=sum(size for _, size in sizes), block_elements=block_elements)
         return list_fsdp2_terms(self.cell, part, reshards=self._reshards)

@@ -53,7 +53,5 @@ class PipelineEngine(MeshModelEngine):
 
 
 def build(cell: Cell, task: Task, ranks: Ranks, *, schedule: str) -> PipelineEngine:
-    stages_per_rank = cell.options.get("stages_per_rank", 1)
-    assert isinstance(stages_per_rank, int)
-    mesh_model = MeshModel(cell, task, ranks, stages=cell.pp * stages_per_rank)
+    mesh_model = MeshModel(cell, task, ranks, stages=cell.pp * cell.stages_per_rank)
     return PipelineEngine(cell, task, ranks, mesh_model, Pipeline(cell, task, mesh_model, ranks.device, schedule))

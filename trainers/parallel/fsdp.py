@@ -32,9 +32,7 @@ class FullySharded(ReplicatedEngine):
 
 def replicas_mesh(cell: Cell, ranks: Ranks) -> DeviceMesh:
     """The 2-D mesh (replicas, shards). Ranks of a replica have consecutive numbers, so they are on one node if possible."""
-    replicas = cast("int", cell.options["replicas"])
-    shape = (replicas, ranks.world_size // replicas)
-    return ranks.mesh(shape, ("replicas", "shards"))
+    return ranks.mesh((ranks.world_size // cell.shards, cell.shards), ("replicas", "shards"))
 
 
 def mixed_precision_policy(precision: str) -> MixedPrecisionPolicy:

@@ -53,16 +53,10 @@ class Division(msgspec.Struct, frozen=True):
     """Bytes of the second gradient while backward adds it up; None: `whole_gradient_bytes`."""
 
 
-def count_shards(cell: Cell) -> int:
-    """The number of ranks over which one copy of the model is sharded by data-parallel strategies."""
-    replicas = cell.options.get("replicas")
-    return cell.dp // replicas if isinstance(replicas, int) and replicas else cell.dp
-
-
 def divide_by_cuts(cell: Cell, cuts: Collection[str] = ()) -> Division:
     """The division of a strategy of which only is known what it shards. cuts: as `Strategy.cuts`; empty: each rank holds the
     whole of its part of the model."""
-    weight, ranks = precision.weight_bytes(cell.precision), count_shards(cell)
+    weight, ranks = precision.weight_bytes(cell.precision), cell.shards
     copy = precision.computed_bytes(cell.precision) if cell.precision in precision.CAST else 0
     weight_ranks, gradient_ranks, optimizer_ranks = (
         ranks if part in cuts else 1 for part in ("parameter", "gradient", "optimizer_state")

@@ -6,7 +6,7 @@ import msgspec
 
 from shardlab.matrix.cell import Cell
 from trainers.model.precision import computed_bytes, weight_bytes
-from trainers.theory.division import Division, count_shards, divide_by_cuts
+from trainers.theory.division import Division, divide_by_cuts
 from trainers.theory.term import ModelPart, Term, list_overflow_terms
 
 RESHARDING = ("FULL_SHARD", "HYBRID_SHARD")  # the shardings that free parameters after forward, so backward gathers them again
@@ -23,7 +23,7 @@ def divide_fsdp1(cell: Cell, parameters: int, *, sharding: str) -> Division:
 
 def divide_sharded(cell: Cell, parameters: int, *, reshards: bool) -> Division:
     """What a rank holds of a sharded model. reshards: whether blocks are freed after forward."""
-    weight, ranks, accumulates = weight_bytes(cell.precision), count_shards(cell), cell.gradient_accumulation_steps > 1
+    weight, ranks, accumulates = weight_bytes(cell.precision), cell.shards, cell.gradient_accumulation_steps > 1
     on_gpu = cell.options.get("offload") != "cpu"
     return Division(
         weight if on_gpu else 0,
@@ -48,20 +48,20 @@ def list_fsdp1_terms(cell: Cell, part: ModelPart, *, sharding: str) -> list[Term
     # Parameters that are not freed stay gathered from forward to backward, and until the last pass of a step.
     passes = cell.gradient_accumulation_steps if sharding in RESHARDING else 1
     terms = list_sharding_terms(cell, part, block_gathers=2 * passes if sharding in RESHARDING else 1, other_gathers=passes)
-    return [*terms, *list_overflow_terms(cell.precision, count_shards(cell))]
+    return [*terms, *list_overflow_terms(cell.precision, cell.shards)]
 
 
 def list_fsdp2_terms(cell: Cell, part: ModelPart, *, reshards: bool) -> list[Term]:
     """What a rank of FSDP2 sends in a step. reshards: as in `divide_sharded`."""
     passes = cell.gradient_accumulation_steps
     terms = list_sharding_terms(cell, part, block_gathers=(2 if reshards else 1) * passes, other_gathers=passes)
-    return [*terms, *list_overflow_terms(cell.precision, count_shards(cell))]
+    return [*terms, *list_overflow_terms(cell.precision, cell.shards)]
 
 
 def list_sharding_terms(cell: Cell, part: ModelPart, *, block_gathers: int, other_gathers: int) -> list[Term]:
     """The communication of sharding in a step. block_gathers, other_gathers: how often a step gathers the parameters inside and
     outside of blocks."""
-    weight, shards, units = weight_bytes(cell.precision), count_shards(cell), part.blocks + 1
+    weight, shards, units = weight_bytes(cell.precision), cell.shards, part.blocks + 1
     gathered = part.block_elements * block_gathers + (part.elements - part.block_elements) * other_gathers
     gathers, reduced = part.blocks * block_gathers + other_gathers, part.elements * weight
     terms = [
