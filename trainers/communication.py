@@ -1,20 +1,11 @@
-"""The bytes that ranks send in a step, in three forms: by theory, counted from the collectives of a real step, and on
-the wire.
+"""Counts the bytes that ranks send in a step, from the collectives of a real step. trainers/theory computes them instead.
 
-Theory and count assume the ring algorithm (Patarasuk and Yuan, 2009; the bus-bandwidth factors of nccl-tests). With n ranks,
-one rank sends
-
-- 2 (n-1)/n S bytes in an all-reduce of S bytes
-- (n-1)/n S bytes in an all-gather whose output has S bytes, in a reduce-scatter whose input has S bytes, in an all-to-all of
-  S bytes, and, as the mean over the ranks, in a broadcast of S bytes
-- S bytes in a send of S bytes
-
-Some backends use other algorithms and send more bytes on the wire; `WIRE_FACTORS` has their factors.
+Counts assume the ring algorithm, as the theory does. Some backends use other algorithms and send more bytes on the wire.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,48 +15,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
-FACTORS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "broadcast": lambda n: (n - 1) / n,
-    "send": lambda n: 1.0,
-}
-WIRE_FACTORS = {
-    # gloo implements a reduce-scatter as an all-reduce of the whole input (tests/trainers/engines/test_trainers_wire.py
-    # measures all six collectives).
-    "gloo": {**FACTORS, "reduce_scatter": FACTORS["all_reduce"]},
-    "nccl": FACTORS,  # factors of the ring algorithm, which NCCL uses for large messages; no test measures them
-}
-"""Backend -> collective -> function of the number of ranks that gives the bytes that a rank sends, divided by the payload."""
-
-
-class Term(msgspec.Struct, frozen=True):
-    """One kind of communication in a step of one rank, by theory."""
-
-    description: str
-    """The kind of communication in words."""
-    op: str
-    """The collective, a key of FACTORS."""
-    payload_bytes: float
-    """The bytes S of one collective."""
-    ranks: int
-    """The number n of ranks in the collective."""
-    times: float = 1.0
-    """Number of collectives of this kind per step."""
-
-    @property
-    def sent_bytes(self) -> float:
-        """Bytes that this rank sends in one step for this kind of communication, by theory."""
-        return FACTORS[self.op](self.ranks) * self.payload_bytes * self.times
-
-    def wire_bytes(self, backend: str) -> float:
-        """Bytes that this rank sends in one step for this kind of communication over a backend (`gloo`, `nccl`).
-
-        Raises KeyError if WIRE_FACTORS does not contain the backend.
-        """
-        return WIRE_FACTORS[backend][self.op](self.ranks) * self.payload_bytes * self.times
+from trainers.theory.term import FACTORS, WIRE_FACTORS
+from trainers.theory.term import Term as Term  # engines of workspaces import it from here
 
 
 class Call(msgspec.Struct, frozen=True):

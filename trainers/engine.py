@@ -20,10 +20,10 @@ from trainers.checkpointing import state_parts
 
 if TYPE_CHECKING:
     from trainers.checkpointing.state_parts import State
-    from trainers.communication import Term
     from trainers.instruments.timing import Clock
     from trainers.ranks.ranks import Peers, Ranks
     from trainers.task import Batch
+    from trainers.theory.term import Term
 
 
 class Trained(ABC):

@@ -10,6 +10,8 @@ import msgspec
 
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
+from trainers.theory.division import Division, divide_by_cuts
+from trainers.theory.term import ModelPart, Term
 
 if TYPE_CHECKING:
     from trainers.engine import Engine, Server
@@ -53,6 +55,15 @@ class Strategy(msgspec.Struct, frozen=True):
     cuts: tuple[str, ...] | None = None
     """Which of parameter, gradient and optimizer_state the strategy shards over the data-parallel ranks of a group, according
     to textbooks; None if the strategy divides the model in another way."""
+    theory_of_memory: Callable[[Cell, int], Division] | None = None
+    """What a rank keeps, by theory (trainers/theory). The function gets the cell and the number of parameters of the whole
+    model. None: what `cuts` say."""
+    theory_of_communication: Callable[[Cell, ModelPart], list[Term] | None] = lambda *_: None
+    """What a rank sends in a step, by theory (trainers/theory). `Engine.theory` asks the same function, with exact sizes. The
+    function returns None if it cannot tell from the sizes that are known."""
+    hides_in_last_pass: bool = False
+    """Whether only the last backward pass of a step can hide communication, because then gradients are exchanged; if not, all
+    passes can. Only the predicted time depends on it."""
     tolerates_lost_ranks: bool = False
     """Whether a run continues after a rank that trains was killed. No run continues without rank 0, which writes the result."""
     no_checkpoints: str = ""
@@ -71,6 +82,12 @@ class Strategy(msgspec.Struct, frozen=True):
             return None
         why = f": {self.reasons[precision]}" if precision in self.reasons else ""
         return f"{self.name} cannot honour {precision}{why}. Allowed: {', '.join(self.precisions)}."
+
+    def divide(self, cell: Cell, parameters: int) -> Division:
+        """What a rank keeps, by theory. parameters: the number of parameters of the whole model."""
+        if self.theory_of_memory is None:
+            return divide_by_cuts(cell, self.cuts or ())
+        return self.theory_of_memory(cell, parameters)
 
     def build(self, cell: Cell, task: Task, ranks: Ranks) -> Engine:
         """Build the engine of a rank that trains. Imports torch."""

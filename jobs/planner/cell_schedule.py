@@ -44,7 +44,7 @@ def make_schedule(cell: Cell) -> CellSchedule:
         cell.name(),
         pipeline_share.read_schedule_name(cell),
         cell.pp,
-        cell.pp * pipeline_share.count_stages_per_rank(cell),
+        cell.pp * cell.stages_per_rank,
         simulated_step.micro_batches,
         simulated_step.total,
         simulated_step.ideal,
@@ -62,7 +62,7 @@ def simulate_cell(cell: Cell) -> SimulatedPipeline:
         cell.gradient_accumulation_steps,
         forward=FORWARD,
         backward=BACKWARD,
-        per_rank=pipeline_share.count_stages_per_rank(cell),
+        per_rank=cell.stages_per_rank,
     )
 
 

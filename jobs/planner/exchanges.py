@@ -1,69 +1,37 @@
-"""Computes without torch what a rank exchanges in a step, by strategy. `Engine.theory` of the trainers uses the same theory.
+"""Computes without torch what a rank sends in a step, with the theory that the menu's entry of a strategy names.
 
-tests/jobs/planner/test_exchanges.py compares the results with numbers that were worked out by hand for each strategy. The sent
-bytes are the bytes that the ring algorithm sends (Patarasuk and Yuan, 2009): over n ranks, each rank sends 2 (n-1)/n S bytes
-for an all-reduce of S bytes, (n-1)/n S for an all-gather with a result of S bytes or a reduce-scatter of S bytes, and S for a
-send."""
+Engines ask the same theory, with the exact sizes of their model; here, the sizes follow from the shape of the model. The
+planner does not know buffers, padding, which layers are too small to be sharded, and which norms see a slice of a sequence.
+tests/jobs/planner/test_exchanges.py compares the results with numbers that were worked out by hand for each strategy.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, cast
+import functools
 
-import msgspec
-
-from jobs.planner import model_facts, pipeline_share, sharding
+from jobs.planner import model_facts
 from jobs.planner.model_facts import ModelFacts
 from jobs.planner.sharding import find_strategy
 from shardlab.matrix.cell import Cell
+from trainers import menu
 from trainers.model import precision
+from trainers.theory.term import SCALAR_BYTES, ModelPart, Term
 
-Axis = Literal["dp", "replicas", "tp", "pp"]
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"]
-# Factor f of each collective: over n ranks, a rank sends f (n-1)/n bytes for each byte of the tensor.
-FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0}
-BACKWARD_REDUCTIONS = {"gpt2": 2, "llama": 5, "vit": 4}  # all-reduces per block in backward: one for each column-parallel layer
-FORWARD_REDUCTIONS = 2  # all-reduces per block in forward: one for each row-parallel layer
+# Of a block that is split over tp (`ModelPlan` of trainers/plans): its row-parallel layers, and its column-parallel layers.
+FORWARD_REDUCTIONS = 2
+BACKWARD_REDUCTIONS = {"gpt2": 2, "llama": 5, "vit": 4}
 
 
-class Exchange(msgspec.Struct, frozen=True):
-    """One kind of communication of a rank in a step, such as all its all-reduces of gradients."""
-
-    op: Collective
-    payload_bytes: float
-    """The bytes of the tensors of all calls in a step together."""
-    calls: float
-    """The number of calls in a step."""
-    ranks: int
-    """The number of ranks that take part in a call."""
-    axis: Axis
-    """The dimension of the mesh whose ranks communicate."""
-    hidden: bool
-    """Whether the rank may compute at the same time."""
-
-    @property
-    def sent_bytes(self) -> float:
-        """The number of bytes that the rank sends in a step for this communication."""
-        return (
-            self.payload_bytes if self.op == "send" else FACTORS[self.op] * (self.ranks - 1) / self.ranks * self.payload_bytes
-        )
-
-
-def list_exchanges(cell: Cell) -> list[Exchange] | None:
-    """The exchanges of the rank that sends the most bytes; None if those of the cell's strategy or model are not known."""
-    if not model_facts.are_facts_known(cell):
+def list_exchanges(cell: Cell) -> list[Term] | None:
+    """The exchanges of the rank that sends the most bytes, without those of single numbers; None if those of the cell's
+    strategy or model are not known. Of parameter servers, whose network all workers share, nothing is predicted."""
+    if not model_facts.are_facts_known(cell) or cell.servers:
         return None
-    facts, engine = model_facts.find_model_facts(cell), find_strategy(cell.strategy).engine.rpartition(".")[2]
-    if engine == "single" or (cell.gpus == 1 and not cell.servers):
+    if cell.gpus == 1:
         return []
-    if engine == "ddp":
-        return None if find_strategy(cell.strategy).settings.get("powersgd") else _ddp_exchanges(cell, facts)
-    if engine in ("fsdp1", "fsdp2"):
-        return _fsdp_exchanges(cell, facts, facts.parameters, engine)
-    if engine == "zero":
-        return _zero_exchanges(cell, facts)
-    if engine in ("tensor", "pipeline", "mesh"):
-        return _mesh_exchanges(cell, facts)
-    return None
+    part = _describe_part(cell, model_facts.find_model_facts(cell))
+    terms = find_strategy(cell.strategy).theory_of_communication(cell, part)
+    return None if terms is None else [term for term in terms if term.payload_bytes > SCALAR_BYTES]
 
 
 def sum_sent_bytes(cell: Cell) -> float | None:
@@ -72,109 +40,40 @@ def sum_sent_bytes(cell: Cell) -> float | None:
     return None if known_exchanges is None else sum(exchange.sent_bytes for exchange in known_exchanges)
 
 
-MIB = 1 << 20
-
-
-def _ddp_exchanges(cell: Cell, facts: ModelFacts) -> list[Exchange]:
-    weight = 2 if cell.options.get("comm_hook") == "bf16" else precision.weight_bytes(cell.precision)
-    gradient_bytes = facts.parameters * weight
-    bucket_count = max(1, -(-gradient_bytes // (cast("int", cell.options.get("bucket_cap_mb", 25)) * MIB)))
-    return [Exchange("all_reduce", gradient_bytes, bucket_count, cell.dp, "dp", True)]
-
-
-def _fsdp_exchanges(cell: Cell, facts: ModelFacts, parameters: float, engine: str) -> list[Exchange]:
-    """The exchanges of an FSDP strategy; docs/strategies.md says when FSDP gathers blocks and the other layers.
-
-    parameters: the number of parameters in the rank's part of the model.
-    """
-    computed, weight = precision.computed_bytes(cell.precision), precision.weight_bytes(cell.precision)
-    settings, passes = find_strategy(cell.strategy).settings, cell.gradient_accumulation_steps
-    ranks = sharding.count_shards(cell)
-    if settings.get("sharding") == "NO_SHARD":
-        return [Exchange("all_reduce", parameters * weight, facts.blocks + 1, cell.dp, "dp", True)]
-    share_of_model = parameters / facts.parameters
-    parameters_in_blocks = facts.blocks * facts.block_parameters * share_of_model if facts.blocks else 0.0
-    is_one_unit = cell.options.get("wrap") == "none"
-    rest_parameters = parameters if is_one_unit else parameters - parameters_in_blocks
-    parameters_in_blocks = 0.0 if is_one_unit else parameters_in_blocks
-    frees_gathered = settings.get("reshard_after_forward", settings.get("sharding") in ("FULL_SHARD", "HYBRID_SHARD"))
-    block_gathers, rest_gathers = (2 * passes if frees_gathered else passes), passes
-    if engine == "fsdp1" and not frees_gathered:
-        block_gathers = rest_gathers = 1
-    if engine == "mesh":
-        pipelined = "pp" in find_strategy(cell.strategy).degrees
-        block_gathers, rest_gathers = (1, 1) if pipelined else (2 * passes, passes)
-    gathered_bytes = computed * (parameters_in_blocks * block_gathers + rest_parameters * rest_gathers)
-    gathers = Exchange("all_gather", gathered_bytes, facts.blocks * block_gathers + rest_gathers, ranks, "dp", True)
-    exchanges = [gathers, Exchange("reduce_scatter", parameters * weight, facts.blocks + 1, ranks, "dp", True)]
-    if (replicas := cell.dp // ranks) > 1:
-        exchanges.append(Exchange("all_reduce", parameters * weight / ranks, facts.blocks + 1, replicas, "replicas", True))
-    return exchanges
-
-
-def _zero_exchanges(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
-    stage, options = cast("int", find_strategy(cell.strategy).settings["stage"]), cell.options
-    if options.get("quantized_weights") or options.get("quantized_gradients") or options.get("hpz_partition_size", 1) != 1:
-        return None
-    weight, passes, elements = precision.computed_bytes(cell.precision), cell.gradient_accumulation_steps, facts.parameters
-    sent_element_bytes = 2 if options.get("communication_dtype") == "bf16" else 4
-    bucket_elements = min(elements, cast("int", options.get("reduce_bucket_size") or sharding.BUCKET_ELEMENTS))
-    calls, hidden = max(1, -(-elements // bucket_elements)), options.get("overlap_comm") is True
-    if stage == 0:
-        return [Exchange("all_reduce", elements * sent_element_bytes, calls, cell.dp, "dp", False)]
-    if stage < 3:
-        times = passes if stage == 2 else 1
-        return [
-            Exchange("all_reduce", elements * sent_element_bytes * times, calls * times, cell.dp, "dp", hidden),
-            Exchange("all_gather", elements * weight, calls, cell.dp, "dp", False),
-        ]
-    stays_gathered = sharding.USES_PER_PASS * elements <= cast("int", options["max_reuse_distance"])
-    fetches = passes if stays_gathered else 2 * passes
-    return [
-        Exchange("all_gather", elements * weight * fetches, (facts.blocks + 1) * fetches, cell.dp, "dp", True),
-        Exchange("reduce_scatter", elements * sent_element_bytes * passes, calls * passes, cell.dp, "dp", hidden),
-    ]
-
-
-def _mesh_exchanges(cell: Cell, facts: ModelFacts) -> list[Exchange] | None:
-    """The exchanges of a strategy with tensor parallelism, with a pipeline, or with both, also combined with sharding. With a
-    pipeline, these are the exchanges of a rank in the middle of the pipeline. None if the exchanges are not known."""
-    saved = facts.saved
-    if saved is None:
-        return None
-    exchanges = []
-    passes, micro = cell.gradient_accumulation_steps, cell.micro_batch_size
+def _describe_part(cell: Cell, facts: ModelFacts) -> ModelPart:
+    """The sizes of a rank's part of the model. With a pipeline, the rank has the blocks and messages of a rank in the middle,
+    and half of what is outside of blocks."""
     blocks = -(-facts.blocks // cell.pp)
-    if cell.tp > 1:
-        family = sharding.find_task_name(cell)
-        if family not in BACKWARD_REDUCTIONS:
-            return None
-        output = saved.block_input * micro / precision.stream_bytes(cell.precision) * precision.computed_bytes(cell.precision)
-        input_bytes, block_passes = saved.block_input * micro, blocks * passes
-        recomputed_passes = count_recomputed_blocks(cell, blocks) * passes
-        forward = FORWARD_REDUCTIONS * block_passes + (FORWARD_REDUCTIONS - 1) * recomputed_passes
-        backward = BACKWARD_REDUCTIONS[family] * block_passes
-        exchanges += [
-            Exchange("all_reduce", output * forward, forward, cell.tp, "tp", False),
-            Exchange("all_reduce", input_bytes * backward, backward, cell.tp, "tp", False),
-        ]
-        if cell.options.get("sequence_parallel"):
-            # With sequence parallelism, each all-reduce becomes a reduce-scatter and an all-gather, which together take as
-            # long. One more such pair is needed for the input of the first block and the output of the last block.
-            exchanges.append(Exchange("all_reduce", saved.block_input * micro * passes, passes, cell.tp, "tp", False))
-    if cell.pp > 1:
-        per_rank = pipeline_share.count_stages_per_rank(cell)
+    block_elements: float = blocks * facts.block_parameters / cell.tp
+    elements: float = facts.parameters
+    if cell.pp > 1:  # the first and the last stage have a copy of a tied weight each
+        elements = block_elements + (facts.front + facts.back) / 2
+    elif cell.tp > 1:
+        elements = block_elements + facts.front + facts.back - facts.tied
+    reductions = BACKWARD_REDUCTIONS.get(_find_task_name(cell))
+    return ModelPart(
+        elements=elements,
+        blocks=blocks,
+        block_elements=block_elements,
+        hidden_elements=None if facts.saved is None
+        else facts.saved.block_input * cell.micro_batch_size / precision.stream_bytes(cell.precision),
+        recomputed_blocks=count_recomputed_blocks(cell, blocks),
+        reductions=None if reductions is None else (FORWARD_REDUCTIONS, reductions),
         # A stage sends a hidden state to the next stage and a gradient to the previous stage. The first and the last stage of
         # the model send only one of the two; they are on different ranks.
-        messages = passes * (2 * per_rank if cell.pp > 2 else 2 * per_rank - 1)
-        exchanges.append(Exchange("send", saved.block_input * micro * messages, messages, cell.pp, "pp", False))
-        if facts.tied:
-            size = facts.tied * precision.weight_bytes(cell.precision)
-            exchanges.append(Exchange("all_reduce", size, 1, 2, "pp", False))
-    if cell.dp > 1:
-        share = blocks * facts.block_parameters / cell.tp + (facts.front + facts.back - facts.tied) / (1 if cell.pp == 1 else 2)
-        exchanges += _fsdp_exchanges(cell, facts, share, "mesh")
-    return exchanges
+        messages=2 * cell.stages_per_rank if cell.pp > 2 else 2 * cell.stages_per_rank - 1,
+        tied=((facts.tied / cell.dp, 2),) if facts.tied and cell.pp > 1 else (),
+    )  # fmt: skip
+
+
+@functools.cache
+def _task_names() -> dict[str, str]:
+    return {workload.name: workload.task.rpartition(".")[2] for workload in menu.workloads().values()}
+
+
+def _find_task_name(cell: Cell) -> str:
+    """The name of the task of a cell's workload, such as `gpt2`; '' for a workload that a workspace defines itself."""
+    return "" if cell.workload_code is not None else _task_names().get(cell.workload, "")
 
 
 def count_recomputed_blocks(cell: Cell, blocks: int) -> int:

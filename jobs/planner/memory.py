@@ -19,9 +19,9 @@ import msgspec
 from jobs.planner import model_facts, pipeline_share, sharding
 from jobs.planner.model_facts import ModelFacts, SavedBytes
 from jobs.planner.pipeline_share import StageShare
-from jobs.planner.sharding import Division
 from shardlab.matrix.cell import Cell
 from shardlab.runs.prediction import ZERO, PredictedRange, exact_range, sum_ranges
+from trainers.theory.division import Division
 
 MIB = 1 << 20
 STATES = {"adam": 2, "adamw": 2}  # tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum
@@ -119,8 +119,8 @@ def _rank_memory(cell: Cell, facts: ModelFacts, division: Division, share: Stage
         # The memory of this model is a lower bound, and these parts need not exist at the same moment. So only the largest of
         # sharded gradients, whole gradients and gathered weights counts, and no buffer.
         sharded_bytes, whole_bytes = gradients
-        if sharding.find_strategy(cell.strategy).engine.endswith("fsdp1"):  # it adds up gradients in the computation's type
-            whole_bytes = min(whole_bytes, division.gathered_bytes * parameters)
+        if division.summed_gradient_bytes is not None:
+            whole_bytes = min(whole_bytes, division.summed_gradient_bytes * parameters)
         gradient = msgspec.structs.replace(gradient, low=max(sharded_bytes, whole_bytes))
         gathered, copied_bytes = (
             msgspec.structs.replace(weights, low=max(0.0, weights.low - gradient.low)) for weights in (gathered, copied_bytes)

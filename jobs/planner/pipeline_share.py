@@ -37,11 +37,6 @@ def read_schedule_name(cell: Cell) -> str:
     return cast("str", find_strategy(cell.strategy).settings.get("schedule", "1f1b"))
 
 
-def count_stages_per_rank(cell: Cell) -> int:
-    """The number of stages of a rank: above 1 only in the interleaved schedule."""
-    return cast("int", cell.options.get("stages_per_rank", 1)) if read_schedule_name(cell) == "interleaved" else 1
-
-
 def count_kept_chunks(schedule: str, rank: int, ranks: int, micro_batches: int, per_rank: int = 1) -> int:
     """The largest number of (micro-batch, stage) pairs whose activations a rank keeps at the same time."""
     if schedule == "gpipe":
@@ -56,7 +51,7 @@ def compute_end_shares(cell: Cell, facts: ModelFacts) -> list[StageShare]:
     without a pipeline, the whole model."""
     if cell.pp == 1:
         return [StageShare(facts.blocks, True, True, 1.0)]
-    per_rank, schedule = count_stages_per_rank(cell), read_schedule_name(cell)
+    per_rank, schedule = cell.stages_per_rank, read_schedule_name(cell)
     stages = cell.pp * per_rank
     shares = []
     for rank in (0, cell.pp - 1):

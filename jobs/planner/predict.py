@@ -13,6 +13,7 @@ from jobs.planner.machine import NO_GPU, PlannedMachine
 from shardlab.matrix.cell import Cell
 from shardlab.runs.prediction import Fits, PredictedExchange, PredictedRange, Prediction, Source, exact_range, sum_ranges
 from shardlab.runs.rehearsed import Answer, NotRehearsed, Rehearsed, RehearsedCollective, RehearsedRank
+from trainers.theory.term import FACTORS
 
 GIB = 1 << 30
 CPU_RANKS = "ranks are processes on a CPU, so neither their whole memory nor their time is predicted"
@@ -20,8 +21,6 @@ CPU_RANKS = "ranks are processes on a CPU, so neither their whole memory nor the
 OWN_STRATEGY = "no formula describes a strategy of the workspace"
 OWN_OPTIONS = "the size of a model of the workspace is known only with its default options"
 LARGEST_MICRO_BATCH = 1 << 20  # the largest micro-batch that is considered
-# over n ranks, a rank sends factor x (n-1)/n bytes per byte of the tensor
-SENT_FACTORS = {**exchanges.FACTORS, "all_to_all": 1.0}
 UNMEASURED_PCT = 8.0  # the error of a rehearsal whose error was never measured; the limit that the tests allow
 START_S = PredictedRange(15.0, 45.0, 240.0)  # seconds before the first step: imports, NCCL, model, same-work proof; assumed
 POWER = PredictedRange(0.45, 0.75, 1.0)  # share of a board's largest power while it trains; assumed
@@ -314,8 +313,7 @@ def _sum_sent_bytes(rank: RehearsedRank) -> float:
 
 
 def _count_sent_bytes(call: RehearsedCollective) -> float:
-    factor = 1.0 if call.op == "send" else SENT_FACTORS[call.op] * (call.ranks - 1) / call.ranks
-    return call.times * call.payload_bytes * factor
+    return call.times * call.payload_bytes * FACTORS[call.op](call.ranks)
 
 
 def _describe_rehearsal(answer: Rehearsed, *, on_gpu: bool) -> str:

@@ -7,13 +7,13 @@ import math
 import msgspec
 
 from jobs.planner import device_profile, exchanges, model_facts, pipeline_schedule, pipeline_share, sharding
-from jobs.planner.exchanges import Axis, Exchange
 from jobs.planner.link import PlannedLink
 from jobs.planner.machine import PlannedMachine
 from jobs.planner.model_facts import ModelFacts
 from shardlab.hardware.gpu_models import GpuModel
 from shardlab.matrix.cell import Cell
 from shardlab.runs.prediction import ZERO, PredictedRange, sum_ranges
+from trainers.theory.term import Axis, Term
 
 # the share of backward in the time of a pass: backward computes two products of matrices for each product in forward
 BACKWARD = 2 / 3
@@ -94,15 +94,14 @@ def find_slowest_link(cell: Cell, axis: Axis, machine: PlannedMachine) -> Planne
     """The slowest link that the groups of ranks along an axis use; None if it is not known. Consecutive ranks differ in tp
     first, then in dp, then in pp, and fill one node after another."""
     per_node = -(-cell.gpus // cell.nnodes)
-    shards = sharding.count_shards(cell)
-    ranks_spanned = {"tp": cell.tp, "dp": cell.tp * shards, "replicas": cell.tp * cell.dp, "pp": cell.gpus}[axis]
+    ranks_spanned = {"tp": cell.tp, "dp": cell.tp * cell.shards, "replicas": cell.tp * cell.dp, "pp": cell.gpus}[axis]
     return machine.inside if ranks_spanned <= per_node else machine.between
 
 
 def _count_rings(cell: Cell, axis: Axis) -> int:
     """How many groups of ranks along an axis communicate beyond their node at the same time, and so share its network."""
     per_node = -(-cell.gpus // cell.nnodes)
-    rank_stride = {"tp": 1, "dp": cell.tp, "replicas": cell.tp * sharding.count_shards(cell), "pp": cell.tp * cell.dp}[axis]
+    rank_stride = {"tp": 1, "dp": cell.tp, "replicas": cell.tp * cell.shards, "pp": cell.tp * cell.dp}[axis]
     return max(1, min(rank_stride, per_node)) if cell.nnodes > 1 else 1
 
 
@@ -153,8 +152,8 @@ def _predict_exposed_time(cell: Cell, hidden: PredictedRange, busy: PredictedRan
     hidden: the seconds of communication that may overlap with computing. busy: the seconds of computing.
     """
     # Gradients are exchanged only during the last backward pass; parameters are gathered during all passes.
-    engine = sharding.find_strategy(cell.strategy).engine.rpartition(".")[2]
-    share = BACKWARD / cell.gradient_accumulation_steps if engine in ("ddp", "zero") else 1.0
+    is_late = sharding.find_strategy(cell.strategy).hides_in_last_pass
+    share = BACKWARD / cell.gradient_accumulation_steps if is_late else 1.0
 
     def exposed(seconds: float, computing: float, window: float, least: float) -> float:
         return max(seconds - window * share * computing, least * seconds)
@@ -170,8 +169,8 @@ def _bubble_over_compute(cell: Cell) -> float:
     """The time that the ranks of the pipeline wait, divided by the time that they compute."""
     if cell.pp == 1:
         return 0.0
-    schedule, per_rank = pipeline_share.read_schedule_name(cell), pipeline_share.count_stages_per_rank(cell)
-    return pipeline_schedule.bubble_over_ideal(schedule, cell.pp, cell.gradient_accumulation_steps, per_rank)
+    schedule = pipeline_share.read_schedule_name(cell)
+    return pipeline_schedule.bubble_over_ideal(schedule, cell.pp, cell.gradient_accumulation_steps, cell.stages_per_rank)
 
 
 def _predict_straggler_time(cell: Cell, step: PredictedRange) -> PredictedRange:
@@ -210,7 +209,7 @@ def faster_s(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float)
     return min(ring_s(op, size, ranks, alpha_s, bandwidth), tree_s(op, size, ranks, alpha_s, bandwidth))
 
 
-def predict_exchange_time(exchange: Exchange, link: PlannedLink, rings: int = 1) -> PredictedRange:
+def predict_exchange_time(exchange: Term, link: PlannedLink, rings: int = 1) -> PredictedRange:
     """The seconds that all calls of an exchange take in a step. rings: the number of groups of ranks on one node that use the
     link at the same time."""
     if not exchange.calls or exchange.ranks == 1:

@@ -119,9 +119,7 @@ def _make_twin(cell: Cell, workload: Workload, *, divisor: int, images: int, lau
     options = {name: value for name, value in cell.options.items() if name not in allowed}
     kept_options = {name: cell.options[name] for name in ("dropout", "subset_seed") if name in allowed and name in cell.options}
     options |= allowed | kept_options | ({"data": "synthetic"} if "data" in allowed else {})
-    stages_a_rank = cell.options.get("stages_per_rank", 1)
-    assert isinstance(stages_a_rank, int)
-    for name, least_size in ((workload.blocks, cell.pp * stages_a_rank), (workload.heads, cell.tp)):
+    for name, least_size in ((workload.blocks, cell.pp * cell.stages_per_rank), (workload.heads, cell.tp)):
         if name is not None:
             size = options[name]
             assert isinstance(size, int)

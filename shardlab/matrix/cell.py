@@ -317,6 +317,19 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """Units of data per data-parallel rank and optimizer step."""
         return self.micro_batch_size * self.gradient_accumulation_steps
 
+    @property
+    def stages_per_rank(self) -> int:
+        """The number of pipeline stages of a rank: the option of this name, or 1 if the strategy has no such option."""
+        stages = self.options.get("stages_per_rank")
+        return stages if isinstance(stages, int) else 1
+
+    @property
+    def shards(self) -> int:
+        """The number of ranks over which a data-parallel strategy shards one copy of the model: all of them, or those of a
+        replica if the strategy has the option `replicas`."""
+        replicas = self.options.get("replicas")
+        return self.dp // replicas if isinstance(replicas, int) and replicas else self.dp
+
     def hash(self) -> str:
         """The hash of the cell: 12 hexadecimal digits. It depends on the values of the keys and not on the order of the keys.
 

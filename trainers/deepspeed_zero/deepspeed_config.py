@@ -7,10 +7,8 @@ from typing import Any
 
 from shardlab.matrix.cell import Cell
 from trainers.model import loss_scaling
+from trainers.theory.zero import BUCKET_ELEMENTS, count_sent_gradient_bytes
 
-# Default bucket size in elements (100 MB in 16 bits). With DeepSpeed's default of 500 million, a model with less than a billion
-# parameters would start its first reduction only when most of backward is over. DeepSpeed allocates memory for whole buckets.
-BUCKET = 50_000_000
 NEVER = 10**9  # a number of steps that no run reaches
 
 
@@ -28,7 +26,7 @@ def make_config(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> d
         "gradient_clipping": cell.max_grad_norm or 0.0,  # 0 switches clipping off; without this key, DeepSpeed clips at 1.0
         "prescale_gradients": False,
         "gradient_predivide_factor": 1.0,
-        "communication_data_type": "bf16" if is_pure else cell.options["communication_dtype"] if is_bf16 else "fp32",
+        "communication_data_type": "bf16" if count_sent_gradient_bytes(cell) == 2 else "fp32",
         "bf16": {
             "enabled": is_bf16,
             "check_grad_overflow": True,
@@ -71,7 +69,8 @@ def _zero_section(cell: Cell, stage: int, elements: int, pin_memory: bool) -> di
     """The part `zero_optimization` of the configuration: buckets (sizes in elements), prefetching, ZeRO++ and offloading."""
     if stage == 0:
         return {}
-    options, default_bucket = cell.options, min(elements + elements % 2, BUCKET)  # DeepSpeed refuses buckets of odd size
+    options = cell.options
+    default_bucket = min(elements + elements % 2, BUCKET_ELEMENTS)  # DeepSpeed refuses buckets of odd size
     section: dict[str, Any] = {
         "reduce_bucket_size": options["reduce_bucket_size"] or default_bucket,
         "overlap_comm": options["overlap_comm"],

@@ -1,4 +1,4 @@
-"""The engine of ZeRO, which wraps DeepSpeed's own engine, and the bytes that each stage sends by theory."""
+"""The engine of ZeRO, which wraps DeepSpeed's own engine."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from torch.nn.functional import pad
 from shardlab.matrix.cell import Cell
 from trainers import dtypes, model_options
 from trainers.checkpointing import state_parts
-from trainers.communication import Term
 from trainers.deepspeed_zero import deepspeed_config, gather_state, zero_state
 from trainers.dtypes import dtype_name
 from trainers.model import activation_checkpointing, precision
 from trainers.replicated import ReplicatedEngine
+from trainers.theory.term import ModelPart, Term
+from trainers.theory.zero import list_zero_terms
 
 if TYPE_CHECKING:
     from trainers.checkpointing.state_parts import State
     from trainers.model.deferred_init import Deferred
     from trainers.ranks.ranks import Ranks
     from trainers.task import Task
-
-FLAG_BYTES = 8  # bytes of the gradient norm and of the overflow flag, which are all-reduced once per step
 
 
 class ZeroEngine(ReplicatedEngine):
@@ -170,57 +169,20 @@ class ZeroEngine(ReplicatedEngine):
         return sum(self._elements_by_id.values())  # sizes before sharding, because a sharded parameter has the size 0
 
     def theory(self) -> list[Term]:
-        """As `Accounted.theory`. For ZeRO++, the bytes of quantised values are derived from the source of DeepSpeed 0.19,
-        without the scales of the quantisation (less than 1 %). They have not yet been compared with counted bytes, which needs
-        GPUs."""
-        n, elements, passes = self.data_ranks, self.parameters(), self.cell.gradient_accumulation_steps
-        weight_itemsize = precision.computed_bytes(self.cell.precision)
-        gradient_bytes = elements * (2 if self.config["communication_data_type"] == "bf16" else 4)
-        if self.stage == 0:
-            return [Term("gradients, once a step", "all_reduce", gradient_bytes, n)]
-        flags = Term("gradient norm and overflow, once a step", "all_reduce", FLAG_BYTES, n)
-        if self.stage < 3:
-            # Also at stage 2, DeepSpeed all-reduces whole buckets; textbooks assume a reduce-scatter.
-            times, when = (passes, "each pass") if self.stage == 2 else (1, "once a step")
-            gradients = Term(f"gradients, whole buckets to every rank, {when}", "all_reduce", gradient_bytes, n, times)
-            return [gradients, Term("updated parameters, once a step", "all_gather", elements * weight_itemsize, n), flags]
-        fetched_elements, unsharded_elements = self._count_fetched_elements()
-        refetched = fetched_elements * passes - (elements - unsharded_elements)
-        hpz = self._option("zero_hpz_partition_size")
-        ranks = hpz if hpz > 1 else n
-        itemsize = 1 if self._option("zero_quantized_weights") else weight_itemsize
-        return [
-            Term("sharded parameters, once a step", "all_gather", (elements - unsharded_elements) * itemsize, n),
-            Term("sharded parameters again, each time a pass needs a freed one", "all_gather", refetched * itemsize, ranks),
-            Term("parameters too small to be sharded, once a step", "all_gather", unsharded_elements * weight_itemsize, n),
-            *self._gradient_terms(gradient_bytes / elements),
-            flags,
-        ]
-
-    def _gradient_terms(self, itemsize: float) -> list[Term]:
-        """The communication of gradients at stage 3. Gradients of matrices may be quantised to half a byte per element; they
-        are then summed first within each node and then between nodes. itemsize: bytes per element of other gradients."""
-        passes, nodes = self.cell.gradient_accumulation_steps, self.cell.nnodes
-        quantized = self._matrix_elements if self._option("zero_quantized_gradients") else 0
-        exact_bytes = (self.parameters() - quantized) * itemsize
-        terms = [Term("gradients, each pass", "reduce_scatter", exact_bytes, self.data_ranks, passes)]
-        if quantized:
-            per_node = self.data_ranks // nodes
-            terms += [
-                Term("matrices' gradients in 4 bits within a node, each pass", "all_to_all", quantized / 2, per_node, passes),
-                Term("their sums in 4 bits between nodes, each pass", "all_to_all", quantized / 2 / per_node, nodes, passes),
-            ]
+        fetched = self._count_fetched_elements() if self.stage == 3 else None
+        part = ModelPart(elements=self.parameters(), fetched=fetched, matrix_elements=self._matrix_elements)
+        terms = list_zero_terms(self.cell, part, stage=self.stage)
+        assert terms is not None
         return terms
 
     def _count_fetched_elements(self) -> tuple[int, int]:
         """Two numbers of parameter elements: (elements that a pass gathers, counted each time they are gathered; elements that
         are not sharded).
 
-        After its use a parameter is freed, unless it is needed again within max_reuse_distance elements. DeepSpeed's default
-        is 10^9. A model with less than half of this number of elements is therefore gathered once per pass and then kept: it
-        sends less and needs more memory than textbooks say.
+        After its use a parameter is freed, unless it is needed again within max_reuse_distance elements.
         """
-        threshold, distance = (self._option(f"stage3_{name}") for name in ("param_persistence_threshold", "max_reuse_distance"))
+        section = self.config["zero_optimization"]
+        threshold, distance = (section[f"stage3_{name}"] for name in ("param_persistence_threshold", "max_reuse_distance"))
         fetched_elements, used_elements = 0, 0
         last_use: dict[int, int] = {}  # id of a parameter -> number of elements that were used up to its last use
         for parameter in self._parameter_uses:
@@ -230,9 +192,6 @@ class ZeroEngine(ReplicatedEngine):
             used_elements += size
             last_use[parameter] = used_elements
         return fetched_elements, sum(size for size in self._elements_by_id.values() if size <= threshold)
-
-    def _option(self, name: str) -> Any:
-        return self.config["zero_optimization"][name]
 
     def textbook_bytes(self) -> float:
         return (3 if self.stage == 3 else 2) * float(precision.weight_bytes(self.cell.precision)) * self.parameters()

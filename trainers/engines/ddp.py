@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -18,11 +19,13 @@ from shardlab.errors import InputError
 from shardlab.matrix.cell import Cell
 from trainers import model_options
 from trainers.checkpointing.state_parts import TensorPart
-from trainers.communication import Term, bytes_of
+from trainers.communication import bytes_of
 from trainers.dtypes import weight_dtype
 from trainers.instruments.timing import clock_for
 from trainers.replicated import ReplicatedEngine
-from trainers.strategies.ddp import RANK, WITHOUT_GPU
+from trainers.strategies.ddp import WITHOUT_GPU
+from trainers.theory.term import ModelPart, Term
+from trainers.theory.whole_models import EXACT_STEPS, POWERSGD_RANK, list_ddp_terms, list_powersgd_terms
 
 if TYPE_CHECKING:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
@@ -35,12 +38,9 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound="DdpEngine")
 MIB = 2**20
 MIN_COMPRESSION = 2  # PowerSGD compresses a matrix only if the matrix becomes smaller by more than this factor
-EXACT_STEPS = 2  # steps without compression at the start; PowerSGD with error feedback needs at least 2
 
 
 class DdpEngine(ReplicatedEngine):
-    hook = "none"  # how gradients are compressed before they are sent
-
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
         ddp_model = cast("DistributedDataParallel", self.model)
         return nullcontext() if last else ddp_model.no_sync()
@@ -60,19 +60,12 @@ class DdpEngine(ReplicatedEngine):
         )  # torch itself does not switch `join` off after the step, and a validation may follow
 
     def theory(self) -> list[Term]:
-        n, psi = self.data_ranks, bytes_of(self.model.parameters(), 2 if self.hook == "bf16" else None)
-        buffer_bytes = bytes_of(self.model.buffers())
-        name = "buffers (BatchNorm's statistics), rank 0's to all, once a step"
-        buffers = [Term(name, "broadcast", buffer_bytes, n)] if buffer_bytes else []
-        if self.hook == "powersgd":
-            uncompressed_bytes, factor_bytes = _powersgd_bytes(self.model)
-            return [
-                Term("gradients that are not worth compressing", "all_reduce", uncompressed_bytes, n),
-                Term(f"both factors of rank {RANK} of the others, once its {EXACT_STEPS} exact steps are over", "all_reduce",
-                     factor_bytes, n),
-                *buffers,
-            ]  # fmt: skip
-        return [Term("gradients, all buckets of a step together: 2 (n-1)/n psi", "all_reduce", psi, n), *buffers]
+        return list_ddp_terms(self.cell, self.model_part())
+
+    def model_part(self) -> ModelPart:
+        """The sizes on which the theory depends."""
+        elements = sum(p.numel() for p in self.model.parameters())
+        return ModelPart(elements=elements, buffer_bytes=bytes_of(self.model.buffers()))
 
     def textbook_bytes(self) -> float:
         return 2.0 * bytes_of(self.model.parameters())
@@ -97,7 +90,12 @@ class PowerSgdEngine(DdpEngine):
     steps."""
 
     powersgd_state: PowerSGDState
-    hook = "powersgd"
+
+    def theory(self) -> list[Term]:
+        part = msgspec.structs.replace(self.model_part(), powersgd_bytes=_powersgd_bytes(self.model))
+        terms = list_powersgd_terms(self.cell, part)
+        assert terms is not None
+        return terms
 
     def state(self) -> State:
         parts = super().state()
@@ -128,12 +126,13 @@ def _powersgd_bytes(model: nn.Module) -> tuple[int, int]:
     """The bytes that PowerSGD sends: (bytes of the gradients that it does not compress, bytes of the two factors of all other
     gradients).
 
-    PowerSGD (Vogels et al., 2019) treats a gradient with r rows as an r x c matrix. Its two factors have RANK (r + c) elements.
+    PowerSGD (Vogels et al., 2019) treats a gradient with r rows as an r x c matrix. Its two factors have
+    POWERSGD_RANK (r + c) elements.
     """
     uncompressed_bytes = factor_bytes = 0
     for parameter in model.parameters():
         rows = parameter.shape[0] if parameter.dim() > 1 else 0
-        factor_elements = RANK * (rows + parameter.numel() // rows) if rows else 0
+        factor_elements = POWERSGD_RANK * (rows + parameter.numel() // rows) if rows else 0
         if factor_elements and factor_elements * MIN_COMPRESSION < parameter.numel():
             factor_bytes += factor_elements * parameter.element_size()
         else:
@@ -162,7 +161,6 @@ def _build_wrapped(cell: Cell, task: Task, ranks: Ranks, engine_class: type[E]) 
     engine.joins = cell.options.get("join") is True
     if cell.options.get("comm_hook", "none") == "bf16":
         ddp_model.register_comm_hook(ranks.world_size, _bf16_hook)
-        engine.hook = "bf16"
     return engine
 
 
@@ -179,7 +177,7 @@ def _build_with_powersgd(cell: Cell, task: Task, ranks: Ranks) -> PowerSgdEngine
     engine = _build_wrapped(cell, task, ranks, PowerSgdEngine)
     engine.powersgd_state = state = powerSGD_hook.PowerSGDState(
         process_group=None,
-        matrix_approximation_rank=RANK,
+        matrix_approximation_rank=POWERSGD_RANK,
         start_powerSGD_iter=EXACT_STEPS,
         min_compression_rate=MIN_COMPRESSION,
         use_error_feedback=True,

@@ -16,22 +16,20 @@ from shardlab.errors import InputError
 from shardlab.matrix.cell import Cell
 from trainers import model_options
 from trainers.checkpointing import state_parts
-from trainers.communication import Term
 from trainers.dtypes import cast_dtype, dtype_name, weight_dtype
-from trainers.model import activation_checkpointing, loss_scaling
+from trainers.model import activation_checkpointing
 from trainers.model.deferred_init import Deferred
-from trainers.model.precision import computed_bytes, weight_bytes
+from trainers.model.precision import weight_bytes
 from trainers.parallel.fsdp import replicas_mesh
 from trainers.replicated import ReplicatedEngine
 from trainers.strategies.fsdp1 import HYBRID, WITHOUT_GPU
+from trainers.theory.fsdp import RESHARDING, list_fsdp1_terms
+from trainers.theory.term import ModelPart, Term
 
 if TYPE_CHECKING:
     from trainers.checkpointing.state_parts import State
     from trainers.ranks.ranks import Ranks
     from trainers.task import Task
-
-
-RESHARDING = ("FULL_SHARD", "HYBRID_SHARD")  # the shardings that free parameters after forward, so backward gathers them again
 
 
 class Fsdp1Engine(ReplicatedEngine):
@@ -41,7 +39,6 @@ class Fsdp1Engine(ReplicatedEngine):
         super().__init__(cell, task, ranks, model)
         self._block_elements, self._rest_elements = sizes  # in the FSDP units of blocks, and in the outermost FSDP unit
         self._sharding = sharding
-        self._replicas = cast("int", cell.options["replicas"]) if sharding in HYBRID else 1
 
     @property
     def _fsdp_model(self) -> FullyShardedDataParallel:
@@ -89,24 +86,8 @@ class Fsdp1Engine(ReplicatedEngine):
         return self._block_elements + self._rest_elements
 
     def theory(self) -> list[Term]:
-        passes, shards = self.cell.gradient_accumulation_steps, self.data_ranks // self._replicas
-        nbytes = self.parameters() * float(weight_bytes(self.cell.precision))  # when they are reduced
-        if self._sharding == "NO_SHARD":
-            return [Term("gradients, once a step", "all_reduce", nbytes, self.data_ranks)]
-        itemsize = float(computed_bytes(self.cell.precision))
-        if self._sharding in RESHARDING:
-            gathers = [
-                Term("blocks' parameters, for forward and for backward of each pass", "all_gather",
-                     self._block_elements * itemsize, shards, 2 * passes),
-                Term("the outermost unit's parameters, once a pass", "all_gather",
-                     self._rest_elements * itemsize, shards, passes),
-            ]  # fmt: skip
-        else:  # parameters stay gathered from forward to backward, and until the last pass of a step
-            gathers = [Term("parameters, once a step", "all_gather", self.parameters() * itemsize, shards)]
-        reduces = [Term("gradients, once a step", "reduce_scatter", nbytes, shards)]
-        if self._replicas > 1:
-            reduces.append(Term("gradients' shards among replicas, once a step", "all_reduce", nbytes / shards, self._replicas))
-        return [*gathers, *reduces, *loss_scaling.overflow_flag_terms(self.cell.precision, shards)]
+        part = ModelPart(elements=self.parameters(), block_elements=self._block_elements)
+        return list_fsdp1_terms(self.cell, part, sharding=self._sharding)
 
     def textbook_bytes(self) -> float:
         return (3 if self._sharding in RESHARDING else 2) * float(weight_bytes(self.cell.precision)) * self.parameters()

@@ -13,13 +13,14 @@ from torch.distributed.tensor import DTensor
 
 from shardlab.matrix.cell import Cell
 from trainers import model_options
-from trainers.communication import Term
 from trainers.dtypes import weight_dtype
-from trainers.model import activation_checkpointing, loss_scaling
+from trainers.model import activation_checkpointing
 from trainers.model.deferred_init import Deferred
 from trainers.model.precision import weight_bytes
 from trainers.parallel import fsdp
 from trainers.parallel.fsdp import FullySharded, replicas_mesh
+from trainers.theory.fsdp import list_fsdp2_terms
+from trainers.theory.term import ModelPart, Term
 
 if TYPE_CHECKING:
     from trainers.ranks.ranks import Ranks
@@ -32,22 +33,14 @@ class Fsdp2Engine(FullySharded):
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, *, reshards: bool) -> None:
         super().__init__(cell, task, ranks, model)
         self._reshards = reshards  # whether blocks are freed after forward, so that backward gathers them again
-        self._replicas = cast("int", cell.options.get("replicas", 1))
         self._offloaded = cell.options["offload"] == "cpu"
 
     def theory(self) -> list[Term]:
-        precision, passes = self.cell.precision, self.cell.gradient_accumulation_steps
-        shards = self.data_ranks // self._replicas
-        block_parameter_ids = {id(p) for block in self.task.blocks(self.model) for p in block.parameters()}
-        sizes = {True: 0, False: 0}
-        for parameter in self.model.parameters():
-            sizes[id(parameter) in block_parameter_ids] += fsdp.count_padded_elements(parameter.shape, shards)
-        gathers = (2 if self._reshards else 1) * passes
-        terms = fsdp.sharding_terms(precision, sizes[True], sizes[False], shards, block_gathers=gathers, other_gathers=passes)
-        if self._replicas > 1:
-            shard = sum(sizes.values()) * weight_bytes(precision) / shards
-            terms.append(Term("gradients' shards among replicas, once a step", "all_reduce", shard, self._replicas))
-        return [*terms, *loss_scaling.overflow_flag_terms(precision, shards)]
+        blocks = {id(p) for block in self.task.blocks(self.model) for p in block.parameters()}
+        sizes = [(id(p) in blocks, fsdp.count_padded_elements(p.shape, self.cell.shards)) for p in self.model.parameters()]
+        block_elements = sum(size for is_in_block, size in sizes if is_in_block)
+        part = ModelPart(elements=sum(size for _, size in sizes), block_elements=block_elements)
+        return list_fsdp2_terms(self.cell, part, reshards=self._reshards)
 
     def sum_overflow(self, overflowed: torch.Tensor) -> torch.Tensor:
         mesh = cast("DTensor", next(self.model.parameters())).device_mesh

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardlab.matrix.cell import Cell
 from trainers import menu
-from trainers.communication import Term
 from trainers.engines.pipeline import PipelineEngine
-from trainers.engines.tensor import TensorEngine, activation_terms, count_split_layers
+from trainers.engines.tensor import TensorEngine, count_split_layers
 from trainers.parallel import fsdp
 from trainers.parallel.fsdp import FullySharded
 from trainers.parallel.mesh_model import MeshModel
@@ -23,12 +22,6 @@ class ShardedTensorEngine(FullySharded, TensorEngine):
     """Tensor parallelism with FSDP2: blocks are split over the tp ranks, and each rank's part is then sharded over the dp
     ranks."""
 
-    def theory(self) -> list[Term]:
-        passes = self.cell.gradient_accumulation_steps
-        tensor_terms = activation_terms(self.cell, self.task, self.mesh_model)
-        sharding = sharding_terms(self.cell, self.mesh_model, block_gathers=2 * passes, other_gathers=passes)
-        return [*tensor_terms, *sharding, *self.agreement_terms()]
-
     def effective(self) -> dict[str, Any]:
         return {**super().effective(), **fsdp.effective(self.mesh_model.module, self.mesh_model.blocks)}
 
@@ -36,28 +29,11 @@ class ShardedTensorEngine(FullySharded, TensorEngine):
 class MeshPipelineEngine(PipelineEngine):
     """Pipeline parallelism in which blocks may also be split over the tp ranks and sharded over the dp ranks."""
 
-    def theory(self) -> list[Term]:
-        terms, degrees = super().theory(), menu.strategy_of(self.cell).degrees
-        if "tp" in degrees:
-            terms += activation_terms(self.cell, self.task, self.mesh_model)
-        if "dp" in degrees:
-            # Parameters are gathered by the first micro-batch of a step and kept until the last one. To gather them again for
-            # each micro-batch would cost more than the freed memory is worth.
-            terms += sharding_terms(self.cell, self.mesh_model, block_gathers=1, other_gathers=1)
-        return terms
-
     def effective(self) -> dict[str, Any]:
         settings, degrees = super().effective(), menu.strategy_of(self.cell).degrees
         if "tp" in degrees:
             settings["split_layers"] = count_split_layers(self.mesh_model)
         return settings | (fsdp.effective(self.mesh_model.module, self.mesh_model.blocks) if "dp" in degrees else {})
-
-
-def sharding_terms(cell: Cell, mesh_model: MeshModel, *, block_gathers: int, other_gathers: int) -> list[Term]:
-    """The communication of fully_shard over the dp ranks in a step. block_gathers, other_gathers: how often a step gathers the
-    parameters inside and outside of blocks."""
-    inside, outside, ranks = mesh_model.padded[True], mesh_model.padded[False], mesh_model.mesh["dp"].size()
-    return fsdp.sharding_terms(cell.precision, inside, outside, ranks, block_gathers=block_gathers, other_gathers=other_gathers)
 
 
 def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine | PipelineEngine:

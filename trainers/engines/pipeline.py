@@ -9,10 +9,9 @@ import torch
 
 from shardlab.matrix.cell import Cell
 from trainers import model_options
-from trainers.communication import Term, bytes_of
 from trainers.instruments.timing import BACKWARD, clock_for
 from trainers.parallel.engine import MeshModelEngine
-from trainers.parallel.mesh_model import MeshModel, local_tensor
+from trainers.parallel.mesh_model import MeshModel
 from trainers.parallel.schedule import Pipeline
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 
 class PipelineEngine(MeshModelEngine):
     """Sends the micro-batches of a step through the stages. All stages of a pipeline train on the same slice of the data."""
+
+    pipelined = True
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, mesh_model: MeshModel, pipeline: Pipeline) -> None:
         super().__init__(cell, task, ranks, mesh_model)
@@ -47,23 +48,10 @@ class PipelineEngine(MeshModelEngine):
         model_options.free_gathered(self.model)
         return loss_and_correct
 
-    def theory(self) -> list[Term]:
-        return [*self._pipeline.theory(), *tied_weight_terms(self.mesh_model), *self.agreement_terms()]
-
     def effective(self) -> dict[str, Any]:
         return {**super().effective(), **self._pipeline.effective()}
 
 
-def tied_weight_terms(mesh_model: MeshModel) -> list[Term]:
-    """The all-reduces of the gradients of tied weights, each over the ranks whose stages have the weight."""
-    return [
-        Term("gradient of a weight that stages have in common, once a step", "all_reduce", bytes_of([local_tensor(p)]), holders)
-        for p, holders in mesh_model.tied_parameters()
-    ]
-
-
 def build(cell: Cell, task: Task, ranks: Ranks, *, schedule: str) -> PipelineEngine:
-    stages_per_rank = cell.options.get("stages_per_rank", 1)
-    assert isinstance(stages_per_rank, int)
-    mesh_model = MeshModel(cell, task, ranks, stages=cell.pp * stages_per_rank)
+    mesh_model = MeshModel(cell, task, ranks, stages=cell.pp * cell.stages_per_rank)
     return PipelineEngine(cell, task, ranks, mesh_model, Pipeline(cell, task, mesh_model, ranks.device, schedule))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from shardlab.matrix.cell import Cell
 from trainers import model_options
-from trainers.communication import Term
 from trainers.dtypes import weight_dtype
 from trainers.replicated import ReplicatedEngine
+from trainers.theory.term import Term
 
 if TYPE_CHECKING:
     from trainers.ranks.ranks import Ranks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from shardlab.matrix.cell import Cell
-from trainers import model_options
-from trainers.communication import Term
 from trainers.instruments.timing import BACKWARD
-from trainers.model.precision import computed_bytes, stream_bytes, weight_bytes
 from trainers.parallel.engine import MeshModelEngine
 from trainers.parallel.mesh_model import MeshModel
 from trainers.plans.plan import add_sequence_hooks
@@ -44,9 +40,6 @@ class TensorEngine(MeshModelEngine):
         clock.mark(BACKWARD)
         return loss
 
-    def theory(self) -> list[Term]:
-        return [*activation_terms(self.cell, self.task, self.mesh_model), *self.agreement_terms()]
-
     def effective(self) -> dict[str, Any]:
         sequence_parallel = self.mesh_model.count_partial_elements() > 0
         return {
@@ -54,63 +47,6 @@ class TensorEngine(MeshModelEngine):
             "split_layers": count_split_layers(self.mesh_model),
             "sequence_parallel": sequence_parallel,
         }
-
-
-def activation_terms(cell: Cell, task: Task, mesh_model: MeshModel) -> list[Term]:
-    """The communication of a rank's split blocks in a step, over the tensor-parallel ranks."""
-    plan = task.plan()
-    hidden_elements, n = cell.micro_batch_size * math.prod(plan.hidden), mesh_model.mesh["tp"].size()
-    # With autocast, a linear layer computes in 16 bits but casts its input itself: the input and its gradient are fp32.
-    output_bytes, input_bytes = hidden_elements * computed_bytes(cell.precision), hidden_elements * stream_bytes(cell.precision)
-    block_passes = len(mesh_model.blocks) * cell.gradient_accumulation_steps
-    recomputed_passes = model_options.effective(mesh_model.module)["checkpointed_blocks"] * cell.gradient_accumulation_steps
-    if mesh_model.sequence:
-        return _sequence_parallel_terms(cell, mesh_model, output_bytes, input_bytes, block_passes, recomputed_passes)
-    return [
-        Term("what row-parallel layers write, such as those of attention and of the MLP, each block and pass", "all_reduce",
-             output_bytes, n, plan.forward_reductions * block_passes),
-        Term("gradients of what column-parallel layers read, each block and pass", "all_reduce",
-             input_bytes, n, plan.backward_reductions * block_passes),
-        # Recomputation stops when it has all tensors that backward needs. The last all-reduce of a block would come
-        # later, so recomputation does not repeat it.
-        Term("what they write once more but for the last of a block, each recomputed block and pass", "all_reduce",
-             output_bytes, n, (plan.forward_reductions - 1) * recomputed_passes),
-    ]  # fmt: skip
-
-
-def _sequence_parallel_terms(
-    cell: Cell, mesh_model: MeshModel, output_bytes: int, input_bytes: int, blocks: int, recomputed: int
-) -> list[Term]:
-    """As `activation_terms`, with sequence parallelism, for a model with a fused q|k|v layer."""
-    n, passes = mesh_model.mesh["tp"].size(), cell.gradient_accumulation_steps
-    norm_bytes = weight_bytes(cell.precision) * mesh_model.count_partial_elements()
-    return [
-        Term(
-            "what column-parallel layers read, each block and pass",
-            "all_gather",
-            input_bytes,
-            n,
-            2 * (blocks + recomputed),
-        ),
-        Term("its gradient, each block and pass", "reduce_scatter", input_bytes, n, 2 * blocks),
-        Term(
-            "what row-parallel layers write, each block and pass",
-            "reduce_scatter",
-            output_bytes,
-            n,
-            2 * blocks + recomputed,
-        ),
-        Term("its gradient, each block and pass", "all_gather", output_bytes, n, 2 * blocks),
-        Term(
-            "what leaves the blocks, and the gradient of what enters them, each pass", "all_gather", input_bytes, n, 2 * passes
-        ),
-        Term(
-            "gradients of the layer norms, once a step",
-            "all_reduce",
-            norm_bytes,
-            n,
-        ),
-    ]
 
 
 def count_split_layers(mesh_model: MeshModel) -> int:

@@ -121,6 +121,5 @@ def estimate_cell_memory(parameters: int, cell: Cell, strategy: Strategy) -> dic
     data-parallel ranks."""
     if strategy.cuts is None:
         return None
-    replicas = cell.options.get("replicas", 1)
-    ranks = cell.dp // (replicas if isinstance(replicas, int) else 1)
-    return estimate_memory(parameters, cell.precision, cell.optimizer, ranks_by_category=dict.fromkeys(strategy.cuts, ranks))
+    sharded = dict.fromkeys(strategy.cuts, cell.shards)
+    return estimate_memory(parameters, cell.precision, cell.optimizer, ranks_by_category=sharded)

@@ -14,13 +14,9 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from trainers.communication import Term
-from trainers.model.precision import scales_loss
-
 START = 65536.0
 GROWTH, INTERVAL = 2.0, 2000  # after INTERVAL steps in a row without an overflow, the scale is multiplied by GROWTH
 BACKOFF = 0.5  # after each step with an overflow, the scale is multiplied by BACKOFF
-FLAG_BYTES = 4  # size of the overflow flag, which is summed over ranks
 
 
 class LossScaler:
@@ -82,11 +78,3 @@ class LossScaler:
     def effective(self) -> dict[str, Any]:
         """For `knobs.effective` of result.json: the scale of the next step, the number of skipped steps (warm-up included)."""
         return {"loss_scale": self.scale, "skipped_steps": self.skipped}
-
-
-def overflow_flag_terms(precision: str, ranks: int) -> list[Term]:
-    """The all-reduce of the overflow flag, with which `ranks` ranks with different gradients agree to skip a step; no term if
-    the precision needs no loss scaling."""
-    if not scales_loss(precision):
-        return []
-    return [Term("the sign that a gradient overflowed, once a step", "all_reduce", FLAG_BYTES, ranks)]

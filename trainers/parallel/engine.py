@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from shardlab.matrix.cell import Cell
+from trainers import model_options
 from trainers.checkpointing import state_parts
-from trainers.communication import Term
-from trainers.model import loss_scaling, optimization
+from trainers.model import optimization
 from trainers.parallel.mesh_model import local_tensor
 from trainers.replicated import ReplicatedEngine
+from trainers.theory.mesh import list_mesh_terms
+from trainers.theory.term import ModelPart, Term
 
 if TYPE_CHECKING:
     from trainers.checkpointing.state_parts import State
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 class MeshModelEngine(ReplicatedEngine):
     """An engine over a mesh. The ranks of the mesh dimensions tp and pp share one model and one slice of the data; the
     dimension dp is the number of slices."""
+
+    pipelined = False  # whether the model is divided into stages
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, mesh_model: MeshModel) -> None:
         super().__init__(cell, task, ranks, mesh_model.module)
@@ -62,8 +67,19 @@ class MeshModelEngine(ReplicatedEngine):
             "rank_parameters": sum(local_tensor(p).numel() for p in self.model.parameters()),
         }
 
-    def agreement_terms(self) -> list[Term]:
-        """The all-reduces of single numbers: the gradient norm for clipping, and the overflow flag for skipping a step."""
-        ranks = self.mesh_model.mesh.size()
-        norm = [] if self.cell.max_grad_norm is None else [Term("the gradient's norm", "all_reduce", 4, ranks)]
-        return [*norm, *loss_scaling.overflow_flag_terms(self.cell.precision, ranks)]
+    def theory(self) -> list[Term]:
+        mesh_model, cell, plan = self.mesh_model, self.cell, self.task.plan()
+        part = ModelPart(
+            elements=sum(mesh_model.padded.values()),
+            blocks=len(mesh_model.blocks),
+            block_elements=mesh_model.padded[True],
+            hidden_elements=cell.micro_batch_size * math.prod(plan.hidden),
+            recomputed_blocks=model_options.effective(mesh_model.module)["checkpointed_blocks"],
+            reductions=(plan.forward_reductions, plan.backward_reductions) if cell.tp > 1 else None,
+            partial_elements=mesh_model.count_partial_elements(),
+            messages=mesh_model.count_messages(),
+            tied=tuple((local_tensor(p).numel(), holders) for p, holders in mesh_model.tied_parameters()),
+        )
+        terms = list_mesh_terms(cell, part, pipelined=self.pipelined)
+        assert terms is not None
+        return terms

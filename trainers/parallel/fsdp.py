@@ -12,9 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from shardlab.matrix.cell import Cell
-from trainers.communication import Term
 from trainers.dtypes import cast_dtype, dtype_name
-from trainers.model.precision import computed_bytes, weight_bytes
 from trainers.replicated import ReplicatedEngine
 
 if TYPE_CHECKING:
@@ -34,9 +32,7 @@ class FullySharded(ReplicatedEngine):
 
 def replicas_mesh(cell: Cell, ranks: Ranks) -> DeviceMesh:
     """The 2-D mesh (replicas, shards). Ranks of a replica have consecutive numbers, so they are on one node if possible."""
-    replicas = cast("int", cell.options["replicas"])
-    shape = (replicas, ranks.world_size // replicas)
-    return ranks.mesh(shape, ("replicas", "shards"))
+    return ranks.mesh((ranks.world_size // cell.shards, cell.shards), ("replicas", "shards"))
 
 
 def mixed_precision_policy(precision: str) -> MixedPrecisionPolicy:
@@ -49,22 +45,6 @@ def count_padded_elements(shape: torch.Size, ranks: int) -> int:
     """The number of elements of a parameter when it is sharded over ranks: its rows are padded to a multiple of `ranks`."""
     rows = shape[0] if shape else 1
     return shape.numel() // rows * -(-rows // ranks) * ranks
-
-
-def sharding_terms(
-    precision: str, inside: int, outside: int, ranks: int, *, block_gathers: int, other_gathers: int
-) -> list[Term]:
-    """The communication of `fully_shard` over the ranks of a shard group in a step.
-
-    inside, outside: number of padded elements inside and outside of blocks. ranks: number of ranks in a shard group.
-    block_gathers, other_gathers: how often a step gathers the parameters inside and outside of blocks.
-    """
-    gathered_size, reduced_size = computed_bytes(precision), weight_bytes(precision)
-    return [
-        Term("blocks' parameters, each time they are gathered", "all_gather", inside * gathered_size, ranks, block_gathers),
-        Term("other parameters, each time they are gathered", "all_gather", outside * gathered_size, ranks, other_gathers),
-        Term("gradients, once a step", "reduce_scatter", (inside + outside) * reduced_size, ranks),
-    ]
 
 
 def effective(model: nn.Module, blocks: Iterable[nn.Module]) -> dict[str, Any]:

@@ -154,6 +154,10 @@ class MeshModel:
         """For each tied parameter that other ranks of this pipeline have too: (parameter, number of ranks that have it)."""
         return [(p, len(self._holders[name])) for name, p in self.task_parameters() if len(self._holders[name]) > 1]
 
+    def count_messages(self) -> int:
+        """The number of hidden states and their gradients that this rank sends to other stages for each micro-batch."""
+        return sum((index > 0) + (index < self.stages - 1) for index in self.parts)
+
     def sum_tied_gradients(self) -> None:
         """Sum the gradients of each tied weight over the stages that have the weight."""
         for name, parameter in self.task_parameters():

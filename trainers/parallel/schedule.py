@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from shardlab.matrix.cell import Cell
 from trainers import dtypes, model_options
-from trainers.communication import Term
 from trainers.instruments.timing import BACKWARD, FORWARD
 from trainers.model.cast_weights import cast_weights
 
@@ -139,18 +137,6 @@ class Pipeline:
     @property
     def _pp(self) -> int:
         return self._mesh_model.mesh["pp"].size()
-
-    def theory(self) -> list[Term]:
-        """The communication of this rank with its neighbours in a step."""
-        size = self._cell.micro_batch_size * math.prod(self._task.plan().hidden) * self._between.itemsize
-        passes, neighbours = self._cell.gradient_accumulation_steps, 0 if self._pp == 1 else 1
-        forward_sends = sum(not stage.is_last for stage in self._stages) * neighbours
-        backward_sends = sum(not stage.is_first for stage in self._stages) * neighbours
-        return [
-            Term("hidden states to the next stage, each micro-batch", "send", size, self._pp, forward_sends * passes),
-            Term("their gradients to the stage before, each micro-batch", "send", size, self._pp, backward_sends * passes),
-            Term("the loss, from the last stage to all", "broadcast", 4, self._pp),
-        ]
 
     def effective(self) -> dict[str, Any]:
         """The settings that took effect, from the schedule and the stages of all ranks of this pipeline. A collective."""

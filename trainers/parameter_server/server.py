@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from trainers.communication import Term, bytes_of
+from trainers.communication import bytes_of
 from trainers.dtypes import dtype_name, weight_dtype
 from trainers.engine import Server
 from trainers.model import optimization
@@ -20,17 +20,13 @@ from trainers.parameter_server import protocol
 from trainers.parameter_server.ledger import Ledger, Mode
 from trainers.parameter_server.protocol import Kind, ServerLink
 from trainers.ranks import hang_dump
+from trainers.theory.term import Term
+from trainers.theory.whole_models import make_pull_term
 
 if TYPE_CHECKING:
     from shardlab.matrix.cell import Cell
     from trainers.ranks.ranks import Ranks
     from trainers.task import Task
-
-
-def pull_term(cell: Cell, mode: Mode, nbytes: float) -> Term:
-    """What servers send in a step, as the mean over `pull_interval` steps. nbytes: bytes of the parameters that they store."""
-    calls = cell.gpus / mode.pull_interval
-    return Term("the share of the parameters, to every worker that pulls", "send", nbytes, cell.world_size, calls)
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -82,7 +78,7 @@ class ParameterServer(Server):
             listener.join()
 
     def theory(self) -> list[Term]:
-        return [pull_term(self._cell, self._ledger.mode, float(bytes_of([self._parameters])))]
+        return [make_pull_term(self._cell, float(bytes_of([self._parameters])))]
 
     def _listen(self, worker: int) -> None:
         """Receive the requests of a worker until the worker leaves or is lost. Runs in its own thread."""

@@ -16,13 +16,12 @@ from torch.nn.utils import parameters_to_vector
 from shardlab.matrix.cell import Cell
 from trainers import model_options
 from trainers.checkpointing.state_parts import TensorPart
-from trainers.communication import Term
-from trainers.model import loss_scaling
 from trainers.parameter_server import protocol
 from trainers.parameter_server.ledger import Mode
 from trainers.parameter_server.protocol import Kind, ServerLink
-from trainers.parameter_server.server import pull_term
 from trainers.replicated import ReplicatedEngine
+from trainers.theory.term import ModelPart, Term
+from trainers.theory.whole_models import list_worker_terms, make_pull_term
 
 if TYPE_CHECKING:
     from trainers.checkpointing.state_parts import State
@@ -167,8 +166,7 @@ class WorkerEngine(ReplicatedEngine):
         return model_options.whole_parameters(self.model)
 
     def theory(self) -> list[Term]:
-        gradient = Term("the gradient, a slice to each server: psi", "send", self._psi(), self.cell.world_size)
-        return [gradient, *loss_scaling.overflow_flag_terms(self.cell.precision, self.data_ranks if self._mode.waits else 1)]
+        return list_worker_terms(self.cell, ModelPart(elements=self._gradients.numel()), waits=self._mode.waits)
 
     def textbook_bytes(self) -> float:
         return 2.0 * self._psi()  # psi for pushed gradients, psi for pulled parameters
@@ -178,7 +176,7 @@ class WorkerEngine(ReplicatedEngine):
         counts, psi = self._request_counts(), self._psi()
         pushes = sum(counts["pushes_by_worker"])
         gradients = self.cell.gpus * sum(term.sent_bytes for term in self.theory())
-        theory = gradients + pull_term(self.cell, self._mode, psi).sent_bytes
+        theory = gradients + make_pull_term(self.cell, psi).sent_bytes
         if not pushes:
             return {"theory": theory}
         steps = pushes / self.cell.gpus

@@ -230,8 +230,7 @@ def _choose_smaller_options(cell: Cell, ranks: Ranks) -> dict[str, int]:
     workload = menu.workload_of(cell)
     smaller = {name: size for name, size in workload.proof_options.items() if _is_above(cell.options[name], size)}
     if cell.pp > 1 and workload.blocks in smaller:
-        per_rank = cell.options.get("stages_per_rank", 1)
-        smaller[workload.blocks] = max(smaller[workload.blocks], cell.pp * (per_rank if isinstance(per_rank, int) else 1))
+        smaller[workload.blocks] = max(smaller[workload.blocks], cell.pp * cell.stages_per_rank)
     fits = float(ranks.rank > 0 or not smaller or _fits_in_memory(workload.parameters, ranks.device))
     return {} if ranks.gather([fits])[0, 0] else smaller
 

@@ -36,10 +36,10 @@ def choose_depths(cell: Cell) -> tuple[int, int] | None:
     With both numbers, blocks are divided as in the cell: equally among the stages of a pipeline, and equally into segments or
     groups of activation checkpointing.
     """
-    name, per_rank = blocks_option(cell), cell.options.get("stages_per_rank", 1)
+    name = blocks_option(cell)
     if name is None:
         return None
-    blocks, stages = cast("int", cell.options[name]), cell.pp * cast("int", per_rank)
+    blocks, stages = cast("int", cell.options[name]), cell.pp * cell.stages_per_rank
     _, _, group = cell.activation_checkpointing.partition("-")
     block_unit = math.lcm(stages, int(group or 1))
     if blocks <= MOST_WHOLE_BLOCKS * cell.pp or blocks % block_unit:

@@ -6,10 +6,10 @@ from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers.model.precision import ALL, scales_loss
 from trainers.strategy import SWITCHES, Strategy
+from trainers.theory.whole_models import POWERSGD_RANK, divide_ddp, list_ddp_terms, list_powersgd_terms
 
 MOST_MIB = 2**43 - 1  # the largest bucket: torch stores its number of bytes in 64 bits
 WITHOUT_GPU = "torch supports SyncBatchNorm on GPUs only, and the ranks of this run compute on a CPU. Allowed: false."
-RANK = 1  # rank of the matrices with which PowerSGD approximates gradients
 
 
 def refuse(cell: Cell) -> str | None:
@@ -57,6 +57,9 @@ VARIANTS = (
         engine="trainers.engines.ddp",
         switches=SWITCHES,
         cuts=(),
+        theory_of_memory=divide_ddp,
+        theory_of_communication=list_ddp_terms,
+        hides_in_last_pass=True,
         options=(
             *OPTIONS,
             Option("comm_hook", "none", "round gradients to this dtype before they are sent", ("none", "bf16")),
@@ -65,7 +68,7 @@ VARIANTS = (
     ),
     Strategy(
         name="ddp-powersgd",
-        summary=f"DDP with gradients compressed to matrices of rank {RANK}, with error feedback (PowerSGD)",
+        summary=f"DDP with gradients compressed to matrices of rank {POWERSGD_RANK}, with error feedback (PowerSGD)",
         precisions=tuple(name for name in ALL if not scales_loss(name)),
         reasons=dict.fromkeys(
             filter(scales_loss, ALL), "the compression error of a step is added to the next gradient, even after an overflow"
@@ -75,6 +78,9 @@ VARIANTS = (
         settings={"powersgd": True},
         switches=SWITCHES,
         cuts=(),
+        theory_of_memory=divide_ddp,
+        theory_of_communication=list_powersgd_terms,
+        hides_in_last_pass=True,
         options=OPTIONS,
         other_work=lambda _: "PowerSGD approximates gradients, so its computation differs from that of one process",
         communication_period=lambda _: None,  # a callback, which is not counted, starts PowerSGD's second all-reduce

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers.model.precision import CAST, REASONS, SHARDED
 from trainers.strategies.fsdp2 import REPLICAS, refuse_replicas
 from trainers.strategy import Strategy
+from trainers.theory.fsdp import divide_fsdp1, list_fsdp1_terms
 
 WITHOUT_GPU = "FSDP1 copies offloaded parameters to a GPU and back, and the ranks of this run have no GPU. Allowed: none."
 HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
@@ -57,6 +59,8 @@ def _variant(name: str, sharding: str, summary: str) -> Strategy:
         options=(*OPTIONS, REPLICAS) if sharding in HYBRID else OPTIONS,
         switches=("activation_checkpointing", "max_grad_norm"),
         cuts=() if sharding == "NO_SHARD" else ("parameter", "gradient", "optimizer_state"),
+        theory_of_memory=partial(divide_fsdp1, sharding=sharding),
+        theory_of_communication=partial(list_fsdp1_terms, sharding=sharding),
     )
 
 

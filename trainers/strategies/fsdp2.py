@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers.model.precision import REASONS, SHARDED
 from trainers.strategy import SWITCHES, Strategy
+from trainers.theory.fsdp import divide_sharded, list_fsdp2_terms
 
 
 def refuse(cell: Cell) -> str | None:
@@ -41,6 +44,8 @@ def _variant(name: str, summary: str, *, reshard_after_forward: bool, replicated
         refuse=refuse,
         switches=SWITCHES,
         cuts=("parameter", "gradient", "optimizer_state"),
+        theory_of_memory=partial(divide_sharded, reshards=reshard_after_forward),
+        theory_of_communication=partial(list_fsdp2_terms, reshards=reshard_after_forward),
         options=(*OPTIONS, REPLICAS) if replicated else OPTIONS,
         engine="trainers.engines.fsdp2",
         settings={"reshard_after_forward": reshard_after_forward, "replicated": replicated},

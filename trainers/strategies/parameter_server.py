@@ -10,10 +10,13 @@ strategy: rank 0 trains, and local rank r has GPU r. Servers compute on the CPU 
 
 from __future__ import annotations
 
+from functools import partial
+
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers.model.precision import ALL
 from trainers.strategy import Strategy
+from trainers.theory.whole_models import divide_worker, list_worker_terms
 
 
 def refuse(cell: Cell) -> str | None:
@@ -53,6 +56,8 @@ VARIANTS = (
         engine="trainers.engines.parameter_server",
         settings={"waits": True},
         servers=True,
+        theory_of_memory=divide_worker,
+        theory_of_communication=partial(list_worker_terms, waits=True),
         switches=SUPPORTED,
     ),
     Strategy(
@@ -62,6 +67,8 @@ VARIANTS = (
         refuse=refuse,
         engine="trainers.engines.parameter_server",
         servers=True,
+        theory_of_memory=divide_worker,
+        theory_of_communication=partial(list_worker_terms, waits=False),
         switches=SUPPORTED,
         options=(PULL_INTERVAL,),
         unprovable=unprovable,
@@ -76,6 +83,8 @@ VARIANTS = (
         refuse=refuse,
         engine="trainers.engines.parameter_server",
         servers=True,
+        theory_of_memory=divide_worker,
+        theory_of_communication=partial(list_worker_terms, waits=False),
         switches=SUPPORTED,
         options=(
             Option("staleness_bound", 4, "maximum number of steps that a worker may be ahead of the slowest worker", least=0),

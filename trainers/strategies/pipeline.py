@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers import menu
 from trainers.model.precision import ALL
 from trainers.strategy import SWITCHES, Strategy
+from trainers.theory.mesh import list_mesh_terms
 from trainers.workload import Workload
 
 
-def why_not_staged(cell: Cell, stages_per_rank: int = 1) -> str | None:
-    """Why the blocks of a cell's workload cannot be divided into pp * stages_per_rank stages, as a sentence, or None."""
-    workload, stages = menu.workload_of(cell), cell.pp * stages_per_rank
+def why_not_staged(cell: Cell) -> str | None:
+    """Why the blocks of a cell's workload cannot be divided into stages, as a sentence, or None."""
+    workload, per_rank = menu.workload_of(cell), cell.stages_per_rank
+    stages = cell.pp * per_rank
     if workload.file is not None:
         return _why_own_is_not_staged(cell, workload, stages)
     if workload.blocks is None:
@@ -23,10 +26,10 @@ def why_not_staged(cell: Cell, stages_per_rank: int = 1) -> str | None:
     blocks = cell.options[workload.blocks]
     assert isinstance(blocks, int)
     if stages > blocks:
-        found_text = f"pp: {cell.pp}" + (f" with {stages_per_rank} stages per rank" if stages_per_rank > 1 else "")
+        found_text = f"pp: {cell.pp}" + (f" with {per_rank} stages per rank" if per_rank > 1 else "")
         return (
             f"{cell.workload} has {blocks} blocks ({workload.blocks}), too few for {stages} stages: found {found_text}. "
-            f"Allowed pp: up to {blocks // stages_per_rank}."
+            f"Allowed pp: up to {blocks // per_rank}."
         )
     return None
 
@@ -71,15 +74,14 @@ def _refuse_1f1b(cell: Cell) -> str | None:
 
 
 def _refuse_interleaved(cell: Cell) -> str | None:
-    per_rank, passes = cell.options["stages_per_rank"], cell.gradient_accumulation_steps
-    assert isinstance(per_rank, int)
+    passes = cell.gradient_accumulation_steps
     rounds = max(1, passes // cell.pp)
     if passes % rounds:
         return (
             f"the interleaved schedule cannot divide {passes} micro-batches per step into {rounds} equal rounds "
             f"on {cell.pp} ranks. Allowed: a multiple of {cell.pp}."
         )
-    return why_not_staged(cell, per_rank)
+    return why_not_staged(cell)
 
 
 def _variant(name: str, schedule: str, summary: str, refuse: Callable[[Cell], str | None], *options: Option) -> Strategy:
@@ -92,6 +94,7 @@ def _variant(name: str, schedule: str, summary: str, refuse: Callable[[Cell], st
         settings={"schedule": schedule},
         degrees=("pp",),
         switches=SWITCHES,
+        theory_of_communication=partial(list_mesh_terms, pipelined=True),
         options=options,
     )
 

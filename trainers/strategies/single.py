@@ -20,5 +20,6 @@ VARIANTS = (
         engine="trainers.engines.single",
         switches=SWITCHES,
         cuts=(),
+        theory_of_communication=lambda *_: [],
     ),
 )

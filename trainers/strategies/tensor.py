@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers import menu
 from trainers.model.precision import ALL
 from trainers.strategy import Strategy
+from trainers.theory.mesh import list_mesh_terms
 from trainers.workload import Workload
 
 
@@ -77,6 +80,7 @@ VARIANTS = (
         engine="trainers.engines.tensor",
         degrees=("tp",),
         switches=("activation_checkpointing", "max_grad_norm"),
+        theory_of_communication=partial(list_mesh_terms, pipelined=False),
         options=(SEQUENCE_PARALLEL,),
     ),
 )

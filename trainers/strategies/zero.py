@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers.model.precision import CAST, MIXED, REASONS, SHARDED
 from trainers.strategy import Strategy
+from trainers.theory.zero import divide_zero, list_zero_terms
 
 
 def make_refuse(stage: int) -> Callable[[Cell], str | None]:
@@ -154,6 +156,9 @@ def _variant(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
         options=options,
         switches=HONOURED,
         cuts=CUTS[4 - stage :],
+        theory_of_memory=partial(divide_zero, stage=stage),
+        theory_of_communication=partial(list_zero_terms, stage=stage),
+        hides_in_last_pass=True,
         unprovable=unprovable,
     )
 

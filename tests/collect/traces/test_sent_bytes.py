@@ -24,7 +24,7 @@ from shardlab.files import files
 from shardlab.matrix.cell import Instruments, Profile
 from shardlab.runs.record import Result, SameWork
 from shardlab.workspace.workspace import Workspace
-from trainers import communication
+from trainers.theory import term
 
 pytest_plugins = ["support_trainers"]
 RANKS = 4
@@ -62,8 +62,8 @@ def test_the_bytes_that_a_rank_sends_follow_from_the_message_size(collective, se
 
 @pytest.mark.parametrize("ranks", range(2, 10))
 def test_theory_and_traces_count_each_collective_alike(ranks):
-    """The trainers' factors (`communication.FACTORS`) and those for traces (`bytes_sent_for_message`) do not share code."""
-    for collective, factor in communication.FACTORS.items():
+    """The trainers' factors (`term.FACTORS`) and those for traces (`bytes_sent_for_message`) do not share code."""
+    for collective, factor in term.FACTORS.items():
         assert sent_bytes.bytes_sent_for_message(collective, 840, ranks) == pytest.approx(840 * factor(ranks))
 
 

@@ -173,7 +173,7 @@ def test_gpus_and_links_have_their_golden_numbers():
         lines += describe(name, link.link_entries()[name])
         lines += describe(f"{name} of an a100", link.find_link(name, gpu.find_model("a100")))
     lines += describe("terms of memory", memory.memory_terms())
-    for op in (*exchanges.FACTORS, "send"):
+    for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"):
         for ranks in (2, 8, 48):
             seconds = [step_time.faster_s(op, size, ranks, 5e-6, 2e10) for size in (1e3, 1e6, 1e9)]
             lines.append(f"{op} over {ranks} ranks: {' '.join(map(number_text, seconds))}")
@@ -185,7 +185,11 @@ def test_sharding_exchanges_and_memory_have_their_golden_numbers():
     for name, planned in CELLS.items():
         facts = model_facts.find_model_facts(planned)
         lines += describe(name, sharding.divide(planned, facts.parameters))
-        lines += describe(f"{name}, exchange", exchanges.list_exchanges(planned))
+        lines += [
+            f"{name}, exchange .{number}: op {term.op}, payload_bytes {term.payload_bytes:.6g}, calls {term.calls}, "
+            f"ranks {term.ranks}, axis {term.axis}, hidden {term.hidden}"
+            for number, term in enumerate(exchanges.list_exchanges(planned) or (), 1)
+        ]
         lines += describe(f"{name}, sent bytes", exchanges.sum_sent_bytes(planned))
         for where, on_gpu in (("on a GPU", True), ("on a CPU", False)):
             found = memory.predict_memory(planned, on_gpu=on_gpu)

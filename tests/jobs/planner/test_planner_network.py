@@ -9,8 +9,8 @@ import support_link
 from support_long import LONG, only_long
 
 from jobs.planner import link_fit, step_time
-from jobs.planner.exchanges import Exchange
 from shardlab.cluster.all_reduce import MeasuredAllReduce
+from trainers.theory.term import Term
 
 KIB, MIB = 1 << 10, 1 << 20
 # Mbit/s -> iterations. At 10,000 Mbit/s the processors of a busy machine are slower than the link.
@@ -37,7 +37,7 @@ def points():
         fitted = msgspec.convert({**known, "times": figures[: len(FITTED)]}, MeasuredAllReduce)
         over = link_fit.fit_link("network", [fitted])
         for one in figures[len(FITTED) :]:
-            exchange = Exchange("all_reduce", one["bytes"], 1, 2, "dp", False)
+            exchange = Term("", "all_reduce", one["bytes"], 2)
             seconds[mbps, one["bytes"]] = (step_time.predict_exchange_time(exchange, over).likely, one["seconds"])
     return seconds
 

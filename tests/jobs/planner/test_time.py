@@ -15,6 +15,7 @@ from jobs.planner.pipeline_schedule import draw_timeline, simulate
 from shardlab.matrix.cell import Optimizer
 from shardlab.runs.prediction import exact_range
 from trainers import menu
+from trainers.theory.term import Term
 
 # The table of study 4 about pipelines. The columns of each entry: stages, micro-batches, bubble in percent, total time, ideal
 # time, throughput.
@@ -121,7 +122,7 @@ def test_the_time_of_a_collective_equals_a_computation_by_hand(op, size, expecte
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_a_collective_takes_longer_over_slower_links_and_more_ranks(op):
     names = ["ethernet-1", "ethernet-10", "ethernet-100", "infiniband-ndr"]
-    one = exchanges.Exchange(op, 1e8, 1, 8, "dp", False)
+    one = Term("", op, 1e8, 8)
     times = [step_time.predict_exchange_time(one, link.find_link(name, None)).likely for name in names]
     assert times == sorted(times, reverse=True)
     ring = [step_time.ring_s(op, 1e6, ranks, 1e-5, 1e9) for ranks in (2, 4, 8, 64, 512)]

@@ -1,6 +1,6 @@
 """Bytes that a rank sends in a step, compared with numbers that were worked out by hand from what each collective sends.
 
-Theory and counting share one table of factors (`communication.FACTORS`), so comparing them would not show a wrong factor. All
+Theory and counting share one table of factors (`term.FACTORS`), so comparing them would not show a wrong factor. All
 numbers here are for gpt2-tiny in fp32: a batch of 8 sequences, rank 0 of 4.
 """
 
@@ -12,14 +12,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support_planner import cell
 from support_sent_bytes import BY_HAND, PSI
 
-from trainers import communication
-from trainers.communication import Call, Term
-from trainers.parallel.schedule import Pipeline
+from trainers.communication import Call
+from trainers.parallel.mesh_model import MeshModel
 from trainers.parameter_server.ledger import Mode
 from trainers.parameter_server.server import ParameterServer
 from trainers.parameter_server.worker import WorkerEngine
+from trainers.theory import term
+from trainers.theory.mesh import list_mesh_terms
+from trainers.theory.term import ModelPart, Term
 
 
 @pytest.mark.parametrize(
@@ -37,14 +40,14 @@ def test_a_rank_sends_the_bytes_of_the_ring_algorithm(op, sent):
     assert Call(op, 1200, 4).sent_bytes == sent
     assert Term("", op, 1200, 4, times=2).sent_bytes == 2 * sent
     assert Term("", op, 1200, 1).sent_bytes == (1200 if op == "send" else 0)
-    assert op in communication.FACTORS
+    assert op in term.FACTORS
     on_gloo = 2 * sent if op == "reduce_scatter" else sent  # gloo executes reduce_scatter as an all-reduce
     assert Call(op, 1200, 4).wire_bytes("gloo") == Term("", op, 1200, 4).wire_bytes("gloo") == on_gloo
     assert Call(op, 1200, 4).wire_bytes("nccl") == sent
 
 
 # Makes three steps as rank 0 of 4 with torch's fake process group, whose collectives move no data. Counts the bytes of the last
-# step.
+# step. Before the last cell, the theory of FSDP is broken: each of its terms has half its bytes.
 RANK_0 = """
 import json, sys, tempfile
 from pathlib import Path
@@ -55,6 +58,8 @@ from support_trainers import Bench
 from trainers import communication, menu
 from trainers.instruments.timing import clock_for
 from trainers.ranks.ranks import Ranks
+from trainers.theory import fsdp
+from trainers.theory.term import Term
 
 class Alone(Ranks):
     def __init__(self):
@@ -64,7 +69,10 @@ class Alone(Ranks):
 dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
 folder = Path(tempfile.mkdtemp())
 bench = Bench(folder)
-for strategy, keys, counted in json.loads(sys.argv[1]):
+cells = json.loads(sys.argv[1])
+for number, (strategy, keys, counted) in enumerate(cells, 1):
+    if number == len(cells):
+        fsdp.Term = lambda name, op, size, *rest, **more: Term(name, op, size / 2, *rest, **more)
     cell = bench.run_dir(strategy=strategy, gpus=4, **keys).read_run().cell
     cell.options["data"] = "synthetic"
     task = menu.workload(cell.workload).build(cell, folder)
@@ -82,23 +90,37 @@ for strategy, keys, counted in json.loads(sys.argv[1]):
     print("BYTES", json.dumps([theory, found, engine.textbook_bytes()]), flush=True)
 """
 SCALARS = 40  # bytes of norms, losses and flags, which are in no table
+BROKEN = next(row for row in BY_HAND if row[0] == "fsdp2")
 
 
 @pytest.fixture(scope="module")
 def told():
-    """Returns a list with [theory, counted or None, textbook] for each entry of BY_HAND."""
+    """Returns a list with [theory, counted or None, textbook] for each entry of BY_HAND, and for BROKEN with a broken
+    theory."""
     code = RANK_0.replace("SUPPORT", str(Path(__file__).parents[2] / "support"))
-    asked = json.dumps([[strategy, keys, counted] for strategy, keys, _, _, counted in BY_HAND])
+    asked = json.dumps([[strategy, keys, counted] for strategy, keys, _, _, counted in (*BY_HAND, BROKEN)])
     done = subprocess.run([sys.executable, "-c", code, asked], capture_output=True, text=True, check=False)
     lines = [json.loads(line.removeprefix("BYTES ")) for line in done.stdout.splitlines() if line.startswith("BYTES ")]
-    assert len(lines) == len(BY_HAND), done.stderr[-3000:]
+    assert len(lines) == len(BY_HAND) + 1, done.stderr[-3000:]
     return lines
 
 
 @pytest.mark.parametrize("place", range(len(BY_HAND)), ids=[f"{one[0]}-{place}" for place, one in enumerate(BY_HAND)])
 def test_a_strategy_sends_the_bytes_that_were_computed_by_hand(told, place):
-    _, _, sent, textbook, counts = BY_HAND[place]
-    theory, counted, of_textbooks = told[place]
+    must_send(BY_HAND[place], told[place])
+
+
+def test_the_comparison_sees_a_wrong_term_of_the_theory(told):
+    _, counted, of_textbooks = told[-1]
+    must_send(BROKEN, [counted, counted, of_textbooks])
+    with pytest.raises(AssertionError):
+        must_send(BROKEN, told[-1])
+
+
+def must_send(row, measured):
+    """Check what an engine says and what was counted. row: of BY_HAND. measured: as in `told`."""
+    _, _, sent, textbook, counts = row
+    theory, counted, of_textbooks = measured
     assert sent <= theory <= sent + SCALARS
     assert of_textbooks == textbook
     if counts:
@@ -108,24 +130,18 @@ def test_a_strategy_sends_the_bytes_that_were_computed_by_hand(told, place):
 @pytest.mark.parametrize(("rank", "sent"), [(0, 4 * 32_768 + 3), (1, 8 * 32_768 + 3), (3, 4 * 32_768 + 3)])
 def test_a_stage_sends_its_neighbours_hidden_states_and_their_gradients(rank, sent):
     """4 micro-batches of 2 sequences send a hidden state of 32,768 bytes each. The loss is broadcast: 3/4 of 4 bytes."""
-    stage = SimpleNamespace(is_first=rank == 0, is_last=rank == 3)
-    pipeline = SimpleNamespace(
-        _task=SimpleNamespace(plan=lambda: SimpleNamespace(hidden=(64, 64))),
-        _cell=SimpleNamespace(micro_batch_size=2, gradient_accumulation_steps=4),
-        _between=torch.float32,
-        _pp=4,
-        _stages=[stage],
-    )
-    assert sum(term.sent_bytes for term in Pipeline.theory(pipeline)) == sent
+    messages = MeshModel.count_messages(SimpleNamespace(stages=4, parts={rank: "the stage"}))
+    part = ModelPart(elements=0, hidden_elements=2 * 64 * 64, messages=messages)
+    one = cell("gpt2-tiny", "pp-1f1b", 4, pp=4, micro=2, passes=4)
+    assert sum(term.sent_bytes for term in list_mesh_terms(one, part, pipelined=True)) == sent
 
 
 @pytest.mark.parametrize(("interval", "pulled"), [(1, 4 * PSI), (2, 2 * PSI)])
 def test_workers_push_a_gradient_and_the_server_answers_with_parameters(interval, pulled):
-    cell = SimpleNamespace(gpus=4, world_size=5, precision="fp32")
+    one = cell("gpt2-tiny", "ps-async", 4, servers=1, options={"pull_interval": interval})
     gradients = torch.empty(PSI // 4)
-    worker = SimpleNamespace(cell=cell, data_ranks=4, _mode=Mode(waits=True), _psi=lambda: float(gradients.nbytes))
+    worker = SimpleNamespace(cell=one, _gradients=gradients, _mode=Mode(waits=True), _psi=lambda: float(gradients.nbytes))
     assert sum(term.sent_bytes for term in WorkerEngine.theory(worker)) == PSI
     assert WorkerEngine.textbook_bytes(worker) == 2 * PSI
-    ledger = SimpleNamespace(mode=Mode(pull_interval=interval))
-    server = SimpleNamespace(_parameters=gradients, _cell=cell, _ledger=ledger)
+    server = SimpleNamespace(_parameters=gradients, _cell=one)
     assert sum(term.sent_bytes for term in ParameterServer.theory(server)) == pulled

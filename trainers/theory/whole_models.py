@@ -1,0 +1,74 @@
+"""The theory of strategies whose ranks each have the whole model: DDP, and the workers of parameter servers."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import msgspec
+
+from shardlab.matrix.cell import Cell
+from trainers.model import precision
+from trainers.theory.division import Division, divide_by_cuts
+from trainers.theory.term import ModelPart, Term, list_overflow_terms
+
+MIB = 1 << 20
+POWERSGD_RANK = 1  # rank of the matrices with which PowerSGD approximates gradients
+EXACT_STEPS = 2  # steps without compression at the start; PowerSGD with error feedback needs at least 2
+
+
+def divide_ddp(cell: Cell, parameters: int) -> Division:
+    """What a rank of DDP holds: everything, and buckets if the gradients are not views of them."""
+    uses_views = cell.options.get("gradient_as_bucket_view", True) is True
+    buckets = 0 if uses_views else precision.weight_bytes(cell.precision)
+    return msgspec.structs.replace(divide_by_cuts(cell), keeps_gradients=True, bucket_parameters=buckets)
+
+
+def list_ddp_terms(cell: Cell, part: ModelPart) -> list[Term]:
+    """What a rank of DDP sends in a step: its gradients in buckets, and rank 0's buffers."""
+    itemsize = 2 if cell.options.get("comm_hook") == "bf16" else precision.weight_bytes(cell.precision)
+    size = part.elements * itemsize
+    buckets = max(1, -(-size // (cast("int", cell.options.get("bucket_cap_mb", 25)) * MIB)))
+    gradients = Term(
+        "gradients, all buckets of a step together: 2 (n-1)/n psi", "all_reduce", size, cell.dp, calls=buckets, hidden=True
+    )
+    return [gradients, *_list_buffer_terms(cell, part)]
+
+
+def list_powersgd_terms(cell: Cell, part: ModelPart) -> list[Term] | None:
+    """As `list_ddp_terms`, with PowerSGD; None if the shapes of the parameters are not known."""
+    if part.powersgd_bytes is None:
+        return None
+    uncompressed_bytes, factor_bytes = part.powersgd_bytes
+    factors = f"both factors of rank {POWERSGD_RANK} of the others, once its {EXACT_STEPS} exact steps are over"
+    return [
+        Term("gradients that are not worth compressing", "all_reduce", uncompressed_bytes, cell.dp),
+        Term(factors, "all_reduce", factor_bytes, cell.dp),
+        *_list_buffer_terms(cell, part),
+    ]
+
+
+def _list_buffer_terms(cell: Cell, part: ModelPart) -> list[Term]:
+    name = "buffers (BatchNorm's statistics), rank 0's to all, once a step"
+    return [Term(name, "broadcast", part.buffer_bytes, cell.dp)] if part.buffer_bytes else []
+
+
+def divide_worker(cell: Cell, parameters: int) -> Division:
+    """What a worker holds. It flattens the gradient that it pushes and the parameters that it pulls; servers update on the
+    CPU."""
+    buffers = precision.weight_bytes(cell.precision)
+    return msgspec.structs.replace(divide_by_cuts(cell), optimizer_ranks=0, bucket_parameters=buffers)
+
+
+def list_worker_terms(cell: Cell, part: ModelPart, *, waits: bool) -> list[Term]:
+    """What a worker sends to the parameter servers in a step. waits: whether servers wait for all workers, which then skip a
+    step together."""
+    size = part.elements * precision.weight_bytes(cell.precision)
+    gradient = Term("the gradient, a slice to each server: psi", "send", size, cell.world_size)
+    return [gradient, *list_overflow_terms(cell.precision, cell.gpus if waits else 1)]
+
+
+def make_pull_term(cell: Cell, size: float) -> Term:
+    """What servers send in a step, as the mean over the steps between two pulls. size: bytes of the parameters that they
+    store."""
+    pulls = cell.gpus / cast("int", cell.options.get("pull_interval", 1))
+    return Term("the share of the parameters, to every worker that pulls", "send", size, cell.world_size, pulls)

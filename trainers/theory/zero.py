@@ -1,0 +1,132 @@
+"""The theory of DeepSpeed's ZeRO, as DeepSpeed 0.19 is configured here (trainers/deepspeed_zero)."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from shardlab.matrix.cell import Cell
+from trainers.model import precision
+from trainers.theory.division import Division
+from trainers.theory.term import SCALAR_BYTES, ModelPart, Term
+
+# Default bucket size in elements (100 MB in 16 bits). With DeepSpeed's default of 500 million, a model with less than a billion
+# parameters would start its first reduction only when most of backward is over. DeepSpeed allocates memory for whole buckets.
+BUCKET_ELEMENTS = 50_000_000
+USES_PER_PASS = 2  # a pass uses each parameter twice: if all parameters fit twice into max_reuse_distance, DeepSpeed frees none
+
+
+def count_sent_gradient_bytes(cell: Cell) -> int:
+    """Bytes per element of the gradients that are reduced."""
+    return 2 if cell.precision == "bf16-pure" or cell.options.get("communication_dtype") == "bf16" else 4
+
+
+def _count_bucket_elements(cell: Cell, elements: float) -> float:
+    return min(elements, cast("int", cell.options.get("reduce_bucket_size") or BUCKET_ELEMENTS))
+
+
+def divide_zero(cell: Cell, parameters: int, *, stage: int) -> Division:
+    """What a rank of a ZeRO stage holds: the weights are in the precision of the computation, and the optimizer keeps fp32
+    copies of the rank's part of them."""
+    options, ranks, pure = cell.options, cell.dp, cell.precision == "bf16-pure"
+    computed, gradient = precision.computed_bytes(cell.precision), 2 if pure else 4
+    master = 0 if pure or (computed == 4 and stage == 0) else 4
+    buckets = 2 if options.get("overlap_comm") else 1 if stage else 0
+    bucket_bytes = _count_bucket_elements(cell, parameters) * count_sent_gradient_bytes(cell) * buckets
+    state_ranks = 0 if options.get("offload_optimizer", "none") != "none" else ranks if stage else 1
+    accumulates = cell.gradient_accumulation_steps > 1
+    if stage < 2:
+        # With 16-bit precision, stages 0 and 1 keep all gradients in fp32, in addition to the 16-bit gradients (docs/gpus.md).
+        whole_bytes = computed if computed == 2 else 0
+        return Division(
+            computed, 1, gradient, 1, whole_bytes, master, state_ranks, keeps_gradients=True, bucket_bytes=bucket_bytes
+        )
+    if stage == 2:
+        return Division(
+            computed, 1, gradient, ranks, 0, master, state_ranks, keeps_gradients=accumulates, bucket_bytes=bucket_bytes
+        )
+    partition_size = cast("int", options.get("hpz_partition_size", 1))
+    offloaded = options.get("offload_param", "none") != "none"
+    stays_gathered = _keeps_parameters(cell, parameters) and parameters <= cast("int", options["max_live_parameters"])
+    return Division(
+        0 if offloaded else computed + (computed * ranks // partition_size if partition_size > 1 else 0),
+        ranks,
+        gradient,
+        ranks,
+        0,
+        master,
+        state_ranks,
+        gathers="everything" if stays_gathered else "blocks",
+        gathered_bytes=computed,
+        keeps_gradients=accumulates,
+        bucket_bytes=bucket_bytes,
+    )
+
+
+def _keeps_parameters(cell: Cell, elements: float) -> bool:
+    """Whether no parameter is freed before a pass needs it again, because all of them fit into max_reuse_distance."""
+    return USES_PER_PASS * elements <= cast("int", cell.options["max_reuse_distance"])
+
+
+def list_zero_terms(cell: Cell, part: ModelPart, *, stage: int) -> list[Term] | None:
+    """What a rank of a ZeRO stage sends in a step; None for ZeRO++ if the shapes of the parameters are not known."""
+    n, elements, passes = cell.dp, part.elements, cell.gradient_accumulation_steps
+    gradient_bytes, hidden = elements * count_sent_gradient_bytes(cell), cell.options.get("overlap_comm") is True
+    calls = max(1, -(-elements // _count_bucket_elements(cell, elements)))
+    if stage == 0:
+        return [Term("gradients, once a step", "all_reduce", gradient_bytes, n, calls=calls)]
+    flags = Term("gradient norm and overflow, once a step", "all_reduce", SCALAR_BYTES, n)
+    if stage < 3:
+        # Also at stage 2, DeepSpeed all-reduces whole buckets; textbooks assume a reduce-scatter.
+        times, when = (passes, "each pass") if stage == 2 else (1, "once a step")
+        updated_bytes = elements * precision.computed_bytes(cell.precision)
+        return [
+            Term(f"gradients, whole buckets to every rank, {when}", "all_reduce", gradient_bytes * times, n,
+                 calls=calls * times, hidden=hidden),
+            Term("updated parameters, once a step", "all_gather", updated_bytes, n, calls=calls),
+            flags,
+        ]  # fmt: skip
+    gathers = _list_gather_terms(cell, part)
+    if gathers is None:
+        return None
+    quantized = part.matrix_elements if cell.options["quantized_gradients"] else 0
+    exact_bytes = (elements - quantized) * count_sent_gradient_bytes(cell) * passes
+    reduces = Term("gradients, each pass", "reduce_scatter", exact_bytes, n, calls=calls * passes, hidden=hidden)
+    return [*gathers, reduces, *_list_quantized_terms(cell, quantized), flags]
+
+
+def _list_gather_terms(cell: Cell, part: ModelPart) -> list[Term] | None:
+    """The gathers of parameters at stage 3, which ZeRO++ may quantise or repeat only within a part of the ranks.
+
+    After its use a parameter is freed, unless it is needed again within max_reuse_distance elements. DeepSpeed's default is
+    10^9. A model with less than half of this number of elements is therefore gathered once per pass and then kept: it sends
+    less and needs more memory than textbooks say.
+    """
+    options, passes, elements = cell.options, cell.gradient_accumulation_steps, part.elements
+    hpz, weight = cast("int", options["hpz_partition_size"]), precision.computed_bytes(cell.precision)
+    if part.fetched is None:
+        if options["quantized_weights"] or options["quantized_gradients"] or hpz != 1:
+            return None
+        fetches = passes if _keeps_parameters(cell, elements) else USES_PER_PASS * passes
+        calls, fetched_bytes = (part.blocks + 1) * fetches, elements * weight * fetches
+        return [Term("parameters, each time they are gathered", "all_gather", fetched_bytes, cell.dp, calls=calls, hidden=True)]
+    fetched, unsharded = part.fetched
+    sharded, itemsize = elements - unsharded, 1 if options["quantized_weights"] else weight
+    refetched, ranks = fetched * passes - sharded, hpz if hpz > 1 else cell.dp
+    return [
+        Term("sharded parameters, once a step", "all_gather", sharded * itemsize, cell.dp),
+        Term("sharded parameters again, each time a pass needs a freed one", "all_gather", refetched * itemsize, ranks),
+        Term("parameters too small to be sharded, once a step", "all_gather", unsharded * weight, cell.dp),
+    ]
+
+
+def _list_quantized_terms(cell: Cell, elements: int) -> list[Term]:
+    """The reduction of gradients that ZeRO++ quantises to half a byte per element: first within each node, then between nodes.
+
+    The bytes are derived from the source of DeepSpeed 0.19, without the scales of the quantisation (less than 1 %). They have
+    not yet been compared with counted bytes, which needs GPUs.
+    """
+    passes, per_node = cell.gradient_accumulation_steps, cell.dp // cell.nnodes
+    return [
+        Term("matrices' gradients in 4 bits within a node, each pass", "all_to_all", elements / 2, per_node, passes),
+        Term("their sums in 4 bits between nodes, each pass", "all_to_all", elements / 2 / per_node, cell.nnodes, passes),
+    ] if elements else []  # fmt: skip
