@@ -219,7 +219,9 @@ def _copy_files(workspace: Workspace, parts: NodeParts, lock: int, progress: Tra
         files_text = f"{len(files_to_copy):,} files of {len(run_ids):,} run(s)"
         progress.say(f"{parts.node}: {files_text}, {size / 2**20:,.1f} MiB")
         report = progress.begin(size)
-    parts.error = Rsync(parts.remote, lock, progress.is_stopped).copy_files("runs", staging, files_to_copy, report=report).error
+    transfer = Rsync(parts.remote, lock, progress.is_stopped)
+    # --ignore-times: a file in the staging folder that is not the node's has to be replaced also if its size and time are equal
+    parts.error = transfer.copy_files(staging, files_to_copy, "--ignore-times", report=report).error
     parts.arrived = arrived_before | parts.find_arrived(staging, files_to_copy)
 
 

@@ -10,19 +10,16 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
-from collect.fetching import manifest
+from collect.fetching import manifest, side_by_side
 from collect.fetching.manifest import ManifestFile
 from shardlab.files import files
 from shardlab.files.files import NotRegular
 from shardlab.remote import remote_workspace, rsync
-from shardlab.remote.remote import rsync_words
 from shardlab.remote.remote_workspace import RemoteWorkspace
+from shardlab.remote.rsync import RsyncEnd
 
 OPTIONS = (
     *rsync.FROM_OTHERS,
-    "--ignore-times",  # do not skip a file because its size and time are equal: the caller names only files that it needs
     # Level 1 compresses records, which are text, well enough. For files that are already compressed, such as traces, the
     # default level needs twice the CPU time.
     "--compress", "--compress-level=1",
@@ -30,20 +27,10 @@ OPTIONS = (
     "--timeout=120",
 )  # fmt: skip
 LARGE = 1 << 20  # files with more bytes than this are hashed in several threads at the same time
-INCOMPLETE = (23, 24)  # exit codes of rsync that mean: rsync tried all files, but some did not arrive
-
-
-class Transfer(msgspec.Struct):
-    """How a transfer ended."""
-
-    stopped: bool = False
-    """Whether rsync ended before it had tried all files."""
-    error: str = ""
-    """The first error message of rsync."""
 
 
 class Rsync:
-    """Transfers files from the workspace on the cluster with rsync."""
+    """Transfers files of runs from the workspace on the cluster with rsync."""
 
     def __init__(self, cluster: RemoteWorkspace, lock: int, must_stop: Callable[[], bool]) -> None:
         """Prepare transfers from a workspace. Raises ShardlabError if rsync is not installed.
@@ -53,33 +40,31 @@ class Rsync:
         """
         rsync.rsync_must_be_installed("collect fetch")
         self._lock, self._must_stop = lock, must_stop
-        self._root, self._shell = f"{cluster.workspace}/", []
+        self._source, self._login = f"{cluster.workspace}/runs/", list[str]()
         if not sees_workspace(cluster):
-            host, shell = rsync_words(cluster.address)
-            self._root, self._shell = f"{host}:{self._root}", [shell]
+            self._source, self._login = rsync.remote_words(cluster.address, self._source)
 
     def copy_files(
-        self, source: str, target: Path, names: Sequence[str], *, report: Callable[[int], None] | None = None
-    ) -> Transfer:
-        """Transfer the files `names` from the folder `source` of the workspace on the cluster into the folder `target`.
+        self, target: Path, names: Sequence[str], *options: str, report: Callable[[int], None] | None = None
+    ) -> RsyncEnd:
+        """Transfer files into the folder `target`.
 
-        report: is called from time to time with the number of bytes that have arrived.
+        names: paths relative to the folder of all runs. options: further options of rsync. report: is called from time to time
+        with the number of bytes that have arrived.
         """
         if not names:
-            return Transfer()
+            return RsyncEnd(0)
         # The staging folder is only accessible for this user. Below it, entries have the modes of new entries of this user.
         modes = f"--chmod=D{rsync.apply_umask(0o755):o},F{rsync.apply_umask(0o644):o}"
-        words = [*OPTIONS, modes, *self._shell]
-        end = rsync.run_rsync(
-            words,
+        return rsync.run_rsync(
+            [*OPTIONS, modes, *self._login, *options],
             names,
-            f"{self._root}{source}/",
+            self._source,
             f"{target}/",
             must_stop=self._must_stop,
             lock_descriptors=(self._lock,),
             on_progress=report,
         )
-        return Transfer(end.code != 0 and end.code not in INCOMPLETE, end.error)
 
 
 def find_arrived_files(folder: Path, expected: Mapping[str, ManifestFile]) -> set[str]:
@@ -91,17 +76,15 @@ def find_arrived_files(folder: Path, expected: Mapping[str, ManifestFile]) -> se
     """
     if not files.is_folder(folder):
         return set()
-    from concurrent.futures import ThreadPoolExecutor  # imported only here: the other functions need no threads
-
-    status_by_name = manifest.list_files(folder).regular
-    with files.as_workspace_error("read"), ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+    with files.as_workspace_error("read"):
+        status_by_name = manifest.list_files(folder).regular
 
         def has_arrived(name: str) -> bool:
             return _has_content(f"{folder}/{name}", status_by_name[name].st_size, expected[name])
 
         present_names = [name for name in expected if name in status_by_name]
         large = [name for name in present_names if expected[name].bytes > LARGE]
-        are_same = pool.map(has_arrived, large)  # in threads: hashing a large file releases the GIL
+        are_same = side_by_side.map_in_threads(has_arrived, large)
         arrived = {name for name in present_names if expected[name].bytes <= LARGE and has_arrived(name)}
         return arrived.union(name for name, is_same in zip(large, are_same, strict=True) if is_same)
 

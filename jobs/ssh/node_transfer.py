@@ -9,13 +9,10 @@ from jobs.ssh.step import NodeLost
 from shardlab.cluster.address import Address
 from shardlab.errors import ShardlabError
 from shardlab.remote import rsync
-from shardlab.remote.remote import rsync_words
 from shardlab.workspace.inventory import InventoryNode
 from shardlab.workspace.workspace import Workspace
 
 SILENT_S = 60  # rsync gives up a connection over which nothing came for this many seconds
-CONNECTION_ERRORS = (10, 12, 30, 35, 255)  # exit codes of rsync if the connection to the node failed or broke
-INCOMPLETE_ERRORS = (23, 24)  # exit codes of rsync if some files could not be copied
 
 MustStop = Callable[[], bool]
 
@@ -26,9 +23,9 @@ def send_files(node: InventoryNode, workspace: Workspace, names: Sequence[str], 
 
     Raises NodeLost if the connection broke, ShardlabError if a file could not be copied.
     """
-    host, shell = _make_rsync_target(node)
-    words = ["--archive", "--recursive", f"--timeout={SILENT_S}", shell, *options]
-    rsync_end = rsync.run_rsync(words, names, f"{workspace.path}/", f"{host}:{workspace.path}/", must_stop=must_stop)
+    target, login = _remote_words(node, workspace)
+    words = ["--archive", "--recursive", f"--timeout={SILENT_S}", *login, *options]
+    rsync_end = rsync.run_rsync(words, names, f"{workspace.path}/", target, must_stop=must_stop)
     _check_rsync_end(node, rsync_end, allowed=())
 
 
@@ -38,19 +35,19 @@ def fetch_files(node: InventoryNode, workspace: Workspace, names: Sequence[str],
 
     Files that the node does not have are left out, without an error. Raises NodeLost and ShardlabError.
     """
-    host, shell = _make_rsync_target(node)
-    words = [*rsync.FROM_OTHERS, "--recursive", "--times", f"--timeout={SILENT_S}", shell]
-    rsync_end = rsync.run_rsync(words, names, f"{host}:{workspace.path}/", f"{target}/", must_stop=must_stop)
-    _check_rsync_end(node, rsync_end, allowed=INCOMPLETE_ERRORS)
+    source, login = _remote_words(node, workspace)
+    words = [*rsync.FROM_OTHERS, "--recursive", "--times", f"--timeout={SILENT_S}", *login]
+    rsync_end = rsync.run_rsync(words, names, source, f"{target}/", must_stop=must_stop)
+    _check_rsync_end(node, rsync_end, allowed=rsync.INCOMPLETE)
 
 
-def _make_rsync_target(node: InventoryNode) -> tuple[str, str]:
+def _remote_words(node: InventoryNode, workspace: Workspace) -> tuple[str, list[str]]:
     rsync.rsync_must_be_installed("a run on nodes that share no folder")
-    return rsync_words(Address(node.host, node.port, node.user))
+    return rsync.remote_words(Address(node.host, node.port, node.user), f"{workspace.path}/")
 
 
 def _check_rsync_end(node: InventoryNode, rsync_end: rsync.RsyncEnd, *, allowed: Sequence[int]) -> None:
-    if rsync_end.code in CONNECTION_ERRORS:
+    if rsync_end.is_connection_lost:
         raise NodeLost(node.name, rsync_end.error)
     if rsync_end.code and rsync_end.code not in allowed:
         raise ShardlabError(f"{node.name}: {rsync_end.error}.")

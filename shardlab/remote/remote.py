@@ -212,13 +212,6 @@ def ssh_command(address: Address, *, terminal: bool = False) -> list[str]:
     return [*words, *(proxy_jump.proxy_option(route.jumps, rules) if route is not None else []), *target.words]
 
 
-def rsync_words(address: Address) -> tuple[str, str]:
-    """The words of an rsync command for a machine: (the host as in HOST:PATH, the option --rsh with the ssh command for the
-    login)."""
-    *ssh, host = ssh_command(address)
-    return f"[{host}]" if ":" in host else host, f"--rsh={shlex.join([word for word in ssh if word != '--'])}"
-
-
 def _escape_path(path: Path, *, quotes: bool = False) -> str:
     """A path for an option of ssh. Every % is doubled, because ssh replaces %x. quotes: whether to escape " and backslashes."""
     text = str(path).replace("%", "%%")

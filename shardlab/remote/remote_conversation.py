@@ -129,14 +129,6 @@ class RemoteConversation:
         except DECODE_FAULTS as error:
             raise self.remote.release_mismatch(self._command_name, str(error)) from None
 
-    def receive_into(self, buffer: memoryview) -> None:
-        """Fill a buffer with bytes from the command. Raises ConnectionLost or ShardlabError as `receive` does."""
-        while buffer:
-            count = self._output.readinto(buffer)
-            if not count:
-                raise self._end_error()
-            buffer = buffer[count:]
-
     def _is_interrupted(self) -> bool:
         return self.must_stop()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -13,7 +15,9 @@ from socket import gethostname
 
 import msgspec
 
+from shardlab.cluster.address import Address
 from shardlab.errors import ShardlabError
+from shardlab.remote.remote import ssh_command, wrap_for_any_shell
 
 # Options for files from a machine that is not trusted: only regular files and folders are copied, and only this user may read
 # them.
@@ -23,17 +27,23 @@ FROM_OTHERS = (
     "--ignore-missing-args",  # a file that no longer exists is skipped, and the other files are copied
     "--partial-dir=.rsync-partial",  # an incomplete file is stored in a separate folder, and the next transfer resumes there
 )  # fmt: skip
-MOST_ERROR_BYTES = 2000  # largest number of bytes of rsync's error messages that are read
+MOST_ERROR_BYTES = 1 << 16  # largest number of bytes of rsync's error messages that are read
 POLL_S = 0.1  # seconds between two checks whether the process has ended
 PROGRESS = ("--info=progress2", "--no-human-readable")  # with them, rsync prints the number of bytes transferred so far
 _ARRIVED = re.compile(rb"(?:^|\r)\s*([0-9]+)\s+[0-9]+%")
 MOST_PROGRESS_BYTES = 1000  # number of bytes that are read at the end of the progress output: several lines
-# A part of rsync's error message if the other machine sends other text before the data of rsync.
-NOT_CLEAN = "is your shell clean"
-NOT_CLEAN_WHY = (
-    "a startup file of the shell on the other machine, such as ~/.bashrc, prints text; it must print nothing for a command "
-    "over SSH (docs/ssh.md)"
-)
+MARK = secrets.token_hex(8)  # printed before the output of the other rsync, because a .bashrc may print text, too
+INCOMPLETE = (23, 24)  # exit codes of rsync that mean: rsync tried all files, but some could not be copied
+CONNECTION_ERRORS = (10, 12, 30, 35, 255)  # exit codes of rsync if the connection to the other machine failed or broke
+# rsync starts this sh program in place of ssh. Its words are a host, which is not used, and the command of the other rsync. All
+# that comes before the line with the mark is dropped. It ends with the exit code of ssh.
+_LOGIN = """\
+shift
+exec 3>&1
+code=$({{ {{ {ssh} {start}"$*" 3>&- 4>&-; echo $? >&4; }} |
+  while IFS= read -r line; do case $line in *{mark}) exec cat >&3;; esac; done; }} 4>&1)
+exit "$code"
+"""
 
 
 class RsyncEnd(msgspec.Struct, frozen=True):
@@ -44,11 +54,31 @@ class RsyncEnd(msgspec.Struct, frozen=True):
     error: str = ""
     """Its first error message, or empty."""
 
+    @property
+    def has_tried_all(self) -> bool:
+        """Whether rsync tried to copy all files."""
+        return self.code == 0 or self.code in INCOMPLETE
+
+    @property
+    def is_connection_lost(self) -> bool:
+        """Whether the connection to the other machine failed or broke, or a signal ended ssh."""
+        return self.code is not None and (self.code in CONNECTION_ERRORS or self.code > 128)
+
 
 def rsync_must_be_installed(needed_for: str) -> None:
     """Raise ShardlabError if rsync is not installed on this machine. needed_for: the part of shardlab that needs rsync."""
     if shutil.which("rsync") is None:
         raise ShardlabError(f"{needed_for} needs rsync, which is not installed on {gethostname()}: apt install rsync.")
+
+
+def remote_words(address: Address, path: str) -> tuple[str, list[str]]:
+    """A path on another machine for a command of rsync, and the options with which rsync logs in to that machine.
+
+    The startup files of the login shell there may print text, and the shell may be any.
+    """
+    start = wrap_for_any_shell(f'echo {MARK}; echo {MARK} >&2; exec "$@"') + " sh "
+    login = _LOGIN.format(ssh=shlex.join(ssh_command(address)), start=shlex.quote(start), mark=MARK)
+    return f"host:{path}", ["--blocking-io", f"--rsh={shlex.join(['sh', '-c', login, 'sh'])}"]  # `cat` needs blocking I/O
 
 
 def run_rsync(
@@ -90,9 +120,8 @@ def run_rsync(
         if on_progress:
             _report_progress(progress.fileno(), on_progress)
         errors.seek(0)
-        lines = errors.read(MOST_ERROR_BYTES).decode("utf-8", "replace").strip().splitlines()
-    if any(NOT_CLEAN in line for line in lines):
-        return RsyncEnd(code, NOT_CLEAN_WHY)
+        error_text = errors.read(MOST_ERROR_BYTES).decode("utf-8", "replace")
+    lines = error_text.rpartition(f"{MARK}\n")[2].strip().splitlines()
     return RsyncEnd(code, lines[0].removeprefix("rsync: ") if lines else f"exit code {code}" if code else "")
 
 
