@@ -6,14 +6,13 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from collect import notation
 from collect.export import Export
 from collect.reading.load import Loaded
 from collect.report import text_tables
 from collect.report.text_table import TextTable
 from collect.summary import Summary
 from shardlab.files import files
-from shardlab.terminal import printable
+from shardlab.terminal import notation, printable
 
 # Characters that are escaped with a backslash (GitHub Flavored Markdown 0.29, section 2.4): punctuation that has a meaning in
 # Markdown, characters with which a list item can begin (section 5.2), and $, with which a formula begins on GitHub.

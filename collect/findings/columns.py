@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from collect import notation
 from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
 from collect.metric import MetricColumn, all_metrics
+from shardlab.terminal import notation
 
 _ALWAYS = ("strategy", "gpus")
 _USUAL = ("workload", "gpu_type", "launcher", "global_batch_size", "precision", "seq_len", "optimizer.name", "steps", "epochs")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collect import notation
 from collect.findings.injected_faults import LostWorkerEffect, StragglerEffect
 from collect.report.text_table import TextTable
 from collect.summary import Summary
+from shardlab.terminal import notation
 
 TITLE = "Faults on purpose"
 NOTE = (

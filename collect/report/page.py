@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from markupsafe import Markup
 
-from collect import figure, notation
+from collect import figure
 from collect.figures import (
     allocator,
     bubble,
@@ -28,7 +28,8 @@ from collect.figures import (
     training,
     why_slower,
 )
-from collect.findings import columns
+from collect.findings import columns, trace_answers, trace_details, trace_tables
+from collect.findings.answer_section import AnswerSection
 from collect.findings.columns import Column
 from collect.findings.row import CellRow
 from collect.metric import all_metrics
@@ -49,7 +50,8 @@ from collect.report import (
 from collect.summary import Summary
 from shardlab import __version__
 from shardlab.matrix import citation
-from shardlab.terminal import printable
+from shardlab.terminal import notation, printable
+from shardlab.terminal.table import Table
 from templates import render_page
 
 TEMPLATE = "report/index.html.j2"
@@ -99,6 +101,7 @@ SECTIONS = {
     "reading": "Definitions of the metrics",
     "cite": "How to cite",
 }
+TRACE_ANSWERS = trace_answers.SECTIONS | trace_details.SECTIONS | trace_tables.SECTIONS  # by the list of the summary
 MOST_VALUES = 24  # a key with more values gets no check boxes; the search field finds its values
 LEAST_ROWS = 4  # a table with fewer rows gets no tools: the reader sees all of it at once
 
@@ -147,6 +150,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> s
         TEMPLATE,
         printable.clean,
         summary=short_summary,
+        trace_answers=make_trace_answers(short_summary, label_by_cell),
         whole=summary,
         version=__version__,
         created=notation.format_time(summary.created_s),
@@ -155,6 +159,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> s
         dark=palette.DARK,
         labels=[label_by_cell[row.id] for row in short_summary.rows],
         label_of=label_by_cell,
+        link_to=lambda cell: f"#runs-{index_by_cell[cell]}" if cell in index_by_cell else "",
         few_cells=FEW_CELLS,
         place_of=index_by_cell,
         text=verdict_text,
@@ -220,21 +225,20 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
         "searches": summary.searches,
         "faults": [*summary.slowed, *summary.lost],
         "choices": choice_text.shown_families(summary),
-        "traces": [
-            *summary.rounding,
-            *summary.collectives,
-            *summary.waiting,
-            *summary.steps,
-            *summary.operators,
-            *summary.idle,
-            *summary.phases,
-            *summary.layers,
-            *summary.device_memory,
-            *summary.matrix_products,
-            *summary.attention,
-        ],
+        "traces": [rows for name in TRACE_ANSWERS for rows in getattr(summary, name)],
     }
     return [(name, title) for name, title in SECTIONS.items() if contents.get(name, [title])]
+
+
+def make_trace_answers(summary: Summary, labels: Mapping[str, str]) -> list[tuple[str, AnswerSection, list[Table[Any]]]]:
+    """The answers of traces that have rows: (name of their list in the summary, how the page shows them, their tables).
+
+    labels: {id of a cell: its label}."""
+    return [
+        (name, section, section.make_tables(rows, labels))
+        for name, section in TRACE_ANSWERS.items()
+        if (rows := getattr(summary, name))
+    ]
 
 
 def _citations(summary: Summary) -> list[tuple[str, str]]:

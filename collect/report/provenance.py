@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from collect import notation
 from collect.loading.loaded_run import LoadedRun
 from collect.loading.records import NO_FOLDER
 from collect.reading.load import Loaded, LoadedCell
 from collect.summary import Summary
 from collect.verdicts import reasons
+from shardlab.terminal import notation
 
 
 class RunProvenance(msgspec.Struct, frozen=True):

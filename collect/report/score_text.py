@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collect import notation
 from collect.findings.prediction_scores import PredictionScore
+from shardlab.terminal import notation
 
 TITLE = "Predictions against measurements, per step"
 HEADINGS = ["Strategy", "Category", "n", "Predicted", "Measured", "Ratio", "Ratio from", "Ratio to", "Error (%)", "In range"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from collect import notation
 from collect.findings import columns, searches
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
 from collect.report import choice_text, fault_text, score_text, truncation, verdict_text
 from collect.summary import Summary
+from shardlab.terminal import notation
 from shardlab.terminal.console import Output
 
 STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red", "node_fail": "red", "hung": "red"}

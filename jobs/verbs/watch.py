@@ -19,6 +19,7 @@ from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL
 from shardlab.terminal.console import Output
 from shardlab.terminal.printable import LogText
+from shardlab.terminal.table import make_text_table
 from shardlab.workspace.workspace import Workspace, match_run_ids
 
 if TYPE_CHECKING:
@@ -225,6 +226,6 @@ def _draw_live_table(runs: Sequence[Status], width: int, height: int) -> Group:
     from shardlab.terminal.rich_console import draw_table
 
     status_rows = status_table.make_table(runs, width, height)
-    table = draw_table(status_rows.columns, status_rows.rows, status_rows.styles)
+    table = draw_table(make_text_table("", status_rows.columns, status_rows.rows, status_rows.styles))
     hidden_note = f" {status_rows.left_out} of them not shown." if status_rows.left_out else ""
     return Group(table, status_table.summarize_runs(runs) + hidden_note)

@@ -3,23 +3,16 @@ terminal."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from typing import Any
 
 from shardlab.terminal import printable
-
-_NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # matches a text that begins with a number or is empty
-
-
-def numeric_columns(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
-    """For each column, whether all its cells are empty or begin with a number. Such a column is aligned to the right."""
-    return [all(_NUMERIC.match(row[index]) for row in rows) for index in range(len(columns))]
+from shardlab.terminal.table import Table
 
 
-def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as text, one line for each row. columns: the heading of each column. rows: the cells of each row."""
-    right_aligned = numeric_columns(columns, rows)
-    cell_rows = [[printable.one_line(cell.replace("\n", "; ")) for cell in row] for row in [columns, *rows]]
+def format_table(table: Table[Any]) -> str:
+    """A table as text, one line for each row."""
+    right_aligned = table.number_columns
+    cell_rows = [[printable.one_line(cell.replace("\n", "; ")) for cell in row] for row in [table.headings, *table.texts]]
     widths = [max(display_width(cell) for cell in column) for column in zip(*cell_rows, strict=True)]
     padded_rows = [
         "  ".join(
