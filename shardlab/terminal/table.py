@@ -49,8 +49,12 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     """Whether a page shows the texts as code."""
     link: Callable[[Row], str] | None = None
     """The id of the cell or run to which a page links the text; "" for no link."""
-    metric: str = ""
-    """The name of the metric in the column, whose definition is on the page; "" if the column has no metric."""
+    name: str = ""
+    """The name of the metric or key in the column. A page links the heading of a metric to its definition."""
+    state: Callable[[Row], str] | None = None
+    """The state of a row, which decides the colour of the text on a page."""
+    is_sentence: bool = False
+    """Whether the texts are sentences, which need several lines."""
     priority: int = 0
     """On a narrow terminal, the columns with the highest priority are left out first; 0: the column is always shown."""
 

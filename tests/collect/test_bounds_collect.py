@@ -22,7 +22,6 @@ from collect.history import command as history
 from collect.history.periods import HistoryChange
 from collect.reading import load
 from collect.report import truncation
-from collect.report.text_table import TextTable
 from collect.sampler import loop
 from collect.timeline import straggler
 from collect.traces import answer_columns, answer_tables
@@ -31,6 +30,7 @@ from collect.traces.calls import CollectiveCall, ProcessGroup
 from collect.traces.layers import LayerTime
 from collect.traces.run_answers import RunAnswers
 from shardlab.runs.prediction import PredictedRange
+from shardlab.terminal.table import Column, Table
 
 
 def titles(show, *arguments):
@@ -102,7 +102,7 @@ def test_a_page_shows_two_hundred_cells_and_says_how_many_there_are(tmp_path):
 
 @pytest.mark.parametrize(("count", "environment"), [(40, "table"), (41, "longtable")])
 def test_a_table_of_latex_with_more_rows_than_a_page_is_a_long_one(tmp_path, monkeypatch, count, environment):
-    table = TextTable("summary", "Summary", ["Cell"], [["x"]] * count)
+    table = Table("Summary", [Column("Cell", lambda text: text)], ["x"] * count, "summary")
     monkeypatch.setattr(latex.text_tables, "make_text_tables", lambda _: [table])
     monkeypatch.setattr(latex.text_tables, "report_title", lambda _: "m")
     monkeypatch.setattr(latex.text_tables, "general_remarks", lambda _: [])

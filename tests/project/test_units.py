@@ -52,7 +52,6 @@ IN_TEXTS = {
 # (file, value): the unit after a value whose name states none.
 WITHOUT_NAMES = {
     ("collect/comparison/environment.py", "max(speeds)"): "Mbit/s",
-    ("collect/report/provenance.py", "notation.format_number(max(gaps), 2)"): "s",
     ("collect/verdicts/reasons.py", "max(speeds)"): "Mbit/s",
     ("provision/checks/all_reduce.py", "rate"): "GB/s",
     ("provision/checks/judged_proof.py", "rate"): "GB/s",

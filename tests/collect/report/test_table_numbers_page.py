@@ -152,12 +152,12 @@ TABLES = [
         "Relative to the loss %": "0.017", "At step": "7",
     },
     {
-        "Runs": "2", "Samples": "3,016", "Lowest coverage of a timed window": "97.3 %", "Largest gap": "2.5 s",
+        "Runs": "2", "Samples": "3,016", "Lowest coverage of a timed window %": "97.3", "Largest gap s": "2.5",
         "Incomplete runs": "1",
     },
     {
-        "Host": "node1", "Interface with the most all programs of the host, timed steps": "eth1 (physical)",
-        "Share of all interfaces": "73 %", "RDMA": "yes", "Known from": "NCCL's log",
+        "Host": "node1", "Interface with the most": "eth1 (physical)", "Share of all interfaces %": "73",
+        "RDMA": "yes", "Known from": "NCCL's log",
     },
 ]  # fmt: skip
 
