@@ -56,6 +56,7 @@ def _make_failures_table(summary: Summary) -> Table[Failure]:
             "Run",
             lambda failure: Text(failure.run, "a later attempt replaced it" if failure.superseded else ""),
             is_number=False,
+            is_code=True,
             link=lambda failure: f"{failure.run}/",
         ),
         Column("Why", lambda failure: failure.why, is_number=False),
