@@ -23,7 +23,7 @@ from collect.findings import (
     trace_details,
     trace_tables,
 )
-from collect.findings.columns import Table
+from collect.findings.columns import CellTables
 from collect.findings.comparability import find_baseline, gpu_trouble, group_families
 from collect.findings.equal_losses import LossComparison
 from collect.findings.injected_faults import LostWorkerEffect, StragglerEffect
@@ -178,8 +178,8 @@ class Summary(msgspec.Struct, dict=True):
     """Runs with damaged records."""
 
     @cached_property
-    def table(self) -> Table:
-        """The rows of the summary as tables of text."""
+    def table(self) -> CellTables:
+        """The rows of the summary as tables."""
         return columns.make_table(self.rows)
 
     @cached_property

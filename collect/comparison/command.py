@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from collect import notation
 from collect.archiving import command as archiving
 from collect.comparison.compare import ComparedMatrix, Comparison, MetricComparison, Side, compare_matrices, differing_metrics
 from collect.reading.load import load_matrix
 from collect.report import verdict_text
 from collect.summary import summarize
 from shardlab.errors import InputError
+from shardlab.terminal import notation
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from collect import notation
 from collect.loading.loaded_run import LoadedRun
+from shardlab.terminal import notation
 
 
 def collect_properties(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:

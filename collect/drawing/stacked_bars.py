@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from collect import notation
 from collect.drawing.axes import axis, axis_name, layout
 from collect.drawing.panel_rows import MIN_ROWS_PER_PANEL, rows
 from collect.drawing.small_multiples import divide_cells
 from collect.drawing.traces import horizontal_bars, scatter
 from collect.figure import INK, MOST_ROWS, CellMark, Figure, Group, count_left_out
+from shardlab.terminal import notation
 
 MOST_BARS = 60  # the most cells that a figure draws in one plot: nobody compares more cells at once
 LABEL_PX, BAR_PX, GAP_PX = 20, 18, 12  # heights in a row: the name of the cell, the bar below it, and the space to the next row

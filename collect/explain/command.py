@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from collect import notation
 from collect.explain import explanation
 from collect.explain.explanation import ExplainedRun, Explanation, UsedWindow
 from collect.explain.read_file import EventPlace, ReadFile
@@ -15,6 +14,7 @@ from collect.reading.load import load_matrix
 from collect.report import verdict_text
 from collect.summary import summarize
 from shardlab.runs.run import REHEARSAL
+from shardlab.terminal import notation
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 

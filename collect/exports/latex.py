@@ -9,14 +9,15 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from collect.export import Export
 from collect.reading.load import Loaded
 from collect.report import text_tables
-from collect.report.text_table import TextTable
 from collect.summary import Summary
 from shardlab.files import files
 from shardlab.terminal import printable
+from shardlab.terminal.table import Table
 
 _MARKS = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
@@ -49,11 +50,15 @@ def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) ->
         text = escape_latex(". ".join([text_tables.report_title(summary), table.title, *text_tables.general_remarks(summary)]))
         label = re.sub(r"[^A-Za-z0-9]+", "-", f"{summary.matrix}-{table.name}")
         caption = rf"\caption{{{text}.}}\label{{tab:{label}}}"
-        render = _multi_page_table if table.long or len(table.rows) > _PAGE else _floating_table
+        render = _multi_page_table if _has_sentences(table) or len(table.rows) > _PAGE else _floating_table
         files.write_atomic(folder / f"{table.name}.tex", (_HEAD + render(table, caption)).encode())
 
 
-def _floating_table(table: TextTable, caption: str) -> str:
+def _has_sentences(table: Table[Any]) -> bool:
+    return any(column.is_sentence for column in table.columns)
+
+
+def _floating_table(table: Table[Any], caption: str) -> str:
     size, columns = _choose_columns(table)
     return "\n".join(
         [
@@ -66,7 +71,7 @@ def _floating_table(table: TextTable, caption: str) -> str:
             r"\toprule",
             _table_line(table.headings),
             r"\midrule",
-            *map(_table_line, table.rows),
+            *map(_table_line, table.texts),
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{table}",
@@ -75,7 +80,7 @@ def _floating_table(table: TextTable, caption: str) -> str:
     )
 
 
-def _multi_page_table(table: TextTable, caption: str) -> str:
+def _multi_page_table(table: Table[Any], caption: str) -> str:
     size, columns = _choose_columns(table)
     return "\n".join(
         [
@@ -89,7 +94,7 @@ def _multi_page_table(table: TextTable, caption: str) -> str:
             _table_line(table.headings),
             r"\midrule",
             r"\endhead",
-            *map(_table_line, table.rows),
+            *map(_table_line, table.texts),
             r"\bottomrule",
             r"\end{longtable}",
             r"\endgroup",
@@ -98,24 +103,29 @@ def _multi_page_table(table: TextTable, caption: str) -> str:
     )
 
 
-def _choose_columns(table: TextTable) -> tuple[str, list[str]]:
+def _choose_columns(table: Table[Any]) -> tuple[str, list[str]]:
     """Choose the font size and the widths of the columns of a table. Returns (font size, LaTeX specification of each column).
 
     If the widest cells of all columns together fit on a line, each column is as wide as its widest cell. Otherwise the columns
     together fill the line, and their text wraps.
     """
-    columns = list(zip(table.headings, *table.rows, strict=True))
+    columns = list(zip(table.headings, *table.texts, strict=True))
+    are_numbers = table.number_columns
     widest_cells = [max(map(len, column)) + _GAP for column in columns]
     if sum(widest_cells) <= _LINE_LETTERS["footnotesize"]:
-        return "footnotesize", ["  r" if index in table.numbers else "  l" for index in range(len(columns))]
-    least_widths = [_longest_word(column, whole_cells=index in table.numbers) + _GAP for index, column in enumerate(columns)]
+        return "footnotesize", ["  r" if is_number else "  l" for is_number in are_numbers]
+    least_widths = [
+        _longest_word(column, whole_cells=is_number) + _GAP for column, is_number in zip(columns, are_numbers, strict=True)
+    ]
     if sum(least_widths) > _LINE_LETTERS["tiny"]:
         least_widths = [_longest_word(column, whole_cells=False) + _GAP for column in columns]
     extra = [max(min(widest, _SENTENCE) - least, 0) for widest, least in zip(widest_cells, least_widths, strict=True)]
     size = next((name for name, line in _LINE_LETTERS.items() if line >= sum(least_widths)), "tiny")
     scale = max(_LINE_LETTERS[size] - sum(least_widths), 0) / max(sum(extra), 1)
     widths = [least + extra_width * scale for least, extra_width in zip(least_widths, extra, strict=True)]
-    return size, [_wrapped_column(letters / sum(widths), index in table.numbers) for index, letters in enumerate(widths)]
+    return size, [
+        _wrapped_column(letters / sum(widths), is_number) for letters, is_number in zip(widths, are_numbers, strict=True)
+    ]
 
 
 def _longest_word(column: Sequence[str], *, whole_cells: bool) -> int:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from collect import notation
 from collect.export import Export
 from collect.reading.load import Loaded
 from collect.report import text_tables
-from collect.report.text_table import TextTable
 from collect.summary import Summary
 from shardlab.files import files
-from shardlab.terminal import printable
+from shardlab.terminal import notation, printable
+from shardlab.terminal.table import Table
 
 # Characters that are escaped with a backslash (GitHub Flavored Markdown 0.29, section 2.4): punctuation that has a meaning in
 # Markdown, characters with which a list item can begin (section 5.2), and $, with which a formula begins on GitHub.
@@ -36,9 +36,9 @@ def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) ->
     files.write_atomic(folder / "summary.md", ("\n\n".join(parts) + "\n").encode())
 
 
-def _render_table(table: TextTable) -> str:
-    rule = ["---:" if index in table.numbers else "---" for index in range(len(table.headings))]
-    rows = [list(map(escape_markdown, table.headings)), rule, *(list(map(escape_markdown, row)) for row in table.rows)]
+def _render_table(table: Table[Any]) -> str:
+    rule = ["---:" if is_number else "---" for is_number in table.number_columns]
+    rows = [list(map(escape_markdown, table.headings)), rule, *(list(map(escape_markdown, row)) for row in table.texts)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

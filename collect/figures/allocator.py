@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from collect import notation
 from collect.drawing.axes import axis, layout
 from collect.drawing.traces import pick_points, scatter, span_bars
 from collect.figure import LINE, MUTED, SERIES, CellMark, Figure, Group
 from collect.sources import snapshot
 from collect.sources.snapshot import BEFORE, SIZES, AllocatorHistory, AllocatorSnapshot
+from shardlab.terminal import notation
 
 MOST_POINTS = 400  # about the most points of a curve
 HEIGHT_PX = 320  # of the two figures over the history

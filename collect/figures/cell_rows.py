@@ -7,13 +7,13 @@ from typing import Any
 
 import polars as pl
 
-from collect import notation
 from collect.drawing.axes import axis, rows_height_px, rows_layout
 from collect.drawing.panel_rows import rows
 from collect.drawing.traces import error_bars, horizontal_bars, scatter, state_trace
 from collect.figure import INK, MUTED, CellMark, Figure, Group
 from collect.findings.statistics import Estimate
 from collect.sources.steps import select_undisturbed
+from shardlab.terminal import notation
 
 THROUGHPUT, PEAK_MEMORY = "throughput_per_s", "peak_memory_bytes"
 PADDING = 0.03  # share of the x axis that is added at both ends, so that no mark is cut

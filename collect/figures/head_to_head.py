@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from collect import notation
 from collect.choices.contest import group_comparable_cells, list_contenders
 from collect.drawing.axes import axis, layout
 from collect.drawing.traces import error_bars, scatter
 from collect.figure import MUTED, CellMark, Figure, Group, escape
 from collect.figures.cell_rows import CUT_NOTE, MOST_INTERVAL
 from collect.strategy_style import variant_looks
+from shardlab.terminal import notation
 
 THROUGHPUT, MEMORY = "throughput_per_s", "peak_memory_bytes"
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import polars as pl
 
-from collect import notation
 from collect.drawing.axes import axis, axis_name, layout, panel_title
 from collect.drawing.panels import draw_panels
 from collect.drawing.small_multiples import draw_cell_lines
@@ -17,6 +16,7 @@ from collect.metrics.memory import KINDS, find_memory_column
 from collect.sources.memory import MemoryCurves
 from collect.sources.steps import find_timed_window, select_unwatched
 from collect.traces.memory_use import MemoryUse
+from shardlab.terminal import notation
 
 PANEL_PX = 190
 GAP = 0.2  # share of the height of a panel that its title needs

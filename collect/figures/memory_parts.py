@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from collect import notation
 from collect.drawing.stacked_bars import BarPanel, draw_bars, select_cells
 from collect.figure import LINE, MUTED, SERIES, CellMark, Figure, Group, order_by_visibility
 from collect.figures.memory_over_time import CATEGORIES, category_label
 from shardlab.runs.prediction import Prediction
+from shardlab.terminal import notation
 
 # Term of the estimate -> the memory categories that are measured for this term. The estimate of `optimizer_state` does not
 # contain `master_parameter`, the optimizer's own copy of the weights.

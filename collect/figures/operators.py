@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from collect import notation
 from collect.drawing.axes import axis
 from collect.drawing.stacked_bars import labelled_rows_layout
 from collect.drawing.traces import horizontal_bars
@@ -16,6 +15,7 @@ from collect.findings.trace_details import LayerOfStep, cell_layers
 from collect.traces import gloo, per_step
 from collect.traces.breakdown import Breakdown, EventTally
 from collect.traces.per_step import Use
+from shardlab.terminal import notation
 
 MOST_NAMES, MOST_LAYERS = 10, 16  # the most operators or kernels, and the most modules
 MOST_CELLS = 6  # the most cells that are drawn, because each name has one bar per cell

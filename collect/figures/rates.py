@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from collect import notation
 from collect.drawing.axes import rows_height_px, rows_layout
 from collect.drawing.panel_rows import rows
 from collect.drawing.stacked_bars import select_cells
@@ -15,6 +14,7 @@ from collect.figures.step_parts import COLLECTIVES
 from collect.findings.trace_answers import GroupTraffic, cell_traffic, profiled_runs
 from collect.findings.trace_details import ProductOfStep, cell_products
 from shardlab.hardware.gpu_models import peak_flops
+from shardlab.terminal import notation
 
 LEGEND_PX, STROKE_PX, MARKER_PX = 30, 18, 11
 SMALLEST_PX, LARGEST_PX = 5, 18  # sizes of the marks of matrix products

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from collect import notation
 from collect.drawing.axes import axis, axis_name, layout, thin_ticks
 from collect.drawing.small_multiples import LINES_PX, divide_lines, lines
 from collect.drawing.traces import error_bars, scatter
@@ -17,6 +16,7 @@ from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
 from collect.strategy_style import Look, variant_looks
 from shardlab.matrix.cell import Role, keys_with_role
+from shardlab.terminal import notation
 
 SPEED_UP, THROUGHPUT, MEMORY = "speed_up", "throughput_per_s", "peak_memory_bytes"
 # Keys in which the cells of a line may differ: the number of ranks, and keys that depend on it or say how ranks share a batch.

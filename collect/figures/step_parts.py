@@ -6,7 +6,6 @@ import statistics
 
 import polars as pl
 
-from collect import notation
 from collect.drawing.stacked_bars import BarPanel, PartsFigure, draw_bars, select_cells
 from collect.figure import INK, LINE, MUTED, SERIES, CellMark, Figure, Group
 from collect.findings.comparability import key_without_faults
@@ -18,6 +17,7 @@ from collect.traces import per_step
 from collect.traces.breakdown import rename_tallies
 from collect.traces.per_step import Use
 from collect.traces.run_answers import RunAnswers
+from shardlab.terminal import notation
 
 RANK_THROUGHPUT = "rank_throughput_per_s"
 IDLE_CAUSES = {

@@ -13,9 +13,9 @@ from collect.figure import PLAYED, SERIES, Figure, Group, count_left_out, escape
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.network import select_loopback_samples, select_network_samples
 from collect.metrics.utilization import add_memory_shares, find_memory_sizes
-from collect.notation import GIB, MB
 from collect.sources.steps import find_timed_window
 from collect.strategy_style import DASHES, Look
+from shardlab.terminal.notation import GIB, MB
 
 MOST_LINES = 64  # the most GPUs that are drawn: nobody can follow more lines, and each GPU has a line in up to eleven panels
 SHOWN_LINES = 16  # lines that are visible when the page opens: the GPUs of the first cells

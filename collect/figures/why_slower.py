@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collect import notation
 from collect.drawing import stacked_bars
 from collect.drawing.axes import axis
 from collect.drawing.panel_rows import rows
@@ -11,6 +10,7 @@ from collect.drawing.traces import horizontal_bars
 from collect.figure import LINE, MUTED, SERIES, Figure, Group
 from collect.findings.trace_answers import step_difference
 from collect.traces.difference import StepDifference
+from shardlab.terminal import notation
 
 COLOURS = {
     "compute": SERIES[1], "communication: transfer": SERIES[2], "communication: waiting for slow ranks": SERIES[4],

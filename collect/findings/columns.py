@@ -6,19 +6,21 @@ Keys whose value is the same in all rows are no columns; they are listed above t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from collect import notation
 from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
 from collect.metric import MetricColumn, all_metrics
+from shardlab.terminal import notation
+from shardlab.terminal.table import Column, Table, Text
 
 _ALWAYS = ("strategy", "gpus")
 _USUAL = ("workload", "gpu_type", "launcher", "global_batch_size", "precision", "seq_len", "optimizer.name", "steps", "epochs")
 _SIZES = ("gpus", "global_batch_size", "batch")  # batch: the constant batch size of a line of cells
+STATE_STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red", "node_fail": "red", "hung": "red"}
 _HEADINGS = {
     "gpus": "Ranks",
     "nnodes": "Nodes",
@@ -34,61 +36,19 @@ _HEADINGS = {
 }
 
 
-class Text(msgspec.Struct, frozen=True):
-    """The text of one entry of the table."""
-
-    value: str
-    spread: str = ""
-    """Half the width of the 95 % interval, if it is known."""
-    unit: str = ""
-    """The unit or kind of the value, only given if the rows of the column have different units or kinds."""
-
-    def __str__(self) -> str:
-        value = f"{self.value} ± {self.spread}" if self.spread else self.value
-        return f"{value} {self.unit}" if self.unit else value
-
-
-class Column(msgspec.Struct, frozen=True):
-    """A column of a table of cells."""
-
-    name: str
-    """The name of the metric, or the key of the cell."""
-    heading: str
-    unit: str
-    is_number: bool
-    cells: list[Text]
-    """The text of each row; its value is '' if the value of the row is not known."""
-
-    @property
-    def heading_with_unit(self) -> str:
-        """The heading of the column with its unit, in one line."""
-        return f"{self.heading} ({self.unit})" if self.unit else self.heading
-
-
-class OtherTable(msgspec.Struct, frozen=True):
-    """A table besides the summary table. It shows the metrics of one subject, such as memory."""
-
-    name: str
-    """Name of the table, which can be used as a file name."""
-    title: str
-    note: str
-    columns: list[Column]
-    """The first column names the rows; every other column has a value in at least one row."""
-    rows: list[int]
-    """Indexes of the rows in which any column has a value."""
-
-
-class Table(msgspec.Struct, frozen=True):
-    """The summary table and the further tables, with all values as text."""
+class CellTables(msgspec.Struct, frozen=True):
+    """The summary table and the further tables of cells."""
 
     common: list[tuple[str, str]]
     """(heading, value) of the keys whose value is the same in all rows."""
-    columns: list[Column]
-    further: list[OtherTable]
-    """The tables of the metrics that the summary table does not show, one table for each subject."""
+    main: Table[CellRow]
+    """The summary table."""
+    further: list[Table[CellRow]]
+    """The tables of the metrics that the summary table does not show, one table for each subject, such as memory. The first
+    column names the rows; every other column and every row has a value."""
 
 
-def make_table(all_rows: Sequence[CellRow], shown_rows: Sequence[CellRow] | None = None) -> Table:
+def make_table(all_rows: Sequence[CellRow], shown_rows: Sequence[CellRow] | None = None) -> CellTables:
     """Make the tables of the rows `shown_rows`, or of the rows `all_rows` if `shown_rows` is None.
 
     all_rows: all rows of the summary. They determine which keys identify a row, and which values all rows share, even if only
@@ -101,31 +61,48 @@ def make_table(all_rows: Sequence[CellRow], shown_rows: Sequence[CellRow] | None
     keys += ["fault"] if "fault" not in keys and any("fault" in cell for cell in cells) else []
     common = [(key_heading(key), plain_text(cells[0].get(key))) for key in _USUAL if cells and _count_kinds(cells, [key]) == 1]
     cells = [row.flat for row in rows]
-    identity = [
-        Column(key, key_heading(key), "", _has_only_numbers(cells, key), [Text(plain_text(cell.get(key))) for cell in cells])
-        for key in keys
+    columns = [
+        *(_key_column(key, is_number=_has_only_numbers(cells, key)) for key in keys),
+        Column("State", _state_text, name="state", is_number=False, state=find_notable_state),
+        *([_SAME_WORK] if any(row.same_work for row in rows) else []),
+        Column("n", lambda row: row.n, name="n", is_number=True, link=lambda row: row.id),
+        *_metric_columns(rows, "summary"),
     ]
-    state = Column("state", "State", "", False, [Text(row.state) for row in rows])
-    proof = Column("same_work", "Same work", "", False, [Text(row.same_work.verdict if row.same_work else "") for row in rows])
-    n = Column("n", "n", "", True, [Text(str(row.n)) for row in rows])
-    proofs = _columns_with_values([proof])
-    names = Column("label", "Cell", "", False, [Text(label) for label in row_labels(rows)])
-    return Table(
+    labels = labels_by_cell(rows)
+    names: Column[CellRow] = Column("Cell", lambda row: labels[row.id], is_number=False, link=lambda row: row.id)
+    tables = [_other_table(rows, name, title, note, names) for name, title, note in _OTHER_TABLES]
+    styles = [STATE_STYLES.get(find_notable_state(row), "") for row in rows]
+    return CellTables(
         [(key_text, value) for key_text, value in common if value],
-        [*identity, state, *proofs, n, *_metric_columns(rows, "summary")],
-        [table for name, title, note in _OTHER_TABLES if (table := _other_table(rows, name, title, note, names)).rows],
+        Table("Cells", columns, rows, "summary", styles=styles),
+        [table for table in tables if table.rows],
     )
 
 
-def _other_table(rows: Sequence[CellRow], name: str, title: str, note: str, names: Column) -> OtherTable:
-    metric_columns = _metric_columns(rows, name)
-    row_indexes = [index for index in range(len(rows)) if any(column.cells[index].value for column in metric_columns)]
-    return OtherTable(name, title, note, [names, *metric_columns], row_indexes)
+def _key_column(key: str, *, is_number: bool) -> Column[CellRow]:
+    def get_text(row: CellRow) -> str:
+        return plain_text(row.flat.get(key))
+
+    return Column(key_heading(key), get_text, name=key, is_number=is_number, link=lambda row: row.id)
 
 
-def _columns_with_values(columns: Iterable[Column]) -> list[Column]:
-    """The columns that have a value in at least one row."""
-    return [column for column in columns if any(cell.value for cell in column.cells)]
+def _state_text(row: CellRow) -> Text:
+    return Text(row.state, "(expected)" if row.expected and list(row.states) != ["completed"] else "")
+
+
+def find_notable_state(row: CellRow) -> str:
+    """The state that decides the colour of a row.
+
+    It is the first state of `STATE_STYLES` that any run of the cell has, else the first state of the runs.
+    """
+    return next((state for state in STATE_STYLES if state in row.states), next(iter(row.states), "unknown"))
+
+
+def _other_table(rows: Sequence[CellRow], name: str, title: str, note: str, names: Column[CellRow]) -> Table[CellRow]:
+    columns = _metric_columns(rows, name)
+    rows_with_values = [row for row in rows if any(column.text(row).value for column in columns)]
+    styles = [STATE_STYLES.get(find_notable_state(row), "") for row in rows_with_values]
+    return Table(title, [names, *columns], rows_with_values, name, note, styles=styles)
 
 
 def row_labels(rows: Sequence[CellRow]) -> list[str]:
@@ -228,37 +205,47 @@ def _has_only_numbers(cells: Sequence[dict[str, Any]], key: str) -> bool:
     return all(isinstance(cell.get(key), int | float) and not isinstance(cell.get(key), bool) for cell in cells)
 
 
-def _metric_columns(rows: Sequence[CellRow], table: str) -> list[Column]:
+def _metric_columns(rows: Sequence[CellRow], table: str) -> list[Column[CellRow]]:
     """The columns for the metrics of one table, without columns that have no value. table: name of the table
     (`MetricColumn.table`)."""
     table_metrics = [(metric.column, metric) for metric in all_metrics() if metric.column and metric.column.table == table]
     table_metrics.sort(key=lambda pair: pair[0].place)
-    return _columns_with_values(
-        _metric_column(metric.name, column, [row.metrics.get(metric.name) for row in rows]) for column, metric in table_metrics
-    )
+    return [
+        _metric_column(metric.name, column, estimates)
+        for column, metric in table_metrics
+        if (estimates := [row.metrics[metric.name] for row in rows if metric.name in row.metrics])
+    ]
 
 
-def _metric_column(name: str, column: MetricColumn, estimates: Sequence[Estimate | None]) -> Column:
-    known_estimates = [estimate for estimate in estimates if estimate]
-    units, kinds = {estimate.unit for estimate in known_estimates}, {estimate.kind for estimate in known_estimates}
+def _metric_column(name: str, column: MetricColumn, estimates: Sequence[Estimate]) -> Column[CellRow]:
+    """The column of a metric. estimates: the values of the metric in all rows that have one."""
+    units, kinds = {estimate.unit for estimate in estimates}, {estimate.kind for estimate in estimates}
     unit, scale, digits = units.pop() if len(units) == 1 else "", 1.0, column.digits
     if unit == "bytes":
-        unit, scale = notation.bytes_unit([estimate.value for estimate in known_estimates])
+        unit, scale = notation.bytes_unit([estimate.value for estimate in estimates])
         digits = 3
     shows_kind = bool(column.headings) and len(kinds) > 1
-    column_heading = column.heading if shows_kind else column.headings.get("".join(kinds), column.heading)
-    cells = []
-    for estimate in estimates:
+    heading = column.heading if shows_kind else column.headings.get("".join(kinds), column.heading)
+
+    def make_text(row: CellRow) -> Text:
+        estimate = row.metrics.get(name)
         if estimate is None:
-            cells.append(Text(""))
-            continue
+            return Text("")
         half = (estimate.high - estimate.low) / 2 / scale if estimate.low is not None and estimate.high is not None else None
-        spread_text = notation.format_spread(half) if half and column.has_interval else ""
+        spread = f"± {notation.format_spread(half)}" if half and column.has_interval else ""
         unit_or_kind = estimate.kind if shows_kind else "" if unit else estimate.unit
-        cells.append(Text(notation.format_number(estimate.value / scale, digits), spread_text, unit_or_kind))
-    return Column(name, column_heading, unit, True, cells)
+        return Text(notation.format_number(estimate.value / scale, digits), f"{spread} {unit_or_kind}".strip())
+
+    return Column(heading, make_text, unit, name=name, is_number=True, link=lambda row: row.id)
 
 
+_SAME_WORK: Column[CellRow] = Column(
+    "Same work",
+    lambda row: row.same_work.verdict if row.same_work else "",
+    name="same_work",
+    is_number=False,
+    link=lambda row: row.id,
+)
 _MEMORY_NOTE = (
     "The largest size of each category during the observed step. Categories reach it at different moments, so the sizes need "
     "not add up to the peak."

@@ -11,8 +11,6 @@ from collect.findings.row import flatten_cell
 from shardlab.matrix import batch_search
 from shardlab.runs.search_path import SearchPath, SearchTry
 
-TITLE = "Searches for a batch size"
-HEADINGS = ("Cell", "Searched", "Repeat", "Found", "Tries")
 _BATCH = ("global_batch_size", "micro_batch_size")  # cell keys that differ between the tries of a search
 
 
@@ -34,11 +32,6 @@ class SearchResult(msgspec.Struct):
     no size fits."""
     says: str
     """The result of the search in words."""
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts of a row of the table, one for each of the HEADINGS."""
-        return [self.name, self.searched, str(self.repeat), self.says, self.path]
 
     @property
     def path(self) -> str:

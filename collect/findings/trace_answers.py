@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
+from collect.findings.answer_section import REPEATS, AnswerSection, one_table
 from collect.findings.row import CellRow
 from collect.reading.load import Loaded, LoadedCell
+from collect.traces.answer_columns import RATE_COLUMNS, mib_column
 from collect.traces.collectives import CollectiveUse
-from collect.traces.difference import StepDifference, compute_step_difference
+from collect.traces.difference import StepDifference, compute_step_difference, make_difference_table
 from collect.traces.run_answers import RunAnswers
 from collect.traces.stragglers import RankWait
+from shardlab.terminal import notation
+from shardlab.terminal.table import Column, Table
 
 
 class GroupTraffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,3 +190,57 @@ def profiled_runs(cell: LoadedCell) -> list[RunAnswers]:
     """What the traces of each completed run of a cell show. Runs are left out if a profiled rank was not profiled by steps."""
     answers = [run.traces.answers for run in cell.completed if run.traces.analyses]
     return [answer for answer in answers if all(rank.steps for rank in answer.ranks)]
+
+
+def _make_step_tables(differences: Sequence[CellDifference], labels: Mapping[str, str]) -> list[Table[Any]]:
+    tables = []
+    for entry in differences:
+        ms = notation.format_number(entry.step.difference_ns / 1e6)
+        title = f"{labels[entry.cell]} compared with {labels[entry.baseline]}"
+        table = make_difference_table(title, entry.step, "of the baseline")
+        tables.append(msgspec.structs.replace(table, note=f"{'+' if entry.step.difference_ns > 0 else ''}{ms} ms"))
+    return tables
+
+
+# The parts of the page of a report, by the name of the list of the summary that they show.
+SECTIONS = {
+    "steps": AnswerSection(
+        "Why a step takes longer than the baseline's",
+        "Exact values; mean step over profiled ranks and repeats. The parts sum to the difference of the step times.",
+        _make_step_tables,
+        is_folded=True,
+    ),
+    "groups": AnswerSection(
+        "Collectives by process group",
+        "Exact values; over profiled ranks and repeats. Bandwidths as nccl-tests defines them "
+        "(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md), of the transfer where it is known, else of the "
+        "whole call. Calls and sent: of a rank in a step; sent by the ring algorithm. Link: one direction, by the data sheet. "
+        "Blank: the trace does not record it.",
+        one_table(
+            Column("Collective", lambda use: use.collective),
+            Column("Process group", lambda use: use.group, is_number=False),
+            Column("Calls", lambda use: use.calls),
+            mib_column("Message", lambda use: use.message_bytes),
+            mib_column("Sent", lambda use: use.sent_bytes),
+            Column("Mean of a call", lambda use: use.mean_us, "us"),
+            Column("Transfer", lambda use: use.transfer_us, "us"),
+            *RATE_COLUMNS,
+            REPEATS,
+        ),
+    ),
+    "waiting": AnswerSection(
+        "Waiting for slow ranks",
+        "Collectives matched over the profiled ranks by process group, step and order; mean step over repeats. The rank that "
+        "starts a collective last does not wait: its call is the shortest, and what others need longer is waiting. Lost: "
+        "nothing computes meanwhile.",
+        one_table(
+            Column("Rank", lambda wait: wait.rank),
+            Column("Started last", lambda wait: wait.last_pct, "%"),
+            Column("Waited", lambda wait: wait.waited_ms, "ms"),
+            Column("Lost", lambda wait: wait.lost_ms, "ms"),
+            Column("Lost", lambda wait: wait.lost_pct, "%"),
+            Column("Others waited for it", lambda wait: wait.caused_ms, "ms"),
+            REPEATS,
+        ),
+    ),
+}

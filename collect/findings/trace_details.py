@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
 
 import msgspec
 
+from collect.findings.answer_section import REPEATS, AnswerSection, one_table
 from collect.findings.row import CellRow
 from collect.findings.trace_answers import profiled_runs
 from collect.reading.load import Loaded, LoadedCell
-from collect.traces import rank_sums
+from collect.traces.answer_columns import (
+    ACHIEVED,
+    ATTENTION_COLUMNS,
+    MOST_LAYERS,
+    MOST_ROWS,
+    SIZE_COLUMNS,
+    mib_column,
+    name_column,
+)
+from collect.traces.attention import sum_attention
+from collect.traces.layers import sum_layers
+from collect.traces.matrix_products import sum_products
 from collect.traces.memory_use import MemoryUse
 from collect.traces.phases import PHASES
 from collect.traces.rank_analysis import RankAnalysis
+from shardlab.terminal.table import Column, Table
 
 
 class IdleTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,7 +227,7 @@ def cell_layers(cell: LoadedCell) -> list[LayerOfStep]:
             backward_ms=None if layer.backward is None else layer.backward / steps / 1e6,
             communication_ms=None if layer.communication_ns is None else layer.communication_ns / steps / 1e6,
         )
-        for layer in rank_sums.sum_layers(ranks)
+        for layer in sum_layers(layer for rank in ranks for layer in rank.layers)
     ]
 
 
@@ -264,7 +279,7 @@ def cell_products(cell: LoadedCell) -> list[ProductOfStep]:
             ms=product.total_ns / steps / 1e6,
             flops_per_s=product.flops_per_s,
         )
-        for product in rank_sums.sum_products(ranks)
+        for product in sum_products(product for rank in ranks for product in rank.products)
     ]
 
 
@@ -288,7 +303,7 @@ def cell_attention(cell: LoadedCell) -> list[AttentionOfStep]:
             ms=None if use.total_ns is None else use.total_ns / steps / 1e6,
             kernels=use.kernels,
         )
-        for use in rank_sums.sum_attention(ranks)
+        for use in sum_attention(use for rank in ranks for use in rank.attention)
     ]
 
 
@@ -301,3 +316,89 @@ def _ranks_with(cell: LoadedCell, field: str) -> tuple[list[RankAnalysis], int, 
     runs = [[rank for rank in run.ranks if getattr(rank, field)] for run in profiled_runs(cell)]
     ranks = [rank for run in runs for rank in run]
     return ranks, sum(map(bool, runs)), sum(rank.steps for rank in ranks)
+
+
+_LAYER_COLUMNS: list[Column[LayerOfStep]] = [
+    name_column("Module", lambda layer: layer.layer),
+    name_column("Called by", lambda layer: layer.parent),
+    Column("Calls", lambda layer: layer.calls),
+    Column("Forward", lambda layer: layer.forward_ms, "ms"),
+    Column("Backward", lambda layer: layer.backward_ms, "ms"),
+    Column("Communication", lambda layer: layer.communication_ms, "ms"),
+]
+
+
+def _make_layer_tables(layers: Sequence[LayerOfStep], labels: Mapping[str, str]) -> list[Table[Any]]:
+    layers_of_cell = {cell: list(group) for cell, group in groupby(layers, key=lambda layer: layer.cell)}
+    return [
+        Table(labels[cell], _LAYER_COLUMNS, rows, note=f"{len(rows)} modules", most_rows=MOST_LAYERS)
+        for cell, rows in layers_of_cell.items()
+    ]
+
+
+# The parts of the page of a report, by the name of the list of the summary that they show.
+SECTIONS = {
+    "idle": AnswerSection(
+        "Idle time by cause",
+        "Exact values; mean step over profiled ranks and repeats. Host: the host launched nothing that waits to run. Other: "
+        "launched work does not start yet. Launch delay: from the end of the launch to the start of the work, mean.",
+        one_table(
+            Column("Idle", lambda time: time.idle_ms, "ms"),
+            Column("Host launched nothing", lambda time: time.host_ms, "ms"),
+            Column("Waiting for communication", lambda time: time.communication_ms, "ms"),
+            Column("Other", lambda time: time.other_ms, "ms"),
+            Column("Launch delay", lambda time: time.launch_delay_us, "us"),
+            REPEATS,
+        ),
+    ),
+    "phases": AnswerSection(
+        "Phases of a step",
+        "Exact values; mean step over profiled ranks and repeats. Host: the time of the main thread. GPU: the union of all "
+        "kernels and memory operations that the phase launched; two phases may run at the same time.",
+        one_table(
+            Column("Phase", lambda time: time.phase),
+            Column("Host", lambda time: time.host_ms, "ms"),
+            Column("GPU", lambda time: time.gpu_ms, "ms"),
+            Column("Compute", lambda time: time.compute_ms, "ms"),
+            Column("Communication", lambda time: time.communication_ms, "ms"),
+            REPEATS,
+        ),
+    ),
+    "layers": AnswerSection(
+        "Modules of the model",
+        "Exact values; mean step over profiled ranks and repeats. The time of a module contains that of the modules that it "
+        "calls. GPU: kernels that compute and memory operations that the module launched; CPU: the time of the host.",
+        _make_layer_tables,
+        is_folded=True,
+    ),
+    "device_memory": AnswerSection(
+        "Memory of the profiled steps",
+        "As PyTorch's allocators count it; the rank with the highest peak, mean over repeats. CPU: what was allocated since "
+        "the recording began.",
+        one_table(
+            Column("Device", lambda use: use.device),
+            mib_column("At the start", lambda use: use.start_bytes),
+            mib_column("Peak", lambda use: use.peak_bytes),
+            mib_column("Peak reserved", lambda use: use.peak_reserved_bytes),
+            REPEATS,
+        ),
+    ),
+    "matrix_products": AnswerSection(
+        "Matrix products",
+        "Over profiled ranks and repeats. FLOPs of a call: 2 M N K times the batch; time: of the kernels that the operator "
+        "launched, on a CPU of the operator.",
+        one_table(
+            *SIZE_COLUMNS,
+            Column("Time", lambda product: product.ms, "ms"),
+            ACHIEVED,
+            Column("n", lambda product: product.repeats),
+            most_rows=MOST_ROWS,
+        ),
+    ),
+    "attention": AnswerSection(
+        "Attention",
+        "Which implementation ran, by operators and kernels; mean step over profiled ranks and repeats. Time: of the kernels, "
+        "on a CPU of the operators.",
+        one_table(*ATTENTION_COLUMNS, Column("Time", lambda use: use.ms, "ms"), REPEATS),
+    ),
+}

@@ -8,16 +8,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
+from collect.findings.answer_section import REPEATS, AnswerSection, one_table
 from collect.findings.row import CellRow
 from collect.metric import Metric, all_metrics
 from collect.reading.load import Loaded, LoadedCell
 from collect.traces import per_step
+from collect.traces.answer_columns import MOST_ROWS, name_column
 from collect.traces.breakdown import Breakdown
-from collect.traces.operators import Change, OperatorDifference
+from collect.traces.operators import Change, OperatorDifference, operator_columns
 from collect.traces.per_step import Use
+from shardlab.terminal.table import Column, Table
 
 ROUNDED = ("idle_pct", "overlap_pct", "exposed_communication_ms")  # the metrics on which rounding has the largest effect
 
@@ -174,3 +178,52 @@ def _change_kind(calls: float, baseline_calls: float) -> Change:
 
 def _sort_key(difference: OperatorDifference) -> tuple[float, str]:
     return -abs(difference.more_time_ns), difference.name
+
+
+def _make_operator_tables(comparisons: Sequence[OperatorDifferences], labels: Mapping[str, str]) -> list[Table[Any]]:
+    return [
+        Table(
+            f"{labels[entry.cell]} compared with {labels[entry.baseline]}",
+            operator_columns("of the baseline"),
+            entry.differences,
+            note=f"{entry.of}: {', '.join(f'{count} {change}' for change, count in entry.changes.items())}",
+            most_rows=MOST_ROWS,
+        )
+        for entry in comparisons
+    ]
+
+
+# The parts of the page of a report, by the name of the list of the summary that they show.
+SECTIONS = {
+    "collectives": AnswerSection(
+        "Collectives of a step",
+        "Exact values; mean over profiled ranks and repeats. Times are sums of durations, including the wait for other ranks.",
+        one_table(
+            Column("Collective", lambda use: use.collective),
+            Column("Calls", lambda use: use.calls),
+            Column("Total", lambda use: use.total_ms, "ms"),
+            Column("Mean of a call", lambda use: use.mean_ms, "ms"),
+            REPEATS,
+        ),
+    ),
+    "operators": AnswerSection(
+        "Operators compared with the baseline",
+        "Exact values per step; mean over profiled ranks and repeats. An operator includes all that it calls. The names whose "
+        "time differs most come first.",
+        _make_operator_tables,
+        is_folded=True,
+    ),
+    "rounding": AnswerSection(
+        "Effect of rounding",
+        "The study's tool, HolisticTraceAnalysis (HTA), rounds to whole microseconds and leaves out the last profiler step. "
+        "Verdicts on traces use the values as HTA computes them; this table shows how far these are from the exact values.",
+        one_table(
+            name_column("Metric", lambda rounding: rounding.metric),
+            Column("Exact", lambda rounding: rounding.exact),
+            Column("Like HTA", lambda rounding: rounding.like_hta),
+            Column("Difference", lambda rounding: rounding.difference, digits=2, is_signed=True),
+            Column("Unit", lambda rounding: rounding.unit, is_number=False),
+            REPEATS,
+        ),
+    ),
+}

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from collect import notation
 from collect.choices.contest import Contest, natural_sort_key
 from collect.choices.family import Answer, Family, Fit
 from collect.choices.standing import CRITERIA, Standing
 from collect.report import verdict_text
 from collect.summary import Summary
+from shardlab.terminal import notation
 
 CAUTION = "choices of a rehearsal show that a choice can be computed, not which strategy to choose"
 AS_MEASURED = "as measured"

@@ -1,13 +1,17 @@
-"""Writes what faults on purpose did, as two tables of text for the terminal, the page and the exports."""
+"""Writes what faults on purpose did, as two tables for the terminal, the page and the exports."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from collect import notation
+from collect.findings.answer_section import REPEATS, cell_column
 from collect.findings.injected_faults import LostWorkerEffect, StragglerEffect
-from collect.report.text_table import TextTable
 from collect.summary import Summary
+from shardlab.terminal import notation
+from shardlab.terminal.table import Column, Table
+
+Row = TypeVar("Row")
 
 TITLE = "Faults on purpose"
 NOTE = (
@@ -28,62 +32,55 @@ LOST_NOTE = (
 MOST_RANKS = 8  # the most ranks whose waiting is written
 
 
-def fault_tables(summary: Summary) -> list[TextTable]:
-    """The tables of slowed ranks and of lost workers that have rows."""
-    labels = summary.labels_by_cell
-    slowed_rows = [_straggler_row(effect, labels[effect.cell]) for effect in summary.slowed]
-    lost_rows = [_lost_worker_row(effect, labels[effect.cell]) for effect in summary.lost]
-    all_tables = [
-        TextTable(
-            "slowed",
-            "Ranks that were slowed on purpose",
-            ["Cell", "n", "Delay of a step (ms)", "Found", "Throughput by the slowest rank (units/s)",
-             "By each rank's own time (units/s)",
-             "Waiting of ranks 0, 1, ... (ms)", "Staleness, mean"],
-            slowed_rows,
-            frozenset({1, 2, 4, 5, 7}),
+def fault_tables(summary: Summary, labels: Mapping[str, str]) -> list[Table[Any]]:
+    """The tables of slowed ranks and of lost workers that have rows. labels: {id of a cell: its label}."""
+    slowed: list[Column[StragglerEffect]] = [
+        cell_column(labels),
+        REPEATS,
+        Column("Delay of a step", lambda effect: effect.delay_ms, "ms", digits=3),
+        Column("Found", lambda effect: "" if effect.found is None else f"rank {effect.found}"),
+        _compared_column(
+            "Throughput by the slowest rank",
+            "units/s",
+            lambda effect: (effect.throughput_per_s, effect.ordinary_throughput_per_s),
         ),
-        TextTable(
-            "lost",
-            "Workers that were lost on purpose",
-            ["Cell", "State", "n", "Before (units/s)", "After (units/s)", "Not seen (units)", "Not seen (%)", "Last step",
-             "Loss (nats)"],
-            lost_rows,
-            frozenset(range(2, 9)),
+        _compared_column(
+            "By each rank's own time",
+            "units/s",
+            lambda effect: (effect.rank_throughput_per_s, effect.ordinary_rank_throughput_per_s),
         ),
-    ]  # fmt: skip
+        Column("Waiting of ranks 0, 1, ...", _waiting_text, "ms", is_number=False),
+        _compared_column("Staleness, mean", "", lambda effect: (effect.staleness_mean, effect.ordinary_staleness_mean)),
+    ]
+    lost: list[Column[LostWorkerEffect]] = [
+        cell_column(labels),
+        Column("State", lambda effect: effect.state, state=lambda effect: effect.state),
+        REPEATS,
+        Column("Before", lambda effect: effect.before_per_s, "units/s"),
+        Column("After", lambda effect: effect.after_per_s, "units/s"),
+        Column("Not seen", lambda effect: effect.unseen_units, "units"),
+        Column("Not seen", lambda effect: effect.unseen_pct, "%", digits=3),
+        Column("Last step", lambda effect: effect.last_step),
+        _compared_column("Loss", "nats", lambda effect: (effect.last_loss, effect.ordinary_loss)),
+    ]
+    all_tables: list[Table[Any]] = [
+        Table("Ranks that were slowed on purpose", slowed, summary.slowed, "slowed", SLOWED_NOTE),
+        Table("Workers that were lost on purpose", lost, summary.lost, "lost", LOST_NOTE),
+    ]
     return [table for table in all_tables if table.rows]
 
 
-def _straggler_row(effect: StragglerEffect, label: str) -> list[str]:
+def _waiting_text(effect: StragglerEffect) -> str:
     waiting = [notation.format_number(ms, 2) for ms in effect.waiting_ms[:MOST_RANKS]]
-    waiting += ["..."] if len(effect.waiting_ms) > MOST_RANKS else []
-    return [
-        label,
-        str(effect.n),
-        notation.format_number(effect.delay_ms, 3),
-        "" if effect.found is None else f"rank {effect.found}",
-        _with_ordinary_value(effect.throughput_per_s, effect.ordinary_throughput_per_s),
-        _with_ordinary_value(effect.rank_throughput_per_s, effect.ordinary_rank_throughput_per_s),
-        ", ".join(waiting),
-        _with_ordinary_value(effect.staleness_mean, effect.ordinary_staleness_mean),
-    ]
+    return ", ".join([*waiting, "..."] if len(effect.waiting_ms) > MOST_RANKS else waiting)
 
 
-def _lost_worker_row(effect: LostWorkerEffect, label: str) -> list[str]:
-    numbers: Sequence[float | None] = (effect.before_per_s, effect.after_per_s, effect.unseen_units)
-    return [
-        label,
-        effect.state,
-        str(effect.n),
-        *("" if value is None else notation.format_number(value) for value in numbers),
-        "" if effect.unseen_pct is None else notation.format_number(effect.unseen_pct, 3),
-        "" if effect.last_step is None else str(effect.last_step),
-        _with_ordinary_value(effect.last_loss, effect.ordinary_loss),
-    ]
+def _compared_column(heading: str, unit: str, get_values: Callable[[Row], tuple[float | None, float | None]]) -> Column[Row]:
+    """A column of values, and in brackets the value of the same cell without the fault. get_values: both values of a row."""
 
+    def make_text(row: Row) -> str:
+        value, ordinary = get_values(row)
+        text = "" if value is None else notation.format_number(value)
+        return f"{text} ({notation.format_number(ordinary)})".strip() if ordinary is not None else text
 
-def _with_ordinary_value(value: float | None, ordinary: float | None) -> str:
-    """A value, and in brackets the value of the cell without the fault."""
-    text = "" if value is None else notation.format_number(value)
-    return f"{text} ({notation.format_number(ordinary)})".strip() if ordinary is not None else text
+    return Column(heading, make_text, unit, is_number=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from markupsafe import Markup
 
-from collect import figure, notation
+from collect import figure
 from collect.figures import (
     allocator,
     bubble,
@@ -28,8 +28,9 @@ from collect.figures import (
     training,
     why_slower,
 )
-from collect.findings import columns
-from collect.findings.columns import Column
+from collect.findings import columns, trace_answers, trace_details, trace_tables
+from collect.findings.answer_section import AnswerSection
+from collect.findings.columns import CellTables
 from collect.findings.row import CellRow
 from collect.metric import all_metrics
 from collect.reading.load import Loaded
@@ -41,15 +42,16 @@ from collect.report import (
     provenance,
     report_start,
     score_text,
+    section_tables,
     study_tables,
-    terminal,
     truncation,
     verdict_text,
 )
 from collect.summary import Summary
 from shardlab import __version__
 from shardlab.matrix import citation
-from shardlab.terminal import printable
+from shardlab.terminal import notation, printable
+from shardlab.terminal.table import Column, Table
 from templates import render_page
 
 TEMPLATE = "report/index.html.j2"
@@ -99,6 +101,7 @@ SECTIONS = {
     "reading": "Definitions of the metrics",
     "cite": "How to cite",
 }
+TRACE_ANSWERS = trace_answers.SECTIONS | trace_details.SECTIONS | trace_tables.SECTIONS  # by the list of the summary
 MOST_VALUES = 24  # a key with more values gets no check boxes; the search field finds its values
 LEAST_ROWS = 4  # a table with fewer rows gets no tools: the reader sees all of it at once
 
@@ -143,10 +146,14 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> s
     headline, head_to_head, figures = _draw_and_divide_figures(loaded, summary)
     reported = verdict_text.reported_lines(summary, label_by_cell)
     index_by_cell = {row.id: index for index, row in enumerate(short_summary.rows)}
+    runs_path = Path(os.path.relpath(runs_folder, folder)).as_posix()
     return render_page(
         TEMPLATE,
         printable.clean,
         summary=short_summary,
+        trace_answers=make_trace_answers(short_summary, label_by_cell),
+        faults_note=fault_text.NOTE,
+        section_tables=section_tables.make_section_tables(short_summary, label_by_cell),
         whole=summary,
         version=__version__,
         created=notation.format_time(summary.created_s),
@@ -155,24 +162,23 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> s
         dark=palette.DARK,
         labels=[label_by_cell[row.id] for row in short_summary.rows],
         label_of=label_by_cell,
+        link_to=lambda name: _find_address(name, index_by_cell, runs_path),
         few_cells=FEW_CELLS,
         place_of=index_by_cell,
         text=verdict_text,
-        scores=score_text,
-        faults=fault_text,
         reported=reported,
         redrawn=study_tables.redraw(summary.reported),
         remarks_of=lambda places: study_tables.make_footnotes(summary.reported, [line.own for line in reported], places),
         metric_heading=study_tables.metric_heading,
         tables=printed_text,
         table=table,
-        facets=make_facets(table.columns, short_summary.rows),
+        facets=make_facets(table.main.columns, short_summary.rows),
         facets_of_row=_encode_facets_of_row,
         least_rows=LEAST_ROWS,
-        runs_path=Path(os.path.relpath(runs_folder, folder)).as_posix(),
-        run_columns=_run_columns(table.columns),
+        runs_path=runs_path,
+        run_columns=_run_columns(table.main.columns),
         run_value=_format_run_value,
-        state_class=_state_class,
+        state_class=columns.find_notable_state,
         place_of_runs={cell.id: provenance.cell_provenance(cell) for cell in loaded.cells if cell.id in index_by_cell},
         figures=figures,
         headline=headline,
@@ -184,13 +190,22 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> s
         number=notation.format_number,
         places=provenance.run_properties(loaded),
         hosts=provenance.host_descriptions(loaded),
-        worst=provenance.worst_coverage(summary),
-        traffic=provenance.traffic_rows(summary),
+        record_tables=provenance.make_record_tables(summary),
         citations=_citations(summary),
         metrics=all_metrics(),
         defined={metric.name for metric in all_metrics()},
         plotly=Markup(plotly_script()),
     )
+
+
+def _find_address(name: str, index_by_cell: Mapping[str, int], runs_path: str) -> str:
+    """The address of the runs of a cell on the page, or of the folder of a run; "" if the page shows no runs of the cell.
+
+    name: the id of the cell, or the id of the run followed by a slash.
+    """
+    if name.endswith("/"):
+        return f"{runs_path}/{name}"
+    return f"#runs-{index_by_cell[name]}" if name in index_by_cell else ""
 
 
 def _draw_and_divide_figures(
@@ -204,7 +219,7 @@ def _draw_and_divide_figures(
     return headline, head_to_head, [drawn_figure for drawn_figure in other_figures if drawn_figure.kind != "head_to_head"]
 
 
-def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.Table) -> list[tuple[str, str]]:
+def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: CellTables) -> list[tuple[str, str]]:
     """(name, title) of the sections of the page that are not empty."""
     contents: dict[str, Sequence[Any]] = {
         "figures": figures,
@@ -220,21 +235,20 @@ def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: columns.T
         "searches": summary.searches,
         "faults": [*summary.slowed, *summary.lost],
         "choices": choice_text.shown_families(summary),
-        "traces": [
-            *summary.rounding,
-            *summary.collectives,
-            *summary.waiting,
-            *summary.steps,
-            *summary.operators,
-            *summary.idle,
-            *summary.phases,
-            *summary.layers,
-            *summary.device_memory,
-            *summary.matrix_products,
-            *summary.attention,
-        ],
+        "traces": [rows for name in TRACE_ANSWERS for rows in getattr(summary, name)],
     }
     return [(name, title) for name, title in SECTIONS.items() if contents.get(name, [title])]
+
+
+def make_trace_answers(summary: Summary, labels: Mapping[str, str]) -> list[tuple[str, AnswerSection, list[Table[Any]]]]:
+    """The answers of traces that have rows: (name of their list in the summary, how the page shows them, their tables).
+
+    labels: {id of a cell: its label}."""
+    return [
+        (name, section, section.make_tables(rows, labels))
+        for name, section in TRACE_ANSWERS.items()
+        if (rows := getattr(summary, name))
+    ]
 
 
 def _citations(summary: Summary) -> list[tuple[str, str]]:
@@ -322,7 +336,7 @@ def _script_json(value: Any) -> Markup:
     return Markup(text)
 
 
-def _run_columns(table_columns: Sequence[Column]) -> list[Column]:
+def _run_columns(table_columns: Sequence[Column[CellRow]]) -> list[Column[CellRow]]:
     """The columns of the table of cells that the table of runs has too."""
     return [column for column in table_columns if column.name in ("throughput_per_s", "step_time_ms", "final_loss")]
 
@@ -331,16 +345,7 @@ def _format_run_value(metrics: dict[str, float], name: str) -> str:
     return notation.format_number(metrics[name]) if name in metrics else ""
 
 
-def _state_class(row: CellRow) -> str:
-    """The state that decides the colour of a row of the table of cells.
-
-    It is the first state of `terminal.STYLES` that any run of the cell has, else the first state of the runs.
-    """
-    known_states = [state for state in terminal.STYLES if state in row.states]
-    return known_states[0] if known_states else next(iter(row.states), "unknown")
-
-
-def make_facets(columns: Sequence[Column], rows: Sequence[CellRow]) -> list[Facet]:
+def make_facets(columns: Sequence[Column[CellRow]], rows: Sequence[CellRow]) -> list[Facet]:
     """The facets of the rows: each key that identifies the cells and has few values, and the states of the runs.
 
     columns, rows: those of the summary table. The columns before `state` are the keys that identify the cells.
@@ -351,7 +356,7 @@ def make_facets(columns: Sequence[Column], rows: Sequence[CellRow]) -> list[Face
             states = [" and ".join(row.states) for row in rows]
             facets.append(Facet(column.heading, states, list(dict.fromkeys(states))))
             break
-        values = [str(cell) for cell in column.cells]
+        values = [str(column.text(row)) for row in rows]
         choices = list(dict.fromkeys(filter(None, values)))
         facets.append(Facet(column.heading, values, sorted(choices, key=float) if column.is_number else choices))
     return [facet for facet in facets if 1 < len(facet.choices) <= MOST_VALUES]

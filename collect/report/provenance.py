@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from collect import notation
+from collect.findings.traffic import HostTraffic, RunTraffic
 from collect.loading.loaded_run import LoadedRun
 from collect.loading.records import NO_FOLDER
 from collect.reading.load import Loaded, LoadedCell
 from collect.summary import Summary
 from collect.verdicts import reasons
+from shardlab.terminal import notation
+from shardlab.terminal.table import Column, Table
 
 
 class RunProvenance(msgspec.Struct, frozen=True):
@@ -132,36 +135,55 @@ def host_descriptions(loaded: Loaded) -> list[tuple[str, list[tuple[str, str]]]]
 MOST_TRAFFIC = 100  # the most runs that the table of traffic shows; summary.json contains all runs
 
 
-def worst_coverage(summary: Summary) -> list[tuple[str, int, int, str, str, int]]:
-    """How complete the telemetry of each host is, over all runs on the host.
+class HostCoverage(NamedTuple):
+    """How complete the telemetry of a host is, over all runs on the host."""
 
-    Returns a list of (host, number of runs, number of samples, lowest coverage, longest time without a sample, number of runs
-    whose telemetry does not cover all timed steps).
-    """
+    host: str
+    runs: int
+    samples: int
+    lowest_pct: float | None
+    """The lowest share of the timed steps of a run that telemetry covers."""
+    largest_gap_s: float | None
+    """The longest time without a sample."""
+    incomplete: int
+    """The number of runs whose telemetry does not cover all timed steps."""
+
+
+def make_record_tables(summary: Summary) -> list[Table[Any]]:
+    """The tables of the quality of the records that have rows: how complete the telemetry of each host is, and the traffic."""
+    tables: list[Table[Any]] = [_make_coverage_table(summary), _make_traffic_table(summary)]
+    return [table for table in tables if table.rows]
+
+
+def _make_coverage_table(summary: Summary) -> Table[HostCoverage]:
     rows = []
     for host in dict.fromkeys(entry.host for entry in summary.telemetry):
         entries = [entry for entry in summary.telemetry if entry.host == host]
         shares = [entry.coverage_pct for entry in entries if entry.coverage_pct is not None]
         gaps = [entry.largest_gap_s for entry in entries if entry.largest_gap_s is not None]
-        lowest = f"{notation.format_number(min(shares), 3)} %" if shares else ""
-        largest = f"{notation.format_number(max(gaps), 2)} s" if gaps else ""
-        incomplete = sum(bool(entry.incomplete) for entry in entries)
-        rows.append((host, len(entries), sum(entry.samples for entry in entries), lowest, largest, incomplete))
-    return rows
+        samples, incomplete = sum(entry.samples for entry in entries), sum(bool(entry.incomplete) for entry in entries)
+        rows.append(HostCoverage(host, len(entries), samples, min(shares, default=None), max(gaps, default=None), incomplete))
+    columns: list[Column[HostCoverage]] = [
+        Column("Telemetry of host", lambda row: row.host),
+        Column("Runs", lambda row: row.runs),
+        Column("Samples", lambda row: row.samples),
+        Column("Lowest coverage of a timed window", lambda row: row.lowest_pct, "%", digits=3),
+        Column("Largest gap", lambda row: row.largest_gap_s, "s", digits=2),
+        Column("Incomplete", lambda row: row.incomplete or None, "runs"),
+    ]
+    return Table("Coverage of telemetry", columns, rows)
 
 
-def traffic_rows(summary: Summary) -> list[tuple[str, str, str, str, str, str]]:
-    """The network traffic of the first MOST_TRAFFIC runs, one row per run and host.
-
-    Returns a list of (run, host, interface, share of the host's traffic on this interface, whether RDMA was used, how this is
-    known).
-    """
-    rows = []
-    for entry in summary.traffic[:MOST_TRAFFIC]:
-        rdma = {True: "yes", False: "no", None: "unknown"}[entry.rdma]
-        for host in entry.hosts:
-            share = f"{host.share_pct:.0f} %"
-            rows.append((entry.run, host.host, f"{host.interface} ({host.kind})", share, rdma, entry.why))
-        if not entry.hosts:
-            rows.append((entry.run, "", "unknown", "", rdma, entry.why))
-    return rows
+def _make_traffic_table(summary: Summary) -> Table[tuple[RunTraffic, HostTraffic | None]]:
+    """The network traffic of the first MOST_TRAFFIC runs, one row per run and host."""
+    columns: list[Column[tuple[RunTraffic, HostTraffic | None]]] = [
+        Column("Traffic of run", lambda row: row[0].run),
+        Column("Host", lambda row: row[1].host if row[1] else "", is_number=False),
+        Column("Interface with the most", lambda row: f"{row[1].interface} ({row[1].kind})" if row[1] else "unknown"),
+        Column("Share of all interfaces", lambda row: round(row[1].share_pct) if row[1] else None, "%"),
+        Column("RDMA", lambda row: {True: "yes", False: "no", None: "unknown"}[row[0].rdma]),
+        Column("Known from", lambda row: row[0].why, is_number=False),
+    ]
+    no_host: list[HostTraffic | None] = [None]
+    rows = [(run, host) for run in summary.traffic[:MOST_TRAFFIC] for host in run.hosts or no_host]
+    return Table("Traffic", columns, rows, note="Traffic: of all programs of the host, in the timed steps.")

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-from collect import notation
 from collect.choices.contest import Contest
 from collect.choices.standing import Standing
 from collect.metric import all_metrics
@@ -16,6 +15,7 @@ from collect.report.choice_text import ChoiceText
 from collect.summary import Summary
 from collect.verdicts.claims import ClaimPart, Verdict
 from collect.verdicts.reasons import named_places
+from shardlab.terminal import notation
 
 MARKS = {"reproduced": "✓", "contradicted": "✗", "undecided": "?", "ambiguous": "?", "not run": "–"}
 MOST_PRINTED = 2  # the most numbers of the study that are shown beside one claim

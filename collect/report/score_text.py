@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collect import notation
 from collect.findings.prediction_scores import PredictionScore
+from shardlab.terminal import notation
+from shardlab.terminal.table import Column, Table
 
 TITLE = "Predictions against measurements, per step"
-HEADINGS = ["Strategy", "Category", "n", "Predicted", "Measured", "Ratio", "Ratio from", "Ratio to", "Error (%)", "In range"]
-NUMBERS = frozenset(range(2, len(HEADINGS)))  # the indexes of the columns that contain numbers and are aligned to the right
 NOTE = (
     "Medians over the runs that have a prediction from before their submission. Predicted and measured are blank if these runs "
     "are of several workloads. Ratio: measured over predicted. Error: the mean distance of a measurement from its likely "
@@ -19,21 +18,21 @@ NOTE = (
 )
 
 
-def score_rows(scores: Sequence[PredictionScore]) -> list[list[str]]:
-    """The rows of the table of scores: one row for each score, with one text for each column of HEADINGS."""
-    return [
-        [
-            score.strategy,
-            score.category,
-            str(score.n),
-            _size_text(score.predicted, score.unit),
-            _size_text(score.measured, score.unit),
-            *(notation.format_number(ratio, 3) for ratio in (score.ratio, score.ratio_low, score.ratio_high)),
-            notation.format_number(score.error_pct, 2),
-            f"{score.within} of {score.n}",
-        ]
-        for score in scores
+def make_score_table(scores: Sequence[PredictionScore]) -> Table[PredictionScore]:
+    """The table of scores: one row for each strategy and category."""
+    columns: list[Column[PredictionScore]] = [
+        Column("Strategy", lambda score: score.strategy, is_number=False),
+        Column("Category", lambda score: score.category, is_number=False),
+        Column("n", lambda score: score.n),
+        Column("Predicted", lambda score: _size_text(score.predicted, score.unit), is_number=True),
+        Column("Measured", lambda score: _size_text(score.measured, score.unit), is_number=True),
+        Column("Ratio", lambda score: score.ratio, digits=3),
+        Column("Ratio from", lambda score: score.ratio_low, digits=3),
+        Column("Ratio to", lambda score: score.ratio_high, digits=3),
+        Column("Error", lambda score: score.error_pct, "%", digits=2),
+        Column("In range", lambda score: f"{score.within} of {score.n}", is_number=True),
     ]
+    return Table(TITLE, columns, scores, "predictions", NOTE)
 
 
 def _size_text(value: float | None, unit: str) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
-from collect import notation
-from collect.findings import columns, searches
+import msgspec
+
+from collect.findings import columns
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
-from collect.report import choice_text, fault_text, score_text, truncation, verdict_text
+from collect.report import choice_text, fault_text, score_text, text_tables, truncation, verdict_text
 from collect.summary import Summary
+from shardlab.terminal import notation
 from shardlab.terminal.console import Output
-
-STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red", "node_fail": "red", "hung": "red"}
+from shardlab.terminal.table import Table
 
 
 def print_summary(output: Output, summary: Summary) -> None:
@@ -22,13 +24,11 @@ def print_summary(output: Output, summary: Summary) -> None:
     table = columns.make_table(all_rows, summary.rows)
     common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in table.common)
     title = f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
-    styles = [next((STYLES[state] for state in row.states if state in STYLES), "") for row in summary.rows]
-    _print_table(output, f"{title} ({common_values})" if common_values else title, table.columns, styles, range(len(styles)))
+    full_title = f"{title} ({common_values})" if common_values else title
+    output.show_table(msgspec.structs.replace(table.main, title=full_title))
     for other_table in table.further:
-        _print_table(output, other_table.title.lower(), other_table.columns, styles, other_table.rows)
-    if summary.searches:
-        search_rows = [search.texts for search in summary.searches]
-        output.print_table(searches.TITLE.lower(), list(searches.HEADINGS), search_rows)
+        _show_further(output, other_table)
+    _show_further(output, text_tables.make_searches_table(summary.searches))
     output.print_line(f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}.")
     for remark in summary.remarks:
         output.print_line(remark, style="yellow")
@@ -40,13 +40,11 @@ def print_summary(output: Output, summary: Summary) -> None:
         output.print_line(losses_sentence(comparison, labels))
     for cost in summary.instruments:
         output.print_line(instrument_sentence(cost, labels))
-    for faults in fault_text.fault_tables(summary):
-        output.print_table(faults.title.lower(), faults.headings, faults.rows)
-    if summary.predictions:
-        output.print_table(score_text.TITLE.lower(), score_text.HEADINGS, score_text.score_rows(summary.predictions))
+    for other_table in (*fault_text.fault_tables(summary, labels), score_text.make_score_table(summary.predictions)):
+        _show_further(output, other_table)
     for failure in summary.failures:
         text = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
-        output.print_line(f"{failure.state}: {text}", STYLES.get(failure.state))
+        output.print_line(f"{failure.state}: {text}", columns.STATE_STYLES.get(failure.state))
     for outlier in summary.outliers:
         value, median = (notation.format_number(number) for number in (outlier.value, outlier.median))
         output.print_line(f"outlier, not removed: {outlier.run}: {outlier.metric} {value}, the median is {median}", "yellow")
@@ -81,9 +79,8 @@ def print_claims(output: Output, summary: Summary) -> None:
     """Print one row for each claim of the study, with its verdict. Prints nothing if the study has no claims."""
     if not summary.verdicts:
         return
-    rows = [[verdict.id, verdict_text.verdict_label(verdict), verdict.says] for verdict in summary.verdicts]
-    styles = [verdict_text.STYLES[verdict.verdict] for verdict in summary.verdicts]
-    output.print_table(verdict_text.verdict_counts(summary), ["Claim", "Verdict", "What the study says"], rows, styles)
+    claims = text_tables.make_claims_table(summary)
+    output.show_table(msgspec.structs.replace(claims, title=verdict_text.verdict_counts(summary), columns=claims.columns[:3]))
     for caution in verdict_text.verdict_cautions(summary):
         output.print_line(caution, style="yellow")
 
@@ -107,28 +104,17 @@ def print_verdicts(output: Output, summary: Summary) -> None:
         for note in verdict.notes if verdict.verdict == "contradicted" else ():
             output.print_line(f"  note on the same place in the study: {note}")
     if summary.reported:
-        lines = verdict_text.reported_lines(summary, summary.labels_by_cell)
-        fields = ("where", "cell", "metric", "printed", "measured", "spread", "n", "ratio", "agrees", "remarks")
-        rows = [[str(getattr(line, field)) for field in fields] for line in lines]
-        headings = ["Where", "Cell", "Metric", "Reported", "Measured", "95 % interval", "n", "Ratio", "", "Why"]
-        output.print_table(verdict_text.reported_counts(summary), headings, rows)
+        reported = text_tables.make_reported_table(summary)
+        output.show_table(msgspec.structs.replace(reported, title=verdict_text.reported_counts(summary)))
         if verdict_text.uses_pooled_noise(summary):
             output.print_line("intervals of fewer than three repeats are from the noise of all repeated cells of this matrix")
         for reason in verdict_text.join_assumed_reasons(verdict_text.common_reasons(summary)):
             output.print_line(f"for all of them: {reason}")
 
 
-def _print_table(
-    output: Output, title: str, table_columns: Sequence[columns.Column], styles: Sequence[str], row_indexes: Iterable[int]
-) -> None:
-    """Print a table of cells.
-
-    table_columns: the columns of the table. styles: a style for each row of the summary. row_indexes: the indexes of the rows
-    that are printed."""
-    headings = [column.heading_with_unit for column in table_columns]
-    indexes = list(row_indexes)
-    rows = [[str(column.cells[index]) for column in table_columns] for index in indexes]
-    output.print_table(title, headings, rows, [styles[index] for index in indexes])
+def _show_further(output: Output, table: Table[Any]) -> None:
+    if table.rows:
+        output.show_table(msgspec.structs.replace(table, title=table.title.lower()))
 
 
 def losses_sentence(comparison: LossComparison, labels: Mapping[str, str]) -> str:

@@ -1,20 +1,16 @@
-"""Turns a summary into tables of text for the exports, with the same columns and the same rounding as in the terminal."""
+"""Turns a summary into tables, which the terminal, the page and the exports show with the same columns and rounding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-from collect.findings import searches
-from collect.findings.columns import Column
+from collect.findings.searches import SearchResult
 from collect.report import fault_text, score_text, verdict_text
-from collect.report.text_table import TextTable
 from collect.report.verdict_text import ReportedLine
 from collect.summary import Summary
-
-_REPORTED = {
-    "where": "Where", "cell": "Cell", "metric": "Metric", "printed": "Reported", "measured": "Measured",
-    "spread": "95 % interval", "n": "n", "ratio": "Ratio", "agrees": "", "remarks": "Why",
-}  # fmt: skip
+from collect.verdicts.claims import Verdict
+from shardlab.terminal.table import Column, Table
 
 
 def report_title(summary: Summary) -> str:
@@ -29,52 +25,65 @@ def general_remarks(summary: Summary) -> list[str]:
     return [*([f"all cells: {common_values}"] if common_values else []), spread, *summary.remarks]
 
 
-def make_text_tables(summary: Summary) -> list[TextTable]:
+def make_text_tables(summary: Summary) -> list[Table[Any]]:
     """The tables of a summary that have rows.
 
     They are: cells, other measurements, faults on purpose, searches, the score of the planner's predictions, claims, and
     reported numbers.
     """
-    table = summary.table
     candidates = [
-        _columns_table("summary", "Cells", table.columns, range(len(summary.rows))),
-        *(_columns_table(entry.name, entry.title, entry.columns, entry.rows) for entry in table.further),
-        *fault_text.fault_tables(summary),
-        _searches_table(summary),
-        TextTable(
-            "predictions", score_text.TITLE, score_text.HEADINGS, score_text.score_rows(summary.predictions), score_text.NUMBERS
-        ),
-        _claims_table(summary),
-        _reported_table(summary),
+        *(summary.table.main, *summary.table.further),
+        *fault_text.fault_tables(summary, summary.labels_by_cell),
+        make_searches_table(summary.searches),
+        score_text.make_score_table(summary.predictions),
+        make_claims_table(summary),
+        make_reported_table(summary),
     ]
-    return [text_table for text_table in candidates if text_table.rows]
+    return [table for table in candidates if table.rows]
 
 
-def _columns_table(name: str, title: str, columns: Sequence[Column], row_indexes: Iterable[int]) -> TextTable:
-    """A table with these columns. row_indexes: the indexes of the rows of the summary that the table contains."""
-    headings = [column.heading_with_unit for column in columns]
-    rows = [[str(column.cells[index]) for column in columns] for index in row_indexes]
-    return TextTable(name, title, headings, rows, frozenset(index for index, entry in enumerate(columns) if entry.is_number))
+def make_searches_table(searches: Sequence[SearchResult]) -> Table[SearchResult]:
+    """The searches for a batch size: what each search found, and the sizes that it tried."""
+    columns: list[Column[SearchResult]] = [
+        Column("Cell", lambda search: search.name, is_number=False),
+        Column("Searched", lambda search: search.searched, is_number=False),
+        Column("Repeat", lambda search: search.repeat),
+        Column("Found", lambda search: search.says, is_number=False),
+        Column("Tries", lambda search: search.path, is_number=False, is_sentence=True),
+    ]
+    return Table("Searches for a batch size", columns, searches, "searches")
 
 
-def _searches_table(summary: Summary) -> TextTable:
-    rows = [search.texts for search in summary.searches]
-    return TextTable("searches", searches.TITLE, list(searches.HEADINGS), rows, frozenset({2}), frozenset({4}))
-
-
-def _claims_table(summary: Summary) -> TextTable:
+def make_claims_table(summary: Summary) -> Table[Verdict]:
+    """The claims of the study with their verdicts."""
     title = (
         ". ".join([verdict_text.verdict_counts(summary), *verdict_text.verdict_cautions(summary)]) if summary.verdicts else ""
     )
-    rows = [[entry.id, verdict_text.verdict_label(entry), entry.says, entry.where, entry.why] for entry in summary.verdicts]
-    return TextTable("claims", title, ["Claim", "Verdict", "What the study says", "Where", "Why"], rows, long=frozenset({2, 4}))
+    columns: list[Column[Verdict]] = [
+        Column("Claim", lambda verdict: verdict.id, is_number=False),
+        Column("Verdict", verdict_text.verdict_label, is_number=False),
+        Column("What the study says", lambda verdict: verdict.says, is_number=False, is_sentence=True),
+        Column("Where", lambda verdict: verdict.where, is_number=False),
+        Column("Why", lambda verdict: verdict.why, is_number=False, is_sentence=True),
+    ]
+    styles = [verdict_text.STYLES[verdict.verdict] for verdict in summary.verdicts]
+    return Table(title, columns, summary.verdicts, "claims", styles=styles)
 
 
-def _reported_table(summary: Summary) -> TextTable:
-    lines: list[ReportedLine] = verdict_text.reported_lines(summary, summary.labels_by_cell)
+def make_reported_table(summary: Summary) -> Table[ReportedLine]:
+    """The numbers that the study prints, each beside the measured number."""
     common_reasons = verdict_text.join_assumed_reasons(verdict_text.common_reasons(summary))
-    caption = ". ".join([verdict_text.reported_counts(summary), *(f"For all of them: {reason}" for reason in common_reasons)])
-    rows = [[str(getattr(line, field)) for field in _REPORTED] for line in lines]
-    column_index = {field: index for index, field in enumerate(_REPORTED)}
-    numbers = frozenset(column_index[field] for field in ("printed", "measured", "n", "ratio"))
-    return TextTable("reported", caption, list(_REPORTED.values()), rows, numbers, frozenset({column_index["remarks"]}))
+    title = ". ".join([verdict_text.reported_counts(summary), *(f"For all of them: {reason}" for reason in common_reasons)])
+    columns: list[Column[ReportedLine]] = [
+        Column("Where", lambda line: line.where, is_number=False),
+        Column("Cell", lambda line: line.cell, is_number=False),
+        Column("Metric", lambda line: line.metric, is_number=False),
+        Column("Reported", lambda line: line.printed, is_number=True),
+        Column("Measured", lambda line: line.measured, is_number=True),
+        Column("95 % interval", lambda line: line.spread, is_number=False),
+        Column("n", lambda line: line.n, is_number=True),
+        Column("Ratio", lambda line: line.ratio, is_number=True),
+        Column("", lambda line: line.agrees, is_number=False),
+        Column("Why", lambda line: line.remarks, is_number=False, is_sentence=True),
+    ]
+    return Table(title, columns, verdict_text.reported_lines(summary, summary.labels_by_cell), "reported")

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from collect import notation
 from collect.summary import Summary
 from collect.verdicts import reasons
 from collect.verdicts.claims import ClaimNumber, Verdict
 from collect.verdicts.printed_number import COUNTED
 from collect.verdicts.reported import ReportedResult
 from collect.verdicts.uncertain_number import ALONE, POOLED
+from shardlab.terminal import notation
 
 STYLES = {"reproduced": "green", "contradicted": "red", "undecided": "yellow", "ambiguous": "yellow", "not run": "dim"}
 CAUTION = "verdicts of a rehearsal show that claims can be judged, not whether they hold"

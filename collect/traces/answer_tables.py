@@ -1,181 +1,238 @@
-"""Prints the tables of `collect trace` that explain why a step takes as long as it does, such as waiting for slow ranks."""
+"""The tables of `collect trace`: how a run spends its profiled steps, and why a step takes as long as it does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from collect import notation
-from collect.traces.difference import StepDifference
+from collect.traces import attention, layers, matrix_products
+from collect.traces.answer_columns import (
+    ACHIEVED,
+    ATTENTION_COLUMNS,
+    MOST_LAYERS,
+    MOST_ROWS,
+    RATE_COLUMNS,
+    SIZE_COLUMNS,
+    mib_column,
+    ms_column,
+    name_column,
+    us_column,
+)
+from collect.traces.breakdown import Breakdown, EventTally
+from collect.traces.operators import OperatorDifference, operator_columns
 from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.run_answers import RunAnswers
+from shardlab.terminal import notation
 from shardlab.terminal.console import Output
+from shardlab.terminal.table import Column, Table
 
-MOST_ROWS = 12  # the most rows that a table shows; the JSON document contains all rows
-_MS = 1e6  # ns in a millisecond
+Entry = TypeVar("Entry")
 _NO_CAUSE = "idle time by cause: the traces hold no calls that launch kernels, so the causes are not known."
+_ALL_RANKS = "all ranks together"
+_RANK: Column[Any] = Column("Rank", lambda row: row[0].rank)  # of rows that are pairs of a rank and one of its entries
 
 
 def print_answer_tables(output: Output, answers: RunAnswers) -> None:
-    """Print tables of the collectives by process group, of waiting for slow ranks, of idle time by cause, and of phases.
-
-    If the waiting times or the causes of idle time are not known, a line says so in place of the table.
-    """
-    _print_collectives(output, answers)
-    _print_waits(output, answers)
-    _print_idle_causes(output, answers.ranks)
-    _print_phases(output, answers.ranks)
-
-
-def print_step_difference(output: Output, run: str, against: str, step: StepDifference) -> None:
-    """Print a table that divides the difference in time between two runs into parts. The sum of the parts is the difference.
-
-    run, against: the names of the two runs, for the title of the table.
-    """
-    difference_ns = step.difference_ns
-    rows = [
-        [
-            part.label,
-            *(ms_text(ns) for ns in (part.time_ns, part.against_ns)),
-            signed_ms_text(part.difference_ns),
-            percent_text(part.difference_ns, difference_ns),
-        ]
-        for part in step.parts
-        if part.difference_ns
-    ]
-    change = [signed_ms_text(difference_ns), percent_text(difference_ns, difference_ns)]
-    rows.append([f"whole {step.per}", ms_text(step.time_ns), ms_text(step.against_ns), *change])
-    faster = "slower" if difference_ns > 0 else "faster" if difference_ns < 0 else "as fast"
-    output.print_table(
-        f"why {run} is {faster} than {against}: mean {step.per}, parts sum to the difference"
-        if difference_ns
-        else f"{run} and {against}: mean {step.per}",
-        ["Part", "Time (ms)", "Against (ms)", "Difference (ms)", "Share (%)"],
-        rows,
+    """Print the tables that explain the time of a step. Where data is missing, a line says so, or says how to record it."""
+    ranks = answers.ranks
+    waits, causes = make_waits_table(answers), make_idle_table(ranks)
+    tables = (
+        *(make_collectives_table(answers), waits, causes, make_phases_table(ranks)),
+        *(make_layers_table(ranks), make_memory_table(ranks), make_products_table(ranks), make_attention_table(ranks)),
     )
+    for table in tables:
+        if table.rows:
+            output.show_table(table)
+        if table.note:
+            output.print_line(table.note)
+    _print_missing_details(output, ranks)
 
 
-def _print_collectives(output: Output, answers: RunAnswers) -> None:
-    uses = answers.collectives
-    if not uses:
-        return
-    rows = [
-        [
-            use.collective,
-            use.group.label,
-            f"{use.calls:,}",
-            "" if use.message_bytes is None else notation.format_number(use.message_bytes / use.calls / notation.MIB),
-            "" if use.sent_bytes is None else notation.format_number(use.sent_bytes / notation.MIB),
-            ms_text(use.total_ns),
-            notation.format_number(use.total_ns / use.calls / 1000),
-            "" if use.transfer_ns is None else notation.format_number(use.transfer_ns / use.calls / 1000),
-            number_text(use.hidden_pct),
-            number_text(use.algorithm_gb_per_s),
-            number_text(use.bus_gb_per_s),
-            number_text(use.link_gb_per_s),
-            number_text(use.link_pct),
-        ]
-        for use in uses[:MOST_ROWS]
-    ]
-    columns = [
-        "Collective",
-        "Process group",
-        "Calls (n)",
-        "Message (MiB)",
-        "Sent (MiB)",
-        "Total (ms)",
-        "Mean (us)",
-        "Transfer (us)",
-    ]
-    columns += ["Hidden (%)", "Algorithm (GB/s)", "Bus (GB/s)", "Link (GB/s)", "Of link (%)"]
-    omitted_note = f"; {len(uses) - MOST_ROWS} more in --json" if len(uses) > MOST_ROWS else ""
-    output.print_table(f"collectives by process group, all ranks together{omitted_note}", columns, rows)
-    if any(use.message_bytes is None for use in uses):
-        output.print_line("blank bandwidth: the trace does not record the elements or the process group of each call.")
-
-
-def _print_waits(output: Output, answers: RunAnswers) -> None:
-    waits = answers.waits
-    if waits.why:
-        if answers.collectives:
-            output.print_line(f"waiting for slow ranks: not known, because {waits.why}.")
-        return
-    rows = [
-        [
-            str(rank_wait.rank),
-            f"{rank_wait.calls:,}",
-            f"{rank_wait.last:,}",
-            ms_text(rank_wait.waited_ns),
-            ms_text(rank_wait.lost_ns),
-            number_text(rank_wait.lost_pct),
-            ms_text(rank_wait.caused_ns),
-        ]
-        for rank_wait in waits.ranks
-    ]
-    slowest = waits.straggler
-    straggler_note = f"; rank {slowest.rank} lets the others wait the longest" if slowest else ""
-    output.print_table(
-        f"waiting for slow ranks: {number_text(waits.lost_pct)} % of the time is lost{straggler_note}",
-        ["Rank", "Calls (n)", "Started last (n)", "Waited (ms)", "Lost (ms)", "Lost (%)", "Others waited for it (ms)"],
-        rows,
+def _print_missing_details(output: Output, ranks: Sequence[RankAnalysis]) -> None:
+    kinds = (
+        ("modules", "stacks", any(analysis.layers for analysis in ranks)),
+        ("memory", "memory", any(analysis.memory for analysis in ranks)),
+        ("shapes of matrix products", "shapes", any(analysis.products for analysis in ranks)),
     )
-    if waits.unmatched:
+    missing = [(data, option) for data, option, is_recorded in kinds if not is_recorded]
+    if ranks and missing:
         output.print_line(
-            f"{waits.unmatched:,} calls are not matched over ranks: the ranks of the group called others in that step."
+            f"not recorded: {', '.join(data for data, _ in missing)}. "
+            f"`instruments: {{profile: {{{', '.join(f'{option}: true' for _, option in missing)}}}}}` records them."
         )
 
 
-def _print_idle_causes(output: Output, ranks: Sequence[RankAnalysis]) -> None:
-    ranks_with_causes = [(analysis, analysis.idle) for analysis in ranks if analysis.idle is not None]
-    if not ranks_with_causes:
-        if any(analysis.idle_ns for analysis in ranks):
-            output.print_line(_NO_CAUSE)
-        return
-    rows = [
-        [
-            "" if analysis.rank is None else str(analysis.rank),
-            ms_text(analysis.idle_ns),
-            ms_text(idle.host_ns),
-            ms_text(idle.communication_ns),
-            ms_text(idle.other_ns),
-            *(
-                ["", ""]
-                if analysis.launches is None
-                else [notation.format_number(ns / 1000) for ns in (analysis.launches.median_ns, analysis.launches.longest_ns)]
-            ),
-        ]
-        for analysis, idle in ranks_with_causes
+def make_collectives_table(answers: RunAnswers) -> Table[Any]:
+    """The collectives by process group, the longest total time first."""
+    uses = answers.collectives
+    columns: list[Column[Any]] = [
+        Column("Collective", lambda use: use.collective),
+        Column("Process group", lambda use: use.group.label, is_number=False),
+        Column("Calls", lambda use: use.calls),
+        mib_column("Message", lambda use: None if use.message_bytes is None else use.message_bytes / use.calls),
+        mib_column("Sent", lambda use: use.sent_bytes),
+        ms_column("Total", lambda use: use.total_ns),
+        us_column("Mean", lambda use: use.total_ns / use.calls),
+        us_column("Transfer", lambda use: None if use.transfer_ns is None else use.transfer_ns / use.calls),
+        *RATE_COLUMNS,
+        Column("Of link", lambda use: use.link_pct, "%"),
     ]
-    columns = ["Rank", "Idle (ms)", "Host launched nothing (ms)", "Waiting for communication (ms)", "Other (ms)"]
-    output.print_table("idle time by cause", [*columns, "Launch delay, median (us)", "longest (us)"], rows)
+    are_sizes_known = all(use.message_bytes is not None for use in uses)
+    note = "blank bandwidth: the trace does not record the elements or the process group of each call."
+    title = f"collectives by process group, {_ALL_RANKS}"
+    return Table(title, columns, uses, note="" if are_sizes_known else note, most_rows=MOST_ROWS)
 
 
-def _print_phases(output: Output, ranks: Sequence[RankAnalysis]) -> None:
-    rows = [
-        ["" if analysis.rank is None else str(analysis.rank), phase_time.phase]
-        + [ms_text(ns) for ns in (phase_time.host_ns, phase_time.device_ns, phase_time.compute_ns, phase_time.communication_ns)]
-        for analysis in ranks
-        for phase_time in analysis.phases
+def make_waits_table(answers: RunAnswers) -> Table[Any]:
+    """How long each rank waited for slow ranks. Without rows, the note says why this is not known."""
+    waits = answers.waits
+    columns: list[Column[Any]] = [
+        Column("Rank", lambda wait: wait.rank),
+        Column("Calls", lambda wait: wait.calls),
+        Column("Started last", lambda wait: wait.last),
+        ms_column("Waited", lambda wait: wait.waited_ns),
+        ms_column("Lost", lambda wait: wait.lost_ns),
+        Column("Lost", lambda wait: wait.lost_pct, "%"),
+        ms_column("Others waited for it", lambda wait: wait.caused_ns),
     ]
-    if rows:
-        columns = ["Rank", "Phase", "Host (ms)", "GPU (ms)", "Compute (ms)", "Communication (ms)"]
-        output.print_table("phases of the steps, by what launched the work", columns, rows)
+    if waits.why:
+        note = f"waiting for slow ranks: not known, because {waits.why}." if answers.collectives else ""
+        return Table("", columns, [], note=note)
+    slowest = waits.straggler
+    share = "" if waits.lost_pct is None else notation.format_number(waits.lost_pct)
+    title = f"waiting for slow ranks: {share} % of the time is lost"
+    title += f"; rank {slowest.rank} lets the others wait the longest" if slowest else ""
+    note = f"{waits.unmatched:,} calls are not matched over ranks: the ranks of the group called others in that step."
+    return Table(title, columns, waits.ranks, note=note if waits.unmatched else "")
 
 
-def ms_text(ns: float | None) -> str:
-    """A time in nanoseconds as a text in milliseconds; "" for None, which means that the time is not known."""
-    return "" if ns is None else notation.format_number(ns / _MS)
+def make_idle_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
+    """The idle time of each rank by cause. Without rows, the note says if the causes of idle time are not known."""
+    rows = [(analysis, analysis.idle, analysis.launches) for analysis in ranks if analysis.idle is not None]
+    columns: list[Column[Any]] = [
+        _RANK,
+        ms_column("Idle", lambda row: row[0].idle_ns),
+        ms_column("Host launched nothing", lambda row: row[1].host_ns),
+        ms_column("Waiting for communication", lambda row: row[1].communication_ns),
+        ms_column("Other", lambda row: row[1].other_ns),
+        us_column("Launch delay, median", lambda row: None if row[2] is None else row[2].median_ns),
+        us_column("Launch delay, longest", lambda row: None if row[2] is None else row[2].longest_ns),
+    ]
+    has_unknown_causes = not rows and any(analysis.idle_ns for analysis in ranks)
+    return Table("idle time by cause", columns, rows, note=_NO_CAUSE if has_unknown_causes else "")
 
 
-def signed_ms_text(ns: int) -> str:
-    """A difference in nanoseconds as a text in milliseconds, with + in front of a positive number."""
-    return f"{'+' if ns > 0 else ''}{notation.format_number(ns / _MS)}"
+def make_phases_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
+    """The phases of each rank."""
+    columns: list[Column[Any]] = [
+        _RANK,
+        Column("Phase", lambda row: row[1].phase),
+        ms_column("Host", lambda row: row[1].host_ns),
+        ms_column("GPU", lambda row: row[1].device_ns),
+        ms_column("Compute", lambda row: row[1].compute_ns),
+        ms_column("Communication", lambda row: row[1].communication_ns),
+    ]
+    return Table("phases of the steps, by what launched the work", columns, _pair(ranks, lambda rank: rank.phases))
 
 
-def percent_text(part: int, whole: int) -> str:
-    """A part of a difference in percent of the whole difference; "" if the whole difference is 0."""
-    return notation.format_number(100 * part / whole, 3) if whole else ""
+def make_layers_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
+    """The modules of the model, in the order of their first calls."""
+    columns: list[Column[Any]] = [
+        Column("Module", lambda layer: f"{'  ' * min(layer.depth, 12)}{layer.name}", is_number=False),
+        Column("Calls", lambda layer: layer.calls),
+        ms_column("Forward", lambda layer: layer.forward),
+        ms_column("Backward", lambda layer: layer.backward),
+        ms_column("Communication", lambda layer: layer.communication_ns),
+        ms_column("Host, forward", lambda layer: layer.forward_host_ns),
+        ms_column("Host, backward", lambda layer: layer.backward_host_ns),
+    ]
+    rows = layers.sum_layers(layer for rank in ranks for layer in rank.layers)
+    return Table(f"modules with all that they call, {_ALL_RANKS}", columns, rows, most_rows=MOST_LAYERS)
 
 
-def number_text(value: float | None) -> str:
-    """A number as text for a table, with four digits; "" for None, which means that the number is not known."""
-    return "" if value is None else notation.format_number(value, 4)
+def make_memory_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
+    """The memory of each device of each rank."""
+    columns: list[Column[Any]] = [
+        _RANK,
+        Column("Device", lambda row: row[1].device),
+        mib_column("At the start", lambda row: row[1].start_bytes),
+        mib_column("At the end", lambda row: row[1].end_bytes),
+        mib_column("Peak", lambda row: row[1].peak_bytes),
+        mib_column("Peak reserved", lambda row: row[1].peak_reserved_bytes),
+    ]
+    rows = _pair(ranks, lambda rank: rank.memory)
+    on_cpu = any(use.device == "cpu" for _, use in rows)
+    title = f"memory of the allocators in the profiled steps{'; cpu: since the recording began' if on_cpu else ''}"
+    return Table(title, columns, rows)
+
+
+def make_products_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
+    """The matrix products, the longest time first."""
+    products = matrix_products.sum_products(product for rank in ranks for product in rank.products)
+    flops, time_ns = sum(product.flops for product in products), sum(product.total_ns for product in products)
+    achieved = f": {notation.format_number(flops / time_ns / 1000)} TFLOP/s" if time_ns else ""
+    untimed = sum(product.untimed for product in products)
+    note = f"{untimed:,} more products have no recorded kernels, so their time is not known." if untimed else ""
+    columns = (*SIZE_COLUMNS, ms_column("Time", lambda product: product.total_ns), ACHIEVED)
+    return Table(f"matrix products, {_ALL_RANKS}{achieved}", columns, products, note=note, most_rows=MOST_ROWS)
+
+
+def make_attention_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
+    """The implementations of attention, the longest time first."""
+    uses = attention.sum_attention(use for rank in ranks for use in rank.attention)
+    columns = (*ATTENTION_COLUMNS, ms_column("Time", lambda use: use.total_ns))
+    return Table(f"attention, {_ALL_RANKS}", columns, uses, most_rows=MOST_ROWS)
+
+
+def make_breakdown_table(run: str, breakdowns: Sequence[Breakdown], *, like_hta: bool) -> Table[Breakdown]:
+    """The time of each rank by what it does. like_hta: whether the times are rounded as HolisticTraceAnalysis rounds them."""
+    rounding = "as HolisticTraceAnalysis rounds: whole microseconds, without the last profiler step" if like_hta else "exact"
+    columns: list[Column[Breakdown]] = [
+        Column("Rank", lambda breakdown: breakdown.rank),
+        Column("Source", lambda breakdown: breakdown.source),
+        Column("Steps", lambda breakdown: breakdown.steps),
+        ms_column("Span", lambda breakdown: breakdown.span_ns),
+        ms_column("Compute", lambda breakdown: breakdown.compute_ns),
+        ms_column("Communication", lambda breakdown: breakdown.communication_ns),
+        ms_column("Memory", lambda breakdown: breakdown.memory_ns),
+        ms_column("Non-compute", lambda breakdown: breakdown.non_compute_ns),
+        ms_column("Idle", lambda breakdown: breakdown.idle_ns),
+        Column("Idle", lambda breakdown: breakdown.idle_pct, "%"),
+        Column("Overlap", lambda breakdown: breakdown.overlap_pct, "%"),
+        ms_column("Exposed communication", lambda breakdown: breakdown.exposed_communication_ns),
+    ]
+    note = "non-compute: something runs but nothing computes (exposed communication and exposed memory operations)."
+    return Table(f"{run} ({rounding})", columns, breakdowns, note=note)
+
+
+def make_tally_table(title: str, heading: str, tallies: Sequence[EventTally]) -> Table[EventTally]:
+    """The events by name, the longest total time first. heading: the heading of the names."""
+    counts, times_ns = Counter[str](), defaultdict[str, int](int)
+    for tally in tallies:
+        counts[tally.name] += tally.count
+        times_ns[tally.name] += tally.total_ns
+    rows = [EventTally(name, counts[name], ns) for name, ns in sorted(times_ns.items(), key=lambda item: -item[1])]
+    columns: list[Column[EventTally]] = [
+        name_column(heading, lambda tally: tally.name),
+        Column("Calls", lambda tally: tally.count),
+        ms_column("Total", lambda tally: tally.total_ns),
+        us_column("Mean", lambda tally: tally.mean_ns),
+    ]
+    return Table(f"{title}, {_ALL_RANKS}", columns, rows, most_rows=MOST_ROWS)
+
+
+def make_operators_table(run: str, against: str, differences: Sequence[OperatorDifference]) -> Table[OperatorDifference]:
+    """The operators that only one of two runs calls, or that they call a different number of times."""
+    counts = Counter(entry.change for entry in differences)
+    counts_text = ", ".join(f"{counts[change]} {change}" for change in ("new", "gone", "changed", "same"))
+    rows = [entry for entry in differences if entry.change != "same"]
+    title = f"{run} against {against}, per step and rank: {counts_text}"
+    return Table(title, operator_columns("against"), rows, most_rows=MOST_ROWS)
+
+
+def _pair(
+    ranks: Sequence[RankAnalysis], get_entries: Callable[[RankAnalysis], Sequence[Entry]]
+) -> list[tuple[RankAnalysis, Entry]]:
+    """The entries of all ranks, each with its rank."""
+    return [(rank, entry) for rank in ranks for entry in get_entries(rank)]

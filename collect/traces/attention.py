@@ -13,6 +13,7 @@ only the forward pass of the plain formula is found.
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable, Iterable
 from typing import Literal
 
 import msgspec
@@ -23,6 +24,7 @@ from collect.traces import gloo
 from collect.traces.activities import Activities
 from collect.traces.details import EventSpans
 from collect.traces.nesting import find_containing_spans, is_outermost
+from collect.traces.rank_sums import merge_rows
 from collect.traces.trace import Trace
 
 Backend = Literal["flash", "efficient", "cudnn", "flex", "fused", "math"]
@@ -64,6 +66,23 @@ class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
     """The time of the kernels (on a CPU: of the operator); None if no kernel is recorded."""
     kernels: list[str]
     """The names of at most MOST_KERNELS kernels that compute, the kernel with the longest time first; empty on a CPU."""
+
+
+def sum_attention(uses: Iterable[AttentionUse]) -> list[AttentionUse]:
+    """The attention of all ranks, added up by implementation, direction and name, the longest time first."""
+    all_uses = list(uses)
+    kernels: dict[Hashable, dict[str, None]] = {}
+    for use in all_uses:
+        kernels.setdefault(_sum_key(use), {}).update(dict.fromkeys(use.kernels))
+    totals = [
+        msgspec.structs.replace(use, kernels=list(kernels[_sum_key(use)])[:MOST_KERNELS])
+        for use in merge_rows(all_uses, _sum_key, ("calls", "total_ns"))
+    ]
+    return sorted(totals, key=lambda entry: (-(entry.total_ns or 0), entry.backend, entry.name))
+
+
+def _sum_key(use: AttentionUse) -> Hashable:
+    return use.backend, use.backward, use.name, use.by
 
 
 def find_attention(trace: Trace, active: Activities) -> list[AttentionUse]:

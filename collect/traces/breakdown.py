@@ -97,6 +97,11 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
         return self.communication_ns - self.overlap_ns
 
     @property
+    def idle_pct(self) -> float | None:
+        """The share of the time in which nothing runs, in percent; None if no time was profiled."""
+        return 100 * self.idle_ns / self.span_ns if self.span_ns else None
+
+    @property
     def overlap_pct(self) -> float | None:
         """The share of the communication during which something computes, in percent; None if there is no communication."""
         return 100 * self.overlap_ns / self.communication_ns if self.communication_ns > 0 else None

@@ -9,23 +9,22 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collect import notation
-from collect.traces import answer_tables, detail_tables, hta, merged, run_answers, run_traces
+from collect.traces import answer_tables, hta, merged, run_traces
 from collect.traces import trace as source
-from collect.traces.breakdown import Breakdown, EventTally
-from collect.traces.difference import StepDifference, compute_step_difference
+from collect.traces.breakdown import Breakdown
+from collect.traces.difference import DifferenceRow, StepDifference, compute_step_difference, make_difference_table
 from collect.traces.file_figures import FileFigures, compute_file_figures, describe_damage, rank_sort_key, sort_by_rank
 from collect.traces.operators import OperatorDifference, compare_trace_operators
+from collect.traces.rank_analysis import rank_document
 from collect.traces.run_answers import RunAnswers
 from collect.traces.trace import Trace
 from shardlab.errors import InputError
 from shardlab.runs.run import REHEARSAL
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal.console import Output
+from shardlab.terminal.table import Table
 from shardlab.workspace.workspace import Workspace
 
-_MOST_ROWS = 12  # the most rows that a table of operators shows; the JSON document contains all rows
-_MS = 1e6  # ns in a millisecond
 _FIGURES = ("exposed_communication_ns", "overlap_pct")
 
 
@@ -83,10 +82,11 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
     trace_damage = [f"{trace.path}: {sentence}" for trace in traces for sentence in describe_damage(trace)]
     _print_breakdowns(output, run, breakdowns, like_hta=True)
     collectives = [entry for breakdown in breakdowns for entry in breakdown.collectives]
-    _print_tallies(output, "collectives, all ranks together", "Collective", collectives)
+    if collectives:
+        output.show_table(answer_tables.make_tally_table("collectives", "Collective", collectives))
     _print_kernels(output, breakdowns)
     if comparison:
-        _print_operators(output, run, comparison.against, comparison.operators)
+        output.show_table(answer_tables.make_operators_table(run, comparison.against, comparison.operators))
     duplicates = _describe_duplicates([(trace.rank, trace.path) for trace in traces])
     _print_remarks(output, breakdowns, duplicates, [*failures, *trace_damage, *damage])
     document = header | {"like_hta": True, "ranks": [_document(entry) for entry in breakdowns]}
@@ -133,28 +133,40 @@ def _print_report(
         step_difference = compute_step_difference([answers], [RunAnswers(others)])
     _print_breakdowns(output, run, breakdowns, like_hta=False)
     answer_tables.print_answer_tables(output, answers)
-    detail_tables.print_detail_tables(output, answers.ranks)
     _print_kernels(output, breakdowns)
     if comparison:
         if step_difference:
-            answer_tables.print_step_difference(output, run, comparison.against, step_difference)
-        _print_operators(output, run, comparison.against, comparison.operators)
+            output.show_table(_make_step_table(run, comparison.against, step_difference))
+        output.show_table(answer_tables.make_operators_table(run, comparison.against, comparison.operators))
     duplicates = _describe_duplicates([(entry.rank, Path(entry.path)) for entry in figures])
     _print_remarks(output, breakdowns, duplicates, [*failures, *damage])
-    ranks = [_document(entry) | run_answers.rank_document(rank) for entry, rank in zip(breakdowns, answers.ranks, strict=True)]
+    ranks = [_document(entry) | rank_document(rank) for entry, rank in zip(breakdowns, answers.ranks, strict=True)]
     document = header | {"like_hta": False, "ranks": ranks}
     document |= {"without_figures": failures, "damage": damage} | answers.document()
     output.print_document(document | (comparison.document(step_difference) if comparison else {}))
     return 1 if damage or failures else 0
 
 
+def _print_breakdowns(output: Output, run: str, breakdowns: Sequence[Breakdown], *, like_hta: bool) -> None:
+    table = answer_tables.make_breakdown_table(run, breakdowns, like_hta=like_hta)
+    output.show_table(table)
+    output.print_line(table.note)
+
+
 def _print_kernels(output: Output, breakdowns: Sequence[Breakdown]) -> None:
-    _print_tallies(
-        output,
-        "kernels (on CPU: operators including all that they call), all ranks together",
-        "Name",
-        [kernel for breakdown in breakdowns for kernel in breakdown.kernels],
-    )
+    kernels = [kernel for breakdown in breakdowns for kernel in breakdown.kernels]
+    if kernels:
+        title = "kernels (on CPU: operators including all that they call)"
+        output.show_table(answer_tables.make_tally_table(title, "Name", kernels))
+
+
+def _make_step_table(run: str, against: str, step: StepDifference) -> Table[DifferenceRow]:
+    """The table that divides the difference between a step of the run and a step of the other run into parts."""
+    if not step.difference_ns:
+        return make_difference_table(f"{run} and {against}: mean {step.per}", step, "against")
+    faster = "slower" if step.difference_ns > 0 else "faster"
+    title = f"why {run} is {faster} than {against}: mean {step.per}, parts sum to the difference"
+    return make_difference_table(title, step, "against")
 
 
 def _print_remarks(output: Output, breakdowns: Sequence[Breakdown], duplicates: Sequence[str], problems: Sequence[str]) -> None:
@@ -216,77 +228,3 @@ def _document(breakdown: Breakdown) -> dict[str, Any]:
         for row, event_tally in zip(rows, tallies, strict=True):
             row["mean_ns"] = event_tally.mean_ns
     return document | {name: getattr(breakdown, name) for name in _FIGURES}
-
-
-def _print_breakdowns(output: Output, run: str, breakdowns: Sequence[Breakdown], *, like_hta: bool) -> None:
-    rounding = "as HolisticTraceAnalysis rounds: whole microseconds, without the last profiler step" if like_hta else "exact"
-    headings = ["Rank", "Source", "Steps", "Span (ms)", "Compute (ms)", "Communication (ms)", "Memory (ms)", "Non-compute (ms)"]
-    headings += ["Idle (ms)", "Idle (%)", "Overlap (%)", "Exposed communication (ms)"]
-    rows = [
-        [
-            "" if breakdown.rank is None else str(breakdown.rank),
-            breakdown.source,
-            str(breakdown.steps),
-            *(
-                _ms_text(ns)
-                for ns in (
-                    breakdown.span_ns,
-                    breakdown.compute_ns,
-                    breakdown.communication_ns,
-                    breakdown.memory_ns,
-                    breakdown.non_compute_ns,
-                )
-            ),
-            _ms_text(breakdown.idle_ns),
-            f"{100 * breakdown.idle_ns / breakdown.span_ns:.2f}" if breakdown.span_ns else "",
-            "" if breakdown.overlap_pct is None else f"{breakdown.overlap_pct:.2f}",
-            _ms_text(breakdown.exposed_communication_ns),
-        ]
-        for breakdown in breakdowns
-    ]
-    output.print_table(f"{run} ({rounding})", headings, rows)
-    output.print_line("non-compute: something runs but nothing computes (exposed communication and exposed memory operations).")
-
-
-def _print_tallies(output: Output, title: str, heading: str, tallies: Sequence[EventTally]) -> None:
-    totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for event_tally in tallies:
-        totals[event_tally.name][0] += event_tally.count
-        totals[event_tally.name][1] += event_tally.total_ns
-    rows = sorted(totals.items(), key=lambda item: -item[1][1])
-    shown_rows = [
-        [_shorten(name), f"{n:,}", _ms_text(ns), notation.format_number(ns / n / 1000)] for name, (n, ns) in rows[:_MOST_ROWS]
-    ]
-    if shown_rows:
-        omitted_note = f"; {len(rows) - _MOST_ROWS} more in --json" if len(rows) > _MOST_ROWS else ""
-        output.print_table(f"{title}{omitted_note}", [heading, "Calls (n)", "Total (ms)", "Mean (us)"], shown_rows)
-
-
-def _print_operators(output: Output, run: str, against: str, operator_differences: Sequence[OperatorDifference]) -> None:
-    changed = [operator for operator in operator_differences if operator.change != "same"]
-    rows = [
-        [
-            operator.change,
-            operator.kind,
-            _shorten(operator.name),
-            *(notation.format_number(calls) for calls in (operator.calls, operator.against_calls)),
-            *(_ms_text(ns) for ns in (operator.time_ns, operator.against_time_ns, operator.more_time_ns)),
-        ]
-        for operator in changed[:_MOST_ROWS]
-    ]
-    counts = ", ".join(
-        f"{sum(operator.change == change for operator in operator_differences)} {change}"
-        for change in ("new", "gone", "changed", "same")
-    )
-    omitted_note = f"; {len(changed) - _MOST_ROWS} more in --json" if len(changed) > _MOST_ROWS else ""
-    columns = ["Change", "Kind", "Name", "Calls (n)", "Against (n)", "Time (ms)", "Against (ms)", "Difference (ms)"]
-    output.print_table(f"{run} against {against}, per step and rank: {counts}{omitted_note}", columns, rows)
-
-
-def _ms_text(ns: float | None) -> str:
-    return "" if ns is None else notation.format_number(ns / _MS)
-
-
-def _shorten(name: str) -> str:
-    """The name of a kernel, cut to 72 characters: names of C++ templates may have hundreds of characters."""
-    return name if len(name) <= 72 else f"{name[:71]}…"

@@ -6,12 +6,14 @@ The sum of the parts is exactly the difference.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
+from collect.traces.answer_columns import ms_column
 from collect.traces.run_answers import RunAnswers
 from collect.traces.step_parts import StepPart, StepTime, compute_step_time
+from shardlab.terminal.table import Column, Table
 
 Unit = Literal["step", "trace"]
 
@@ -45,6 +47,35 @@ class StepDifference(msgspec.Struct, frozen=True, kw_only=True):
     """How much longer a step is than in the other run."""
     parts: list[PartDifference]
     """Sorted by the absolute value of their difference, the largest first."""
+
+
+class DifferenceRow(NamedTuple):
+    """A row of the table of a difference: a part of the step, or the whole step. Times are in ns."""
+
+    label: str
+    time_ns: int
+    against_ns: int
+    difference_ns: int
+
+
+def make_difference_table(title: str, step: StepDifference, other: str) -> Table[DifferenceRow]:
+    """A table that divides a difference into parts, whose sum is the difference. other: words for the other run, after the
+    heading of its times."""
+    rows = [
+        DifferenceRow(part.label, part.time_ns, part.against_ns, part.difference_ns)
+        for part in step.parts
+        if part.difference_ns
+    ]
+    rows.append(DifferenceRow(f"whole {step.per}", step.time_ns, step.against_ns, step.difference_ns))
+    whole_ns = step.difference_ns
+    columns: list[Column[DifferenceRow]] = [
+        Column("Part", lambda row: row.label),
+        ms_column("Time", lambda row: row.time_ns),
+        ms_column(f"Time {other}", lambda row: row.against_ns),
+        Column("Difference", lambda row: row.difference_ns, "ms", scale=1e6, is_signed=True),
+        Column("Share", lambda row: 100 * row.difference_ns / whole_ns if whole_ns else None, "%", digits=3),
+    ]
+    return Table(title, columns, rows)
 
 
 def compute_step_difference(runs: Sequence[RunAnswers], against: Sequence[RunAnswers]) -> StepDifference | None:

@@ -15,6 +15,8 @@ The time of a module contains the time of the modules that it calls.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ from collect.traces.activities import Activities
 from collect.traces.details import EventSpans
 from collect.traces.event_decoder import MODULE
 from collect.traces.nesting import MOST_LEVELS, Nesting, compute_nesting, find_containing_spans, union_lengths
+from collect.traces.rank_sums import merge_rows
 from collect.traces.trace import Trace
 
 
@@ -59,6 +62,15 @@ class LayerTime(msgspec.Struct, frozen=True, kw_only=True):
     def backward(self) -> int | None:
         """The time of the backward pass in ns: on the GPU, or on the host if there is no GPU. None: not known."""
         return self.backward_host_ns if self.forward_ns is None else self.backward_ns
+
+
+def sum_layers(layers: Iterable[LayerTime]) -> list[LayerTime]:
+    """The time of each module, summed over all ranks, in the order of the modules' first calls.
+
+    A time is None if it is not known for any one of the ranks.
+    """
+    times = ("calls", "forward_host_ns", "backward_host_ns", "forward_ns", "backward_ns", "communication_ns")
+    return merge_rows(layers, lambda entry: entry.name, times)
 
 
 def compute_layer_times(trace: Trace, active: Activities) -> list[LayerTime]:

@@ -11,7 +11,7 @@ calls another product, only the called product counts: aten::linear calls aten::
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from collect.traces import gloo
 from collect.traces.activities import Activities
 from collect.traces.details import EventSpans
 from collect.traces.nesting import find_containing_spans, is_innermost
+from collect.traces.rank_sums import merge_rows
 from collect.traces.trace import Trace
 from shardlab.files.decoders import DECODE_FAULTS
 
@@ -60,6 +61,20 @@ class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
         return self.flops / self.total_ns * 1e9 if self.total_ns else None
 
 
+def sum_products(products: Iterable[MatrixProduct]) -> list[MatrixProduct]:
+    """The matrix products of all ranks, added up by operator and sizes, the longest time first."""
+    totals = merge_rows(
+        products,
+        lambda entry: (entry.operator, entry.batch, entry.m, entry.n, entry.k),
+        ("calls", "total_ns", "untimed"),
+    )
+    return _sort_products(totals)
+
+
+def _sort_products(products: Iterable[MatrixProduct]) -> list[MatrixProduct]:
+    return sorted(products, key=lambda entry: (-entry.total_ns, entry.operator, entry.batch, entry.m, entry.n, entry.k))
+
+
 def find_matrix_products(trace: Trace, active: Activities) -> list[MatrixProduct]:
     """The matrix products of a trace, longest time first; empty if the trace records no shapes of matrix products."""
     details, rows = trace.details, _find_profiled(trace)
@@ -90,7 +105,7 @@ def find_matrix_products(trace: Trace, active: Activities) -> list[MatrixProduct
                 untimed=int(all_calls[index] - calls[index]),
             )
         )
-    return sorted(products, key=lambda entry: (-entry.total_ns, entry.operator, entry.batch, entry.m, entry.n, entry.k))
+    return _sort_products(products)
 
 
 def find_timed_calls(trace: Trace, active: Activities) -> EventSpans:

@@ -7,9 +7,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from collect.traces.answer_columns import ms_column, name_column
 from collect.traces.breakdown import count_steps, tally_events
 from collect.traces.launches import divide_by_launch
 from collect.traces.trace import Trace
+from shardlab.terminal.table import Column
 
 KINDS = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset")
 Change = Literal["new", "gone", "changed", "same"]
@@ -38,6 +40,20 @@ class OperatorDifference(msgspec.Struct, frozen=True):
     def more_time_ns(self) -> float:
         """The time in the run minus the time in the other run, per step and rank, in ns."""
         return self.time_ns - self.against_time_ns
+
+
+def operator_columns(other: str) -> list[Column[OperatorDifference]]:
+    """The columns of a table of differences. other: words for the other run, after the headings of its numbers."""
+    return [
+        Column("Change", lambda entry: entry.change),
+        Column("Kind", lambda entry: entry.kind),
+        name_column("Name", lambda entry: entry.name),
+        Column("Calls", lambda entry: entry.calls),
+        Column(f"Calls {other}", lambda entry: entry.against_calls),
+        ms_column("Time", lambda entry: entry.time_ns),
+        ms_column(f"Time {other}", lambda entry: entry.against_time_ns),
+        Column("Difference", lambda entry: entry.more_time_ns, "ms", scale=1e6, is_signed=True),
+    ]
 
 
 class Uses(NamedTuple):

@@ -6,6 +6,8 @@ small enough to be cached in a file beside the trace.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from collect.traces import calls, idle_causes, intervals
@@ -90,3 +92,16 @@ def analyse_rank(trace: Trace) -> RankAnalysis | None:
         products=find_matrix_products(trace, active),
         attention=find_attention(trace, active),
     )
+
+
+def rank_document(analysis: RankAnalysis) -> dict[str, Any]:
+    """The results about one rank (idle time by cause, launch delays, phases, modules, memory, products) as JSON values."""
+    return {
+        "idle": None if analysis.idle is None else msgspec.to_builtins(analysis.idle),
+        "launch_delay": None if analysis.launches is None else msgspec.to_builtins(analysis.launches),
+        "phases": msgspec.to_builtins(analysis.phases),
+        "layers": msgspec.to_builtins(analysis.layers),
+        "memory": msgspec.to_builtins(analysis.memory),
+        "matrix_products": [msgspec.to_builtins(entry) | {"flops_per_s": entry.flops_per_s} for entry in analysis.products],
+        "attention": msgspec.to_builtins(analysis.attention),
+    }

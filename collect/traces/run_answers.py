@@ -57,19 +57,6 @@ class RunAnswers:
         }
 
 
-def rank_document(analysis: RankAnalysis) -> dict[str, Any]:
-    """The results about one rank (idle time by cause, launch delays, phases, modules, memory, products) as JSON values."""
-    return {
-        "idle": None if analysis.idle is None else msgspec.to_builtins(analysis.idle),
-        "launch_delay": None if analysis.launches is None else msgspec.to_builtins(analysis.launches),
-        "phases": msgspec.to_builtins(analysis.phases),
-        "layers": msgspec.to_builtins(analysis.layers),
-        "memory": msgspec.to_builtins(analysis.memory),
-        "matrix_products": [msgspec.to_builtins(entry) | {"flops_per_s": entry.flops_per_s} for entry in analysis.products],
-        "attention": msgspec.to_builtins(analysis.attention),
-    }
-
-
 def _group_document(use: CollectiveUse) -> dict[str, Any]:
     group = use.group
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from collect import notation
+from shardlab.terminal import notation
 
 if TYPE_CHECKING:
     from collect.verdicts.claims import ClaimPart

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collect.notation import GIB, MB
 from collect.sources.followed_records import FollowedRecords, list_sampled_hosts
 from collect.sources.network_rate import NetworkRate
 from collect.sources.world_steps import WorldSteps
@@ -16,6 +15,7 @@ from shardlab.runs.record import Sample, StepRecord
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.suspension import Pause
+from shardlab.terminal.notation import GIB, MB
 
 LOSS, STEP_TIME = "Loss", "Step time (ms)"
 GPU_BUSY, GPU_MEMORY, GPU_POWER = "GPU busy (%)", "GPU memory in use (GiB)", "GPU power (W)"

@@ -1,5 +1,4 @@
-"""Writes predictions as text: the columns of `jobs plan` (without columns in which no value is known), and sums over all
-runs."""
+"""Writes predictions as text: the tables of `jobs plan` and `jobs advise`, and sums over all runs."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ from jobs.planner.scale_out import ScaledCell
 from shardlab.runs.prediction import PredictedRange, Prediction, sum_ranges
 from shardlab.terminal import moments
 from shardlab.terminal.console import Output
+from shardlab.terminal.table import Column, Table
 
 GIB = 1 << 30
 MEMORY_FROM = "memory from"  # the heading of the column that says whether a formula or a rehearsal gave the memory
@@ -20,12 +20,16 @@ def format_size(value: float) -> str:
     return f"{value / GIB:,.1f} GiB" if value >= GIB / 10 else f"{value / 2**20:,.1f} MiB"
 
 
-def make_columns(predictions: Sequence[Prediction]) -> dict[str, list[str]]:
-    """The columns of a table of predictions: for each heading, the text for each prediction; '' if the number is not known."""
-    texts_by_heading = {heading: [text(prediction) for prediction in predictions] for heading, text in _COLUMNS.items()}
-    if not any(prediction.memory_from == "rehearsal" for prediction in predictions):
-        del texts_by_heading[MEMORY_FROM]  # the column would say `formula` in every row
-    return {heading: values for heading, values in texts_by_heading.items() if any(values)}
+def make_predictions_table(predictions: Mapping[str, Prediction]) -> Table[tuple[str, Prediction]]:
+    """The predictions of cells, by the name of the cell, without columns in which no value is known."""
+    has_rehearsals = any(prediction.memory_from == "rehearsal" for prediction in predictions.values())
+    columns = [
+        column
+        for column in _COLUMNS
+        if any(column.text(row).value for row in predictions.items())
+        and (has_rehearsals or column.heading != MEMORY_FROM)  # without rehearsals, it would say `formula` in every row
+    ]
+    return Table("predicted", [_CELL, *columns], list(predictions.items()))
 
 
 def describe_sums(predictions: Mapping[str, Prediction], runs: Mapping[str, int]) -> list[str]:
@@ -55,44 +59,34 @@ def describe_sums(predictions: Mapping[str, Prediction], runs: Mapping[str, int]
 
 def print_scale_out(out: Output, scaled: Mapping[str, Sequence[ScaledCell]]) -> None:
     """Print the predictions of each measured cell for the numbers of GPUs that --scale-out names."""
-    rows = [
-        [
-            name,
-            str(scaled_cell.gpus),
-            _format_memory(scaled_cell.predicted),
-            _format_range(format_duration, scaled_cell.step_s),
-            _format_range(_format_times, scaled_cell.speedup),
-            scaled_cell.trust,
-        ]
-        for name, scaled_cells in scaled.items()
-        for scaled_cell in scaled_cells
+    columns: list[Column[tuple[str, ScaledCell]]] = [
+        Column("cell", lambda row: row[0]),
+        Column("GPUs", lambda row: str(row[1].gpus)),
+        Column("memory", lambda row: _format_memory(row[1].predicted)),
+        Column("step", lambda row: _format_range(format_duration, row[1].step_s)),
+        Column("speed-up", lambda row: _format_range(_format_times, row[1].speedup)),
+        Column("trust", lambda row: row[1].trust),
     ]
-    out.print_table("scale-out, with the same batch per GPU", ["cell", "GPUs", "memory", "step", "speed-up", "trust"], rows)
+    rows = [(name, scaled_cell) for name, scaled_cells in scaled.items() for scaled_cell in scaled_cells]
+    out.show_table(Table("scale-out, with the same batch per GPU", columns, rows))
 
 
 def print_advice(out: Output, report: AdviceReport) -> None:
     """Print the result of `jobs advise`: the ranked strategies, and the rules of the studies whose condition is true."""
-    rows = [
-        [
-            str(rank) if ranked_advice.items_per_s is not None else "-",
-            ranked_advice.cell.strategy,
-            _format_mesh(ranked_advice),
-            "full" if ranked_advice.cell.activation_checkpointing == "full" else "none",
-            _format_memory(ranked_advice.predicted),
-            ranked_advice.predicted.memory_from or "",
-            "" if ranked_advice.predicted.largest_micro_batch is None else str(ranked_advice.predicted.largest_micro_batch),
-            "" if not ranked_advice.fits else str(ranked_advice.cell.micro_batch_size),
-            _format_range(format_duration, ranked_advice.predicted.step_s) if ranked_advice.fits else "",
-            _format_range(
-                _format_thousands,
-                None if ranked_advice.range_per_s is None else ranked_advice.range_per_s.times(ranked_advice.cell.seq_len or 1),
-            ),
-            "; ".join(ranked_advice.reasons),
-        ]
-        for rank, ranked_advice in enumerate(report.ranked, 1)
+    columns: list[Column[tuple[int, Advice]]] = [
+        Column("rank", lambda row: str(row[0]) if row[1].items_per_s is not None else "-"),
+        Column("strategy", lambda row: row[1].cell.strategy),
+        Column("mesh", lambda row: _format_mesh(row[1])),
+        Column("checkpointing", lambda row: "full" if row[1].cell.activation_checkpointing == "full" else "none"),
+        Column("memory", lambda row: _format_memory(row[1].predicted)),
+        Column(MEMORY_FROM, lambda row: row[1].predicted.memory_from),
+        Column("largest micro", lambda row: row[1].predicted.largest_micro_batch),
+        Column("micro", lambda row: row[1].cell.micro_batch_size if row[1].fits else None),
+        Column("step", lambda row: _format_range(format_duration, row[1].predicted.step_s) if row[1].fits else ""),
+        Column("units/s", lambda row: _format_rate(row[1])),
+        Column("reasons", lambda row: "; ".join(row[1].reasons)),
     ]
-    heads = ["rank", "strategy", "mesh", "checkpointing", "memory", MEMORY_FROM, "largest micro", "micro", "step", "units/s"]
-    out.print_table("strategies", [*heads, "reasons"], rows)
+    out.show_table(Table("strategies", columns, list(enumerate(report.ranked, 1))))
     for judged in report.rules:
         verdict = "agrees" if judged.agrees else "DISAGREES"
         rule = judged.rule
@@ -102,6 +96,11 @@ def print_advice(out: Output, report: AdviceReport) -> None:
 def _format_mesh(ranked_advice: Advice) -> str:
     sizes = {"dp": ranked_advice.cell.dp, "tp": ranked_advice.cell.tp, "pp": ranked_advice.cell.pp}
     return " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or "dp=1"
+
+
+def _format_rate(ranked_advice: Advice) -> str:
+    per_s = ranked_advice.range_per_s
+    return _format_range(_format_thousands, None if per_s is None else per_s.times(ranked_advice.cell.seq_len or 1))
 
 
 def _format_thousands(value: float) -> str:
@@ -135,18 +134,23 @@ def _format_number(value: float) -> str:
     return f"{value:.3g}"
 
 
-_COLUMNS: dict[str, Callable[[Prediction], str]] = {
-    "memory": _format_memory,
-    MEMORY_FROM: lambda prediction: prediction.memory_from or "",
-    "fits": lambda prediction: prediction.fits or "",
-    "largest micro": lambda prediction: "" if prediction.largest_micro_batch is None else str(prediction.largest_micro_batch),
-    "step": lambda prediction: _format_range(format_duration, prediction.step_s),
-    "time": lambda prediction: _format_range(format_duration, prediction.time_s),
-    "GPU hours": lambda prediction: "" if prediction.gpu_hours is None else _format_number(prediction.gpu_hours.likely),
-    "kWh": lambda prediction: "" if prediction.energy_kwh is None else _format_number(prediction.energy_kwh.likely),
-    "cost": lambda prediction: "" if prediction.cost is None else f"{prediction.cost.likely:.2f}",
-    "bottleneck": lambda prediction: prediction.bottleneck or "",
-}
+def _format_likely(span: PredictedRange | None) -> str:
+    return "" if span is None else _format_number(span.likely)
+
+
+_CELL: Column[tuple[str, Prediction]] = Column("cell", lambda row: row[0])
+_COLUMNS: tuple[Column[tuple[str, Prediction]], ...] = (
+    Column("memory", lambda row: _format_memory(row[1])),
+    Column(MEMORY_FROM, lambda row: row[1].memory_from),
+    Column("fits", lambda row: row[1].fits),
+    Column("largest micro", lambda row: row[1].largest_micro_batch),
+    Column("step", lambda row: _format_range(format_duration, row[1].step_s)),
+    Column("time", lambda row: _format_range(format_duration, row[1].time_s)),
+    Column("GPU hours", lambda row: _format_likely(row[1].gpu_hours)),
+    Column("kWh", lambda row: _format_likely(row[1].energy_kwh)),
+    Column("cost", lambda row: "" if row[1].cost is None else f"{row[1].cost.likely:.2f}"),
+    Column("bottleneck", lambda row: row[1].bottleneck),
+)
 _SUMS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("time_s", " for all runs in sequence", format_duration),
     ("gpu_hours", " GPU hours", _format_number),

@@ -22,12 +22,26 @@ from shardlab.matrix.cell import Cell
 from shardlab.plugins.plugin_kind import OwnWorkload
 from shardlab.terminal import moments
 from shardlab.terminal.console import Output
+from shardlab.terminal.table import Column, Table
 from shardlab.workspace.inventory import read_lease
 from shardlab.workspace.workspace import Workspace
 
-PLAN_COLUMNS = [
-    "cell", "workload", "strategy", "launcher", "ranks", "global batch", "micro x passes", "length",
-]  # fmt: skip
+
+def _format_length(cell: Cell) -> str:
+    length = f"{cell.steps} steps" if cell.steps is not None else f"{cell.epochs} epochs"
+    return f"{length} + {cell.warmup_steps} warm-up" if cell.warmup_steps else length
+
+
+PLAN_COLUMNS: list[Column[Cell]] = [
+    Column("cell", lambda cell: cell.name()),
+    Column("workload", lambda cell: cell.workload),
+    Column("strategy", lambda cell: cell.strategy),
+    Column("launcher", lambda cell: cell.launcher),
+    Column("ranks", lambda cell: str(cell.gpus)),
+    Column("global batch", lambda cell: str(cell.global_batch_size)),
+    Column("micro x passes", lambda cell: f"{cell.micro_batch_size} x {cell.gradient_accumulation_steps}"),
+    Column("length", _format_length),
+]
 
 
 def print_plan(
@@ -86,22 +100,20 @@ def print_plan(
 
 def _print_cells(out: Output, planned: MatrixPlan) -> None:
     """Print the table of the cells of a plan."""
-    rows = [[cell.name(), *_format_cell(cell)] for cell in planned.cells]
-    columns = PLAN_COLUMNS
-    if any(differences := cell_differences.describe_differences(planned.cells)):
-        rows = [[*row, entry] for row, entry in zip(rows, differences, strict=True)]
-        columns = [*columns, "differs in"]
+    names = [cell.name() for cell in planned.cells]
+    differences = dict(zip(names, cell_differences.describe_differences(planned.cells), strict=True))
+    differing: Column[Cell] = Column("differs in", lambda cell: differences[cell.name()])
+    columns = [*PLAN_COLUMNS, differing] if any(differences.values()) else PLAN_COLUMNS
     matrix_name = planned.source.matrix
     title = f"{matrix_name}: {planned.matrix.file.title}" if planned.matrix.file.title else matrix_name
-    out.print_table(title, columns, rows)
+    out.show_table(Table(title, columns, planned.cells))
 
 
 def _print_predictions(out: Output, planned: MatrixPlan) -> None:
     """Print a table with the predictions for each cell; nothing is printed if nothing could be predicted."""
-    columns = planner_table.make_columns([planned.predicted[cell.name()] for cell in planned.cells])
-    if columns:
-        names = [cell.name() for cell in planned.cells]
-        out.print_table("predicted", ["cell", *columns], [list(row) for row in zip(names, *columns.values(), strict=True)])
+    table = planner_table.make_predictions_table({cell.name(): planned.predicted[cell.name()] for cell in planned.cells})
+    if len(table.columns) > 1:
+        out.show_table(table)
     if out.verbose:
         for sentence in dict.fromkeys(planned.predicted[cell.name()].how for cell in planned.cells):
             out.print_remark(f"predicted from: {sentence}")
@@ -172,9 +184,9 @@ def print_status(out: Output, runs: Sequence[Status], workspace: Workspace) -> N
     if not runs and not out.json:
         out.print_line(f"no runs in {workspace.path}.")
     elif not out.json:
-        status_rows = status_table.make_table(runs, out.width)
-        out.print_table("", status_rows.columns, status_rows.rows, status_rows.styles)
-        for line in status_rows.below:
+        table = status_table.make_table(runs, out.width)
+        out.show_table(table)
+        for line in status_table.list_reasons(table):
             out.print_line(line)
         out.print_line(status_table.summarize_runs(runs))
     searches = search_runs.read_search_paths(workspace, runs)
@@ -183,14 +195,6 @@ def print_status(out: Output, runs: Sequence[Status], workspace: Workspace) -> N
     lease = print_lease(out, workspace)
     of_searches = {"searches": [search_runs.make_search_document(path) for path in searches]} if searches else {}
     out.print_document({"runs": runs, **of_searches, **({} if lease is None else {"lease": lease})})
-
-
-def _format_cell(cell: Cell) -> list[str]:
-    length = f"{cell.steps} steps" if cell.steps is not None else f"{cell.epochs} epochs"
-    if cell.warmup_steps:
-        length += f" + {cell.warmup_steps} warm-up"
-    passes = f"{cell.micro_batch_size} x {cell.gradient_accumulation_steps}"
-    return [cell.workload, cell.strategy, cell.launcher, str(cell.gpus), str(cell.global_batch_size), passes, length]
 
 
 def _make_cell_document(cell: Cell, planned: MatrixPlan, scaled: Mapping[str, Sequence[ScaledCell]] | None) -> dict[str, Any]:

@@ -224,7 +224,7 @@ def _draw_live_table(runs: Sequence[Status], width: int, height: int) -> Group:
 
     from shardlab.terminal.rich_console import draw_table
 
-    status_rows = status_table.make_table(runs, width, height)
-    table = draw_table(status_rows.columns, status_rows.rows, status_rows.styles)
-    hidden_note = f" {status_rows.left_out} of them not shown." if status_rows.left_out else ""
-    return Group(table, status_table.summarize_runs(runs) + hidden_note)
+    table = status_table.make_table(runs, width, height)
+    hidden_count = len(runs) - len(table.rows)
+    hidden_note = f" {hidden_count} of them not shown." if hidden_count else ""
+    return Group(draw_table(table), status_table.summarize_runs(runs) + hidden_note)

@@ -17,6 +17,7 @@ import msgspec
 from shardlab import __version__
 from shardlab.errors import MissingExtra, ShardlabError, WorkspaceError
 from shardlab.terminal import command_start, plain_table, printable
+from shardlab.terminal.table import Table, make_text_table
 
 if TYPE_CHECKING:
     from shardlab.terminal.rich_console import CleanConsole
@@ -213,24 +214,26 @@ class Output:
             self.print_remark("")
             return ""
 
-    def print_table(
-        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()
-    ) -> None:
-        """Print a table: drawn by rich on a terminal, else as aligned plain lines. Columns of numbers are aligned to the right.
-
-        columns: the heading of each column. rows: the cells of each row. styles: the style of each row on a terminal.
-        """
+    def show_table(self, table: Table[Any]) -> None:
+        """Print a table: drawn by rich on a terminal, else as aligned plain lines."""
         on_terminal = self.results.is_terminal and not self.json
-        if title:
-            self.print_line(title, style="bold" if on_terminal else None)
+        if table.title:
+            self.print_line(table.title_with_rest, style="bold" if on_terminal else None)
         if on_terminal:
             from shardlab.terminal.rich_console import draw_table
 
-            self.results.console.print(draw_table(columns, rows, styles))
+            self.results.console.print(draw_table(table))
             self.results.console.print()
         else:
             stream = self.remarks.file if self.json else self.results.file
-            stream.write(plain_table.format_table(columns, rows))
+            stream.write(plain_table.format_table(table))
+
+    def print_table(
+        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()
+    ) -> None:
+        """Print a table of texts. columns: the heading of each column. rows: the cells of each row. styles: the style of each
+        row on a terminal."""
+        self.show_table(make_text_table(title, columns, rows, styles))
 
     def print_log(self, log: printable.LogText, part: bytes) -> None:
         """Print the next part of a log of a run on standard output, cleaned.

@@ -3,26 +3,53 @@ terminal."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from shardlab.terminal import printable
+from shardlab.terminal.table import Row, Table
 
-_NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # matches a text that begins with a number or is empty
-
-
-def numeric_columns(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
-    """For each column, whether all its cells are empty or begin with a number. Such a column is aligned to the right."""
-    return [all(_NUMERIC.match(row[index]) for row in rows) for index in range(len(columns))]
+GAP = 2  # spaces between two columns
+LEAST_SENTENCE = 36  # the least width of a column of sentences, in characters
 
 
-def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as text, one line for each row. columns: the heading of each column. rows: the cells of each row."""
-    right_aligned = numeric_columns(columns, rows)
-    cell_rows = [[printable.one_line(cell.replace("\n", "; ")) for cell in row] for row in [columns, *rows]]
+def fit_table(table: Table[Row], width: int) -> Table[Row]:
+    """The table without its empty columns, and with as many of the others as fit into a line of a terminal.
+
+    The columns with the highest priority are left out first. A column of sentences is folded into several lines, or left out if
+    it would have less than LEAST_SENTENCE characters. Columns without a priority that hold no sentences are never left out.
+    width: of the terminal, in characters.
+    """
+    texts = dict(zip(table.headings, zip(*table.texts, strict=True), strict=False))
+    widths = {heading: max(map(display_width, (heading, *texts.get(heading, ())))) for heading in table.headings}
+    columns = [
+        column
+        for column in table.columns
+        if any(texts.get(column.heading_with_unit, ())) or not (column.priority or column.is_sentence)
+    ]
+
+    def measure_line() -> int:
+        return sum(widths[column.heading_with_unit] + GAP for column in columns if not column.is_sentence)
+
+    while measure_line() - GAP > width and (last := max(columns, key=lambda column: column.priority)).priority:
+        columns.remove(last)
+    line = measure_line()
+    kept_columns = [
+        column
+        for column in columns
+        if not column.is_sentence or line + min(widths[column.heading_with_unit], LEAST_SENTENCE) <= width
+    ]
+    return msgspec.structs.replace(table, columns=kept_columns)
+
+
+def format_table(table: Table[Any]) -> str:
+    """A table as text, one line for each row."""
+    right_aligned = table.number_columns
+    cell_rows = [[printable.one_line(cell.replace("\n", "; ")) for cell in row] for row in [table.headings, *table.texts]]
     widths = [max(display_width(cell) for cell in column) for column in zip(*cell_rows, strict=True)]
     padded_rows = [
-        "  ".join(
+        (" " * GAP).join(
             " " * (column_width - display_width(cell)) + cell
             if is_right_aligned
             else cell + " " * (column_width - display_width(cell))

@@ -4,16 +4,17 @@ command together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
+import rich.table
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
-from shardlab.terminal import plain_table, printable
+from shardlab.terminal import printable
+from shardlab.terminal.table import Table
 
 
 class CleanConsole(Console):
@@ -45,14 +46,11 @@ class CleanConsole(Console):
             yield Segment(text, style, control)
 
 
-def draw_table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> Table:
-    """A table of the library rich in the style of all tables of shardlab, without a frame.
-
-    columns: the heading of each column. rows: the cells of each row. styles: the style of each row.
-    """
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column, is_numeric in zip(columns, plain_table.numeric_columns(columns, rows), strict=True):
-        table.add_column(column, justify="right" if is_numeric else "left", overflow="fold")
-    for index, row in enumerate(rows):
-        table.add_row(*row, style=styles[index] if index < len(styles) else None)
-    return table
+def draw_table(table: Table[Any]) -> rich.table.Table:
+    """A table of the library rich in the style of all tables of shardlab, without a frame."""
+    drawn = rich.table.Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading, is_number in zip(table.headings, table.number_columns, strict=True):
+        drawn.add_column(heading, justify="right" if is_number else "left", overflow="fold")
+    for index, texts in enumerate(table.texts):
+        drawn.add_row(*texts, style=table.styles[index] if index < len(table.styles) else None)
+    return drawn

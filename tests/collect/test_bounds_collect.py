@@ -22,15 +22,15 @@ from collect.history import command as history
 from collect.history.periods import HistoryChange
 from collect.reading import load
 from collect.report import truncation
-from collect.report.text_table import TextTable
 from collect.sampler import loop
 from collect.timeline import straggler
-from collect.traces import answer_tables, command, detail_tables
+from collect.traces import answer_columns, answer_tables
 from collect.traces.breakdown import EventTally
 from collect.traces.calls import CollectiveCall, ProcessGroup
 from collect.traces.layers import LayerTime
 from collect.traces.run_answers import RunAnswers
 from shardlab.runs.prediction import PredictedRange
+from shardlab.terminal.table import Column, Table
 
 
 def titles(show, *arguments):
@@ -47,7 +47,8 @@ def test_a_table_of_traces_shows_twelve_rows_and_counts_the_rest(count, more):
     answers = RunAnswers([analysis(0, (), groups=groups, calls=calls, idle=None, idle_ns=0)])
     assert titles(answer_tables.print_answer_tables, answers) == {f"collectives by process group, all ranks together{more}": 12}
     tallies = [EventTally(f"kernel{number}", 1, 1000) for number in range(count)]
-    assert titles(command._print_tallies, "kernels", "Kernel", tallies) == {f"kernels{more}": 12}
+    kernels = answer_tables.make_tally_table("kernels", "Kernel", tallies)
+    assert (kernels.title_with_rest, len(kernels.texts)) == (f"kernels, all ranks together{more}", 12)
 
 
 @pytest.mark.parametrize(("count", "more"), [(40, ""), (41, "; 1 more in --json")])
@@ -59,14 +60,15 @@ def test_the_table_of_modules_shows_forty_rows_and_counts_the_rest(count, more):
         )
         for number in range(count)
     ]  # fmt: skip
-    shown = titles(detail_tables._print_layers, [analysis(0, (), layers=layers)])
-    assert shown == {f"modules with all that they call, all ranks together{more}": 40}
+    shown = answer_tables.make_layers_table([analysis(0, (), layers=layers)])
+    assert shown.title_with_rest == f"modules with all that they call, all ranks together{more}"
+    assert len(shown.texts) == 40
 
 
 def test_a_name_of_the_largest_length_is_shown_whole_and_a_longer_one_is_cut():
-    for short in (command._shorten, detail_tables._shorten):
-        assert short("k" * 72) == "k" * 72
-        assert short("k" * 73) == "k" * 71 + "…"
+    column = answer_columns.name_column("Name", lambda name: name)
+    assert str(column.text("k" * 72)) == "k" * 72
+    assert str(column.text("k" * 73)) == "k" * 71 + "…"
     assert explain._event_text(EventPlace("k" * 40, 0, 1)).startswith("k" * 40 + " at")
     assert explain._event_text(EventPlace("k" * 41, 0, 1)).startswith("k" * 37 + "... at")
 
@@ -100,7 +102,7 @@ def test_a_page_shows_two_hundred_cells_and_says_how_many_there_are(tmp_path):
 
 @pytest.mark.parametrize(("count", "environment"), [(40, "table"), (41, "longtable")])
 def test_a_table_of_latex_with_more_rows_than_a_page_is_a_long_one(tmp_path, monkeypatch, count, environment):
-    table = TextTable("summary", "Summary", ["Cell"], [["x"]] * count)
+    table = Table("Summary", [Column("Cell", lambda text: text)], ["x"] * count, "summary")
     monkeypatch.setattr(latex.text_tables, "make_text_tables", lambda _: [table])
     monkeypatch.setattr(latex.text_tables, "report_title", lambda _: "m")
     monkeypatch.setattr(latex.text_tables, "general_remarks", lambda _: [])

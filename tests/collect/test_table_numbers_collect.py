@@ -108,12 +108,12 @@ def test_the_summary_shows_the_known_number_of_each_metric_with_heading_and_unit
     row = CellRow("cell", {"strategy": "ddp", "gpus": 2}, 3, {"completed": 3}, True, None, None, estimates(), [])
     table = columns.make_table([row])
     shown = {column.name: column for further in table.further for column in further.columns[1:]}
-    shown |= {column.name: column for column in table.columns if column.name in estimates()}
+    shown |= {column.name: column for column in table.main.columns if column.name in estimates()}
     assert {name: column.heading_with_unit for name, column in shown.items()} == HEADINGS
     for number, one in enumerate(metric.all_metrics(), 100):
         if one.name in shown:
-            assert str(shown[one.name].cells[0]).split()[0] in (str(number), f"{number}.0"), one.name
-    interval = str(shown["throughput_per_s"].cells[0]).split(" ± ")[1]
+            assert str(shown[one.name].text(row)).split()[0] in (str(number), f"{number}.0"), one.name
+    interval = str(shown["throughput_per_s"].text(row)).split(" ± ")[1]
     number = [one.name for one in metric.all_metrics()].index("throughput_per_s") + 100
     assert float(interval) == pytest.approx(number / 50, rel=0.05)  # two digits
 
@@ -240,7 +240,8 @@ def test_the_scores_of_predictions_show_the_known_number_in_every_column():
         strategy="ddp", category="memory", unit="bytes", n=7, predicted=13.7 * GIB, measured=101 * MIB, ratio=1.07,
         ratio_low=0.93, ratio_high=1.19, error_pct=5.3, within=3,
     )  # fmt: skip
-    assert dict(zip(score_text.HEADINGS, score_text.score_rows([score])[0], strict=True)) == {
+    table = score_text.make_score_table([score])
+    assert dict(zip(table.headings, table.texts[0], strict=True)) == {
         "Strategy": "ddp", "Category": "memory", "n": "7", "Predicted": "13.7 GiB", "Measured": "101 MiB", "Ratio": "1.07",
         "Ratio from": "0.930", "Ratio to": "1.19", "Error (%)": "5.3", "In range": "3 of 7",
     }  # fmt: skip
@@ -261,14 +262,14 @@ def test_the_tables_of_faults_show_the_known_number_in_every_column(summarized):
             unseen_pct=12.3, last_step=17, last_loss=2.503, ordinary=None, ordinary_loss=2.207,
         )
     ]  # fmt: skip
-    slowed, lost = fault_text.fault_tables(summarized)
+    slowed, lost = fault_text.fault_tables(summarized, summarized.labels_by_cell)
     label = summarized.labels_by_cell[cell]
-    assert dict(zip(slowed.headings, slowed.rows[0], strict=True)) == {
+    assert dict(zip(slowed.headings, slowed.texts[0], strict=True)) == {
         "Cell": label, "n": "3", "Delay of a step (ms)": "53.0", "Found": "rank 1",
         "Throughput by the slowest rank (units/s)": "7,013 (9,007)", "By each rank's own time (units/s)": "8,011 (9,109)",
         "Waiting of ranks 0, 1, ... (ms)": "41, 0", "Staleness, mean": "1.500 (0.5000)",
     }  # fmt: skip
-    assert dict(zip(lost.headings, lost.rows[0], strict=True)) == {
+    assert dict(zip(lost.headings, lost.texts[0], strict=True)) == {
         "Cell": label, "State": "failed 2", "n": "2", "Before (units/s)": "7,013", "After (units/s)": "5,003",
         "Not seen (units)": "1,009", "Not seen (%)": "12.3", "Last step": "17", "Loss (nats)": "2.503 (2.207)",
     }  # fmt: skip

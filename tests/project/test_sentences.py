@@ -12,7 +12,6 @@ import pytest
 import support_planner
 from support_golden import same_as_golden
 
-from collect import notation
 from collect.archiving import command as archive_command
 from collect.explain import command as explain_command
 from collect.explain.explanation import UsedWindow
@@ -22,7 +21,6 @@ from collect.findings.instrument_cost import InstrumentCost
 from collect.loading.telemetry import Coverage
 from collect.report import choice_text, report_start, score_text, terminal, verdict_text
 from collect.timeline import command as timeline_command
-from collect.traces import answer_tables
 from collect.verdicts import part_text, printed_number
 from jobs.planner import planner_table
 from jobs.planning import cell_differences, gpu_hours
@@ -51,7 +49,7 @@ from shardlab.hardware.nvml import Gpu
 from shardlab.remote.remote import CommandOutput
 from shardlab.runs import lease_cutoff
 from shardlab.runs.state import JudgedState
-from shardlab.terminal import moments
+from shardlab.terminal import moments, notation
 from shardlab.terminal.console import Output
 from shardlab.workspace import archive
 from trainers.data import cifar10, mnist
@@ -212,12 +210,12 @@ def sentences_of_jobs():
 def sentences_of_collect_numbers():
     for value in (0.0, 1.0, 1234.5678, 0.00012345, 1e-9, 12.345, -5.55, 123456789.0, float("nan")):
         yield (
-            "collect/notation.py",
+            "shardlab/terminal/notation.py",
             f"{notation.format_number(value)} {notation.format_number(value, 2)} {notation.format_spread(value)}",
         )
     for sizes in ([], [1023.0], [1024.0, 5.0], [2.0**20], [2.0**30, -5.0]):
-        yield "collect/notation.py", f"{notation.bytes_unit(sizes)}"
-    yield "collect/notation.py", notation.format_time(1_938_000_000.0)
+        yield "shardlab/terminal/notation.py", f"{notation.bytes_unit(sizes)}"
+    yield "shardlab/terminal/notation.py", notation.format_time(1_938_000_000.0)
     quantities = [
         (1.0, "calls"), (1234.0, "parameters"), (1234.5, "calls"), (58.25, "s"), (999.0, "bytes"), (1e3, "bytes"),
         (2.5e6, "bytes"), (3.25e9, "bytes"), (12.5, "%"), (1.5, ""),
@@ -275,13 +273,6 @@ def sentences_of_collect():
     yield "collect/loading/telemetry.py", Coverage(run="r", host="gpu1", samples=20, clock_step_s=3.0, sampler_ends=1).trouble
     for seconds in (None, 0.0123456, 1234.5):
         yield "collect/timeline/command.py", timeline_command._format_ms(seconds)
-    for ns in (None, 0, 1_234_567, 98_765_432_100):
-        yield "collect/traces/answer_tables.py", answer_tables.ms_text(ns)
-    for ns in (-1_500_000, 0, 2_345_678):
-        yield (
-            "collect/traces/answer_tables.py",
-            f"{answer_tables.signed_ms_text(ns)} {answer_tables.percent_text(ns, 5_000_000)}",
-        )
     cost = InstrumentCost(cell="c", instrument="profile", n=3, cost_s=1.2345, watched_steps=2, step_ratio=1.2345)
     yield "collect/report/terminal.py", terminal.instrument_sentence(cost, {"c": "ddp"})
     yield (

@@ -51,7 +51,7 @@ def test_the_table_of_status_shows_an_hour_as_an_hour_while_clocks_go_back(zone,
     zone(name)
     run = status(1, started=AUTUMN, ended=AUTUMN + timedelta(hours=1), duration_s=3600.0)
     table = status_table.make_table([run])
-    shown = dict(zip(table.columns, table.rows[0], strict=True))
+    shown = dict(zip(table.headings, table.texts[0], strict=True))
     started, ended = (datetime.strptime(shown[key].split()[-1][:5], "%H:%M") for key in ("started", "ended"))
     assert (ended - started) % timedelta(days=1) == timedelta(hours=1)
     assert shown["took"] == "1h 00m"

@@ -41,10 +41,9 @@ IN_TEXTS = {
     ("collect/timeline/command.py", "1000 * clock.offset_s[0]"): "the column has the unit",
     ("collect/timeline/command.py", "1000 * clock.within_s"): "the column has the unit",
     ("collect/timeline/command.py", "1000 * clock.drift_s"): "the column has the unit",
-    ("collect/traces/answer_tables.py", "notation.format_number(ns / _MS)"): "the column has the unit",
     (
-        "collect/traces/detail_tables.py",
-        "notation.format_number(total / time / 1000)",
+        "collect/traces/answer_tables.py",
+        "notation.format_number(flops / time_ns / 1000)",
     ): "FLOPs per ns, so that 1000 gives TFLOP/s",
     ("jobs/rendering/sbatch_options.py", "minutes if longest_s is None else max(1, min(minutes, longest_s // 60))"): (
         "an option of sbatch, which is in minutes"
@@ -53,7 +52,6 @@ IN_TEXTS = {
 # (file, value): the unit after a value whose name states none.
 WITHOUT_NAMES = {
     ("collect/comparison/environment.py", "max(speeds)"): "Mbit/s",
-    ("collect/report/provenance.py", "notation.format_number(max(gaps), 2)"): "s",
     ("collect/verdicts/reasons.py", "max(speeds)"): "Mbit/s",
     ("provision/checks/all_reduce.py", "rate"): "GB/s",
     ("provision/checks/judged_proof.py", "rate"): "GB/s",

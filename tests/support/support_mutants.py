@@ -21,8 +21,8 @@ import msgspec
 from collect.traces import hta, trace
 from collect.traces.breakdown import compute_breakdown
 from collect.traces.file_figures import describe_damage
-from collect.traces.rank_analysis import analyse_rank
-from collect.traces.run_answers import RunAnswers, rank_document
+from collect.traces.rank_analysis import analyse_rank, rank_document
+from collect.traces.run_answers import RunAnswers
 
 VALUES = [
     *(b"-1", b"0", b"1e999999999", b"-1e400", b"1e-999999999", b"18446744073709551616", b"9" * 400, b"NaN", b"-inf", b"null"),

@@ -21,10 +21,11 @@ class PrintedTables(Output):
         super().__init__()
         self.rows_of = {}
 
-    def print_table(self, title, columns, rows, styles=()):
+    def show_table(self, table):
+        title, columns = table.title_with_rest, table.headings
         assert title not in self.rows_of, f"the title {title} is printed twice"
         assert len(set(columns)) == len(columns), f"{title}: two columns have the same heading"
-        self.rows_of[title] = [dict(zip(columns, row, strict=True)) for row in rows]
+        self.rows_of[title] = [dict(zip(columns, row, strict=True)) for row in table.texts]
 
 
 class TablesOfPage(HTMLParser):

@@ -206,8 +206,8 @@ def test_other_work_by_design_is_not_ranked_and_always_named_with_its_reason(tmp
     rows = {row.cell["strategy"]: row for row in found.rows}
     assert ("speed_up" in rows["ddp"].metrics, "speed_up" in rows["fsdp2"].metrics) == (True, False)
     assert f"not compared, because they do other work by design ({why}): {rows['fsdp2'].id}" in found.remarks
-    column = next(one for one in found.table.columns if one.name == "same_work")
-    assert [str(one) for one in column.cells] == ["proven", "proven", "other work", "proven"]
+    column = next(one for one in found.table.main.columns if one.name == "same_work")
+    assert [str(column.text(row)) for row in found.rows] == ["proven", "proven", "other work", "proven"]
 
 
 LOOKED_INTO = Instruments(memory="categories", profile=Profile())

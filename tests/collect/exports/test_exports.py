@@ -19,6 +19,7 @@ from collect.reading import load
 from collect.report import text_tables
 from shardlab.errors import InputError
 from shardlab.runs.run import REHEARSAL
+from shardlab.terminal.table import make_text_table
 from shardlab.workspace.workspace import Workspace
 
 HOSTILE = r"a|b_c %&#${x}~^\end{table} <b>*i*</b> [l](u) `code` 'q' -- © \\ $(rm)$"
@@ -155,7 +156,7 @@ SEEN = st.text(alphabet=st.characters(exclude_categories=("C", "Z"), include_cha
 @settings(max_examples=40)
 @given(st.lists(st.lists(SEEN, min_size=2, max_size=2), min_size=1, max_size=4))
 def test_markdown_escapes_every_text(texts):
-    drawn = markdown._render_table(text_tables.TextTable("t", "", ["a", "b"], texts))
+    drawn = markdown._render_table(make_text_table("", ["a", "b"], texts))
     assert rows_of(drawn)[1:] == [[flat(text) for text in row] for row in texts]
 
 
@@ -171,7 +172,7 @@ def test_markdown_holds_the_summary_the_claims_and_the_reported_numbers(hostile,
     assert any(row[0] == "table 1" and row[3] == "102 ms" for row in rows)
     assert f"- {REHEARSAL}" in text
     for table in text_tables.make_text_tables(found):
-        assert len({len(row) for row in (table.headings, *table.rows)}) == 1
+        assert len({len(row) for row in (table.headings, *table.texts)}) == 1
 
 
 # Tests of the LaTeX export

@@ -112,7 +112,7 @@ def test_a_cell_with_a_fault_is_marked_in_labels_and_remarks(summarized):
     assert all(label in remark for label in labels if ", " in label)
     assert labels[0] not in remark.split(": ")[1].split("; ")
     only = [row for row in summary.rows if "slowed" in str(row.flat.get("fault"))]
-    assert [column.name for column in columns.make_table(only).columns][:3] == ["strategy", "gpus", "fault"]
+    assert [column.name for column in columns.make_table(only).main.columns][:3] == ["strategy", "gpus", "fault"]
     assert all("slowed" in label for label in columns.row_labels(only)), "also if all cells have the fault"
 
 
@@ -127,11 +127,11 @@ def test_a_cell_with_a_fault_is_only_compared_with_its_like(summarized):
 def test_the_page_has_both_tables_and_the_figure(summarized, tmp_path):
     loaded, summary = summarized
     text = page.draw(loaded, summary, tmp_path / "report", tmp_path / "runs")
-    for table in fault_text.fault_tables(summary):
+    slowed, lost = fault_text.fault_tables(summary, summary.labels_by_cell)
+    for table in (slowed, lost):
         assert table.title in text
-    slowed, lost = fault_text.fault_tables(summary)
-    assert slowed.rows[0][4:7] == ["2,000 (4,000)", "2,000 (4,000)", "50, 0"]
-    assert lost.rows[0][4] == ""
+    assert slowed.texts[0][4:7] == ["2,000 (4,000)", "2,000 (4,000)", "50, 0"]
+    assert lost.texts[0][4] == ""
     (group,) = figure.groups(loaded, summary)
     drawn = step_parts.draw_stragglers(group)
     bars = {trace["name"]: trace["x"] for trace in drawn.data if trace["type"] == "bar"}
@@ -147,7 +147,7 @@ def test_a_matrix_without_faults_has_neither_tables_nor_figure(tmp_path):
     train(workspace, cell, (1, 10, 30, 9), (1, 10, 30, 9))
     loaded = load.load_matrix(workspace, None)
     summary = summarize(loaded, "ps-sync")
-    assert fault_text.fault_tables(summary) == []
+    assert fault_text.fault_tables(summary, summary.labels_by_cell) == []
     assert injected_faults.fault_remarks(summary.rows) == []
     (group,) = figure.groups(loaded, summary)
     assert step_parts.draw_stragglers(group) is None

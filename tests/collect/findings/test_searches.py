@@ -44,8 +44,8 @@ def workspace(tmp_path):
 
 
 def column(summary, name):
-    (found,) = [column for column in summary.table.columns if column.name == name]
-    return dict(zip(((row.cell["strategy"], row.cell["micro_batch_size"]) for row in summary.rows), map(str, found.cells)))
+    (found,) = [column for column in summary.table.main.columns if column.name == name]
+    return {(row.cell["strategy"], row.cell["micro_batch_size"]): str(found.text(row)) for row in summary.rows}
 
 
 def test_each_try_of_a_search_is_a_row_and_one_row_has_the_largest_batch(workspace):
@@ -65,7 +65,8 @@ def test_the_report_lists_the_tries_of_a_search_in_order(workspace):
     loaded = load_matrix(workspace, None)
     ddp, fsdp2 = search_results(loaded.searches)
     ends = "1 completed → 2 completed → 4 completed → 8 oom → 6 oom → 5 completed"
-    assert ddp.texts == ["ddp ×2", "gpu_batch_size, the largest that fits", "1", "the largest that fits is 5", ends]
+    (texts,) = text_tables.make_searches_table([ddp]).texts
+    assert texts == ["ddp ×2", "gpu_batch_size, the largest that fits", "1", "the largest that fits is 5", ends]
     assert ddp.best == 5
     assert fsdp2.says == "the largest that fits is 8, and larger sizes were not tried"
     assert set(ddp.cells) <= {one.id for one in loaded.cells}

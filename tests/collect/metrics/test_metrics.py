@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_long import LONG
 
-from collect import notation
 from collect.drawing.traces import thin_points
 from collect.findings import statistics
 from collect.loading import telemetry
@@ -42,6 +41,7 @@ from collect.sources import steps
 from collect.traces.breakdown import Breakdown, EventTally
 from shardlab.hardware.host import Gpu, Host
 from shardlab.runs.record import GpuSample, NicSample, Result, Sample, StepRecord, ValidationRecord
+from shardlab.terminal import notation
 
 OF_RUN = {metric.name: metric.of_run for metric in all_metrics()}
 RESULT = Result(schema=1, run_id="r", state="completed", rehearsal=True, steps=2, unit="tokens")

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from collect.findings.columns import Column, Text
 from collect.findings.injected_faults import StragglerEffect
 from collect.report import fault_text, page, provenance, report_start, study_tables
 from collect.verdicts.reported import ReportedResult
 from jobs.node import hang_detection
 from shardlab.matrix import claim_check
 from shardlab.runs.rundir import RunDir
+from shardlab.terminal.table import Column
 
 
 def waiting(count):
@@ -20,13 +20,13 @@ def waiting(count):
         throughput_per_s=None, ordinary_throughput_per_s=None, rank_throughput_per_s=None, ordinary_rank_throughput_per_s=None,
         staleness_mean=None, ordinary_staleness_mean=None,
     )  # fmt: skip
-    return fault_text._straggler_row(effect, "cell")[6]
+    return fault_text._waiting_text(effect)
 
 
 def facets(count):
     """The headings of the facets of a table whose cells have `count` different seeds."""
-    column = Column("seed", "Seed", "", True, [Text(str(number)) for number in range(count)])
-    return [facet.heading for facet in page.make_facets([column], [])]
+    column = Column("Seed", str, is_number=True)
+    return [facet.heading for facet in page.make_facets([column], range(count))]
 
 
 def reason(length):
@@ -65,7 +65,10 @@ def test_a_table_of_a_study_is_redrawn_from_three_numbers_on():
 
 def test_the_table_of_traffic_shows_a_hundred_runs():
     entries = [SimpleNamespace(run=f"r{number}", rdma=None, hosts=[], why="") for number in range(101)]
-    assert [len(provenance.traffic_rows(SimpleNamespace(traffic=entries[:count]))) for count in (100, 101)] == [100, 100]
+    assert [len(provenance._make_traffic_table(SimpleNamespace(traffic=entries[:count])).rows) for count in (100, 101)] == [
+        100,
+        100,
+    ]
 
 
 def test_a_refused_claim_lists_twelve_values_and_says_that_there_are_more():

@@ -176,7 +176,7 @@ def test_a_run_whose_sampler_died_is_named(tmp_path):
     assert main(["summarize", "--workspace", str(tmp_path)]) == 0
     text = (workspace.report / "index.html").read_text()
     assert remark in text
-    row = re.search(r"<tr><td>node0</td>.*?</tr>", text)[0]
+    row = re.search(r'<tr><th scope="row" class="name">node0</th>.*?</tr>', text)[0]
     assert row.endswith('<td class="number">3</td></tr>')
 
 
@@ -250,10 +250,10 @@ def test_several_rank_counts_and_gpus_have_their_figures_and_columns(tmp_path):
         support.completed(workspace, what, gpu=True)
     found = load.load_matrix(workspace, None)
     summarized = summary.summarize(found, "single")
-    table = {column.name: column for column in columns.make_table(summarized.rows).columns}
+    table = {column.name: column for column in columns.make_table(summarized.rows).main.columns}
     assert (table["peak_memory_bytes"].heading, table["peak_memory_bytes"].unit) == ("Peak GPU memory", "GiB")
-    assert float(table["gpu_pct"].cells[0].value) == pytest.approx(81, abs=0.3)
-    assert [str(cell).split()[-1] for cell in table["speed_up"].cells] == ["strong", "strong", "strong", "weak"]
+    assert float(table["gpu_pct"].text(summarized.rows[0]).value) == pytest.approx(81, abs=0.3)
+    assert [table["speed_up"].text(row).remark for row in summarized.rows] == ["strong", "strong", "strong", "weak"]
     assert columns.row_labels(summarized.rows) == ["single ×1", "ddp ×2", "ddp ×4", "fsdp2 ×4"]
     (group,) = figure.groups(found, summarized)
     lines = {line["name"]: (line["x"], line["y"]) for line in scaling.draw_scaling(group).data}
@@ -289,8 +289,8 @@ def test_a_throughput_is_shown_with_half_of_its_interval(tmp_path):
         support.completed(workspace, support.cell(), repeat)
     (row,) = summary.summarize(load.load_matrix(workspace, None), "single").rows
     estimate = row.metrics["throughput_per_s"]
-    (column,) = [one for one in columns.make_table([row]).columns if one.name == "throughput_per_s"]
-    half = float(column.cells[0].spread.replace(",", ""))
+    (column,) = [one for one in columns.make_table([row]).main.columns if one.name == "throughput_per_s"]
+    half = float(column.text(row).remark.removeprefix("± ").replace(",", ""))
     assert half == pytest.approx((estimate.high - estimate.low) / 2, rel=0.05)  # the table rounds to two digits
 
 
@@ -302,9 +302,9 @@ def test_differing_units_are_shown_beside_each_number(tmp_path):
     run = support.completed(workspace, image)
     run.result.write_text(run.result.read_text().replace('"tokens"', '"images"'))
     summarized = summary.summarize(load.load_matrix(workspace, None), "single")
-    table = {column.name: column for column in columns.make_table(summarized.rows).columns}
+    table = {column.name: column for column in columns.make_table(summarized.rows).main.columns}
     assert table["throughput_per_s"].unit == ""
-    assert [str(cell).split()[-1] for cell in table["throughput_per_s"].cells] == ["tokens/s", "images/s"]
+    assert [table["throughput_per_s"].text(row).remark for row in summarized.rows] == ["tokens/s", "images/s"]
     assert "seq_len" not in table
 
 

@@ -19,7 +19,8 @@ import support_detailed_torch as model
 import support_ranks as support
 from support_e2e import HANG_S
 
-from collect.traces import rank_sums, trace
+from collect.traces import trace
+from collect.traces.layers import sum_layers
 from collect.traces.matrix_products import parse_product_sizes
 from collect.traces.memory_use import MOST_POINTS
 from collect.traces.nesting import MOST_LEVELS
@@ -259,7 +260,7 @@ def test_without_numbers_of_autograd_backward_is_not_known(tmp_path):
     rank.launch("kernel", support.GEMM, 7, 12, 20, 50)
     (one,) = analyse_rank(trace.read_trace(rank.write(tmp_path))).layers
     assert (one.forward_ns, one.backward_ns, one.backward_host_ns) == (30, None, None)
-    assert rank_sums.sum_layers([analyse_rank(trace.read_trace(rank.write(tmp_path)))] * 2)[0].forward_ns == 60
+    assert sum_layers(analyse_rank(trace.read_trace(rank.write(tmp_path))).layers * 2)[0].forward_ns == 60
 
 
 def test_modules_that_are_nested_too_deep_are_left_out(tmp_path):

@@ -7,7 +7,7 @@ The expected texts are written by hand: 1 ms is 1,000,000 ns, 1 MiB is 1,048,576
 import support_tables
 from support_tables import MIB, analysis
 
-from collect.traces import answer_tables, command, detail_tables
+from collect.traces import answer_tables, command
 from collect.traces.attention import AttentionUse
 from collect.traces.breakdown import Breakdown, EventTally
 from collect.traces.calls import CollectiveCall, ProcessGroup
@@ -30,26 +30,26 @@ def test_the_answers_of_collect_trace_show_the_known_number_in_every_column():
     answer_tables.print_answer_tables(output, RunAnswers(ranks))
     idle = {
         "Idle (ms)": "9.973", "Host launched nothing (ms)": "5.003", "Waiting for communication (ms)": "3.011",
-        "Other (ms)": "1.959", "Launch delay, median (us)": "17.00", "longest (us)": "29.00",
+        "Other (ms)": "1.959", "Launch delay, median (us)": "17.00", "Launch delay, longest (us)": "29.00",
     }  # fmt: skip
     assert output.rows_of == {
         # The 4 calls take 11,637,000 ns with the time of waiting and 10,028,000 ns without. They send 4 x 103 MiB, which are
         # 432,013,312 bytes, and n is 2.
         "collectives by process group, all ranks together": [
             {
-                "Collective": "all_reduce", "Process group": "3 shards (2 ranks)", "Calls (n)": "4", "Message (MiB)": "103.0",
+                "Collective": "all_reduce", "Process group": "3 shards (2 ranks)", "Calls": "4", "Message (MiB)": "103.0",
                 "Sent (MiB)": "412.0", "Total (ms)": "11.64", "Mean (us)": "2,909", "Transfer (us)": "2,507",
-                "Hidden (%)": "7.253", "Algorithm (GB/s)": "43.08", "Bus (GB/s)": "43.08", "Link (GB/s)": "450.0",
-                "Of link (%)": "9.573",
+                "Hidden (%)": "7.253", "Algorithm bandwidth (GB/s)": "43.08", "Bus bandwidth (GB/s)": "43.08",
+                "Link (GB/s)": "450.0", "Of link (%)": "9.573",
             }
         ],
         "waiting for slow ranks: 1.000 % of the time is lost; rank 0 lets the others wait the longest": [
             {
-                "Rank": "0", "Calls (n)": "2", "Started last (n)": "1", "Waited (ms)": "0.6010", "Lost (ms)": "0.5000",
+                "Rank": "0", "Calls": "2", "Started last": "1", "Waited (ms)": "0.6010", "Lost (ms)": "0.5000",
                 "Lost (%)": "1.000", "Others waited for it (ms)": "1.008",
             },
             {
-                "Rank": "1", "Calls (n)": "2", "Started last (n)": "1", "Waited (ms)": "1.008", "Lost (ms)": "0.5000",
+                "Rank": "1", "Calls": "2", "Started last": "1", "Waited (ms)": "1.008", "Lost (ms)": "0.5000",
                 "Lost (%)": "1.000", "Others waited for it (ms)": "0.6010",
             },
         ],
@@ -70,7 +70,7 @@ def test_a_group_of_four_ranks_has_the_factors_of_nccl_tests():
     output = support_tables.PrintedTables()
     answer_tables.print_answer_tables(output, RunAnswers([analysis(0, (), groups=group, calls=calls, idle=None, idle_ns=0)]))
     rows = output.rows_of["collectives by process group, all ranks together"]
-    columns = ("Collective", "Message (MiB)", "Sent (MiB)", "Algorithm (GB/s)", "Bus (GB/s)")
+    columns = ("Collective", "Message (MiB)", "Sent (MiB)", "Algorithm bandwidth (GB/s)", "Bus bandwidth (GB/s)")
     assert sorted(tuple(row[name] for name in columns) for row in rows) == [
         ("all_gather", "61.04", "45.78", "32.00", "24.00"),
         ("all_reduce", "61.04", "91.55", "32.00", "48.00"),
@@ -96,13 +96,12 @@ def test_the_details_of_collect_trace_show_the_known_number_in_every_column():
         backend="flash", backward=True, name="aten::_flash", by="operator", calls=19, total_ns=2_011_000, kernels=["bwd"]
     )
     output = support_tables.PrintedTables()
-    detail_tables.print_detail_tables(
-        output, [analysis(3, (), layers=[layer], memory=[use], products=[product], attention=[attention])]
-    )
+    rank = analysis(3, (), layers=[layer], memory=[use], products=[product], attention=[attention], idle=None)
+    answer_tables.print_answer_tables(output, RunAnswers([rank]))
     assert output.rows_of == {
         "modules with all that they call, all ranks together": [
             {
-                "Module": "  Linear_0", "Calls (n)": "13", "Forward (ms)": "3.001", "Backward (ms)": "5.009",
+                "Module": "  Linear_0", "Calls": "13", "Forward (ms)": "3.001", "Backward (ms)": "5.009",
                 "Communication (ms)": "1.013", "Host, forward (ms)": "11.00", "Host, backward (ms)": "12.01",
             }
         ],
@@ -114,14 +113,14 @@ def test_the_details_of_collect_trace_show_the_known_number_in_every_column():
         ],
         "matrix products, all ranks together: 1.427 TFLOP/s": [
             {
-                "Operator": "aten::bmm", "Batch": "2", "M": "3,000", "N": "5,000", "K": "7", "Calls (n)": "17",
-                "Time (ms)": "5.003", "TFLOP/s": "1.427",
+                "Operator": "aten::bmm", "Batch": "2", "M": "3,000", "N": "5,000", "K": "7", "Calls": "17",
+                "Time (ms)": "5.003", "Achieved (TFLOP/s)": "1.427",
             }
         ],
         "attention, all ranks together": [
             {
-                "Attention": "flash", "Pass": "backward", "Operator or kernel": "aten::_flash", "Its kernels": "bwd",
-                "Calls (n)": "19", "Time (ms)": "2.011",
+                "Implementation": "flash", "Pass": "backward", "Operator or kernel": "aten::_flash", "Its kernels": "bwd",
+                "Calls": "19", "Time (ms)": "2.011",
             }
         ],
     }  # fmt: skip
@@ -135,9 +134,9 @@ def test_the_breakdown_of_collect_trace_shows_the_known_number_in_every_column()
     tallies = [EventTally("gemm", 7, 5_011_000), EventTally("gemm", 6, 2_006_000), EventTally("copy", 3, 1_009_000)]
     output = support_tables.PrintedTables()
     command._print_breakdowns(output, "RUN", [told], like_hta=False)
-    command._print_tallies(output, "kernels", "Kernel", tallies)
+    output.show_table(answer_tables.make_tally_table("kernels", "Kernel", tallies))
     changed = OperatorDifference("aten::mm", "cpu_op", "changed", 1.5, 0.25, 7_001_000, 2_003_000)
-    command._print_operators(output, "RUN", "OTHER", [changed])
+    output.show_table(answer_tables.make_operators_table("RUN", "OTHER", [changed]))
     assert output.rows_of == {
         "RUN (exact)": [
             {
@@ -146,14 +145,14 @@ def test_the_breakdown_of_collect_trace_shows_the_known_number_in_every_column()
                 "Idle (%)": "28.95", "Overlap (%)": "43.05", "Exposed communication (ms)": "3.994",
             }
         ],
-        "kernels": [
-            {"Kernel": "gemm", "Calls (n)": "13", "Total (ms)": "7.017", "Mean (us)": "539.8"},
-            {"Kernel": "copy", "Calls (n)": "3", "Total (ms)": "1.009", "Mean (us)": "336.3"},
+        "kernels, all ranks together": [
+            {"Kernel": "gemm", "Calls": "13", "Total (ms)": "7.017", "Mean (us)": "539.8"},
+            {"Kernel": "copy", "Calls": "3", "Total (ms)": "1.009", "Mean (us)": "336.3"},
         ],
         "RUN against OTHER, per step and rank: 0 new, 0 gone, 1 changed, 0 same": [
             {
-                "Change": "changed", "Kind": "cpu_op", "Name": "aten::mm", "Calls (n)": "1.500", "Against (n)": "0.2500",
-                "Time (ms)": "7.001", "Against (ms)": "2.003", "Difference (ms)": "4.998",
+                "Change": "changed", "Kind": "cpu_op", "Name": "aten::mm", "Calls": "1.500", "Calls against": "0.2500",
+                "Time (ms)": "7.001", "Time against (ms)": "2.003", "Difference (ms)": "+4.998",
             }
         ],
     }  # fmt: skip
@@ -166,8 +165,8 @@ def test_the_reasons_for_a_slower_step_show_the_known_number_in_every_column():
     ]
     whole = StepDifference(per="step", time_ns=13_006_000, against_ns=9_007_000, difference_ns=3_999_000, parts=parts)
     output = support_tables.PrintedTables()
-    answer_tables.print_step_difference(output, "RUN", "OTHER", whole)
-    columns = ("Part", "Time (ms)", "Against (ms)", "Difference (ms)", "Share (%)")
+    output.show_table(command._make_step_table("RUN", "OTHER", whole))
+    columns = ("Part", "Time (ms)", "Time against (ms)", "Difference (ms)", "Share (%)")
     cells = [
         ("compute", "11.00", "5.002", "+6.001", "150"),
         ("idle", "2.003", "4.005", "-2.002", "-50.1"),

@@ -122,7 +122,7 @@ def test_the_page_has_the_tables(workspace, results):
     for name in ("idle", "phases", "device_memory", "matrix_products", "attention"):
         (table,) = re.findall(rf'<table id="{name}">.*?</table>', page, re.DOTALL)
         assert table.count('<th scope="row"') == len(getattr(told, name)) > 0
-    assert page.count("<td>Model_0</td>") == 4  # in each of two cells, it is the parent of two modules
+    assert page.count("<td><code>Model_0</code></td>") == 4  # in each of two cells, it is the parent of two modules
     written = json.loads((workspace.path / "report" / "summary.json").read_text())
     assert [one["layer"] for one in written["layers"]] == ["Model_0", "Linear_0", "Linear_1"] * 2
 

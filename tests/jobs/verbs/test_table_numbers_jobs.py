@@ -39,7 +39,8 @@ PREDICTED = {
 
 
 def test_the_predictions_of_a_plan_show_the_known_number_in_every_column():
-    assert planner_table.make_columns([PREDICTION]) == {heading: [text] for heading, text in PREDICTED.items()}
+    table = planner_table.make_predictions_table({"cell": PREDICTION})
+    assert dict(zip(table.headings, table.texts[0], strict=True)) == {"cell": "cell"} | PREDICTED
     # Three runs of the cell: every number times 3.
     assert planner_table.describe_sums({"cell": PREDICTION}, {"cell": 3}) == [
         "predicted: 21.6 s for all runs in sequence (18.2 s to 26.8 s).",
@@ -78,7 +79,7 @@ def test_a_plan_shows_the_known_number_in_every_column_of_a_cell():
     cell = msgspec.structs.replace(
         CELL, gpus=3, global_batch_size=210, micro_batch_size=14, gradient_accumulation_steps=5, steps=17, warmup_steps=4
     )
-    assert dict(zip(views.PLAN_COLUMNS, [cell.name(), *views._format_cell(cell)], strict=True)) == {
+    assert {column.heading: str(column.text(cell)) for column in views.PLAN_COLUMNS} == {
         "cell": cell.name(), "workload": "gpt2-tiny", "strategy": "ddp", "launcher": "torchrun", "ranks": "3",
         "global batch": "210", "micro x passes": "14 x 5", "length": "17 steps + 4 warm-up",
     }  # fmt: skip
@@ -106,7 +107,7 @@ def test_the_table_of_status_shows_the_known_number_in_every_column():
         duration_s=661.0, hosts=[], attempt=1, repeat=1, rehearsal=False, expected=False, resumed_from_step=5,
     )  # fmt: skip
     table = status_table.make_table([run])
-    shown = dict(zip(table.columns, table.rows[0], strict=True))
+    shown = dict(zip(table.headings, table.texts[0], strict=True))
     assert shown.pop("started").endswith("11:49:00")
     assert shown == {
         "run": "RUN", "state": "running", "scheduler": "RUNNING", "step": "7 of 31", "units/s": "12,347", "to go": "1m 35s",

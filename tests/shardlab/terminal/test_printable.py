@@ -11,6 +11,7 @@ from support_hostile import steering
 
 from shardlab.terminal import printable
 from shardlab.terminal.rich_console import CleanConsole, draw_table
+from shardlab.terminal.table import make_text_table
 
 ESCAPES = [
     ("plain\n two", "plain\n two"),
@@ -84,6 +85,6 @@ def test_a_log_is_decoded_across_parts_and_its_long_lines_are_cut():
 def test_a_table_stays_aligned_for_every_text():
     drawn = io.StringIO()
     console = CleanConsole(file=drawn, width=60)
-    console.print(draw_table(["name", "state"], [["\u200b\u202e\u200b\u200b", "x"], ["plain", "x"]]))
+    console.print(draw_table(make_text_table("", ["name", "state"], [["\u200b\u202e\u200b\u200b", "x"], ["plain", "x"]])))
     _, _, steered, plain = drawn.getvalue().splitlines()
     assert steered.index("x") == plain.index("x")

@@ -1,0 +1,88 @@
+"""The tables of the sections of the page that consist of tables alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from collect.findings.equal_losses import LossComparison
+from collect.findings.instrument_cost import InstrumentCost
+from collect.report import fault_text, score_text, verdict_text
+from collect.summary import Failure, Summary
+from shardlab.matrix.study import Deviation
+from shardlab.terminal.table import Column, Table, Text
+
+_LOSSES_NOTE = (
+    "Cells that do the same work in different ways must have the same losses. If their losses differ, they did different work, "
+    "and their speeds are not comparable. Another order of additions changes only the last digits of the precision."
+)
+_INSTRUMENTS_NOTE = (
+    "The training time does not include the time that instruments take between steps. Metrics of throughput, step time and "
+    "peak memory do not include the steps that an instrument observed."
+)
+_DEVIATIONS_NOTE = (
+    "The matrix of the study did not fit the cluster, so `jobs plan --adapt` changed it. All that is not listed here is as in "
+    "the study."
+)
+
+
+def make_section_tables(summary: Summary, labels: Mapping[str, str]) -> dict[str, list[Table[Any]]]:
+    """The tables of each section that has only tables: {name of the section: its tables}. labels: {id of a cell: its label}."""
+    return {
+        "deviations": [_make_deviations_table(summary)],
+        "failures": [_make_failures_table(summary)],
+        "faults": fault_text.fault_tables(summary, labels),
+        "instruments": [_make_instruments_table(summary, labels)],
+        "losses": [_make_losses_table(summary, labels)],
+        "predictions": [score_text.make_score_table(summary.predictions)],
+    }
+
+
+def _make_deviations_table(summary: Summary) -> Table[Deviation]:
+    columns: list[Column[Deviation]] = [
+        Column("What", lambda entry: entry.key),
+        Column("In the study", lambda entry: verdict_text.value_text(entry.study)),
+        Column("Here", lambda entry: "left out" if entry.here is None else verdict_text.value_text(entry.here)),
+        Column("Cells", lambda entry: entry.cells),
+        Column("Why", lambda entry: f"{entry.why}.", is_number=False),
+    ]
+    return Table("Deviations from the study", columns, summary.deviations, note=_DEVIATIONS_NOTE)
+
+
+def _make_failures_table(summary: Summary) -> Table[Failure]:
+    columns: list[Column[Failure]] = [
+        Column("State", lambda failure: failure.state, state=lambda failure: failure.state),
+        Column(
+            "Run",
+            lambda failure: Text(failure.run, "a later attempt replaced it" if failure.superseded else ""),
+            is_number=False,
+            is_code=True,
+            link=lambda failure: f"{failure.run}/",
+        ),
+        Column("Why", lambda failure: failure.why, is_number=False),
+    ]
+    return Table("What did not complete", columns, summary.failures)
+
+
+def _make_instruments_table(summary: Summary, labels: Mapping[str, str]) -> Table[InstrumentCost]:
+    columns: list[Column[InstrumentCost]] = [
+        Column("Instrument", lambda cost: cost.instrument),
+        Column("Cell", lambda cost: labels[cost.cell], is_number=False, link=lambda cost: cost.cell),
+        Column("n", lambda cost: cost.n),
+        Column("Between steps", lambda cost: cost.cost_s, "s", digits=2),
+        Column("Observed steps", lambda cost: cost.watched_steps or None),
+        Column("Their time divided by that of other steps", lambda cost: cost.step_ratio, digits=3),
+    ]
+    return Table("Cost of the instruments", columns, summary.instruments, note=_INSTRUMENTS_NOTE)
+
+
+def _make_losses_table(summary: Summary, labels: Mapping[str, str]) -> Table[LossComparison]:
+    columns: list[Column[LossComparison]] = [
+        Column("What differs", lambda losses: losses.differ),
+        Column("Cells", lambda losses: f"{labels[losses.one]} and {labels[losses.other]}", is_number=False),
+        Column("Compared steps", lambda losses: losses.steps),
+        Column("Largest difference of the losses", lambda losses: losses.max_difference, digits=2),
+        Column("Relative to the loss", lambda losses: 100 * losses.relative if losses.relative else None, "%", digits=2),
+        Column("At step", lambda losses: losses.at_step if losses.max_difference else None),
+    ]
+    return Table("Are the losses the same?", columns, summary.losses, note=_LOSSES_NOTE)

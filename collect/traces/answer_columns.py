@@ -1,0 +1,61 @@
+"""Columns of the tables of trace answers: their units and limits, for the terminal and for the page of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from shardlab.terminal import notation
+from shardlab.terminal.table import Column
+
+Row = TypeVar("Row")
+Number = Callable[[Row], float | None]
+
+MOST_ROWS = 12  # the most rows of a run or cell that a table shows; the JSON documents contain all rows
+MOST_LAYERS = 40  # the same for the table of modules
+LONGEST_NAME = 72  # the most characters of the name of a kernel: names of C++ templates may have hundreds of characters
+
+
+def ms_column(heading: str, ns: Number[Row]) -> Column[Row]:
+    """A column of times in milliseconds. ns: the time of a row in nanoseconds; None: not known."""
+    return Column(heading, ns, "ms", scale=1e6)
+
+
+def us_column(heading: str, ns: Number[Row]) -> Column[Row]:
+    """A column of times in microseconds. ns: the time of a row in nanoseconds; None: not known."""
+    return Column(heading, ns, "us", scale=1e3)
+
+
+def mib_column(heading: str, size: Number[Row]) -> Column[Row]:
+    """A column of sizes in MiB. size: the size of a row in bytes; None: not known."""
+    return Column(heading, size, "MiB", scale=notation.MIB)
+
+
+def name_column(heading: str, name: Callable[[Row], str]) -> Column[Row]:
+    """A column of names of operators or kernels, of which long names are cut."""
+    return Column(heading, name, longest=LONGEST_NAME, is_code=True, is_number=False)
+
+
+# Columns that have the same values in the rows of a run, which the terminal shows, and in the rows of a cell, on the page.
+RATE_COLUMNS: tuple[Column[Any], ...] = (
+    Column("Hidden", lambda use: use.hidden_pct, "%"),
+    Column("Algorithm bandwidth", lambda use: use.algorithm_gb_per_s, "GB/s"),
+    Column("Bus bandwidth", lambda use: use.bus_gb_per_s, "GB/s"),
+    Column("Link", lambda use: use.link_gb_per_s, "GB/s"),
+)
+SIZE_COLUMNS: tuple[Column[Any], ...] = (
+    name_column("Operator", lambda product: product.operator),
+    Column("Batch", lambda product: product.batch),
+    Column("M", lambda product: product.m),
+    Column("N", lambda product: product.n),
+    Column("K", lambda product: product.k),
+    Column("Calls", lambda product: product.calls),
+)
+ACHIEVED: Column[Any] = Column("Achieved", lambda product: product.flops_per_s, "TFLOP/s", scale=1e12)
+ATTENTION_COLUMNS: tuple[Column[Any], ...] = (
+    Column("Implementation", lambda use: use.backend),
+    Column("Pass", lambda use: "backward" if use.backward else "forward"),
+    name_column("Operator or kernel", lambda use: use.name),
+    name_column("Its kernels", lambda use: "" if use.kernels == [use.name] else ", ".join(use.kernels)),
+    Column("Calls", lambda use: use.calls),
+)

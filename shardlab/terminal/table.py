@@ -1,0 +1,154 @@
+"""A table: rows, and columns that say what they show of a row. The terminal, the pages of reports and the exports render it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Generic, TypeVar
+
+import msgspec
+
+from shardlab.terminal import notation
+
+Row = TypeVar("Row")
+_NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # matches a text that begins with a number or is empty
+
+
+class Text(msgspec.Struct, frozen=True):
+    """A text of a table that has two parts."""
+
+    value: str
+    remark: str = ""
+    """What a page shows in a fainter colour after the value, such as `± 2.1`."""
+
+    def __str__(self) -> str:
+        return f"{self.value} {self.remark}" if self.remark else self.value
+
+
+class Column(msgspec.Struct, Generic[Row], frozen=True):
+    """A column of a table: what it shows of a row, and how."""
+
+    heading: str
+    value: Callable[[Row], str | float | Text | None]
+    """The text or number of a row; None: not known."""
+    unit: str = ""
+    """The unit of the numbers."""
+    scale: float = 1.0
+    """The numbers are divided by this factor, to be in the unit."""
+    digits: int = 4
+    """The least number of significant digits of a number that is not an integer."""
+    is_signed: bool = False
+    """Whether a positive number begins with +."""
+    is_number: bool | None = None
+    """Whether the column is aligned to the right; None: if each text begins with a number or is empty."""
+    longest: int | None = None
+    """The most characters of a text; a longer text is cut."""
+    is_code: bool = False
+    """Whether a page shows the texts as code."""
+    link: Callable[[Row], str] | None = None
+    """The id of the cell or run to which a page links the text; "" for no link."""
+    name: str = ""
+    """The name of the metric or key in the column. A page links the heading of a metric to its definition."""
+    state: Callable[[Row], str] | None = None
+    """The state of a row, which decides the colour of the text on a page."""
+    is_sentence: bool = False
+    """Whether the texts are sentences, which need several lines."""
+    priority: int = 0
+    """On a narrow terminal, the columns with the highest priority are left out first; 0: the column is always shown."""
+
+    @property
+    def heading_with_unit(self) -> str:
+        """The heading with the unit, in one line."""
+        return f"{self.heading} ({self.unit})" if self.unit else self.heading
+
+    def whole_text(self, row: Row) -> Text:
+        """The text of a row, not cut. The value is "" if it is not known."""
+        value = self.value(row)
+        if isinstance(value, Text):
+            return value
+        if value is None or isinstance(value, str):
+            return Text(value or "")
+        is_integer = isinstance(value, int) and self.scale == 1
+        number = f"{value:,}" if is_integer else notation.format_number(value / self.scale, self.digits)
+        return Text(f"+{number}" if self.is_signed and value > 0 else number)
+
+    def is_cut(self, row: Row) -> bool:
+        """Whether the text of a row is longer than the longest that is shown."""
+        return self.longest is not None and len(self.whole_text(row).value) > self.longest
+
+    def text(self, row: Row) -> Text:
+        """The text of a row, cut to the longest length."""
+        text = self.whole_text(row)
+        if self.longest is None or len(text.value) <= self.longest:
+            return text
+        return Text(f"{text.value[: self.longest - 1]}…", text.remark)
+
+
+class Table(msgspec.Struct, Generic[Row], frozen=True):
+    """Rows, and the columns that show them."""
+
+    title: str
+    columns: Sequence[Column[Row]]
+    rows: Sequence[Row]
+    name: str = ""
+    """A short name, used as the name of a file and in links; "" if the table has none."""
+    note: str = ""
+    """Sentences about the table, for readers of a page."""
+    most_rows: int | None = None
+    """The most rows of each group that are shown; None: all."""
+    group: Callable[[Row], str] = lambda row: ""
+    """The group of a row, such as its cell."""
+    styles: Sequence[str] = ()
+    """The style of each row on a terminal."""
+
+    @property
+    def shown_rows(self) -> Sequence[Row]:
+        """The first `most_rows` rows of each group."""
+        if self.most_rows is None:
+            return self.rows
+        counts: Counter[str] = Counter()
+        first_rows = []
+        for row in self.rows:
+            counts[self.group(row)] += 1
+            if counts[self.group(row)] <= self.most_rows:
+                first_rows.append(row)
+        return first_rows
+
+    @property
+    def left_out(self) -> int:
+        """The number of rows that are not shown."""
+        return len(self.rows) - len(self.shown_rows)
+
+    @property
+    def title_with_rest(self) -> str:
+        """The title, and how many rows are not shown."""
+        return "; ".join(filter(None, (self.title, f"{self.left_out:,} more in --json" if self.left_out else "")))
+
+    @property
+    def headings(self) -> list[str]:
+        """The headings of the columns with their units."""
+        return [column.heading_with_unit for column in self.columns]
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """For each row that is shown, the text of each column."""
+        return [[str(column.text(row)) for column in self.columns] for row in self.shown_rows]
+
+    @property
+    def number_columns(self) -> list[bool]:
+        """For each column, whether it has numbers and is aligned to the right."""
+        rows = self.shown_rows
+        return [
+            all(_NUMERIC.match(column.text(row).value) for row in rows) if column.is_number is None else column.is_number
+            for column in self.columns
+        ]
+
+
+def make_text_table(
+    title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()
+) -> Table[Sequence[str]]:
+    """A table of rows that are texts already, one for each heading. styles: the style of each row on a terminal."""
+    columns: list[Column[Sequence[str]]] = [Column(heading, itemgetter(index)) for index, heading in enumerate(headings)]
+    return Table(title, columns, rows, styles=styles)
