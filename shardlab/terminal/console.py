@@ -9,7 +9,7 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import msgspec
@@ -67,6 +67,11 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, printable.clean(f"{self.prog}: {message}. See: {self.prog} --help\n"))
 
     @property
+    def options(self) -> dict[str, argparse.Action]:
+        """The actions of argparse by the words of their options, such as `--json`."""
+        return self._option_string_actions
+
+    @property
     def first_words(self) -> list[str]:
         """The words with which a command line of this parser may begin: verbs and options. `=` ends an option with a value."""
         words: list[str] = []
@@ -96,35 +101,6 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
     """Add the option --trust, for commands that ask `workspace_trust.must_be_allowed`."""
     trust_help = "allow this workspace of somebody else, or code in it, to act (docs/design/trust.md); read its files first"
     parser.add_argument("--trust", action="store_true", help=trust_help)
-
-
-class Verbs:
-    """The verbs of a command, such as `submit` of `jobs`. Each verb has options, an example, and a function to call."""
-
-    def __init__(self, top: Parser, common: Parser, examples: Mapping[str, str], *, sentences: bool = False) -> None:
-        """Prepare the parser `top` of the command for verbs. common: the options that all verbs have.
-
-        examples: the example of each verb, by the name of the verb. sentences: whether the help of a verb shows its summary as
-        a sentence, with a capital letter and a full stop.
-        """
-        self._verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
-        self._common, self._examples, self._sentences = common, examples, sentences
-
-    def add(self, name: str, run: Callable[..., int], summary: str) -> Parser:
-        """Add a verb to the command; returns the parser of the verb.
-
-        run: the function that carries out the verb and returns the exit code. The parsed arguments contain this function as
-        `run`. summary: what the verb does, for the help.
-        """
-        verb: Parser = self._verbs.add_parser(
-            name,
-            parents=[self._common],
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}." if self._sentences else summary,
-            epilog=f"example:\n  {self._examples[name]}",
-        )
-        verb.set_defaults(run=run)
-        return verb
 
 
 class OutputStream:

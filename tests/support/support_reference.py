@@ -39,8 +39,8 @@ COMMANDS = (
     *MAINS,
     "shardlab shell-init",
     "shardlab schema",
-    *(f"jobs {verb}" for verb in jobs.cli.EXAMPLES),
-    *(f"collect {verb}" for verb in collect.cli.EXAMPLES),
+    *(f"jobs {verb.name}" for verb in jobs.cli.VERBS),
+    *(f"collect {verb.name}" for verb in collect.cli.VERBS),
 )
 PAGES = {"cluster": ("Keys of cluster.yaml", CLUSTER), "matrix": ("Keys of matrix.yaml", MATRIX)}
 

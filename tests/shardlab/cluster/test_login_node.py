@@ -9,7 +9,6 @@ import pytest
 from support_e2e import HANG_S
 
 from jobs import cli, on_controller
-from jobs.invocation import Invocation
 from jobs.planning import plan
 from jobs.rendering import render
 from provision import cli as provision_cli
@@ -18,6 +17,7 @@ from shardlab.cluster import cluster, login_node
 from shardlab.errors import InputError
 from shardlab.remote import shared_connection
 from shardlab.remote.remote import Unreachable
+from shardlab.verb import Invocation
 from shardlab.workspace.workspace import Workspace
 
 SITE = "schema: 1\nname: site\nprovider: slurm\nslurm: {partition: gpu}\nstorage: {shared: SHARED}\n"
@@ -93,11 +93,13 @@ def test_jobs_continues_in_the_environment_of_the_site(client, tmp_path, monkeyp
     monkeypatch.setattr(os, "execv", lambda path, argv: started.append((path, argv)))
     asked = invocation(tmp_path, "submit", "--matrix", "quickstart")
     assert on_controller.starts_runs_here(asked.cluster)
-    on_controller.enter_environment(asked, ["submit", "--matrix", "quickstart"])
-    assert started == [(str(python), [str(python), "-P", "-m", "jobs", "submit", "--matrix", "quickstart"])]
+    on_controller.enter_environment(asked)
+    assert started == [
+        (str(python), [str(python), "-P", "-m", "jobs", "submit", f"--workspace={tmp_path}", "--matrix=quickstart"])
+    ]
     monkeypatch.setenv(login_node.PYTHON_VARIABLE, str(python))
-    on_controller.enter_environment(asked, ["submit", "--matrix", "quickstart"])
-    on_controller.enter_environment(invocation(tmp_path, "status"), ["status"])
+    on_controller.enter_environment(asked)
+    on_controller.enter_environment(invocation(tmp_path, "status"))
     assert len(started) == 1
 
 
