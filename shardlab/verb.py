@@ -106,12 +106,12 @@ def run_command_line(
     parser: CommandParser,
     words: Sequence[str] | None,
     carry_out: Callable[[Invocation], int],
-    interrupted: str = console.INTERRUPTED,
+    interrupted: str | None = console.INTERRUPTED,
 ) -> int:
     """Parse the words of a command and carry it out. Returns its exit code.
 
     words: the words after the name of the command; None: those of this process. carry_out: carries out the command.
-    interrupted: the sentence that is printed after Ctrl-C or SIGTERM.
+    interrupted: as for `console.run_command`.
     """
     completion.answer_shell(parser)
     invocation = Invocation(parser.parse_args(sys.argv[1:] if words is None else words))

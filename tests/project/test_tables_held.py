@@ -44,7 +44,7 @@ HELD = {
     "jobs/verbs/views.py _print_cells": OF_JOBS,
     "jobs/verbs/views.py _print_predictions": OF_JOBS,
     "jobs/verbs/views.py print_status": OF_JOBS,
-    "provision/cli.py _print_hardware": OF_JOBS,
+    "provision/verbs/machines.py Hardware.run": OF_JOBS,
     "provision/command/display.py show_machines": OF_JOBS,
     "provision/command/display.py show_operations": WORDS,
     "provision/command/display.py show_checks": WORDS,

@@ -39,8 +39,7 @@ COMMANDS = (
     *MAINS,
     "shardlab shell-init",
     "shardlab schema",
-    *(f"jobs {verb.name}" for verb in jobs.cli.VERBS),
-    *(f"collect {verb.name}" for verb in collect.cli.VERBS),
+    *(f"{cli.__package__} {verb.name}" for cli in (provision.cli, jobs.cli, collect.cli) for verb in cli.VERBS),
 )
 PAGES = {"cluster": ("Keys of cluster.yaml", CLUSTER), "matrix": ("Keys of matrix.yaml", MATRIX)}
 

@@ -12,6 +12,7 @@ from jobs import cli, on_controller
 from jobs.planning import plan
 from jobs.rendering import render
 from provision import cli as provision_cli
+from provision.command import progress
 from provision.nodes import login_node as of_site
 from shardlab.cluster import cluster, login_node
 from shardlab.errors import InputError
@@ -177,7 +178,7 @@ def test_provision_logs_in_before_it_draws_a_table(ssh, tmp_path, monkeypatch, c
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
     (tmp_path / "cluster.yaml").write_text(f"{SITE.replace('SHARED', str(tmp_path))}login: {{host: login1}}\n")
     drawn = []
-    monkeypatch.setattr(provision_cli.progress, "show_progress", lambda *_: drawn.append("table"))
+    monkeypatch.setattr(progress, "show_progress", lambda *_: drawn.append("table"))
     assert provision_cli.main(["plan", "--workspace", str(tmp_path)]) == 1
     assert "Permission denied" in capsys.readouterr().err
     assert not drawn
