@@ -95,7 +95,7 @@ class CommandParser(Parser):
 
     def _explain_unknown_words(self, words: Sequence[str], verb: Verb) -> str:
         option = words[0].partition("=")[0]
-        owners = [name for name, parser in self.verb_parsers.items() if option in parser.options]
+        owners = [name for name, parser in self.verb_parsers.items() if option in parser._option_string_actions]
         if not owners:
             return f"unrecognized arguments: {' '.join(words)}"
         names = f"the verb{'s' if len(owners) > 1 else ''} {', '.join(owners)}"
@@ -130,7 +130,7 @@ def format_words(arguments: argparse.Namespace, *, omitted: Container[str] = ())
     positionals: list[str] = []
     for action in parser._actions:
         value = getattr(arguments, action.dest, None)
-        if value in (None, False, action.default) or action.dest in omitted:
+        if value is None or value is False or value == action.default or action.dest in omitted:
             continue
         values = value if isinstance(value, list) else [value]
         if not action.option_strings:

@@ -51,23 +51,11 @@ class Strategies(JobsVerb):
         out = invocation.out
         found_strategies = own_strategies.find_strategies(invocation.workspace)
         entries = [*found_strategies.menu({}).values(), *menu.strategies().values()]
-        rows = [[entry.name, entry.summary, ", ".join(entry.precisions), entry.file or "ships"] for entry in entries]
+        rows = [[entry.name, entry.summary, ", ".join(entry.precisions), _origin(entry)] for entry in entries]
         out.print_table("strategies", ["name", "what it does", "precisions", "from"], rows)
         _print_options(out, entries)
         _print_faults(out, found_strategies.faults)
-        out.print_document(
-            [
-                {
-                    "name": entry.name,
-                    "summary": entry.summary,
-                    "file": entry.file,
-                    "code": entry.code,
-                    "precisions": entry.precisions,
-                    "options": msgspec.to_builtins(entry.options),
-                }
-                for entry in entries
-            ]
-        )
+        out.print_document(_make_document(entries, "name", "summary", "file", "code", "precisions", "options"))
         return int(bool(found_strategies.faults))
 
 
@@ -85,37 +73,14 @@ class Workloads(JobsVerb):
         found_workloads = own_workloads.find_workloads(invocation.workspace)
         entries = [*found_workloads.menu().values(), *menu.workloads().values()]
         rows = [
-            [
-                item.name,
-                item.summary,
-                f"{item.parameters:,}",
-                item.unit,
-                _format_mflop(item.flops_per_unit),
-                item.file or "ships",
-            ]
+            [item.name, item.summary, f"{item.parameters:,}", item.unit, _format_mflop(item.flops_per_unit), _origin(item)]
             for item in entries
         ]
         out.print_table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"], rows)
         _print_options(out, entries)
         _print_faults(out, found_workloads.faults)
-        out.print_document(
-            [
-                {
-                    "name": item.name,
-                    "summary": item.summary,
-                    "file": item.file,
-                    "code": item.code,
-                    "parameters": item.parameters,
-                    "unit": item.unit,
-                    "flops_per_unit": item.flops_per_unit,
-                    "flops_source": item.flops_source,
-                    "seq_len": item.seq_len,
-                    "optimizer": msgspec.to_builtins(item.optimizer),
-                    "options": msgspec.to_builtins(item.options),
-                }
-                for item in entries
-            ]
-        )
+        keys = ("parameters", "unit", "flops_per_unit", "flops_source", "seq_len", "optimizer", "options")
+        out.print_document(_make_document(entries, "name", "summary", "file", "code", *keys))
         return int(bool(found_workloads.faults))
 
 
@@ -146,6 +111,15 @@ class Launchers(JobsVerb):
             ]
         )
         return 0
+
+
+def _make_document(entries: Sequence[Strategy | Workload], *keys: str) -> list[dict[str, Any]]:
+    """The values of these fields of the entries of a menu, for --json."""
+    return [{key: msgspec.to_builtins(getattr(entry, key)) for key in keys} for entry in entries]
+
+
+def _origin(entry: Strategy | Workload) -> str:
+    return entry.file or "ships"
 
 
 def _print_faults(out: Output, faults: Mapping[str, str]) -> None:

@@ -28,7 +28,6 @@ run the same command again to continue
 FILE = "[FILE] "  # the part of the usage of a verb that says where the cluster file is
 VERBS_WITHOUT_FILE = ("hardware", "init")
 DEFAULT_VERB = "apply"
-CHECK = "--check"  # the option that stands for the verb plan
 
 
 class ProvisionParser(CommandParser):
@@ -65,7 +64,7 @@ class ProvisionParser(CommandParser):
         file = names.pop(0) if names and names[0] not in self.verb_parsers else None
         if file is not None and not names and not may_be_file(file):
             self.error(str(UnknownName("cluster file or verb", file, self.verb_parsers)))
-        verb = names.pop(0) if names else "plan" if CHECK in options else DEFAULT_VERB
+        verb = names.pop(0) if names else "plan" if "--check" in options else DEFAULT_VERB
         if verb not in self.verb_parsers:
             self.error(str(UnknownName("verb", verb, self.verb_parsers)))
         if file is not None and verb in VERBS_WITHOUT_FILE:
@@ -80,7 +79,9 @@ class ProvisionParser(CommandParser):
 
     def _split_words(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """Returns (the words that are no options and no values of options, the other words)."""
-        actions = {option: action for parser in self.verb_parsers.values() for option, action in parser.options.items()}
+        actions: dict[str, argparse.Action] = {}
+        for parser in self.verb_parsers.values():
+            actions |= parser._option_string_actions
         names: list[str] = []
         options: list[str] = []
         is_value = False

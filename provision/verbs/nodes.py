@@ -159,7 +159,7 @@ class Plan(NodesVerb):
         super().add_options(parser)
         pretend_help = "take the facts of the nodes from this file, as --json prints them; no machine is reached"
         parser.add_argument("--pretend", type=Path, metavar="FACTS.json", help=pretend_help)
-        parser.add_argument(command_line.CHECK, action="store_true", help="may be written in place of the verb plan")
+        parser.add_argument("--check", action="store_true", help="may be written in place of the verb plan")
 
     def carry_out(self, out: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
         return _converge(out, work, dry=True), []

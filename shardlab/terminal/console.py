@@ -69,11 +69,6 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, printable.clean(f"{command}: {message.removesuffix('.')}. See: {command} --help\n"))
 
     @property
-    def options(self) -> dict[str, argparse.Action]:
-        """The actions of argparse by the words of their options, such as `--json`."""
-        return self._option_string_actions
-
-    @property
     def first_words(self) -> list[str]:
         """The words with which a command line of this parser may begin: verbs and options. `=` ends an option with a value."""
         words: list[str] = []
