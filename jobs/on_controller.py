@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from socket import gethostname
 
-from jobs.invocation import Invocation
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES
+from jobs.verb import JobsVerb
 from shardlab.cluster import cluster, first_node
 from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.login_node import PYTHON_VARIABLE
@@ -21,17 +21,9 @@ from shardlab.matrix import matrix
 from shardlab.remote import remote_workspace, upload
 from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.url import remove_secrets
+from shardlab.verb import Invocation, format_words
 from shardlab.workspace import inventory, workspace_trust
 from shardlab.workspace.workspace import Workspace
-
-SENDING_VERBS = ("submit", "render", "trace")  # they make runs: the cluster file is uploaded before they run there
-VERBS_WITHOUT_MATRIX = ("trace",)  # for the other SENDING_VERBS, the matrix file is uploaded too
-REHEARSING_VERB = "plan"  # with --rehearse, this verb needs torch; files are uploaded for it as for SENDING_VERBS
-CHANGING_VERBS = ("cancel", "retry")
-READING_VERBS = ("status", "logs")
-# Verbs that report which runs end before the lease. The inventory is uploaded for them: the lease may have been extended since
-# the runs were submitted.
-LEASE_VERBS = ("status", "retry")
 
 
 def find_remote_workspace(invocation: Invocation) -> RemoteWorkspace | None:
@@ -44,7 +36,7 @@ def find_remote_workspace(invocation: Invocation) -> RemoteWorkspace | None:
         try:
             workspace_trust.must_be_allowed(invocation.workspace, f"log in to {remote.host}")
         except InputError as refusal:
-            if invocation.arguments.verb != "status":
+            if invocation.arguments.verb.name != "status":
                 raise
             invocation.out.print_remark(f"The table shows the runs that were fetched. {refusal}", style="yellow")
             return None
@@ -53,13 +45,14 @@ def find_remote_workspace(invocation: Invocation) -> RemoteWorkspace | None:
 
 def _find_target_workspace(invocation: Invocation) -> RemoteWorkspace | None:
     arguments, workspace = invocation.arguments, invocation.workspace
-    if arguments.verb in CHANGING_VERBS:
+    verb: JobsVerb = arguments.verb
+    if verb.changes_runs:
         return remote_workspace.read_for_changes(workspace)
-    if arguments.verb in READING_VERBS:
+    if verb.reads_runs:
         return remote_workspace.read_remote_workspace(workspace)
-    if arguments.verb == REHEARSING_VERB:
+    if verb.name == "plan":
         return _find_rehearsal_workspace(invocation)
-    if arguments.verb not in SENDING_VERBS or getattr(arguments, "out", None) or getattr(arguments, "in_allocation", False):
+    if not verb.makes_runs or getattr(arguments, "out", None) or getattr(arguments, "in_allocation", False):
         return None
     target_cluster = invocation.cluster
     previous_remote = remote_workspace.read_remote_workspace(workspace)
@@ -113,32 +106,34 @@ def is_in_environment(target_cluster: Cluster) -> bool:
     return PurePosixPath(os.environ.get(PYTHON_VARIABLE, "")).is_relative_to(target_cluster.storage.shared or "/")
 
 
-def enter_environment(invocation: Invocation, argv: Sequence[str]) -> None:
+def enter_environment(invocation: Invocation) -> None:
     """On the login node of a Slurm site, restart the command in the Python environment that `provision` installed.
 
     This process is replaced (execv), because compute nodes may not see the folder of the interpreter that the user started.
-    argv: the arguments of the command. Raises InputError if `provision` has not run.
+    Raises InputError if `provision` has not run.
     """
-    if invocation.arguments.verb not in (*SENDING_VERBS, *CHANGING_VERBS) or getattr(invocation.arguments, "out", None):
+    verb: JobsVerb = invocation.arguments.verb
+    if not (verb.makes_runs or verb.changes_runs) or getattr(invocation.arguments, "out", None):
         return
     target_cluster = invocation.cluster
     if target_cluster.provider != "slurm" or target_cluster.login is not None or is_in_environment(target_cluster):
         return
     _, python = inventory.find_controller(invocation.workspace, target_cluster)
-    os.execv(python, [python, "-P", "-m", "jobs", *argv])
+    os.execv(python, [python, "-P", "-m", "jobs", *format_words(invocation.arguments)])
 
 
-def run_remotely(remote: RemoteWorkspace, invocation: Invocation, argv: Sequence[str]) -> int:
+def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
     """Upload the files that the command reads, then run the command on the controller; return its exit code.
 
-    remote: the remote workspace. argv: the arguments of the command. Raises ShardlabError.
+    remote: the remote workspace. Raises ShardlabError.
     """
     arguments, workspace, target = invocation.arguments, invocation.workspace, invocation.cluster
-    words = _drop_options(argv, "--workspace", "--cluster")
-    if arguments.verb == "trace" and not PurePosixPath(arguments.folder).is_absolute():
+    verb: JobsVerb = arguments.verb
+    remote_arguments = argparse.Namespace(**vars(arguments))
+    if verb.name == "trace" and not PurePosixPath(arguments.folder).is_absolute():
         raise InputError(f"{arguments.folder}: lies on {remote.host}. Allowed: an absolute path on that machine.")
     own_matrix: Path | None = None
-    if arguments.verb in (*SENDING_VERBS, REHEARSING_VERB):
+    if verb.makes_runs or verb.name == "plan":
         file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
         content = files.read(file, follow=True) if target.provider != "cloudlab" else cluster.encode_resolved_file(target)
         for address in filter(
@@ -153,21 +148,20 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation, argv: Sequence
         # a lease, the command on the controller reads the lease from the inventory, to decide which runs are held back.
         if target.slurm is None or inventory.read_leased_inventory(workspace, target.name) is not None:
             texts[str(upload.INVENTORY)] = files.read(inventory.inventory_path(workspace))
-        file = file if arguments.verb in VERBS_WITHOUT_MATRIX else matrix.find_matrix_file(arguments.matrix)
-        if arguments.verb not in VERBS_WITHOUT_MATRIX and file not in matrix.shipped_matrices().values():
+        file = matrix.find_matrix_file(arguments.matrix) if verb.name != "trace" else file
+        if verb.name != "trace" and file not in matrix.shipped_matrices().values():
             own_matrix = file
             texts |= read_matrix_files(file)
-            verb, *other_words = _drop_options(words, "--matrix")
-            words = [verb, "--matrix", f"{remote.workspace}/matrices/{file.name}", *other_words]
+            remote_arguments.matrix = f"{remote.workspace}/matrices/{file.name}"
         invocation.out.print_detail(f"on {remote.host}: {remote.workspace}")
         remote_workspace.upload_files(remote, texts)
-        if arguments.verb in SENDING_VERBS:  # a plan does not decide on which cluster the runs of the workspace are
+        if verb.makes_runs:  # a plan does not decide on which cluster the runs of the workspace are
             remote_workspace.write_remote_workspace(workspace, remote)
             if own_matrix is not None:
                 remote_workspace.record_matrix_path(workspace, own_matrix)
-    elif arguments.verb in LEASE_VERBS and inventory.read_leased_inventory(workspace, remote.cluster) is not None:
+    elif verb.reads_lease and inventory.read_leased_inventory(workspace, remote.cluster) is not None:
         remote_workspace.upload_files(remote, {str(upload.INVENTORY): files.read(inventory.inventory_path(workspace))})
-    return remote.hand_over("jobs", words)
+    return remote.hand_over("jobs", format_words(remote_arguments, omitted=("workspace", "cluster")))
 
 
 def read_matrix_files(file: Path) -> dict[str, bytes]:
@@ -192,23 +186,9 @@ def decide_after_lease(invocation: Invocation, error: ShardlabError) -> str | No
     if leased is None or leased.lease is None or not leased.lease.has_ended(current_time := datetime.now(UTC)):
         return None
     why = f"{str(error).rstrip('.')}; {leased.lease.describe(current_time)}"
-    if invocation.arguments.verb != "status":
+    if invocation.arguments.verb.name != "status":
         raise ShardlabError(why) from None
     return f"{why} The table shows the runs that were fetched, as they were then."
-
-
-def _drop_options(argv: Sequence[str], *option_names: str) -> list[str]:
-    """The words of a command line, without the options `option_names` and their values. Words after `--` are not options."""
-    kept_words: list[str] = []
-    words = iter(argv)
-    for word in words:
-        if word == "--":
-            return [*kept_words, word, *words]
-        if word in option_names:
-            next(words, None)
-        elif word.partition("=")[0] not in option_names:
-            kept_words.append(word)
-    return kept_words
 
 
 def must_suit_cluster(target_cluster: Cluster, workspace: Workspace) -> None:

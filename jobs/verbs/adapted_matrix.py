@@ -4,49 +4,46 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from jobs.adaptation.adapt import Adaptation, adapt
-from jobs.invocation import Invocation
 from jobs.planning import plan
 from jobs.planning.resolve import Capacity, find_misfits, resolve_cells
 from jobs.plugins.own_plugins import OwnPlugins
-from jobs.verbs import shared_options
 from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.files.document import parse
 from shardlab.matrix import matrix
 from shardlab.matrix.matrix import Matrix
 from shardlab.matrix.study import Deviation
-from shardlab.terminal import console
+from shardlab.terminal.console import Parser
+from shardlab.verb import Invocation
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
-OPTION = "--adapt"
 FOLDER = "adapted"  # the folder of a workspace that contains one folder for each adapted matrix
 WIDTH = 130  # columns of the file
 # text that is written without quotes, unless PyYAML itself adds them
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*( [A-Za-z0-9_./()-]+)*")
 
 
-def add_adapt(verb: console.Parser) -> None:
-    """Add the option --adapt to a verb."""
+def add_adapt(parser: Parser) -> None:
+    """Add the option --adapt."""
     adapt_help = "use the nearest matrix whose cells all fit the cluster, and write it to a file, with every change"
-    verb.add_argument(OPTION, action="store_true", help=adapt_help)
+    parser.add_argument("--adapt", action="store_true", help=adapt_help)
 
 
-def replace_adapt_option(invocation: Invocation, words: Sequence[str]) -> Sequence[str]:
-    """Replace --adapt on a command line by --matrix with the adapted matrix, written into the workspace. Prints all changes.
+def use_adapted_matrix(invocation: Invocation) -> None:
+    """With --adapt, write the adapted matrix into the workspace, and let the arguments name it in place of --adapt.
 
-    Returns `words` unchanged if they have no --adapt. Raises InputError if no cell fits; nothing is written then.
+    All changes are printed. Raises InputError if no cell fits; nothing is written then.
     """
     arguments, out = invocation.arguments, invocation.out
-    if not getattr(arguments, "adapt", False):
-        return words
+    if not arguments.adapt:
+        return
     requested_matrix = matrix.load_matrix(matrix.find_matrix_file(arguments.matrix))
     machine = plan.find_capacity(invocation.cluster, in_allocation=getattr(arguments, "in_allocation", False))
     plugins = plan.find_own_plugins(invocation.workspace, requested_matrix)
@@ -63,7 +60,6 @@ def replace_adapt_option(invocation: Invocation, words: Sequence[str]) -> Sequen
     finally:
         plugins.close()
     arguments.adapt = False
-    return shared_options.replace_by_matrix_option([word for word in words if word != OPTION], "--matrix", arguments.matrix)
 
 
 def describe_change(change: Deviation) -> str:

@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
-from jobs.verbs import shared_options
 from shardlab.errors import InputError
 from shardlab.files import files, plugin_source
+from shardlab.verb import Invocation
 from shardlab.workspace import archive, workspace_trust
 from shardlab.workspace.workspace import Workspace
 
-OPTION = "--from"
 FOLDER = "archived"  # the folder of a workspace that contains one folder for the matrix of each archive
 CODE_FOLDERS = tuple(f"{name}/" for name in plugin_source.CARRIED_FOLDERS)
 MATRIX_FOLDER = "matrix/"  # the folder of an archive that contains the matrix file and the model files that the matrix names
 
 
-def replace_from_option(arguments: argparse.Namespace, words: Sequence[str]) -> Sequence[str]:
-    """Write the matrix file of the archive FILE into the workspace, and replace --from FILE on a command line by --matrix PATH.
+def use_archived_matrix(invocation: Invocation) -> None:
+    """With --from FILE, write the matrix of the archive into the workspace, and let the arguments name it as --matrix.
 
-    words: the words of the command line, which are returned unchanged if --from is not among them. Raises InputError, and
-    writes nothing, if the archive is not valid, if it has no matrix file, or if it contains code and --trust is not given.
+    Raises InputError, and writes nothing, if the archive is not valid, if it has no matrix file, or if it contains code and
+    --trust is not given.
     """
-    archive_path = getattr(arguments, "archive", None)
-    if archive_path is None:
-        return words
-    workspace = Workspace.find(getattr(arguments, "workspace", None))
-    arguments.matrix = str(unpack_matrix(Path(archive_path), workspace, trust=arguments.trust))
-    arguments.archive = None
-    return shared_options.replace_by_matrix_option(words, OPTION, arguments.matrix)
+    arguments = invocation.arguments
+    if arguments.archive is not None:
+        arguments.matrix = str(unpack_matrix(Path(arguments.archive), invocation.workspace, trust=arguments.trust))
+        arguments.archive = None
 
 
 def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> Path:
     """Write the matrix of an archive and the code that it needs into a workspace. Returns the path of the matrix file.
 
     The matrix is written to archived/NAME-DIGEST, so that the same archive gives the same path. trust: whether the user has
-    read the code and allows it. Raises InputError as `replace_from_option`, and if a file of code in the workspace differs from
+    read the code and allows it. Raises InputError as `use_archived_matrix`, and if a file of code in the workspace differs from
     the archive's file of that name.
     """
     with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as folder:

@@ -3,89 +3,128 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from jobs import launcher
-from jobs.invocation import Invocation
 from jobs.plugins.own_plugins import OwnPlugins, find_plugin_set
+from jobs.verb import JobsVerb
 from shardlab.matrix import matrix
 from shardlab.plugins.plugin_kind import STRATEGIES, WORKLOADS
-from shardlab.terminal.console import Output
-from shardlab.workspace.workspace import Workspace
+from shardlab.terminal import console
+from shardlab.terminal.console import Output, Parser
+from shardlab.verb import Invocation
 from trainers import menu
 from trainers.strategy import Strategy
 from trainers.workload import Workload
 
 
-def print_strategies(out: Output, workspace: Workspace) -> int:
-    """Print all strategies, also the workspace's own strategies, and their options.
+class Matrices(JobsVerb):
+    """List the matrices that ship with shardlab."""
 
-    Returns the exit code, which is 1 if a file in
-    the workspace's folder of strategies defines no strategy; the reason is printed.
-    """
-    own_strategies = find_plugin_set(workspace, STRATEGIES, menu.strategies())
-    entries = sorted(OwnPlugins(strategies=own_strategies).strategy_menu().values(), key=_is_shipped)
-    rows = [[entry.name, entry.summary, ", ".join(entry.precisions), entry.file or "ships"] for entry in entries]
-    out.print_table("strategies", ["name", "what it does", "precisions", "from"], rows)
-    _print_options(out, entries)
-    _print_faults(out, own_strategies.faults)
-    out.print_document(
-        [
-            {
-                "name": entry.name,
-                "summary": entry.summary,
-                "file": entry.file,
-                "code": entry.code,
-                "precisions": entry.precisions,
-                "options": msgspec.to_builtins(entry.options),
-            }
-            for entry in entries
-        ]
-    )
-    return int(bool(own_strategies.faults))
+    name = "matrices"
+    example = "jobs matrices"
+
+    def run(self, invocation: Invocation) -> int:
+        out = invocation.out
+        entries: list[dict[str, Any]] = []
+        for name, path in matrix.shipped_matrices().items():
+            loaded = matrix.load_matrix(path)
+            entries.append({"name": name, "summary": loaded.file.title, "cells": len(loaded.points), "path": str(path)})
+        rows = [[entry["name"], entry["summary"], str(entry["cells"])] for entry in entries]
+        out.print_table("matrices", ["name", "what it compares", "cells"], rows)
+        out.print_document(entries)
+        return 0
 
 
-def print_workloads(out: Output, workspace: Workspace) -> int:
-    """Print all workloads, also the workspace's own workloads, and their options.
+class Strategies(JobsVerb):
+    """List the strategies, also those of the workspace, and their options."""
 
-    Returns the exit code, which is 1 if a file in
-    the workspace's folder of workloads defines no workload; the reason is printed.
-    """
-    own_workloads = find_plugin_set(workspace, WORKLOADS, menu.workloads())
-    entries = sorted(OwnPlugins(workloads=own_workloads).workload_menu().values(), key=_is_shipped)
-    rows = [
-        [item.name, item.summary, f"{item.parameters:,}", item.unit, _format_mflop(item.flops_per_unit), item.file or "ships"]
-        for item in entries
-    ]
-    out.print_table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"], rows)
-    _print_options(out, entries)
-    _print_faults(out, own_workloads.faults)
-    out.print_document(
-        [
-            {
-                "name": item.name,
-                "summary": item.summary,
-                "file": item.file,
-                "code": item.code,
-                "parameters": item.parameters,
-                "unit": item.unit,
-                "flops_per_unit": item.flops_per_unit,
-                "flops_source": item.flops_source,
-                "seq_len": item.seq_len,
-                "optimizer": msgspec.to_builtins(item.optimizer),
-                "options": msgspec.to_builtins(item.options),
-            }
+    name = "strategies"
+    example = "jobs strategies --json"
+
+    def add_options(self, parser: Parser) -> None:
+        console.add_trust_option(parser)
+
+    def run(self, invocation: Invocation) -> int:
+        out = invocation.out
+        own_strategies = find_plugin_set(invocation.workspace, STRATEGIES, menu.strategies())
+        entries = sorted(OwnPlugins(strategies=own_strategies).strategy_menu().values(), key=_is_shipped)
+        rows = [[entry.name, entry.summary, ", ".join(entry.precisions), _origin(entry)] for entry in entries]
+        out.print_table("strategies", ["name", "what it does", "precisions", "from"], rows)
+        _print_options(out, entries)
+        _print_faults(out, own_strategies.faults)
+        out.print_document(_make_document(entries, "name", "summary", "file", "code", "precisions", "options"))
+        return int(bool(own_strategies.faults))
+
+
+class Workloads(JobsVerb):
+    """List the workloads, also those of the workspace, and their options."""
+
+    name = "workloads"
+    example = "jobs workloads"
+
+    def add_options(self, parser: Parser) -> None:
+        console.add_trust_option(parser)
+
+    def run(self, invocation: Invocation) -> int:
+        out = invocation.out
+        own_workloads = find_plugin_set(invocation.workspace, WORKLOADS, menu.workloads())
+        entries = sorted(OwnPlugins(workloads=own_workloads).workload_menu().values(), key=_is_shipped)
+        rows = [
+            [item.name, item.summary, f"{item.parameters:,}", item.unit, _format_mflop(item.flops_per_unit), _origin(item)]
             for item in entries
         ]
-    )
-    return int(bool(own_workloads.faults))
+        out.print_table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"], rows)
+        _print_options(out, entries)
+        _print_faults(out, own_workloads.faults)
+        keys = ("parameters", "unit", "flops_per_unit", "flops_source", "seq_len", "optimizer", "options")
+        out.print_document(_make_document(entries, "name", "summary", "file", "code", *keys))
+        return int(bool(own_workloads.faults))
+
+
+class Launchers(JobsVerb):
+    """List the launchers, which start the ranks of a run."""
+
+    name = "launchers"
+    example = "jobs launchers"
+
+    def run(self, invocation: Invocation) -> int:
+        out = invocation.out
+        entries = list(launcher.launchers().values())
+        rows = [
+            [entry.name, entry.summary, "yes" if entry.several_nodes else "no", "no" if entry.on_gpus else "yes"]
+            for entry in entries
+        ]
+        out.print_table("launchers", ["name", "what it starts", "several nodes", "rehearsal"], rows)
+        out.print_document(
+            [
+                {
+                    "name": entry.name,
+                    "summary": entry.summary,
+                    "several_nodes": entry.several_nodes,
+                    "rehearsal": not entry.on_gpus,
+                    "needs": entry.needs,
+                }
+                for entry in entries
+            ]
+        )
+        return 0
+
+
+def _make_document(entries: Sequence[Strategy | Workload], *keys: str) -> list[dict[str, Any]]:
+    """The values of these fields of the entries of a menu, for --json."""
+    return [{key: msgspec.to_builtins(getattr(entry, key)) for key in keys} for entry in entries]
 
 
 def _is_shipped(entry: Strategy | Workload) -> bool:
     return entry.file is None
+
+
+def _origin(entry: Strategy | Workload) -> str:
+    return entry.file or "ships"
 
 
 def _print_faults(out: Output, faults: Mapping[str, str]) -> None:
@@ -95,39 +134,6 @@ def _print_faults(out: Output, faults: Mapping[str, str]) -> None:
 
 def _format_mflop(flops: float | None) -> str:
     return "unknown" if flops is None else f"{flops / 1e6:,.1f}"
-
-
-def print_launchers(out: Output) -> None:
-    """Print the launchers."""
-    entries = list(launcher.launchers().values())
-    rows = [
-        [entry.name, entry.summary, "yes" if entry.several_nodes else "no", "no" if entry.on_gpus else "yes"]
-        for entry in entries
-    ]
-    out.print_table("launchers", ["name", "what it starts", "several nodes", "rehearsal"], rows)
-    out.print_document(
-        [
-            {
-                "name": entry.name,
-                "summary": entry.summary,
-                "several_nodes": entry.several_nodes,
-                "rehearsal": not entry.on_gpus,
-                "needs": entry.needs,
-            }
-            for entry in entries
-        ]
-    )
-
-
-def print_matrices(out: Output) -> None:
-    """Print the matrices that ship with shardlab."""
-    entries: list[dict[str, Any]] = []
-    for name, path in matrix.shipped_matrices().items():
-        loaded = matrix.load_matrix(path)
-        entries.append({"name": name, "summary": loaded.file.title, "cells": len(loaded.points), "path": str(path)})
-    rows = [[entry["name"], entry["summary"], str(entry["cells"])] for entry in entries]
-    out.print_table("matrices", ["name", "what it compares", "cells"], rows)
-    out.print_document(entries)
 
 
 def _print_options(out: Output, entries: Sequence[Strategy | Workload]) -> None:
@@ -164,19 +170,3 @@ def _format_yaml(value: bool | int | float | str | None) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def make_menu_verb(show: Callable[[Output], None]) -> Callable[[Invocation], int]:
-    """The function of a verb of `jobs` that prints a menu and returns the exit code 0. show: prints the menu."""
-
-    def run(invocation: Invocation) -> int:
-        show(invocation.out)
-        return 0
-
-    return run
-
-
-def make_own_menu_verb(show: Callable[..., int]) -> Callable[[Invocation], int]:
-    """The function of a verb of `jobs` that prints a menu with the plug-ins of the workspace. show: prints the menu and returns
-    the exit code."""
-    return lambda invocation: show(invocation.out, invocation.workspace)

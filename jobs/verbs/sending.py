@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from jobs.invocation import Invocation
+from jobs.planning import datasets
 from jobs.planning.gpu_hours import must_be_within_bound
 from jobs.planning.plan import MatrixPlan, estimate_hours
 from jobs.rendering.render import RenderContext, render_script
@@ -20,7 +20,9 @@ from jobs.submission.backlog import Backlog
 from jobs.submission.submit import RunDecision
 from jobs.verbs import views, watch
 from shardlab.errors import InputError
+from shardlab.matrix.cell import Cell
 from shardlab.terminal.console import Output
+from shardlab.verb import Invocation
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
@@ -62,6 +64,15 @@ def plan_submission(
     if source.scheduler == "slurm":
         preflight.must_be_accepted(runs, source, pack=options.pack)
     return SubmitPlan(decisions, source, options, planned.remarks if planned is not None else ())
+
+
+def must_have_data(out: Output, workspace: Workspace, cells: Sequence[Cell], source: RenderContext) -> None:
+    """Raises InputError if a data set of these cells is missing; prints a note if it is unknown whether nodes have the data
+    sets."""
+    data_sets = datasets.find_missing_data(cells, source, workspace)
+    if data_sets.unknown:
+        out.print_remark(f"note: {data_sets.unknown}")
+    datasets.must_have_data(data_sets)
 
 
 def finish_interrupted(invocation: Invocation, source: RenderContext) -> bool:

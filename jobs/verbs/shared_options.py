@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
-from jobs.invocation import Invocation
 from jobs.planning import plan
 from jobs.rendering.render import RenderContext
 from jobs.scheduler import SubmitOptions
@@ -14,79 +12,66 @@ from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.runs import trackers
 from shardlab.terminal import console
+from shardlab.terminal.console import Parser
+from shardlab.verb import Invocation
 from shardlab.workspace.workspace import Workspace, match_run_ids
 
 LONGEST_WAIT_S = 7 * 24 * 3600
+MOST_GPUS = 1_000_000  # the most GPUs for which a user may ask a prediction
 
 
-def add_matrix_options(verb: console.Parser, *, archives: bool = False) -> None:
+def add_matrix_options(parser: Parser, *, archives: bool = False) -> None:
     """Add the options that select cells of a matrix. archives: whether the matrix may also come from an archive."""
     matrix_help = "name of a shipped matrix, or path of a matrix file (a path contains / or ends in .yaml)"
-    source = verb.add_mutually_exclusive_group(required=True)
+    source = parser.add_mutually_exclusive_group(required=True)
     matrix_option = source.add_argument("--matrix", metavar="NAME|FILE", help=matrix_help)
     completion.offer_completions(matrix_option, lambda _: matrix.shipped_matrices(), endings=(".yaml", ".yml"))
     if archives:
         from_help = "the matrix of an archive, as `collect archive` writes it"
         source.add_argument("--from", dest="archive", metavar="FILE", help=from_help)
-    cluster_help = "cluster file (default: cluster.yaml of the workspace, else this machine)"
-    verb.add_argument("--cluster", metavar="FILE", help=cluster_help)
-    verb.add_argument("--where", metavar="EXPR", help='only cells for which this expression is true, such as "gpus > 1"')
-    verb.add_argument("--repeats", type=int, metavar="N", help="number of runs of each cell (default: as set in the matrix)")
+    add_cluster(parser)
+    parser.add_argument("--where", metavar="EXPR", help='only cells for which this expression is true, such as "gpus > 1"')
+    parser.add_argument("--repeats", type=int, metavar="N", help="number of runs of each cell (default: as set in the matrix)")
     scale_help = (
         "tiny: rehearse every cell at a tiny size (its tiny twin), with all ranks on the CPU of one machine (default: full)"
     )
-    verb.add_argument("--scale", choices=plan.SCALES, default="full", help=scale_help)
-    console.add_trust_option(verb)
+    parser.add_argument("--scale", choices=plan.SCALES, default="full", help=scale_help)
+    console.add_trust_option(parser)
 
 
-def replace_by_matrix_option(words: Sequence[str], option: str, path: str) -> list[str]:
-    """The words of a command line with `--matrix PATH` in place of an option and its value, which may be one word or two."""
-    kept_words, remaining_words = [], iter(words)
-    for word in remaining_words:
-        name, equals, _ = word.partition("=")
-        if name != option:
-            kept_words.append(word)
-            continue
-        if not equals:
-            next(remaining_words)  # the value of the option
-        kept_words += ["--matrix", path]
-    return kept_words
+def add_cluster(parser: Parser) -> None:
+    """Add the option --cluster."""
+    cluster_help = "cluster file (default: cluster.yaml of the workspace, else this machine)"
+    parser.add_argument("--cluster", metavar="FILE", help=cluster_help)
 
 
-def add_run_selection(verb: console.Parser) -> None:
+def add_run_selection(parser: Parser) -> None:
     """Add the arguments that select runs of the workspace."""
     runs_help = "run ids or shell patterns (quote them)"
-    completion.offer_completions(verb.add_argument("runs", nargs="*", metavar="RUN", help=runs_help), Workspace.run_ids)
+    completion.offer_completions(parser.add_argument("runs", nargs="*", metavar="RUN", help=runs_help), Workspace.run_ids)
     matrix_help = "only runs of this matrix"
-    completion.offer_completions(verb.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.matrix_names)
+    completion.offer_completions(parser.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.matrix_names)
     where_help = "only runs for which this expression is true, such as \"state == 'failed'\""
-    verb.add_argument("--where", metavar="EXPR", help=where_help)
+    parser.add_argument("--where", metavar="EXPR", help=where_help)
 
 
-def add_wait(verb: console.Parser) -> None:
-    """Add the option --wait to a verb."""
+def add_wait(parser: Parser) -> None:
+    """Add the option --wait."""
     wait_help = "wait until all runs have ended; exit code 1 if a run did not end as expected"
-    verb.add_argument("--wait", action="store_true", help=wait_help)
+    parser.add_argument("--wait", action="store_true", help=wait_help)
 
 
-def add_track(verb: console.Parser) -> None:
-    """Add the option --track to a verb."""
-    names = ", ".join(trackers.TRACKERS)
-    track_help = f"log runs while they go on, offline, into {trackers.FOLDER}/ of the workspace: {names} (docs/exports.md)"
-    completion.offer_completions(verb.add_argument("--track", metavar="TRACKER", help=track_help), lambda _: trackers.TRACKERS)
-
-
-def add_sharing_options(verb: console.Parser) -> None:
+def add_sharing_options(parser: Parser) -> None:
     """Add the options that decide how runs share the machines with each other and with other users."""
     gpus_help = "how long a run waits if other processes use its GPUs, before it fails (default: 0)"
-    verb.add_argument("--wait-gpus", type=int, default=0, metavar="SECONDS", help=gpus_help)
+    parser.add_argument("--wait-gpus", type=int, default=0, metavar="SECONDS", help=gpus_help)
     here_help = "train on this machine although it is a login node of a Slurm cluster"
-    verb.add_argument("--here", action="store_true", help=here_help)
-    verb.add_argument("--max-parallel", type=int, metavar="N", help="on Slurm: at most N runs at a time")
+    parser.add_argument("--here", action="store_true", help=here_help)
+    parser.add_argument("--max-parallel", type=int, metavar="N", help="on Slurm: at most N runs at a time")
     pack_help = "on Slurm: one allocation for all runs with the same sbatch options; they run one after another"
-    verb.add_argument("--pack", action="store_true", help=pack_help)
+    parser.add_argument("--pack", action="store_true", help=pack_help)
     lease_help = "on lent machines: also submit runs that would not end before the lease"
-    verb.add_argument("--ignore-lease", action="store_true", help=lease_help)
+    parser.add_argument("--ignore-lease", action="store_true", help=lease_help)
 
 
 def read_submit_options(invocation: Invocation, source: RenderContext) -> SubmitOptions:

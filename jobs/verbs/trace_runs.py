@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 
 from jobs import on_controller
-from jobs.invocation import Invocation
 from jobs.planning import plan
 from jobs.rendering import render
 from jobs.submission import submit
+from jobs.verb import JobsVerb
 from jobs.verbs import sending, shared_options
 from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
@@ -25,6 +25,8 @@ from shardlab.files import files
 from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.runs.trace_part import TRACE, TracePart
 from shardlab.terminal import console
+from shardlab.terminal.console import Parser
+from shardlab.verb import Invocation
 
 PER_RUN = 32  # the most trace files that one run analyses
 MOST_PER_RUN = 100_000
@@ -40,36 +42,41 @@ class TraceRuns(msgspec.Struct, frozen=True):
     """For each run, by its cell, the trace files that it analyses."""
 
 
-def add_trace(verbs: console.Verbs) -> None:
-    """Add the verb trace, with its options."""
-    verb = verbs.add("trace", _trace, "analyse a folder of profiler traces as runs on a cluster; `collect trace` merges them")
-    verb.add_argument("folder", metavar="FOLDER", help="folder of Chrome traces, *.json or *.json.gz, that all nodes can read")
-    cluster_help = "cluster file (default: cluster.yaml of the workspace, else this machine)"
-    verb.add_argument("--cluster", metavar="FILE", help=cluster_help)
-    per_run_help = f"number of trace files that one run analyses (default: {PER_RUN})"
-    verb.add_argument("--per-run", type=int, default=PER_RUN, metavar="N", help=per_run_help)
-    shared_options.add_wait(verb)
-    shared_options.add_sharing_options(verb)
-    console.add_trust_option(verb)
+class Trace(JobsVerb):
+    """Analyse a folder of profiler traces as runs on a cluster; `collect trace` merges them."""
 
+    name = "trace"
+    example = "jobs trace /scratch/alice/traces --cluster cluster.yaml --wait"
+    permission = "start runs"
+    starts_runs = makes_runs = True
 
-def _trace(invocation: Invocation) -> int:
-    out, workspace = invocation.out, invocation.workspace
-    runs = find_trace_runs(invocation)
-    cells, parts = [cell for cell, _ in runs.parts], {cell.name(): part for cell, part in runs.parts}
-    repeats = dict.fromkeys(parts, 1)
-    source = msgspec.structs.replace(render.make_render_context(runs.name, invocation.cluster, workspace), traces=parts)
-    options = shared_options.read_submit_options(invocation, source)
-    on_controller.must_suit_cluster(source.where, workspace)
-    submit.check_runs(workspace, cells, repeats, source)
-    plan.must_run_here(source, allow_login_node=invocation.arguments.here, trains=False)
-    with workspace.hold_runs_lock():
-        all_readable = sending.finish_interrupted(invocation, source)
-        decisions = submit.decide_runs(workspace, cells, repeats, source)
-        submit_plan = sending.send_runs(invocation, sending.plan_submission(invocation, decisions, source, options))
-    code = sending.report_sent(invocation, submit_plan, all_readable=all_readable)
-    out.print_remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
-    return code
+    def add_options(self, parser: Parser) -> None:
+        folder_help = "folder of Chrome traces, *.json or *.json.gz, that all nodes can read"
+        parser.add_argument("folder", metavar="FOLDER", help=folder_help)
+        shared_options.add_cluster(parser)
+        per_run_help = f"number of trace files that one run analyses (default: {PER_RUN})"
+        parser.add_argument("--per-run", type=int, default=PER_RUN, metavar="N", help=per_run_help)
+        shared_options.add_wait(parser)
+        shared_options.add_sharing_options(parser)
+        console.add_trust_option(parser)
+
+    def run(self, invocation: Invocation) -> int:
+        out, workspace = invocation.out, invocation.workspace
+        runs = find_trace_runs(invocation)
+        cells, parts = [cell for cell, _ in runs.parts], {cell.name(): part for cell, part in runs.parts}
+        repeats = dict.fromkeys(parts, 1)
+        source = msgspec.structs.replace(render.make_render_context(runs.name, invocation.cluster, workspace), traces=parts)
+        options = shared_options.read_submit_options(invocation, source)
+        on_controller.must_suit_cluster(source.where, workspace)
+        submit.check_runs(workspace, cells, repeats, source)
+        plan.must_run_here(source, allow_login_node=invocation.arguments.here, trains=False)
+        with workspace.hold_runs_lock():
+            all_readable = sending.finish_interrupted(invocation, source)
+            decisions = submit.decide_runs(workspace, cells, repeats, source)
+            submit_plan = sending.send_runs(invocation, sending.plan_submission(invocation, decisions, source, options))
+        code = sending.report_sent(invocation, submit_plan, all_readable=all_readable)
+        out.print_remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
+        return code
 
 
 def find_trace_runs(invocation: Invocation) -> TraceRuns:

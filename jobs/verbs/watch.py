@@ -1,31 +1,26 @@
-"""Follows runs: waits until they end (submit --wait, cancel), shows a live table (status --watch), and prints their logs."""
+"""Follows runs: waits until they end (submit --wait, cancel), shows a live table (status --watch)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.scheduler import group_by_scheduler, scheduler
 from jobs.status import search_runs, stale_jobs
-from jobs.status.reconcile import Status, find_unreadable_status, read_run_on_disk, select_last_attempts, statuses
+from jobs.status.reconcile import Status, read_run_on_disk, select_last_attempts, statuses
 from jobs.submission.backlog import Backlog
 from jobs.verbs import status_table, views
-from shardlab.errors import InputError
-from shardlab.files import files
-from shardlab.runs.run import REHEARSAL, split_attempt
+from shardlab.runs.run import split_attempt
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL
 from shardlab.terminal.console import Output
-from shardlab.terminal.printable import LogText
-from shardlab.workspace.workspace import Workspace, match_run_ids
+from shardlab.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 LOG_INTERVAL_S = 0.5
-LOG_PART = 2**20  # bytes of a log that are read at a time
 CANCEL_S = 60.0  # the most seconds to wait for cancelled runs; supervisors and Slurm kill processes earlier than this
 
 
@@ -113,36 +108,6 @@ def _last_attempts(workspace: Workspace, run_ids: Sequence[str]) -> list[RunDir]
     return [last[split_attempt(run_id)[0]] for run_id in run_ids]
 
 
-def print_logs(out: Output, workspace: Workspace, pattern: str, rank: int | None, *, follow: bool) -> int:
-    """Print the log of one run; return the exit code.
-
-    pattern: a run id or a shell pattern that matches one run. rank: the rank whose log is printed; None: the log of the
-    launcher, then the log of rank 0. follow: whether to print new output until the run has ended. If the records of the run
-    cannot be read, its logs are still printed, and the exit code is 1.
-    """
-    matches = match_run_ids(workspace.run_ids(), [pattern])
-    if len(matches) > 1:
-        raise InputError(f"{pattern!r} matches {len(matches)} runs: {', '.join(matches[:5])}. Allowed: one run.")
-    folder = RunDir(workspace.runs / matches[0])
-    unreadable = find_unreadable_status(folder)
-    if unreadable is not None:
-        out.print_remark(f"{unreadable.id}: {unreadable.why}", style="red")
-    elif rank is not None and not 0 <= rank < (world := folder.read_run().world.world_size):
-        raise InputError(f"--rank: found {rank}. Allowed: 0 to {world - 1}.")
-    if folder.is_rehearsal():
-        out.print_remark(f"note: {folder.run_id} is a {REHEARSAL}.")
-    log_paths = [folder.rank_log(rank)] if rank is not None else [folder.job_log, folder.rank_log(0)]
-    positions = dict.fromkeys(log_paths, 0)
-    texts = {log_path: LogText() for log_path in log_paths}
-    while True:
-        has_ended = unreadable is not None or folder.judge().state not in ("pending", "running")
-        for log_path in log_paths:
-            positions[log_path] = _print_log_from(out, log_path, positions[log_path], texts[log_path])
-        if not follow or has_ended:
-            return int(unreadable is not None)
-        time.sleep(LOG_INTERVAL_S)
-
-
 def _wait_until_ended(
     out: Output, workspace: Workspace, look: Callable[[], list[Status]], *, restart: bool = True, backlog: Backlog | None = None
 ) -> list[Status]:
@@ -201,21 +166,6 @@ def _poll_s(runs: Sequence[Status]) -> float:
     """The seconds between two questions about these runs: the longest interval (POLL_S) of their schedulers."""
     names = {run.scheduler["name"] for run in runs} - {"-"}
     return max((scheduler(name).POLL_S for name in names), default=LOG_INTERVAL_S)
-
-
-def _print_log_from(out: Output, file: Path, position: int, log: LogText) -> int:
-    """Print the log from byte `position` to its end; return the place of the byte after the last printed byte.
-
-    log: decodes the bytes of this log.
-    """
-    if not file.exists():
-        return position
-    with files.open_regular(file) as handle:
-        handle.seek(position)
-        while log_part := handle.read(LOG_PART):
-            out.print_log(log, log_part)
-            position += len(log_part)
-    return position
 
 
 def _draw_live_table(runs: Sequence[Status], width: int, height: int) -> Group:

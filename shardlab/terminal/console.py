@@ -9,7 +9,7 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import msgspec
@@ -31,7 +31,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
-        self._list_options: dict[str, Callable[[str], bool]] = {}
+        self.list_options: dict[str, Callable[[str], bool]] = {}
+        self.list_ends: Container[str] = ()  # words before which every list ends
 
     def add_list_option(self, option: str, *, ends_list: Callable[[str], bool] = lambda word: False, **settings: Any) -> None:
         """Add an option whose value is a list. A user separates the items by commas or spaces; argparse gets one text with
@@ -39,25 +40,25 @@ class Parser(argparse.ArgumentParser):
 
         ends_list: whether a word, such as a verb, is not an item, so that the list ends before it. settings: as for
         `add_argument`."""
-        self._list_options[option] = ends_list
+        self.list_options[option] = ends_list
         self.add_argument(option, **settings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        return super().parse_known_args(self._join_list_items(args), namespace)
+        return super().parse_known_args(self.join_list_items(args), namespace)
 
     def parse_known_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
-        return super().parse_known_intermixed_args(self._join_list_items(args), namespace)
+        return super().parse_known_intermixed_args(self.join_list_items(args), namespace)
 
-    def _join_list_items(self, words: Sequence[str] | None) -> list[str]:
+    def join_list_items(self, words: Sequence[str] | None) -> list[str]:
         """The words of a command line, in which the items of each list are one word. words: None: those of this process."""
         joined_words: list[str] = []
         ends_list: Callable[[str], bool] | None = None  # of the list to which the next word may belong
         for word in sys.argv[1:] if words is None else words:
             if word.startswith("-"):
-                ends_list = self._list_options.get(word.partition("=")[0])
-            elif ends_list is not None and ends_list(word):
+                ends_list = self.list_options.get(word.partition("=")[0])
+            elif ends_list is not None and (word in self.list_ends or ends_list(word)):
                 ends_list = None
-            elif ends_list is not None and joined_words[-1] not in self._list_options:
+            elif ends_list is not None and joined_words[-1] not in self.list_options:
                 joined_words[-1] = f"{joined_words[-1].rstrip(',')},{word}"
                 continue
             joined_words.append(word)
@@ -65,7 +66,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message with the command that shows the help, and exit with code 2."""
-        self.exit(2, printable.clean(f"{self.prog}: {message}. See: {self.prog} --help\n"))
+        command = self.prog.replace(" [FILE]", "")  # a usage of provision has this optional word
+        self.exit(2, printable.clean(f"{command}: {message.removesuffix('.')}. See: {command} --help\n"))
 
     @property
     def first_words(self) -> list[str]:
@@ -97,35 +99,6 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
     """Add the option --trust, for commands that ask `workspace_trust.must_be_allowed`."""
     trust_help = "allow this workspace of somebody else, or code in it, to act (docs/design/trust.md); read its files first"
     parser.add_argument("--trust", action="store_true", help=trust_help)
-
-
-class Verbs:
-    """The verbs of a command, such as `submit` of `jobs`. Each verb has options, an example, and a function to call."""
-
-    def __init__(self, top: Parser, common: Parser, examples: Mapping[str, str], *, sentences: bool = False) -> None:
-        """Prepare the parser `top` of the command for verbs. common: the options that all verbs have.
-
-        examples: the example of each verb, by the name of the verb. sentences: whether the help of a verb shows its summary as
-        a sentence, with a capital letter and a full stop.
-        """
-        self._verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
-        self._common, self._examples, self._sentences = common, examples, sentences
-
-    def add(self, name: str, run: Callable[..., int], summary: str) -> Parser:
-        """Add a verb to the command; returns the parser of the verb.
-
-        run: the function that carries out the verb and returns the exit code. The parsed arguments contain this function as
-        `run`. summary: what the verb does, for the help.
-        """
-        verb: Parser = self._verbs.add_parser(
-            name,
-            parents=[self._common],
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}." if self._sentences else summary,
-            epilog=f"example:\n  {self._examples[name]}",
-        )
-        verb.set_defaults(run=run)
-        return verb
 
 
 class OutputStream:

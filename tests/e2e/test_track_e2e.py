@@ -8,11 +8,11 @@ import pytest
 from support_e2e import Bench, benches, until
 
 from jobs import cli
-from jobs.invocation import Invocation
 from jobs.verbs import shared_options
 from shardlab import extras
 from shardlab.errors import InputError
 from shardlab.runs.record import TRACKER_ENDED
+from shardlab.verb import Invocation
 from shardlab.workspace.workspace import Workspace
 from tests.collect.exports.test_trackers import tensorboard_is
 from tests.collect.tracking.test_track import as_exported, events_of

@@ -14,7 +14,7 @@ from jobs.planner import advise, planner_table, predict, rules
 from jobs.planning import gpu_hours
 from jobs.slurm import submission
 from jobs.submission import backlog, preflight
-from jobs.verbs import planner_verbs, shared_options, trace_runs
+from jobs.verbs import plan, shared_options, trace_runs
 from shardlab.runs.prediction import PredictedRange
 from shardlab.workspace.workspace import Workspace
 
@@ -42,7 +42,7 @@ def scale_out(count):
     """Whether --scale-out may name this number of GPUs, for a plan without cells in a workspace without runs."""
     invocation = SimpleNamespace(arguments=Namespace(scale_out=str(count)), workspace=Workspace(Path("/nonexistent")))
     planned = SimpleNamespace(source=SimpleNamespace(where=SimpleNamespace(name="none")), cells=[])
-    return is_allowed(planner_verbs.scale_out_cells, invocation, planned, says="Allowed: numbers of GPUs from 1 to 1000000")
+    return is_allowed(plan.scale_out_cells, invocation, planned, says="Allowed: numbers of GPUs from 1 to 1000000")
 
 
 def wait_gpus(seconds):

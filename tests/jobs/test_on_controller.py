@@ -13,7 +13,6 @@ from support_trust import make_own
 
 from jobs import on_controller
 from jobs.cli import main, parser
-from jobs.invocation import Invocation
 from shardlab.cluster import cluster
 from shardlab.cluster.address import Address
 from shardlab.errors import InputError
@@ -21,6 +20,7 @@ from shardlab.remote import proxy_jump, remote_workspace
 from shardlab.remote.proxy_jump import Jump
 from shardlab.remote.remote import ssh_command
 from shardlab.remote.remote_workspace import RemoteWorkspace
+from shardlab.verb import Invocation
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
@@ -215,8 +215,8 @@ def test_paths_of_this_machine_are_replaced_in_a_remote_command(workspace, invoc
     ours = [("--workspace", workspace.path), ("--matrix", matrix), ("--cluster", file)]
     words = ["submit", *(word for option in ours for word in form.format(*option).split(" ")), "--wait", "--where", "gpus > 1"]
     there = Controller(monkeypatch)
-    assert on_controller.run_remotely(there, invocation(*words), words) == 0
-    assert there.handed == ("jobs", ["submit", "--matrix", "/mydata/w/matrices/m.yaml", "--wait", "--where", "gpus > 1"])
+    assert on_controller.run_remotely(there, invocation(*words)) == 0
+    assert there.handed == ("jobs", ["submit", "--matrix=/mydata/w/matrices/m.yaml", "--where=gpus > 1", "--wait"])
     assert there.brought == {"cluster.yaml": file.read_bytes(), "matrices/m.yaml": matrix.read_bytes()}
 
 
@@ -225,10 +225,7 @@ def test_the_cluster_file_on_the_cluster_has_no_signature_of_a_url(workspace, in
     sets = "data: {sets: [{name: cifar10, archive: 'https://h/a?sig=0123&b=4', sha256: %s}]}\n" % ("a" * 64)
     file.write_text(file.read_text() + sets)
     there = Controller(monkeypatch)
-    assert (
-        on_controller.run_remotely(there, invocation("submit", "--matrix", "quickstart"), ["submit", "--matrix", "quickstart"])
-        == 0
-    )
+    assert on_controller.run_remotely(there, invocation("submit", "--matrix", "quickstart")) == 0
     assert there.brought["cluster.yaml"].decode() == file.read_text().replace("?sig=0123&b=4", "")
 
 
@@ -236,7 +233,7 @@ def test_words_behind_two_hyphens_are_no_options(workspace, invocation, monkeypa
     """A word after `--` is not treated as an option, even if it is `--workspace`."""
     there = Controller(monkeypatch)
     words = ["logs", "--workspace", "here", "--", "--workspace"]
-    assert on_controller.run_remotely(there, invocation(*words), words) == 0
+    assert on_controller.run_remotely(there, invocation(*words)) == 0
     assert there.handed == ("jobs", ["logs", "--", "--workspace"])
     assert THERE.command("jobs", ["logs", "--", "run"])[-1].endswith(""" logs --workspace '/shared/it'"'"'s' -- run""")
 
@@ -260,10 +257,10 @@ def test_the_lease_is_uploaded_before_a_remote_command_reads_the_lease(workspace
     monkeypatch.setattr(RemoteWorkspace, "ask", ask)
     monkeypatch.setattr(RemoteWorkspace, "hand_over", lambda there, module, words: 0)
     words = [verb, "--matrix", "quickstart"] if verb == "submit" else [verb, "run"]
-    assert on_controller.run_remotely(THERE, invocation(*words), words) == 0
+    assert on_controller.run_remotely(THERE, invocation(*words)) == 0
     assert not any(".shardlab/inventory.json" in one for one in brought)
     text = lend(workspace, "2099-01-01T00:00:00Z")
-    assert on_controller.run_remotely(THERE, invocation(*words), words) == 0
+    assert on_controller.run_remotely(THERE, invocation(*words)) == 0
     reads = verb in ("submit", "status", "retry")
     assert (brought[-1:] != [] and brought[-1].get(".shardlab/inventory.json") == text) == reads
 

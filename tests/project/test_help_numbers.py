@@ -10,9 +10,9 @@ import pytest
 
 import collect.cli
 import jobs.cli
+import provision.cli
 import shardlab.cli
 import trainers.__main__
-from provision.command import command_line
 from shardlab.matrix import cell
 from shardlab.terminal import console
 
@@ -63,7 +63,7 @@ def parser_of_trainers(monkeypatch):
 @pytest.fixture
 def options(monkeypatch):
     """Every option of every command: {words of the command and name of the option: the action of argparse}."""
-    parsers = [shardlab.cli._make_parser(), command_line.parser(), jobs.cli.parser(), collect.cli.parser()]
+    parsers = [shardlab.cli._make_parser(), provision.cli.parser(), jobs.cli.parser(), collect.cli.parser()]
     parsers.append(parser_of_trainers(monkeypatch))
     return {
         f"{command} {(action.option_strings or [action.dest])[-1]}": action

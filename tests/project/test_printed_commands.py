@@ -23,6 +23,7 @@ from support_printed_commands import (
 
 import collect.cli
 import jobs.cli
+import provision.cli
 from shardlab.matrix import matrix
 
 DRAWING = (
@@ -47,9 +48,8 @@ def test_the_parsers_accept_the_commands_of_messages_and_docstrings():
 
 def test_the_parsers_accept_the_examples_of_the_help():
     tried = list(help_commands())
-    verbs = {
-        f"{name} {verb}" for name, cli in (("jobs", jobs.cli), ("collect", collect.cli)) for verb in verbs_of(cli.parser())
-    }
+    tops = (provision.cli.parser(), jobs.cli.parser(), collect.cli.parser())
+    verbs = {f"{top.prog} {verb}" for top in tops for verb in verbs_of(top)}
     assert {printed.place for printed in tried} == {
         f"{name} --help" for name in ("shardlab", "provision", "jobs", "collect", *verbs)
     }

@@ -27,17 +27,17 @@ HELD = {
     "collect/report/terminal.py print_claims": WORDS,
     "collect/report/terminal.py print_verdicts": OF_COLLECT,
     "collect/timeline/command.py show_timeline": OF_COLLECT,
-    "jobs/verbs/menus.py print_strategies": WORDS,
-    "jobs/verbs/menus.py print_workloads": OF_JOBS,
-    "jobs/verbs/menus.py print_launchers": WORDS,
-    "jobs/verbs/menus.py print_matrices": "test_menus",
+    "jobs/verbs/menus.py Strategies.run": WORDS,
+    "jobs/verbs/menus.py Workloads.run": OF_JOBS,
+    "jobs/verbs/menus.py Launchers.run": WORDS,
+    "jobs/verbs/menus.py Matrices.run": "test_menus",
     "jobs/verbs/menus.py _print_options": "test_menus",
     "jobs/planner/planner_table.py print_scale_out": OF_JOBS,
     "jobs/planner/planner_table.py print_advice": OF_JOBS,
     "jobs/verbs/views.py _print_cells": OF_JOBS,
     "jobs/verbs/views.py _print_predictions": OF_JOBS,
     "jobs/verbs/views.py print_status": OF_JOBS,
-    "provision/cli.py _print_hardware": OF_JOBS,
+    "provision/verbs/machines.py Hardware.run": OF_JOBS,
     "provision/command/display.py show_machines": OF_JOBS,
     "provision/command/display.py show_operations": WORDS,
     "provision/command/display.py show_checks": WORDS,
@@ -65,10 +65,18 @@ def printed_tables():
             text = path.read_text()
             if ".print_table(" not in text and ".show_table(" not in text:
                 continue
-            for function in ast.walk(ast.parse(text)):
-                calls = ast.walk(function) if isinstance(function, ast.FunctionDef) else ()
-                if any(is_table(call) for call in calls):
-                    yield f"{path.relative_to(ROOT)} {function.name}"
+            for name, function in functions_of(ast.parse(text)):
+                if any(map(is_table, ast.walk(function))):
+                    yield f"{path.relative_to(ROOT)} {name}"
+
+
+def functions_of(tree, prefix=""):
+    """The functions of a module and the methods of its classes, with their names."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield from functions_of(node, f"{node.name}.")
+        elif isinstance(node, ast.FunctionDef):
+            yield f"{prefix}{node.name}", node
 
 
 def is_table(node):

@@ -66,7 +66,7 @@ LIMITS = {
         lambda length: is_allowed(token._check_token, "x" * length, "file", says="holds no token"), (1, 16_384), (0, 16_385),
     ),
     "nodes of a request with a rate": (rated_nodes, (100,), (101,)),
-    "--parallel and --hours": (lambda text: is_allowed(command_line._parse_count, text, says="1 or more"), ("1",), ("0", "-1")),
+    "--parallel and --hours": (lambda text: is_allowed(command_line.parse_count, text, says="1 or more"), ("1",), ("0", "-1")),
 }  # fmt: skip
 
 

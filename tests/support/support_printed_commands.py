@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import collect.cli
 import jobs.cli
+import provision.cli
 import shardlab.cli
-from provision.command import command_line
 from shardlab.errors import InputError, UnknownName
 
 ROOT = Path(__file__).parents[2]
@@ -46,9 +46,10 @@ def verbs_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPars
 VERBS = {
     "collect": verbs_of(collect.cli.parser()),
     "jobs": verbs_of(jobs.cli.parser()),
-    "provision": [*command_line.VERBS, "FILE", r"CLUSTER\.yaml", r"cluster\.yaml", r"examples/\S+", "X", ">", "--"],
+    "provision": ["FILE", r"CLUSTER\.yaml", r"cluster\.yaml", r"examples/\S+", "X", ">", "--"],
     "shardlab": [*shardlab.cli.COMMANDS, "shell-init", "schema"],
 }
+VERBS["provision"] += verbs_of(provision.cli.parser())
 BEGIN = "|".join(f"{program} (?:{'|'.join(verbs)})" for program, verbs in VERBS.items())
 IN_SENTENCE = re.compile(rf"(?:: |\bor )((?:{BEGIN})(?:(?!\.(?:\s|$)|,\s)[^;#`()\n])*)")
 
@@ -127,9 +128,9 @@ def _texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def help_commands() -> Iterator[Printed]:
     """The examples in the help of each command and of each of its verbs."""
-    parsers: dict[str, argparse.ArgumentParser] = {"shardlab": shardlab.cli._make_parser(), "provision": command_line.parser()}
-    for name, top in (("jobs", jobs.cli.parser()), ("collect", collect.cli.parser())):
-        parsers |= {name: top} | {f"{name} {verb}": made for verb, made in verbs_of(top).items()}
+    parsers: dict[str, argparse.ArgumentParser] = {"shardlab": shardlab.cli._make_parser()}
+    for top in (provision.cli.parser(), jobs.cli.parser(), collect.cli.parser()):
+        parsers |= {top.prog: top} | {f"{top.prog} {verb}": made for verb, made in verbs_of(top).items()}
     for name, made in parsers.items():
         for line in (made.epilog or "").splitlines():
             columns = re.split(r" {3,}", line.strip())  # a command, and what it does or another command
@@ -196,15 +197,14 @@ def _refusal(words: Sequence[str], *, whole: bool) -> str | None:
 def parsers(whole: bool) -> dict[str, Callable[[list[str]], object]]:
     """The real parser of each program. whole: as in `Printed`; if it is false, nothing is required."""
     made = {"jobs": jobs.cli.parser(), "collect": collect.cli.parser(), "shardlab": shardlab.cli._make_parser()}
-    made["provision"] = command_line.parser()
+    made["provision"] = provision.cli.parser()
     for parser in made.values():
         _prepare(parser, whole)
 
-    def provision(words: list[str]) -> object:
-        arguments = made["provision"].parse_intermixed_args(words)
-        arguments.file = {"FILE": "cluster.yaml", "X": "cluster.yaml"}.get(arguments.file, arguments.file)
-        arguments.verb = {"X": "plan"}.get(arguments.verb, arguments.verb)
-        return command_line.read_file_and_verb(arguments)
+    def provision_command(words: list[str]) -> object:
+        placeholders = ({"FILE": "cluster.yaml", "X": "cluster.yaml"}, {"VERB": "plan", "X": "plan"})
+        first = [names.get(word, word) for names, word in zip(placeholders, words, strict=False)]
+        return made["provision"].parse_args([*first, *words[2:]])
 
     def shardlab_command(words: list[str]) -> object:
         arguments = made["shardlab"].parse_args(words)
@@ -213,7 +213,7 @@ def parsers(whole: bool) -> dict[str, Callable[[list[str]], object]]:
         return arguments
 
     parse = {name: parser.parse_args for name, parser in made.items()}
-    return {**parse, "provision": provision, "shardlab": shardlab_command}
+    return {**parse, "provision": provision_command, "shardlab": shardlab_command}
 
 
 def _prepare(parser: argparse.ArgumentParser, whole: bool) -> None:

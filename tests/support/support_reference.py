@@ -39,8 +39,7 @@ COMMANDS = (
     *MAINS,
     "shardlab shell-init",
     "shardlab schema",
-    *(f"jobs {verb}" for verb in jobs.cli.EXAMPLES),
-    *(f"collect {verb}" for verb in collect.cli.EXAMPLES),
+    *(f"{cli.__package__} {verb.name}" for cli in (provision.cli, jobs.cli, collect.cli) for verb in cli.VERBS),
 )
 PAGES = {"cluster": ("Keys of cluster.yaml", CLUSTER), "matrix": ("Keys of matrix.yaml", MATRIX)}
 

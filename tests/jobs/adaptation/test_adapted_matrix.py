@@ -9,17 +9,17 @@ import support_configured
 from jobs.adaptation.adapt import adapt
 from jobs.adaptation.adapted_cells import adapt_cells
 from jobs.cli import main, parser
-from jobs.invocation import Invocation
 from jobs.planner import planner_table
 from jobs.planning.resolve import Capacity, resolve_cells
 from jobs.plugins.own_plugins import OwnPlugins, PluginSet
-from jobs.verbs.adapted_matrix import format_matrix_file, replace_adapt_option, write_adapted_matrix
+from jobs.verbs.adapted_matrix import format_matrix_file, use_adapted_matrix, write_adapted_matrix
 from shardlab.errors import InputError
 from shardlab.files.document import parse
 from shardlab.matrix import cell_names, matrix
 from shardlab.matrix.cell import Optimizer
 from shardlab.plugins.plugin_kind import OwnWorkload
 from shardlab.runs.prediction import Prediction
+from shardlab.verb import Invocation, format_words
 from shardlab.workspace.workspace import Workspace
 
 PAPERS = [f"paper{number}" for number in range(1, 6)]
@@ -401,9 +401,12 @@ def test_the_command_line_names_the_adapted_file_in_place_of_adapt(tmp_path):
     given.write_text(HEAD + "axes: {gpus: [4]}\n")
     for words in (["--matrix", str(given)], [f"--matrix={given}"]):
         line = ["submit", *words, "--adapt", "--wait", "--cluster", cluster_file(tmp_path, 2), "--workspace", str(tmp_path)]
-        left = replace_adapt_option(Invocation(parser().parse_args(line)), line)
+        invocation = Invocation(parser().parse_args(line))
+        use_adapted_matrix(invocation)
         (file,) = (tmp_path / "adapted").glob("*/m-adapted.yaml")
-        assert left == ["submit", "--matrix", str(file), *line[line.index("--wait") :]]
+        cluster, workspace = line[line.index("--cluster") + 1], str(tmp_path)
+        words = [f"--workspace={workspace}", f"--matrix={file}", f"--cluster={cluster}", "--wait"]
+        assert format_words(invocation.arguments) == ["submit", *words]
 
 
 def test_models_that_a_matrix_names_are_copied_beside_it(tmp_path):

@@ -242,7 +242,10 @@ def test_the_catalogue_is_keyed_by_site_and_type_and_each_entry_has_a_source():
 
 
 def run(capsys, *words):
-    code = cli.main(list(words))
+    try:
+        code = cli.main(list(words))
+    except SystemExit as ended:  # argparse raises it for wrong words
+        code = ended.code
     said = capsys.readouterr()
     return code, said.out, said.err
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from provision import cli
-from provision.command import command_line, init
+from provision.command import init
 from provision.facts import associations, modules, node_types, partitions, pythons, quotas, shared_folders, slurm_settings
 from provision.facts.node_types import GpuGres
 from provision.facts.quotas import Quota, Quotas
@@ -200,8 +200,8 @@ def test_this_machine_is_described_and_nothing_is_written(tmp_path, monkeypatch,
     ],
 )
 def test_hosts_are_separated_by_spaces_or_commas_and_a_verb_is_no_host(words, hosts):
-    arguments = command_line.parser().parse_intermixed_args(words.split())
-    assert (command_line.read_file_and_verb(arguments), arguments.ssh) == ((None, "init"), hosts)
+    arguments = cli.parser().parse_args(words.split())
+    assert (arguments.cluster, arguments.verb.name, arguments.ssh) == (None, "init", hosts)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,11 @@ import pytest
 from support_e2e import HANG_S, until
 from support_trust import make_own
 
-from provision import cli
 from provision.check import Outcome
 from provision.cli import main
 from provision.fact import Facts
 from provision.nodes.local_node import LocalNode
-from provision.operation import LocalCall, Operation
+from provision.operation import LocalCall, Operation, Site, Target
 from provision.plan import converge
 from provision.verify import Finding, is_verified
 from shardlab import extras
@@ -44,6 +43,14 @@ def provision(*words, env=None, cwd=None):
     command = [sys.executable, "-P", "-m", "provision", *map(str, words)]
     environment = {**os.environ, **(env or {})}
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=HANG_S)
+
+
+def exit_code(words):
+    """The exit code of `provision`; argparse ends the process for wrong words."""
+    try:
+        return main(words)
+    except SystemExit as ended:
+        return ended.code
 
 
 def stamps(folder):
@@ -135,7 +142,7 @@ def test_an_empty_list_of_operations_is_refused(workspace, capsys):
     ("words", "says"),
     [
         (["paln"], "unknown verb 'paln'. Did you mean 'plan'?"),
-        (["--check", "apply"], "--check means the verb plan"),
+        (["--check", "apply"], "--check belongs to the verb plan and cannot be combined with the verb 'apply'"),
         (["--limit", "gpu7"], "unknown node 'gpu7'. Allowed: localhost."),
         (["--only", "inventroy"], "Did you mean 'inventory'? Allowed: datasets, inventory."),
         (["--skip", "x,inventory"], "unknown operation 'x'"),
@@ -144,7 +151,7 @@ def test_an_empty_list_of_operations_is_refused(workspace, capsys):
 )
 def test_wrong_words_write_nothing(workspace, words, says, capsys):
     before = stamps(workspace)
-    assert main([LOCAL, *words, "--workspace", str(workspace)]) == 2
+    assert exit_code([LOCAL, *words, "--workspace", str(workspace)]) == 2
     assert says in capsys.readouterr().err
     assert stamps(workspace) == before
 
@@ -170,9 +177,9 @@ def test_a_wrong_file_writes_nothing(workspace, tmp_path, text, capsys):
 
 def test_the_verb_before_the_file_is_turned_round(capsys):
     """If the verb stands before the file, the error shows the command with both in the right order."""
-    assert main(["plan", LOCAL]) == 2
+    assert exit_code(["plan", LOCAL]) == 2
     assert f"provision {LOCAL} plan" in capsys.readouterr().err
-    assert main(["plan", "down"]) == 2
+    assert exit_code(["plan", "down"]) == 2
     assert "found two verbs, plan and down. Allowed: one; write a cluster file plan as ./plan." in capsys.readouterr().err
 
 
@@ -213,7 +220,7 @@ def test_a_first_word_that_is_a_verb_is_the_verb_and_a_path_is_a_file(workspace,
     assert "cluster.yaml: no such file" in capsys.readouterr().err
     assert main(["./down", "plan", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cluster"] == "named-down"
-    assert main(["paln"]) == 2
+    assert exit_code(["paln"]) == 2
     assert "unknown cluster file or verb 'paln'. Did you mean 'plan'?" in capsys.readouterr().err
 
 
@@ -286,8 +293,8 @@ def test_a_dry_run_reports_the_changes_of_the_real_run(tmp_path):
     """A dry run and a real run report the same changes; only the real run makes them."""
     made = []
     operation = Operation("two", lambda site, target: [LocalCall(f"step {n}", lambda: made.append(1)) for n in (1, 2)])
-    site = cli.Site(None, None, [])
-    target = cli.Target(LocalNode(), Facts(LocalNode()))
+    site = Site(None, None, [])
+    target = Target(LocalNode(), Facts(LocalNode()))
     (dry,) = converge(site, [operation], targets=[target], only={"two"}, dry=True)
     assert (dry.state, dry.changes, made) == ("would change", 2, [])
     (done,) = converge(site, [operation], targets=[target], only={"two"}, dry=False)

@@ -9,15 +9,16 @@ import pytest
 from support_e2e import HANG_S
 
 from jobs import cli, on_controller
-from jobs.invocation import Invocation
 from jobs.planning import plan
 from jobs.rendering import render
 from provision import cli as provision_cli
+from provision.command import progress
 from provision.nodes import login_node as of_site
 from shardlab.cluster import cluster, login_node
 from shardlab.errors import InputError
 from shardlab.remote import shared_connection
 from shardlab.remote.remote import Unreachable
+from shardlab.verb import Invocation
 from shardlab.workspace.workspace import Workspace
 
 SITE = "schema: 1\nname: site\nprovider: slurm\nslurm: {partition: gpu}\nstorage: {shared: SHARED}\n"
@@ -93,11 +94,13 @@ def test_jobs_continues_in_the_environment_of_the_site(client, tmp_path, monkeyp
     monkeypatch.setattr(os, "execv", lambda path, argv: started.append((path, argv)))
     asked = invocation(tmp_path, "submit", "--matrix", "quickstart")
     assert on_controller.starts_runs_here(asked.cluster)
-    on_controller.enter_environment(asked, ["submit", "--matrix", "quickstart"])
-    assert started == [(str(python), [str(python), "-P", "-m", "jobs", "submit", "--matrix", "quickstart"])]
+    on_controller.enter_environment(asked)
+    assert started == [
+        (str(python), [str(python), "-P", "-m", "jobs", "submit", f"--workspace={tmp_path}", "--matrix=quickstart"])
+    ]
     monkeypatch.setenv(login_node.PYTHON_VARIABLE, str(python))
-    on_controller.enter_environment(asked, ["submit", "--matrix", "quickstart"])
-    on_controller.enter_environment(invocation(tmp_path, "status"), ["status"])
+    on_controller.enter_environment(asked)
+    on_controller.enter_environment(invocation(tmp_path, "status"))
     assert len(started) == 1
 
 
@@ -175,7 +178,7 @@ def test_provision_logs_in_before_it_draws_a_table(ssh, tmp_path, monkeypatch, c
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
     (tmp_path / "cluster.yaml").write_text(f"{SITE.replace('SHARED', str(tmp_path))}login: {{host: login1}}\n")
     drawn = []
-    monkeypatch.setattr(provision_cli.progress, "show_progress", lambda *_: drawn.append("table"))
+    monkeypatch.setattr(progress, "show_progress", lambda *_: drawn.append("table"))
     assert provision_cli.main(["plan", "--workspace", str(tmp_path)]) == 1
     assert "Permission denied" in capsys.readouterr().err
     assert not drawn

@@ -12,7 +12,7 @@ from support_hostile import on_terminal
 
 import collect.cli
 import jobs.cli
-from provision.command import command_line
+import provision.cli
 from shardlab.terminal.console import OutputStream
 
 SAID = """
@@ -106,31 +106,26 @@ def test_an_error_is_not_followed_by_another_if_the_reader_of_the_errors_has_gon
         ("jobs plan --matrix a --scale-out 16 64,512", {"scale_out": "16,64,512"}),
         ("jobs plan --scale-out 16, 64 --matrix a", {"scale_out": "16,64", "matrix": "a"}),
         ("collect summarize --images svg png", {"images": "svg,png"}),
-        ("provision --limit node0 node1 a.yaml plan", {"limit": ["node0", "node1"], "file": "a.yaml", "verb": "plan"}),
+        ("provision --limit node0 node1 a.yaml plan", {"limit": ["node0", "node1"], "cluster": "a.yaml", "verb": "plan"}),
         (
             "provision a.yaml --only hosts clock --skip data plan",
             {"only": ["hosts", "clock"], "skip": ["data"], "verb": "plan"},
         ),
-        ("provision --limit node0 ./down", {"limit": ["node0"], "file": "./down"}),
-        ("provision --limit node0 -- node1", {"limit": ["node0"], "file": "node1"}),
+        ("provision --limit node0 ./down", {"limit": ["node0"], "cluster": "./down"}),
+        ("provision --limit node0 -- node1.yaml", {"limit": ["node0"], "cluster": "node1.yaml"}),
     ],
 )
 def test_commas_or_spaces_separate_the_items_of_a_list(line, values):
     command, *words = line.split()
-    parse = {
-        "jobs": jobs.cli.parser().parse_args,
-        "collect": collect.cli.parser().parse_args,
-        "provision": command_line.parser().parse_intermixed_args,
-    }
-    arguments = vars(parse[command](words))
+    parsers = {"jobs": jobs.cli.parser, "collect": collect.cli.parser, "provision": provision.cli.parser}
+    arguments = vars(parsers[command]().parse_args(words))
+    arguments["verb"] = arguments["verb"].name
     assert {name: arguments[name] for name in values} == values
 
 
 def test_every_option_whose_help_shows_a_list_accepts_commas_and_spaces():
-    parsers = [command_line.parser()]
-    for top in (jobs.cli.parser(), collect.cli.parser()):
-        verbs = next(action for action in top._actions if action.dest == "verb")
-        parsers += verbs.choices.values()
+    commands = (jobs.cli.parser(), collect.cli.parser(), provision.cli.parser())
+    parsers = [parser for command in commands for parser in command.verb_parsers.values()]
     lists = {
         (parser.prog, option)
         for parser in parsers
@@ -138,5 +133,5 @@ def test_every_option_whose_help_shows_a_list_accepts_commas_and_spaces():
         for option in action.option_strings
         if isinstance(action.metavar, str) and action.metavar.endswith(",...")
     }
-    assert lists == {(parser.prog, option) for parser in parsers for option in parser._list_options}
-    assert len(lists) == 8
+    assert lists == {(parser.prog, option) for parser in parsers for option in parser.list_options}
+    assert len(lists) == 15

@@ -1,0 +1,77 @@
+"""The verb `jobs logs`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from jobs.status.reconcile import find_unreadable_status
+from jobs.verb import JobsVerb
+from shardlab import completion
+from shardlab.errors import InputError
+from shardlab.files import files
+from shardlab.runs.run import REHEARSAL
+from shardlab.runs.rundir import RunDir
+from shardlab.terminal import console
+from shardlab.terminal.console import Output, Parser
+from shardlab.terminal.printable import LogText
+from shardlab.verb import Invocation
+from shardlab.workspace.workspace import Workspace, match_run_ids
+
+LOG_INTERVAL_S = 0.5
+LOG_PART = 2**20  # bytes of a log that are read at a time
+
+
+class Logs(JobsVerb):
+    """Print the logs of a run."""
+
+    name = "logs"
+    example = "jobs logs 'ddp-gpt2-tiny-*-r1' --rank 1 --follow"
+    reads_runs = True
+
+    def add_options(self, parser: Parser) -> None:
+        run_help = "a run id, or a shell pattern that matches exactly one run"
+        completion.offer_completions(parser.add_argument("run_id", metavar="RUN", help=run_help), Workspace.run_ids)
+        rank_help = "print the log of rank N (default: the log of the launcher, then the log of rank 0)"
+        parser.add_argument("--rank", type=int, metavar="N", help=rank_help)
+        parser.add_argument("--follow", action="store_true", help="keep printing new output until the run has ended")
+        console.add_trust_option(parser)
+
+    def run(self, invocation: Invocation) -> int:
+        args, out, workspace = invocation.arguments, invocation.out, invocation.workspace
+        matches = match_run_ids(workspace.run_ids(), [args.run_id])
+        if len(matches) > 1:
+            raise InputError(f"{args.run_id!r} matches {len(matches)} runs: {', '.join(matches[:5])}. Allowed: one run.")
+        folder = RunDir(workspace.runs / matches[0])
+        unreadable = find_unreadable_status(folder)
+        if unreadable is not None:
+            out.print_remark(f"{unreadable.id}: {unreadable.why}", style="red")
+        elif args.rank is not None and not 0 <= args.rank < (world := folder.read_run().world.world_size):
+            raise InputError(f"--rank: found {args.rank}. Allowed: 0 to {world - 1}.")
+        if folder.is_rehearsal():
+            out.print_remark(f"note: {folder.run_id} is a {REHEARSAL}.")
+        log_paths = [folder.rank_log(args.rank)] if args.rank is not None else [folder.job_log, folder.rank_log(0)]
+        positions = dict.fromkeys(log_paths, 0)
+        texts = {log_path: LogText() for log_path in log_paths}
+        while True:
+            has_ended = unreadable is not None or folder.judge().state not in ("pending", "running")
+            for log_path in log_paths:
+                positions[log_path] = _print_log_from(out, log_path, positions[log_path], texts[log_path])
+            if not args.follow or has_ended:
+                return int(unreadable is not None)
+            time.sleep(LOG_INTERVAL_S)
+
+
+def _print_log_from(out: Output, file: Path, position: int, log: LogText) -> int:
+    """Print the log from byte `position` to its end; return the place of the byte after the last printed byte.
+
+    log: decodes the bytes of this log.
+    """
+    if not file.exists():
+        return position
+    with files.open_regular(file) as handle:
+        handle.seek(position)
+        while log_part := handle.read(LOG_PART):
+            out.print_log(log, log_part)
+            position += len(log_part)
+    return position

@@ -1,0 +1,65 @@
+"""The plan of the matrix that the options of a verb name, with predictions by formula and by rehearsal."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jobs.planning import plan, plan_predictions, rehearsals
+from jobs.planning.plan import MatrixPlan
+from jobs.planning.rehearsals import Rehearsals
+from jobs.plugins.own_plugins import OwnPlugins
+from jobs.verbs import shared_options
+from shardlab.errors import InputError
+from shardlab.terminal.console import Parser
+from shardlab.verb import Invocation
+
+
+def add_rehearse(parser: Parser) -> None:
+    """Add the options --rehearse and --full-depth to the parser of a verb."""
+    rehearse_help = (
+        "find memory and traffic of each cell by a rehearsal: its own code makes a step on tensors without memory, which needs "
+        "torch but no GPU, and takes 10 s to minutes; the workspace keeps the answers, and later commands use them"
+    )
+    parser.add_argument("--rehearse", action="store_true", help=rehearse_help)
+    depth_help = "with --rehearse: rehearse deep models at their own depth, without extrapolation from two smaller depths"
+    parser.add_argument("--full-depth", action="store_true", help=depth_help)
+
+
+def plan_with_options(invocation: Invocation) -> MatrixPlan:
+    """The plan of the matrix that the options of `shared_options.add_matrix_options` name, with its predictions."""
+    arguments = invocation.arguments
+    matrix_plan = plan.plan_matrix(
+        invocation.workspace,
+        arguments.matrix,
+        invocation.cluster,
+        where=arguments.where,
+        repeats=arguments.repeats,
+        scale=arguments.scale,
+        in_allocation=getattr(arguments, "in_allocation", False),
+        track=shared_options.read_tracker(invocation),
+        wait_gpus_s=shared_options.read_wait_gpus_s(arguments),
+    )
+    return _add_rehearsals(invocation, matrix_plan)
+
+
+def _add_rehearsals(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
+    """The plan with predictions from the rehearsals that the workspace has; with --rehearse, missing rehearsals are made. A
+    cell that cannot be rehearsed keeps its prediction by formula, and the reason is printed. Raises InputError."""
+    answers = make_rehearsals(invocation, planned.source.own).get_answers(planned.cells)
+    if not answers:
+        return planned
+    for sentence in rehearsals.describe_refused(answers):
+        invocation.out.print_remark(sentence, style="yellow")
+    cells = [cell for cell in planned.cells if cell.name() in answers]
+    predictions = plan_predictions.predict_cells(invocation.workspace, planned.source.where, cells, planned.recorded, answers)
+    predicted = {**planned.predicted, **predictions}
+    source = msgspec.structs.replace(planned.source, predicted=predicted)
+    return msgspec.structs.replace(planned, predicted=predicted, source=source)
+
+
+def make_rehearsals(invocation: Invocation, plugins: OwnPlugins) -> Rehearsals:
+    """The rehearsals of a command, by its options --rehearse and --full-depth. Raises InputError."""
+    make, full_depth = (getattr(invocation.arguments, name, False) for name in ("rehearse", "full_depth"))
+    if full_depth and not make:
+        raise InputError("--full-depth: allowed only together with --rehearse.")
+    return Rehearsals(invocation.workspace, plugins, invocation.out, make=make, full_depth=full_depth)

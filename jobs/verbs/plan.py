@@ -1,0 +1,83 @@
+"""The verb `jobs plan`."""
+
+from __future__ import annotations
+
+from jobs.planner import cell_schedule, machine, scale_out
+from jobs.planner.cell_schedule import CellSchedule
+from jobs.planner.scale_out import ScaledCell
+from jobs.planning import datasets, plan, plan_predictions
+from jobs.planning.plan import MatrixPlan
+from jobs.submission import lease_schedule
+from jobs.verb import JobsVerb
+from jobs.verbs import adapted_matrix, matrix_plan, shared_options, views
+from jobs.verbs.shared_options import MOST_GPUS
+from shardlab.errors import InputError, UnknownName
+from shardlab.terminal.console import Parser
+from shardlab.verb import Invocation
+from shardlab.workspace import inventory
+
+
+class Plan(JobsVerb):
+    """Print the cells of a matrix, and which cells it excludes and why."""
+
+    name = "plan"
+    example = "jobs plan --matrix quickstart"
+
+    def add_options(self, parser: Parser) -> None:
+        shared_options.add_matrix_options(parser)
+        adapted_matrix.add_adapt(parser)
+        scale_help = "also predict each cell on these numbers of GPUs, with the same batch per GPU, and how far to trust it"
+        parser.add_list_option("--scale-out", metavar="N,...", help=scale_help)
+        schedule_help = "also draw the simulated pipeline schedule of this cell: when each rank computes, and when it waits"
+        parser.add_argument("--schedule", metavar="CELL", help=schedule_help)
+        matrix_plan.add_rehearse(parser)
+
+    def prepare(self, invocation: Invocation) -> None:
+        adapted_matrix.use_adapted_matrix(invocation)
+
+    def run(self, invocation: Invocation) -> int:
+        planned = matrix_plan.plan_with_options(invocation)
+        workspace = invocation.workspace
+        data = datasets.find_missing_data(planned.cells, planned.source, workspace)
+        hours, shares = plan.estimate_hours(planned, planned.repeats), plan.read_account_shares(planned, workspace)
+        scaled, schedule = scale_out_cells(invocation, planned), simulate_schedule(invocation, planned)
+        late_count = lease_schedule.count_late_runs(planned, workspace)
+        views.print_plan(invocation.out, planned, workspace, data, hours, shares, late_count, scaled, schedule)
+        return 0
+
+
+def simulate_schedule(invocation: Invocation, planned: MatrixPlan) -> CellSchedule | None:
+    """The simulated schedule of the cell that --schedule names; None if the option is not given. Raises InputError."""
+    name: str | None = invocation.arguments.schedule
+    if name is None:
+        return None
+    by_name = {cell.name(): cell for cell in planned.cells if cell.pp > 1}
+    if not by_name:
+        raise InputError(
+            f"--schedule: no selected cell of {planned.matrix.name} has a pipeline. Allowed: cells with pp above 1."
+        )
+    if name not in by_name:
+        raise UnknownName("cell with a pipeline", name, by_name, where="--schedule")
+    return cell_schedule.make_schedule(by_name[name])
+
+
+def scale_out_cells(invocation: Invocation, planned: MatrixPlan) -> dict[str, list[ScaledCell]] | None:
+    """The predictions for each cell of a plan on the numbers of GPUs given by --scale-out, by the name of the cell; None if the
+    option is not given. Raises InputError."""
+    text: str | None = invocation.arguments.scale_out
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and 1 <= int(part) <= MOST_GPUS for part in parts):
+        raise InputError(f"--scale-out: found {text!r}. Allowed: numbers of GPUs from 1 to {MOST_GPUS}, such as 16,64,512.")
+    cluster = planned.source.where
+    earlier = plan_predictions.load_calibration(invocation.workspace)
+    measured_all_reduces = inventory.read_all_reduces(invocation.workspace, cluster.name)
+    scaled_by_name: dict[str, list[ScaledCell]] = {}
+    for cell in planned.cells:
+        gpus = cluster.for_gpu_type(cell.gpu_type).gpus
+        per_node = (gpus.per_node if gpus is not None and gpus.per_node else None) or -(-cell.gpus // cell.nnodes)
+        planned_machine = machine.plan_machine(cluster, cell.gpu_type, measured_all_reduces)
+        scaled_cells = [scale_out.extrapolate(cell, int(part), per_node, planned_machine, earlier) for part in parts]
+        scaled_by_name[cell.name()] = [scaled_cell for scaled_cell in scaled_cells if scaled_cell is not None]
+    return scaled_by_name

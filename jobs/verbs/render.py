@@ -1,0 +1,44 @@
+"""The verb `jobs render`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jobs.planning import plan
+from jobs.rendering import render
+from jobs.verb import JobsVerb
+from jobs.verbs import matrix_plan, sending, shared_options
+from shardlab.terminal.console import Parser
+from shardlab.verb import Invocation
+
+
+class Render(JobsVerb):
+    """Write the run folders with their scripts, but submit nothing."""
+
+    name = "render"
+    example = "jobs render --matrix quickstart --out /tmp/scripts"
+    permission = "use the templates of the workspace"
+    makes_runs = True
+
+    def add_options(self, parser: Parser) -> None:
+        shared_options.add_matrix_options(parser)
+        parser.add_argument("--out", metavar="DIR", help="folder for the run folders (default: runs/ of the workspace)")
+
+    def run(self, invocation: Invocation) -> int:
+        arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
+        planned = matrix_plan.plan_with_options(invocation)
+        plan.must_fit_cluster(planned)
+        folder = Path(arguments.out).absolute() if arguments.out else workspace.runs
+        if arguments.out:
+            planned = plan.with_source_in(planned, folder / ".source")
+            rendered = plan.render_all(planned, workspace, folder)
+        else:
+            with workspace.hold_runs_lock():
+                rendered = plan.render_all(planned, workspace, folder)
+                render.keep_expansion(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
+        out.print_line(f"{len(rendered.folders)} run(s) rendered in {folder}; nothing was submitted.")
+        for remark in planned.remarks:
+            out.print_remark(f"note: {remark}")
+        skipped = sending.print_unreadable(out, rendered.skipped)
+        out.print_document([{"id": run.run_id, "path": str(run.path)} for run in rendered.folders])
+        return int(skipped > 0)

@@ -1,0 +1,69 @@
+"""The verb `jobs retry`."""
+
+from __future__ import annotations
+
+from jobs.planning import plan
+from jobs.rendering import render
+from jobs.status.select import select_runs
+from jobs.submission import submit
+from jobs.verb import JobsVerb
+from jobs.verbs import sending, shared_options
+from shardlab.errors import UnknownName
+from shardlab.runs import state
+from shardlab.terminal import console
+from shardlab.terminal.console import Parser
+from shardlab.verb import Invocation
+
+RETRIED_BY_DEFAULT = "failed,node_fail,preempted,hung"
+MAY_BE_RETRIED = state.FINAL | {"unknown", submit.HELD}
+
+
+class Retry(JobsVerb):
+    """Submit a new attempt of runs that failed (see --only)."""
+
+    name = "retry"
+    example = "jobs retry --only failed,node_fail"
+    permission = "start runs"
+    starts_runs = changes_runs = reads_lease = True
+
+    def add_options(self, parser: Parser) -> None:
+        shared_options.add_run_selection(parser)
+        shared_options.add_wait(parser)
+        shared_options.add_sharing_options(parser)
+        only_help = (
+            f"retry runs that ended in one of these states (default: {RETRIED_BY_DEFAULT}); held: let runs start that were "
+            "held because the installed packages changed or the lease was too short"
+        )
+        parser.add_list_option(
+            "--only", ends_list=_selects_runs, default=RETRIED_BY_DEFAULT, metavar="STATE,...", help=only_help
+        )
+        console.add_trust_option(parser)
+
+    def run(self, invocation: Invocation) -> int:
+        args, out, workspace = invocation.arguments, invocation.out, invocation.workspace
+        retried_states = {name.strip() for name in args.only.split(",") if name.strip()}
+        if not_allowed := sorted(retried_states - MAY_BE_RETRIED):
+            raise UnknownName("state in which a run ends", not_allowed[0], MAY_BE_RETRIED, where="--only")
+        runs = select_runs(workspace, args.runs, args.matrix, args.where)
+        source = render.make_render_context(
+            "", invocation.cluster, workspace, wait_gpus_s=shared_options.read_wait_gpus_s(args)
+        )
+        options = shared_options.read_submit_options(invocation, source)
+        retried = [
+            decision.run for decision in submit.decide_retries(workspace, runs, retried_states, source, trust=args.trust)
+        ]
+        plan.must_run_here(source, allow_login_node=args.here, trains=any(run.traces is None for run in retried) or not retried)
+        sending.must_have_data(out, workspace, [run.cell for run in retried], source)
+        with workspace.hold_runs_lock():
+            all_readable = sending.finish_interrupted(invocation, source)
+            runs = select_runs(workspace, args.runs, args.matrix, args.where)
+            all_readable = sending.tidy_runs(out, workspace, runs, of_scheduler=False) and all_readable
+            decisions = submit.decide_retries(workspace, runs, retried_states, source, trust=args.trust)
+            submit_plan = sending.plan_submission(invocation, decisions, source, options)
+            submit.freeze_trusted_plugins(workspace, submit_plan.decisions, trust=args.trust)
+            submit_plan = sending.send_runs(invocation, submit_plan)
+        return sending.report_sent(invocation, submit_plan, all_readable=all_readable)
+
+
+def _selects_runs(word: str) -> bool:
+    return not MAY_BE_RETRIED.issuperset(word.strip(",").split(","))  # else the word is a state after --only

@@ -1,0 +1,97 @@
+"""The verb `jobs submit`."""
+
+from __future__ import annotations
+
+from jobs import on_controller
+from jobs.planner import planner_table
+from jobs.planning import plan
+from jobs.planning.plan import MatrixPlan, leave_out_cells_over_memory
+from jobs.rendering import render
+from jobs.submission import submit
+from jobs.verb import JobsVerb
+from jobs.verbs import adapted_matrix, archived_matrix, matrix_plan, sending, shared_options
+from shardlab import completion
+from shardlab.runs import trackers
+from shardlab.terminal.console import Parser
+from shardlab.verb import Invocation
+from shardlab.workspace.workspace import Workspace
+
+
+class Submit(JobsVerb):
+    """Render and submit the runs of a matrix that were not submitted before."""
+
+    name = "submit"
+    example = "jobs submit --matrix quickstart --wait"
+    permission = "start runs"
+    starts_runs = makes_runs = True
+
+    def add_options(self, parser: Parser) -> None:
+        shared_options.add_matrix_options(parser, archives=True)
+        adapted_matrix.add_adapt(parser)
+        shared_options.add_wait(parser)
+        after_help = "on Slurm: start after these runs have ended (run id or shell pattern)"
+        completion.offer_completions(parser.add_argument("--after", metavar="RUN", help=after_help), Workspace.run_ids)
+        dry_run_help = "print what would be submitted, and submit nothing; with -v also print the scripts"
+        parser.add_argument("--dry-run", action="store_true", help=dry_run_help)
+        inside_help = "inside `salloc` or a notebook's job: run the cells in this allocation, one after another"
+        parser.add_argument("--in-allocation", action="store_true", help=inside_help)
+        fit_help = "also submit cells that the planner predicts not to fit the memory of a GPU: out of memory is a result"
+        parser.add_argument("--no-fit-check", action="store_true", help=fit_help)
+        bound_help = "submit nothing if the runs may take more GPU hours: by recorded times, else by time limits; retries count"
+        parser.add_argument("--max-gpu-hours", type=float, metavar="N", help=bound_help)
+        resume_help = (
+            "resume from a checkpoint of this run; cells may differ from it only in their ranks and how the ranks share the "
+            "batch (if the checkpoint has the layout `whole`, also in their strategy)"
+        )
+        completion.offer_completions(parser.add_argument("--resume-from", metavar="RUN", help=resume_help), Workspace.run_ids)
+        names = ", ".join(trackers.TRACKERS)
+        track_help = f"log runs while they go on, offline, into {trackers.FOLDER}/ of the workspace: {names} (docs/exports.md)"
+        tracker = parser.add_argument("--track", metavar="TRACKER", help=track_help)
+        completion.offer_completions(tracker, lambda _: trackers.TRACKERS)
+        shared_options.add_sharing_options(parser)
+
+    def prepare(self, invocation: Invocation) -> None:
+        archived_matrix.use_archived_matrix(invocation)
+        adapted_matrix.use_adapted_matrix(invocation)
+
+    def run(self, invocation: Invocation) -> int:
+        arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
+        planned = matrix_plan.plan_with_options(invocation)
+        plan.must_fit_cluster(planned)
+        planned = _keep_fitting_cells(invocation, planned)
+        source, options = planned.source, shared_options.read_submit_options(invocation, planned.source)
+        on_controller.must_suit_cluster(source.where, workspace)
+        sending.must_have_data(out, workspace, planned.cells, source)
+        submit.check_runs(workspace, planned.cells, planned.repeats, source, arguments.resume_from)
+
+        def plan_submission() -> sending.SubmitPlan:
+            decisions = submit.decide_runs(workspace, planned.cells, planned.repeats, source, arguments.resume_from)
+            return sending.plan_submission(invocation, decisions, source, options, planned)
+
+        if arguments.dry_run:
+            return sending.print_dry_run(invocation, plan_submission())
+        plan.must_run_here(source, allow_login_node=arguments.here)
+        with workspace.hold_runs_lock():
+            all_readable = sending.finish_interrupted(invocation, source)
+            submit_plan = plan_submission()
+            render.keep_expansion(workspace, source, planned.matrix, planned.all_cells, planned.repeats)
+            submit_plan = sending.send_runs(invocation, submit_plan)
+        return sending.report_sent(invocation, submit_plan, all_readable=all_readable)
+
+
+def _keep_fitting_cells(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
+    """The plan without the cells that certainly do not fit the memory of a GPU. The name of each cell that is left out is
+    printed. With --no-fit-check, the plan is returned unchanged."""
+    if invocation.arguments.no_fit_check:
+        return planned
+    fitting, names = leave_out_cells_over_memory(planned)
+    for name in names:
+        needed, capacity = planned.predicted[name].memory_bytes, planned.predicted[name].capacity_bytes
+        assert needed is not None
+        assert capacity is not None
+        invocation.out.print_remark(
+            f"{name}: left out, because it needs at least {planner_table.format_size(needed.low)} of a GPU's "
+            f"{planner_table.format_size(capacity.high)}. To submit it all the same: --no-fit-check.",
+            style="yellow",
+        )
+    return fitting

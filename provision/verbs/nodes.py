@@ -1,0 +1,280 @@
+"""The verbs that work on the nodes of a cluster: apply, plan, facts and verify."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from provision import interruption, inventory_file, lock, order
+from provision.check import Outcome, map_targets
+from provision.command import command_line, display, progress
+from provision.fact import Facts, Unanswered
+from provision.interruption import STOPPING
+from provision.node import Node
+from provision.nodes import pretend
+from provision.operation import Operation, Site, Target
+from provision.operations.inventory import find_lease
+from provision.plan import BEGUN, MACHINE, OperationStep, converge
+from provision.provider import MachinesToCreate, find_provider
+from provision.verbs import cluster_file
+from provision.verify import Finding, is_verified, verify_targets
+from shardlab.cluster import login_node
+from shardlab.cluster.cluster import Cluster
+from shardlab.errors import InputError, UnknownName
+from shardlab.terminal import console
+from shardlab.terminal.console import Output, Parser
+from shardlab.verb import Invocation, Verb
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
+
+LOGIN_S = 30.0
+ROOT_HINT = "send the commands that `provision CLUSTER.yaml plan` prints to an administrator, then run the same command again"
+RERUN_HINT = "fix the problem that this operation reports and run the same command again; it continues from there"
+
+
+class NodesWork(NamedTuple):
+    """The work of a verb on the nodes of a cluster."""
+
+    site: Site
+    """All nodes of the cluster."""
+    targets: list[Target]
+    """The nodes to work on (--limit)."""
+    operations: list[Operation]
+    """The operations of the provider, in order."""
+    chosen_names: set[str]
+    """The names of the operations to carry out (--only, --skip)."""
+    parallel: int | None
+    """The most nodes that an operation changes at the same time; None: all."""
+
+
+class NodesVerb(Verb):
+    """A verb that works on the nodes of a cluster."""
+
+    may_change: ClassVar[bool] = True
+    """Whether the verb may change nodes, so that it takes locks; a verb that takes none does not disturb other commands."""
+    starts_ranks: ClassVar[bool] = False
+    """Whether the verb starts two ranks on each node, which is not allowed on a login node."""
+    has_operations: ClassVar[bool] = True
+    """Whether the verb carries out operations, or plans them."""
+
+    def add_options(self, parser: Parser) -> None:
+        names: dict[str, Any] = {"ends_list": command_line.may_be_file, "type": command_line.parse_names}
+        parser.add_list_option("--limit", metavar="NODE,...", help="work only on these nodes", **names)
+        if self.has_operations:
+            parser.add_list_option("--only", metavar="OP,...", help="carry out only these operations", **names)
+            parser.add_list_option("--skip", metavar="OP,...", help="carry out all operations except these", **names)
+            parallel_help = "number of nodes that an operation changes at the same time (default: all)"
+            parser.add_argument("--parallel", type=command_line.parse_count, metavar="N", help=parallel_help)
+        if self.starts_ranks:
+            here_help = "with provider local: check this machine although it is a login node of a Slurm cluster"
+            parser.add_argument("--here", action="store_true", help=here_help)
+        console.add_trust_option(parser)
+
+    def carry_out(self, out: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
+        """Carry out the verb on the nodes. Returns (the steps of the operations, the results of the checks)."""
+        raise NotImplementedError
+
+    def run(self, invocation: Invocation) -> int:
+        args, out, workspace = invocation.arguments, invocation.out, invocation.workspace
+        file_cluster = present_cluster = cluster_file.read_cluster_file(invocation)
+        provider = find_provider(file_cluster.provider)
+        if self.starts_ranks and provider.name == "local":
+            login_node.must_not_be_login_node(here_option=args.here)
+        cluster_file.must_be_allowed(invocation)
+        pretend_path: Path | None = getattr(args, "pretend", None)
+        if provider.present is not None:
+            cluster_or_request = provider.present(file_cluster, workspace)
+            if isinstance(cluster_or_request, MachinesToCreate):
+                option = "--limit" if args.limit else "--pretend" if pretend_path is not None else None
+                _check_creation(file_cluster, cluster_or_request, self.name, option)
+                if self.name == "plan":
+                    return _print_creation_plan(out, file_cluster, workspace, cluster_or_request)
+            else:
+                present_cluster = cluster_or_request
+        nodes = provider.nodes(present_cluster, workspace)
+        limited_names = _choose_names("node", [node.name for node in nodes], args.limit)
+        operations = order.select_operations(provider)
+        names = [operation.name for operation in operations]
+        chosen_names = _choose_names("operation", names, getattr(args, "only", None), getattr(args, "skip", None)) | {MACHINE}
+        locks = cluster_file.list_locks(provider, file_cluster, workspace) if self.may_change else []
+        if self.may_change or (provider.name != "local" and pretend_path is None):  # a login stores host keys
+            workspace_trust.begin_workspace(workspace)
+        with lock.hold_locks(locks, ["provision", *args.words]):
+            if provider.obtain is not None and self.name == "apply":
+                with interruption.handle_interruption([], lambda: None):
+                    provider.obtain(file_cluster, workspace)
+                present_cluster = cluster_file.read_cluster_again(invocation)
+                nodes = provider.nodes(present_cluster, workspace)
+                limited_names = _choose_names("node", [node.name for node in nodes], args.limit)
+            site = _make_site(present_cluster, workspace, nodes, pretend_path)
+            if site.pretended:
+                out.print_remark(f"{pretend_path} describes the nodes; no machine is reached", style="dim")
+            elif provider.operations is None or MACHINE in provider.operations:
+                bring_up = Operation(MACHINE, lambda site, target: provider.bring_up(present_cluster, workspace, target.node))
+                operations = [bring_up, *operations]
+            targets = [target for target in site.targets if target.node.name in limited_names]
+            parallel = getattr(args, "parallel", None)
+            return self._carry_out_and_show(out, NodesWork(site, targets, operations, chosen_names, parallel))
+
+    def _carry_out_and_show(self, out: Output, work: NodesWork) -> int:
+        find_lease(work.site)  # an unreadable lease raises an error here, before anything is changed
+        with interruption.handle_interruption([target.node for target in work.site.targets], lambda: len(BEGUN)):
+            steps, findings = self.carry_out(out, work)
+        failed = [step for step in steps if step.state in ("failed", "administrator")]
+        display.show_machines(out, work.targets)
+        if findings:
+            display.show_checks(out, findings)
+        if (lease := find_lease(work.site)) is not None:
+            out.print_line(lease.describe(datetime.now(UTC)))
+        out.print_document(display.result_document(self.name, work.site, work.targets, steps, findings, lease))
+        answers = [answer for target in work.targets for answer in target.facts.answers.values()]
+        has_unanswered = any(isinstance(answer, Unanswered) for answer in answers)
+        return 1 if failed or is_verified(findings) is False or (has_unanswered and self.name == "facts") else 0
+
+
+class Apply(NodesVerb):
+    """Inspect the nodes, change what differs from the cluster file, and verify (the default verb)."""
+
+    name = "apply"
+    example = "provision cluster.yaml --limit node0"
+    starts_ranks = True
+
+    def carry_out(self, out: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
+        steps = _converge(out, work, dry=False)
+        return steps, _verify(out, work, steps, replaces=False)
+
+
+class Plan(NodesVerb):
+    """Show what apply would change; change nothing."""
+
+    name = "plan"
+    example = "provision plan --only packages,hosts"
+    may_change = False
+
+    def add_options(self, parser: Parser) -> None:
+        super().add_options(parser)
+        pretend_help = "take the facts of the nodes from this file, as --json prints them; no machine is reached"
+        parser.add_argument("--pretend", type=Path, metavar="FACTS.json", help=pretend_help)
+        parser.add_argument("--check", action="store_true", help="may be written in place of the verb plan")
+
+    def carry_out(self, out: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
+        return _converge(out, work, dry=True), []
+
+
+class ShowFacts(NodesVerb):
+    """Show hardware and software of each node."""
+
+    name = "facts"
+    example = "provision cluster.yaml facts --json"
+    may_change = has_operations = False
+
+    def carry_out(self, out: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
+        map_targets(work.targets, _ask_all_facts)
+        return [], []
+
+
+class Verify(NodesVerb):
+    """Run only the acceptance checks."""
+
+    name = "verify"
+    example = "provision cluster.yaml verify"
+    starts_ranks = True
+
+    def carry_out(self, out: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
+        steps: list[OperationStep] = []
+        if not work.site.cluster.ssh.sudo:  # operations are only planned, to list the work for an administrator
+            targets, names = work.targets, work.chosen_names
+            planned_steps = converge(work.site, work.operations, targets=targets, only=names, dry=True, parallel=work.parallel)
+            steps = [step for step in planned_steps if step.state == "administrator"]
+            work.site.skipped.clear()
+        return steps, _verify(out, work, steps, replaces=True)
+
+
+def _check_creation(file_cluster: Cluster, to_create: MachinesToCreate, verb: str, option: str | None) -> None:
+    """Check a command for a cluster whose machines do not exist yet. Raises InputError if its verb or an option needs nodes, or
+    if the machines cannot be created now. option: the option that needs nodes, if it is given."""
+    if to_create.blocked is not None and verb != "plan":
+        raise InputError(to_create.blocked)
+    if verb not in ("apply", "plan") or option is not None:
+        raise InputError(
+            f"{file_cluster.name}: {option or f'the verb {verb}'} needs nodes, and its machines do not exist yet. "
+            "Run first: provision CLUSTER.yaml"
+        )
+
+
+def _print_creation_plan(output: Output, file_cluster: Cluster, workspace: Workspace, to_create: MachinesToCreate) -> int:
+    """Print the plan for machines that do not exist yet. The changes on the machines can be planned only when they exist."""
+    for line in to_create.lines:
+        output.print_line(line)
+    output.print_line("changes: 1 planned, none was made; the nodes can be planned for when they exist")
+    if to_create.blocked is not None:
+        output.print_remark(f"note: {to_create.blocked}", style="yellow")
+    plan_document = display.result_document("plan", Site(file_cluster, workspace, []), [], [], [])
+    output.print_document({**plan_document, "changes": 1, "request": to_create.request})
+    return 0
+
+
+def _make_site(file_cluster: Cluster, workspace: Workspace, nodes: Sequence[Node], pretend_path: Path | None) -> Site:
+    """The nodes with their facts, which come from the machines, or from the file `pretend_path`. Raises InputError."""
+    facts_of_nodes = (
+        [Facts(node, order.list_operation_files()) for node in nodes]
+        if pretend_path is None
+        else pretend.read_pretended_facts(pretend_path, nodes)
+    )
+    entry_by_name = {entry.name: entry for entry in file_cluster.nodes}
+    targets = [Target(facts.node, facts, entry_by_name.get(facts.node.name)) for facts in facts_of_nodes]
+    return Site(file_cluster, workspace, targets, pretended=pretend_path is not None)
+
+
+def _converge(out: Output, work: NodesWork, *, dry: bool) -> list[OperationStep]:
+    """Make the changes of the operations, or only plan them (dry), with a live table; print and return the steps."""
+    site, targets = work.site, work.targets
+    if site.cluster.login is not None and not site.pretended:
+        site.targets[0].node.run(["true"], timeout_s=LOGIN_S)  # logs in before the live table: SSH may ask for a password
+    with progress.show_progress(out, [target.node.name for target in targets], len(work.operations)) as observer:
+        steps = converge(
+            site, work.operations, targets=targets, only=work.chosen_names, dry=dry, parallel=work.parallel, view=observer
+        )
+    if steps and not STOPPING.is_set():
+        display.show_operations(out, steps)
+    return steps
+
+
+def _verify(out: Output, work: NodesWork, steps: Sequence[OperationStep], *, replaces: bool) -> list[Finding]:
+    """Run the checks on the nodes on which no operation failed or waits for an administrator. Returns all results.
+
+    replaces: whether the measured times of all-reduces replace all earlier times in the inventory.
+    """
+    failed = {step.node: step.operation for step in steps if step.state == "failed"}
+    administrator_operations = display.administrator_operations(steps)
+    findings = [Finding(node, "operations", Outcome(False, f"{name} failed", RERUN_HINT)) for node, name in failed.items()]
+    findings += [
+        Finding(name, "administrator", Outcome(False, f"an administrator has to do: {', '.join(names)}", ROOT_HINT))
+        for name, names in administrator_operations.items()
+    ]
+    ready_targets = [target for target in work.targets if target.node.name not in {**failed, **administrator_operations}]
+    if ready_targets and not STOPPING.is_set():
+        remark = functools.partial(out.print_remark, style="dim")
+        checks = order.select_checks(find_provider(work.site.cluster.provider))
+        findings += verify_targets(work.site, ready_targets, checks, remark)
+        inventory_file.record_all_reduces(work.site, findings, replaces=replaces)
+    return findings
+
+
+def _ask_all_facts(target: Target) -> None:
+    for fact in order.FACTS:
+        with contextlib.suppress(Unanswered):  # `target.facts` stores the failure, and the display lists it
+            target.facts[fact]
+
+
+def _choose_names(kind: str, allowed_names: Iterable[str], only: list[str] | None, skip: list[str] | None = None) -> set[str]:
+    """The names of `allowed_names` in `only` (None: all) but not in `skip`. Raises UnknownName. kind: `node` or `operation`."""
+    names = list(allowed_names)
+    for name in [*(only or []), *(skip or [])]:
+        if name not in names:
+            raise UnknownName(kind, name, names)
+    return {name for name in names if (only is None or name in only) and name not in (skip or [])}
