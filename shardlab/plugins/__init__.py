@@ -1,1 +1,1 @@
-"""What a workload or strategy in a workspace's own Python file is, and how such a file is executed."""
+"""The kinds of plug-ins in a workspace's own Python files, how such a file is executed, and the process that executes it."""
