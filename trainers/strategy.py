@@ -10,7 +10,7 @@ import msgspec
 
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
-from trainers.theory.division import Division, divide_by_cuts
+from trainers.theory.division import Division
 from trainers.theory.term import ModelPart, Term
 
 if TYPE_CHECKING:
@@ -82,12 +82,6 @@ class Strategy(msgspec.Struct, frozen=True):
             return None
         why = f": {self.reasons[precision]}" if precision in self.reasons else ""
         return f"{self.name} cannot honour {precision}{why}. Allowed: {', '.join(self.precisions)}."
-
-    def divide(self, cell: Cell, parameters: int) -> Division:
-        """What a rank keeps, by theory. parameters: the number of parameters of the whole model."""
-        if self.theory_of_memory is None:
-            return divide_by_cuts(cell, self.cuts or ())
-        return self.theory_of_memory(cell, parameters)
 
     def build(self, cell: Cell, task: Task, ranks: Ranks) -> Engine:
         """Build the engine of a rank that trains. Imports torch."""

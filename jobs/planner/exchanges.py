@@ -7,8 +7,6 @@ tests/jobs/planner/test_exchanges.py compares the results with numbers that were
 
 from __future__ import annotations
 
-import functools
-
 from jobs.planner import model_facts
 from jobs.planner.model_facts import ModelFacts
 from jobs.planner.sharding import find_strategy
@@ -31,7 +29,7 @@ def list_exchanges(cell: Cell) -> list[Term] | None:
         return []
     part = _describe_part(cell, model_facts.find_model_facts(cell))
     terms = find_strategy(cell.strategy).theory_of_communication(cell, part)
-    return None if terms is None else [term for term in terms if term.payload_bytes > SCALAR_BYTES]
+    return None if terms is None else [term for term in terms if term.payload_bytes > 2 * SCALAR_BYTES]
 
 
 def sum_sent_bytes(cell: Cell) -> float | None:
@@ -50,7 +48,7 @@ def _describe_part(cell: Cell, facts: ModelFacts) -> ModelPart:
         elements = block_elements + (facts.front + facts.back) / 2
     elif cell.tp > 1:
         elements = block_elements + facts.front + facts.back - facts.tied
-    reductions = BACKWARD_REDUCTIONS.get(_find_task_name(cell))
+    reductions = BACKWARD_REDUCTIONS.get(menu.workload_of(cell).task.rpartition(".")[2])
     return ModelPart(
         elements=elements,
         blocks=blocks,
@@ -64,16 +62,6 @@ def _describe_part(cell: Cell, facts: ModelFacts) -> ModelPart:
         messages=2 * cell.stages_per_rank if cell.pp > 2 else 2 * cell.stages_per_rank - 1,
         tied=((facts.tied / cell.dp, 2),) if facts.tied and cell.pp > 1 else (),
     )  # fmt: skip
-
-
-@functools.cache
-def _task_names() -> dict[str, str]:
-    return {workload.name: workload.task.rpartition(".")[2] for workload in menu.workloads().values()}
-
-
-def _find_task_name(cell: Cell) -> str:
-    """The name of the task of a cell's workload, such as `gpt2`; '' for a workload that a workspace defines itself."""
-    return "" if cell.workload_code is not None else _task_names().get(cell.workload, "")
 
 
 def count_recomputed_blocks(cell: Cell, blocks: int) -> int:

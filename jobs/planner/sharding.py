@@ -7,7 +7,7 @@ import functools
 from shardlab.matrix.cell import Cell
 from trainers import menu
 from trainers.strategy import Strategy
-from trainers.theory.division import Division
+from trainers.theory.division import Division, divide_by_cuts
 
 
 @functools.cache
@@ -19,4 +19,7 @@ def find_strategy(name: str) -> Strategy:
 def divide(cell: Cell, parameters: int) -> Division:
     """How the strategy of a cell divides the model. parameters: the number of parameters of the whole model, from which the
     size of DeepSpeed's buckets follows."""
-    return find_strategy(cell.strategy).divide(cell, parameters)
+    strategy = find_strategy(cell.strategy)
+    if strategy.theory_of_memory is None:
+        return divide_by_cuts(cell, strategy.cuts or ())
+    return strategy.theory_of_memory(cell, parameters)

@@ -128,7 +128,7 @@ SENTENCES = [
     ("slurm.md", {"00:30:00": "(default: half an hour)"}[default_of(cell.Draft, "hang_limit")]),
     ("ssh.md", f"up to {gather.AT_ONCE} nodes at once"),
     ("strategies.md", {"50000000": "at most 50 million elements"}[
-        written("trainers/deepspeed_zero/deepspeed_config.py", "BUCKET")]),
+        written("trainers/theory/zero.py", "BUCKET_ELEMENTS")]),
     ("telemetry.md", f"at {cell.TELEMETRY_HZ:g} samples per second"),
     ("telemetry.md", f"{cell.SLOWEST_HZ:g} to {cell.FASTEST_HZ:g} samples per second"),
     ("telemetry.md", f"at least {sample_cache.LEAST // MIB} MiB of lines"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import deepspeed
 import torch
@@ -171,9 +171,7 @@ class ZeroEngine(ReplicatedEngine):
     def theory(self) -> list[Term]:
         fetched = self._count_fetched_elements() if self.stage == 3 else None
         part = ModelPart(elements=self.parameters(), fetched=fetched, matrix_elements=self._matrix_elements)
-        terms = list_zero_terms(self.cell, part, stage=self.stage)
-        assert terms is not None
-        return terms
+        return cast("list[Term]", list_zero_terms(self.cell, part, stage=self.stage))
 
     def _count_fetched_elements(self) -> tuple[int, int]:
         """Two numbers of parameter elements: (elements that a pass gathers, counted each time they are gathered; elements that

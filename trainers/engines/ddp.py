@@ -93,9 +93,7 @@ class PowerSgdEngine(DdpEngine):
 
     def theory(self) -> list[Term]:
         part = msgspec.structs.replace(self.model_part(), powersgd_bytes=_powersgd_bytes(self.model))
-        terms = list_powersgd_terms(self.cell, part)
-        assert terms is not None
-        return terms
+        return cast("list[Term]", list_powersgd_terms(self.cell, part))
 
     def state(self) -> State:
         parts = super().state()

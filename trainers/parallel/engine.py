@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -80,6 +80,4 @@ class MeshModelEngine(ReplicatedEngine):
             messages=mesh_model.count_messages(),
             tied=tuple((local_tensor(p).numel(), holders) for p, holders in mesh_model.tied_parameters()),
         )
-        terms = list_mesh_terms(cell, part, pipelined=self.pipelined)
-        assert terms is not None
-        return terms
+        return cast("list[Term]", list_mesh_terms(cell, part, pipelined=self.pipelined))

@@ -12,7 +12,8 @@ from trainers.strategies.pipeline import why_not_1f1b, why_not_staged
 from trainers.strategies.tensor import SEQUENCE_PARALLEL, why_not_split
 from trainers.strategies.tensor import refuse as refuse_split
 from trainers.strategy import Strategy
-from trainers.theory.mesh import divide_mesh, list_mesh_terms
+from trainers.theory.fsdp import divide_sharded
+from trainers.theory.mesh import list_mesh_terms
 
 Refuse = Callable[[Cell], str | None]
 
@@ -35,7 +36,8 @@ def _variant(name: str, degrees: tuple[str, ...], summary: str, refuse: Refuse, 
         engine="trainers.engines.mesh",
         degrees=degrees,
         switches=("activation_checkpointing", "max_grad_norm"),
-        theory_of_memory=partial(divide_mesh, pipelined="pp" in degrees) if "dp" in degrees else None,
+        # A pipeline keeps weights until its last micro-batch.
+        theory_of_memory=partial(divide_sharded, reshards="pp" not in degrees) if "dp" in degrees else None,
         theory_of_communication=partial(list_mesh_terms, pipelined="pp" in degrees),
         options=options,
     )

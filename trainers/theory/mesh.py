@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from shardlab.matrix.cell import Cell
 from trainers.model.precision import computed_bytes, stream_bytes, weight_bytes
-from trainers.theory.division import Division
-from trainers.theory.fsdp import divide_sharded, list_sharding_terms
-from trainers.theory.term import ModelPart, Term, list_overflow_terms
-
-SCALAR = 4  # bytes of a loss or a norm
-
-
-def divide_mesh(cell: Cell, parameters: int, *, pipelined: bool) -> Division:
-    """What a rank holds of its part of the model, if dp is a dimension of the mesh. pipelined: whether pp is one."""
-    return divide_sharded(cell, parameters, reshards=not pipelined)  # a pipeline keeps weights until its last micro-batch
+from trainers.theory.fsdp import list_sharding_terms
+from trainers.theory.term import SCALAR_BYTES, ModelPart, Term, list_overflow_terms
 
 
 def list_mesh_terms(cell: Cell, part: ModelPart, *, pipelined: bool) -> list[Term] | None:
@@ -24,7 +16,7 @@ def list_mesh_terms(cell: Cell, part: ModelPart, *, pipelined: bool) -> list[Ter
     passes = cell.gradient_accumulation_steps
     terms = list_overflow_terms(cell.precision, cell.gpus)
     if cell.max_grad_norm is not None:
-        terms.append(Term("the gradient's norm", "all_reduce", SCALAR, cell.gpus))
+        terms.append(Term("the gradient's norm", "all_reduce", SCALAR_BYTES, cell.gpus))
     if cell.tp > 1:
         terms += _list_sequence_terms(cell, part) if cell.options.get("sequence_parallel") else _list_split_terms(cell, part)
     if cell.pp > 1:
@@ -86,5 +78,5 @@ def _list_pipeline_terms(cell: Cell, part: ModelPart) -> list[Term]:
     return [
         Term(name, "send", sent_bytes, cell.pp, calls=messages, axis="pp"),
         *(Term(shared, "all_reduce", elements * weight, holders, axis="pp") for elements, holders in part.tied),
-        Term("the loss, from the last stage to all", "broadcast", SCALAR, cell.pp, axis="pp"),
+        Term("the loss, from the last stage to all", "broadcast", SCALAR_BYTES, cell.pp, axis="pp"),
     ]  # fmt: skip

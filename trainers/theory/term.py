@@ -36,9 +36,7 @@ WIRE_FACTORS = {
     "nccl": FACTORS,  # factors of the ring algorithm, which NCCL uses for large messages; no test measures them
 }
 """Backend -> collective -> function of the number of ranks that gives the bytes that a rank sends, divided by the payload."""
-FLAG_BYTES = 4  # size of the overflow flag, which is summed over ranks
-# The most bytes of a collective for single numbers, such as the loss, a norm and a flag.
-SCALAR_BYTES = 8
+SCALAR_BYTES = 4  # bytes of a loss, a norm or a flag, which ranks exchange as single numbers
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -112,4 +110,4 @@ def list_overflow_terms(precision: str, ranks: int) -> list[Term]:
     the precision needs no loss scaling."""
     if not scales_loss(precision):
         return []
-    return [Term("the sign that a gradient overflowed, once a step", "all_reduce", FLAG_BYTES, ranks)]
+    return [Term("the sign that a gradient overflowed, once a step", "all_reduce", SCALAR_BYTES, ranks)]

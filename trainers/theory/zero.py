@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+import msgspec
+
 from shardlab.matrix.cell import Cell
 from trainers.model import precision
 from trainers.theory.division import Division
@@ -28,37 +30,30 @@ def divide_zero(cell: Cell, parameters: int, *, stage: int) -> Division:
     """What a rank of a ZeRO stage holds: the weights are in the precision of the computation, and the optimizer keeps fp32
     copies of the rank's part of them."""
     options, ranks, pure = cell.options, cell.dp, cell.precision == "bf16-pure"
-    computed, gradient = precision.computed_bytes(cell.precision), 2 if pure else 4
-    master = 0 if pure or (computed == 4 and stage == 0) else 4
-    buckets = 2 if options.get("overlap_comm") else 1 if stage else 0
-    bucket_bytes = _count_bucket_elements(cell, parameters) * count_sent_gradient_bytes(cell) * buckets
-    state_ranks = 0 if options.get("offload_optimizer", "none") != "none" else ranks if stage else 1
-    accumulates = cell.gradient_accumulation_steps > 1
-    if stage < 2:
+    computed, accumulates = precision.computed_bytes(cell.precision), cell.gradient_accumulation_steps > 1
+    bucket_bytes = _count_bucket_elements(cell, parameters) * count_sent_gradient_bytes(cell)
+    division = Division(
+        computed,
+        gradient_bytes=2 if pure else 4,
+        gradient_ranks=ranks if stage >= 2 else 1,
         # With 16-bit precision, stages 0 and 1 keep all gradients in fp32, in addition to the 16-bit gradients (docs/gpus.md).
-        whole_bytes = computed if computed == 2 else 0
-        return Division(
-            computed, 1, gradient, 1, whole_bytes, master, state_ranks, keeps_gradients=True, bucket_bytes=bucket_bytes
-        )
-    if stage == 2:
-        return Division(
-            computed, 1, gradient, ranks, 0, master, state_ranks, keeps_gradients=accumulates, bucket_bytes=bucket_bytes
-        )
-    partition_size = cast("int", options.get("hpz_partition_size", 1))
-    offloaded = options.get("offload_param", "none") != "none"
+        whole_gradient_bytes=computed if computed == 2 and stage < 2 else 0,
+        master_bytes=0 if pure or (computed == 4 and stage == 0) else 4,
+        optimizer_ranks=0 if options.get("offload_optimizer", "none") != "none" else ranks if stage else 1,
+        keeps_gradients=accumulates or stage < 2,
+        bucket_bytes=bucket_bytes * (2 if options.get("overlap_comm") else 1 if stage else 0),
+    )
+    if stage < 3:
+        return division
+    partition_size = cast("int", options["hpz_partition_size"])
+    second_copy = computed * ranks // partition_size if partition_size > 1 else 0
     stays_gathered = _keeps_parameters(cell, parameters) and parameters <= cast("int", options["max_live_parameters"])
-    return Division(
-        0 if offloaded else computed + (computed * ranks // partition_size if partition_size > 1 else 0),
-        ranks,
-        gradient,
-        ranks,
-        0,
-        master,
-        state_ranks,
+    return msgspec.structs.replace(
+        division,
+        weight_bytes=computed + second_copy if options["offload_param"] == "none" else 0,
+        weight_ranks=ranks,
         gathers="everything" if stays_gathered else "blocks",
         gathered_bytes=computed,
-        keeps_gradients=accumulates,
-        bucket_bytes=bucket_bytes,
     )
 
 
@@ -74,7 +69,7 @@ def list_zero_terms(cell: Cell, part: ModelPart, *, stage: int) -> list[Term] | 
     calls = max(1, -(-elements // _count_bucket_elements(cell, elements)))
     if stage == 0:
         return [Term("gradients, once a step", "all_reduce", gradient_bytes, n, calls=calls)]
-    flags = Term("gradient norm and overflow, once a step", "all_reduce", SCALAR_BYTES, n)
+    flags = Term("gradient norm and overflow, once a step", "all_reduce", 2 * SCALAR_BYTES, n)
     if stage < 3:
         # Also at stage 2, DeepSpeed all-reduces whole buckets; textbooks assume a reduce-scatter.
         times, when = (passes, "each pass") if stage == 2 else (1, "once a step")
