@@ -61,5 +61,5 @@ def test_the_help_of_provision_shows_only_options_of_the_verb(words, capsys):
         provision.cli.main(words)
     text = capsys.readouterr().out
     assert ("--pretend" in text) == ("plan" in words)
-    assert "--limit" in text
+    assert "--parallel" in text
     assert "--hours" not in text
