@@ -187,7 +187,6 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> s
         head_to_head=head_to_head,
         choices=choice_text,
         script_json=_script_json,
-        number=notation.format_number,
         places=provenance.run_properties(loaded),
         hosts=provenance.host_descriptions(loaded),
         record_tables=provenance.make_record_tables(summary),

@@ -22,6 +22,7 @@ from shardlab.runs import instrument_span
 from shardlab.runs.instrument_span import InstrumentSpan
 from shardlab.runs.run import REHEARSAL
 from shardlab.terminal.console import Output
+from shardlab.terminal.table import Column, Table
 from shardlab.workspace.workspace import Workspace
 
 
@@ -38,22 +39,14 @@ def show_timeline(workspace: Workspace, run_id: str, file: str | None, output: O
             f"{run.folder.path}: no steps and no telemetry, so there is no timeline. Allowed: a run that has begun."
         )
     rows = _rank_rows(timeline, run.timed)
-    headings = ["Rank", "Host", "Timed steps (n)", "Step (ms)", "Data (ms)", "Forward (ms)", "Backward (ms)", "Optimizer (ms)"]
-    output.print_table(f"{run_id}: medians over the timed steps", headings, [_rank_cells(row) for row in rows])
+    output.show_table(Table(f"{run_id}: medians over the timed steps", RANK_COLUMNS, rows))
     clocks = sorted(timeline.clocks.by_host.values(), key=lambda clock: clock.first_rank)
     if clocks:
-        clock_headings = [
-            "Host",
-            "First rank",
-            "Ahead of the clock of rank 0's host (ms)",
-            "Uncertainty (± ms)",
-            "Drift in the run (ms)",
-        ]
-        output.print_table("clocks", clock_headings, [_clock_cells(clock) for clock in clocks])
+        output.show_table(Table("clocks", CLOCK_COLUMNS, clocks))
     acts = [*instrument_span.read_spans(run.events)]
     if acts:
-        headings = ["Instrument", "Acts (n)", "Median (ms)", "Longest (ms)", "Longest on", "Longest was"]
-        output.print_table("instruments between steps, over all ranks", headings, _instrument_rows(acts))
+        title = "instruments between steps, over all ranks"
+        output.show_table(Table(title, INSTRUMENT_COLUMNS, _group_by_instrument(acts)))
     output.print_line(_straggler_sentence(timeline))
     if run.is_rehearsal:
         output.print_line(REHEARSAL, style="yellow")
@@ -90,31 +83,16 @@ def _rank_rows(timeline: RunTimeline, timed: pl.DataFrame) -> list[dict[str, Any
     return [{"rank": row["rank"], "host": timeline.host_of(row["rank"])} | row for row in medians.sort("rank").to_dicts()]
 
 
-def _rank_cells(row: dict[str, Any]) -> list[str]:
-    return [str(row["rank"]), row["host"], f"{row['steps']:,}", *(_format_ms(row[name]) for name in ("step_ms", *PHASES))]
-
-
 def _format_ms(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _clock_cells(clock: ComparedClock) -> list[str]:
-    drift = "" if clock.drift_s is None else f"{1000 * clock.drift_s:.3f}"
-    return [clock.host, str(clock.first_rank), f"{1000 * clock.offset_s[0]:.3f}", f"{1000 * clock.within_s:.3f}", drift]
-
-
-def _instrument_rows(acts: Sequence[InstrumentSpan]) -> list[list[str]]:
-    """The rows of the table of instruments: how often each instrument worked between steps, how long, and where longest."""
+def _group_by_instrument(acts: Sequence[InstrumentSpan]) -> list[list[InstrumentSpan]]:
+    """The spans of each instrument, the longest span first."""
     spans_by_name: dict[str, list[InstrumentSpan]] = {}
     for span in acts:
         spans_by_name.setdefault(span.act.name, []).append(span)
-    rows = []
-    for name, spans in spans_by_name.items():
-        median_s, longest = statistics.median(span.act.seconds for span in spans), max(spans, key=lambda span: span.act.seconds)
-        where = f"rank {longest.rank}, {longest.host}"
-        times = (_format_ms(1000 * median_s), _format_ms(1000 * longest.act.seconds))
-        rows.append([name, f"{len(spans):,}", *times, where, act_label(longest.act)])
-    return rows
+    return [sorted(spans, key=lambda span: -span.act.seconds) for spans in spans_by_name.values()]
 
 
 def _straggler_sentence(timeline: RunTimeline) -> str:
@@ -131,3 +109,30 @@ def _straggler_sentence(timeline: RunTimeline) -> str:
 def _straggler_document(timeline: RunTimeline) -> dict[str, Any] | None:
     straggler = timeline.straggler
     return None if straggler is None else {"host": timeline.host_of(straggler.rank)} | msgspec.to_builtins(straggler)
+
+
+def _phase_column(name: str) -> Column[dict[str, Any]]:
+    return Column(name.removesuffix("_ms").capitalize(), lambda row: _format_ms(row[name]), "ms")
+
+
+RANK_COLUMNS: list[Column[dict[str, Any]]] = [
+    Column("Rank", lambda row: row["rank"]),
+    Column("Host", lambda row: row["host"], is_number=False),
+    Column("Timed steps", lambda row: row["steps"]),
+    *(_phase_column(name) for name in ("step_ms", *PHASES)),
+]
+CLOCK_COLUMNS: list[Column[ComparedClock]] = [
+    Column("Host", lambda clock: clock.host, is_number=False),
+    Column("First rank", lambda clock: clock.first_rank),
+    Column("Ahead of the clock of rank 0's host", lambda clock: f"{1000 * clock.offset_s[0]:.3f}", "ms"),
+    Column("Uncertainty", lambda clock: f"{1000 * clock.within_s:.3f}", "± ms"),
+    Column("Drift in the run", lambda clock: "" if clock.drift_s is None else f"{1000 * clock.drift_s:.3f}", "ms"),
+]
+INSTRUMENT_COLUMNS: list[Column[list[InstrumentSpan]]] = [  # of rows that are the spans of an instrument, the longest first
+    Column("Instrument", lambda spans: spans[0].act.name),
+    Column("Acts", len),
+    Column("Median", lambda spans: _format_ms(1000 * statistics.median(span.act.seconds for span in spans)), "ms"),
+    Column("Longest", lambda spans: _format_ms(1000 * spans[0].act.seconds), "ms"),
+    Column("Longest on", lambda spans: f"rank {spans[0].rank}, {spans[0].host}"),
+    Column("Longest was", lambda spans: act_label(spans[0].act)),
+]

@@ -213,14 +213,24 @@ def test_collect_timeline_shows_the_known_number_in_every_column():
         "rank": 3, "host": "node1", "steps": 1_013, "step_ms": 20.5, "data_ms": 1.03, "forward_ms": 5.07, "backward_ms": 11.09,
         "optimizer_ms": 3.01,
     }  # fmt: skip
-    assert timeline._rank_cells(row) == ["3", "node1", "1,013", "20.5", "1.03", "5.07", "11.09", "3.01"]
+    assert [str(column.text(row)) for column in timeline.RANK_COLUMNS] == [
+        "3",
+        "node1",
+        "1,013",
+        "20.5",
+        "1.03",
+        "5.07",
+        "11.09",
+        "3.01",
+    ]
     clock = ComparedClock(host="node1", first_rank=2, at_s=[1.0, 9.0], offset_s=[0.0503, 0.0576], within_s=0.00017)
-    assert timeline._clock_cells(clock) == ["node1", "2", "50.300", "0.170", "7.300"]
+    assert [str(column.text(clock)) for column in timeline.CLOCK_COLUMNS] == ["node1", "2", "50.300", "0.170", "7.300"]
     spans = [
         InstrumentSpan(rank, "node0", 9.0, InstrumentAct("checkpoints", "after", step, seconds))
         for rank, step, seconds in ((0, 3, 0.0103), (1, 5, 0.0509), (0, 7, 0.0207))
     ]
-    ((name, count, median, longest, where, when),) = timeline._instrument_rows(spans)
+    (rows,) = timeline._group_by_instrument(spans)
+    name, count, median, longest, where, when = (str(column.text(rows)) for column in timeline.INSTRUMENT_COLUMNS)
     assert (name, count, median, longest, where) == ("checkpoints", "3", "20.7", "50.9", "rank 1, node0")
     assert "5" in when
 
