@@ -30,7 +30,7 @@ class ReadingVerb(Verb):
     """A verb that reads a workspace. It reminds the user to fetch the runs if the lease of the nodes ends soon."""
 
 
-class Fetch(Verb):
+class FetchVerb(Verb):
     """Copy runs from the cluster if they are there, write checksums of their files, and report files that changed."""
 
     name = "fetch"
@@ -52,7 +52,7 @@ class Fetch(Verb):
         return fetch_command.fetch_and_print(workspace, args.runs, invocation.out, prunes=args.prune, confirmed=args.yes)
 
 
-class Summarize(ReadingVerb):
+class SummarizeVerb(ReadingVerb):
     """Print tables and write the report."""
 
     name = "summarize"
@@ -94,7 +94,7 @@ class Summarize(ReadingVerb):
         return max(int(bool(user_metrics.faults)), _print_unreadable_runs(invocation, loaded))
 
 
-class Verdicts(ReadingVerb):
+class VerdictsVerb(ReadingVerb):
     """Compare the claims and printed numbers of a study with the measured values."""
 
     name = "verdicts"
@@ -132,7 +132,7 @@ class Verdicts(ReadingVerb):
         return max(int(contradicted), _print_unreadable_runs(invocation, loaded))
 
 
-class Explain(ReadingVerb):
+class ExplainVerb(ReadingVerb):
     """Show where a number comes from: definition, formula, repeats, runs, files and lines."""
 
     name = "explain"
@@ -154,7 +154,7 @@ class Explain(ReadingVerb):
         return command.show_explanation(invocation.workspace, *options, invocation.out)
 
 
-class Trace(ReadingVerb):
+class TraceVerb(ReadingVerb):
     """Show how profiled steps spend their time and what they wait for, and why two runs differ."""
 
     name = "trace"
@@ -175,7 +175,7 @@ class Trace(ReadingVerb):
         return command.show_traces(invocation.workspace, args.run, args.against, invocation.out, like_hta=args.like_hta)
 
 
-class Timeline(ReadingVerb):
+class TimelineVerb(ReadingVerb):
     """Show the steps and clocks of all ranks of a run, and the rank that the others wait for."""
 
     name = "timeline"
@@ -193,7 +193,7 @@ class Timeline(ReadingVerb):
         return command.show_timeline(invocation.workspace, args.run, args.perfetto, invocation.out)
 
 
-class Watch(ReadingVerb):
+class WatchVerb(ReadingVerb):
     """Serve a page on this machine that shows queue, curves and telemetry while runs go on, until Ctrl-C."""
 
     name = "watch"
@@ -211,7 +211,7 @@ class Watch(ReadingVerb):
         return server.serve_live_page(invocation.workspace, port, invocation.out)
 
 
-class Compare(ReadingVerb):
+class CompareVerb(ReadingVerb):
     """Compare the same cells of two workspaces, archives or matrices."""
 
     name = "compare"
@@ -230,7 +230,7 @@ class Compare(ReadingVerb):
         return command.show_comparison(invocation.workspace, args.a, args.b, args.matrix, invocation.out)
 
 
-class Export(ReadingVerb):
+class ExportVerb(ReadingVerb):
     """Write tables for papers or programs, or runs for experiment trackers."""
 
     name = "export"
@@ -259,7 +259,7 @@ class Export(ReadingVerb):
         return _print_unreadable_runs(invocation, loaded)
 
 
-class History(Verb):
+class HistoryVerb(Verb):
     """Show when the same cells ran in several workspaces, how fast, and what had changed."""
 
     name = "history"
@@ -278,7 +278,7 @@ class History(Verb):
         return command.show_history(invocation.workspace, args.folders, args.since, args.until, invocation.out)
 
 
-class Archive(ReadingVerb):
+class ArchiveVerb(ReadingVerb):
     """Write one file with the runs of a matrix, the matrix, the cluster and the report, for other people."""
 
     name = "archive"
@@ -302,7 +302,7 @@ class Archive(ReadingVerb):
         return command.write_archive(invocation.workspace, *options, invocation.out, anonymize=args.anonymous)
 
 
-class Open(Verb):
+class OpenVerb(Verb):
     """Check an archive, write it into a new workspace, and write the report there."""
 
     name = "open"
@@ -321,7 +321,7 @@ class Open(Verb):
         return command.open_archive(args.archive, args.out, invocation.out, trusted=args.trust)
 
 
-class Sample(Verb):
+class SampleVerb(Verb):
     """Write telemetry of this machine until a signal arrives."""
 
     name = "sample"
@@ -342,7 +342,7 @@ class Sample(Verb):
         return loop.record_samples(Path(args.out), args.hz, args.parent, args.played, invocation.out)
 
 
-class Track(Verb):
+class TrackVerb(Verb):
     """Log a run to an experiment tracker while it goes on, until it ends."""
 
     name = "track"
@@ -362,7 +362,7 @@ class Track(Verb):
         return command.track_run(invocation.workspace, args.run, args.to, args.parent, invocation.out)
 
 
-class Metrics(Verb):
+class MetricsVerb(Verb):
     """List all metrics, also those of the workspace, with unit, direction and definition."""
 
     name = "metrics"
@@ -378,8 +378,8 @@ class Metrics(Verb):
 
 
 VERBS: tuple[Verb, ...] = (
-    Fetch(), Summarize(), Verdicts(), Explain(), Trace(), Timeline(), Watch(), Compare(), Export(), History(), Archive(),
-    Open(), Sample(), Track(), Metrics(),
+    FetchVerb(), SummarizeVerb(), VerdictsVerb(), ExplainVerb(), TraceVerb(), TimelineVerb(), WatchVerb(), CompareVerb(),
+    ExportVerb(), HistoryVerb(), ArchiveVerb(), OpenVerb(), SampleVerb(), TrackVerb(), MetricsVerb(),
 )  # fmt: skip
 
 
@@ -401,7 +401,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _carry_out(invocation: Invocation) -> int:
     verb: Verb = invocation.arguments.verb
-    if getattr(invocation.arguments, "trust", False) and not isinstance(verb, Open):  # `open` makes the workspace first
+    if getattr(invocation.arguments, "trust", False) and not isinstance(verb, OpenVerb):  # `open` makes the workspace first
         workspace_trust.store_consent(invocation.workspace, invocation.out.print_remark)
     code = verb.run(invocation)
     if isinstance(verb, ReadingVerb) and (reminder := _fetch_reminder(invocation.workspace)) is not None:

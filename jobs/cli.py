@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from jobs import on_controller
 from jobs.run_queue import list_code_files, list_waiting_files
 from jobs.verb import JobsVerb
-from jobs.verbs.advise import Advise
-from jobs.verbs.logs import Logs
-from jobs.verbs.menus import Launchers, Matrices, Strategies, Workloads
-from jobs.verbs.plan import Plan
-from jobs.verbs.render import Render
-from jobs.verbs.retry import Retry
-from jobs.verbs.status import Cancel, ShowStatus
-from jobs.verbs.submit import Submit
-from jobs.verbs.trace_runs import Trace
+from jobs.verbs.advise import AdviseVerb
+from jobs.verbs.logs import LogsVerb
+from jobs.verbs.menus import LaunchersVerb, MatricesVerb, StrategiesVerb, WorkloadsVerb
+from jobs.verbs.plan import PlanVerb
+from jobs.verbs.render import RenderVerb
+from jobs.verbs.retry import RetryVerb
+from jobs.verbs.status import CancelVerb, StatusVerb
+from jobs.verbs.submit import SubmitVerb
+from jobs.verbs.trace_runs import TraceRunsVerb
 from shardlab.errors import ShardlabError
 from shardlab.remote import remote_workspace
 from shardlab.verb import CommandParser, Invocation, run_command_line
@@ -24,8 +24,8 @@ from shardlab.workspace import workspace_trust
 
 INTERRUPTED = "interrupted; runs that were started continue, and their state is saved."
 VERBS: tuple[JobsVerb, ...] = (
-    Plan(), Render(), Submit(), ShowStatus(), Cancel(), Retry(), Logs(), Advise(), Trace(), Matrices(), Strategies(),
-    Workloads(), Launchers(),
+    PlanVerb(), RenderVerb(), SubmitVerb(), StatusVerb(), CancelVerb(), RetryVerb(), LogsVerb(), AdviseVerb(), TraceRunsVerb(),
+    MatricesVerb(), StrategiesVerb(), WorkloadsVerb(), LaunchersVerb(),
 )  # fmt: skip
 EPILOG = """example:
   jobs submit --matrix quickstart --wait

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from provision.command.command_line import ProvisionParser
-from provision.verbs.machines import Down, Extend, Hardware, Init, Request, Warm
-from provision.verbs.nodes import Apply, Plan, ShowFacts, Verify
+from provision.verbs.machines import DownVerb, ExtendVerb, HardwareVerb, InitVerb, RequestVerb, WarmVerb
+from provision.verbs.nodes import ApplyVerb, FactsVerb, PlanChangesVerb, VerifyVerb
 from shardlab.verb import Invocation, Verb, run_command_line
 
 VERBS: tuple[Verb, ...] = (
-    Apply(), Plan(), ShowFacts(), Verify(), Request(), Hardware(), Warm(), Extend(), Down(), Init(),
+    ApplyVerb(), PlanChangesVerb(), FactsVerb(), VerifyVerb(), RequestVerb(), HardwareVerb(), WarmVerb(), ExtendVerb(), DownVerb(),
+    InitVerb(),
 )  # fmt: skip
 
 

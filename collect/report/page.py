@@ -183,7 +183,6 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> s
         figures=figures,
         headline=headline,
         answer=report_start,
-        claims=[report_start.write_claim_line(verdict, summary) for verdict in summary.verdicts],
         head_to_head=head_to_head,
         choices=choice_text,
         script_json=_script_json,

@@ -20,7 +20,7 @@ from trainers import menu
 from trainers.model.precision import ALL
 
 
-class Advise(JobsVerb):
+class AdviseVerb(JobsVerb):
     """Rank the strategies for a workload on given GPUs by predicted speed and memory."""
 
     name = "advise"

@@ -22,7 +22,7 @@ LOG_INTERVAL_S = 0.5
 LOG_PART = 2**20  # bytes of a log that are read at a time
 
 
-class Logs(JobsVerb):
+class LogsVerb(JobsVerb):
     """Print the logs of a run."""
 
     name = "logs"

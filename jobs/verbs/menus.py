@@ -21,7 +21,7 @@ from trainers.strategy import Strategy
 from trainers.workload import Workload
 
 
-class Matrices(JobsVerb):
+class MatricesVerb(JobsVerb):
     """List the matrices that ship with shardlab."""
 
     name = "matrices"
@@ -39,7 +39,7 @@ class Matrices(JobsVerb):
         return 0
 
 
-class Strategies(JobsVerb):
+class StrategiesVerb(JobsVerb):
     """List the strategies, also those of the workspace, and their options."""
 
     name = "strategies"
@@ -60,7 +60,7 @@ class Strategies(JobsVerb):
         return int(bool(own_strategies.faults))
 
 
-class Workloads(JobsVerb):
+class WorkloadsVerb(JobsVerb):
     """List the workloads, also those of the workspace, and their options."""
 
     name = "workloads"
@@ -85,7 +85,7 @@ class Workloads(JobsVerb):
         return int(bool(own_workloads.faults))
 
 
-class Launchers(JobsVerb):
+class LaunchersVerb(JobsVerb):
     """List the launchers, which start the ranks of a run."""
 
     name = "launchers"

@@ -17,7 +17,7 @@ from shardlab.verb import Invocation
 from shardlab.workspace import inventory
 
 
-class Plan(JobsVerb):
+class PlanVerb(JobsVerb):
     """Print the cells of a matrix, and which cells it excludes and why."""
 
     name = "plan"

@@ -12,7 +12,7 @@ from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
 
 
-class Render(JobsVerb):
+class RenderVerb(JobsVerb):
     """Write the run folders with their scripts, but submit nothing."""
 
     name = "render"

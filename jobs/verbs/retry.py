@@ -18,7 +18,7 @@ RETRIED_BY_DEFAULT = "failed,node_fail,preempted,hung"
 MAY_BE_RETRIED = state.FINAL | {"unknown", submit.HELD}
 
 
-class Retry(JobsVerb):
+class RetryVerb(JobsVerb):
     """Submit a new attempt of runs that failed (see --only)."""
 
     name = "retry"

@@ -13,7 +13,7 @@ from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
 
 
-class ShowStatus(JobsVerb):
+class StatusVerb(JobsVerb):
     """Show the state of runs; cancel queued Slurm jobs whose runs have ended."""
 
     name = "status"
@@ -39,7 +39,7 @@ class ShowStatus(JobsVerb):
         return int(not sending.tidy_runs(out, workspace, runs))
 
 
-class Cancel(JobsVerb):
+class CancelVerb(JobsVerb):
     """Cancel runs that are pending or running."""
 
     name = "cancel"

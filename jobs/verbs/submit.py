@@ -17,7 +17,7 @@ from shardlab.verb import Invocation
 from shardlab.workspace.workspace import Workspace
 
 
-class Submit(JobsVerb):
+class SubmitVerb(JobsVerb):
     """Render and submit the runs of a matrix that were not submitted before."""
 
     name = "submit"

@@ -42,7 +42,7 @@ class TraceRuns(msgspec.Struct, frozen=True):
     """For each run, by its cell, the trace files that it analyses."""
 
 
-class Trace(JobsVerb):
+class TraceRunsVerb(JobsVerb):
     """Analyse a folder of profiler traces as runs on a cluster; `collect trace` merges them."""
 
     name = "trace"

@@ -20,7 +20,7 @@ from shardlab.verb import Invocation, Verb
 from shardlab.workspace import workspace_trust
 
 
-class Init(Verb):
+class InitVerb(Verb):
     """Print a commented cluster file of a Slurm site, SSH hosts, a CloudLab experiment or this machine; change nothing."""
 
     name = "init"
@@ -44,7 +44,7 @@ class Init(Verb):
         return init.print_cluster_file(invocation.out, invocation.workspace, args.site, args.ssh or [], manifests)
 
 
-class Hardware(Verb):
+class HardwareVerb(Verb):
     """Print the machines of CloudLab that have GPUs, by site and type; change nothing."""
 
     name = "hardware"
@@ -57,7 +57,7 @@ class Hardware(Verb):
         return 0
 
 
-class Request(Verb):
+class RequestVerb(Verb):
     """Print what to request from the provider (CloudLab: a request RSpec, or a profile); change nothing."""
 
     name = "request"
@@ -112,14 +112,14 @@ class MachinesVerb(Verb):
         return provider.carry_out(self.name, site.cluster, site.workspace)
 
 
-class Warm(MachinesVerb):
+class WarmVerb(MachinesVerb):
     """Prepare in advance what takes long (practice nodes: base system and wheels)."""
 
     name = "warm"
     example = "provision examples/virtual.yaml warm"
 
 
-class Extend(MachinesVerb):
+class ExtendVerb(MachinesVerb):
     """Ask the provider for the machines for more hours."""
 
     name = "extend"
@@ -138,7 +138,7 @@ class Extend(MachinesVerb):
             store_lease(site)
 
 
-class Down(MachinesVerb):
+class DownVerb(MachinesVerb):
     """Remove what provision created (practice nodes and their network, an experiment of CloudLab)."""
 
     name = "down"

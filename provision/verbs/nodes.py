@@ -136,7 +136,7 @@ class NodesVerb(Verb):
         return 1 if failed or is_verified(findings) is False or (has_unanswered and self.name == "facts") else 0
 
 
-class Apply(NodesVerb):
+class ApplyVerb(NodesVerb):
     """Inspect the nodes, change what differs from the cluster file, and verify (the default verb)."""
 
     name = "apply"
@@ -148,7 +148,7 @@ class Apply(NodesVerb):
         return steps, _verify(out, work, steps, replaces=False)
 
 
-class Plan(NodesVerb):
+class PlanChangesVerb(NodesVerb):
     """Show what apply would change; change nothing."""
 
     name = "plan"
@@ -165,7 +165,7 @@ class Plan(NodesVerb):
         return _converge(out, work, dry=True), []
 
 
-class ShowFacts(NodesVerb):
+class FactsVerb(NodesVerb):
     """Show hardware and software of each node."""
 
     name = "facts"
@@ -177,7 +177,7 @@ class ShowFacts(NodesVerb):
         return [], []
 
 
-class Verify(NodesVerb):
+class VerifyVerb(NodesVerb):
     """Run only the acceptance checks."""
 
     name = "verify"
