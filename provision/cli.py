@@ -10,8 +10,8 @@ from provision.verbs.nodes import ApplyVerb, FactsVerb, PlanChangesVerb, VerifyV
 from shardlab.verb import Invocation, Verb, run_command_line
 
 VERBS: tuple[Verb, ...] = (
-    ApplyVerb(), PlanChangesVerb(), FactsVerb(), VerifyVerb(), RequestVerb(), HardwareVerb(), WarmVerb(), ExtendVerb(), DownVerb(),
-    InitVerb(),
+    ApplyVerb(), PlanChangesVerb(), FactsVerb(), VerifyVerb(), RequestVerb(), HardwareVerb(), WarmVerb(), ExtendVerb(),
+    DownVerb(), InitVerb(),
 )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Downloads the runs of a workspace that lies on a remote cluster.
 
-rsync copies the files of the runs into a staging folder, while the cluster hashes them (collect.fetching.sender). If all files
-of a run have the hashes that the cluster found, they are moved into the run folder, and the manifest is written last. So every
-run with a manifest on this machine was checked. If a download is interrupted, the same command resumes it.
+The cluster sends the files of each run over one connection (collect.fetching.sender). Both machines hash each file while it is
+sent. The files arrive in a staging folder. If all files of a run are equal to those on the cluster, they are moved into the run
+folder, and the manifest is written last. So every run with a manifest on this machine was checked. If a download is
+interrupted, the same command resumes it.
 """
 
 from __future__ import annotations
@@ -10,30 +11,29 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from collect.fetching import fetch_matrices, manifest
+from collect.fetching.arrival import Arrival, HeldCopy
 from collect.fetching.fetched_run import Downloaded
 from collect.fetching.manifest import ManifestFile, RunManifest
-from collect.fetching.messages import CheckedRun, ListedRun, OfferedRun, Offers, Wanted
+from collect.fetching.messages import HeldFile, OfferedRun, Offers, Wanted, WantedRun
 from collect.fetching.progress import TransferProgress
-from collect.fetching.transfer import Rsync, find_arrived_files, finish_folder, put_in_place
+from collect.fetching.transfer import finish_folder, put_in_place, sees_workspace
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files, gc_pause
 from shardlab.files.files import NotRegular
 from shardlab.remote.remote_conversation import ConnectionLost, RemoteConversation
-from shardlab.remote.rsync import RsyncEnd
+from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import STATES
 from shardlab.workspace.workspace import Workspace
 
 STAGING = ".incoming"  # the staging folder; it lies in runs/, so that a file can be moved into its run folder by a rename
-# Options of rsync in the first and in the second try. The second try is for runs whose files differ from what the cluster
-# hashed: then rsync does not skip a file because its size and time are equal.
-TRIES: tuple[tuple[str, ...], ...] = ((), ("--ignore-times",))
 
 
 class Missing(msgspec.Struct):
@@ -52,170 +52,175 @@ class Expected(msgspec.Struct):
     """A run that the cluster is asked to send."""
 
     offered: OfferedRun
-    result: Downloaded
-    """What is known of the download so far."""
-    missing: Missing | None
-    """None: the cluster has no manifest of the run yet, so all its files may be missing."""
+    names: list[str] | None
+    """The files that are wanted; None: all files of the run."""
+    held: dict[str, HeldCopy]
+    """What is on this machine already, by name of the file."""
+
+    @property
+    def bytes(self) -> int:
+        """The number of bytes that the cluster will send, if all copies on this machine are as on the cluster."""
+        cluster_manifest = self.offered.manifest
+        size = (
+            self.offered.bytes
+            if cluster_manifest is None
+            else sum(cluster_manifest.files[name].bytes for name in self.names or ())
+        )
+        return max(0, size - sum(copy.file.bytes for copy in self.held.values()))
+
+    @property
+    def message(self) -> WantedRun:
+        return WantedRun(self.offered.run, self.names, {name: copy.file for name, copy in self.held.items()})
 
 
-class Download:
-    """One download of the runs for which the cluster was asked."""
+def download(
+    workspace: Workspace, patterns: Sequence[str], conversation: RemoteConversation, progress: TransferProgress
+) -> dict[str, Downloaded]:
+    """Download every run whose id matches one of the patterns, or all runs if there are no patterns.
 
-    def __init__(self, workspace: Workspace, conversation: RemoteConversation, lock: int, progress: TransferProgress) -> None:
-        """conversation, lock: as `fetch_command._ask_for_runs` yields them."""
-        self._workspace, self._conversation, self._lock, self._progress = workspace, conversation, lock, progress
-        self._staging, self._host = workspace.runs / STAGING, conversation.remote.host
-        self._results: dict[str, Downloaded] = {}
-
-    def download(self, *, all_runs: bool) -> dict[str, Downloaded]:
-        """Download the runs. Returns {run id: result}. A run that is equal here and on the cluster is not transferred.
-
-        all_runs: whether the cluster was asked for all its runs. Raises ShardlabError if the cluster does not answer or the
-        transfer stops.
-        """
-        conversation = self._conversation
-        conversation.must_stop = self._progress.while_waiting(f"{self._host}: the cluster reads the files of its runs.")
-        with gc_pause.pause_collector():
-            offers = conversation.receive(Offers)
-            offered = [conversation.receive(OfferedRun) for _ in range(offers.runs)]
-            conversation.must_stop = self._progress.is_stopped  # the progress of the transfer now says what is waited for
-            _make_staging_folder(self._staging)
-            with files.as_workspace_error("read"):
-                expected = self._compare_offers(list({run.run: run for run in offered}.values()))
+    conversation: as `fetch_command._ask_for_runs` yields it for these patterns.
+    Returns {run id: result}. A run that is equal on this machine and on the cluster is not transferred. Raises ShardlabError if
+    the cluster does not answer or the transfer stops.
+    """
+    cluster = conversation.remote
+    conversation.must_stop = progress.while_waiting(f"{cluster.host}: the cluster reads the files of its runs.")
+    with gc_pause.pause_collector():
+        offers = conversation.receive(Offers)
+        offered = [conversation.receive(OfferedRun) for _ in range(offers.runs)]
+        conversation.must_stop = progress.is_stopped  # the progress of the transfer now says what the command waits for
+        staging = _make_staging_folder(workspace)
+        with files.as_workspace_error("read"):
+            results, expected = _compare_offers(workspace, staging, list({run.run: run for run in offered}.values()))
+        is_shared = sees_workspace(cluster)
+        conversation.send(Wanted([run.message for run in expected], is_shared))
+        report = _begin_progress(cluster, expected, progress)
+        remaining = deque(expected)
+        arrival = Arrival(conversation, Path(cluster.workspace) / "runs" if is_shared else None, report)
+        try:
             with files.as_workspace_error("write"):
-                for options in TRIES:
-                    expected = self._transfer(expected, options)
-            fetch_matrices.store(self._workspace, offers.descriptions)
-            if all_runs:
-                shutil.rmtree(self._staging, ignore_errors=True)
-        return self._results
-
-    def _compare_offers(self, offered: Sequence[OfferedRun]) -> list[Expected]:
-        """Compare the runs that the cluster offers with the runs on this machine. Returns the runs that are wanted."""
-        expected = []
-        for run in offered:
-            state = run.state if run.state in STATES else "unknown"
-            self._results[run.run] = result = Downloaded(state, not_regular=run.not_regular, parts=run.parts)
-            cluster_problems = [f"on the cluster: {problem}" for problem in run.problems]
-            missing = None
-            if run.manifest is not None:
-                try:
-                    missing = _find_missing_files(self._workspace, run.run, run.manifest)
-                except (InputError, NotRegular) as error:
-                    result.problems = [_problem_text(self._workspace, error), *cluster_problems]
-                    continue
-                result.hashed = missing.hashed
-                if missing.is_here:
-                    continue
-            if run.problems and (missing is None or missing.names):
-                result.problems = cluster_problems
-            elif run.pruned and missing is not None and missing.names:
-                result.problems = [_pruned_text(missing.names)]
-            else:
-                expected.append(Expected(run, result, missing))
-        return expected
-
-    def _transfer(self, expected: Sequence[Expected], options: Sequence[str]) -> list[Expected]:
-        """Copy the files of runs, and put the runs in place whose files are as on the cluster. Returns the other runs.
-
-        options: further options of rsync.
-        """
-        remaining = list(expected)
-        if not remaining:
-            return []
-        try:
-            self._conversation.send(Wanted([run.offered.run for run in expected]))
-            end = self._copy_files({run.offered.run: self._receive_sizes(run) for run in expected}, options)
-            for run in expected:
-                checked = self._conversation.receive(CheckedRun)
-                if self._put_in_place(run, checked, has_arrived=end.has_tried_all):
-                    remaining.remove(run)
+                while remaining:
+                    _receive_run(workspace, cluster, arrival, remaining[0], results[remaining[0].offered.run])
+                    remaining.popleft()
         except ConnectionLost as error:
-            raise self._stop_error(error.why, remaining) from None
-        if not end.has_tried_all:
-            reason = "the connection broke" if end.is_connection_lost else "rsync ended"
-            raise self._stop_error(f"{reason} ({end.error})", remaining)
-        return remaining
-
-    def _receive_sizes(self, run: Expected) -> dict[str, int]:
-        """Receive which files a run has. Returns the size of each file to copy by its name."""
-        sizes = self._conversation.receive(ListedRun).files
-        try:
-            manifest.check_names(sizes.keys())
-        except InputError as error:
-            raise ShardlabError(f"{self._host}: {error}; the run {run.offered.run} on this machine was not changed.") from None
-        return sizes if run.missing is None else {name: sizes.get(name, 0) for name in run.missing.names}
-
-    def _copy_files(self, sizes_by_run: Mapping[str, Mapping[str, int]], options: Sequence[str]) -> RsyncEnd:
-        """Copy files into the staging folder with rsync. A file that is there, or in its run folder, is not copied again.
-
-        sizes_by_run: {run id: {name: size}}.
-        """
-        sizes = {f"{run_id}/{name}": size for run_id, run_sizes in sizes_by_run.items() for name, size in run_sizes.items()}
-        target = self._staging / "files"
-        copied_bytes = sum(size for name, size in sizes.items() if not _has_size((self._workspace.runs, target), name, size))
-        self._progress.say(f"{self._host}: {len(sizes_by_run):,} run(s), {copied_bytes / 2**20:,.1f} MiB")
-        transfer = Rsync(self._conversation.remote, self._lock, self._progress.is_stopped)
-        compare = f"--compare-dest={self._workspace.runs}"
-        return transfer.copy_files(target, list(sizes), compare, *options, report=self._progress.begin(copied_bytes))
-
-    def _put_in_place(self, run: Expected, checked: CheckedRun, *, has_arrived: bool) -> bool:
-        """Move the files of a run into the run folder if all of them are as on the cluster. Returns whether they are; if not,
-        the result says why.
-
-        has_arrived: whether all files of the run should have arrived.
-        """
-        run_id, folder = run.offered.run, self._staging / "files" / run.offered.run
-        run.result.problems = [f"on the cluster: {problem}" for problem in checked.problems]
-        if checked.problems:
-            return False
-        cluster_manifest = run.offered.manifest or checked.manifest
-        try:
-            if cluster_manifest is None:
-                raise InputError("the cluster has no manifest of this run")
-            missing = run.missing or _find_missing_files(self._workspace, run_id, cluster_manifest)
-        except (InputError, NotRegular) as error:
-            run.result.problems = [_problem_text(self._workspace, error)]
-            return False
-        arrived = find_arrived_files(folder, {name: cluster_manifest.files[name] for name in missing.names})
-        differing_names = [name for name in missing.names if name not in arrived]
-        if differing_names:
-            if has_arrived:
-                shutil.rmtree(folder, ignore_errors=True)
-                run.result.problems = [
-                    f"{name}: the file that arrived is not the file in the cluster's manifest" for name in differing_names
-                ]
-            return False
-        run.result.hashed += len(missing.names) + (missing.hashed if run.missing is None else 0)
-        if not missing.is_here and _put_run_in_place(self._workspace, self._staging, missing):
-            run.result.new_manifest = cluster_manifest
-        return True
-
-    def _stop_error(self, reason: str, remaining: Sequence[Expected]) -> ShardlabError:
-        """The error if the transfer stopped before it had copied the files of the runs `remaining`."""
-        done = sum(not result.problems for result in self._results.values())
-        done -= sum(not run.result.problems for run in remaining)
-        so_far = f"{done} of {len(self._results)} runs are on this machine and were checked"
-        return ShardlabError(f"{self._host}: the transfer stopped: {reason}. {so_far}; run the same command again to continue.")
+            raise ShardlabError(_stopped_text(cluster, error.why, results, remaining)) from None
+        fetch_matrices.store(workspace, offers.descriptions)
+        if not patterns:
+            shutil.rmtree(staging, ignore_errors=True)
+    return results
 
 
-def _make_staging_folder(staging: Path) -> None:
+def _make_staging_folder(workspace: Workspace) -> Path:
     """Make the staging folder, into which files are transferred. Files that an interrupted download left there stay."""
+    staging = workspace.runs / STAGING
     with files.as_workspace_error("write"):
         with contextlib.suppress(FileExistsError):
             staging.mkdir(mode=0o700)
         if not files.is_folder(staging):
             raise InputError(f"{staging}: is not a folder; remove it and run the same command again.")
         shutil.rmtree(staging / "whole", ignore_errors=True)
+    return staging
 
 
-def _has_size(folders: Sequence[Path], name: str, size: int) -> bool:
-    """Whether a file in one of the folders has this size."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            if os.lstat(f"{folder}/{name}").st_size == size:
-                return True
-    return False
+def _compare_offers(
+    workspace: Workspace, staging: Path, offered: Sequence[OfferedRun]
+) -> tuple[dict[str, Downloaded], list[Expected]]:
+    """Compare the runs that the cluster offers with the runs on this machine. Returns ({run id: result so far}, the runs that
+    are wanted)."""
+    results: dict[str, Downloaded] = {}
+    expected = []
+    for run in offered:
+        state = run.state if run.state in STATES else "unknown"
+        results[run.run] = result = Downloaded(state, not_regular=run.not_regular, parts=run.parts)
+        cluster_problems = [f"on the cluster: {problem}" for problem in run.problems]
+        names = None
+        if run.manifest is not None:
+            try:
+                missing = _find_missing_files(workspace, run.run, run.manifest)
+            except (InputError, NotRegular) as error:
+                result.problems = [_problem_text(workspace, error), *cluster_problems]
+                continue
+            result.hashed, names = missing.hashed, missing.names
+            if missing.is_here:
+                continue
+        if run.problems and names != []:
+            result.problems = cluster_problems
+        elif run.pruned and names:
+            result.problems = [_pruned_text(names)]
+        else:
+            expected.append(Expected(run, names, _held_files(workspace.runs / run.run, staging / "files" / run.run, names)))
+    return results, expected
+
+
+def _held_files(run: Path, staging: Path, names: Sequence[str] | None) -> dict[str, HeldCopy]:
+    """Find the files, or the beginnings of files, that are on this machine: in the run folder, or in the staging folder, where
+    an interrupted transfer left them. names: the wanted files; None: all files."""
+    own_manifest = None
+    with contextlib.suppress(InputError, NotRegular):
+        own_manifest = manifest.read(RunDir(run)) if manifest.regular_file_status(run, manifest.NAME) else None
+    held: dict[str, HeldCopy] = {}
+    wanted_names = None if names is None else set(names)
+    for folder, folder_manifest in ((run, own_manifest), (staging, None)):
+        if not files.is_folder(folder):
+            continue
+        for name, status in manifest.list_files(folder).regular.items():
+            if (wanted_names is None or name in wanted_names) and status.st_size:
+                recorded = folder_manifest.files.get(name) if folder_manifest else None
+                is_unchanged = recorded is not None and manifest.is_unchanged(recorded, status)
+                file = recorded if recorded and is_unchanged else manifest.hash_file(folder / name, status)
+                held[name] = HeldCopy(folder / name, HeldFile(file.bytes, file.sha256))
+    return held
+
+
+def _begin_progress(
+    cluster: RemoteWorkspace, expected: Sequence[Expected], progress: TransferProgress
+) -> Callable[[int], None]:
+    """Say how much will be transferred. Returns the function that is called with the number of bytes that have come."""
+    size = sum(run.bytes for run in expected)
+    if not expected:
+        return lambda _count: None
+    progress.say(f"{cluster.host}: {len(expected):,} run(s), {size / 2**20:,.1f} MiB")
+    return progress.begin(size)
+
+
+def _receive_run(workspace: Workspace, cluster: RemoteWorkspace, arrival: Arrival, run: Expected, result: Downloaded) -> None:
+    """Receive the files of a run, and move them into the run folder if all of them are as on the cluster. Problems are added to
+    `result`. Raises ShardlabError if the cluster sends something that is not allowed, and OSError if a file cannot be
+    written."""
+    run_id, staging = run.offered.run, workspace.runs / STAGING
+    folder = staging / "files" / run_id
+    try:
+        arrived = arrival.receive(run_id, folder, run.held)
+    except InputError as error:
+        raise ShardlabError(f"{cluster.host}: {error}; the run {run_id} on this machine was not changed.") from None
+    except (IsADirectoryError, NotADirectoryError, FileExistsError):
+        # A file has the name of a folder that an interrupted transfer left. The next command begins this run anew.
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if arrived.end.problems:
+        result.problems = [f"on the cluster: {problem}" for problem in arrived.end.problems]
+        return
+    cluster_manifest = run.offered.manifest or arrived.end.manifest
+    try:
+        if cluster_manifest is None:
+            raise InputError("the cluster has no manifest of this run")
+        missing = _find_missing_files(workspace, run_id, cluster_manifest)
+    except (InputError, NotRegular) as error:
+        result.problems = [_problem_text(workspace, error)]
+        return
+    result.hashed += len(arrived.files)
+    # The cluster sends nothing of a file that an interrupted transfer left complete.
+    arrived_digests = {name: copy.file.sha256 for name, copy in run.held.items() if copy.path.is_relative_to(folder)}
+    arrived_digests |= {name: file.sha256 for name, file in arrived.files.items()}
+    differing_names = [name for name in missing.names if arrived_digests.get(name) != cluster_manifest.files[name].sha256]
+    if differing_names:
+        result.problems = [
+            f"{name}: the file that arrived is not the file in the cluster's manifest" for name in differing_names
+        ]
+        shutil.rmtree(folder, ignore_errors=True)
+    elif not missing.is_here:
+        is_whole = arrived.is_alone and bool(arrived.files) and arrived.files == cluster_manifest.files
+        if _put_run_in_place(workspace, staging, missing, is_whole=is_whole) and is_whole:
+            result.new_manifest = cluster_manifest
 
 
 def _find_missing_files(workspace: Workspace, run_id: str, cluster_manifest: RunManifest) -> Missing:
@@ -264,16 +269,19 @@ def _was_changed_here(path: Path, content: ManifestFile, recorded: ManifestFile)
     return content.sha256 != recorded.sha256 and content.mtime_ns > recorded.mtime_ns and not manifest.only_grew(path, recorded)
 
 
-def _put_run_in_place(workspace: Workspace, staging: Path, missing: Missing) -> bool:
+def _put_run_in_place(workspace: Workspace, staging: Path, missing: Missing, *, is_whole: bool) -> bool:
     """Move the transferred files of a run into its folder in runs/, then write its manifest.
 
     If the run has no folder in runs/ yet, all files are first put together, and the folder appears in runs/ when it is
     complete. Returns whether the folder in which the files arrived became the run folder.
+
+    is_whole: whether the folder in which the files arrived has exactly the files of the manifest, with their times and modes.
     """
     run_id = missing.manifest.run_id
     run, arrived = workspace.runs / run_id, staging / "files" / run_id
     is_new = not run.exists()
-    if is_new and finish_folder(arrived, {name: missing.manifest.files[name] for name in missing.names}, (manifest.NAME,)):
+    expected = {name: missing.manifest.files[name] for name in missing.names}
+    if is_new and (is_whole or finish_folder(arrived, expected, (manifest.NAME,))):
         files.write_json(arrived / manifest.NAME, missing.manifest, sync=False)
         arrived.rename(run)
         return True
@@ -301,3 +309,11 @@ def _problem_text(workspace: Workspace, error: Exception) -> str:
 def _pruned_text(names: Sequence[str]) -> str:
     rest_text = f" and {len(names) - 1} more files are" if names[1:] else " is"
     return f"{names[0]}{rest_text} not here, and `collect fetch --prune` has removed the files of this run on the cluster"
+
+
+def _stopped_text(
+    cluster: RemoteWorkspace, reason: str, results: Mapping[str, Downloaded], remaining: Sequence[Expected]
+) -> str:
+    done = sum(not run.problems for run in results.values()) - len(remaining)
+    so_far = f"{done} of {len(results)} runs are on this machine and were checked"
+    return f"{cluster.host}: the transfer stopped: {reason}. {so_far}; run the same command again to continue."

@@ -41,11 +41,11 @@ def fetch_and_print(workspace: Workspace, patterns: Sequence[str], output: Outpu
         prune.must_be_stored_elsewhere(workspace)
         if not confirmed and not sys.stdin.isatty():
             raise InputError("--prune was not confirmed. Allowed: the option --yes, or the answer `yes` on a terminal.")
-    with _ask_for_runs(workspace, patterns, output) as conversation_and_lock:
+    with _ask_for_runs(workspace, patterns, output) as conversation:
         from collect.fetching import progress
 
         with progress.show_progress(output) as transfer_progress:
-            fetched = _fetch_runs(workspace, patterns, conversation_and_lock, transfer_progress)
+            fetched = _fetch_runs(workspace, patterns, conversation, transfer_progress)
     headings = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Truncated files (n)", "Corrupt lines (n)"]
     rows = [
         [run.run, run.state, *(f"{n:,}" for n in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt))]
@@ -115,15 +115,13 @@ def _remove_fetched(output: Output, workspace: Workspace, fetched: Sequence[Fetc
 
 
 @contextmanager
-def _ask_for_runs(
-    workspace: Workspace, patterns: Sequence[str], output: Output
-) -> Iterator[tuple[RemoteConversation, int] | None]:
-    """During the block, the cluster executes collect.fetching.sender, which offers runs, and no other `collect fetch`
+def _ask_for_runs(workspace: Workspace, patterns: Sequence[str], output: Output) -> Iterator[RemoteConversation | None]:
+    """During the block, the cluster executes collect.fetching.sender, which sends runs, and no other `collect fetch`
     transfers files to this workspace.
 
     patterns: shell patterns of the ids of the runs that the cluster offers; if there are none, it offers all runs.
-    Yields (the conversation with the program, the descriptor of the lock that keeps other commands away), or None if the
-    cluster is local, because its runs are already in this workspace. Raises ShardlabError if the login fails.
+    Yields the conversation with the program, or None if the cluster is local, because its runs are already in this workspace.
+    Raises ShardlabError if the login fails.
     """
     cluster = remote_workspace.read_remote_workspace(workspace)
     if cluster is None:
@@ -132,33 +130,30 @@ def _ask_for_runs(
     workspace_trust.must_be_allowed(workspace, f"log in to {cluster.host}")
     files.make_folder(workspace.runs)
     with (
-        files.hold_lock(workspace.shardlab_folder / "fetch.lock", lambda _descriptor: output.print_remark(WAITING)) as lock,
+        files.hold_lock(workspace.shardlab_folder / "fetch.lock", lambda _descriptor: output.print_remark(WAITING)),
         RemoteConversation(cluster, "collect.fetching.sender", "collect fetch") as conversation,
     ):
         conversation.send(Asked(list(patterns)))
-        yield conversation, lock
+        yield conversation
 
 
 def _fetch_runs(
-    workspace: Workspace,
-    patterns: Sequence[str],
-    conversation_and_lock: tuple[RemoteConversation, int] | None,
-    progress: TransferProgress,
+    workspace: Workspace, patterns: Sequence[str], conversation: RemoteConversation | None, progress: TransferProgress
 ) -> list[Fetched]:
     """Fetch every run whose id matches one of the patterns, or all runs if there are no patterns.
 
     The runs of a local cluster are already in the workspace, so only their manifests are written. The runs of a remote cluster
     are downloaded first. If each node has its own part of a run's folder, the first node gathers the parts.
 
-    conversation_and_lock: what `_ask_for_runs` yields for these patterns. Raises InputError if a pattern matches no run.
+    conversation: as `_ask_for_runs` yields it for these patterns. Raises InputError if a pattern matches no run.
     """
     from collect.fetching import fetched_run, node_parts, side_by_side
 
     downloaded: dict[str, Downloaded] = {}
-    if conversation_and_lock is not None:
+    if conversation is not None:
         from collect.fetching import download
 
-        downloaded = download.Download(workspace, *conversation_and_lock, progress).download(all_runs=not patterns)
+        downloaded = download.download(workspace, patterns, conversation, progress)
     all_ids = sorted({*workspace.run_ids(), *downloaded})
     ids = match_run_ids(all_ids, patterns) if patterns else all_ids
     parts = {run_id: run.parts for run_id, run in downloaded.items()}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Set
 from pathlib import Path
 
 import msgspec
@@ -92,19 +91,19 @@ def check_received(received: RunManifest, run_id: str) -> None:
     if received.schema != SCHEMA or received.run_id != run_id:
         ids = f"{received.schema} and run id {received.run_id!r}"
         raise InputError(f"the cluster's manifest has schema {ids}. Expected: {SCHEMA} and {run_id!r}")
-    check_names(received.files.keys())
-
-
-def check_names(names: Set[str]) -> None:
-    """Check names of files that another machine sent. Raises InputError if the files of a run may not have these names."""
-    for name in names:
-        if not _is_valid_name(name):
-            raise InputError(NO_NAME.format(name[:100]))
-    folders = {name.rpartition("/")[0] for name in names}
+    for name in received.files:
+        check_name(name)
+    folders = {name.rpartition("/")[0] for name in received.files}
     while folders:
-        if file_names := sorted(folders & names):  # a file cannot be a folder, too
-            raise InputError(NO_NAME.format(file_names[0][:100]))
+        if names := sorted(folders & received.files.keys()):  # a file cannot be a folder, too
+            raise InputError(NO_NAME.format(names[0][:100]))
         folders = {folder.rpartition("/")[0] for folder in folders if "/" in folder}
+
+
+def check_name(name: str) -> None:
+    """Check the name of a file that another machine sent. Raises InputError if a file of a run may not have this name."""
+    if not _is_valid_name(name):
+        raise InputError(NO_NAME.format(name[:100]))
 
 
 def _is_valid_name(name: str) -> bool:
@@ -183,8 +182,8 @@ def is_unchanged(file: ManifestFile, status: os.stat_result) -> bool:
 
 def hash_file(path: Path, status: os.stat_result) -> ManifestFile:
     """Hash a file. status: the size and time of the file before it is read, so that a change during the reading will be
-    noticed. What is appended to the file later is not hashed."""
-    return ManifestFile(status.st_size, status.st_mtime_ns, compute_digest(path, status.st_size))
+    noticed."""
+    return ManifestFile(status.st_size, status.st_mtime_ns, compute_digest(path))
 
 
 def compute_digest(path: Path | str, length: int | None = None) -> str:

@@ -4,17 +4,26 @@ All messages go over one connection. Each message is a line of JSON:
 
 1. The machine that downloads names runs (Asked).
 2. The cluster answers with an Offers message, and an OfferedRun for each run.
-3. The machine that downloads names the runs that it wants (Wanted), once or several times.
-4. For each of these runs, the cluster sends a ListedRun. The machine that downloads then copies the files with rsync. In the
-   meantime the cluster hashes them, and sends a CheckedRun for each run.
+3. The machine that downloads names the runs that it wants, and the files of them that it has already (Wanted).
+4. For each of these runs, the cluster sends a FileBegin for each file and after it the content, and at the end a RunEnd.
+
+If the content to send fits into one block, the cluster reads the content first, and FileBegin.follows says how many bytes
+follow. Otherwise, or if the file became shorter, the content is sent in blocks, so that its end is known in each case. A block
+is a length (4 bytes, the highest first) and that many bytes. A block of length 0 ends the content.
 """
 
 from __future__ import annotations
 
+import struct
+from typing import cast
+
 import msgspec
 
 from collect.fetching.manifest import RunManifest
-from shardlab.record_types import Count, RunId
+from shardlab.record_types import Count, Integer, RunId, Sha256
+
+BLOCK = 1 << 17  # the most bytes of a block, before it is compressed: so few that they stay in the cache of a processor
+LENGTH = struct.Struct(">I")  # how the length of a block is written
 
 
 class Asked(msgspec.Struct):
@@ -39,8 +48,10 @@ class OfferedRun(msgspec.Struct, omit_defaults=True, kw_only=True):
     state: str
     complete: bool
     """Whether the run has ended and all its parts are on the cluster, so that its files should not change."""
+    bytes: Count = 0
+    """Size of all files of the run, for the progress."""
     manifest: RunManifest | None = None
-    """None: its files are hashed while they are copied."""
+    """None: its files are hashed when they are sent."""
     problems: list[str] = []
     """How the run on the cluster differs from its manifest, one clause per difference."""
     not_regular: dict[str, str] = {}
@@ -51,24 +62,58 @@ class OfferedRun(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Whether files of the run were removed on the cluster."""
 
 
+class HeldFile(msgspec.Struct):
+    """A file, or the beginning of a file, that the machine that downloads has already."""
+
+    bytes: Count
+    """Its size."""
+    sha256: Sha256
+    """SHA-256 of its content."""
+
+
+class WantedRun(msgspec.Struct):
+    """A run that the machine that downloads wants."""
+
+    run: str
+    """The run id."""
+    names: list[str] | None
+    """The files that are wanted; None: all files of the run."""
+    held: dict[str, HeldFile]
+    """By name of the file: what need not be sent, if the file on the cluster begins with it."""
+
+
 class Wanted(msgspec.Struct):
     """The runs that the machine that downloads wants."""
 
-    runs: list[str]
-    """The run ids."""
+    runs: list[WantedRun]
+    is_shared: bool
+    """Whether both machines see the workspace on the cluster, e.g. on shared storage. The content of files is not sent then."""
 
 
-class ListedRun(msgspec.Struct):
-    """The files that a wanted run has at this moment. What is appended to a file later is not part of the copy."""
+class FileBegin(msgspec.Struct, tag="file", omit_defaults=True):
+    """The beginning of a file of a run. Its content follows, except if the storage is shared."""
 
-    files: dict[str, Count]
-    """Size in bytes, by name."""
+    name: str
+    begin: Count
+    """How many bytes at the beginning of the file are not sent, because they are held."""
+    bytes: Count
+    """Size of the file when the cluster began to send it."""
+    mtime_ns: Integer
+    """Time of its last change, in ns since the epoch."""
+    is_compressed: bool = False
+    """Whether each block is compressed with zstd."""
+    follows: Count | None = None
+    """Size of the only block, which follows without its length; None: blocks follow."""
 
 
-class CheckedRun(msgspec.Struct):
-    """What the files in the ListedRun message contain."""
+class RunEnd(msgspec.Struct, tag="end"):
+    """The end of the files of a run."""
 
     manifest: RunManifest | None
-    """Their sizes and SHA-256; None: as in OfferedRun, or they could not be read."""
+    """The files of the run as they were sent; None: as in OfferedRun."""
     problems: list[str] = []
-    """Why files could not be read, or how the run differs from the manifest in OfferedRun."""
+    """Why wanted files were not sent, or how they differ from the manifest in OfferedRun."""
+
+
+# What the cluster sends of a run: a FileBegin for each file, and a RunEnd at the end.
+FILE_OR_END = cast("type[FileBegin | RunEnd]", FileBegin | RunEnd)

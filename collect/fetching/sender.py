@@ -1,56 +1,77 @@
-"""Offers the runs of this workspace to another machine, and hashes their files while that machine copies them with rsync.
-`collect fetch` on that machine starts this program over SSH.
+"""Sends the runs of this workspace to another machine. `collect fetch` on that machine starts this program over SSH.
 
     python -m collect.fetching.sender --workspace DIR
 
-Standard input and standard output: the messages of collect.fetching.messages. The program writes the manifest of each run that
-has none, as `collect fetch` on this machine would do.
+Standard input and standard output: the messages of collect.fetching.messages. Each file is read once: it is hashed while it is
+sent. The program then writes the manifest of each run, as `collect fetch` on this machine would do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import msgspec
+import zstandard
 
 from collect.fetching import fetch_matrices, fetched_run, manifest, node_parts, side_by_side
-from collect.fetching.manifest import Listing
-from collect.fetching.messages import Asked, CheckedRun, ListedRun, OfferedRun, Offers, Wanted
+from collect.fetching.manifest import Listing, ManifestFile, RunManifest
+from collect.fetching.messages import (
+    BLOCK,
+    LENGTH,
+    Asked,
+    FileBegin,
+    HeldFile,
+    OfferedRun,
+    Offers,
+    RunEnd,
+    Wanted,
+    WantedRun,
+)
 from collect.fetching.progress import TransferProgress
 from shardlab.errors import InputError, WorkspaceError
-from shardlab.files import gc_pause, json_file
+from shardlab.files import files, gc_pause, json_file
+from shardlab.files.files import NotRegular
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
 from shardlab.workspace.workspace import Workspace, match_run_ids
+
+# Names of files that contain text, which is compressed. Other files of a run, such as traces, are compressed already.
+TEXT = (".jsonl", ".json", ".log", ".out", ".err", ".txt", ".yaml", ".sh", ".sbatch", ".csv")
+LEVEL = 1  # how thoroughly zstd compresses: higher levels need more time and make records no smaller
+MOST_WAITING = BLOCK  # bytes that are written at once: a run may have thousands of small files
+MOST_COPIED = 1 << 15  # the most bytes of a block of a large file that is copied, to be written together with other blocks
 
 T = TypeVar("T")
 
 
 class Sender:
-    """Offers runs of one workspace. The messages are in collect.fetching.messages."""
+    """Sends runs of one workspace. The messages are in collect.fetching.messages."""
 
     def __init__(self, workspace: Workspace, source: BinaryIO, target: BinaryIO) -> None:
         """source, target: the stream from which messages are read, and the stream to which messages are written."""
         self._workspace, self._source, self._target = workspace, source, target
+        self._encoder = msgspec.json.Encoder()
+        self._unwritten: list[bytes] = []  # what is not yet written to `target`
+        self._unwritten_bytes = 0  # size of `_unwritten` in bytes
+        self._memory = memoryview(bytearray(BLOCK))  # the block of a file that is being sent
+        self._compressor = zstandard.ZstdCompressor(level=LEVEL)
 
     def serve(self) -> None:
-        """Offer runs, and list and hash those that are wanted, until the input ends. Raises InputError if a pattern matches no
-        run, or a message is not valid."""
-        offered = self._offer_runs(self._decode(self._source.readline(), Asked).patterns)
-        while line := self._source.readline():
-            runs = []
-            for run_id in self._decode(line, Wanted).runs:
-                if run_id not in offered:
-                    raise InputError(f"{run_id!r} was not offered.")
-                listing = self._list_run(run_id)
-                runs.append((offered[run_id], listing))
-                self._send_message(ListedRun({name: status.st_size for name, status in listing.regular.items()}))
-            self._target.flush()
-            for checked in side_by_side.map_in_threads(self._check_run, runs):
-                self._send_message(checked)
-            self._target.flush()
+        """Offer runs and send those that are wanted. Raises InputError if a pattern matches no run, or a message is not
+        valid."""
+        offered = self._offer_runs(self._receive_message(Asked).patterns)
+        request = self._receive_message(Wanted)
+        for run in request.runs:
+            if run.run not in offered:
+                raise InputError(f"{run.run!r} was not offered.")
+            self.send(offered[run.run], run, is_shared=request.is_shared)
+        self._flush()
 
     def _offer_runs(self, patterns: list[str]) -> dict[str, OfferedRun]:
         ids = match_run_ids(self._workspace.run_ids(), patterns) if patterns else self._workspace.run_ids()
@@ -60,7 +81,7 @@ class Sender:
         def offer(run_id: str) -> OfferedRun:
             run, run_manifest = fetched_run.check_run(self._run_folder(run_id), None, parts.get(run_id, []), is_offer=True)
             return OfferedRun(
-                run=run_id, state=run.state, complete=run.complete, manifest=run_manifest,
+                run=run_id, state=run.state, complete=run.complete, bytes=run.bytes, manifest=run_manifest,
                 problems=run.problems, not_regular=run.not_regular, parts=run.parts, pruned=run.pruned,
             )  # fmt: skip
 
@@ -68,47 +89,137 @@ class Sender:
         for run in side_by_side.map_in_threads(offer, ids):
             offered[run.run] = run
             self._send_message(run)
-        self._target.flush()
+        self._flush()
         return offered
 
-    def _list_run(self, run_id: str) -> Listing:
-        try:
-            return manifest.list_files(self._run_folder(run_id).path)
-        except WorkspaceError:  # `_check_run` reports it
-            return Listing()
+    def send(self, offered: OfferedRun, wanted_run: WantedRun, *, is_shared: bool) -> None:
+        """Send the wanted files of a run, and write its manifest if it has none. A file that cannot be sent is named in the
+        RunEnd message.
 
-    def _check_run(self, offered_and_listing: tuple[OfferedRun, Listing]) -> CheckedRun:
-        """Hash the files of a run. If the run has no manifest, its manifest is made and written; otherwise, the run is compared
-        with its manifest."""
-        offered, listing = offered_and_listing
-        run = self._run_folder(offered.run)
+        is_shared: whether the content of the files is not sent, because the other machine reads it itself.
+        """
+        run, problems = self._run_folder(offered.run), list[str]()
+        sent_files: dict[str, ManifestFile] = {}
+        listing = Listing()
         try:
-            if offered.manifest is not None:
-                difference = manifest.compare(run, manifest.list_files(run.path), offered.manifest)[1]
-                return CheckedRun(None, difference.problems)
-            new_manifest = manifest.make(run, listing, complete=offered.complete)
-            listing_after = manifest.list_files(run.path)
+            listing = manifest.list_files(run.path)
         except WorkspaceError as error:
-            return CheckedRun(None, [str(error)])
-        problems = [f"{name}: it is {kind}" for name, kind in listing_after.other.items() if name not in offered.not_regular]
-        problems += [
-            f"{name}: its content changed"
-            for name in new_manifest.files
-            if name in listing_after.regular and listing_after.regular[name].st_ino != listing.regular[name].st_ino
-        ]
-        if not problems and not offered.problems and not offered.pruned:
+            problems.append(str(error))
+        problems += [f"{name}: it is {kind}" for name, kind in listing.other.items() if name not in offered.not_regular]
+        for name in listing.regular if wanted_run.names is None else wanted_run.names:
+            recorded = offered.manifest.files.get(name) if offered.manifest else None
+            try:
+                if name not in listing.regular:
+                    raise FileNotFoundError
+                sent_files[name] = file = self._send_file(
+                    run.path, name, listing.regular[name], wanted_run.held.get(name), is_shared=is_shared
+                )
+                if recorded and recorded.sha256 != file.sha256 and not manifest.only_grew(run.path / name, recorded):
+                    problems.append(f"{name}: its content changed")
+            except FileNotFoundError:
+                if recorded:  # else the run is still going on and removed the file
+                    problems.append(f"{name}: the file is missing")
+            except NotRegular as error:
+                problems.append(f"{name}: it is {error.kind}")
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                problems.append(f"{name}: {WorkspaceError.from_os_error(error, 'read')}")
+        new_manifest = None if offered.manifest else RunManifest(manifest.SCHEMA, run.run_id, sent_files, offered.complete)
+        self._send_message(RunEnd(new_manifest, problems))
+        if new_manifest and not problems and not offered.problems and not offered.pruned:
+            self._flush()  # so that the other machine goes on while the cluster waits for its own disk
             with contextlib.suppress(WorkspaceError):  # e.g. the disk is full: the run can be sent without a manifest here
                 manifest.write(run, new_manifest)
-        return CheckedRun(new_manifest, problems)
+
+    def _send_file(
+        self, run: Path, name: str, status: os.stat_result, held: HeldFile | None, *, is_shared: bool
+    ) -> ManifestFile:
+        """Send a file from where the other machine's copy ends. Returns the size and the digest of the file as it was sent.
+
+        status: the status of the file before it is opened. Records that are appended later are not sent.
+        """
+        descriptor, _ = files.open_descriptor(f"{run}/{name}")
+        try:
+            size, begin, digest = status.st_size, 0, hashlib.sha256()
+            if held is not None and held.bytes <= size:
+                for block in self._read_blocks(descriptor, 0, held.bytes):
+                    digest.update(block)
+                    begin += len(block)
+                if begin != held.bytes or digest.hexdigest() != held.sha256:
+                    begin, digest = 0, hashlib.sha256()
+            if size and begin == size:  # the other machine has the whole file
+                return ManifestFile(size, status.st_mtime_ns, digest.hexdigest())
+            is_compressed = name.endswith(TEXT)
+            end = begin
+            if is_shared:
+                for block in self._read_blocks(descriptor, begin, size):
+                    digest.update(block)
+                    end += len(block)
+                self._send_message(FileBegin(name, begin, end, status.st_mtime_ns))
+            elif size - begin <= BLOCK and len(block := self._read_block(descriptor, begin, size)) == size - begin:
+                digest.update(block)
+                end = size
+                content = self._compressor.compress(block) if is_compressed else bytes(block)
+                self._send_message(FileBegin(name, begin, size, status.st_mtime_ns, is_compressed, len(content)))
+                self._write(content)
+            else:
+                self._send_message(FileBegin(name, begin, size, status.st_mtime_ns, is_compressed))
+                try:
+                    for block in self._read_blocks(descriptor, begin, size):
+                        digest.update(block)
+                        end += len(block)
+                        self._send_block(self._compressor.compress(block) if is_compressed else block)
+                finally:
+                    self._send_block(b"")  # also if the file cannot be read further, so that the next message is understood
+        finally:
+            os.close(descriptor)
+        return ManifestFile(end, status.st_mtime_ns, digest.hexdigest())
+
+    def _read_blocks(self, descriptor: int, begin: int, end: int) -> Iterator[memoryview]:
+        """The bytes of a file from `begin` to `end` in blocks; fewer bytes if the file has become shorter.
+
+        A block is valid until the next block is taken: all blocks are read into the same memory, because new memory for each
+        block would take longer than reading the block.
+        """
+        while begin < end and (block := self._read_block(descriptor, begin, end)):
+            begin += len(block)
+            yield block
+
+    def _read_block(self, descriptor: int, begin: int, end: int) -> memoryview:
+        """The bytes of a file from `begin` to `end`, at most one block; fewer bytes if the file has become shorter."""
+        return self._memory[: os.preadv(descriptor, [self._memory[: min(BLOCK, end - begin)]], begin)]
 
     def _run_folder(self, run_id: str) -> RunDir:
         return RunDir(self._workspace.runs / run_id)
 
-    def _decode(self, line: bytes, message_type: type[T]) -> T:
-        return json_file.decode_standard_input(line, message_type, "a message of this version")
+    def _receive_message(self, message_type: type[T]) -> T:
+        return json_file.decode_standard_input(self._source.readline(), message_type, "a message of this version")
 
     def _send_message(self, message: object) -> None:
-        self._target.write(msgspec.json.encode(message) + b"\n")
+        self._write(self._encoder.encode(message) + b"\n")
+
+    def _send_block(self, block: bytes | memoryview) -> None:
+        self._write(LENGTH.pack(len(block)))
+        if len(block) > MOST_COPIED:
+            self._flush()
+            self._write_through(block)
+        else:
+            self._write(bytes(block))
+
+    def _write(self, content: bytes) -> None:
+        self._unwritten.append(content)
+        self._unwritten_bytes += len(content)
+        if self._unwritten_bytes > MOST_WAITING:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._write_through(b"".join(self._unwritten))
+        self._unwritten, self._unwritten_bytes = [], 0
+
+    def _write_through(self, content: bytes | memoryview) -> None:
+        self._target.write(content)
+        self._target.flush()
 
 
 def main() -> int:

@@ -1,12 +1,13 @@
 """Starts a command of shardlab on the cluster, and exchanges messages with it while it runs.
 
-`RemoteWorkspace.ask` starts a command and reads one document at its end. A conversation is for a command that needs answers in
-between. The messages are lines of JSON.
+`RemoteWorkspace.ask` starts a command and reads one document at its end. A conversation is for a command that sends much data
+and needs answers in between. The messages are lines of JSON. Raw bytes may follow a line that says how many there are.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import secrets
@@ -26,6 +27,7 @@ from shardlab.remote.remote import ssh_command, wrap_for_any_shell
 from shardlab.remote.remote_workspace import CONNECTION_FAILED, MOST_BYTES, RemoteWorkspace
 from shardlab.remote.rsync import POLL_S
 
+BLOCK = 1 << 17  # bytes that are read from the connection at a time
 SILENCE_S = 3600.0  # seconds without data after which the command is given up: it may hash many files before it answers
 END_LIMIT_S = 10.0  # seconds in which the command must end after it has closed its output
 ABORT_LIMIT_S = 2.0  # the same if the `with` block of the conversation raised an exception
@@ -88,8 +90,10 @@ class RemoteConversation:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
+        with contextlib.suppress(OSError):  # the limit of this user for the size of pipes is reached
+            fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, BLOCK)
         self._input, self._pipe = self._process.stdin, self._process.stdout
-        self._output = io.BufferedReader(_Output(self._process.stdout.fileno(), remote.host, self._is_interrupted))
+        self._output = io.BufferedReader(_Output(self._process.stdout.fileno(), remote.host, self._is_interrupted), BLOCK)
 
     def __enter__(self) -> Self:
         return self
@@ -124,6 +128,14 @@ class RemoteConversation:
             return decoder(target_type).decode(line)
         except DECODE_FAULTS as error:
             raise self.remote.release_mismatch(self._command_name, str(error)) from None
+
+    def receive_into(self, buffer: memoryview) -> None:
+        """Fill a buffer with bytes from the command. Raises ConnectionLost or ShardlabError as `receive` does."""
+        while buffer:
+            count = self._output.readinto(buffer)
+            if not count:
+                raise self._end_error()
+            buffer = buffer[count:]
 
     def _is_interrupted(self) -> bool:
         return self.must_stop()

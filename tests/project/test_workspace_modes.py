@@ -9,15 +9,13 @@ import os
 import re
 import stat
 import tarfile
-import tempfile
-from pathlib import Path
 
 import pytest
 import support_collect as support
 from support_golden import same_as_golden
 
 from collect.cli import main as collect
-from collect.fetching import download, transfer
+from collect.fetching import arrival, download
 from jobs.cli import main as jobs
 from jobs.scheduler import SubmitOptions
 from jobs.schedulers import slurm
@@ -27,7 +25,6 @@ from provision.datasets import archive, formats
 from shardlab.cluster import node_folder
 from shardlab.files import files, own_folder
 from shardlab.remote import rsync, shared_connection
-from shardlab.remote.remote_workspace import MARK_FILE, RemoteWorkspace
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
@@ -96,16 +93,8 @@ def make_locks(root, monkeypatch):
 
 def make_copies(root, workspace):
     """Files that arrive from a cluster, from a node or from an archive of a data set."""
-    staging = workspace.runs / download.STAGING
-    download._make_staging_folder(staging)
-    with tempfile.TemporaryDirectory() as name:
-        source = Path(name) / "runs" / "run-1" / "steps" / "rank-00000.jsonl"
-        source.parent.mkdir(parents=True)
-        source.touch()
-        (Path(name) / MARK_FILE).write_text("m")
-        cluster = RemoteWorkspace(1, "far", "far", None, None, None, "/none", "strict", "python", name, "m")
-        names = [str(source.relative_to(Path(name) / "runs"))]
-        assert transfer.Rsync(cluster, 0, lambda: False).copy_files(staging, names).code == 0
+    staging = download._make_staging_folder(workspace)
+    os.close(arrival._open_file(str(staging / "run-1" / "steps" / "rank-00000.jsonl"), os.O_EXCL))
     record_mirror._append("gpu1", root / "mirrored.jsonl", b"{}\n", 0)
     files.write_atomic(root / "moved.part", b"", mode=0o600)
     rsync.move_into_place(root / "moved.part", root / "moved" / "file")

@@ -26,10 +26,9 @@ from shardlab.remote import remote_workspace
 from shardlab.remote.remote_workspace import RemoteWorkspace
 
 # The stand-in of `ssh`. These files in the folder of the test control it. `fault`: one line with the number of a connection
-# (1: the conversation, 2: rsync), a number of bytes, and what happens to this connection after these bytes (cut, kill or none).
-# `answer`: is sent on the first connection instead of the cluster's own answer. `between`: a script that runs on the cluster
-# after it has offered its runs, and before it learns which runs are wanted. `sent`: if it exists, all that the cluster sends is
-# appended to it.
+# (from 1), a number of bytes, and what happens to this connection after these bytes (cut, kill or none). `answer`: is sent on
+# the first connection instead of the cluster's own answer. `between`: a script that runs on the cluster after it has offered
+# its runs, and before it learns which runs are wanted. `sent`: if it exists, all that the cluster sends is appended to it.
 SSH = """\
 #!/bin/sh
 for word; do test "$word" != -G || exit 0; done
@@ -44,9 +43,8 @@ if test -e "@/answer" && test "$(wc -l < "@/connections")" = 1; then
     cat "@/answer"
     exec cat > /dev/null
 fi
-if test -x "@/between" && test "$(wc -l < "@/connections")" = 1; then
-    { IFS= read -r asked; printf '%s\\n' "$asked"; IFS= read -r wanted; "@/between"; printf '%s\\n' "$wanted"; exec cat; } |
-        sh -c "$*"
+if test -x "@/between"; then
+    { IFS= read -r asked; printf '%s\\n' "$asked"; IFS= read -r wanted; "@/between"; printf '%s\\n' "$wanted"; } | sh -c "$*"
     exit
 fi
 if test -e "@/sent"; then sh -c "$*" | tee -a "@/sent"; exit; fi
@@ -136,9 +134,9 @@ class Cluster:
         return done
 
     def wait_for_senders(self) -> None:
-        """Wait until no process sends runs any more. It ends a moment later if the command was killed."""
+        """Wait until no process sends runs any more. A sender ends a moment later if the command was killed."""
         while any(
-            ("collect.fetching.sender" in words or "--server" in words) and str(self.there.path) in " ".join(words)
+            "collect.fetching.sender" in words and str(self.there.path) in words
             for words in (process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"]))
         ):
             time.sleep(0.02)
@@ -159,6 +157,11 @@ def tree(folder: Path, *but: str) -> dict[str, tuple[str, int, int]]:
             content = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(status.st_mode) else ""
             found[str(path.relative_to(folder))] = (content, status.st_mode, mtime)
     return found
+
+
+def blocks(*contents: bytes) -> bytes:
+    """The content of a file as the cluster sends it, in these blocks."""
+    return b"".join(len(content).to_bytes(4, "big") + content for content in (*contents, b""))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

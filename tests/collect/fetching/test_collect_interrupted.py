@@ -18,8 +18,7 @@ from support_long import LONG
 
 TURNS = {"cut": 67, "full": 66, "killed": 67} if LONG else {"cut": 7, "full": 6, "killed": 7}
 DISK_MIB = 48
-CONNECTIONS = (1, 2, 2)  # which connection is interrupted: the conversation, or rsync
-# Roughly how many bytes of a connection come before the files of runs. Three of ten interruptions are there.
+# Roughly how many bytes of the conversation come before the files of runs. Three of ten interruptions are there.
 SMALL = 3000
 TOUCHES = 150  # roughly how many file operations a fetch of one or two runs executes
 
@@ -154,7 +153,7 @@ def test_a_fetch_continues_after_the_connection_breaks(tmp_path, desk):
     study = Study(Cluster(tmp_path, desk / "ws"), desk, rng)
 
     def interrupt(size):
-        study.cluster.fault(rng.choice(CONNECTIONS), point(rng, size), "cut")
+        study.cluster.fault(1, point(rng, size), "cut")
         return failed_in_a_sentence(study.cluster.fetch())
 
     interrupted(study, TURNS["cut"], interrupt)
@@ -184,7 +183,7 @@ def test_a_fetch_continues_after_the_command_was_killed(tmp_path, desk):
         touch = rng.randrange(1, TOUCHES)
         if rng.random() < 0.4:  # kill `collect fetch` during the transfer: the cluster continues to send without it
             touch = 0
-            study.cluster.fault(rng.choice(CONNECTIONS), point(rng, size), "kill")
+            study.cluster.fault(1, point(rng, size), "kill")
         return study.cluster.fetch(kill_at=touch).returncode == -9
 
     interrupted(study, TURNS["killed"], interrupt)

@@ -15,16 +15,20 @@ from shlex import quote
 import msgspec
 import pytest
 import support_collect as support
-from support_fetch import COMMAND, Cluster, contents, tree
+import zstandard
+from support_fetch import COMMAND, Cluster, blocks, contents, tree
 
 from collect.cli import main
-from collect.fetching import progress
+from collect.fetching import arrival, progress
 from collect.fetching.progress import TransferProgress
 from shardlab.remote import remote_conversation, remote_workspace
 from shardlab.runs import placement
 from shardlab.runs.rundir import RunDir
 
 SUBJECT = "result.json"
+# Frames of zstd: one that does not say the size of its content, and one that says 1 byte and contains 200.
+UNKNOWN_SIZE = zstandard.ZstdCompressor(write_content_size=False).compress(b"x")
+TOO_MUCH = zstandard.compress(bytes(200)).replace(b"\xc8", b"\x01", 1)
 
 
 @pytest.fixture
@@ -79,7 +83,7 @@ def sent(cluster, fetch):
 def test_a_run_that_is_here_is_not_transferred_again(cluster, fetch, there, here):
     (found,) = fetch()[1]
     assert (found["complete"], found["hashed"]) == (True, found["files"])
-    assert connections(cluster) == 2
+    assert connections(cluster) == 1
     assert contents(here) == contents(there)
     (found,) = fetch()[1]
     assert (found["complete"], found["hashed"]) == (True, 0)
@@ -105,13 +109,19 @@ def test_no_content_is_sent_from_storage_that_both_machines_see(cluster, fetch, 
     assert contents(here) == contents(there)
 
 
-def test_a_file_of_a_shared_folder_that_vanishes_before_its_copy_is_reported(cluster, fetch, there, here):
-    fetch()
-    shutil.rmtree(here)
+def test_a_shared_file_that_vanishes_during_its_copy_is_reported(cluster, fetch, there, here, monkeypatch):
+    """The cluster has hashed a file, and the file vanishes before this machine copies it."""
     (cluster.there.path / remote_workspace.MARK_FILE).write_text("far:/ws\n")
-    cluster.between(f"rm {quote(str(there / SUBJECT))}")
+    opened = arrival._open_file
+
+    def vanishes(path, how):
+        if path.endswith(SUBJECT):
+            (there / SUBJECT).unlink()
+        return opened(path, how)
+
+    monkeypatch.setattr(arrival, "_open_file", vanishes)
     (found,) = fetch(code=1)[1]
-    assert found["problems"] == [f"on the cluster: {SUBJECT}: the file is missing"]
+    assert found["problems"] == [f"{SUBJECT}: the file that arrived is not the file in the cluster's manifest"]
     assert not here.exists()
 
 
@@ -131,7 +141,7 @@ def test_a_wait_for_files_is_not_called_a_wait_for_the_list_of_runs(cluster, fet
 def test_a_partial_file_is_continued_where_its_transfer_stopped(cluster, fetch, there, here):
     (there / "trace").mkdir()
     (there / "trace/rank-00000.json.gz").write_bytes(os.urandom(2_000_000))
-    cluster.fault(2, 1_500_000, "cut")
+    cluster.fault(1, 1_500_000, "cut")
     done = cluster.fetch()
     assert done.returncode == 1
     assert "far: the transfer stopped: the connection broke" in done.stderr
@@ -166,7 +176,7 @@ def test_text_is_compressed(cluster, fetch, there, here, cut):
     lines = [f"step {number} loss 1.{chance.randrange(1000)}\n" for number in range(100_000)]
     (there / "log/rank-00000.log").write_text("".join(lines))
     if cut:
-        cluster.fault(2, 100_000, "cut")
+        cluster.fault(1, 100_000, "cut")
         assert cluster.fetch().returncode == 1
     assert sent(cluster, fetch) < 700_000 < (there / "log/rank-00000.log").stat().st_size
     assert contents(here) == contents(there)
@@ -350,9 +360,9 @@ ANSWERS = {
         OFFERS,
         OFFER | {"manifest": {"schema": 1, "run_id": "a", "files": {"a": {"bytes": -1}}, "complete": False}},
     ],
-    "no end of a run": [OFFERS, OFFER, {"files": {}}],
-    "no size of a file": [OFFERS, OFFER, {"files": ["x"]}],
-    "a number of problems": [OFFERS, OFFER, {"files": {}}, {"manifest": None, "problems": 1}],
+    "no end of a run": [OFFERS, OFFER, {"type": "file", "name": "x", "begin": 0, "bytes": 1, "mtime_ns": 0}, blocks(b"x")],
+    "half a block": [OFFERS, OFFER, {"type": "file", "name": "x", "begin": 0, "bytes": 1, "mtime_ns": 0}, b"\0\0\0\7x"],
+    "an unknown message": [OFFERS, OFFER, {"type": "other"}],
 }
 
 
@@ -429,62 +439,75 @@ def test_a_manifest_that_names_a_file_elsewhere_is_refused(cluster, fetch, there
     assert not here.exists()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_file_that_is_listed_under_a_name_elsewhere_is_refused(cluster, fetch, here, victim, name):
-    cluster.answer(OFFERS, OFFER | {"run": here.name}, {"files": {name: 3, "result.json": 1}})
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "result.json/x"])
+def test_a_file_that_is_sent_under_a_name_elsewhere_is_refused(cluster, fetch, here, victim, name):
+    begin = {"type": "file", "name": name, "begin": 0, "bytes": 3, "mtime_ns": 0}
+    cluster.answer(OFFERS, OFFER | {"run": here.name}, begin, blocks(b"bad"))
     said, document = fetch(code=1)
     assert document is None
     assert "which is not a valid file name in a run" in said
-    assert connections(cluster) == 1  # rsync was not started
     assert not here.exists()
     assert not [path for path in cluster.here.runs.rglob("*") if path.is_file()]
 
 
 def test_a_file_in_the_place_of_a_folder_does_not_stop_the_next_command(cluster, fetch, there, here):
-    left = cluster.here.runs / ".incoming/files" / there.name / "steps"
-    left.parent.mkdir(parents=True)
-    left.write_text("x")
+    begin = {"type": "file", "begin": 0, "bytes": 1, "mtime_ns": 0}
+    files = [begin | {"name": "steps"}, blocks(b"x"), begin | {"name": "steps/rank-00000.jsonl"}, blocks(b"x")]
+    cluster.answer(OFFERS, OFFER | {"run": here.name}, *files)
+    said, document = fetch(code=1)
+    assert document is None
+    assert ".incoming" in said
+    (cluster.folder / "answer").unlink()
     fetch()
     assert contents(here) == contents(there)
 
 
-def test_a_file_with_another_content_than_in_the_manifest_is_refused(cluster, fetch, here, there):
-    (there / "x").write_text("x")
+@pytest.mark.parametrize(
+    ("begin", "content", "said"),
+    [
+        ({"begin": 5}, blocks(b"x"), "the cluster sends x from byte 5 on, which was not asked for"),
+        ({}, b"\xff\xff\xff\xff", "the cluster sends a block of 4,294,967,295 bytes; allowed are "),
+        ({"follows": 1 << 30}, b"", "the cluster sends a block of 1,073,741,824 bytes; allowed are "),
+        ({"follows": 2, "is_compressed": True}, b"no", "the cluster sends x with a block that zstd cannot decompress"),
+        ({"is_compressed": True}, blocks(b"no"), "the cluster sends x with a block that zstd cannot decompress"),
+        (
+            {"is_compressed": True},
+            blocks(zstandard.compress(bytes(1 << 20))),
+            "the cluster sends x with a block of 1,048,576 bytes; ",
+        ),
+        ({"is_compressed": True}, blocks(UNKNOWN_SIZE), "the cluster sends x with a block that does not say its size"),
+        ({"is_compressed": True}, blocks(TOO_MUCH), "the cluster sends x with a block that zstd cannot decompress"),
+        ({"is_compressed": True}, blocks(zstandard.compress(b"x") * 2), "the cluster sends x with a block that zstd cannot "),
+    ],
+)
+def test_a_file_sent_from_a_wrong_offset_or_in_too_large_blocks_is_refused(cluster, fetch, here, begin, content, said):
+    file = {"type": "file", "name": "x", "begin": 0, "bytes": 1, "mtime_ns": 0}
+    cluster.answer(OFFERS, OFFER | {"run": here.name}, file | begin, content)
+    assert f"error: far: {said}" in fetch(code=1)[0]
+    assert not here.exists()
+
+
+def test_a_file_with_another_content_than_in_the_manifest_is_refused(cluster, fetch, here):
     file = {"bytes": 1, "mtime_ns": 0, "sha256": "0" * 64}
     manifest = {"schema": 1, "run_id": here.name, "files": {"x": file}, "complete": False}
-    run = [{"files": {"x": 1}}, {"manifest": manifest}]
-    cluster.answer(OFFERS, OFFER | {"run": here.name}, *run, *run)
+    begin = {"type": "file", "name": "x", "begin": 0, "bytes": 1, "mtime_ns": 0}
+    cluster.answer(OFFERS, OFFER | {"run": here.name}, begin, blocks(b"x"), {"type": "end", "manifest": manifest})
     (found,) = fetch(code=1)[1]
     assert found["problems"] == ["x: the file that arrived is not the file in the cluster's manifest"]
     assert not here.exists()
 
 
-def test_a_file_that_was_damaged_during_its_transfer_is_transferred_again(cluster, fetch, there, here):
-    """The damaged copy has the size and the time of the file, so rsync alone would not see the difference."""
-    damaged = cluster.here.runs / ".incoming/files" / there.name / SUBJECT
-    damaged.parent.mkdir(parents=True)
-    damaged.write_bytes(b"x" * (there / SUBJECT).stat().st_size)
-    times = (there / SUBJECT).stat()
-    os.utime(damaged, ns=(times.st_atime_ns, times.st_mtime_ns))
-    (found,) = fetch()[1]
-    assert "problems" not in found
-    assert contents(here) == contents(there)
-
-
-def test_a_damaged_file_here_with_the_size_and_time_of_the_original_is_replaced(fetch, there, here):
-    fetch()
-    times = (here / SUBJECT).stat()
-    (here / SUBJECT).write_bytes(b"x" * times.st_size)
-    os.utime(here / SUBJECT, ns=(times.st_atime_ns, times.st_mtime_ns))
-    (here / "manifest.json").unlink()
-    (found,) = fetch()[1]
-    assert "problems" not in found
-    assert contents(here) == contents(there)
+def test_a_file_that_is_sent_twice_is_refused(cluster, fetch, here):
+    """On a file system where `x` and `X` are the same file, the second would replace the first."""
+    file = {"type": "file", "name": "x", "begin": 0, "bytes": 1, "mtime_ns": 0, "follows": 1}
+    cluster.answer(OFFERS, OFFER | {"run": here.name}, file, b"x", file, b"y")
+    assert "File exists" in fetch(code=1)[0]
+    assert not here.exists()
 
 
 def test_a_run_without_files_is_fetched(cluster, fetch, here):
     manifest = {"schema": 1, "run_id": here.name, "files": {}, "complete": False}
-    cluster.answer(OFFERS, OFFER | {"run": here.name}, {"files": {}}, {"manifest": manifest})
+    cluster.answer(OFFERS, OFFER | {"run": here.name}, {"type": "end", "manifest": manifest})
     (found,) = fetch(code=1)[1]  # 1: it has no run.json, so nothing is known of it
     assert (found["files"], found.get("problems", [])) == (0, [])
     assert [path.name for path in here.iterdir()] == ["manifest.json"]
@@ -494,8 +517,8 @@ def test_a_run_without_files_is_fetched(cluster, fetch, here):
 @pytest.mark.parametrize("is_offered", [False, True])
 def test_a_manifest_of_another_run_or_version_is_refused(cluster, fetch, here, change, is_offered):
     manifest = {"schema": 1, "run_id": here.name, "files": {}, "complete": False} | change
-    run = [{"files": {}}, {"manifest": None if is_offered else manifest}]
-    cluster.answer(OFFERS, OFFER | {"run": here.name} | ({"manifest": manifest} if is_offered else {}), *run, *run)
+    end = {"type": "end", "manifest": None if is_offered else manifest}
+    cluster.answer(OFFERS, OFFER | {"run": here.name} | ({"manifest": manifest} if is_offered else {}), end)
     (found,) = fetch(code=1)[1]
     assert found["problems"][0].startswith("the cluster's manifest has schema")
     assert not here.exists()

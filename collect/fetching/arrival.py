@@ -1,0 +1,179 @@
+"""Receives the files of runs into staging folders, and hashes each file while it arrives.
+
+What the cluster sends is not trusted: the name of each file is checked, and only regular files below the staging folder, which
+only this user can open, are written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import zstandard
+
+from collect.fetching import manifest
+from collect.fetching.manifest import ManifestFile
+from collect.fetching.messages import BLOCK, FILE_OR_END, LENGTH, FileBegin, HeldFile, RunEnd
+from shardlab.errors import InputError
+from shardlab.files import files
+from shardlab.files.files import NotRegular
+from shardlab.remote.remote_conversation import RemoteConversation
+
+MOST_BLOCK = BLOCK + BLOCK // 16  # zstd makes a block that it cannot compress a little larger
+
+_DECOMPRESSOR = zstandard.ZstdDecompressor(max_window_size=BLOCK)
+
+
+class HeldCopy(msgspec.Struct):
+    """A file, or the beginning of a file, on this machine. The cluster need not send this content."""
+
+    path: Path
+    file: HeldFile
+
+
+class ArrivedRun(msgspec.Struct):
+    """The files of a run that arrived in a staging folder."""
+
+    end: RunEnd
+    files: dict[str, ManifestFile]
+    """By name: size, time and SHA-256 of a file as it was written."""
+    is_alone: bool
+    """Whether the staging folder was made for these files, so that it contains no other entries."""
+
+
+class Arrival:
+    """Receives the files of runs, one run after the other."""
+
+    def __init__(self, conversation: RemoteConversation, shared_runs: Path | None, report_bytes: Callable[[int], None]) -> None:
+        """Prepare to receive runs.
+
+        shared_runs: the folder that contains the runs of the cluster, if this machine sees that folder; the content of files is
+        then read there. report_bytes: is called from time to time with the number of bytes that have come, over all runs."""
+        self._conversation, self._shared_runs, self._report_bytes = conversation, shared_runs, report_bytes
+        self._count = self._next_report_at = 0
+        self._buffer = memoryview(bytearray(MOST_BLOCK))
+        self._length = memoryview(bytearray(LENGTH.size))
+
+    def receive(self, run_id: str, staging: Path, held: Mapping[str, HeldCopy]) -> ArrivedRun:
+        """Receive all files of a run. staging: the folder of this run into which the files are written. held: what is on this
+        machine already, by name of the file.
+
+        Raises InputError if the cluster sends something that is not allowed, and OSError if a file cannot be written.
+        """
+        arrived: dict[str, ManifestFile] = {}
+        is_alone = not os.path.lexists(staging)
+        while not isinstance(message := self._conversation.receive(FILE_OR_END), RunEnd):
+            manifest.check_name(message.name)
+            copy = held.get(message.name)
+            if message.begin and (copy is None or copy.file.bytes != message.begin):
+                raise InputError(f"the cluster sends {message.name} from byte {message.begin} on, which was not asked for")
+            blocks: Iterable[memoryview | bytes]
+            if self._shared_runs:
+                blocks = _read_blocks(self._shared_runs / run_id / message.name, message.begin, message.bytes)
+            elif message.follows is not None:
+                blocks = (self._receive_block(message, message.follows),)
+            else:
+                blocks = self._receive_blocks(message)
+            path, held_copy = f"{staging}/{message.name}", copy if message.begin else None
+            # A file is never written twice into a new folder. Some file systems store `a` and `A` as the same file.
+            extra_flags = os.O_EXCL if is_alone else os.O_TRUNC if held_copy is None else 0
+            arrived[message.name] = self._write_file(path, extra_flags, held_copy, blocks, message.mtime_ns)
+        self._report_bytes(self._count)
+        return ArrivedRun(message, arrived, is_alone)
+
+    def _write_file(
+        self, path: str, extra_flags: int, held_copy: HeldCopy | None, blocks: Iterable[memoryview | bytes], mtime_ns: int
+    ) -> ManifestFile:
+        """Write a file. Returns what was written.
+
+        extra_flags: further flags of `os.open`. held_copy: the file with whose content it begins, which may be the file itself.
+        blocks: the rest of the content. mtime_ns: the time of the last change that the file gets.
+        """
+        digest = hashlib.sha256()
+        descriptor = _open_file(path, extra_flags)
+        try:
+            size = 0
+            if held_copy is not None:
+                is_same = str(held_copy.path) == path
+                for block in _read_blocks(held_copy.path, 0, held_copy.file.bytes):
+                    digest.update(block)
+                    files.write_all(descriptor, b"" if is_same else block)
+                    size += len(block)
+                os.lseek(descriptor, size, os.SEEK_SET)
+            for block in blocks:
+                digest.update(block)
+                files.write_all(descriptor, block)
+                size += len(block)
+                self._count += len(block)
+                if self._count >= self._next_report_at:
+                    self._next_report_at = self._count + BLOCK
+                    self._report_bytes(self._count)
+            if held_copy is not None:
+                os.ftruncate(descriptor, size)
+            os.utime(descriptor, ns=(mtime_ns, mtime_ns))
+        finally:
+            os.close(descriptor)
+        return ManifestFile(size, mtime_ns, digest.hexdigest())
+
+    def _receive_blocks(self, file: FileBegin) -> Iterator[memoryview | bytes]:
+        while True:
+            self._conversation.receive_into(self._length)
+            (length,) = LENGTH.unpack(self._length)
+            if not length:
+                return
+            yield self._receive_block(file, length)
+
+    def _receive_block(self, file: FileBegin, length: int) -> memoryview | bytes:
+        if length > MOST_BLOCK:
+            raise InputError(f"the cluster sends a block of {length:,} bytes; allowed are {MOST_BLOCK:,}")
+        block = self._buffer[:length]
+        self._conversation.receive_into(block)
+        return _decompress(block, file.name) if file.is_compressed else block
+
+
+def _decompress(block: memoryview, name: str) -> bytes:
+    try:
+        size = zstandard.frame_content_size(block)
+        if not 0 <= size <= BLOCK:  # zstandard reserves as much memory as the block says; -1: the block does not say a size
+            size_text = "that does not say its size" if size < 0 else f"of {size:,} bytes; allowed are {BLOCK:,}"
+            raise InputError(f"the cluster sends {name} with a block {size_text}")
+        return _DECOMPRESSOR.decompress(block, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise InputError(f"the cluster sends {name} with a block that zstd cannot decompress ({error})") from None
+
+
+def _open_file(path: str, extra_flags: int) -> int:
+    """Open a file of the staging folder for writing, and make the folders around it. extra_flags: more flags of `open`."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | extra_flags
+    try:
+        return os.open(path, flags, 0o644)
+    except FileNotFoundError:
+        _make_folder(Path(path).parent)
+        return os.open(path, flags, 0o644)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and the folders around it, all with the mode of a folder of a run. `Path.mkdir` gives the folders around it
+    another mode."""
+    try:
+        folder.mkdir(mode=0o755)
+    except FileNotFoundError:
+        _make_folder(folder.parent)
+        folder.mkdir(mode=0o755)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+
+
+def _read_blocks(path: Path, begin: int, end: int) -> Iterator[memoryview | bytes]:
+    """The bytes of a regular file from `begin` to `end`, in blocks; fewer bytes if the file is shorter, has vanished or is
+    something else now, which the SHA-256 shows."""
+    with contextlib.suppress(FileNotFoundError, NotRegular), files.open_regular(path) as file:
+        file.seek(begin)
+        while begin < end and (block := file.read(min(BLOCK, end - begin))):
+            begin += len(block)
+            yield block
