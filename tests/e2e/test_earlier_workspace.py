@@ -30,7 +30,8 @@ def test_an_earlier_workspace_gives_the_same_summary_and_tables(earlier):
     workspace, before = earlier
     assert collect.cli.main(["summarize", "--workspace", str(workspace)]) == 0
     assert len(before) == 9
-    assert texts(workspace) == before
+    # Since that version, tables also say which failures the matrix expects.
+    assert {path: text.replace("1 oom (expected)", "1 oom") for path, text in texts(workspace).items()} == before
 
 
 def test_an_earlier_workspace_gives_the_same_states(earlier, capsys):

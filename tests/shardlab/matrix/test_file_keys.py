@@ -155,7 +155,7 @@ CASES: dict[str, list[Case]] = {
     "deviations.study": [Case(4711, ADAPTED, "report", "4711")],
     "deviations.here": [Case(4712, ADAPTED, "report", "4712")],
     "deviations.why": [Case("No node.", ADAPTED, "report", "No node.")],
-    "deviations.cells": [Case(4713, ADAPTED, "report", "4713")],
+    "deviations.cells": [Case(4713, ADAPTED, "report", "4,713")],
 }
 TABLE = [(key, case) for key, cases in CASES.items() for case in cases]
 
