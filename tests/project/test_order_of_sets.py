@@ -39,7 +39,6 @@ ALLOWED = {
     ("provision/checks/_prove_node.py", "(path.name.partition"): "any other node will do: the interface to it is wanted",
     ("provision/practice/machine.py", "for entry in Path('/proc')"): "one process at most is the process 1 of a node",
     ("provision/providers/virtual.py", "[folder.name for folder in STATE.iterdir()"): "the machines are counted",
-    ("shardlab/cluster/node_folder.py", "for lock_file in user_folder.glob"): "the folders are removed in any order",
     ("trainers/parallel/fsdp.py", "{policies}"): "a message of an assertion",
     ("trainers/rehearsal/depths.py", "for op, ranks in {(call.op, call.ranks)"): "the collectives are sorted at the end",
 }
