@@ -60,14 +60,6 @@ class Frames(NamedTuple):
     """The same timed steps, joined over all ranks, one row per step."""
 
 
-def build_step_frame(ranks: Mapping[int, Sequence[StepRecord]]) -> pl.DataFrame:
-    """A frame of step records, one row per rank and step, including warm-up steps.
-
-    If a rank recorded a step twice, such as after resuming from a checkpoint, only the last of the two records counts.
-    """
-    return build_step_frames(Recorded(ranks)).all_steps
-
-
 def build_step_frames(run: Recorded) -> Frames:
     """The frames of the steps of one run."""
     return Frames(*(rows.drop("run") for rows in build_step_frames_of_runs([run])))
@@ -102,18 +94,12 @@ def split_by_run(rows: pl.DataFrame, count: int) -> list[pl.DataFrame]:
     return [rows.slice(start, end - start) for start, end in pairwise([0, *run_ends])]
 
 
-def select_timed(steps: pl.DataFrame, ranks: int, data_ranks: int) -> pl.DataFrame:
+def _select_timed_rows(steps: pl.DataFrame) -> pl.DataFrame:
     """The timed steps that every training rank recorded. Other steps are left out, because their slowest rank is not known.
 
-    steps: the steps of one run. ranks, data_ranks: see `Recorded`. Ranks that share one model (tensor and pipeline parallel)
-    all record the same units (samples or tokens). This function divides these units among the ranks, so that the sum over the
-    ranks is the number of units on which the step trained.
+    Ranks that share one model (tensor and pipeline parallel) all record the same units (samples or tokens). These units are
+    divided among the ranks, so that the sum over the ranks is the number of units on which the step trained.
     """
-    world = {"ranks": pl.lit(ranks), "data_ranks": pl.lit(data_ranks), "lost_from": pl.lit(None, pl.Int64)}
-    return _select_timed_rows(steps.with_columns(run=pl.lit(0, pl.Int64), **world)).drop("run", *world)
-
-
-def _select_timed_rows(steps: pl.DataFrame) -> pl.DataFrame:
     rows = steps.filter(~pl.col("warmup"), pl.col("rank") < pl.col("ranks"))
     lost_ranks = (pl.col("step") >= pl.col("lost_from")).fill_null(value=False).cast(pl.Int64)
     complete = rows.filter(pl.len().over("run", "step") == pl.col("ranks") - lost_ranks).sort("run", "step", "rank")

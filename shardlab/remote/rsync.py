@@ -55,11 +55,6 @@ class RsyncEnd(msgspec.Struct, frozen=True):
     """Its first error message, or empty."""
 
     @property
-    def has_tried_all(self) -> bool:
-        """Whether rsync tried to copy all files."""
-        return self.code == 0 or self.code in INCOMPLETE
-
-    @property
     def is_connection_lost(self) -> bool:
         """Whether the connection to the other machine failed or broke, or a signal ended ssh."""
         return self.code is not None and (self.code in CONNECTION_ERRORS or self.code > 128)

@@ -20,7 +20,6 @@ from shardlab.registry import Option, Value
 from trainers.own_data import OwnData
 
 KINDS = (bool, int, float, str)
-CONSTANTS = ("ITEMS", "UNIT", "UNITS_PER_ITEM", "OPTIMIZER", "TINY", "FLOPS_PER_UNIT")
 FUNCTIONS = ("model", "batch", "loss", "blocks", "tensor_parallel", "pipeline")
 OPTIMIZER = Optimizer(name="adamw", lr=1e-3)
 
