@@ -59,7 +59,7 @@ class Invocation:
         from shardlab.cluster import cluster  # not imported at the top: verbs of `collect` need no cluster
 
         file: str | None = getattr(self.arguments, "cluster", None)
-        return cluster.find_cluster(Path(file) if file else None, self.workspace.path)
+        return cluster.find_cluster(None if file is None else Path(file), self.workspace.path)
 
 
 class CommandParser(Parser):
@@ -79,7 +79,7 @@ class CommandParser(Parser):
             parser = choices.add_parser(
                 verb.name,
                 parents=[self._common_options],
-                help=f"{sentence[0].lower()}{sentence[1:].removesuffix('.')}",
+                help=f"{sentence[:1].lower()}{sentence[1:].removesuffix('.')}",
                 description=sentence,
                 epilog=f"example:\n  {verb.example}",
             )
@@ -98,6 +98,8 @@ class CommandParser(Parser):
         owners = [name for name, parser in self.verb_parsers.items() if option in parser._option_string_actions]
         if not owners:
             return f"unrecognized arguments: {' '.join(words)}"
+        if verb.name in owners:
+            return f"{option} comes after the verb: {self.prog} {verb.name} {option}"
         names = f"the verb{'s' if len(owners) > 1 else ''} {', '.join(owners)}"
         return f"{option} belongs to {names} and cannot be combined with the verb {verb.name!r}"
 

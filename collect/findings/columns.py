@@ -20,7 +20,8 @@ from shardlab.terminal.table import Column, Table, Text
 _ALWAYS = ("strategy", "gpus")
 _USUAL = ("workload", "gpu_type", "launcher", "global_batch_size", "precision", "seq_len", "optimizer.name", "steps", "epochs")
 _SIZES = ("gpus", "global_batch_size", "batch")  # batch: the constant batch size of a line of cells
-STATE_STYLES = {"oom": "yellow", "timeout": "yellow", "failed": "red", "unknown": "red", "node_fail": "red", "hung": "red"}
+# The states of runs that are shown in colour, the most serious first: a row has the style of its first state.
+STATE_STYLES = {"failed": "red", "unknown": "red", "node_fail": "red", "hung": "red", "oom": "yellow", "timeout": "yellow"}
 _HEADINGS = {
     "gpus": "Ranks",
     "nnodes": "Nodes",

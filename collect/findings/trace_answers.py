@@ -225,6 +225,7 @@ SECTIONS = {
             Column("Mean of a call", lambda use: use.mean_us, "us"),
             Column("Transfer", lambda use: use.transfer_us, "us"),
             *RATE_COLUMNS,
+            Column("Name of the link", lambda use: use.link, is_number=False),
             REPEATS,
         ),
     ),

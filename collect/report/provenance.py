@@ -186,4 +186,6 @@ def _make_traffic_table(summary: Summary) -> Table[tuple[RunTraffic, HostTraffic
     ]
     no_host: list[HostTraffic | None] = [None]
     rows = [(run, host) for run in summary.traffic[:MOST_TRAFFIC] for host in run.hosts or no_host]
-    return Table("Traffic", columns, rows, note="Traffic: of all programs of the host, in the timed steps.")
+    more = len(summary.traffic) - MOST_TRAFFIC
+    rest = f" {more:,} more runs are in summary.json." if more > 0 else ""
+    return Table("Traffic", columns, rows, note=f"Traffic: of all programs of the host, in the timed steps.{rest}")

@@ -82,7 +82,7 @@ def _make_losses_table(summary: Summary, labels: Mapping[str, str]) -> Table[Los
         Column("Cells", lambda losses: f"{labels[losses.one]} and {labels[losses.other]}", is_number=False),
         Column("Compared steps", lambda losses: losses.steps),
         Column("Largest difference of the losses", lambda losses: losses.max_difference, digits=2),
-        Column("Relative to the loss", lambda losses: 100 * losses.relative if losses.relative else None, "%", digits=2),
+        Column("Relative to the loss", lambda losses: losses.relative, "%", scale=0.01, digits=2),
         Column("At step", lambda losses: losses.at_step if losses.max_difference else None),
     ]
     return Table("Are the losses the same?", columns, summary.losses, note=_LOSSES_NOTE)

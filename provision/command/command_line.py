@@ -61,6 +61,9 @@ class ProvisionParser(CommandParser):
         names, options = self._split_words(words)
         if "--version" in options or (not self.verb_parsers.keys() & names and {"-h", "--help"} & {*options}):
             return options  # of the command and not of a verb
+        known_options = {option for parser in self.verb_parsers.values() for option in parser._option_string_actions}
+        if unknown := [word for word in options if word.startswith("--") and word.partition("=")[0] not in known_options]:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
         file = names.pop(0) if names and names[0] not in self.verb_parsers else None
         if file is not None and not names and not may_be_file(file):
             self.error(str(UnknownName("cluster file or verb", file, self.verb_parsers)))

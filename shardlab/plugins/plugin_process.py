@@ -39,7 +39,7 @@ def ask_process(words: Sequence[str], plugin: Path, answer_type: type[A], limit_
         if answer is None:
             last_output = read_last_line(output_path)
             why = f"{argv[0]} {f'says: {last_output}' if last_output else f'ended with code {exit_code}'}"
-            raise InputError(f"{plugin}: it cannot be found out what it defines. {why}")
+            raise InputError(f"{plugin}: its code gave no valid answer. {why}")
     return answer
 
 
@@ -84,8 +84,11 @@ def kill_process_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def read_last_line(path: Path) -> str:
-    """The last line that a process wrote to a file; empty if the process wrote nothing."""
-    with files.open_regular(path) as output_file:
-        output_file.seek(max(0, path.stat().st_size - MOST_OUTPUT_BYTES))
-        lines = output_file.read().decode("utf-8", "replace").strip().splitlines()
+    """The last line that a process wrote to a file; empty if it wrote nothing, or if it removed or replaced the file."""
+    try:
+        with files.open_regular(path) as output_file:
+            output_file.seek(max(0, os.fstat(output_file.fileno()).st_size - MOST_OUTPUT_BYTES))
+            lines = output_file.read(MOST_OUTPUT_BYTES).decode("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return ""
     return lines[-1] if lines else ""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -100,8 +102,9 @@ def run_rsync(
         name_list.write("".join(f"{name}\0" for name in names).encode())
         name_list.seek(0)
         process = subprocess.Popen(
-            argv, stdin=name_list, stdout=progress, stderr=errors, pass_fds=lock_descriptors, env=os.environ | {"LC_ALL": "C"}
-        )
+            argv, stdin=name_list, stdout=progress, stderr=errors, pass_fds=lock_descriptors, env=os.environ | {"LC_ALL": "C"},
+            process_group=0,
+        )  # fmt: skip
         try:
             while (code := wait_for_exit(process)) is None:
                 if must_stop():
@@ -109,9 +112,10 @@ def run_rsync(
                 if on_progress:
                     _report_progress(progress.fileno(), on_progress)
         finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
+            # The whole group, because rsync ends only the program _LOGIN, and not the ssh and the `cat` that it started.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
         if on_progress:
             _report_progress(progress.fileno(), on_progress)
         errors.seek(0)

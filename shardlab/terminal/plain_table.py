@@ -21,24 +21,26 @@ def fit_table(table: Table[Row], width: int) -> Table[Row]:
     it would have less than LEAST_SENTENCE characters. Columns without a priority that hold no sentences are never left out.
     width: of the terminal, in characters.
     """
-    texts = dict(zip(table.headings, zip(*table.texts, strict=True), strict=False))
-    widths = {heading: max(map(display_width, (heading, *texts.get(heading, ())))) for heading in table.headings}
-    columns = [
-        column
-        for column in table.columns
-        if any(texts.get(column.heading_with_unit, ())) or not (column.priority or column.is_sentence)
+    rows = table.texts
+    widths = [max(display_width(text) for text in column) for column in zip(table.headings, *rows, strict=True)]
+    indexes = [
+        index
+        for index, column in enumerate(table.columns)
+        if any(row[index] for row in rows) or not (column.priority or column.is_sentence)
     ]
 
     def measure_line() -> int:
-        return sum(widths[column.heading_with_unit] + GAP for column in columns if not column.is_sentence)
+        return sum(widths[index] + GAP for index in indexes if not table.columns[index].is_sentence)
 
-    while measure_line() - GAP > width and (last := max(columns, key=lambda column: column.priority)).priority:
-        columns.remove(last)
+    while (
+        measure_line() - GAP > width and table.columns[last := max(indexes, key=lambda i: table.columns[i].priority)].priority
+    ):
+        indexes.remove(last)
     line = measure_line()
     kept_columns = [
-        column
-        for column in columns
-        if not column.is_sentence or line + min(widths[column.heading_with_unit], LEAST_SENTENCE) <= width
+        table.columns[index]
+        for index in indexes
+        if not table.columns[index].is_sentence or line + min(widths[index], LEAST_SENTENCE) <= width
     ]
     return msgspec.structs.replace(table, columns=kept_columns)
 

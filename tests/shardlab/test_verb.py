@@ -1,5 +1,8 @@
 """Verbs: the words that give parsed arguments again, and options that belong to another verb."""
 
+import subprocess
+import sys
+
 import pytest
 
 import collect.cli
@@ -45,6 +48,8 @@ def test_words_leave_out_what_is_omitted_and_what_is_a_default():
         ("provision --yes cluster.yaml warm", "--yes belongs to the verb down and cannot be combined with the verb 'warm'"),
         ("jobs status --rank 1", "--rank belongs to the verb logs and cannot be combined with the verb 'status'"),
         ("collect summarize --since 2031-06-01", "--since belongs to the verb history and cannot be combined with"),
+        ("jobs --trust status", "--trust comes after the verb: jobs status --trust"),
+        ("provision plan --limt node0", "unrecognized arguments: --limt"),
         ("collect summarize --sinc 2031-06-01", "unrecognized arguments: --sinc 2031-06-01"),
     ],
 )
@@ -63,3 +68,14 @@ def test_the_help_of_provision_shows_only_options_of_the_verb(words, capsys):
     assert ("--pretend" in text) == ("plan" in words)
     assert "--parallel" in text
     assert "--hours" not in text
+
+
+def test_an_empty_cluster_file_is_refused_and_not_taken_for_this_machine(tmp_path, capsys):
+    assert provision.cli.main(["", "plan", "--workspace", str(tmp_path)]) == 2
+    assert "is a folder, not a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", CLIS)
+def test_commands_work_without_docstrings(program):
+    command = [sys.executable, "-OO", "-m", program, "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("shardlab ")

@@ -37,14 +37,20 @@ def ask(tmp_path, monkeypatch):
 def test_an_answer_that_is_not_valid_is_an_error_with_the_last_line_of_the_output(ask, tmp_path, code):
     with pytest.raises(InputError) as raised:
         ask(f"import os, sys\n{code}\nprint('one')\nprint('two', file=sys.stderr)\nsys.exit(3)\n")
-    assert str(raised.value) == f"{tmp_path}/mine.py: it cannot be found out what it defines. {sys.executable} says: two"
+    assert str(raised.value) == f"{tmp_path}/mine.py: its code gave no valid answer. {sys.executable} says: two"
 
 
 def test_a_process_without_output_is_an_error_with_its_exit_code(ask, tmp_path):
-    with pytest.raises(InputError, match=rf"mine\.py: it cannot be found out .* {sys.executable} ended with code 5"):
+    with pytest.raises(InputError, match=rf"mine\.py: its code gave no valid answer. {sys.executable} ended with code 5"):
         ask("import os\nos._exit(5)\n")
     with pytest.raises(InputError, match=r"mine\.py: its code did not end within 1 s\."):
         ask("import time\ntime.sleep(1000)\n", limit_s=1)
+
+
+@pytest.mark.parametrize("replace", ["os.remove('said')", "os.remove('said'); os.mkfifo('said')"])
+def test_code_that_replaces_the_file_of_its_output_is_an_error(ask, replace):
+    with pytest.raises(InputError, match=r"mine\.py: its code gave no valid answer\. .* ended with code 3"):
+        ask(f"import os\n{replace}\nos._exit(3)\n")
 
 
 def test_a_process_sees_no_gpu_and_its_answer_is_read(ask):

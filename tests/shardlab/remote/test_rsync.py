@@ -1,9 +1,11 @@
 """rsync over SSH: the login shell there may be any, its startup files may print text, and the link may be cut."""
 
+import fcntl
 import os
 import shutil
 
 import pytest
+from support_e2e import until
 
 from shardlab.cluster.address import Address
 from shardlab.remote import rsync
@@ -54,7 +56,7 @@ def machine(tmp_path, monkeypatch):
         (tmp_path / "bin/ssh").chmod(0o755)
         address = Address("gpu0", known_hosts=tmp_path / "known 'hosts'")
         source, login = rsync.remote_words(address, f"{home}/files/")
-        return lambda: rsync.run_rsync([*rsync.FROM_OTHERS, "--times", *login], NAMES, source, f"{target}/")
+        return lambda **keys: rsync.run_rsync([*rsync.FROM_OTHERS, "--times", *login], NAMES, source, f"{target}/", **keys)
 
     prepare.target = target
     return prepare
@@ -117,3 +119,24 @@ def test_a_link_that_is_cut_ends_the_transfer_and_the_next_one_continues(machine
     assert not all((machine.target / name).exists() for name in NAMES)
     assert machine("bash")() == rsync.RsyncEnd(0)
     assert [(machine.target / name).read_bytes() == BIG for name in NAMES] == [True, True]
+
+
+def test_a_stopped_transfer_ends_ssh_and_gives_the_lock_free(machine, tmp_path):
+    """`ssh` hangs here, as on a dead link. Its process ends with the transfer, so nobody holds the lock any longer."""
+    started = tmp_path / "started"
+    transfer = machine("sh", FAILING.format(f"echo $$ > {started}.part; mv {started}.part {started}; exec sleep 1000"))
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert transfer(must_stop=started.exists, lock_descriptors=(lock,)) == rsync.RsyncEnd(None)
+    os.close(lock)
+    other = os.open(tmp_path / "lock", os.O_RDWR)
+    until(lambda: _is_free(other), "the lock is free")
+    os.close(other)
+
+
+def _is_free(descriptor):
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -42,6 +42,11 @@ def test_the_limit_of_rows_counts_for_each_group():
     assert Table("title", [Column("Row", str)], rows, most_rows=4).title_with_rest == "title"
 
 
+def test_columns_with_the_same_heading_have_their_own_widths():
+    table = Table("", [Column("", lambda row: "a" * 10, priority=1), Column("", lambda row: "b" * 3)], [1])
+    assert format_table(fit_table(table, 8)) == "\nbbb\n"
+
+
 def test_the_columns_with_the_highest_priority_leave_a_narrow_terminal_first():
     headings = {"name": 0, "first": 1, "second": 2, "empty": 3}
     columns = [
