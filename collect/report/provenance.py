@@ -186,6 +186,6 @@ def _make_traffic_table(summary: Summary) -> Table[tuple[RunTraffic, HostTraffic
     ]
     no_host: list[HostTraffic | None] = [None]
     rows = [(run, host) for run in summary.traffic[:MOST_TRAFFIC] for host in run.hosts or no_host]
-    more = len(summary.traffic) - MOST_TRAFFIC
-    rest = f" {more:,} more runs are in summary.json." if more > 0 else ""
-    return Table("Traffic", columns, rows, note=f"Traffic: of all programs of the host, in the timed steps.{rest}")
+    hidden_runs = len(summary.traffic) - MOST_TRAFFIC
+    note = f" {hidden_runs:,} more runs are in summary.json." if hidden_runs > 0 else ""
+    return Table("Traffic", columns, rows, note=f"Traffic: of all programs of the host, in the timed steps.{note}")
