@@ -31,8 +31,10 @@ def test_a_run_is_logged_and_completes_even_if_its_tracker_fails(bench):
     assert folder.read_run().track == "tensorboard"
     assert TRACKER_ENDED not in [event.event for event in folder.events()]
     ended = "metrics/final_loss"  # this metric is logged after the final state of the run is known; --wait does not wait for it
+    logged = bench.path / "track" / "tensorboard"
+    until((logged / folder.run_id).exists, "the first entry of the tracker")
     until(lambda: ended in events_of(Workspace(bench.path), folder.run_id).Tags()["scalars"], "its end", least_pause_s=0.5)
-    tensorboard_is(bench.path / "track" / "tensorboard", as_exported(Workspace(bench.path)))
+    tensorboard_is(logged, as_exported(Workspace(bench.path)))
 
     (bench.path / "track").rename(bench.path / "elsewhere")
     (bench.path / "track").write_text("a file, so that no tracker can write into it\n")
