@@ -55,7 +55,8 @@ def test_every_kind_of_addition_has_a_page():
     folders = [
         "trainers/strategies", "trainers/engines", "trainers/workloads", "trainers/tasks", "trainers/data",
         "trainers/instruments", "provision/facts", "provision/operations", "provision/checks", "provision/providers",
-        "collect/metrics", "collect/figures", "collect/exports", "jobs/launchers", "jobs/schedulers", "matrices",
+        "collect/metrics", "collect/figures", "collect/traces", "collect/exports", "jobs/launchers", "jobs/schedulers",
+        "jobs/verbs", "provision/verbs", "matrices",
     ]  # fmt: skip
     pages = "".join(text_of(name) for name in PAGES)
     assert [folder for folder in folders if f"`{folder}/" not in pages] == []
