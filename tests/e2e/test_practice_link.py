@@ -11,9 +11,9 @@ from support_long import only_in_long_form
 from support_practice import WHY
 
 from jobs.planner import link_fit, step_time
-from jobs.planner.exchanges import Exchange
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
+from trainers.theory.term import Term
 
 MIB = 1 << 20
 RATES = (100, 1_000, 10_000)  # Mbit/s
@@ -75,7 +75,7 @@ def test_times_at_three_rates_are_predicted_in_order_and_within_a_quarter(practi
             (between,) = (one for one in known if len(one.nodes) == len(practice.nodes))
             over = link_fit.fit_link("network", [between])
             for size, measured_s in seconds(practice).items():
-                exchange = Exchange("all_reduce", size, 1, len(practice.nodes), "dp", False)
+                exchange = Term("an all-reduce", "all_reduce", size, len(practice.nodes))
                 points[mbps, size] = (step_time.predict_exchange_time(exchange, over).likely, measured_s)
     finally:
         limit(practice, practice.cluster.lan.mbps)
