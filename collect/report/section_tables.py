@@ -27,7 +27,7 @@ _DEVIATIONS_NOTE = (
 
 
 def make_section_tables(summary: Summary, labels: Mapping[str, str]) -> dict[str, list[Table[Any]]]:
-    """The tables of each section that has only tables: {name of the section: its tables}. labels: {id of a cell: its label}."""
+    """The tables of the sections that consist of tables only, by the name of the section. labels: {id of a cell: its label}."""
     return {
         "deviations": [_make_deviations_table(summary)],
         "failures": [_make_failures_table(summary)],

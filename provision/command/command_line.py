@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,13 @@ class ProvisionParser(CommandParser):
 
     def _order_words(self, words: Sequence[str]) -> list[str]:
         """The words in the order that argparse needs: the cluster file, if it is given, then the verb, then all options."""
-        names, options = self._split_words(words)
+        actions: dict[str, argparse.Action] = {}
+        for parser in self.verb_parsers.values():
+            actions |= parser._option_string_actions
+        names, options = self._split_words(words, actions)
         if "--version" in options or (not self.verb_parsers.keys() & names and {"-h", "--help"} & {*options}):
             return options  # of the command and not of a verb
-        known_options = {option for parser in self.verb_parsers.values() for option in parser._option_string_actions}
-        if unknown := [word for word in options if word.startswith("--") and word.partition("=")[0] not in known_options]:
+        if unknown := [word for word in options if word.startswith("--") and word.partition("=")[0] not in actions]:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         file = names.pop(0) if names and names[0] not in self.verb_parsers else None
         if file is not None and not names and not may_be_file(file):
@@ -80,11 +82,9 @@ class ProvisionParser(CommandParser):
             self.error(f"found the word {names[0]} after the verb {verb}, which takes none")
         return [*([] if file is None else [file]), verb, *options]
 
-    def _split_words(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Returns (the words that are no options and no values of options, the other words)."""
-        actions: dict[str, argparse.Action] = {}
-        for parser in self.verb_parsers.values():
-            actions |= parser._option_string_actions
+    def _split_words(self, words: Sequence[str], actions: Mapping[str, argparse.Action]) -> tuple[list[str], list[str]]:
+        """Returns (the words that are no options and no values of options, the other words). actions: of all verbs, by
+        option."""
         names: list[str] = []
         options: list[str] = []
         is_value = False

@@ -26,7 +26,7 @@ class PluginKind(msgspec.Struct, Generic[A], frozen=True):
     """A kind of plug-in that a workspace may define: each Python file in one of its folders defines plug-ins of this kind."""
 
     noun: str
-    """What messages call a plug-in of this kind."""
+    """The word for a plug-in of this kind in messages, such as `workload`."""
     folder: str
     """The folder of a workspace with the files. If runs execute the files, a run folder has copies in a folder of this name."""
     answer: type[A]
