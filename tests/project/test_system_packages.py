@@ -27,6 +27,7 @@ PACKAGES = {  # of each command that is looked for
     "pdftotext": "poppler-utils",
     "zsh": "zsh",
     "fish": "fish",
+    "tcsh": "tcsh",
     "g++": "g++",
 }
 
