@@ -76,6 +76,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     known."""
     width: int | None = None
     """The size of the hidden state of a position between two blocks. None: not known, or the model is no transformer."""
+    is_causal: bool = False
+    """Whether a position attends only to earlier positions, so that the kernel of attention skips half of the pairs."""
 
 
 class CountedNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,14 +141,15 @@ def _gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:
         front=(table_rows + positions) * shape.width,
         back=table_rows * shape.width + 2 * shape.width,
         tied=table_rows * shape.width,
-        flops_per_item=tokens * gpt2.flops_per_token(unpadded, shape, tokens),
+        flops_per_item=tokens * gpt2.flops_per_token(parameters, shape, tokens),
         saved=_count_saved_bytes(cell, shape, tokens, extra_elements=unfused, logits=tokens * table_rows, heads=shape.heads),
         kind="transformer",
         how=FORMULA,
         unaligned_flops_per_item=6.0 * table_rows * shape.width * tokens if table_rows % ALIGNED else 0.0,
         attention_flops_per_item=12.0 * shape.layers * shape.width * tokens**2,
-        head_flops_per_item=6.0 * settings["vocabulary"] * shape.width * tokens,
+        head_flops_per_item=6.0 * table_rows * shape.width * tokens,
         width=shape.width,
+        is_causal=True,
     )
 
 
@@ -230,6 +233,7 @@ def _llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
         attention_flops_per_item=12.0 * shape.layers * width * tokens**2,
         head_flops_per_item=6.0 * vocabulary * width * tokens,
         width=width,
+        is_causal=True,
     )
 
 

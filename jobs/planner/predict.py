@@ -216,7 +216,7 @@ def _why_no_time(cell: Cell, machine: PlannedMachine) -> str:
         return "the operations of the model are not known"
     if (known_exchanges := exchanges.list_exchanges(cell)) is None:
         return f"what {cell.strategy} exchanges is not known to the planner"
-    if any(step_time.find_slowest_link(cell, exchange.axis, machine) is None for exchange in known_exchanges):
+    if any(step_time.find_group_link(cell, exchange.axis, machine) is None for exchange in known_exchanges):
         return "the link between nodes is not known; set network.between_nodes in the cluster file"
     return f"the data sheet has no peak for {cell.precision}"
 

@@ -57,7 +57,7 @@ def test_an_odd_vocabulary_is_slow_in_16_bits_only():
         return step_time.predict_step_time(one, machine("h100-80gb-hbm3")).parts["compute"].likely
 
     assert seconds("bf16", 1) > 1.4 * seconds("bf16", 8)
-    assert seconds("fp32", 1) == seconds("fp32", 8)
+    assert seconds("fp32", 1) == pytest.approx(seconds("fp32", 8), rel=1e-3)
 
 
 def machine(name="a100-80gb", **links):
