@@ -18,7 +18,7 @@ from jobs.planner import device_profile, exchanges, memory
 from jobs.planner.model_facts import ModelFacts
 from shardlab.hardware.gpu_models import GpuModel
 from shardlab.matrix.cell import Cell
-from shardlab.runs.prediction import ZERO, PredictedRange
+from shardlab.runs.prediction import PredictedRange
 
 # Bytes that operators read and write per byte that autograd saves. A saved tensor is written once and read twice, its gradient
 # is written and read too, and residuals and masks are not saved. Fitted to benchmarks/published; the range is assumed.
@@ -41,7 +41,7 @@ class ComputeTime(msgspec.Struct, frozen=True):
 
 
 def predict_compute_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> ComputeTime | None:
-    """The time of one micro-batch; None if the operations of the model, or the peak of the GPU at the precision, are not known."""
+    """The time of one micro-batch; None if the operations of the model, or the peak of the GPU at the precision, is unknown."""
     rates = device_profile.find_rates(gpu, cell.precision)
     if rates is None or facts.flops_per_item is None:
         return None

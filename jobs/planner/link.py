@@ -77,7 +77,9 @@ def find_network(keys: Network, gpu: GpuModel | None) -> PlannedLink | None:
         return None
     if isinstance(keys.between_nodes, CardBandwidth):
         entry = link_entries()[OTHER_NETWORK]
-        card: PlannedLink | None = _make_link(f"network of {keys.between_nodes.gb_per_s:g} GB/s", keys.between_nodes.gb_per_s, entry)
+        card: PlannedLink | None = _make_link(
+            f"network of {keys.between_nodes.gb_per_s:g} GB/s", keys.between_nodes.gb_per_s, entry
+        )
     else:
         card = find_link(keys.between_nodes, gpu)
     if card is None:

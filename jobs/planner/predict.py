@@ -59,7 +59,7 @@ def predict_run(
     predicted_memory = _predict_memory(cell, machine, formula_memory, calibration, answer)
     sent_bytes, sent_from, collectives = _predict_traffic(cell, answer)
     step = step_time.predict_step_time(cell, machine)
-    step_s, time_note = (None, "") if step is None else calibration.time(cell, machine.name, step.seconds)
+    step_s, time_note = (None, "") if step is None else calibration.time(cell, machine.name, step)
     power_w, power_note = _predict_power(cell, machine, calibration)
     run_time = _predict_run_time(cell, step_s, power_w, recorded_s)
     gpus = (cell.gpus if occupied is None else occupied) if machine.on_gpu else 0
