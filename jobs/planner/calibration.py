@@ -35,13 +35,13 @@ class MeasuredRatio(msgspec.Struct, frozen=True):
     """The name of the GPU that the run used."""
     time: float | None
     """The measured time divided by the predicted time; None if one of the two is not known."""
-    computing: float | None
-    """The measured time without the predicted parts that are not computing, divided by the predicted time of computing; None if
-    it is not known, or if computing is less than half of the predicted time."""
     memory: float | None
     """The measured memory divided by the predicted memory; None if one of the two is not known."""
     power_w: float | None = None
     """The power of one GPU in watts while steps were timed; None if the power was not measured."""
+    computing: float | None = None
+    """The measured time without the predicted parts that are not computing, divided by the predicted time of computing; None if
+    it is not known, or if computing is less than half of the predicted time."""
 
 
 class Calibration(msgspec.Struct, frozen=True):
@@ -123,9 +123,9 @@ def measure_ratio(
     in MeasuredRatio."""
     step_s, compute_s = predicted
     if not measured_s or not step_s:
-        return MeasuredRatio(cell, gpu, None, None, memory, power_w)
+        return MeasuredRatio(cell, gpu, None, memory, power_w)
     computing = (measured_s - (step_s - compute_s)) / compute_s if compute_s >= step_s / 2 else 0.0
-    return MeasuredRatio(cell, gpu, measured_s / step_s, computing if computing > 0 else None, memory, power_w)
+    return MeasuredRatio(cell, gpu, measured_s / step_s, memory, power_w, computing if computing > 0 else None)
 
 
 def _shape_key(cell: Cell, gpu: str) -> Key:

@@ -41,8 +41,8 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     link: LinkName | None = None
     """The link between the GPUs of one node; null: the link that the data sheet of the GPU model names."""
     between_nodes: LinkName | CardBandwidth | None = None
-    """The link of one network card of a node to other nodes: a word, or `{gb_per_s: NUMBER}`; null: not known, so that no time is
-    predicted for runs on several nodes."""
+    """The link of one network card of a node to other nodes: a word, or `{gb_per_s: NUMBER}`; null: not known, so that no time
+    is predicted for runs on several nodes."""
     cards_per_node: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
     """How many such network cards of a node a run uses at the same time; null: one is assumed."""
 
