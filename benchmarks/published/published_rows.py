@@ -140,7 +140,7 @@ def _read_row(program: PublishedProgram, table: PublishedTable, number: int, val
     results = {key: by_column.pop(key) for key in RESULTS if key in by_column}
     fields = {"memory_comparable": table.memory_comparable, "note": table.note, "machine": table.machine, **results, **extra}
     fields["differs"] = [*table.differs, *extra.get("differs", [])]
-    shown = " ".join(str(value) for key, value in by_column.items() if key in ("strategy", "tp", "pp", "gpus", "seq_len"))
+    shown = " ".join(str(value) for key, value in by_column.items() if key != "activation_checkpointing" or value != "none")
     return PublishedRow(
         program=program.program,
         table=table,
