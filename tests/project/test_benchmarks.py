@@ -47,6 +47,13 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
         (("choices.py", "--cells", "40", "--rounds", "2"), r"^ +40 +\d+\.\d\d$"),
         (("planner.py", "--cells", "64"), r"^64 cells: \d+\.\d s, \d+\.\d s of CPU time$"),
         (
+            ("published/compare.py", "--table", "widths that suit", "--pairs"),
+            (
+                r"^21 published configurations, 0 refused; .*\n(?:.*\n)+"
+                r"pairs of one job that differ by 5 % or more: \d+ of 24 in the right order "
+            ),
+        ),
+        (
             ("rehearsal.py", "--workload", "gpt2-tiny", "--gpus", "512"),
             r"^gpt2-tiny, fsdp2, 512 ranks, its own depth: .* a rank\n\d+\.\d s, \d+\.\d s of CPU time, \d\.\d\d GiB$",
         ),
