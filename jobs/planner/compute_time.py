@@ -1,6 +1,7 @@
 """Predicts how long a GPU computes in a step, by what limits its kernels.
 
-    matrix products, convolutions    operations / (peak * share that such kernels reach)
+    matrix products, convolutions    operations / (peak * share that such kernels reach). With few rows (the tokens of a
+                                     micro-batch), their last wave of tiles leaves multiprocessors without work
     attention                        the same, for the operations that its kernel makes (Dao, FlashAttention-2, 2023): with a
                                      causal mask half of each product, and in backward 5 products for 2 of forward
     all other operators              bytes / bandwidth of the memory: norms, activation functions, residuals and the loss read
@@ -16,6 +17,7 @@ import msgspec
 
 from jobs.planner import device_profile, exchanges, memory
 from jobs.planner.model_facts import ModelFacts
+from shardlab.hardware import gpu_models
 from shardlab.hardware.gpu_models import GpuModel
 from shardlab.matrix.cell import Cell
 from shardlab.runs.prediction import PredictedRange
@@ -28,6 +30,11 @@ MOVED_PER_SAVED = PredictedRange(5.0, 7.5, 10.0)
 FUSED = PredictedRange(0.4, 0.65, 0.95)
 # Seconds of other operators, divided by those of products, for a model whose saved bytes are not known; assumed.
 OTHER_OPERATORS = PredictedRange(0.0, 0.3, 1.0)
+# The number of rows with which matrix products take twice as long as their operations need, for each TFLOP/s of the peak: an A100
+# has 312. Fitted to benchmarks/published: from 2,048 to 8,192 rows, BigScience's models of 200 billion parameters become 10 %
+# faster on A100, and from 4,096 to 32,768 rows llm-foundry's 18 % faster on H100; there GPT-2 Large (docs/gpus.md) 9 % from
+# 8,192 to 32,768. The range is assumed.
+FEW_ROWS = PredictedRange(0.5, 1.0, 1.5)
 ATTENTION_BACKWARD = 2.5  # products of the kernel in backward, divided by those in forward
 FORWARD = 1 / 3  # the share of forward in the operations of forward and backward
 
@@ -43,14 +50,17 @@ class ComputeTime(msgspec.Struct, frozen=True):
 
 def predict_compute_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> ComputeTime | None:
     """The time of one micro-batch; None if the operations of the model, or the peak of the GPU at the precision, is unknown."""
-    rates = device_profile.find_rates(gpu, cell.precision)
-    if rates is None or facts.flops_per_item is None:
+    rates, peak = device_profile.find_rates(gpu, cell.precision), gpu_models.model_peak_flops(gpu, cell.precision)
+    if rates is None or peak is None or facts.flops_per_item is None:
         return None
     items, split = cell.micro_batch_size, cell.tp * cell.pp
     head_flops, attention_flops = facts.head_flops_per_item or 0.0, facts.attention_flops_per_item or 0.0
     block_flops = facts.flops_per_item - head_flops - attention_flops
     recomputed = _count_recomputed_share(cell, facts)
     rate = {"transformer": rates.products, "convolution": rates.convolutions}.get(facts.kind, rates.unknown)
+    if facts.kind == "transformer" and (rows := (cell.seq_len or 0) * items):
+        slower = FEW_ROWS.times(peak / 1e12 / rows)
+        rate = PredictedRange(rate.low / (1 + slower.high), rate.likely / (1 + slower.likely), rate.high / (1 + slower.low))
     products = divide_by_rate(block_flops * items * (1 + recomputed * FORWARD) / split, rate)
     forward_attention = attention_flops * FORWARD * (0.5 if facts.is_causal else 1.0)
     attention = divide_by_rate(forward_attention * items * (1 + ATTENTION_BACKWARD + recomputed) / split, rates.attention)
