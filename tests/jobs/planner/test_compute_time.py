@@ -16,14 +16,16 @@ FACTS = ModelFacts(
     parameters=1000, blocks=2, block_parameters=400, largest_block=400, front=100, back=100, tied=0, flops_per_item=60e12,
     saved=SAVED, kind="transformer", how="", attention_flops_per_item=12e12, head_flops_per_item=6e12, is_causal=True,
 )  # fmt: skip
-PRODUCTS, ATTENTION = 0.71 * 312e12, 0.40 * 312e12  # FLOP/s that an A100 reaches, by achieved.yaml
+ROWS = 312_000  # the tokens of an item: so many that matrix products take only a thousandth longer than with any number
+PRODUCTS, ATTENTION = 0.72 * 312e12 / 1.001, 0.40 * 312e12  # FLOP/s that an A100 reaches, by achieved.yaml
 MOVING = 7.5 / (0.85 * 2039e9)  # seconds for a saved byte
 
 
 def computed(facts=FACTS, gpus=1, model=A100, **keys):
     """The likely seconds of the blocks and of the head."""
     strategy = keys.pop("strategy", "single" if gpus == 1 else "tp")
-    time = compute_time.predict_compute_time(cell("gpt2-tiny", strategy, gpus, precision="bf16", **keys), facts, model)
+    keys = {"precision": "bf16", "seq_len": ROWS, **keys}
+    time = compute_time.predict_compute_time(cell("gpt2-tiny", strategy, gpus, **keys), facts, model)
     return time.blocks.likely, time.head.likely
 
 
@@ -32,7 +34,11 @@ def test_blocks_take_the_time_of_products_attention_and_moved_bytes():
     blocks = 42e12 / PRODUCTS + 2e12 * 3.5 / ATTENTION + 2 * 6e9 * MOVING
     head = 6e12 / PRODUCTS + 2e9 * MOVING
     assert computed() == (pytest.approx(blocks), pytest.approx(head))
-    assert computed(micro=3) == (pytest.approx(3 * blocks), pytest.approx(3 * head))
+    assert computed(micro=3) == (pytest.approx(3 * blocks, rel=1e-3), pytest.approx(3 * head, rel=1e-3))
+
+
+def test_products_of_as_many_rows_as_the_gpu_has_tflops_take_twice_as_long():
+    assert computed(seq_len=312)[0] - computed()[0] == pytest.approx(42e12 / 0.72 / 312e12, rel=0.01)
 
 
 def test_attention_without_a_mask_makes_all_products():
@@ -65,7 +71,7 @@ def test_a_pipeline_splits_blocks_and_its_last_stage_sets_the_pace():
     assert step.parts["bubble"].likely == pytest.approx(3 * parts.blocks.likely, rel=0.02)
 
 
-@pytest.mark.parametrize(("kind", "share"), [("convolution", 0.55), ("unknown", 0.25)])
+@pytest.mark.parametrize(("kind", "share"), [("convolution", 0.36), ("unknown", 0.25)])
 def test_other_models_reach_another_share_of_the_peak(kind, share):
     facts = msgspec.structs.replace(FACTS, kind=kind, attention_flops_per_item=None, head_flops_per_item=None, saved=None)
     blocks, head = computed(facts)
@@ -90,7 +96,7 @@ def test_compilation_moves_fewer_bytes():
     [  # InfiniBand HDR: 25 GB/s, of which 88 % are reached
         (Network(between_nodes="infiniband-hdr"), 22),
         (Network(between_nodes="infiniband-hdr", cards_per_node=4), 88),
-        (Network(between_nodes=CardBandwidth(10), cards_per_node=2), 10),  # like Ethernet, half of it
+        (Network(between_nodes=CardBandwidth(10), cards_per_node=2), 13),  # like Ethernet: 65 % of it
     ],
 )
 def test_the_network_of_a_node_is_that_of_its_cards_together(network, gb_per_s):
