@@ -31,9 +31,9 @@ FUSED = PredictedRange(0.4, 0.65, 0.95)
 # Seconds of other operators, divided by those of products, for a model whose saved bytes are not known; assumed.
 OTHER_OPERATORS = PredictedRange(0.0, 0.3, 1.0)
 # The number of rows with which matrix products take twice as long as their operations need, for each TFLOP/s of the peak (an
-# A100 has 312). Fitted to benchmarks/published: from 2,048 to 8,192 rows, BigScience's models of 200 billion parameters become
-# 10 % faster on A100; from 4,096 to 32,768 rows, llm-foundry becomes 18 % faster on H100; from 8,192 to 32,768 rows, GPT-2 Large
-# (docs/gpus.md) 9 %. The range is assumed.
+# A100 has 312). Fitted to benchmarks/published: BigScience's models of 200 billion parameters become 10 % faster from 2,048 to
+# 8,192 rows on A100, llm-foundry 18 % from 4,096 to 32,768 rows on H100, and GPT-2 Large (docs/gpus.md) 9 % from 8,192 to
+# 32,768 rows. The range is assumed.
 FEW_ROWS = PredictedRange(0.5, 1.0, 1.5)
 ATTENTION_BACKWARD = 2.5  # products of the kernel in backward, divided by those in forward
 FORWARD = 1 / 3  # the share of forward in the operations of forward and backward
