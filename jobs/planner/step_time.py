@@ -24,9 +24,10 @@ BACKWARD = 2 / 3
 # loses is fitted to benchmarks/published.
 WINDOW = PredictedRange(0.95, 0.85, 0.6)
 EXPOSED = PredictedRange(0.03, 0.15, 0.35)
-# The share of bandwidth that a network loses each time the number of nodes doubles, by congestion and uneven paths. llm-foundry
-# on H100 (benchmarks/published) loses 5 to 10 % of its throughput from 16 to 64 nodes; the range is assumed.
-CONGESTION = PredictedRange(0.0, 0.04, 0.10)
+# The share of bandwidth that a network loses each time the number of nodes doubles, by congestion and by the latency of more
+# hops. Fernandez et al., 2024 (arXiv 2411.13055), all-reduces on 4 to 512 DGX H100: 0.6 % with 16 GiB, 2 % with 1 GiB, 6 % with
+# 128 MiB. llm-foundry on H100 loses 5 to 10 % of its throughput from 16 to 64 nodes.
+CONGESTION = PredictedRange(0.0, 0.02, 0.06)
 STRAGGLER_DEVIATION = PredictedRange(0.0, 0.01, 0.03)  # standard deviation of a rank's step time, divided by the mean; assumed
 UPDATE_BYTES = {True: 28, False: 72}  # bytes per parameter that Adam in fp32 reads and writes; True: the fused optimizer
 
