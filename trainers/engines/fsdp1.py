@@ -23,7 +23,7 @@ from trainers.model.precision import weight_bytes
 from trainers.parallel.fsdp import replicas_mesh
 from trainers.replicated import ReplicatedEngine
 from trainers.strategies.fsdp1 import HYBRID, WITHOUT_GPU
-from trainers.theory.fsdp import RESHARDING, list_fsdp1_terms
+from trainers.theory.fsdp import LAST_PASS, RESHARDING, list_fsdp1_terms
 from trainers.theory.term import ModelPart, Term
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Fsdp1Engine(ReplicatedEngine):
         return cast("FullyShardedDataParallel", self.model)
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
-        return nullcontext() if last else self._fsdp_model.no_sync()
+        return nullcontext() if last or self.cell.sync != LAST_PASS else self._fsdp_model.no_sync()
 
     def clip(self, max_norm: float) -> None:
         self._fsdp_model.clip_grad_norm_(max_norm)

@@ -8,9 +8,9 @@ from functools import partial
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers.model.precision import CAST, REASONS, SHARDED
-from trainers.strategies.fsdp2 import REPLICAS, refuse_replicas
+from trainers.strategies.fsdp2 import REPLICAS, SYNC, refuse_replicas
 from trainers.strategy import Strategy
-from trainers.theory.fsdp import divide_fsdp1, list_fsdp1_terms
+from trainers.theory.fsdp import LAST_PASS, divide_fsdp1, list_fsdp1_terms
 
 WITHOUT_GPU = "FSDP1 copies offloaded parameters to a GPU and back, and the ranks of this run have no GPU. Allowed: none."
 HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
@@ -28,6 +28,11 @@ def make_refuse(sharding: str) -> Callable[[Cell], str | None]:
             )
         if cell.options["offload"] == "cpu" and cell.launcher == "fork":
             return f"offload: {WITHOUT_GPU}"
+        if cell.options["offload"] == "cpu" and cell.sync != LAST_PASS and cell.gradient_accumulation_steps > 1:
+            return (
+                f"sync: found {cell.sync} with offload: cpu and several passes per step, where FSDP1 replaces the gradient of "
+                f"earlier passes instead of adding to it. Allowed: {LAST_PASS}, offload: none, or fsdp2."
+            )
         return refuse_replicas(cell) if sharding in HYBRID else None
 
     return refuse
@@ -44,6 +49,7 @@ OPTIONS = (
     Option("forward_prefetch", False, "in forward, gather the next unit while the current unit computes"),
     Option("limit_all_gathers", True, "make the CPU wait, so that at most two units are gathered at a time"),
     Option("offload", "none", "where to keep parameter shards, their gradients and optimizer state", ("none", "cpu")),
+    SYNC,
 )
 
 

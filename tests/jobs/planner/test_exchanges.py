@@ -50,8 +50,8 @@ IN_PIPELINES = [
 def test_a_rank_sends_what_the_ring_needs(strategy, keys, sent):
     of_cell = dict(keys)
     gpus, passes = 1 if strategy == "single" else 4, of_cell.pop("accumulation", 1)
-    dp = gpus // of_cell.get("tp", 1)
-    one = cell("gpt2-tiny", strategy, gpus, micro=8 // dp // passes, passes=passes, **of_cell)
+    dp, batch = gpus // of_cell.get("tp", 1), of_cell.pop("global_batch_size", 8)
+    one = cell("gpt2-tiny", strategy, gpus, micro=batch // dp // passes, passes=passes, **of_cell)
     assert exchanges.sum_sent_bytes(one) == pytest.approx(sent, rel=WITHIN.get(strategy, 1e-9))
 
 
