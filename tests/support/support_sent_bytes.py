@@ -54,8 +54,8 @@ BY_HAND = [
     ("zero3", {}, 2 * GATHERED, 3 * PSI, True),
 ]  # fmt: skip
 
-# With several passes, each pass gathers, and the option sync says after which passes gradients are reduced: among the ranks that
-# shard one copy of the model, and among replicas. What SHARD_GRAD_OP gathers stays until gradients are reduced.
+# With several passes, each pass gathers, and the option sync says which passes reduce gradients: among the ranks that shard one
+# copy of the model, and among replicas. What SHARD_GRAD_OP gathers stays until gradients are reduced.
 # Strategy -> (bytes that a pass gathers, bytes of one reduction among shards, of one among replicas, textbook).
 PARTS = {
     "fsdp1-no-shard": (0, ALL_REDUCED, 0, 2 * PSI),

@@ -33,7 +33,7 @@ def refuse_replicas(cell: Cell) -> str | None:
 SYNC = Option(
     "sync",
     LAST_PASS,
-    "the passes of a step after which gradients are reduced: last_pass (before it, each rank keeps whole gradients), every_pass",
+    "the passes of a step that reduce gradients: last_pass (until then, each rank keeps whole gradients) or every_pass",
     (LAST_PASS, EVERY_PASS),
 )
 SYNC_OF_REPLICAS = msgspec.structs.replace(

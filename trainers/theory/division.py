@@ -1,7 +1,7 @@
 """How a strategy divides a model over its ranks: what each rank holds of parameters, gradients and optimizer state.
 
-The numbers describe the engines of this project (docs/strategies.md) more exactly than textbooks do: for example, FSDP by default
-adds up whole gradients if a step has several passes, and DeepSpeed keeps a second copy of the weights.
+The numbers describe the engines of this project (docs/strategies.md) more exactly than textbooks do: for example, FSDP adds up
+whole gradients if a step has several passes (by default), and DeepSpeed keeps a second copy of the weights.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ class Division(msgspec.Struct, frozen=True):
     gradient_bytes: int = 4
     gradient_ranks: int = 1
     whole_gradient_bytes: int = 0
-    """Bytes of a second gradient that each rank keeps whole during a step: with FSDP the sum over the passes (unless sync
-    says otherwise), with DeepSpeed
-    the gradient in 16 bits."""
+    """Bytes of a second gradient that each rank keeps whole during a step: with FSDP the sum over the passes (unless its
+    option sync says otherwise), with DeepSpeed the gradient in 16 bits."""
     master_bytes: int = 0
     """Bytes of the optimizer's own copy of the weights."""
     optimizer_ranks: int = 1
