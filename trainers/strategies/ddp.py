@@ -59,7 +59,6 @@ VARIANTS = (
         cuts=(),
         theory_of_memory=divide_ddp,
         theory_of_communication=list_ddp_terms,
-        hides_in_last_pass=True,
         options=(
             *OPTIONS,
             Option("comm_hook", "none", "round gradients to this dtype before they are sent", ("none", "bf16")),
@@ -80,7 +79,6 @@ VARIANTS = (
         cuts=(),
         theory_of_memory=divide_ddp,
         theory_of_communication=list_powersgd_terms,
-        hides_in_last_pass=True,
         options=OPTIONS,
         other_work=lambda _: "PowerSGD approximates gradients, so its computation differs from that of one process",
         communication_period=lambda _: None,  # a callback, which is not counted, starts PowerSGD's second all-reduce

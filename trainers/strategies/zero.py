@@ -158,7 +158,6 @@ def _variant(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
         cuts=CUTS[4 - stage :],
         theory_of_memory=partial(divide_zero, stage=stage),
         theory_of_communication=partial(list_zero_terms, stage=stage),
-        hides_in_last_pass=True,
         unprovable=unprovable,
     )
 
