@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 
 from shardlab.matrix.faults import LostWorker, SlowedRank
+from shardlab.matrix.gradient_sync import LAST_PASS
 from shardlab.record_types import Count, Integer, Measured, Positive, Ranks, WholeSeconds
 
 FASTEST_HZ = 50.0  # largest rate of telemetry; at 100 Hz, the sampler made the ranks on its node slower by a fifth
@@ -22,7 +23,7 @@ GPU_TYPE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
 GpuType = Annotated[str, msgspec.Meta(pattern=GPU_TYPE)]
 # Options that belong to strategies, also if all cells of a matrix have them. With this value, an option is not in the hash of a
 # cell, because cells of older versions lack the option.
-STRATEGY_OPTIONS = {"sync": "last_pass"}
+STRATEGY_OPTIONS = {"sync": LAST_PASS}
 Precision = Literal["fp32", "tf32", "bf16", "bf16-autocast", "fp16", "fp16-autocast", "bf16-pure"]
 State = Literal[
     "completed", "oom", "timeout", "failed", "cancelled", "node_fail", "preempted", "hung"
@@ -335,9 +336,8 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def sync(self) -> str:
-        """In which passes of a step the ranks of FSDP exchange gradients: the option of this name, or last_pass if the strategy
-        has no such option."""
-        return str(self.options.get("sync", STRATEGY_OPTIONS["sync"]))
+        """Which passes of a step exchange gradients: the option of this name of FSDP, or last_pass if there is none."""
+        return str(self.options.get("sync", LAST_PASS))
 
     def hash(self) -> str:
         """The hash of the cell: 12 hexadecimal digits. It depends on the values of the keys and not on the order of the keys.

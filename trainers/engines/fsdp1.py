@@ -14,6 +14,7 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 
 from shardlab.errors import InputError
 from shardlab.matrix.cell import Cell
+from shardlab.matrix.gradient_sync import LAST_PASS
 from trainers import model_options
 from trainers.checkpointing import state_parts
 from trainers.dtypes import cast_dtype, dtype_name, weight_dtype
@@ -23,7 +24,7 @@ from trainers.model.precision import weight_bytes
 from trainers.parallel.fsdp import replicas_mesh
 from trainers.replicated import ReplicatedEngine
 from trainers.strategies.fsdp1 import HYBRID, WITHOUT_GPU
-from trainers.theory.fsdp import LAST_PASS, RESHARDING, list_fsdp1_terms
+from trainers.theory.fsdp import RESHARDING, list_fsdp1_terms
 from trainers.theory.term import ModelPart, Term
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from shardlab.matrix.cell import Cell
+from shardlab.matrix.gradient_sync import LAST_PASS, SHARD_EVERY_PASS
 from trainers.dtypes import cast_dtype, dtype_name
 from trainers.replicated import ReplicatedEngine
-from trainers.theory.fsdp import LAST_PASS, SHARD_EVERY_PASS
 
 if TYPE_CHECKING:
     from trainers.ranks.ranks import Ranks

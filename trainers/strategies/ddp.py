@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardlab.matrix.cell import Cell
+from shardlab.matrix.gradient_sync import LAST_PASS
 from shardlab.registry import Option
 from trainers.model.precision import ALL, scales_loss
 from trainers.strategy import SWITCHES, Strategy
@@ -56,6 +57,7 @@ VARIANTS = (
         refuse=refuse,
         engine="trainers.engines.ddp",
         switches=SWITCHES,
+        sync=lambda _: LAST_PASS,
         cuts=(),
         theory_of_memory=divide_ddp,
         theory_of_communication=list_ddp_terms,
@@ -76,6 +78,7 @@ VARIANTS = (
         engine="trainers.engines.ddp",
         settings={"powersgd": True},
         switches=SWITCHES,
+        sync=lambda _: LAST_PASS,
         cuts=(),
         theory_of_memory=divide_ddp,
         theory_of_communication=list_powersgd_terms,

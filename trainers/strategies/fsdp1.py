@@ -6,11 +6,12 @@ from collections.abc import Callable
 from functools import partial
 
 from shardlab.matrix.cell import Cell
+from shardlab.matrix.gradient_sync import LAST_PASS
 from shardlab.registry import Option
 from trainers.model.precision import CAST, REASONS, SHARDED
 from trainers.strategies.fsdp2 import REPLICAS, SYNC, refuse_replicas
 from trainers.strategy import Strategy
-from trainers.theory.fsdp import LAST_PASS, divide_fsdp1, list_fsdp1_terms
+from trainers.theory.fsdp import divide_fsdp1, list_fsdp1_terms
 
 WITHOUT_GPU = "FSDP1 copies offloaded parameters to a GPU and back, and the ranks of this run have no GPU. Allowed: none."
 HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")

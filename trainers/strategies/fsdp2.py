@@ -7,10 +7,11 @@ from functools import partial
 import msgspec
 
 from shardlab.matrix.cell import Cell
+from shardlab.matrix.gradient_sync import EVERY_PASS, LAST_PASS, SHARD_EVERY_PASS
 from shardlab.registry import Option
 from trainers.model.precision import REASONS, SHARDED
 from trainers.strategy import SWITCHES, Strategy
-from trainers.theory.fsdp import EVERY_PASS, LAST_PASS, SHARD_EVERY_PASS, divide_sharded, list_fsdp2_terms
+from trainers.theory.fsdp import divide_sharded, list_fsdp2_terms
 
 
 def refuse(cell: Cell) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from shardlab.matrix.cell import Cell
+from shardlab.matrix.gradient_sync import LAST_PASS
 from shardlab.registry import Option
 from trainers.model.precision import ALL, REASONS, SHARDED
 from trainers.strategies.fsdp2 import SYNC
@@ -13,7 +14,7 @@ from trainers.strategies.pipeline import why_not_1f1b, why_not_staged
 from trainers.strategies.tensor import SEQUENCE_PARALLEL, why_not_split
 from trainers.strategies.tensor import refuse as refuse_split
 from trainers.strategy import Strategy
-from trainers.theory.fsdp import LAST_PASS, divide_sharded
+from trainers.theory.fsdp import divide_sharded
 from trainers.theory.mesh import list_mesh_terms
 
 Refuse = Callable[[Cell], str | None]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from shardlab.matrix.cell import Cell
+from shardlab.matrix.gradient_sync import EVERY_PASS, LAST_PASS
 from trainers.model.precision import computed_bytes, weight_bytes
 from trainers.theory.division import Division, divide_by_cuts
 from trainers.theory.term import ModelPart, Term, Window, list_overflow_terms
 
-LAST_PASS, SHARD_EVERY_PASS, EVERY_PASS = "last_pass", "shard_every_pass", "every_pass"  # values of the option sync
 RESHARDING = ("FULL_SHARD", "HYBRID_SHARD")  # the shardings that free parameters after forward, so backward gathers them again
 
 
@@ -17,10 +17,6 @@ def count_reductions(cell: Cell) -> tuple[int, int]:
     """How often a step exchanges each gradient: (among the ranks that shard one copy of the model, among replicas)."""
     passes = cell.gradient_accumulation_steps
     return 1 if cell.sync == LAST_PASS else passes, passes if cell.sync == EVERY_PASS else 1
-
-
-def _window_of_reductions(reductions: int) -> Window:
-    return "last_backward" if reductions == 1 else "backward"
 
 
 def divide_fsdp1(cell: Cell, parameters: int, *, sharding: str) -> Division:
@@ -54,9 +50,8 @@ def list_fsdp1_terms(cell: Cell, part: ModelPart, *, sharding: str) -> list[Term
     """What a rank of FSDP1 sends in a step. sharding: a name of FSDP's `ShardingStrategy`."""
     reductions, _ = count_reductions(cell)
     if sharding == "NO_SHARD":
-        size, calls = part.elements * weight_bytes(cell.precision) * reductions, (part.blocks + 1) * reductions
-        name, window = "gradients, each time they are reduced", _window_of_reductions(reductions)
-        return [Term(name, "all_reduce", size, cell.dp, calls=calls, hides_in=window)]
+        size = part.elements * weight_bytes(cell.precision)
+        return [_make_reduction_term("gradients", "all_reduce", size, cell.dp, part.blocks + 1, reductions)]
     if cell.options.get("wrap") == "none":  # the whole model is one unit
         part = msgspec.structs.replace(part, blocks=0, block_elements=0.0)
     # Parameters that are not freed after forward stay gathered until gradients are reduced.
@@ -82,12 +77,17 @@ def list_sharding_terms(cell: Cell, part: ModelPart, *, block_gathers: int, othe
     terms = [
         Term("parameters, each time they are gathered", "all_gather", computed_bytes(cell.precision) * gathered, shards,
              calls=gathers, hides_in="step"),
-        Term("gradients, each time they are reduced", "reduce_scatter", reduced * reductions, shards,
-             calls=units * reductions, hides_in=_window_of_reductions(reductions)),
+        _make_reduction_term("gradients", "reduce_scatter", reduced, shards, units, reductions),
     ]  # fmt: skip
     if (replicas := cell.dp // shards) > 1:
-        name, size = "gradients' shards among replicas, each time they are reduced", reduced / shards * replica_reductions
-        calls = units * replica_reductions
-        window = _window_of_reductions(replica_reductions)
-        terms.append(Term(name, "all_reduce", size, replicas, calls=calls, axis="replicas", hides_in=window))
+        name = "gradients' shards among replicas"
+        term = _make_reduction_term(name, "all_reduce", reduced / shards, replicas, units, replica_reductions)
+        terms.append(msgspec.structs.replace(term, axis="replicas"))
     return terms
+
+
+def _make_reduction_term(name: str, op: str, size: float, ranks: int, calls: int, reductions: int) -> Term:
+    """The exchange of gradients in a step. size, calls: bytes and collectives of each of the `reductions`."""
+    window: Window = "last_backward" if reductions == 1 else "backward"
+    when = "once a step" if reductions == 1 else "each pass"
+    return Term(f"{name}, {when}", op, size * reductions, ranks, calls=calls * reductions, hides_in=window)

@@ -65,9 +65,8 @@ def _keeps_parameters(cell: Cell, elements: float) -> bool:
 def list_zero_terms(cell: Cell, part: ModelPart, *, stage: int) -> list[Term] | None:
     """What a rank of a ZeRO stage sends in a step; None for ZeRO++ if the shapes of the parameters are not known."""
     n, elements, passes = cell.dp, part.elements, cell.gradient_accumulation_steps
-    gradient_bytes = elements * count_sent_gradient_bytes(cell)
-    window: Window | None = "last_backward" if stage < 2 else "backward"
-    window = window if cell.options.get("overlap_comm") is True else None
+    gradient_bytes, overlaps = elements * count_sent_gradient_bytes(cell), cell.options.get("overlap_comm") is True
+    window: Window | None = None if not overlaps else "last_backward" if stage < 2 else "backward"
     calls = max(1, -(-elements // _count_bucket_elements(cell, elements)))
     if stage == 0:
         return [Term("gradients, once a step", "all_reduce", gradient_bytes, n, calls=calls)]
