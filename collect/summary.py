@@ -24,7 +24,7 @@ from collect.findings import (
     trace_tables,
 )
 from collect.findings.columns import CellTables
-from collect.findings.comparability import find_baseline, gpu_trouble, group_families
+from collect.findings.comparability import find_baseline, gpu_trouble, group_families, sync_remark
 from collect.findings.equal_losses import LossComparison
 from collect.findings.injected_faults import LostWorkerEffect, StragglerEffect
 from collect.findings.instrument_cost import InstrumentCost
@@ -254,6 +254,7 @@ def _build_remarks(loaded: Loaded, rows: list[CellRow]) -> list[str]:
         *_describe_artificial_runs(loaded),
         *_describe_different_work(rows),
         *_describe_doubtful_numbers(loaded, rows),
+        *dict.fromkeys(filter(None, map(sync_remark, group_families(loaded.cells)))),
         *_describe_instruments(loaded),
         *injected_faults.fault_remarks(rows),
         *([ADAPTED.format(deviation_count)] if deviation_count else []),

@@ -61,9 +61,8 @@ class Strategy(msgspec.Struct, frozen=True):
     theory_of_communication: Callable[[Cell, ModelPart], list[Term] | None] = lambda *_: None
     """What a rank sends in a step, by theory (trainers/theory). `Engine.theory` asks the same function, with exact sizes. The
     function returns None if it cannot tell from the sizes that are known."""
-    hides_in_last_pass: bool = False
-    """Whether only the last backward pass of a step can hide communication, because then gradients are exchanged; if not, all
-    passes can. Only the predicted time depends on it."""
+    sync: Callable[[Cell], object] = lambda cell: cell.options.get("sync")
+    """Returns which passes of a step exchange gradients, as a key of `gradient_sync.IN_WORDS`; None: not known, or none."""
     tolerates_lost_ranks: bool = False
     """Whether a run continues after a rank that trains was killed. No run continues without rank 0, which writes the result."""
     no_checkpoints: str = ""

@@ -13,6 +13,7 @@ from collect.choices.standing import Standing
 from collect.findings import comparability
 from collect.findings.columns import find_distinguishing_keys, find_telling_keys
 from collect.findings.row import CellRow, flatten_cell
+from shardlab.matrix.cell import STRATEGY_OPTIONS
 
 Outcome = Literal[
     "measured",
@@ -200,7 +201,7 @@ def _shared_options(rows: Sequence[CellRow]) -> dict[str, set[str]]:
     """
     options_by_workload: dict[str, set[str]] = {}
     for row in rows:
-        option_names = set(row.cell["options"])
+        option_names = row.cell["options"].keys() - STRATEGY_OPTIONS.keys()
         options_by_workload[row.cell["workload"]] = options_by_workload.get(row.cell["workload"], option_names) & option_names
     return options_by_workload
 

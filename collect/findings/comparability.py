@@ -20,7 +20,8 @@ from collect.sources.steps import find_timed_window
 from shardlab.errors import UnknownName
 from shardlab.hardware.nvml import POWER_CAP
 from shardlab.matrix import faults
-from shardlab.matrix.cell import Cell, Role, keys_with_role
+from shardlab.matrix.cell import STRATEGY_OPTIONS, Cell, Role, keys_with_role
+from shardlab.matrix.gradient_sync import describe_difference
 
 LEAST_SHARE = 0.05  # a GPU is reported if at least this share of its samples shows trouble: shorter trouble hardly matters
 # Keys that may differ between cells that do the same work. Options of the workload are compared separately.
@@ -66,6 +67,17 @@ def precision_remark(cells: Iterable[Cell]) -> str | None:
     return f"different computation: precision {' and '.join(precisions)}" if len(precisions) > 1 else None
 
 
+def sync_remark(cells: Iterable[LoadedCell]) -> str | None:
+    """A remark about the numbers of these cells if their ranks exchange gradients in different passes of a step, according to
+    their results; None if not."""
+    return describe_difference(
+        (cell.cell.strategy, run.result.knobs.get("effective", {}).get("sync"))
+        for cell in cells
+        for run in cell.completed
+        if run.result and cell.cell.gradient_accumulation_steps > 1
+    )
+
+
 def differ_only_in_launcher(cell: Cell, other: Cell) -> bool:
     """Whether two cells differ in the launcher and in no other key."""
     return cell.launcher != other.launcher and _drop_keys(cell, {"launcher"}) == _drop_keys(other, {"launcher"})
@@ -87,10 +99,10 @@ def find_baseline(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) 
 
     The baseline cell has the same workload, launcher, precision, sequence length, optimizer and faults on purpose as `cell`,
     and the same global batch size or the same batch size per rank. If there are several such cells, a cell with the same
-    instruments is preferred, then the cell with the fewest ranks, then a cell with the same global batch size, and then `cell`
-    itself.
+    instruments is preferred, then a cell with the same `sync`, then the cell with the fewest ranks, then a cell with the same
+    global batch size, and then `cell` itself.
     """
-    candidates: list[tuple[bool, int, bool, bool, LoadedCell]] = []
+    candidates: list[tuple[bool, bool, int, bool, bool, LoadedCell]] = []
     for other in cells:
         if other.cell.strategy != strategy or not other.completed:
             continue
@@ -98,8 +110,9 @@ def find_baseline(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) 
         scaling = Compared(cell.cell, 1, other.cell, 1).scaling
         if alike and scaling and _options_agree(cell.cell, other.cell) and _same_faults(cell.cell, other.cell):
             other_instruments = other.cell.instruments != cell.cell.instruments
-            candidates.append((other_instruments, other.cell.gpus, scaling != "strong", other is not cell, other))
-    return min(candidates, key=lambda entry: entry[:4])[4] if candidates else None
+            other_sync = other.cell.sync != cell.cell.sync
+            candidates.append((other_instruments, other_sync, other.cell.gpus, scaling != "strong", other is not cell, other))
+    return min(candidates, key=lambda entry: entry[:5])[5] if candidates else None
 
 
 def instruments_differ(cells: Iterable[Mapping[str, Any]]) -> bool:
@@ -151,7 +164,8 @@ def _same_faults(cell: Cell, other: Cell) -> bool:
 
 def _options_agree(cell: Cell, other: Cell) -> bool:
     """Whether the options that both cells have are equal. Options that only one cell has belong to its strategy."""
-    return all(cell.options[key] == other.options[key] for key in cell.options.keys() & other.options.keys())
+    shared_options = (cell.options.keys() & other.options.keys()) - STRATEGY_OPTIONS.keys()
+    return all(cell.options[key] == other.options[key] for key in shared_options)
 
 
 def gpu_trouble(run: LoadedRun) -> str:

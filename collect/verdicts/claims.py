@@ -161,8 +161,9 @@ def _judge_claim(loaded: Loaded, measurements: Measurements, claim: Claim, illus
     if comparability.instruments_differ(part.row.cell for part in parts):
         names = ", ".join(dict.fromkeys(part.metric.name for part in parts))
         verdict.remarks.append(f"the cells have different instruments, and {names} includes the steps that these slowed down")
-    if (remark := comparability.precision_remark([measurements.cell(row).cell for row in cells])) is not None:
-        verdict.remarks.append(remark)
+    loaded_cells = [measurements.cell(row) for row in cells]
+    remarks = comparability.precision_remark([cell.cell for cell in loaded_cells]), comparability.sync_remark(loaded_cells)
+    verdict.remarks += filter(None, remarks)
     host_reasons = (reasons.one_host_reason(measurements.cell(part.row), part.metric.name) for part in all_parts)
     if no_network := next(filter(None, host_reasons), ""):
         verdict.verdict, verdict.why = "undecided", no_network

@@ -118,10 +118,7 @@ def _rank_memory(cell: Cell, facts: ModelFacts, division: Division, share: Stage
     if facts.saved is None:
         # The memory of this model is a lower bound, and these parts need not exist at the same moment. So only the largest of
         # sharded gradients, whole gradients and gathered weights counts, and no buffer.
-        sharded_bytes, whole_bytes = gradients
-        if division.summed_gradient_bytes is not None:
-            whole_bytes = min(whole_bytes, division.summed_gradient_bytes * parameters)
-        gradient = msgspec.structs.replace(gradient, low=max(sharded_bytes, whole_bytes))
+        gradient = msgspec.structs.replace(gradient, low=max(gradients))
         gathered, copied_bytes = (
             msgspec.structs.replace(weights, low=max(0.0, weights.low - gradient.low)) for weights in (gathered, copied_bytes)
         )

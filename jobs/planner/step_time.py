@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterable
 
 import msgspec
 
@@ -75,11 +77,14 @@ def predict_step_time(cell: Cell, machine: PlannedMachine) -> PredictedStepTime 
     compute = (computing.blocks + computing.head).times(passes)
     launches = _predict_launch_time(cell, facts, compute)
     update = _predict_update_time(cell, facts, machine.gpu)
-    hideable, unhideable = ZERO, ZERO
+    unhideable, hideable = ZERO, dict.fromkeys(_share_windows(cell), ZERO)
     for exchange, link in timed_exchanges:
         assert link is not None
         seconds = predict_exchange_time(exchange, link)
-        hideable, unhideable = (hideable + seconds, unhideable) if exchange.hidden else (hideable, unhideable + seconds)
+        if exchange.hides_in is None:
+            unhideable += seconds
+        else:
+            hideable[exchange.hides_in] += seconds
     busy = compute + launches
     exposed = unhideable + _predict_exposed_time(cell, hideable, busy)
     # The last stage, which has the head, sets the pace, and all stages wait as long as passes through blocks take.
@@ -93,7 +98,7 @@ def predict_step_time(cell: Cell, machine: PlannedMachine) -> PredictedStepTime 
             "bubble": bubble,
             "stragglers": _predict_straggler_time(cell, busy + update + exposed + bubble),
         },
-        hideable + unhideable,
+        sum_ranges(hideable) + unhideable,
         tuple({link.name: link for _, link in timed_exchanges if link is not None}.values()),
     )
 
@@ -143,23 +148,28 @@ def _predict_update_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> Predic
     return compute_time.divide_by_rate(size, device_profile.STREAMED.times(gpu.memory_gb_per_s * 1e9))
 
 
-def _predict_exposed_time(cell: Cell, hidden: PredictedRange, busy: PredictedRange) -> PredictedRange:
+def _share_windows(cell: Cell) -> dict[str, float]:
+    """The share of each window in the computing of a step. Each window contains the windows before it."""
+    return {"last_backward": BACKWARD / cell.gradient_accumulation_steps, "backward": BACKWARD, "step": 1.0}
+
+
+def _predict_exposed_time(cell: Cell, hideable: dict[str, PredictedRange], busy: PredictedRange) -> PredictedRange:
     """The seconds by which communication makes a step longer, although it may overlap with computing.
 
-    hidden: the seconds of communication that may overlap with computing. busy: the seconds of computing.
+    hideable: the seconds of communication by the window in which it may overlap. busy: the seconds of computing.
     """
-    # Gradients are exchanged only during the last backward pass; parameters are gathered during all passes.
-    is_late = sharding.find_strategy(cell.strategy).hides_in_last_pass
-    share = BACKWARD / cell.gradient_accumulation_steps if is_late else 1.0
 
-    def exposed(seconds: float, computing: float, window: float, lost: float) -> float:
-        overlapped = min(seconds, window * share * computing)
-        return seconds - overlapped + lost * overlapped
+    def exposed(seconds_by_window: Iterable[float], computing: float, window: float, lost: float) -> float:
+        sums = [*itertools.accumulate(seconds_by_window)]
+        pairs = zip(sums, _share_windows(cell).values(), strict=True)
+        alone = max(0.0, *(seconds - window * share * computing for seconds, share in pairs))
+        return alone + lost * (sums[-1] - alone)
 
+    times = hideable.values()
     return PredictedRange(
-        exposed(hidden.low, busy.high, WINDOW.low, EXPOSED.low),
-        exposed(hidden.likely, busy.likely, WINDOW.likely, EXPOSED.likely),
-        exposed(hidden.high, busy.low, WINDOW.high, EXPOSED.high),
+        exposed((time.low for time in times), busy.high, WINDOW.low, EXPOSED.low),
+        exposed((time.likely for time in times), busy.likely, WINDOW.likely, EXPOSED.likely),
+        exposed((time.high for time in times), busy.low, WINDOW.high, EXPOSED.high),
     )
 
 

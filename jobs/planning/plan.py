@@ -31,7 +31,7 @@ from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.slurm_keys import Gpus
 from shardlab.errors import InputError, MissingExtra
 from shardlab.hardware import host
-from shardlab.matrix import batch_search, matrix
+from shardlab.matrix import batch_search, gradient_sync, matrix
 from shardlab.matrix.cell import Cell
 from shardlab.matrix.matrix import Matrix
 from shardlab.runs.prediction import Prediction
@@ -39,6 +39,7 @@ from shardlab.runs.run import REHEARSAL
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
+from trainers import menu
 
 SCALES = ("full", "tiny")
 ADAPT_HINT = (
@@ -360,6 +361,9 @@ def _make_remarks(cells: Sequence[Cell], machine: Capacity, cluster: Cluster, re
     if machine.here and find_spec("torch") is None:
         install = extras.install_command("trainers")
         remarks.append(f"torch is not installed here; before `jobs submit` on this machine, install it with: {install}")
+    accumulating = [cell for cell in cells if cell.gradient_accumulation_steps > 1]
+    syncs = ((cell.strategy, menu.strategy_of(cell).sync(cell)) for cell in accumulating)
+    remarks += filter(None, [gradient_sync.describe_difference(syncs)])
     if rehearsal_count:
         cells_text = "every cell is" if rehearsal_count == len(cells) else f"{rehearsal_count} of {len(cells)} cells are"
         remarks.append(f"{cells_text} a {REHEARSAL}.")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 
 from shardlab.matrix.faults import LostWorker, SlowedRank
+from shardlab.matrix.gradient_sync import LAST_PASS
 from shardlab.record_types import Count, Integer, Measured, Positive, Ranks, WholeSeconds
 
 FASTEST_HZ = 50.0  # largest rate of telemetry; at 100 Hz, the sampler made the ranks on its node slower by a fifth
@@ -20,6 +21,9 @@ ServerCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 Checkpointing = Annotated[str, msgspec.Meta(pattern=r"^(none|full|every-[1-9][0-9]{0,3}|segments-[1-9][0-9]{0,3})\Z")]
 GPU_TYPE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
 GpuType = Annotated[str, msgspec.Meta(pattern=GPU_TYPE)]
+# Options that belong to strategies, also if all cells of a matrix have them. With this value, an option is not in the hash of a
+# cell, because cells of older versions lack the option.
+STRATEGY_OPTIONS = {"sync": LAST_PASS}
 Precision = Literal["fp32", "tf32", "bf16", "bf16-autocast", "fp16", "fp16-autocast", "bf16-pure"]
 State = Literal[
     "completed", "oom", "timeout", "failed", "cancelled", "node_fail", "preempted", "hung"
@@ -330,6 +334,11 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         replicas = self.options.get("replicas")
         return self.dp // replicas if isinstance(replicas, int) and replicas else self.dp
 
+    @property
+    def sync(self) -> str:
+        """Which passes of a step exchange gradients: the option of this name of FSDP, or last_pass if there is none."""
+        return str(self.options.get("sync", LAST_PASS))
+
     def hash(self) -> str:
         """The hash of the cell: 12 hexadecimal digits. It depends on the values of the keys and not on the order of the keys.
 
@@ -383,6 +392,8 @@ def cell_hash(cell: dict[str, Any]) -> str:
     if (checkpoints := instruments.get("checkpoints")) is not None and not checkpoints.get("time_loading"):
         instruments["checkpoints"] = {key: value for key, value in checkpoints.items() if key != "time_loading"}
     identity["instruments"] = instruments
+    options = identity["options"].items()
+    identity["options"] = {key: value for key, value in options if (key, value) not in STRATEGY_OPTIONS.items()}
     if cell.get("rehearses") is not None:
         identity["rehearses"] = cell_hash(cell["rehearses"])
     return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]

@@ -46,7 +46,43 @@ BY_HAND = [
     # Gradients are all-reduced in whole buckets, and the updated parameters are gathered.
     ("zero1", {}, ALL_REDUCED + GATHERED, 2 * PSI, True),
     ("zero2", {}, ALL_REDUCED + GATHERED, 2 * PSI, True),
+    # ZeRO-2 reduces gradients in each pass.
+    ("zero1", {"accumulation": 2}, ALL_REDUCED + GATHERED, 2 * PSI, True),
+    ("zero2", {"accumulation": 2}, 2 * ALL_REDUCED + GATHERED, 2 * PSI, True),
     # DeepSpeed does not shard parameters of less than 100,000 elements. All parameters of this model are smaller, so each
     # parameter is gathered once.
     ("zero3", {}, 2 * GATHERED, 3 * PSI, True),
 ]  # fmt: skip
+
+# With several passes, each pass gathers, and the option sync says which passes reduce gradients: among the ranks that shard one
+# copy of the model, and among replicas. What SHARD_GRAD_OP gathers stays until gradients are reduced.
+# Strategy -> (bytes that a pass gathers, bytes of one reduction among shards, of one among replicas, textbook).
+PARTS = {
+    "fsdp1-no-shard": (0, ALL_REDUCED, 0, 2 * PSI),
+    "fsdp1-full-shard": (2 * 599_808 + 61_824, GATHERED, 0, 3 * PSI),
+    "fsdp1-shard-grad-op": (GATHERED, GATHERED, 0, 2 * PSI),
+    "fsdp1-hybrid-shard": (2 * 399_872 + 41_216, 441_088, 441_088, 3 * PSI),
+    "fsdp2": (2 * 599_808 + 61_824, GATHERED, 0, 3 * PSI),
+    "fsdp2-zero2": (GATHERED, GATHERED, 0, 2 * PSI),
+    "fsdp2-hsdp": (2 * 399_872 + 41_216, 441_088, 441_088, 3 * PSI),
+    # Beside gathers, a pass sends hidden states of 4 sequences.
+    "tp-fsdp2": (16 * 65_536 + 2 * 201_472 + 41_216, 242_688, 0, None),
+}
+
+
+def add_up_passes(strategy, sync, passes):
+    """The row of BY_HAND for this strategy, value of sync and number of passes, each with 8 sequences on all ranks."""
+    gathered, reduced, among_replicas, textbook = PARTS[strategy]
+    gathers = 1 if (strategy, sync) == ("fsdp1-shard-grad-op", "last_pass") else passes
+    reductions, of_replicas = 1 if sync == "last_pass" else passes, passes if sync == "every_pass" else 1
+    mesh = {"tp": 2} if strategy == "tp-fsdp2" else {}
+    keys = {**mesh, "accumulation": passes, "options": {"sync": sync}, "global_batch_size": 8 * passes}
+    return strategy, keys, gathers * gathered + reductions * reduced + of_replicas * among_replicas, textbook, True
+
+
+BY_HAND += [
+    add_up_passes(strategy, sync, passes)
+    for strategy in PARTS
+    for sync in ("last_pass", "every_pass", *(["shard_every_pass"] if strategy == "fsdp2-hsdp" else []))
+    for passes in ((1, 2, 4) if strategy in ("fsdp1-full-shard", "fsdp2-hsdp") else (2,))
+]

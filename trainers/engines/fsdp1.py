@@ -14,6 +14,7 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 
 from shardlab.errors import InputError
 from shardlab.matrix.cell import Cell
+from shardlab.matrix.gradient_sync import LAST_PASS
 from trainers import model_options
 from trainers.checkpointing import state_parts
 from trainers.dtypes import cast_dtype, dtype_name, weight_dtype
@@ -45,7 +46,7 @@ class Fsdp1Engine(ReplicatedEngine):
         return cast("FullyShardedDataParallel", self.model)
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
-        return nullcontext() if last else self._fsdp_model.no_sync()
+        return nullcontext() if last or self.cell.sync != LAST_PASS else self._fsdp_model.no_sync()
 
     def clip(self, max_norm: float) -> None:
         self._fsdp_model.clip_grad_norm_(max_norm)

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from shardlab.matrix.cell import Cell
+from shardlab.matrix.gradient_sync import LAST_PASS, SHARD_EVERY_PASS
 from trainers.dtypes import cast_dtype, dtype_name
 from trainers.replicated import ReplicatedEngine
 
@@ -25,8 +26,11 @@ class FullySharded(ReplicatedEngine):
     casts_itself = True
 
     def one_pass(self, *, last: bool) -> AbstractContextManager[object]:
-        # Before the last pass, ranks do not reduce gradients. This saves communication, but needs memory for whole gradients.
-        cast("FSDPModule", self.model).set_requires_gradient_sync(last)
+        # If ranks reduce gradients only in the last pass, they send less, but need memory for whole gradients.
+        model = cast("FSDPModule", self.model)
+        model.set_requires_gradient_sync(last or self.cell.sync != LAST_PASS)
+        if self.cell.sync == SHARD_EVERY_PASS:
+            model.set_requires_all_reduce(last)
         return nullcontext()
 
 

@@ -68,7 +68,8 @@ def write(
     kinds = sorted(result.peak_bytes)
     rows = peers.gather([result.train_time_s, result.loss, *(result.peak_bytes[kind] for kind in kinds), *result.step_ms])
     gpu_numbers = peers.gather(_gpu_numbers(ranks.device))
-    knobs = {"asked": _requested_settings(run), "effective": engine.effective()}  # on every rank: it may be a collective
+    effective = {"sync": menu.strategy_of(run.cell).sync(run.cell), **engine.effective()}  # on every rank: may be a collective
+    knobs = {"asked": _requested_settings(run), "effective": effective}
     parameters = engine.parameters() - task.padding
     sent = same_work.communication_bytes or _theory_bytes(run, peers, engine, ranks.backend)
     peers.barrier()

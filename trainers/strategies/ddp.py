@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardlab.matrix.cell import Cell
+from shardlab.matrix.gradient_sync import LAST_PASS
 from shardlab.registry import Option
 from trainers.model.precision import ALL, scales_loss
 from trainers.strategy import SWITCHES, Strategy
@@ -56,10 +57,10 @@ VARIANTS = (
         refuse=refuse,
         engine="trainers.engines.ddp",
         switches=SWITCHES,
+        sync=lambda _: LAST_PASS,
         cuts=(),
         theory_of_memory=divide_ddp,
         theory_of_communication=list_ddp_terms,
-        hides_in_last_pass=True,
         options=(
             *OPTIONS,
             Option("comm_hook", "none", "round gradients to this dtype before they are sent", ("none", "bf16")),
@@ -77,10 +78,10 @@ VARIANTS = (
         engine="trainers.engines.ddp",
         settings={"powersgd": True},
         switches=SWITCHES,
+        sync=lambda _: LAST_PASS,
         cuts=(),
         theory_of_memory=divide_ddp,
         theory_of_communication=list_powersgd_terms,
-        hides_in_last_pass=True,
         options=OPTIONS,
         other_work=lambda _: "PowerSGD approximates gradients, so its computation differs from that of one process",
         communication_period=lambda _: None,  # a callback, which is not counted, starts PowerSGD's second all-reduce

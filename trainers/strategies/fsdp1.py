@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 from shardlab.matrix.cell import Cell
+from shardlab.matrix.gradient_sync import LAST_PASS
 from shardlab.registry import Option
 from trainers.model.precision import CAST, REASONS, SHARDED
-from trainers.strategies.fsdp2 import REPLICAS, refuse_replicas
+from trainers.strategies.fsdp2 import REPLICAS, SYNC, refuse_replicas
 from trainers.strategy import Strategy
 from trainers.theory.fsdp import divide_fsdp1, list_fsdp1_terms
 
@@ -28,6 +29,11 @@ def make_refuse(sharding: str) -> Callable[[Cell], str | None]:
             )
         if cell.options["offload"] == "cpu" and cell.launcher == "fork":
             return f"offload: {WITHOUT_GPU}"
+        if cell.options["offload"] == "cpu" and cell.sync != LAST_PASS and cell.gradient_accumulation_steps > 1:
+            return (
+                f"sync: found {cell.sync} with offload: cpu and several passes per step, where FSDP1 replaces the gradient of "
+                f"earlier passes instead of adding to it. Allowed: {LAST_PASS}, offload: none, or fsdp2."
+            )
         return refuse_replicas(cell) if sharding in HYBRID else None
 
     return refuse
@@ -44,6 +50,7 @@ OPTIONS = (
     Option("forward_prefetch", False, "in forward, gather the next unit while the current unit computes"),
     Option("limit_all_gathers", True, "make the CPU wait, so that at most two units are gathered at a time"),
     Option("offload", "none", "where to keep parameter shards, their gradients and optimizer state", ("none", "cpu")),
+    SYNC,
 )
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
+
 from shardlab.matrix.cell import Cell
+from shardlab.matrix.gradient_sync import EVERY_PASS, LAST_PASS, SHARD_EVERY_PASS
 from shardlab.registry import Option
 from trainers.model.precision import REASONS, SHARDED
 from trainers.strategy import SWITCHES, Strategy
@@ -28,6 +31,17 @@ def refuse_replicas(cell: Cell) -> str | None:
     )
 
 
+SYNC = Option(
+    "sync",
+    LAST_PASS,
+    "the passes of a step that reduce gradients: last_pass (until then, each rank keeps whole gradients) or every_pass",
+    (LAST_PASS, EVERY_PASS),
+)
+SYNC_OF_REPLICAS = msgspec.structs.replace(
+    SYNC,
+    summary=f"{SYNC.summary}; shard_every_pass: every_pass in a group of shards, last_pass among replicas",
+    choices=(*SYNC.choices, SHARD_EVERY_PASS),
+)
 REPLICAS = Option("replicas", 2, "number of groups of ranks; each group holds one sharded copy of the model", least=2)
 OPTIONS = (
     Option("prefetch", 0, "number of blocks that are gathered before their use; 0: torch's default, the next block", least=0),
@@ -46,7 +60,7 @@ def _variant(name: str, summary: str, *, reshard_after_forward: bool, replicated
         cuts=("parameter", "gradient", "optimizer_state"),
         theory_of_memory=partial(divide_sharded, reshards=reshard_after_forward),
         theory_of_communication=partial(list_fsdp2_terms, reshards=reshard_after_forward),
-        options=(*OPTIONS, REPLICAS) if replicated else OPTIONS,
+        options=(*OPTIONS, SYNC_OF_REPLICAS, REPLICAS) if replicated else (*OPTIONS, SYNC),
         engine="trainers.engines.fsdp2",
         settings={"reshard_after_forward": reshard_after_forward, "replicated": replicated},
     )

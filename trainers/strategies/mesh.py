@@ -6,8 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 from shardlab.matrix.cell import Cell
+from shardlab.matrix.gradient_sync import LAST_PASS
 from shardlab.registry import Option
 from trainers.model.precision import ALL, REASONS, SHARDED
+from trainers.strategies.fsdp2 import SYNC
 from trainers.strategies.pipeline import why_not_1f1b, why_not_staged
 from trainers.strategies.tensor import SEQUENCE_PARALLEL, why_not_split
 from trainers.strategies.tensor import refuse as refuse_split
@@ -19,6 +21,8 @@ Refuse = Callable[[Cell], str | None]
 
 
 def refuse_pipeline(cell: Cell) -> str | None:
+    if cell.sync != LAST_PASS:
+        return f"sync: found {cell.sync}, but torch's pipelines reduce gradients after the last pass. Allowed: {LAST_PASS}."
     return why_not_staged(cell) or why_not_1f1b(cell)
 
 
@@ -50,6 +54,7 @@ VARIANTS = (
         "each block's linear layers split over tp, all parameters of a rank sharded over dp (FSDP2)",
         refuse_split,
         SEQUENCE_PARALLEL,
+        SYNC,
     ),
     _variant(
         "tp-pp",
@@ -57,11 +62,12 @@ VARIANTS = (
         "1F1B pipeline over pp, each block's linear layers split over tp",
         refuse_split_pipeline,
     ),
-    _variant("pp-fsdp2", ("dp", "pp"), "1F1B pipeline over pp, each stage sharded over dp", refuse_pipeline),
+    _variant("pp-fsdp2", ("dp", "pp"), "1F1B pipeline over pp, each stage sharded over dp", refuse_pipeline, SYNC),
     _variant(
         "tp-pp-fsdp2",
         ("dp", "tp", "pp"),
         "1F1B pipeline over pp, linear layers split over tp, all parameters of a rank sharded over dp (FSDP2)",
         refuse_split_pipeline,
+        SYNC,
     ),
 )

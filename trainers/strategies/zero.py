@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from shardlab.matrix.cell import Cell
+from shardlab.matrix.gradient_sync import EVERY_PASS, LAST_PASS
 from shardlab.registry import Option
 from trainers.model.precision import CAST, MIXED, REASONS, SHARDED
 from trainers.strategy import Strategy
@@ -155,10 +156,10 @@ def _variant(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
         settings={"stage": stage},
         options=options,
         switches=HONOURED,
+        sync=lambda _: EVERY_PASS if stage >= 2 else LAST_PASS,
         cuts=CUTS[4 - stage :],
         theory_of_memory=partial(divide_zero, stage=stage),
         theory_of_communication=partial(list_zero_terms, stage=stage),
-        hides_in_last_pass=True,
         unprovable=unprovable,
     )
 

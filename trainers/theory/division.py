@@ -1,7 +1,7 @@
 """How a strategy divides a model over its ranks: what each rank holds of parameters, gradients and optimizer state.
 
 The numbers describe the engines of this project (docs/strategies.md) more exactly than textbooks do: for example, FSDP adds up
-whole gradients if a step has several passes, and DeepSpeed keeps a second copy of the weights.
+whole gradients if a step has several passes (by default), and DeepSpeed keeps a second copy of the weights.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Division(msgspec.Struct, frozen=True):
     gradient_bytes: int = 4
     gradient_ranks: int = 1
     whole_gradient_bytes: int = 0
-    """Bytes of a second gradient that each rank keeps whole during a step: with FSDP the sum over the passes, with DeepSpeed
-    the gradient in 16 bits."""
+    """Bytes of a second gradient that each rank keeps whole during a step: with FSDP the sum over the passes (unless its
+    option sync says otherwise), with DeepSpeed the gradient in 16 bits."""
     master_bytes: int = 0
     """Bytes of the optimizer's own copy of the weights."""
     optimizer_ranks: int = 1
@@ -49,8 +49,6 @@ class Division(msgspec.Struct, frozen=True):
     """Bytes of buffers of collectives on the rank, in total and not per parameter; they do not depend on the batch."""
     bucket_parameters: float = 0.0
     """Bytes of further buffers of collectives, per parameter of the rank's part of the model."""
-    summed_gradient_bytes: int | None = None
-    """Bytes of the second gradient while backward adds it up; None: `whole_gradient_bytes`."""
 
 
 def divide_by_cuts(cell: Cell, cuts: Collection[str] = ()) -> Division:

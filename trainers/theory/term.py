@@ -21,6 +21,8 @@ import msgspec
 from trainers.model.precision import scales_loss
 
 Axis = Literal["dp", "replicas", "tp", "pp"]
+# Parts of the computing of a step that communication may overlap with: all of it, the backward of all passes, that of the last
+Window = Literal["step", "backward", "last_backward"]
 FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -56,8 +58,8 @@ class Term(msgspec.Struct, frozen=True):
     """The number of collectives that send the payload. The time depends on it, the sent bytes do not."""
     axis: Axis = "dp"
     """The dimension of the mesh whose ranks communicate."""
-    hidden: bool = False
-    """Whether the rank may compute at the same time."""
+    hides_in: Window | None = None
+    """The part of the computing that may run at the same time; None: the rank waits."""
 
     @property
     def sent_bytes(self) -> float:

@@ -28,9 +28,8 @@ def list_ddp_terms(cell: Cell, part: ModelPart) -> list[Term]:
     itemsize = 2 if cell.options.get("comm_hook") == "bf16" else precision.weight_bytes(cell.precision)
     size = part.elements * itemsize
     buckets = max(1, -(-size // (cast("int", cell.options.get("bucket_cap_mb", 25)) * MIB)))
-    gradients = Term(
-        "gradients, all buckets of a step together: 2 (n-1)/n psi", "all_reduce", size, cell.dp, calls=buckets, hidden=True
-    )
+    name = "gradients, all buckets of a step together: 2 (n-1)/n psi"
+    gradients = Term(name, "all_reduce", size, cell.dp, calls=buckets, hides_in="last_backward")
     return [gradients, *_list_buffer_terms(cell, part)]
 
 

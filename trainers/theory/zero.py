@@ -9,7 +9,7 @@ import msgspec
 from shardlab.matrix.cell import Cell
 from trainers.model import precision
 from trainers.theory.division import Division
-from trainers.theory.term import SCALAR_BYTES, ModelPart, Term
+from trainers.theory.term import SCALAR_BYTES, ModelPart, Term, Window
 
 # Default bucket size in elements (100 MB in 16 bits). With DeepSpeed's default of 500 million, a model with less than a billion
 # parameters would start its first reduction only when most of backward is over. DeepSpeed allocates memory for whole buckets.
@@ -65,7 +65,8 @@ def _keeps_parameters(cell: Cell, elements: float) -> bool:
 def list_zero_terms(cell: Cell, part: ModelPart, *, stage: int) -> list[Term] | None:
     """What a rank of a ZeRO stage sends in a step; None for ZeRO++ if the shapes of the parameters are not known."""
     n, elements, passes = cell.dp, part.elements, cell.gradient_accumulation_steps
-    gradient_bytes, hidden = elements * count_sent_gradient_bytes(cell), cell.options.get("overlap_comm") is True
+    gradient_bytes, overlaps = elements * count_sent_gradient_bytes(cell), cell.options.get("overlap_comm") is True
+    window: Window | None = None if not overlaps else "last_backward" if stage < 2 else "backward"
     calls = max(1, -(-elements // _count_bucket_elements(cell, elements)))
     if stage == 0:
         return [Term("gradients, once a step", "all_reduce", gradient_bytes, n, calls=calls)]
@@ -76,7 +77,7 @@ def list_zero_terms(cell: Cell, part: ModelPart, *, stage: int) -> list[Term] | 
         updated_bytes = elements * precision.computed_bytes(cell.precision)
         return [
             Term(f"gradients, whole buckets to every rank, {when}", "all_reduce", gradient_bytes * times, n,
-                 calls=calls * times, hidden=hidden),
+                 calls=calls * times, hides_in=window),
             Term("updated parameters, once a step", "all_gather", updated_bytes, n, calls=calls),
             flags,
         ]  # fmt: skip
@@ -85,7 +86,7 @@ def list_zero_terms(cell: Cell, part: ModelPart, *, stage: int) -> list[Term] | 
         return None
     quantized = part.matrix_elements if cell.options["quantized_gradients"] else 0
     exact_bytes = (elements - quantized) * count_sent_gradient_bytes(cell) * passes
-    reduces = Term("gradients, each pass", "reduce_scatter", exact_bytes, n, calls=calls * passes, hidden=hidden)
+    reduces = Term("gradients, each pass", "reduce_scatter", exact_bytes, n, calls=calls * passes, hides_in=window)
     return [*gathers, reduces, *_list_quantized_terms(cell, quantized), flags]
 
 
@@ -103,7 +104,8 @@ def _list_gather_terms(cell: Cell, part: ModelPart) -> list[Term] | None:
             return None
         fetches = passes if _keeps_parameters(cell, elements) else USES_PER_PASS * passes
         calls, fetched_bytes = (part.blocks + 1) * fetches, elements * weight * fetches
-        return [Term("parameters, each time they are gathered", "all_gather", fetched_bytes, cell.dp, calls=calls, hidden=True)]
+        name = "parameters, each time they are gathered"
+        return [Term(name, "all_gather", fetched_bytes, cell.dp, calls=calls, hides_in="step")]
     fetched, unsharded = part.fetched
     sharded, itemsize = elements - unsharded, 1 if options["quantized_weights"] else weight
     refetched, ranks = fetched * passes - sharded, hpz if hpz > 1 else cell.dp

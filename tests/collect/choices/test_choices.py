@@ -68,6 +68,39 @@ DDP, FSDP, ZERO1, ZERO2 = (support.cell(name, 2) for name in ("ddp", "fsdp2", "z
 THRICE = (1, 2, 3)
 
 
+def test_cells_that_reduce_gradients_in_other_passes_are_ranked_with_a_remark(tmp_path):
+    """The option sync belongs to the strategy, also if all cells have it. The remark needs several passes and results that say
+    which passes reduced gradients."""
+    once, each = (
+        support.cell("fsdp2", 2, options={"sync": sync}, micro_batch_size=2, gradient_accumulation_steps=2)
+        for sync in ("last_pass", "every_pass")
+    )
+    zero2 = support.cell("zero2", 2, micro_batch_size=2, gradient_accumulation_steps=2)
+
+    def remarks(folder, syncs):
+        workspace = Workspace(tmp_path / folder)
+        cells = [cell for cell, _ in syncs]
+        support.keep(workspace, cells, repeats=0)
+        for cell, sync in syncs:
+            knobs = {"effective": {"sync": sync}}
+            for repeat in THRICE:
+                support.completed(workspace, cell, repeat, rehearsal=False, found={"same_work": PROVEN, "knobs": knobs})
+        found = summary.summarize(load.load_matrix(workspace, None), "fsdp2")
+        return found, [text for text in found.remarks if text.startswith("gradients are exchanged")]
+
+    found, texts = remarks("mixed", [(once, "last_pass"), (each, "every_pass"), (zero2, "every_pass")])
+    assert texts == ["gradients are exchanged in each pass: fsdp2, zero2; once a step: fsdp2; so sent bytes and memory differ"]
+    assert set(only(found)[2, 8][0]) == {"fsdp2, sync last_pass", "fsdp2, sync every_pass", "zero2"}
+    assert {row.id: row.baseline for row in found.rows if row.cell["strategy"] == "fsdp2"} == {
+        once.name(): once.name(),
+        each.name(): each.name(),
+    }
+    assert remarks("alike", [(each, "every_pass"), (zero2, "every_pass")])[1] == []
+    assert remarks("unknown", [(once, None), (zero2, ["every_pass"])])[1] == []
+    of_one_pass = [(support.cell("fsdp2", 2, options={"sync": "last_pass"}), "last_pass"), (ZERO2, "every_pass")]
+    assert remarks("one", of_one_pass)[1] == []
+
+
 def test_a_clear_winner_is_named_with_its_margin(tmp_path):
     found = summarized(tmp_path, [(DDP, THRICE), (FSDP, THRICE)])
     outcomes, ranked = only(found)[2, 8]

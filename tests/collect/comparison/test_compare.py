@@ -287,6 +287,16 @@ def test_a_precision_that_differs_throughout_is_another_computation():
     assert comparability.precision_remark([cast, support.cell("ddp", 2, precision="bf16")]) is None
 
 
+def test_cells_of_a_version_without_the_option_sync_are_matched():
+    """All strategies of older versions reduce gradients in the last pass."""
+    older, newer, other = (
+        support.cell("fsdp2", 2, nnodes=nodes, options=options)
+        for nodes, options in ((1, {}), (2, {"sync": "last_pass"}), (2, {"sync": "every_pass"}))
+    )
+    assert paired(match_cells(loaded(older), loaded(newer))) == [(older.name(), newer.name())]
+    assert not match_cells(loaded(older), loaded(other)).pairs
+
+
 def test_cells_on_two_gpu_types_are_compared_and_never_merged():
     a, b = (support.cell("ddp", 2, gpu_type=name) for name in ("a100", "h100"))
     assert a.hash() != b.hash() != support.cell("ddp", 2).hash()

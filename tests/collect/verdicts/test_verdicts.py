@@ -13,6 +13,7 @@ from collect.reading import load
 from collect.report import verdict_text
 from collect.verdicts import reasons
 from shardlab.errors import InputError
+from shardlab.files import files
 from shardlab.hardware.nvml import Gpu
 from shardlab.matrix import matrix
 from shardlab.matrix.cell import Instruments, Profile
@@ -191,6 +192,20 @@ def test_cells_of_two_precisions_are_compared_as_different_computations(tmp_path
     assert said not in judged(tmp_path / "a", CLOSE, f"{T1} > {T2}").remarks
     monkeypatch.setitem(CELLS, DDP, msgspec.structs.replace(CELLS[DDP], precision="bf16"))
     assert said in judged(tmp_path / "b", CLOSE, f"{T1} > {T2}").remarks
+
+
+def test_a_claim_says_if_its_cells_reduce_gradients_in_other_passes(tmp_path, monkeypatch):
+    for name in (DDP, FSDP):
+        passes = {"micro_batch_size": 2, "gradient_accumulation_steps": 2}
+        monkeypatch.setitem(CELLS, name, msgspec.structs.replace(CELLS[name], **passes))
+    times = {SINGLE: [100.0, 101.0], DDP: [50.0, 50.5], FSDP: [40.0, 40.5]}
+    workspace = study(tmp_path, times, claims=[f"{T2} > {TF}", f"{T1} > {TF}"])
+    for run in workspace.all_runs():
+        sync = {"ddp": "last_pass", "fsdp2": "every_pass"}.get(run.read_run().cell.strategy)
+        files.write_json(run.result, msgspec.structs.replace(run.read_result(), knobs={"effective": {"sync": sync}}))
+    remarks = [verdict.remarks for verdict in summary.summarize(load.load_matrix(workspace, None), "single").verdicts]
+    said = "gradients are exchanged in each pass: fsdp2; once a step: ddp; so sent bytes and memory differ"
+    assert [said in texts for texts in remarks] == [True, False]
 
 
 def test_speed_up_has_the_interval_of_both_throughputs(tmp_path):

@@ -91,6 +91,22 @@ def test_fsdp_adds_up_whole_gradients_if_a_step_has_several_passes():
     assert with_passes == pytest.approx(4 * 1_345_423_360 * (1 + 1 / 8))
 
 
+@pytest.mark.parametrize(
+    ("strategy", "sync", "bytes_per_parameter"),
+    [
+        ("fsdp1-full-shard", "last_pass", 2 + 4 / 8),  # FSDP1 adds up in 16 bits
+        ("fsdp1-full-shard", "every_pass", 4 / 8),
+        ("fsdp2", "every_pass", 4 / 8),
+        ("fsdp2-hsdp", "last_pass", 4 + 4 / 4),
+        ("fsdp2-hsdp", "shard_every_pass", 4 / 4),
+    ],
+)
+def test_whole_gradients_are_kept_only_until_a_pass_reduces_them(strategy, sync, bytes_per_parameter):
+    one = cell("llm-1.3b", strategy, 8, passes=4, precision="bf16", options={"sync": sync})
+    gradient = memory.predict_memory(one, on_gpu=False).by_category["gradient"]
+    assert gradient.likely == pytest.approx(bytes_per_parameter * 1_345_423_360)
+
+
 @functools.cache
 def _task_and_model(workload, **options):
     """Builds a model once for all precisions and batch sizes. Returns (its task, the model, the device of the model): on the

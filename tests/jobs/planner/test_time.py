@@ -165,6 +165,41 @@ def test_a_rank_sends_the_bytes_that_were_computed_by_hand(strategy, keys, sent)
     assert exchanges.sum_sent_bytes(one) == pytest.approx(sent)
 
 
+@pytest.mark.parametrize(("window", "share"), [("last_backward", 2 / 3 / 4), ("backward", 2 / 3), ("step", 1), (None, 0)])
+def test_communication_hides_only_in_its_part_of_the_computing(monkeypatch, window, share):
+    """Of 4 passes, two thirds of each are backward, and 85 % of the computing can hide communication. The exchanges of a step
+    as a whole cannot hide in more than its computing."""
+    late, early = Term("", "send", 1e12, 2, hides_in=window), Term("", "send", 1e12, 2, hides_in="step")
+    one = cell("gpt2", "fsdp2", 2, micro=64, passes=4, precision="bf16")
+
+    def exposed_and_hideable(*sent):
+        monkeypatch.setattr(exchanges, "list_exchanges", lambda _: sent)
+        found = step_time.predict_step_time(one, machine())
+        busy = found.parts["compute"].likely + found.parts["launches"].likely
+        return found.parts["communication"].likely, found.communication.likely, 0.85 * busy
+
+    exposed, seconds, hideable = exposed_and_hideable(late)
+    assert exposed == pytest.approx(seconds - share * hideable)
+    exposed, seconds, hideable = exposed_and_hideable(late, early)
+    assert exposed == pytest.approx(seconds - hideable)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "windows"),
+    [
+        ("ddp", {}, {"last_backward"}),
+        ("zero2", {}, {"backward", None}),  # the updated parameters are gathered after the step
+        ("zero3", {}, {"step", "backward"}),
+        ("fsdp2", {}, {"step", "last_backward"}),
+        ("fsdp2", {"sync": "every_pass"}, {"step", "backward"}),
+        ("fsdp2-hsdp", {"sync": "shard_every_pass"}, {"step", "backward", "last_backward"}),
+    ],
+)
+def test_gradients_that_each_pass_exchanges_hide_in_each_backward(strategy, options, windows):
+    one = cell("gpt2", strategy, 4, passes=4, options=options)
+    assert {exchange.hides_in for exchange in exchanges.list_exchanges(one)} == windows
+
+
 def test_a_strategy_whose_exchanges_are_not_known_gets_no_time():
     one = cell("gpt2-tiny", "ddp-powersgd", 4)
     assert exchanges.list_exchanges(one) is None

@@ -131,6 +131,23 @@ def test_a_plan_says_whether_its_cells_are_tiny_twins(tmp_path, capsys, scale, s
     assert f"every cell is a {REHEARSAL}" in printed.err or not said
 
 
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ("{strategy: [ddp, fsdp2, zero2]}", "in each pass: zero2; once a step: ddp, fsdp2; so sent bytes and memory differ"),
+        ("{strategy: [fsdp2], options.sync: [last_pass, every_pass]}", "in each pass: fsdp2; once a step: fsdp2;"),
+        ("{strategy: [ddp, fsdp2, zero1]}", None),
+        ("{strategy: [ddp, zero2], microbatches: [1]}", None),
+    ],
+)
+def test_a_plan_names_strategies_that_exchange_gradients_in_other_passes(tmp_path, capsys, axes, said):
+    head = HEAD if "microbatches" in axes else HEAD.replace("steps: 2", "steps: 2, microbatches: 2")
+    assert main(["plan", "--matrix", written(tmp_path, f"axes: {axes}\n", head), "--workspace", str(tmp_path)]) == 0
+    printed = " ".join("".join(capsys.readouterr()).split())
+    assert ("gradients are exchanged" in printed) == (said is not None)
+    assert said is None or said in printed
+
+
 @pytest.mark.parametrize(("section", "said"), [("", True), ("slurm: {}\n", False)])
 def test_a_plan_reports_a_missing_torch_if_this_machine_trains(tmp_path, capsys, monkeypatch, section, said):
     monkeypatch.setattr(plan, "find_spec", lambda name: None)

@@ -74,6 +74,18 @@ def test_a_cell_with_checkpoints_of_an_older_version_has_the_same_hash():
     assert msgspec.structs.replace(CELL, instruments=timed).hash() != saved.hash()
 
 
+def test_a_cell_of_a_version_without_the_option_sync_has_the_same_hash():
+    """Cells of older versions reduce gradients as `last_pass` does."""
+    older = msgspec.structs.replace(CELL, options={"replicas": 2})
+    hashes = [
+        msgspec.structs.replace(CELL, options={"replicas": 2, "sync": sync}).hash()
+        for sync in ("last_pass", "every_pass", "shard_every_pass")
+    ]
+    assert older.hash() == hashes[0]
+    assert len(set(hashes)) == 3
+    assert (older.sync, CELL.sync) == ("last_pass", "last_pass")
+
+
 def test_computing_the_hash_of_a_cell_does_not_change_its_json():
     """`hash` stores its result in the cell. The stored result does not get into the cell's JSON."""
     fresh = msgspec.structs.replace(CELL)

@@ -7,6 +7,7 @@ from support_long import only_long
 from torch.utils import cpp_extension
 
 from trainers import menu
+from trainers.theory.term import ModelPart
 
 pytest_plugins = ["support_trainers"]
 # How much losses may differ because sums are computed in a different order. The largest difference seen was 2e-6.
@@ -70,6 +71,34 @@ def test_options_change_how_and_not_what(bench, strategy, options):
     run_dir = bench.complete(strategy=strategy, gpus=2, options=options, prove="auto")
     assert difference(losses(run_dir), bench.reference()) < ROUNDING
     proven(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gpus", "keys", "sync"),
+    [
+        ("fsdp1-full-shard", 2, {"accumulation": 4}, "every_pass"),
+        ("fsdp2-hsdp", 4, {"accumulation": 2}, "shard_every_pass"),
+        ("tp-fsdp2", 4, {"accumulation": 2, "tp": 2}, "every_pass"),
+        *only_long(
+            ("fsdp1-no-shard", 2, {"accumulation": 2}, "every_pass"),
+            ("fsdp1-shard-grad-op", 2, {"accumulation": 4}, "every_pass"),
+            ("fsdp1-hybrid-shard", 4, {"accumulation": 2}, "every_pass"),
+            ("fsdp1-hybrid-shard-zero2", 4, {"accumulation": 2}, "every_pass"),
+            ("fsdp2", 2, {"accumulation": 4}, "every_pass"),
+            ("fsdp2-zero2", 2, {"accumulation": 2}, "every_pass"),
+            ("fsdp2-hsdp", 4, {"accumulation": 2}, "every_pass"),
+            ("fsdp2-hsdp-zero2", 4, {"accumulation": 2}, "shard_every_pass"),
+        ),
+    ],
+)
+def test_gradients_that_each_pass_reduces_are_those_of_one_process(bench, strategy, gpus, keys, sync):
+    """tests/support/support_sent_bytes.py has the bytes of these cells, worked out by hand, for 1, 2 and 4 passes."""
+    run_dir = bench.complete(strategy=strategy, gpus=gpus, options={"sync": sync}, prove="auto", **keys)
+    assert difference(losses(run_dir), bench.reference()) < ROUNDING
+    every_pass = proven(run_dir)[0]
+    assert run_dir.read_result().knobs["effective"]["sync"] == sync
+    last_pass = bench.complete(strategy=strategy, gpus=gpus, prove="auto", steps=1, **keys)
+    assert every_pass > 1.05 * proven(last_pass)[0]
 
 
 @pytest.mark.parametrize(
@@ -157,6 +186,16 @@ def test_effective_options_are_read_from_fsdp(bench):
         ("zero1", {"precision": "bf16"}, {"overlap_comm": True}, "BF16_Optimizer"),
         ("fsdp1-no-shard", {"precision": "bf16", "gradient_accumulation_steps": 2}, {}, "and fails"),
         ("fsdp1-hybrid-shard", {"gpus": 2}, {}, "found 2 on 2 ranks"),
+        (
+            "fsdp1-full-shard",
+            {"gradient_accumulation_steps": 2},
+            {"offload": "cpu", "sync": "every_pass"},
+            "sync: found every_pass with offload: cpu and several passes per step, where FSDP1 replaces the gradient",
+        ),
+        ("fsdp1-hybrid-shard", {}, {"sync": "shard_every_pass"}, "sync: found shard_every_pass. Allowed: last_pass, every"),
+        ("fsdp2", {}, {"sync": "shard_every_pass"}, "sync: found shard_every_pass. Allowed: last_pass, every_pass."),
+        ("pp-fsdp2", {"pp": 2, "dp": 2}, {"sync": "every_pass"}, "torch's pipelines reduce gradients after the last pass."),
+        ("tp-pp-fsdp2", {"tp": 2, "pp": 2, "dp": 1}, {"sync": "every_pass"}, "torch's pipelines reduce"),
         ("fsdp2-hsdp", {"gpus": 6}, {"replicas": 4}, "found 4 on 6 ranks"),
         ("fsdp2", {"max_grad_norm": 1.0}, {"offload": "cpu"}, "in CPU memory"),
         ("fsdp2", {}, {"prefetch": -1}, "found -1"),
@@ -169,6 +208,18 @@ def test_an_impossible_option_of_sharding_is_refused_before_a_rank_starts(bench,
     why = menu.refuse(msgspec.structs.replace(cell, **{"launcher": "torchrun", **change}))
     assert why is not None
     assert words in why
+
+
+def test_sync_has_no_effect_in_one_pass_and_is_allowed_there(bench):
+    for strategy, options in (("fsdp1-full-shard", {"offload": "cpu"}), ("fsdp2", {}), ("tp-fsdp2", {})):
+        cell = bench.run_dir(strategy=strategy, gpus=4, tp=2 if "tp" in strategy else 1, options=options).read_run().cell
+        changed = msgspec.structs.replace(cell, launcher="torchrun", options={**cell.options, "sync": "every_pass"})
+        assert menu.refuse(changed) is None
+        sizes = ModelPart(elements=1000, block_elements=800, blocks=4, hidden_elements=64, reductions=(2, 2))
+        terms = [menu.strategy(strategy).theory_of_communication(one, sizes) for one in (cell, changed)]
+        divisions = [menu.strategy(strategy).theory_of_memory(one, 1000) for one in (cell, changed)]
+        assert terms[0] == terms[1]
+        assert divisions[0] == divisions[1]
 
 
 def test_integers_of_zero_plus_plus_need_a_gpu_and_are_not_provable(bench):

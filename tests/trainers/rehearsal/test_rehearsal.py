@@ -36,7 +36,9 @@ REAL_COLLECTIVES = [
     ("fsdp2", 4, {"accumulation": 2, "activation_checkpointing": "full"}),
     ("fsdp2", 2, {"precision": "fp16", "max_grad_norm": 1.0}),
     ("fsdp2-zero2", 2, {}),
+    ("fsdp2", 2, {"accumulation": 2, "options": {"sync": "every_pass"}}),
     ("fsdp2-hsdp", 4, {}),
+    ("fsdp2-hsdp", 4, {"accumulation": 2, "options": {"sync": "shard_every_pass"}}),
     ("fsdp2-hsdp-zero2", 4, {}),
     ("tp", 2, {"tp": 2, "options": {"sequence_parallel": True}}),
     ("tp-fsdp2", 4, {"tp": 2}),
@@ -125,6 +127,28 @@ def test_memory_is_what_the_allocator_counts(cell_of, rehearse, case):
     for rank, real in zip(answer.ranks, measured, strict=True):
         assert rank.peak_bytes == pytest.approx(real, rel=ALLOWED), rank
         assert rank.peak_bytes == pytest.approx(real, rel=ERROR_PCT / 100 + 0.005), "the error that answers name"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "whole"),
+    # Bytes per parameter of the whole gradients that live between passes: FSDP1 keeps them as backward computes them.
+    [
+        ("fsdp2", "fp32", 4),
+        ("fsdp1-full-shard", "bf16", 2),
+        *only_long(("fsdp1-full-shard", "fp32", 4), ("tp-fsdp2", "fp32", 4)),
+    ],
+)
+def test_no_whole_gradients_live_between_passes_that_reduce_them(cell_of, rehearse, strategy, precision, whole):
+    """With `sync: every_pass`, the peak of a step is smaller by whole gradients, and larger by the shard that replaces them.
+    Both peaks are what torch's allocator counts in a real step."""
+    keys = {"accumulation": 2, "precision": precision, "optimizer": ADAMW, "tp": 2 if strategy == "tp-fsdp2" else 1}
+    peaks = {}
+    for sync in ("last_pass", "every_pass"):
+        answer, (measured,) = rehearse(cell_of(strategy, 4, {**keys, "options": {"sync": sync}}), "memory")
+        peaks[sync] = answer.worst_rank.peak_bytes
+        assert peaks[sync] == pytest.approx(measured, rel=ERROR_PCT / 100 + 0.005)
+    elements, shards = (242_688 * 2 // 4, 2) if strategy == "tp-fsdp2" else (220_544, 4)
+    assert peaks["last_pass"] - peaks["every_pass"] == pytest.approx(elements * (whole - 4 / shards), rel=0.01)
 
 
 def test_every_strategy_of_the_menu_is_compared_or_has_a_reason():
