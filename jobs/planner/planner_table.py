@@ -9,6 +9,7 @@ from jobs.planner.scale_out import ScaledCell
 from shardlab.runs.prediction import PredictedRange, Prediction, sum_ranges
 from shardlab.terminal import moments
 from shardlab.terminal.console import Output
+from shardlab.terminal.notation import format_amount
 from shardlab.terminal.table import Column, Table
 
 GIB = 1 << 30
@@ -108,14 +109,14 @@ def _format_thousands(value: float) -> str:
 
 
 def _format_times(value: float) -> str:
-    return f"{value:.3g}x"
+    return f"{format_amount(value)}x"
 
 
 def format_duration(seconds: float) -> str:
     """A duration as text, such as `350 ms` or `12 s`; from a minute on, in the format of `moments.format_duration`."""
     if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    return f"{seconds:.3g} s" if seconds < 60 else moments.format_duration(seconds)
+        return f"{format_amount(1000 * seconds)} ms"
+    return f"{format_amount(seconds)} s" if seconds < 60 else moments.format_duration(seconds)
 
 
 def _format_memory(prediction: Prediction) -> str:
@@ -130,12 +131,8 @@ def _format_range(text: Callable[[float], str], span: PredictedRange | None) -> 
     return "" if span is None else f"{text(span.likely)} ({text(span.low)} to {text(span.high)})"
 
 
-def _format_number(value: float) -> str:
-    return f"{value:.3g}"
-
-
 def _format_likely(span: PredictedRange | None) -> str:
-    return "" if span is None else _format_number(span.likely)
+    return "" if span is None else format_amount(span.likely)
 
 
 _CELL: Column[tuple[str, Prediction]] = Column("cell", lambda row: row[0])
@@ -153,7 +150,7 @@ _COLUMNS: tuple[Column[tuple[str, Prediction]], ...] = (
 )
 _SUMS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("time_s", " for all runs in sequence", format_duration),
-    ("gpu_hours", " GPU hours", _format_number),
-    ("energy_kwh", " kWh of the GPUs", _format_number),
+    ("gpu_hours", " GPU hours", format_amount),
+    ("energy_kwh", " kWh of the GPUs", format_amount),
     ("cost", " by price_per_gpu_hour", lambda value: f"{value:.2f}"),
 )

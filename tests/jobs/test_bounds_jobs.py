@@ -50,8 +50,8 @@ def wait_gpus(seconds):
 
 
 def hours(bound):
-    """Whether runs of 12.5 GPU hours, and 2.5 with retries, may be submitted with --max-gpu-hours."""
-    found = gpu_hours.CellHours(CELL, 12.5, measured=True, retries=2.5, requeues=4.0)
+    """Whether runs of 7.5 GPU hours, and 15 with retries, may be submitted with --max-gpu-hours."""
+    found = gpu_hours.CellHours(CELL, gpu_hours.RunTime(9000.0, "recorded times"), gpus=3, retries=1, requeues=2)
     return is_allowed(gpu_hours.must_be_within_bound, bound, [found], says="--max-gpu-hours")
 
 

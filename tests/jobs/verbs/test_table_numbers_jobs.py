@@ -89,12 +89,13 @@ def test_the_hours_of_a_plan_show_the_known_numbers():
     assert views._format_cost(Cost(2, 1.75, 5.25), 3).startswith(
         "about 1h 45m in sequence, 5h 15m summed over ranks (or GPUs) for 2 of 3"
     )
-    hours = gpu_hours.GpuHours(2.5, 10.25, 7, 3.125, 4.5)
+    hours = gpu_hours.GpuHours(2.5, 1000.5, 10.25, 7, 3.125, 4.5)
     assert gpu_hours.describe_hours(hours) == (
-        "12.8 GPU hours (2.5 by recorded times, 10.2 by time limits; 7 cell(s) have no known time)"
+        "1,013 GPU hours (2.5 by recorded times, 1,000 by the high end of predictions, 10.2 by time limits; 7 cell(s) "
+        "have no known time)"
     )
     assert gpu_hours.describe_retries(hours) == (
-        "up to 20.4 GPU hours with all retries (3.12 by `retry` of the matrix, 4.5 by `slurm.requeue`)"
+        "about 1,021 GPU hours with all retries (3.12 by `retry` of the matrix, 4.5 by `slurm.requeue`)"
     )
     assert Share("abc", "gres/gpu:a100", 75.5, 101.0).in_words() == "75.5 of 101 GPU hours of the type a100 left"
 
