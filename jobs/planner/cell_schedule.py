@@ -81,7 +81,6 @@ def describe_schedule(schedule: CellSchedule, predicted: Prediction) -> Iterator
         f"and a backward pass takes {BACKWARD:g} units"
     )
     if (compute_s := predicted.step_parts_s.get("compute")) is not None:
-        unit, waiting = (
-            format_amount(1000 * seconds) for seconds in (compute_s / schedule.ideal, predicted.step_parts_s.get("bubble", 0.0))
-        )
-        yield f"predicted: a forward pass takes {unit} ms, and the bubble {waiting} ms of a step"
+        pass_s, waiting_s = compute_s / schedule.ideal, predicted.step_parts_s.get("bubble", 0.0)
+        forward, bubble = f"{format_amount(1000 * pass_s)} ms", f"{format_amount(1000 * waiting_s)} ms"
+        yield f"predicted: a forward pass takes {forward}, and the bubble {bubble} of a step"

@@ -44,7 +44,7 @@ def named(cells, numbers):
         (None, None, None, 0, None),
     ],
 )
-def test_a_run_takes_its_recorded_time_or_the_high_end_of_its_prediction_or_its_limit(
+def test_a_run_takes_its_recorded_time_or_its_highest_predicted_time_or_its_limit(
     recorded_s, predicted_s, limit_s, elapsed_s, expected
 ):
     predicted = None if predicted_s is None else Prediction(time_s=PredictedRange(1.0, 2.0, predicted_s))
@@ -52,7 +52,7 @@ def test_a_run_takes_its_recorded_time_or_the_high_end_of_its_prediction_or_its_
     assert gpu_hours.estimate_run_time(recorded_s, predicted or Prediction(), limit_s, elapsed_s) == expected
 
 
-def test_gpu_hours_use_recorded_times_before_predictions_before_limits_and_count_complete_nodes():
+def test_gpu_hours_are_those_of_complete_nodes_by_the_source_of_the_times():
     """Each time is multiplied by all GPUs of the nodes of the run."""
     cells = [cell("ddp", 2), cell("ddp", 8, nnodes=2), cell("ddp", 2, seed=7, time_limit_s=360)]
     runs = named(cells, [3, 1, 1])
