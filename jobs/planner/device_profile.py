@@ -24,13 +24,26 @@ OPERATORS = 45  # operators of one block in forward and backward; assumed, and l
 
 
 class AchievedShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of achieved.yaml: the share of its peak that a GPU achieves. The comments of that file explain the fields."""
+    """An entry of achieved.yaml: the shares of its peak that a GPU achieves. The comments of that file explain the fields."""
 
-    kind: str
-    precisions: tuple[str, ...]
     gpu: str
-    share: tuple[float, float, float]
+    precisions: tuple[str, ...]
+    products: tuple[float, float, float]
+    attention: tuple[float, float, float]
+    convolutions: tuple[float, float, float]
+    unknown: tuple[float, float, float]
     source: str
+
+
+class AchievedRates(msgspec.Struct, frozen=True):
+    """The FLOP/s that kernels of a GPU reach at a precision. The fields are those of AchievedShare, and:"""
+
+    products: PredictedRange
+    attention: PredictedRange
+    convolutions: PredictedRange
+    unknown: PredictedRange
+    unaligned: PredictedRange | None
+    """In products with an unaligned dimension; None: the precision has no such rule."""
 
 
 @functools.cache
@@ -41,23 +54,20 @@ def achieved_shares() -> tuple[AchievedShare, ...]:
 
 
 @functools.cache
-def flops_per_s(gpu: GpuModel, precision: str, kind: str) -> PredictedRange | None:
-    """The FLOP/s that a GPU reaches in forward and backward passes; None if the GPU does not support the precision."""
-    name = gpu_name(gpu)
+def find_rates(gpu: GpuModel, precision: str) -> AchievedRates | None:
+    """The FLOP/s that kernels of a GPU reach at a precision; None if the GPU does not support the precision."""
     peak = gpu_models.model_peak_flops(gpu, precision)
     if peak is None:
         return None
-    candidates = (entry for entry in achieved_shares() if entry.kind == kind and precision in entry.precisions)
-    entry = next(entry for entry in candidates if re.fullmatch(entry.gpu, name))
-    return PredictedRange(*(peak * share for share in entry.share))
-
-
-@functools.cache
-def unaligned_flops_per_s(gpu: GpuModel, precision: str) -> PredictedRange | None:
-    """The FLOP/s that a GPU reaches in matrix products in 16 bits with an unaligned dimension; None for other precisions, which
-    have no such rule, and if the GPU does not support the precision."""
-    peak = gpu_models.model_peak_flops(gpu, precision) if computed_bytes(precision) == 2 else None
-    return None if peak is None else UNALIGNED.times(peak)
+    name = gpu_name(gpu)
+    entry = next(entry for entry in achieved_shares() if precision in entry.precisions and re.fullmatch(entry.gpu, name))
+    return AchievedRates(
+        products=PredictedRange(*entry.products).times(peak),
+        attention=PredictedRange(*entry.attention).times(peak),
+        convolutions=PredictedRange(*entry.convolutions).times(peak),
+        unknown=PredictedRange(*entry.unknown).times(peak),
+        unaligned=UNALIGNED.times(peak) if computed_bytes(precision) == 2 else None,
+    )
 
 
 def gpu_name(gpu: GpuModel) -> str:

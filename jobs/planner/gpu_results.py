@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 import jobs
-from jobs.planner import gpu, link, memory, step_time
+from jobs.planner import calibration, gpu, link, memory, step_time
 from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import PlannedMachine
 from shardlab.errors import WorkspaceError
@@ -72,7 +72,12 @@ def _read_proof(path: Path, machine: PlannedMachine) -> Iterator[MeasuredRatio]:
             continue
         predicted_time = step_time.predict_step_time(record.cell, machine)
         terms = memory.predict_memory(record.cell, on_gpu=True)
-        time_s = None if predicted_time is None or not record.step_ms else record.step_ms / 1000 / predicted_time.seconds.likely
+        parts = (
+            (0.0, 0.0) if predicted_time is None else (predicted_time.seconds.likely, predicted_time.parts["compute"].likely)
+        )
         peak_bytes = record.peak_allocated_bytes if terms.complete and terms.tensors.likely else None
-        if time_s or peak_bytes:
-            yield MeasuredRatio(record.cell, machine.name, time_s, peak_bytes / terms.tensors.likely if peak_bytes else None)
+        measured_s = record.step_ms / 1000 if record.step_ms else None
+        memory_ratio = peak_bytes / terms.tensors.likely if peak_bytes else None
+        ratio = calibration.measure_ratio(record.cell, machine.name, parts, measured_s, memory_ratio)
+        if ratio.time or ratio.memory:
+            yield ratio

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from shardlab.cluster.cluster_keys import CardBandwidth, Network
 from shardlab.hardware.gpu_models import GpuModel
 from shardlab.runs.prediction import PredictedRange
 
@@ -64,6 +65,28 @@ def find_link(name: str, gpu: GpuModel | None) -> PlannedLink | None:
     entry = link_entries()[name]
     line_gb_per_s = entry.gb_per_s if entry.gb_per_s is not None else gpu.link_gb_per_s / 2 if gpu is not None else None
     return None if line_gb_per_s is None else _make_link(name, line_gb_per_s, entry)
+
+
+OTHER_NETWORK = "ethernet-100"  # the entry whose latency and achieved share a network gets of which only the bandwidth is known
+
+
+def find_network(keys: Network, gpu: GpuModel | None) -> PlannedLink | None:
+    """The network between nodes by the keys of a cluster file; None if they do not name it, or if its bandwidth is not known.
+    Its bandwidth is that of all network cards of a node together."""
+    if keys.between_nodes is None:
+        return None
+    if isinstance(keys.between_nodes, CardBandwidth):
+        entry = link_entries()[OTHER_NETWORK]
+        card: PlannedLink | None = _make_link(
+            f"network of {keys.between_nodes.gb_per_s:g} GB/s", keys.between_nodes.gb_per_s, entry
+        )
+    else:
+        card = find_link(keys.between_nodes, gpu)
+    if card is None:
+        return None
+    cards = f"{keys.cards_per_node} cards per node" if keys.cards_per_node else "one card per node assumed"
+    bandwidth = card.bandwidth.times(keys.cards_per_node or 1)
+    return msgspec.structs.replace(card, bandwidth=bandwidth, how=f"{card.how}, {cards}")
 
 
 def make_data_sheet_link(gpu: GpuModel) -> PlannedLink:

@@ -68,13 +68,14 @@ def _make_machine(
     inside = link.make_data_sheet_link(model) if model is not None else None
     if network_keys.link is not None:
         inside = link.find_link(network_keys.link, model)
-    between = link.find_link(network_keys.between_nodes, model) if network_keys.between_nodes is not None else None
+    between = link.find_network(network_keys, model)
     nccl_rows = [row for row in measured if row.backend == "nccl" and row.gpu is not None and gpu.find_model(row.gpu) == model]
     inside = (
         link_fit.fit_link(inside.name if inside is not None else "link", [row for row in nccl_rows if len(row.nodes) == 1])
         or inside
     )
-    between = _fit_link_between_nodes(network_keys.between_nodes, nccl_rows, measured) or between
+    name_between = network_keys.between_nodes if isinstance(network_keys.between_nodes, str) else None
+    between = _fit_link_between_nodes(name_between, nccl_rows, measured) or between
     return PlannedMachine(True, name, model, memory, inside, between, cluster.price_per_gpu_hour)
 
 

@@ -189,7 +189,7 @@ def _predict_activations(cell: Cell, facts: ModelFacts, share: StageShare, micro
     saved = facts.saved
     if saved is None:
         return ZERO, ZERO
-    block = _saved_block_bytes(cell, saved) * micro + saved.weights / cell.tp
+    block = count_saved_block_bytes(cell, saved) * micro + saved.weights / cell.tp
     block_bytes, kept_input = block, saved.block_input * micro
     kept_in_blocks, recomputed = _checkpointed_bytes(cell.activation_checkpointing, share.blocks, block_bytes, kept_input)
     head_bytes = saved.head * micro if share.last else 0.0
@@ -209,7 +209,7 @@ def _predict_activations(cell: Cell, facts: ModelFacts, share: StageShare, micro
     return PredictedRange(low, kept_bytes, kept_bytes * 1.03), PredictedRange(logits, momentary, momentary + block_bytes / 2)
 
 
-def _saved_block_bytes(cell: Cell, saved: SavedBytes) -> float:
+def count_saved_block_bytes(cell: Cell, saved: SavedBytes) -> float:
     """The bytes that one block saves for backward per item, on one of the tensor-parallel ranks."""
     sequence = cell.tp if cell.options.get("sequence_parallel") is True else 1
     return saved.block_whole / sequence + saved.block_split / cell.tp

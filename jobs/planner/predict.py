@@ -59,7 +59,7 @@ def predict_run(
     predicted_memory = _predict_memory(cell, machine, formula_memory, calibration, answer)
     sent_bytes, sent_from, collectives = _predict_traffic(cell, answer)
     step = step_time.predict_step_time(cell, machine)
-    step_s, time_note = (None, "") if step is None else calibration.time(cell, machine.name, step.seconds)
+    step_s, time_note = (None, "") if step is None else calibration.time(cell, machine.name, step)
     power_w, power_note = _predict_power(cell, machine, calibration)
     run_time = _predict_run_time(cell, step_s, power_w, recorded_s)
     gpus = (cell.gpus if occupied is None else occupied) if machine.on_gpu else 0
@@ -216,7 +216,7 @@ def _why_no_time(cell: Cell, machine: PlannedMachine) -> str:
         return "the operations of the model are not known"
     if (known_exchanges := exchanges.list_exchanges(cell)) is None:
         return f"what {cell.strategy} exchanges is not known to the planner"
-    if any(step_time.find_slowest_link(cell, exchange.axis, machine) is None for exchange in known_exchanges):
+    if any(step_time.find_group_link(cell, exchange.axis, machine) is None for exchange in known_exchanges):
         return "the link between nodes is not known; set network.between_nodes in the cluster file"
     return f"the data sheet has no peak for {cell.precision}"
 

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from jobs.planner import device_profile, exchanges, model_facts, pipeline_schedule, pipeline_share, sharding
+from jobs.planner import compute_time, device_profile, exchanges, model_facts, pipeline_schedule, pipeline_share, sharding
 from jobs.planner.link import PlannedLink
 from jobs.planner.machine import PlannedMachine
 from jobs.planner.model_facts import ModelFacts
@@ -17,11 +17,16 @@ from trainers.theory.term import Axis, Term
 
 # the share of backward in the time of a pass: backward computes two products of matrices for each product in forward
 BACKWARD = 2 / 3
-# WINDOW: the share of the computing time in which communication can be hidden. EXPOSED: the smallest share of communication
-# that is not hidden. Both have three values: for the fastest, the likely and the slowest step. Study 2, section 4.5.4: 92.5 %
-# of DDP's all-reduces and 95.1 % and 98.1 % of FSDP's all-gathers overlap with computing.
+# WINDOW: the share of the computing time in which communication can be hidden. EXPOSED: the share of hidden communication by
+# which it makes a step longer nevertheless: a part at the ends of passes does not overlap, and its kernels take multiprocessors
+# and bandwidth of the memory from computing. Both have three values: for the fastest, the likely and the slowest step. Study 2,
+# section 4.5.4: 92.5 % of DDP's all-reduces and 95.1 % and 98.1 % of FSDP's all-gathers overlap with computing. What computing
+# loses is fitted to benchmarks/published.
 WINDOW = PredictedRange(0.95, 0.85, 0.6)
-EXPOSED = PredictedRange(0.02, 0.06, 0.25)
+EXPOSED = PredictedRange(0.03, 0.15, 0.35)
+# The share of bandwidth that a network loses each time the number of nodes doubles, by congestion and uneven paths. llm-foundry
+# on H100 (benchmarks/published) loses 5 to 10 % of its throughput from 16 to 64 nodes; the range is assumed.
+CONGESTION = PredictedRange(0.0, 0.04, 0.10)
 STRAGGLER_DEVIATION = PredictedRange(0.0, 0.01, 0.03)  # standard deviation of a rank's step time, divided by the mean; assumed
 UPDATE_BYTES = {True: 28, False: 72}  # bytes per parameter that Adam in fp32 reads and writes; True: the fused optimizer
 
@@ -61,21 +66,23 @@ def predict_step_time(cell: Cell, machine: PlannedMachine) -> PredictedStepTime 
     facts = model_facts.find_model_facts(cell)
     if machine.gpu is None or facts.flops_per_item is None or (known_exchanges := exchanges.list_exchanges(cell)) is None:
         return None
-    flops_per_s = device_profile.flops_per_s(machine.gpu, cell.precision, facts.kind)
-    timed_exchanges = [(exchange, find_slowest_link(cell, exchange.axis, machine)) for exchange in known_exchanges]
-    if flops_per_s is None or any(link is None for _, link in timed_exchanges):
+    timed_exchanges = [(exchange, find_group_link(cell, exchange.axis, machine)) for exchange in known_exchanges]
+    computing = compute_time.predict_compute_time(cell, facts, machine.gpu)
+    if computing is None or any(link is None for _, link in timed_exchanges):
         return None
-    unaligned_rate = device_profile.unaligned_flops_per_s(machine.gpu, cell.precision)
-    compute, launches = _predict_compute_time(cell, facts, flops_per_s, unaligned_rate)
+    passes = cell.gradient_accumulation_steps
+    compute = (computing.blocks + computing.head).times(passes)
+    launches = _predict_launch_time(cell, facts, compute)
     update = _predict_update_time(cell, facts, machine.gpu)
     hideable, unhideable = ZERO, ZERO
     for exchange, link in timed_exchanges:
         assert link is not None
-        seconds = predict_exchange_time(exchange, link, _count_rings(cell, exchange.axis))
+        seconds = predict_exchange_time(exchange, link)
         hideable, unhideable = (hideable + seconds, unhideable) if exchange.hidden else (hideable, unhideable + seconds)
     busy = compute + launches
     exposed = unhideable + _predict_exposed_time(cell, hideable, busy)
-    bubble = busy.times(_bubble_over_compute(cell))
+    # The last stage, which has the head, sets the pace, and all stages wait as long as passes through blocks take.
+    bubble = (computing.blocks.times(passes) + launches).times(_bubble_over_compute(cell))
     return PredictedStepTime(
         {
             "compute": compute,
@@ -86,51 +93,40 @@ def predict_step_time(cell: Cell, machine: PlannedMachine) -> PredictedStepTime 
             "stragglers": _predict_straggler_time(cell, busy + update + exposed + bubble),
         },
         hideable + unhideable,
-        tuple(dict.fromkeys(link for _, link in timed_exchanges if link is not None)),
+        tuple({link.name: link for _, link in timed_exchanges if link is not None}.values()),
     )
 
 
-def find_slowest_link(cell: Cell, axis: Axis, machine: PlannedMachine) -> PlannedLink | None:
-    """The slowest link that the groups of ranks along an axis use; None if it is not known. Consecutive ranks differ in tp
-    first, then in dp, then in pp, and fill one node after another."""
+def find_group_link(cell: Cell, axis: Axis, machine: PlannedMachine) -> PlannedLink | None:
+    """The link of one group of ranks along an axis; None if it is not known. Consecutive ranks differ in tp first, then in dp,
+    then in pp, and fill one node after another. Several groups of a node share its network, and a group uses no more of the
+    network than its GPUs bring to the network cards."""
     per_node = -(-cell.gpus // cell.nnodes)
     ranks_spanned = {"tp": cell.tp, "dp": cell.tp * cell.shards, "replicas": cell.tp * cell.dp, "pp": cell.gpus}[axis]
-    return machine.inside if ranks_spanned <= per_node else machine.between
-
-
-def _count_rings(cell: Cell, axis: Axis) -> int:
-    """How many groups of ranks along an axis communicate beyond their node at the same time, and so share its network."""
-    per_node = -(-cell.gpus // cell.nnodes)
+    if ranks_spanned <= per_node or machine.between is None:
+        return machine.inside if ranks_spanned <= per_node else None
     rank_stride = {"tp": 1, "dp": cell.tp, "replicas": cell.tp * cell.shards, "pp": cell.tp * cell.dp}[axis]
-    return max(1, min(rank_stride, per_node)) if cell.nnodes > 1 else 1
+    groups, doublings = max(1, min(rank_stride, per_node)), math.log2(cell.nnodes)
+    ends = [
+        bandwidth * (1 - lost) ** doublings / groups
+        for bandwidth, lost in zip(
+            msgspec.structs.astuple(machine.between.bandwidth),
+            (CONGESTION.high, CONGESTION.likely, CONGESTION.low),
+            strict=True,
+        )
+    ]
+    if machine.inside is not None:
+        ends = [min(pair) for pair in zip(ends, msgspec.structs.astuple(machine.inside.bandwidth), strict=True)]
+    return msgspec.structs.replace(machine.between, bandwidth=PredictedRange(*ends))
 
 
-def _predict_compute_time(
-    cell: Cell, facts: ModelFacts, rate: PredictedRange, unaligned_rate: PredictedRange | None
-) -> tuple[PredictedRange, PredictedRange]:
-    """The time of computing in a step: (seconds that the GPU computes, seconds that it waits until the host starts operators).
-
-    rate: the FLOP/s that the GPU reaches. unaligned_rate: the FLOP/s in products with an unaligned dimension; None: the same as
-    `rate`."""
-    assert facts.flops_per_item is not None
-    passes, model_parts = cell.gradient_accumulation_steps, cell.tp * cell.pp
-    items = cell.micro_batch_size * passes
-    recomputed_share = exchanges.count_recomputed_blocks(cell, facts.blocks) / facts.blocks / 3 if facts.blocks else 1 / 3
-    recomputed_share = 0.0 if cell.activation_checkpointing == "none" else recomputed_share
-    # The unaligned products are those of the head. It is in no block, so it is not recomputed, and tensor parallelism and
-    # pipelines do not split it: the last stage computes it, and the other stages wait.
-    unaligned = facts.unaligned_flops_per_item * items if unaligned_rate is not None else 0.0
-    flops = (facts.flops_per_item * items * (1 + recomputed_share) - unaligned) / model_parts
-    compute = _divide_by_rate(flops, rate) + _divide_by_rate(unaligned, unaligned_rate or rate)
+def _predict_launch_time(cell: Cell, facts: ModelFacts, compute: PredictedRange) -> PredictedRange:
+    """The seconds in a step that the GPU waits until the host starts operators. compute: the seconds that it computes."""
+    passes = cell.gradient_accumulation_steps
     operators = passes * device_profile.OPERATORS * max(1, facts.blocks / cell.pp) * (0.3 if cell.compile else 1.0)
     host_time = device_profile.LAUNCH_S.times(operators)
     pairs = ((host_time.low, compute.low), (host_time.likely, compute.likely), (host_time.high, compute.high))
-    return compute, PredictedRange(*sorted(max(0.0, started - computed) for started, computed in pairs))
-
-
-def _divide_by_rate(amount: float, rate: PredictedRange) -> PredictedRange:
-    """The seconds that an amount of work takes. amount, rate: FLOPs and FLOP/s, or bytes and bytes per second."""
-    return PredictedRange(amount / rate.high, amount / rate.likely, amount / rate.low)
+    return PredictedRange(*sorted(max(0.0, started - computed) for started, computed in pairs))
 
 
 def _predict_update_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> PredictedRange:
@@ -143,7 +139,7 @@ def _predict_update_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> Predic
     moved_bytes = moved_bytes // 2 if cell.precision == "bf16-pure" else moved_bytes
     copies = 6 if division.copy_bytes else 0
     size = parameters * (moved_bytes / division.optimizer_ranks + copies)
-    return _divide_by_rate(size, device_profile.STREAMED.times(gpu.memory_gb_per_s * 1e9))
+    return compute_time.divide_by_rate(size, device_profile.STREAMED.times(gpu.memory_gb_per_s * 1e9))
 
 
 def _predict_exposed_time(cell: Cell, hidden: PredictedRange, busy: PredictedRange) -> PredictedRange:
@@ -155,8 +151,9 @@ def _predict_exposed_time(cell: Cell, hidden: PredictedRange, busy: PredictedRan
     is_late = sharding.find_strategy(cell.strategy).hides_in_last_pass
     share = BACKWARD / cell.gradient_accumulation_steps if is_late else 1.0
 
-    def exposed(seconds: float, computing: float, window: float, least: float) -> float:
-        return max(seconds - window * share * computing, least * seconds)
+    def exposed(seconds: float, computing: float, window: float, lost: float) -> float:
+        overlapped = min(seconds, window * share * computing)
+        return seconds - overlapped + lost * overlapped
 
     return PredictedRange(
         exposed(hidden.low, busy.high, WINDOW.low, EXPOSED.low),
@@ -209,15 +206,14 @@ def faster_s(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float)
     return min(ring_s(op, size, ranks, alpha_s, bandwidth), tree_s(op, size, ranks, alpha_s, bandwidth))
 
 
-def predict_exchange_time(exchange: Term, link: PlannedLink, rings: int = 1) -> PredictedRange:
-    """The seconds that all calls of an exchange take in a step. rings: the number of groups of ranks on one node that use the
-    link at the same time."""
+def predict_exchange_time(exchange: Term, link: PlannedLink) -> PredictedRange:
+    """The seconds that all calls of an exchange take in a step."""
     if not exchange.calls or exchange.ranks == 1:
         return PredictedRange(0.0, 0.0, 0.0)
     size = exchange.payload_bytes / exchange.calls
 
     def seconds(alpha_s: float, bandwidth: float) -> float:
-        return exchange.calls * faster_s(exchange.op, size, exchange.ranks, alpha_s, bandwidth / rings)
+        return exchange.calls * faster_s(exchange.op, size, exchange.ranks, alpha_s, bandwidth)
 
     # In the ranges of a link, `low` is the slowest case, which gives the longest time.
     return PredictedRange(

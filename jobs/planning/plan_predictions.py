@@ -80,10 +80,11 @@ def _measure_ratio(folder: RunDir, power_w: float | None) -> MeasuredRatio | Non
         return None
     seconds = result.step_time_ms.median / 1000 if result.step_time_ms is not None else None
     peak = (result.peak_memory_bytes or {}).get("allocated")
-    return MeasuredRatio(
+    return calibration.measure_ratio(
         cell,
         predicted.gpu,
-        seconds / predicted.formula_step_s if seconds and predicted.formula_step_s else None,
+        (predicted.formula_step_s or 0.0, predicted.step_parts_s.get("compute", 0.0)),
+        seconds,
         peak / predicted.formula_tensor_bytes if peak and predicted.formula_tensor_bytes else None,
         power_w,
     )

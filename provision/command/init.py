@@ -15,6 +15,7 @@ from provision.facts.nvidia import NVIDIA
 from provision.facts.partitions import SitePartition
 from provision.facts.pythons import OLDEST
 from provision.facts.quotas import Quota
+from provision.facts.rdma import RDMA, RdmaLink
 from provision.facts.shared_folders import SHARED_FOLDERS, SharedFolder
 from provision.facts.system import SYSTEM, System
 from provision.node import Node
@@ -37,6 +38,11 @@ from shardlab.workspace.workspace import Workspace
 
 _LOGIN = re.compile(r"^(?:([A-Za-z0-9._-]+)@)?([A-Za-z0-9][A-Za-z0-9._-]{0,252})(?::(\d{1,5}))?\Z")
 GIB = 1 << 30
+INFINIBAND_BY_GBIT: dict[float, str] = {
+    100: "infiniband-edr",
+    200: "infiniband-hdr",
+    400: "infiniband-ndr",
+}  # words of `network`, by Gbit/s
 MOST_MODULES = 24  # the most modules that one line of the printed file names
 # The facts SYSTEM and NVIDIA, whose commands run without root here, so that `init` works without sudo.
 _SYSTEM = Fact("system", SYSTEM.command, SYSTEM.parse, SYSTEM.timeout_s)
@@ -214,11 +220,13 @@ def _make_ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]
     nodes: list[dict[str, object]] = []
     gpus: list[list[str]] = []
     folders: list[set[str]] = []
+    rdma_links: list[list[RdmaLink]] = []
     for index, login in enumerate(logins):
         output.print_remark(f"asking {login.host}", style="dim")
         facts = Facts(_make_ssh_node(workspace, login))
         system = facts[_SYSTEM]
         gpus.append(_list_gpu_names(facts))
+        rdma_links.append(facts[RDMA])
         folders.append({entry.path for entry in facts[SHARED_FOLDERS] if entry.is_network})
         remark = ", ".join([_machine_text(system), *gpus[-1]])
         nodes.append({"name": f"node{index}", "host": login.host, "user": login.user, "port": login.port, "remark": remark})
@@ -228,8 +236,25 @@ def _make_ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]
         cluster_name=_cluster_name(logins[0].host.partition(".")[0]),
         nodes=nodes,
         gpus=min(map(len, gpus)),
+        network=propose_network(rdma_links),
         shared=f"{common_folders[0]}/shardlab" if common_folders else None,
     )
+
+
+def propose_network(nodes: Sequence[Sequence[RdmaLink]]) -> str | None:
+    """The value of the key `network`, as YAML, from the active RDMA links of each node; None if the nodes do not have the same.
+
+    A node uses its fastest links together. Slower ones, such as those of a storage network, are left out."""
+    networks = set()
+    for links in nodes:
+        rated = [(link.gbit_per_s, link.layer) for link in links if link.state == "ACTIVE" and link.gbit_per_s is not None]
+        fastest = max(rated, default=None)
+        networks.add(None if fastest is None else (*fastest, rated.count(fastest)))
+    if len(networks) != 1 or (network := networks.pop()) is None:
+        return None
+    rate, layer, cards = network
+    word = INFINIBAND_BY_GBIT.get(rate) if layer == "InfiniBand" else None
+    return f"{{between_nodes: {word or f'{{gb_per_s: {rate / 8:g}}}'}, cards_per_node: {cards}}}"
 
 
 def _make_ssh_node(workspace: Workspace, login: Login) -> SshNode:

@@ -15,11 +15,12 @@ for port in /sys/class/infiniband/*/ports/*; do
     device=${port#/sys/class/infiniband/}
     kinds=$(cat "$port"/gid_attrs/types/* 2>/dev/null | sort -u | tr '\\n' ',')
     nic=$(cat "$port"/gid_attrs/ndevs/* 2>/dev/null | head -n 1)
-    printf '%s\\t%s\\t%s\\t%s\\t%s\\t%s\\n' "${device%%/*}" "${port##*/}" "$(cat "$port/state")" "$(cat "$port/link_layer")" \\
-        "$nic" "$kinds"
+    printf '%s\\t%s\\t%s\\t%s\\t%s\\t%s\\t%s\\n' "${device%%/*}" "${port##*/}" "$(cat "$port/state")" \\
+        "$(cat "$port/link_layer")" "$nic" "$kinds" "$(cat "$port/rate" 2>/dev/null)"
 done
 """
 _STATE = re.compile(r"^\d+: ([A-Z_]+)\Z")
+_RATE = re.compile(r"^(\d+(?:\.\d+)?) Gb/sec")
 
 
 class RdmaLink(msgspec.Struct, frozen=True):
@@ -35,6 +36,8 @@ class RdmaLink(msgspec.Struct, frozen=True):
     """The network interface of the link; None: it has none."""
     gids: list[str]
     """The types of the link's GIDs, such as `RoCE v2`."""
+    gbit_per_s: float | None = None
+    """The rate of the link in Gbit/s in one direction; None: the kernel does not say it."""
 
     @property
     def name(self) -> str:
@@ -54,10 +57,12 @@ def parse(stdout: str) -> list[RdmaLink]:
 
 def _parse_link(line: str) -> RdmaLink:
     fields = line.split("\t")
-    if len(fields) != 6 or (state := _STATE.match(fields[2])) is None:
-        raise ValueError(f"found {line!r}. Allowed: device, port, state, layer, interface, GID types.")
-    device, port, _, layer, nic, gids = fields
-    return RdmaLink(device, int(port), state[1], layer, nic or None, [gid_type for gid_type in gids.split(",") if gid_type])
+    if len(fields) != 7 or (state := _STATE.match(fields[2])) is None:
+        raise ValueError(f"found {line!r}. Allowed: device, port, state, layer, interface, GID types, rate.")
+    device, port, _, layer, nic, gids, rate_text = fields
+    rate = _RATE.match(rate_text)
+    kinds = [gid_type for gid_type in gids.split(",") if gid_type]
+    return RdmaLink(device, int(port), state[1], layer, nic or None, kinds, float(rate[1]) if rate is not None else None)
 
 
 RDMA = Fact("rdma", command, parse, timeout_s=30)

@@ -28,13 +28,23 @@ LinkName = Literal[
 ]  # fmt: skip
 
 
+class CardBandwidth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The bandwidth of a network card, for a network that no word of `between_nodes` names."""
+
+    gb_per_s: Annotated[float, msgspec.Meta(gt=0)]
+    """1e9 bytes/s in one direction: an eighth of the Gbit/s that the data sheet prints."""
+
+
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The links between GPUs. `jobs plan` and `jobs advise` calculate with them; runs do not use them."""
 
     link: LinkName | None = None
     """The link between the GPUs of one node; null: the link that the data sheet of the GPU model names."""
-    between_nodes: LinkName | None = None
-    """The link between two nodes; null: not known, so that no time is predicted for runs on several nodes."""
+    between_nodes: LinkName | CardBandwidth | None = None
+    """The link of one network card of a node to other nodes: a word, or `{gb_per_s: NUMBER}`; null: not known, so that no time
+    is predicted for runs on several nodes."""
+    cards_per_node: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
+    """How many such network cards of a node a run uses at the same time; null: one is assumed."""
 
 
 class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -138,10 +138,12 @@ def prediction(cluster: Cluster, workspace: Workspace) -> str:
     planned = machine.plan_machine(cluster, None)
     cell = support_planner.cell(gpus=2 * GPUS, nnodes=2)
     links = [link and link.name for link in (planned.inside, planned.between)]
+    network = planned.between and planned.between.how
     found = predict.predict_run(cell, planned)
     typed = machine.plan_machine(cluster, "h100").capacity
     return (
-        f"{links} memory={planned.capacity} of h100={typed} cost={found.cost} step={found.step_s} {plan.find_capacity(cluster)}"
+        f"{links} {network} memory={planned.capacity} of h100={typed} cost={found.cost} step={found.step_s} "
+        f"{plan.find_capacity(cluster)}"
     )
 
 

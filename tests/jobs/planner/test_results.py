@@ -13,7 +13,6 @@ from jobs.planner.machine import PlannedMachine
 from jobs.planning import plan_predictions
 from shardlab.files import files
 from shardlab.hardware.nvml import Gpu
-from shardlab.runs.prediction import exact_range
 from shardlab.workspace.workspace import Workspace
 
 ONE = cell("gpt2-large", "single", 1, micro=8, precision="bf16")
@@ -52,15 +51,16 @@ def test_the_ratio_is_that_to_the_formula(tmp_path):
 
 def test_a_plan_uses_results_until_a_run_of_the_workspace_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_results, "CHECKOUT", tmp_path / "none")  # hides this repository's own docs/results
-    formula_s = step_time.predict_step_time(ONE, machine(A100)).seconds.likely
-    results(tmp_path, record(step_ms=1300 * formula_s))
+    formula = step_time.predict_step_time(ONE, machine(A100))
+    results(tmp_path, record(step_ms=1300 * formula.seconds.likely))
     earlier = plan_predictions.load_calibration(Workspace(tmp_path))
-    span, how = earlier.time(ONE, "a100-80gb", exact_range(1.0))  # the GPU's name in a cluster file
-    assert (span.likely, how) == (pytest.approx(1.3), ", calibrated by 1 result(s) in docs/results of single")
-    assert earlier.time(ONE, "h100", exact_range(1.0)) == (exact_range(1.0), "")
+    span, how = earlier.time(ONE, "a100-80gb", formula)  # the GPU's name in a cluster file
+    assert span.likely == pytest.approx(1.3 * formula.seconds.likely)
+    assert how == ", calibrated by 1 result(s) in docs/results of this step"
+    assert earlier.time(ONE, "h100", formula) == (formula.seconds, "")
     own = calibration.build_calibration([MeasuredRatio(ONE, A100, 1.1, None)], fallback=earlier)
-    span, how = own.time(ONE, A100, exact_range(1.0))
-    assert (span.likely, how) == (pytest.approx(1.1), ", calibrated by 1 run(s) of single")
+    span, how = own.time(ONE, A100, formula)
+    assert (span.likely, how) == (pytest.approx(1.1 * formula.seconds.likely), ", calibrated by 1 run(s) of this step")
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,18 @@ import subprocess
 
 import pytest
 
+import templates
 from provision import cli
 from provision.command import init
 from provision.facts import associations, modules, node_types, partitions, pythons, quotas, shared_folders, slurm_settings
 from provision.facts.node_types import GpuGres
 from provision.facts.quotas import Quota, Quotas
+from provision.facts.rdma import RdmaLink
 from provision.facts.slurm_text import parse_duration_s
 from provision.site import proposal
 from provision.site.survey import Survey
 from shardlab.cluster import cluster
-from shardlab.cluster.cluster_keys import Login
+from shardlab.cluster.cluster_keys import CardBandwidth, Login, Network
 
 CONFIG = """\
 Configuration data as of 2026-05-04T10:00:00
@@ -300,3 +302,38 @@ def test_nodes_that_are_all_down_decide_nothing_about_the_request_for_gpus(tmp_p
     assert made.slurm.gpu_request == "gres"
     assert f"gres: ask: {why}; are all nodes down now?" in text
     assert "gpus-per-node: rejected: use gres" in text
+
+
+def rdma_links(*ports):
+    """The RDMA links of a node. ports: (state, layer, Gbit/s) of each link."""
+    return [RdmaLink(f"mlx5_{i}", 1, state, layer, None, [], gbit) for i, (state, layer, gbit) in enumerate(ports)]
+
+
+NDR, HDR = ("ACTIVE", "InfiniBand", 400.0), ("ACTIVE", "InfiniBand", 200.0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "network"),
+    [
+        ([rdma_links(*[NDR] * 8, ("ACTIVE", "Ethernet", 100.0))] * 2, Network(None, "infiniband-ndr", 8)),
+        ([rdma_links(HDR)], Network(None, "infiniband-hdr", 1)),
+        ([rdma_links(HDR, ("DOWN", "InfiniBand", 400.0))], Network(None, "infiniband-hdr", 1)),
+        ([rdma_links(*[("ACTIVE", "Ethernet", 200.0)] * 4)], Network(None, CardBandwidth(25), 4)),
+        ([rdma_links(("ACTIVE", "InfiniBand", None))], Network()),
+        ([rdma_links(HDR), rdma_links(NDR)], Network()),
+        ([rdma_links(HDR), []], Network()),
+    ],
+)
+def test_the_network_of_a_cluster_file_is_that_of_the_active_rdma_cards(nodes, network, tmp_path):
+    text = templates.render(
+        "cluster/ssh.yaml.j2",
+        cluster_name="bench",
+        nodes=[
+            {"name": f"node{i}", "host": f"10.0.0.{i}", "user": None, "port": None, "remark": ""} for i, _ in enumerate(nodes)
+        ],
+        gpus=8,
+        network=init.propose_network(nodes),
+        shared="/srv/shared",
+    )
+    (tmp_path / "cluster.yaml").write_text(text)
+    assert cluster.load_cluster(tmp_path / "cluster.yaml").network == network

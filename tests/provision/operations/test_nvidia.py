@@ -415,13 +415,17 @@ def test_wrong_elements_of_a_matrix_product_on_a_device_are_counted(monkeypatch,
     assert found == [0] * _matmul.torch.cuda.device_count()
 
 
-CX6 = "mlx5_0\t1\t4: ACTIVE\tEthernet\tens5f0\tIB/RoCE v1,RoCE v2,\nmlx5_1\t1\t1: DOWN\tEthernet\tens5f1\tIB/RoCE v1,\n"
-HDR = "mlx5_0\t1\t{}\tInfiniBand\t\tIB/RoCE v1,\n"
+CX6 = (
+    "mlx5_0\t1\t4: ACTIVE\tEthernet\tens5f0\tIB/RoCE v1,RoCE v2,\t100 Gb/sec (4X EDR)\n"
+    "mlx5_1\t1\t1: DOWN\tEthernet\tens5f1\tIB/RoCE v1,\t\n"
+)
+HDR = "mlx5_0\t1\t{}\tInfiniBand\t\tIB/RoCE v1,\t200 Gb/sec (4X HDR)\n"
 
 
 def test_rdma_links_are_read():
     first, second = parse_rdma(CX6)
     assert (first.name, first.state, first.nic, first.gids) == ("mlx5_0/1", "ACTIVE", "ens5f0", ["IB/RoCE v1", "RoCE v2"])
+    assert (first.gbit_per_s, second.gbit_per_s) == (100, None)
     assert (second.state, parse_rdma(HDR.format("2: INIT"))[0].nic) == ("DOWN", None)
     assert parse_rdma("") == []
     with pytest.raises(ValueError, match="Allowed: device, port"):

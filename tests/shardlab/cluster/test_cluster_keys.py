@@ -183,6 +183,8 @@ CASES: dict[str, list[Case]] = {
     "data.stage": [Case("node", SITE, "job", '"data_stage":"node"')],
     "network.link": [Case(name, SITE, "prediction", f"'{name}'") for name in get_args(LinkName)],
     "network.between_nodes": [Case(name, SITE, "prediction", f"'{name}']") for name in get_args(LinkName)],
+    "network.between_nodes.gb_per_s": [Case(11.5, SITE, "prediction", "network of 11.5 GB/s", {"network.between_nodes": {}})],
+    "network.cards_per_node": [Case(8, SITE, "prediction", "8 cards per node", {"network.between_nodes": "infiniband-ndr"})],
     "price_per_gpu_hour": [Case(2.5, SITE, "prediction", "cost=PredictedRange", {"network.between_nodes": "ethernet-100"})],
 }  # fmt: skip
 TABLE = [(key, case) for key, cases in CASES.items() for case in cases]

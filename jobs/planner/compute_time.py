@@ -1,0 +1,90 @@
+"""Predicts how long a GPU computes in a step, by what limits its kernels.
+
+    matrix products, convolutions    operations / (peak * share that such kernels reach)
+    attention                        the same, for the operations that its kernel makes (Dao, FlashAttention-2, 2023): with a
+                                     causal mask half of each product, and in backward 5 products for 2 of forward
+    all other operators              bytes / bandwidth of the memory: norms, activation functions, residuals and the loss read
+                                     and write what autograd saves several times
+
+The head (the layers behind the blocks) counts separately, because tensor parallelism and pipelines do not split it, and
+because activation checkpointing does not recompute it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from jobs.planner import device_profile, exchanges, memory
+from jobs.planner.model_facts import ModelFacts
+from shardlab.hardware.gpu_models import GpuModel
+from shardlab.matrix.cell import Cell
+from shardlab.runs.prediction import PredictedRange
+
+# Bytes that operators read and write per byte that autograd saves. A saved tensor is written once and read twice, its gradient
+# is written and read too, and residuals and masks are not saved. Fitted to benchmarks/published; the range is assumed.
+MOVED_PER_SAVED = PredictedRange(5.0, 7.5, 10.0)
+# What torch.compile leaves of these bytes, because it fuses operators. torchtitan's LLaMA on H100 becomes 16 % faster, GPT-2
+# Large (docs/gpus.md) not at all; the range is assumed.
+FUSED = PredictedRange(0.4, 0.65, 0.95)
+# Seconds of other operators, divided by those of products, for a model whose saved bytes are not known; assumed.
+OTHER_OPERATORS = PredictedRange(0.0, 0.3, 1.0)
+ATTENTION_BACKWARD = 2.5  # products of the kernel in backward, divided by those in forward
+FORWARD = 1 / 3  # the share of forward in the operations of forward and backward
+
+
+class ComputeTime(msgspec.Struct, frozen=True):
+    """The seconds that a rank computes for one micro-batch."""
+
+    blocks: PredictedRange
+    """Its blocks."""
+    head: PredictedRange
+    """The layers behind the blocks, on the last stage of a pipeline."""
+
+
+def predict_compute_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> ComputeTime | None:
+    """The time of one micro-batch; None if the operations of the model, or the peak of the GPU at the precision, is unknown."""
+    rates = device_profile.find_rates(gpu, cell.precision)
+    if rates is None or facts.flops_per_item is None:
+        return None
+    items, split = cell.micro_batch_size, cell.tp * cell.pp
+    head_flops, attention_flops = facts.head_flops_per_item or 0.0, facts.attention_flops_per_item or 0.0
+    block_flops = facts.flops_per_item - head_flops - attention_flops
+    recomputed = _count_recomputed_share(cell, facts)
+    rate = {"transformer": rates.products, "convolution": rates.convolutions}.get(facts.kind, rates.unknown)
+    products = divide_by_rate(block_flops * items * (1 + recomputed * FORWARD) / split, rate)
+    forward_attention = attention_flops * FORWARD * (0.5 if facts.is_causal else 1.0)
+    attention = divide_by_rate(forward_attention * items * (1 + ATTENTION_BACKWARD + recomputed) / split, rates.attention)
+    unaligned_flops = facts.unaligned_flops_per_item * items if rates.unaligned is not None else 0.0
+    head = divide_by_rate(head_flops * items - unaligned_flops, rate) + divide_by_rate(unaligned_flops, rates.unaligned or rate)
+    if facts.saved is None:
+        return ComputeTime(products + attention + _multiply(OTHER_OPERATORS, products), head)
+    block_bytes = memory.count_saved_block_bytes(cell, facts.saved) * facts.blocks / cell.pp * (1 + recomputed * FORWARD)
+    head_bytes = facts.saved.head + facts.saved.logits
+    return ComputeTime(
+        products + attention + _predict_other_operators(cell, gpu, block_bytes * items),
+        head + _predict_other_operators(cell, gpu, head_bytes * items),
+    )
+
+
+def divide_by_rate(amount: float, rate: PredictedRange) -> PredictedRange:
+    """The seconds that an amount of work takes. amount, rate: FLOPs and FLOP/s, or bytes and bytes per second."""
+    return PredictedRange(amount / rate.high, amount / rate.likely, amount / rate.low)
+
+
+def _count_recomputed_share(cell: Cell, facts: ModelFacts) -> float:
+    """The share of the blocks whose activations are recomputed in backward; of a model without blocks, all or nothing."""
+    if cell.activation_checkpointing == "none":
+        return 0.0
+    return exchanges.count_recomputed_blocks(cell, facts.blocks) / facts.blocks if facts.blocks else 1.0
+
+
+def _predict_other_operators(cell: Cell, gpu: GpuModel, saved_bytes: float) -> PredictedRange:
+    """The seconds of the operators that the bandwidth of the memory limits. saved_bytes: what autograd saves."""
+    moved = MOVED_PER_SAVED.times(saved_bytes)
+    moved = _multiply(moved, FUSED) if cell.compile else moved
+    bandwidth = device_profile.STREAMED.times(gpu.memory_gb_per_s * 1e9)
+    return PredictedRange(moved.low / bandwidth.high, moved.likely / bandwidth.likely, moved.high / bandwidth.low)
+
+
+def _multiply(one: PredictedRange, other: PredictedRange) -> PredictedRange:
+    return PredictedRange(one.low * other.low, one.likely * other.likely, one.high * other.high)
