@@ -71,6 +71,6 @@ def find_rates(gpu: GpuModel, precision: str) -> AchievedRates | None:
 
 
 def gpu_name(gpu: GpuModel) -> str:
-    """A readable name of the GPU model. It is made from the model's regular expression: its first alternative, without the
-    special characters."""
-    return re.sub(r"[()*\\]", "", gpu.name.replace("(NVIDIA |)(Tesla |)", "").split("|")[0])
+    """A readable name of the GPU model. It is made from the model's regular expression: its first alternative, without optional
+    words and special characters."""
+    return re.sub(r"[().*\\]", "", re.sub(r"\(\w+ \|\)", "", gpu.name).split("|")[0])

@@ -12,6 +12,7 @@ from shardlab.hardware.gpu_models import GpuModel
 from shardlab.runs.prediction import PredictedRange, exact_range
 
 GIB = 1 << 30
+MAKERS = {"nvidia", "tesla", "geforce", "amd", "instinct"}  # words of a GPU's name that a short name leaves out
 
 
 def find_model(name: str, memory_gib: float | None = None) -> GpuModel | None:
@@ -22,11 +23,34 @@ def find_model(name: str, memory_gib: float | None = None) -> GpuModel | None:
     """
     if (exact_model := gpu_models.find_model(name)) is not None:
         return exact_model
-    words = set(_split_words(name)) - {"nvidia", "tesla", "geforce"}
-    fitting_models = [entry for entry in gpu_models.all_models() if words and words <= set(_split_words(entry.name))]
-    if memory_gib is not None:
-        fitting_models.sort(key=lambda entry: abs(entry.memory_gb - memory_gib))
+    fitting_models = _list_fitting_models(name, memory_gib)
     return fitting_models[0] if fitting_models else None
+
+
+def _list_fitting_models(name: str, memory_gib: float | None) -> list[GpuModel]:
+    """The GPU models that have all words of a name; with `memory_gib`, only those whose memory is closest to it."""
+    words = set(_split_words(name)) - MAKERS
+    fitting_models = [entry for entry in gpu_models.all_models() if words and words <= set(_split_words(entry.name))]
+    if memory_gib is None or not fitting_models:
+        return fitting_models
+    distances = [abs(entry.memory_gb - memory_gib) for entry in fitting_models]
+    return [entry for entry, distance in zip(fitting_models, distances, strict=True) if distance == min(distances)]
+
+
+def explain_name(name: str, memory_gib: float | None = None) -> str | None:
+    """A remark on the name of a GPU in a cluster file that means no GPU model, or several ones; None if it means one."""
+    if gpu_models.find_model(name) is not None:
+        return None
+    fitting_models = _list_fitting_models(name, memory_gib)
+    if not fitting_models:
+        return f"{UnknownName('GPU', name, list_model_names(), where='gpus.type')} The planner predicts no time."
+    first, *others = (_shorten_name(entry) for entry in fitting_models)
+    if not others or first == name.lower():
+        return None
+    return (
+        f"gpus.type: {name} is planned as {first}; memory_gib, or a longer name for gpus.type, selects another model: "
+        f"{', '.join(others)}."
+    )
 
 
 def must_find_model(name: str) -> GpuModel:
@@ -39,12 +63,11 @@ def must_find_model(name: str) -> GpuModel:
 
 def list_model_names() -> list[str]:
     """A short name of every GPU model that gpu_models.yaml lists."""
-    return sorted(
-        {
-            "-".join(word for word in _split_words(device_profile.gpu_name(entry)) if word not in ("nvidia", "tesla"))
-            for entry in gpu_models.all_models()
-        }
-    )
+    return sorted({_shorten_name(entry) for entry in gpu_models.all_models()})
+
+
+def _shorten_name(gpu: GpuModel) -> str:
+    return "-".join(word for word in _split_words(device_profile.gpu_name(gpu)) if word not in MAKERS)
 
 
 def capacity(gpu: GpuModel | None, memory_gib: float | None) -> PredictedRange | None:

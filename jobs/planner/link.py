@@ -59,8 +59,8 @@ def link_entries() -> dict[str, LinkEntry]:
 def find_link(name: str, gpu: GpuModel | None) -> PlannedLink | None:
     """The link with this name in links.yaml; None if its bandwidth is not known.
 
-    gpu: the GPU model, whose data sheet has the bandwidth of NVLink. Without a GPU model, the bandwidth of `nvlink` is not
-    known.
+    gpu: the GPU model, whose data sheet has the bandwidth of NVLink and Infinity Fabric. Without a GPU model, the bandwidth of
+    `nvlink` and `infinity-fabric` is not known.
     """
     entry = link_entries()[name]
     line_gb_per_s = entry.gb_per_s if entry.gb_per_s is not None else gpu.link_gb_per_s / 2 if gpu is not None else None
@@ -91,7 +91,10 @@ def find_network(keys: Network, gpu: GpuModel | None) -> PlannedLink | None:
 
 def make_data_sheet_link(gpu: GpuModel) -> PlannedLink:
     """The link between GPUs of one node, by the data sheet of the GPU."""
-    family = "nvlink" if gpu.link.startswith("NVLink") else f"pcie-{gpu.link.removeprefix('PCIe ')[0]}"
+    maker, _, generation = gpu.link.partition(" ")
+    family = {"NVLink": "nvlink", "Infinity": "infinity-fabric"}.get(maker, f"pcie-{generation[0]}")
+    if gpu.link.endswith("through the host"):
+        family += "-host"
     return _make_link(gpu.link, gpu.link_gb_per_s / 2, link_entries()[family])
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from jobs import on_controller
 from jobs.launcher import launcher
-from jobs.planner import predict
+from jobs.planner import gpu, predict
 from jobs.planning import batch_searches, gpu_hours, plan_predictions, tiny_twin
 from jobs.planning import repeats as number_of_runs
 from jobs.planning.gpu_hours import CellHours
@@ -28,6 +28,7 @@ from jobs.status.select import is_true_for_cell, parse_condition
 from shardlab import extras
 from shardlab.cluster import login_node
 from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.slurm_keys import Gpus
 from shardlab.errors import InputError, MissingExtra
 from shardlab.hardware import host
 from shardlab.matrix import batch_search, matrix
@@ -230,11 +231,21 @@ def leave_out_cells_over_memory(plan: MatrixPlan) -> tuple[MatrixPlan, list[str]
 
 
 def must_fit_cluster(plan: MatrixPlan) -> None:
-    """Raises InputError if a selected cell does not fit the cluster. The error lists all these cells, and the options that
-    leave them out."""
+    """Raises InputError if a selected cell does not fit the cluster, or if it has no GPUs that can run it. The error lists all
+    cells that do not fit, and the options that leave them out."""
+    for gpus in _list_gpus(plan.cells, plan.source.where):
+        model = gpu.find_model(gpus.type or "")
+        if model is not None and not model.runs_cuda:
+            raise InputError(f"gpus.type: found {gpus.type}. Runs need NVIDIA GPUs; for other GPUs there is only `jobs plan`.")
     if plan.misfits:
         problems = plan.matrix.document.errors([misfit.problem for misfit in plan.misfits])
         raise InputError("\n".join([str(problems), *plan.advice]))
+
+
+def _list_gpus(cells: Sequence[Cell], cluster: Cluster) -> list[Gpus]:
+    """The entries of the cluster file for the GPUs of cells, without those that name no GPU type."""
+    entries = [cluster.for_gpu_type(name).gpus for name in sorted({cell.gpu_type or "" for cell in cells})]
+    return [gpus for gpus in entries if gpus is not None and gpus.type is not None]
 
 
 def suggest_options(
@@ -341,7 +352,10 @@ def _make_remarks(cells: Sequence[Cell], machine: Capacity, cluster: Cluster, re
             remarks.append(f"the launcher {name} needs {programs} on each node; `jobs plan` cannot check the nodes.")
     if cluster.provider == "virtual":
         remarks.append("practice nodes: their GPUs exist only in Slurm; every rank is a process on this machine's CPU.")
-    elif machine.gpus is None and not machine.types:
+    else:
+        explained = [gpu.explain_name(gpus.type or "", gpus.memory_gib) for gpus in _list_gpus(cells, cluster)]
+        remarks += [sentence for sentence in explained if sentence is not None]
+    if cluster.provider != "virtual" and machine.gpus is None and not machine.types:
         remarks.append(f"no GPU {'here' if machine.here else 'in the cluster file'}: every rank is a process on the CPU.")
         if machine.here and most_ranks > processors:
             remarks.append(f"up to {most_ranks} ranks share {processors} processors: the measured times say little.")

@@ -22,9 +22,10 @@ LOCAL_FOLDER = "/opt/shardlab"  # shardlab's folder on each node, if the nodes s
 SetName = Literal["cifar10", "mnist", "imagenet"]
 
 LinkName = Literal[
-    "nvlink", "pcie-3", "pcie-4", "pcie-5",
-    "infiniband-edr", "infiniband-hdr", "infiniband-ndr",
-    "ethernet-1", "ethernet-10", "ethernet-25", "ethernet-40", "ethernet-100",
+    "nvlink", "nvlink-2", "nvlink-3", "nvlink-4", "nvlink-5", "infinity-fabric",
+    "pcie-3", "pcie-4", "pcie-5", "pcie-3-host", "pcie-4-host", "pcie-5-host",
+    "infiniband-edr", "infiniband-hdr", "infiniband-ndr", "infiniband-xdr", "slingshot-11", "efa-100", "efa-200", "efa-400",
+    "ethernet-1", "ethernet-10", "ethernet-25", "ethernet-40", "ethernet-100", "ethernet-200", "ethernet-400", "ethernet-800",
 ]  # fmt: skip
 
 

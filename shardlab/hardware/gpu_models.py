@@ -1,4 +1,4 @@
-"""Reads gpu_models.yaml: the peak performance of GPU models according to NVIDIA's data sheets."""
+"""Reads gpu_models.yaml: the peak performance of GPU models according to their data sheets."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ class GpuModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The largest power of the board in watts; None if the data sheet does not print this number."""
     source: str
     """The data sheet."""
+
+    @property
+    def runs_cuda(self) -> bool:
+        """Whether runs can use the GPU. GPUs without CUDA are only for planning."""
+        return not self.name.startswith("AMD ")
 
 
 @functools.cache

@@ -3,6 +3,7 @@ autograd really saves."""
 
 import functools
 import math
+import re
 
 import pytest
 import torch
@@ -283,6 +284,8 @@ def test_a_model_whose_states_do_not_fit_has_no_micro_batch():
         ("a10", None, "NVIDIA A10"),
         ("h100-pcie", None, "NVIDIA H100 PCIe"),
         ("NVIDIA H200", None, "NVIDIA H200"),
+        ("rtx-4090", None, "NVIDIA GeForce RTX 4090"),
+        ("mi300x", None, "AMD Instinct MI300X"),
         ("gpu", None, None),
     ],
 )
@@ -294,6 +297,26 @@ def test_a_gpu_is_found_by_the_name_that_slurm_or_nvml_has(name, memory_gib, exp
 def test_each_gpu_name_in_messages_is_a_known_model():
     assert {"t4", "h100-80gb-hbm3"} <= set(gpu.list_model_names())
     assert all(gpu.find_model(name) is not None for name in gpu.list_model_names())
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gib", "explained"),
+    [
+        (
+            "v100",
+            None,
+            r"v100 is planned as v100-pcie-16gb; .*: v100-pcie-32gb, v100-sxm2-16gb, v100-sxm2-32gb\.",
+        ),
+        ("a100", 80, r"a100 is planned as a100-sxm4-80gb; .* another model: a100-80gb-pcie\."),
+        ("pascal", None, r"unknown GPU 'pascal'.* Allowed: .*, p100-sxm2-16gb, .* The planner predicts no time\."),
+        ("h200", None, None),
+        ("a100-sxm4-80gb", None, None),
+        ("NVIDIA H100 PCIe", None, None),
+    ],
+)
+def test_a_gpu_name_of_a_cluster_file_that_means_no_model_or_several_is_explained(name, memory_gib, explained):
+    remark = gpu.explain_name(name, memory_gib)
+    assert remark is None if explained is None else re.fullmatch(f"gpus.type: {explained}", remark)
 
 
 def test_resnet50_of_study_4_needs_what_it_assumes():

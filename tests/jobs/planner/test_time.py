@@ -130,6 +130,24 @@ def test_a_collective_takes_longer_over_slower_links_and_more_ranks(op):
 
 
 @pytest.mark.parametrize(
+    ("name", "family", "line_gb_per_s"),
+    [
+        ("a100-sxm4-80gb", "nvlink", 300),
+        ("a100-pcie-40gb", "pcie-4", 32),
+        ("rtx-2080-ti", "pcie-3-host", 16),
+        ("rtx-5090", "pcie-5-host", 64),
+        ("mi300x", "infinity-fabric", 448),
+    ],
+)
+def test_the_data_sheet_of_a_gpu_says_how_the_gpus_of_a_node_exchange_data(name, family, line_gb_per_s):
+    """GeForce cards have no peer-to-peer access, so their data goes through the memory of the host."""
+    found = link.make_data_sheet_link(gpu.must_find_model(name))
+    entry = link.link_entries()[family]
+    assert found.bandwidth.likely == pytest.approx(line_gb_per_s * 1e9 * entry.achieved[1])
+    assert found.alpha_s.likely == pytest.approx(1e-6 * entry.alpha_us[1])
+
+
+@pytest.mark.parametrize(
     ("strategy", "keys", "sent"),
     [  # the bytes that rank 0 of 4 ranks (or of 2, if the keys say so) sends; test_bytes.py explains the numbers
         ("ddp", {}, 1.5 * PSI),

@@ -242,6 +242,18 @@ def test_a_gpu_type_that_the_cluster_does_not_have_is_refused_with_its_place(tmp
     assert "leaves only those" in str(caught.value)
 
 
+def test_amd_gpus_are_planned_and_runs_on_them_are_refused(tmp_path):
+    plan_of_amd = planned(tmp_path, "", SITE.replace("{per_node: 2}", "{per_node: 8, type: mi300x}"))
+    assert next(iter(plan_of_amd.predicted.values())).step_s is not None
+    with pytest.raises(InputError, match=r"gpus.type: found mi300x. Runs need NVIDIA GPUs"):
+        plan.must_fit_cluster(plan_of_amd)
+
+
+def test_a_plan_says_which_of_several_gpu_models_it_means(tmp_path):
+    remarks = planned(tmp_path, "", SITE.replace("{per_node: 2}", "{per_node: 2, type: a100}")).remarks
+    assert [remark for remark in remarks if remark.startswith("gpus.type: a100 is planned as a100-sxm4-40gb")]
+
+
 def test_scale_tiny_is_suggested_if_the_twins_fit(tmp_path):
     asked = matrix.load_matrix(Path(written(tmp_path, "axes: {nnodes: [2]}\n")))
     every = resolve_cells(asked)
