@@ -1,10 +1,9 @@
-"""Writes predictions as text: the tables of `jobs plan` and `jobs advise`, and sums over all runs."""
+"""Writes predictions as text: the tables of `jobs plan`, and sums over all runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from jobs.planner.advise import Advice, AdviceReport
 from jobs.planner.scale_out import ScaledCell
 from shardlab.runs.prediction import PredictedRange, Prediction, sum_ranges
 from shardlab.terminal import moments
@@ -70,42 +69,6 @@ def print_scale_out(out: Output, scaled: Mapping[str, Sequence[ScaledCell]]) -> 
     ]
     rows = [(name, scaled_cell) for name, scaled_cells in scaled.items() for scaled_cell in scaled_cells]
     out.show_table(Table("scale-out, with the same batch per GPU", columns, rows))
-
-
-def print_advice(out: Output, report: AdviceReport) -> None:
-    """Print the result of `jobs advise`: the ranked strategies, and the rules of the studies whose condition is true."""
-    columns: list[Column[tuple[int, Advice]]] = [
-        Column("rank", lambda row: str(row[0]) if row[1].items_per_s is not None else "-"),
-        Column("strategy", lambda row: row[1].cell.strategy),
-        Column("mesh", lambda row: _format_mesh(row[1])),
-        Column("checkpointing", lambda row: "full" if row[1].cell.activation_checkpointing == "full" else "none"),
-        Column("memory", lambda row: _format_memory(row[1].predicted)),
-        Column(MEMORY_FROM, lambda row: row[1].predicted.memory_from),
-        Column("largest micro", lambda row: row[1].predicted.largest_micro_batch),
-        Column("micro", lambda row: row[1].cell.micro_batch_size if row[1].fits else None),
-        Column("step", lambda row: _format_range(format_duration, row[1].predicted.step_s) if row[1].fits else ""),
-        Column("units/s", lambda row: _format_rate(row[1])),
-        Column("reasons", lambda row: "; ".join(row[1].reasons)),
-    ]
-    out.show_table(Table("strategies", columns, list(enumerate(report.ranked, 1))))
-    for judged in report.rules:
-        verdict = "agrees" if judged.agrees else "DISAGREES"
-        rule = judged.rule
-        out.print_line(f"study {rule.study}, {rule.where}: {rule.says}. The planner {verdict}: {judged.why}.")
-
-
-def _format_mesh(ranked_advice: Advice) -> str:
-    sizes = {"dp": ranked_advice.cell.dp, "tp": ranked_advice.cell.tp, "pp": ranked_advice.cell.pp}
-    return " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or "dp=1"
-
-
-def _format_rate(ranked_advice: Advice) -> str:
-    per_s = ranked_advice.range_per_s
-    return _format_range(_format_thousands, None if per_s is None else per_s.times(ranked_advice.cell.seq_len or 1))
-
-
-def _format_thousands(value: float) -> str:
-    return f"{value:,.0f}"
 
 
 def _format_times(value: float) -> str:
