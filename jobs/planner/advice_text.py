@@ -55,8 +55,8 @@ def _recommend(question: Question, timed: Sequence[Advice]) -> Iterator[str]:
     elif best.cell.strategy in ("single", "ddp"):
         why = "each GPU holds the whole model, and no strategy that shards it is more than 5 % faster"
     else:
-        merit = "torch develops it first" if best.cell.strategy.startswith("fsdp2") else "it is the simplest still developed"
-        why = f"{ties} strategies are within 5 % of the fastest, which the planner cannot tell apart, and of these {merit}"
+        merit = "PyTorch develops it first" if best.cell.strategy.startswith("fsdp2") else "it is the simplest still developed"
+        why = f"{ties} strategies are within 5 % of the fastest, which the planner cannot tell apart; of these, {merit}"
     yield f"Use {_format_configuration(best)}: {why}."
     rates, step_s = best.range_per_s, best.predicted.step_s
     assert rates is not None
@@ -91,11 +91,11 @@ def _make_table(question: Question, timed: Sequence[Advice]) -> Table[Advice]:
         Column("", lambda advice: numbers.get(id(advice), "")),
         Column("strategy", lambda advice: " ".join((advice.cell.strategy, *_list_sync(advice)))),
         Column("mesh", _format_mesh),
-        Column("batch", lambda row: f"{row.cell.micro_batch_size} x {row.cell.gradient_accumulation_steps}", priority=2),
-        Column("ckpt", lambda advice: advice.cell.activation_checkpointing, priority=3),
+        Column("batch", lambda row: f"{row.cell.micro_batch_size} x {row.cell.gradient_accumulation_steps}", priority=1),
+        Column("ckpt", lambda advice: advice.cell.activation_checkpointing, priority=2),
         Column("GiB", _format_gib),
         Column(f"{question.workload.unit}/s", lambda advice: _format_rate(question, advice.items_per_s or 0.0)),
-        Column("slower by", lambda advice: "" if advice is timed[0] else "".join(advice.reasons[:1]), priority=1),
+        Column("slower by", lambda advice: "" if advice is timed[0] else "".join(advice.reasons[:1]), priority=3),
     ]
     return Table(TABLE_TITLE, columns, timed)
 

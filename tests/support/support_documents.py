@@ -216,7 +216,8 @@ COMMANDS = (
         "Strategies for a workload, the best first.",
         keys={
             **SCHEMA,
-            "strategies": Key("list of Advice", "the fastest first, then those that do not fit"),
+            "strategies": Key("list of Advice", "by groups of ties, the recommended first; last those without a throughput"),
+            "changes": Key("mapping", "what could be different -> the Advice that would be recommended then"),
             "rules": Key("list of JudgedRule", "the rules of the studies that apply"),
         },
     ),

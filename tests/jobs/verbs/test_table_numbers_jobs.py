@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import msgspec
 import support_tables
 from support_cells import CELL
+from support_planner import make_question
 
-from jobs.planner import planner_table
+from jobs.planner import advice_text, planner_table
 from jobs.planner.advise import Advice, AdviceReport
+from jobs.planner.machine import NO_GPU
 from jobs.planner.scale_out import ScaledCell
 from jobs.planning import gpu_hours
 from jobs.planning.repeats import Cost
@@ -55,8 +57,10 @@ def test_scale_out_and_advice_show_the_known_number_in_every_column():
     step, speedup = PredictedRange(0.113, 0.127, 0.131), PredictedRange(3.07, 3.37, 3.79)
     planner_table.print_scale_out(output, {"ddp": [ScaledCell(8, PREDICTION, step, speedup, "well")]})
     cell = msgspec.structs.replace(CELL, strategy="tp-pp", dp=3, tp=5, pp=7, micro_batch_size=13, seq_len=64)
-    advised = Advice(cell, PREDICTION, 17.0, ("it fits", "it is fast"), PredictedRange(16.5, 17.0, 17.5))
-    planner_table.print_advice(output, AdviceReport([advised], []))
+    advised = Advice(cell, PREDICTION, 17.0, ("compute 9 %", "bubble 5 %"), PredictedRange(16.5, 17.0, 17.5), 3)
+    slower = msgspec.structs.replace(advised, cell=msgspec.structs.replace(cell, strategy="tp", pp=1), group=4)
+    question = make_question("gpt2-tiny", NO_GPU, seq_len=64)
+    advice_text.print_advice(output, question, AdviceReport([advised, slower], {}, []))
     assert output.rows_of == {
         "scale-out, with the same batch per GPU": [
             {
@@ -65,12 +69,15 @@ def test_scale_out_and_advice_show_the_known_number_in_every_column():
             }
         ],
         # 17 items a second, of 64 tokens each, are 1,088 tokens a second.
-        "strategies": [
+        advice_text.TABLE_TITLE: [
             {
-                "rank": "1", "strategy": "tp-pp", "mesh": "dp=3 tp=5 pp=7", "checkpointing": "none", "memory": "13.7 GiB",
-                "memory from": "rehearsal", "largest micro": "11", "micro": "13", "step": "19.3 ms (17.3 ms to 21.1 ms)",
-                "units/s": "1,088 (1,056 to 1,120)", "reasons": "it fits; it is fast",
-            }
+                "": "1", "strategy": "tp-pp", "mesh": "dp=3 tp=5 pp=7", "batch": "13 x 2", "ckpt": "none", "GiB": "13.7",
+                "tokens/s": "1,090", "slower by": "",
+            },
+            {
+                "": "2", "strategy": "tp", "mesh": "dp=3 tp=5", "batch": "13 x 2", "ckpt": "none", "GiB": "13.7",
+                "tokens/s": "1,090", "slower by": "compute 9 %",
+            },
         ],
     }  # fmt: skip
 
