@@ -5,15 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from jobs.planner import device_profile, planner_table
+from jobs.planner import device_profile
 from jobs.planner.advise import DOES_NOT_FIT, NAMED_SHARE, Advice, AdviceReport, Question
+from jobs.planner.planner_table import format_duration, format_memory, format_size
 from jobs.planner.rules import JudgedRule
 from shardlab.terminal import plain_table
 from shardlab.terminal.console import Output
 from shardlab.terminal.notation import format_amount
 from shardlab.terminal.table import Column, Table
 
-GIB = 1 << 30
 MOST_COLUMNS = 100  # of a line
 TABLE_TITLE = "groups of ties, up to 5 % apart (batch: micro-batch x passes; ckpt: activation checkpointing)"
 
@@ -63,9 +63,8 @@ def _recommend(question: Question, timed: Sequence[Advice]) -> Iterator[str]:
     assert step_s is not None
     low, likely, high = (_format_rate(question, value) for value in (rates.low, rates.likely, rates.high))
     yield (
-        f"Predicted: {likely} {question.workload.unit}/s ({low} to {high}); a step of "
-        f"{planner_table.format_duration(step_s.likely)}: {', '.join(best.reasons)}; {_format_gib(best)} GiB of memory (fits: "
-        f"{best.predicted.fits})."
+        f"Predicted: {likely} {question.workload.unit}/s ({low} to {high}); a step of {format_duration(step_s.likely)}: "
+        f"{', '.join(best.reasons)}; {format_memory(best.predicted)} of memory (fits: {best.predicted.fits})."
     )
 
 
@@ -76,9 +75,9 @@ def _describe_question(question: Question, *, is_default_batch: bool) -> Iterato
     if tokens is not None:
         batch = f"{question.global_batch:,} sequences of {tokens:,} tokens ({tokens * question.global_batch:,} tokens)"
     gpu_name = machine.name if machine.gpu is None else device_profile.gpu_name(machine.gpu)
-    capacity = "" if machine.capacity is None else f" ({machine.capacity.likely / GIB:.1f} GiB)"
+    capacity = "" if machine.capacity is None else f" ({format_size(machine.capacity.likely)})"
     yield (
-        f"All strategies do the same work: {question.workload.name} ({format_amount(question.facts.parameters / 1e9)} B "
+        f"All strategies do the same work: {question.workload.name} ({question.facts.parameters:,} "
         f"parameters) in {question.precision} on {question.gpus} x {gpu_name}{capacity}, {question.nodes} node(s), "
         f"{' and '.join(links)}; {batch} a step{' (the default; --global-batch N)' if is_default_batch else ''}."
     )
@@ -93,7 +92,7 @@ def _make_table(question: Question, timed: Sequence[Advice]) -> Table[Advice]:
         Column("mesh", _format_mesh),
         Column("batch", lambda row: f"{row.cell.micro_batch_size} x {row.cell.gradient_accumulation_steps}", priority=1),
         Column("ckpt", lambda advice: advice.cell.activation_checkpointing, priority=2),
-        Column("GiB", _format_gib),
+        Column("memory", lambda advice: format_memory(advice.predicted)),
         Column(f"{question.workload.unit}/s", lambda advice: _format_rate(question, advice.items_per_s or 0.0)),
         Column("slower by", lambda advice: "" if advice is timed[0] else "".join(advice.reasons[:1]), priority=3),
     ]
@@ -104,7 +103,7 @@ def _explain_missing(untimed: Sequence[Advice]) -> Iterator[str]:
     """A sentence for each reason why strategies have no throughput."""
     names: dict[str, list[str]] = {}
     for advice in untimed:
-        needed = f" ({_format_gib(advice)} GiB)" if advice.predicted.memory_bytes is not None else ""
+        needed = f" ({format_memory(advice.predicted)})" if advice.predicted.memory_bytes is not None else ""
         names.setdefault(advice.reasons[0], []).append(f"{advice.cell.strategy}{needed}")
     for reason, strategies in names.items():
         yield f"{reason[0].upper()}{reason[1:]}: {', '.join(strategies)}."
@@ -112,13 +111,13 @@ def _explain_missing(untimed: Sequence[Advice]) -> Iterator[str]:
 
 def _describe_changes(question: Question, report: AdviceReport, best: Advice) -> Iterator[str]:
     """What would change the advice, with the predicted numbers. A change of the throughput by less than 2 % is left out."""
-    for what, advice in report.changes.items():
+    for difference, advice in report.changes.items():
         outcome = DOES_NOT_FIT
         if advice.items_per_s is not None and best.items_per_s is not None:
             if abs(advice.items_per_s / best.items_per_s - 1) < NAMED_SHARE:
                 continue
             outcome = f"{_format_rate(question, advice.items_per_s)} {question.workload.unit}/s, {_format_gain(advice, best)}"
-        yield f"With {what}: {outcome} ({_format_configuration(advice)}; {_format_gib(advice)} GiB)."
+        yield f"With {difference}: {outcome} ({_format_configuration(advice)}; {format_memory(advice.predicted)})."
 
 
 def _describe_rules(judged_rules: Sequence[JudgedRule]) -> Iterator[str]:
@@ -156,10 +155,3 @@ def _format_gain(advice: Advice, other: Advice) -> str:
     """How much faster or slower the advice is than another one, in words."""
     ratio = (advice.items_per_s or 0.0) / (other.items_per_s or 1.0)
     return f"{abs(100 * (ratio - 1)):.0f} % {'faster' if ratio >= 1 else 'slower'}"
-
-
-def _format_gib(advice: Advice) -> str:
-    """The predicted memory in GiB; `more than` if it is only a lower bound."""
-    needed = advice.predicted.memory_bytes
-    is_bound = advice.predicted.memory_from == "formula" and advice.predicted.formula_tensor_bytes is None
-    return "" if needed is None else f"more than {needed.low / GIB:.1f}" if is_bound else f"{needed.likely / GIB:.1f}"

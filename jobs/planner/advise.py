@@ -116,8 +116,8 @@ def advise(
         for advice in _rank([other for other in candidates if other.cell.activation_checkpointing != checkpointing]):
             if _mesh_key(advice) == _mesh_key(ranked[0]):
                 changes[f"activation_checkpointing={advice.cell.activation_checkpointing}"] = advice
-        for what, other in (alternatives or {}).items():
-            changes[what] = _rank([_choose_micro_batch(cells, other) for cells in _list_sized_cells(other)])[0]
+        for difference, other in (alternatives or {}).items():
+            changes[difference] = _rank([_choose_micro_batch(cells, other) for cells in _list_sized_cells(other)])[0]
     return AdviceReport(ranked, changes, judge_rules(rule_facts(question), throughputs))
 
 

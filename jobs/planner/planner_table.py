@@ -62,7 +62,7 @@ def print_scale_out(out: Output, scaled: Mapping[str, Sequence[ScaledCell]]) -> 
     columns: list[Column[tuple[str, ScaledCell]]] = [
         Column("cell", lambda row: row[0]),
         Column("GPUs", lambda row: str(row[1].gpus)),
-        Column("memory", lambda row: _format_memory(row[1].predicted)),
+        Column("memory", lambda row: format_memory(row[1].predicted)),
         Column("step", lambda row: _format_range(format_duration, row[1].step_s)),
         Column("speed-up", lambda row: _format_range(_format_times, row[1].speedup)),
         Column("trust", lambda row: row[1].trust),
@@ -82,7 +82,8 @@ def format_duration(seconds: float) -> str:
     return f"{format_amount(seconds)} s" if seconds < 60 else moments.format_duration(seconds)
 
 
-def _format_memory(prediction: Prediction) -> str:
+def format_memory(prediction: Prediction) -> str:
+    """The predicted memory as text; '' if it is not known, and `more than` if it is only a lower bound."""
     if prediction.memory_bytes is None:
         return ""
     if prediction.memory_from == "formula" and prediction.formula_tensor_bytes is None:  # activations are not known
@@ -100,7 +101,7 @@ def _format_likely(span: PredictedRange | None) -> str:
 
 _CELL: Column[tuple[str, Prediction]] = Column("cell", lambda row: row[0])
 _COLUMNS: tuple[Column[tuple[str, Prediction]], ...] = (
-    Column("memory", lambda row: _format_memory(row[1])),
+    Column("memory", lambda row: format_memory(row[1])),
     Column(MEMORY_FROM, lambda row: row[1].memory_from),
     Column("fits", lambda row: row[1].fits),
     Column("largest micro", lambda row: row[1].largest_micro_batch),

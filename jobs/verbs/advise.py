@@ -42,19 +42,19 @@ class AdviseVerb(JobsVerb):
     def add_options(self, parser: Parser) -> None:
         workload_help = "a workload that ships or of the workspace, or a configuration of the transformers library (FILE.json)"
         parser.add_argument("--workload", required=True, metavar="NAME|FILE", help=workload_help)
-        option_help = "option of the workload, such as n_layer=48; for several options, give it several times"
+        option_help = "option of the workload, such as n_layer=48; may be given several times"
         parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=option_help)
         parser.add_argument("--seq-len", type=int, metavar="N", help="tokens of a sequence (default: that of the workload)")
-        batch_help = "sequences or images of a step, over all GPUs (default: usual for the size of the model)"
+        batch_help = "sequences or images of a step, over all GPUs (default: usual for the model)"
         parser.add_argument("--global-batch", type=int, metavar="N", help=batch_help)
         parser.add_argument("--precision", default="bf16", metavar="NAME", help="precision of the cells (default: bf16)")
         parser.add_argument("--gpus", required=True, type=int, metavar="N", help="number of GPUs in all")
-        gpu_help = "GPU model, such as a100-80gb or its NVML name (default: that of the cluster file)"
+        gpu_help = "GPU model, such as a100-80gb or its NVML name (default: that of the cluster)"
         parser.add_argument("--gpu", metavar="TYPE", help=gpu_help)
-        parser.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: 1, or by the cluster file)")
+        parser.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: as few as the cluster needs)")
         parser.add_argument("--link", metavar="LINK", help="link between the GPUs of a node (default: that of the GPU)")
         parser.add_argument("--between-nodes", metavar="LINK", help="link of a network card of a node to other nodes")
-        parser.add_argument("--cards-per-node", type=int, metavar="N", help="such network cards of a node (default: 1)")
+        parser.add_argument("--cards-per-node", type=int, metavar="N", help="such network cards of a node (default: one)")
         shared_options.add_cluster(parser)
         matrix_plan.add_rehearse(parser)
         console.add_trust_option(parser)

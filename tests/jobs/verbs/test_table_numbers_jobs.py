@@ -71,11 +71,11 @@ def test_scale_out_and_advice_show_the_known_number_in_every_column():
         # 17 items a second, of 64 tokens each, are 1,088 tokens a second.
         advice_text.TABLE_TITLE: [
             {
-                "": "1", "strategy": "tp-pp", "mesh": "dp=3 tp=5 pp=7", "batch": "13 x 2", "ckpt": "none", "GiB": "13.7",
+                "": "1", "strategy": "tp-pp", "mesh": "dp=3 tp=5 pp=7", "batch": "13 x 2", "ckpt": "none", "memory": "13.7 GiB",
                 "tokens/s": "1,090", "slower by": "",
             },
             {
-                "": "2", "strategy": "tp", "mesh": "dp=3 tp=5", "batch": "13 x 2", "ckpt": "none", "GiB": "13.7",
+                "": "2", "strategy": "tp", "mesh": "dp=3 tp=5", "batch": "13 x 2", "ckpt": "none", "memory": "13.7 GiB",
                 "tokens/s": "1,090", "slower by": "compute 9 %",
             },
         ],
