@@ -15,7 +15,7 @@ from shardlab.terminal.notation import format_amount
 from shardlab.terminal.table import Column, Table
 
 MOST_COLUMNS = 100  # of a line
-TABLE_TITLE = "groups of ties, up to 5 % apart (batch: micro-batch x passes; ckpt: activation checkpointing)"
+TABLE_TITLE = "groups of ties, up to 5 % apart (batch: micro-batch x passes, ckpt: activation checkpointing)"
 
 
 def print_advice(out: Output, question: Question, report: AdviceReport, *, is_default_batch: bool = False) -> None:
@@ -49,7 +49,7 @@ def _recommend(question: Question, timed: Sequence[Advice]) -> Iterator[str]:
     best, *others = timed
     ties = sum(advice.group == 1 for advice in timed)
     if not others:
-        why = "no other strategy fits"
+        why = f"it is the only strategy with {question.precision} that fits and whose time is known"
     elif ties == 1:
         why = f"the next, {others[0].cell.strategy}, is {_format_gain(others[0], best)} ({', '.join(others[0].reasons)})"
     elif best.cell.strategy in ("single", "ddp"):
@@ -88,13 +88,13 @@ def _make_table(question: Question, timed: Sequence[Advice]) -> Table[Advice]:
     numbers = {id(first_of_group[group]): str(number) for number, group in enumerate(sorted(first_of_group), 1)}
     columns: list[Column[Advice]] = [
         Column("", lambda advice: numbers.get(id(advice), "")),
-        Column("strategy", lambda advice: " ".join((advice.cell.strategy, *_list_sync(advice)))),
+        Column("strategy", lambda advice: advice.cell.strategy),
         Column("mesh", _format_mesh),
-        Column("batch", lambda row: f"{row.cell.micro_batch_size} x {row.cell.gradient_accumulation_steps}", priority=1),
-        Column("ckpt", lambda advice: advice.cell.activation_checkpointing, priority=2),
+        Column("batch", _format_batch, is_number=False, priority=1),
+        Column("sync", lambda advice: "".join(_list_sync(advice)).removeprefix("sync="), priority=3),
         Column("memory", lambda advice: format_memory(advice.predicted)),
         Column(f"{question.workload.unit}/s", lambda advice: _format_rate(question, advice.items_per_s or 0.0)),
-        Column("slower by", lambda advice: "" if advice is timed[0] else "".join(advice.reasons[:1]), priority=3),
+        Column("slower by", lambda advice: "" if advice is timed[0] else "".join(advice.reasons[:1]), priority=2),
     ]
     return Table(TABLE_TITLE, columns, timed)
 
@@ -138,6 +138,11 @@ def _format_configuration(advice: Advice) -> str:
 def _format_mesh(advice: Advice) -> str:
     sizes = {"dp": advice.cell.dp, "tp": advice.cell.tp, "pp": advice.cell.pp}
     return " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or "dp=1"
+
+
+def _format_batch(advice: Advice) -> str:
+    mark = "" if advice.cell.activation_checkpointing == "none" else " ckpt"
+    return f"{advice.cell.micro_batch_size} x {advice.cell.gradient_accumulation_steps}{mark}"
 
 
 def _list_sync(advice: Advice) -> list[str]:

@@ -26,7 +26,7 @@ from trainers.workload import Workload
 BATCH_TOKENS = ((1e9, 2**19), (5e9, 2**20), (30e9, 2**21), (math.inf, 2**22))
 # Images of a step, per GPU and at most: ResNet-50 loses no accuracy up to 8,192 images (Goyal et al., 2017, figure 1).
 BATCH_IMAGES, MOST_IMAGES = 256, 8192
-NEAR = 1.01  # micro-batches whose steps differ by at most this factor count as equal
+NEAR = 1.01  # micro-batches, and options of a strategy, whose steps differ by at most this factor count as equal
 NAMED_SHARE = 0.02  # a part of the step is a reason if it takes, or differs by, at least this share of the step
 # The order in a group of ties: first the strategies that divide only the data, which need no plan for dividing the model (DDP;
 # FSDP2, which torch develops; DeepSpeed; FSDP1, which FSDP2 replaces), then those that divide the model.
@@ -284,10 +284,11 @@ def _correct_by_rehearsals(
 def _rank(candidates: Sequence[Advice]) -> list[Advice]:
     """The best candidate for each choice of strategy and degrees, by groups of ties, with the reasons for its place."""
     best: dict[tuple[str, int, int], Advice] = {}
-    for advice in sorted(candidates, key=_speed_key):
-        best.setdefault(_mesh_key(advice), advice)
-    groups: list[list[Advice]] = []
-    for advice in best.values():
+    for advice in candidates:
+        if (key := _mesh_key(advice)) not in best or _is_better(advice, best[key]):
+            best[key] = advice
+    by_speed, groups = sorted(best.values(), key=_speed_key), list[list[Advice]]()
+    for advice in by_speed:
         if advice.items_per_s is not None:
             if not groups or advice.items_per_s < AGREEMENT_SHARE * (groups[-1][0].items_per_s or 0.0):
                 groups.append([])
@@ -297,7 +298,14 @@ def _rank(candidates: Sequence[Advice]) -> list[Advice]:
         msgspec.structs.replace(advice, group=number, reasons=tuple(_explain_time(advice, ordered[0][1])))
         for number, advice in ordered
     ]
-    return [*ranked, *(advice for advice in best.values() if advice.items_per_s is None)]
+    return [*ranked, *(advice for advice in by_speed if advice.items_per_s is None)]
+
+
+def _is_better(advice: Advice, earlier: Advice) -> bool:
+    """Whether the advice is better than another one with the same degrees, which does without an option or recomputing."""
+    if advice.items_per_s is None or earlier.items_per_s is None:
+        return _speed_key(advice) < _speed_key(earlier)
+    return advice.items_per_s > NEAR * earlier.items_per_s
 
 
 def _mesh_key(advice: Advice) -> tuple[str, int, int]:

@@ -58,7 +58,8 @@ def test_scale_out_and_advice_show_the_known_number_in_every_column():
     planner_table.print_scale_out(output, {"ddp": [ScaledCell(8, PREDICTION, step, speedup, "well")]})
     cell = msgspec.structs.replace(CELL, strategy="tp-pp", dp=3, tp=5, pp=7, micro_batch_size=13, seq_len=64)
     advised = Advice(cell, PREDICTION, 17.0, ("compute 9 %", "bubble 5 %"), PredictedRange(16.5, 17.0, 17.5), 3)
-    slower = msgspec.structs.replace(advised, cell=msgspec.structs.replace(cell, strategy="tp", pp=1), group=4)
+    other = msgspec.structs.replace(cell, strategy="tp", pp=1, activation_checkpointing="full", options={"sync": "every_pass"})
+    slower = msgspec.structs.replace(advised, cell=other, group=4)
     question = make_question("gpt2-tiny", NO_GPU, seq_len=64)
     advice_text.print_advice(output, question, AdviceReport([advised, slower], {}, []))
     assert output.rows_of == {
@@ -71,12 +72,12 @@ def test_scale_out_and_advice_show_the_known_number_in_every_column():
         # 17 items a second, of 64 tokens each, are 1,088 tokens a second.
         advice_text.TABLE_TITLE: [
             {
-                "": "1", "strategy": "tp-pp", "mesh": "dp=3 tp=5 pp=7", "batch": "13 x 2", "ckpt": "none", "memory": "13.7 GiB",
+                "": "1", "strategy": "tp-pp", "mesh": "dp=3 tp=5 pp=7", "batch": "13 x 2", "sync": "", "memory": "13.7 GiB",
                 "tokens/s": "1,090", "slower by": "",
             },
             {
-                "": "2", "strategy": "tp", "mesh": "dp=3 tp=5", "batch": "13 x 2", "ckpt": "none", "memory": "13.7 GiB",
-                "tokens/s": "1,090", "slower by": "compute 9 %",
+                "": "2", "strategy": "tp", "mesh": "dp=3 tp=5", "batch": "13 x 2 ckpt", "sync": "every_pass",
+                "memory": "13.7 GiB", "tokens/s": "1,090", "slower by": "compute 9 %",
             },
         ],
     }  # fmt: skip
