@@ -106,10 +106,8 @@ def advise(
     sized = list(_list_sized_cells(question))
     candidates = [_choose_micro_batch(cells, question) for cells in sized]
     ranked = _rank(_correct_by_rehearsals(_rank(candidates), sized, question, answers))
-    throughputs: dict[str, float] = {}
-    for advice in ranked:
-        if advice.items_per_s is not None:
-            throughputs[advice.cell.strategy] = max(advice.items_per_s, throughputs.get(advice.cell.strategy, 0.0))
+    slowest_first = sorted(ranked, key=_speed_key, reverse=True)
+    throughputs = {entry.cell.strategy: entry.items_per_s for entry in slowest_first if entry.items_per_s is not None}
     changes = {}
     if throughputs:
         checkpointing = ranked[0].cell.activation_checkpointing

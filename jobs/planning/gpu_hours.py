@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
@@ -52,15 +51,12 @@ class CellHours(msgspec.Struct, frozen=True):
     """How long a run takes; None: not known."""
     gpus: int
     """The number of GPUs that all runs of the cell occupy, if they run at the same time."""
-    retries: int = 0
-    """How often the matrix allows that a run is started again."""
-    requeues: int = 0
-    """How often more `slurm.requeue` allows that a run is started again."""
+    retries: MostRetries = MostRetries()
 
     @property
-    def hours(self) -> float | None:
-        """The GPU hours of all runs of the cell; None: not known."""
-        return None if self.run_time is None else self.gpus * self.run_time.seconds / 3600
+    def hours(self) -> float:
+        """The GPU hours of all runs of the cell; 0 if their time is not known."""
+        return 0.0 if self.run_time is None else self.gpus * self.run_time.seconds / 3600
 
 
 class GpuHours(msgspec.Struct, frozen=True):
@@ -120,12 +116,11 @@ def estimate_run_time(
     predicted_s = predicted.time_s.high if predicted is not None and predicted.time_s is not None else None
     known_s = recorded_s if recorded_s is not None else predicted_s
     proposed_s = None if known_s is None else math.ceil(known_s * LIMIT_MARGIN / LIMIT_STEP_S) * LIMIT_STEP_S
-    capped_s = predicted_s if predicted_s is None or limit_s is None else min(predicted_s, limit_s)
-    if recorded_s is not None and recorded_s > elapsed_s:
-        return RunTime(recorded_s, "recorded times", proposed_s)
-    if capped_s is not None and capped_s > elapsed_s:
-        return RunTime(capped_s, "predictions", proposed_s)
-    return None if limit_s is None else RunTime(limit_s, "time limits", proposed_s)
+    capped_s = None if predicted_s is None else min(predicted_s, limit_s or predicted_s)
+    for source, seconds in zip(get_args(TimeSource), (recorded_s, capped_s, limit_s), strict=True):
+        if seconds is not None and seconds > elapsed_s:
+            return RunTime(seconds, source, proposed_s)
+    return None
 
 
 def estimate_cell_hours(
@@ -146,9 +141,8 @@ def estimate_cell_hours(
     for cell in cells:
         name, limit_s = cell.name(), cell.time_limit_s or (cluster.slurm.time_s if cluster.slurm is not None else None)
         run_time = estimate_run_time(recorded.get(name), predicted.get(name), limit_s)
-        most_retries = (retries or {}).get(name, MostRetries())
         gpus = runs.get(name, 0) * count_occupied_gpus(cell, cluster)
-        hours.append(CellHours(cell, run_time, gpus, most_retries.matrix, most_retries.cluster))
+        hours.append(CellHours(cell, run_time, gpus, (retries or {}).get(name, MostRetries())))
     return hours
 
 
@@ -169,7 +163,7 @@ def count_occupied_gpus(cell: Cell, cluster: Cluster) -> int:
 def sum_hours(hours: Sequence[CellHours]) -> GpuHours:
     """The sum of the GPU hours of all cells, separately by the source of their times."""
     measured, predicted, limits = (
-        sum(entry.hours or 0.0 for entry in hours if entry.run_time is not None and entry.run_time.source == source)
+        sum(entry.hours for entry in hours if entry.run_time is not None and entry.run_time.source == source)
         for source in get_args(TimeSource)
     )
     return GpuHours(
@@ -177,8 +171,8 @@ def sum_hours(hours: Sequence[CellHours]) -> GpuHours:
         predicted=predicted,
         limits=limits,
         unknown=sum(entry.run_time is None for entry in hours),
-        retries=sum((entry.hours or 0.0) * entry.retries for entry in hours),
-        requeues=sum((entry.hours or 0.0) * entry.requeues for entry in hours),
+        retries=sum(entry.hours * entry.retries.matrix for entry in hours),
+        requeues=sum(entry.hours * entry.retries.cluster for entry in hours),
     )
 
 
@@ -231,11 +225,10 @@ def describe_retries(hours: GpuHours) -> str:
 
 def describe_limits(hours: Sequence[CellHours]) -> str:
     """A sentence with the proposed time limits; '' if none is known."""
-    limits = Counter(entry.run_time.limit_s for entry in hours if entry.run_time is not None and entry.run_time.limit_s)
+    limits = [entry.run_time.limit_s for entry in hours if entry.run_time is not None and entry.run_time.limit_s is not None]
     if not limits:
         return ""
-    cells = sum(limits.values())
-    scope = "" if cells == len(hours) else f" for {cells} of {len(hours)} cells"
-    clocks = [f'"{format_seconds(limit_s)}"' for limit_s in sorted({min(limits), max(limits)})]
-    by_cell = ", by cell in --json" if len(limits) > 1 else ""
-    return f"proposed time_limit: {' to '.join(clocks)}{scope}{by_cell}; jobs with a short limit start sooner"
+    shortest, longest = (f'"{format_seconds(limit_s)}"' for limit_s in (min(limits), max(limits)))
+    longest = "" if longest == shortest else f" to {longest}, by cell in --json"
+    scope = "" if len(limits) == len(hours) else f" for {len(limits)} of {len(hours)} cells"
+    return f"proposed time_limit{scope}: {shortest}{longest}; jobs with a short limit start sooner"

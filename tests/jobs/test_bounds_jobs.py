@@ -52,7 +52,7 @@ def wait_gpus(seconds):
 
 def hours(bound):
     """Whether runs of 7.5 GPU hours, and 15 with retries, may be submitted with --max-gpu-hours."""
-    found = gpu_hours.CellHours(CELL, gpu_hours.RunTime(9000.0, "recorded times"), gpus=3, retries=1, requeues=2)
+    found = gpu_hours.CellHours(CELL, gpu_hours.RunTime(9000.0, "recorded times"), gpus=3, retries=gpu_hours.MostRetries(1, 2))
     return is_allowed(gpu_hours.must_be_within_bound, bound, [found], says="--max-gpu-hours")
 
 

@@ -191,7 +191,9 @@ def sentences_of_jobs():
         yield "jobs/planning/gpu_hours.py", gpu_hours.describe_retries(hours) or "no retries"
     cells = [support_planner.cell("gpt2", "ddp", gpus) for gpus in (8, 2)]
     times = [gpu_hours.RunTime(5400.0, "predictions", 6900), gpu_hours.RunTime(5400.0, "recorded times", 7200)]
-    hours = [gpu_hours.CellHours(cell, time, cell.gpus, retries=1) for cell, time in zip(cells, times, strict=True)]
+    hours = [
+        gpu_hours.CellHours(cell, time, cell.gpus, gpu_hours.MostRetries(1)) for cell, time in zip(cells, times, strict=True)
+    ]
     yield "jobs/planning/gpu_hours.py", gpu_hours.describe_limits(hours[:1])
     yield "jobs/planning/gpu_hours.py", gpu_hours.describe_limits(hours)
     for bound in (10.25, 1.0):

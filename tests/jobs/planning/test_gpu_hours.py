@@ -64,7 +64,7 @@ def test_gpu_hours_are_those_of_complete_nodes_by_the_source_of_the_times():
         "8.4 GPU hours (6 by recorded times, 2 by the high end of predictions, 0.4 by time limits)"
     )
     assert gpu_hours.describe_limits(hours) == (
-        'proposed time_limit: "00:20:00" to "00:40:00" for 2 of 3 cells, by cell in --json; '
+        'proposed time_limit for 2 of 3 cells: "00:20:00" to "00:40:00", by cell in --json; '
         "jobs with a short limit start sooner"
     )
     assert gpu_hours.describe_limits(hours[2:]) == ""
@@ -76,7 +76,7 @@ def test_ranks_on_the_cpu_need_no_gpu_hours_and_an_unknown_time_is_not_zero():
     assert gpu_hours.count_occupied_gpus(cell("ddp", 2, "fork"), SITE) == 0
     assert gpu_hours.count_occupied_gpus(cell("ddp", 2), msgspec.structs.replace(SITE, gpus=None)) == 0
     (unknown,) = gpu_hours.estimate_cell_hours([one := cell("ddp", 2)], {one.name(): 1}, {}, {}, local)
-    assert unknown.hours is None
+    assert unknown.run_time is None
     with pytest.raises(InputError, match="Set `time_limit` in the matrix"):
         gpu_hours.must_be_within_bound(10, [unknown])
 
