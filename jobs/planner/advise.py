@@ -32,7 +32,8 @@ NAMED_SHARE = 0.02  # a part of the step is a reason if it takes, or differs by,
 # FSDP2, which torch develops; DeepSpeed; FSDP1, which FSDP2 replaces), then those that divide the model.
 ENGINES = ("single", "ddp", "fsdp2", "zero", "fsdp1", "mesh", "tensor", "pipeline")
 PADDED_MULTIPLE = 64  # of the vocabulary: its rows are then aligned in every precision (NVIDIA, matrix multiplication guide)
-DOES_NOT_FIT = "does not fit"
+DOES_NOT_FIT, UNKNOWN_GPU = "does not fit", "the memory of the GPU is not known"
+UNKNOWN_MEMORY = "the memory it needs is known only with --rehearse"
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,8 +248,8 @@ def _advise_on_cell(cell: Cell, machine: PlannedMachine, answer: Answer | None =
     """The advice on a cell. answer: its rehearsal, which replaces the formula."""
     predicted = predict.predict_run(cell, machine, answer=answer)
     if predicted.fits not in ("yes", "likely"):
-        lacks = "the memory it needs" if predicted.capacity_bytes is not None else "the memory of the GPU"
-        return Advice(cell, predicted, reasons=(f"{lacks} is not known" if predicted.fits is None else DOES_NOT_FIT,))
+        unknown = UNKNOWN_GPU if predicted.capacity_bytes is None else UNKNOWN_MEMORY
+        return Advice(cell, predicted, reasons=(unknown if predicted.fits is None else DOES_NOT_FIT,))
     if predicted.step_s is None:
         return Advice(cell, predicted, reasons=(f"its time is {predicted.how.partition('time: ')[2]}",))
     batch, step = cell.global_batch_size, predicted.step_s

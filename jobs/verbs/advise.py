@@ -100,7 +100,8 @@ def _find_workload(invocation: Invocation) -> tuple[Workload, OwnPlugins]:
     own_names = {name} - models.keys() - menu.workloads().keys()
     plugins = find_plugins(invocation.workspace, own_names, (), models)
     if (fault := plugins.workloads.faults.get(name)) is not None:
-        raise InputError(fault)
+        needs_length = models and invocation.arguments.seq_len is None
+        raise InputError(f"{fault} A language model needs the option --seq-len." if needs_length else fault)
     if name not in (workloads := plugins.workload_menu()):
         raise UnknownName("workload", name, workloads, where="--workload")
     return workloads[name], plugins

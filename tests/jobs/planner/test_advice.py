@@ -325,3 +325,5 @@ def test_advice_for_a_configuration_and_for_a_workload_of_the_workspace(tmp_path
         assert {one["seq_len"] for one in cells} == {seq_len}
         assert {"ddp", "fsdp2", "zero3"} <= {one["strategy"] for one in cells}
         assert all(one["workload_code"] for one in cells)
+    assert main(["advise", "--workload", str(file), "--gpus", "8", "--gpu", "a100", "--workspace", str(workspace)]) == 2
+    assert "A language model needs the option --seq-len." in capsys.readouterr().err
