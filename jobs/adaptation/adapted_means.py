@@ -57,7 +57,7 @@ def find_replaced_values(keys: dict[str, Any], machine: Capacity) -> dict[str, R
             replaced_values["launcher"] = ReplacedValue("launcher", new, why.partition(". ")[0].rstrip("."))
     limit = keys.get("time_limit")
     if limit is not None and capacity.longest_s is not None and cell_sizes.parse_seconds(limit) > capacity.longest_s:
-        longest_clock = _format_clock(capacity.longest_s)
+        longest_clock = cell_sizes.format_seconds(capacity.longest_s)
         replaced_values["time_limit"] = ReplacedValue("time_limit_s", longest_clock, f"the partition allows {longest_clock}")
     return replaced_values
 
@@ -83,10 +83,3 @@ def replace_defaults(matrix: Matrix, machine: Capacity) -> Matrix:
     points = [Point(point.keys | defaults, point.origin) for point in matrix.points]
     file = msgspec.structs.replace(matrix.file, defaults=matrix.file.defaults | defaults)
     return msgspec.structs.replace(matrix, points=points, file=file)
-
-
-def _format_clock(seconds: int) -> str:
-    """A time as a matrix file gives it, [D-]HH:MM:SS."""
-    days, rest = divmod(seconds, 86_400)
-    clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
-    return f"{days}-{clock}" if days else clock

@@ -10,6 +10,7 @@ from jobs.planner import pipeline_schedule, pipeline_share
 from jobs.planner.pipeline_schedule import SimulatedPipeline
 from shardlab.matrix.cell import Cell
 from shardlab.runs.prediction import Prediction
+from shardlab.terminal.notation import format_amount
 
 # the time of a pass of one micro-batch through all stages of a rank; `step_time` uses the same ratio of backward to forward
 FORWARD, BACKWARD = 1.0, 2.0
@@ -80,6 +81,6 @@ def describe_schedule(schedule: CellSchedule, predicted: Prediction) -> Iterator
         f"and a backward pass takes {BACKWARD:g} units"
     )
     if (compute_s := predicted.step_parts_s.get("compute")) is not None:
-        unit_s = compute_s / schedule.ideal
-        waiting_s = predicted.step_parts_s.get("bubble", 0.0)
-        yield f"predicted: a forward pass takes {1000 * unit_s:.3g} ms, and the bubble {1000 * waiting_s:.3g} ms of a step"
+        pass_s, waiting_s = compute_s / schedule.ideal, predicted.step_parts_s.get("bubble", 0.0)
+        forward, bubble = f"{format_amount(1000 * pass_s)} ms", f"{format_amount(1000 * waiting_s)} ms"
+        yield f"predicted: a forward pass takes {forward}, and the bubble {bubble} of a step"

@@ -11,7 +11,7 @@ import functools
 
 import msgspec
 
-from jobs.planner.pipeline_share import count_kept_chunks
+from jobs.planner.pipeline_share import count_kept_chunks, micro_batches_per_round
 
 
 class PassSlot(msgspec.Struct, frozen=True):
@@ -116,9 +116,8 @@ def _order_passes(schedule: str, rank: int, ranks: int, micro_batches: int, per_
 
 def _list_forward_passes(rank: int, ranks: int, micro_batches: int, per_rank: int) -> list[tuple[int, int]]:
     """The forward passes of a rank in their order, each as (number of the stage, number of the micro-batch). With several
-    stages per rank, each group of `ranks` micro-batches passes through the rank's first stage, then its second stage, and so
-    on."""
-    size = ranks if per_rank > 1 else micro_batches
+    stages per rank, each round of micro-batches passes through the rank's first stage, then its second stage, and so on."""
+    size = micro_batches_per_round(ranks, micro_batches) if per_rank > 1 else micro_batches
     groups = [range(begin, min(begin + size, micro_batches)) for begin in range(0, micro_batches, size)]
     return [(rank + chunk * ranks, micro) for group in groups for chunk in range(per_rank) for micro in group]
 

@@ -42,8 +42,15 @@ def count_kept_chunks(schedule: str, rank: int, ranks: int, micro_batches: int, 
     if schedule == "gpipe":
         return micro_batches * per_rank
     if schedule == "interleaved":
-        return min(micro_batches * per_rank, 2 * (ranks - rank - 1) + (per_rank - 1) * ranks + 1)
+        per_round = micro_batches_per_round(ranks, micro_batches)
+        return min(micro_batches * per_rank, 2 * (ranks - rank - 1) + (per_rank - 1) * per_round + 1)
     return min(micro_batches, ranks - rank)
+
+
+def micro_batches_per_round(ranks: int, micro_batches: int) -> int:
+    """How many micro-batches a rank passes through one of its stages before the next stage in the interleaved schedule of
+    torch, which divides the micro-batches into rounds of at least one per rank."""
+    return micro_batches // max(1, micro_batches // ranks)
 
 
 def compute_end_shares(cell: Cell, facts: ModelFacts) -> list[StageShare]:

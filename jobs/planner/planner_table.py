@@ -1,14 +1,14 @@
-"""Writes predictions as text: the tables of `jobs plan` and `jobs advise`, and sums over all runs."""
+"""Writes predictions as text: the tables of `jobs plan`, and sums over all runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from jobs.planner.advise import Advice, AdviceReport
 from jobs.planner.scale_out import ScaledCell
 from shardlab.runs.prediction import PredictedRange, Prediction, sum_ranges
 from shardlab.terminal import moments
 from shardlab.terminal.console import Output
+from shardlab.terminal.notation import format_amount
 from shardlab.terminal.table import Column, Table
 
 GIB = 1 << 30
@@ -62,7 +62,7 @@ def print_scale_out(out: Output, scaled: Mapping[str, Sequence[ScaledCell]]) -> 
     columns: list[Column[tuple[str, ScaledCell]]] = [
         Column("cell", lambda row: row[0]),
         Column("GPUs", lambda row: str(row[1].gpus)),
-        Column("memory", lambda row: _format_memory(row[1].predicted)),
+        Column("memory", lambda row: format_memory(row[1].predicted)),
         Column("step", lambda row: _format_range(format_duration, row[1].step_s)),
         Column("speed-up", lambda row: _format_range(_format_times, row[1].speedup)),
         Column("trust", lambda row: row[1].trust),
@@ -71,54 +71,19 @@ def print_scale_out(out: Output, scaled: Mapping[str, Sequence[ScaledCell]]) -> 
     out.show_table(Table("scale-out, with the same batch per GPU", columns, rows))
 
 
-def print_advice(out: Output, report: AdviceReport) -> None:
-    """Print the result of `jobs advise`: the ranked strategies, and the rules of the studies whose condition is true."""
-    columns: list[Column[tuple[int, Advice]]] = [
-        Column("rank", lambda row: str(row[0]) if row[1].items_per_s is not None else "-"),
-        Column("strategy", lambda row: row[1].cell.strategy),
-        Column("mesh", lambda row: _format_mesh(row[1])),
-        Column("checkpointing", lambda row: "full" if row[1].cell.activation_checkpointing == "full" else "none"),
-        Column("memory", lambda row: _format_memory(row[1].predicted)),
-        Column(MEMORY_FROM, lambda row: row[1].predicted.memory_from),
-        Column("largest micro", lambda row: row[1].predicted.largest_micro_batch),
-        Column("micro", lambda row: row[1].cell.micro_batch_size if row[1].fits else None),
-        Column("step", lambda row: _format_range(format_duration, row[1].predicted.step_s) if row[1].fits else ""),
-        Column("units/s", lambda row: _format_rate(row[1])),
-        Column("reasons", lambda row: "; ".join(row[1].reasons)),
-    ]
-    out.show_table(Table("strategies", columns, list(enumerate(report.ranked, 1))))
-    for judged in report.rules:
-        verdict = "agrees" if judged.agrees else "DISAGREES"
-        rule = judged.rule
-        out.print_line(f"study {rule.study}, {rule.where}: {rule.says}. The planner {verdict}: {judged.why}.")
-
-
-def _format_mesh(ranked_advice: Advice) -> str:
-    sizes = {"dp": ranked_advice.cell.dp, "tp": ranked_advice.cell.tp, "pp": ranked_advice.cell.pp}
-    return " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or "dp=1"
-
-
-def _format_rate(ranked_advice: Advice) -> str:
-    per_s = ranked_advice.range_per_s
-    return _format_range(_format_thousands, None if per_s is None else per_s.times(ranked_advice.cell.seq_len or 1))
-
-
-def _format_thousands(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 def _format_times(value: float) -> str:
-    return f"{value:.3g}x"
+    return f"{format_amount(value)}x"
 
 
 def format_duration(seconds: float) -> str:
     """A duration as text, such as `350 ms` or `12 s`; from a minute on, in the format of `moments.format_duration`."""
     if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    return f"{seconds:.3g} s" if seconds < 60 else moments.format_duration(seconds)
+        return f"{format_amount(1000 * seconds)} ms"
+    return f"{format_amount(seconds)} s" if seconds < 60 else moments.format_duration(seconds)
 
 
-def _format_memory(prediction: Prediction) -> str:
+def format_memory(prediction: Prediction) -> str:
+    """The predicted memory as text; '' if it is not known, and `more than` if it is only a lower bound."""
     if prediction.memory_bytes is None:
         return ""
     if prediction.memory_from == "formula" and prediction.formula_tensor_bytes is None:  # activations are not known
@@ -130,17 +95,13 @@ def _format_range(text: Callable[[float], str], span: PredictedRange | None) -> 
     return "" if span is None else f"{text(span.likely)} ({text(span.low)} to {text(span.high)})"
 
 
-def _format_number(value: float) -> str:
-    return f"{value:.3g}"
-
-
 def _format_likely(span: PredictedRange | None) -> str:
-    return "" if span is None else _format_number(span.likely)
+    return "" if span is None else format_amount(span.likely)
 
 
 _CELL: Column[tuple[str, Prediction]] = Column("cell", lambda row: row[0])
 _COLUMNS: tuple[Column[tuple[str, Prediction]], ...] = (
-    Column("memory", lambda row: _format_memory(row[1])),
+    Column("memory", lambda row: format_memory(row[1])),
     Column(MEMORY_FROM, lambda row: row[1].memory_from),
     Column("fits", lambda row: row[1].fits),
     Column("largest micro", lambda row: row[1].largest_micro_batch),
@@ -153,7 +114,7 @@ _COLUMNS: tuple[Column[tuple[str, Prediction]], ...] = (
 )
 _SUMS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("time_s", " for all runs in sequence", format_duration),
-    ("gpu_hours", " GPU hours", _format_number),
-    ("energy_kwh", " kWh of the GPUs", _format_number),
+    ("gpu_hours", " GPU hours", format_amount),
+    ("energy_kwh", " kWh of the GPUs", format_amount),
     ("cost", " by price_per_gpu_hour", lambda value: f"{value:.2f}"),
 )

@@ -65,8 +65,8 @@ def _judge_rule(rule: DecisionRule, throughputs: Mapping[str, float], best: floa
         ((name, throughputs[name]) for name in rule.recommends if name in throughputs), key=lambda pair: -pair[1]
     )
     if not ranked:
-        return JudgedRule(rule, False, f"by the planner, none of {', '.join(rule.recommends)} fits, or its time is not known")
+        return JudgedRule(rule, False, f"none of {', '.join(rule.recommends)} fits, or its time is not known")
     name, value = ranked[0]
     if value >= AGREEMENT_SHARE * best:
-        return JudgedRule(rule, True, f"by the planner, {name} has {value / best:.0%} of the highest throughput")
-    return JudgedRule(rule, False, f"by the planner, {name} has only {value / best:.0%} of the highest throughput")
+        return JudgedRule(rule, True, f"{name} has {100 * value / best:.0f} % of the highest throughput")
+    return JudgedRule(rule, False, f"{name} has only {100 * value / best:.0f} % of the highest throughput")

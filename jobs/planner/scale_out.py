@@ -12,6 +12,7 @@ from jobs.planner.calibration import NOTHING, Calibration
 from jobs.planner.machine import PlannedMachine
 from shardlab.matrix.cell import Cell
 from shardlab.runs.prediction import PredictedRange, Prediction
+from shardlab.terminal.notation import format_amount
 from trainers import menu
 
 WIDENING = 0.05  # relative width added to each side of a range per doubling of the GPUs; assumed, for contention and stragglers
@@ -82,4 +83,4 @@ def _rate_trust(cell: Cell, larger: Cell, doublings: float, *, measured: bool) -
         return f"little: {basis}; the original has one node, so the network between nodes was never in a measurement"
     if doublings <= 1:
         return f"good: {basis}; at most twice as many GPUs"
-    return f"{'fair' if doublings <= 3 else 'little'}: {basis}; {2**doublings:.3g} times as many GPUs"
+    return f"{'fair' if doublings <= 3 else 'little'}: {basis}; {format_amount(2**doublings)} times as many GPUs"

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from shardlab.matrix import cell_sizes
 from shardlab.matrix.cell import Cell
 from shardlab.matrix.cell_names import values_by_name
 from trainers import menu
@@ -45,7 +46,8 @@ def describe_differences(cells: Sequence[Cell]) -> list[str]:
 
 def _flatten_cell(cell: Cell) -> dict[str, Any]:
     builtins_of_cell = msgspec.to_builtins(cell)
-    clocks = {key: _format_clock(builtins_of_cell[key]) for key in CLOCK_KEYS}
+    limits_s = {key: builtins_of_cell[key] for key in CLOCK_KEYS}
+    clocks = {key: None if limit_s is None else cell_sizes.format_seconds(limit_s) for key, limit_s in limits_s.items()}
     instruments = {f"instruments.{name}": value for name, value in builtins_of_cell["instruments"].items()}
     return values_by_name(builtins_of_cell) | clocks | instruments
 
@@ -57,13 +59,6 @@ def _default_values(cell: Cell) -> dict[str, Any]:
     option_defaults = {f"options.{option.name}": option.default for option in options}
     optimizer_defaults = {f"optimizer.{name}": value for name, value in msgspec.to_builtins(workload.optimizer).items()}
     return {"seq_len": workload.seq_len, **optimizer_defaults, **option_defaults}
-
-
-def _format_clock(seconds: int | None) -> str | None:
-    if seconds is None:
-        return None
-    minutes, rest = divmod(seconds, 60)
-    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"
 
 
 def _format_value(value: Any) -> str:

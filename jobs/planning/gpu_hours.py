@@ -1,16 +1,25 @@
-"""Estimates the GPU hours of runs: from recorded times if the cell has completed in this workspace, else from time limits."""
+"""Estimates how long runs take, and their GPU hours: by earlier runs, else by the planner's prediction, else by time limits."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
 
 import msgspec
 
 from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
 from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell_sizes import format_seconds
 from shardlab.matrix.retry import Retry
+from shardlab.runs.prediction import Prediction
+from shardlab.terminal.notation import format_amount
+
+# The time limit that is proposed for a run: a quarter longer than its time, because runs of one cell differ (assumed), and a
+# multiple of five minutes.
+LIMIT_MARGIN, LIMIT_STEP_S = 1.25, 300
+TimeSource = Literal["recorded times", "predictions", "time limits"]
 
 
 class MostRetries(msgspec.Struct, frozen=True):
@@ -22,38 +31,59 @@ class MostRetries(msgspec.Struct, frozen=True):
     """How often more `slurm.requeue` allows, in states for which `retry` has no number."""
 
 
+class RunTime(msgspec.Struct, frozen=True):
+    """How long a run of a cell takes."""
+
+    seconds: float
+    """The estimated time in seconds."""
+    source: TimeSource
+    """recorded times: the mean of the runs of the cell that completed. predictions: the high end of the predicted time, but not
+    more than the time limit. time limits: an upper bound."""
+    limit_s: int | None = None
+    """The time limit in seconds that is proposed for the run; null if only the present limit is known."""
+
+
 class CellHours(msgspec.Struct, frozen=True):
     """The GPU hours of the runs of one cell."""
 
     cell: Cell
-    hours: float | None
-    """The GPU hours of all runs of the cell; None if neither a recorded time nor a time limit is known."""
-    measured: bool
-    """Whether the time is recorded; a time limit is an upper bound."""
-    retries: float = 0.0
-    """Of all retries that the matrix allows, each up to its time limit."""
-    requeues: float = 0.0
-    """Of all further restarts that `slurm.requeue` allows, each up to its time limit."""
+    run_time: RunTime | None
+    """How long a run takes; None: not known."""
+    gpus: int
+    """The number of GPUs that all runs of the cell occupy, if they run at the same time."""
+    retries: MostRetries = MostRetries()
+
+    @property
+    def hours(self) -> float:
+        """The GPU hours of all runs of the cell; 0 if their time is not known."""
+        return 0.0 if self.run_time is None else self.gpus * self.run_time.seconds / 3600
 
 
 class GpuHours(msgspec.Struct, frozen=True):
     """The GPU hours of several cells."""
 
-    measured: float
+    measured: float = 0.0
     """The GPU hours of the cells that have completed in this workspace, from the recorded times of their runs."""
-    limits: float
+    predicted: float = 0.0
+    """The GPU hours of the other cells whose time is predicted, from the high end of the predictions."""
+    limits: float = 0.0
     """The GPU hours of the other cells, from their time limits: an upper bound."""
-    unknown: int
-    """The number of cells for which neither is known."""
+    unknown: int = 0
+    """The number of cells for which none of these is known."""
     retries: float = 0.0
-    """In addition, if runs use all retries that the key `retry` of the matrix allows, each up to its time limit"""
+    """In addition, if runs use all retries that the key `retry` of the matrix allows."""
     requeues: float = 0.0
-    """In addition, if runs use all further restarts that `slurm.requeue` allows, each up to its time limit"""
+    """In addition, if runs use all further restarts that `slurm.requeue` allows."""
+
+    @property
+    def without_retries(self) -> float:
+        """The GPU hours if no run is started again."""
+        return self.measured + self.predicted + self.limits
 
     @property
     def submitted(self) -> float:
         """The GPU hours that `--max-gpu-hours` bounds: those without retries, and the retries that the matrix allows."""
-        return self.measured + self.limits + self.retries
+        return self.without_retries + self.retries
 
 
 def count_most_retries(cell: Cell, retry: Retry, requeues: int, *, on_slurm: bool) -> MostRetries:
@@ -74,30 +104,45 @@ def count_most_retries(cell: Cell, retry: Retry, requeues: int, *, on_slurm: boo
     return MostRetries(of_matrix, total - of_matrix)
 
 
+def estimate_run_time(
+    recorded_s: float | None, predicted: Prediction | None, limit_s: float | None, elapsed_s: float = 0.0
+) -> RunTime | None:
+    """How long a run takes; None if it is not known. Plans, --max-gpu-hours and the lease all use this estimate.
+
+    recorded_s: the mean seconds of the completed runs of its cell. predicted: the prediction of a run. limit_s: its time limit
+    in seconds. Each is None if it is not known. elapsed_s: the seconds for which the run has been running; an estimate that is
+    already over is not used.
+    """
+    predicted_s = predicted.time_s.high if predicted is not None and predicted.time_s is not None else None
+    known_s = recorded_s if recorded_s is not None else predicted_s
+    proposed_s = None if known_s is None else math.ceil(known_s * LIMIT_MARGIN / LIMIT_STEP_S) * LIMIT_STEP_S
+    capped_s = None if predicted_s is None else min(predicted_s, limit_s or predicted_s)
+    for source, seconds in zip(get_args(TimeSource), (recorded_s, capped_s, limit_s), strict=True):
+        if seconds is not None and seconds > elapsed_s:
+            return RunTime(seconds, source, proposed_s)
+    return None
+
+
 def estimate_cell_hours(
     cells: Sequence[Cell],
     runs: Mapping[str, int],
     recorded: Mapping[str, float],
+    predicted: Mapping[str, Prediction],
     cluster: Cluster,
     retries: Mapping[str, MostRetries] | None = None,
 ) -> list[CellHours]:
     """The GPU hours of each cell.
 
     runs: the number of runs of a cell, by the name of the cell. recorded: the mean seconds of a run, by the name of the cell.
-    cluster: the cluster, whose time limit is used for cells without an own limit.
-    retries: how often a run may be started again, by the name of the cell; None: never. A retry counts with its time limit,
-    because a run that fails may take longer than runs that completed; without a time limit, it counts with the recorded time.
+    predicted: the predictions, by the name of the cell. cluster: the cluster, whose time limit is used for cells without an own
+    limit. retries: how often a run may be started again, by the name of the cell; None: never.
     """
     hours = []
     for cell in cells:
-        limit_s = cell.time_limit_s or (cluster.slurm.time_s if cluster.slurm is not None else None)
-        seconds = recorded.get(cell.name(), limit_s)
-        gpus = runs.get(cell.name(), 0) * count_occupied_gpus(cell, cluster)
-        cell_retries = (retries or {}).get(cell.name(), MostRetries())
-        longest_s = limit_s or seconds or 0.0
-        of_retries, of_requeues = (times * gpus * longest_s / 3600 for times in (cell_retries.matrix, cell_retries.cluster))
-        gpu_hours = None if seconds is None else gpus * seconds / 3600
-        hours.append(CellHours(cell, gpu_hours, cell.name() in recorded, of_retries, of_requeues))
+        name, limit_s = cell.name(), cell.time_limit_s or (cluster.slurm.time_s if cluster.slurm is not None else None)
+        run_time = estimate_run_time(recorded.get(name), predicted.get(name), limit_s)
+        gpus = runs.get(name, 0) * count_occupied_gpus(cell, cluster)
+        hours.append(CellHours(cell, run_time, gpus, (retries or {}).get(name, MostRetries())))
     return hours
 
 
@@ -116,13 +161,18 @@ def count_occupied_gpus(cell: Cell, cluster: Cluster) -> int:
 
 
 def sum_hours(hours: Sequence[CellHours]) -> GpuHours:
-    """The sum of the GPU hours of all cells, separately for cells with recorded times and for cells with time limits."""
+    """The sum of the GPU hours of all cells, separately by the source of their times."""
+    measured, predicted, limits = (
+        sum(entry.hours for entry in hours if entry.run_time is not None and entry.run_time.source == source)
+        for source in get_args(TimeSource)
+    )
     return GpuHours(
-        measured=sum(entry.hours for entry in hours if entry.hours is not None and entry.measured),
-        limits=sum(entry.hours for entry in hours if entry.hours is not None and not entry.measured),
-        unknown=sum(entry.hours is None for entry in hours),
-        retries=sum(entry.retries for entry in hours),
-        requeues=sum(entry.requeues for entry in hours),
+        measured=measured,
+        predicted=predicted,
+        limits=limits,
+        unknown=sum(entry.run_time is None for entry in hours),
+        retries=sum(entry.hours * entry.retries.matrix for entry in hours),
+        requeues=sum(entry.hours * entry.retries.cluster for entry in hours),
     )
 
 
@@ -135,8 +185,8 @@ def must_be_within_bound(bound: float, hours: Sequence[CellHours]) -> None:
     estimate = sum_hours(hours)
     if estimate.unknown:
         raise InputError(
-            f"--max-gpu-hours: of {estimate.unknown} cell(s), no run completed in this workspace and no time limit is known. "
-            "Set `time_limit` in the matrix."
+            f"--max-gpu-hours: of {estimate.unknown} cell(s), no run completed in this workspace, and neither a predicted time "
+            "nor a time limit is known. Set `time_limit` in the matrix."
         )
     if estimate.submitted <= bound:
         return
@@ -144,25 +194,41 @@ def must_be_within_bound(bound: float, hours: Sequence[CellHours]) -> None:
     fitting = (size for size in sizes if sum_hours([entry for entry in hours if entry.cell.gpus <= size]).submitted <= bound)
     largest = next(fitting, None)
     fewer = f'--where "gpus <= {largest}" stays within it' if largest is not None else "select cells by --where EXPR"
-    retried = f", and {estimate.retries:.3g} GPU hours more with all retries of the matrix" if estimate.retries else ""
+    retries = f", and {format_amount(estimate.retries)} GPU hours more with all retries of the matrix"
     shorter = "a shorter `time_limit` in the matrix lowers the hours of a run without a recorded time"
     raise InputError(
-        f"--max-gpu-hours {bound:g}: the runs may take {describe_hours(estimate)}{retried}. To submit fewer runs: {fewer}, or "
+        f"--max-gpu-hours {bound:.12g}: the runs may take {describe_hours(estimate)}"
+        f"{retries if estimate.retries else ''}. To submit fewer runs: {fewer}, or "
         f"--repeats N; {shorter}{', and smaller numbers of `retry` those of retries' if estimate.retries else ''}."
     )
 
 
 def describe_hours(hours: GpuHours) -> str:
     """The GPU hours as text, such as `12.5 GPU hours (2.5 by recorded times, 10 by time limits)`."""
-    parts = {"by recorded times": hours.measured, "by time limits": hours.limits}
-    split = ", ".join(f"{value:.3g} {name}" for name, value in parts.items() if value)
+    parts = {
+        "by recorded times": hours.measured,
+        "by the high end of predictions": hours.predicted,
+        "by time limits": hours.limits,
+    }
+    split = ", ".join(f"{format_amount(value)} {name}" for name, value in parts.items() if value)
     unknown = f"; {hours.unknown} cell(s) have no known time" if hours.unknown else ""
-    return f"{hours.measured + hours.limits:.3g} GPU hours ({split}{unknown})"
+    return f"{format_amount(hours.without_retries)} GPU hours ({split}{unknown})"
 
 
 def describe_retries(hours: GpuHours) -> str:
-    """The GPU hours with all retries as text, such as `up to 36 GPU hours with all retries: 12 by retry of the matrix, 12 by
+    """The GPU hours with all retries as text, such as `about 36 GPU hours with all retries: 12 by retry of the matrix, 12 by
     slurm.requeue`; '' if no run may be started again."""
     parts = {"by `retry` of the matrix": hours.retries, "by `slurm.requeue`": hours.requeues}
-    split = ", ".join(f"{value:.3g} {name}" for name, value in parts.items() if value)
-    return f"up to {hours.submitted + hours.requeues:.3g} GPU hours with all retries ({split})" if split else ""
+    split = ", ".join(f"{format_amount(value)} {name}" for name, value in parts.items() if value)
+    return f"about {format_amount(hours.submitted + hours.requeues)} GPU hours with all retries ({split})" if split else ""
+
+
+def describe_limits(hours: Sequence[CellHours]) -> str:
+    """A sentence with the proposed time limits; '' if none is known."""
+    limits = [entry.run_time.limit_s for entry in hours if entry.run_time is not None and entry.run_time.limit_s is not None]
+    if not limits:
+        return ""
+    shortest, longest = (f'"{format_seconds(limit_s)}"' for limit_s in (min(limits), max(limits)))
+    longest = "" if longest == shortest else f" to {longest}, by cell in --json"
+    scope = "" if len(limits) == len(hours) else f" for {len(limits)} of {len(hours)} cells"
+    return f"proposed time_limit{scope}: {shortest}{longest}; jobs with a short limit start sooner"

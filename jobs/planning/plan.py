@@ -201,7 +201,9 @@ def estimate_hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]
     requeues = cluster.slurm.requeue if cluster.slurm is not None and on_slurm else 0
     retry = plan.matrix.file.retry
     retries = {cell.name(): gpu_hours.count_most_retries(cell, retry, requeues, on_slurm=on_slurm) for cell in plan.cells}
-    return gpu_hours.estimate_cell_hours(plan.cells, plan.most_runs(runs), plan.recorded, cluster, retries)
+    # The tries of a search have larger batches than the first try, of which the prediction is.
+    predicted = {} if plan.source.searches else plan.predicted
+    return gpu_hours.estimate_cell_hours(plan.cells, plan.most_runs(runs), plan.recorded, predicted, cluster, retries)
 
 
 def read_account_shares(plan: MatrixPlan, workspace: Workspace) -> list[Share]:

@@ -13,6 +13,7 @@ from jobs.slurm.commands import call
 from shardlab.cluster.address import Address
 from shardlab.remote import shared_connection
 from shardlab.remote.remote import ssh_command
+from shardlab.terminal.notation import format_amount
 
 ANSWER_S = 10.0
 COLUMNS = "Account,User,GrpTRESMins,GrpTRESRaw"  # the limit (GrpTRESMins) and the use (GrpTRESRaw) are in minutes
@@ -39,7 +40,7 @@ class Share(msgspec.Struct, frozen=True):
         """A sentence without its subject, such as `75 of 100 GPU hours left`."""
         of_a_type = GPU_OF_A_TYPE.fullmatch(self.resource)
         hours = HOUR_NAMES[self.resource] if of_a_type is None else f"GPU hours of the type {of_a_type[1]}"
-        return f"{self.left:.6g} of {self.limit:.6g} {hours} left"
+        return f"{format_amount(self.left)} of {format_amount(self.limit)} {hours} left"
 
 
 def read_shares(account: str | None) -> list[Share]:

@@ -1,8 +1,8 @@
 """Estimates which runs will not end before the lease of their nodes, and holds these runs back.
 
 The estimate: a run takes whole nodes. It starts when enough nodes are free and all runs before it have started. It takes as
-long as the completed runs of its cell in this workspace took on average, else its time limit, else no time. Runs of other
-people and of other workspaces are not known.
+long as `gpu_hours.estimate_run_time` says, or no time if that is not known. Runs of other people and of other workspaces are
+not known.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from statistics import fmean
 
 import msgspec
 
+from jobs.planning import gpu_hours
 from jobs.planning.plan import MatrixPlan
 from jobs.planning.repeats import order_runs_by_repeat
 from jobs.rendering import render
 from jobs.scheduler import SubmitOptions
 from jobs.status.reconcile import select_last_attempts, statuses
 from jobs.submission.submit import RunDecision
+from shardlab.runs import prediction
+from shardlab.runs.prediction import Prediction
 from shardlab.runs.run import Run, parse_run_id, run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import moments
@@ -56,14 +59,20 @@ class LeaseSchedule:
         for run in sorted(unfinished, key=lambda run: run.state != "running"):
             if run.id not in other_ids:
                 elapsed_s = (run.duration_s or 0.0) if run.state == "running" else 0.0
-                self.hold_back(RunDir(workspace.runs / run.id).read_run(), elapsed_s, always_add=True)
+                folder = RunDir(workspace.runs / run.id)
+                predicted = prediction.read_prediction(folder.path)
+                self.hold_back(folder.read_run(), predicted, elapsed_s, always_add=True)
 
-    def hold_back(self, run: Run, elapsed_s: float = 0.0, *, always_add: bool = False) -> str | None:
+    def hold_back(
+        self, run: Run, predicted: Prediction | None, elapsed_s: float = 0.0, *, always_add: bool = False
+    ) -> str | None:
         """Add a run, and return None; if the run would not end before the lease, return why the run is held back instead.
 
-        elapsed_s: seconds since the run started. always_add: whether to add the run even if it would not end before the lease.
+        predicted: the prediction of the run; None if there is none. elapsed_s: seconds since the run started. always_add:
+        whether to add the run even if it would not end before the lease.
         """
-        nodes, (left_s, source) = min(run.world.nnodes, len(self._free_s)), estimate_run_time(run, self._recorded_s, elapsed_s)
+        nodes = min(run.world.nnodes, len(self._free_s))
+        left_s, source = estimate_time_left(run, self._recorded_s, predicted, elapsed_s)
         start_s = max(self._last_start_s, self._free_s[nodes - 1])
         if self._at_once is not None and len(self._ends_s) >= self._at_once and not always_add:
             start_s = max(start_s, sorted(self._ends_s)[-self._at_once])
@@ -80,20 +89,21 @@ class LeaseSchedule:
         )
 
 
-def estimate_run_time(run: Run, recorded_s: Mapping[str, float], elapsed_s: float = 0.0) -> tuple[float, str]:
-    """The seconds that a run still needs (0 if neither a recorded time nor a time limit is known), and their source in words.
+def estimate_time_left(
+    run: Run, recorded_s: Mapping[str, float], predicted: Prediction | None, elapsed_s: float = 0.0
+) -> tuple[float, str]:
+    """The seconds that a run still needs (0 if its time is not known), and their source in words.
 
-    recorded_s: the mean duration of a cell's completed runs, by the name of the cell. elapsed_s: seconds since the run started;
-    0 if it has not started.
+    recorded_s: the mean duration of a cell's completed runs, by the name of the cell. predicted: the prediction of the run.
+    elapsed_s: seconds since the run started; 0 if it has not started.
     """
-    parts = parse_run_id(run.run_id)
-    mean_s = recorded_s.get(parts.cell) if parts is not None else None
-    if mean_s is not None and mean_s > elapsed_s and run.search is None:
-        return mean_s - elapsed_s, " (by recorded times)"
-    if run.limit_s is None:
-        return 0.0, ""
-    tries = run.search.most_tries if run.search is not None else 1
-    return max(tries * run.limit_s - elapsed_s, 0.0), " (by time limits)"
+    parts, mean_s, limit_s = parse_run_id(run.run_id), None, run.limit_s
+    if run.search is not None:  # its tries have larger batches than the first try, of which recorded and predicted times are
+        predicted, limit_s = None, None if limit_s is None else run.search.most_tries * limit_s
+    elif parts is not None:
+        mean_s = recorded_s.get(parts.cell)
+    run_time = gpu_hours.estimate_run_time(mean_s, predicted, limit_s, elapsed_s)
+    return (0.0, "") if run_time is None else (max(run_time.seconds - elapsed_s, 0.0), f" (by {run_time.source})")
 
 
 def hold_late_runs(
@@ -108,7 +118,10 @@ def hold_late_runs(
     schedule.add_unfinished(workspace, {decision.run.run_id for decision in decisions if decision.send})
     checked = []
     for decision in decisions:
-        if decision.send and (why := schedule.hold_back(decision.run)) is not None:
+        predicted = source.predicted.get(decision.run.cell.name())
+        if predicted is None and decision.now is not None:  # a new attempt; the last attempt has a prediction
+            predicted = prediction.read_prediction(workspace.runs / decision.now.id)
+        if decision.send and (why := schedule.hold_back(decision.run, predicted)) is not None:
             # a run that is already in the queue is held there, because the installed packages changed
             in_queue = decision.now is not None and decision.now.is_held_in_queue
             decision = msgspec.structs.replace(decision, send=False, held_back=not in_queue, why=why)
@@ -132,7 +145,7 @@ def hold_late_folders(workspace: Workspace, waiting: Sequence[RunDir], number: i
     for index, folder in enumerate(waiting):
         if len(kept_folders) == number:
             return [*kept_folders, *waiting[index:]]
-        if (why := schedule.hold_back(folder.read_run())) is None:
+        if (why := schedule.hold_back(folder.read_run(), prediction.read_prediction(folder.path))) is None:
             kept_folders.append(folder)
         else:
             folder.write_event("controller", "held", why=why)
@@ -151,4 +164,4 @@ def count_late_runs(planned: MatrixPlan, workspace: Workspace) -> int:
         for cell, repeat in order_runs_by_repeat(planned.cells, planned.repeats)
         if not (folder := RunDir(workspace.runs / run_id(cell, repeat))).path.exists() or not folder.has_ended()
     ]
-    return sum(schedule.hold_back(run, always_add=True) is not None for run in runs)
+    return sum(schedule.hold_back(run, planned.predicted.get(run.cell.name()), always_add=True) is not None for run in runs)

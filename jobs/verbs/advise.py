@@ -2,80 +2,160 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from jobs.planner import advise, gpu, link, planner_table
-from jobs.planner.machine import PlannedMachine
+import msgspec
+
+from jobs.planner import advice_text, advise, gpu, link
+from jobs.planner.advise import Question
+from jobs.planner.machine import plan_machine
 from jobs.planning import rehearsals
-from jobs.plugins.own_plugins import OwnPlugins
+from jobs.plugins.own_plugins import OwnPlugins, find_plugins
 from jobs.verb import JobsVerb
-from jobs.verbs import matrix_plan
+from jobs.verbs import matrix_plan, shared_options
 from jobs.verbs.shared_options import MOST_GPUS
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.slurm_keys import Gpus
 from shardlab.errors import InputError, UnknownName
+from shardlab.matrix import model_file
 from shardlab.matrix.cell import Cell
+from shardlab.matrix.model_file import ModelByConfiguration
+from shardlab.registry import Value
 from shardlab.runs.rehearsed import Answer
+from shardlab.terminal import console
 from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
+from shardlab.workspace import inventory
 from trainers import menu
 from trainers.model.precision import ALL
+from trainers.workload import Workload
 
 
 class AdviseVerb(JobsVerb):
-    """Rank the strategies for a workload on given GPUs by predicted speed and memory."""
+    """Recommend a strategy for a workload on given GPUs, by predicted memory and speed with one global batch."""
 
     name = "advise"
     example = "jobs advise --workload gpt2-large --gpus 8 --gpu a100 --link nvlink"
 
     def add_options(self, parser: Parser) -> None:
-        parser.add_argument("--workload", required=True, metavar="NAME", help="a workload that ships (jobs workloads)")
-        parser.add_argument("--gpus", required=True, type=int, metavar="N", help="number of GPUs in all")
-        parser.add_argument("--gpu", required=True, metavar="TYPE", help="GPU model, such as a100-80gb or its NVML name")
-        link_help = "link between the GPUs of a node, or between nodes if there are several (default: that of the GPU)"
-        parser.add_argument("--link", metavar="LINK", help=link_help)
-        parser.add_argument("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
+        workload_help = "a workload that ships or of the workspace, or a configuration of the transformers library (FILE.json)"
+        parser.add_argument("--workload", required=True, metavar="NAME|FILE", help=workload_help)
+        option_help = "option of the workload, such as n_layer=48; may be given several times"
+        parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=option_help)
+        parser.add_argument("--seq-len", type=int, metavar="N", help="tokens of a sequence (default: that of the workload)")
+        batch_help = "sequences or images of a step, over all GPUs (default: usual for the model)"
+        parser.add_argument("--global-batch", type=int, metavar="N", help=batch_help)
         parser.add_argument("--precision", default="bf16", metavar="NAME", help="precision of the cells (default: bf16)")
+        parser.add_argument("--gpus", required=True, type=int, metavar="N", help="number of GPUs in all")
+        gpu_help = "GPU model, such as a100-80gb or its NVML name (default: that of the cluster)"
+        parser.add_argument("--gpu", metavar="TYPE", help=gpu_help)
+        parser.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: as few as the cluster needs)")
+        parser.add_argument("--link", metavar="LINK", help="link between the GPUs of a node (default: that of the GPU)")
+        parser.add_argument("--between-nodes", metavar="LINK", help="link of a network card of a node to other nodes")
+        parser.add_argument("--cards-per-node", type=int, metavar="N", help="such network cards of a node (default: one)")
+        shared_options.add_cluster(parser)
         matrix_plan.add_rehearse(parser)
+        console.add_trust_option(parser)
 
     def run(self, invocation: Invocation) -> int:
         args, out = invocation.arguments, invocation.out
-        gpu_model = gpu.must_find_model(args.gpu)
-        workload = menu.workload(args.workload)
-        if args.precision not in ALL:
-            raise UnknownName("precision", args.precision, ALL, where="--precision")
-        if args.link is not None and args.link not in link.link_entries():
-            raise UnknownName("link", args.link, link.link_entries(), where="--link")
-        if not 1 <= args.gpus <= MOST_GPUS or not 1 <= args.nodes <= args.gpus or args.gpus % args.nodes:
-            given_numbers = f"--gpus {args.gpus} --nodes {args.nodes}"
-            raise InputError(f"{given_numbers}: allowed are 1 to {MOST_GPUS} GPUs, and a number of nodes that divides them.")
-        if args.nodes > 1 and args.link is None:
-            raise InputError("--link: with several nodes, the link between them is needed, such as infiniband-hdr.")
-        inside = link.make_data_sheet_link(gpu_model)
-        between = None
-        if args.link is not None:
-            chosen_link = link.find_link(args.link, gpu_model)
-            assert chosen_link is not None
-            inside, between = (chosen_link, None) if args.nodes == 1 else (inside, chosen_link)
-        planned = PlannedMachine(True, args.gpu, gpu_model, gpu.capacity(gpu_model, None), inside, between)
-        slowest = args.link or ("nvlink" if gpu_model.link.startswith("NVLink") else "pcie")
+        workload, plugins = _find_workload(invocation)
+        cluster = _read_cluster(invocation)
+        question = _make_question(invocation, workload, cluster)
+        alternatives = advise.list_alternatives(question)
+        if question.nodes > 1 and (cards := args.gpus // question.nodes) > (cluster.network.cards_per_node or 1):
+            more_cards = msgspec.structs.replace(cluster.network, cards_per_node=cards)
+            machine = plan_machine(msgspec.structs.replace(cluster, network=more_cards), None)
+            alternatives[f"--cards-per-node {cards}"] = msgspec.structs.replace(question, machine=machine)
         all_answers: dict[str, Answer] = {}
-        source = matrix_plan.make_rehearsals(invocation, OwnPlugins())
+        source = matrix_plan.make_rehearsals(invocation, plugins)
 
         def answers(cells: Sequence[Cell]) -> Mapping[str, Answer]:
             new_answers = source.get_answers(cells)
             all_answers.update(new_answers)
             return new_answers
 
-        report = advise.rank_strategies(workload, planned, args.gpus, args.nodes, args.precision, slowest, answers)
+        report = advise.advise(question, alternatives, answers)
         for sentence in rehearsals.describe_refused(all_answers):
             out.print_remark(sentence, style="yellow")
-        planner_table.print_advice(out, report)
-        source_text = (
-            "formula and rehearsal"
-            if any(advice.predicted.memory_from == "rehearsal" for advice in report.ranked)
-            else "formula"
-        )
-        out.print_remark(
-            f"note: predictions by {source_text}, not calibrated by runs; docs/planner.md says how far to trust them."
-        )
-        out.print_document({"schema": 1, "strategies": report.ranked, "rules": report.rules})
+        advice_text.print_advice(out, question, report, is_default_batch=args.global_batch is None)
+        is_rehearsed = any(advice.predicted.memory_from == "rehearsal" for advice in report.ranked)
+        sources = "formula and rehearsal" if is_rehearsed else "formula"
+        out.print_remark(f"note: predictions by {sources}, not calibrated by runs; docs/planner.md says how far to trust them.")
+        out.print_remark("note: the table shows the best degrees (dp, tp, pp) of each strategy; --json has all.")
+        out.print_document({"schema": 1, "strategies": report.ranked, "changes": report.changes, "rules": report.rules})
         return 0
+
+
+def _find_workload(invocation: Invocation) -> tuple[Workload, OwnPlugins]:
+    """The workload that --workload names, and the plug-ins of the workspace that define it. Raises InputError."""
+    name, models = invocation.arguments.workload, {}
+    if name.endswith(model_file.SUFFIX):
+        file = Path(name).absolute()
+        entry = ModelByConfiguration(f"{file.parent.name}/{file.name}", seq_len=invocation.arguments.seq_len)
+        model = model_file.read_model(entry, file.parent.parent)
+        name, models = model.name, {model.name: model}
+    own_names = {name} - models.keys() - menu.workloads().keys()
+    plugins = find_plugins(invocation.workspace, own_names, (), models)
+    if (fault := plugins.workloads.faults.get(name)) is not None:
+        needs_length = models and invocation.arguments.seq_len is None
+        raise InputError(f"{fault} A language model needs the option --seq-len." if needs_length else fault)
+    if name not in (workloads := plugins.workload_menu()):
+        raise UnknownName("workload", name, workloads, where="--workload")
+    return workloads[name], plugins
+
+
+def _read_cluster(invocation: Invocation) -> Cluster:
+    """The cluster of --gpu, else that of the cluster file, with the network that the options name. Raises InputError."""
+    args = invocation.arguments
+    for option in ("gpus", "nodes", "seq_len", "global_batch", "cards_per_node"):
+        if (number := getattr(args, option)) is not None and not 1 <= number <= MOST_GPUS:
+            raise InputError(f"--{option.replace('_', '-')}: found {number}. Allowed: 1 to {MOST_GPUS}.")
+    for option in ("link", "between_nodes"):
+        if (name := getattr(args, option)) not in (None, *link.link_entries()):
+            raise UnknownName("link", name, link.link_entries(), where=f"--{option.replace('_', '-')}")
+    cluster = invocation.cluster
+    if args.gpu is not None:
+        gpu.must_find_model(args.gpu)
+        cluster = Cluster(schema=1, name="advise", provider="slurm", gpus=Gpus(per_node=args.gpus, type=args.gpu))
+    keys = {key: getattr(args, key) for key in ("link", "between_nodes", "cards_per_node")}
+    network = msgspec.structs.replace(cluster.network, **{key: value for key, value in keys.items() if value is not None})
+    return msgspec.structs.replace(cluster, network=network)
+
+
+def _make_question(invocation: Invocation, workload: Workload, cluster: Cluster) -> Question:
+    """The question that the options ask. Raises InputError."""
+    args, by_name = invocation.arguments, {option.name: option for option in workload.options}
+    options: dict[str, Value] = {name: option.default for name, option in by_name.items()}
+    for name, _, text in (entry.partition("=") for entry in args.option):
+        if name not in by_name:
+            raise UnknownName(f"option of {workload.name}", name, by_name, where="--option")
+        options[name] = text
+        with contextlib.suppress(msgspec.DecodeError):  # what is no YAML is a text
+            options[name] = msgspec.yaml.decode(text.encode())
+        if (why := by_name[name].refuse(options[name])) is not None:
+            raise InputError(f"--option {name}: {why}")
+    if args.precision not in ALL:
+        raise UnknownName("precision", args.precision, ALL, where="--precision")
+    if args.seq_len is not None and workload.seq_len is None:
+        raise InputError(f"--seq-len: {workload.name} has no sequences. Allowed: leave --seq-len out.")
+    per_node = cluster.gpus.per_node if cluster.gpus is not None and cluster.gpus.per_node else args.gpus
+    nodes = args.nodes or -(-args.gpus // per_node)
+    if args.gpus % nodes:
+        raise InputError(f"--gpus {args.gpus} --nodes {nodes}: allowed is a number of nodes that divides the GPUs.")
+    measured = inventory.read_all_reduces(invocation.workspace, cluster.name)
+    question = Question(
+        workload=workload, options=options, machine=plan_machine(cluster, None, measured), gpus=args.gpus, nodes=nodes,
+        precision=args.precision, seq_len=args.seq_len or workload.seq_len, global_batch=args.global_batch or args.gpus,
+    )  # fmt: skip
+    if not question.machine.on_gpu:
+        raise InputError(f"--gpu: needed, because the cluster {cluster.name} has no GPUs. Allowed: a GPU model, such as a100.")
+    if nodes > 1 and question.machine.between is None:
+        raise InputError("--between-nodes: needed with several nodes, such as infiniband-hdr.")
+    if (why := workload.refuse(advise.make_cell(question, menu.strategy("single")))) is not None:
+        raise InputError(f"--workload {args.workload}: {why}")
+    if args.global_batch is None:
+        question = msgspec.structs.replace(question, global_batch=advise.choose_global_batch(question))
+    return question

@@ -58,7 +58,7 @@ def plan_submission(
     runs = [decision.run for decision in decisions if decision.send]
     if planned is not None and (bound := invocation.arguments.max_gpu_hours) is not None:
         if not (0 < bound < 1e9):
-            raise InputError(f"--max-gpu-hours: found {bound:g}. Allowed: a number above 0.")
+            raise InputError(f"--max-gpu-hours: found {bound:.12g}. Allowed: a number above 0.")
         counts = Counter(planned.planned_name(run.cell) for run in runs)
         must_be_within_bound(bound, [entry for entry in estimate_hours(planned, counts) if counts[entry.cell.name()]])
     if source.scheduler == "slurm":

@@ -37,7 +37,10 @@ class SubmitVerb(JobsVerb):
         parser.add_argument("--in-allocation", action="store_true", help=inside_help)
         fit_help = "also submit cells that the planner predicts not to fit the memory of a GPU: out of memory is a result"
         parser.add_argument("--no-fit-check", action="store_true", help=fit_help)
-        bound_help = "submit nothing if the runs may take more GPU hours: by recorded times, else by time limits; retries count"
+        bound_help = (
+            "submit nothing if the runs may take more GPU hours: by recorded times, else by the high end of predictions, else "
+            "by time limits; retries count"
+        )
         parser.add_argument("--max-gpu-hours", type=float, metavar="N", help=bound_help)
         resume_help = (
             "resume from a checkpoint of this run; cells may differ from it only in their ranks and how the ranks share the "

@@ -73,9 +73,10 @@ def print_plan(
             out.print_line(sentence)
     counts = {cell.name(): planned.repeats[cell.name()] for cell in planned.cells}
     estimated_hours = gpu_hours.sum_hours(hours) if hours else None
-    _print_amount_of_work(out, planned, counts, estimated_hours, shares)
+    _print_amount_of_work(out, planned, counts, hours, shares)
     lease = print_lease(out, workspace, planned.source.where.name, late_count)
     models = _select_own_models(planned.source.own, planned.cells)
+    run_times = {entry.cell.name(): entry.run_time for entry in hours}
     _print_obstacles_and_notes(out, planned, models, data)
     out.print_document(
         {
@@ -87,7 +88,7 @@ def print_plan(
             "gpu_hours": estimated_hours,
             "shares": shares,
             "lease": lease,
-            "cells": [_make_cell_document(cell, planned, scaled) for cell in planned.cells],
+            "cells": [_make_cell_document(cell, planned, run_times, scaled) for cell in planned.cells],
             **({} if schedule is None else {"schedule": schedule}),
             "models": [_make_model_document(model) for model in models],
             "excluded": planned.matrix.excluded,
@@ -123,7 +124,7 @@ def _print_amount_of_work(
     out: Output,
     planned: MatrixPlan,
     repeats_of_cell: Mapping[str, int],
-    estimated_hours: gpu_hours.GpuHours | None,
+    hours: Sequence[gpu_hours.CellHours],
     shares: Sequence[Share],
 ) -> None:
     """Print how many runs a plan has, how long they take, and how much of the user's Slurm account is left."""
@@ -132,10 +133,10 @@ def _print_amount_of_work(
         out.print_line(sentence)
     if planned.cost.cells:
         out.print_line(f"{_format_cost(planned.cost, len(repeats_of_cell))}.")
-    if estimated_hours is not None and estimated_hours.measured + estimated_hours.limits:
+    if (estimated_hours := gpu_hours.sum_hours(hours)).without_retries:
         out.print_line(f"about {gpu_hours.describe_hours(estimated_hours)}.")
-        if retried := gpu_hours.describe_retries(estimated_hours):
-            out.print_line(f"{retried}.")
+        for sentence in filter(None, (gpu_hours.describe_retries(estimated_hours), gpu_hours.describe_limits(hours))):
+            out.print_line(f"{sentence}.")
     for share in shares:
         out.print_line(f"sshare: the account {share.account} has {share.in_words()}.")
     for sentence in planner_table.describe_sums(planned.predicted, repeats_of_cell):
@@ -197,8 +198,14 @@ def print_status(out: Output, runs: Sequence[Status], workspace: Workspace) -> N
     out.print_document({"runs": runs, **of_searches, **({} if lease is None else {"lease": lease})})
 
 
-def _make_cell_document(cell: Cell, planned: MatrixPlan, scaled: Mapping[str, Sequence[ScaledCell]] | None) -> dict[str, Any]:
-    """A cell of a plan as a dictionary, for --json. scaled: as for `print_plan`."""
+def _make_cell_document(
+    cell: Cell,
+    planned: MatrixPlan,
+    run_times: Mapping[str, gpu_hours.RunTime | None],
+    scaled: Mapping[str, Sequence[ScaledCell]] | None,
+) -> dict[str, Any]:
+    """A cell of a plan as a dictionary, for --json. run_times: how long a run takes, by the name of the cell. scaled: as for
+    `print_plan`."""
     name, search = cell.name(), planned.source.search_of(cell)
     return {
         "id": name,
@@ -206,6 +213,7 @@ def _make_cell_document(cell: Cell, planned: MatrixPlan, scaled: Mapping[str, Se
         "rehearsal": planned.source.plans_rehearsal(cell),
         "cell": cell,
         "predicted": planned.predicted[name],
+        "run_time": run_times.get(name),
         **({} if search is None else {"search": search.to_json_fields()}),
         **({} if scaled is None else {"scale_out": scaled.get(name, [])}),
     }

@@ -30,6 +30,7 @@ from shardlab.cluster.cluster_keys import Login
 from shardlab.cluster.login_node import is_login_node
 from shardlab.cluster.slurm_keys import MOST_CPUS_PER_RANK, MOST_NODES
 from shardlab.errors import InputError
+from shardlab.matrix.cell_sizes import format_seconds
 from shardlab.remote.remote import Remote
 from shardlab.terminal.console import Output
 from shardlab.workspace import workspace_trust
@@ -121,7 +122,7 @@ def render_site_file(login: Login | None, site: Survey, proposed: Proposal, reje
         needed_qos=proposed.needed_qos,
         gpu_request=next(iter([*accepted, *undecided]), None),
         request_table=[f"{request}: {_answer_text(why)}" for request, why in rejection_by_request.items()],
-        time=_slurm_time(proposal.propose_time_s(partition)),
+        time=format_seconds(proposal.propose_time_s(partition)),
         limits=_partition_limits(partition) if partition is not None else {},
         typed_partitions=_typed_partition_entries(proposal.propose_typed_partitions(site, proposed)),
         exclusive=partition is None or partition.is_exclusive or gpus is None,
@@ -150,7 +151,7 @@ def _partition_lines(site: Survey) -> list[str]:
             + "".join(f", {gpu.count} GPUs {gpu.type or ''}".rstrip() for gpu in node_type.gpus)
             for node_type in node_types
         )
-        limit = f"at most {_slurm_time(partition.max_time_s)}" if partition.max_time_s else "no time limit"
+        limit = f"at most {format_seconds(partition.max_time_s)}" if partition.max_time_s else "no time limit"
         state = "" if partition.is_up else " (not up)"
         lines.append(f"{partition.name}{state}: {nodes or 'no nodes shown'}; {limit}")
     return lines
@@ -160,7 +161,7 @@ def _partition_limits(partition: SitePartition) -> dict[str, str | int]:
     """The time and node limits of a partition, by the keys of the cluster file. Limits that no run can reach are left out."""
     limits: dict[str, str | int] = {}
     if partition.max_time_s and partition.max_time_s <= proposal.LONGEST_S:
-        limits["max_time"] = _slurm_time(partition.max_time_s)
+        limits["max_time"] = format_seconds(partition.max_time_s)
     if partition.max_nodes and partition.max_nodes <= MOST_NODES:
         limits["max_nodes"] = partition.max_nodes
     return limits
@@ -286,13 +287,6 @@ def _quota_line(quota: Quota) -> str:
     sizes = f"{used_text or 'unknown'} of {most_text} GiB used" if most_text else "no limit of bytes"
     counts = f"{files or 'unknown'} of {most_files} files" if most_files else "no limit of files"
     return f"{quota.place}: {sizes}, {counts}"
-
-
-def _slurm_time(seconds: int) -> str:
-    """A duration as Slurm writes it: HH:MM:SS or D-HH:MM:SS."""
-    days, rest = divmod(seconds, 86_400)
-    clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
-    return f"{days}-{clock}" if days else clock
 
 
 def _cluster_name(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Computes the batch sizes of a cell and the seconds of a duration from what a matrix file states."""
+"""Computes the batch sizes of a cell from what a matrix file states, and reads and writes its durations."""
 
 from __future__ import annotations
 
@@ -63,3 +63,10 @@ def parse_seconds(text: str) -> int:
     if total_s == 0:
         raise ValueError("found a limit of 0 seconds. Allowed: one second or more.")
     return total_s
+
+
+def format_seconds(seconds: int) -> str:
+    """A duration as `parse_seconds` reads it, and as Slurm does."""
+    days, rest = divmod(seconds, 86_400)
+    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock

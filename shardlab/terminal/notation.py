@@ -18,6 +18,15 @@ def format_number(value: float, digits: int = 4) -> str:
     return f"{value:.{digits - 1}e}" if decimals > digits + 3 else f"{value:,.{decimals}f}"
 
 
+def format_amount(value: float) -> str:
+    """A number in a sentence, such as `1,440`, `12.8` or `0.0312`: three significant digits, all digits before the decimal
+    point, and never in scientific notation."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    text = f"{value:,.{max(2 - math.floor(math.log10(abs(value))), 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def format_spread(value: float) -> str:
     """Half the width of an interval (the number after ±), as text with two significant digits.
 

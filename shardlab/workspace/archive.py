@@ -191,8 +191,8 @@ def _check_free_space(path: Path, folder: Path, needed_bytes: int) -> None:
     free_bytes = status.f_bavail * status.f_frsize
     if needed_bytes > free_bytes:
         raise InputError(
-            f"{path}: its files have {needed_bytes / 2**30:.3g} GiB, and {folder.parent} has "
-            f"{free_bytes / 2**30:.3g} GiB free. "
+            f"{path}: its files have {needed_bytes / 2**30:,.1f} GiB, and {folder.parent} has "
+            f"{free_bytes / 2**30:,.1f} GiB free. "
             "Allowed: a folder on a disk with more free space."
         )
 

@@ -11,11 +11,12 @@ from support_cells import CELL
 
 from jobs.node import hang_detection
 from jobs.planner import advise, planner_table, predict, rules
+from jobs.planner.advise import Advice
 from jobs.planning import gpu_hours
 from jobs.slurm import submission
 from jobs.submission import backlog, preflight
 from jobs.verbs import plan, shared_options, trace_runs
-from shardlab.runs.prediction import PredictedRange
+from shardlab.runs.prediction import PredictedRange, Prediction
 from shardlab.workspace.workspace import Workspace
 
 GIB = 1_073_741_824
@@ -50,8 +51,8 @@ def wait_gpus(seconds):
 
 
 def hours(bound):
-    """Whether runs of 12.5 GPU hours, and 2.5 with retries, may be submitted with --max-gpu-hours."""
-    found = gpu_hours.CellHours(CELL, 12.5, measured=True, retries=2.5, requeues=4.0)
+    """Whether runs of 7.5 GPU hours, and 15 with retries, may be submitted with --max-gpu-hours."""
+    found = gpu_hours.CellHours(CELL, gpu_hours.RunTime(9000.0, "recorded times"), gpus=3, retries=gpu_hours.MostRetries(1, 2))
     return is_allowed(gpu_hours.must_be_within_bound, bound, [found], says="--max-gpu-hours")
 
 
@@ -99,9 +100,13 @@ def test_a_memory_limit_lowers_a_capacity_and_never_raises_it():
         assert msgspec.structs.astuple(predict.capacity_of(cell, machine)) == tuple(size * GIB for size in expected)
 
 
-@pytest.mark.parametrize(("largest", "micro"), [(1, 1), (2, 2), (3, 2), (63, 32), (64, 64), (65, 64), (128, 64), (1 << 20, 64)])
-def test_an_advised_batch_is_the_largest_power_of_two_that_fits_up_to_64(largest, micro):
-    assert advise._with_batch(CELL, largest).micro_batch_size == micro
+@pytest.mark.parametrize(("throughput", "group"), [(95.0, 1), (94.99, 2)])
+def test_a_tie_has_at_least_95_percent_of_the_highest_throughput(throughput, group):
+    fast, slow = (
+        Advice(msgspec.structs.replace(CELL, strategy=strategy), Prediction(step_s=PredictedRange(1, 1, 1)), items_per_s)
+        for strategy, items_per_s in (("ddp", 100.0), ("fsdp2", throughput))
+    )
+    assert [entry.group for entry in advise._rank([slow, fast])] == [1, group]
 
 
 @pytest.mark.parametrize(("bytes_", "text"), [(GIB / 10, "0.1 GiB"), (GIB / 10 - 1, "102.4 MiB"), (0, "0.0 MiB")])

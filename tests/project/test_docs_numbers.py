@@ -19,8 +19,8 @@ from collect.timeline import straggler
 from collect.tracking import command as tracking
 from collect.watch import live_page
 from jobs.node import node_processes
-from jobs.planner import advise
-from jobs.planning import batch_searches
+from jobs.planner import advise, rules
+from jobs.planning import batch_searches, gpu_hours
 from jobs.rendering import sbatch_options as request
 from jobs.schedulers import slurm
 from jobs.submission import backlog
@@ -112,7 +112,11 @@ SENTENCES = [
     ("own-models.md", {"Optimizer(name='adamw', lr=0.001)": 'dict(name="adamw", lr=1e-3)'}[
         written("trainers/plugins/own_model.py", "OPTIMIZER")]),
     ("own-strategies.md", f"Default: `{', '.join(default_of(Strategy, 'degrees'))}`"),
-    ("planner.md", f"the largest power of two (up to {advise.LARGEST_BATCH})"),
+    ("planner.md", f"{advise.BATCH_IMAGES} images per GPU, at most {advise.MOST_IMAGES:,}"),
+    ("planner.md", "{} M tokens up to 1 B parameters, {} M up to 5 B, {} M up to 30 B, {} M above".format(
+        *(f"{tokens / 2**20:g}" for _, tokens in advise.BATCH_TOKENS))),
+    ("planner.md", {1.25: f"a quarter more, in steps of {gpu_hours.LIMIT_STEP_S // 60} minutes"}[gpu_hours.LIMIT_MARGIN]),
+    ("planner.md", f"at least {100 * rules.AGREEMENT_SHARE:.0f} % of its highest throughput"),
     ("provision.md", f"waits up to {packages.LOCK_S // 60} minutes for the locks of apt"),
     ("provision.md", f"does not answer within {mounts.ANSWERS_S} s"),
     ("provision.md", {1.0: "differ by at most one second"}[clock.MOST_OFFSET_S]),

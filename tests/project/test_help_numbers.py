@@ -23,7 +23,8 @@ FOUND_LATER = {
     "as set in the matrix", "runs/ of the workspace", "the log of the launcher, then the log of rank 0", "that of the GPU",
     "the last matrix", "the last matrix of each", "report/ in the workspace", "the matrix's baseline",
     "export/FORMAT in the workspace", "the workspace", "MATRIX.shardlab.zip in the workspace",
-    "named after the file, in the current folder",
+    "named after the file, in the current folder", "that of the workload", "usual for the model", "that of the cluster",
+    "as few as the cluster needs", "one",
 }  # fmt: skip
 # Defaults that the text explains in other words than (default: ...).
 SAID_OTHERWISE = {"python -m trainers tokenize --tokenizer": ("bytes", "bytes: one token per byte (default)")}
@@ -34,6 +35,7 @@ OTHER_NUMBERS = {
     'such as "gpus > 1"': None,
     "takes 10 s to minutes": None,
     "such as a100-80gb or its NVML name": None,
+    "such as n_layer=48": None,
     "port on 127.0.0.1": None,
     "only runs from this date on (ISO 8601)": None,
     "only runs up to this time (ISO 8601; a date: its first moment)": None,

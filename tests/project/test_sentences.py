@@ -46,6 +46,7 @@ from shardlab.errors import ShardlabError
 from shardlab.files import document, files, plugin_source
 from shardlab.hardware.host import Host
 from shardlab.hardware.nvml import Gpu
+from shardlab.matrix import cell_sizes
 from shardlab.remote.remote import CommandOutput
 from shardlab.runs import lease_cutoff
 from shardlab.runs.state import JudgedState
@@ -148,7 +149,7 @@ def sentences_of_provision(folder):
     yield "provision/command/display.py", display._gpus_text(HOST)
     yield "provision/command/display.py", display._gpus_text(msgspec.structs.replace(HOST, gpus=None, gpu_why_absent="no NVML"))
     for seconds in (59, 5400, 90061):
-        yield "provision/command/init.py", init._slurm_time(seconds)
+        yield "shardlab/matrix/cell_sizes.py", cell_sizes.format_seconds(seconds)
     quota = Quota("/scratch", 120 * GIB, 1000 * GIB, 40_000, 1_000_000)
     yield "provision/command/init.py", init._quota_line(quota)
     yield "provision/command/init.py", init._quota_line(msgspec.structs.replace(quota, used_bytes=None, most_files=None))
@@ -185,14 +186,19 @@ def sentences_of_waiting(capsys, monkeypatch):
 
 def sentences_of_jobs():
     yield "jobs/scheduler.py", str(SchedulerFull("slurm", "QOSMaxSubmitJobPerUserLimit", [None] * 12))
-    for hours in (GpuHours(2.5, 10.0, 0), GpuHours(0.0, 1234.5, 2, 12.25, 3.5), GpuHours(0.125, 0, 1)):
+    for hours in (GpuHours(2.5, 0.0, 10.0), GpuHours(0.0, 99.95, 1234.5, 2, 12.25, 3.5), GpuHours(0.125, unknown=1)):
         yield "jobs/planning/gpu_hours.py", gpu_hours.describe_hours(hours)
         yield "jobs/planning/gpu_hours.py", gpu_hours.describe_retries(hours) or "no retries"
     cells = [support_planner.cell("gpt2", "ddp", gpus) for gpus in (8, 2)]
-    hours = [gpu_hours.CellHours(cell, cell.gpus * 1.5, cell.gpus == 2, retries=cell.gpus) for cell in cells]
+    times = [gpu_hours.RunTime(5400.0, "predictions", 6900), gpu_hours.RunTime(5400.0, "recorded times", 7200)]
+    hours = [
+        gpu_hours.CellHours(cell, time, cell.gpus, gpu_hours.MostRetries(1)) for cell, time in zip(cells, times, strict=True)
+    ]
+    yield "jobs/planning/gpu_hours.py", gpu_hours.describe_limits(hours[:1])
+    yield "jobs/planning/gpu_hours.py", gpu_hours.describe_limits(hours)
     for bound in (10.25, 1.0):
         yield "jobs/planning/gpu_hours.py", refusal(gpu_hours.must_be_within_bound, bound, hours)
-    unknown = [msgspec.structs.replace(hours[0], hours=None)]
+    unknown = [msgspec.structs.replace(hours[0], run_time=None)]
     yield "jobs/planning/gpu_hours.py", refusal(gpu_hours.must_be_within_bound, 5.0, unknown)
     for share in parse_shares("me|1|gres/gpu=6000,cpu=90000,gres/gpu:a100=600|gres/gpu=1500,cpu=1", "me"):
         yield "jobs/slurm/share.py", share.in_words()
@@ -201,18 +207,14 @@ def sentences_of_jobs():
         yield "jobs/planner/planner_table.py", planner_table.format_size(size)
     for seconds in (0.0123, 1.5, 59.9, 75.0, 7200.0):
         yield "jobs/planner/planner_table.py", planner_table.format_duration(seconds)
-    for seconds in (None, 59, 3661, 360000):
-        yield "jobs/planning/cell_differences.py", str(cell_differences._format_clock(seconds))
     for value in (None, True, 0.25, 1e-5, [1, "a"], {"a": 1.5, "b": None}):
         yield "jobs/planning/cell_differences.py", cell_differences._format_value(value)
 
 
 def sentences_of_collect_numbers():
     for value in (0.0, 1.0, 1234.5678, 0.00012345, 1e-9, 12.345, -5.55, 123456789.0, float("nan")):
-        yield (
-            "shardlab/terminal/notation.py",
-            f"{notation.format_number(value)} {notation.format_number(value, 2)} {notation.format_spread(value)}",
-        )
+        numbers = (notation.format_number(value), notation.format_number(value, 2), notation.format_spread(value))
+        yield "shardlab/terminal/notation.py", " ".join((*numbers, notation.format_amount(value)))
     for sizes in ([], [1023.0], [1024.0, 5.0], [2.0**20], [2.0**30, -5.0]):
         yield "shardlab/terminal/notation.py", f"{notation.bytes_unit(sizes)}"
     yield "shardlab/terminal/notation.py", notation.format_time(1_938_000_000.0)

@@ -33,7 +33,7 @@ HELD = {
     "jobs/verbs/menus.py MatricesVerb.run": "test_menus",
     "jobs/verbs/menus.py _print_options": "test_menus",
     "jobs/planner/planner_table.py print_scale_out": OF_JOBS,
-    "jobs/planner/planner_table.py print_advice": OF_JOBS,
+    "jobs/planner/advice_text.py print_advice": OF_JOBS,
     "jobs/verbs/views.py _print_cells": OF_JOBS,
     "jobs/verbs/views.py _print_predictions": OF_JOBS,
     "jobs/verbs/views.py print_status": OF_JOBS,

@@ -31,7 +31,7 @@ from collect.traces.stragglers import RankWait
 from jobs.planner.advise import Advice
 from jobs.planner.rules import JudgedRule
 from jobs.planner.scale_out import ScaledCell
-from jobs.planning.gpu_hours import GpuHours
+from jobs.planning.gpu_hours import GpuHours, RunTime
 from jobs.planning.repeats import Cost
 from jobs.slurm.share import Share
 from jobs.status.reconcile import Status
@@ -187,6 +187,7 @@ COMMANDS = (
             "rehearsal": Key("boolean", "whether its runs are planned as rehearsals"),
             "cell": Key("Cell", "the resolved cell"),
             "predicted": Key("Prediction", "the prediction for one run"),
+            "run_time": Key("RunTime or null", "how long a run takes; null: not known, or its ranks have no GPU"),
             "scale_out": Key("list of ScaledCell", "with `--scale-out`: the predictions on other numbers of GPUs", False),
         },
         listed=True,
@@ -215,7 +216,8 @@ COMMANDS = (
         "Strategies for a workload, the best first.",
         keys={
             **SCHEMA,
-            "strategies": Key("list of Advice", "the fastest first, then those that do not fit"),
+            "strategies": Key("list of Advice", "by groups of ties, the recommended first; last those without a throughput"),
+            "changes": Key("mapping", "what could be different -> the Advice that would be recommended then"),
             "rules": Key("list of JudgedRule", "the rules of the studies that apply"),
         },
     ),
@@ -398,7 +400,7 @@ COMMANDS = (
     Described("collect sample", "Printed when the sampler ends.", TickTally),
 )
 USED = (
-    Cell, Optimizer, Option, Excluded, Cost, GpuHours, Share, Lease, Prediction, ScaledCell, Status,
+    Cell, Optimizer, Option, Excluded, Cost, GpuHours, RunTime, Share, Lease, Prediction, ScaledCell, Status,
     Advice, JudgedRule, Outcome, HardwareType, CollectiveUse, RankWait, StepDifference, OperatorDifference, IdleCauses,
     LaunchDelays, PhaseTime, LayerTime, MemoryUse, MatrixProduct, AttentionUse, ComparedClock, Straggler, Host,
 )  # fmt: skip

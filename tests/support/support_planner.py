@@ -1,5 +1,8 @@
-"""Makes cells for tests of the planner, with the default options of the menus."""
+"""Makes cells and questions for tests of the planner, with the default options of the menus."""
 
+import msgspec
+
+from jobs.planner import advise
 from shardlab.matrix.cell import Cell, Optimizer
 from trainers import menu
 
@@ -17,3 +20,14 @@ def cell(workload="gpt2-large", strategy="ddp", gpus=1, *, micro=1, passes=1, tp
         "seq_len": of_workload.seq_len, "steps": 10, "prove": "off", "optimizer": ADAMW,
         "options": {**defaults, **(options or {})}, **keys,
     })  # fmt: skip
+
+
+def make_question(workload, machine, gpus=8, *, options=None, **keys):
+    """A question to `jobs advise` about a shipped workload; the global batch is the default, unless `keys` has one."""
+    entry = menu.workload(workload)
+    options = {option.name: option.default for option in entry.options} | (options or {})
+    fields = {"workload": entry, "options": options, "machine": machine, "gpus": gpus, "seq_len": entry.seq_len, **keys}
+    question = advise.Question(**fields)
+    if "global_batch" in keys:
+        return question
+    return msgspec.structs.replace(question, global_batch=advise.choose_global_batch(question))

@@ -131,6 +131,7 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
 # File -> names of its tests that are slow: they take long, or need a program that `make system` installs.
 SLOW_TESTS: dict[str, tuple[str, ...]] = {
     "test_nodes": ("test_traffic_on_the_control_network_is_noticed_by_the_kernels_counters",),
+    "test_advice": ("test_advice_for_a_configuration_and_for_a_workload_of_the_workspace",),
     "test_archive": (
         "test_a_long_file_is_archived_without_reading_it_as_a_whole",
         "test_code_of_an_archive_is_executed_only_with_trust",

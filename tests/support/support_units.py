@@ -33,8 +33,8 @@ CONSTANTS = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 1e3, 
 NUMBERS = {float(base**power) for base in (1000, 1024) for power in range(1, 5)} | {60.0, 3600.0, 86400.0}
 # Functions whose result has the unit of their first argument.
 KEEP_UNIT = {
-    "abs", "ceil", "fabs", "float", "floor", "fmean", "format_number", "int", "item", "max", "maximum", "mean", "median", "min",
-    "minimum", "number_text", "round", "sum", "to_list", "to_numpy",
+    "abs", "ceil", "fabs", "float", "floor", "fmean", "format_amount", "format_number", "int", "item", "max", "maximum", "mean",
+    "median", "min", "minimum", "number_text", "round", "sum", "to_list", "to_numpy",
 }  # fmt: skip
 TEXT_UNIT = re.compile(r"(?<![\w/-])(" + "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True)) + r")(?![\w/'’-])")
 

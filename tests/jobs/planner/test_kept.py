@@ -2,6 +2,7 @@
 advise` print."""
 
 import json
+import re
 from functools import partial
 
 import msgspec
@@ -152,13 +153,8 @@ def test_a_rendered_run_keeps_its_prediction(tmp_path, capsys):
     assert all(found.memory_bytes.likely > 0 and found.fits is None for found in kept)
 
 
-def test_advise_refuses_unknown_names(capsys):
-    words = ["advise", "--workload", "gpt2", "--gpus", "8"]
-    assert main([*words, "--gpu", "abacus"]) == 2
-    assert "a100" in capsys.readouterr().err
-    assert main([*words, "--gpu", "a100", "--nodes", "2"]) == 2
-    assert "--link" in capsys.readouterr().err
-    assert main([*words, "--gpu", "a100", "--json"]) == 0
+def test_the_throughput_of_an_advice_has_a_range(capsys):
+    assert main(["advise", "--workload", "gpt2", "--gpus", "8", "--gpu", "a100", "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["strategies"][0]
     assert 0 < best["range_per_s"]["low"] < best["items_per_s"] < best["range_per_s"]["high"]
 
@@ -166,11 +162,9 @@ def test_advise_refuses_unknown_names(capsys):
 def test_advice_marks_a_rule_of_a_study_with_which_the_planner_disagrees(capsys):
     """Between two nodes with 1 Gbit/s, ZeRO-2 of a model with 7 B parameters mostly waits for its gradients."""
     assert main(["advise", "--workload", "gpt2-large", "--gpus", "8", "--gpu", "a100-80gb", "--link", "nvlink"]) == 0
-    said = capsys.readouterr().out
-    assert (
-        "study 2, section 5.2.3: DDP: the model fits comfortably and has under 7 B parameters. The planner agrees: by" in said
-    )
-    words = ["--workload", "llm-7b", "--gpus", "16", "--nodes", "2", "--gpu", "a100-80gb", "--link", "ethernet-1"]
+    agrees = capsys.readouterr().out.partition("The planner agrees with")[2].partition("DISAGREES")[0]
+    assert "study 2, section 5.2.3" in " ".join(agrees.split())
+    words = ["--workload", "llm-7b", "--gpus", "16", "--nodes", "2", "--gpu", "a100-80gb", "--between-nodes", "ethernet-1"]
     assert main(["advise", *words]) == 0
-    said = capsys.readouterr().out
-    assert "study 1, figure 6: ZeRO-2: large models on several nodes. The planner DISAGREES: by the planner, zero2 has" in said
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"DISAGREES with study 1, figure 6 \(zero2 has only \d+ % of the highest throughput\)", said)

@@ -10,6 +10,7 @@ from support_golden import same_as_golden
 
 from jobs.adaptation.adapt import adapt
 from jobs.planner import (
+    advice_text,
     advise,
     cell_schedule,
     device_profile,
@@ -256,20 +257,14 @@ def test_predictions_from_runs_and_rehearsals_have_their_golden_numbers():
 
 def test_the_advice_for_three_machines_is_the_golden_text(capsys):
     out = Output()
-    asked = [(name, workload, 8, 1, "nvlink") for name in ("a100", "h100") for workload in ("gpt2-large", "llm-7b", "resnet50")]
-    asked += [
-        ("v100", "gpt2-large", 4, 1, "pcie-3"),
-        ("a100", "llm-7b", 16, 2, "infiniband-hdr"),
-        ("h100", "vit-b-32", 1, 1, "nvlink"),
-    ]
-    for machine_name, workload, gpus, nodes, slowest in asked:
+    asked = [(name, workload, 8, 1) for name in ("a100", "h100") for workload in ("gpt2-large", "llm-7b", "resnet50")]
+    asked += [("v100", "gpt2-large", 4, 1), ("a100", "llm-7b", 16, 2), ("h100", "vit-b-32", 1, 1)]
+    for machine_name, workload, gpus, nodes in asked:
         precision = "fp16" if machine_name == "v100" else "bf16"
-        machine = MACHINES[machine_name]
-        out.print_line(f"{workload} on {gpus} {machine_name} of {nodes} node(s)")
-        report = advise.rank_strategies(menu.workload(workload), machine, gpus, nodes, precision, slowest)
-        planner_table.print_advice(out, report)
-        facts = advise.rule_facts(menu.workload(workload), machine, gpus, nodes, precision, slowest)
-        out.print_line("\n".join(describe("fact", facts)))
+        question = support_planner.make_question(workload, MACHINES[machine_name], gpus, nodes=nodes, precision=precision)
+        report = advise.advise(question, advise.list_alternatives(question))
+        advice_text.print_advice(out, question, report, is_default_batch=True)
+        out.print_line("\n".join(describe("fact", advise.rule_facts(question))))
     write_golden("advice", capsys.readouterr().out.splitlines())
 
 

@@ -11,7 +11,7 @@ from jobs.planning import plan
 from jobs.rendering import render
 from jobs.rendering import sbatch_options as request
 from jobs.rendering.render import CLUSTER_FILE
-from jobs.submission.lease_schedule import estimate_run_time
+from jobs.submission.lease_schedule import estimate_time_left
 from shardlab.cluster import cluster
 from shardlab.cluster.cluster import THIS_MACHINE, Cluster
 from shardlab.errors import InputError
@@ -150,7 +150,9 @@ def test_the_job_of_a_search_has_time_for_all_its_tries(tmp_path, longest, minut
     found = planned(tmp_path, BASE, where)
     run = render.make_run(found.cells[0], 1, 1, found.source)
     assert f"--time={minutes}" in request.list_sbatch_options(run, where)
-    assert estimate_run_time(run, {}) == (6 * 600, " (by time limits)")
+    predicted = found.predicted[found.cells[0].name()]
+    assert predicted.time_s is None or predicted.time_s.high < 600
+    assert estimate_time_left(run, {run.cell.name(): 1.0}, predicted) == (6 * 600, " (by time limits)")
 
 
 def test_the_run_of_a_try_stores_the_input_of_the_next_try(tmp_path):

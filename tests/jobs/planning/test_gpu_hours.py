@@ -8,6 +8,7 @@ import support_collect as support
 from support_queue import Queue, Study
 
 from jobs.planning import gpu_hours
+from jobs.planning.gpu_hours import RunTime
 from jobs.schedulers import slurm
 from jobs.slurm import share
 from jobs.slurm.share import Share
@@ -16,6 +17,7 @@ from shardlab.cluster.slurm_keys import Gpus, Slurm
 from shardlab.errors import InputError
 from shardlab.matrix.cell import CheckpointSettings, Instruments
 from shardlab.matrix.retry import Retry
+from shardlab.runs.prediction import PredictedRange, Prediction
 
 SITE = Cluster(schema=1, name="c", provider="slurm", gpus=Gpus(per_node=4), slurm=Slurm(time="02:00:00"))
 SHARED = msgspec.structs.replace(SITE, slurm=Slurm(time="02:00:00", exclusive=False))
@@ -29,30 +31,59 @@ def named(cells, numbers):
     return {one.name(): number for one, number in zip(cells, numbers, strict=True)}
 
 
-def test_gpu_hours_use_recorded_times_before_time_limits_and_count_complete_nodes():
-    """GPU hours use the recorded time of a cell, otherwise its time limit, times all GPUs of its nodes."""
+@pytest.mark.parametrize(
+    ("recorded_s", "predicted_s", "limit_s", "elapsed_s", "expected"),
+    [
+        (100.0, 900.0, 3600, 0, RunTime(100.0, "recorded times", 300)),
+        (None, 900.0, 3600, 0, RunTime(900.0, "predictions", 1200)),  # 1,125 s, in steps of five minutes
+        (None, 9000.0, 3600, 0, RunTime(3600, "predictions", 11400)),  # it ends at its limit, which is too short
+        (None, None, 3600, 0, RunTime(3600, "time limits")),
+        (100.0, 900.0, 3600, 200, RunTime(900.0, "predictions", 300)),  # it takes longer than the runs before it
+        (None, 900.0, 3600, 900, RunTime(3600, "time limits", 1200)),
+        (None, 900.0, None, 0, RunTime(900.0, "predictions", 1200)),
+        (None, None, None, 0, None),
+    ],
+)
+def test_a_run_takes_its_recorded_time_or_its_highest_predicted_time_or_its_limit(
+    recorded_s, predicted_s, limit_s, elapsed_s, expected
+):
+    predicted = None if predicted_s is None else Prediction(time_s=PredictedRange(1.0, 2.0, predicted_s))
+    assert gpu_hours.estimate_run_time(recorded_s, predicted, limit_s, elapsed_s) == expected
+    assert gpu_hours.estimate_run_time(recorded_s, predicted or Prediction(), limit_s, elapsed_s) == expected
+
+
+def test_gpu_hours_are_those_of_complete_nodes_by_the_source_of_the_times():
+    """Each time is multiplied by all GPUs of the nodes of the run."""
     cells = [cell("ddp", 2), cell("ddp", 8, nnodes=2), cell("ddp", 2, seed=7, time_limit_s=360)]
     runs = named(cells, [3, 1, 1])
-    hours = gpu_hours.estimate_cell_hours(cells, runs, {cells[0].name(): 1800.0}, SITE)
-    assert [entry.hours for entry in hours] == [pytest.approx(n) for n in (3 * 4 * 0.5, 8 * 2.0, 4 * 0.1)]
-    assert gpu_hours.sum_hours(hours) == gpu_hours.GpuHours(pytest.approx(6.0), pytest.approx(16.4), 0)
-    assert gpu_hours.describe_hours(gpu_hours.sum_hours(hours)) == "22.4 GPU hours (6 by recorded times, 16.4 by time limits)"
-    assert gpu_hours.estimate_cell_hours(cells[:1], runs, {}, SHARED)[0].hours == pytest.approx(3 * 2 * 2.0)
+    predicted = {one.name(): Prediction(time_s=PredictedRange(1.0, 2.0, 900.0)) for one in cells[:2]}
+    hours = gpu_hours.estimate_cell_hours(cells, runs, {cells[0].name(): 1800.0}, predicted, SITE)
+    assert [entry.hours for entry in hours] == [pytest.approx(n) for n in (3 * 4 * 0.5, 8 * 0.25, 4 * 0.1)]
+    assert gpu_hours.sum_hours(hours) == gpu_hours.GpuHours(pytest.approx(6.0), pytest.approx(2.0), pytest.approx(0.4))
+    assert gpu_hours.describe_hours(gpu_hours.sum_hours(hours)) == (
+        "8.4 GPU hours (6 by recorded times, 2 by the high end of predictions, 0.4 by time limits)"
+    )
+    assert gpu_hours.describe_limits(hours) == (
+        'proposed time_limit for 2 of 3 cells: "00:20:00" to "00:40:00", by cell in --json; '
+        "jobs with a short limit start sooner"
+    )
+    assert gpu_hours.describe_limits(hours[2:]) == ""
+    assert gpu_hours.estimate_cell_hours(cells[:1], runs, {}, {}, SHARED)[0].hours == pytest.approx(3 * 2 * 2.0)
 
 
 def test_ranks_on_the_cpu_need_no_gpu_hours_and_an_unknown_time_is_not_zero():
     local = Cluster(schema=1, name="l", provider="local")
     assert gpu_hours.count_occupied_gpus(cell("ddp", 2, "fork"), SITE) == 0
     assert gpu_hours.count_occupied_gpus(cell("ddp", 2), msgspec.structs.replace(SITE, gpus=None)) == 0
-    (unknown,) = gpu_hours.estimate_cell_hours([one := cell("ddp", 2)], {one.name(): 1}, {}, local)
-    assert unknown.hours is None
+    (unknown,) = gpu_hours.estimate_cell_hours([one := cell("ddp", 2)], {one.name(): 1}, {}, {}, local)
+    assert unknown.run_time is None
     with pytest.raises(InputError, match="Set `time_limit` in the matrix"):
         gpu_hours.must_be_within_bound(10, [unknown])
 
 
 def test_a_bound_names_the_sum_and_how_to_select_fewer_cells():
     cells = [cell("ddp", gpus, nnodes=max(1, gpus // 4)) for gpus in (2, 4, 8)]
-    hours = gpu_hours.estimate_cell_hours(cells, named(cells, [1, 1, 1]), {}, SITE)
+    hours = gpu_hours.estimate_cell_hours(cells, named(cells, [1, 1, 1]), {}, {}, SITE)
     gpu_hours.must_be_within_bound(32, hours)
     with pytest.raises(InputError, match=r"--max-gpu-hours 20: .* 32 GPU hours \(32 by time limits\).*--where \"gpus <= 4\""):
         gpu_hours.must_be_within_bound(20, hours)
@@ -100,24 +131,21 @@ def test_states_that_cannot_be_retried_do_not_count():
         assert gpu_hours.count_most_retries(which, retry, 0, on_slurm=on_slurm) == gpu_hours.MostRetries(most, 0)
 
 
-def test_a_retry_counts_with_its_time_limit():
+def test_a_retry_takes_as_long_as_a_run():
     known, new = cell("ddp", 2), cell("ddp", 2, seed=7)
     retries = {known.name(): gpu_hours.MostRetries(1, 2), new.name(): gpu_hours.MostRetries(2, 0)}
     hours = gpu_hours.sum_hours(
-        gpu_hours.estimate_cell_hours([known, new], named([known, new], [1, 1]), {known.name(): 1800.0}, SITE, retries)
+        gpu_hours.estimate_cell_hours([known, new], named([known, new], [1, 1]), {known.name(): 1800.0}, {}, SITE, retries)
     )
-    assert (hours.measured, hours.limits, hours.retries, hours.requeues) == pytest.approx((2, 8, 8 + 16, 16))
+    assert (hours.measured, hours.limits, hours.retries, hours.requeues) == pytest.approx((2, 8, 2 + 16, 4))
     assert gpu_hours.describe_retries(hours) == (
-        "up to 50 GPU hours with all retries (24 by `retry` of the matrix, 16 by `slurm.requeue`)"
+        "about 32 GPU hours with all retries (18 by `retry` of the matrix, 4 by `slurm.requeue`)"
     )
-    local = Cluster(schema=1, name="l", provider="local")
-    (recorded,) = gpu_hours.estimate_cell_hours([known], {known.name(): 1}, {known.name(): 1800.0}, local, retries)
-    assert (recorded.hours, recorded.retries) == pytest.approx((1.0, 1.0))  # without a time limit, by the recorded time
 
 
 def test_a_bound_counts_the_retries_of_the_matrix_and_no_restart_of_the_cluster():
     (one,) = cells = [cell("ddp", 4)]
-    hours = gpu_hours.estimate_cell_hours(cells, {one.name(): 1}, {}, SITE, {one.name(): gpu_hours.MostRetries(1, 2)})
+    hours = gpu_hours.estimate_cell_hours(cells, {one.name(): 1}, {}, {}, SITE, {one.name(): gpu_hours.MostRetries(1, 2)})
     gpu_hours.must_be_within_bound(16, hours)
     with pytest.raises(
         InputError, match=r"8 GPU hours .*and 8 GPU hours more with all retries of the matrix.*numbers of `retry`"
@@ -134,10 +162,10 @@ def test_a_plan_shows_the_hours_with_retries_and_submit_bounds_them(tmp_path, mo
     assert study.jobs("plan", "--matrix", str(study.matrix)) == 0
     said = capsys.readouterr().out
     assert "about 6 GPU hours (6 by time limits)." in said
-    assert "up to 24 GPU hours with all retries (6 by `retry` of the matrix, 12 by `slurm.requeue`)." in said
+    assert "about 24 GPU hours with all retries (6 by `retry` of the matrix, 12 by `slurm.requeue`)." in said
     assert study.jobs("plan", "--matrix", str(study.matrix), "--json") == 0
     document = json.loads(capsys.readouterr().out)["gpu_hours"]
-    assert document == {"measured": 0, "limits": 6, "unknown": 0, "retries": 6, "requeues": 12}
+    assert document == {"measured": 0, "predicted": 0, "limits": 6, "unknown": 0, "retries": 6, "requeues": 12}
     assert study.jobs("submit", "--dry-run", "--max-gpu-hours", "11.9") == 2
     assert study.jobs("submit", "--dry-run", "--max-gpu-hours", "12") == 0
 
@@ -183,6 +211,6 @@ def test_each_limit_has_a_sentence_with_its_unit():
     assert said == [
         "0 of 10 GPU hours left",
         "1.5 of 2 billing hours left",
-        "9980 of 10000 processor hours left",
+        "9,980 of 10,000 processor hours left",
         "10 of 10 GPU hours of the type a100 left",
     ]

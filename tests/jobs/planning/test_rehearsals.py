@@ -4,7 +4,7 @@ import json
 
 import msgspec
 import pytest
-from support_planner import ADAMW, cell
+from support_planner import ADAMW, cell, make_question
 from support_trust import make_own
 
 from jobs.cli import main
@@ -27,7 +27,6 @@ from shardlab.runs.rehearsed import (
 )
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
-from trainers import menu
 
 GIB = 1 << 30
 NOTHING = dict.fromkeys(MemoryByCategory.__struct_fields__, 0)
@@ -127,11 +126,14 @@ def test_advice_follows_rehearsals():
             if one.strategy == "fsdp2"
         }
 
-    report = advise.rank_strategies(menu.workload("llm-1.3b"), machine(), 8, 1, "bf16", "nvlink", answers)
+    question = make_question("llm-1.3b", machine())
+    report = advise.advise(question, answers=answers)
     (found,) = (one for one in report.ranked if one.cell.strategy == "fsdp2")
     assert asked[0] > [found.cell.micro_batch_size] == asked[1]
     assert (found.fits, found.predicted.memory_from) == (True, "rehearsal")
     assert (1 + 10 * found.cell.micro_batch_size) * GIB < 80e9
+    assert found.cell.global_batch_size == question.global_batch
+    assert found.cell.micro_batch_size * found.cell.gradient_accumulation_steps * 8 == question.global_batch
     assert {one.predicted.memory_from for one in report.ranked if one.cell.strategy != "fsdp2"} == {"formula"}
 
 
@@ -203,6 +205,4 @@ def test_jobs_advise_uses_stored_answers(tmp_path, capsys):
     again = {json.dumps(entry["cell"]): entry for entry in json.loads(capsys.readouterr().out)["strategies"]}
     assert again[json.dumps(first["cell"])]["predicted"]["tensor_bytes"]["likely"] == 3 * GIB
     assert main(words) == 0
-    printed = capsys.readouterr()
-    assert "rehearsal" in printed.out
-    assert "predictions by formula and rehearsal" in printed.err
+    assert "predictions by formula and rehearsal" in capsys.readouterr().err

@@ -18,6 +18,8 @@ from jobs.submission.backlog import Backlog
 from jobs.submission.lease_schedule import LeaseSchedule
 from jobs.verbs import watch
 from shardlab.cluster.lease import Lease
+from shardlab.runs import prediction
+from shardlab.runs.prediction import PredictedRange, Prediction
 from shardlab.runs.state import JudgedState
 from shardlab.terminal import moments
 from shardlab.terminal.console import Output
@@ -28,13 +30,15 @@ from shardlab.workspace.workspace import Workspace
 def sent_runs(nodes, left_hours, *runs, at_once=None):
     """Whether each run is sent, if the lease of this number of nodes ends in `left_hours` hours.
 
-    runs: (number of nodes, hours) of each run; None: the time of the run is not known.
+    runs: (number of nodes, hours of its time limit) of each run; None: the run has no limit. After these two, a run may have
+    the highest hours of its prediction.
     """
     now = datetime.now(UTC)
     workers = [inventory.InventoryNode(f"work{number}", "w", roles=["worker"]) for number in range(nodes)]
     leased = inventory.Inventory(1, "c", workers, Lease(now + timedelta(hours=left_hours), now, "manifest"))
     schedule = LeaseSchedule(leased, at_once=at_once)
-    return [schedule.hold_back(make_run(*run)) is None for run in runs]
+    predicted = [Prediction(time_s=PredictedRange(1.0, 2.0, 3600.0 * run[2])) if len(run) > 2 else None for run in runs]
+    return [schedule.hold_back(make_run(*run[:2]), found) is None for run, found in zip(runs, predicted, strict=True)]
 
 
 def make_run(nodes, hours):
@@ -51,6 +55,11 @@ def test_runs_that_need_the_same_nodes_run_one_after_another():
 
 def test_a_run_of_unknown_time_is_sent_and_takes_no_time():
     assert sent_runs(1, 2.1, (1, None), (1, 2), (1, 1), (1, None)) == [True, True, False, True]
+
+
+def test_a_run_takes_the_high_end_of_its_prediction_and_no_longer_than_its_limit():
+    assert sent_runs(1, 1.2, (1, 8, 0.5), (1, 8, 0.5), (1, 8, 0.5)) == [True, True, False]
+    assert sent_runs(1, 1.2, (1, 1, 9.0), (1, None, 0.1), (1, None, 0.2)) == [True, True, False]
 
 
 def test_a_run_may_have_to_wait_for_another_run_although_nodes_are_free():
@@ -253,6 +262,18 @@ def test_the_measured_time_of_a_cell_counts_before_its_time_limit(study, queue, 
     said = capsys.readouterr().out
     assert "1 run(s) would be submitted, 1 would be held back, 1 skipped." in said
     assert "(by recorded times)" in said
+
+
+def test_the_stored_prediction_of_a_run_counts_before_its_time_limit(study, queue, capsys):
+    """Of three runs with limits of two hours each, one would end within the lease; by their predictions, all three would."""
+    study.lend(3)
+    assert study.jobs("submit") == 1
+    assert "1 run(s) submitted, 2 held back" in capsys.readouterr().out
+    stored = msgspec.json.encode(Prediction(time_s=PredictedRange(60.0, 120.0, 600.0)))
+    for folder in study.workspace.all_runs():
+        prediction.prediction_path(folder.path).write_bytes(stored)
+    assert study.jobs("retry", "--only", "held") == 0
+    assert "2 run(s) submitted, 0 skipped." in capsys.readouterr().out
 
 
 def completed(folder, took_s):

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import msgspec
 import support_tables
 from support_cells import CELL
+from support_planner import make_question
 
-from jobs.planner import planner_table
+from jobs.planner import advice_text, planner_table
 from jobs.planner.advise import Advice, AdviceReport
+from jobs.planner.machine import NO_GPU
 from jobs.planner.scale_out import ScaledCell
 from jobs.planning import gpu_hours
 from jobs.planning.repeats import Cost
@@ -55,8 +57,11 @@ def test_scale_out_and_advice_show_the_known_number_in_every_column():
     step, speedup = PredictedRange(0.113, 0.127, 0.131), PredictedRange(3.07, 3.37, 3.79)
     planner_table.print_scale_out(output, {"ddp": [ScaledCell(8, PREDICTION, step, speedup, "well")]})
     cell = msgspec.structs.replace(CELL, strategy="tp-pp", dp=3, tp=5, pp=7, micro_batch_size=13, seq_len=64)
-    advised = Advice(cell, PREDICTION, 17.0, ("it fits", "it is fast"), PredictedRange(16.5, 17.0, 17.5))
-    planner_table.print_advice(output, AdviceReport([advised], []))
+    advised = Advice(cell, PREDICTION, 17.0, ("compute 9 %", "bubble 5 %"), PredictedRange(16.5, 17.0, 17.5), 3)
+    other = msgspec.structs.replace(cell, strategy="tp", pp=1, activation_checkpointing="full", options={"sync": "every_pass"})
+    slower = msgspec.structs.replace(advised, cell=other, group=4)
+    question = make_question("gpt2-tiny", NO_GPU, seq_len=64)
+    advice_text.print_advice(output, question, AdviceReport([advised, slower], {}, []))
     assert output.rows_of == {
         "scale-out, with the same batch per GPU": [
             {
@@ -65,12 +70,15 @@ def test_scale_out_and_advice_show_the_known_number_in_every_column():
             }
         ],
         # 17 items a second, of 64 tokens each, are 1,088 tokens a second.
-        "strategies": [
+        advice_text.TABLE_TITLE: [
             {
-                "rank": "1", "strategy": "tp-pp", "mesh": "dp=3 tp=5 pp=7", "checkpointing": "none", "memory": "13.7 GiB",
-                "memory from": "rehearsal", "largest micro": "11", "micro": "13", "step": "19.3 ms (17.3 ms to 21.1 ms)",
-                "units/s": "1,088 (1,056 to 1,120)", "reasons": "it fits; it is fast",
-            }
+                "": "1", "strategy": "tp-pp", "mesh": "dp=3 tp=5 pp=7", "batch": "13 x 2", "sync": "", "memory": "13.7 GiB",
+                "tokens/s": "1,090", "slower by": "",
+            },
+            {
+                "": "2", "strategy": "tp", "mesh": "dp=3 tp=5", "batch": "13 x 2 ckpt", "sync": "every_pass",
+                "memory": "13.7 GiB", "tokens/s": "1,090", "slower by": "compute 9 %",
+            },
         ],
     }  # fmt: skip
 
@@ -89,12 +97,13 @@ def test_the_hours_of_a_plan_show_the_known_numbers():
     assert views._format_cost(Cost(2, 1.75, 5.25), 3).startswith(
         "about 1h 45m in sequence, 5h 15m summed over ranks (or GPUs) for 2 of 3"
     )
-    hours = gpu_hours.GpuHours(2.5, 10.25, 7, 3.125, 4.5)
+    hours = gpu_hours.GpuHours(2.5, 1000.5, 10.25, 7, 3.125, 4.5)
     assert gpu_hours.describe_hours(hours) == (
-        "12.8 GPU hours (2.5 by recorded times, 10.2 by time limits; 7 cell(s) have no known time)"
+        "1,013 GPU hours (2.5 by recorded times, 1,000 by the high end of predictions, 10.2 by time limits; 7 cell(s) "
+        "have no known time)"
     )
     assert gpu_hours.describe_retries(hours) == (
-        "up to 20.4 GPU hours with all retries (3.12 by `retry` of the matrix, 4.5 by `slurm.requeue`)"
+        "about 1,021 GPU hours with all retries (3.12 by `retry` of the matrix, 4.5 by `slurm.requeue`)"
     )
     assert Share("abc", "gres/gpu:a100", 75.5, 101.0).in_words() == "75.5 of 101 GPU hours of the type a100 left"
 
