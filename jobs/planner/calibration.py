@@ -83,8 +83,8 @@ class Calibration(msgspec.Struct, frozen=True):
                 return _narrow_by_ratios(exact_range(1.0), watts), self._describe(watts, name)
         return (assumed, "") if self.fallback is None else self.fallback.power(cell, gpu, assumed)
 
-    def _describe(self, ratios: list[float], what: str) -> str:
-        return f", calibrated by {len(ratios)} {self.whose} of {what}"
+    def _describe(self, ratios: list[float], measured: str) -> str:
+        return f", calibrated by {len(ratios)} {self.whose} of {measured}"
 
 
 NOTHING = Calibration({}, {}, {}, {})

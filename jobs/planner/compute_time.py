@@ -96,5 +96,5 @@ def _predict_other_operators(cell: Cell, gpu: GpuModel, saved_bytes: float) -> P
     return PredictedRange(moved.low / bandwidth.high, moved.likely / bandwidth.likely, moved.high / bandwidth.low)
 
 
-def _multiply(one: PredictedRange, other: PredictedRange) -> PredictedRange:
-    return PredictedRange(one.low * other.low, one.likely * other.likely, one.high * other.high)
+def _multiply(amount: PredictedRange, factor: PredictedRange) -> PredictedRange:
+    return PredictedRange(amount.low * factor.low, amount.likely * factor.likely, amount.high * factor.high)

@@ -113,7 +113,7 @@ def find_group_link(cell: Cell, axis: Axis, machine: PlannedMachine) -> PlannedL
         return machine.inside if ranks_spanned <= per_node else None
     rank_stride = {"tp": 1, "dp": cell.tp, "replicas": cell.tp * cell.shards, "pp": cell.tp * cell.dp}[axis]
     groups, doublings = max(1, min(rank_stride, per_node)), math.log2(cell.nnodes)
-    ends = [
+    bandwidths = [
         bandwidth * (1 - lost) ** doublings / groups
         for bandwidth, lost in zip(
             msgspec.structs.astuple(machine.between.bandwidth),
@@ -122,8 +122,8 @@ def find_group_link(cell: Cell, axis: Axis, machine: PlannedMachine) -> PlannedL
         )
     ]
     if machine.inside is not None:
-        ends = [min(pair) for pair in zip(ends, msgspec.structs.astuple(machine.inside.bandwidth), strict=True)]
-    return msgspec.structs.replace(machine.between, bandwidth=PredictedRange(*ends))
+        bandwidths = [min(pair) for pair in zip(bandwidths, msgspec.structs.astuple(machine.inside.bandwidth), strict=True)]
+    return msgspec.structs.replace(machine.between, bandwidth=PredictedRange(*bandwidths))
 
 
 def _predict_launch_time(cell: Cell, facts: ModelFacts, compute: PredictedRange) -> PredictedRange:
@@ -162,8 +162,8 @@ def _predict_exposed_time(cell: Cell, hideable: dict[str, PredictedRange], busy:
     def exposed(seconds_by_window: Iterable[float], computing: float, window: float, lost: float) -> float:
         sums = [*itertools.accumulate(seconds_by_window)]
         pairs = zip(sums, _share_windows(cell).values(), strict=True)
-        alone = max(0.0, *(seconds - window * share * computing for seconds, share in pairs))
-        return alone + lost * (sums[-1] - alone)
+        exposed_s = max(0.0, *(seconds - window * share * computing for seconds, share in pairs))
+        return exposed_s + lost * (sums[-1] - exposed_s)
 
     times = hideable.values()
     return PredictedRange(

@@ -53,7 +53,7 @@ def test_activation_checkpointing_repeats_the_forward_pass_of_blocks_only():
     assert computed(activation_checkpointing="every-2")[0] == pytest.approx(halves)
 
 
-def test_tensor_parallelism_splits_blocks_but_neither_the_head_nor_what_each_rank_keeps_whole():
+def test_tensor_parallelism_splits_a_block_but_not_the_head():
     blocks = 42e12 / 2 / PRODUCTS + 2e12 * 3.5 / 2 / ATTENTION + 2 * (2e9 + 4e9 / 2) * MOVING
     assert computed(gpus=2, tp=2) == (pytest.approx(blocks), computed()[1])
     sequence = computed(gpus=2, tp=2, options={"sequence_parallel": True})
@@ -111,7 +111,7 @@ def bandwidths(between, strategy="fsdp2", gpus=16, nodes=2, axis="dp", **keys):
     return step_time.find_group_link(one, axis, planned).bandwidth.likely / 1e9
 
 
-def test_groups_of_ranks_share_the_network_of_a_node_and_lose_a_part_with_each_doubling_of_nodes():
+def test_groups_of_ranks_share_the_network_of_their_node():
     hdr = Network(between_nodes="infiniband-hdr", cards_per_node=4)
     assert bandwidths(hdr) == pytest.approx(88 * 0.98)
     assert bandwidths(hdr, gpus=32, nodes=4) == pytest.approx(88 * 0.98**2)
