@@ -187,7 +187,7 @@ def test_sharding_exchanges_and_memory_have_their_golden_numbers():
         lines += describe(name, sharding.divide(planned, facts.parameters))
         lines += [
             f"{name}, exchange .{number}: op {term.op}, payload_bytes {term.payload_bytes:.6g}, calls {term.calls}, "
-            f"ranks {term.ranks}, axis {term.axis}, hidden {term.hidden}"
+            f"ranks {term.ranks}, axis {term.axis}, hides_in {term.hides_in}"
             for number, term in enumerate(exchanges.list_exchanges(planned) or (), 1)
         ]
         lines += describe(f"{name}, sent bytes", exchanges.sum_sent_bytes(planned))
