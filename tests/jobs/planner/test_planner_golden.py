@@ -165,9 +165,7 @@ def test_gpus_and_links_have_their_golden_numbers():
     for model in gpu_models.all_models():
         lines += describe(model.name, model, left_out=("name",))
         for precision in ALL:
-            rates = {kind: device_profile.flops_per_s(model, precision, kind) for kind in ("transformer", "convolution")}
-            rates["unaligned"] = device_profile.unaligned_flops_per_s(model, precision)
-            lines += describe(f"{model.name}, {precision}", rates)
+            lines += describe(f"{model.name}, {precision}", device_profile.find_rates(model, precision))
         lines += describe(f"{model.name}, link", link.make_data_sheet_link(model))
         lines += describe(f"{model.name}, capacity", gpu.capacity(model, None))
     for name in link.link_entries():
@@ -188,7 +186,7 @@ def test_sharding_exchanges_and_memory_have_their_golden_numbers():
         lines += describe(name, sharding.divide(planned, facts.parameters))
         lines += [
             f"{name}, exchange .{number}: op {term.op}, payload_bytes {term.payload_bytes:.6g}, calls {term.calls}, "
-            f"ranks {term.ranks}, axis {term.axis}, hidden {term.hidden}"
+            f"ranks {term.ranks}, axis {term.axis}, hides_in {term.hides_in}"
             for number, term in enumerate(exchanges.list_exchanges(planned) or (), 1)
         ]
         lines += describe(f"{name}, sent bytes", exchanges.sum_sent_bytes(planned))
