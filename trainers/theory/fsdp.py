@@ -44,7 +44,7 @@ def divide_sharded(cell: Cell, parameters: int, *, reshards: bool) -> Division:
         gathers="blocks" if reshards and cell.options.get("wrap") != "none" else "everything",
         gathered_bytes=computed_bytes(cell.precision),
         keeps_gradients=passes > 1,
-        # `fully_shard` keeps what a pass all-reduces among replicas until the end of the pass, beside the sum of earlier passes.
+        # `fully_shard` keeps what a pass all-reduces among replicas until the pass ends, beside the sum of earlier passes.
         bucket_parameters=weight / ranks if on_gpu and ranks < cell.dp and 1 < passes == count_reductions(cell)[1] else 0.0,
     )
 
