@@ -24,7 +24,7 @@ from shardlab.runs.prediction import PredictedRange
 
 # Bytes that operators read and write per byte that autograd saves. A saved tensor is written once and read twice, its gradient
 # is written and read too, and residuals and masks are not saved. Fitted to benchmarks/published; the range is assumed.
-MOVED_PER_SAVED = PredictedRange(5.0, 7.5, 10.0)
+MOVED_PER_SAVED = PredictedRange(5.2, 7.5, 9.8)
 # What torch.compile leaves of these bytes, because it fuses operators. torchtitan's LLaMA on H100 becomes 16 % faster,
 # GPT-2 Large (docs/gpus.md) not at all; the range is assumed.
 FUSED = PredictedRange(0.4, 0.65, 0.95)

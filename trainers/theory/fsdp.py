@@ -26,23 +26,26 @@ def divide_fsdp1(cell: Cell, parameters: int, *, sharding: str) -> Division:
         return divide_by_cuts(cell)
     division = divide_sharded(cell, parameters, reshards=sharding in RESHARDING)
     whole_bytes = computed_bytes(cell.precision) if division.whole_gradient_bytes else 0
-    return msgspec.structs.replace(division, whole_gradient_bytes=whole_bytes)
+    return msgspec.structs.replace(division, whole_gradient_bytes=whole_bytes, bucket_parameters=0.0)
 
 
 def divide_sharded(cell: Cell, parameters: int, *, reshards: bool) -> Division:
     """What a rank holds of a sharded model. reshards: whether blocks are freed after forward."""
     weight, ranks, passes = weight_bytes(cell.precision), cell.shards, cell.gradient_accumulation_steps
-    on_gpu = cell.options.get("offload") != "cpu"
+    on_gpu, sums_whole = cell.options.get("offload") != "cpu", count_reductions(cell)[0] < passes
     return Division(
         weight if on_gpu else 0,
         ranks,
-        weight if on_gpu else 0,
+        # The last pass replaces whole gradients by shards, unit by unit, so the shards need no memory beside whole gradients.
+        weight if on_gpu and not sums_whole else 0,
         ranks,
-        whole_gradient_bytes=weight if count_reductions(cell)[0] < passes else 0,
+        whole_gradient_bytes=weight if sums_whole else 0,
         optimizer_ranks=ranks if on_gpu else 0,
         gathers="blocks" if reshards and cell.options.get("wrap") != "none" else "everything",
         gathered_bytes=computed_bytes(cell.precision),
         keeps_gradients=passes > 1,
+        # `fully_shard` keeps what a pass all-reduces among replicas until the pass ends, beside the sum of earlier passes.
+        bucket_parameters=weight / ranks if on_gpu and ranks < cell.dp and 1 < passes == count_reductions(cell)[1] else 0.0,
     )
 
 

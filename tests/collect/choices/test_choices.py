@@ -101,6 +101,21 @@ def test_cells_that_reduce_gradients_in_other_passes_are_ranked_with_a_remark(tm
     assert remarks("one", of_one_pass)[1] == []
 
 
+def test_cells_that_all_have_the_option_sync_are_ranked_and_have_a_baseline_with_the_same_sync(tmp_path):
+    def cell(strategy, gpus, sync):
+        return support.cell(strategy, gpus, options={"sync": sync}, micro_batch_size=4 // gpus, gradient_accumulation_steps=2)
+
+    once, each, more_ranks = cell("fsdp2", 2, "last_pass"), cell("fsdp2", 2, "every_pass"), cell("fsdp2", 4, "every_pass")
+    workspace = prepare(tmp_path / "a", [(once, THRICE), (each, THRICE), (more_ranks, (1,))])
+    found = summary.summarize(load.load_matrix(workspace, None), "fsdp2")
+    assert set(only(found)[2, 8][0]) == {"fsdp2, sync last_pass", "fsdp2, sync every_pass"}
+    assert {row.id: row.baseline for row in found.rows}[more_ranks.name()] == each.name()
+    of_fsdp1 = cell("fsdp1-full-shard", 2, "every_pass")
+    workspace = prepare(tmp_path / "b", [(once, THRICE), (of_fsdp1, THRICE)])
+    found = summary.summarize(load.load_matrix(workspace, None), "fsdp2")
+    assert {row.id: row.baseline for row in found.rows}[of_fsdp1.name()] == once.name()
+
+
 def test_a_clear_winner_is_named_with_its_margin(tmp_path):
     found = summarized(tmp_path, [(DDP, THRICE), (FSDP, THRICE)])
     outcomes, ranked = only(found)[2, 8]

@@ -88,16 +88,16 @@ def test_fsdp_adds_up_whole_gradients_if_a_step_has_several_passes():
         )
 
     with_passes = gradient(2)
-    assert with_passes == pytest.approx(4 * 1_345_423_360 * (1 + 1 / 8))
+    assert with_passes == pytest.approx(4 * 1_345_423_360)
 
 
 @pytest.mark.parametrize(
     ("strategy", "sync", "bytes_per_parameter"),
     [
-        ("fsdp1-full-shard", "last_pass", 2 + 4 / 8),  # FSDP1 adds up in 16 bits
+        ("fsdp1-full-shard", "last_pass", 2),  # FSDP1 adds up in 16 bits
         ("fsdp1-full-shard", "every_pass", 4 / 8),
         ("fsdp2", "every_pass", 4 / 8),
-        ("fsdp2-hsdp", "last_pass", 4 + 4 / 4),
+        ("fsdp2-hsdp", "last_pass", 4),
         ("fsdp2-hsdp", "shard_every_pass", 4 / 4),
     ],
 )
@@ -105,6 +105,15 @@ def test_whole_gradients_are_kept_only_until_a_pass_reduces_them(strategy, sync,
     one = cell("llm-1.3b", strategy, 8, passes=4, precision="bf16", options={"sync": sync})
     gradient = memory.predict_memory(one, on_gpu=False).by_category["gradient"]
     assert gradient.likely == pytest.approx(bytes_per_parameter * 1_345_423_360)
+
+
+def test_hsdp_keeps_what_each_pass_all_reduces_beside_the_sum():
+    def buffers(sync, passes):
+        one = cell("llm-1.3b", "fsdp2-hsdp", 8, passes=passes, precision="bf16", options={"sync": sync})
+        return memory.predict_memory(one, on_gpu=False).by_category["buffer"].likely
+
+    assert buffers("every_pass", 2) - buffers("shard_every_pass", 2) == pytest.approx(4 / 4 * 1_345_423_360)
+    assert buffers("every_pass", 1) == buffers("last_pass", 2) == buffers("shard_every_pass", 2)
 
 
 @functools.cache

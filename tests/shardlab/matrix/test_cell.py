@@ -11,6 +11,7 @@ from support_cells import CELL
 from shardlab.matrix import cell as cells
 from shardlab.matrix import cell_sizes
 from shardlab.matrix.cell import Cell, CheckpointSettings, Draft, Instruments, Optimizer, Role
+from shardlab.runs.checkpoint import explain_refused_resume
 from shardlab.runs.run import RUN_ID, run_id, split_attempt
 
 
@@ -84,6 +85,15 @@ def test_a_cell_of_a_version_without_the_option_sync_has_the_same_hash():
     assert older.hash() == hashes[0]
     assert len(set(hashes)) == 3
     assert (older.sync, CELL.sync) == ("last_pass", "last_pass")
+
+
+def test_a_checkpoint_contains_the_same_for_each_value_of_the_option_sync():
+    older, newer, other = (
+        msgspec.structs.replace(CELL, options=options)
+        for options in ({"replicas": 2}, {"replicas": 2, "sync": "every_pass"}, {"replicas": 4})
+    )
+    assert explain_refused_resume(older, newer, "sharded", ()) is None
+    assert explain_refused_resume(older, other, "sharded", ()) == "its cell differs in options"
 
 
 def test_computing_the_hash_of_a_cell_does_not_change_its_json():
