@@ -68,8 +68,7 @@ def write(
     kinds = sorted(result.peak_bytes)
     rows = peers.gather([result.train_time_s, result.loss, *(result.peak_bytes[kind] for kind in kinds), *result.step_ms])
     gpu_numbers = peers.gather(_gpu_numbers(ranks.device))
-    effective = {"sync": menu.strategy_of(run.cell).sync(run.cell), **engine.effective()}  # on every rank: may be a collective
-    knobs = {"asked": _requested_settings(run), "effective": effective}
+    knobs = _collect_knobs(run, engine)
     parameters = engine.parameters() - task.padding
     sent = same_work.communication_bytes or _theory_bytes(run, peers, engine, ranks.backend)
     peers.barrier()
@@ -104,6 +103,12 @@ def write(
             gpus=_gpu_names(gpu_numbers),
         ))  # fmt: skip
     peers.barrier()
+
+
+def _collect_knobs(run: Run, engine: Accounted) -> dict[str, Any]:
+    """The settings that the cell asks for and those in effect. Every rank calls it, because it may be a collective."""
+    effective = {"sync": menu.strategy_of(run.cell).sync(run.cell), **engine.effective()}
+    return {"asked": _requested_settings(run), "effective": effective}
 
 
 def _judge_state(run: Run, finished_ranks: int) -> str:
