@@ -68,6 +68,14 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """How `saved` was obtained, in words for the user."""
     unaligned_flops_per_item: float = 0.0
     """The part of flops_per_item in matrix products with an unaligned dimension (ALIGNED)."""
+    attention_flops_per_item: float | None = None
+    """The part of flops_per_item in the products of attention that depend on two positions, queries with keys and weights with
+    values, for all pairs of positions. None: not known."""
+    head_flops_per_item: float | None = None
+    """The part of flops_per_item outside of the blocks: of language models, the product that gives the logits. None: not
+    known."""
+    width: int | None = None
+    """The size of the hidden state of a position between two blocks. None: not known, or the model is no transformer."""
 
 
 class CountedNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,6 +144,9 @@ def _gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:
         kind="transformer",
         how=FORMULA,
         unaligned_flops_per_item=6.0 * table_rows * shape.width * tokens if table_rows % ALIGNED else 0.0,
+        attention_flops_per_item=12.0 * shape.layers * shape.width * tokens**2,
+        head_flops_per_item=6.0 * settings["vocabulary"] * shape.width * tokens,
+        width=shape.width,
     )
 
 
@@ -164,6 +175,10 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
         saved=msgspec.structs.replace(saved, head=saved.head + images),
         kind="transformer",
         how=FORMULA,
+        attention_flops_per_item=12.0 * shape.layers * width * tokens**2,
+        # the projection of patches, whose pixels need no gradient, and the classifier
+        head_flops_per_item=4.0 * vit.CHANNELS * patch**2 * width * (tokens - 1) + 6.0 * width * classes,
+        width=width,
     )
 
 
@@ -212,6 +227,9 @@ def _llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
         ),
         kind="transformer",
         how=FORMULA,
+        attention_flops_per_item=12.0 * shape.layers * width * tokens**2,
+        head_flops_per_item=6.0 * vocabulary * width * tokens,
+        width=width,
     )
 
 
@@ -239,6 +257,7 @@ def _convolutional_facts(cell: Cell, workload: Workload) -> ModelFacts:
         saved=SavedBytes(bytes_per_image / network.blocks, 0.0, bytes_per_image / network.blocks, 0.0, 0.0),
         kind="convolution",
         how=f"saved activations counted at {network.image_size} pixels",
+        attention_flops_per_item=0.0,
     )
 
 
