@@ -192,15 +192,15 @@ def _predict_activations(cell: Cell, facts: ModelFacts, share: StageShare, micro
     block = _saved_block_bytes(cell, saved) * micro + saved.weights / cell.tp
     block_bytes, kept_input = block, saved.block_input * micro
     kept_in_blocks, recomputed = _checkpointed_bytes(cell.activation_checkpointing, share.blocks, block_bytes, kept_input)
-    head_bytes = saved.head * micro if share.last else 0.0
+    head_bytes = saved.head * micro + saved.head_weights if share.last else 0.0
     head_count = share.kept_micro_batches if cell.pp > 1 and share.last else 1.0
-    kept_bytes = share.kept_micro_batches * kept_in_blocks + head_count * head_bytes
+    kept_bytes = share.kept_micro_batches * kept_in_blocks + head_count * head_bytes + saved.inputs * micro
     # Forward computes the gradient of the logits, so with GPipe it is kept for each micro-batch. When the first block is
     # recomputed, the gradient of its own micro-batch has been used.
     one_gradient = saved.logits * micro if share.last else 0.0
     logits = head_count * one_gradient
     chunk = min(CROSS_ENTROPY_CHUNK, 2 * 4 * one_gradient / _element_bytes(cell))
-    momentary = max(logits + chunk, logits - one_gradient + recomputed)
+    momentary = max(logits + chunk, saved.selected * micro * share.last, logits - one_gradient + recomputed)
     low = kept_bytes * (COMPILED_SHARE if cell.compile else 1.0)
     if facts.kind == "convolution" and cell.activation_checkpointing != "none":
         # The blocks of a convolutional network differ in size. So, with activation checkpointing, it is certain only that the

@@ -20,7 +20,9 @@ from typing import cast
 
 import msgspec
 
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import Cell, Precision
+from shardlab.plugins.plugin_kind import ModelCounts
+from shardlab.registry import Value
 from trainers import menu
 from trainers.model import precision
 from trainers.workload import Workload
@@ -44,6 +46,12 @@ class SavedBytes(msgspec.Struct, frozen=True):
     """The gradient of the logits, which forward computes with the loss. All other saved tensors are still in memory then."""
     weights: float = 0.0
     """16-bit copies of the weights of a block, which autocast saves: bytes per block, and not per item."""
+    head_weights: float = 0.0
+    """The same outside of blocks: bytes for each micro-batch."""
+    selected: float = 0.0
+    """The gradients of the logits of which the loss gets only a part. Backward adds the gradient of this part to zeros."""
+    inputs: float = 0.0
+    """The batch itself, as it was loaded."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -67,13 +75,15 @@ class ModelFacts(msgspec.Struct, frozen=True):
     how: str
     """How `saved` was obtained, in words for the user."""
     unaligned_flops_per_item: float = 0.0
-    """The part of flops_per_item in matrix products with an unaligned dimension (ALIGNED)."""
+    """The part of flops_per_item in matrix products with an unaligned dimension (precision.ALIGNED)."""
     attention_flops_per_item: float | None = None
     """The part of flops_per_item in the products of attention that depend on two positions, queries with keys and weights with
     values, for all pairs of positions. None: not known."""
     head_flops_per_item: float | None = None
     """The part of flops_per_item outside of the blocks: of language models, the product that gives the logits. None: not
     known."""
+    reductions: tuple[int, int] | None = None
+    """The numbers of row-parallel and of column-parallel layers of a block; None: not known, or they cannot be split."""
     width: int | None = None
     """The size of the hidden state of a position between two blocks. None: not known, or the model is no transformer."""
 
@@ -96,9 +106,6 @@ def counted_networks() -> dict[str, CountedNetwork]:
     return msgspec.yaml.decode(content, type=dict[str, CountedNetwork])
 
 
-# Tensor cores need rows of a multiple of 16 bytes. Matrix products in 16 bits are slow if a dimension is not a multiple of this
-# number (device_profile.UNALIGNED).
-ALIGNED = 8
 _SHAPE_OPTIONS = ("n_layer", "n_embd", "n_head", "image_size", "gelu", "pad_vocabulary")
 _facts_by_key: dict[tuple[object, ...], ModelFacts] = {}
 
@@ -140,10 +147,12 @@ def _gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:
         back=table_rows * shape.width + 2 * shape.width,
         tied=table_rows * shape.width,
         flops_per_item=tokens * gpt2.flops_per_token(unpadded, shape, tokens),
-        saved=_count_saved_bytes(cell, shape, tokens, extra_elements=unfused, logits=tokens * table_rows, heads=shape.heads),
+        saved=_count_saved_bytes(
+            cell, shape, tokens, extra_elements=unfused, logits=tokens * table_rows, head_parameters=table_rows * shape.width
+        ),
         kind="transformer",
         how=FORMULA,
-        unaligned_flops_per_item=6.0 * table_rows * shape.width * tokens if table_rows % ALIGNED else 0.0,
+        unaligned_flops_per_item=6.0 * table_rows * shape.width * tokens if table_rows % precision.ALIGNED else 0.0,
         attention_flops_per_item=12.0 * shape.layers * shape.width * tokens**2,
         head_flops_per_item=6.0 * settings["vocabulary"] * shape.width * tokens,
         width=shape.width,
@@ -161,8 +170,16 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
     block = 12 * width**2 + 13 * width
     front = vit.CHANNELS * patch**2 * width + width + (tokens + 1) * width  # patches, class token, positions
     back = 2 * width + width * classes + classes
-    saved = _count_saved_bytes(cell, shape, tokens, extra_elements=0, logits=classes, heads=shape.heads)
-    images = vit.CHANNELS * size**2 * precision.stream_bytes(cell.precision)
+    saved = _count_saved_bytes(
+        cell,
+        shape,
+        tokens,
+        extra_elements=0,
+        logits=classes,
+        head_parameters=(vit.CHANNELS * patch**2 + classes) * width,
+        inputs=4,
+    )
+    images, computed = vit.CHANNELS * size**2, precision.computed_bytes(cell.precision)
     return ModelFacts(
         parameters=shape.layers * block + front + back,
         blocks=shape.layers,
@@ -172,7 +189,8 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
         back=back,
         tied=0,
         flops_per_item=vit.flops_per_image(shape, size, patch, classes),
-        saved=msgspec.structs.replace(saved, head=saved.head + images),
+        # images are loaded in fp32; the first layer saves them, in 16 bits as a copy
+        saved=msgspec.structs.replace(saved, head=saved.head + images * (computed % 4), inputs=4.0 * images),
         kind="transformer",
         how=FORMULA,
         attention_flops_per_item=12.0 * shape.layers * width * tokens**2,
@@ -182,21 +200,28 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
     )
 
 
-def _count_saved_bytes(cell: Cell, shape: Shape, tokens: int, *, extra_elements: int, logits: int, heads: int) -> SavedBytes:
-    """What a model of GPT-2 or ViT saves for backward. extra_elements: the number of further elements per token that a block
-    saves and that tensor-parallel ranks split."""
+def _count_saved_bytes(
+    cell: Cell, shape: Shape, tokens: int, *, extra_elements: int, logits: int, head_parameters: int, inputs: int = 2
+) -> SavedBytes:
+    """What a model of GPT-2 or ViT saves for backward.
+
+    extra_elements: the number of further elements per token that a block saves and that tensor-parallel ranks split.
+    head_parameters: parameters of matrices outside of blocks. inputs: the number of layers of a block that read a normed hidden
+    state. Each of them casts it under autocast.
+    """
     computed, stream = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
     width = shape.width
     autocast = cell.precision in precision.AUTOCAST
     return SavedBytes(
         # 4 * stream: each of the two norms saves two numbers per token
-        block_whole=tokens * (2 * width * stream + 2 * width * computed + 4 * stream),
+        block_whole=tokens * (2 * width * stream + (inputs if autocast else 2) * width * computed + 4 * stream),
         # 4 * heads: attention saves a sum in fp32 for each head
-        block_split=tokens * ((12 * width + extra_elements) * computed + 4 * heads),
+        block_split=tokens * ((12 * width + extra_elements) * computed + 4 * shape.heads),
         block_input=tokens * width * stream,
         head=tokens * width * (stream + computed) + logits * computed,
         logits=logits * computed,
         weights=12 * width**2 * computed if autocast else 0,
+        head_weights=head_parameters * computed if autocast else 0,
     )
 
 
@@ -217,13 +242,14 @@ def _llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
         tied=0,
         flops_per_item=tokens * llama.flops_per_token(parameters, shape, vocabulary, tokens),
         saved=SavedBytes(
-            block_whole=tokens * (2 * width * 4 + 8 + 2 * width * stream + 2 * width * computed),
-            # rotary embeddings leave q and k in the dtype of the hidden state
-            block_split=tokens * (2 * width * stream + 2 * width * computed + 4 * inner_width * computed + 4 * shape.heads),
+            # under autocast, each of the five layers that read a normed hidden state casts it
+            block_whole=tokens * (2 * width * 4 + 8 + 2 * width * stream + (5 if autocast else 2) * width * computed),
+            block_split=tokens * (4 * width * computed + 4 * inner_width * computed + 4 * shape.heads),
             block_input=tokens * width * stream,
-            head=tokens * width * (4 + 2 * computed) + tokens * vocabulary * computed,
+            head=tokens * width * (4 + stream + computed) + tokens * vocabulary * computed,
             logits=tokens * vocabulary * computed,
             weights=(4 * width**2 + 3 * width * inner_width) * computed if autocast else 0,
+            head_weights=vocabulary * width * computed if autocast else 0,
         ),
         kind="transformer",
         how=FORMULA,
@@ -270,37 +296,92 @@ def are_facts_known(cell: Cell) -> bool:
     workload = menu.workload_of(cell)
     if workload.file is None or workload.has_default_options(cell):
         return True
-    default = _default_layers(workload)
+    default = _find_default(workload, LAYERS)
     return workload.is_data and default in (cell.options.get(LAYERS), len(workload.block_parameters))
 
 
-def _default_layers(workload: Workload) -> int | None:
-    return next((cast("int", option.default) for option in workload.options if option.name == LAYERS), None)
+def _find_default(workload: Workload, name: str) -> Value:
+    return next((option.default for option in workload.options if option.name == name), None)
 
 
 def _described_facts(cell: Cell, workload: Workload) -> ModelFacts:
-    """The facts of a workspace's own model by its description. A number of parameters that is not known is left out, because
-    the memory of this model is a lower bound."""
-    has_default_options = workload.has_default_options(cell)
-    block_sizes = workload.block_parameters
-    outside_parameters = workload.parameters - sum(block_sizes)
-    if (layers := _default_layers(workload)) is not None:
-        block_sizes = block_sizes[: len(block_sizes) - layers + cast("int", cell.options[LAYERS])]
-    if workload.unit == "images" and not has_default_options:
-        outside_parameters = 0  # the data set of a cell may have another number of classes
-    flops_per_unit = workload.flops_per_unit if has_default_options and cell.seq_len in (None, workload.seq_len) else None
-    units = cell.seq_len if workload.unit == "tokens" and cell.seq_len else 1
-    return ModelFacts(
-        parameters=sum(block_sizes) + outside_parameters,
-        blocks=len(block_sizes),
-        # which stage of a pipeline has which blocks and which other layers is not known
-        block_parameters=0 if not block_sizes else min(block_sizes) if cell.pp > 1 else sum(block_sizes) // len(block_sizes),
-        largest_block=max(block_sizes, default=0),
-        front=0 if cell.pp > 1 else outside_parameters,
-        back=0,
-        tied=0,
-        flops_per_item=None if flops_per_unit is None else flops_per_unit * units,
+    """The facts of a workspace's own model by its description. What is not known is left out: without the saved activations,
+    the memory of the model is a lower bound."""
+    counts, all_sizes, layers = workload.counts, workload.block_parameters, _find_default(workload, LAYERS)
+    sizes = (
+        all_sizes if layers is None else all_sizes[: len(all_sizes) - cast("int", layers) + cast("int", cell.options[LAYERS])]
+    )
+    has_equal_blocks, outside = len(set(all_sizes)) <= 1, workload.parameters - sum(all_sizes)
+    changed = {option.name for option in workload.options if cell.options.get(option.name) != option.default}
+    if has_other_head := workload.unit == "images" and "data" in changed:
+        outside = 0  # the data set of the cell may have another number of classes
+    if len(sizes) < len(all_sizes) and not has_equal_blocks:
+        counts = None
+    front, back, tied = (outside, 0, 0) if counts is None or has_other_head else counts.ends
+    # which stage of a pipeline has which blocks is known if they are equal
+    is_complete = not has_other_head and "dropout" not in changed and (cell.pp == 1 or has_equal_blocks)
+    if cell.pp > 1 and (counts is None or not is_complete):
+        front = back = tied = 0
+    is_same_size = not changed & {LAYERS, "image_size"} and cell.seq_len in (None, workload.seq_len)
+    units = cell.seq_len or workload.units_per_item
+    facts = ModelFacts(
+        parameters=sum(sizes) + outside,
+        blocks=len(sizes),
+        block_parameters=0 if not sizes else sum(sizes) // len(sizes) if cell.pp == 1 or is_complete else min(sizes),
+        largest_block=max(sizes, default=0),
+        front=front,
+        back=back,
+        tied=tied,
+        flops_per_item=workload.flops_per_unit * units if workload.flops_per_unit is not None and is_same_size else None,
         saved=None,
         kind="unknown",
         how="activations are not known, so memory is a lower bound",
+    )
+    return facts if counts is None else _add_counts(cell, workload, counts, facts, is_complete=is_complete)
+
+
+def _add_counts(cell: Cell, workload: Workload, counts: ModelCounts, facts: ModelFacts, *, is_complete: bool) -> ModelFacts:
+    """Add to the facts of a workspace's own model what was counted in it. is_complete: whether the saved activations are those
+    of the cell."""
+    blocks, length = max(1, len(workload.block_parameters)), 1.0
+    if workload.seq_len is not None and cell.seq_len is not None:
+        length = cell.seq_len / workload.seq_len
+    elif isinstance(size := cell.options.get("image_size"), int) and workload.is_data:
+        length = (size / cast("int", _find_default(workload, "image_size"))) ** 2
+
+    def grow(amount: float, squared: float) -> float:
+        return max(0.0, amount - squared) * length + squared * length**2
+
+    share, attention = facts.blocks / blocks, min(counts.attention_flops, counts.block_flops)
+    other_flops = counts.other_flops * length
+    facts = msgspec.structs.replace(
+        facts,
+        kind=counts.kind,
+        flops_per_item=share * grow(counts.block_flops, attention) + other_flops or None,
+        unaligned_flops_per_item=min(counts.unaligned_flops * length, other_flops),
+        attention_flops_per_item=share * attention * length**2,
+        head_flops_per_item=other_flops,
+        width=counts.width or None if counts.kind == "transformer" else None,
+        reductions=counts.reductions,
+    )
+    computed, stream = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
+    counted_as: Precision = "bf16-autocast" if cell.precision in precision.AUTOCAST else "fp32" if computed == 4 else "bf16"
+    inside, outside = counts.saved_in_blocks.get(counted_as), counts.saved_outside.get(counted_as)
+    if inside is None or outside is None or not is_complete:
+        return facts
+    block_bytes = grow(inside.per_item, inside.squared) / blocks
+    return msgspec.structs.replace(
+        facts,
+        saved=SavedBytes(
+            block_whole=block_bytes * (1 - inside.split_share),
+            block_split=block_bytes * inside.split_share,
+            block_input=counts.hidden * length * stream,
+            head=grow(outside.per_item, outside.squared),
+            logits=counts.logits * length * computed,
+            weights=inside.fixed / blocks,
+            head_weights=outside.fixed,
+            selected=2 * counts.largest_behind * length * computed if counts.largest_behind > counts.logits else 0.0,
+            inputs=counts.inputs * length,
+        ),
+        how="saved activations counted in the model",
     )

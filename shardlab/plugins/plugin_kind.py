@@ -15,7 +15,7 @@ import msgspec
 
 from shardlab.errors import InputError
 from shardlab.matrix.cell import Cell, Optimizer, Precision
-from shardlab.record_types import Count, Measured
+from shardlab.record_types import Amount, Count, Measured
 from shardlab.registry import Option
 
 A = TypeVar("A")
@@ -67,6 +67,51 @@ class PluginDescription(msgspec.Struct, Generic[D], frozen=True):
     """Why the file defines no plug-in, as a sentence; else empty."""
 
 
+class SavedCount(msgspec.Struct, frozen=True):
+    """The bytes of the tensors that autograd saves for backward in a part of a model, without weights."""
+
+    per_item: Amount
+    """For each item of a micro-batch."""
+    squared: Amount = 0.0
+    """The part of per_item that grows with the square of the sequence length; the rest grows with the length."""
+    fixed: Amount = 0.0
+    """For each micro-batch, whatever its size: 16-bit copies of weights that autocast makes."""
+    split_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    """The share of per_item that tensor-parallel ranks split."""
+
+
+class ModelCounts(msgspec.Struct, frozen=True):
+    """What was counted in a model on tensors without memory. FLOPs are those of forward and backward for one item."""
+
+    kind: Literal["transformer", "convolution", "unknown"]
+    block_flops: Amount
+    """The FLOPs in all blocks."""
+    attention_flops: Amount
+    """The part of block_flops that grows with the square of the sequence length; the rest grows with the length."""
+    other_flops: Amount
+    """The FLOPs outside of blocks."""
+    unaligned_flops: Amount
+    """The part of other_flops in matrix products that are slow in 16 bits (trainers/model/precision.py, ALIGNED)."""
+    saved_in_blocks: dict[Precision, SavedCount]
+    """What all blocks save, without the batch, for fp32, bf16 and bf16-autocast."""
+    saved_outside: dict[Precision, SavedCount]
+    """What is saved outside of blocks, for the same precisions."""
+    hidden: Amount
+    """The mean number of elements of a block's input for one item."""
+    width: Count
+    """The size of the last dimension of a block's input; 0: there is no block."""
+    logits: Count
+    """The number of elements of the model's outputs for one item."""
+    largest_behind: Count
+    """The number of elements of the largest product behind the blocks for one item; at least `logits`."""
+    inputs: Count
+    """The bytes of one item as it is loaded."""
+    ends: tuple[Count, Count, Count]
+    """The numbers of parameters before the blocks, behind them, and in both."""
+    reductions: tuple[Count, Count] | None = None
+    """The numbers of row-parallel and of column-parallel layers of a block; None: its layers cannot be split."""
+
+
 class OwnWorkload(msgspec.Struct, frozen=True):
     """The properties of a workload at its default options. A field that is not listed here is as in trainers.workload.Workload.
 
@@ -94,6 +139,8 @@ class OwnWorkload(msgspec.Struct, frozen=True):
     """The default optimizer."""
     options: tuple[Option, ...]
     """Its options, with defaults and bounds."""
+    units_per_item: Count = 1
+    """The number of units in one item, unless items are sequences of seq_len tokens."""
     tensor_degrees: tuple[Count, ...] = ()
     """Tensor-parallel degrees that are possible besides 1."""
     most_stages: Count = 0
@@ -110,6 +157,8 @@ class OwnWorkload(msgspec.Struct, frozen=True):
     """The longest possible sequence, in tokens."""
     remarks: tuple[str, ...] = ()
     """Sentences about properties that could not be derived from the configuration."""
+    counts: ModelCounts | None = None
+    """What was counted in the model; None: it cannot be counted, or an older version described the model."""
 
     @property
     def block_count(self) -> int:

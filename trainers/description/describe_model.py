@@ -21,9 +21,10 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.files.plugin_source import PluginSource
 from shardlab.matrix import model_file
 from shardlab.matrix.cell import Cell, Optimizer
-from shardlab.plugins.plugin_kind import OwnWorkload
+from shardlab.plugins.plugin_kind import ModelCounts, OwnWorkload
 from shardlab.registry import Option
 from trainers import menu
+from trainers.description.count_model import ModelSplit, count_model
 from trainers.model import configuration, counted_flops
 from trainers.model.blocks import block_class_names
 from trainers.model.frozen_statistics import batch_norm_layers as batch_norms
@@ -93,14 +94,17 @@ def _describe_workload(content: dict[str, Any], digest: str, name: str, seq_len:
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if twin and parameters > MOST_OF_TWIN:
         raise InputError(f"at the smallest sizes that are known it has {parameters:,} parameters.")
-    flops, source = _count_flops(task)
-    if twin and (flops or 0) * task.units_per_item > MOST_FLOPS_OF_TWIN:
-        raise InputError(f"at the smallest sizes that are known an item needs {flops:.1e} operations.")
-    if twin:
-        _check_gradients(task)
     split: Split | str = "how to split its layers over ranks is not known"
     if isinstance(task, configured.CausalTask):
         split = derived.derive_split(model, blocks, task.config)
+    half = (sizes.seq_len or 1) // 2
+    shorter = configured.make_task(content, one_process_cell(name, half, options), Path(), twin=twin) if half else None
+    flops, counts, source = _count(task, shorter, split)
+    item_flops = (flops or 0) * task.units_per_item
+    if twin and item_flops > MOST_FLOPS_OF_TWIN:
+        raise InputError(f"at the smallest sizes that are known an item needs {item_flops / 1e9:,.0f} GFLOP.")
+    if twin:
+        _check_gradients(task)
     remarks = [f"{split}, so {_refused_strategies('tp')} are refused"] if isinstance(split, str) else []
     remarks.append(f"where a pipeline may cut it is not known, so {_refused_strategies('pp')} are refused")
     if not blocks:
@@ -125,6 +129,7 @@ def _describe_workload(content: dict[str, Any], digest: str, name: str, seq_len:
         longest=sizes.longest,
         tensor_degrees=() if isinstance(split, str) else split.degrees,
         remarks=tuple(remarks),
+        counts=counts,
     )
 
 
@@ -222,22 +227,29 @@ def _image_options(size: int, sizes: tuple[int, ...], dropout: str | None) -> tu
     )
 
 
-def _count_flops(task: Task) -> tuple[float | None, str]:
-    """Count the operations of a model. Returns (floating-point operations of forward and backward for one unit, or None; the
-    source of this number, or why there is no number).
+def _count(task: Task, shorter: Task | None, split: Split | str) -> tuple[float | None, ModelCounts | None, str]:
+    """Count in a model. Returns (floating-point operations of forward and backward for one unit, or None; the counts, or None;
+    the source of the operations, or why there are no counts).
 
     Raises InputError if some parameters get no gradient, because DDP cannot train such a model.
     """
     try:
-        flop_count = counted_flops.count_flops(task, task.fetch(np.arange(1), torch.device("cpu")))
+        model_split = None if isinstance(split, str) or not split.degrees else ModelSplit(
+            lambda _, __: dict.fromkeys(split.columns, "columns") | dict.fromkeys(split.rows, "rows"),
+            split.degrees[0],
+            (len(split.rows), len(split.columns)),
+        )  # fmt: skip
+        counts, unused = count_model(task, shorter, model_split)
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - the model may need data to compute
-        return None, f"its operations cannot be counted: {configuration.error_line(error)}"
-    if flop_count.unused:
-        names = ", ".join(flop_count.unused[:3])
-        raise InputError(f"{len(flop_count.unused)} of its parameters get no gradient, such as {names}; DDP cannot train it.")
-    return flop_count.flops or None, counted_flops.SOURCE
+        return None, None, f"its operations cannot be counted: {configuration.error_line(error)}"
+    if unused:
+        raise InputError(
+            f"{len(unused)} of its parameters get no gradient, such as {', '.join(unused[:3])}; DDP cannot train it."
+        )
+    flops = (counts.block_flops + counts.other_flops) / task.units_per_item
+    return flops or None, counts, counted_flops.SOURCE
 
 
 def _check_gradients(task: Task) -> None:

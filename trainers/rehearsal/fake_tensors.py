@@ -20,6 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainers.model.counted_flops import call_operator
+
 DEVICE = torch.device("meta")  # the device of the storages of fake tensors, whatever device the tensors report
 
 
@@ -83,7 +85,7 @@ class _RealNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensors and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
             with unset_fake_temporarily():
                 return operator(*args, **named)
-        return operator(*args, **named)
+        return call_operator(operator, args, named)
 
 
 class RealIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
