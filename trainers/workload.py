@@ -45,8 +45,6 @@ class Workload(msgspec.Struct, frozen=True):
     blocks: str | None = None
     """The name of the option with the number of repeated blocks, which a pipeline divides into stages; None: there is no such
     option."""
-    units_per_item: int = 1
-    """Only for a workload that a workspace defines: the number of units in one item if it has no seq_len."""
     tensor_degrees: tuple[int, ...] = ()
     """Only for a workload that a workspace defines: the numbers of ranks, from 2, over which its layers can be split with the
     default options; empty: its layers cannot be split."""

@@ -17,9 +17,10 @@ from importlib import resources
 import msgspec
 
 from jobs.planner import model_facts, pipeline_share, sharding
-from jobs.planner.model_facts import ModelFacts, SavedBytes
+from jobs.planner.model_facts import ModelFacts
 from jobs.planner.pipeline_share import StageShare
 from shardlab.matrix.cell import Cell
+from shardlab.plugins.plugin_kind import SavedBytes
 from shardlab.runs.prediction import ZERO, PredictedRange, exact_range, sum_ranges
 from trainers.theory.division import Division
 
@@ -200,7 +201,7 @@ def _predict_activations(cell: Cell, facts: ModelFacts, share: StageShare, micro
     one_gradient = saved.logits * micro if share.last else 0.0
     logits = head_count * one_gradient
     chunk = min(CROSS_ENTROPY_CHUNK, 2 * 4 * one_gradient / _element_bytes(cell))
-    momentary = max(logits + chunk, saved.selected * micro * share.last, logits - one_gradient + recomputed)
+    momentary = max(logits + chunk, logits - one_gradient + recomputed)
     low = kept_bytes * (COMPILED_SHARE if cell.compile else 1.0)
     if facts.kind == "convolution" and cell.activation_checkpointing != "none":
         # The blocks of a convolutional network differ in size. So, with activation checkpointing, it is certain only that the

@@ -20,38 +20,14 @@ from typing import cast
 
 import msgspec
 
-from shardlab.matrix.cell import Cell, Precision
-from shardlab.plugins.plugin_kind import ModelCounts
+from shardlab.matrix.cell import Cell
+from shardlab.plugins.plugin_kind import SavedBytes
 from shardlab.registry import Value
 from trainers import menu
 from trainers.model import precision
 from trainers.workload import Workload
 from trainers.workload_options import Shape, shape_of
 from trainers.workloads import gpt2, llama, vit
-
-
-class SavedBytes(msgspec.Struct, frozen=True):
-    """What autograd saves for backward, in bytes per item (sequence or image) of a micro-batch."""
-
-    block_whole: float
-    """Tensors of one block that each tensor-parallel rank keeps whole, unless sequence parallelism splits them."""
-    block_split: float
-    """Tensors of one block that are split over the tensor-parallel ranks."""
-    block_input: float
-    """The hidden state between two blocks. A block with activation checkpointing keeps only this tensor, and a pipeline sends
-    it from stage to stage."""
-    head: float
-    """Tensors outside of the blocks: of the last norm, the logits, and the input images."""
-    logits: float
-    """The gradient of the logits, which forward computes with the loss. All other saved tensors are still in memory then."""
-    weights: float = 0.0
-    """16-bit copies of the weights of a block, which autocast saves: bytes per block, and not per item."""
-    head_weights: float = 0.0
-    """The same outside of blocks: bytes for each micro-batch."""
-    selected: float = 0.0
-    """The gradients of the logits of which the loss gets only a part. Backward adds the gradient of this part to zeros."""
-    inputs: float = 0.0
-    """The batch itself, as it was loaded."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -75,15 +51,13 @@ class ModelFacts(msgspec.Struct, frozen=True):
     how: str
     """How `saved` was obtained, in words for the user."""
     unaligned_flops_per_item: float = 0.0
-    """The part of flops_per_item in matrix products with an unaligned dimension (precision.ALIGNED)."""
+    """The part of flops_per_item in matrix products with an unaligned dimension (ALIGNED)."""
     attention_flops_per_item: float | None = None
     """The part of flops_per_item in the products of attention that depend on two positions, queries with keys and weights with
     values, for all pairs of positions. None: not known."""
     head_flops_per_item: float | None = None
     """The part of flops_per_item outside of the blocks: of language models, the product that gives the logits. None: not
     known."""
-    reductions: tuple[int, int] | None = None
-    """The numbers of row-parallel and of column-parallel layers of a block; None: not known, or they cannot be split."""
     width: int | None = None
     """The size of the hidden state of a position between two blocks. None: not known, or the model is no transformer."""
 
@@ -106,6 +80,9 @@ def counted_networks() -> dict[str, CountedNetwork]:
     return msgspec.yaml.decode(content, type=dict[str, CountedNetwork])
 
 
+# Tensor cores need rows of a multiple of 16 bytes. Matrix products in 16 bits are slow if a dimension is not a multiple of this
+# number (device_profile.UNALIGNED).
+ALIGNED = 8
 _SHAPE_OPTIONS = ("n_layer", "n_embd", "n_head", "image_size", "gelu", "pad_vocabulary")
 _facts_by_key: dict[tuple[object, ...], ModelFacts] = {}
 
@@ -152,7 +129,7 @@ def _gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:
         ),
         kind="transformer",
         how=FORMULA,
-        unaligned_flops_per_item=6.0 * table_rows * shape.width * tokens if table_rows % precision.ALIGNED else 0.0,
+        unaligned_flops_per_item=6.0 * table_rows * shape.width * tokens if table_rows % ALIGNED else 0.0,
         attention_flops_per_item=12.0 * shape.layers * shape.width * tokens**2,
         head_flops_per_item=6.0 * settings["vocabulary"] * shape.width * tokens,
         width=shape.width,
@@ -287,6 +264,8 @@ def _convolutional_facts(cell: Cell, workload: Workload) -> ModelFacts:
     )
 
 
+SAVED_PER_ITEM = ("block_whole", "block_split", "block_input", "head", "logits", "inputs")
+COUNTED_AS: dict[str, str] = {"tf32": "fp32", "fp16": "bf16", "bf16-pure": "bf16", "fp16-autocast": "bf16-autocast"}
 LAYERS = "n_layer"  # the option of a model by configuration that keeps only the first blocks
 
 
@@ -306,82 +285,70 @@ def _find_default(workload: Workload, name: str) -> Value:
 
 def _described_facts(cell: Cell, workload: Workload) -> ModelFacts:
     """The facts of a workspace's own model by its description. What is not known is left out: without the saved activations,
-    the memory of the model is a lower bound."""
+    the memory of this model is a lower bound."""
     counts, all_sizes, layers = workload.counts, workload.block_parameters, _find_default(workload, LAYERS)
     sizes = (
         all_sizes if layers is None else all_sizes[: len(all_sizes) - cast("int", layers) + cast("int", cell.options[LAYERS])]
     )
-    has_equal_blocks, outside = len(set(all_sizes)) <= 1, workload.parameters - sum(all_sizes)
+    has_equal_blocks, length = len(set(all_sizes)) <= 1, _find_length(cell, workload)
     changed = {option.name for option in workload.options if cell.options.get(option.name) != option.default}
-    if has_other_head := workload.unit == "images" and "data" in changed:
-        outside = 0  # the data set of the cell may have another number of classes
-    if len(sizes) < len(all_sizes) and not has_equal_blocks:
-        counts = None
-    front, back, tied = (outside, 0, 0) if counts is None or has_other_head else counts.ends
-    # which stage of a pipeline has which blocks is known if they are equal
-    is_complete = not has_other_head and "dropout" not in changed and (cell.pp == 1 or has_equal_blocks)
-    if cell.pp > 1 and (counts is None or not is_complete):
-        front = back = tied = 0
-    is_same_size = not changed & {LAYERS, "image_size"} and cell.seq_len in (None, workload.seq_len)
-    units = cell.seq_len or workload.units_per_item
+    has_other_head = workload.unit == "images" and "data" in changed  # the data set may have another number of classes
+    outside = 0 if has_other_head else workload.parameters - sum(all_sizes)
     facts = ModelFacts(
         parameters=sum(sizes) + outside,
         blocks=len(sizes),
-        block_parameters=0 if not sizes else sum(sizes) // len(sizes) if cell.pp == 1 or is_complete else min(sizes),
+        # which stage of a pipeline has which blocks is known if they are equal
+        block_parameters=0 if not sizes else min(sizes) if cell.pp > 1 else sum(sizes) // len(sizes),
         largest_block=max(sizes, default=0),
-        front=front,
-        back=back,
-        tied=tied,
-        flops_per_item=workload.flops_per_unit * units if workload.flops_per_unit is not None and is_same_size else None,
+        front=0 if cell.pp > 1 else outside,
+        back=0,
+        tied=0,
+        flops_per_item=None
+        if changed or not workload.flops_per_unit or length != 1
+        else workload.flops_per_unit * (cell.seq_len or 1),
         saved=None,
         kind="unknown",
         how="activations are not known, so memory is a lower bound",
     )
-    return facts if counts is None else _add_counts(cell, workload, counts, facts, is_complete=is_complete)
-
-
-def _add_counts(cell: Cell, workload: Workload, counts: ModelCounts, facts: ModelFacts, *, is_complete: bool) -> ModelFacts:
-    """Add to the facts of a workspace's own model what was counted in it. is_complete: whether the saved activations are those
-    of the cell."""
-    blocks, length = max(1, len(workload.block_parameters)), 1.0
-    if workload.seq_len is not None and cell.seq_len is not None:
-        length = cell.seq_len / workload.seq_len
-    elif isinstance(size := cell.options.get("image_size"), int) and workload.is_data:
-        length = (size / cast("int", _find_default(workload, "image_size"))) ** 2
-
-    def grow(amount: float, squared: float) -> float:
-        return max(0.0, amount - squared) * length + squared * length**2
-
-    share, attention = facts.blocks / blocks, min(counts.attention_flops, counts.block_flops)
-    other_flops = counts.other_flops * length
+    if counts is None or (len(sizes) < len(all_sizes) and not has_equal_blocks):
+        return facts
+    share = len(sizes) / len(all_sizes) if all_sizes else 1.0
+    attention_flops, head_flops = share * counts.attention_flops * length**2, counts.other_flops * length
+    block_flops = share * max(0.0, counts.block_flops - counts.attention_flops) * length + attention_flops
     facts = msgspec.structs.replace(
         facts,
+        flops_per_item=block_flops + head_flops or None,
         kind=counts.kind,
-        flops_per_item=share * grow(counts.block_flops, attention) + other_flops or None,
-        unaligned_flops_per_item=min(counts.unaligned_flops * length, other_flops),
-        attention_flops_per_item=share * attention * length**2,
-        head_flops_per_item=other_flops,
-        width=counts.width or None if counts.kind == "transformer" else None,
-        reductions=counts.reductions,
+        unaligned_flops_per_item=head_flops if counts.vocabulary % ALIGNED else 0.0,
+        attention_flops_per_item=attention_flops,
+        head_flops_per_item=head_flops,
+        width=counts.width,
     )
-    computed, stream = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
-    counted_as: Precision = "bf16-autocast" if cell.precision in precision.AUTOCAST else "fp32" if computed == 4 else "bf16"
-    inside, outside = counts.saved_in_blocks.get(counted_as), counts.saved_outside.get(counted_as)
-    if inside is None or outside is None or not is_complete:
+    saved = counts.saved.get(COUNTED_AS.get(cell.precision, cell.precision))
+    if saved is None or has_other_head or "dropout" in changed or (cell.pp > 1 and not has_equal_blocks):
         return facts
-    block_bytes = grow(inside.per_item, inside.squared) / blocks
+    front, back, tied = counts.ends
     return msgspec.structs.replace(
         facts,
-        saved=SavedBytes(
-            block_whole=block_bytes * (1 - inside.split_share),
-            block_split=block_bytes * inside.split_share,
-            block_input=counts.hidden * length * stream,
-            head=grow(outside.per_item, outside.squared),
-            logits=counts.logits * length * computed,
-            weights=inside.fixed / blocks,
-            head_weights=outside.fixed,
-            selected=2 * counts.largest_behind * length * computed if counts.largest_behind > counts.logits else 0.0,
-            inputs=counts.inputs * length,
-        ),
+        block_parameters=sum(sizes) // max(1, len(sizes)),
+        front=front,
+        back=back,
+        tied=tied,
+        saved=_scale_saved_bytes(saved, length),
         how="saved activations counted in the model",
     )
+
+
+def _find_length(cell: Cell, workload: Workload) -> float:
+    """The size of an item of a cell, in tokens or pixels, divided by its size with the workload's default options."""
+    if cell.seq_len is not None and workload.seq_len is not None:
+        return cell.seq_len / workload.seq_len
+    size, default = cell.options.get("image_size"), _find_default(workload, "image_size")
+    return (size / default) ** 2 if isinstance(size, int) and isinstance(default, int) else 1.0
+
+
+def _scale_saved_bytes(saved: SavedBytes, length: float) -> SavedBytes:
+    """What is saved of an item that is `length` times as long."""
+    scaled = {name: getattr(saved, name) * length for name in SAVED_PER_ITEM}
+    scaled["block_whole"] = max(0.0, scaled["block_whole"] + saved.block_squared * (length**2 - length))
+    return msgspec.structs.replace(saved, **scaled)

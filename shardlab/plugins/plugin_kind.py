@@ -67,17 +67,28 @@ class PluginDescription(msgspec.Struct, Generic[D], frozen=True):
     """Why the file defines no plug-in, as a sentence; else empty."""
 
 
-class SavedCount(msgspec.Struct, frozen=True):
-    """The bytes of the tensors that autograd saves for backward in a part of a model, without weights."""
+class SavedBytes(msgspec.Struct, frozen=True):
+    """What autograd saves for backward, in bytes per item (sequence or image) of a micro-batch."""
 
-    per_item: Amount
-    """For each item of a micro-batch."""
-    squared: Amount = 0.0
-    """The part of per_item that grows with the square of the sequence length; the rest grows with the length."""
-    fixed: Amount = 0.0
-    """For each micro-batch, whatever its size: 16-bit copies of weights that autocast makes."""
-    split_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    """The share of per_item that tensor-parallel ranks split."""
+    block_whole: Amount
+    """Tensors of one block that each tensor-parallel rank keeps whole, unless sequence parallelism splits them."""
+    block_split: Amount
+    """Tensors of one block that are split over the tensor-parallel ranks."""
+    block_input: Amount
+    """The hidden state between two blocks. A block with activation checkpointing keeps only this tensor, and a pipeline sends
+    it from stage to stage."""
+    head: Amount
+    """Tensors outside of the blocks: of the last norm, the logits, and copies of the input images."""
+    logits: Amount
+    """The gradient of the logits, which forward computes with the loss. All other saved tensors are still in memory then."""
+    weights: Amount = 0.0
+    """16-bit copies of the weights of a block, which autocast saves: bytes per block, and not per item."""
+    head_weights: Amount = 0.0
+    """The same outside of blocks: bytes for each micro-batch."""
+    inputs: Amount = 0.0
+    """The batch itself, as it was loaded."""
+    block_squared: Amount = 0.0
+    """The part of block_whole that grows with the square of the sequence length."""
 
 
 class ModelCounts(msgspec.Struct, frozen=True):
@@ -85,31 +96,21 @@ class ModelCounts(msgspec.Struct, frozen=True):
 
     kind: Literal["transformer", "convolution", "unknown"]
     block_flops: Amount
-    """The FLOPs in all blocks."""
+    """The FLOPs of all blocks."""
     attention_flops: Amount
     """The part of block_flops that grows with the square of the sequence length; the rest grows with the length."""
     other_flops: Amount
     """The FLOPs outside of blocks."""
-    unaligned_flops: Amount
-    """The part of other_flops in matrix products that are slow in 16 bits (trainers/model/precision.py, ALIGNED)."""
-    saved_in_blocks: dict[Precision, SavedCount]
-    """What all blocks save, without the batch, for fp32, bf16 and bf16-autocast."""
-    saved_outside: dict[Precision, SavedCount]
-    """What is saved outside of blocks, for the same precisions."""
-    hidden: Amount
-    """The mean number of elements of a block's input for one item."""
-    width: Count
-    """The size of the last dimension of a block's input; 0: there is no block."""
-    logits: Count
-    """The number of elements of the model's outputs for one item."""
-    largest_behind: Count
-    """The number of elements of the largest product behind the blocks for one item; at least `logits`."""
-    inputs: Count
-    """The bytes of one item as it is loaded."""
+    vocabulary: Count
+    """The size of the vocabulary; 0: not a language model."""
+    width: Count | None
+    """The size of a hidden state, if the configuration says it."""
+    saved: dict[str, SavedBytes]
+    """What is saved, for the precisions fp32, bf16 and bf16-autocast, as far as it could be counted."""
     ends: tuple[Count, Count, Count]
     """The numbers of parameters before the blocks, behind them, and in both."""
-    reductions: tuple[Count, Count] | None = None
-    """The numbers of row-parallel and of column-parallel layers of a block; None: its layers cannot be split."""
+    reductions: tuple[Count, Count] | None
+    """The numbers of row-parallel and of column-parallel layers of a block; None: they cannot be split."""
 
 
 class OwnWorkload(msgspec.Struct, frozen=True):
@@ -139,8 +140,6 @@ class OwnWorkload(msgspec.Struct, frozen=True):
     """The default optimizer."""
     options: tuple[Option, ...]
     """Its options, with defaults and bounds."""
-    units_per_item: Count = 1
-    """The number of units in one item, unless items are sequences of seq_len tokens."""
     tensor_degrees: tuple[Count, ...] = ()
     """Tensor-parallel degrees that are possible besides 1."""
     most_stages: Count = 0
@@ -158,7 +157,7 @@ class OwnWorkload(msgspec.Struct, frozen=True):
     remarks: tuple[str, ...] = ()
     """Sentences about properties that could not be derived from the configuration."""
     counts: ModelCounts | None = None
-    """What was counted in the model; None: it cannot be counted, or an older version described the model."""
+    """What was counted in the model; None: nothing, or an older version described the model."""
 
     @property
     def block_count(self) -> int:

@@ -1,17 +1,69 @@
-"""Counts floating-point operations by the formulas of torch, and the parameters of a model's blocks."""
+"""Counts the floating-point operations of a model and the parameters of its blocks, and finds parameters without a gradient.
+
+The model is built on torch's meta device, so it needs no memory.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
+from torch.utils.flop_counter import FlopCounterMode
 
+from trainers.task import Batch
+
+if TYPE_CHECKING:
+    from trainers.task import Task
+
+ATTENTION = (torch.ops.aten.bmm, torch.ops.aten.baddbmm)  # on the meta device; products with weights are other operators
 SOURCE = "matrix products, convolutions and attention of forward and backward, counted by torch.utils.flop_counter"
+
+
+class ExpertProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context for products of tensors without memory with experts. torch 2.13 refuses them except in bf16, although it
+    multiplies real tensors of each dtype."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator is not torch.ops.aten._grouped_mm.default:
+            return operator(*args, **(kwargs or {}))
+        return operator(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **(kwargs or {})).to(args[0].dtype)
+
+
+class FlopCount(NamedTuple):
+    """What was counted in a model."""
+
+    flops: float
+    """Floating-point operations of forward and backward for one unit (a token, an image)."""
+    unused: list[str]
+    """Names of the parameters that got no gradient."""
+    block_flops: float
+    """The operations of all blocks for one item."""
+    attention_flops: float
+    """The part of block_flops in products of two tensors that are no weights."""
+
+
+def count_flops(task: Task, items: Batch) -> FlopCount:
+    """Count the operations of a model on the meta device; the text SOURCE lists which operations count. items: a batch of one
+    item.
+
+    If the model cannot compute without real data, the error of the model is raised.
+    """
+    batch = Batch(items.inputs.to("meta"), items.targets.to("meta"))
+    with torch.device("meta"):
+        model = task.model().eval()  # not in training mode, in which BatchNorm needs more than one item
+    with ExpertProducts(), make_flop_counter() as flop_mode:  # type: ignore[no-untyped-call]
+        task.criterion(task.outputs(model, batch), batch.targets).backward()  # type: ignore[no-untyped-call]
+    unused = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]
+    counts, names = flop_mode.get_flop_counts(), {module: name for name, module in model.named_modules()}
+    in_blocks = [counts.get(f"{type(model).__name__}.{names[block]}", {}) for block in dict.fromkeys(task.blocks(model))]
+    attention_flops = sum(block.get(operator, 0) for block in in_blocks for operator in ATTENTION)
+    flops = float(flop_mode.get_total_flops()) / task.units_per_item
+    return FlopCount(flops, unused, sum(sum(block.values()) for block in in_blocks), attention_flops)
 
 
 def count_block_parameters(blocks: Sequence[nn.Module]) -> tuple[int, ...]:
@@ -25,54 +77,12 @@ def count_block_parameters(blocks: Sequence[nn.Module]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the floating-point operations of matrix products, convolutions and attention in its `with` block.
-
-    torch's FlopCounterMode is not used: for a tensor that is split over ranks (DTensor), it counts the operations of all ranks,
-    and it keeps activations in memory that are recomputed.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = self.convolutions = 0
-        """All operations, and those of convolutions."""
-        formulas = {
-            torch.ops.aten.convolution_backward: _convolution_backward_flops,
-            torch.ops.aten._grouped_mm: _grouped_product_flops,
-        }
-        self._formulas: dict[Any, Callable[..., int]] = {
-            **FlopCounterMode(display=False, custom_mapping=formulas).flop_registry,
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
-        }
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(hasattr(tensor_class, "__tensor_flatten__") for tensor_class in types):
-            return NotImplemented  # then DTensor and similar classes call operators on their inner tensors: these are counted
-        outputs = call_operator(operator, args, kwargs or {})
-        if (formula := self._formulas.get(operator._overloadpacket)) is not None:
-            self.count(operator._overloadpacket, args, outputs, formula(*args, **(kwargs or {}), out_val=outputs))
-        return outputs
-
-    def count(self, operator: Any, arguments: Any, outputs: Any, flops: int) -> None:
-        """Add the operations of a call of an operator of torch."""
-        self.flops += flops
-        self.convolutions += flops if "convolution" in str(operator) else 0
-
-
-def call_operator(operator: Any, arguments: Any, named: dict[str, Any]) -> Any:
-    """Call an operator of torch with tensors without memory. torch 2.13 multiplies such matrices with experts only in bf16,
-    but real ones in each dtype."""
-    if operator is not torch.ops.aten._grouped_mm.default or arguments[0].dtype is torch.bfloat16:
-        return operator(*arguments, **named)
-    left, right, *others = arguments
-    return operator(left.bfloat16(), right.bfloat16(), *others, **named).to(left.dtype)
-
-
-def _grouped_product_flops(left: torch.Size, right: torch.Size, *_: Any, **__: Any) -> int:
-    """The operations of products of matrices with experts. Each row or column belongs to one expert, so the number of experts
-    does not count. left, right: the shapes of the factors, of which one or both have no dimension of experts."""
-    return 2 * left[-2] * left[-1] * right[-1]
+def make_flop_counter() -> FlopCounterMode:
+    """A context that counts operations as the text SOURCE says, by torch's formulas except for the backward of convolutions."""
+    formulas: dict[Any, Any] = {torch.ops.aten.convolution_backward: _convolution_backward_flops}
+    # a row or column of `left` belongs to one expert, so the number of experts does not count
+    formulas[torch.ops.aten._grouped_mm] = lambda left, right, *_, **__: 2 * left[-2] * left[-1] * right[-1]
+    return FlopCounterMode(display=False, custom_mapping=formulas)
 
 
 def _convolution_backward_flops(
@@ -98,3 +108,11 @@ def _convolution_backward_flops(
     outputs = inputs if transposed else gradient
     computed_gradients: int = sum(other_arguments[2][:2])  # output_mask: whether the gradients of inputs and weight are needed
     return 2 * computed_gradients * math.prod(outputs) * math.prod(weight[1:])
+
+
+def count_task_flops(task: Task) -> float | None:
+    """Floating-point operations of forward and backward for one unit; None if the model cannot compute without real data."""
+    try:
+        return count_flops(task, task.fetch(np.arange(1), torch.device("cpu"))).flops or None
+    except Exception:  # noqa: BLE001 - a library's model may raise anything on the meta device; `jobs plan` shows the reason
+        return None

@@ -20,10 +20,6 @@ COMPUTED_IN = {  # precision -> torch's name of the 16-bit dtype in which it com
     "bf16": "bfloat16", "bf16-autocast": "bfloat16", "bf16-pure": "bfloat16", "fp16": "float16", "fp16-autocast": "float16",
 }  # fmt: skip
 
-# Tensor cores need rows of a multiple of 16 bytes. Matrix products in 16 bits are slow if a dimension is not a multiple of this
-# number (device_profile.UNALIGNED).
-ALIGNED = 8
-
 
 def weight_bytes(precision: str) -> int:
     """Bytes per element of weights, of gradients and their reduction, and of optimizer state."""

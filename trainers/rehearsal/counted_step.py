@@ -8,13 +8,15 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import sdpa_backward_flop, sdpa_flop
 
 from trainers import communication
 from trainers.communication import Call
 from trainers.instruments.memory_timeline import CATEGORIES
 from trainers.instruments.step_memory import StepMemory
 from trainers.instruments.storages import StorageLog
-from trainers.model.counted_flops import OperationCounter
+from trainers.model import counted_flops
 from trainers.rehearsal.fake_tensors import DEVICE, live_fake_tensors
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class CountedStep(NamedTuple):
 def count_step(engine: Engine, batches: Sequence[Batch], clock: Clock) -> CountedStep:
     """Make a step on fake tensors (which have shapes, but no memory), and record it. Earlier steps must have allocated the
     optimizer's state."""
-    memory, operations = StepMemory(engine, DEVICE, _SectionLog), OperationCounter()
+    memory, operations = StepMemory(engine, DEVICE, _SectionLog), _Operations()
     for tensor in live_fake_tensors():
         memory.log.find_storage(tensor)  # the log would not find tensors that no operator reads, or that the step replaces
     clock.start()
@@ -87,3 +89,28 @@ def _compute_peaks(log: _SectionLog, category: Callable[[int], str]) -> tuple[di
             if highest is None or sum(sizes.values()) > sum(highest.values()):
                 peaks[section + half] = dict(sizes)
     return peaks, sizes
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the floating-point operations of matrix products, convolutions and attention, by the formulas of torch.
+
+    torch's FlopCounterMode is not used: for a tensor that is split over ranks (DTensor), it counts the operations of all ranks,
+    and it keeps activations in memory that are recomputed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+        self._formulas: dict[Any, Callable[..., int]] = {
+            **counted_flops.make_flop_counter().flop_registry,
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+        }
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(tensor_class, "__tensor_flatten__") for tensor_class in types):
+            return NotImplemented  # then DTensor and similar classes call operators on their inner tensors: these are counted
+        outputs = operator(*args, **(kwargs or {}))
+        if (formula := self._formulas.get(operator._overloadpacket)) is not None:
+            self.flops += formula(*args, **(kwargs or {}), out_val=outputs)
+        return outputs

@@ -21,7 +21,7 @@ from shardlab.errors import InputError
 from shardlab.files import plugin_source
 from shardlab.matrix import model_file
 from shardlab.matrix.cell import Cell
-from trainers.model import configuration, counted_pass, unpacked_attention
+from trainers.model import configuration, counted_flops, unpacked_attention
 from trainers.model.blocks import Blocks
 from trainers.plans import derived
 from trainers.task import Batch, Task
@@ -56,7 +56,7 @@ class Transformer(Task):
         return self._blocks.find_blocks(model)
 
     def flops_per_unit(self) -> float | None:
-        return counted_pass.count_task_flops(self)
+        return counted_flops.count_task_flops(self)
 
 
 class CausalTask(Transformer, TokenTask):

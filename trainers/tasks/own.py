@@ -18,7 +18,7 @@ from shardlab.matrix.cell import Cell
 from shardlab.plugins import own_code
 from shardlab.registry import Value
 from trainers.data.data_sets import DataSource
-from trainers.model import counted_pass
+from trainers.model import counted_flops
 from trainers.plans.own import OwnPlan
 from trainers.plugins import own_model
 from trainers.plugins.own_model import OwnModel
@@ -95,7 +95,7 @@ class OwnTask(Task):
         if self._plugin.flops_per_unit is not None:
             return self._plugin.flops_per_unit
         try:
-            return counted_pass.count_flops(self, Batch(*self.items(np.arange(1)))) or None
+            return counted_flops.count_flops(self, Batch(*self.items(np.arange(1)))).flops or None
         except Exception:  # noqa: BLE001 - a user's code may raise anything on the meta device; `jobs workloads` shows why
             return None
 

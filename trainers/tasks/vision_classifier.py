@@ -10,7 +10,7 @@ from torch import nn
 
 from shardlab.errors import InputError, UnknownName
 from shardlab.matrix.cell import Cell
-from trainers.model import blocks, counted_pass
+from trainers.model import blocks, counted_flops
 from trainers.model.blocks import Blocks
 from trainers.tasks import vision_library
 from trainers.tasks.convolutional_task import ConvolutionalTask
@@ -68,7 +68,7 @@ class VisionTask(ConvolutionalTask):
     convolutions and linear layers."""
 
     def flops_per_unit(self) -> float | None:
-        return counted_pass.count_task_flops(self)
+        return counted_flops.count_task_flops(self)
 
 
 def build(cell: Cell, data_path: Path, name: str, *, twin: bool) -> VisionTask:
