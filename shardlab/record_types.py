@@ -34,6 +34,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]  # of processes or nodes: readers open a file for each of them
 ProcessId = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Measured = Annotated[float, msgspec.Meta(ge=-1e150, le=1e150)]  # its square is a finite number, too
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e150)]
 WallTime = Annotated[float, msgspec.Meta(ge=0, le=2.5e11)]  # seconds since the epoch, before the last year of a datetime
 WholeSeconds = Annotated[int, msgspec.Meta(ge=0, le=3_000_000_000)]  # a duration of at most 95 years
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3e9)]  # a duration of at most 95 years

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from shardlab.matrix.cell import Cell, Optimizer
+from shardlab.plugins.plugin_kind import ModelCounts
 from shardlab.registry import Option
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Workload(msgspec.Struct, frozen=True):
     block_parameters: tuple[int, ...] = ()
     """Only for a workload that a workspace defines: the number of parameters of each repeated block with the default options;
     empty: the model has no repeated blocks."""
+    counts: ModelCounts | None = None
+    """Only for a workload that a workspace defines: what was counted in its model with the default options; None: nothing."""
     code: str | None = None
     """The digest of the workspace's files that define the workload (shardlab/files/plugin_source.py); None: shardlab ships the
     workload."""

@@ -48,7 +48,9 @@ def _describe_part(cell: Cell, facts: ModelFacts) -> ModelPart:
         elements = block_elements + (facts.front + facts.back) / 2
     elif cell.tp > 1:
         elements = block_elements + facts.front + facts.back - facts.tied
-    reductions = BACKWARD_REDUCTIONS.get(menu.workload_of(cell).task.rpartition(".")[2])
+    workload = menu.workload_of(cell)
+    backward = BACKWARD_REDUCTIONS.get(workload.task.rpartition(".")[2])
+    reductions = None if workload.counts is None else workload.counts.reductions
     return ModelPart(
         elements=elements,
         blocks=blocks,
@@ -56,7 +58,7 @@ def _describe_part(cell: Cell, facts: ModelFacts) -> ModelPart:
         hidden_elements=None if facts.saved is None
         else facts.saved.block_input * cell.micro_batch_size / precision.stream_bytes(cell.precision),
         recomputed_blocks=count_recomputed_blocks(cell, blocks),
-        reductions=None if reductions is None else (FORWARD_REDUCTIONS, reductions),
+        reductions=reductions if backward is None else (FORWARD_REDUCTIONS, backward),
         # A stage sends a hidden state to the next stage and a gradient to the previous stage. The first and the last stage of
         # the model send only one of the two; they are on different ranks.
         messages=2 * cell.stages_per_rank if cell.pp > 2 else 2 * cell.stages_per_rank - 1,

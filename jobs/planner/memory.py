@@ -17,9 +17,10 @@ from importlib import resources
 import msgspec
 
 from jobs.planner import model_facts, pipeline_share, sharding
-from jobs.planner.model_facts import ModelFacts, SavedBytes
+from jobs.planner.model_facts import ModelFacts
 from jobs.planner.pipeline_share import StageShare
 from shardlab.matrix.cell import Cell
+from shardlab.plugins.plugin_kind import SavedBytes
 from shardlab.runs.prediction import ZERO, PredictedRange, exact_range, sum_ranges
 from trainers.theory.division import Division
 
@@ -189,9 +190,9 @@ def _predict_activations(cell: Cell, facts: ModelFacts, share: StageShare, micro
     block = count_saved_block_bytes(cell, saved) * micro + saved.weights / cell.tp
     block_bytes, kept_input = block, saved.block_input * micro
     kept_in_blocks, recomputed = _checkpointed_bytes(cell.activation_checkpointing, share.blocks, block_bytes, kept_input)
-    head_bytes = saved.head * micro if share.last else 0.0
+    head_bytes = saved.head * micro + saved.head_weights if share.last else 0.0
     head_count = share.kept_micro_batches if cell.pp > 1 and share.last else 1.0
-    kept_bytes = share.kept_micro_batches * kept_in_blocks + head_count * head_bytes
+    kept_bytes = share.kept_micro_batches * kept_in_blocks + head_count * head_bytes + saved.inputs * micro
     # Forward computes the gradient of the logits, so with GPipe it is kept for each micro-batch. When the first block is
     # recomputed, the gradient of its own micro-batch has been used.
     one_gradient = saved.logits * micro if share.last else 0.0

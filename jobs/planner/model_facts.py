@@ -21,29 +21,13 @@ from typing import cast
 import msgspec
 
 from shardlab.matrix.cell import Cell
+from shardlab.plugins.plugin_kind import SavedBytes
+from shardlab.registry import Value
 from trainers import menu
 from trainers.model import precision
 from trainers.workload import Workload
 from trainers.workload_options import Shape, shape_of
 from trainers.workloads import gpt2, llama, vit
-
-
-class SavedBytes(msgspec.Struct, frozen=True):
-    """What autograd saves for backward, in bytes per item (sequence or image) of a micro-batch."""
-
-    block_whole: float
-    """Tensors of one block that each tensor-parallel rank keeps whole, unless sequence parallelism splits them."""
-    block_split: float
-    """Tensors of one block that are split over the tensor-parallel ranks."""
-    block_input: float
-    """The hidden state between two blocks. A block with activation checkpointing keeps only this tensor, and a pipeline sends
-    it from stage to stage."""
-    head: float
-    """Tensors outside of the blocks: of the last norm, the logits, and the input images."""
-    logits: float
-    """The gradient of the logits, which forward computes with the loss. All other saved tensors are still in memory then."""
-    weights: float = 0.0
-    """16-bit copies of the weights of a block, which autocast saves: bytes per block, and not per item."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -142,7 +126,9 @@ def _gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:
         back=table_rows * shape.width + 2 * shape.width,
         tied=table_rows * shape.width,
         flops_per_item=tokens * gpt2.flops_per_token(parameters, shape, tokens),
-        saved=_count_saved_bytes(cell, shape, tokens, extra_elements=unfused, logits=tokens * table_rows, heads=shape.heads),
+        saved=_count_saved_bytes(
+            cell, shape, tokens, extra_elements=unfused, logits=tokens * table_rows, head_parameters=table_rows * shape.width
+        ),
         kind="transformer",
         how=FORMULA,
         unaligned_flops_per_item=6.0 * table_rows * shape.width * tokens if table_rows % ALIGNED else 0.0,
@@ -164,8 +150,16 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
     block = 12 * width**2 + 13 * width
     front = vit.CHANNELS * patch**2 * width + width + (tokens + 1) * width  # patches, class token, positions
     back = 2 * width + width * classes + classes
-    saved = _count_saved_bytes(cell, shape, tokens, extra_elements=0, logits=classes, heads=shape.heads)
-    images = vit.CHANNELS * size**2 * precision.stream_bytes(cell.precision)
+    saved = _count_saved_bytes(
+        cell,
+        shape,
+        tokens,
+        extra_elements=0,
+        logits=classes,
+        head_parameters=(vit.CHANNELS * patch**2 + classes) * width,
+        inputs=4,
+    )
+    images, computed = vit.CHANNELS * size**2, precision.computed_bytes(cell.precision)
     return ModelFacts(
         parameters=shape.layers * block + front + back,
         blocks=shape.layers,
@@ -175,7 +169,8 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
         back=back,
         tied=0,
         flops_per_item=vit.flops_per_image(shape, size, patch, classes),
-        saved=msgspec.structs.replace(saved, head=saved.head + images),
+        # images are loaded in fp32; the first layer saves them, in 16 bits as a copy
+        saved=msgspec.structs.replace(saved, head=saved.head + images * (computed % 4), inputs=4.0 * images),
         kind="transformer",
         how=FORMULA,
         attention_flops_per_item=12.0 * shape.layers * width * tokens**2,
@@ -185,21 +180,28 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
     )
 
 
-def _count_saved_bytes(cell: Cell, shape: Shape, tokens: int, *, extra_elements: int, logits: int, heads: int) -> SavedBytes:
-    """What a model of GPT-2 or ViT saves for backward. extra_elements: the number of further elements per token that a block
-    saves and that tensor-parallel ranks split."""
+def _count_saved_bytes(
+    cell: Cell, shape: Shape, tokens: int, *, extra_elements: int, logits: int, head_parameters: int, inputs: int = 2
+) -> SavedBytes:
+    """What a model of GPT-2 or ViT saves for backward.
+
+    extra_elements: the number of further elements per token that a block saves and that tensor-parallel ranks split.
+    head_parameters: parameters of matrices outside of blocks. inputs: the number of layers of a block that read a normed hidden
+    state. Each of them casts it under autocast.
+    """
     computed, stream = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
     width = shape.width
     autocast = cell.precision in precision.AUTOCAST
     return SavedBytes(
         # 4 * stream: each of the two norms saves two numbers per token
-        block_whole=tokens * (2 * width * stream + 2 * width * computed + 4 * stream),
+        block_whole=tokens * (2 * width * stream + (inputs if autocast else 2) * width * computed + 4 * stream),
         # 4 * heads: attention saves a sum in fp32 for each head
-        block_split=tokens * ((12 * width + extra_elements) * computed + 4 * heads),
+        block_split=tokens * ((12 * width + extra_elements) * computed + 4 * shape.heads),
         block_input=tokens * width * stream,
         head=tokens * width * (stream + computed) + logits * computed,
         logits=logits * computed,
         weights=12 * width**2 * computed if autocast else 0,
+        head_weights=head_parameters * computed if autocast else 0,
     )
 
 
@@ -220,13 +222,14 @@ def _llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
         tied=0,
         flops_per_item=tokens * llama.flops_per_token(parameters, shape, vocabulary, tokens),
         saved=SavedBytes(
-            block_whole=tokens * (2 * width * 4 + 8 + 2 * width * stream + 2 * width * computed),
-            # rotary embeddings leave q and k in the dtype of the hidden state
-            block_split=tokens * (2 * width * stream + 2 * width * computed + 4 * inner_width * computed + 4 * shape.heads),
+            # under autocast, each of the five layers that read a normed hidden state casts it
+            block_whole=tokens * (2 * width * 4 + 8 + 2 * width * stream + (5 if autocast else 2) * width * computed),
+            block_split=tokens * (4 * width * computed + 4 * inner_width * computed + 4 * shape.heads),
             block_input=tokens * width * stream,
-            head=tokens * width * (4 + 2 * computed) + tokens * vocabulary * computed,
+            head=tokens * width * (4 + stream + computed) + tokens * vocabulary * computed,
             logits=tokens * vocabulary * computed,
             weights=(4 * width**2 + 3 * width * inner_width) * computed if autocast else 0,
+            head_weights=vocabulary * width * computed if autocast else 0,
         ),
         kind="transformer",
         how=FORMULA,
@@ -265,6 +268,8 @@ def _convolutional_facts(cell: Cell, workload: Workload) -> ModelFacts:
     )
 
 
+SAVED_PER_ITEM = ("block_whole", "block_split", "block_input", "head", "logits", "inputs")
+COUNTED_AS: dict[str, str] = {"tf32": "fp32", "fp16": "bf16", "bf16-pure": "bf16", "fp16-autocast": "bf16-autocast"}
 LAYERS = "n_layer"  # the option of a model by configuration that keeps only the first blocks
 
 
@@ -274,37 +279,80 @@ def are_facts_known(cell: Cell) -> bool:
     workload = menu.workload_of(cell)
     if workload.file is None or workload.has_default_options(cell):
         return True
-    default = _default_layers(workload)
+    default = _find_default(workload, LAYERS)
     return workload.is_data and default in (cell.options.get(LAYERS), len(workload.block_parameters))
 
 
-def _default_layers(workload: Workload) -> int | None:
-    return next((cast("int", option.default) for option in workload.options if option.name == LAYERS), None)
+def _find_default(workload: Workload, name: str) -> Value:
+    return next((option.default for option in workload.options if option.name == name), None)
 
 
 def _described_facts(cell: Cell, workload: Workload) -> ModelFacts:
-    """The facts of a workspace's own model by its description. A number of parameters that is not known is left out, because
+    """The facts of a workspace's own model by its description. What is not known is left out: without the saved activations,
     the memory of this model is a lower bound."""
-    has_default_options = workload.has_default_options(cell)
-    block_sizes = workload.block_parameters
-    outside_parameters = workload.parameters - sum(block_sizes)
-    if (layers := _default_layers(workload)) is not None:
-        block_sizes = block_sizes[: len(block_sizes) - layers + cast("int", cell.options[LAYERS])]
-    if workload.unit == "images" and not has_default_options:
-        outside_parameters = 0  # the data set of a cell may have another number of classes
-    flops_per_unit = workload.flops_per_unit if has_default_options and cell.seq_len in (None, workload.seq_len) else None
-    units = cell.seq_len if workload.unit == "tokens" and cell.seq_len else 1
-    return ModelFacts(
-        parameters=sum(block_sizes) + outside_parameters,
-        blocks=len(block_sizes),
-        # which stage of a pipeline has which blocks and which other layers is not known
-        block_parameters=0 if not block_sizes else min(block_sizes) if cell.pp > 1 else sum(block_sizes) // len(block_sizes),
-        largest_block=max(block_sizes, default=0),
-        front=0 if cell.pp > 1 else outside_parameters,
+    counts, all_sizes, layers = workload.counts, workload.block_parameters, _find_default(workload, LAYERS)
+    sizes = (
+        all_sizes if layers is None else all_sizes[: len(all_sizes) - cast("int", layers) + cast("int", cell.options[LAYERS])]
+    )
+    has_equal_blocks, length = len(set(all_sizes)) <= 1, _find_length(cell, workload)
+    changed = {option.name for option in workload.options if cell.options.get(option.name) != option.default}
+    has_other_head = workload.unit == "images" and "data" in changed  # the data set may have another number of classes
+    outside = 0 if has_other_head else workload.parameters - sum(all_sizes)
+    facts = ModelFacts(
+        parameters=sum(sizes) + outside,
+        blocks=len(sizes),
+        # which stage of a pipeline has which blocks is known if they are equal
+        block_parameters=0 if not sizes else min(sizes) if cell.pp > 1 else sum(sizes) // len(sizes),
+        largest_block=max(sizes, default=0),
+        front=0 if cell.pp > 1 else outside,
         back=0,
         tied=0,
-        flops_per_item=None if flops_per_unit is None else flops_per_unit * units,
+        flops_per_item=None
+        if changed or not workload.flops_per_unit or length != 1
+        else workload.flops_per_unit * (cell.seq_len or 1),
         saved=None,
         kind="unknown",
         how="activations are not known, so memory is a lower bound",
     )
+    if counts is None or (len(sizes) < len(all_sizes) and not has_equal_blocks):
+        return facts
+    share = len(sizes) / len(all_sizes) if all_sizes else 1.0
+    attention_flops, head_flops = share * counts.attention_flops * length**2, counts.other_flops * length
+    block_flops = share * max(0.0, counts.block_flops - counts.attention_flops) * length + attention_flops
+    facts = msgspec.structs.replace(
+        facts,
+        flops_per_item=block_flops + head_flops or None,
+        kind=counts.kind,
+        unaligned_flops_per_item=head_flops if counts.vocabulary % ALIGNED else 0.0,
+        attention_flops_per_item=attention_flops,
+        head_flops_per_item=head_flops,
+        width=counts.width,
+    )
+    saved = counts.saved.get(COUNTED_AS.get(cell.precision, cell.precision))
+    if saved is None or has_other_head or "dropout" in changed or (cell.pp > 1 and not has_equal_blocks):
+        return facts
+    front, back, tied = counts.ends
+    return msgspec.structs.replace(
+        facts,
+        block_parameters=sum(sizes) // max(1, len(sizes)),
+        front=front,
+        back=back,
+        tied=tied,
+        saved=_scale_saved_bytes(saved, length),
+        how="saved activations counted in the model",
+    )
+
+
+def _find_length(cell: Cell, workload: Workload) -> float:
+    """The size of an item of a cell, in tokens or pixels, divided by its size with the workload's default options."""
+    if cell.seq_len is not None and workload.seq_len is not None:
+        return cell.seq_len / workload.seq_len
+    size, default = cell.options.get("image_size"), _find_default(workload, "image_size")
+    return (size / default) ** 2 if isinstance(size, int) and isinstance(default, int) else 1.0
+
+
+def _scale_saved_bytes(saved: SavedBytes, length: float) -> SavedBytes:
+    """What is saved of an item that is `length` times as long."""
+    scaled = {name: getattr(saved, name) * length for name in SAVED_PER_ITEM}
+    scaled["block_whole"] = max(0.0, scaled["block_whole"] + saved.block_squared * (length**2 - length))
+    return msgspec.structs.replace(saved, **scaled)

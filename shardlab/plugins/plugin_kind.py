@@ -15,7 +15,7 @@ import msgspec
 
 from shardlab.errors import InputError
 from shardlab.matrix.cell import Cell, Optimizer, Precision
-from shardlab.record_types import Count, Measured
+from shardlab.record_types import Amount, Count, Measured
 from shardlab.registry import Option
 
 A = TypeVar("A")
@@ -67,6 +67,54 @@ class PluginDescription(msgspec.Struct, Generic[D], frozen=True):
     """Why the file defines no plug-in, as a sentence; else empty."""
 
 
+class SavedBytes(msgspec.Struct, frozen=True):
+    """What autograd saves for backward, in bytes per item (sequence or image) of a micro-batch."""
+
+    block_whole: Amount
+    """Tensors of one block that each tensor-parallel rank keeps whole, unless sequence parallelism splits them."""
+    block_split: Amount
+    """Tensors of one block that are split over the tensor-parallel ranks."""
+    block_input: Amount
+    """The hidden state between two blocks. A block with activation checkpointing keeps only this tensor, and a pipeline sends
+    it from stage to stage."""
+    head: Amount
+    """Tensors outside of the blocks: of the last norm, the logits, and copies of the input images."""
+    logits: Amount
+    """The gradient of the logits, which forward computes with the loss. All other saved tensors are still in memory then."""
+    weights: Amount = 0.0
+    """16-bit copies of the weights of a block, which autocast saves: bytes per block, and not per item."""
+    head_weights: Amount = 0.0
+    """The same outside of blocks: bytes for each micro-batch."""
+    inputs: Amount = 0.0
+    """The batch itself, as it was loaded."""
+    block_squared: Amount = 0.0
+    """The part of block_whole that grows with the square of the sequence length."""
+
+
+class ModelCounts(msgspec.Struct, frozen=True):
+    """What was counted in a model on tensors without memory. FLOPs are those of forward and backward for one item."""
+
+    kind: Literal["transformer", "convolution", "unknown"]
+    block_flops: Amount
+    """The FLOPs of all blocks."""
+    attention_flops: Amount
+    """The part of block_flops that grows with the square of the sequence length; the rest grows with the length."""
+    other_flops: Amount
+    """The FLOPs outside of blocks."""
+    vocabulary: Count
+    """The size of the vocabulary; 0: not a language model."""
+    width: Count | None
+    """The size of a hidden state, if the configuration says it."""
+    saved: dict[str, SavedBytes]
+    """What is saved, for the precisions fp32, bf16 and bf16-autocast, as far as it could be counted."""
+    ends: tuple[Count, Count, Count]
+    """The numbers of parameters before the blocks, behind them, and in both."""
+    reductions: tuple[Count, Count] | None
+    """The numbers of row-parallel and of column-parallel layers of a block; None: they cannot be split."""
+    is_causal: bool = False
+    """Whether it is known that a position attends only to earlier positions."""
+
+
 class OwnWorkload(msgspec.Struct, frozen=True):
     """The properties of a workload at its default options. A field that is not listed here is as in trainers.workload.Workload.
 
@@ -110,6 +158,8 @@ class OwnWorkload(msgspec.Struct, frozen=True):
     """The longest possible sequence, in tokens."""
     remarks: tuple[str, ...] = ()
     """Sentences about properties that could not be derived from the configuration."""
+    counts: ModelCounts | None = None
+    """What was counted in the model; None: nothing, or an older version described the model."""
 
     @property
     def block_count(self) -> int:

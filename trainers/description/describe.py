@@ -6,6 +6,7 @@ command.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from shardlab.matrix import model_file
 from shardlab.plugins import own_code
 from shardlab.plugins.plugin_kind import STRATEGIES, OwnWorkload, PluginDescription
 from shardlab.registry import Value
+from trainers.description.count_model import count_model
 from trainers.model import counted_flops
+from trainers.model.counted_flops import FlopCount
+from trainers.plans.own import split_layers
 from trainers.plugins import own_model, own_strategy
 from trainers.plugins.own_model import OwnModel
 from trainers.task import Batch
@@ -73,8 +77,9 @@ def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, sizes:
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if not parameters:
         raise InputError(f"{plugin.file}: the module of model() has no parameters to train.")
-    flops, flops_source = _count_flops(plugin, task)
+    flop_count, flops_source = _count_flops(plugin, task)
     plan = task.plan() if plugin.tensor_parallel is not None or plugin.pipeline is not None else None
+    degrees = plan.degrees() if plan is not None and plugin.tensor_parallel is not None else ()
     if plan is not None and plugin.pipeline is not None:
         plan.stage(model, 0, 1)
     return OwnWorkload(
@@ -85,22 +90,25 @@ def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, sizes:
         unit=plugin.unit,
         parameters=parameters,
         block_parameters=counted_flops.count_block_parameters(task.blocks(model)),
-        flops_per_unit=flops,
+        flops_per_unit=None if flop_count is None else flop_count.flops,
         flops_source=flops_source,
         optimizer=plugin.optimizer,
         options=options,
-        tensor_degrees=plan.degrees() if plan is not None and plugin.tensor_parallel is not None else (),
+        tensor_degrees=degrees,
         most_stages=plan.count if plan is not None and plugin.pipeline is not None else 0,
+        counts=None
+        if flop_count is None
+        else count_model(task, model, flop_count, task, partial(split_layers, plugin), degrees),
     )
 
 
-def _count_flops(plugin: OwnModel, task: OwnTask) -> tuple[float | None, str]:
-    """Count the operations of a model. Returns (floating-point operations of forward and backward for one unit, or None; the
-    source of this number, or why there is no number)."""
-    if plugin.flops_per_unit is not None:
-        return plugin.flops_per_unit, FLOPS_FROM_FILE
+def _count_flops(plugin: OwnModel, task: OwnTask) -> tuple[FlopCount | None, str]:
+    """Count the operations of a model. Returns (the count, or None; the source of the number of operations, or why there is no
+    number)."""
+    if plugin.flops_per_unit is not None:  # where they are is not known; most are in blocks
+        return FlopCount(plugin.flops_per_unit, [], plugin.flops_per_unit * task.units_per_item, 0.0), FLOPS_FROM_FILE
     try:
-        counted = counted_flops.count_flops(task, Batch(*task.items(np.arange(1)))).flops
+        counted = counted_flops.count_flops(task, Batch(*task.items(np.arange(1))))
     except Exception as error:  # noqa: BLE001 - the model may need data to compute
         return None, f"not counted: {own_code.describe_error(plugin.file, error)}"
-    return (counted, counted_flops.SOURCE) if counted else (None, "not counted: the model has no matrix product")
+    return (counted, counted_flops.SOURCE) if counted.flops else (None, "not counted: the model has no matrix product")

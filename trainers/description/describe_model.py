@@ -24,6 +24,7 @@ from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.plugins.plugin_kind import OwnWorkload
 from shardlab.registry import Option
 from trainers import menu
+from trainers.description.count_model import count_model
 from trainers.model import configuration, counted_flops
 from trainers.model.blocks import block_class_names
 from trainers.model.frozen_statistics import batch_norm_layers as batch_norms
@@ -36,10 +37,12 @@ from trainers.workloads.convolutional import OPTIONS
 
 if TYPE_CHECKING:
     from trainers.model.configuration import Architecture
+    from trainers.model.counted_flops import FlopCount
     from trainers.plans.derived import Split
 
 OPTIMIZER = Optimizer(name="adamw", lr=3e-4)
 LAYERS_OF_TWIN, MOST_OF_TWIN, MOST_FLOPS_OF_TWIN = 4, 30_000_000, 1e10  # largest numbers of blocks, parameters, FLOPs per item
+COUNTED_BLOCKS = 2  # of equal blocks, in which the tensors are counted that autograd saves
 IMAGE_SIZE = 224
 IMAGE_SIZES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512)
 # The outputs for one item in two different batches may differ by this much, relative to the largest output, by rounding.
@@ -93,9 +96,9 @@ def _describe_workload(content: dict[str, Any], digest: str, name: str, seq_len:
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if twin and parameters > MOST_OF_TWIN:
         raise InputError(f"at the smallest sizes that are known it has {parameters:,} parameters.")
-    flops, source = _count_flops(task)
-    if twin and (flops or 0) * task.units_per_item > MOST_FLOPS_OF_TWIN:
-        raise InputError(f"at the smallest sizes that are known an item needs {flops:.1e} operations.")
+    flop_count, source = _count_flops(task)
+    if twin and flop_count is not None and (item_flops := flop_count.flops * task.units_per_item) > MOST_FLOPS_OF_TWIN:
+        raise InputError(f"at the smallest sizes that are known an item needs {item_flops / 1e9:,.0f} GFLOP.")
     if twin:
         _check_gradients(task)
     split: Split | str = "how to split its layers over ranks is not known"
@@ -105,8 +108,13 @@ def _describe_workload(content: dict[str, Any], digest: str, name: str, seq_len:
     remarks.append(f"where a pipeline may cut it is not known, so {_refused_strategies('pp')} are refused")
     if not blocks:
         remarks.append("no repeated blocks were found, so FSDP and ZeRO-3 gather the whole model at once")
-    if flops is None:
+    if flop_count is None:
         remarks.append(source)
+    block_parameters, shallow = counted_flops.count_block_parameters(blocks), task
+    if len(set(block_parameters)) == 1 and options.get("n_layer") == len(blocks):
+        cell = one_process_cell(name, sizes.seq_len, {**options, "n_layer": min(len(blocks), COUNTED_BLOCKS)})
+        shallow = configured.make_task(content, cell, Path(), twin=twin)
+    layers = derived.Split((), (), ()) if isinstance(split, str) else split
     return OwnWorkload(
         name=name,
         summary=("the tiny twin of " if twin else "") + sizes.summary,
@@ -114,8 +122,8 @@ def _describe_workload(content: dict[str, Any], digest: str, name: str, seq_len:
         file=f"{name.removesuffix('-tiny') if twin else name}{model_file.SUFFIX}",
         unit="images" if sizes.seq_len is None else "tokens",
         parameters=parameters,
-        block_parameters=counted_flops.count_block_parameters(blocks),
-        flops_per_unit=flops,
+        block_parameters=block_parameters,
+        flops_per_unit=None if flop_count is None else flop_count.flops or None,
         flops_source=source,
         optimizer=OPTIMIZER,
         options=sizes.options,
@@ -123,8 +131,9 @@ def _describe_workload(content: dict[str, Any], digest: str, name: str, seq_len:
         twin=twin,
         seq_len=sizes.seq_len,
         longest=sizes.longest,
-        tensor_degrees=() if isinstance(split, str) else split.degrees,
+        tensor_degrees=layers.degrees,
         remarks=tuple(remarks),
+        counts=None if flop_count is None else count_model(task, model, flop_count, shallow, layers.styles, layers.degrees),
     )
 
 
@@ -222,9 +231,9 @@ def _image_options(size: int, sizes: tuple[int, ...], dropout: str | None) -> tu
     )
 
 
-def _count_flops(task: Task) -> tuple[float | None, str]:
-    """Count the operations of a model. Returns (floating-point operations of forward and backward for one unit, or None; the
-    source of this number, or why there is no number).
+def _count_flops(task: Task) -> tuple[FlopCount | None, str]:
+    """Count the operations of a model. Returns (the count, or None; the source of the number of operations, or why there is no
+    number).
 
     Raises InputError if some parameters get no gradient, because DDP cannot train such a model.
     """
@@ -237,7 +246,7 @@ def _count_flops(task: Task) -> tuple[float | None, str]:
     if flop_count.unused:
         names = ", ".join(flop_count.unused[:3])
         raise InputError(f"{len(flop_count.unused)} of its parameters get no gradient, such as {names}; DDP cannot train it.")
-    return flop_count.flops or None, counted_flops.SOURCE
+    return flop_count, counted_flops.SOURCE
 
 
 def _check_gradients(task: Task) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainers.task import Batch
@@ -19,7 +20,18 @@ from trainers.task import Batch
 if TYPE_CHECKING:
     from trainers.task import Task
 
+ATTENTION = (torch.ops.aten.bmm, torch.ops.aten.baddbmm)  # on the meta device; products with weights are other operators
 SOURCE = "matrix products, convolutions and attention of forward and backward, counted by torch.utils.flop_counter"
+
+
+class ExpertProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context for products of tensors without memory with experts. torch 2.13 refuses them except in bf16, although it
+    multiplies real tensors of each dtype."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator is not torch.ops.aten._grouped_mm.default:
+            return operator(*args, **(kwargs or {}))
+        return operator(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **(kwargs or {})).to(args[0].dtype)
 
 
 class FlopCount(NamedTuple):
@@ -29,6 +41,10 @@ class FlopCount(NamedTuple):
     """Floating-point operations of forward and backward for one unit (a token, an image)."""
     unused: list[str]
     """Names of the parameters that got no gradient."""
+    block_flops: float
+    """The operations of all blocks for one item."""
+    attention_flops: float
+    """The part of block_flops in products of two tensors that are no weights."""
 
 
 def count_flops(task: Task, items: Batch) -> FlopCount:
@@ -40,10 +56,14 @@ def count_flops(task: Task, items: Batch) -> FlopCount:
     batch = Batch(items.inputs.to("meta"), items.targets.to("meta"))
     with torch.device("meta"):
         model = task.model().eval()  # not in training mode, in which BatchNorm needs more than one item
-    with make_flop_counter() as flop_mode:
+    with ExpertProducts(), make_flop_counter() as flop_mode:  # type: ignore[no-untyped-call]
         task.criterion(task.outputs(model, batch), batch.targets).backward()  # type: ignore[no-untyped-call]
     unused = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]
-    return FlopCount(float(flop_mode.get_total_flops()) / task.units_per_item, unused)
+    counts, names = flop_mode.get_flop_counts(), {module: name for name, module in model.named_modules()}
+    in_blocks = [counts.get(f"{type(model).__name__}.{names[block]}", {}) for block in dict.fromkeys(task.blocks(model))]
+    attention_flops = sum(block.get(operator, 0) for block in in_blocks for operator in ATTENTION)
+    flops = float(flop_mode.get_total_flops()) / task.units_per_item
+    return FlopCount(flops, unused, sum(sum(block.values()) for block in in_blocks), attention_flops)
 
 
 def count_block_parameters(blocks: Sequence[nn.Module]) -> tuple[int, ...]:
@@ -59,7 +79,10 @@ def count_block_parameters(blocks: Sequence[nn.Module]) -> tuple[int, ...]:
 
 def make_flop_counter() -> FlopCounterMode:
     """A context that counts operations as the text SOURCE says, by torch's formulas except for the backward of convolutions."""
-    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward_flops})
+    formulas: dict[Any, Any] = {torch.ops.aten.convolution_backward: _convolution_backward_flops}
+    # a row or column of `left` belongs to one expert, so the number of experts does not count
+    formulas[torch.ops.aten._grouped_mm] = lambda left, right, *_, **__: 2 * left[-2] * left[-1] * right[-1]
+    return FlopCounterMode(display=False, custom_mapping=formulas)
 
 
 def _convolution_backward_flops(

@@ -30,6 +30,10 @@ class Split(NamedTuple):
     degrees: tuple[int, ...]
     """The possible numbers of ranks, from 2."""
 
+    def styles(self, _: nn.Module, __: int) -> dict[str, str]:
+        """`columns` or `rows` by the name of each split layer, for any block and number of ranks."""
+        return dict.fromkeys(self.columns, "columns") | dict.fromkeys(self.rows, "rows")
+
 
 def derive_split(model: nn.Module, blocks: Sequence[nn.Module], config: Any) -> Split | str:
     """How the blocks of a model can be split, or, as the end of a sentence, why they cannot be split.

@@ -49,7 +49,7 @@ class OwnPlan(ModelPlan):
         self.hidden = shapes[0]
         self.count, self._first_block = len(blocks), blocks[0]
         if plugin.tensor_parallel is not None:
-            styles_by_block = [sorted(_split_layers(plugin, copy.deepcopy(block), 1).values()) for block in blocks]
+            styles_by_block = [sorted(split_layers(plugin, copy.deepcopy(block), 1).values()) for block in blocks]
             if any(block_styles != styles_by_block[0] for block_styles in styles_by_block):
                 raise InputError(
                     f"{plugin.file}: tensor_parallel() splits some blocks into other numbers of layers than others."
@@ -86,7 +86,7 @@ class OwnPlan(ModelPlan):
         return possible_degrees
 
     def _block_layers(self, ranks: int) -> dict[str, str]:
-        return _split_layers(self._plugin, copy.deepcopy(self._first_block), ranks)
+        return split_layers(self._plugin, copy.deepcopy(self._first_block), ranks)
 
     def _can_split(self, ranks: int) -> bool:
         try:
@@ -97,7 +97,7 @@ class OwnPlan(ModelPlan):
 
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
         assert not sequence, "refused at plan time: the menu gives own workloads no positions"
-        styles = {name: STYLES[style]() for name, style in _split_layers(self._plugin, block, mesh.size()).items()}
+        styles = {name: STYLES[style]() for name, style in split_layers(self._plugin, block, mesh.size()).items()}
         parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return []
 
@@ -157,7 +157,7 @@ def _divided_size(layer: Any, style: str) -> int:
     return int(layer.out_features if style == "columns" else layer.in_features)
 
 
-def _split_layers(plugin: OwnModel, block: nn.Module, ranks: int) -> dict[str, str]:
+def split_layers(plugin: OwnModel, block: nn.Module, ranks: int) -> dict[str, str]:
     """Call the function `tensor_parallel` of the file: name of each split linear layer -> `columns` or `rows`.
 
     The function may change the block. Raises InputError if it returns anything else, or if the size of a layer cannot be

@@ -20,6 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainers.model.counted_flops import ExpertProducts
+
 DEVICE = torch.device("meta")  # the device of the storages of fake tensors, whatever device the tensors report
 
 
@@ -70,7 +72,7 @@ def make_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     return model
 
 
-class _RealNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _RealNumbers(ExpertProducts):  # type: ignore[no-untyped-call]
     """A context in which reading a number from a fake tensor gives zero. Real tensors are computed as usual."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -83,7 +85,7 @@ class _RealNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensors and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
             with unset_fake_temporarily():
                 return operator(*args, **named)
-        return operator(*args, **named)
+        return super().__torch_dispatch__(operator, types, args, named)
 
 
 class RealIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]

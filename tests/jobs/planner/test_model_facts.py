@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from support_planner import cell
+from torch.utils.flop_counter import FlopCounterMode
 
 from jobs.planner import model_facts
 from trainers import menu
-from trainers.model import counted_flops
 from trainers.task import Batch
 
 ATTENTION = torch.ops.aten.bmm  # on the meta device, attention is products of one matrix per head, and nothing else is
@@ -24,7 +24,7 @@ def test_the_operations_of_attention_and_outside_of_blocks_are_what_torch_counts
     with torch.device("meta"):
         model = task.model().eval()
     batch = Batch(items.inputs.to("meta"), items.targets.to("meta"))
-    with counted_flops.make_flop_counter() as counter:
+    with FlopCounterMode(display=False) as counter:
         task.criterion(task.outputs(model, batch), batch.targets).backward()
     counts = counter.get_flop_counts()
     facts = model_facts.find_model_facts(one)

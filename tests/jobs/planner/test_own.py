@@ -1,5 +1,5 @@
-"""Predictions for models that do not ship with shardlab: their memory is a true lower bound, and what is unknown is never a
-reason to leave a cell out."""
+"""Predictions for models that do not ship with shardlab and in which nothing was counted: their memory is a true lower bound,
+and what is unknown is never a reason to leave a cell out. `test_own_counts.py` is about models with counts."""
 
 from pathlib import Path
 
@@ -183,13 +183,16 @@ def test_a_rehearsal_never_needs_less_than_the_lower_bound(rehearse, tmp_path, n
     """Many small blocks and few tokens: activations, buffers and gathered blocks are small, so they hide no error."""
     model = model_of(tmp_path, name, num_hidden_layers=12, vocab_size=64)
     known = described(tmp_path / "described", model).plugins[0]
-    known = msgspec.structs.replace(known, seq_len=2, file=str(tmp_path / "described" / f"my-{name}" / known.file))
+    file = str(tmp_path / "described" / f"my-{name}" / known.file)
+    known = msgspec.structs.replace(known, seq_len=2, file=file, counts=None)
+    menu.add_own_workload(known, Path(file))
     for strategy in (*STRATEGIES, *OTHERS):
         for passes in (1,) if strategy == ONE_PASS else (2, *only_long(1)):
             keys = {"precision": "bf16", "activation_checkpointing": "full"}
             shipped = cell("llm-7b", strategy, 1 if strategy == "single" else 4, passes=passes, **mesh(strategy), **keys)
             one = in_place_of(shipped, known)
             answer, _ = rehearse(one, own=known)
+            assert isinstance(answer, Rehearsed), answer.why
             assert memory.predict_memory(one, on_gpu=False).bytes.low <= answer.worst_rank.peak_bytes, (strategy, passes)
 
 
@@ -197,6 +200,7 @@ def test_a_model_without_blocks_is_rehearsed_above_its_lower_bound(rehearse, tmp
     """FSDP gathers such a model as a whole; stage 3 of DeepSpeed gathers it layer by layer."""
     text = SHARED.replace("nn.Sequential(first, second, first)", "first, nn.Tanh(), second[0]")
     (known,) = described_code(tmp_path, text.replace("width: int = 4", "width: int = 512")).plugins
+    known = msgspec.structs.replace(known, counts=None)
     menu.add_own_workload(known, Path(known.file))
     assert known.block_parameters == ()
     for strategy in ("fsdp2", "zero3"):

@@ -1,0 +1,155 @@
+"""Counts in a user's model what the planner needs to know: operations, and the bytes that autograd saves for backward."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from shardlab.plugins.plugin_kind import ModelCounts, SavedBytes
+from trainers import cross_entropy
+from trainers.model.cast_weights import cast_weights
+from trainers.model.counted_flops import FlopCount, count_block_parameters
+from trainers.rehearsal.fake_tensors import fake_tensors, make_fake
+from trainers.task import Batch, Task
+from trainers.tasks.configured import CausalTask
+
+# Gets a block, which it may change, and a number of ranks; returns `columns` or `rows` for each linear layer that is split.
+Styles = Callable[[nn.Module, int], dict[str, str]]
+# The dtype of the copies of weights, and whether autocast is used.
+PRECISIONS = {"fp32": (None, False), "bf16": (torch.bfloat16, False), "bf16-autocast": (None, True)}
+ITEMS = 2  # the items of a batch; BatchNorm cannot train with fewer
+
+
+def count_model(
+    task: Task, model: nn.Module, flops: FlopCount, shallow: Task, styles: Styles, degrees: Sequence[int]
+) -> ModelCounts:
+    """What was counted in the model of a task.
+
+    shallow: the task; if all blocks are equal, it may have fewer of them. styles, degrees: how the layers of a block are split,
+    over which numbers of tensor-parallel ranks; no degrees: they cannot be split.
+    """
+    blocks, modules, config = list(task.blocks(model)), list(model.modules()), getattr(task, "config", None)
+    inner = {module for block in blocks for module in block.modules()}
+    first_block = modules.index(blocks[0]) if blocks else len(modules)
+    front, back = (
+        {weight for module in part if module not in inner for weight in module._parameters.values() if weight is not None}
+        for part in (modules[:first_block], modules[first_block:])
+    )
+    ends = [sum(weight.numel() for weight in part if weight.requires_grad) for part in (front, back, front & back)]
+    ranks = next(iter(degrees), 1)
+    splits = [*styles(copy.deepcopy(blocks[0]), ranks).values()] if degrees else []
+    saved = dict[str, SavedBytes]()
+    for precision, (cast, autocast) in PRECISIONS.items():
+        with suppress(Exception):  # a model may be unable to compute without real data, or in 16 bits
+            saved[precision] = _count_saved(shallow, cast, styles, ranks, autocast=autocast)
+    return ModelCounts(
+        kind="transformer" if flops.attention_flops and getattr(config, "num_attention_heads", 1)
+        else "convolution" if any(isinstance(module, nn.Conv2d) for module in inner) else "unknown",
+        block_flops=flops.block_flops,
+        attention_flops=flops.attention_flops,
+        other_flops=max(0.0, flops.flops * task.units_per_item - flops.block_flops),
+        vocabulary=getattr(config, "vocab_size", 0),
+        width=getattr(config, "hidden_size", None),
+        saved=saved,
+        ends=(ends[0], ends[1], ends[2]),
+        reductions=(splits.count("rows"), splits.count("columns")) if splits else None,
+        is_causal=isinstance(task, CausalTask),
+    )  # fmt: skip
+
+
+def _count_saved(task: Task, cast: torch.dtype | None, styles: Styles, ranks: int, *, autocast: bool) -> SavedBytes:
+    """What the model of a task saves on tensors without memory. cast, autocast: as in PRECISIONS. ranks: a number of ranks over
+    which blocks are split by `styles`; 1: they cannot be split. Raises the error of the model if it cannot compute."""
+    items = task.fetch(np.arange(1), torch.device("cpu"))
+    # Without the kernel that never writes the matrix of attention, a CPU saves more than a GPU, so nothing is counted.
+    # Chunks of logits change no count, and take time.
+    with fake_tensors() as mode, sdpa_kernel(SDPBackend.FLASH_ATTENTION), patch.object(cross_entropy, "CHUNK", sys.maxsize):
+        model = make_fake(task.model(), mode).train()
+        count = partial(_count_pass, task, model, items, cast=cast, autocast=autocast)
+        once, twice, split = count(ITEMS), count(2 * ITEMS), 0.0
+        weights = max(0.0, 2 * once["block"] - twice["block"])
+        if ranks > 1:
+            for block in dict.fromkeys(task.blocks(model)):
+                _narrow_block(block, styles(block, ranks), ranks)
+            # autocast copies only weights that are split
+            split = max(0.0, ((once["block"] - count(ITEMS)["block"]) / (1 - 1 / ranks) - weights) / ITEMS)
+    per_item = {name: (twice[name] - size) / ITEMS for name, size in once.items()}
+    return SavedBytes(
+        block_whole=per_item["block"] - split,
+        block_split=split,
+        block_input=per_item["hidden"],
+        head=per_item["outside"],
+        logits=per_item["logits"],
+        weights=weights,
+        head_weights=max(0.0, 2 * once["outside"] - twice["outside"]),
+        inputs=items.inputs.nbytes + items.targets.nbytes,
+        block_squared=per_item["squared"],
+    )
+
+
+def _narrow_block(block: nn.Module, styles: dict[str, str], ranks: int) -> None:
+    """Replace the split layers of a block by those that one of the ranks has."""
+    for name, style in styles.items():
+        layer: Any = block.get_submodule(name)
+        inputs, outputs = layer.in_features, layer.out_features
+        sizes = (inputs // ranks, outputs) if style == "rows" else (inputs, outputs // ranks)
+        block.set_submodule(name, nn.Linear(*sizes, bias=layer.bias is not None))
+
+
+def _count_pass(
+    task: Task, model: nn.Module, items: Batch, size: int, *, cast: torch.dtype | None, autocast: bool
+) -> dict[str, float]:
+    """The bytes that autograd saves of a batch of `size` items. Views of one storage count once; weights and the batch do not
+    count. Returns the bytes in a block, the part of them in tensors for pairs of positions, and the bytes outside of blocks, of
+    the input of a block, and of the logits."""
+    blocks = list(dict.fromkeys(task.blocks(model)))
+    inputs, targets = (torch.empty(size, *part.shape[1:], dtype=part.dtype) for part in (items.inputs, items.targets))
+    places, hidden = [len(blocks)], 0  # the last place is that outside of blocks
+    saved: dict[int, tuple[torch.Tensor, int]] = {}  # by the number of the storage, which lives as long as the tensor
+
+    def enter(place: int, _: nn.Module, arguments: Any, named: Any) -> None:
+        nonlocal hidden
+        places.append(place)
+        hidden = next(value.nbytes for value in (*arguments, *named.values()) if isinstance(value, torch.Tensor))
+
+    def leave(*_: Any) -> None:
+        places.pop()
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        saved.setdefault(tensor.untyped_storage()._cdata, (tensor, places[-1]))
+        return tensor
+
+    hooks = [block.register_forward_pre_hook(partial(enter, place), with_kwargs=True) for place, block in enumerate(blocks)]
+    hooks += [block.register_forward_hook(leave) for block in blocks]
+    with cast_weights(model, cast), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        held = [value for module in model.modules() for value in (*module._parameters.values(), *module._buffers.values())]
+        ignored = {value.untyped_storage()._cdata for value in (inputs, targets, *held) if value is not None}
+        with saved_tensors_hooks(save, lambda tensor: tensor):
+            batch = Batch(inputs.to(cast) if cast is not None and inputs.is_floating_point() else inputs, targets)
+            outputs = task.outputs(model, batch)
+            task.criterion(outputs, targets)
+    for hook in hooks:
+        hook.remove()
+    sizes, squared, logits = [0.0] * (len(blocks) + 1), [0.0] * (len(blocks) + 1), outputs.nbytes
+    for tensor, place in (entry for number, entry in saved.items() if number not in ignored):
+        sizes[place] += tensor.untyped_storage().nbytes()
+        squared[place] += tensor.untyped_storage().nbytes() if tensor.ndim == 4 and tensor.shape[-1] == tensor.shape[-2] else 0
+        if place == len(blocks) and tensor.shape[-1:] == outputs.shape[-1:]:
+            logits = max(logits, tensor.nbytes)
+    # The first block saves what all blocks share. If the blocks are equal, the last one stands for each of them.
+    are_equal = len(set(count_block_parameters(blocks))) == 1
+    chosen = [len(blocks) - 1] if are_equal else range(len(blocks))
+    block, block_squared = (sum(each[place] for place in chosen) / max(1, len(chosen)) for each in (sizes, squared))
+    outside = sum(sizes) - block * len(blocks)
+    return {"block": block, "squared": block_squared, "outside": outside, "hidden": hidden, "logits": logits}
