@@ -327,6 +327,7 @@ def _described_facts(cell: Cell, workload: Workload) -> ModelFacts:
         attention_flops_per_item=attention_flops,
         head_flops_per_item=head_flops,
         width=counts.width,
+        is_causal=counts.is_causal,
     )
     saved = counts.saved.get(COUNTED_AS.get(cell.precision, cell.precision))
     if saved is None or has_other_head or "dropout" in changed or (cell.pp > 1 and not has_equal_blocks):
