@@ -101,7 +101,7 @@ def test_cells_that_reduce_gradients_in_other_passes_are_ranked_with_a_remark(tm
     assert remarks("one", of_one_pass)[1] == []
 
 
-def test_cells_that_all_have_the_option_sync_are_ranked_and_have_a_baseline_with_the_same_sync(tmp_path):
+def test_cells_that_all_have_the_option_sync_are_ranked_and_have_a_baseline(tmp_path):
     def cell(strategy, gpus, sync):
         return support.cell(strategy, gpus, options={"sync": sync}, micro_batch_size=4 // gpus, gradient_accumulation_steps=2)
 
