@@ -6,35 +6,54 @@ import msgspec
 
 from shardlab.matrix.cell import Cell
 from trainers.model.precision import computed_bytes, weight_bytes
-from trainers.theory.division import Division, divide_by_cuts
+from trainers.theory.division import Division
 from trainers.theory.term import ModelPart, Term, list_overflow_terms
 
 RESHARDING = ("FULL_SHARD", "HYBRID_SHARD")  # the shardings that free parameters after forward, so backward gathers them again
 
 
 def divide_fsdp1(cell: Cell, parameters: int, *, sharding: str) -> Division:
-    """What a rank of FSDP1 holds. It adds up the gradients of several passes in the type of the computation. sharding: a name
-    of FSDP's `ShardingStrategy`."""
-    if sharding == "NO_SHARD":
-        return divide_by_cuts(cell)
+    """What a rank of FSDP1 holds. Gradients of a unit exist twice before they are reduced, one by one and as a flat tensor; the
+    flat tensor is the sum over passes. sharding: a name of FSDP's `ShardingStrategy`."""
+    computed, weight = computed_bytes(cell.precision), weight_bytes(cell.precision)
     division = divide_sharded(cell, parameters, reshards=sharding in RESHARDING)
-    return msgspec.structs.replace(division, summed_gradient_bytes=computed_bytes(cell.precision))
+    if sharding == "NO_SHARD":
+        gathers, gathered = ("blocks", computed) if computed < weight else ("nothing", 0)
+        division = msgspec.structs.replace(
+            division, weight_ranks=1, gradient_ranks=1, optimizer_ranks=1, gathers=gathers, gathered_bytes=gathered
+        )
+    if division.kept_gradient_bytes:
+        division = msgspec.structs.replace(division, kept_gradient_bytes=computed)
+    cast_bytes = computed + weight * (1 + 1 / division.gradient_ranks) if computed < weight else 0.0
+    return msgspec.structs.replace(
+        division,
+        unit_bytes=2 * computed,
+        previous_unit_bytes=0,
+        rest_bytes=max(2 * computed + division.gathered_bytes, cast_bytes),
+        has_plain_weights=True,
+    )
 
 
 def divide_sharded(cell: Cell, parameters: int, *, reshards: bool) -> Division:
-    """What a rank holds of a sharded model. reshards: whether blocks are freed after forward."""
-    weight, ranks, accumulates = weight_bytes(cell.precision), cell.shards, cell.gradient_accumulation_steps > 1
+    """What a rank holds of a sharded model. The gradients of a unit are computed while the buffer with the gradients of the
+    unit before it, in the type of the weights, is reduced. reshards: whether blocks are freed after forward."""
+    weight, computed, ranks = weight_bytes(cell.precision), computed_bytes(cell.precision), cell.shards
     on_gpu = cell.options.get("offload") != "cpu"
     return Division(
         weight if on_gpu else 0,
         ranks,
         weight if on_gpu else 0,
         ranks,
-        whole_gradient_bytes=weight if accumulates else 0,
+        computed_bytes=computed,
+        kept_gradient_bytes=weight if cell.gradient_accumulation_steps > 1 else 0,
+        waiting_gradient_bytes=computed,
+        unit_bytes=computed,
+        previous_unit_bytes=weight,
+        rest_bytes=computed + weight,
         optimizer_ranks=ranks if on_gpu else 0,
         gathers="blocks" if reshards and cell.options.get("wrap") != "none" else "everything",
-        gathered_bytes=computed_bytes(cell.precision),
-        keeps_gradients=accumulates,
+        gathered_bytes=computed,
+        has_plain_weights=False,
     )
 
 
