@@ -44,6 +44,12 @@ class SavedBytes(msgspec.Struct, frozen=True):
     """The gradient of the logits, which forward computes with the loss. All other saved tensors are still in memory then."""
     weights: float = 0.0
     """16-bit copies of the weights of a block, which autocast saves: bytes per block, and not per item."""
+    head_weights: float = 0.0
+    """The same outside of blocks: bytes for each micro-batch."""
+    block_gathered: float = 0.0
+    """The part of `block_whole` that sequence parallelism gathers: the inputs of the layers that are split by columns."""
+    inputs: float = 0.0
+    """The images of the batch as they are loaded, in fp32. The first layer saves them, too: in 16 bits it saves a copy."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -142,7 +148,9 @@ def _gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:
         back=table_rows * shape.width + 2 * shape.width,
         tied=table_rows * shape.width,
         flops_per_item=tokens * gpt2.flops_per_token(parameters, shape, tokens),
-        saved=_count_saved_bytes(cell, shape, tokens, extra_elements=unfused, logits=tokens * table_rows, heads=shape.heads),
+        saved=_count_saved_bytes(
+            cell, shape, tokens, extra_elements=unfused, logits=tokens * table_rows, head_parameters=table_rows * shape.width
+        ),
         kind="transformer",
         how=FORMULA,
         unaligned_flops_per_item=6.0 * table_rows * shape.width * tokens if table_rows % ALIGNED else 0.0,
@@ -164,8 +172,16 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
     block = 12 * width**2 + 13 * width
     front = vit.CHANNELS * patch**2 * width + width + (tokens + 1) * width  # patches, class token, positions
     back = 2 * width + width * classes + classes
-    saved = _count_saved_bytes(cell, shape, tokens, extra_elements=0, logits=classes, heads=shape.heads)
-    images = vit.CHANNELS * size**2 * precision.stream_bytes(cell.precision)
+    saved = _count_saved_bytes(
+        cell,
+        shape,
+        tokens,
+        extra_elements=0,
+        logits=classes,
+        head_parameters=(vit.CHANNELS * patch**2 + classes) * width,
+        inputs=4,
+    )
+    images = vit.CHANNELS * size**2 * precision.computed_bytes(cell.precision)
     return ModelFacts(
         parameters=shape.layers * block + front + back,
         blocks=shape.layers,
@@ -175,7 +191,7 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
         back=back,
         tied=0,
         flops_per_item=vit.flops_per_image(shape, size, patch, classes),
-        saved=msgspec.structs.replace(saved, head=saved.head + images),
+        saved=msgspec.structs.replace(saved, head=saved.head + images, inputs=4.0 * vit.CHANNELS * size**2),
         kind="transformer",
         how=FORMULA,
         attention_flops_per_item=12.0 * shape.layers * width * tokens**2,
@@ -185,21 +201,30 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
     )
 
 
-def _count_saved_bytes(cell: Cell, shape: Shape, tokens: int, *, extra_elements: int, logits: int, heads: int) -> SavedBytes:
-    """What a model of GPT-2 or ViT saves for backward. extra_elements: the number of further elements per token that a block
-    saves and that tensor-parallel ranks split."""
+def _count_saved_bytes(
+    cell: Cell, shape: Shape, tokens: int, *, extra_elements: int, logits: int, head_parameters: int, inputs: int = 2
+) -> SavedBytes:
+    """What a model of GPT-2 or ViT saves for backward.
+
+    extra_elements: the number of further elements per token that a block saves and that tensor-parallel ranks split.
+    head_parameters: parameters of matrices outside of blocks. inputs: the number of layers of a block that read a normed hidden
+    state. Each of them casts it under autocast.
+    """
     computed, stream = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
     width = shape.width
     autocast = cell.precision in precision.AUTOCAST
+    gathered = tokens * (inputs if autocast else 2) * width * computed
     return SavedBytes(
         # 4 * stream: each of the two norms saves two numbers per token
-        block_whole=tokens * (2 * width * stream + 2 * width * computed + 4 * stream),
+        block_whole=tokens * (2 * width * stream + 4 * stream) + gathered,
         # 4 * heads: attention saves a sum in fp32 for each head
-        block_split=tokens * ((12 * width + extra_elements) * computed + 4 * heads),
+        block_split=tokens * ((12 * width + extra_elements) * computed + 4 * shape.heads),
         block_input=tokens * width * stream,
         head=tokens * width * (stream + computed) + logits * computed,
         logits=logits * computed,
         weights=12 * width**2 * computed if autocast else 0,
+        head_weights=head_parameters * computed if autocast else 0,
+        block_gathered=gathered,
     )
 
 
@@ -210,6 +235,8 @@ def _llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
     parameters = llama.parameters(shape, vocabulary)
     block = 4 * width**2 + 3 * width * inner_width + 2 * width
     autocast = cell.precision in precision.AUTOCAST
+    # under autocast, each of the five layers that read a normed hidden state casts it
+    gathered = tokens * (5 if autocast else 2) * width * computed
     return ModelFacts(
         parameters=parameters,
         blocks=shape.layers,
@@ -220,13 +247,14 @@ def _llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
         tied=0,
         flops_per_item=tokens * llama.flops_per_token(parameters, shape, vocabulary, tokens),
         saved=SavedBytes(
-            block_whole=tokens * (2 * width * 4 + 8 + 2 * width * stream + 2 * width * computed),
-            # rotary embeddings leave q and k in the dtype of the hidden state
-            block_split=tokens * (2 * width * stream + 2 * width * computed + 4 * inner_width * computed + 4 * shape.heads),
+            block_whole=tokens * (2 * width * 4 + 8 + 2 * width * stream) + gathered,
+            block_split=tokens * (4 * width * computed + 4 * inner_width * computed + 4 * shape.heads),
             block_input=tokens * width * stream,
-            head=tokens * width * (4 + 2 * computed) + tokens * vocabulary * computed,
+            head=tokens * width * (4 + stream + computed) + tokens * vocabulary * computed,
             logits=tokens * vocabulary * computed,
             weights=(4 * width**2 + 3 * width * inner_width) * computed if autocast else 0,
+            head_weights=vocabulary * width * computed if autocast else 0,
+            block_gathered=gathered,
         ),
         kind="transformer",
         how=FORMULA,
@@ -258,7 +286,14 @@ def _convolutional_facts(cell: Cell, workload: Workload) -> ModelFacts:
         back=0,
         tied=0,
         flops_per_item=flops,
-        saved=SavedBytes(bytes_per_image / network.blocks, 0.0, bytes_per_image / network.blocks, 0.0, 0.0),
+        saved=SavedBytes(
+            bytes_per_image / network.blocks,
+            0.0,
+            bytes_per_image / network.blocks,
+            0.0,
+            0.0,
+            inputs=4.0 * vit.CHANNELS * size**2,
+        ),
         kind="convolution",
         how=f"saved activations counted at {network.image_size} pixels",
         attention_flops_per_item=0.0,
