@@ -16,18 +16,23 @@ from importlib import resources
 
 import msgspec
 
-from jobs.planner import model_facts, pipeline_share, sharding
+from jobs.planner import exchanges, model_facts, pipeline_share, sharding, step_moments
 from jobs.planner.model_facts import ModelFacts
 from jobs.planner.pipeline_share import StageShare
+from jobs.planner.step_moments import Activations, RankPart
 from shardlab.matrix.cell import Cell
 from shardlab.plugins.plugin_kind import SavedBytes
-from shardlab.runs.prediction import ZERO, PredictedRange, exact_range, sum_ranges
+from shardlab.runs.prediction import PredictedRange, sum_ranges
+from trainers.model import precision
 from trainers.theory.division import Division
 
 MIB = 1 << 20
 STATES = {"adam": 2, "adamw": 2}  # tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum
-# bytes; the loss casts 2**25 logits to fp32 at a time, and needs two such tensors (trainers/cross_entropy.py)
-CROSS_ENTROPY_CHUNK = 2 * 2**25 * 4
+CROSS_ENTROPY_CHUNK = 2**25 * 4  # bytes; the loss casts 2**25 logits to fp32 at a time (trainers/cross_entropy.py)
+# The share of the saved activations of a block that gradients of activations take at a time: when backward is in the MLP of
+# GPT-2, of 12 widths, those before and behind GELU (8) and of the hidden state (1), while the saved tensor behind GELU is free
+ACTIVATION_GRADIENTS = 5 / 12
+FORMULA_ERROR = 0.05  # the largest difference from a rehearsal that the tests allow
 NON_TENSORS = ("cuda_context", "nccl_buffers", "fragmentation")  # the categories of memory that are not tensors
 COMPILED_SHARE = 0.6  # smallest share of activations saved with torch.compile, which may recompute operators; assumed
 
@@ -77,7 +82,7 @@ def predict_memory(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool =
     facts = model_facts.find_model_facts(cell)
     division = sharding.divide(cell, facts.parameters)
     micro = micro_batch or cell.micro_batch_size
-    parts = [_rank_memory(cell, facts, division, share, micro) for share in pipeline_share.compute_end_shares(cell, facts)]
+    parts = [_rank_memory(cell, facts, division, share, micro) for share in pipeline_share.compute_shares(cell, facts)]
     largest_part = max(parts, key=lambda part: sum_ranges(part).likely)
     if on_gpu:
         largest_part = {**largest_part, **predict_non_tensor_bytes(cell, sum_ranges(largest_part))}
@@ -100,51 +105,83 @@ def predict_non_tensor_bytes(cell: Cell, tensors: PredictedRange) -> dict[str, P
 
 def _rank_memory(cell: Cell, facts: ModelFacts, division: Division, share: StageShare, micro: int) -> dict[str, PredictedRange]:
     """The bytes of each category at the peak, on the rank that has the part `share` of the model."""
-    block_parameters, outside = (share.blocks * facts.block_parameters / cell.tp, _count_outside_parameters(facts, share))
-    parameters = block_parameters + outside
-    activation, temporary = _predict_activations(cell, facts, share, micro)
-    block = facts.largest_block / cell.tp
-    gathered, buckets = _predict_gathered(division, parameters, block, outside)
-    state_bytes = _state_bytes_per_parameter(cell) * parameters
-    shard_ranks = max(1, division.optimizer_ranks)
-    on_gpu = division.optimizer_ranks > 0
-    persistent = {
-        "parameter": exact_range(division.weight_bytes * parameters / division.weight_ranks),
-        "optimizer_state": exact_range(state_bytes / shard_ranks if on_gpu else 0),
-        "master_parameter": exact_range(division.master_bytes * parameters / shard_ranks if on_gpu else 0),
-    }
-    gradients = (division.gradient_bytes * parameters / division.gradient_ranks, division.whole_gradient_bytes * parameters)
-    gradient = exact_range(sum(gradients))
-    copied_bytes = exact_range(division.copy_bytes * parameters)
+    part, activations = _find_rank_part(cell, facts, share), _count_activations(cell, facts.saved, share, micro)
+    kept = division.kept_gradient_bytes
+    if cell.pp > 1 and kept and cell.gradient_accumulation_steps <= share.kept_micro_batches:
+        # The first backward of a pipeline finds no gradients of earlier passes, and the last one only its own activations.
+        first = msgspec.structs.replace(division, kept_gradient_bytes=0.0, gradient_bytes=int(kept), gradient_ranks=1)
+        moments = step_moments.list_moments(first, part, activations)
+        activations = activations._replace(kept=activations.of_pass)
+    else:
+        moments = []
+    moments += step_moments.list_moments(division, part, activations)
+    moments.append(_optimizer_moment(cell, division, part))
     if facts.saved is None:
-        # The memory of this model is a lower bound, and these parts need not exist at the same moment. So only the largest of
-        # sharded gradients, whole gradients and gathered weights counts, and no buffer.
-        gradient = msgspec.structs.replace(gradient, low=max(gradients))
-        gathered, copied_bytes = (
-            msgspec.structs.replace(weights, low=max(0.0, weights.low - gradient.low)) for weights in (gathered, copied_bytes)
-        )
-        buckets = msgspec.structs.replace(buckets, low=0.0)
-    at_backward_begin = {
-        **persistent,
-        "gathered": gathered,
-        "gradient": gradient if division.keeps_gradients else ZERO,
-        "activation": activation,
-        "temporary": temporary,
-        "buffer": buckets,
+        # The memory of this model is a lower bound, so tensors that exist only for a moment do not count.
+        moments = [{name: size for name, size in moment.items() if name != "temporary"} for moment in moments]
+    peak = max(moments, key=lambda moment: sum(moment.values()))
+    shard_ranks, on_gpu = max(1, division.optimizer_ranks), division.optimizer_ranks > 0
+    peak |= {
+        "parameter": division.weight_bytes * part.parameters / division.weight_ranks,
+        "optimizer_state": _state_bytes_per_parameter(cell) * part.parameters / shard_ranks if on_gpu else 0.0,
+        "master_parameter": division.master_bytes * part.parameters / shard_ranks if on_gpu else 0.0,
+        "buffer": 0.0 if facts.saved is None else _count_buffer_bytes(cell, division, part, share, facts.saved, micro),
     }
-    at_backward_end = {**persistent, "gathered": gathered, "gradient": gradient, "activation": ZERO, "buffer": buckets}
-    is_unfused = cell.optimizer.name in STATES and not cell.optimizer.fused
-    # Without fused kernels, torch's foreach optimizer makes a temporary tensor of the size and type of each weight.
-    copies = exact_range((2 if cell.precision == "bf16-pure" else 4) * parameters / shard_ranks if is_unfused and on_gpu else 0)
-    at_optimizer_step = {**at_backward_end, "gathered": copied_bytes, "temporary": copies}
-    return max((at_backward_begin, at_backward_end, at_optimizer_step), key=lambda moment: sum_ranges(moment).likely)
+    return {name: _make_range(cell, facts, name, size) for name, size in peak.items()}
 
 
-def _count_outside_parameters(facts: ModelFacts, share: StageShare) -> int:
-    """The number of parameters outside of blocks on a rank. If the first and the last layer share the table of embeddings, the
-    first and the last rank of a pipeline hold one copy each."""
+def _find_rank_part(cell: Cell, facts: ModelFacts, share: StageShare) -> RankPart:
+    """The parameters of a rank. If FSDP does not wrap blocks, all parameters are outside of blocks."""
+    front, back = facts.front if share.first else 0, facts.back if share.last else 0
     tied = facts.tied if share.first and share.last else 0
-    return (facts.front if share.first else 0) + (facts.back if share.last else 0) - tied
+    block, unit = facts.block_parameters / cell.tp, facts.largest_block / cell.tp
+    if cell.options.get("wrap") == "none":
+        return RankPart(0, 0.0, 0.0, front + facts.blocks * facts.block_parameters, back, tied)
+    kind, _, segments = cell.activation_checkpointing.partition("-")
+    return RankPart(share.blocks, block, unit, front, back, tied, share.blocks // int(segments) if kind == "segments" else 1)
+
+
+def _make_range(cell: Cell, facts: ModelFacts, name: str, size: float) -> PredictedRange:
+    low, high = size * (1 - FORMULA_ERROR), size * (1 + FORMULA_ERROR)
+    if name != "activation" or facts.saved is None:
+        return PredictedRange(low, size, high)
+    if facts.kind == "convolution" and cell.activation_checkpointing != "none":
+        # The blocks of a convolutional network differ in size. So, with activation checkpointing, it is certain only that the
+        # saved activations are at least the activations of one block and at most the activations of all blocks.
+        block_bytes = facts.saved.block_whole * cell.micro_batch_size
+        return PredictedRange(min(low, block_bytes), size, max(high, facts.blocks * block_bytes))
+    return PredictedRange(low * (COMPILED_SHARE if cell.compile else 1.0), size, high)
+
+
+def _count_buffer_bytes(
+    cell: Cell, division: Division, part: RankPart, share: StageShare, saved: SavedBytes, micro: int
+) -> float:
+    """The bytes of the batches of a step, and of buffers that stay allocated."""
+    passes = cell.gradient_accumulation_steps
+    size = division.buffer_bytes * part.parameters + division.bucket_bytes * division.bucket_elements
+    # Without a cast, the batch of the current pass is part of the saved activations.
+    size += micro * saved.inputs * (passes if cell.pp > 1 or _element_bytes(cell) == 2 else passes - 1)
+    if cell.pp > 1:
+        # Each stage has a buffer for each hidden state, and for each gradient, that it receives in a step. The schedule needs
+        # one batch of all micro-batches, which is a copy, and its inputs may be cast to 16 bits.
+        received = 2 * cell.stages_per_rank - share.first - share.last
+        whole_batch = saved.inputs * (1.5 if precision.stream_bytes(cell.precision) == 2 else 1)
+        size += passes * micro * (received * saved.block_input + whole_batch)
+    return size
+
+
+def _optimizer_moment(cell: Cell, division: Division, part: RankPart) -> dict[str, float]:
+    """The bytes of categories in the optimizer's step."""
+    shard_ranks, is_unfused = max(1, division.optimizer_ranks), cell.optimizer.name in STATES and not cell.optimizer.fused
+    # Without fused kernels, torch's foreach optimizer makes a temporary tensor of the size and type of each plain weight.
+    weights = part.outside if cell.tp > 1 else part.parameters
+    has_copies = is_unfused and division.optimizer_ranks and division.has_plain_weights
+    copies = (2 if cell.precision == "bf16-pure" else 4) * weights / shard_ranks if has_copies else 0.0
+    norm = division.norm_bytes * min(max(part.front, part.back), part.parameters / shard_ranks)
+    return {
+        "gradient": division.gradient_bytes * part.parameters / division.gradient_ranks,
+        "temporary": max(norm, copies),
+    }
 
 
 def _state_bytes_per_parameter(cell: Cell) -> int:
@@ -154,63 +191,44 @@ def _state_bytes_per_parameter(cell: Cell) -> int:
     return tensors * (2 if cell.precision == "bf16-pure" else 4)
 
 
-def _predict_gathered(
-    division: Division, parameters: float, block: float, outside: float
-) -> tuple[PredictedRange, PredictedRange]:
-    """The memory for using sharded weights: (bytes of weights that a rank gathers or copies for a computation and then frees,
-    bytes of buffers of collectives)."""
-    fixed_bytes = exact_range(division.bucket_bytes + division.bucket_parameters * parameters)
-    if division.gathers == "nothing":
-        return exact_range(division.copy_bytes * parameters), fixed_bytes
-    block_bytes = division.gathered_bytes * block
-    # Two blocks are gathered at a time, the block that computes and the next block, each with the buffer of its all-gather. The
-    # layers outside of blocks stay gathered from forward to backward.
-    outside_bytes = division.gathered_bytes * outside
-    all_bytes = division.gathered_bytes * parameters
-    if division.gathers == "everything":
-        gathered = PredictedRange(all_bytes, all_bytes, all_bytes + block_bytes)
-    else:
-        gathered = PredictedRange(
-            min(all_bytes, block_bytes + outside_bytes),
-            min(all_bytes, 2 * block_bytes + outside_bytes),
-            min(2 * all_bytes, 4 * block_bytes + outside_bytes),
-        )
-    # The bytes of the gradient of a block as backward computes it, and of the input of its reduce-scatter.
-    gradient_bytes = (division.gathered_bytes + 4) * block
-    largest_gradient_bytes = max(gradient_bytes, (division.gathered_bytes + 4) * outside)
-    return gathered, fixed_bytes + PredictedRange(gradient_bytes / 2, gradient_bytes, gradient_bytes + largest_gradient_bytes)
-
-
-def _predict_activations(cell: Cell, facts: ModelFacts, share: StageShare, micro: int) -> tuple[PredictedRange, PredictedRange]:
-    """The memory of activations when backward begins: (bytes that are saved, bytes of tensors that exist only at this
-    moment)."""
-    saved = facts.saved
+def _count_activations(cell: Cell, saved: SavedBytes | None, share: StageShare, micro: int) -> Activations:
+    """The memory of activations when backward begins."""
     if saved is None:
-        return ZERO, ZERO
+        return Activations()
     block = count_saved_block_bytes(cell, saved) * micro + saved.weights / cell.tp
-    block_bytes, kept_input = block, saved.block_input * micro
-    kept_in_blocks, recomputed = _checkpointed_bytes(cell.activation_checkpointing, share.blocks, block_bytes, kept_input)
-    head_bytes = saved.head * micro + saved.head_weights if share.last else 0.0
-    head_count = share.kept_micro_batches if cell.pp > 1 and share.last else 1.0
-    kept_bytes = share.kept_micro_batches * kept_in_blocks + head_count * head_bytes + saved.inputs * micro
-    # Forward computes the gradient of the logits, so with GPipe it is kept for each micro-batch. When the first block is
-    # recomputed, the gradient of its own micro-batch has been used.
-    one_gradient = saved.logits * micro if share.last else 0.0
-    logits = head_count * one_gradient
-    chunk = min(CROSS_ENTROPY_CHUNK, 2 * 4 * one_gradient / _element_bytes(cell))
-    momentary = max(logits + chunk, logits - one_gradient + recomputed)
-    low = kept_bytes * (COMPILED_SHARE if cell.compile else 1.0)
-    if facts.kind == "convolution" and cell.activation_checkpointing != "none":
-        # The blocks of a convolutional network differ in size. So, with activation checkpointing, it is certain only that the
-        # saved activations are at least the activations of one block and at most the activations of all blocks.
-        return PredictedRange(block_bytes, kept_bytes, share.blocks * block_bytes + head_bytes), exact_range(momentary)
-    return PredictedRange(low, kept_bytes, kept_bytes * 1.03), PredictedRange(logits, momentary, momentary + block_bytes / 2)
+    block_input = saved.block_input * micro / (cell.tp if cell.options.get("sequence_parallel") is True else 1)
+    of_pass, in_backward = _checkpointed_bytes(cell.activation_checkpointing, share.blocks, block, block_input)
+    in_backward += ACTIVATION_GRADIENTS * saved.block_split * micro / cell.tp
+    # Until forward ends, autocast keeps its copies of weights, also those of blocks that save nothing.
+    copies = exchanges.count_recomputed_blocks(cell, share.blocks) * saved.weights / cell.tp
+    kept = share.kept_micro_batches * of_pass
+    if not share.last:
+        return Activations(kept, of_pass, in_backward, chunk=copies)
+    head, logits = saved.head * micro + saved.head_weights, saved.logits * micro
+    count = 1.0
+    if cell.pp > 1:  # the first stage saves the images, which are a part of the buffers
+        head, count = head - saved.inputs * micro * _element_bytes(cell) / 4, share.kept_micro_batches
+    # The loss casts logits that are not yet in fp32, and computes their log-softmax.
+    chunk = min(CROSS_ENTROPY_CHUNK, 4 * logits / _element_bytes(cell)) * (1 if _element_bytes(cell) == 4 else 2)
+    return Activations(
+        kept=kept,
+        of_pass=of_pass,
+        in_backward=in_backward,
+        head=count * head,
+        # a rank with several stages frees the logits when it has computed the gradients of the last stage
+        head_left=(count - 1) * head + (logits if cell.stages_per_rank == 1 else 0.0),
+        head_weights=saved.head_weights,
+        logits=count * logits,
+        logits_of_pass=logits,
+        chunk=max(chunk, copies) if cell.pp > 1 else chunk + copies,  # a pipeline computes the loss outside of autocast
+    )
 
 
 def count_saved_block_bytes(cell: Cell, saved: SavedBytes) -> float:
     """The bytes that one block saves for backward per item, on one of the tensor-parallel ranks."""
     sequence = cell.tp if cell.options.get("sequence_parallel") is True else 1
-    return saved.block_whole / sequence + saved.block_split / cell.tp
+    whole = (saved.block_whole - saved.block_gathered) / sequence + saved.block_gathered
+    return whole + saved.block_split / cell.tp
 
 
 def _element_bytes(cell: Cell) -> int:
@@ -231,4 +249,6 @@ def _checkpointed_bytes(mode: str, blocks: int, block_bytes: float, input_bytes:
         return (int(number) - 1) * input_bytes + size * block_bytes, 0.0  # the last segment is not recomputed
     interval = 1 if kind == "full" else int(number)
     kept_blocks = -(-blocks // interval)
-    return kept_blocks * input_bytes + (blocks - kept_blocks) * block_bytes, block_bytes
+    # Backward has freed the blocks behind the last recomputed block.
+    freed_blocks = (blocks - 1) % interval
+    return kept_blocks * input_bytes + (blocks - kept_blocks) * block_bytes, 0.0 if freed_blocks else block_bytes

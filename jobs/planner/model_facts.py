@@ -159,7 +159,7 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
         head_parameters=(vit.CHANNELS * patch**2 + classes) * width,
         inputs=4,
     )
-    images, computed = vit.CHANNELS * size**2, precision.computed_bytes(cell.precision)
+    images = vit.CHANNELS * size**2 * precision.computed_bytes(cell.precision)
     return ModelFacts(
         parameters=shape.layers * block + front + back,
         blocks=shape.layers,
@@ -169,8 +169,7 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
         back=back,
         tied=0,
         flops_per_item=vit.flops_per_image(shape, size, patch, classes),
-        # images are loaded in fp32; the first layer saves them, in 16 bits as a copy
-        saved=msgspec.structs.replace(saved, head=saved.head + images * (computed % 4), inputs=4.0 * images),
+        saved=msgspec.structs.replace(saved, head=saved.head + images, inputs=4.0 * vit.CHANNELS * size**2),
         kind="transformer",
         how=FORMULA,
         attention_flops_per_item=12.0 * shape.layers * width * tokens**2,
@@ -192,9 +191,10 @@ def _count_saved_bytes(
     computed, stream = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
     width = shape.width
     autocast = cell.precision in precision.AUTOCAST
+    gathered = tokens * (inputs if autocast else 2) * width * computed
     return SavedBytes(
         # 4 * stream: each of the two norms saves two numbers per token
-        block_whole=tokens * (2 * width * stream + (inputs if autocast else 2) * width * computed + 4 * stream),
+        block_whole=tokens * (2 * width * stream + 4 * stream) + gathered,
         # 4 * heads: attention saves a sum in fp32 for each head
         block_split=tokens * ((12 * width + extra_elements) * computed + 4 * shape.heads),
         block_input=tokens * width * stream,
@@ -202,6 +202,7 @@ def _count_saved_bytes(
         logits=logits * computed,
         weights=12 * width**2 * computed if autocast else 0,
         head_weights=head_parameters * computed if autocast else 0,
+        block_gathered=gathered,
     )
 
 
@@ -212,6 +213,8 @@ def _llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
     parameters = llama.parameters(shape, vocabulary)
     block = 4 * width**2 + 3 * width * inner_width + 2 * width
     autocast = cell.precision in precision.AUTOCAST
+    # under autocast, each of the five layers that read a normed hidden state casts it
+    gathered = tokens * (5 if autocast else 2) * width * computed
     return ModelFacts(
         parameters=parameters,
         blocks=shape.layers,
@@ -222,14 +225,14 @@ def _llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
         tied=0,
         flops_per_item=tokens * llama.flops_per_token(parameters, shape, vocabulary, tokens),
         saved=SavedBytes(
-            # under autocast, each of the five layers that read a normed hidden state casts it
-            block_whole=tokens * (2 * width * 4 + 8 + 2 * width * stream + (5 if autocast else 2) * width * computed),
+            block_whole=tokens * (2 * width * 4 + 8 + 2 * width * stream) + gathered,
             block_split=tokens * (4 * width * computed + 4 * inner_width * computed + 4 * shape.heads),
             block_input=tokens * width * stream,
             head=tokens * width * (4 + stream + computed) + tokens * vocabulary * computed,
             logits=tokens * vocabulary * computed,
             weights=(4 * width**2 + 3 * width * inner_width) * computed if autocast else 0,
             head_weights=vocabulary * width * computed if autocast else 0,
+            block_gathered=gathered,
         ),
         kind="transformer",
         how=FORMULA,
@@ -261,7 +264,14 @@ def _convolutional_facts(cell: Cell, workload: Workload) -> ModelFacts:
         back=0,
         tied=0,
         flops_per_item=flops,
-        saved=SavedBytes(bytes_per_image / network.blocks, 0.0, bytes_per_image / network.blocks, 0.0, 0.0),
+        saved=SavedBytes(
+            bytes_per_image / network.blocks,
+            0.0,
+            bytes_per_image / network.blocks,
+            0.0,
+            0.0,
+            inputs=4.0 * vit.CHANNELS * size**2,
+        ),
         kind="convolution",
         how=f"saved activations counted at {network.image_size} pixels",
         attention_flops_per_item=0.0,
@@ -339,7 +349,9 @@ def _described_facts(cell: Cell, workload: Workload) -> ModelFacts:
         front=front,
         back=back,
         tied=tied,
-        saved=_scale_saved_bytes(saved, length),
+        saved=_scale_saved_bytes(
+            saved, length, is_saved_as_loaded=workload.unit == "images" and precision.computed_bytes(cell.precision) == 4
+        ),
         how="saved activations counted in the model",
     )
 
@@ -352,8 +364,10 @@ def _find_length(cell: Cell, workload: Workload) -> float:
     return (size / default) ** 2 if isinstance(size, int) and isinstance(default, int) else 1.0
 
 
-def _scale_saved_bytes(saved: SavedBytes, length: float) -> SavedBytes:
-    """What is saved of an item that is `length` times as long."""
+def _scale_saved_bytes(saved: SavedBytes, length: float, *, is_saved_as_loaded: bool) -> SavedBytes:
+    """What is saved of an item that is `length` times as long. is_saved_as_loaded: whether the first layer saves the batch."""
     scaled = {name: getattr(saved, name) * length for name in SAVED_PER_ITEM}
+    if is_saved_as_loaded:
+        scaled["head"] += scaled["inputs"]
     scaled["block_whole"] = max(0.0, scaled["block_whole"] + saved.block_squared * (length**2 - length))
     return msgspec.structs.replace(saved, **scaled)

@@ -53,19 +53,20 @@ def micro_batches_per_round(ranks: int, micro_batches: int) -> int:
     return micro_batches // max(1, micro_batches // ranks)
 
 
-def compute_end_shares(cell: Cell, facts: ModelFacts) -> list[StageShare]:
-    """The parts of the model on the first and the last rank of a pipeline, because one of these ranks needs most memory;
-    without a pipeline, the whole model."""
+def compute_shares(cell: Cell, facts: ModelFacts) -> list[StageShare]:
+    """The parts of the model on the ranks of a pipeline that can need most memory: the first, the last, and the rank between
+    them that keeps the activations of most blocks. Without a pipeline, the whole model."""
     if cell.pp == 1:
         return [StageShare(facts.blocks, True, True, 1.0)]
     per_rank, schedule = cell.stages_per_rank, read_schedule_name(cell)
     stages = cell.pp * per_rank
     shares = []
-    for rank in (0, cell.pp - 1):
+    for rank in range(cell.pp):
         # Each stage has consecutive blocks, in numbers as equal as possible. Stage s is on rank s mod pp.
         blocks = sum(
             (stage + 1) * facts.blocks // stages - stage * facts.blocks // stages for stage in range(rank, stages, cell.pp)
         )
         kept_micro_batches = count_kept_chunks(schedule, rank, cell.pp, cell.gradient_accumulation_steps, per_rank) / per_rank
         shares.append(StageShare(blocks, rank == 0, rank == cell.pp - 1, kept_micro_batches))
-    return shares
+    between = max(shares[1:-1], key=lambda share: share.blocks * share.kept_micro_batches, default=shares[0])
+    return [shares[0], shares[-1], between]

@@ -86,7 +86,9 @@ class SavedBytes(msgspec.Struct, frozen=True):
     head_weights: Amount = 0.0
     """The same outside of blocks: bytes for each micro-batch."""
     inputs: Amount = 0.0
-    """The batch itself, as it was loaded."""
+    """The batch as it is loaded. Without a cast, the first layer saves images themselves, and in 16 bits a copy."""
+    block_gathered: Amount = 0.0
+    """The part of `block_whole` that sequence parallelism gathers: the inputs of the layers that are split by columns."""
     block_squared: Amount = 0.0
     """The part of block_whole that grows with the square of the sequence length."""
 

@@ -37,7 +37,8 @@ def choose_depths(cell: Cell) -> tuple[int, int] | None:
     groups of activation checkpointing.
     """
     name = blocks_option(cell)
-    if name is None:
+    # How many parameters ZeRO-3 keeps gathered, and how often it gathers the others, depends on the size of the whole model.
+    if name is None or cell.strategy == "zero3":
         return None
     blocks, stages = cast("int", cell.options[name]), cell.pp * cell.stages_per_rank
     _, _, group = cell.activation_checkpointing.partition("-")
@@ -47,6 +48,12 @@ def choose_depths(cell: Cell) -> tuple[int, int] | None:
     low = block_unit * -(-LOW_DEPTH_BLOCKS * cell.pp // block_unit)
     high = low + block_unit * -(-ADDED_BLOCKS * cell.pp // block_unit)
     return (low, high) if high < blocks else None
+
+
+def count_rank_blocks(cell: Cell) -> int:
+    """The number of blocks of a rank's stage; 1 if the workload has no option for the number of blocks."""
+    name = blocks_option(cell)
+    return 1 if name is None else max(1, cast("int", cell.options[name]) // (cell.pp * cell.stages_per_rank))
 
 
 def cell_at_depth(cell: Cell, blocks: int) -> Cell:

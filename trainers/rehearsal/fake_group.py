@@ -19,6 +19,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.pipelining._utils import InferenceMode, _StageBackwardMeta, _StageForwardMeta, extract_tensor_meta
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.nn.parallel import DistributedDataParallel, distributed
+from torch.optim import optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainers.parallel.schedule import Stage
@@ -59,6 +60,8 @@ def fake_group(rank: int, world_size: int) -> Iterator[FakeRanks]:
             _replace_attribute(_flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0),
             _replace_attribute(_flat_param, "_same_storage", _same_storage),
             _replace_attribute(_fsdp_param, "_chunk_with_empty", _Chunks),
+            # An optimizer without fused kernels updates weights together on a GPU, but not on a CPU.
+            _replace_attribute(optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
             _replace_attribute(distributed, "_verify_param_shape_across_processes", lambda *_: None),
         ):
             yield FakeRanks(rank, world_size)

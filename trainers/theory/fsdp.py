@@ -7,7 +7,7 @@ import msgspec
 from shardlab.matrix.cell import Cell
 from shardlab.matrix.gradient_sync import EVERY_PASS, LAST_PASS
 from trainers.model.precision import computed_bytes, weight_bytes
-from trainers.theory.division import Division, divide_by_cuts
+from trainers.theory.division import Division
 from trainers.theory.term import ModelPart, Term, Window, list_overflow_terms
 
 RESHARDING = ("FULL_SHARD", "HYBRID_SHARD")  # the shardings that free parameters after forward, so backward gathers them again
@@ -20,32 +20,59 @@ def count_reductions(cell: Cell) -> tuple[int, int]:
 
 
 def divide_fsdp1(cell: Cell, parameters: int, *, sharding: str) -> Division:
-    """What a rank of FSDP1 holds. It adds up whole gradients in the type of the computation, and casts them when it reduces
-    them. sharding: a name of FSDP's `ShardingStrategy`."""
-    if sharding == "NO_SHARD":
-        return divide_by_cuts(cell)
+    """What a rank of FSDP1 holds. Gradients of a unit exist twice before they are reduced, one by one and as a flat tensor. If
+    passes do not reduce gradients, the flat tensor is their sum. sharding: a name of FSDP's `ShardingStrategy`."""
+    computed, weight, passes = computed_bytes(cell.precision), weight_bytes(cell.precision), cell.gradient_accumulation_steps
     division = divide_sharded(cell, parameters, reshards=sharding in RESHARDING)
-    whole_bytes = computed_bytes(cell.precision) if division.whole_gradient_bytes else 0
-    return msgspec.structs.replace(division, whole_gradient_bytes=whole_bytes, bucket_parameters=0.0)
+    if sharding == "NO_SHARD":
+        gathers, gathered = ("blocks", computed) if computed < weight else ("nothing", 0)
+        division = msgspec.structs.replace(
+            division, weight_ranks=1, gradient_ranks=1, optimizer_ranks=1, gathers=gathers, gathered_bytes=gathered
+        )
+    summed = computed if count_reductions(cell)[0] < passes else division.gradient_bytes / division.gradient_ranks
+    kept = summed if passes > 1 else 0.0
+    cast_bytes = computed + weight * (1 + 1 / division.gradient_ranks) if computed < weight else 0.0
+    return msgspec.structs.replace(
+        division,
+        kept_gradient_bytes=kept,
+        unit_bytes=2 * computed,
+        previous_unit_bytes=0,
+        rest_bytes=max(2 * computed + division.gathered_bytes, cast_bytes) + kept,
+        pass_gradient_bytes=0.0,
+    )
 
 
 def divide_sharded(cell: Cell, parameters: int, *, reshards: bool) -> Division:
-    """What a rank holds of a sharded model. reshards: whether blocks are freed after forward."""
-    weight, ranks, passes = weight_bytes(cell.precision), cell.shards, cell.gradient_accumulation_steps
-    on_gpu, sums_whole = cell.options.get("offload") != "cpu", count_reductions(cell)[0] < passes
+    """What a rank holds of a sharded model. The gradients of a unit are computed while the buffer with the gradients of the
+    unit before it, in the type of the weights, is reduced. reshards: whether blocks are freed after forward."""
+    weight, computed, ranks = weight_bytes(cell.precision), computed_bytes(cell.precision), cell.shards
+    on_gpu, passes, (reductions, of_replicas) = (
+        cell.options.get("offload") != "cpu",
+        cell.gradient_accumulation_steps,
+        count_reductions(cell),
+    )
+    shard = weight / ranks if on_gpu else 0.0
+    kept, rest = 0.0, float(computed + weight)
+    if passes > 1 and reductions == 1:  # a pass adds whole gradients to those of earlier passes
+        kept, rest = weight, max(weight + 2 * computed, 2 * weight)
+    elif passes > 1:
+        kept, rest = shard, rest + shard
     return Division(
         weight if on_gpu else 0,
         ranks,
-        # The last pass replaces whole gradients by shards, unit by unit, so the shards need no memory beside whole gradients.
-        weight if on_gpu and not sums_whole else 0,
+        weight if on_gpu else 0,
         ranks,
-        whole_gradient_bytes=weight if sums_whole else 0,
+        computed_bytes=computed,
+        kept_gradient_bytes=kept,
+        # `fully_shard` keeps what a pass all-reduces among replicas until the pass ends, beside the sum of earlier passes.
+        pass_gradient_bytes=shard if ranks < cell.dp and 1 < passes == of_replicas else 0.0,
+        waiting_gradient_bytes=computed,
+        unit_bytes=computed,
+        previous_unit_bytes=weight,
+        rest_bytes=rest,
         optimizer_ranks=ranks if on_gpu else 0,
         gathers="blocks" if reshards and cell.options.get("wrap") != "none" else "everything",
-        gathered_bytes=computed_bytes(cell.precision),
-        keeps_gradients=passes > 1,
-        # `fully_shard` keeps what a pass all-reduces among replicas until the pass ends, beside the sum of earlier passes.
-        bucket_parameters=weight / ranks if on_gpu and ranks < cell.dp and 1 < passes == count_reductions(cell)[1] else 0.0,
+        gathered_bytes=computed,
     )
 
 

@@ -17,10 +17,14 @@ EXACT_STEPS = 2  # steps without compression at the start; PowerSGD with error f
 
 
 def divide_ddp(cell: Cell, parameters: int) -> Division:
-    """What a rank of DDP holds: everything, and buckets if the gradients are not views of them."""
-    uses_views = cell.options.get("gradient_as_bucket_view", True) is True
-    buckets = 0 if uses_views else precision.weight_bytes(cell.precision)
-    return msgspec.structs.replace(divide_by_cuts(cell), keeps_gradients=True, bucket_parameters=buckets)
+    """What a rank of DDP holds: everything, and buckets, of which the gradients are views. Gradients of earlier passes, which
+    DDP does not reduce, are no views, and neither are any without the option."""
+    weight, views = precision.weight_bytes(cell.precision), cell.options.get("gradient_as_bucket_view", True) is True
+    division = divide_by_cuts(cell)
+    kept = division.kept_gradient_bytes + (weight if views else 0)
+    return msgspec.structs.replace(
+        division, kept_gradient_bytes=kept, reduced_bytes=weight if kept else 0, buffer_bytes=0 if views else weight
+    )
 
 
 def list_ddp_terms(cell: Cell, part: ModelPart) -> list[Term]:
@@ -55,7 +59,7 @@ def divide_worker(cell: Cell, parameters: int) -> Division:
     """What a worker holds. It flattens the gradient that it pushes and the parameters that it pulls; servers update on the
     CPU."""
     buffers = precision.weight_bytes(cell.precision)
-    return msgspec.structs.replace(divide_by_cuts(cell), optimizer_ranks=0, bucket_parameters=buffers)
+    return msgspec.structs.replace(divide_by_cuts(cell), optimizer_ranks=0, buffer_bytes=buffers)
 
 
 def list_worker_terms(cell: Cell, part: ModelPart, *, waits: bool) -> list[Term]:

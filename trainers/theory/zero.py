@@ -14,6 +14,7 @@ from trainers.theory.term import SCALAR_BYTES, ModelPart, Term, Window
 # Default bucket size in elements (100 MB in 16 bits). With DeepSpeed's default of 500 million, a model with less than a billion
 # parameters would start its first reduction only when most of backward is over. DeepSpeed allocates memory for whole buckets.
 BUCKET_ELEMENTS = 50_000_000
+ALL_REDUCED_ELEMENTS = 500_000_000  # DeepSpeed's default for its all-reduces at stage 0
 USES_PER_PASS = 2  # a pass uses each parameter twice: if all parameters fit twice into max_reuse_distance, DeepSpeed frees none
 
 
@@ -23,7 +24,8 @@ def count_sent_gradient_bytes(cell: Cell) -> int:
 
 
 def _count_bucket_elements(cell: Cell, elements: float) -> float:
-    return min(elements, cast("int", cell.options.get("reduce_bucket_size") or BUCKET_ELEMENTS))
+    """The elements of a bucket, for which DeepSpeed allocates memory whether the model fills them or not."""
+    return cast("int", cell.options.get("reduce_bucket_size")) or min(elements, BUCKET_ELEMENTS)
 
 
 def divide_zero(cell: Cell, parameters: int, *, stage: int) -> Division:
@@ -31,29 +33,53 @@ def divide_zero(cell: Cell, parameters: int, *, stage: int) -> Division:
     copies of the rank's part of them."""
     options, ranks, pure = cell.options, cell.dp, cell.precision == "bf16-pure"
     computed, accumulates = precision.computed_bytes(cell.precision), cell.gradient_accumulation_steps > 1
-    bucket_bytes = _count_bucket_elements(cell, parameters) * count_sent_gradient_bytes(cell)
+    summed, sent = (2 if pure else 4), count_sent_gradient_bytes(cell)
     division = Division(
         computed,
-        gradient_bytes=2 if pure else 4,
+        gradient_bytes=summed if stage >= 2 else computed,
         gradient_ranks=ranks if stage >= 2 else 1,
-        # With 16-bit precision, stages 0 and 1 keep all gradients in fp32, in addition to the 16-bit gradients (docs/gpus.md).
-        whole_gradient_bytes=computed if computed == 2 and stage < 2 else 0,
-        master_bytes=0 if pure or (computed == 4 and stage == 0) else 4,
+        computed_bytes=computed,
+        kept_gradient_bytes=summed / ranks if stage == 3 or (stage == 2 and accumulates) else computed if accumulates else 0,
+        # a reduction in another type copies the gradients
+        reduced_bytes=computed + (sent if sent != computed else 0) if stage >= 2 else computed if accumulates else 0,
+        master_bytes=0 if computed == 4 and stage == 0 else summed,
         optimizer_ranks=0 if options.get("offload_optimizer", "none") != "none" else ranks if stage else 1,
-        keeps_gradients=accumulates or stage < 2,
-        bucket_bytes=bucket_bytes * (2 if options.get("overlap_comm") else 1 if stage else 0),
+        norm_bytes=8 if stage in (1, 2) else 0,
+        bucket_elements=_count_bucket_elements(cell, parameters),
+        bucket_bytes=sent if stage == 3 else 0,
+        bucket_copy_bytes=sent if stage == 3 else computed + (sent if sent != computed else 0) if stage == 2 else 0,
+        backward_bucket_bytes=0 if stage == 3 else computed * (2 if options.get("overlap_comm") else 1),
     )
+    if stage == 0:
+        # DeepSpeed reduces a flat copy of the gradients in parts of 500 million elements, and the optimizer reads them in fp32.
+        copies = computed + (4 if computed == 2 else 0)
+        step = max(copies * min(1, ALL_REDUCED_ELEMENTS / parameters), copies - computed)
+        return msgspec.structs.replace(division, bucket_elements=0, reduction_bytes=step)
+    if stage == 1 and precision.COMPUTED_IN.get(cell.precision) and not pure:
+        # DeepSpeed's BF16_Optimizer has no buckets. It keeps all gradients in fp32, in addition to the 16-bit gradients.
+        return msgspec.structs.replace(
+            division,
+            gradient_bytes=summed + computed,
+            kept_gradient_bytes=summed + division.kept_gradient_bytes,
+            reduced_bytes=summed,
+            norm_bytes=0,
+            bucket_elements=0,
+        )
+    if stage == 1:  # the reduced gradients of the rank's part are copied
+        return msgspec.structs.replace(division, reduction_bytes=computed / ranks)
     if stage < 3:
         return division
     partition_size = cast("int", options["hpz_partition_size"])
     second_copy = computed * ranks // partition_size if partition_size > 1 else 0
-    stays_gathered = _keeps_parameters(cell, parameters) and parameters <= cast("int", options["max_live_parameters"])
     return msgspec.structs.replace(
         division,
         weight_bytes=computed + second_copy if options["offload_param"] == "none" else 0,
         weight_ranks=ranks,
-        gathers="everything" if stays_gathered else "blocks",
+        # DeepSpeed gathers parameters ahead of their use until max_live_parameters are gathered
+        gathers="everything",
         gathered_bytes=computed,
+        most_gathered=cast("int", options["max_live_parameters"]),
+        gather_buffer_bytes=computed * min(parameters, cast("int", options["prefetch_bucket_size"])),
     )
 
 
