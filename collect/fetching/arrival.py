@@ -1,4 +1,5 @@
-"""Receives the files of runs into staging folders, and hashes each file while it arrives.
+"""Receives the files of runs into staging folders, and hashes each file while it arrives. collect/fetching/download.py compares
+the hashes with the manifest of the cluster.
 
 What the cluster sends is not trusted: the name of each file is checked, and only regular files below the staging folder, which
 only this user can open, are written.

@@ -1,6 +1,7 @@
 """Detects that the ranks of a run hang.
 
-A run hangs if none of its files, except logs and telemetry, has changed for the time of its hang limit.
+A run hangs if none of its files, except logs and telemetry, has changed for the time of its hang limit, the key `hang_limit` of
+a cell.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ LOCAL_FOLDER = "/opt/shardlab"  # shardlab's folder on each node, if the nodes s
 
 SetName = Literal["cifar10", "mnist", "imagenet"]
 
+# The keys of jobs/planner/links.yaml, which has the bandwidth of each.
 LinkName = Literal[
     "nvlink", "nvlink-2", "nvlink-3", "nvlink-4", "nvlink-5", "nvlink-bridge", "infinity-fabric",
     "pcie-3", "pcie-4", "pcie-5", "pcie-3-host", "pcie-4-host", "pcie-5-host",
