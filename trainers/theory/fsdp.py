@@ -22,15 +22,14 @@ def divide_fsdp1(cell: Cell, parameters: int, *, sharding: str) -> Division:
         division = msgspec.structs.replace(
             division, weight_ranks=1, gradient_ranks=1, optimizer_ranks=1, gathers=gathers, gathered_bytes=gathered
         )
-    if division.kept_gradient_bytes:
-        division = msgspec.structs.replace(division, kept_gradient_bytes=computed)
+    summed = computed if division.kept_gradient_bytes else 0
     cast_bytes = computed + weight * (1 + 1 / division.gradient_ranks) if computed < weight else 0.0
     return msgspec.structs.replace(
         division,
+        kept_gradient_bytes=summed,
         unit_bytes=2 * computed,
         previous_unit_bytes=0,
-        rest_bytes=max(2 * computed + division.gathered_bytes, cast_bytes),
-        has_plain_weights=True,
+        rest_bytes=max(2 * computed + division.gathered_bytes, cast_bytes) + summed,
     )
 
 
@@ -38,22 +37,21 @@ def divide_sharded(cell: Cell, parameters: int, *, reshards: bool) -> Division:
     """What a rank holds of a sharded model. The gradients of a unit are computed while the buffer with the gradients of the
     unit before it, in the type of the weights, is reduced. reshards: whether blocks are freed after forward."""
     weight, computed, ranks = weight_bytes(cell.precision), computed_bytes(cell.precision), cell.shards
-    on_gpu = cell.options.get("offload") != "cpu"
+    on_gpu, kept = cell.options.get("offload") != "cpu", weight if cell.gradient_accumulation_steps > 1 else 0
     return Division(
         weight if on_gpu else 0,
         ranks,
         weight if on_gpu else 0,
         ranks,
         computed_bytes=computed,
-        kept_gradient_bytes=weight if cell.gradient_accumulation_steps > 1 else 0,
+        kept_gradient_bytes=kept,
         waiting_gradient_bytes=computed,
         unit_bytes=computed,
         previous_unit_bytes=weight,
-        rest_bytes=computed + weight,
+        rest_bytes=max(kept + 2 * computed, 2 * weight) if kept else computed + weight,
         optimizer_ranks=ranks if on_gpu else 0,
         gathers="blocks" if reshards and cell.options.get("wrap") != "none" else "everything",
         gathered_bytes=computed,
-        has_plain_weights=False,
     )
 
 
