@@ -12,11 +12,13 @@ used for computing.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from importlib import resources
+from itertools import pairwise
 
 import msgspec
 
-from jobs.planner import exchanges, model_facts, pipeline_share, sharding, step_moments
+from jobs.planner import model_facts, pipeline_share, sharding, step_moments
 from jobs.planner.model_facts import ModelFacts
 from jobs.planner.pipeline_share import StageShare
 from jobs.planner.step_moments import Activations, RankPart
@@ -173,14 +175,13 @@ def _count_buffer_bytes(
 def _optimizer_moment(cell: Cell, division: Division, part: RankPart) -> dict[str, float]:
     """The bytes of categories in the optimizer's step."""
     shard_ranks, is_unfused = max(1, division.optimizer_ranks), cell.optimizer.name in STATES and not cell.optimizer.fused
-    # Without fused kernels, torch's foreach optimizer makes a temporary tensor of the size and type of each plain weight.
-    weights = part.outside if cell.tp > 1 else part.parameters
-    has_copies = is_unfused and division.optimizer_ranks and division.has_plain_weights
-    copies = (2 if cell.precision == "bf16-pure" else 4) * weights / shard_ranks if has_copies else 0.0
+    # Without fused kernels, torch's foreach optimizer makes a temporary tensor of the size and type of each weight of a group.
+    group = part.parameters if cell.tp == 1 else max(part.outside, part.parameters - part.outside)
+    copies = (2 if cell.precision == "bf16-pure" else 4) * group / shard_ranks
     norm = division.norm_bytes * min(max(part.front, part.back), part.parameters / shard_ranks)
     return {
         "gradient": division.gradient_bytes * part.parameters / division.gradient_ranks,
-        "temporary": max(norm, copies),
+        "temporary": max(norm, copies if is_unfused and division.optimizer_ranks else 0.0),
     }
 
 
@@ -197,10 +198,11 @@ def _count_activations(cell: Cell, saved: SavedBytes | None, share: StageShare, 
         return Activations()
     block = count_saved_block_bytes(cell, saved) * micro + saved.weights / cell.tp
     block_input = saved.block_input * micro / (cell.tp if cell.options.get("sequence_parallel") is True else 1)
-    of_pass, in_backward = _checkpointed_bytes(cell.activation_checkpointing, share.blocks, block, block_input)
-    in_backward += ACTIVATION_GRADIENTS * saved.block_split * micro / cell.tp
+    recomputed, recomputed_blocks = _find_recomputed(cell.activation_checkpointing, share.numbers)
+    of_pass = (share.blocks - sum(recomputed)) * block + len(recomputed) * block_input
+    in_backward = recomputed_blocks * block + ACTIVATION_GRADIENTS * saved.block_split * micro / cell.tp
     # Until forward ends, autocast keeps its copies of weights, also those of blocks that save nothing.
-    copies = exchanges.count_recomputed_blocks(cell, share.blocks) * saved.weights / cell.tp
+    copies = sum(recomputed) * saved.weights / cell.tp
     kept = share.kept_micro_batches * of_pass
     if not share.last:
         return Activations(kept, of_pass, in_backward, chunk=copies)
@@ -235,20 +237,17 @@ def _element_bytes(cell: Cell) -> int:
     return 4 if cell.precision in ("fp32", "tf32") else 2
 
 
-def _checkpointed_bytes(mode: str, blocks: int, block_bytes: float, input_bytes: float) -> tuple[float, float]:
-    """The memory of activations with activation checkpointing: (bytes that all blocks keep from forward to backward, bytes that
-    exist while one block is recomputed).
+def _find_recomputed(mode: str, numbers: Sequence[int]) -> tuple[list[int], int]:
+    """Returns (for each unit of activation checkpointing, which keeps only its input, the number of its blocks; the number of
+    blocks whose recomputed activations exist in addition to the saved ones).
 
-    mode: the value of the key activation_checkpointing. block_bytes: the bytes that a block saves without checkpointing.
-    input_bytes: the bytes of the input of a block."""
-    if mode == "none" or not blocks:
-        return blocks * block_bytes, 0.0
-    kind, _, number = mode.partition("-")
-    if kind == "segments":
-        size = -(-blocks // int(number))
-        return (int(number) - 1) * input_bytes + size * block_bytes, 0.0  # the last segment is not recomputed
-    interval = 1 if kind == "full" else int(number)
-    kept_blocks = -(-blocks // interval)
-    # Backward has freed the blocks behind the last recomputed block.
-    freed_blocks = (blocks - 1) % interval
-    return kept_blocks * input_bytes + (blocks - kept_blocks) * block_bytes, 0.0 if freed_blocks else block_bytes
+    mode: the value of the key activation_checkpointing. numbers: the numbers of the blocks of a rank."""
+    kind, _, value = mode.partition("-")
+    if kind == "none" or not numbers:
+        return [], 0
+    if kind == "segments":  # the last segment is not recomputed, and its activations are free when the others are
+        bounds = [len(numbers) * index // int(value) for index in range(int(value))]
+        return [end - begin for begin, end in pairwise(bounds)], 0
+    interval = 1 if kind == "full" else int(value)
+    # Backward has freed the activations of a block behind the last recomputed block.
+    return [1] * sum(number % interval == 0 for number in numbers), int(numbers[-1] % interval == 0)

@@ -9,6 +9,7 @@ alternates forward and backward (Narayanan et al., Efficient large-scale languag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import msgspec
@@ -21,8 +22,8 @@ from shardlab.matrix.cell import Cell
 class StageShare(msgspec.Struct, frozen=True):
     """A rank's part of the model."""
 
-    blocks: int
-    """The number of its blocks."""
+    numbers: Sequence[int]
+    """The numbers of its blocks, in the order of forward."""
     first: bool
     """Whether the rank has the first stage."""
     last: bool
@@ -30,6 +31,11 @@ class StageShare(msgspec.Struct, frozen=True):
     kept_micro_batches: float
     """The largest number of micro-batches for which the rank keeps the activations of all its blocks; may be a fraction if the
     rank has several stages."""
+
+    @property
+    def blocks(self) -> int:
+        """The number of its blocks."""
+        return len(self.numbers)
 
 
 def read_schedule_name(cell: Cell) -> str:
@@ -57,16 +63,18 @@ def compute_shares(cell: Cell, facts: ModelFacts) -> list[StageShare]:
     """The parts of the model on the ranks of a pipeline that can need most memory: the first, the last, and the rank between
     them that keeps the activations of most blocks. Without a pipeline, the whole model."""
     if cell.pp == 1:
-        return [StageShare(facts.blocks, True, True, 1.0)]
+        return [StageShare(range(facts.blocks), True, True, 1.0)]
     per_rank, schedule = cell.stages_per_rank, read_schedule_name(cell)
     stages = cell.pp * per_rank
     shares = []
     for rank in range(cell.pp):
         # Each stage has consecutive blocks, in numbers as equal as possible. Stage s is on rank s mod pp.
-        blocks = sum(
-            (stage + 1) * facts.blocks // stages - stage * facts.blocks // stages for stage in range(rank, stages, cell.pp)
-        )
+        numbers = [
+            number
+            for stage in range(rank, stages, cell.pp)
+            for number in range(stage * facts.blocks // stages, (stage + 1) * facts.blocks // stages)
+        ]
         kept_micro_batches = count_kept_chunks(schedule, rank, cell.pp, cell.gradient_accumulation_steps, per_rank) / per_rank
-        shares.append(StageShare(blocks, rank == 0, rank == cell.pp - 1, kept_micro_batches))
+        shares.append(StageShare(numbers, rank == 0, rank == cell.pp - 1, kept_micro_batches))
     between = max(shares[1:-1], key=lambda share: share.blocks * share.kept_micro_batches, default=shares[0])
     return [shares[0], shares[-1], between]

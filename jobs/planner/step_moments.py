@@ -82,7 +82,7 @@ def _gathered_bytes(division: Division, part: RankPart, blocks_left: int) -> flo
 
 
 def _list_head_moments(division: Division, part: RankPart, activations: Activations, final: float) -> list[Moment]:
-    """When the loss is computed, and when backward has computed the gradients behind the blocks, while it gathers a block."""
+    """When forward begins, when the loss is computed, and when backward has computed the gradients behind the blocks."""
     waiting, kept = division.waiting_gradient_bytes, division.kept_gradient_bytes
     forward = {
         "gathered": _gathered_bytes(division, part, part.blocks),
@@ -107,7 +107,12 @@ def _list_head_moments(division: Division, part: RankPart, activations: Activati
         head["activation"] = activations.kept + activations.head_left
         head["temporary"] += activations.head_weights - activations.logits_of_pass
         forward["temporary"] = activations.logits + max(activations.chunk, activations.head_weights)
-    return [forward, head]
+    if not division.previous_unit_bytes:
+        return [forward, head]
+    # FSDP2 frees the buffer of a gather only when the next gather ends. So when forward begins, there are two.
+    gathered = division.gathered_bytes * (part.outside + part.largest_block)
+    begin = {"gathered": gathered, "gradient": forward["gradient"], "activation": 0.0, "temporary": gathered}
+    return [begin, forward, head]
 
 
 def _list_block_moments(division: Division, part: RankPart, activations: Activations, growth: float) -> list[Moment]:
@@ -126,6 +131,8 @@ def _block_moment(
     waiting, has_units, buckets = division.waiting_gradient_bytes, division.rest_bytes > 0, division.bucket_elements
     blocks = part.segment if done == part.blocks - 1 else 1
     elements = (done + computed) * part.block
+    if blocks > 1:
+        elements = (part.blocks - (blocks if has_units or not computed else 0)) * part.block
     gathered_blocks = (2 if done < part.blocks - 1 else blocks) if division.gathers == "blocks" else 0
     used = 0.0 if blocks > 1 and not computed else (done + computed) / part.blocks  # the share of `of_pass` that is free
     bucket_bytes = division.backward_bucket_bytes

@@ -37,8 +37,8 @@ def choose_depths(cell: Cell) -> tuple[int, int] | None:
     groups of activation checkpointing.
     """
     name = blocks_option(cell)
-    # How many parameters ZeRO-3 keeps gathered, and how often it gathers the others, depends on the size of the whole model.
-    if name is None or cell.strategy == "zero3":
+    # DeepSpeed's buckets, and the parameters that stage 3 keeps gathered, have the same size whatever the number of blocks is.
+    if name is None or menu.strategy_of(cell).engine == "trainers.engines.zero":
         return None
     blocks, stages = cast("int", cell.options[name]), cell.pp * cell.stages_per_rank
     _, _, group = cell.activation_checkpointing.partition("-")

@@ -161,7 +161,10 @@ def rehearse_step(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
 def _count_first_steps(cell: Cell) -> int:
     """The number of steps before the counted step. A strategy of the workspace may use any engine, so the largest number of
     all strategies is used."""
-    return FIRST_STEPS.get(cell.strategy, 1) if cell.strategy_code is None else MOST_FIRST_STEPS
+    if cell.strategy_code is not None:
+        return MOST_FIRST_STEPS
+    # The first step of SGD makes the momentum. Only the second step has the operators of all later steps.
+    return max(FIRST_STEPS.get(cell.strategy, 1), 2 if cell.optimizer.name == "sgd" else 1)
 
 
 def _fake_batch(mode: FakeTensorMode, task: Task, cell: Cell) -> Batch:

@@ -66,8 +66,6 @@ class Division(msgspec.Struct, frozen=True):
     """The largest number of parameters that are gathered at a time."""
     gather_buffer_bytes: float = 0.0
     """Bytes of the buffer of a gather, in total, from which parameters are copied when they are used."""
-    has_plain_weights: bool = True
-    """Whether the optimizer gets plain tensors, which torch updates together, and not DTensors."""
     buffer_bytes: float = 0.0
     """Bytes of buffers of collectives that stay allocated, per parameter of the rank's part of the model."""
     norm_bytes: int = 0

@@ -46,17 +46,13 @@ def divide_sharded(cell: Cell, parameters: int, *, reshards: bool) -> Division:
     """What a rank holds of a sharded model. The gradients of a unit are computed while the buffer with the gradients of the
     unit before it, in the type of the weights, is reduced. reshards: whether blocks are freed after forward."""
     weight, computed, ranks = weight_bytes(cell.precision), computed_bytes(cell.precision), cell.shards
-    on_gpu, passes, (reductions, of_replicas) = (
-        cell.options.get("offload") != "cpu",
-        cell.gradient_accumulation_steps,
-        count_reductions(cell),
-    )
-    shard = weight / ranks if on_gpu else 0.0
+    on_gpu, passes = cell.options.get("offload") != "cpu", cell.gradient_accumulation_steps
+    (reductions, replica_reductions), shard = count_reductions(cell), weight / ranks if on_gpu else 0.0
     kept, rest = 0.0, float(computed + weight)
-    if passes > 1 and reductions == 1:  # a pass adds whole gradients to those of earlier passes
-        kept, rest = weight, max(weight + 2 * computed, 2 * weight)
-    elif passes > 1:
+    if reductions > 1:
         kept, rest = shard, rest + shard
+    elif passes > 1:  # a pass adds whole gradients to those of earlier passes
+        kept, rest = weight, max(weight + 2 * computed, 2 * weight)
     return Division(
         weight if on_gpu else 0,
         ranks,
@@ -65,7 +61,7 @@ def divide_sharded(cell: Cell, parameters: int, *, reshards: bool) -> Division:
         computed_bytes=computed,
         kept_gradient_bytes=kept,
         # `fully_shard` keeps what a pass all-reduces among replicas until the pass ends, beside the sum of earlier passes.
-        pass_gradient_bytes=shard if ranks < cell.dp and 1 < passes == of_replicas else 0.0,
+        pass_gradient_bytes=shard if ranks < cell.dp and 1 < passes == replica_reductions else 0.0,
         waiting_gradient_bytes=computed,
         unit_bytes=computed,
         previous_unit_bytes=weight,

@@ -36,7 +36,8 @@ def divide_zero(cell: Cell, parameters: int, *, stage: int) -> Division:
     summed, sent = (2 if pure else 4), count_sent_gradient_bytes(cell)
     division = Division(
         computed,
-        gradient_bytes=summed if stage >= 2 else computed,
+        # Without a cast, stage 2 adds the gradients of a pass, in a buffer of their own, to those of earlier passes.
+        gradient_bytes=(2 if stage == 2 and accumulates and summed == computed else 1) * (summed if stage >= 2 else computed),
         gradient_ranks=ranks if stage >= 2 else 1,
         computed_bytes=computed,
         kept_gradient_bytes=summed / ranks if stage == 3 or (stage == 2 and accumulates) else computed if accumulates else 0,

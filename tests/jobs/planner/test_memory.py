@@ -97,8 +97,10 @@ def test_whole_gradients_are_kept_only_until_a_pass_reduces_them(strategy, sync,
         one = cell("llm-1.3b", strategy, 8, passes=passes, precision="bf16", options={"sync": sync})
         return memory.predict_memory(one, on_gpu=False).by_category.get("gradient", exact_range(0)).likely
 
-    assert gradient(2) == gradient(4) == pytest.approx(bytes_per_parameter * 1_345_423_360)
-    assert gradient(1) == 0  # at the peak, when forward ends, there are none yet
+    # Whichever moment is the peak, backward has reduced the gradients of no more than one block.
+    block = 4 * 50_597_888 if strategy == "fsdp2-hsdp" else 0
+    assert gradient(2) == gradient(4) == pytest.approx(bytes_per_parameter * 1_345_423_360, abs=max(block, 1e3))
+    assert gradient(1) <= block
 
 
 def test_hsdp_keeps_what_each_pass_all_reduces_beside_the_sum():
