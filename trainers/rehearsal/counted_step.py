@@ -32,9 +32,8 @@ class CountedStep(NamedTuple):
     """What was recorded in one step of one rank."""
 
     peaks: dict[str, Memory]
-    """For each section of the step, the bytes by category at the peak of the section. The sections are forward; the begin and
-    the end of backward, and what is between them; operators without gradients before backward ends, such as the loss; and all
-    that comes after it. The peak of the step is the largest of these peaks."""
+    """For each section of the step, the bytes by category at the peak of the section. The sections are forward, the first and
+    the second half of backward, and everything else, such as the update. The peak of the step is the largest of these peaks."""
     memory_after: Memory
     """Bytes by category after the step."""
     calls: list[tuple[Call, int]]
@@ -43,9 +42,9 @@ class CountedStep(NamedTuple):
     """Floating-point operations."""
 
 
-def count_step(engine: Engine, batches: Sequence[Batch], clock: Clock, blocks: int) -> CountedStep:
+def count_step(engine: Engine, batches: Sequence[Batch], clock: Clock) -> CountedStep:
     """Make a step on fake tensors (which have shapes, but no memory), and record it. Earlier steps must have allocated the
-    optimizer's state. blocks: the number of blocks of the rank."""
+    optimizer's state."""
     memory, operations = StepMemory(engine, DEVICE, _SectionLog), _Operations()
     for tensor in live_fake_tensors():
         memory.log.find_storage(tensor)  # the log would not find tensors that no operator reads, or that the step replaces
@@ -54,7 +53,7 @@ def count_step(engine: Engine, batches: Sequence[Batch], clock: Clock, blocks: i
         engine.forward_backward(batches, clock)
         engine.update()
     assert isinstance(memory.log, _SectionLog)
-    peaks, memory_after = _compute_peaks(memory.log, memory.category, blocks)
+    peaks, memory_after = _compute_peaks(memory.log, memory.category)
     return CountedStep(peaks, memory_after, list(Counter(calls).items()), float(operations.flops))
 
 
@@ -72,12 +71,8 @@ class _SectionLog(StorageLog):  # type: ignore[no-untyped-call]
         super()._record_change(*change)
 
 
-def _compute_peaks(log: _SectionLog, category: Callable[[int], str], blocks: int) -> tuple[dict[str, Memory], Memory]:
-    """Compute (the memory at the peak of each section, the memory after the step), in bytes by category.
-
-    The begin and the end of backward each have one of the blocks. So a section contains the same moments of a step whatever the
-    number of blocks is, and its peak is the same moment.
-    """
+def _compute_peaks(log: _SectionLog, category: Callable[[int], str]) -> tuple[dict[str, Memory], Memory]:
+    """Compute (the memory at the peak of each section, the memory after the step), in bytes by category."""
     sizes = dict.fromkeys(CATEGORIES, 0)
     changes = list(zip(log.changes, log.sections, strict=True))
     for change, _ in changes:
@@ -85,19 +80,14 @@ def _compute_peaks(log: _SectionLog, category: Callable[[int], str], blocks: int
             sizes[category(change.number)] += change.nbytes
     peaks: dict[str, Memory] = {}
     step_changes = [(change, section) for change, section in changes if change.t_s > 0.0]
-    groups = [(section, list(grouped)) for section, grouped in groupby(step_changes, key=lambda pair: pair[1])]
-    last_backward = max((index for index, (section, _) in enumerate(groups) if section == BACKWARD), default=-1)
-    for number, (section, section_changes) in enumerate(groups):
-        count = len(section_changes)
-        of_block = -(-count // blocks)
+    for section, grouped in groupby(step_changes, key=lambda pair: pair[1]):
+        section_changes = list(grouped)
         for index, (change, _) in enumerate(section_changes):
             sizes[category(change.number)] += change.nbytes
-            name = section if number <= last_backward else "after backward"
-            if section == BACKWARD:
-                name += " begin" if index < of_block else " end" if index >= count - of_block else ""
-            highest = peaks.get(name)
+            half = f" {1 + 2 * index // len(section_changes)}" if section == BACKWARD else ""
+            highest = peaks.get(section + half)
             if highest is None or sum(sizes.values()) > sum(highest.values()):
-                peaks[name] = dict(sizes)
+                peaks[section + half] = dict(sizes)
     return peaks, sizes
 
 

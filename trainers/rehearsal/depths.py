@@ -50,12 +50,6 @@ def choose_depths(cell: Cell) -> tuple[int, int] | None:
     return (low, high) if high < blocks else None
 
 
-def count_rank_blocks(cell: Cell) -> int:
-    """The number of blocks of a rank's stage; 1 if the workload has no option for the number of blocks."""
-    name = blocks_option(cell)
-    return 1 if name is None else max(1, cast("int", cell.options[name]) // (cell.pp * cell.stages_per_rank))
-
-
 def cell_at_depth(cell: Cell, blocks: int) -> Cell:
     """A copy of the cell whose model has `blocks` blocks."""
     name = blocks_option(cell)

@@ -155,7 +155,7 @@ def rehearse_step(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
             clock.start()
             engine.forward_backward(batches, clock)
             engine.update()
-        return counted_step.count_step(engine, batches, clock, depths.count_rank_blocks(cell))
+        return counted_step.count_step(engine, batches, clock)
 
 
 def _count_first_steps(cell: Cell) -> int:
