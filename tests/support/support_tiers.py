@@ -58,6 +58,8 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_bytes": (),
     "test_checkpoints": ("test_a_run_resumes_in_its_own_folder",),
     "test_configured": (),
+    "test_count_model": (),
+    "test_own_counts": (),
     "test_deferred_init": (),
     "test_ends": (),
     "test_fake_gpus": (),

@@ -54,7 +54,7 @@ def count_model(
         with suppress(Exception):  # a model may be unable to compute without real data, or in 16 bits
             saved[precision] = _count_saved(shallow, cast, styles, ranks, autocast=autocast)
     return ModelCounts(
-        kind="transformer" if flops.attention_flops and getattr(config, "num_attention_heads", 1)
+        kind="transformer" if flops.attention_flops and (config is None or hasattr(config, "num_attention_heads"))
         else "convolution" if any(isinstance(module, nn.Conv2d) for module in inner) else "unknown",
         block_flops=flops.block_flops,
         attention_flops=flops.attention_flops,
