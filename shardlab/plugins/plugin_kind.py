@@ -97,6 +97,7 @@ class ModelCounts(msgspec.Struct, frozen=True):
     """What was counted in a model on tensors without memory. FLOPs are those of forward and backward for one item."""
 
     kind: Literal["transformer", "convolution", "unknown"]
+    """What most of its operations are: those of blocks with attention, or convolutions."""
     block_flops: Amount
     """The FLOPs of all blocks."""
     attention_flops: Amount
