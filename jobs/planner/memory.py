@@ -108,12 +108,12 @@ def predict_non_tensor_bytes(cell: Cell, tensors: PredictedRange) -> dict[str, P
 def _rank_memory(cell: Cell, facts: ModelFacts, division: Division, share: StageShare, micro: int) -> dict[str, PredictedRange]:
     """The bytes of each category at the peak, on the rank that has the part `share` of the model."""
     part, activations = _find_rank_part(cell, facts, share), _count_activations(cell, facts.saved, share, micro)
-    kept = division.kept_gradient_bytes
-    if cell.pp > 1 and kept and cell.gradient_accumulation_steps <= share.kept_micro_batches:
+    kept_bytes = division.kept_gradient_bytes
+    if cell.pp > 1 and kept_bytes and cell.gradient_accumulation_steps <= share.kept_micro_batches:
         # The first backward of a pipeline finds no gradients of earlier passes, and the last one only its own activations.
-        first = msgspec.structs.replace(division, kept_gradient_bytes=0.0, gradient_bytes=int(kept), gradient_ranks=1)
+        first = msgspec.structs.replace(division, kept_gradient_bytes=0.0, gradient_bytes=int(kept_bytes), gradient_ranks=1)
         moments = step_moments.list_moments(first, part, activations)
-        activations = activations._replace(kept=activations.of_pass)
+        activations = activations._replace(kept_bytes=activations.of_pass)
     else:
         moments = []
     moments += step_moments.list_moments(division, part, activations)
@@ -203,9 +203,9 @@ def _count_activations(cell: Cell, saved: SavedBytes | None, share: StageShare, 
     in_backward = recomputed_blocks * block + ACTIVATION_GRADIENTS * saved.block_split * micro / cell.tp
     # Until forward ends, autocast keeps its copies of weights, also those of blocks that save nothing.
     copies = sum(recomputed) * saved.weights / cell.tp
-    kept = share.kept_micro_batches * of_pass
+    kept_bytes = share.kept_micro_batches * of_pass
     if not share.last:
-        return Activations(kept, of_pass, in_backward, chunk=copies)
+        return Activations(kept_bytes, of_pass, in_backward, chunk=copies)
     head, logits = saved.head * micro + saved.head_weights, saved.logits * micro
     count = 1.0
     if cell.pp > 1:  # the first stage saves the images, which are a part of the buffers
@@ -213,7 +213,7 @@ def _count_activations(cell: Cell, saved: SavedBytes | None, share: StageShare, 
     # The loss casts logits that are not yet in fp32, and computes their log-softmax.
     chunk = min(CROSS_ENTROPY_CHUNK, 4 * logits / _element_bytes(cell)) * (1 if _element_bytes(cell) == 4 else 2)
     return Activations(
-        kept=kept,
+        kept_bytes=kept_bytes,
         of_pass=of_pass,
         in_backward=in_backward,
         head=count * head,

@@ -342,7 +342,7 @@ def _described_facts(cell: Cell, workload: Workload) -> ModelFacts:
     saved = counts.saved.get(COUNTED_AS.get(cell.precision, cell.precision))
     if saved is None or has_other_head or "dropout" in changed or (cell.pp > 1 and not has_equal_blocks):
         return facts
-    front, back, tied = counts.ends
+    front, back, tied = counts.end_parameters
     return msgspec.structs.replace(
         facts,
         block_parameters=sum(sizes) // max(1, len(sizes)),

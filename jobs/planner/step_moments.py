@@ -45,7 +45,7 @@ class RankPart(NamedTuple):
 class Activations(NamedTuple):
     """The bytes of activations on a rank."""
 
-    kept: float = 0.0
+    kept_bytes: float = 0.0
     """What blocks save, for all micro-batches that the rank keeps when backward begins."""
     of_pass: float = 0.0
     """The same for one micro-batch."""
@@ -83,11 +83,11 @@ def _gathered_bytes(division: Division, part: RankPart, blocks_left: int) -> flo
 
 def _list_head_moments(division: Division, part: RankPart, activations: Activations, final: float) -> list[Moment]:
     """When forward begins, when the loss is computed, and when backward has computed the gradients behind the blocks."""
-    waiting, kept = division.waiting_gradient_bytes, division.kept_gradient_bytes
+    waiting, kept_gradient = division.waiting_gradient_bytes, division.kept_gradient_bytes
     forward = {
         "gathered": _gathered_bytes(division, part, part.blocks),
-        "gradient": kept * part.parameters,
-        "activation": activations.kept + activations.head,
+        "gradient": kept_gradient * part.parameters,
+        "activation": activations.kept_bytes + activations.head,
         "temporary": max(activations.logits + activations.chunk, division.gather_buffer_bytes),
     }
     # Weights behind the blocks that are not part of a unit are freed before their gradients are reduced.
@@ -97,14 +97,14 @@ def _list_head_moments(division: Division, part: RankPart, activations: Activati
     head = {
         **forward,
         "gathered": forward["gathered"] + gathered,
-        "gradient": forward["gradient"] + (0.0 if waiting else (final - kept) * part.back),
+        "gradient": forward["gradient"] + (0.0 if waiting else (final - kept_gradient) * part.back),
         "temporary": activations.logits
         + (waiting or reduced_bytes) * part.back
         + division.backward_bucket_bytes * division.bucket_elements,
     }
     if activations.head_weights:
         # With autocast, the gradients of 16-bit copies are cast when the gradient of the logits is no longer needed.
-        head["activation"] = activations.kept + activations.head_left
+        head["activation"] = activations.kept_bytes + activations.head_left
         head["temporary"] += activations.head_weights - activations.logits_of_pass
         forward["temporary"] = activations.logits + max(activations.chunk, activations.head_weights)
     if not division.previous_unit_bytes:
@@ -134,7 +134,7 @@ def _block_moment(
     if blocks > 1:
         elements = (part.blocks - (blocks if has_units or not computed else 0)) * part.block
     gathered_blocks = (2 if done < part.blocks - 1 else blocks) if division.gathers == "blocks" else 0
-    used = 0.0 if blocks > 1 and not computed else (done + computed) / part.blocks  # the share of `of_pass` that is free
+    freed_share = 0.0 if blocks > 1 and not computed else (done + computed) / part.blocks  # the share of `of_pass` that is free
     bucket_bytes = division.backward_bucket_bytes
     if part.back + elements >= buckets:
         bucket_bytes += division.bucket_copy_bytes
@@ -146,7 +146,7 @@ def _block_moment(
     return {
         "gathered": gathered + division.gathered_bytes * gathered_blocks * part.largest_block,
         "gradient": division.kept_gradient_bytes * part.parameters + growth * gradients,
-        "activation": activations.kept - activations.of_pass * used + activations.head_left,
+        "activation": activations.kept_bytes - activations.of_pass * freed_share + activations.head_left,
         "temporary": temporary,
     }
 
@@ -170,6 +170,6 @@ def _last_moment(division: Division, part: RankPart, activations: Activations, f
     return {
         "gathered": _gathered_bytes(division, part, 0) if not division.rest_bytes else 0.0,
         "gradient": gradient,
-        "activation": activations.kept - activations.of_pass + activations.head_left,
+        "activation": activations.kept_bytes - activations.of_pass + activations.head_left,
         "temporary": temporary + activations.logits - activations.logits_of_pass,
     }

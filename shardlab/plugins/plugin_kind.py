@@ -110,7 +110,7 @@ class ModelCounts(msgspec.Struct, frozen=True):
     """The size of a hidden state, if the configuration says it."""
     saved: dict[str, SavedBytes]
     """What is saved, for the precisions fp32, bf16 and bf16-autocast, as far as it could be counted."""
-    ends: tuple[Count, Count, Count]
+    end_parameters: tuple[Count, Count, Count]
     """The numbers of parameters before the blocks, behind them, and in both."""
     reductions: tuple[Count, Count] | None
     """The numbers of row-parallel and of column-parallel layers of a block; None: they cannot be split."""

@@ -46,7 +46,7 @@ def count_model(
         {weight for module in part if module not in inner for weight in module._parameters.values() if weight is not None}
         for part in (modules[:first_block], modules[first_block:])
     )
-    ends = [sum(weight.numel() for weight in part if weight.requires_grad) for part in (front, back, front & back)]
+    end_sizes = [sum(weight.numel() for weight in part if weight.requires_grad) for part in (front, back, front & back)]
     ranks = next(iter(degrees), 1)
     splits = [*styles(copy.deepcopy(blocks[0]), ranks).values()] if degrees else []
     saved = dict[str, SavedBytes]()
@@ -62,7 +62,7 @@ def count_model(
         vocabulary=getattr(config, "vocab_size", 0),
         width=getattr(config, "hidden_size", None),
         saved=saved,
-        ends=(ends[0], ends[1], ends[2]),
+        end_parameters=(end_sizes[0], end_sizes[1], end_sizes[2]),
         reductions=(splits.count("rows"), splits.count("columns")) if splits else None,
         is_causal=isinstance(task, CausalTask),
     )  # fmt: skip
@@ -150,6 +150,6 @@ def _count_pass(
     # The first block saves what all blocks share. If the blocks are equal, the last one stands for each of them.
     are_equal = len(set(count_block_parameters(blocks))) == 1
     chosen = [len(blocks) - 1] if are_equal else range(len(blocks))
-    block, block_squared = (sum(each[place] for place in chosen) / max(1, len(chosen)) for each in (sizes, squared))
+    block, block_squared = (sum(counts[place] for place in chosen) / max(1, len(chosen)) for counts in (sizes, squared))
     outside = sum(sizes) - block * len(blocks)
     return {"block": block, "squared": block_squared, "outside": outside, "hidden": hidden, "logits": logits}

@@ -30,14 +30,14 @@ def divide_fsdp1(cell: Cell, parameters: int, *, sharding: str) -> Division:
             division, weight_ranks=1, gradient_ranks=1, optimizer_ranks=1, gathers=gathers, gathered_bytes=gathered
         )
     summed = computed if count_reductions(cell)[0] < passes else division.gradient_bytes / division.gradient_ranks
-    kept = summed if passes > 1 else 0.0
+    kept_bytes = summed if passes > 1 else 0.0
     cast_bytes = computed + weight * (1 + 1 / division.gradient_ranks) if computed < weight else 0.0
     return msgspec.structs.replace(
         division,
-        kept_gradient_bytes=kept,
+        kept_gradient_bytes=kept_bytes,
         unit_bytes=2 * computed,
         previous_unit_bytes=0,
-        rest_bytes=max(2 * computed + division.gathered_bytes, cast_bytes) + kept,
+        rest_bytes=max(2 * computed + division.gathered_bytes, cast_bytes) + kept_bytes,
         pass_gradient_bytes=0.0,
     )
 
@@ -48,18 +48,18 @@ def divide_sharded(cell: Cell, parameters: int, *, reshards: bool) -> Division:
     weight, computed, ranks = weight_bytes(cell.precision), computed_bytes(cell.precision), cell.shards
     on_gpu, passes = cell.options.get("offload") != "cpu", cell.gradient_accumulation_steps
     (reductions, replica_reductions), shard = count_reductions(cell), weight / ranks if on_gpu else 0.0
-    kept, rest = 0.0, float(computed + weight)
+    kept_bytes, rest = 0.0, float(computed + weight)
     if reductions > 1:
-        kept, rest = shard, rest + shard
+        kept_bytes, rest = shard, rest + shard
     elif passes > 1:  # a pass adds whole gradients to those of earlier passes
-        kept, rest = weight, max(weight + 2 * computed, 2 * weight)
+        kept_bytes, rest = weight, max(weight + 2 * computed, 2 * weight)
     return Division(
         weight if on_gpu else 0,
         ranks,
         weight if on_gpu else 0,
         ranks,
         computed_bytes=computed,
-        kept_gradient_bytes=kept,
+        kept_gradient_bytes=kept_bytes,
         # `fully_shard` keeps what a pass all-reduces among replicas until the pass ends, beside the sum of earlier passes.
         pass_gradient_bytes=shard if ranks < cell.dp and 1 < passes == replica_reductions else 0.0,
         waiting_gradient_bytes=computed,

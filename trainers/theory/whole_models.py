@@ -21,9 +21,9 @@ def divide_ddp(cell: Cell, parameters: int) -> Division:
     DDP does not reduce, are no views, and neither are any without the option."""
     weight, views = precision.weight_bytes(cell.precision), cell.options.get("gradient_as_bucket_view", True) is True
     division = divide_by_cuts(cell)
-    kept = division.kept_gradient_bytes + (weight if views else 0)
+    kept_bytes = division.kept_gradient_bytes + (weight if views else 0)
     return msgspec.structs.replace(
-        division, kept_gradient_bytes=kept, reduced_bytes=weight if kept else 0, buffer_bytes=0 if views else weight
+        division, kept_gradient_bytes=kept_bytes, reduced_bytes=weight if kept_bytes else 0, buffer_bytes=0 if views else weight
     )
 
 

@@ -171,7 +171,7 @@ def test_the_memory_of_llama_8b_is_that_which_torchtitan_published(gpus, publish
     assert (found.tensors + found.by_category["fragmentation"]).likely / GIB == pytest.approx(published_gib, rel=0.12)
 
 
-def test_the_time_of_a_model_with_experts_is_that_of_its_active_experts_and_its_memory_that_of_all():
+def test_experts_count_in_the_time_if_active_and_always_in_the_memory():
     known = describe("qwen3_moe", 64, {**SMALL, **EXPERTS, "tie_word_embeddings": False})
     width, layers, heads, groups, head_width, inner = 128, 4, 4, 2, 32, 64
     attention = 2 * width * heads * head_width + 2 * width * groups * head_width
@@ -237,7 +237,7 @@ def pipeline(model):
 def test_a_model_by_code_is_known_by_place(tmp_path):
     (known,) = described_code(tmp_path, BY_CODE).plugins
     menu.add_own_workload(known, Path(known.file))
-    assert known.counts.ends == (16 * 64 + 64, 64 * 5 + 5, 0)
+    assert known.counts.end_parameters == (16 * 64 + 64, 64 * 5 + 5, 0)
     assert known.counts.reductions == (1, 1)
     one = cell_of(known, "pp-1f1b", pp=2, micro_batch_size=4, global_batch_size=16, gradient_accumulation_steps=4)
     facts = model_facts.find_model_facts(one)
@@ -275,7 +275,12 @@ def test_counts_are_decoded_within_bounds():
     known = describe(*SHAPES["gpt2"])
     text = msgspec.json.encode(known)
     assert msgspec.json.decode(text, type=OwnWorkload) == known
-    for changed in ({"block_flops": -1}, {"vocabulary": 1e300}, {"ends": [1, 2]}, {"saved": {"fp32": {"block_whole": -1}}}):
+    for changed in (
+        {"block_flops": -1},
+        {"vocabulary": 1e300},
+        {"end_parameters": [1, 2]},
+        {"saved": {"fp32": {"block_whole": -1}}},
+    ):
         content = msgspec.json.decode(text)
         content["counts"] |= changed
         with pytest.raises(msgspec.ValidationError):

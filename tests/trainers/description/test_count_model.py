@@ -82,7 +82,7 @@ def test_each_storage_counts_once_in_its_place_and_weights_and_the_batch_do_not(
     # the input of the last layer, and the gradient of the logits; the batch is the input of the first layer
     assert (saved.head, saved.logits, saved.inputs, saved.weights) == (4 * (8 + 3), 4 * 3, 4 * 5 + 8, 0)
     assert (found.block_flops, found.other_flops) == (2 * 6 * (8 * 16 + 16 * 8), 4 * 5 * 8 + 6 * 8 * 3)
-    assert (found.kind, found.ends, found.reductions) == ("unknown", (48, 27, 0), (1, 1))
+    assert (found.kind, found.end_parameters, found.reductions) == ("unknown", (48, 27, 0), (1, 1))
     half, mixed = found.saved["bf16"], found.saved["bf16-autocast"]
     assert (half.block_split, half.head) == (2 * (16 + 16), 2 * (5 + 8 + 3))  # with a copy of the batch
     assert (mixed.weights, mixed.head_weights) == (2 * 2 * 8 * 16, 2 * 8 * 3)  # the batch needs no gradient
