@@ -204,7 +204,7 @@ UNLIKE_SHIPPED = {  # tensors that no shipped model saves
 
 
 @pytest.mark.parametrize("model_type", UNLIKE_SHIPPED)
-def test_what_was_counted_is_what_a_rehearsal_needs(rehearse, model_type):
+def test_counts_give_what_a_rehearsal_needs(rehearse, model_type):
     known = describe(model_type, 256, {**SMALL, **UNLIKE_SHIPPED[model_type]})
     one = own_cell(cell("llm-7b", "single", micro=8, precision="bf16"), known)
     answer, _ = rehearse(one, own=known)
@@ -261,7 +261,7 @@ def test_operations_that_the_file_gives_are_those_of_all_units_of_an_item(tmp_pa
     assert model_facts.find_model_facts(cell_of(known, "ddp", dp=2)).flops_per_item == pytest.approx(4e6)
 
 
-def test_what_a_cell_changes_in_a_counted_model_makes_its_memory_a_lower_bound(tmp_path):
+def test_a_changed_model_has_a_lower_bound_of_memory(tmp_path):
     """The head has an output per class of the data set, and dropout saves masks."""
     known = describe("vit", None, {**VIT, "hidden_dropout_prob": 0.1})
     for option, value in (("data", "cifar10"), ("dropout", True)):

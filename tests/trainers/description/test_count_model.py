@@ -108,7 +108,7 @@ class AttentionTask(BlocksTask):
         return Batch(torch.ones(len(indices), 6, 4), torch.zeros(len(indices), dtype=torch.int64))
 
 
-def test_what_grows_with_the_square_of_the_length_is_counted_apart():
+def test_squares_of_the_length_are_counted_apart():
     found = count(AttentionTask())
     assert (found.kind, found.saved["fp32"].block_squared) == ("transformer", 4 * 6 * 6)
     assert found.attention_flops == 2 * 3 * 2 * (2 * 6 * 6 * 4)  # blocks, forward and backward, products
