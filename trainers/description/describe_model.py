@@ -98,7 +98,7 @@ def _describe_workload(content: dict[str, Any], digest: str, name: str, seq_len:
         raise InputError(f"at the smallest sizes that are known it has {parameters:,} parameters.")
     flop_count, source = _count_flops(task)
     if twin and flop_count is not None and (item_flops := flop_count.flops * task.units_per_item) > MOST_FLOPS_OF_TWIN:
-        raise InputError(f"at the smallest sizes that are known an item needs {item_flops / 1e9:,.0f} GFLOP.")
+        raise InputError(f"at the smallest sizes that are known an item needs {item_flops:,.0f} operations.")
     if twin:
         _check_gradients(task)
     split: Split | str = "how to split its layers over ranks is not known"
