@@ -125,7 +125,7 @@ def _rank_memory(cell: Cell, facts: ModelFacts, division: Division, share: Stage
     shard_ranks, on_gpu = max(1, division.optimizer_ranks), division.optimizer_ranks > 0
     peak |= {
         "parameter": division.weight_bytes * part.parameters / division.weight_ranks,
-        "optimizer_state": _state_bytes_per_parameter(cell) * part.parameters / shard_ranks if on_gpu else 0.0,
+        "optimizer_state": count_state_bytes(cell) * part.parameters / shard_ranks if on_gpu else 0.0,
         "master_parameter": division.master_bytes * part.parameters / shard_ranks if on_gpu else 0.0,
         "buffer": 0.0 if facts.saved is None else _count_buffer_bytes(cell, division, part, share, facts.saved, micro),
     }
@@ -185,7 +185,7 @@ def _optimizer_moment(cell: Cell, division: Division, part: RankPart) -> dict[st
     }
 
 
-def _state_bytes_per_parameter(cell: Cell) -> int:
+def count_state_bytes(cell: Cell) -> int:
     """Bytes of optimizer state per parameter: torch keeps it in the dtype of the weights, DeepSpeed's copy is fp32."""
     rule = cell.optimizer
     tensors = STATES.get(rule.name, 1 if rule.momentum else 0)

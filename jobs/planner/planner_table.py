@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from jobs.planner import host_memory
 from jobs.planner.scale_out import ScaledCell
 from shardlab.runs.prediction import PredictedRange, Prediction, sum_ranges
 from shardlab.terminal import moments
@@ -12,6 +13,7 @@ from shardlab.terminal.notation import format_amount
 from shardlab.terminal.table import Column, Table
 
 GIB = 1 << 30
+SHOWN_NAMES = 3  # the number of cells that a sentence about several cells names
 MEMORY_FROM = "memory from"  # the heading of the column that says whether a formula or a rehearsal gave the memory
 
 
@@ -43,6 +45,7 @@ def describe_sums(predictions: Mapping[str, Prediction], runs: Mapping[str, int]
         )
     if unlikely:
         sentences.append(f"predicted: {unlikely} of {len(predictions)} cell(s) are unlikely to fit the memory of a GPU.")
+    sentences += describe_host_memory(predictions)
     if unfit or unlikely:
         sentences.append(
             "Out of memory is a result, so --adapt changes no batch size. The column `largest micro` has the micro-batch that "
@@ -55,6 +58,31 @@ def describe_sums(predictions: Mapping[str, Prediction], runs: Mapping[str, int]
             share = "" if len(values) == len(predictions) else f" for {len(values)} of {len(predictions)} cells"
             sentences.append(f"predicted: {text(summed.likely)}{words}{share} ({text(summed.low)} to {text(summed.high)}).")
     return sentences
+
+
+def describe_host_memory(predictions: Mapping[str, Prediction]) -> list[str]:
+    """Sentences about the cells whose processes need more than the memory of a node, or most of it."""
+    close = {name: prediction for name, prediction in predictions.items() if host_memory.is_close_to_node(prediction)}
+    over = {name: prediction for name, prediction in close.items() if host_memory.exceeds_node(prediction)}
+    near = {name: prediction for name, prediction in close.items() if name not in over}
+    left_out = "; `jobs submit` leaves them out, unless they expect oom, or with --no-fit-check"
+    return [
+        f"predicted: {len(group)} of {len(predictions)} cell(s) need {words} of the host memory of a node{hint}: "
+        f"{', '.join(list(group)[:SHOWN_NAMES])}{' ...' if len(group) > SHOWN_NAMES else ''}."
+        for group, words, hint in ((over, "more than all", left_out), (near, f"more than {host_memory.WARNED_SHARE:.0%}", ""))
+        if group
+    ]
+
+
+def describe_missing_memory(prediction: Prediction) -> str:
+    """The memory that a cell certainly needs, and the memory that there is, of a GPU or of a node."""
+    if host_memory.exceeds_node(prediction):
+        assert prediction.host_bytes is not None
+        assert prediction.host_capacity_bytes is not None
+        return f"{format_size(prediction.host_bytes.low)} of a node's {format_size(prediction.host_capacity_bytes)}"
+    assert prediction.memory_bytes is not None
+    assert prediction.capacity_bytes is not None
+    return f"{format_size(prediction.memory_bytes.low)} of a GPU's {format_size(prediction.capacity_bytes.high)}"
 
 
 def print_scale_out(out: Output, scaled: Mapping[str, Sequence[ScaledCell]]) -> None:

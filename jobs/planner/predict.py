@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from jobs.planner import exchanges, memory, model_facts, step_time
+from jobs.planner import exchanges, host_memory, memory, model_facts, step_time
 from jobs.planner.calibration import LEAST_SPREAD, NOTHING, Calibration
 from jobs.planner.machine import NO_GPU, PlannedMachine
 from shardlab.matrix.cell import Cell
@@ -16,7 +16,7 @@ from shardlab.runs.rehearsed import Answer, NotRehearsed, Rehearsed, RehearsedCo
 from trainers.theory.term import FACTORS
 
 GIB = 1 << 30
-CPU_RANKS = "ranks are processes on a CPU, so neither their whole memory nor their time is predicted"
+CPU_RANKS = "ranks are processes on a CPU, whose time is not predicted"
 
 OWN_STRATEGY = "no formula describes a strategy of the workspace"
 OWN_OPTIONS = "the size of a model of the workspace is known only with its default options"
@@ -42,13 +42,14 @@ def predict_run(
     occupied: int | None = None,
     recorded_s: float | None = None,
     answer: Answer | None = None,
+    node_bytes: float | None = None,
 ) -> Prediction:
     """The prediction of one run.
 
     calibration: the measurements of earlier runs. occupied: the number of GPUs that nobody else can use during the run; None:
     only the GPUs on which the run trains. recorded_s: the mean time of earlier runs of the same cell. answer: the result of a
-    rehearsal of the cell, which replaces the formula for memory and traffic; None: there is no rehearsal. Ranks of the launcher
-    fork always compute on the CPU.
+    rehearsal of the cell, which replaces the formula for memory and traffic; None: there is no rehearsal. node_bytes: the
+    memory of a node; None: not known. Ranks of the launcher fork always compute on the CPU.
     """
     if cell.launcher == "fork":
         machine = NO_GPU
@@ -73,6 +74,10 @@ def predict_run(
         tensor_bytes=predicted_memory.tensors,
         memory_from=predicted_memory.source,
         capacity_bytes=capacity,
+        host_bytes=host_memory.predict_host_bytes(
+            cell, on_gpu=machine.on_gpu, tensors=predicted_memory.by_category, capacity=node_bytes
+        ),
+        host_capacity_bytes=node_bytes,
         fits=judge_fit(predicted_memory.bytes, capacity, complete=predicted_memory.complete) if capacity is not None else None,
         largest_micro_batch=_predict_largest_micro_batch(cell, machine, capacity, formula_memory, predicted_memory),
         step_s=step_s,
@@ -235,9 +240,13 @@ def capacity_of(cell: Cell, machine: PlannedMachine) -> PredictedRange | None:
 
 
 def list_cells_over_memory(cells: Mapping[str, Cell], predictions: Mapping[str, Prediction]) -> list[str]:
-    """The names of the cells that certainly do not fit the memory. Cells that list `oom` in `expect` are left out, because out
-    of memory is the result that they test."""
-    return [name for name, prediction in predictions.items() if prediction.fits == "no" and "oom" not in cells[name].expect]
+    """The names of the cells that certainly do not fit the memory of a GPU or of a node. Cells that list `oom` in `expect` are
+    left out, because out of memory is the result that they test."""
+    return [
+        name
+        for name, prediction in predictions.items()
+        if (prediction.fits == "no" or host_memory.exceeds_node(prediction)) and "oom" not in cells[name].expect
+    ]
 
 
 def judge_fit(needed: PredictedRange, capacity: PredictedRange, *, complete: bool) -> Fits | None:

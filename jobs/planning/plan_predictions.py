@@ -33,6 +33,7 @@ def predict_cells(
     """
     measured = inventory.read_all_reduces(workspace, cluster.name)
     machines = {name: planned_machine.plan_machine(cluster, name, measured) for name in {cell.gpu_type for cell in cells}}
+    node_bytes = {name: inventory.read_node_bytes(workspace, cluster.for_gpu_type(name)) for name in machines}
     earlier = load_calibration(workspace) if any(machine.on_gpu for machine in machines.values()) else calibration.NOTHING
     return {
         cell.name(): predict.predict_run(
@@ -42,6 +43,7 @@ def predict_cells(
             occupied=gpu_hours.count_occupied_gpus(cell, cluster),
             recorded_s=recorded.get(cell.name()),
             answer=(answers or {}).get(cell.name()),
+            node_bytes=node_bytes[cell.gpu_type],
         )
         for cell in cells
     }

@@ -35,7 +35,7 @@ class SubmitVerb(JobsVerb):
         parser.add_argument("--dry-run", action="store_true", help=dry_run_help)
         inside_help = "inside `salloc` or a notebook's job: run the cells in this allocation, one after another"
         parser.add_argument("--in-allocation", action="store_true", help=inside_help)
-        fit_help = "also submit cells that the planner predicts not to fit the memory of a GPU: out of memory is a result"
+        fit_help = "also submit cells that the planner predicts not to fit the memory of a GPU or of a node"
         parser.add_argument("--no-fit-check", action="store_true", help=fit_help)
         bound_help = (
             "submit nothing if the runs may take more GPU hours: by recorded times, else by the high end of predictions, else "
@@ -83,18 +83,17 @@ class SubmitVerb(JobsVerb):
 
 
 def _keep_fitting_cells(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
-    """The plan without the cells that certainly do not fit the memory of a GPU. The name of each cell that is left out is
-    printed. With --no-fit-check, the plan is returned unchanged."""
+    """The plan without the cells that certainly do not fit the memory of a GPU or of a node. The name of each cell that is left
+    out is printed. With --no-fit-check, the plan is returned unchanged."""
     if invocation.arguments.no_fit_check:
         return planned
     fitting, names = leave_out_cells_over_memory(planned)
     for name in names:
-        needed, capacity = planned.predicted[name].memory_bytes, planned.predicted[name].capacity_bytes
-        assert needed is not None
-        assert capacity is not None
         invocation.out.print_remark(
-            f"{name}: left out, because it needs at least {planner_table.format_size(needed.low)} of a GPU's "
-            f"{planner_table.format_size(capacity.high)}. To submit it all the same: --no-fit-check.",
+            f"{name}: left out, because it needs at least {planner_table.describe_missing_memory(planned.predicted[name])}. "
+            "To submit it all the same: --no-fit-check.",
             style="yellow",
         )
+    for sentence in planner_table.describe_host_memory({cell.name(): planned.predicted[cell.name()] for cell in fitting.cells}):
+        invocation.out.print_remark(sentence, style="yellow")
     return fitting

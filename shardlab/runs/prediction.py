@@ -85,6 +85,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     fragmentation."""
     capacity_bytes: PredictedRange | None = None
     """The memory of a GPU that a rank may use; `memory_limit_gib` of the cell lowers it."""
+    host_bytes: PredictedRange | None = None
+    """Peak host memory of the processes of a run on a node, in bytes, on the node that needs the most; pages that processes
+    share count once or not."""
+    host_capacity_bytes: Measured | None = None
+    """The memory of a node, in bytes; of different nodes, the smallest."""
     fits: Fits | None = None
     """Whether memory_bytes fits into capacity_bytes."""
     largest_micro_batch: Count | None = None

@@ -12,9 +12,26 @@ from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.lease import Lease
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import json_file
+from shardlab.record_types import Count
 from shardlab.workspace.workspace import Workspace
 
 PROVISION_HINT = "Run first: provision CLUSTER.yaml"  # the end of error messages about a missing inventory
+
+
+class NodeFacts(msgspec.Struct, frozen=True):
+    """What a node reported. Further fields in the file are for people and other programs."""
+
+    memory_bytes: Count | None = None
+    """Physical memory; None: not known."""
+
+
+class SiteNodes(msgspec.Struct, frozen=True):
+    """Nodes of a Slurm site with the same hardware, as a check of `provision` found them."""
+
+    partition: str
+    """The name of their partition."""
+    memory_mib: Count
+    """The memory that Slurm counts for each node (RealMemory)."""
 
 
 class InventoryNode(msgspec.Struct, frozen=True):
@@ -36,6 +53,8 @@ class InventoryNode(msgspec.Struct, frozen=True):
     """The path of the private key."""
     python: str | None = None
     """The path of the interpreter on the node in which shardlab is installed."""
+    facts: NodeFacts = NodeFacts()
+    """What the node reported."""
 
     @property
     def address_between_nodes(self) -> str:
@@ -55,6 +74,8 @@ class Inventory(msgspec.Struct, frozen=True):
     """None if the nodes are not lent for a time."""
     all_reduces: tuple[MeasuredAllReduce, ...] = ()
     """The all-reduces that the acceptance checks measured, the newest measurement of each kind."""
+    node_types: tuple[SiteNodes, ...] = ()
+    """The compute nodes of a Slurm site, which are not in `nodes`."""
 
     def with_role(self, role: str) -> list[InventoryNode]:
         """The nodes that have this role, in the order of the cluster file."""
@@ -111,11 +132,34 @@ def read_lease(workspace: Workspace, cluster: str | None = None) -> Lease | None
 def read_all_reduces(workspace: Workspace, cluster: str) -> tuple[MeasuredAllReduce, ...]:
     """The all-reduces that `provision` measured on the cluster with this name; empty if there are none, or if the inventory
     cannot be read (`jobs submit` says why)."""
+    inventory = _read_optional(workspace, cluster)
+    return () if inventory is None else inventory.all_reduces
+
+
+def read_node_bytes(workspace: Workspace, cluster: Cluster) -> int | None:
+    """The smallest memory of a node on which the ranks of a run may start, in bytes; None if it is not known."""
+    if cluster.provider == "local":
+        import psutil
+
+        return int(psutil.virtual_memory().total)
+    inventory = _read_optional(workspace, cluster.name)
+    if inventory is None:
+        return None
+    if cluster.provider == "slurm":
+        partition = None if cluster.slurm is None else cluster.slurm.partition
+        sizes = [kind.memory_mib << 20 for kind in inventory.node_types if partition in (None, kind.partition)]
+    else:
+        sizes = [node.facts.memory_bytes or 0 for node in inventory.with_role("worker") or inventory.nodes]
+    return min(sizes, default=0) or None
+
+
+def _read_optional(workspace: Workspace, cluster: str) -> Inventory | None:
+    """The inventory of the cluster with this name; None if there is none, or if it cannot be read."""
     try:
         inventory = read_any_inventory(workspace)
     except (InputError, WorkspaceError):
-        return ()
-    return inventory.all_reduces if inventory is not None and inventory.cluster == cluster else ()
+        return None
+    return inventory if inventory is not None and inventory.cluster == cluster else None
 
 
 def find_controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, str]:

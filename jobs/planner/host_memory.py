@@ -1,0 +1,75 @@
+"""Predicts the host memory of the processes of a run on a node. Pages that processes share, such as code, count as nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jobs.planner import memory, model_facts, sharding
+from shardlab.matrix.cell import Cell
+from shardlab.runs.prediction import PredictedRange, Prediction, exact_range, sum_ranges
+from trainers import menu
+from trainers.model import precision
+
+WARNED_SHARE = 0.8  # of the memory of a node: above it, the rest may not be enough for the system and its file cache
+KEPT = ("parameter", "optimizer_state", "master_parameter")
+WHOLE_MODEL_ENGINES = ("ddp", "single", "zero")  # their ranks each make the whole model in host memory
+
+
+def predict_host_bytes(
+    cell: Cell, *, on_gpu: bool, tensors: Mapping[str, PredictedRange], capacity: float | None
+) -> PredictedRange | None:
+    """The host memory on the node that needs most, in bytes; None for parameter servers, whose memory is not known.
+
+    The low end is without the same-work proof, because its result may be stored. tensors: the bytes of a rank's tensors by
+    category, which are in host memory if there is no GPU. capacity: the bytes of memory of a node; None: not known.
+    """
+    if cell.servers:
+        return None
+    terms, ranks = memory.memory_terms(), -(-cell.gpus // cell.nnodes)
+    strategy, workload = sharding.find_strategy(cell.strategy), menu.workload_of(cell)
+    engine, parameters = strategy.engine.rpartition(".")[2], model_facts.find_model_facts(cell).parameters
+    process = terms["rank_gpu" if on_gpu else "rank_fork" if cell.launcher == "fork" else "rank_process"].range(memory.MIB)
+    if engine == "zero" and cell.launcher != "fork":
+        process += terms["rank_deepspeed"].range(memory.MIB)
+    processes = process.times(ranks) + terms[f"node_{cell.launcher}"].range(memory.MIB)
+    makes_whole = engine in WHOLE_MODEL_ENGINES and (cell.strategy != "zero3" or cell.options["hpz_partition_size"] != 1)
+    initial = 4.0 * parameters * (ranks if makes_whole else 1)  # in fp32, until it is on the GPUs
+    held = exact_range(max(initial, ranks * _count_offloaded_bytes(cell, parameters)))
+    if not on_gpu:
+        # Only what ranks keep from step to step is in memory at the same time; of a pipeline, that of one of its ranks.
+        kept_bytes = sum(tensors[name].low for name in KEPT if name in tensors) * (1 if cell.pp > 1 else ranks)
+        term, size = terms["host_tensors"], sum_ranges(tensors).likely * ranks
+        held = PredictedRange(kept_bytes, size * term.likely, size * term.high)
+    # The proof keeps the parameters before and after its steps on each rank, and rank 0 also those of the reference.
+    copies = 8.0 * parameters * (ranks + 1)
+    is_proven = cell.prove != "off" and strategy.unprovable(cell) is None
+    if is_proven and (not workload.proof_options or (capacity is not None and 16 * parameters < capacity)):
+        with_proof = initial + copies if on_gpu else held.likely + copies
+        held = PredictedRange(held.low, max(held.likely, with_proof), max(held.high, with_proof))
+    return processes + held
+
+
+def _count_offloaded_bytes(cell: Cell, parameters: int) -> float:
+    """The bytes of weights, gradients and optimizer state that a rank keeps in host memory although it has a GPU."""
+    options, states = cell.options, memory.count_state_bytes(cell)
+    weight = precision.weight_bytes(cell.precision)
+    size = 0.0
+    if options.get("offload") == "cpu":
+        size += (2 * weight + states) * parameters / cell.shards
+    if options.get("offload_optimizer") == "cpu":  # DeepSpeed keeps weights and gradients in fp32 beside the states
+        size += (2 * weight + states) * parameters / cell.dp
+    if options.get("offload_param") == "cpu":
+        size += precision.computed_bytes(cell.precision) * parameters / cell.dp
+    return size
+
+
+def exceeds_node(prediction: Prediction) -> bool:
+    """Whether a run certainly needs more host memory than a node has."""
+    needed, capacity = prediction.host_bytes, prediction.host_capacity_bytes
+    return needed is not None and capacity is not None and needed.low > capacity
+
+
+def is_close_to_node(prediction: Prediction) -> bool:
+    """Whether a run is likely to need more than WARNED_SHARE of the memory of a node."""
+    needed, capacity = prediction.host_bytes, prediction.host_capacity_bytes
+    return needed is not None and capacity is not None and needed.likely > WARNED_SHARE * capacity
