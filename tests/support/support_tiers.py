@@ -60,6 +60,8 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_configured": (),
     "test_count_model": (),
     "test_own_counts": (),
+    "test_host_memory": (),
+    "test_memory_rehearsed": (),
     "test_deferred_init": (),
     "test_ends": (),
     "test_fake_gpus": (),
