@@ -4,6 +4,9 @@ With GPT-2's vocabulary, the logits of 8 x 1024 tokens have 0.8 GB in 16 bits. t
 logits, the log-softmax and the gradients in fp32: three times 1.6 GB. Here, only one chunk of rows at a time is cast to fp32.
 Forward computes the gradient of a chunk from the log-softmax that it has just computed. So the logits are read once, and only
 their gradient is kept for backward.
+
+With tensor parallelism, each rank may have a slice of the columns. Then ranks exchange the largest logit and the sum of
+exponentials of each row, and the logits stay divided (Shoeybi et al., Megatron-LM, 2019, section 3).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 # Number of logits that are cast at a time: 128 MiB in fp32, and as much for their log-softmax. On an H100, smaller chunks cost
@@ -25,33 +29,44 @@ FP16_FACTOR = 2.0**15
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, classes: int | None, with_gradient: bool
+        ctx: Any,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        classes: int | None,
+        group: dist.ProcessGroup | None,
+        with_gradient: bool,
     ) -> torch.Tensor:
         log_likelihood = torch.empty(len(logits), 1, dtype=torch.float32, device=logits.device)  # of the targets, as logarithms
         gradient = None
         if with_gradient:
             gradient = torch.empty_like(logits) if classes is None else torch.zeros_like(logits)
         ctx.factor = FP16_FACTOR if logits.dtype == torch.float16 else 1.0
+        columns = _column_slice(logits, classes, group)
+        width = columns.stop - columns.start
         for rows in _row_slices(logits):
-            target = targets[rows, None]
-            log_probabilities = torch.log_softmax(logits[rows, :classes].float(), -1)
-            torch.gather(log_probabilities, 1, target, out=log_likelihood[rows])
+            target = targets[rows, None] - columns.start
+            is_here = torch.ones_like(target, dtype=torch.bool) if group is None else (target >= 0) & (target < width)
+            target = target.where(is_here, 0)
+            log_probabilities = _log_softmax(logits[rows, :width].float(), group)
+            log_likelihood[rows] = log_probabilities.gather(1, target).where(is_here, 0.0)
             if gradient is not None:
                 # softmax - onehot. Backward divides by the number of rows: in fp16, small quotients would be rounded to 0.
-                log_probabilities.exp_().scatter_add_(1, target, torch.full_like(log_likelihood[rows], -1.0))
-                gradient[rows, :classes] = log_probabilities if ctx.factor == 1 else log_probabilities.mul_(ctx.factor)
+                log_probabilities.exp_().scatter_add_(1, target, -is_here.float())
+                gradient[rows, :width] = log_probabilities if ctx.factor == 1 else log_probabilities.mul_(ctx.factor)
             del log_probabilities  # before the next chunk is cast
+        if group is not None:
+            dist.all_reduce(log_likelihood, group=group)
         if gradient is not None:
             ctx.save_for_backward(gradient)
         return -log_likelihood.mean()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, loss_gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, loss_gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
         # In place, because a copy would have the size of all logits. torch refuses a second backward pass of the same loss.
         _multiply(gradient, loss_gradient.float() / (len(gradient) * ctx.factor))
-        return gradient, None, None, None
+        return gradient, None, None, None, None
 
 
 def _multiply(tensor: torch.Tensor, factor: torch.Tensor) -> None:
@@ -65,7 +80,28 @@ def _multiply(tensor: torch.Tensor, factor: torch.Tensor) -> None:
         tensor[rows].mul_(factor.reshape(1, 1))
 
 
-def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, classes: int | None = None) -> torch.Tensor:
+def _column_slice(logits: torch.Tensor, classes: int | None, group: dist.ProcessGroup | None) -> slice:
+    """The classes of which this rank has logits (..., n): its first columns. classes, group: as in `cross_entropy`."""
+    start = 0 if group is None else group.rank() * logits.shape[-1]
+    end = start + logits.shape[-1]
+    return slice(start, end if classes is None else min(end, classes))
+
+
+def _log_softmax(logits: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """The logarithms of the probabilities, for logits (rows, n) in fp32, of which each rank of the group has a slice."""
+    if group is None:
+        return torch.log_softmax(logits, -1)
+    largest = logits.amax(1, keepdim=True)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    logits = logits - largest
+    sums = logits.exp().sum(1, keepdim=True)
+    dist.all_reduce(sums, group=group)
+    return logits.sub_(sums.log_())
+
+
+def cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, classes: int | None = None, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
     """The mean cross-entropy over rows, 0-dim in fp32.
 
     The loss of a row is -log softmax(logits)[target]; the gradient of the logits is (softmax(logits) - onehot(target)) / rows.
@@ -73,11 +109,28 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, classes: int | No
     loss has no second derivative.
 
     logits: (rows, n), of any floating dtype. targets: (rows,) in int64. classes: number of real classes; the columns after them
-    are padding and are ignored; None: all n columns are classes.
+    are padding and are ignored; None: all columns are classes. group: the ranks over which the columns are divided in equal
+    slices, in order, each with a real class at least; the loss is then a collective, and each rank gets the gradient of its own
+    logits. None: not divided.
     """
     with_gradient = torch.is_grad_enabled() and logits.requires_grad
-    loss: torch.Tensor = _CrossEntropy.apply(logits, targets, classes, with_gradient)  # type: ignore[no-untyped-call]
+    loss: torch.Tensor = _CrossEntropy.apply(logits, targets, classes, group, with_gradient)  # type: ignore[no-untyped-call]
     return loss
+
+
+def count_correct(
+    logits: torch.Tensor, targets: torch.Tensor, classes: int | None = None, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
+    """The number of targets (...) that are the class with the largest of the logits (..., n); 0-dim, int64. classes, group: as
+    in `cross_entropy`."""
+    columns = _column_slice(logits, classes, group)
+    largest, winners = logits[..., : columns.stop - columns.start].float().max(-1)
+    if group is not None:
+        largest_of_all = largest.clone()
+        dist.all_reduce(largest_of_all, dist.ReduceOp.MAX, group=group)
+        winners = (winners + columns.start).where(largest == largest_of_all, torch.iinfo(torch.int64).max)
+        dist.all_reduce(winners, dist.ReduceOp.MIN, group=group)
+    return (winners == targets).sum()
 
 
 def _row_slices(logits: torch.Tensor) -> Iterator[slice]:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from trainers.cross_entropy import cross_entropy
+from trainers.cross_entropy import count_correct, cross_entropy
 
 if TYPE_CHECKING:
     from trainers.data.data_sets import DataSource
@@ -36,6 +37,8 @@ class Task(ABC):
     """Number of padding parameters, which are not counted as parameters of the model."""
     counted_classes: int | None = None
     """Number of real classes, if the outputs have additional, padded classes; else None."""
+    classes_group: dist.ProcessGroup | None = None
+    """The ranks that have a slice of the classes of each output, in order; None: this rank has all classes."""
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -70,9 +73,9 @@ class Task(ABC):
 
     def criterion(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean loss (0-dim, computed in fp32) of outputs (..., classes) for targets (...): the cross-entropy."""
-        return cross_entropy(outputs.flatten(0, -2), targets.flatten(), self.counted_classes)
+        return cross_entropy(outputs.flatten(0, -2), targets.flatten(), self.counted_classes, self.classes_group)
 
     def correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The number of right predictions: targets (...) that are the class with the largest output in outputs (..., classes).
         0-dim, int64."""
-        return (outputs[..., : self.counted_classes].argmax(-1) == targets).sum()
+        return count_correct(outputs, targets, self.counted_classes, self.classes_group)

@@ -40,7 +40,7 @@ def sum_sent_bytes(cell: Cell) -> float | None:
 
 def _describe_part(cell: Cell, facts: ModelFacts) -> ModelPart:
     """The sizes of a rank's part of the model. With a pipeline, the rank has the blocks and messages of a rank in the middle,
-    and half of what is outside of blocks."""
+    half of what is outside of blocks, and the exchanges of a split head, for which all stages wait."""
     blocks = -(-facts.blocks // cell.pp)
     block_elements: float = blocks * facts.block_parameters / cell.tp
     elements: float = facts.parameters
@@ -59,6 +59,8 @@ def _describe_part(cell: Cell, facts: ModelFacts) -> ModelPart:
         else facts.saved.block_input * cell.micro_batch_size / precision.stream_bytes(cell.precision),
         recomputed_blocks=count_recomputed_blocks(cell, blocks),
         reductions=reductions if backward is None else (FORWARD_REDUCTIONS, backward),
+        has_split_embedding=facts.head_ranks > 1 and cell.pp == 1,
+        split_logit_rows=cell.micro_batch_size * (cell.seq_len or 0) if facts.head_ranks > 1 else 0,
         # A stage sends a hidden state to the next stage and a gradient to the previous stage. The first and the last stage of
         # the model send only one of the two; they are on different ranks.
         messages=2 * cell.stages_per_rank if cell.pp > 2 else 2 * cell.stages_per_rank - 1,

@@ -107,7 +107,7 @@ def predict_non_tensor_bytes(cell: Cell, tensors: PredictedRange) -> dict[str, P
 
 def _rank_memory(cell: Cell, facts: ModelFacts, division: Division, share: StageShare, micro: int) -> dict[str, PredictedRange]:
     """The bytes of each category at the peak, on the rank that has the part `share` of the model."""
-    part, activations = _find_rank_part(cell, facts, share), _count_activations(cell, facts.saved, share, micro)
+    part, activations = _find_rank_part(cell, facts, share), _count_activations(cell, facts, share, micro)
     kept_bytes = division.kept_gradient_bytes
     if cell.pp > 1 and kept_bytes and cell.gradient_accumulation_steps <= share.kept_micro_batches:
         # The first backward of a pipeline finds no gradients of earlier passes, and the last one only its own activations.
@@ -117,7 +117,7 @@ def _rank_memory(cell: Cell, facts: ModelFacts, division: Division, share: Stage
     else:
         moments = []
     moments += step_moments.list_moments(division, part, activations)
-    moments.append(_optimizer_moment(cell, division, part))
+    moments.append(_optimizer_moment(cell, facts, division, part))
     if facts.saved is None:
         # The memory of this model is a lower bound, so tensors that exist only for a moment do not count.
         moments = [{name: size for name, size in moment.items() if name != "temporary"} for moment in moments]
@@ -172,11 +172,13 @@ def _count_buffer_bytes(
     return size
 
 
-def _optimizer_moment(cell: Cell, division: Division, part: RankPart) -> dict[str, float]:
+def _optimizer_moment(cell: Cell, facts: ModelFacts, division: Division, part: RankPart) -> dict[str, float]:
     """The bytes of categories in the optimizer's step."""
     shard_ranks, is_unfused = max(1, division.optimizer_ranks), cell.optimizer.name in STATES and not cell.optimizer.fused
     # Without fused kernels, torch's foreach optimizer makes a temporary tensor of the size and type of each weight of a group.
-    group = part.parameters if cell.tp == 1 else max(part.outside, part.parameters - part.outside)
+    # With tensor parallelism, split and whole weights are two groups.
+    has_one_group = cell.tp == 1 or facts.head_ranks > 1
+    group = part.parameters if has_one_group else max(part.outside, part.parameters - part.outside)
     copies = (2 if cell.precision == "bf16-pure" else 4) * group / shard_ranks
     norm = division.norm_bytes * min(max(part.front, part.back), part.parameters / shard_ranks)
     return {
@@ -192,9 +194,9 @@ def count_state_bytes(cell: Cell) -> int:
     return tensors * (2 if cell.precision == "bf16-pure" else 4)
 
 
-def _count_activations(cell: Cell, saved: SavedBytes | None, share: StageShare, micro: int) -> Activations:
+def _count_activations(cell: Cell, facts: ModelFacts, share: StageShare, micro: int) -> Activations:
     """The memory of activations when backward begins."""
-    if saved is None:
+    if (saved := facts.saved) is None:
         return Activations()
     block = count_saved_block_bytes(cell, saved) * micro + saved.weights / cell.tp
     block_input = saved.block_input * micro / (cell.tp if cell.options.get("sequence_parallel") is True else 1)
@@ -211,7 +213,10 @@ def _count_activations(cell: Cell, saved: SavedBytes | None, share: StageShare, 
     if cell.pp > 1:  # the first stage saves the images, which are a part of the buffers
         head, count = head - saved.inputs * micro * _element_bytes(cell) / 4, share.kept_micro_batches
     # The loss casts logits that are not yet in fp32, and computes their log-softmax.
-    chunk = min(CROSS_ENTROPY_CHUNK, 4 * logits / _element_bytes(cell)) * (1 if _element_bytes(cell) == 4 else 2)
+    is_split = facts.head_ranks > 1  # the loss of split logits needs a second tensor in fp32 in every precision
+    chunk = min(CROSS_ENTROPY_CHUNK, 4 * logits / _element_bytes(cell)) * (
+        1 if _element_bytes(cell) == 4 and not is_split else 2
+    )
     return Activations(
         kept_bytes=kept_bytes,
         of_pass=of_pass,

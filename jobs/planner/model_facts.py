@@ -25,6 +25,7 @@ from shardlab.plugins.plugin_kind import SavedBytes
 from shardlab.registry import Value
 from trainers import menu
 from trainers.model import precision
+from trainers.theory.mesh import divides_vocabulary
 from trainers.workload import Workload
 from trainers.workload_options import Shape, shape_of
 from trainers.workloads import gpt2, llama, vit
@@ -60,6 +61,12 @@ class ModelFacts(msgspec.Struct, frozen=True):
     known."""
     width: int | None = None
     """The size of the hidden state of a position between two blocks. None: not known, or the model is no transformer."""
+    vocabulary: tuple[int, int] = (0, 0)
+    """(rows of the embedding of tokens and of the head, tokens without padding rows), if tensor-parallel ranks may split the rows;
+    else zeros."""
+    head_ranks: int = 1
+    """The number of tensor-parallel ranks over which these rows are split. The fields front, back, tied and saved are those of
+    one of the ranks; the FLOPs are those of the whole model."""
     is_causal: bool = False
     """Whether a position attends only to earlier positions, so that the kernel of attention skips half of the pairs."""
 
@@ -93,10 +100,35 @@ def find_model_facts(cell: Cell) -> ModelFacts:
     """The facts of a cell's model. Computed once for all cells with the same model, because plans have thousands of cells."""
     options, is_own_model = cell.options, cell.workload_code is not None
     shape = (cell.pp > 1, *options.items()) if is_own_model else tuple(options.get(name) for name in _SHAPE_OPTIONS)
-    key = (cell.workload, cell.workload_code, cell.seq_len, cell.precision, *shape)
+    key = (cell.workload, cell.workload_code, cell.seq_len, cell.precision, cell.tp, *shape)
     if (facts := _facts_by_key.get(key)) is None:
-        facts = _facts_by_key[key] = _compute_model_facts(cell)
+        facts = _facts_by_key[key] = _split_vocabulary(_compute_model_facts(cell), cell.tp)
     return facts
+
+
+def _split_vocabulary(facts: ModelFacts, tp: int) -> ModelFacts:
+    """The facts on one of the tensor-parallel ranks, if they split the embedding of tokens and the head."""
+    rows, tokens = facts.vocabulary
+    if tp == 1 or not rows or not divides_vocabulary(rows, tokens, tp):
+        return facts
+    left = 1 / tp
+    table = rows * (facts.width or 0)
+    others = table - table // tp  # the parameters that other ranks have
+    saved = facts.saved and msgspec.structs.replace(
+        facts.saved,
+        head=facts.saved.head - facts.saved.logits * (1 - left),
+        logits=facts.saved.logits * left,
+        head_weights=facts.saved.head_weights * left,
+    )
+    return msgspec.structs.replace(
+        facts,
+        front=facts.front - others,
+        back=facts.back - others,
+        tied=facts.tied and facts.tied - others,
+        saved=saved,
+        unaligned_flops_per_item=(facts.head_flops_per_item or 0.0) if rows // tp % ALIGNED else 0.0,
+        head_ranks=tp,
+    )
 
 
 def _compute_model_facts(cell: Cell) -> ModelFacts:
@@ -134,6 +166,7 @@ def _gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:
         unaligned_flops_per_item=6.0 * table_rows * shape.width * tokens if table_rows % ALIGNED else 0.0,
         attention_flops_per_item=12.0 * shape.layers * shape.width * tokens**2,
         head_flops_per_item=6.0 * table_rows * shape.width * tokens,
+        vocabulary=(table_rows, settings["vocabulary"]),
         width=shape.width,
         is_causal=True,
     )
@@ -238,6 +271,7 @@ def _llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
         how=FORMULA,
         attention_flops_per_item=12.0 * shape.layers * width * tokens**2,
         head_flops_per_item=6.0 * vocabulary * width * tokens,
+        vocabulary=(vocabulary, vocabulary),
         width=width,
         is_causal=True,
     )
@@ -337,6 +371,7 @@ def _described_facts(cell: Cell, workload: Workload) -> ModelFacts:
         attention_flops_per_item=attention_flops,
         head_flops_per_item=head_flops,
         width=counts.width,
+        vocabulary=(counts.vocabulary, counts.vocabulary) if counts.splits_vocabulary else (0, 0),
         is_causal=counts.is_causal,
     )
     saved = counts.saved.get(COUNTED_AS.get(cell.precision, cell.precision))

@@ -114,6 +114,8 @@ class ModelCounts(msgspec.Struct, frozen=True):
     """The numbers of parameters before the blocks, behind them, and in both."""
     reductions: tuple[Count, Count] | None
     """The numbers of row-parallel and of column-parallel layers of a block; None: they cannot be split."""
+    splits_vocabulary: bool = False
+    """Whether tensor-parallel ranks may split the rows of the embedding of tokens and of the head."""
     is_causal: bool = False
     """Whether it is known that a position attends only to earlier positions."""
 

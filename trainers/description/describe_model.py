@@ -115,6 +115,7 @@ def _describe_workload(content: dict[str, Any], digest: str, name: str, seq_len:
         cell = one_process_cell(name, sizes.seq_len, {**options, "n_layer": min(len(blocks), COUNTED_BLOCKS)})
         shallow = configured.make_task(content, cell, Path(), twin=twin)
     layers = derived.Split((), (), ()) if isinstance(split, str) else split
+    counts = flop_count and count_model(task, model, flop_count, shallow, layers.styles, layers.degrees)
     return OwnWorkload(
         name=name,
         summary=("the tiny twin of " if twin else "") + sizes.summary,
@@ -133,7 +134,7 @@ def _describe_workload(content: dict[str, Any], digest: str, name: str, seq_len:
         longest=sizes.longest,
         tensor_degrees=layers.degrees,
         remarks=tuple(remarks),
-        counts=None if flop_count is None else count_model(task, model, flop_count, shallow, layers.styles, layers.degrees),
+        counts=counts and msgspec.structs.replace(counts, splits_vocabulary=layers.vocabulary_layers is not None),
     )
 
 

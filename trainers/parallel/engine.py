@@ -76,6 +76,8 @@ class MeshModelEngine(ReplicatedEngine):
             hidden_elements=cell.micro_batch_size * math.prod(plan.hidden),
             recomputed_blocks=model_options.effective(mesh_model.module)["checkpointed_blocks"],
             reductions=(plan.forward_reductions, plan.backward_reductions) if cell.tp > 1 else None,
+            has_split_embedding=mesh_model.split_embedding,
+            split_logit_rows=cell.micro_batch_size * plan.hidden[0] if mesh_model.split_head else 0,
             partial_elements=mesh_model.count_partial_elements(),
             messages=mesh_model.count_messages(),
             tied=tuple((local_tensor(p).numel(), holders) for p, holders in mesh_model.tied_parameters()),

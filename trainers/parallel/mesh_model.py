@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,12 +12,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from shardlab.matrix.cell import Cell
 from trainers import dtypes, model_options
 from trainers.model.deferred_init import Deferred
 from trainers.parallel import fsdp
+from trainers.theory.mesh import divides_vocabulary
 
 if TYPE_CHECKING:
     from trainers.ranks.ranks import Ranks
@@ -41,6 +44,7 @@ class MeshModel:
     stages: number of stages of the whole pipeline; 0 without a pipeline.
     blocks: the repeated blocks in the parts, with their wrappers.
     parameters: number of trainable parameters of the whole model.
+    split_embedding, split_head: whether this rank has a slice of an embedding, or of a head, whose rows are split over tp.
     padded: number of elements inside (True) and outside (False) of blocks, when they are sharded over dp: the rows of each
         parameter are padded to a multiple of the number of dp ranks.
     """
@@ -71,6 +75,7 @@ class MeshModel:
         bare_blocks = list(task.blocks(model))
         model_options.checkpoint_and_compile(cell, task, model)
         wrapped_blocks = list(task.blocks(model))
+        vocabulary = self._find_vocabulary_layers(model, task) if split else ()
         self._divide(model, names)
         kept_modules = {id(module) for module in self.module.modules()}
         self.blocks = [block for block in wrapped_blocks if id(block) in kept_modules]
@@ -83,6 +88,8 @@ class MeshModel:
                 self._distribute(block, wrapped_block, cell.precision, reshard_after_forward)
         for module in model.modules():
             deferred.fill_direct(module, keep=id(module) in kept_modules)
+        self.split_embedding, self.split_head = (id(layer) in kept_modules for layer in vocabulary or (None, None))
+        self._split_vocabulary([layer for layer in vocabulary if id(layer) in kept_modules])
         for part in self.parts.values() if reshard_after_forward is not None else ():
             other_parameters = [p for p in part.parameters() if not isinstance(p, DTensor) or "dp" not in _mesh_dimensions(p)]
             self._shard(part, cell.precision, other_parameters, is_block=False, reshard=False)
@@ -111,6 +118,28 @@ class MeshModel:
             self._partial |= {name for name, p in self.task_parameters() if id(p) in partial_ids}
         if reshard is not None:
             self._shard(wrapped, precision, list(wrapped.parameters()), is_block=True, reshard=reshard)
+
+    def _find_vocabulary_layers(self, model: nn.Module, task: Task) -> tuple[nn.Module, ...]:
+        """(embedding of tokens, head), if their rows are split over the tp ranks; else empty. Tells the task the ranks."""
+        names, tp = self._plan.vocabulary_layers, self.mesh["tp"]
+        layers = tuple(model.get_submodule(name) for name in names or ())
+        rows = {weight.shape[0] for layer in layers if isinstance(weight := layer.weight, nn.Parameter)}
+        if len(rows) != 1 or not divides_vocabulary(size := rows.pop(), task.counted_classes or size, tp.size()):
+            return ()
+        task.classes_group = tp.get_group()
+        return layers
+
+    def _split_vocabulary(self, layers: list[nn.Module]) -> None:
+        """Split the rows of this rank's embedding of tokens and head over the tp ranks. A weight that both have stays one."""
+        is_tied, mesh = len(layers) == 2 and layers[0].weight is layers[1].weight, self.mesh["tp"]
+        for layer in layers:
+            if isinstance(layer, nn.Embedding):
+                layer.weight = nn.Parameter(distribute_tensor(layer.weight, mesh, [Shard(0)], src_data_rank=None))
+                layer.forward = partial(_embed_tokens, layer)  # type: ignore[method-assign]
+            else:
+                parallelize_module(layer, mesh, ColwiseParallel(), src_data_rank=None)  # None: all ranks have equal weights
+        if is_tied:
+            layers[1].weight = layers[0].weight
 
     def _shard(
         self, module: nn.Module, precision: str, parameters: list[nn.Parameter], *, is_block: bool, reshard: bool
@@ -229,6 +258,24 @@ class MeshModel:
         indices = torch.arange(shape.numel()).view(shape)
         restored = self._plan.restore_parameter(name, indices, self.mesh["tp"].size())
         return None if restored is indices else restored
+
+
+def _embed_tokens(layer: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
+    """The embeddings (..., width) of tokens (...), of which each tp rank has a slice of the rows. torch's own RowwiseParallel
+    would give each rank the gradient of all rows (torch 2.13)."""
+    weight = layer.weight
+    assert isinstance(weight, DTensor)
+    rows = weight.to_local()
+    local_tokens = tokens - weight.device_mesh.get_local_rank() * len(rows)
+    is_here = (local_tokens >= 0) & (local_tokens < len(rows))
+    embeddings = nn.functional.embedding(local_tokens.where(is_here, 0), rows) * is_here[..., None]
+    if layer.padding_idx is not None:  # the embedding of this token is not trained
+        embeddings = embeddings.detach().where((tokens == layer.padding_idx)[..., None], embeddings)
+    return (
+        DTensor.from_local(embeddings, weight.device_mesh, [Partial()], run_check=False)
+        .redistribute(placements=[Replicate()])
+        .to_local()
+    )
 
 
 def _mesh_dimensions(tensor: DTensor) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ class Split(NamedTuple):
     """The names of the layers that are split by rows."""
     degrees: tuple[int, ...]
     """The possible numbers of ranks, from 2."""
+    vocabulary_layers: tuple[str, str] | None = None
+    """As in `ModelPlan`."""
 
     def styles(self, _: nn.Module, __: int) -> dict[str, str]:
         """`columns` or `rows` by the name of each split layer, for any block and number of ranks."""
@@ -67,7 +69,8 @@ def derive_split(model: nn.Module, blocks: Sequence[nn.Module], config: Any) -> 
         _find_linear(blocks[0], name).in_features for name in rows
     ]
     divisible = math.gcd(*sizes, *(size for size in heads if isinstance(size, int)))
-    return Split(columns, rows, tuple(ranks for ranks in range(2, divisible + 1) if divisible % ranks == 0))
+    degrees = tuple(ranks for ranks in range(2, divisible + 1) if divisible % ranks == 0)
+    return Split(columns, rows, degrees, _find_vocabulary_layers(model, names))
 
 
 class DerivedPlan(ModelPlan):
@@ -75,6 +78,7 @@ class DerivedPlan(ModelPlan):
 
     def __init__(self, positions: int, width: int, split: Split) -> None:
         self.hidden, self._split, self.backward_reductions = (positions, width), split, len(split.columns)
+        self.vocabulary_layers = split.vocabulary_layers
 
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
         assert not sequence, "refused at plan time"
@@ -85,6 +89,13 @@ class DerivedPlan(ModelPlan):
 
     def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
         raise AssertionError("refused at plan time: nobody wrote how to divide the model into stages")
+
+
+def _find_vocabulary_layers(model: Any, names: dict[int, str]) -> tuple[str, str] | None:
+    """The names of the embedding of tokens and of the head, if they compute nothing but what torch's layers compute. names: the
+    name of each module by its id."""
+    layers = model.get_input_embeddings(), model.get_output_embeddings()
+    return (names[id(layers[0])], names[id(layers[1])]) if tuple(map(type, layers)) == (nn.Embedding, nn.Linear) else None
 
 
 def _find_module(block: nn.Module, name: str) -> nn.Module | None:

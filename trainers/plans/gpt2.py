@@ -17,6 +17,7 @@ FUSED = ("attn.c_attn.weight", "attn.c_attn.bias")
 
 
 class Gpt2Plan(ModelPlan):
+    vocabulary_layers = ("transformer.wte", "lm_head")
     backward_reductions = 2  # for the gradients of the inputs of the two layers c_attn and c_fc
 
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:

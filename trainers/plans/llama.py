@@ -17,6 +17,7 @@ ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
 
 class LlamaPlan(ModelPlan):
+    vocabulary_layers = ("model.embed_tokens", "lm_head")
     backward_reductions = len(COLUMNS)
 
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:

@@ -21,6 +21,9 @@ class ModelPlan(ABC):
     forward_reductions: number of all-reduces of a hidden state in the forward pass of a split block, one for each row-parallel
     layer. A transformer has one after attention and one after the MLP (Shoeybi et al., Megatron-LM, 2019, section 3)."""
     forward_reductions = 2
+    vocabulary_layers: tuple[str, str] | None = None
+    """The names in `Task.model` of the embedding of tokens and of the head whose rows may be split over tensor-parallel ranks;
+    None: these layers are not split."""
 
     def __init__(self, positions: int, width: int) -> None:
         self.hidden = (positions, width)

@@ -19,6 +19,7 @@ def list_mesh_terms(cell: Cell, part: ModelPart, *, pipelined: bool) -> list[Ter
         terms.append(Term("the gradient's norm", "all_reduce", SCALAR_BYTES, cell.gpus))
     if cell.tp > 1:
         terms += _list_sequence_terms(cell, part) if cell.options.get("sequence_parallel") else _list_split_terms(cell, part)
+        terms += _list_vocabulary_terms(cell, part)
     if cell.pp > 1:
         terms += _list_pipeline_terms(cell, part)
     if cell.dp > 1:
@@ -27,6 +28,27 @@ def list_mesh_terms(cell: Cell, part: ModelPart, *, pipelined: bool) -> list[Ter
         block_gathers, other_gathers = (1, 1) if pipelined else (2 * passes, passes)
         terms += list_sharding_terms(cell, part, block_gathers=block_gathers, other_gathers=other_gathers)
     return terms
+
+
+def divides_vocabulary(rows: int, classes: int, tp: int) -> bool:
+    """Whether the rows of the embedding of tokens and of the head, of which the first `classes` are tokens and the others
+    padding, are split over tp ranks: in equal parts, each with a token at least."""
+    return rows % tp == 0 and classes > rows - rows // tp
+
+
+def _list_vocabulary_terms(cell: Cell, part: ModelPart) -> list[Term]:
+    """The communication of a split embedding, head and loss (Shoeybi et al., Megatron-LM, 2019, section 3)."""
+    hidden_bytes, passes = _count_hidden_bytes(cell, part)[1], cell.gradient_accumulation_steps
+    uses = (
+        ("what the split embedding writes", hidden_bytes, part.has_split_embedding),
+        ("gradient of what the split head reads", hidden_bytes, part.split_logit_rows > 0),
+        ("of each row of logits: the largest, the sum of exponentials, the target's", SCALAR_BYTES * part.split_logit_rows, 3),
+    )
+    return [
+        Term(name, "all_reduce", size * calls * passes, cell.tp, calls=calls * passes, axis="tp")
+        for name, size, calls in uses
+        if size * calls
+    ]
 
 
 def _count_hidden_bytes(cell: Cell, part: ModelPart) -> tuple[float, float]:

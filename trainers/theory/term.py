@@ -99,6 +99,10 @@ class ModelPart(msgspec.Struct, frozen=True, kw_only=True):
     reductions: tuple[int, int] | None = None
     """Of a block that is split over tp: (row-parallel layers, of which each reduces its output in forward; column-parallel
     layers, of which each reduces the gradient of its input in backward)."""
+    has_split_embedding: bool = False
+    """Whether the rank has a slice of an embedding whose rows are split over tp."""
+    split_logit_rows: int = 0
+    """The rows of the logits of a micro-batch, if the rank has a slice of a head whose rows are split over tp; else 0."""
     partial_elements: int = 0
     """With sequence parallelism: the elements of parameters, such as norms, that see only a slice of the positions."""
     messages: int = 0
