@@ -8,7 +8,7 @@
                                      and write what autograd saves several times
 
 The head (the layers behind the blocks) counts separately, because pipelines do not split it, tensor parallelism only if the
-rows of the vocabulary can be divided, and because activation checkpointing does not recompute it.
+rows of its vocabulary are known, and because activation checkpointing does not recompute it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def predict_compute_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> Comput
     forward_attention = attention_flops * FORWARD * (0.5 if facts.is_causal else 1.0)
     attention = divide_by_rate(forward_attention * items * (1 + ATTENTION_BACKWARD + recomputed) / split, rates.attention)
     unaligned_flops = facts.unaligned_flops_per_item * items if rates.unaligned is not None else 0.0
-    head = divide_by_rate((head_flops * items - unaligned_flops) / facts.head_ranks, rate)
-    head += divide_by_rate(unaligned_flops / facts.head_ranks, rates.unaligned or rate)
+    head = divide_by_rate((head_flops * items - unaligned_flops) * facts.head_share, rate)
+    head += divide_by_rate(unaligned_flops * facts.head_share, rates.unaligned or rate)
     if facts.saved is None:
         return ComputeTime(products + attention + _multiply(OTHER_OPERATORS, products), head)
     block_bytes = memory.count_saved_block_bytes(cell, facts.saved) * facts.blocks / cell.pp * (1 + recomputed * FORWARD)

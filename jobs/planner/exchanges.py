@@ -59,8 +59,8 @@ def _describe_part(cell: Cell, facts: ModelFacts) -> ModelPart:
         else facts.saved.block_input * cell.micro_batch_size / precision.stream_bytes(cell.precision),
         recomputed_blocks=count_recomputed_blocks(cell, blocks),
         reductions=reductions if backward is None else (FORWARD_REDUCTIONS, backward),
-        has_split_embedding=facts.head_ranks > 1 and cell.pp == 1,
-        split_logit_rows=cell.micro_batch_size * (cell.seq_len or 0) if facts.head_ranks > 1 else 0,
+        has_split_embedding=facts.head_share < 1 and cell.pp == 1,
+        split_logit_rows=cell.micro_batch_size * (cell.seq_len or 0) if facts.head_share < 1 else 0,
         # A stage sends a hidden state to the next stage and a gradient to the previous stage. The first and the last stage of
         # the model send only one of the two; they are on different ranks.
         messages=2 * cell.stages_per_rank if cell.pp > 2 else 2 * cell.stages_per_rank - 1,

@@ -177,7 +177,7 @@ def _optimizer_moment(cell: Cell, facts: ModelFacts, division: Division, part: R
     shard_ranks, is_unfused = max(1, division.optimizer_ranks), cell.optimizer.name in STATES and not cell.optimizer.fused
     # Without fused kernels, torch's foreach optimizer makes a temporary tensor of the size and type of each weight of a group.
     # With tensor parallelism, split and whole weights are two groups.
-    has_one_group = cell.tp == 1 or facts.head_ranks > 1
+    has_one_group = cell.tp == 1 or facts.head_share < 1
     group = part.parameters if has_one_group else max(part.outside, part.parameters - part.outside)
     copies = (2 if cell.precision == "bf16-pure" else 4) * group / shard_ranks
     norm = division.norm_bytes * min(max(part.front, part.back), part.parameters / shard_ranks)
@@ -213,7 +213,7 @@ def _count_activations(cell: Cell, facts: ModelFacts, share: StageShare, micro: 
     if cell.pp > 1:  # the first stage saves the images, which are a part of the buffers
         head, count = head - saved.inputs * micro * _element_bytes(cell) / 4, share.kept_micro_batches
     # The loss casts logits that are not yet in fp32, and computes their log-softmax.
-    is_split = facts.head_ranks > 1  # the loss of split logits needs a second tensor in fp32 in every precision
+    is_split = facts.head_share < 1  # the loss of split logits needs a second tensor in fp32 in every precision
     chunk = min(CROSS_ENTROPY_CHUNK, 4 * logits / _element_bytes(cell)) * (
         1 if _element_bytes(cell) == 4 and not is_split else 2
     )

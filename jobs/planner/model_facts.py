@@ -25,7 +25,7 @@ from shardlab.plugins.plugin_kind import SavedBytes
 from shardlab.registry import Value
 from trainers import menu
 from trainers.model import precision
-from trainers.theory.mesh import divides_vocabulary
+from trainers.theory.mesh import count_vocabulary_rows
 from trainers.workload import Workload
 from trainers.workload_options import Shape, shape_of
 from trainers.workloads import gpt2, llama, vit
@@ -62,10 +62,10 @@ class ModelFacts(msgspec.Struct, frozen=True):
     width: int | None = None
     """The size of the hidden state of a position between two blocks. None: not known, or the model is no transformer."""
     vocabulary: tuple[int, int] = (0, 0)
-    """(rows of the embedding of tokens and of the head, tokens without padding rows), if tensor-parallel ranks may split the rows;
-    else zeros."""
-    head_ranks: int = 1
-    """The number of tensor-parallel ranks over which these rows are split. The fields front, back, tied and saved are those of
+    """(rows of the embedding of tokens and of the head, tokens without padding rows), if tensor-parallel ranks may split the
+    rows; else zeros."""
+    head_share: float = 1.0
+    """The share of these rows on a tensor-parallel rank. If it is below 1, the fields front, back, tied and saved are those of
     one of the ranks; the FLOPs are those of the whole model."""
     is_causal: bool = False
     """Whether a position attends only to earlier positions, so that the kernel of attention skips half of the pairs."""
@@ -108,17 +108,16 @@ def find_model_facts(cell: Cell) -> ModelFacts:
 
 def _split_vocabulary(facts: ModelFacts, tp: int) -> ModelFacts:
     """The facts on one of the tensor-parallel ranks, if they split the embedding of tokens and the head."""
-    rows, tokens = facts.vocabulary
-    if tp == 1 or not rows or not divides_vocabulary(rows, tokens, tp):
+    (rows, tokens), width = facts.vocabulary, facts.width or 0
+    rank_rows = count_vocabulary_rows(rows, tokens, tp)
+    if rank_rows == rows:
         return facts
-    left = 1 / tp
-    table = rows * (facts.width or 0)
-    others = table - table // tp  # the parameters that other ranks have
+    share, others = rank_rows / rows, (rows - rank_rows) * width  # others: the parameters that only other ranks have
     saved = facts.saved and msgspec.structs.replace(
         facts.saved,
-        head=facts.saved.head - facts.saved.logits * (1 - left),
-        logits=facts.saved.logits * left,
-        head_weights=facts.saved.head_weights * left,
+        head=facts.saved.head - facts.saved.logits * (1 - share),
+        logits=facts.saved.logits * share,
+        head_weights=facts.saved.head_weights * share,
     )
     return msgspec.structs.replace(
         facts,
@@ -126,8 +125,8 @@ def _split_vocabulary(facts: ModelFacts, tp: int) -> ModelFacts:
         back=facts.back - others,
         tied=facts.tied and facts.tied - others,
         saved=saved,
-        unaligned_flops_per_item=(facts.head_flops_per_item or 0.0) if rows // tp % ALIGNED else 0.0,
-        head_ranks=tp,
+        unaligned_flops_per_item=(facts.head_flops_per_item or 0.0) if rank_rows % ALIGNED else 0.0,
+        head_share=share,
     )
 
 

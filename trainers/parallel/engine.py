@@ -51,6 +51,8 @@ class MeshModelEngine(ReplicatedEngine):
 
     def state(self) -> State:
         parts = state_parts.parameter_parts(self.mesh_model.task_parameters(), self.optimizer)
+        parts = {name: self.mesh_model.cut_padding(name.rpartition("/")[2], part) for name, part in parts.items()}
+        parts = {name: part for name, part in parts.items() if part.memory.numel()}
         return {**parts, **state_parts.buffer_parts(self.model)}
 
     def element_order(self, name: str, shape: torch.Size) -> torch.Tensor | None:

@@ -17,9 +17,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 from shardlab.matrix.cell import Cell
 from trainers import dtypes, model_options
+from trainers.checkpointing.state_parts import TensorPart
 from trainers.model.deferred_init import Deferred
 from trainers.parallel import fsdp
-from trainers.theory.mesh import divides_vocabulary
+from trainers.theory.mesh import count_vocabulary_rows
 
 if TYPE_CHECKING:
     from trainers.ranks.ranks import Ranks
@@ -123,9 +124,15 @@ class MeshModel:
         """(embedding of tokens, head), if their rows are split over the tp ranks; else empty. Tells the task the ranks."""
         names, tp = self._plan.vocabulary_layers, self.mesh["tp"]
         layers = tuple(model.get_submodule(name) for name in names or ())
-        rows = {weight.shape[0] for layer in layers if isinstance(weight := layer.weight, nn.Parameter)}
-        if len(rows) != 1 or not divides_vocabulary(size := rows.pop(), task.counted_classes or size, tp.size()):
+        sizes = {weight.shape[0] for layer in layers if isinstance(weight := layer.weight, nn.Parameter)}
+        if len(sizes) != 1 or tp.size() == 1:
             return ()
+        rows = sizes.pop()
+        rank_rows = count_vocabulary_rows(rows, task.counted_classes or rows, tp.size())
+        if rank_rows == rows:
+            return ()
+        if rank_rows * tp.size() > rows:
+            task.counted_classes = task.counted_classes or rows
         task.classes_group = tp.get_group()
         return layers
 
@@ -133,13 +140,27 @@ class MeshModel:
         """Split the rows of this rank's embedding of tokens and head over the tp ranks. A weight that both have stays one."""
         is_tied, mesh = len(layers) == 2 and layers[0].weight is layers[1].weight, self.mesh["tp"]
         for layer in layers:
+            for name, parameter in layer._parameters.items():
+                if parameter is not None:  # padded with zeros to equal numbers of rows
+                    padding = (0, 0) * (parameter.dim() - 1) + (0, -len(parameter) % mesh.size())
+                    padded = nn.functional.pad(parameter.detach(), padding)
+                    padded = distribute_tensor(
+                        padded, mesh, [Shard(0)], src_data_rank=None
+                    )  # None: all ranks have equal weights
+                    layer._parameters[name] = nn.Parameter(padded, requires_grad=parameter.requires_grad)
             if isinstance(layer, nn.Embedding):
-                layer.weight = nn.Parameter(distribute_tensor(layer.weight, mesh, [Shard(0)], src_data_rank=None))
                 layer.forward = partial(_embed_tokens, layer)  # type: ignore[method-assign]
             else:
-                parallelize_module(layer, mesh, ColwiseParallel(), src_data_rank=None)  # None: all ranks have equal weights
+                parallelize_module(layer, mesh, ColwiseParallel(), src_data_rank=None)
         if is_tied:
             layers[1].weight = layers[0].weight
+
+    def cut_padding(self, name: str, part: TensorPart) -> TensorPart:
+        """The part of a parameter, or of its optimizer state, without the rows that pad a split embedding or head."""
+        shape = self._shapes[name]
+        if part.shape[:1] <= shape[:1] or part.shape[1:] != shape[1:]:
+            return part
+        return TensorPart(part.memory[: max(0, shape[0] - part.offsets[0])], shape, part.offsets)
 
     def _shard(
         self, module: nn.Module, precision: str, parameters: list[nn.Parameter], *, is_block: bool, reshard: bool
@@ -244,6 +265,7 @@ class MeshModel:
                 parameter = rank_parameters[name].detach()
                 parameter = _gather_dtensor(parameter) if isinstance(parameter, DTensor) else parameter
                 parameter = self._plan.restore_parameter(name, parameter, self.mesh["tp"].size()) if self._split else parameter
+                parameter = parameter[: len(whole_parameter)] if parameter.dim() else parameter  # without rows of padding
                 if stage_rank == self._holders[name][0]:
                     whole_parameter.copy_(parameter)
             if self.mesh["pp"].size() > 1:

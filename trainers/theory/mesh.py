@@ -30,10 +30,14 @@ def list_mesh_terms(cell: Cell, part: ModelPart, *, pipelined: bool) -> list[Ter
     return terms
 
 
-def divides_vocabulary(rows: int, classes: int, tp: int) -> bool:
-    """Whether the rows of the embedding of tokens and of the head, of which the first `classes` are tokens and the others
-    padding, are split over tp ranks: in equal parts, each with a token at least."""
-    return rows % tp == 0 and classes > rows - rows // tp
+def count_vocabulary_rows(rows: int, tokens: int, tp: int) -> int:
+    """The rows of the embedding of tokens and of the head on each of tp ranks. The last rank has up to tp - 1 rows of padding.
+    All rows if they are not split: if a rank would have no token.
+
+    rows: the rows of the model, of which the first `tokens` are tokens and the others padding.
+    """
+    rank_rows = -(-rows // tp)
+    return rank_rows if tokens > (tp - 1) * rank_rows else rows
 
 
 def _list_vocabulary_terms(cell: Cell, part: ModelPart) -> list[Term]:
