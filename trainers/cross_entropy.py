@@ -41,17 +41,17 @@ class _CrossEntropy(torch.autograd.Function):
         if with_gradient:
             gradient = torch.empty_like(logits) if classes is None else torch.zeros_like(logits)
         ctx.factor = FP16_FACTOR if logits.dtype == torch.float16 else 1.0
-        columns = _column_slice(logits, classes, group)
-        width = columns.stop - columns.start
+        first, width = _find_classes(logits, classes, group)
         for rows in _row_slices(logits):
-            target = targets[rows, None] - columns.start
+            target = targets[rows, None] - first
             is_here = torch.ones_like(target, dtype=torch.bool) if group is None else (target >= 0) & (target < width)
             target = target.where(is_here, 0)
-            log_probabilities = _log_softmax(logits[rows, :width].float(), group)
+            log_probabilities = _log_softmax(_cast_columns(logits[rows], width), group)
             log_likelihood[rows] = log_probabilities.gather(1, target).where(is_here, 0.0)
             if gradient is not None:
                 # softmax - onehot. Backward divides by the number of rows: in fp16, small quotients would be rounded to 0.
                 log_probabilities.exp_().scatter_add_(1, target, -is_here.float())
+                log_probabilities = log_probabilities[:, :width]
                 gradient[rows, :width] = log_probabilities if ctx.factor == 1 else log_probabilities.mul_(ctx.factor)
             del log_probabilities  # before the next chunk is cast
         if group is not None:
@@ -80,11 +80,17 @@ def _multiply(tensor: torch.Tensor, factor: torch.Tensor) -> None:
         tensor[rows].mul_(factor.reshape(1, 1))
 
 
-def _column_slice(logits: torch.Tensor, classes: int | None, group: dist.ProcessGroup | None) -> slice:
-    """The classes of which this rank has logits (..., n): its first columns. classes, group: as in `cross_entropy`."""
-    start = 0 if group is None else group.rank() * logits.shape[-1]
-    end = start + logits.shape[-1]
-    return slice(start, end if classes is None else min(end, classes))
+def _find_classes(logits: torch.Tensor, classes: int | None, group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """(the first class of which this rank has logits (..., n), the number of its classes); its other columns are padding.
+    classes, group: as in `cross_entropy`."""
+    columns = logits.shape[-1]
+    first = 0 if group is None else group.rank() * columns
+    return first, columns if classes is None else max(0, min(columns, classes - first))
+
+
+def _cast_columns(logits: torch.Tensor, width: int) -> torch.Tensor:
+    """The first columns (..., width) of logits in fp32. Of a rank that has only padding: one column, of probability 0."""
+    return logits[..., :width].float() if width else torch.full_like(logits[..., :1], -torch.inf, dtype=torch.float32)
 
 
 def _log_softmax(logits: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
@@ -110,8 +116,7 @@ def cross_entropy(
 
     logits: (rows, n), of any floating dtype. targets: (rows,) in int64. classes: number of real classes; the columns after them
     are padding and are ignored; None: all columns are classes. group: the ranks over which the columns are divided in equal
-    slices, in order, each with a real class at least; the loss is then a collective, and each rank gets the gradient of its own
-    logits. None: not divided.
+    slices, in order; the loss is then a collective, and each rank gets the gradient of its own logits. None: not divided.
     """
     with_gradient = torch.is_grad_enabled() and logits.requires_grad
     loss: torch.Tensor = _CrossEntropy.apply(logits, targets, classes, group, with_gradient)  # type: ignore[no-untyped-call]
@@ -123,12 +128,12 @@ def count_correct(
 ) -> torch.Tensor:
     """The number of targets (...) that are the class with the largest of the logits (..., n); 0-dim, int64. classes, group: as
     in `cross_entropy`."""
-    columns = _column_slice(logits, classes, group)
-    largest, winners = logits[..., : columns.stop - columns.start].float().max(-1)
+    first, width = _find_classes(logits, classes, group)
+    largest, winners = _cast_columns(logits, width).max(-1)
     if group is not None:
         largest_of_all = largest.clone()
         dist.all_reduce(largest_of_all, dist.ReduceOp.MAX, group=group)
-        winners = (winners + columns.start).where(largest == largest_of_all, torch.iinfo(torch.int64).max)
+        winners = (winners + first).where(largest == largest_of_all, torch.iinfo(torch.int64).max)
         dist.all_reduce(winners, dist.ReduceOp.MIN, group=group)
     return (winners == targets).sum()
 

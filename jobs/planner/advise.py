@@ -328,9 +328,12 @@ def _explain_time(advice: Advice, best: Advice) -> Iterator[str]:
     if best.cell.activation_checkpointing == "none" != advice.cell.activation_checkpointing:
         compute = "recomputing"
     elif advice.cell.tp * advice.cell.pp > best.cell.tp * best.cell.pp:
-        # Neither tensor parallelism nor a pipeline divides the product with the vocabulary, which is slow if it is unaligned.
-        is_unaligned = model_facts.find_model_facts(advice.cell).unaligned_flops_per_item > 0
-        compute = "unpadded head" if is_unaligned else "undivided head"
+        # No pipeline divides the product with the vocabulary, which is slow if it is unaligned.
+        facts = model_facts.find_model_facts(advice.cell)
+        if facts.unaligned_flops_per_item > 0:
+            compute = "unpadded head"
+        elif facts.head_share == 1 or advice.cell.pp > best.cell.pp:
+            compute = "undivided head"
     best_parts = {} if advice is best else best.predicted.step_parts_s
     parts = {name: part_s - best_parts.get(name, 0.0) for name, part_s in advice.predicted.step_parts_s.items()}
     for name, part_s in sorted(parts.items(), key=lambda part: -part[1]):

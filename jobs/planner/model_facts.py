@@ -25,7 +25,6 @@ from shardlab.plugins.plugin_kind import SavedBytes
 from shardlab.registry import Value
 from trainers import menu
 from trainers.model import precision
-from trainers.theory.mesh import count_vocabulary_rows
 from trainers.workload import Workload
 from trainers.workload_options import Shape, shape_of
 from trainers.workloads import gpt2, llama, vit
@@ -61,9 +60,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     known."""
     width: int | None = None
     """The size of the hidden state of a position between two blocks. None: not known, or the model is no transformer."""
-    vocabulary: tuple[int, int] = (0, 0)
-    """(rows of the embedding of tokens and of the head, tokens without padding rows), if tensor-parallel ranks may split the
-    rows; else zeros."""
+    vocabulary_rows: int = 0
+    """The rows of the embedding of tokens and of the head, if tensor-parallel ranks split them; else 0."""
     head_share: float = 1.0
     """The share of these rows on a tensor-parallel rank. If it is below 1, the fields front, back, tied and saved are those of
     one of the ranks; the FLOPs are those of the whole model."""
@@ -108,11 +106,10 @@ def find_model_facts(cell: Cell) -> ModelFacts:
 
 def _split_vocabulary(facts: ModelFacts, tp: int) -> ModelFacts:
     """The facts on one of the tensor-parallel ranks, if they split the embedding of tokens and the head."""
-    (rows, tokens), width = facts.vocabulary, facts.width or 0
-    rank_rows = count_vocabulary_rows(rows, tokens, tp)
-    if rank_rows == rows:
+    if tp == 1 or not (rows := facts.vocabulary_rows):
         return facts
-    share, others = rank_rows / rows, (rows - rank_rows) * width  # others: the parameters that only other ranks have
+    rank_rows = -(-rows // tp)
+    share, others = rank_rows / rows, (rows - rank_rows) * (facts.width or 0)  # others: the parameters of the other ranks
     saved = facts.saved and msgspec.structs.replace(
         facts.saved,
         head=facts.saved.head - facts.saved.logits * (1 - share),
@@ -165,7 +162,7 @@ def _gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:
         unaligned_flops_per_item=6.0 * table_rows * shape.width * tokens if table_rows % ALIGNED else 0.0,
         attention_flops_per_item=12.0 * shape.layers * shape.width * tokens**2,
         head_flops_per_item=6.0 * table_rows * shape.width * tokens,
-        vocabulary=(table_rows, settings["vocabulary"]),
+        vocabulary_rows=table_rows,
         width=shape.width,
         is_causal=True,
     )
@@ -270,7 +267,7 @@ def _llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
         how=FORMULA,
         attention_flops_per_item=12.0 * shape.layers * width * tokens**2,
         head_flops_per_item=6.0 * vocabulary * width * tokens,
-        vocabulary=(vocabulary, vocabulary),
+        vocabulary_rows=vocabulary,
         width=width,
         is_causal=True,
     )
@@ -347,7 +344,8 @@ def _described_facts(cell: Cell, workload: Workload) -> ModelFacts:
         # which stage of a pipeline has which blocks is known if they are equal
         block_parameters=0 if not sizes else min(sizes) if cell.pp > 1 else sum(sizes) // len(sizes),
         largest_block=max(sizes, default=0),
-        front=0 if cell.pp > 1 else outside,
+        # a lower bound: tensor-parallel ranks may split what is outside of the blocks of a model by configuration
+        front=0 if cell.pp > 1 else outside // cell.tp if workload.is_data else outside,
         back=0,
         tied=0,
         flops_per_item=None
@@ -370,7 +368,7 @@ def _described_facts(cell: Cell, workload: Workload) -> ModelFacts:
         attention_flops_per_item=attention_flops,
         head_flops_per_item=head_flops,
         width=counts.width,
-        vocabulary=(counts.vocabulary, counts.vocabulary) if counts.splits_vocabulary else (0, 0),
+        vocabulary_rows=counts.vocabulary if counts.splits_vocabulary else 0,
         is_causal=counts.is_causal,
     )
     saved = counts.saved.get(COUNTED_AS.get(cell.precision, cell.precision))

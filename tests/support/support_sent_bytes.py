@@ -32,16 +32,19 @@ BY_HAND = [
     ("fsdp1-hybrid-shard-zero2", {}, 3 * 441_088, 2 * PSI, True),
     ("fsdp2-hsdp", {}, 2 * 399_872 + 41_216 + 441_088 + 441_088, 3 * PSI, True),
     ("fsdp2-hsdp-zero2", {}, 3 * 441_088, 2 * PSI, True),
-    # Each of the 4 blocks all-reduces the hidden state twice in forward (Megatron-LM, section 3) and twice in backward.
-    ("tp", {"tp": 4}, 16 * IN_TURNS, None, True),
+    # Each of the 4 blocks all-reduces the hidden state twice in forward (Megatron-LM, section 3) and twice in backward. So do
+    # the split embedding in forward and the split head in backward. Of each of 512 rows of logits, the loss all-reduces the
+    # largest, the sum of exponentials and the target's: 3 x 4 bytes.
+    ("tp", {"tp": 4}, 18 * IN_TURNS + 9_216, None, True),
     # A reduce-scatter and an all-gather replace each all-reduce; together they send as many bytes. The input of the first block
     # and the output of the last block need one more pair. The gradients of 2 norms (256 numbers) in each of 4 blocks, 4,096
     # bytes, are all-reduced. The gradients of biases need no collective: they are computed from a gathered gradient.
-    ("tp", {"tp": 4, "options": {"sequence_parallel": True}}, 16 * IN_TURNS + IN_TURNS + 6_144, None, True),
+    ("tp", {"tp": 4, "options": {"sequence_parallel": True}}, 16 * IN_TURNS + IN_TURNS + 6_144 + 2 * IN_TURNS + 9_216, None, True),
     # Half the batch and two ranks per all-reduce: 16 x 65,536. A rank holds 25,184 numbers of a block (half of the matrices
     # with 12 x 64 x 64 numbers, half of 448 biases, all of 384 others): 402,944 bytes in 4 blocks. FSDP2 shards them over 2
-    # ranks. So a rank sends half of them in each of two all-gathers, half of REST in one, and half of both to reduce-scatter.
-    ("tp-fsdp2", {"tp": 2}, 16 * 65_536 + 2 * 201_472 + 41_216 + 242_688, None, True),
+    # ranks. So a rank sends half of them in each of two all-gathers, half of the rest in one, and half of both to
+    # reduce-scatter. The rest is half of the embedding of tokens, 32,768 bytes, and 16,896 bytes of positions and a norm.
+    ("tp-fsdp2", {"tp": 2}, 18 * 65_536 + 3_072 + 2 * 201_472 + 24_832 + 226_304, None, True),
     ("zero0", {}, ALL_REDUCED, 2 * PSI, True),
     # Gradients are all-reduced in whole buckets, and the updated parameters are gathered.
     ("zero1", {}, ALL_REDUCED + GATHERED, 2 * PSI, True),
@@ -66,7 +69,7 @@ PARTS = {
     "fsdp2-zero2": (GATHERED, GATHERED, 0, 2 * PSI),
     "fsdp2-hsdp": (2 * 399_872 + 41_216, 441_088, 441_088, 3 * PSI),
     # Beside gathers, a pass sends hidden states of 4 sequences.
-    "tp-fsdp2": (16 * 65_536 + 2 * 201_472 + 41_216, 242_688, 0, None),
+    "tp-fsdp2": (18 * 65_536 + 3_072 + 2 * 201_472 + 24_832, 226_304, 0, None),
 }
 
 

@@ -20,7 +20,6 @@ from trainers import dtypes, model_options
 from trainers.checkpointing.state_parts import TensorPart
 from trainers.model.deferred_init import Deferred
 from trainers.parallel import fsdp
-from trainers.theory.mesh import count_vocabulary_rows
 
 if TYPE_CHECKING:
     from trainers.ranks.ranks import Ranks
@@ -127,12 +126,7 @@ class MeshModel:
         sizes = {weight.shape[0] for layer in layers if isinstance(weight := layer.weight, nn.Parameter)}
         if len(sizes) != 1 or tp.size() == 1:
             return ()
-        rows = sizes.pop()
-        rank_rows = count_vocabulary_rows(rows, task.counted_classes or rows, tp.size())
-        if rank_rows == rows:
-            return ()
-        if rank_rows * tp.size() > rows:
-            task.counted_classes = task.counted_classes or rows
+        task.counted_classes = task.counted_classes or sizes.pop()  # `_split_vocabulary` pads the rows
         task.classes_group = tp.get_group()
         return layers
 

@@ -30,16 +30,6 @@ def list_mesh_terms(cell: Cell, part: ModelPart, *, pipelined: bool) -> list[Ter
     return terms
 
 
-def count_vocabulary_rows(rows: int, tokens: int, tp: int) -> int:
-    """The rows of the embedding of tokens and of the head on each of tp ranks. The last rank has up to tp - 1 rows of padding.
-    All rows if they are not split: if a rank would have no token.
-
-    rows: the rows of the model, of which the first `tokens` are tokens and the others padding.
-    """
-    rank_rows = -(-rows // tp)
-    return rank_rows if tokens > (tp - 1) * rank_rows else rows
-
-
 def _list_vocabulary_terms(cell: Cell, part: ModelPart) -> list[Term]:
     """The communication of a split embedding, head and loss (Shoeybi et al., Megatron-LM, 2019, section 3)."""
     hidden_bytes, passes = _count_hidden_bytes(cell, part)[1], cell.gradient_accumulation_steps

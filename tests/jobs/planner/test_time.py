@@ -168,7 +168,7 @@ def test_the_data_sheet_of_a_gpu_says_how_the_gpus_of_a_node_exchange_data(name,
         ("fsdp1-no-shard", {}, 1.5 * PSI),
         ("fsdp1-shard-grad-op", {"passes": 2}, 0.75 * (PSI + PSI)),
         ("zero1", {}, 1.5 * PSI + 0.75 * PSI),
-        ("tp", {"tp": 4}, 1.5 * HIDDEN * (2 + 2) * 4),
+        ("tp", {"tp": 4}, 1.5 * (HIDDEN * ((2 + 2) * 4 + 2) + 3 * 4 * 512)),
         ("single", {}, 0),
     ],
 )
