@@ -161,15 +161,19 @@ def _count_buffer_bytes(
     """The bytes of the batches of a step, and of buffers that stay allocated."""
     passes = cell.gradient_accumulation_steps
     size = division.buffer_bytes * part.parameters + division.bucket_bytes * division.bucket_elements
-    # Without a cast, the batch of the current pass is part of the saved activations.
-    size += micro * saved.inputs * (passes if cell.pp > 1 or _element_bytes(cell) == 2 else passes - 1)
+    size += passes * micro * saved.inputs
     if cell.pp > 1:
         # Each stage has a buffer for each hidden state, and for each gradient, that it receives in a step. The schedule needs
         # one batch of all micro-batches, which is a copy, and its inputs may be cast to 16 bits.
         received = 2 * cell.stages_per_rank - share.first - share.last
-        whole_batch = saved.inputs * (1.5 if precision.stream_bytes(cell.precision) == 2 else 1)
-        size += passes * micro * (received * saved.block_input + whole_batch)
+        cast_bytes = _count_cast_bytes(cell, saved) if precision.stream_bytes(cell.precision) == 2 else 0.0
+        size += passes * micro * (received * saved.block_input + saved.inputs + cast_bytes)
     return size
+
+
+def _count_cast_bytes(cell: Cell, saved: SavedBytes) -> float:
+    """The bytes per item of a 16-bit copy of the batch. Tokens are not cast."""
+    return saved.inputs / 2 if _element_bytes(cell) == 2 and cell.seq_len is None else 0.0
 
 
 def _optimizer_moment(cell: Cell, division: Division, part: RankPart) -> dict[str, float]:
@@ -200,7 +204,9 @@ def _count_activations(cell: Cell, saved: SavedBytes | None, share: StageShare, 
     block_input = saved.block_input * micro / (cell.tp if cell.options.get("sequence_parallel") is True else 1)
     recomputed, recomputed_blocks = _find_recomputed(cell.activation_checkpointing, share.numbers)
     of_pass = (share.blocks - sum(recomputed)) * block + len(recomputed) * block_input
-    in_backward = recomputed_blocks * block + ACTIVATION_GRADIENTS * saved.block_split * micro / cell.tp
+    # Of blocks that cannot be split, only the sum is known. In GPT-2, the 12 widths are among 16.
+    gradients = ACTIVATION_GRADIENTS * saved.block_split / cell.tp or 12 / 16 * ACTIVATION_GRADIENTS * saved.block_whole
+    in_backward = recomputed_blocks * block + gradients * micro
     # Until forward ends, autocast keeps its copies of weights, also those of blocks that save nothing.
     copies = sum(recomputed) * saved.weights / cell.tp
     kept_bytes = share.kept_micro_batches * of_pass
@@ -208,8 +214,8 @@ def _count_activations(cell: Cell, saved: SavedBytes | None, share: StageShare, 
         return Activations(kept_bytes, of_pass, in_backward, chunk=copies)
     head, logits = saved.head * micro + saved.head_weights, saved.logits * micro
     count = 1.0
-    if cell.pp > 1:  # the first stage saves the images, which are a part of the buffers
-        head, count = head - saved.inputs * micro * _element_bytes(cell) / 4, share.kept_micro_batches
+    if cell.pp > 1:  # the first stage saves the 16-bit copy of the images, which is a part of the buffers
+        head, count = head - _count_cast_bytes(cell, saved) * micro, share.kept_micro_batches
     # The loss casts logits that are not yet in fp32, and computes their log-softmax.
     chunk = min(CROSS_ENTROPY_CHUNK, 4 * logits / _element_bytes(cell)) * (1 if _element_bytes(cell) == 4 else 2)
     return Activations(
@@ -219,7 +225,7 @@ def _count_activations(cell: Cell, saved: SavedBytes | None, share: StageShare, 
         head=count * head,
         # a rank with several stages frees the logits when it has computed the gradients of the last stage
         head_left=(count - 1) * head + (logits if cell.stages_per_rank == 1 else 0.0),
-        head_weights=saved.head_weights,
+        head_weights=saved.head_weights if cell.precision in precision.AUTOCAST else 0.0,
         logits=count * logits,
         logits_of_pass=logits,
         chunk=max(chunk, copies) if cell.pp > 1 else chunk + copies,  # a pipeline computes the loss outside of autocast
