@@ -1,8 +1,7 @@
 """Computes the peak memory of a step with a formula, by category, for the rank that needs most memory.
 
-Three moments can be the peak: the begin of backward, when all activations are saved; the end of backward, when all gradients
-exist; and the optimizer's step with its temporary copies. The sizes of tensors follow from the sizes of the model; they are
-ranges only where they depend on the order of operations. CUDA context, NCCL's buffers and fragmentation come from terms.yaml.
+The peak is one of the moments of forward and backward (step_moments.py), or the optimizer's step with its temporary copies.
+The sizes of tensors follow from the sizes of the model. CUDA context, NCCL's buffers and fragmentation come from terms.yaml.
 
 With AdamW, the model states of plain data parallelism are 16 bytes per parameter (Rajbhandari et al., ZeRO, 2020, section 3.1):
 4 for fp32 weights, 4 for gradients and 8 for Adam's two states; bf16 and fp16 add 2 for 16-bit copies of the weights, which are
@@ -161,15 +160,19 @@ def _count_buffer_bytes(
     """The bytes of the batches of a step, and of buffers that stay allocated."""
     passes = cell.gradient_accumulation_steps
     size = division.buffer_bytes * part.parameters + division.bucket_bytes * division.bucket_elements
-    # Without a cast, the batch of the current pass is part of the saved activations.
-    size += micro * saved.inputs * (passes if cell.pp > 1 or _element_bytes(cell) == 2 else passes - 1)
+    size += passes * micro * saved.inputs
     if cell.pp > 1:
         # Each stage has a buffer for each hidden state, and for each gradient, that it receives in a step. The schedule needs
         # one batch of all micro-batches, which is a copy, and its inputs may be cast to 16 bits.
         received = 2 * cell.stages_per_rank - share.first - share.last
-        whole_batch = saved.inputs * (1.5 if precision.stream_bytes(cell.precision) == 2 else 1)
-        size += passes * micro * (received * saved.block_input + whole_batch)
+        cast_bytes = _count_cast_bytes(cell, saved) if precision.stream_bytes(cell.precision) == 2 else 0.0
+        size += passes * micro * (received * saved.block_input + saved.inputs + cast_bytes)
     return size
+
+
+def _count_cast_bytes(cell: Cell, saved: SavedBytes) -> float:
+    """The bytes per item of a 16-bit copy of the batch. Tokens are not cast."""
+    return saved.inputs / 2 if _element_bytes(cell) == 2 and cell.seq_len is None else 0.0
 
 
 def _optimizer_moment(cell: Cell, facts: ModelFacts, division: Division, part: RankPart) -> dict[str, float]:
@@ -202,7 +205,9 @@ def _count_activations(cell: Cell, facts: ModelFacts, share: StageShare, micro: 
     block_input = saved.block_input * micro / (cell.tp if cell.options.get("sequence_parallel") is True else 1)
     recomputed, recomputed_blocks = _find_recomputed(cell.activation_checkpointing, share.numbers)
     of_pass = (share.blocks - sum(recomputed)) * block + len(recomputed) * block_input
-    in_backward = recomputed_blocks * block + ACTIVATION_GRADIENTS * saved.block_split * micro / cell.tp
+    # Of blocks that cannot be split, only the sum is known. In GPT-2, the 12 widths are among 16.
+    gradients = ACTIVATION_GRADIENTS * saved.block_split / cell.tp or 12 / 16 * ACTIVATION_GRADIENTS * saved.block_whole
+    in_backward = recomputed_blocks * block + gradients * micro
     # Until forward ends, autocast keeps its copies of weights, also those of blocks that save nothing.
     copies = sum(recomputed) * saved.weights / cell.tp
     kept_bytes = share.kept_micro_batches * of_pass
@@ -210,13 +215,12 @@ def _count_activations(cell: Cell, facts: ModelFacts, share: StageShare, micro: 
         return Activations(kept_bytes, of_pass, in_backward, chunk=copies)
     head, logits = saved.head * micro + saved.head_weights, saved.logits * micro
     count = 1.0
-    if cell.pp > 1:  # the first stage saves the images, which are a part of the buffers
-        head, count = head - saved.inputs * micro * _element_bytes(cell) / 4, share.kept_micro_batches
+    if cell.pp > 1:  # the first stage saves the 16-bit copy of the images, which is a part of the buffers
+        head, count = head - _count_cast_bytes(cell, saved) * micro, share.kept_micro_batches
     # The loss casts logits that are not yet in fp32, and computes their log-softmax.
-    is_split = facts.head_share < 1  # the loss of split logits needs a second tensor in fp32 in every precision
-    chunk = min(CROSS_ENTROPY_CHUNK, 4 * logits / _element_bytes(cell)) * (
-        1 if _element_bytes(cell) == 4 and not is_split else 2
-    )
+    # Split logits are cast in every precision, because their log-softmax is computed in two steps.
+    casts = _element_bytes(cell) == 2 or facts.head_share < 1
+    chunk = min(CROSS_ENTROPY_CHUNK, 4 * logits / _element_bytes(cell)) * (2 if casts else 1)
     return Activations(
         kept_bytes=kept_bytes,
         of_pass=of_pass,
@@ -224,7 +228,7 @@ def _count_activations(cell: Cell, facts: ModelFacts, share: StageShare, micro: 
         head=count * head,
         # a rank with several stages frees the logits when it has computed the gradients of the last stage
         head_left=(count - 1) * head + (logits if cell.stages_per_rank == 1 else 0.0),
-        head_weights=saved.head_weights,
+        head_weights=saved.head_weights if cell.precision in precision.AUTOCAST else 0.0,
         logits=count * logits,
         logits_of_pass=logits,
         chunk=max(chunk, copies) if cell.pp > 1 else chunk + copies,  # a pipeline computes the loss outside of autocast

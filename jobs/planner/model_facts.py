@@ -90,6 +90,7 @@ def counted_networks() -> dict[str, CountedNetwork]:
 # Tensor cores need rows of a multiple of 16 bytes. Matrix products in 16 bits are slow if a dimension is not a multiple of this
 # number (device_profile.UNALIGNED).
 ALIGNED = 8
+TOKEN_BYTES = 8  # an item of n tokens is loaded with n + 1, because its targets are its inputs, one position later
 _SHAPE_OPTIONS = ("n_layer", "n_embd", "n_head", "image_size", "gelu", "pad_vocabulary")
 _facts_by_key: dict[tuple[object, ...], ModelFacts] = {}
 
@@ -188,7 +189,7 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
         head_parameters=(vit.CHANNELS * patch**2 + classes) * width,
         inputs=4,
     )
-    images = vit.CHANNELS * size**2 * precision.computed_bytes(cell.precision)
+    inputs, cast_bytes = _count_image_bytes(cell, size)
     return ModelFacts(
         parameters=shape.layers * block + front + back,
         blocks=shape.layers,
@@ -198,7 +199,7 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
         back=back,
         tied=0,
         flops_per_item=vit.flops_per_image(shape, size, patch, classes),
-        saved=msgspec.structs.replace(saved, head=saved.head + images, inputs=4.0 * vit.CHANNELS * size**2),
+        saved=msgspec.structs.replace(saved, head=saved.head + cast_bytes, inputs=inputs),
         kind="transformer",
         how=FORMULA,
         attention_flops_per_item=12.0 * shape.layers * width * tokens**2,
@@ -206,6 +207,12 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
         head_flops_per_item=4.0 * vit.CHANNELS * patch**2 * width * (tokens - 1) + 6.0 * width * classes,
         width=width,
     )
+
+
+def _count_image_bytes(cell: Cell, size: int) -> tuple[float, float]:
+    """The bytes of an image of size x size pixels with its label, as they are loaded, and of its copy in 16 bits, if any."""
+    pixels = vit.CHANNELS * size**2
+    return 4.0 * pixels + 8.0, 0.0 if precision.computed_bytes(cell.precision) == 4 else 2.0 * pixels
 
 
 def _count_saved_bytes(
@@ -231,6 +238,7 @@ def _count_saved_bytes(
         logits=logits * computed,
         weights=12 * width**2 * computed if autocast else 0,
         head_weights=head_parameters * computed if autocast else 0,
+        inputs=TOKEN_BYTES * (tokens + 1),
         block_gathered=gathered,
     )
 
@@ -261,6 +269,7 @@ def _llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
             logits=tokens * vocabulary * computed,
             weights=(4 * width**2 + 3 * width * inner_width) * computed if autocast else 0,
             head_weights=vocabulary * width * computed if autocast else 0,
+            inputs=TOKEN_BYTES * (tokens + 1),
             block_gathered=gathered,
         ),
         kind="transformer",
@@ -281,7 +290,9 @@ def _convolutional_facts(cell: Cell, workload: Workload) -> ModelFacts:
     network = counted_networks()[cell.workload]
     size = cast("int", cell.options["image_size"])
     pixels = (size / network.image_size) ** 2
-    bytes_per_image = float(network.fp32 if precision.computed_bytes(cell.precision) == 4 else network.half) * pixels
+    inputs, cast_bytes = _count_image_bytes(cell, size)
+    # without a cast, the first layer saves the batch itself, which counts as `inputs`
+    bytes_per_image = network.half * pixels if cast_bytes else network.fp32 * pixels - inputs
     bytes_per_image *= AUTOCAST_COPIES if cell.precision in precision.AUTOCAST else 1
     outside_parameters = workload.parameters - network.in_blocks
     flops = None if workload.flops_per_unit is None else workload.flops_per_unit * pixels
@@ -300,7 +311,7 @@ def _convolutional_facts(cell: Cell, workload: Workload) -> ModelFacts:
             bytes_per_image / network.blocks,
             0.0,
             0.0,
-            inputs=4.0 * vit.CHANNELS * size**2,
+            inputs=inputs,
         ),
         kind="convolution",
         how=f"saved activations counted at {network.image_size} pixels",
@@ -381,9 +392,7 @@ def _described_facts(cell: Cell, workload: Workload) -> ModelFacts:
         front=front,
         back=back,
         tied=tied,
-        saved=_scale_saved_bytes(
-            saved, length, is_saved_as_loaded=workload.unit == "images" and precision.computed_bytes(cell.precision) == 4
-        ),
+        saved=_scale_saved_bytes(saved, length),
         how="saved activations counted in the model",
     )
 
@@ -396,10 +405,8 @@ def _find_length(cell: Cell, workload: Workload) -> float:
     return (size / default) ** 2 if isinstance(size, int) and isinstance(default, int) else 1.0
 
 
-def _scale_saved_bytes(saved: SavedBytes, length: float, *, is_saved_as_loaded: bool) -> SavedBytes:
-    """What is saved of an item that is `length` times as long. is_saved_as_loaded: whether the first layer saves the batch."""
+def _scale_saved_bytes(saved: SavedBytes, length: float) -> SavedBytes:
+    """What is saved of an item that is `length` times as long."""
     scaled = {name: getattr(saved, name) * length for name in SAVED_PER_ITEM}
-    if is_saved_as_loaded:
-        scaled["head"] += scaled["inputs"]
     scaled["block_whole"] = max(0.0, scaled["block_whole"] + saved.block_squared * (length**2 - length))
     return msgspec.structs.replace(saved, **scaled)

@@ -97,7 +97,7 @@ def _list_head_moments(division: Division, part: RankPart, activations: Activati
     head = {
         **forward,
         "gathered": forward["gathered"] + gathered,
-        "gradient": forward["gradient"] + (0.0 if waiting else (final - kept_gradient) * part.back),
+        "gradient": forward["gradient"] + (0.0 if waiting else max(0.0, final - kept_gradient) * part.back),
         "temporary": activations.logits
         + (waiting or reduced_bytes) * part.back
         + division.backward_bucket_bytes * division.bucket_elements,
@@ -156,9 +156,11 @@ def _last_moment(division: Division, part: RankPart, activations: Activations, f
     waiting, computed = division.waiting_gradient_bytes, division.computed_bytes
     gradient = final * (part.parameters - (part.outside if division.rest_bytes else 0))
     if division.rest_bytes:
-        # A tied weight gets two gradients, which exist together with their sum.
-        tied_bytes = division.gathered_bytes + 3 * waiting if part.tied else 0
-        temporary = max(division.rest_bytes, tied_bytes) * part.outside
+        temporary = division.rest_bytes * part.outside
+        if part.tied:
+            # A tied weight gets two gradients, which exist together with their sum, while those of a block are being reduced.
+            tied_bytes = division.gathered_bytes + 3 * waiting + division.kept_gradient_bytes
+            temporary = max(temporary, tied_bytes * part.outside + division.previous_unit_bytes * part.largest_block)
     else:
         temporary = max(division.reduced_bytes * part.front, division.bucket_copy_bytes * division.bucket_elements)
         temporary += division.backward_bucket_bytes * division.bucket_elements
@@ -166,6 +168,8 @@ def _last_moment(division: Division, part: RankPart, activations: Activations, f
             temporary += waiting * part.parameters if division.kept_gradient_bytes else 0.0
         else:
             temporary += max(0, 3 * computed - max(computed, division.reduced_bytes)) * part.tied
+        # DDP adds a gradient to the sum of earlier passes before it copies the sum to a bucket and frees it.
+        temporary += max(0.0, division.kept_gradient_bytes - final) * (part.parameters if waiting else part.front)
         temporary = max(temporary, division.reduction_bytes * part.parameters)
     return {
         "gathered": _gathered_bytes(division, part, 0) if not division.rest_bytes else 0.0,

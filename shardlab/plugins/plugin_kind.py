@@ -78,15 +78,15 @@ class SavedBytes(msgspec.Struct, frozen=True):
     """The hidden state between two blocks. A block with activation checkpointing keeps only this tensor, and a pipeline sends
     it from stage to stage."""
     head: Amount
-    """Tensors outside of the blocks: of the last norm, the logits, and copies of the input images."""
+    """Tensors outside of the blocks: of the last norm, the logits, and 16-bit copies of the input images."""
     logits: Amount
     """The gradient of the logits, which forward computes with the loss. All other saved tensors are still in memory then."""
     weights: Amount = 0.0
     """16-bit copies of the weights of a block, which autocast saves: bytes per block, and not per item."""
     head_weights: Amount = 0.0
-    """The same outside of blocks: bytes for each micro-batch."""
+    """The same outside of blocks: bytes for each micro-batch. Also other tensors of constant size there, such as masks."""
     inputs: Amount = 0.0
-    """The batch as it is loaded. Without a cast, the first layer saves images themselves, and in 16 bits a copy."""
+    """The batch as it is loaded. A part of no other field, although the first layer may save it."""
     block_gathered: Amount = 0.0
     """The part of `block_whole` that sequence parallelism gathers: the inputs of the layers that are split by columns."""
     block_squared: Amount = 0.0

@@ -93,7 +93,8 @@ def _count_saved(task: Task, cast: torch.dtype | None, styles: Styles, ranks: in
         logits=per_item["logits"],
         weights=weights,
         head_weights=max(0.0, 2 * once["outside"] - twice["outside"]),
-        inputs=items.inputs.nbytes + items.targets.nbytes,
+        # the targets of a language model are its inputs, one position later
+        inputs=sum({part.untyped_storage().data_ptr(): part.nbytes for part in (items.inputs, items.targets)}.values()),
         block_squared=per_item["squared"],
     )
 
@@ -145,7 +146,7 @@ def _count_pass(
     for tensor, place in (entry for number, entry in saved.items() if number not in ignored):
         sizes[place] += tensor.untyped_storage().nbytes()
         squared[place] += tensor.untyped_storage().nbytes() if tensor.ndim == 4 and tensor.shape[-1] == tensor.shape[-2] else 0
-        if place == len(blocks) and tensor.shape[-1:] == outputs.shape[-1:]:
+        if place == len(blocks) and tensor.numel() == outputs.numel():
             logits = max(logits, tensor.nbytes)
     # The first block saves what all blocks share. If the blocks are equal, the last one stands for each of them.
     are_equal = len(set(count_block_parameters(blocks))) == 1

@@ -120,8 +120,10 @@ def test_a_configuration_of_the_shape_of_a_shipped_model_is_predicted_like_it(wo
     for one in cells:
         shipped, own = predict.predict_run(one, A100), predict.predict_run(own_cell(one, known), A100)
         assert (own.fits, own.sent_from) == (shipped.fits, shipped.sent_from), one
-        # 3.6 % for zero1 with GPT-2, whose peak is another moment of the step; at most 3 % otherwise
-        assert own.memory_bytes.likely == pytest.approx(shipped.memory_bytes.likely, rel=0.04), one
+        assert own.memory_by_category.keys() == shipped.memory_by_category.keys(), one
+        for name, expected in shipped.memory_by_category.items():
+            assert own.memory_by_category[name].likely == pytest.approx(expected.likely, rel=0.03), (one, name)
+        assert own.memory_bytes.likely == pytest.approx(shipped.memory_bytes.likely, rel=0.03), one
         if shipped.step_s is not None:
             for edge in ("low", "likely", "high"):
                 assert getattr(own.step_s, edge) == pytest.approx(getattr(shipped.step_s, edge), rel=0.03), one
@@ -130,7 +132,7 @@ def test_a_configuration_of_the_shape_of_a_shipped_model_is_predicted_like_it(wo
 def test_the_gelu_of_transformers_gpt2_is_counted_as_eight_operators():
     known, one = describe(*gpt2(12, 768, 12, "gelu_new")), cell("gpt2", "ddp", 8, micro=4, options={"gelu": "unfused"})
     shipped, own = memory.predict_memory(one), memory.predict_memory(own_cell(one, known))
-    assert own.bytes.likely == pytest.approx(shipped.bytes.likely, rel=0.003)
+    assert own.bytes.likely == pytest.approx(shipped.bytes.likely, rel=0.001)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-autocast"])
