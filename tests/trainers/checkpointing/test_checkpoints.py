@@ -40,6 +40,7 @@ FAMILIES = {
     "tp-fsdp2": {"strategy": "tp-fsdp2", "gpus": 4, "tp": 2},
     "ps-sync": {"strategy": "ps-sync", "gpus": 2, "servers": 2, "optimizer": SGD},
 }
+ODD_ROWS = {"pad_vocabulary": 257}  # rows of the vocabulary that two tensor-parallel ranks cannot divide without padding
 GATHERED = ("zero3", "tp-fsdp2")
 # These are left out of the short form, because another strategy in the list has the same engine.
 ONLY_LONG = ("zero0 in bf16", "zero1", "zero2", "zero3 in bf16, small parameters whole")
@@ -257,6 +258,12 @@ ELSEWHERE = [
     ("sharded", FAMILIES["zero3"], {**FAMILIES["zero3"], "gpus": 1}),
     ("sharded", FAMILIES["ps-sync"], {"strategy": "ps-sync", "gpus": 1, "servers": 1, "optimizer": SGD}),
     ("whole", FAMILIES["tp"], FAMILIES["single"]),
+    ("whole", {**FAMILIES["tp-fsdp2"], "options": ODD_ROWS}, {**FAMILIES["single"], "options": ODD_ROWS}),
+    (
+        "sharded",
+        {**FAMILIES["tp-fsdp2"], "options": ODD_ROWS},
+        {"strategy": "tp-fsdp2", "gpus": 2, "tp": 2, "options": ODD_ROWS},
+    ),
     ("whole", FAMILIES["single"], FAMILIES["tp-fsdp2"]),
     ("whole", FAMILIES["fsdp1-full-shard"], FAMILIES["zero3"]),
     ("whole", FAMILIES["ps-sync"], {**FAMILIES["fsdp2"], "optimizer": SGD}),
