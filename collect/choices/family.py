@@ -75,10 +75,10 @@ class Family(msgspec.Struct):
 
 def choose_strategies(measurements: Measurements) -> list[Family]:
     """The families of a matrix. A family is a set of cells of one workload that can be compared."""
-    return [_build_family(measurements, *ground) for ground in group_comparable_cells(measurements.rows)]
+    return [_build_choice_family(measurements, *ground) for ground in group_comparable_cells(measurements.rows)]
 
 
-def _build_family(
+def _build_choice_family(
     measurements: Measurements, workload: str, values: str, rows: dict[tuple[int, int, int], list[CellRow]]
 ) -> Family:
     contests = []

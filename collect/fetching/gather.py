@@ -120,7 +120,7 @@ def _gather_from_nodes(
         cluster, runs = runs_by_node[name]
         ids = [run.run_id for run in runs]
         try:
-            return _list_node(workspace, find_node(workspace, cluster, name), ids, progress)
+            return _list_node_parts(workspace, find_node(workspace, cluster, name), ids, progress)
         except ShardlabError as error:
             return NodeParts(name, None, [(run_id, [f"the part of {name} is missing: {error}"]) for run_id in ids])
 
@@ -162,7 +162,7 @@ def find_node(workspace: Workspace, cluster: str, name: str) -> InventoryNode:
     return node
 
 
-def _list_node(workspace: Workspace, node: InventoryNode, ids: list[str], progress: TransferProgress) -> NodeParts:
+def _list_node_parts(workspace: Workspace, node: InventoryNode, ids: list[str], progress: TransferProgress) -> NodeParts:
     """List the files that a node has of these runs, and find out which of them are missing on this machine. ids: the run ids.
 
     Raises ShardlabError if the node does not answer.

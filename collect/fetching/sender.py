@@ -133,7 +133,7 @@ class Sender:
                 manifest.write(run, new_manifest)
 
     def _send_file(
-        self, run: Path, name: str, status: os.stat_result, held: HeldFile | None, *, is_shared: bool
+        self, run: Path, name: str, status: os.stat_result, receiver_copy: HeldFile | None, *, is_shared: bool
     ) -> ManifestFile:
         """Send a file from where the other machine's copy ends. Returns the size and the digest of the file as it was sent.
 
@@ -142,11 +142,11 @@ class Sender:
         descriptor, _ = files.open_descriptor(f"{run}/{name}")
         try:
             size, begin, digest = status.st_size, 0, hashlib.sha256()
-            if held is not None and held.bytes <= size:
-                for block in self._read_blocks(descriptor, 0, held.bytes):
+            if receiver_copy is not None and receiver_copy.bytes <= size:
+                for block in self._read_blocks(descriptor, 0, receiver_copy.bytes):
                     digest.update(block)
                     begin += len(block)
-                if begin != held.bytes or digest.hexdigest() != held.sha256:
+                if begin != receiver_copy.bytes or digest.hexdigest() != receiver_copy.sha256:
                     begin, digest = 0, hashlib.sha256()
             if size and begin == size:  # the other machine has the whole file
                 return ManifestFile(size, status.st_mtime_ns, digest.hexdigest())

@@ -72,8 +72,8 @@ def _group_lines(marks: Sequence[CellMark], baseline: str) -> dict[tuple[int, st
     """
     ranks_of = {mark.row.id: mark.cell.cell.gpus for mark in marks}
     all_lines: dict[tuple[int, str], list[CellMark]] = {}
-    for number, family in enumerate(_group_alike(marks, SIZES)):
-        for mark in sorted(family, key=lambda mark: mark.cell.cell.gpus):
+    for number, alike_marks in enumerate(_group_alike(marks, SIZES)):
+        for mark in sorted(alike_marks, key=lambda mark: mark.cell.cell.gpus):
             cell, kind = mark.cell.cell, mark.row.metrics[SPEED_UP].kind
             is_both = ranks_of.get(mark.row.baseline or "") == cell.gpus
             if is_both or kind == "strong":

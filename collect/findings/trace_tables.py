@@ -177,7 +177,7 @@ def _change_kind(calls: float, baseline_calls: float) -> Change:
 
 
 def _sort_key(difference: OperatorDifference) -> tuple[float, str]:
-    return -abs(difference.more_time_ns), difference.name
+    return -abs(difference.time_difference_ns), difference.name
 
 
 def _make_operator_tables(comparisons: Sequence[OperatorDifferences], labels: Mapping[str, str]) -> list[Table[Any]]:

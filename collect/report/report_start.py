@@ -100,14 +100,14 @@ def best_choices(summary: Summary) -> list[Choice]:
     with the most ranks is used, then with the most nodes, then with the largest batch.
     """
     workload_choices = []
-    for family in choice_text.shown_families(summary)[:MOST_CHOICES]:
+    for choice_family in choice_text.shown_families(summary)[:MOST_CHOICES]:
         contest = max(
-            (contest for contest in family.contests if contest.open),
+            (contest for contest in choice_family.contests if contest.open),
             key=lambda contest: (len(contest.contender_names("measured")), contest.ranks, contest.nodes, contest.batch),
         )
         best = [(choice_text.HEADINGS[standing.criterion], _standing_text(contest, standing)) for standing in contest.standings]
         if best:
-            workload_choices.append(Choice(choice_text.family_title(family), choice_text.contest_text(contest), best))
+            workload_choices.append(Choice(choice_text.family_title(choice_family), choice_text.contest_text(contest), best))
     return workload_choices
 
 

@@ -47,8 +47,8 @@ class WorldSteps:
     ranks: the number of ranks that train.
     """
 
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
+    def __init__(self, rank_count: int) -> None:
+        self._ranks = rank_count
         self._waiting: dict[int, WorldStep] = {}
 
     def add(self, records: Sequence[StepRecord]) -> list[WorldStep]:

@@ -122,7 +122,7 @@ def _compute_use(
     known_sizes = [size for size in sizes if size is not None]
     waited_ns = [ns for _, ns in calls if ns is not None]
     gpu = _find_gpu_model(ranks, group)
-    link = gpu_models.find_model(gpu) if gpu else None
+    link = gpu_models.find_gpu_model(gpu) if gpu else None
     return CollectiveUse(
         collective=name,
         group=group,

@@ -289,15 +289,17 @@ class _Columns:
         collective. kinds: the number of each event's kind."""
         collective_ids, sequence = np.full(len(args), -1, np.int32), np.full(len(args), -1, np.int64)
         for row, arg in [(row, arg) for row, arg in enumerate(args) if arg.collective]:
-            collective_ids[row] = self._collective_id(CollectiveTexts(*map(bytes, arg.collective_texts())))
+            collective_ids[row] = self._find_or_add_collective(CollectiveTexts(*map(bytes, arg.collective_texts())))
             number = parse_count(bytes(arg.sequence))
             sequence[row] = -1 if number is None else number
         for row in np.flatnonzero(self._is_gloo_kind[kinds]).tolist() if self._is_gloo_kind.any() else ():
             if (arg := args[row]).shapes:
-                collective_ids[row] = self._collective_id((events[row].name, bytes(arg.shapes), bytes(arg.input_types)))
+                collective_ids[row] = self._find_or_add_collective(
+                    (events[row].name, bytes(arg.shapes), bytes(arg.input_types))
+                )
         return collective_ids, sequence
 
-    def _collective_id(self, texts: CollectiveTexts | tuple[str, bytes, bytes]) -> int:
+    def _find_or_add_collective(self, texts: CollectiveTexts | tuple[str, bytes, bytes]) -> int:
         """The index of the collective that these texts describe; -1 if they describe none.
 
         texts: the arguments that Kineto writes for a kernel, or the arguments of `parse_gloo_span`.

@@ -143,8 +143,10 @@ def rule_facts(question: Question) -> dict[str, float | bool | str]:
     machine, gpus, nodes = question.machine, question.gpus, question.nodes
     slowest = machine.between if nodes > 1 else machine.inside
 
-    def fits(strategy: str, ranks: int, checkpointing: str = "none") -> bool:
-        smaller = msgspec.structs.replace(question, gpus=ranks, nodes=nodes if ranks > 1 else 1, global_batch=ranks)
+    def fits(strategy: str, world_size: int, checkpointing: str = "none") -> bool:
+        smaller = msgspec.structs.replace(
+            question, gpus=world_size, nodes=nodes if world_size > 1 else 1, global_batch=world_size
+        )
         cell = make_cell(smaller, menu.strategy(strategy), checkpointing=checkpointing)
         return predict.predict_run(cell, machine).fits in ("yes", "likely")
 
@@ -244,9 +246,9 @@ def _choose_micro_batch(cells: Sequence[Cell], question: Question) -> Advice:
     return _advise_on_cell(max(near, key=lambda entry: entry[:2])[2] if near else cells[0], machine)
 
 
-def _advise_on_cell(cell: Cell, machine: PlannedMachine, answer: Answer | None = None) -> Advice:
-    """The advice on a cell. answer: its rehearsal, which replaces the formula."""
-    predicted = predict.predict_run(cell, machine, answer=answer)
+def _advise_on_cell(cell: Cell, machine: PlannedMachine, rehearsal: Answer | None = None) -> Advice:
+    """The advice on a cell. rehearsal: its rehearsal, which replaces the formula."""
+    predicted = predict.predict_run(cell, machine, rehearsal=rehearsal)
     if predicted.fits not in ("yes", "likely"):
         unknown = UNKNOWN_GPU if predicted.capacity_bytes is None else UNKNOWN_MEMORY
         return Advice(cell, predicted, reasons=(unknown if predicted.fits is None else DOES_NOT_FIT,))
@@ -271,8 +273,8 @@ def _correct_by_rehearsals(
         rehearsed = answers(list(cells.values())) if cells else {}
         smaller: dict[str, Cell] = {}
         for name, cell in cells.items():
-            if isinstance(answer := rehearsed.get(cell.name()), Rehearsed):
-                by_name[name] = _advise_on_cell(cell, question.machine, answer)
+            if isinstance(rehearsal := rehearsed.get(cell.name()), Rehearsed):
+                by_name[name] = _advise_on_cell(cell, question.machine, rehearsal)
                 largest = 0 if by_name[name].fits else by_name[name].predicted.largest_micro_batch or 0
                 others = next(others for others in sized if cell in others)
                 smaller |= {name: other for other in others if other.micro_batch_size <= largest}  # noqa: B035 - the last stays

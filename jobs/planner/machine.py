@@ -44,7 +44,7 @@ def plan_machine(cluster: Cluster, gpu_type: str | None, measured: Sequence[Meas
     gpus = cluster.for_gpu_type(gpu_type).gpus
     if gpus is None or not gpus.per_node:
         return NO_GPU
-    model = None if gpus.type is None else gpu.find_model(gpus.type, gpus.memory_gib)
+    model = None if gpus.type is None else gpu.find_gpu_model(gpus.type, gpus.memory_gib)
     return _make_machine(cluster, gpus.type or "", model, gpu.capacity(model, gpus.memory_gib), measured)
 
 
@@ -52,7 +52,7 @@ def _plan_this_machine(cluster: Cluster, measured: Sequence[MeasuredAllReduce]) 
     observed_gpus = host.read_host().gpus
     if not observed_gpus:
         return NO_GPU
-    model = gpu.find_model(observed_gpus[0].name)
+    model = gpu.find_gpu_model(observed_gpus[0].name)
     memory = exact_range(observed_gpus[0].memory_bytes) if observed_gpus[0].memory_bytes else gpu.capacity(model, None)
     return _make_machine(cluster, observed_gpus[0].name, model, memory, measured)
 
@@ -69,7 +69,9 @@ def _make_machine(
     if network_keys.link is not None:
         inside = link.find_link(network_keys.link, model)
     between = link.find_network(network_keys, model)
-    nccl_rows = [row for row in measured if row.backend == "nccl" and row.gpu is not None and gpu.find_model(row.gpu) == model]
+    nccl_rows = [
+        row for row in measured if row.backend == "nccl" and row.gpu is not None and gpu.find_gpu_model(row.gpu) == model
+    ]
     inside = (
         link_fit.fit_link(inside.name if inside is not None else "link", [row for row in nccl_rows if len(row.nodes) == 1])
         or inside

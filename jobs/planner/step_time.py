@@ -194,27 +194,27 @@ def _predict_straggler_time(cell: Cell, step: PredictedRange) -> PredictedRange:
     )
 
 
-def ring_s(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> float:
+def ring_s(op: str, size: float, group_size: int, alpha_s: float, bandwidth: float) -> float:
     """The seconds that one collective of `size` bytes takes with the ring algorithm."""
     rounds = 2 if op == "all_reduce" else 1
-    return rounds * ((ranks - 1) * alpha_s + (ranks - 1) / ranks * size / bandwidth)
+    return rounds * ((group_size - 1) * alpha_s + (group_size - 1) / group_size * size / bandwidth)
 
 
-def tree_s(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> float:
+def tree_s(op: str, size: float, group_size: int, alpha_s: float, bandwidth: float) -> float:
     """The seconds that one all-reduce or broadcast takes with the tree algorithm; infinite for other collectives."""
     if op not in ("all_reduce", "broadcast"):
         return math.inf
     rounds = 2 if op == "all_reduce" else 1
-    return rounds * (math.ceil(math.log2(ranks)) * alpha_s + size / bandwidth)
+    return rounds * (math.ceil(math.log2(group_size)) * alpha_s + size / bandwidth)
 
 
-def faster_s(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> float:
+def faster_s(op: str, size: float, group_size: int, alpha_s: float, bandwidth: float) -> float:
     """The seconds that one collective takes with the faster algorithm; 0 for a single rank, which exchanges nothing."""
-    if ranks == 1:
+    if group_size == 1:
         return 0.0
     if op == "send":
         return alpha_s + size / bandwidth
-    return min(ring_s(op, size, ranks, alpha_s, bandwidth), tree_s(op, size, ranks, alpha_s, bandwidth))
+    return min(ring_s(op, size, group_size, alpha_s, bandwidth), tree_s(op, size, group_size, alpha_s, bandwidth))
 
 
 def predict_exchange_time(exchange: Term, link: PlannedLink) -> PredictedRange:

@@ -235,7 +235,7 @@ def must_fit_cluster(plan: MatrixPlan) -> None:
     """Raises InputError if a selected cell does not fit the cluster, or if it has no GPUs that can run it. The error lists all
     cells that do not fit, and the options that leave them out."""
     for gpus in _list_gpus(plan.cells, plan.source.where):
-        model = gpu.find_model(gpus.type or "")
+        model = gpu.find_gpu_model(gpus.type or "")
         if model is not None and not model.runs_cuda:
             raise InputError(f"gpus.type: found {gpus.type}. Runs need NVIDIA GPUs; for other GPUs there is only `jobs plan`.")
     if plan.misfits:

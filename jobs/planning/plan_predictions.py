@@ -42,7 +42,7 @@ def predict_cells(
             calibration=earlier,
             occupied=gpu_hours.count_occupied_gpus(cell, cluster),
             recorded_s=recorded.get(cell.name()),
-            answer=(answers or {}).get(cell.name()),
+            rehearsal=(answers or {}).get(cell.name()),
             node_bytes=node_bytes[cell.gpu_type],
         )
         for cell in cells

@@ -36,7 +36,7 @@ class Share(msgspec.Struct, frozen=True):
     limit: float
     """Hours of the resource in all."""
 
-    def in_words(self) -> str:
+    def describe_remaining_hours(self) -> str:
         """A sentence without its subject, such as `75 of 100 GPU hours left`."""
         of_a_type = GPU_OF_A_TYPE.fullmatch(self.resource)
         hours = HOUR_NAMES[self.resource] if of_a_type is None else f"GPU hours of the type {of_a_type[1]}"

@@ -292,11 +292,11 @@ def _record_refusal(workspace: Workspace, submission: Submission, answer: SlurmO
     return SlurmLimitReached(why) if limit else JobRefused(f"Slurm rejected the job of {', '.join(submission.runs)}: {why}.")
 
 
-def _record_event(workspace: Workspace, run: str, event: str, *, sync: bool = False, **data: Any) -> None:
+def _record_event(workspace: Workspace, run_id: str, event_kind: str, *, sync: bool = False, **data: Any) -> None:
     """Append an event to the events of a run, unless the folder of the run no longer exists."""
-    folder = RunDir(workspace.runs / run)
+    folder = RunDir(workspace.runs / run_id)
     if folder.path.exists():
-        folder.write_event("controller", event, sync=sync, **data)
+        folder.write_event("controller", event_kind, sync=sync, **data)
 
 
 def _remove_files(workspace: Workspace, submission: Submission) -> None:

@@ -68,14 +68,14 @@ class Backlog:
             unfinished_count = sum(run.state in ("pending", "running") for run in runs)
             most_new = max(0, min(most_new, self._options.at_once - unfinished_count))
         if (target_count := min(self._freed_places, most_new)) > 0 and self._freed_pause.is_over():
-            sent_count = self._submit_first(target_count)
+            sent_count = self._submit_next_runs(target_count)
             self._freed_places -= sent_count
             most_new -= sent_count
             self._freed_pause.start_again(has_failed=sent_count < target_count)
             if sent_count < target_count:
                 return
         if ((target_count := min(self._guessed_places, most_new)) > 0 or self.unanswered) and self._guess_pause.is_over():
-            sent_count = self._submit_first(target_count)
+            sent_count = self._submit_next_runs(target_count)
             self._guessed_places = 2 * target_count if sent_count == target_count else 1
             self._guess_pause.start_again(has_failed=sent_count < target_count)
 
@@ -84,7 +84,7 @@ class Backlog:
         readable = ((folder, folder.judge()) for folder in self.folders if find_blocking_status(folder) is None)
         return [folder for folder, verdict in readable if verdict.state == "planned" and not verdict.held]
 
-    def _submit_first(self, target_count: int) -> int:
+    def _submit_next_runs(self, target_count: int) -> int:
         """Submit the first `target_count` runs; return how many of them the scheduler accepted."""
         try:
             with self._workspace.hold_runs_lock():

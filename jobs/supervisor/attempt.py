@@ -123,7 +123,7 @@ class Attempt:
 
         end_data: the data of the event. Without Slurm, the next attempt is in the queue before the end is recorded
         (jobs.supervisor.retries)."""
-        may_start_again = end_data["reason"] == "preempted" or not self._is_to_end()
+        may_start_again = end_data["reason"] == "preempted" or not self._must_end()
         state = retry_budget.find_retry_state(self.folder, self.run, end_data, self.saved) if may_start_again else None
         if state is not None and self.run.scheduler != "slurm" and (why := retries.queue_next(self.folder, self.run, state)):
             print(f"{self.folder.run_id}: no further attempt is queued: {why}", file=sys.stderr)
@@ -135,11 +135,11 @@ class Attempt:
         if retry_state is None or self.run.scheduler != "slurm":
             return
         self._wait_for_slurm()
-        may_start_again = retry_state == "preempted" or not self._is_to_end()
+        may_start_again = retry_state == "preempted" or not self._must_end()
         if may_start_again and (why := retries.requeue_job(self.folder, self.run, retry_state)):
             print(f"{self.folder.run_id}: Slurm does not start the run again: {why}", file=sys.stderr)
 
-    def _is_to_end(self) -> bool:
+    def _must_end(self) -> bool:
         """Whether somebody told this start of the run to end."""
         return self.is_told_to_end or self._is_cancelled()
 
@@ -238,11 +238,11 @@ class Attempt:
         retry_budget.must_be_within_budget(self.folder, self.run)
         self._wait_for_slurm()
         if self.ranks_here:  # otherwise one task on each node waits for the GPUs of its node (jobs/supervisor/step_task.py)
-            wait_for_gpus.wait_until_free(self.folder, self.run, os.environ, self._is_to_end)
+            wait_for_gpus.wait_until_free(self.folder, self.run, os.environ, self._must_end)
         if self.run.separate_folders:
             nodes = step.read_chosen_nodes(self.folder, self.run)
             deadline = self._start_limit()  # the time limit begins to count here, because the run uses its nodes from now on
-            node_folders.send_run_files(self.folder, self.run, nodes, lambda: self._is_to_end() or time.monotonic() > deadline)
+            node_folders.send_run_files(self.folder, self.run, nodes, lambda: self._must_end() or time.monotonic() > deadline)
         # Without Slurm, this machine may not be a node of the run, so jobs.ssh.step chooses the rendezvous instead.
         rendezvous_variables = rendezvous.choose_rendezvous(self.run.world.nnodes) if self.run.scheduler != "ssh" else {}
         return rendezvous_variables | launcher(self.run.launcher).prepare(self.folder, self.run)
@@ -275,14 +275,14 @@ class Attempt:
         run in the same allocation. If the run is told to end, the wait ends too, and the caller handles the request.
         """
         is_announced = False
-        while self.in_slurm and is_down() and not (self._is_to_end() or claim.is_taken_over(self.folder)):
+        while self.in_slurm and is_down() and not (self._must_end() or claim.is_taken_over(self.folder)):
             if not is_announced:
                 print(f"{self.folder.run_id}: Slurm's controller does not answer; waiting for it.", file=sys.stderr)
             is_announced = True
             time.sleep(SLURM_S)
 
-    def _record_event(self, event: str, **data: Any) -> None:
-        self.folder.write_event("attempt", event, **data)
+    def _record_event(self, event_kind: str, **data: Any) -> None:
+        self.folder.write_event("attempt", event_kind, **data)
 
     def _note_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.is_told_to_end = True

@@ -138,7 +138,7 @@ def _print_amount_of_work(
         for sentence in filter(None, (gpu_hours.describe_retries(estimated_hours), gpu_hours.describe_limits(hours))):
             out.print_line(f"{sentence}.")
     for share in shares:
-        out.print_line(f"sshare: the account {share.account} has {share.in_words()}.")
+        out.print_line(f"sshare: the account {share.account} has {share.describe_remaining_hours()}.")
     for sentence in planner_table.describe_sums(planned.predicted, repeats_of_cell):
         out.print_line(sentence)
 

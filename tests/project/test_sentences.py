@@ -201,8 +201,8 @@ def sentences_of_jobs():
     unknown = [msgspec.structs.replace(hours[0], run_time=None)]
     yield "jobs/planning/gpu_hours.py", refusal(gpu_hours.must_be_within_bound, 5.0, unknown)
     for share in parse_shares("me|1|gres/gpu=6000,cpu=90000,gres/gpu:a100=600|gres/gpu=1500,cpu=1", "me"):
-        yield "jobs/slurm/share.py", share.in_words()
-    yield "jobs/slurm/share.py", Share("me", "billing", 1234567.5, 2e6).in_words()
+        yield "jobs/slurm/share.py", share.describe_remaining_hours()
+    yield "jobs/slurm/share.py", Share("me", "billing", 1234567.5, 2e6).describe_remaining_hours()
     for size in (0.0, 3 * MIB, GIB / 10, 12.34 * GIB, 4096 * GIB):
         yield "jobs/planner/planner_table.py", planner_table.format_size(size)
     for seconds in (0.0123, 1.5, 59.9, 75.0, 7200.0):

@@ -303,8 +303,8 @@ def _build_sharded(
     return parts
 
 
-def _slice_for_rank(parameter: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+def _slice_for_rank(parameter: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
     """The elements of a whole parameter that belong to a rank in ZeRO-3, 1-dim. DeepSpeed pads each parameter, so that its size
     is a multiple of the number of ranks."""
     flat = parameter.flatten()
-    return pad(flat, (0, -flat.numel() % ranks)).chunk(ranks)[rank]
+    return pad(flat, (0, -flat.numel() % world_size)).chunk(world_size)[rank]

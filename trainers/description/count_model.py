@@ -47,12 +47,12 @@ def count_model(
         for part in (modules[:first_block], modules[first_block:])
     )
     end_sizes = [sum(weight.numel() for weight in part if weight.requires_grad) for part in (front, back, front & back)]
-    ranks = next(iter(degrees), 1)
-    splits = [*styles(copy.deepcopy(blocks[0]), ranks).values()] if degrees else []
+    tp_degree = next(iter(degrees), 1)
+    splits = [*styles(copy.deepcopy(blocks[0]), tp_degree).values()] if degrees else []
     saved = dict[str, SavedBytes]()
     for precision, (cast, autocast) in PRECISIONS.items():
         with suppress(Exception):  # a model may be unable to compute without real data, or in 16 bits
-            saved[precision] = _count_saved(shallow, cast, styles, ranks, autocast=autocast)
+            saved[precision] = _count_saved(shallow, cast, styles, tp_degree, autocast=autocast)
     return ModelCounts(
         kind="transformer" if flops.attention_flops and (config is None or hasattr(config, "num_attention_heads"))
         else "convolution" if any(isinstance(module, nn.Conv2d) for module in inner) else "unknown",
@@ -68,9 +68,9 @@ def count_model(
     )  # fmt: skip
 
 
-def _count_saved(task: Task, cast: torch.dtype | None, styles: Styles, ranks: int, *, autocast: bool) -> SavedBytes:
-    """What the model of a task saves on tensors without memory. cast, autocast: as in PRECISIONS. ranks: a number of ranks over
-    which blocks are split by `styles`; 1: they cannot be split. Raises the error of the model if it cannot compute."""
+def _count_saved(task: Task, cast: torch.dtype | None, styles: Styles, tp_degree: int, *, autocast: bool) -> SavedBytes:
+    """What the model of a task saves on tensors without memory. cast, autocast: as in PRECISIONS. tp_degree: number of ranks
+    over which blocks are split by `styles`; 1: they cannot be split. Raises the error of the model if it cannot compute."""
     items = task.fetch(np.arange(1), torch.device("cpu"))
     # Without the kernel that never writes the matrix of attention, a CPU saves more than a GPU, so nothing is counted.
     # Chunks of logits change no count, and take time.
@@ -79,11 +79,11 @@ def _count_saved(task: Task, cast: torch.dtype | None, styles: Styles, ranks: in
         count = partial(_count_pass, task, model, items, cast=cast, autocast=autocast)
         once, twice, split = count(ITEMS), count(2 * ITEMS), 0.0
         weights = max(0.0, 2 * once["block"] - twice["block"])
-        if ranks > 1:
+        if tp_degree > 1:
             for block in dict.fromkeys(task.blocks(model)):
-                _narrow_block(block, styles(block, ranks), ranks)
+                _narrow_block(block, styles(block, tp_degree), tp_degree)
             # autocast copies only weights that are split
-            split = max(0.0, ((once["block"] - count(ITEMS)["block"]) / (1 - 1 / ranks) - weights) / ITEMS)
+            split = max(0.0, ((once["block"] - count(ITEMS)["block"]) / (1 - 1 / tp_degree) - weights) / ITEMS)
     per_item = {name: (twice[name] - size) / ITEMS for name, size in once.items()}
     return SavedBytes(
         block_whole=per_item["block"] - split,
@@ -98,12 +98,12 @@ def _count_saved(task: Task, cast: torch.dtype | None, styles: Styles, ranks: in
     )
 
 
-def _narrow_block(block: nn.Module, styles: dict[str, str], ranks: int) -> None:
+def _narrow_block(block: nn.Module, styles: dict[str, str], tp_degree: int) -> None:
     """Replace the split layers of a block by those that one of the ranks has."""
     for name, style in styles.items():
         layer: Any = block.get_submodule(name)
         inputs, outputs = layer.in_features, layer.out_features
-        sizes = (inputs // ranks, outputs) if style == "rows" else (inputs, outputs // ranks)
+        sizes = (inputs // tp_degree, outputs) if style == "rows" else (inputs, outputs // tp_degree)
         block.set_submodule(name, nn.Linear(*sizes, bias=layer.bias is not None))
 
 

@@ -262,21 +262,21 @@ class Checkpoints(Instrument):
         local_checkpoints = [
             (run_index, path) for run_index, run in enumerate(runs) for path in checkpoint.complete_checkpoints(run.path)
         ]
-        for position in range(int(self._peers.gather([float(len(local_checkpoints))])[0, 0])):
+        for position in range(int(self._peers.all_gather_numbers([float(len(local_checkpoints))])[0, 0])):
             candidate = [0.0, 0.0]
             if self._rank == 0:
                 candidate = [
                     float(local_checkpoints[position][0]),
                     float(checkpoint.step_of_checkpoint(local_checkpoints[position][1])),
                 ]
-            run_number, step = (int(value) for value in self._peers.gather(candidate)[0])
+            run_number, step = (int(value) for value in self._peers.all_gather_numbers(candidate)[0])
             yield runs[run_number], checkpoint.checkpoint_path(runs[run_number].path, step)
 
     def _on_any_rank(self, flag: bool) -> bool:
-        return bool(self._peers.gather([float(flag)]).max())
+        return bool(self._peers.all_gather_numbers([float(flag)]).max())
 
-    def _write_event(self, event: str, **data: Any) -> None:
-        self._run_dir.write_event(f"rank-{self._rank:05d}", event, **data)
+    def _write_event(self, event_kind: str, **data: Any) -> None:
+        self._run_dir.write_event(f"rank-{self._rank:05d}", event_kind, **data)
 
 
 def _read_records(run: RunDir, rank: int, step: int) -> list[StepRecord]:

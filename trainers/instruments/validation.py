@@ -86,7 +86,7 @@ class Validator(Instrument):
                     targets += batch.targets.numel()
         finally:
             self._engine.model.train()
-        sums = self._peers.gather([float(loss), float(correct), float(targets)])
+        sums = self._peers.all_gather_numbers([float(loss), float(correct), float(targets)])
         self._last_record = ValidationRecord(
             schema=SCHEMA,
             step=step,

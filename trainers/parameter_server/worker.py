@@ -224,7 +224,7 @@ class ServerPeers:
     def __init__(self, link: ServerLink, server: int, device: torch.device) -> None:
         self._link, self._server, self._device = link, server, device
 
-    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+    def all_gather_numbers(self, numbers: Sequence[float]) -> np.ndarray:
         """Gather the numbers of all workers that have not ended. Every worker passes n numbers. Returns an array (workers, n)
         in float64, in the order of ranks."""
         row = torch.tensor(numbers, dtype=torch.float64)
@@ -236,4 +236,4 @@ class ServerPeers:
         """Wait until every worker that has not ended has called `barrier` and its device is idle."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self.gather([])
+        self.all_gather_numbers([])

@@ -195,7 +195,7 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
         if comparable:
             distance = _parameter_distance(result, reference)
             differences = (_difference(result.losses, reference.losses), _difference(result.norms, reference.norms), distance)
-    rows = ranks.gather([*differences, float(reference is not None), float(comparable), float(result.normalising)])
+    rows = ranks.all_gather_numbers([*differences, float(reference is not None), float(comparable), float(result.normalising)])
     loss, norm, parameters, has_reference, is_comparable = map(float, rows[0, :-1])
     has_jumps = bool(rows[:, -1].any())
     sent_bytes = _sum_sent_bytes(cell, ranks, result)
@@ -232,7 +232,7 @@ def _choose_smaller_options(cell: Cell, ranks: Ranks) -> dict[str, int]:
     if cell.pp > 1 and workload.blocks in smaller:
         smaller[workload.blocks] = max(smaller[workload.blocks], cell.pp * cell.stages_per_rank)
     fits = float(ranks.rank > 0 or not smaller or _fits_in_memory(workload.parameters, ranks.device))
-    return {} if ranks.gather([fits])[0, 0] else smaller
+    return {} if ranks.all_gather_numbers([fits])[0, 0] else smaller
 
 
 def _is_above(value: bool | int | float | str | None, size: int) -> bool:
@@ -287,7 +287,7 @@ def _sum_sent_bytes(cell: Cell, ranks: Ranks, strategy_result: Trajectory) -> di
     """
     not_counted = float(strategy_result.sent_bytes is None)
     row = [strategy_result.sent_bytes or 0.0, strategy_result.theory_bytes, strategy_result.wire_bytes, not_counted]
-    counted, theory, wire, uncounted_ranks = ranks.gather(row).sum(axis=0)
+    counted, theory, wire, uncounted_ranks = ranks.all_gather_numbers(row).sum(axis=0)
     sent = {"theory": float(theory), "wire": float(wire)}
     if not uncounted_ranks:
         sent["counted"] = float(counted)
@@ -341,7 +341,7 @@ def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps:
         with _count_if(counts_bytes) as while_updating:
             engine.update()
         calls += [*while_computing, *while_updating]
-        losses.append(float(peers.gather([float(loss)]).mean()))
+        losses.append(float(peers.all_gather_numbers([float(loss)]).mean()))
     engine.finish()
     terms = engine.theory()
     result = Trajectory(

@@ -27,7 +27,7 @@ def check_world(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     """
     outside, loopback = find_interfaces()
     uses_outside = math.nan if not (outside or loopback) else float(bool(outside))
-    rows = ranks.gather([float(host_number(gethostname())), uses_outside])
+    rows = ranks.all_gather_numbers([float(host_number(gethostname())), uses_outside])
     hosts, nnodes = len(set(rows[:, 0])), run.world.nnodes
     if ranks.rank == 0:
         run_dir.write_event(

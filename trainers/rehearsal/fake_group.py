@@ -38,7 +38,7 @@ class FakeRanks(Ranks):
         with real_tensors():
             return super().mesh(shape, names)
 
-    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+    def all_gather_numbers(self, numbers: Sequence[float]) -> np.ndarray:
         """Return the result as if every rank had passed the same numbers as this rank."""
         return np.tile(np.array(numbers, dtype=np.float64), (self.world_size, 1))
 

@@ -66,8 +66,10 @@ def write(
     not resume.
     """
     kinds = sorted(result.peak_bytes)
-    rows = peers.gather([result.train_time_s, result.loss, *(result.peak_bytes[kind] for kind in kinds), *result.step_ms])
-    gpu_numbers = peers.gather(_gpu_numbers(ranks.device))
+    rows = peers.all_gather_numbers(
+        [result.train_time_s, result.loss, *(result.peak_bytes[kind] for kind in kinds), *result.step_ms]
+    )
+    gpu_numbers = peers.all_gather_numbers(_gpu_numbers(ranks.device))
     knobs = _collect_knobs(run, engine)
     parameters = engine.parameters() - task.padding
     sent = same_work.communication_bytes or _theory_bytes(run, peers, engine, ranks.backend)
@@ -154,7 +156,7 @@ def _theory_bytes(run: Run, peers: Peers, engine: Accounted, backend: str) -> di
     With parameter servers, they are `theory`, `counted` and `textbook`. None if a rank was lost. A collective.
     """
     terms = engine.theory()
-    rows = peers.gather([sum(term.sent_bytes for term in terms), sum(term.wire_bytes(backend) for term in terms)])
+    rows = peers.all_gather_numbers([sum(term.sent_bytes for term in terms), sum(term.wire_bytes(backend) for term in terms)])
     textbook = engine.textbook_bytes()
     server_bytes = engine.total_sent_bytes()
     if len(rows) < run.cell.gpus:

@@ -112,8 +112,8 @@ def list_sharding_terms(cell: Cell, part: ModelPart, *, block_gathers: int, othe
     return terms
 
 
-def _make_reduction_term(name: str, op: str, size: float, ranks: int, calls: int, reductions: int) -> Term:
+def _make_reduction_term(name: str, op: str, size: float, group_size: int, calls: int, reductions: int) -> Term:
     """The exchange of gradients in a step. size, calls: bytes and collectives of each of the `reductions`."""
     window: Window = "last_backward" if reductions == 1 else "backward"
     when = "once a step" if reductions == 1 else "each pass"
-    return Term(f"{name}, {when}", op, size * reductions, ranks, calls=calls * reductions, hides_in=window)
+    return Term(f"{name}, {when}", op, size * reductions, group_size, calls=calls * reductions, hides_in=window)

@@ -318,13 +318,13 @@ def test_a_model_whose_states_do_not_fit_has_no_micro_batch():
     ],
 )
 def test_a_gpu_is_found_by_the_name_that_slurm_or_nvml_has(name, memory_gib, expected):
-    found = gpu.find_model(name, memory_gib)
+    found = gpu.find_gpu_model(name, memory_gib)
     assert (found.name if found else None) == expected
 
 
 def test_each_gpu_name_in_messages_is_a_known_model():
     assert {"t4", "h100-80gb-hbm3"} <= set(gpu.list_model_names())
-    assert all(gpu.find_model(name) is not None for name in gpu.list_model_names())
+    assert all(gpu.find_gpu_model(name) is not None for name in gpu.list_model_names())
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_gpus_and_links_have_their_golden_numbers():
         lines += describe(f"{model.name}, capacity", gpu.capacity(model, None))
     for name in link.link_entries():
         lines += describe(name, link.link_entries()[name])
-        lines += describe(f"{name} of an a100", link.find_link(name, gpu.find_model("a100")))
+        lines += describe(f"{name} of an a100", link.find_link(name, gpu.find_gpu_model("a100")))
     lines += describe("terms of memory", memory.memory_terms())
     for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"):
         for ranks in (2, 8, 48):
@@ -240,10 +240,10 @@ def test_predictions_from_runs_and_rehearsals_have_their_golden_numbers():
         lines += describe(f"{name}, calibrated", predict.predict_run(CELLS[name], machine, calibration=calibration))
     lines += describe("occupied", predict.predict_run(planned, machine, occupied=8, recorded_s=1800.0))
     lines += describe("on a CPU", predict.predict_run(planned, NO_GPU))
-    lines += describe("rehearsed", predict.predict_run(planned, machine, answer=make_answer(planned)))
-    lines += describe("rehearsed, on a CPU", predict.predict_run(planned, NO_GPU, answer=make_answer(planned)))
+    lines += describe("rehearsed", predict.predict_run(planned, machine, rehearsal=make_answer(planned)))
+    lines += describe("rehearsed, on a CPU", predict.predict_run(planned, NO_GPU, rehearsal=make_answer(planned)))
     lines += describe(
-        "not rehearsed", predict.predict_run(planned, machine, answer=NotRehearsed(1, "", "It has servers.", 0.1))
+        "not rehearsed", predict.predict_run(planned, machine, rehearsal=NotRehearsed(1, "", "It has servers.", 0.1))
     )
     unknown = msgspec.structs.replace(machine, gpu=None, capacity=None, between=None)
     lines += describe("unknown GPU", predict.predict_run(planned, unknown))

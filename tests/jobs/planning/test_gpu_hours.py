@@ -207,7 +207,7 @@ def test_the_output_of_sshare_is_parsed(text, account, expected):
 
 
 def test_each_limit_has_a_sentence_with_its_unit():
-    said = [one.in_words() for one in share.parse_shares(ROWS, None)]
+    said = [one.describe_remaining_hours() for one in share.parse_shares(ROWS, None)]
     assert said == [
         "0 of 10 GPU hours left",
         "1.5 of 2 billing hours left",

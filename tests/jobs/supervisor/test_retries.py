@@ -237,7 +237,7 @@ def test_a_supervisor_does_not_requeue_a_run_that_was_told_to_end(in_slurm):
 
 def test_a_requeued_packed_allocation_starts_no_further_run_before_slurm_ends_it(in_slurm, tmp_path):
     """A supervisor that requeued a job of several runs waits until Slurm ends it, so that the next run does not start."""
-    in_slurm.folder.write_event("controller", "submitted", scheduler="slurm", job="7", kind="pack")
+    in_slurm.folder.write_event("controller", "submitted", scheduler="slurm", job="7", event_kind="pack")
     (tmp_path / "scontrol").write_text('#!/bin/sh\n[ "$1" = requeue ] && kill $PPID || true\n')
     in_slurm("exit 9", 0, Retry(failed=1))
     assert in_slurm.ended.returncode == -signal.SIGTERM

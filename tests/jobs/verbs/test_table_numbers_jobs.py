@@ -105,7 +105,9 @@ def test_the_hours_of_a_plan_show_the_known_numbers():
     assert gpu_hours.describe_retries(hours) == (
         "about 1,021 GPU hours with all retries (3.12 by `retry` of the matrix, 4.5 by `slurm.requeue`)"
     )
-    assert Share("abc", "gres/gpu:a100", 75.5, 101.0).in_words() == "75.5 of 101 GPU hours of the type a100 left"
+    assert (
+        Share("abc", "gres/gpu:a100", 75.5, 101.0).describe_remaining_hours() == "75.5 of 101 GPU hours of the type a100 left"
+    )
 
 
 def test_the_table_of_status_shows_the_known_number_in_every_column():

@@ -162,7 +162,7 @@ def test_a_whole_period_is_walked_and_counted_unless_it_is_too_long(period, walk
 @pytest.mark.parametrize(("ranks", "counted"), [([1.0, 2.0], {"counted": 3.0}), ([1.0, None], {})])
 def test_uncounted_bytes_are_absent_and_not_zero(ranks, counted):
     class Gathered:
-        def gather(self, mine):
+        def all_gather_numbers(self, mine):
             return np.array([[sent or 0.0, 5.0, 6.0, float(sent is None)] for sent in ranks])
 
     walked = msgspec.structs.replace(trajectory(), sent_bytes=ranks[0])
