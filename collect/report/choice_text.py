@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from collect.choices.contest import Contest, natural_sort_key
-from collect.choices.family import Answer, Family, Fit
+from collect.choices.family import ChoiceFamily, CriterionAnswer, MemoryFit
 from collect.choices.standing import CRITERIA, Standing
 from collect.report import verdict_text
 from collect.summary import Summary
@@ -88,7 +88,7 @@ class TreeNode(msgspec.Struct, frozen=True):
     """For each answer (the contests for which the answer holds, as text; the answer; the cells from which it follows)."""
 
 
-def shown_families(summary: Summary) -> list[Family]:
+def shown_families(summary: Summary) -> list[ChoiceFamily]:
     """The families that a report shows: at most MOST_SHOWN families in which a reader has a choice."""
     return [choice_family for choice_family in summary.choices if choice_family.open][:MOST_SHOWN]
 
@@ -102,19 +102,19 @@ def hidden_note(summary: Summary) -> str:
     return f"{left_count:,} more comparisons are in summary.json" if left_count else ""
 
 
-def differing_criteria(families: Sequence[Family]) -> list[str]:
+def differing_criteria(families: Sequence[ChoiceFamily]) -> list[str]:
     """The criteria by which cells differ in at least one contest of these families, in the order of CRITERIA."""
     standings = [standing for choice_family in families for contest in choice_family.contests for standing in contest.standings]
     differing = {standing.criterion for standing in standings if standing.word != "same work"}
     return [name for name in CRITERIA if name in differing]
 
 
-def has_unranked_cells(families: Sequence[Family]) -> bool:
+def has_unranked_cells(families: Sequence[ChoiceFamily]) -> bool:
     """Whether the contests of these families contain a cell that is not ranked."""
     return any(_unranked_cells(contest) for choice_family in families for contest in choice_family.contests if contest.open)
 
 
-def family_title(choice_family: Family) -> str:
+def family_title(choice_family: ChoiceFamily) -> str:
     """The title of the section about a family."""
     return f"{choice_family.workload}, {choice_family.about}" if choice_family.about else choice_family.workload
 
@@ -142,15 +142,15 @@ def uncompared_cells(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
         by_ranks: dict[tuple[int, int], list[Contest]] = {}
         for contest in choice_family.contests:
             by_ranks.setdefault((contest.ranks, contest.nodes), []).append(contest)
-        for (ranks, _), contests in by_ranks.items():
+        for (rank_count, _), contests in by_ranks.items():
             lone_contenders = [(contest.batch, contest.contenders[0]) for contest in contests if len(contest.contenders) == 1]
             if len({contender.name for contest in contests for contender in contest.contenders}) > 1 and lone_contenders:
                 links = [RunsLink(f"{contender.name} (batch {batch})", contender.cell) for batch, contender in lone_contenders]
-                groups.append((f"{family_title(choice_family)}, {_ranks_text(ranks)}", links))
+                groups.append((f"{family_title(choice_family)}, {_ranks_text(rank_count)}", links))
     return groups
 
 
-def choice_rows(choice_family: Family, criterion_names: Sequence[str]) -> list[ChoiceRow]:
+def choice_rows(choice_family: ChoiceFamily, criterion_names: Sequence[str]) -> list[ChoiceRow]:
     """The rows of a family in the table of choices: at most MOST_SHOWN contests in which a reader has a choice.
 
     criterion_names: the criteria that the table shows.
@@ -168,7 +168,7 @@ def choice_rows(choice_family: Family, criterion_names: Sequence[str]) -> list[C
     return rows[:MOST_SHOWN]
 
 
-def decision_tree(choice_family: Family) -> list[TreeNode]:
+def decision_tree(choice_family: ChoiceFamily) -> list[TreeNode]:
     """The questions of the decision tree of a family, in the order in which a reader should answer them."""
     has_several_fits = len(choice_family.one_rank) > 1
     one_rank = [
@@ -206,22 +206,22 @@ def best_cells_text(contest: Contest, criterion: str) -> ChoiceText:
     """The best cells of a contest by one criterion, as text."""
     standing = next((candidate for candidate in contest.standings if candidate.criterion == criterion), None)
     if standing is None:
-        measured = contest.contender_names("measured")
-        return ChoiceText([], remark=f"only {measured[0]} was measured" if len(measured) == 1 else "")
+        measured_names = contest.contender_names("measured")
+        return ChoiceText([], remark=f"only {measured_names[0]} was measured" if len(measured_names) == 1 else "")
     names = {contender.cell: contender.name for contender in contest.contenders}
     best = sorted((RunsLink(names[cell], cell) for cell in standing.best), key=lambda link: natural_sort_key(link.text))
     links = best if len(best) <= MOST_NAMED else [RunsLink(_join_names([link.text for link in best]), best[0].cell)]
     if standing.word == "same work":
         return ChoiceText([], remark="equal: the same work")
     if standing.word == "not told apart":
-        values = [placed.value for placed in standing.placed if placed.cell in standing.best]
+        values = [ranked_cell.value for ranked_cell in standing.placed if ranked_cell.cell in standing.best]
         return ChoiceText(links, _format_range(min(values), max(values), standing.unit), "cannot be distinguished")
     certainty = {"as measured": AS_MEASURED, "equal": "equal", "best": ""}[standing.word]
     value = _format_quantity(standing.placed[0].value, standing.unit)
-    return ChoiceText(links, value, certainty, _margin(standing, names), sure=standing.word != "as measured")
+    return ChoiceText(links, value, certainty, _margin_text(standing, names), sure=standing.word != "as measured")
 
 
-def _margin(standing: Standing, names: dict[str, str]) -> str:
+def _margin_text(standing: Standing, names: dict[str, str]) -> str:
     """How far the best cell is ahead of the first cell that is not among the best, such as `13 % faster than ddp`."""
     runner_up = next((placed_cell for placed_cell in standing.placed if placed_cell.cell not in standing.best), None)
     if runner_up is None or standing.margin_pct is None:
@@ -278,7 +278,7 @@ def _unranked_cells(contest: Contest) -> list[tuple[str, list[RunsLink]]]:
     ]
 
 
-def _one_rank_text(fit: Fit) -> ChoiceText:
+def _one_rank_text(fit: MemoryFit) -> ChoiceText:
     if fit.fits and not fit.does_not_fit:
         return ChoiceText([], value="yes", remark=_other_cells_text(fit), sure=True)
     if fit.fits:
@@ -287,11 +287,11 @@ def _one_rank_text(fit: Fit) -> ChoiceText:
     return ChoiceText([], value="no", remark=other_cells, sure=True) if fit.does_not_fit else ChoiceText([], remark=other_cells)
 
 
-def _more_ranks_text(fit: Fit) -> ChoiceText:
+def _more_ranks_text(fit: MemoryFit) -> ChoiceText:
     return ChoiceText([], value=_join_names(fit.fits), remark=_other_cells_text(fit), sure=bool(fit.fits))
 
 
-def _other_cells_text(fit: Fit) -> str:
+def _other_cells_text(fit: MemoryFit) -> str:
     outcomes = (
         (fit.does_not_fit, "out of memory"),
         (fit.over_the_limit, "over the time limit"),
@@ -300,11 +300,11 @@ def _other_cells_text(fit: Fit) -> str:
     return "; ".join(f"{_join_names(names)}: {outcome}" for names, outcome in outcomes if names)
 
 
-def _all_names(fit: Fit) -> list[str]:
+def _all_names(fit: MemoryFit) -> list[str]:
     return [*fit.fits, *fit.does_not_fit, *fit.over_the_limit, *fit.unknown]
 
 
-def _answer_text(choice_family: Family, answer: Answer, criterion: str) -> tuple[ChoiceText, list[RunsLink]]:
+def _answer_text(choice_family: ChoiceFamily, answer: CriterionAnswer, criterion: str) -> tuple[ChoiceText, list[RunsLink]]:
     """Returns (the answer to one question of the section "Which strategy to choose?" as text, the cells from which it follows).
 
     The cells are the best cells of each contest, that is, of each set of cells that may be compared."""
@@ -334,7 +334,7 @@ def _answer_text(choice_family: Family, answer: Answer, criterion: str) -> tuple
     return ChoiceText([], best_names, certainty, sure=answer.word in ("best", "equal", "only one fits")), links
 
 
-def _cell_links(choice_family: Family, contest_indexes: Sequence[int], names: Sequence[str]) -> list[RunsLink]:
+def _cell_links(choice_family: ChoiceFamily, contest_indexes: Sequence[int], names: Sequence[str]) -> list[RunsLink]:
     """Links to cells in some contests, such as `ddp ×8`. contest_indexes: their indexes. names: the names of the cells."""
     links = []
     for contest_index in contest_indexes:
@@ -344,13 +344,13 @@ def _cell_links(choice_family: Family, contest_indexes: Sequence[int], names: Se
     return links
 
 
-def _cell_label(choice_family: Family, contest: Contest, name: str) -> str:
+def _cell_label(choice_family: ChoiceFamily, contest: Contest, name: str) -> str:
     """A cell of a contest, such as `ddp ×8`, with the batch if the family has contests of as many ranks with other batches."""
     batches = {other.batch for other in choice_family.contests if (other.ranks, other.nodes) == (contest.ranks, contest.nodes)}
     return f"{name} ×{_ranks_and_nodes(choice_family, contest)}{f', batch {contest.batch}' if len(batches) > 1 else ''}"
 
 
-def _ranks_and_nodes(choice_family: Family, contest: Contest) -> str:
+def _ranks_and_nodes(choice_family: ChoiceFamily, contest: Contest) -> str:
     """The number of ranks of a contest, such as `8`.
 
     If the family has contests with the same number of ranks on other numbers of nodes, the nodes are added: `8 on 2 nodes`.
@@ -358,7 +358,7 @@ def _ranks_and_nodes(choice_family: Family, contest: Contest) -> str:
     return f"{contest.ranks}{_nodes_suffix(choice_family, contest.ranks, contest.nodes)}"
 
 
-def _nodes_suffix(choice_family: Family, rank_count: int, nodes: int) -> str:
+def _nodes_suffix(choice_family: ChoiceFamily, rank_count: int, nodes: int) -> str:
     other_nodes = len({contest.nodes for contest in choice_family.contests if contest.ranks == rank_count}) > 1
     return f" on {nodes} node{'s' if nodes > 1 else ''}" if other_nodes else ""
 
@@ -384,11 +384,11 @@ def _join_variants(variants: Sequence[str]) -> str:
     return f"{_join_names(heads)} {tails[0]}".rstrip() if len(set(tails)) == 1 else "; ".join(variants)
 
 
-def _batches_text(choice_family: Family, contest_indexes: Sequence[int]) -> str:
+def _batches_text(choice_family: ChoiceFamily, contest_indexes: Sequence[int]) -> str:
     return f"batch {_join_names([str(choice_family.contests[contest_index].batch) for contest_index in contest_indexes])}"
 
 
-def _contests_text(choice_family: Family, contest_indexes: Sequence[int]) -> str:
+def _contests_text(choice_family: ChoiceFamily, contest_indexes: Sequence[int]) -> str:
     """The contests in which an answer holds, as text, such as `2 and 4 ranks; 8 ranks at batch 64`.
 
     contest_indexes: the indexes of these contests in the family. The batch size is only named if the family has a contest on

@@ -83,8 +83,8 @@ class Calibration(msgspec.Struct, frozen=True):
                 return _narrow_by_ratios(exact_range(1.0), watts), self._describe_calibration(watts, name)
         return (assumed, "") if self.fallback is None else self.fallback.power(cell, gpu, assumed)
 
-    def _describe_calibration(self, ratios: list[float], measured: str) -> str:
-        return f", calibrated by {len(ratios)} {self.whose} of {measured}"
+    def _describe_calibration(self, ratios: list[float], measured_thing: str) -> str:
+        return f", calibrated by {len(ratios)} {self.whose} of {measured_thing}"
 
 
 NOTHING = Calibration({}, {}, {}, {})
@@ -114,14 +114,14 @@ def build_calibration(ratios: Iterable[MeasuredRatio], whose: str = RUNS, fallba
 def measure_ratio(
     cell: Cell,
     gpu: str,
-    predicted: PredictedTimes,
+    predicted_times: PredictedTimes,
     measured_s: float | None,
     memory: float | None,
     power_w: float | None = None,
 ) -> MeasuredRatio:
     """How a run compares with its prediction. measured_s: the measured seconds of a step; None: not known. memory, power_w: as
     in MeasuredRatio."""
-    step_s, compute_s = predicted
+    step_s, compute_s = predicted_times
     if not measured_s or not step_s:
         return MeasuredRatio(cell, gpu, None, memory, power_w)
     computing = (measured_s - (step_s - compute_s)) / compute_s if compute_s >= step_s / 2 else 0.0

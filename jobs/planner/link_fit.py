@@ -33,39 +33,39 @@ class FittedLink(msgspec.Struct, frozen=True):
     """The largest relative difference between the model and any measured iteration, at least LEAST_SPREAD."""
 
 
-def fit_measurement(measured: MeasuredAllReduce) -> FittedLink | None:
+def fit_measurement(result: MeasuredAllReduce) -> FittedLink | None:
     """Fit the model of a link to a measurement; None if the measurement does not determine it, for example because the largest
     size took no longer than the smallest."""
-    ranks, small, large = measured.ranks, measured.times[0], measured.times[-1]
+    ranks, small, large = result.ranks, result.times[0], result.times[-1]
     # Gloo uses a ring for every size. NCCL uses the faster algorithm, which depends on the numbers that are fitted.
     trees = (False, False)
     fit = _fit_alpha_beta(ranks, small, large, trees)
-    for _ in range(ROUNDS if measured.backend == "nccl" else 0):
-        if fit is None or (chosen := (_is_tree_faster(ranks, small, fit), _is_tree_faster(ranks, large, fit))) == trees:
+    for _ in range(ROUNDS if result.backend == "nccl" else 0):
+        if fit is None or (chosen_trees := (_is_tree_faster(ranks, small, fit), _is_tree_faster(ranks, large, fit))) == trees:
             break
-        trees = chosen
+        trees = chosen_trees
         fit = _fit_alpha_beta(ranks, small, large, trees)
     if fit is None:
         return None
     errors = [
         abs(
             measured_s
-            / _all_reduce_seconds(ranks, timing.bytes, measured.backend == "nccl" and _is_tree_faster(ranks, timing, fit), *fit)
+            / _all_reduce_seconds(ranks, timing.bytes, result.backend == "nccl" and _is_tree_faster(ranks, timing, fit), *fit)
             - 1
         )
-        for timing in measured.times
+        for timing in result.times
         for measured_s in (timing.fastest_s, timing.seconds, timing.slowest_s)
     ]
     return FittedLink(fit[0], 1 / fit[1], max(LEAST_SPREAD, *errors))
 
 
-def fit_link(name: str, measured: Sequence[MeasuredAllReduce]) -> PlannedLink | None:
+def fit_link(name: str, all_reduces: Sequence[MeasuredAllReduce]) -> PlannedLink | None:
     """A link with the latency and bandwidth of these measurements; None if no measurement can be fitted.
 
     The range reaches from the slowest to the fastest measurement (several nodes may have been measured), each widened by its
     own spread. The likely values come from the measurement with the median bandwidth.
     """
-    pairs = [(fit, entry) for entry in measured if (fit := fit_measurement(entry)) is not None]
+    pairs = [(fit, entry) for entry in all_reduces if (fit := fit_measurement(entry)) is not None]
     if not pairs:
         return None
     pairs.sort(key=lambda pair: pair[0].bandwidth)

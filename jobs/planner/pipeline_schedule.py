@@ -23,9 +23,9 @@ class PassSlot(msgspec.Struct, frozen=True):
     stage: int
     micro_batch: int
     start: float
-    """In the unit of the times that `simulate` got."""
+    """In the unit of the times that `simulate_pipeline` got."""
     end: float
-    """In the unit of the times that `simulate` got."""
+    """In the unit of the times that `simulate_pipeline` got."""
 
 
 class SimulatedPipeline(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class SimulatedPipeline(msgspec.Struct, frozen=True):
         return self.micro_batches / self.total
 
 
-def simulate(
+def simulate_pipeline(
     schedule: str,
     rank_count: int,
     micro_batches: int,
@@ -126,7 +126,7 @@ def _list_forward_passes(rank: int, rank_count: int, micro_batches: int, per_ran
 def bubble_over_ideal(schedule: str, rank_count: int, micro_batches: int, per_rank: int) -> float:
     """The time of the bubble divided by the ideal time, if backward takes twice as long as forward and messages take no
     time."""
-    simulated = simulate(schedule, rank_count, micro_batches, per_rank=per_rank)
+    simulated = simulate_pipeline(schedule, rank_count, micro_batches, per_rank=per_rank)
     return (simulated.total - simulated.ideal) / simulated.ideal
 
 

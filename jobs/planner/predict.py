@@ -158,10 +158,10 @@ def _predict_traffic(
 
 def _predict_exchanges(cell: Cell) -> tuple[PredictedExchange, ...] | None:
     """The exchanges of the cell's strategy by formula, in the form of a prediction; None if they are not known."""
-    listed = exchanges.list_exchanges(cell)
-    if listed is None:
+    terms = exchanges.list_exchanges(cell)
+    if terms is None:
         return None
-    return tuple(PredictedExchange(exchange.op, exchange.sent_bytes, exchange.calls, exchange.ranks) for exchange in listed)
+    return tuple(PredictedExchange(exchange.op, exchange.sent_bytes, exchange.calls, exchange.ranks) for exchange in terms)
 
 
 def _predict_largest_micro_batch(

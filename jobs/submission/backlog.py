@@ -56,11 +56,11 @@ class Backlog:
         runs: the status of all runs of this command.
         """
         # another command may have submitted or cancelled the other runs
-        planned = {run.id for run in runs if run.state == "planned"}
-        self.folders = [folder for folder in self.folders if folder.run_id in planned]
-        ended = sum(run.state in FINAL for run in runs)
-        self._freed_places += ended - (ended if self._ended_count is None else self._ended_count)
-        self._ended_count = ended
+        planned_ids = {run.id for run in runs if run.state == "planned"}
+        self.folders = [run_dir for run_dir in self.folders if run_dir.run_id in planned_ids]
+        ended_count = sum(run.state in FINAL for run in runs)
+        self._freed_places += ended_count - (ended_count if self._ended_count is None else self._ended_count)
+        self._ended_count = ended_count
         most_new = len(self.folders)
         if self._options.pack:
             self._freed_places, self._guessed_places = 0, most_new  # with --pack, all runs together need only one job
@@ -81,8 +81,8 @@ class Backlog:
 
     def unsent(self) -> list[RunDir]:
         """The runs that no command has submitted, cancelled or held back so far. Runs with unreadable records are left out."""
-        readable = ((folder, folder.judge()) for folder in self.folders if find_blocking_status(folder) is None)
-        return [folder for folder, verdict in readable if verdict.state == "planned" and not verdict.held]
+        readable = ((run_dir, run_dir.judge()) for run_dir in self.folders if find_blocking_status(run_dir) is None)
+        return [run_dir for run_dir, verdict in readable if verdict.state == "planned" and not verdict.held]
 
     def _submit_next_runs(self, target_count: int) -> int:
         """Submit the first `target_count` runs; return how many of them the scheduler accepted."""
@@ -95,14 +95,14 @@ class Backlog:
                     self.folders = lease_schedule.hold_late_folders(
                         self._workspace, self.folders, target_count, pack=self._options.pack
                     )
-                part, rest, unsubmitted = self.folders[:target_count], self.folders[target_count:], list[RunDir]()
+                next_runs, later_runs, unsubmitted = self.folders[:target_count], self.folders[target_count:], list[RunDir]()
                 try:
-                    if part:
-                        self._scheduler.submit(self._workspace, part, msgspec.structs.replace(self._options, at_once=None))
+                    if next_runs:
+                        self._scheduler.submit(self._workspace, next_runs, msgspec.structs.replace(self._options, at_once=None))
                 except SchedulerFull as full:
                     self.problem, unsubmitted = full.why, full.unsubmitted
-                self.folders = unsubmitted + rest
-                return len(part) - len(unsubmitted)
+                self.folders = unsubmitted + later_runs
+                return len(next_runs) - len(unsubmitted)
         except ControllerUnreachable as outage:
             self.problem, self.unanswered = f"Slurm does not answer: {outage.why}", outage
         except ShardlabError as error:

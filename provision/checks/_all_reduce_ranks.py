@@ -78,7 +78,7 @@ def _measure_times(elements: int, rank: int, world_size: int, device: torch.devi
     wrong: the number of wrong elements is added to this tensor.
     """
     base = torch.arange(elements, device=device, dtype=torch.float32).remainder_(1024)
-    expected = base * world_size + world_size * (world_size - 1) / 2
+    expected_sum = base * world_size + world_size * (world_size - 1) / 2
     times = torch.zeros(WARMUP + ITERATIONS, dtype=torch.float64, device=device)
     for iteration in range(WARMUP + ITERATIONS):
         values = base + rank
@@ -88,7 +88,7 @@ def _measure_times(elements: int, rank: int, world_size: int, device: torch.devi
         if device.type == "cuda":
             torch.cuda.synchronize()
         times[iteration] = time.perf_counter() - begin
-        wrong += (values != expected).sum()
+        wrong += (values != expected_sum).sum()
     return times[WARMUP:]
 
 

@@ -239,9 +239,9 @@ def _count_timed_steps(
     records_by_rank: the step records of each rank. If the run resumed from a checkpoint of another cell, the run has no
     records of the steps before the checkpoint; these steps count as well.
     """
-    resumed = any(event.event == "resumed" for event in events)
+    has_resumed = any(event.event == "resumed" for event in events)
     timed_numbers = [[record.step for record in records if not record.warmup] for records in records_by_rank]
-    step_counts = [len(steps) + (min(steps, default=1) - 1 if resumed else 0) for steps in timed_numbers]
+    step_counts = [len(steps) + (min(steps, default=1) - 1 if has_resumed else 0) for steps in timed_numbers]
     if lost_worker_fault is not None and [*step_counts[lost_worker_fault.rank :], 0][0] >= lost_worker_fault.step - 1:
         del step_counts[lost_worker_fault.rank]
     return min(step_counts, default=0)

@@ -72,7 +72,7 @@ def write(
     gpu_numbers = peers.all_gather_numbers(_gpu_numbers(ranks.device))
     knobs = _collect_knobs(run, engine)
     parameters = engine.parameters() - task.padding
-    sent = same_work.communication_bytes or _theory_bytes(run, peers, engine, ranks.backend)
+    sent_bytes = same_work.communication_bytes or _theory_bytes(run, peers, engine, ranks.backend)
     peers.barrier()
     if ranks.rank == 0:
         timing = _Timing.from_rows(run, result, rows, len(kinds), task.units_per_item)
@@ -97,7 +97,7 @@ def write(
             parameters=parameters,
             flops_per_unit=task.flops_per_unit(),
             same_work=same_work,
-            communication_bytes=sent,
+            communication_bytes=sent_bytes,
             data=msgspec.to_builtins(task.source),
             instruments=instruments,
             knobs=knobs,
@@ -162,8 +162,8 @@ def _theory_bytes(run: Run, peers: Peers, engine: Accounted, backend: str) -> di
     if len(rows) < run.cell.gpus:
         return None
     theory, wire = map(float, rows.sum(axis=0))
-    sent = server_bytes or {"theory": theory, "wire": wire}
-    return {**sent, **({"textbook": textbook * run.cell.gpus} if textbook is not None else {})}
+    bytes_by_kind = server_bytes or {"theory": theory, "wire": wire}
+    return {**bytes_by_kind, **({"textbook": textbook * run.cell.gpus} if textbook is not None else {})}
 
 
 def _requested_settings(run: Run) -> dict[str, Any]:

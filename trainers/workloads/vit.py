@@ -7,7 +7,7 @@ from typing import cast
 
 from shardlab.matrix.cell import Cell, Optimizer
 from trainers.workload import Workload
-from trainers.workload_options import IMAGENET_CLASSES, Shape, of_images, refuse_shape
+from trainers.workload_options import IMAGENET_CLASSES, Shape, list_image_options, refuse_shape
 
 CHANNELS = 3
 DROPOUT = 0.1  # the rate for training on ImageNet in Dosovitskiy et al., 2021, table 3
@@ -39,7 +39,7 @@ def refuse(cell: Cell, *, patch_size: int) -> str | None:
     return refuse_shape(cell)
 
 
-def _variant(
+def _workload(
     name: str, summary: str, parameters: int, shape: Shape, image_size: int, patch_size: int, classes: int
 ) -> Workload:
     return Workload(
@@ -53,17 +53,18 @@ def _variant(
         task="trainers.tasks.vit",
         settings={"classes": classes, "patch": patch_size},
         refuse=partial(refuse, patch_size=patch_size),
-        options=(*shape.options(), *of_images(image_size, f"{DROPOUT} behind each layer of a block")),
+        options=(*shape.options(), *list_image_options(image_size, f"{DROPOUT} behind each layer of a block")),
         heads="n_head",
         blocks="n_layer",
     )
 
 
 VARIANTS = (
-    _variant("vit-tiny", "Vision Transformer of 4 layers and width 64, 4 x 4 pixels a patch",
-             208_074, Shape(4, 64, 4), 32, 4, 10),
-    _variant("vit-b-32-tiny", "Vision Transformer of 4 layers and width 64, 8 x 8 pixels a patch, the twin of vit-b-32",
-             214_218, Shape(4, 64, 4), 32, 8, 10),
-    _variant("vit-b-32", "Vision Transformer ViT-B/32: 12 layers, width 768, 32 x 32 pixels a patch (Dosovitskiy et al., 2021)",
-             88_224_232, Shape(12, 768, 12), 224, 32, IMAGENET_CLASSES),
+    _workload("vit-tiny", "Vision Transformer of 4 layers and width 64, 4 x 4 pixels a patch",
+              208_074, Shape(4, 64, 4), 32, 4, 10),
+    _workload("vit-b-32-tiny", "Vision Transformer of 4 layers and width 64, 8 x 8 pixels a patch, the twin of vit-b-32",
+              214_218, Shape(4, 64, 4), 32, 8, 10),
+    _workload("vit-b-32",
+              "Vision Transformer ViT-B/32: 12 layers, width 768, 32 x 32 pixels a patch (Dosovitskiy et al., 2021)",
+              88_224_232, Shape(12, 768, 12), 224, 32, IMAGENET_CLASSES),
 )  # fmt: skip

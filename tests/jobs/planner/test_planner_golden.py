@@ -8,7 +8,7 @@ import msgspec
 import support_planner
 from support_golden import same_as_golden
 
-from jobs.adaptation.adapt import adapt
+from jobs.adaptation.adapt import adapt_matrix
 from jobs.planner import (
     advice_text,
     advise,
@@ -183,7 +183,7 @@ def test_sharding_exchanges_and_memory_have_their_golden_numbers():
     lines = []
     for name, planned in CELLS.items():
         facts = model_facts.find_model_facts(planned)
-        lines += describe(name, sharding.divide(planned, facts.parameters))
+        lines += describe(name, sharding.divide_model(planned, facts.parameters))
         lines += [
             f"{name}, exchange .{number}: op {term.op}, payload_bytes {term.payload_bytes:.6g}, calls {term.calls}, "
             f"ranks {term.ranks}, axis {term.axis}, hides_in {term.hides_in}"
@@ -260,7 +260,7 @@ def test_the_advice_for_three_machines_is_the_golden_text(capsys):
     for machine_name, workload, gpus, nodes in asked:
         precision = "fp16" if machine_name == "v100" else "bf16"
         question = support_planner.make_question(workload, MACHINES[machine_name], gpus, nodes=nodes, precision=precision)
-        report = advise.advise(question, advise.list_alternatives(question))
+        report = advise.rank_strategies(question, advise.list_alternatives(question))
         advice_text.print_advice(out, question, report, is_default_batch=True)
         out.print_line("\n".join(describe("fact", advise.rule_facts(question))))
     write_golden("advice", capsys.readouterr().out.splitlines())
@@ -271,7 +271,7 @@ def scale(planned, numbers, machine):
     for count in numbers:
         larger = scale_out.scale_cell(planned, count, 8)
         if larger is not None and menu.refuse(larger) is None:
-            yield scale_out.extrapolate(planned, count, 8, machine)
+            yield scale_out.extrapolate_to_gpus(planned, count, 8, machine)
 
 
 def test_tables_of_predictions_and_of_other_numbers_of_gpus_are_the_golden_text(capsys):
@@ -298,7 +298,7 @@ def test_the_shipped_matrices_are_adapted_with_the_golden_changes():
     lines = []
     for name, nodes, gpus in (("paper1", 1, 2), ("paper1", 2, 2), ("paper3", 1, 1), ("paper4", 1, 2), ("paper5", 2, 4)):
         study = matrix.load_matrix(matrix.find_matrix_file(name))
-        found = adapt(study, Capacity(nodes=nodes, gpus=gpus, per_rank=False), OwnPlugins(), "small")
+        found = adapt_matrix(study, Capacity(nodes=nodes, gpus=gpus, per_rank=False), OwnPlugins(), "small")
         lines.append(f"{name} on {nodes} x {gpus}")
         if found is not None:
             lines += [

@@ -127,7 +127,7 @@ def test_advice_follows_rehearsals():
         }
 
     question = make_question("llm-1.3b", machine())
-    report = advise.advise(question, answers=answers)
+    report = advise.rank_strategies(question, answers=answers)
     (found,) = (one for one in report.ranked if one.cell.strategy == "fsdp2")
     assert asked[0] > [found.cell.micro_batch_size] == asked[1]
     assert (found.fits, found.predicted.memory_from) == (True, "rehearsal")

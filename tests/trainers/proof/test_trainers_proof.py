@@ -187,7 +187,7 @@ def test_each_of_the_three_differences_decides_alone():
 
 @pytest.mark.parametrize("ours", [[1.0, math.nan], [math.nan, 1.0], [1.0, math.inf]])
 def test_a_loss_that_is_not_finite_is_infinitely_far_away(ours):
-    assert proof._difference(ours, [1.0, 1.0]) == math.inf
+    assert proof._max_difference(ours, [1.0, 1.0]) == math.inf
 
 
 def test_weights_that_start_elsewhere_and_end_alike_are_not_the_same_work():
