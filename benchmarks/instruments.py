@@ -23,7 +23,7 @@ from shardlab.matrix.cell import Cell, Instruments, Optimizer, Profile
 from shardlab.runs.record import LineWriter, StepRecord, read_lines
 from shardlab.runs.rundir import RunDir
 from trainers import menu
-from trainers.data.order import Order
+from trainers.data.order import DataOrder
 from trainers.instrument import RunInstruments
 from trainers.instruments import selection
 from trainers.ranks.rank import Rank
@@ -89,7 +89,7 @@ def measure(one: Cell, run_dir: RunDir, ranks: Ranks, data: Path) -> tuple[float
     steps).
     """
     task = menu.workload(one.workload).build(one, data)
-    order = Order(task.source.items, one.global_batch_size, one.seed)
+    order = DataOrder(task.source.items, one.global_batch_size, one.seed)
     torch.manual_seed(one.seed)
     engine = menu.strategy(one.strategy).build(one, task, ranks)
     watch = RunInstruments(

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from shardlab.matrix.cell import Cell
 from shardlab.runs.record import LineWriter
 from trainers import menu
-from trainers.data.order import TIMED, Order
+from trainers.data.order import TIMED, DataOrder
 from trainers.instrument import RunInstruments
 from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import Ranks
@@ -54,7 +54,7 @@ def measure(one: Cell, rounds: int, folder: Path) -> tuple[list[float], list[flo
     """The milliseconds per step of our loop and of the bare loop in each round. The two loops take turns in being first."""
     ranks = Ranks(Rank())
     task = menu.workload(one.workload).build(one, folder)
-    order = Order(task.source.items, one.global_batch_size, one.seed)
+    order = DataOrder(task.source.items, one.global_batch_size, one.seed)
     torch.manual_seed(one.seed)
     engine = menu.strategy(one.strategy).build(one, task, ranks)
     torch.manual_seed(one.seed)

@@ -32,7 +32,7 @@ import torch
 from collect.findings.statistics import estimate_mean
 from shardlab.runs.record import LineWriter, StepRecord, read_lines
 from trainers import menu
-from trainers.data.order import Order
+from trainers.data.order import DataOrder
 from trainers.instrument import RunInstruments
 from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import Ranks
@@ -70,7 +70,7 @@ def main() -> None:
         folder = Path(name)
         variables = sampler.stub(folder, given.gpus)
         task = menu.workload(one.workload).build(one, folder)
-        order = Order(task.source.items, one.global_batch_size, one.seed)
+        order = DataOrder(task.source.items, one.global_batch_size, one.seed)
         torch.manual_seed(one.seed)
         engine = menu.strategy(one.strategy).build(one, task, ranks)
 

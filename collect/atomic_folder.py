@@ -33,7 +33,7 @@ def replace_folder(folder: Path, own_names: frozenset[str], content: str = "a re
     folder would delete files that somebody else put there.
     """
     _refuse_foreign_names(folder, own_names, content)
-    new_folder = _temporary_path(folder)
+    new_folder = _temporary_folder_path(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale_folders(folder)
@@ -79,7 +79,7 @@ def _refuse_foreign_names(folder: Path, own_names: frozenset[str], content: str)
         )
 
 
-def _temporary_path(folder: Path) -> Path:
+def _temporary_folder_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
 
 
@@ -96,7 +96,7 @@ def _exchange_folders(new_folder: Path, folder: Path) -> None:
         return
     # Some file systems (NFS) cannot exchange two folders in one step, so the folders are renamed one after the other. If the
     # process is killed between two renames, the old folder still exists under the temporary name `old`.
-    old_path = _temporary_path(folder)
+    old_path = _temporary_folder_path(folder)
     folder.rename(old_path)
     new_folder.rename(folder)
     old_path.rename(new_folder)

@@ -85,7 +85,7 @@ class SummarizeVerb(ReadingVerb):
             summary = summarize(loaded, comparability.baseline_strategy(arguments.baseline, loaded))
             summary.remarks.extend(user_metrics.remarks())
             folder = Path(arguments.out).absolute() if arguments.out else workspace.report
-            write_report.write(folder, workspace, loaded, summary, images)
+            write_report.write_report(folder, workspace, loaded, summary, images)
             with contextlib.suppress(WorkspaceError):  # with --out, a workspace that is read-only can have a report
                 measured_power.write(workspace, loaded.expansion.name, prediction_scores.watts_per_gpu(loaded))
         terminal.print_summary(out, summary)

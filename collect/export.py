@@ -67,10 +67,10 @@ def find_export_format(name: str) -> Export:
     formats = export_formats()
     if name not in formats:
         raise UnknownName("export format", name, formats, summaries={name: entry.summary for name, entry in formats.items()})
-    chosen = formats[name]
-    if chosen.package and importlib.util.find_spec(chosen.package) is None:
-        raise MissingExtra(f"collect export --to {name}", chosen.package)
-    return chosen
+    export_format = formats[name]
+    if export_format.package and importlib.util.find_spec(export_format.package) is None:
+        raise MissingExtra(f"collect export --to {name}", export_format.package)
+    return export_format
 
 
 def import_package(name: str) -> ModuleType:

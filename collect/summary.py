@@ -9,7 +9,7 @@ from functools import cached_property
 import msgspec
 
 from collect.choices import printed_tables
-from collect.choices.family import Family, choose_strategies
+from collect.choices.family import ChoiceFamily, choose_strategies
 from collect.choices.printed_tables import TableBeside
 from collect.findings import (
     bytes_disputed,
@@ -118,7 +118,7 @@ class Summary(msgspec.Struct, dict=True):
     """Tables of the study that are mostly text, beside what was measured."""
     verdicts: list[Verdict]
     """One per claim of the study."""
-    choices: list[Family]
+    choices: list[ChoiceFamily]
     """Which strategy to choose, by workload."""
     illustrative: bool
     """Whether the study measured none of the numbers that it prints."""
@@ -220,13 +220,13 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         outliers=[outlier for row in rows for outlier in _find_outliers(row)],
         failures=[failure for cell in loaded.cells for failure in _list_failures(cell)],
         telemetry=[entry for run in loaded.runs for entry in run.coverage],
-        traffic=[sent for cell in loaded.cells for run in cell.runs if (sent := measure_traffic(run)) is not None],
+        traffic=[traffic for cell in loaded.cells for run in cell.runs if (traffic := measure_traffic(run)) is not None],
         losses=equal_losses.compare_losses(loaded, baseline),
         instruments=instrument_cost.instrument_costs(loaded),
         slowed=injected_faults.straggler_effects(loaded, rows),
         lost=injected_faults.lost_worker_effects(loaded, rows),
         predictions=prediction_scores.score_predictions(loaded),
-        rounding=trace_tables.roundings(loaded),
+        rounding=trace_tables.list_roundings(loaded),
         collectives=trace_tables.list_collectives(loaded),
         operators=trace_tables.compare_operators(loaded, rows),
         groups=trace_answers.group_traffic(loaded),
@@ -283,13 +283,13 @@ def _describe_different_work(rows: list[CellRow]) -> list[str]:
     remarks = []
     other_work_rows = [row for row in rows if row.does_other_work]
     if different_ids := [row.id for row in other_work_rows if row.same_work and row.same_work.verdict == "different"]:
-        remarks.append(f"not compared, because the same-work proof found different work: {_join(different_ids)}")
+        remarks.append(f"not compared, because the same-work proof found different work: {_join_ids(different_ids)}")
     by_design: dict[str, list[str]] = {}  # reason -> ids of cells
     for row in other_work_rows:
         if row.same_work and row.same_work.verdict == "other work":
             by_design.setdefault(row.same_work.why, []).append(row.id)
     return remarks + [
-        f"not compared, because they do other work by design ({reason}): {_join(ids)}" for reason, ids in by_design.items()
+        f"not compared, because they do other work by design ({reason}): {_join_ids(ids)}" for reason, ids in by_design.items()
     ]
 
 
@@ -315,19 +315,19 @@ def _describe_doubtful_numbers(loaded: Loaded, rows: list[CellRow]) -> list[str]
         ],
         "bytes that were measured differ from the theory by more than the tolerance": bytes_disputed.find_disputes(rows),
     }
-    return [f"{remark}: {_join(places)}" for remark, places in places_of_remark.items() if places]
+    return [f"{remark}: {_join_ids(places)}" for remark, places in places_of_remark.items() if places]
 
 
 def _describe_instruments(loaded: Loaded) -> list[str]:
     """Remarks on GPU values that were made up, on instruments that differ between cells, and on traces without kernels."""
     remarks = []
     if played_runs := [run.run_id for run in loaded.runs if run.plays_gpus]:
-        remarks.append(PLAYED.format(_join(played_runs)))
+        remarks.append(PLAYED.format(_join_ids(played_runs)))
     if instrument_differences := instrument_cost.instrument_differences(group_families(loaded.cells)):
-        remarks.append(INSTRUMENTS_DIFFER.format(_join(instrument_differences)))
+        remarks.append(INSTRUMENTS_DIFFER.format(_join_ids(instrument_differences)))
     exact_runs, profiled_count = trace_tables.runs_without_kernels(loaded)
     if exact_runs:
-        remarks.append(NO_KERNELS.format("any profiled run" if len(exact_runs) == profiled_count else _join(exact_runs)))
+        remarks.append(NO_KERNELS.format("any profiled run" if len(exact_runs) == profiled_count else _join_ids(exact_runs)))
     return remarks
 
 
@@ -337,18 +337,18 @@ def _incomplete_telemetry(loaded: Loaded) -> list[Coverage]:
     return [entry for run in loaded.runs for entry in run.coverage if entry.incomplete and entry.run in completed]
 
 
-def _join(ids: list[str]) -> str:
+def _join_ids(ids: list[str]) -> str:
     """A list of ids in words: the first MOST_NAMED ids, then how many more there are."""
     return ", ".join([*ids[:MOST_NAMED], *([f"and {len(ids) - MOST_NAMED:,} more"] if len(ids) > MOST_NAMED else [])])
 
 
 def _build_row(cell: LoadedCell) -> CellRow:
-    measured: dict[str, list[Quantity]] = {}
+    measured_quantities: dict[str, list[Quantity]] = {}
     runs = []
     for run in cell.runs:
         run_quantities = compute_quantities(run) if run.completed else {}
         for name, quantity in run_quantities.items():
-            measured.setdefault(name, []).append(quantity)
+            measured_quantities.setdefault(name, []).append(quantity)
         values = {name: quantity.value for name, quantity in run_quantities.items()}
         trouble = gpu_trouble(run) if run.completed else ""
         runs.append(RunRow(run.run_id, run.repeat, run.attempt, run.verdict.state, run.verdict.why, values, trouble))
@@ -362,7 +362,7 @@ def _build_row(cell: LoadedCell) -> CellRow:
         expected=states.keys() <= {"completed", *cell.cell.expect},
         same_work=next((run.result.same_work for run in cell.runs if run.result and run.result.same_work), None),
         baseline=None,
-        metrics={name: mean for name, values in measured.items() if (mean := _estimate_over_repeats(values))},
+        metrics={name: mean for name, values in measured_quantities.items() if (mean := _estimate_over_repeats(values))},
         runs=runs,
     )
 

@@ -76,16 +76,16 @@ def tracked_runs(loaded: Loaded, summary: Summary) -> list[TrackedRun]:
     ]
 
 
-def read_tracked_run(workspace: Workspace, folder: RunDir) -> tuple[str, TrackedRun]:
+def read_tracked_run(workspace: Workspace, run_dir: RunDir) -> tuple[str, TrackedRun]:
     """Read a run as its records are now, for a tracker that follows the run while it is still going on.
 
     Returns (name of the experiment in the tracker, the run). Raises InputError if run.json or the expansion of the matrix
     cannot be read.
     """
-    expansion, cell = workspace.read_expansion(folder.read_run().matrix), folder.read_run().cell
+    expansion, cell = workspace.read_expansion(run_dir.read_run().matrix), run_dir.read_run().cell
     labels = columns.cell_labels([flatten_cell(msgspec.to_builtins(entry.cell)) for entry in expansion.cells])
     label = next((label for entry, label in zip(expansion.cells, labels, strict=True) if entry.id == cell.name()), cell.name())
-    (run,) = read_many.read_runs(workspace.runs, [folder.run_id])
+    (run,) = read_many.read_runs(workspace.runs, [run_dir.run_id])
     metrics = {name: float(quantity.value) for name, quantity in compute_quantities(run).items()} if run.completed else {}
     return printable.one_line(expansion.name), _build_tracked_run(expansion.name, cell, run, label, metrics)
 
@@ -101,10 +101,10 @@ def _build_tracked_run(matrix: str, cell: Cell, run: LoadedRun, label: str, metr
         "git_commit": run.run.git_commit if run.run else None,
     }
     tags = [matrix, cell.strategy, run.verdict.state, *(["rehearsal"] if run.is_rehearsal else [])]
-    began, ended = run.steps.select(began=pl.col("wall_s").min(), ended=pl.col("wall_s").max()).row(0)
+    began_s, ended_s = run.steps.select(began=pl.col("wall_s").min(), ended=pl.col("wall_s").max()).row(0)
     hosts = ", ".join(dict.fromkeys(host.host for host in run.hosts))
     label, tags, config, hosts = printable.map_texts([label, tags, config, hosts], printable.one_line)
-    return TrackedRun(run.run_id, label, run.verdict.state, tags, config, _step_points(run), metrics, began, ended, hosts)
+    return TrackedRun(run.run_id, label, run.verdict.state, tags, config, _step_points(run), metrics, began_s, ended_s, hosts)
 
 
 def _step_points(run: LoadedRun) -> list[TrackedStep]:

@@ -18,7 +18,7 @@ PAGE = "index.html"
 REPORT_NAMES = frozenset({PAGE, "summary.json", "tables", "figures"})
 
 
-def write(
+def write_report(
     folder: Path,
     workspace: Workspace,
     loaded: Loaded,
@@ -45,7 +45,7 @@ def write(
         if images:
             (new_folder / "figures").mkdir()
             pictures.write(new_folder / "figures", page.draw_figures(loaded, summary), images, "collect summarize --images")
-        files.write_atomic(new_folder / PAGE, page.draw(loaded, summary, opened_in or folder, workspace.runs).encode())
+        files.write_atomic(new_folder / PAGE, page.draw_page(loaded, summary, opened_in or folder, workspace.runs).encode())
         data_writing.result()
 
 

@@ -43,94 +43,95 @@ def count_job_restarts() -> int:
     return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 
-def claim_run(folder: RunDir) -> Literal["first", "again"] | None:
+def claim_run(run_dir: RunDir) -> Literal["first", "again"] | None:
     """Claim the run for this start of the job. Raises WorkspaceError.
 
     Returns `first` if no start had claimed the run before, `again` if an earlier start of the same job had claimed it, and None
     if this start must not run it, because the run belongs to another start or has ended for good.
     """
     try:
-        folder.claim.mkdir()
+        run_dir.claim.mkdir()
     except FileExistsError:
-        return "again" if count_job_restarts() and _belongs_to_this_job(folder) and _may_start_again(folder) else None
+        return "again" if count_job_restarts() and _belongs_to_this_job(run_dir) and _may_start_again(run_dir) else None
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "claim") from error
-    files.write_atomic(folder.claim / OWNER_FILE, f"{current_job_id()}\n".encode())
+    files.write_atomic(run_dir.claim / OWNER_FILE, f"{current_job_id()}\n".encode())
     return "first"
 
 
-def claim_as_cancelled(folder: RunDir) -> bool:
+def claim_as_cancelled(run_dir: RunDir) -> bool:
     """Claim a run that a person cancels, so that no job starts the run, and record the event `cancelled`. Returns False, and
     records nothing, if the run was claimed already."""
     try:
-        folder.claim.mkdir()
+        run_dir.claim.mkdir()
     except FileExistsError:
         return False
-    folder.write_event("controller", "cancelled")
+    run_dir.write_event("controller", "cancelled")
     return True
 
 
-def is_claimed_by_job(folder: RunDir) -> bool:
+def is_claimed_by_job(run_dir: RunDir) -> bool:
     """Whether a job has claimed the run. False for a run that only `jobs cancel` claimed: such a claim names no job."""
-    if (folder.claim / OWNER_FILE).exists():
+    if (run_dir.claim / OWNER_FILE).exists():
         return True
     try:
-        return any(event.event in ("started", "exited") for event in folder.events())
+        return any(event.event in ("started", "exited") for event in run_dir.events())
     except ShardlabError:  # the records cannot be read, so every command skips this run anyway
         return False
 
 
-def count_claims_after_restart(folder: RunDir) -> int:
+def count_claims_after_restart(run_dir: RunDir) -> int:
     """How often Slurm restarted the job of the run, and the job claimed the run again."""
-    return sum(name.startswith(_restart_name("")) for name in files.list_names(f"{folder.claim}"))
+    return sum(name.startswith(_restart_name("")) for name in files.list_names(f"{run_dir.claim}"))
 
 
-def is_taken_over(folder: RunDir) -> bool:
+def is_taken_over(run_dir: RunDir) -> bool:
     """Whether a later start of the job has taken over the run. This happens if Slurm gave up this node as lost and requeued the
     job, although the node still runs the ranks."""
-    return (folder.claim / _restart_name(count_job_restarts() + 1)).exists()
+    return (run_dir.claim / _restart_name(count_job_restarts() + 1)).exists()
 
 
-def move_earlier_records(folder: RunDir) -> None:
+def move_earlier_records(run_dir: RunDir) -> None:
     """Move the records of an earlier start of the run into the folder before-restart-N of the run's folder. If the earlier
     start left a checkpoint, nothing is moved: this start resumes from the checkpoint and continues the records. Raises
     WorkspaceError."""
-    if checkpoint.complete_checkpoints(folder.path):
+    if checkpoint.complete_checkpoints(run_dir.path):
         return
-    earlier_folder = folder.path / f"before-{_restart_name(count_job_restarts())}"
+    earlier_folder = run_dir.path / f"before-{_restart_name(count_job_restarts())}"
     with files.as_workspace_error("move"):
         for name in RECORDS:
-            if (folder.path / name).exists():
+            if (run_dir.path / name).exists():
                 earlier_folder.mkdir(exist_ok=True)
-                (folder.path / name).rename(earlier_folder / name)
+                (run_dir.path / name).rename(earlier_folder / name)
 
 
-def _belongs_to_this_job(folder: RunDir) -> bool:
+def _belongs_to_this_job(run_dir: RunDir) -> bool:
     try:
-        return files.read(folder.claim / OWNER_FILE).decode(errors="replace").strip() == current_job_id()
+        return files.read(run_dir.claim / OWNER_FILE).decode(errors="replace").strip() == current_job_id()
     except FileNotFoundError:
         return True  # an earlier start of this job made the claim and was killed before it wrote its job number
 
 
-def _may_start_again(folder: RunDir) -> bool:
+def _may_start_again(run_dir: RunDir) -> bool:
     """Whether this start of a requeued job may execute the run; if so, this start is recorded in the claim.
 
     A job may contain several runs (--pack). Runs of the job that completed, or that a person cancelled, must not run again.
     Runs that ended for a reason of their own must not run again either, unless their supervisor asked for this restart.
     """
-    state, events = folder.judge().state, folder.events()
+    state, events = run_dir.judge().state, run_dir.events()
     if state in ("completed", "cancelled"):
         return False
     end_event = next((event for event in reversed(events) if event.event == "exited"), None)
     if end_event is not None and state in _states_caused_by_run(events, end_event):
-        return any(event.event == "requeued" and event.wall_s >= end_event.wall_s for event in events) and _record_start(folder)
-    return _record_start(folder)
+        was_requeued = any(event.event == "requeued" and event.wall_s >= end_event.wall_s for event in events)
+        return was_requeued and _record_start(run_dir)
+    return _record_start(run_dir)
 
 
-def _record_start(folder: RunDir) -> bool:
+def _record_start(run_dir: RunDir) -> bool:
     """Record this start in the claim. Returns False if another process has recorded the same start."""
     try:
-        (folder.claim / _restart_name(count_job_restarts())).mkdir()
+        (run_dir.claim / _restart_name(count_job_restarts())).mkdir()
     except FileExistsError:
         return False
     return True

@@ -14,7 +14,7 @@ from shardlab.runs.rundir import RunDir
 from shardlab.runs.trace_part import TRACE
 
 
-def _prepare_nothing(_folder: RunDir, _run: Run) -> dict[str, str]:
+def _prepare_nothing(_run_dir: RunDir, _run: Run) -> dict[str, str]:
     return {}
 
 

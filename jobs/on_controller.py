@@ -198,13 +198,13 @@ def must_suit_cluster(target_cluster: Cluster, workspace: Workspace) -> None:
         raise InputError(f"{workspace.path}: Slurm drops backslashes from names of output files. Allowed: no backslashes.")
     if target_cluster.provider == "local":
         return
-    shared = target_cluster.storage.shared
+    shared_folder = target_cluster.storage.shared
     if target_cluster.slurm is None:
         _must_suit_ssh(target_cluster, workspace)
-    if shared is not None and not workspace.path.resolve().is_relative_to(Path(shared).resolve()):
+    if shared_folder is not None and not workspace.path.resolve().is_relative_to(Path(shared_folder).resolve()):
         raise InputError(
-            f"{workspace.path}: lies outside of {shared}, which the nodes of {target_cluster.name} share; the nodes would not "
-            f"find its runs. Allowed: --workspace with a folder in {shared}."
+            f"{workspace.path}: lies outside of {shared_folder}, which the nodes of {target_cluster.name} share; the nodes "
+            f"would not find its runs. Allowed: --workspace with a folder in {shared_folder}."
         )
 
 

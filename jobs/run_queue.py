@@ -65,14 +65,14 @@ def list_waiting_files(workspace: Workspace) -> list[Path]:
     ]
 
 
-def list_executed_files(folder: RunDir) -> list[Path]:
+def list_executed_files(run_dir: RunDir) -> list[Path]:
     """The files of a run that decide what starts: its script, run.json, and the code of its own workload and strategy."""
-    return [path for path in (folder.path / SCRIPT, folder.run_json) if path.is_file()] + list_code_files(folder)
+    return [path for path in (run_dir.path / SCRIPT, run_dir.run_json) if path.is_file()] + list_code_files(run_dir)
 
 
-def list_code_files(folder: RunDir) -> list[Path]:
+def list_code_files(run_dir: RunDir) -> list[Path]:
     """The files in the folder of a run that contain the code of the run's own workload and strategy."""
-    code = (path for name in plugin_source.CARRIED_FOLDERS for path in sorted((folder.path / name).glob("*")))
+    code = (path for name in plugin_source.CARRIED_FOLDERS for path in sorted((run_dir.path / name).glob("*")))
     return [path for path in code if path.is_file()]
 
 
@@ -113,35 +113,35 @@ class RunQueue:
         runner = json_file.read_json_if_valid(self._folder / "runner.json", Runner)
         return runner if runner is not None and _is_process_alive(runner.pid, runner.created, runner.boot_id) else None
 
-    def observe_run(self, folder: RunDir, verdict: JudgedState) -> ObservedRun:
+    def observe_run(self, run_dir: RunDir, verdict: JudgedState) -> ObservedRun:
         """The state of a run, from its events and from the processes of this machine. verdict: its state by its events."""
-        verdict, raw = self._check_verdict(folder, verdict)
-        return ObservedRun(verdict, folder.run_id, raw, unanswered=raw.endswith(CANNOT_CHECK_CLAUSE))
+        verdict, raw = self._check_verdict(run_dir, verdict)
+        return ObservedRun(verdict, run_dir.run_id, raw, unanswered=raw.endswith(CANNOT_CHECK_CLAUSE))
 
-    def _check_verdict(self, folder: RunDir, verdict: JudgedState) -> tuple[JudgedState, str]:
+    def _check_verdict(self, run_dir: RunDir, verdict: JudgedState) -> tuple[JudgedState, str]:
         """Correct the state of a run by what this machine can check. Returns (the state, the scheduler's words for the state).
 
         verdict: the state by the events of the run.
         """
         if verdict.held:
             return verdict, "held"
-        if verdict.state == "pending" and (claimed := _find_claim_event(folder)) is not None and claimed.host == gethostname():
-            return (verdict, "its search starts it") if _is_alive(claimed) else (_judge_vanished(claimed), "process gone")
+        if verdict.state == "pending" and (claim := _find_claim_event(run_dir)) is not None and claim.host == gethostname():
+            return (verdict, "its search starts it") if _is_alive(claim) else (_judge_vanished(claim), "process gone")
         if verdict.state == "pending":
             if not self.is_runner_alive():
                 return verdict, "queued, but no runner is alive: `jobs submit` starts a runner"
-            queued_event = next((event for event in reversed(folder.events()) if event.event == "queued"), None)
+            queued_event = next((event for event in reversed(run_dir.events()) if event.event == "queued"), None)
             return verdict, f"queued: {queued_event.data.get('why', '')}" if queued_event is not None else "queued"
         if verdict.state != "running":
             return verdict, "ended" if verdict.state not in ("planned", "unknown") else "-"
-        start_event = _find_start_event(folder)
+        start_event = _find_start_event(run_dir)
         if start_event is None:
             return verdict, "-"
         if start_event.host != gethostname():
             return verdict, f"process {start_event.data['pid']} on {start_event.host}{CANNOT_CHECK_CLAUSE}"
         if _is_alive(start_event):
             return verdict, f"process {start_event.data['pid']}"
-        verdict = folder.judge()  # read the events again: the run may have ended before its process was checked
+        verdict = run_dir.judge()  # read the events again: the run may have ended before its process was checked
         if verdict.state != "running":
             return verdict, "ended"
         return _judge_vanished(start_event), "process gone"
@@ -167,18 +167,18 @@ class RunQueue:
     def waiting(self) -> Iterator[RunDir]:
         """The runs that were submitted and wait, in the order of their submission. Runs whose records are damaged are left
         out."""
-        waiting = []
-        for folder in self._workspace.all_runs():
-            if folder.claim.exists():
+        waiting_runs = []
+        for run_dir in self._workspace.all_runs():
+            if run_dir.claim.exists():
                 continue
             with contextlib.suppress(ShardlabError):
-                queued = [event for event in folder.events(strict=True) if event.event in ("submitted", "refused", *HOLDING)]
+                queued = [event for event in run_dir.events(strict=True) if event.event in ("submitted", "refused", *HOLDING)]
                 if queued and queued[-1].event in ("submitted", "released"):
-                    waiting.append((queued[0].wall_s, folder.run_id, folder))
-        for _, _, folder in sorted(waiting, key=lambda entry: entry[:2]):
+                    waiting_runs.append((queued[0].wall_s, run_dir.run_id, run_dir))
+        for _, _, run_dir in sorted(waiting_runs, key=lambda entry: entry[:2]):
             with contextlib.suppress(ShardlabError):
-                if folder.read_run().scheduler == self._scheduler:
-                    yield folder
+                if run_dir.read_run().scheduler == self._scheduler:
+                    yield run_dir
 
     def startable(self) -> Iterator[RunDir]:
         """The waiting runs that this user may start. A run of unknown origin stays where it is until its user says --trust."""
@@ -192,27 +192,27 @@ class RunQueue:
             if may_start(folder):
                 self.record_failed_start(folder, start_script(folder).wait())
 
-    def record_failed_start(self, folder: RunDir, code: int) -> None:
+    def record_failed_start(self, run_dir: RunDir, code: int) -> None:
         """Record a failure if the script of a run ended before the supervisor started. code: the exit code of the script."""
-        verdict = folder.judge()
+        verdict = run_dir.judge()
         if verdict.state == "pending" and not verdict.held:
             # The supervisor has not recorded anything, so without this record the run would wait and be started again for ever.
             why = f"the script ended with exit code {code} before it started anything; see log/script.log"
-            record_failure(folder, why, code)
+            record_failure(run_dir, why, code)
 
     def wait_for_running(self) -> None:
         """Wait until the runs that an earlier runner started have ended. If the supervisor of a run is gone, record the end of
         the run."""
-        for folder in self._workspace.all_runs():
+        for run_dir in self._workspace.all_runs():
             with contextlib.suppress(ShardlabError):  # a run whose records cannot be read is skipped
-                while is_running(folder):
+                while is_running(run_dir):
                     time.sleep(CHECK_INTERVAL_S)
 
     def record_lost_runs(self) -> None:
         """Record the end of each run whose supervisor is gone, without waiting for the runs that are still running."""
-        for folder in self._workspace.all_runs():
+        for run_dir in self._workspace.all_runs():
             with contextlib.suppress(ShardlabError):
-                is_running(folder)
+                is_running(run_dir)
 
 
 class QueueScheduler(Scheduler):
@@ -222,12 +222,12 @@ class QueueScheduler(Scheduler):
     SCRIPT = SCRIPT
     POLL_S = 0.5
 
-    def submit(self, workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
+    def submit(self, workspace: Workspace, run_dirs: Sequence[RunDir], submit_options: SubmitOptions) -> None:
         """Submit runs, in this order, and start a runner if no runner is alive. `submit_options` is ignored: the runner decides
         how many runs start at a time."""
-        for folder in folders:
-            folder.write_event("controller", "submitted", scheduler=self.NAME)
-        workspace_trust.extend_consent(workspace, *(path for folder in folders for path in list_executed_files(folder)))
+        for run_dir in run_dirs:
+            run_dir.write_event("controller", "submitted", scheduler=self.NAME)
+        workspace_trust.extend_consent(workspace, *(path for run_dir in run_dirs for path in list_executed_files(run_dir)))
         RunQueue(self.NAME, workspace).ensure_runner()
 
     def attend(self, workspace: Workspace) -> None:
@@ -252,7 +252,7 @@ class QueueScheduler(Scheduler):
         """Start the waiting runs one after another until no run waits."""
         queue.start_one_after_another(self.may_start)
 
-    def may_start(self, folder: RunDir) -> bool:
+    def may_start(self, run_dir: RunDir) -> bool:
         """Whether a run may start now. To prevent the start, this method returns False and records an event, after which the
         run no longer waits."""
         return True
@@ -271,17 +271,17 @@ class QueueScheduler(Scheduler):
 
 
 def start_script(
-    folder: RunDir, environment: Mapping[str, str] | None = None, descriptors: Sequence[int] = ()
+    run_dir: RunDir, environment: Mapping[str, str] | None = None, descriptors: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
     """Start the script of a run in a new session, so that the script continues if this process ends.
 
     environment: additional variables. descriptors: the file descriptors that the script inherits, such as locks.
     """
-    folder.log.mkdir(exist_ok=True)
+    run_dir.log.mkdir(exist_ok=True)
     own_environment = {name: value for name, value in os.environ.items() if name != cloudlab_keys.TOKEN_VARIABLE}
-    with files.open_append(folder.log / "script.log") as log:
+    with files.open_append(run_dir.log / "script.log") as log:
         return subprocess.Popen(
-            ["bash", str(folder.path / SCRIPT)],
+            ["bash", str(run_dir.path / SCRIPT)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -291,32 +291,32 @@ def start_script(
         )
 
 
-def record_failure(folder: RunDir, why: str, code: int | None = None) -> None:
+def record_failure(run_dir: RunDir, why: str, code: int | None = None) -> None:
     """Record that a run failed before its start, and claim the run so that nothing starts it. code: the exit code of the run's
     script."""
     with contextlib.suppress(FileExistsError):
-        folder.claim.mkdir()
-    folder.write_event("queue", "exited", code=code, reason="failed", why=why)
+        run_dir.claim.mkdir()
+    run_dir.write_event("queue", "exited", code=code, reason="failed", why=why)
 
 
-def is_running(folder: RunDir) -> bool:
+def is_running(run_dir: RunDir) -> bool:
     """Whether the run has a supervisor on this machine that is still alive. If its supervisor on this machine is gone, the end
     of the run is recorded. A run that is a try of a search counts as running as long as the process of the search starts
     further tries."""
-    if not folder.claim.exists():
+    if not run_dir.claim.exists():
         return False
-    state, start_event = folder.judge().state, _find_start_event(folder) or _find_claim_event(folder)
+    state, start_event = run_dir.judge().state, _find_start_event(run_dir) or _find_claim_event(run_dir)
     if state not in ("pending", "running"):
         return start_event is not None and start_event.data.get("search") is True and _is_alive(start_event)
     if start_event is not None and start_event.host != gethostname():
         return False
     lost_state = None
-    if start_event is None and time.time() - folder.claim.stat().st_mtime > CLAIM_TO_START_S:
+    if start_event is None and time.time() - run_dir.claim.stat().st_mtime > CLAIM_TO_START_S:
         lost_state = JudgedState("failed", "it was claimed, but its supervisor was killed before it started anything")
-    elif start_event is not None and not _is_alive(start_event) and folder.judge().state == state:
+    elif start_event is not None and not _is_alive(start_event) and run_dir.judge().state == state:
         lost_state = _judge_vanished(start_event)
     if lost_state is not None:
-        folder.write_event("queue", "exited", code=None, reason=lost_state.state, why=lost_state.why)
+        run_dir.write_event("queue", "exited", code=None, reason=lost_state.state, why=lost_state.why)
     return lost_state is None
 
 
@@ -324,26 +324,26 @@ def _raise_another_runner(_lock: int) -> None:
     raise AnotherRunner
 
 
-def _cancel_run(folder: RunDir, verdict: JudgedState) -> None:
+def _cancel_run(run_dir: RunDir, verdict: JudgedState) -> None:
     """Cancel a run that waits or runs. A run that has ended does not change. verdict: the state of the run."""
     if verdict.state in ("planned", "pending"):
-        if claim.claim_as_cancelled(folder):
+        if claim.claim_as_cancelled(run_dir):
             return
-        verdict = folder.judge()
-    start_event = _find_start_event(folder)
+        verdict = run_dir.judge()
+    start_event = _find_start_event(run_dir)
     if verdict.state in FINAL:
         if start_event is not None and start_event.data.get("search") is True:
             # the process of the search reads this event before the next try
-            folder.write_event("controller", "cancel_requested")
+            run_dir.write_event("controller", "cancel_requested")
         return
     # A supervisor that has claimed the run but not yet written an event sees this request when it begins to watch the run.
-    folder.write_event("controller", "cancel_requested")
-    if start_event is not None and _is_alive(start_event) and _does_process_name_run(start_event.data["pid"], folder):
+    run_dir.write_event("controller", "cancel_requested")
+    if start_event is not None and _is_alive(start_event) and _does_process_name_run(start_event.data["pid"], run_dir):
         with contextlib.suppress(ProcessLookupError):
             os.kill(start_event.data["pid"], signal.SIGTERM)
 
 
-def _does_process_name_run(pid: int, folder: RunDir) -> bool:
+def _does_process_name_run(pid: int, run_dir: RunDir) -> bool:
     """Whether the environment or the command line of a process names the run's folder. Those of its supervisor do (PWD), for
     the script of a run begins with `cd`; the records of a run may name any process."""
     try:
@@ -351,7 +351,7 @@ def _does_process_name_run(pid: int, folder: RunDir) -> bool:
         words = [*process.environ().values(), *process.cmdline()]
     except (psutil.Error, OSError):
         return False
-    return any(word.startswith("/") and os.path.realpath(word) == os.path.realpath(folder.path) for word in words)
+    return any(word.startswith("/") and os.path.realpath(word) == os.path.realpath(run_dir.path) for word in words)
 
 
 def _judge_vanished(start_event: Event) -> JudgedState:
@@ -360,14 +360,14 @@ def _judge_vanished(start_event: Event) -> JudgedState:
     return JudgedState("failed", "its supervisor ended without recording an end; the run was killed from outside")
 
 
-def _find_start_event(folder: RunDir) -> Event | None:
-    return next((event for event in folder.events() if event.event == "started" and event.data.keys() >= PROCESS_KEYS), None)
+def _find_start_event(run_dir: RunDir) -> Event | None:
+    return next((event for event in run_dir.events() if event.event == "started" and event.data.keys() >= PROCESS_KEYS), None)
 
 
-def _find_claim_event(folder: RunDir) -> Event | None:
+def _find_claim_event(run_dir: RunDir) -> Event | None:
     """The event `submitted` of a try that the process of its search created, with the data that identify this process. None for
     any other run."""
-    return next((event for event in folder.events() if event.event == "submitted" and event.data.keys() >= PROCESS_KEYS), None)
+    return next((event for event in run_dir.events() if event.event == "submitted" and event.data.keys() >= PROCESS_KEYS), None)
 
 
 def _is_alive(start_event: Event) -> bool:

@@ -88,7 +88,7 @@ class Scheduler(ABC):
     """The seconds between two questions to the scheduler."""
 
     @abstractmethod
-    def submit(self, workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
+    def submit(self, workspace: Workspace, run_dirs: Sequence[RunDir], submit_options: SubmitOptions) -> None:
         """Submit rendered runs, in this order. Raises SchedulerFull if the scheduler accepts only some of the runs for now,
         ShardlabError if the scheduler rejects a run."""
 

@@ -41,12 +41,12 @@ def measure_offset(node: Node) -> Offset:
     Measures up to TRIES times and uses the shortest round trip. Raises Unanswered.
     """
     node.run(["true"], timeout_s=30)  # logs in, so that the measured round trips do not include the login
-    best = _measure_offset_once(node)
+    best_offset = _measure_offset_once(node)
     for _ in range(TRIES - 1):
-        if best.is_decided:
+        if best_offset.is_decided:
             break
-        best = min(best, _measure_offset_once(node), key=lambda offset: offset.unsure_s)
-    return best
+        best_offset = min(best_offset, _measure_offset_once(node), key=lambda offset: offset.unsure_s)
+    return best_offset
 
 
 def _measure_offset_once(node: Node) -> Offset:

@@ -20,13 +20,13 @@ _NOT_ASKED = object()  # stands for a question that was not asked yet; None is n
 class Unanswered(ShardlabError):
     """A node did not answer a question, gave an answer that cannot be parsed, or did not carry out a change.
 
-    blames: the names of the nodes at fault, each with the reason; empty if they are not known. An operation on one node may
-    ask another node, so the node at fault can be a different node than the node that the operation changes.
+    reasons_by_node: the names of the nodes at fault, each with the reason; empty if they are not known. An operation on one
+    node may ask another node, so the node at fault can be a different node than the node that the operation changes.
     """
 
-    def __init__(self, message: str, blames: Mapping[str, str] | None = None) -> None:
+    def __init__(self, message: str, reasons_by_node: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
-        self.blames = dict(blames or {})
+        self.reasons_by_node = dict(reasons_by_node or {})
 
 
 class Fact(msgspec.Struct, Generic[T], frozen=True):

@@ -57,27 +57,27 @@ def _end_commands_and_exit(nodes: Sequence[Node], count_changes: Callable[[], in
     if os.isatty(2):
         os.write(2, b"\x1b[?25h\n")  # shows the cursor again, because the table of progress hides the cursor
     command_start.exit_now(
-        interruption_sentence(count_changes(), [node.name for node in running], {node.name: node.running for node in running})
+        describe_interruption(count_changes(), [node.name for node in running], {node.name: node.running for node in running})
     )
 
 
-def interruption_sentence(changes: int | None, running: Sequence[str], left: dict[str, tuple[str, ...]]) -> str:
+def describe_interruption(changes: int | None, running: Sequence[str], commands_left: dict[str, tuple[str, ...]]) -> str:
     """The sentence that is printed after an interruption.
 
     changes: the number of changes begun; None if they are not counted.
     running: the nodes on which a command ran when the signal came.
-    left: by node, the commands that had not ended when this process ended.
+    commands_left: by node, the commands that had not ended when this process ended.
     """
     beginning = {None: f"interrupted; {AGAIN_ADVICE}", 0: "interrupted; nothing was changed"}.get(
         changes, f"interrupted after {changes} change{'' if changes == 1 else 's'} had begun; {AGAIN_ADVICE}"
     )
-    ended_nodes = [name for name in running if not left.get(name)]
+    ended_nodes = [name for name in running if not commands_left.get(name)]
     parts = [beginning]
     if ended_nodes:
         parts.append(f"the commands on {', '.join(ended_nodes)} were ended")
     parts += [
         f"on {name} these commands may run until they end or reach their time limit: {', '.join(commands)}"
-        for name, commands in left.items()
+        for name, commands in commands_left.items()
         if commands
     ]
     return "; ".join(parts) + "."

@@ -73,13 +73,13 @@ def record_all_reduces(site: Site, findings: Sequence[Finding], *, replaces: boo
     replaces: whether a new measurement replaces an earlier measurement of the same nodes and backend. If not, the
     earlier measurement stays, so that a command that has nothing to change does not change the inventory. Nothing is written if
     nothing was measured, or if the inventory is missing or describes another cluster."""
-    measured = [entry for finding in findings for entry in finding.outcome.all_reduces]
+    all_reduces = [entry for finding in findings for entry in finding.outcome.all_reduces]
     old_content = read_inventory(site.workspace)
     inventory = decode_inventory(old_content)
-    if not measured or inventory.get("cluster") != site.cluster.name:
+    if not all_reduces or inventory.get("cluster") != site.cluster.name:
         return
     earlier = parse_all_reduces(old_content)
-    entries = {_measurement_key(entry): entry for entry in ([*earlier, *measured] if replaces else [*measured, *earlier])}
+    entries = {_measurement_key(entry): entry for entry in ([*earlier, *all_reduces] if replaces else [*all_reduces, *earlier])}
     content = encode_inventory({**inventory, "all_reduces": encode_measurements(entries.values())})
     if content != old_content:
         files.write_atomic(inventory_path(site.workspace), content)
@@ -95,10 +95,10 @@ def select_measurements(site: Site, content: bytes | None) -> list[Any]:
     return encode_measurements(entry for entry in entries if site.cluster.provider == "slurm" or names.issuperset(entry.nodes))
 
 
-def encode_measurements(measured: Iterable[MeasuredAllReduce]) -> list[Any]:
+def encode_measurements(all_reduces: Iterable[MeasuredAllReduce]) -> list[Any]:
     """Convert measurements to JSON values, sorted by the number of nodes and their names, so that equal measurements give equal
     files."""
-    values: list[Any] = msgspec.to_builtins(sorted(measured, key=lambda entry: (len(entry.nodes), _measurement_key(entry))))
+    values: list[Any] = msgspec.to_builtins(sorted(all_reduces, key=lambda entry: (len(entry.nodes), _measurement_key(entry))))
     return values
 
 

@@ -110,7 +110,7 @@ def select_operations(provider: Provider[Any]) -> list[Operation]:
     return [
         operation
         for operation in OPERATIONS
-        if _applies(operation.name, provider.operations) or operation.name in provider.additional
+        if _is_check_chosen(operation.name, provider.operations) or operation.name in provider.additional
     ]
 
 
@@ -128,10 +128,10 @@ def select_checks(provider: Provider[Any]) -> list[list[Check]]:
         [SITE_NODES],  # this check tests compute nodes by jobs, because nobody trains on a login node
     ]
     return [
-        [check for check in stage if _applies(check.name, provider.checks) or check.name in provider.additional]
+        [check for check in stage if _is_check_chosen(check.name, provider.checks) or check.name in provider.additional]
         for stage in stages
     ]
 
 
-def _applies(name: str, names: frozenset[str] | None) -> bool:
+def _is_check_chosen(name: str, names: frozenset[str] | None) -> bool:
     return name not in ONLY_NAMED if names is None else name in names

@@ -73,9 +73,9 @@ def converge(
             skipped_names = [] if operation.once else [target.node.name for target in targets if target.node.name in skipped]
             blamed = BlamedNodes(site, operation.name)
 
-            def work(target: Target, operation: Operation = operation, blamed: BlamedNodes = blamed) -> OperationStep:
+            def work(target: Target, operation: Operation = operation, blamed_nodes: BlamedNodes = blamed) -> OperationStep:
                 view.record_start(target.node.name, operation.name)
-                step = _carry_out_on_node(site, target, operation, only, blamed, dry=dry)
+                step = _carry_out_on_node(site, target, operation, only, blamed_nodes, dry=dry)
                 if not STOPPING.is_set():  # not shown after an interruption, which makes steps fail
                     view.record_end(step)
                 return step
@@ -106,15 +106,15 @@ class BlamedNodes:
         self._reasons: dict[str, str] = {}
 
     def add_blame(self, error: Unanswered | Unreachable, asking_node: str) -> set[str]:
-        """Make later operations and checks skip the nodes that `error` blames. Returns the names of these nodes.
+        """Make later operations and checks skip the nodes that `error` names. Returns the names of these nodes.
 
-        asking_node: the node on which the operation raised `error`. If `error` blames this node, too, no node is skipped.
+        asking_node: the node on which the operation raised `error`. If `error` names this node, too, no node is skipped.
         """
-        if asking_node in error.blames:
+        if asking_node in error.reasons_by_node:
             return set()
-        self._reasons.update(error.blames)
-        self._site.skipped.update(dict.fromkeys(error.blames, f"{self._operation} failed"))
-        return set(error.blames)
+        self._reasons.update(error.reasons_by_node)
+        self._site.skipped.update(dict.fromkeys(error.reasons_by_node, f"{self._operation} failed"))
+        return set(error.reasons_by_node)
 
     def judge_steps(self, steps: Sequence[OperationStep]) -> list[OperationStep]:
         """The steps of the operation, in which every blamed node has failed, even if its own thread reported success."""
@@ -149,7 +149,7 @@ def _carry_out_on_node(
             break
         except (Unanswered, Unreachable) as error:
             other_nodes = blamed.add_blame(error, node.name)
-            if other_nodes <= blamed_nodes:  # `error` blames no other node, or only nodes that are already skipped
+            if other_nodes <= blamed_nodes:  # `error` names no other node, or only nodes that are already skipped
                 sentences = [*(change.description for change in done), str(error)]
                 return OperationStep(node.name, operation.name, "failed", sentences, len(done), _change_commands(done))
             blamed_nodes |= other_nodes
@@ -166,15 +166,15 @@ def _carry_out_on_node(
 
 
 def _administrator_step(
-    site: Site, node: Node, operation: Operation, planned: Sequence[Change] | Nothing, *, dry: bool
+    site: Site, node: Node, operation: Operation, changes: Sequence[Change] | Nothing, *, dry: bool
 ) -> OperationStep | None:
     """The step of an operation that cannot be carried out on a node without sudo; None if the operation can be carried out.
 
     Either the operation itself needs root, or an earlier operation needs root, so that this operation has to wait.
     """
-    if node.may_sudo or isinstance(planned, Nothing):
+    if node.may_sudo or isinstance(changes, Nothing):
         return None
-    if root_changes := [change for change in planned if change.script]:
+    if root_changes := [change for change in changes if change.script]:
         site.administrator.setdefault(node.name, []).append(operation.name)
         sentences, scripts = [change.description for change in root_changes], [change.script for change in root_changes]
         return OperationStep(node.name, operation.name, "administrator", sentences, commands=scripts)

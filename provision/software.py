@@ -44,11 +44,11 @@ def read_constraints() -> bytes:
 def required_packages(extras: tuple[str, ...] = EXTRAS) -> tuple[str, ...]:
     """The requirements of shardlab with these extras, which pip installs. The commands of shardlab need no extra, because only
     ranks need torch."""
-    applicable = {package for package in map(Requirement, metadata.requires("shardlab") or ()) if _applies(package, extras)}
+    applicable = {package for package in map(Requirement, metadata.requires("shardlab") or ()) if _is_needed(package, extras)}
     return tuple(sorted({f"{package.name}{package.specifier}" for package in applicable}))
 
 
-def _applies(requirement: Requirement, extras: tuple[str, ...]) -> bool:
+def _is_needed(requirement: Requirement, extras: tuple[str, ...]) -> bool:
     return requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras))
 
 
@@ -95,17 +95,17 @@ def compare_packages(listing: str) -> PackageDifferences:
             installed_versions.setdefault(canonicalize_name(name), Version(version))  # of copies, Python imports the first
     lines = [line.partition("==") for line in read_constraints().decode().splitlines() if not line.startswith("#")]
     pinned_versions = {canonicalize_name(name): words.split()[0] for name, _, words in lines if words}
-    missing, other = [], []
+    missing_packages, other_versions = [], []
     python = installed_versions.get(canonicalize_name("python"))
     if python is None or python not in SpecifierSet(PYTHON_RANGE):
-        missing.append(f"Python {PYTHON_RANGE}{f' (it is {python})' if python is not None else ''}")
+        missing_packages.append(f"Python {PYTHON_RANGE}{f' (it is {python})' if python is not None else ''}")
     for requirement in map(Requirement, required_packages()):
         name = canonicalize_name(requirement.name)
         installed, tested_version = installed_versions.get(name), pinned_versions.get(name)
         if installed is None:
-            missing.append(requirement.name)
+            missing_packages.append(requirement.name)
         elif installed.public != tested_version:
             is_stated = requirement.specifier.contains(installed, prereleases=True)
             limit = "" if is_stated else f"; outside of the range {requirement.specifier} of shardlab"
-            other.append(f"{requirement.name} {installed} (tested: {tested_version or 'no version'}{limit})")
-    return PackageDifferences(missing, other)
+            other_versions.append(f"{requirement.name} {installed} (tested: {tested_version or 'no version'}{limit})")
+    return PackageDifferences(missing_packages, other_versions)

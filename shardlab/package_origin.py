@@ -54,9 +54,9 @@ def _explain_hidden_package(package: str, origin: str) -> str:
     folder = os.path.dirname(origin) if os.path.basename(origin) == "__init__.py" else origin  # noqa: PTH119, PTH120
     parent = os.path.realpath(os.path.dirname(folder))  # noqa: PTH120
     search_path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    others = [entry for entry in search_path if os.path.realpath(entry) != parent]
-    if len(others) < len(search_path):
-        remedy = f"write this before the command: PYTHONPATH={shlex.quote(os.pathsep.join(others))}"
+    other_entries = [entry for entry in search_path if os.path.realpath(entry) != parent]
+    if len(other_entries) < len(search_path):
+        remedy = f"write this before the command: PYTHONPATH={shlex.quote(os.pathsep.join(other_entries))}"
     elif parent == os.path.realpath(os.curdir):
         remedy = "run the command in another folder"
     else:

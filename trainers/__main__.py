@@ -49,25 +49,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rehearse.add_argument("--cache", type=Path, metavar="FOLDER", help="a folder with earlier answers; new ones are added")
     args = parser.parse_args(arguments)
     if args.verb == "refuse":
-        return console.run_command(lambda: _refuse(args.file))
+        return console.run_command(lambda: _answer_refusal_questions(args.file))
     if args.verb == "rehearse":
         file = None if args.request == "-" else Path(args.request)
-        return console.run_command(lambda: _rehearse(file, args.cache, full_depth=args.full_depth))
+        return console.run_command(lambda: _rehearse_cells(file, args.cache, full_depth=args.full_depth))
     if args.verb == "describe":
-        return console.run_command(lambda: _describe(args.file, args.seq_len, args.out))
+        return console.run_command(lambda: _describe_plugins(args.file, args.seq_len, args.out))
     if args.verb == "tokenize":
-        return console.run_command(lambda: _tokenize(args.texts, args.out, args.tokenizer))
+        return console.run_command(lambda: _tokenize_texts(args.texts, args.out, args.tokenizer))
     return console.run_command(lambda: _run_command(args.verb, args.socket if args.verb == "warm" else args.run_dir))
 
 
-def _tokenize(texts: list[Path], out: Path, tokenizer: str) -> int:
+def _tokenize_texts(texts: list[Path], out: Path, tokenizer: str) -> int:
     from trainers.data import tokenizing
 
     print(tokenizing.tokenize_texts(texts, out, tokenizer))
     return 0
 
 
-def _describe(file: Path, seq_len: int | None, out: Path) -> int:
+def _describe_plugins(file: Path, seq_len: int | None, out: Path) -> int:
     sys.dont_write_bytecode = True  # so that Python writes no __pycache__ beside the user's files
     from trainers.description import describe
 
@@ -75,7 +75,7 @@ def _describe(file: Path, seq_len: int | None, out: Path) -> int:
     return 0
 
 
-def _refuse(file: Path) -> int:
+def _answer_refusal_questions(file: Path) -> int:
     sys.dont_write_bytecode = True
     from trainers.plugins import own_strategy
 
@@ -85,7 +85,7 @@ def _refuse(file: Path) -> int:
     return 0
 
 
-def _rehearse(file: Path | None, cache: Path | None, *, full_depth: bool) -> int:
+def _rehearse_cells(file: Path | None, cache: Path | None, *, full_depth: bool) -> int:
     from trainers.rehearsal import command
 
     return command.run_rehearsal(file, cache, full_depth=full_depth)

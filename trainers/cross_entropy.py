@@ -65,11 +65,11 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, loss_gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
         # In place, because a copy would have the size of all logits. torch refuses a second backward pass of the same loss.
-        _multiply(gradient, loss_gradient.float() / (len(gradient) * ctx.factor))
+        _multiply_in_place(gradient, loss_gradient.float() / (len(gradient) * ctx.factor))
         return gradient, None, None, None, None
 
 
-def _multiply(tensor: torch.Tensor, factor: torch.Tensor) -> None:
+def _multiply_in_place(tensor: torch.Tensor, factor: torch.Tensor) -> None:
     """Multiply a 2-dim tensor of any floating dtype in place by a factor, 0-dim in fp32; the product is computed in fp32.
 
     On a GPU, `mul_` would round a 0-dim factor to the dtype of the tensor first: in bf16 by up to 0.4 %, in fp16 to infinity

@@ -116,9 +116,9 @@ class RunInstruments:
 
     def end_run(self, step: int) -> Exception:
         """The exception with which the rank ends after this step."""
-        started = time.perf_counter()
+        start_s = time.perf_counter()
         exception = self._ending_instruments[0].end_run(step)
-        self._report_act(self._ending_instruments[0], "after", step, time.perf_counter() - started)
+        self._report_act(self._ending_instruments[0], "after", step, time.perf_counter() - start_s)
         return exception
 
     def collect_results(self) -> dict[str, dict[str, Any]]:
@@ -133,11 +133,11 @@ class RunInstruments:
 
     def _call_timed(self, instrument: Instrument, when: Literal["before", "after"], step: int) -> None:
         self._synchronize()  # work that is still queued on the device belongs to the step and not to the instrument
-        started = time.perf_counter()
+        start_s = time.perf_counter()
         (instrument.before if when == "before" else instrument.after)(step)
         self._synchronize()
-        self._report_act(instrument, when, step, time.perf_counter() - started)
-        took_s = time.perf_counter() - started
+        self._report_act(instrument, when, step, time.perf_counter() - start_s)
+        took_s = time.perf_counter() - start_s
         self.cost_s[instrument.name] += took_s
         self.train_time.exclude(took_s)
 

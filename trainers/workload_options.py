@@ -14,7 +14,7 @@ SUBSET_SEED = 38850191  # the seed in the code of the study that trained ResNet-
 IMAGENET_CLASSES = 1000
 
 
-def of_images(image_size: int, dropout: str | None, smallest: int = 1) -> tuple[Option, ...]:
+def list_image_options(image_size: int, dropout: str | None, smallest: int = 1) -> tuple[Option, ...]:
     """The options of an image workload.
 
     image_size: the default width in pixels. dropout: the architecture's own rates of dropout in words; None if it has no
@@ -32,7 +32,7 @@ def of_images(image_size: int, dropout: str | None, smallest: int = 1) -> tuple[
     )
 
 
-def of_tokens(data: str) -> tuple[Option, ...]:
+def list_token_options(data: str) -> tuple[Option, ...]:
     """The options of a language workload. data: the default data set."""
     return (
         Option("data", data, "the data set of tokens", choices=data_sets.TOKENS),

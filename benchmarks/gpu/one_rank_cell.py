@@ -13,7 +13,7 @@ import torch
 from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.runs.record import LineWriter
 from trainers import dtypes, menu
-from trainers.data.order import Order
+from trainers.data.order import DataOrder
 from trainers.instrument import RunInstruments
 from trainers.ranks.ranks import Ranks
 from trainers.run import loop
@@ -48,7 +48,7 @@ def train(
     dtypes.set_tf32(cell.precision, ranks.device)
     with tempfile.TemporaryDirectory() as folder:
         task = menu.workload(cell.workload).build(cell, Path(folder))
-        order = Order(task.source.items, cell.global_batch_size, cell.seed)
+        order = DataOrder(task.source.items, cell.global_batch_size, cell.seed)
         torch.manual_seed(cell.seed)
         with weights_on:
             engine = menu.strategy(cell.strategy).build(cell, task, ranks)

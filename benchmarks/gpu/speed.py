@@ -21,7 +21,7 @@ from shardlab.runs.record import LineWriter
 from trainers import dtypes, menu
 from trainers.cross_entropy import CHUNK
 from trainers.cross_entropy import cross_entropy as our_loss
-from trainers.data.order import TIMED, Order
+from trainers.data.order import TIMED, DataOrder
 from trainers.instrument import RunInstruments
 from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import Ranks
@@ -61,7 +61,7 @@ def beside_a_plain_loop(batch: int, steps: int, rounds: int, plain: type[PlainLo
     dtypes.set_tf32(cell.precision, ranks.device)
     with tempfile.TemporaryDirectory() as folder:
         task = menu.workload(cell.workload).build(cell, Path(folder))
-        order = Order(task.source.items, cell.global_batch_size, cell.seed)
+        order = DataOrder(task.source.items, cell.global_batch_size, cell.seed)
         try:
             with ranks.device:  # the weights are initialized on the GPU
                 engine = menu.strategy("single").build(cell, task, ranks)

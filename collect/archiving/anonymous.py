@@ -103,11 +103,11 @@ class Pseudonyms:
         self._spelled = spellings
         kept_words = {word.encode() for word in (*KEYS, *words)}
         standalone = {text: _standalone_pattern(text) for text in spellings}
-        joined = _join_patterns(standalone)
+        joined_pattern = _join_patterns(standalone)
         patterns = {
             word: _standalone_pattern(word)
             for word in kept_words
-            if word.lower() not in spellings and joined and joined.search(word)
+            if word.lower() not in spellings and joined_pattern and joined_pattern.search(word)
         }
         patterns |= {b'"%b"' % word: b'"%b"(?=\\s*:)' % re.escape(word) for word in kept_words if word.lower() in spellings}
         self._names = _join_patterns(standalone | patterns)
@@ -175,7 +175,7 @@ class Unsearchable(ShardlabError):
     """Names in a file cannot be found. The message is the reason, as a clause."""
 
 
-def copy_changed(name: str, source: IO[bytes], target: IO[bytes], pseudonyms: Pseudonyms) -> None:
+def copy_with_pseudonyms(name: str, source: IO[bytes], target: IO[bytes], pseudonyms: Pseudonyms) -> None:
     """Copy a text file or gzip file, with pseudonyms in place of names. Raises Unsearchable, and OSError.
 
     name: the path of the file in the archive.

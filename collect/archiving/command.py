@@ -107,19 +107,19 @@ def write_archive(
             left_out = [LeftOutFile(replaced_text(file.name), file.bytes, replaced_text(file.why)) for file in left_out]
         index = pack.build_index(folder, name, runs, left_out, anonymous=anonymize)
         secret_scan.must_contain_no_secret(folder, index)
-        remaining = _find_remaining(folder, index, pseudonyms) if pseudonyms is not None else {}
+        remaining_names = _find_remaining(folder, index, pseudonyms) if pseudonyms is not None else {}
         with files.as_workspace_error("write"):
             target.parent.mkdir(parents=True, exist_ok=True)
         size = pack.write_zip(target, folder, index)
-    replaced = pseudonyms.counts if pseudonyms is not None else {}
-    _print_written(output, target, size, index, replaced, remaining)
+    replaced_counts = pseudonyms.counts if pseudonyms is not None else {}
+    _print_written(output, target, size, index, replaced_counts, remaining_names)
     output.print_document(
         WrittenArchive(
             schema=1, file=str(target), bytes=size, matrix=name, runs=len(runs), files=len(index.files), left_out=left_out,
-            replaced=replaced, remaining=remaining,
+            replaced=replaced_counts, remaining=remaining_names,
         )
     )  # fmt: skip
-    return 1 if remaining else 0
+    return 1 if remaining_names else 0
 
 
 def open_archive(file: str, out: str | None, output: Output, *, trusted: bool) -> int:
@@ -134,7 +134,7 @@ def open_archive(file: str, out: str | None, output: Output, *, trusted: bool) -
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder}: is there already. Allowed with --out: a folder that does not exist.")
     with atomic_folder.replace_folder(folder, frozenset(), "an archive") as fresh:
-        index = _unpack(path, fresh, _is_unpacked)
+        index = _unpack_files(path, fresh, _is_unpacked)
         archived = files.read(fresh / SUMMARY) if (fresh / SUMMARY).exists() else b""
         shutil.rmtree(fresh / "report", ignore_errors=True)
     opened_workspace = Workspace(folder)
@@ -160,16 +160,16 @@ def unpack_as_workspace(file: Path) -> Iterator[Workspace]:
     """Unpack an archive into a temporary folder, and provide the workspace in it. The folder is removed at the end of the
     block."""
     with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as folder:
-        _unpack(file, Path(folder), lambda name: not name.startswith("report/"))
+        _unpack_files(file, Path(folder), lambda name: not name.startswith("report/"))
         yield Workspace(Path(folder))
 
 
-def _unpack(file: Path, folder: Path, is_wanted: Callable[[str], bool]) -> ArchiveIndex:
+def _unpack_files(file: Path, folder: Path, is_wanted: Callable[[str], bool]) -> ArchiveIndex:
     """Unpack an archive into an empty folder. The folder becomes a workspace whose last matrix is the matrix of the archive.
 
     is_wanted: a function that says, for the name of each file in the archive, whether the file is unpacked.
     """
-    index = archive.unpack(file, folder, is_wanted)
+    index = archive.unpack_archive(file, folder, is_wanted)
     files.write_json(folder / ".shardlab" / LAST_MATRIX, LastMatrix(schema=1, name=index.matrix))
     return index
 
@@ -202,22 +202,22 @@ def _find_remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -
     for name in index.files:
         if not name.endswith((*pack.STORED, ".html")):
             with files.open_regular(folder / name.removeprefix(archive.WORKSPACE_PREFIX)) as source:
-                remaining = {text for lines in anonymous.read_whole_lines(source) for text in pseudonyms.find_remaining(lines)}
-            for text in sorted(remaining):
+                leftovers = {text for lines in anonymous.read_whole_lines(source) for text in pseudonyms.find_remaining(lines)}
+            for text in sorted(leftovers):
                 files_of_name.setdefault(text, []).append(name)
     return files_of_name
 
 
 def _print_written(
-    output: Output, target: Path, size: int, index: ArchiveIndex, replaced: dict[str, int], remaining: dict[str, list[str]]
+    output: Output, target: Path, size: int, index: ArchiveIndex, counts: dict[str, int], leftovers: dict[str, list[str]]
 ) -> None:
     output.print_line(f"archive: {target}")
     output.print_line(f"{index.matrix}: {len(index.runs)} run(s), {len(index.files)} files, {size / 2**20:.1f} MiB")
     _print_left_out(output, index.left_out)
     if index.anonymous:
-        kinds = ", ".join(f"{count} {kind}(s)" for kind, count in replaced.items()) or "none was found"
+        kinds = ", ".join(f"{count} {kind}(s)" for kind, count in counts.items()) or "none was found"
         output.print_line(f"replaced names: {kinds}. Look into the file before you publish it.")
-    for name, paths in remaining.items():
+    for name, paths in leftovers.items():
         output.print_remark(
             f"{name!r} still stands within longer words in {len(paths)} file(s), such as {paths[0]}", style="red"
         )

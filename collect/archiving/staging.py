@@ -66,7 +66,7 @@ def copy_files(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseud
                 if pseudonyms is None:
                     shutil.copyfileobj(original, copy)
                 else:
-                    anonymous.copy_changed(source.name, original, copy, pseudonyms)
+                    anonymous.copy_with_pseudonyms(source.name, original, copy, pseudonyms)
         except anonymous.Unsearchable as error:
             target.unlink()
             left_out.append(LeftOutFile(source.name, source.bytes, str(error)))
@@ -80,18 +80,18 @@ def write_descriptions(folder: Path, loaded: Loaded, config: Cluster, pseudonyms
     """
     expansion = loaded.expansion
     archived_expansion = msgspec.structs.replace(expansion, path=f"{contents.MATRIX}/{Path(expansion.path).name}")
-    public = _build_public_file(config)
+    public_file = _build_public_file(config)
     documents = {
         f".shardlab/matrices/{expansion.name}.json": msgspec.json.encode(archived_expansion),
         archive.ENVIRONMENT_FILE: msgspec.json.encode(_collect_environment(loaded)),
-        archive.CLUSTER_FILE: public,
+        archive.CLUSTER_FILE: public_file,
     }
     for name, content in documents.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         published = content if pseudonyms is None else pseudonyms.replace_names(content)
         files.write_new(path, msgspec.json.format(published, indent=2) + b"\n")
-    return [LeftOutFile("cluster.yaml", None, MISSING_VALUES)] if public != cluster.encode_resolved_file(config) else []
+    return [LeftOutFile("cluster.yaml", None, MISSING_VALUES)] if public_file != cluster.encode_resolved_file(config) else []
 
 
 def finish_workspace(folder: Path, matrix: str, owner: Workspace) -> Summary:
@@ -101,7 +101,7 @@ def finish_workspace(folder: Path, matrix: str, owner: Workspace) -> Summary:
     """
     staged_workspace = Workspace(folder)
     for run in staged_workspace.all_runs():
-        manifest.write(run, manifest.make(run, manifest.list_files(run.path), complete=True))
+        manifest.write(run, manifest.make_manifest(run, manifest.list_files(run.path), complete=True))
     return write_matrix_report(staged_workspace, matrix, owner)
 
 
@@ -115,7 +115,7 @@ def write_matrix_report(workspace: Workspace, matrix: str, owner: Workspace) -> 
     workspace_metrics.add_to(loaded)
     summary = summarize(loaded, loaded.expansion.baseline)
     summary.remarks.extend(workspace_metrics.remarks())
-    write_report.write(workspace.report, workspace, loaded, summary)
+    write_report.write_report(workspace.report, workspace, loaded, summary)
     return summary
 
 
@@ -135,10 +135,10 @@ def _collect_environment(loaded: Loaded) -> ArchivedEnvironment:
 def _build_public_file(cluster_config: Cluster) -> bytes:
     """The content of the archived cluster file, without the values that MISSING_VALUES names."""
     replace, slurm, experiment = msgspec.structs.replace, cluster_config.slurm, cluster_config.cloudlab
-    public = replace(
+    public_cluster = replace(
         cluster_config,
         ssh=replace(cluster_config.ssh, identity=None),
         slurm=slurm and replace(slurm, setup=[], extra={}),
         cloudlab=experiment and replace(experiment, bindings={}, portal_url=None),
     )
-    return url.remove_secrets(cluster.encode_resolved_file(public).decode()).encode()
+    return url.remove_secrets(cluster.encode_resolved_file(public_cluster).decode()).encode()

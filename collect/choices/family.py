@@ -16,11 +16,11 @@ from collect.verdicts.selection import Measurements
 Chosen = Word | Literal["only one fits", "only one", "none fits", "not measured"]
 
 
-class Fit(msgspec.Struct):
+class MemoryFit(msgspec.Struct):
     """Which cells fit into memory, in some contests of a family. Cells are given by name."""
 
     contests: list[int]
-    """Indexes in `Family.contests`."""
+    """Indexes in `ChoiceFamily.contests`."""
     fits: list[str]
     """These cells completed."""
     does_not_fit: list[str]
@@ -31,11 +31,11 @@ class Fit(msgspec.Struct):
     """These cells failed or were not measured."""
 
 
-class Answer(msgspec.Struct):
+class CriterionAnswer(msgspec.Struct):
     """The best cells by one criterion. They are the same in all contests that `contests` lists."""
 
     contests: list[int]
-    """Indexes in `Family.contests`."""
+    """Indexes in `ChoiceFamily.contests`."""
     word: Chosen
     """How certain the choice is (`Standing.word`); if no cells were ranked: the reason, such as `only one`."""
     best: list[str]
@@ -47,11 +47,11 @@ class CriterionChoice(msgspec.Struct):
 
     criterion: str
     """Name of a metric."""
-    answers: list[Answer]
+    answers: list[CriterionAnswer]
     """Each answer is valid for the contests that it names."""
 
 
-class Family(msgspec.Struct):
+class ChoiceFamily(msgspec.Struct):
     """Cells of a workload that differ only in ranks, batch size, and the way in which the ranks share the work."""
 
     workload: str
@@ -60,9 +60,9 @@ class Family(msgspec.Struct):
     """In words, the values that distinguish this family from other families of the workload."""
     contests: list[Contest]
     """Ordered by number of ranks."""
-    one_rank: list[Fit]
+    one_rank: list[MemoryFit]
     """Which cells fit into memory on one rank."""
-    more_ranks: list[Fit]
+    more_ranks: list[MemoryFit]
     """Which cells fit into memory on several ranks."""
     questions: list[CriterionChoice]
     """One for each criterion by which the cells of at least one contest are ranked."""
@@ -73,38 +73,40 @@ class Family(msgspec.Struct):
         return any(contest.open for contest in self.contests)
 
 
-def choose_strategies(measurements: Measurements) -> list[Family]:
+def choose_strategies(measurements: Measurements) -> list[ChoiceFamily]:
     """The families of a matrix. A family is a set of cells of one workload that can be compared."""
-    return [_build_family(measurements, *ground) for ground in group_comparable_cells(measurements.rows)]
+    return [_build_choice_family(measurements, *ground) for ground in group_comparable_cells(measurements.rows)]
 
 
-def _build_family(
+def _build_choice_family(
     measurements: Measurements, workload: str, values: str, rows: dict[tuple[int, int, int], list[CellRow]]
-) -> Family:
+) -> ChoiceFamily:
     contests = []
-    for (ranks, nodes, batch), members in rows.items():
+    for (rank_count, nodes, batch), members in rows.items():
         entrants = list_contenders(members)
         measured_ids = {contender.cell for contender in entrants if contender.outcome == "measured"}
         ranked_standings = rank_cells(measurements, [row for row in members if row.id in measured_ids])
-        contests.append(Contest(ranks, nodes, batch, entrants, ranked_standings))
+        contests.append(Contest(rank_count, nodes, batch, entrants, ranked_standings))
     one_rank = [index for index, contest in enumerate(contests) if contest.ranks == 1]
     more_ranks = [index for index, contest in enumerate(contests) if contest.ranks > 1]
     criteria = [
         name for name in CRITERIA if any(name == entry.criterion for contest in contests for entry in contest.standings)
     ]
     questions = [_build_question(contests, name) for name in criteria]
-    return Family(workload, values, contests, _group_fits(contests, one_rank), _group_fits(contests, more_ranks), questions)
+    return ChoiceFamily(
+        workload, values, contests, _group_fits(contests, one_rank), _group_fits(contests, more_ranks), questions
+    )
 
 
-def _group_fits(contests: Sequence[Contest], indexes: Sequence[int]) -> list[Fit]:
+def _group_fits(contests: Sequence[Contest], indexes: Sequence[int]) -> list[MemoryFit]:
     """Which cells fit into memory in some contests. Contests in which the same cells do not fit, or may not fit, are grouped.
 
     contests: all contests of a family. indexes: the indexes in `contests` of the contests that are considered.
     """
-    fits_by_names: dict[Hashable, Fit] = {}
+    fits_by_names: dict[Hashable, MemoryFit] = {}
     for index in indexes:
         fits: list[str] = []
-        rest = Fit([], [], [], [], [])
+        rest = MemoryFit([], [], [], [], [])
         for contender in contests[index].contenders:
             _add_by_outcome(contender, fits, rest)
         fit = fits_by_names.setdefault((bool(fits), *map(tuple, (rest.does_not_fit, rest.over_the_limit, rest.unknown))), rest)
@@ -113,7 +115,7 @@ def _group_fits(contests: Sequence[Contest], indexes: Sequence[int]) -> list[Fit
     return list(fits_by_names.values())
 
 
-def _add_by_outcome(contender: Contender, fits: list[str], rest: Fit) -> None:
+def _add_by_outcome(contender: Contender, fits: list[str], rest: MemoryFit) -> None:
     """Add the name of a contender to `fits` if it fits into memory, and otherwise to the list of `rest` for its outcome.
 
     A measured cell fits, even if it is not ranked. A cell that ran out of memory in any repeat does not fit.
@@ -131,7 +133,7 @@ def _add_by_outcome(contender: Contender, fits: list[str], rest: Fit) -> None:
 
 
 def _build_question(contests: Sequence[Contest], criterion: str) -> CriterionChoice:
-    answers: dict[Hashable, Answer] = {}
+    answers: dict[Hashable, CriterionAnswer] = {}
     for index, contest in enumerate(contests):
         if criterion == SENT and contest.ranks == 1:
             continue  # one rank sends nothing, so no strategy can be chosen by the sent bytes
@@ -144,12 +146,14 @@ def _build_question(contests: Sequence[Contest], criterion: str) -> CriterionCho
     )
 
 
-def _contest_answer(contest: Contest, criterion: str) -> Answer:
+def _contest_answer(contest: Contest, criterion: str) -> CriterionAnswer:
     standing: Standing | None = next((candidate for candidate in contest.standings if candidate.criterion == criterion), None)
     if standing is not None:
         names = {contender.cell: contender.name for contender in contest.contenders}
-        return Answer([], standing.word, sorted((names[cell] for cell in standing.best), key=natural_sort_key))
-    measured, too_big = contest.contender_names("measured"), contest.contender_names("does not fit")
-    if len(measured) != 1:
-        return Answer([], "none fits" if len(too_big) == len(contest.contenders) else "not measured", [])
-    return Answer([], "only one fits" if 0 < len(too_big) == len(contest.contenders) - 1 else "only one", measured)
+        return CriterionAnswer([], standing.word, sorted((names[cell] for cell in standing.best), key=natural_sort_key))
+    measured_names, too_big = contest.contender_names("measured"), contest.contender_names("does not fit")
+    if len(measured_names) != 1:
+        return CriterionAnswer([], "none fits" if len(too_big) == len(contest.contenders) else "not measured", [])
+    return CriterionAnswer(
+        [], "only one fits" if 0 < len(too_big) == len(contest.contenders) - 1 else "only one", measured_names
+    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from collect.choices.contest import Contest, natural_sort_key
-from collect.choices.family import Family
+from collect.choices.family import ChoiceFamily
 from collect.choices.standing import Word
 from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
@@ -73,7 +73,7 @@ class TableBeside(msgspec.Struct):
     """One for each row of the table in the study."""
 
 
-def fill_tables(tables: Sequence[PrintedTable], rows: Sequence[CellRow], families: Sequence[Family]) -> list[TableBeside]:
+def fill_tables(tables: Sequence[PrintedTable], rows: Sequence[CellRow], families: Sequence[ChoiceFamily]) -> list[TableBeside]:
     """Fill the tables of a study with measured values and computed choices.
 
     rows: the rows of the summary of a matrix, one per cell. families: the choices that were computed for this matrix, one
@@ -87,7 +87,7 @@ def fill_tables(tables: Sequence[PrintedTable], rows: Sequence[CellRow], familie
             table.columns,
             table.measured,
             table.choice,
-            [_build_row(table, printed.texts, _matching_rows(printed.cell, rows), contests) for printed in table.rows],
+            [_build_row(table, row.texts, _matching_rows(row.cell, rows), contests) for row in table.rows],
         )
         for table in tables
     ]
@@ -133,5 +133,5 @@ def _best_cell_ids(contest: Contest, criterion: str, ids: set[str]) -> list[list
         for standing in contest.standings
         if standing.criterion == criterion
         and standing.word not in NO_ORDER
-        and not ids.isdisjoint(placed.cell for placed in standing.placed)
+        and not ids.isdisjoint(ranked_cell.cell for ranked_cell in standing.placed)
     ]

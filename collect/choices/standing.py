@@ -92,8 +92,8 @@ class _Mean:
         """Random draws of the mean. A claim of a study about the same metric and cell uses the same draws. The error must be
         known."""
         assert self.error_and_degrees is not None
-        drawn = draw_mean(self.value, *self.error_and_degrees, f"{self.metric.name} {self.row.id}")
-        return drawn if isinstance(drawn, np.ndarray) else np.full(DRAWS, drawn)
+        mean_draws = draw_mean(self.value, *self.error_and_degrees, f"{self.metric.name} {self.row.id}")
+        return mean_draws if isinstance(mean_draws, np.ndarray) else np.full(DRAWS, mean_draws)
 
 
 def rank_cells(measurements: Measurements, rows: Sequence[CellRow]) -> list[Standing]:

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from collect.archiving import command as archiving
-from collect.comparison.compare import ComparedMatrix, Comparison, MetricComparison, Side, compare_matrices, differing_metrics
+from collect.comparison.compare import (
+    ComparedMatrix,
+    ComparedSide,
+    Comparison,
+    MetricComparison,
+    compare_matrices,
+    differing_metrics,
+)
 from collect.reading.load import load_matrix
 from collect.report import verdict_text
 from collect.summary import summarize
@@ -122,9 +129,9 @@ def _print_pairs(output: Output, comparison: Comparison) -> None:
         output.print_line(f"other metrics that differ (--verbose shows all metrics): {'; '.join(other_metrics)}")
     if comparison.by_chance:
         differing_count = sum(len(differing_metrics(pair.metrics)) for pair in comparison.pairs)
-        expected = notation.format_number(comparison.by_chance, 2)
+        chance_text = notation.format_number(comparison.by_chance, 2)
         output.print_line(
-            f"{differing_count} of all metrics differ at the 95 % level; about {expected} would differ by chance alone"
+            f"{differing_count} of all metrics differ at the 95 % level; about {chance_text} would differ by chance alone"
         )
 
 
@@ -158,5 +165,5 @@ def _metric_row(metric: MetricComparison) -> list[str]:
     ]
 
 
-def _side_title(side: Side) -> str:
+def _side_title(side: ComparedSide) -> str:
     return f"{side.name}: {side.matrix}{': ' + side.title if side.title else ''}"

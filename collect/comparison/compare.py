@@ -26,7 +26,7 @@ MAY_BE_ZERO = "the repeats do not exclude a mean of 0, so the ratio has no bound
 CHANCE = 0.05  # the share of two-sided 95 % tests that find a difference by chance
 
 
-class Side(msgspec.Struct, frozen=True):
+class ComparedSide(msgspec.Struct, frozen=True):
     """A or B, as the output describes it."""
 
     name: str
@@ -101,9 +101,9 @@ class Comparison(msgspec.Struct, frozen=True):
     """The document that `collect compare --json` prints."""
 
     schema: int
-    a: Side
+    a: ComparedSide
     """Description of A."""
-    b: Side
+    b: ComparedSide
     """Description of B."""
     pairs: list[ComparedCell]
     """The cells that are in both."""
@@ -129,11 +129,11 @@ class ComparedMatrix(msgspec.Struct, frozen=True):
     loaded: Loaded
     summary: Summary
 
-    def side(self) -> Side:
+    def side(self) -> ComparedSide:
         """The description of this matrix for the output, without its runs."""
         summary = self.summary
         place = str(self.workspace.path)
-        return Side(self.name, place, summary.matrix, summary.title, summary.rehearsal, summary.remarks)
+        return ComparedSide(self.name, place, summary.matrix, summary.title, summary.rehearsal, summary.remarks)
 
 
 def compare_matrices(a: ComparedMatrix, b: ComparedMatrix) -> Comparison:

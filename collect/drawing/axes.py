@@ -25,7 +25,7 @@ def panel_title(text: str, top: float, **settings: Any) -> dict[str, Any]:
     return anchor | {"text": text, "showarrow": False, "font": {"size": 12, "color": MUTED}} | settings
 
 
-def axis(title: str, **settings: Any) -> dict[str, Any]:
+def make_axis(title: str, **settings: Any) -> dict[str, Any]:
     """The settings of an axis. title: its title with the unit. settings: plotly's settings that override the defaults."""
     return {
         "title": {"text": title, "font": {"size": 12, "color": MUTED}, "standoff": 8},
@@ -51,7 +51,7 @@ def thin_ticks(x: dict[str, Any], max_ticks: int = MOST_TICKS) -> dict[str, Any]
     return x | {"tickvals": [ticks[index] for index in indexes], "ticktext": [f"{ticks[index]:g}" for index in indexes]}
 
 
-def layout(x: dict[str, Any], y: dict[str, Any], **settings: Any) -> dict[str, Any]:
+def make_layout(x: dict[str, Any], y: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """The layout of a figure with axes `x` and `y`: no background, no frame, and margins only as large as the labels need.
 
     settings: other settings of plotly, which override the defaults.
@@ -80,9 +80,9 @@ def layout(x: dict[str, Any], y: dict[str, Any], **settings: Any) -> dict[str, A
 
 def rows_layout(group: Group, x_title: str) -> dict[str, Any]:
     """The layout of a figure with one row per cell. The rows are from top to bottom in the order of the summary table."""
-    y = axis("", type="category", categoryorder="array", categoryarray=list(reversed(group.labels)), showgrid=False)
+    y = make_axis("", type="category", categoryorder="array", categoryarray=list(reversed(group.labels)), showgrid=False)
     y |= {"tickfont": {"size": 13, "color": INK}, "range": [-0.6, len(group.marks) - 0.4]}
-    return layout(axis(x_title, rangemode="tozero", nticks=5, tickangle=0), y)
+    return make_layout(make_axis(x_title, rangemode="tozero", nticks=5, tickangle=0), y)
 
 
 def rows_height_px(group: Group) -> int:

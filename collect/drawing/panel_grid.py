@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from collect.drawing.axes import axis_name, layout, panel_title
+from collect.drawing.axes import axis_name, make_layout, panel_title
 from collect.figure import INK, MUTED
 
 BETWEEN = 0.06  # space between two plots that are beside each other, as a share of the width
@@ -68,11 +68,11 @@ def arrange_panels(
         row, column = divmod(panel, columns)
         top_px = head_px + sum(row_heights_px[:row]) + TITLE_PX
         for plot in range(plots):
-            left = (plot if side_by_side else column) * (width + BETWEEN)
+            edge = (plot if side_by_side else column) * (width + BETWEEN)
             start_px = top_px + (0 if side_by_side else plot * (plot_heights_px[row] + SPACE_PX))
             y_domain = (1 - (start_px + plot_heights_px[row]) / total_px, 1 - start_px / total_px)
             is_last = panel + columns >= len(heights_px) and (side_by_side or plot == plots - 1)
-            positions.append(PlotPosition(len(positions) + 1, panel, plot, (left, left + width), y_domain, left == 0, is_last))
+            positions.append(PlotPosition(len(positions) + 1, panel, plot, (edge, edge + width), y_domain, edge == 0, is_last))
     return Grid(positions, total_px, plots, side_by_side)
 
 
@@ -89,7 +89,7 @@ def grid_layout(
     titles: of the panels. x_axes, y_axes: the axes of the plots of a panel, as they are without a grid. y_title: what is
     written above all panels in place of the titles of the y axes. y_per_panel: whether each panel has a y axis of its own.
     """
-    figure_layout = layout({}, {}, showlegend=True)
+    figure_layout = make_layout({}, {}, showlegend=True)
     figure_layout |= {"annotations": [panel_title(y_title, 1, yanchor="top", yshift=0)] if y_title else []}
     for panel in grid.positions:
         x, y = dict(x_axes[panel.plot if grid.side_by_side else 0]), dict(y_axes[0 if grid.side_by_side else panel.plot])

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collect.drawing.axes import LEGEND_HEIGHT_PX, axis, axis_name
+from collect.drawing.axes import LEGEND_HEIGHT_PX, axis_name, make_axis
 from collect.drawing.panel_grid import MARGINS_PX, arrange_panels, grid_layout
 from collect.drawing.small_multiples import COLUMNS, LEGEND_LINE_PX, PanelPlace, divide_cells
 from collect.figure import MOST_ROWS, CellMark, Figure
@@ -19,7 +19,7 @@ ROOM = {1: 0.3, COLUMNS: 0.4}  # space for the texts at the end of rows, as a sh
 SMALL_MARKS_PX = 12
 
 
-def rows(figure: Figure, marks: Sequence[CellMark]) -> Figure:
+def split_rows(figure: Figure, marks: Sequence[CellMark]) -> Figure:
     """Divide the rows of a figure into panels. Returns `figure` itself if it has at most MOST_ROWS rows, or if no key of the
     cells gives panels of several rows.
 
@@ -50,7 +50,7 @@ def rows(figure: Figure, marks: Sequence[CellMark]) -> Figure:
             legend_group = {"legendgroup": trace["name"]} if trace.get("name") and trace.get("showlegend", True) else {}
             in_legend = trace.get("showlegend", True) and position.panel == 0
             data.append((panel_trace or trace) | legend_group | {"showlegend": in_legend, **position.axes})
-    y = axis("", type="category", categoryorder="array", showgrid=False)
+    y = make_axis("", type="category", categoryorder="array", showgrid=False)
     x_axes = [_add_room(figure.layout[name], name.replace("axis", ""), figure, columns) for name in x_names]
     frame = grid_layout(panels, titles, x_axes, [y], "", y_per_panel=not is_dense)
     for position in panels.positions:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collect.drawing.axes import LEGEND_HEIGHT_PX, axis, axis_name, layout, panel_title
+from collect.drawing.axes import LEGEND_HEIGHT_PX, axis_name, make_axis, make_layout, panel_title
 from collect.drawing.curves import Curve
-from collect.drawing.traces import scatter
+from collect.drawing.traces import scatter_trace
 from collect.figure import MAX_MARKED, MUTED, Figure
 from collect.strategy_style import Look
 
@@ -60,14 +60,14 @@ def draw_panels(
     visible_axes = {trace["yaxis"] for trace in data if trace.get("visible") != "legendonly"}
     for axis_key in dict.fromkeys(trace["yaxis"] for trace in data):
         if axis_key not in visible_axes:
-            data.append(scatter("lines", [None], [None], showlegend=False, hoverinfo="skip", yaxis=axis_key))
+            data.append(scatter_trace("lines", [None], [None], showlegend=False, hoverinfo="skip", yaxis=axis_key))
     height_px = 60 + min(22 * len(in_legend), LEGEND_HEIGHT_PX) + PANEL_PX * len(panels)
     return Figure(name, title, caption, height_px, data, _stacked_layout([panel for panel, _ in panels], time_title))
 
 
 def _stacked_layout(titles: list[str], time_title: str) -> dict[str, Any]:
     """The layout of panels one below the other with one time axis, and a dotted line at the start of the time."""
-    frame = layout(axis(time_title, anchor=axis_name("y", len(titles)), showgrid=False), {}, showlegend=True)
+    frame = make_layout(make_axis(time_title, anchor=axis_name("y", len(titles)), showgrid=False), {}, showlegend=True)
     frame["annotations"] = []
     zero_line = {"type": "line", "xref": "x", "x0": 0, "x1": 0, "y0": 0, "y1": 1}
     zero_line |= {"line": {"color": MUTED, "width": 1, "dash": "dot"}}
@@ -79,6 +79,6 @@ def _stacked_layout(titles: list[str], time_title: str) -> dict[str, Any]:
 
 def add_panel(frame: dict[str, Any], number: int, title: str, bottom: float, top: float) -> None:
     """Add the y axis of a panel and the title above the panel to a layout. number: the number of the axis, from 1."""
-    y = axis("", domain=[bottom, top], rangemode="tozero", nticks=4, tickformat=",.3~r", anchor="x")
+    y = make_axis("", domain=[bottom, top], rangemode="tozero", nticks=4, tickformat=",.3~r", anchor="x")
     frame[axis_name("yaxis", number)] = y
     frame["annotations"].append(panel_title(title, top))

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from collect.drawing.axes import LEGEND_HEIGHT_PX, axis_name, layout, thin_ticks
+from collect.drawing.axes import LEGEND_HEIGHT_PX, axis_name, make_layout, thin_ticks
 from collect.drawing.panel_grid import HEAD_PX, MARGINS_PX, arrange_panels, grid_layout
-from collect.drawing.traces import scatter, thin_points
+from collect.drawing.traces import scatter_trace, thin_points
 from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, escape, order_by_visibility
 from collect.findings import columns
 from collect.strategy_style import MOST_STRATEGIES, Look, strategy_look
@@ -94,11 +94,11 @@ def draw_cell_lines(
         for mark, visible in order_by_visibility(marks)
         for trace in traces[mark.label]
     ]
-    figure = Figure(name, title, caption, LINES_PX, data, layout(x, y, showlegend=True))
-    return lines(figure, divide_cells(marks)) if data else None
+    figure = Figure(name, title, caption, LINES_PX, data, make_layout(x, y, showlegend=True))
+    return split_lines(figure, divide_cells(marks)) if data else None
 
 
-def lines(figure: Figure, series: Mapping[str, PanelPlace]) -> Figure:
+def split_lines(figure: Figure, series: Mapping[str, PanelPlace]) -> Figure:
     """Divide the lines of a figure into panels. A panel has its own lines in colour, and all other lines in grey behind them.
 
     series: the place of each line, by the `legendgroup` of its traces, or by their `name` if they have no group. Empty: the
@@ -117,12 +117,12 @@ def lines(figure: Figure, series: Mapping[str, PanelPlace]) -> Figure:
         traces = [trace for trace in figure.data if trace.get("yaxis", "y") == axis_name("y", index.plot + 1)]
         trace_entries = [series.get(trace.get("legendgroup", trace.get("name", ""))) for trace in traces]
         pairs = list(zip(traces, trace_entries, strict=True))
-        others = [trace for trace, entry in pairs if entry is not None and entry.panel != titles[index.panel]]
-        drawn = [_grey_trace(others, len(series)), *(trace for trace, entry in pairs if entry is None)]
+        other_traces = [trace for trace, entry in pairs if entry is not None and entry.panel != titles[index.panel]]
+        drawn_traces = [_grey_trace(other_traces, len(series)), *(trace for trace, entry in pairs if entry is None)]
         own_lines = [(trace, entry) for trace, entry in pairs if entry is not None and entry.panel == titles[index.panel]]
         own_lines.sort(key=lambda pair: variants.index(pair[1].variant))  # so that the legend has the order of the summary
-        drawn += [_colour_trace(trace, entry, looks) for trace, entry in own_lines]
-        for trace in drawn:
+        drawn_traces += [_colour_trace(trace, entry, looks) for trace, entry in own_lines]
+        for trace in drawn_traces:
             is_new = trace.get("showlegend", True) and trace.get("name", "") not in {"", *legend_names}
             legend_names |= {trace["name"]} if is_new else set()
             data.append(trace | {"showlegend": is_new, **index.axes})
@@ -152,14 +152,14 @@ def _colour_trace(trace: dict[str, Any], entry: PanelPlace, looks: Mapping[str, 
     return new_trace
 
 
-def _grey_trace(others: Sequence[dict[str, Any]], line_count: int) -> dict[str, Any]:
-    """One trace that draws the lines of all `others` in grey. line_count: number of lines of the figure."""
+def _grey_trace(other_traces: Sequence[dict[str, Any]], line_count: int) -> dict[str, Any]:
+    """One trace that draws the lines of all `other_traces` in grey. line_count: number of lines of the figure."""
     x: list[Any] = []
     y: list[float | None] = []
-    for trace in others:
+    for trace in other_traces:
         if "lines" in trace["mode"]:
             thinned_x, thinned_y = thin_points(trace["x"], trace["y"], max(GREY_POINTS // line_count, 8))
             x += [*thinned_x, None]
             y += [*thinned_y, None]
-    shared = {"name": "other panels", "legendgroup": "other panels", "line": GREY, "opacity": GREY_OPACITY}
-    return scatter("lines", x, y, **shared, connectgaps=False, hoverinfo="skip")
+    style = {"name": "other panels", "legendgroup": "other panels", "line": GREY, "opacity": GREY_OPACITY}
+    return scatter_trace("lines", x, y, **style, connectgaps=False, hoverinfo="skip")

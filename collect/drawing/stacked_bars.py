@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from collect.drawing.axes import axis, axis_name, layout
-from collect.drawing.panel_rows import MIN_ROWS_PER_PANEL, rows
+from collect.drawing.axes import axis_name, make_axis, make_layout
+from collect.drawing.panel_rows import MIN_ROWS_PER_PANEL, split_rows
 from collect.drawing.small_multiples import divide_cells
-from collect.drawing.traces import horizontal_bars, scatter
+from collect.drawing.traces import horizontal_bars, scatter_trace
 from collect.figure import INK, MOST_ROWS, CellMark, Figure, Group, count_left_out
 from shardlab.terminal import notation
 
@@ -81,10 +81,10 @@ class PartsFigure(msgspec.Struct, frozen=True):
 
     def draw(self, group: Group) -> Figure | None:
         """Draw one bar for each cell that has parts; None if there are no parts."""
-        drawn, left_out_note = select_cells(group, lambda mark: bool(self.parts(mark)))
-        end_texts = [self.end_text(mark) for mark in drawn.marks] if self.end_text else None
-        panel = BarPanel(self.x_title, "ms", [self.parts(mark) for mark in drawn.marks], self.colours, end_texts)
-        return draw_bars(self.name, self.title, self.caption + left_out_note, drawn, [panel]) if panel.parts else None
+        drawn_group, left_out_note = select_cells(group, lambda mark: bool(self.parts(mark)))
+        end_texts = [self.end_text(mark) for mark in drawn_group.marks] if self.end_text else None
+        panel = BarPanel(self.x_title, "ms", [self.parts(mark) for mark in drawn_group.marks], self.colours, end_texts)
+        return draw_bars(self.name, self.title, self.caption + left_out_note, drawn_group, [panel]) if panel.parts else None
 
 
 def select_cells(group: Group, is_drawn: Callable[[CellMark], bool]) -> tuple[Group, str]:
@@ -115,8 +115,8 @@ def labelled_rows_layout(labels: Sequence[str], label_px: int, line_px: int) -> 
 
     label_px: the height of a label; line_px: the height of a row.
     """
-    y = axis("", range=[len(labels), 0], showticklabels=False, showgrid=False, ticks="")
-    figure_layout = layout({}, y, showlegend=True)
+    y = make_axis("", range=[len(labels), 0], showticklabels=False, showgrid=False, ticks="")
+    figure_layout = make_layout({}, y, showlegend=True)
     anchor = {"xref": "paper", "x": 0, "xanchor": "left", "xshift": -4, "yref": "y", "yanchor": "middle", "showarrow": False}
     figure_layout["annotations"] = [
         anchor | {"y": row + label_px / line_px / 2, "text": label, "font": {"size": 12, "color": INK}}
@@ -141,7 +141,7 @@ def draw_bars(name: str, title: str, caption: str, group: Group, panels: Sequenc
     width = (1 - BETWEEN * (len(panels) - 1)) / len(panels)
     for index, panel in enumerate(panels):
         x_name, start = axis_name("x", index + 1), index * (width + BETWEEN)
-        x = axis(panel.x_title, rangemode="tozero", tickangle=0, domain=[start, start + width], anchor="y")
+        x = make_axis(panel.x_title, rangemode="tozero", tickangle=0, domain=[start, start + width], anchor="y")
         frame[axis_name("xaxis", index + 1)] = x | {"nticks": 5 if len(panels) == 1 else 3}
         for trace in _panel_traces(group, panel):
             if part_name := trace.get("name", ""):
@@ -150,7 +150,7 @@ def draw_bars(name: str, title: str, caption: str, group: Group, panels: Sequenc
                 legend_names.add(part_name)
             data.append(trace | {"xaxis": x_name})
     height_px = MARGIN_PX + LEGEND_PX * len(legend_names) + LINE_PX * len(group.marks)
-    return rows(Figure(name, title, caption, height_px, data, frame), group.marks)
+    return split_rows(Figure(name, title, caption, height_px, data, frame), group.marks)
 
 
 def bar_middle(row: int) -> float:
@@ -184,7 +184,7 @@ def _panel_traces(group: Group, panel: BarPanel) -> list[dict[str, Any]]:
         marker = {"symbol": "line-ns", "size": BAR_PX + 2, "line": {"color": INK, "width": 2.5}, "color": INK}
         hover = f"estimate: %{{x:,.4~g}} {panel.unit}<extra>%{{customdata}}</extra>"
         place = {"customdata": [group.labels[row] for row, _ in estimates], "hovertemplate": hover, "cliponaxis": False}
-        traces.append(scatter("markers", x, y, name="estimate", legendrank=2000, marker=marker, **place))  # last in the legend
+        traces.append(scatter_trace("markers", x, y, name="estimate", legendrank=2000, marker=marker, **place))  # last
     lengths_with_estimates = [max(total, dict(estimates).get(row, 0)) for row, total in enumerate(totals)]
     return [*traces, end_trace(lengths_with_estimates, panel.texts)]
 
@@ -193,4 +193,4 @@ def end_trace(bar_ends: Sequence[float], texts: Sequence[str]) -> dict[str, Any]
     """The text to the right of each bar. bar_ends: the right ends of the bars."""
     y, shown_texts = [bar_middle(row) for row in range(len(bar_ends))], [f"  {text}" for text in texts]
     place = {"textposition": "middle right", "textfont": {"color": INK, "size": 12}, "cliponaxis": False}
-    return scatter("text", bar_ends, y, text=shown_texts, hoverinfo="skip", showlegend=False, **place)
+    return scatter_trace("text", bar_ends, y, text=shown_texts, hoverinfo="skip", showlegend=False, **place)

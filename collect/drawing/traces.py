@@ -14,7 +14,7 @@ from collect.findings.statistics import Estimate
 MOST_POINTS = 600  # the most points of one line in a figure: about as many as a screen can show
 
 
-def scatter(mode: str, x: Sequence[Any], y: Sequence[Any], **settings: Any) -> dict[str, Any]:
+def scatter_trace(mode: str, x: Sequence[Any], y: Sequence[Any], **settings: Any) -> dict[str, Any]:
     """A trace of points. mode: `lines`, `markers`, `lines+markers` or `text`. settings: other settings of plotly."""
     return {"type": "scatter", "mode": mode, "x": x, "y": y} | settings
 
@@ -49,11 +49,11 @@ def state_trace(group: Group, is_drawn: Callable[[CellMark], bool]) -> dict[str,
 
     is_drawn: whether the figure draws a value for a cell.
     """
-    missing = [mark for mark in group.marks if not is_drawn(mark)]
-    texts: dict[str, Any] = {"text": [f"  {mark.row.state}" for mark in missing], "textposition": "middle right"}
+    missing_marks = [mark for mark in group.marks if not is_drawn(mark)]
+    texts: dict[str, Any] = {"text": [f"  {mark.row.state}" for mark in missing_marks], "textposition": "middle right"}
     texts |= {"textfont": {"color": MUTED, "size": 12}, "hoverinfo": "skip", "cliponaxis": False}
-    labels = [mark.label for mark in missing]
-    return scatter("text", [0] * len(missing), labels, meta=[mark.row.id for mark in missing], **texts)
+    labels = [mark.label for mark in missing_marks]
+    return scatter_trace("text", [0] * len(missing_marks), labels, meta=[mark.row.id for mark in missing_marks], **texts)
 
 
 def max_points_per_line(line_count: int) -> int:

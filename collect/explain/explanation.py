@@ -190,9 +190,9 @@ def explain_value(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric
 
 def _find_baseline_row(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric) -> tuple[CellRow | None, str]:
     """Find the baseline with which the summary compares a row. Returns (row of the baseline, why the two have no ratio)."""
-    for family in group_families(loaded.cells):
-        for cell in family:
-            if cell.id == row.id and (baseline := find_baseline(cell, family, summary.baseline)) is not None:
+    for cell_family in group_families(loaded.cells):
+        for cell in cell_family:
+            if cell.id == row.id and (baseline := find_baseline(cell, cell_family, summary.baseline)) is not None:
                 baseline_row = next(candidate for candidate in summary.rows if candidate.id == baseline.id)
                 why = reason_not_compared(metric, row, baseline_row)
                 return baseline_row, why or "the definition of the metric does not apply to these two rows"

@@ -139,12 +139,12 @@ def _lines_before_steps(records: Sequence[tuple[int, Sample]], run: LoadedRun) -
     """The lines of the samples before the first step in which no process has used a GPU yet, as `energy.idle_power` chooses
     them."""
     first_step_s = min(run.steps["wall_s"].to_list(), default=0.0)
-    busy: set[str] = set()
+    busy_uuids: set[str] = set()
     numbers = []
     for number, sample in sorted(records, key=lambda record: record[1].wall_s):
-        idle = [gpu for gpu in sample.gpus or () if _has_power(gpu) and gpu.uuid not in busy]
-        busy |= {gpu.uuid for gpu in idle if gpu.processes}
-        if sample.wall_s < first_step_s and any(not gpu.processes for gpu in idle):
+        idle_gpus = [gpu for gpu in sample.gpus or () if _has_power(gpu) and gpu.uuid not in busy_uuids]
+        busy_uuids |= {gpu.uuid for gpu in idle_gpus if gpu.processes}
+        if sample.wall_s < first_step_s and any(not gpu.processes for gpu in idle_gpus):
             numbers.append(number)
     return sorted(numbers)
 

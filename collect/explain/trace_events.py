@@ -24,10 +24,10 @@ def read_events(path: Path, kinds: Collection[EventKind]) -> list[ReadEvents]:
     A kind of which the trace has no event is left out. Raises OSError if the file cannot be opened.
     """
     loaded_trace = trace.read_trace(path)
-    active = find_activities(loaded_trace)
-    if active is None:
+    activities = find_activities(loaded_trace)
+    if activities is None:
         return []
-    events_of_kind = {kind: _READERS[kind](loaded_trace, active) for kind in _READERS if kind in kinds}
+    events_of_kind = {kind: _READERS[kind](loaded_trace, activities) for kind in _READERS if kind in kinds}
     return [ReadEvents(kind, len(events), events[0], events[-1]) for kind, events in events_of_kind.items() if events]
 
 
@@ -44,24 +44,26 @@ def _list_events(
     return [EventPlace(loaded.labels[label], start, duration) for label, start, duration in zip(*columns, strict=True)]
 
 
-def _list_compute(loaded: Trace, active: Activities) -> _Events:
-    if active.source == "gpu":
-        return _list_events_of_rows(loaded, active.rows[~active.is_collective & loaded.has_category("kernel")[active.rows]])
+def _list_compute(loaded: Trace, activities: Activities) -> _Events:
+    if activities.source == "gpu":
+        return _list_events_of_rows(
+            loaded, activities.rows[~activities.is_collective & loaded.has_category("kernel")[activities.rows]]
+        )
     cpu_activity = gloo.find_activity(loaded)
     assert cpu_activity is not None  # `find_activities` has a result without a GPU only if `gloo.find_activity` has one
     is_within = (loaded.end_ns > cpu_activity.start_ns) & (loaded.start_ns < cpu_activity.end_ns)
     return _list_events_of_rows(loaded, np.flatnonzero(cpu_activity.computing & is_within))
 
 
-def _list_allocations(loaded_trace: Trace, active: Activities) -> _Events:
+def _list_allocations(loaded_trace: Trace, activities: Activities) -> _Events:
     devices = memory_use.select_device_events(loaded_trace)
     counted_devices = [device for device in devices if device[0] != memory_use.CPU] or devices  # as in `profiled_peak`
     rows = [row for _, before, inside in counted_devices for row in (*before, *inside)]
     return [EventPlace(MEMORY, moment, 0) for moment in np.sort(loaded_trace.details.memory.at_ns[rows]).tolist()]
 
 
-def _list_products(loaded_trace: Trace, active: Activities) -> _Events:
-    spans = matrix_products.find_timed_calls(loaded_trace, active)
+def _list_products(loaded_trace: Trace, activities: Activities) -> _Events:
+    spans = matrix_products.find_timed_calls(loaded_trace, activities)
     return _list_events(loaded_trace, spans.name, spans.start_ns, spans.end_ns - spans.start_ns)
 
 

@@ -59,7 +59,7 @@ class MlflowRun:
         self._client, self._entities = client, import_package("mlflow.entities")
         self._config: dict[str, Any] = {}
         began_ms = None if run.began_s is None else int(1000 * run.began_s)
-        self._id = client.create_run(experiment, start_time=began_ms, run_name=run.id, tags=_tags(run)).info.run_id
+        self._id = client.create_run(experiment, start_time=began_ms, run_name=run.id, tags=_run_tags(run)).info.run_id
         self._state = run.state
         self._configure(run.config)
 
@@ -77,7 +77,7 @@ class MlflowRun:
         ended_ms = None if run.ended_s is None else int(1000 * run.ended_s)
         self._configure({key: value for key, value in run.config.items() if key not in self._config})
         if run.state != self._state:
-            for key, value in _tags(run).items():
+            for key, value in _run_tags(run).items():
                 self._client.set_tag(self._id, key, value)
         self._log(self._entities.Metric(f"metrics/{name}", value, ended_ms or 0, 0) for name, value in run.metrics.items())
         self._client.set_terminated(self._id, STATUS.get(run.state, "FAILED"), ended_ms)
@@ -94,7 +94,7 @@ class MlflowRun:
             self._client.log_batch(self._id, metrics=metric_list[first : first + _METRICS])
 
 
-def _tags(run: TrackedRun) -> dict[str, str]:
+def _run_tags(run: TrackedRun) -> dict[str, str]:
     return {"group": run.group, "state": run.state, "tags": ", ".join(run.tags)}
 
 

@@ -44,13 +44,13 @@ class EventFile:
     def log(self, points: Sequence[TrackedStep]) -> None:
         """Write the values of steps. points: the steps, each with its number, its time, and its values by name."""
         for point in points:
-            self._write(wall_time=point.wall_s, step=point.step, summary=_scalars(point.values))
+            self._write(wall_time=point.wall_s, step=point.step, summary=_scalar_values(point.values))
         self._records.flush()
 
     def end(self, run: TrackedRun) -> None:
         """Write the final metrics and whether the run completed, and close the file."""
         ended_s, metrics = run.ended_s or 0.0, {f"metrics/{name}": value for name, value in run.metrics.items()}
-        self._write(wall_time=ended_s, step=0, summary=_scalars(metrics))
+        self._write(wall_time=ended_s, step=0, summary=_scalar_values(metrics))
         self._write(wall_time=ended_s, summary=_session_end(run, ended_s))
         self._records.flush()
         self.close()
@@ -81,7 +81,7 @@ def follow(_project: str, run: TrackedRun, folder: Path) -> EventFile:
     return EventFile(run, folder / "tensorboard")
 
 
-def _scalars(values: dict[str, float]) -> Any:
+def _scalar_values(values: dict[str, float]) -> Any:
     summary_type = import_package("tensorboard.compat.proto.summary_pb2").Summary
     return summary_type(value=[summary_type.Value(tag=name, simple_value=value) for name, value in values.items()])
 

@@ -127,9 +127,9 @@ def _reported_sheet(summary: Summary) -> Sheet:
     lines = verdict_text.reported_lines(summary, summary.labels_by_cell)
     for entry, line in zip(summary.reported, lines, strict=True):
         is_state = isinstance(entry.measured, str)
-        printed = entry.reported
+        reported = entry.reported
         row: list[Field] = [line.where, line.cell, line.metric, line.argument, entry.printed]
-        row += [printed.value, printed.unit] if printed and printed.value is not None else [None, None]
+        row += [reported.value, reported.unit] if reported and reported.value is not None else [None, None]
         row += [None if is_state else entry.measured, entry.low, entry.high, entry.unit, entry.measured if is_state else None]
         row += [entry.n or None, entry.ratio, line.agrees, entry.kind, line.remarks, summary.rehearsal]
         rows.append(row)
@@ -144,8 +144,8 @@ def _add_sheet(workbook: Any, sheet: Sheet) -> None:
     worksheet.auto_filter.ref = f"A1:{column_letter(len(sheet.headings))}{len(sheet.rows) + 1}"
     for index, heading in enumerate(sheet.headings):
         texts = [field for row in sheet.rows[:100] if isinstance(field := row[index], str)]
-        longest = max(map(len, [heading, *texts]))
-        worksheet.column_dimensions[column_letter(index + 1)].width = min(max(longest + 3, NARROWEST), WIDEST)
+        longest_text = max(map(len, [heading, *texts]))
+        worksheet.column_dimensions[column_letter(index + 1)].width = min(max(longest_text + 3, NARROWEST), WIDEST)
     worksheet.append([_make_cell(worksheet, heading, is_heading=True) for heading in sheet.headings])
     for row in sheet.rows:
         worksheet.append([_make_cell(worksheet, field) for field in row])

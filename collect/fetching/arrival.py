@@ -59,17 +59,17 @@ class Arrival:
         self._buffer = memoryview(bytearray(MOST_BLOCK))
         self._length = memoryview(bytearray(LENGTH.size))
 
-    def receive(self, run_id: str, staging: Path, held: Mapping[str, HeldCopy]) -> ArrivedRun:
-        """Receive all files of a run. staging: the folder of this run into which the files are written. held: what is on this
-        machine already, by name of the file.
+    def receive(self, run_id: str, staging: Path, local_copies: Mapping[str, HeldCopy]) -> ArrivedRun:
+        """Receive all files of a run. staging: the folder of this run into which the files are written. local_copies: what is
+        on this machine already, by name of the file.
 
         Raises InputError if the cluster sends something that is not allowed, and OSError if a file cannot be written.
         """
-        arrived: dict[str, ManifestFile] = {}
+        arrived_files: dict[str, ManifestFile] = {}
         is_alone = not os.path.lexists(staging)
         while not isinstance(message := self._conversation.receive(FILE_OR_END), RunEnd):
             manifest.check_name(message.name)
-            copy = held.get(message.name)
+            copy = local_copies.get(message.name)
             if message.begin and (copy is None or copy.file.bytes != message.begin):
                 raise InputError(f"the cluster sends {message.name} from byte {message.begin} on, which was not asked for")
             blocks: Iterable[memoryview | bytes]
@@ -82,9 +82,9 @@ class Arrival:
             path, held_copy = f"{staging}/{message.name}", copy if message.begin else None
             # A file is never written twice into a new folder. Some file systems store `a` and `A` as the same file.
             extra_flags = os.O_EXCL if is_alone else os.O_TRUNC if held_copy is None else 0
-            arrived[message.name] = self._write_file(path, extra_flags, held_copy, blocks, message.mtime_ns)
+            arrived_files[message.name] = self._write_file(path, extra_flags, held_copy, blocks, message.mtime_ns)
         self._report_bytes(self._count)
-        return ArrivedRun(message, arrived, is_alone)
+        return ArrivedRun(message, arrived_files, is_alone)
 
     def _write_file(
         self, path: str, extra_flags: int, held_copy: HeldCopy | None, blocks: Iterable[memoryview | bytes], mtime_ns: int
@@ -133,10 +133,10 @@ class Arrival:
             raise InputError(f"the cluster sends a block of {length:,} bytes; allowed are {MOST_BLOCK:,}")
         block = self._buffer[:length]
         self._conversation.receive_into(block)
-        return _decompress(block, file.name) if file.is_compressed else block
+        return _decompress_block(block, file.name) if file.is_compressed else block
 
 
-def _decompress(block: memoryview, name: str) -> bytes:
+def _decompress_block(block: memoryview, name: str) -> bytes:
     try:
         size = zstandard.frame_content_size(block)
         if not 0 <= size <= BLOCK:  # zstandard reserves as much memory as the block says; -1: the block does not say a size

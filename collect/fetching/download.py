@@ -19,9 +19,9 @@ import msgspec
 
 from collect.fetching import fetch_matrices, manifest
 from collect.fetching.arrival import Arrival, HeldCopy
-from collect.fetching.fetched_run import Downloaded
+from collect.fetching.fetched_run import DownloadedRun
 from collect.fetching.manifest import ManifestFile, RunManifest
-from collect.fetching.messages import HeldFile, OfferedRun, Offers, Wanted, WantedRun
+from collect.fetching.messages import HeldFile, OfferedRun, RunOffers, WantedRun, WantedRuns
 from collect.fetching.progress import TransferProgress
 from collect.fetching.transfer import finish_folder, put_in_place, sees_workspace
 from shardlab.errors import InputError, ShardlabError
@@ -36,7 +36,7 @@ from shardlab.workspace.workspace import Workspace
 STAGING = ".incoming"  # the staging folder; it lies in runs/, so that a file can be moved into its run folder by a rename
 
 
-class Missing(msgspec.Struct):
+class MissingFiles(msgspec.Struct):
     """A run that may be incomplete on this machine, with the files that have to be transferred."""
 
     manifest: RunManifest
@@ -48,7 +48,7 @@ class Missing(msgspec.Struct):
     """Whether the run, including its manifest, is already on this machine."""
 
 
-class Expected(msgspec.Struct):
+class ExpectedRun(msgspec.Struct):
     """A run that the cluster is asked to send."""
 
     offered: OfferedRun
@@ -73,9 +73,9 @@ class Expected(msgspec.Struct):
         return WantedRun(self.offered.run, self.names, {name: copy.file for name, copy in self.held.items()})
 
 
-def download(
+def download_runs(
     workspace: Workspace, patterns: Sequence[str], conversation: RemoteConversation, progress: TransferProgress
-) -> dict[str, Downloaded]:
+) -> dict[str, DownloadedRun]:
     """Download every run whose id matches one of the patterns, or all runs if there are no patterns.
 
     conversation: as `fetch_command._ask_for_runs` yields it for these patterns.
@@ -85,25 +85,25 @@ def download(
     cluster = conversation.remote
     conversation.must_stop = progress.while_waiting(f"{cluster.host}: the cluster reads the files of its runs.")
     with gc_pause.pause_collector():
-        offers = conversation.receive(Offers)
-        offered = [conversation.receive(OfferedRun) for _ in range(offers.runs)]
+        offers = conversation.receive(RunOffers)
+        offered_runs = [conversation.receive(OfferedRun) for _ in range(offers.runs)]
         conversation.must_stop = progress.is_stopped  # the progress of the transfer now says what the command waits for
         staging = _make_staging_folder(workspace)
         with files.as_workspace_error("read"):
-            results, expected = _compare_offers(workspace, staging, list({run.run: run for run in offered}.values()))
+            results, to_fetch = _compare_offers(workspace, staging, list({run.run: run for run in offered_runs}.values()))
         is_shared = sees_workspace(cluster)
-        conversation.send(Wanted([run.message for run in expected], is_shared))
-        report = _begin_progress(cluster, expected, progress)
-        remaining = deque(expected)
+        conversation.send(WantedRuns([run.message for run in to_fetch], is_shared))
+        report = _begin_progress(cluster, to_fetch, progress)
+        remaining_runs = deque(to_fetch)
         arrival = Arrival(conversation, Path(cluster.workspace) / "runs" if is_shared else None, report)
         try:
             with files.as_workspace_error("write"):
-                while remaining:
-                    _receive_run(workspace, cluster, arrival, remaining[0], results[remaining[0].offered.run])
-                    remaining.popleft()
+                while remaining_runs:
+                    _receive_run(workspace, cluster, arrival, remaining_runs[0], results[remaining_runs[0].offered.run])
+                    remaining_runs.popleft()
         except ConnectionLost as error:
-            raise ShardlabError(_stopped_text(cluster, error.why, results, remaining)) from None
-        fetch_matrices.store(workspace, offers.descriptions)
+            raise ShardlabError(_stopped_text(cluster, error.why, results, remaining_runs)) from None
+        fetch_matrices.store_matrices(workspace, offers.descriptions)
         if not patterns:
             shutil.rmtree(staging, ignore_errors=True)
     return results
@@ -122,33 +122,33 @@ def _make_staging_folder(workspace: Workspace) -> Path:
 
 
 def _compare_offers(
-    workspace: Workspace, staging: Path, offered: Sequence[OfferedRun]
-) -> tuple[dict[str, Downloaded], list[Expected]]:
+    workspace: Workspace, staging: Path, offered_runs: Sequence[OfferedRun]
+) -> tuple[dict[str, DownloadedRun], list[ExpectedRun]]:
     """Compare the runs that the cluster offers with the runs on this machine. Returns ({run id: result so far}, the runs that
     are wanted)."""
-    results: dict[str, Downloaded] = {}
-    expected = []
-    for run in offered:
+    results: dict[str, DownloadedRun] = {}
+    to_fetch = []
+    for run in offered_runs:
         state = run.state if run.state in STATES else "unknown"
-        results[run.run] = result = Downloaded(state, not_regular=run.not_regular, parts=run.parts)
+        results[run.run] = result = DownloadedRun(state, not_regular=run.not_regular, parts=run.parts)
         cluster_problems = [f"on the cluster: {problem}" for problem in run.problems]
         names = None
         if run.manifest is not None:
             try:
-                missing = _find_missing_files(workspace, run.run, run.manifest)
+                missing_files = _find_missing_files(workspace, run.run, run.manifest)
             except (InputError, NotRegular) as error:
                 result.problems = [_problem_text(workspace, error), *cluster_problems]
                 continue
-            result.hashed, names = missing.hashed, missing.names
-            if missing.is_here:
+            result.hashed, names = missing_files.hashed, missing_files.names
+            if missing_files.is_here:
                 continue
         if run.problems and names != []:
             result.problems = cluster_problems
         elif run.pruned and names:
             result.problems = [_pruned_text(names)]
         else:
-            expected.append(Expected(run, names, _held_files(workspace.runs / run.run, staging / "files" / run.run, names)))
-    return results, expected
+            to_fetch.append(ExpectedRun(run, names, _held_files(workspace.runs / run.run, staging / "files" / run.run, names)))
+    return results, to_fetch
 
 
 def _held_files(run: Path, staging: Path, names: Sequence[str] | None) -> dict[str, HeldCopy]:
@@ -157,73 +157,75 @@ def _held_files(run: Path, staging: Path, names: Sequence[str] | None) -> dict[s
     own_manifest = None
     with contextlib.suppress(InputError, NotRegular):
         own_manifest = manifest.read(RunDir(run)) if manifest.regular_file_status(run, manifest.NAME) else None
-    held: dict[str, HeldCopy] = {}
+    held_copies: dict[str, HeldCopy] = {}
     wanted_names = None if names is None else set(names)
     for folder, folder_manifest in ((run, own_manifest), (staging, None)):
         if not files.is_folder(folder):
             continue
         for name, status in manifest.list_files(folder).regular.items():
             if (wanted_names is None or name in wanted_names) and status.st_size:
-                recorded = folder_manifest.files.get(name) if folder_manifest else None
-                is_unchanged = recorded is not None and manifest.is_unchanged(recorded, status)
-                file = recorded if recorded and is_unchanged else manifest.hash_file(folder / name, status)
-                held[name] = HeldCopy(folder / name, HeldFile(file.bytes, file.sha256))
-    return held
+                old_file = folder_manifest.files.get(name) if folder_manifest else None
+                is_unchanged = old_file is not None and manifest.is_unchanged(old_file, status)
+                file = old_file if old_file and is_unchanged else manifest.hash_file(folder / name, status)
+                held_copies[name] = HeldCopy(folder / name, HeldFile(file.bytes, file.sha256))
+    return held_copies
 
 
 def _begin_progress(
-    cluster: RemoteWorkspace, expected: Sequence[Expected], progress: TransferProgress
+    cluster: RemoteWorkspace, expected_runs: Sequence[ExpectedRun], progress: TransferProgress
 ) -> Callable[[int], None]:
     """Say how much will be transferred. Returns the function that is called with the number of bytes that have come."""
-    size = sum(run.bytes for run in expected)
-    if not expected:
+    size = sum(run.bytes for run in expected_runs)
+    if not expected_runs:
         return lambda _count: None
-    progress.say(f"{cluster.host}: {len(expected):,} run(s), {size / 2**20:,.1f} MiB")
+    progress.say(f"{cluster.host}: {len(expected_runs):,} run(s), {size / 2**20:,.1f} MiB")
     return progress.begin(size)
 
 
-def _receive_run(workspace: Workspace, cluster: RemoteWorkspace, arrival: Arrival, run: Expected, result: Downloaded) -> None:
+def _receive_run(
+    workspace: Workspace, cluster: RemoteWorkspace, arrival: Arrival, run: ExpectedRun, result: DownloadedRun
+) -> None:
     """Receive the files of a run, and move them into the run folder if all of them are as on the cluster. Problems are added to
     `result`. Raises ShardlabError if the cluster sends something that is not allowed, and OSError if a file cannot be
     written."""
     run_id, staging = run.offered.run, workspace.runs / STAGING
     folder = staging / "files" / run_id
     try:
-        arrived = arrival.receive(run_id, folder, run.held)
+        arrived_run = arrival.receive(run_id, folder, run.held)
     except InputError as error:
         raise ShardlabError(f"{cluster.host}: {error}; the run {run_id} on this machine was not changed.") from None
     except (IsADirectoryError, NotADirectoryError, FileExistsError):
         # A file has the name of a folder that an interrupted transfer left. The next command begins this run anew.
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    if arrived.end.problems:
-        result.problems = [f"on the cluster: {problem}" for problem in arrived.end.problems]
+    if arrived_run.end.problems:
+        result.problems = [f"on the cluster: {problem}" for problem in arrived_run.end.problems]
         return
-    cluster_manifest = run.offered.manifest or arrived.end.manifest
+    cluster_manifest = run.offered.manifest or arrived_run.end.manifest
     try:
         if cluster_manifest is None:
             raise InputError("the cluster has no manifest of this run")
-        missing = _find_missing_files(workspace, run_id, cluster_manifest)
+        missing_files = _find_missing_files(workspace, run_id, cluster_manifest)
     except (InputError, NotRegular) as error:
         result.problems = [_problem_text(workspace, error)]
         return
-    result.hashed += len(arrived.files)
+    result.hashed += len(arrived_run.files)
     # The cluster sends nothing of a file that an interrupted transfer left complete.
     arrived_digests = {name: copy.file.sha256 for name, copy in run.held.items() if copy.path.is_relative_to(folder)}
-    arrived_digests |= {name: file.sha256 for name, file in arrived.files.items()}
-    differing_names = [name for name in missing.names if arrived_digests.get(name) != cluster_manifest.files[name].sha256]
+    arrived_digests |= {name: file.sha256 for name, file in arrived_run.files.items()}
+    differing_names = [name for name in missing_files.names if arrived_digests.get(name) != cluster_manifest.files[name].sha256]
     if differing_names:
         result.problems = [
             f"{name}: the file that arrived is not the file in the cluster's manifest" for name in differing_names
         ]
         shutil.rmtree(folder, ignore_errors=True)
-    elif not missing.is_here:
-        is_whole = arrived.is_alone and bool(arrived.files) and arrived.files == cluster_manifest.files
-        if _put_run_in_place(workspace, staging, missing, is_whole=is_whole) and is_whole:
+    elif not missing_files.is_here:
+        is_whole = arrived_run.is_alone and bool(arrived_run.files) and arrived_run.files == cluster_manifest.files
+        if _put_run_in_place(workspace, staging, missing_files, is_whole=is_whole) and is_whole:
             result.new_manifest = cluster_manifest
 
 
-def _find_missing_files(workspace: Workspace, run_id: str, cluster_manifest: RunManifest) -> Missing:
+def _find_missing_files(workspace: Workspace, run_id: str, cluster_manifest: RunManifest) -> MissingFiles:
     """Compare a run on this machine with its manifest from the cluster. Returns the files that have to be transferred.
 
     Raises InputError or NotRegular if the run cannot be downloaded.
@@ -233,19 +235,19 @@ def _find_missing_files(workspace: Workspace, run_id: str, cluster_manifest: Run
     own_manifest = None
     with contextlib.suppress(InputError, FileNotFoundError):  # if the manifest here is damaged, all files are compared
         own_manifest = manifest.read(run) if manifest.regular_file_status(run.path, manifest.NAME) else None
-    missing = Missing(cluster_manifest, [], 0)
+    missing_files = MissingFiles(cluster_manifest, [], 0)
     if not os.path.lexists(run.path):
-        missing.names = list(cluster_manifest.files)
-        return missing
+        missing_files.names = list(cluster_manifest.files)
+        return missing_files
     for name, file in cluster_manifest.files.items():
         status = manifest.regular_file_status(run.path, name)
         if status is None:
-            missing.names.append(name)
+            missing_files.names.append(name)
             continue
         own_file = own_manifest.files.get(name) if own_manifest else None
         if own_file is None or not manifest.is_unchanged(own_file, status):
             content = manifest.hash_file(run.path / name, status)
-            missing.hashed += 1
+            missing_files.hashed += 1
             if (
                 own_manifest is not None
                 and own_manifest.complete
@@ -253,23 +255,25 @@ def _find_missing_files(workspace: Workspace, run_id: str, cluster_manifest: Run
                 and _was_changed_here(run.path / name, content, own_file)
             ):
                 # The file is not overwritten. `fetch_run` compares the run with its manifest and reports the difference.
-                return Missing(own_manifest, [], missing.hashed, True)
+                return MissingFiles(own_manifest, [], missing_files.hashed, True)
             own_file = content
         if own_file.sha256 != file.sha256:
-            missing.names.append(name)
-    missing.is_here = not missing.names and own_manifest is not None and own_manifest.has_same_content(cluster_manifest)
-    return missing
+            missing_files.names.append(name)
+    missing_files.is_here = (
+        not missing_files.names and own_manifest is not None and own_manifest.has_same_content(cluster_manifest)
+    )
+    return missing_files
 
 
-def _was_changed_here(path: Path, content: ManifestFile, recorded: ManifestFile) -> bool:
+def _was_changed_here(path: Path, content: ManifestFile, old_file: ManifestFile) -> bool:
     """Whether a file was changed on this machine after it was fetched.
 
-    A file that differs from `recorded` (its entry in the manifest) but is not newer was left by an interrupted transfer.
+    A file that differs from `old_file` (its entry in the manifest) but is not newer was left by an interrupted transfer.
     """
-    return content.sha256 != recorded.sha256 and content.mtime_ns > recorded.mtime_ns and not manifest.only_grew(path, recorded)
+    return content.sha256 != old_file.sha256 and content.mtime_ns > old_file.mtime_ns and not manifest.only_grew(path, old_file)
 
 
-def _put_run_in_place(workspace: Workspace, staging: Path, missing: Missing, *, is_whole: bool) -> bool:
+def _put_run_in_place(workspace: Workspace, staging: Path, missing_files: MissingFiles, *, is_whole: bool) -> bool:
     """Move the transferred files of a run into its folder in runs/, then write its manifest.
 
     If the run has no folder in runs/ yet, all files are first put together, and the folder appears in runs/ when it is
@@ -277,22 +281,22 @@ def _put_run_in_place(workspace: Workspace, staging: Path, missing: Missing, *, 
 
     is_whole: whether the folder in which the files arrived has exactly the files of the manifest, with their times and modes.
     """
-    run_id = missing.manifest.run_id
-    run, arrived = workspace.runs / run_id, staging / "files" / run_id
+    run_id = missing_files.manifest.run_id
+    run, arrived_folder = workspace.runs / run_id, staging / "files" / run_id
     is_new = not run.exists()
-    expected = {name: missing.manifest.files[name] for name in missing.names}
-    if is_new and (is_whole or finish_folder(arrived, expected, (manifest.NAME,))):
-        files.write_json(arrived / manifest.NAME, missing.manifest, sync=False)
-        arrived.rename(run)
+    expected_files = {name: missing_files.manifest.files[name] for name in missing_files.names}
+    if is_new and (is_whole or finish_folder(arrived_folder, expected_files, (manifest.NAME,))):
+        files.write_json(arrived_folder / manifest.NAME, missing_files.manifest, sync=False)
+        arrived_folder.rename(run)
         return True
     folder = staging / "whole" / run_id if is_new else run
     files.make_folder(folder)
-    for name in missing.names:
-        put_in_place(arrived / name, folder / name, missing.manifest.files[name])
-    files.write_json(folder / manifest.NAME, missing.manifest, sync=False)
+    for name in missing_files.names:
+        put_in_place(arrived_folder / name, folder / name, missing_files.manifest.files[name])
+    files.write_json(folder / manifest.NAME, missing_files.manifest, sync=False)
     if is_new:
         folder.rename(run)
-    shutil.rmtree(arrived, ignore_errors=True)
+    shutil.rmtree(arrived_folder, ignore_errors=True)
     return False
 
 
@@ -312,8 +316,8 @@ def _pruned_text(names: Sequence[str]) -> str:
 
 
 def _stopped_text(
-    cluster: RemoteWorkspace, reason: str, results: Mapping[str, Downloaded], remaining: Sequence[Expected]
+    cluster: RemoteWorkspace, reason: str, results: Mapping[str, DownloadedRun], remaining_runs: Sequence[ExpectedRun]
 ) -> str:
-    done = sum(not run.problems for run in results.values()) - len(remaining)
+    done = sum(not run.problems for run in results.values()) - len(remaining_runs)
     so_far = f"{done} of {len(results)} runs are on this machine and were checked"
     return f"{cluster.host}: the transfer stopped: {reason}. {so_far}; run the same command again to continue."

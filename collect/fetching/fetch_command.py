@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from collect.fetching.messages import Asked
+from collect.fetching.messages import AskedRuns
 from collect.reading import unreadable_runs
 from shardlab.errors import InputError
 from shardlab.files import files
@@ -22,7 +22,7 @@ from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace, match_run_ids
 
 if TYPE_CHECKING:
-    from collect.fetching.fetched_run import Downloaded, Fetched
+    from collect.fetching.fetched_run import DownloadedRun, FetchedRun
     from collect.fetching.progress import TransferProgress
 
 WAITING = "another collect fetch is transferring files to this workspace; waiting until that command has ended."
@@ -45,14 +45,14 @@ def fetch_and_print(workspace: Workspace, patterns: Sequence[str], output: Outpu
         from collect.fetching import progress
 
         with progress.show_progress(output) as transfer_progress:
-            fetched = _fetch_runs(workspace, patterns, conversation, transfer_progress)
+            fetched_runs = _fetch_runs(workspace, patterns, conversation, transfer_progress)
     headings = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Truncated files (n)", "Corrupt lines (n)"]
     rows = [
         [run.run, run.state, *(f"{n:,}" for n in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt))]
-        for run in fetched
+        for run in fetched_runs
     ]
     output.print_table("", headings, rows)
-    for run in fetched:
+    for run in fetched_runs:
         if run.damage:
             output.print_remark(f"{run.run}: damaged records: {run.damage}", style="yellow")
         for name in run.added:
@@ -65,23 +65,23 @@ def fetch_and_print(workspace: Workspace, patterns: Sequence[str], output: Outpu
             output.print_remark(
                 f"{run.run}: {name} is {kind}; only regular files and folders with names in UTF-8 are fetched", style="red"
             )
-    changed_count = sum(bool(run.problems) for run in fetched)
+    changed_count = sum(bool(run.problems) for run in fetched_runs)
     if changed_count:
         output.print_remark(
-            f"{changed_count} of {len(fetched)} runs differ from their manifest.json or from the cluster; their manifest.json "
-            "was not changed. To resolve this for a run, remove its manifest.json and run the same command again."
+            f"{changed_count} of {len(fetched_runs)} runs differ from their manifest.json or from the cluster; their "
+            "manifest.json was not changed. To resolve this for a run, remove its manifest.json and run the same command again."
         )
-    elif not fetched:
+    elif not fetched_runs:
         output.print_remark(f"{workspace.runs}: no runs yet.")
-    unreadable_runs.print_unreadable_runs(output, [(RunDir(workspace.runs / run.run), run.unreadable) for run in fetched])
+    unreadable_runs.print_unreadable_runs(output, [(RunDir(workspace.runs / run.run), run.unreadable) for run in fetched_runs])
     is_freed = True
     if prunes:
-        is_freed = _remove_fetched(output, workspace, fetched, is_confirmed=confirmed)
-    output.print_document(fetched)
-    return 0 if is_freed and all(run.is_sound for run in fetched) else 1
+        is_freed = _remove_fetched(output, workspace, fetched_runs, is_confirmed=confirmed)
+    output.print_document(fetched_runs)
+    return 0 if is_freed and all(run.is_sound for run in fetched_runs) else 1
 
 
-def _remove_fetched(output: Output, workspace: Workspace, fetched: Sequence[Fetched], *, is_confirmed: bool) -> bool:
+def _remove_fetched(output: Output, workspace: Workspace, fetched_runs: Sequence[FetchedRun], *, is_confirmed: bool) -> bool:
     """Remove the files of fetched runs on the cluster or its nodes, after the user has agreed.
 
     is_confirmed: whether the user has already agreed and is not asked. Returns False if files that should be removed were not
@@ -90,7 +90,7 @@ def _remove_fetched(output: Output, workspace: Workspace, fetched: Sequence[Fetc
     from collect.fetching import progress, prune
 
     with progress.show_progress(output) as transfer_progress:
-        places = prune.verify(workspace, fetched, transfer_progress)
+        places = prune.verify_files(workspace, fetched_runs, transfer_progress)
     for place in places:
         if place.runs:
             files_text = f"{place.count:,} files of {len(place.runs):,} run(s), {place.size / 2**20:,.1f} MiB"
@@ -101,17 +101,20 @@ def _remove_fetched(output: Output, workspace: Workspace, fetched: Sequence[Fetc
         output.print_remark("Nothing was removed.")
         return True
     with progress.show_progress(output) as transfer_progress:
-        freed = prune.remove(places, transfer_progress)
-    for run in fetched:
-        run.freed = [removed for removed in freed if removed.run == run.run]
-    for removed in freed:
-        if removed.why:
-            output.print_remark(f"{removed.where}: files of {removed.run} stay: {removed.why}", style="red")
-    for where in dict.fromkeys(removed.where for removed in freed if removed.files):
-        removed_in_place = [removed for removed in freed if removed.where == where]
-        count, size = sum(removed.files for removed in removed_in_place), sum(removed.bytes for removed in removed_in_place)
+        freed_space = prune.remove_verified_files(places, transfer_progress)
+    for run in fetched_runs:
+        run.freed = [freed_place for freed_place in freed_space if freed_place.run == run.run]
+    for freed_place in freed_space:
+        if freed_place.why:
+            output.print_remark(f"{freed_place.where}: files of {freed_place.run} stay: {freed_place.why}", style="red")
+    for where in dict.fromkeys(freed_place.where for freed_place in freed_space if freed_place.files):
+        removed_in_place = [freed_place for freed_place in freed_space if freed_place.where == where]
+        count, size = (
+            sum(freed_place.files for freed_place in removed_in_place),
+            sum(freed_place.bytes for freed_place in removed_in_place),
+        )
         output.print_remark(f"{where}: {count:,} files removed, {size / 2**20:,.1f} MiB freed")
-    return not any(removed.why for removed in freed)
+    return not any(freed_place.why for freed_place in freed_space)
 
 
 @contextmanager
@@ -133,13 +136,13 @@ def _ask_for_runs(workspace: Workspace, patterns: Sequence[str], output: Output)
         files.hold_lock(workspace.shardlab_folder / "fetch.lock", lambda _descriptor: output.print_remark(WAITING)),
         RemoteConversation(cluster, "collect.fetching.sender", "collect fetch") as conversation,
     ):
-        conversation.send(Asked(list(patterns)))
+        conversation.send(AskedRuns(list(patterns)))
         yield conversation
 
 
 def _fetch_runs(
     workspace: Workspace, patterns: Sequence[str], conversation: RemoteConversation | None, progress: TransferProgress
-) -> list[Fetched]:
+) -> list[FetchedRun]:
     """Fetch every run whose id matches one of the patterns, or all runs if there are no patterns.
 
     The runs of a local cluster are already in the workspace, so only their manifests are written. The runs of a remote cluster
@@ -149,17 +152,17 @@ def _fetch_runs(
     """
     from collect.fetching import fetched_run, node_parts, side_by_side
 
-    downloaded: dict[str, Downloaded] = {}
+    downloads_by_run: dict[str, DownloadedRun] = {}
     if conversation is not None:
         from collect.fetching import download
 
-        downloaded = download.download(workspace, patterns, conversation, progress)
-    all_ids = sorted({*workspace.run_ids(), *downloaded})
+        downloads_by_run = download.download_runs(workspace, patterns, conversation, progress)
+    all_ids = sorted({*workspace.run_ids(), *downloads_by_run})
     ids = match_run_ids(all_ids, patterns) if patterns else all_ids
-    parts = {run_id: run.parts for run_id, run in downloaded.items()}
-    parts |= node_parts.gather_if_needed(workspace, [run_id for run_id in ids if run_id not in downloaded], progress)
+    parts = {run_id: run.parts for run_id, run in downloads_by_run.items()}
+    parts |= node_parts.gather_if_needed(workspace, [run_id for run_id in ids if run_id not in downloads_by_run], progress)
 
-    def fetch_one_run(run_id: str) -> Fetched:
-        return fetched_run.fetch_run(RunDir(workspace.runs / run_id), downloaded.get(run_id), parts.get(run_id, []))
+    def fetch_one_run(run_id: str) -> FetchedRun:
+        return fetched_run.fetch_run(RunDir(workspace.runs / run_id), downloads_by_run.get(run_id), parts.get(run_id, []))
 
     return list(side_by_side.map_in_threads(fetch_one_run, ids))

@@ -36,19 +36,19 @@ def read(workspace: Workspace) -> dict[str, bytes]:
     return contents
 
 
-def store(workspace: Workspace, received: Mapping[str, bytes]) -> None:
+def store_matrices(workspace: Workspace, received_files: Mapping[str, bytes]) -> None:
     """Store the descriptions of matrices that the cluster sent (the result of `read` there) in this workspace.
 
     A file with a name that no description has is ignored. Raises ShardlabError if a description is not valid. In this case no
     file of this workspace is changed.
     """
     contents: dict[str, bytes] = {}
-    for name in sorted(received):
+    for name in sorted(received_files):
         folder, _, rest = name.rpartition("/")
         if name != LAST_MATRIX and not (folder == FOLDER and _NAME.fullmatch(rest)):
             continue
         try:
-            contents[name] = received[name]
+            contents[name] = received_files[name]
             if name == LAST_MATRIX:
                 decoder(LastMatrix).decode(contents[name])
             else:

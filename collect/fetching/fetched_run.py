@@ -14,7 +14,7 @@ from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL
 
 
-class Downloaded(msgspec.Struct):
+class DownloadedRun(msgspec.Struct):
     """The result of downloading one run."""
 
     state: str
@@ -46,7 +46,7 @@ class Freed(msgspec.Struct, omit_defaults=True):
     """The reason if files of the run were not removed; '' if all were removed."""
 
 
-class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
+class FetchedRun(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One run after it was fetched."""
 
     run: str
@@ -87,76 +87,79 @@ class Fetched(msgspec.Struct, omit_defaults=True, kw_only=True):
         return not self.problems and not self.not_regular and not self.unreadable and not self.parts
 
 
-def fetch_run(run: RunDir, downloaded: Downloaded | None = None, parts: Sequence[str] = ()) -> Fetched:
+def fetch_run(run_dir: RunDir, download: DownloadedRun | None = None, parts: Sequence[str] = ()) -> FetchedRun:
     """Write the manifest of a run, or compare the run with the manifest of an earlier fetch. Differences are in `problems`.
 
     If the run no longer matches an earlier manifest, the manifest is not changed, because it shows what the run was before.
 
-    downloaded: the result of downloading the run if the cluster is remote. parts: sentences about nodes' parts of the run
-    that are missing or differ (`Fetched.parts`).
+    download: the result of downloading the run if the cluster is remote. parts: sentences about nodes' parts of the run
+    that are missing or differ (`FetchedRun.parts`).
     """
-    return check_run(run, downloaded, parts)[0]
+    return check_run(run_dir, download, parts)[0]
 
 
 def check_run(
-    run: RunDir, downloaded: Downloaded | None = None, parts: Sequence[str] = (), *, is_offer: bool = False
-) -> tuple[Fetched, RunManifest | None]:
+    run_dir: RunDir, download: DownloadedRun | None = None, parts: Sequence[str] = (), *, is_offer: bool = False
+) -> tuple[FetchedRun, RunManifest | None]:
     """Do what `fetch_run` does. Returns (the run, the content of its manifest.json).
 
     is_offer: whether the run is on the cluster and will be sent. Then telemetry is not read, because the other machine reads
     it; and if the run has no manifest of an earlier fetch, its files are only counted, and the second value is None, because
     the caller hashes the files later.
     """
-    records = RunRecords.read(run, "open" if is_offer else "read")
+    records = RunRecords.read(run_dir, "open" if is_offer else "read")
     state, damage = records.verdict.state, records.damage
-    fetched = Fetched(
-        run=run.run_id,
-        state=downloaded.state if downloaded and records.verdict == NO_FOLDER else state,
+    fetched_run = FetchedRun(
+        run=run_dir.run_id,
+        state=download.state if download and records.verdict == NO_FOLDER else state,
         complete=state in FINAL and not records.waits and not parts,
         parts=list(parts),
         files=0,
         bytes=0,
-        hashed=downloaded.hashed if downloaded else 0,
+        hashed=download.hashed if download else 0,
         truncated=len(damage.truncated),
         corrupt=damage.lines,
         damage=damage.describe(),
         unreadable=records.unreadable,
-        pruned=pruning.is_pruned(run),
+        pruned=pruning.is_pruned(run_dir),
     )
-    if downloaded:
-        fetched.problems, fetched.not_regular = downloaded.problems, downloaded.not_regular
-        if downloaded.problems:
-            return fetched, None
-        if (new_manifest := downloaded.new_manifest) is not None and (new_manifest.complete or not fetched.complete):
-            _set_totals(fetched, new_manifest)
-            return fetched, new_manifest
+    if download:
+        fetched_run.problems, fetched_run.not_regular = download.problems, download.not_regular
+        if download.problems:
+            return fetched_run, None
+        if (new_manifest := download.new_manifest) is not None and (new_manifest.complete or not fetched_run.complete):
+            _set_totals(fetched_run, new_manifest)
+            return fetched_run, new_manifest
     try:
-        listing = manifest.list_files(run.path)
-        fetched.not_regular = {**fetched.not_regular, **listing.other}
-        earlier_manifest = manifest.read(run)
+        listing = manifest.list_files(run_dir.path)
+        fetched_run.not_regular = {**fetched_run.not_regular, **listing.other}
+        earlier_manifest = manifest.read(run_dir)
         if earlier_manifest is None or not earlier_manifest.complete:
             if is_offer:
-                fetched.files, fetched.bytes = len(listing.regular), sum(file.st_size for file in listing.regular.values())
-                return fetched, None
-            current_manifest = manifest.make(
-                run, listing, complete=fetched.complete, earlier=earlier_manifest if downloaded else None
+                fetched_run.files, fetched_run.bytes = (
+                    len(listing.regular),
+                    sum(file.st_size for file in listing.regular.values()),
+                )
+                return fetched_run, None
+            current_manifest = manifest.make_manifest(
+                run_dir, listing, complete=fetched_run.complete, earlier=earlier_manifest if download else None
             )
-            fetched.hashed += 0 if downloaded else len(current_manifest.files)
+            fetched_run.hashed += 0 if download else len(current_manifest.files)
         else:
-            current_manifest, difference = manifest.compare(run, listing, earlier_manifest)
-            fetched.hashed += difference.hashed
-            if fetched.pruned:
+            current_manifest, difference = manifest.compare_with_manifest(run_dir, listing, earlier_manifest)
+            fetched_run.hashed += difference.hashed
+            if fetched_run.pruned:
                 difference.vanished = [name for name in difference.vanished if pruning.is_kept(name)]
-            fetched.added, fetched.problems = difference.added, difference.problems
-        _set_totals(fetched, current_manifest)
-        if current_manifest == earlier_manifest or fetched.problems or fetched.pruned:
-            return fetched, earlier_manifest
-        manifest.write(run, current_manifest)
-        return fetched, current_manifest
+            fetched_run.added, fetched_run.problems = difference.added, difference.problems
+        _set_totals(fetched_run, current_manifest)
+        if current_manifest == earlier_manifest or fetched_run.problems or fetched_run.pruned:
+            return fetched_run, earlier_manifest
+        manifest.write(run_dir, current_manifest)
+        return fetched_run, current_manifest
     except (InputError, WorkspaceError) as error:
-        fetched.problems = [str(error)]
-        return fetched, None
+        fetched_run.problems = [str(error)]
+        return fetched_run, None
 
 
-def _set_totals(fetched: Fetched, run_manifest: RunManifest) -> None:
-    fetched.files, fetched.bytes = len(run_manifest.files), sum(file.bytes for file in run_manifest.files.values())
+def _set_totals(fetched_run: FetchedRun, run_manifest: RunManifest) -> None:
+    fetched_run.files, fetched_run.bytes = len(run_manifest.files), sum(file.bytes for file in run_manifest.files.values())

@@ -86,12 +86,12 @@ def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgr
     for run in (RunDir(workspace.runs / run_id) for run_id in run_ids):
         if (ungathered := _ungathered_placement(run)) is None:
             continue
-        cluster, placed = ungathered
-        if is_copy or placed.first_node != gethostname():
-            reason = f"the parts of its nodes are gathered on {placed.first_node}, and this machine is another one"
-            refusals[run.run_id] = [f"{reason}; run `collect fetch` on {placed.first_node}"]
+        cluster, run_placement = ungathered
+        if is_copy or run_placement.first_node != gethostname():
+            reason = f"the parts of its nodes are gathered on {run_placement.first_node}, and this machine is another one"
+            refusals[run.run_id] = [f"{reason}; run `collect fetch` on {run_placement.first_node}"]
             continue
-        for node in placed.nodes:
+        for node in run_placement.nodes:
             runs_by_node.setdefault(node, (cluster, []))[1].append(run)
             sentences[run.run_id] = []
     if not runs_by_node:
@@ -120,18 +120,18 @@ def _gather_from_nodes(
         cluster, runs = runs_by_node[name]
         ids = [run.run_id for run in runs]
         try:
-            return _list_node(workspace, find_node(workspace, cluster, name), ids, progress)
+            return _list_node_parts(workspace, find_node(workspace, cluster, name), ids, progress)
         except ShardlabError as error:
             return NodeParts(name, None, [(run_id, [f"the part of {name} is missing: {error}"]) for run_id in ids])
 
     with ThreadPoolExecutor(max_workers=min(len(runs_by_node), AT_ONCE)) as pool:
         try:
             all_parts = list(pool.map(try_to_list, runs_by_node))
-            claimed: set[tuple[str, str]] = set()
+            claimed_contents: set[tuple[str, str]] = set()
             for parts in all_parts:
                 content_keys = {run_path: (run_path, parts.file(run_path).sha256) for run_path in parts.missing}
-                parts.copied = [run_path for run_path in parts.missing if content_keys[run_path] not in claimed]
-                claimed |= {content_keys[run_path] for run_path in parts.copied}
+                parts.copied = [run_path for run_path in parts.missing if content_keys[run_path] not in claimed_contents]
+                claimed_contents |= {content_keys[run_path] for run_path in parts.copied}
             list(pool.map(lambda parts: _copy_files(workspace, parts, lock, progress), all_parts))
         except BaseException:
             progress.stop()  # else the pool would wait until the threads have ended their transfers
@@ -141,14 +141,14 @@ def _gather_from_nodes(
     return [run_sentences for parts in all_parts for run_sentences in parts.sentences]
 
 
-def _ungathered_placement(run: RunDir) -> tuple[str, Placement] | None:
+def _ungathered_placement(run_dir: RunDir) -> tuple[str, Placement] | None:
     """(name of the cluster, placement) of a run that has ended and whose parts have not been gathered; None for other runs."""
     try:
-        events = run.events()
-        placed = placement.read_placement(events)
-        if placed is None or any(event.event == GATHERED for event in events):
+        events = run_dir.events()
+        run_placement = placement.read_placement(events)
+        if run_placement is None or any(event.event == GATHERED for event in events):
             return None
-        return (run.read_run().cluster["name"], placed) if run.judge().state in FINAL else None
+        return (run_dir.read_run().cluster["name"], run_placement) if run_dir.judge().state in FINAL else None
     except ShardlabError:  # the run cannot be read: `fetch_run` reports it later
         return None
 
@@ -162,21 +162,21 @@ def find_node(workspace: Workspace, cluster: str, name: str) -> InventoryNode:
     return node
 
 
-def _list_node(workspace: Workspace, node: InventoryNode, ids: list[str], progress: TransferProgress) -> NodeParts:
+def _list_node_parts(workspace: Workspace, node: InventoryNode, ids: list[str], progress: TransferProgress) -> NodeParts:
     """List the files that a node has of these runs, and find out which of them are missing on this machine. ids: the run ids.
 
     Raises ShardlabError if the node does not answer.
     """
     remote = workspace_on_node(workspace, node)
-    listed = list_parts(remote, ids, progress)
-    parts = NodeParts(node.name, remote, [], {run_id: part.manifest for run_id, part in listed.items()})
+    listed_parts = list_parts(remote, ids, progress)
+    parts = NodeParts(node.name, remote, [], {run_id: part.manifest for run_id, part in listed_parts.items()})
     for run_id in ids:
         sentences = []
-        if run_id not in listed:
+        if run_id not in listed_parts:
             sentences.append(f"the part of {node.name} is missing: the node has no folder of this run")
-        elif listed[run_id].in_use:
+        elif listed_parts[run_id].in_use:
             sentences.append(f"the part of {node.name} may grow: a process on the node still works in its folder")
-        for name, file in parts.manifests[run_id].files.items() if run_id in listed else ():
+        for name, file in parts.manifests[run_id].files.items() if run_id in listed_parts else ():
             if has_content(workspace.runs / run_id, name, file):
                 continue
             if part_files.is_of_first_node(name):
@@ -197,10 +197,10 @@ def list_parts(remote: RemoteWorkspace, ids: Sequence[str], progress: TransferPr
     answer = remote.ask(
         "collect.fetching.part_manifest", [], list[ListedPart], input_bytes=request, limit_s=ASK_S, must_stop=must_stop
     )
-    listed = {part.manifest.run_id: part for part in answer if part.manifest.run_id in ids}
-    for run_id, part in listed.items():
+    listed_parts = {part.manifest.run_id: part for part in answer if part.manifest.run_id in ids}
+    for run_id, part in listed_parts.items():
         manifest.check_received(part.manifest, run_id)
-    return listed
+    return listed_parts
 
 
 def _copy_files(workspace: Workspace, parts: NodeParts, lock: int, progress: TransferProgress) -> None:
@@ -264,7 +264,7 @@ def has_content(run: Path, name: str, file: ManifestFile) -> bool:
     return status is not None and status.st_size >= file.bytes and manifest.compute_digest(run / name, length) == file.sha256
 
 
-def _put_file_in_place(run: RunDir, arrived: Path, name: str, file: ManifestFile) -> str:
+def _put_file_in_place(run: RunDir, staging: Path, name: str, file: ManifestFile) -> str:
     """Move a file that arrived into the run folder.
 
     Returns '', or the reason why the file was not moved, as the rest of a sentence that begins with the name of the file.
@@ -273,11 +273,11 @@ def _put_file_in_place(run: RunDir, arrived: Path, name: str, file: ManifestFile
         status = manifest.regular_file_status(run.path, name)
     except NotRegular as error:
         return f"is not stored: {error.filename} is {error.kind}"
-    is_longer = part_files.is_growing(name) and status is not None and part_files.is_beginning(run.path / name, arrived / name)
+    is_longer = part_files.is_growing(name) and status is not None and part_files.is_beginning(run.path / name, staging / name)
     if status is not None and not is_longer:
         return "is not stored: the file of this name on the first node has other content"
     with files.as_workspace_error("write"):
-        put_in_place(arrived / name, run.path / name, file)
+        put_in_place(staging / name, run.path / name, file)
     return ""
 
 

@@ -74,28 +74,28 @@ class ManifestDifference(msgspec.Struct):
     @property
     def problems(self) -> list[str]:
         """The differences in words: one clause for each file that changed or is missing."""
-        changed = [f"{name}: its content changed" for name in self.changed]
-        return changed + [f"{name}: the file is missing" for name in self.vanished]
+        changed_clauses = [f"{name}: its content changed" for name in self.changed]
+        return changed_clauses + [f"{name}: the file is missing" for name in self.vanished]
 
 
-def read(run: RunDir) -> RunManifest | None:
+def read(run_dir: RunDir) -> RunManifest | None:
     """The manifest of a run, or None if the run has no manifest. Raises InputError if the manifest is damaged."""
     return json_file.read_json(
-        run.path / NAME, RunManifest, "is not a manifest of this version: {}; remove it to make a new one."
+        run_dir.path / NAME, RunManifest, "is not a manifest of this version: {}; remove it to make a new one."
     )
 
 
-def check_received(received: RunManifest, run_id: str) -> None:
+def check_received(run_manifest: RunManifest, run_id: str) -> None:
     """Check a manifest that another machine made. Raises InputError if it is the manifest of another run, or if a name in it
     is not an allowed path. The check is strict, because the names will be used as paths on this machine."""
-    if received.schema != SCHEMA or received.run_id != run_id:
-        ids = f"{received.schema} and run id {received.run_id!r}"
+    if run_manifest.schema != SCHEMA or run_manifest.run_id != run_id:
+        ids = f"{run_manifest.schema} and run id {run_manifest.run_id!r}"
         raise InputError(f"the cluster's manifest has schema {ids}. Expected: {SCHEMA} and {run_id!r}")
-    for name in received.files:
+    for name in run_manifest.files:
         check_name(name)
-    folders = {name.rpartition("/")[0] for name in received.files}
+    folders = {name.rpartition("/")[0] for name in run_manifest.files}
     while folders:
-        if names := sorted(folders & received.files.keys()):  # a file cannot be a folder, too
+        if names := sorted(folders & run_manifest.files.keys()):  # a file cannot be a folder, too
             raise InputError(NO_NAME.format(names[0][:100]))
         folders = {folder.rpartition("/")[0] for folder in folders if "/" in folder}
 
@@ -119,12 +119,12 @@ def _is_valid_name(name: str) -> bool:
     return 0 < len(name) <= MOST_NAME and name.isprintable() and not has_hidden_part and not is_manifest
 
 
-def write(run: RunDir, manifest: RunManifest) -> None:
+def write(run_dir: RunDir, manifest: RunManifest) -> None:
     """Write manifest.json of a run."""
-    files.write_json(run.path / NAME, manifest)
+    files.write_json(run_dir.path / NAME, manifest)
 
 
-def make(run: RunDir, listing: Listing, *, complete: bool, earlier: RunManifest | None = None) -> RunManifest:
+def make_manifest(run: RunDir, listing: Listing, *, complete: bool, earlier: RunManifest | None = None) -> RunManifest:
     """Make the manifest of a run: hash every file that `listing` contains. Raises WorkspaceError if a file cannot be read.
 
     earlier: an earlier manifest. A file that still has the size and the time in this manifest is not hashed again.
@@ -132,15 +132,15 @@ def make(run: RunDir, listing: Listing, *, complete: bool, earlier: RunManifest 
     hashes: dict[str, ManifestFile] = {}
     with files.as_workspace_error("read"):
         for name, status in listing.regular.items():
-            recorded = earlier.files.get(name) if earlier else None
+            old_file = earlier.files.get(name) if earlier else None
             try:
-                hashes[name] = recorded if recorded and is_unchanged(recorded, status) else hash_file(run.path / name, status)
+                hashes[name] = old_file if old_file and is_unchanged(old_file, status) else hash_file(run.path / name, status)
             except FileNotFoundError:  # the run is still going on and removed the file
                 continue
     return RunManifest(SCHEMA, run.run_id, hashes, complete)
 
 
-def compare(run: RunDir, listing: Listing, old: RunManifest) -> tuple[RunManifest, ManifestDifference]:
+def compare_with_manifest(run_dir: RunDir, listing: Listing, old: RunManifest) -> tuple[RunManifest, ManifestDifference]:
     """Compare a run with its manifest `old`. Returns (manifest of the run as it is now, difference from `old`).
 
     Only files whose size or time changed are read again. An event file that grew does not count as a difference, because events
@@ -150,18 +150,18 @@ def compare(run: RunDir, listing: Listing, old: RunManifest) -> tuple[RunManifes
     current_files: dict[str, ManifestFile] = {}
     with files.as_workspace_error("read"):
         for name, status in listing.regular.items():
-            recorded = old.files.get(name)
-            if recorded and is_unchanged(recorded, status):
-                current_files[name] = recorded
+            old_file = old.files.get(name)
+            if old_file and is_unchanged(old_file, status):
+                current_files[name] = old_file
                 continue
-            current_files[name] = hash_file(run.path / name, status)
+            current_files[name] = hash_file(run_dir.path / name, status)
             difference.hashed += 1
-            if recorded is None:
+            if old_file is None:
                 difference.added.append(name)
-            elif current_files[name].sha256 != recorded.sha256 and not only_grew(run.path / name, recorded):
+            elif current_files[name].sha256 != old_file.sha256 and not only_grew(run_dir.path / name, old_file):
                 difference.changed.append(name)
     difference.vanished = sorted(old.files.keys() - current_files.keys())
-    return RunManifest(SCHEMA, run.run_id, current_files, True), difference
+    return RunManifest(SCHEMA, run_dir.run_id, current_files, True), difference
 
 
 def list_files(folder: Path) -> Listing:

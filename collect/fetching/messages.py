@@ -26,13 +26,13 @@ BLOCK = 1 << 17  # the most bytes of a block, before it is compressed: so few th
 LENGTH = struct.Struct(">I")  # how the length of a block is written
 
 
-class Asked(msgspec.Struct):
+class AskedRuns(msgspec.Struct):
     """Which runs the cluster offers: those whose id matches one of the patterns, or all runs if there are no patterns."""
 
     patterns: list[str]
 
 
-class Offers(msgspec.Struct):
+class RunOffers(msgspec.Struct):
     """The beginning of the cluster's answer."""
 
     runs: Count
@@ -82,7 +82,7 @@ class WantedRun(msgspec.Struct):
     """By name of the file: what need not be sent, if the file on the cluster begins with it."""
 
 
-class Wanted(msgspec.Struct):
+class WantedRuns(msgspec.Struct):
     """The runs that the machine that downloads wants."""
 
     runs: list[WantedRun]

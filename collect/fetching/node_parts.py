@@ -20,8 +20,8 @@ def gather_if_needed(workspace: Workspace, run_ids: Sequence[str], progress: Tra
     return gather.gather(workspace, run_ids, progress)
 
 
-def _has_parts(run: RunDir) -> bool:
+def _has_parts(run_dir: RunDir) -> bool:
     try:
-        return placement.read_placement(run.events()) is not None
+        return placement.read_placement(run_dir.events()) is not None
     except ShardlabError:  # the events cannot be read: `fetched_run.check_run` reports this
         return False

@@ -45,14 +45,14 @@ def is_in_use(folder: Path) -> bool:
     return False
 
 
-def _list_part(part: RunDir) -> ListedPart:
+def _list_part(run: RunDir) -> ListedPart:
     deadline_s = time.monotonic() + ENDS_S
     # The processes are checked before the files are listed, because the records are complete only after the processes have
     # ended. A folder with the folder `claim` is on the first node. It is not checked, because the supervisor of the run may
     # still be ending there.
-    while (in_use := not part.claim.exists() and is_in_use(part.path)) and time.monotonic() < deadline_s:
+    while (in_use := not run.claim.exists() and is_in_use(run.path)) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    return ListedPart(manifest.make(part, manifest.list_files(part.path), complete=False), in_use, part.claim.exists())
+    return ListedPart(manifest.make_manifest(run, manifest.list_files(run.path), complete=False), in_use, run.claim.exists())
 
 
 def main() -> int:

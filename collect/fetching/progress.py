@@ -102,10 +102,10 @@ class TransferProgress:
 
         return Text(self.text())
 
-    def _report_arrived(self, number: int, arrived: int) -> None:
+    def _report_arrived(self, number: int, arrived_bytes: int) -> None:
         with self._lock:
             now_s = self._clock()
-            self._arrived[number] = arrived
+            self._arrived[number] = arrived_bytes
             self._samples.append((now_s, sum(self._arrived)))
             while len(self._samples) > 2 and self._samples[1][0] <= now_s - WINDOW_S:
                 self._samples.popleft()
@@ -119,13 +119,13 @@ class TransferProgress:
     def _progress_text(self, time_s: float) -> str:
         if not self._expected:
             return ""
-        expected, arrived = sum(self._expected), sum(self._arrived)
+        expected_bytes, arrived_bytes = sum(self._expected), sum(self._arrived)
         first_s, first_bytes = self._samples[0]
-        rate = (arrived - first_bytes) / (time_s - first_s) if time_s > first_s else 0.0
-        words = f"{arrived / MIB:,.1f} of {expected / MIB:,.1f} MiB"
+        rate = (arrived_bytes - first_bytes) / (time_s - first_s) if time_s > first_s else 0.0
+        words = f"{arrived_bytes / MIB:,.1f} of {expected_bytes / MIB:,.1f} MiB"
         if rate <= 0:  # the rate is not known, or nothing arrives, so the time left cannot be computed
             return words
-        return f"{words}, {rate / MIB:,.1f} MiB/s, {_format_duration(max(expected - arrived, 0) / rate)} left"
+        return f"{words}, {rate / MIB:,.1f} MiB/s, {_format_duration(max(expected_bytes - arrived_bytes, 0) / rate)} left"
 
 
 def _format_duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ from socket import gethostname
 import msgspec
 
 from collect.fetching import gather
-from collect.fetching.fetched_run import Fetched, Freed
+from collect.fetching.fetched_run import FetchedRun, Freed
 from collect.fetching.manifest import RunManifest
 from collect.fetching.progress import TransferProgress
 from collect.fetching.pruning import is_kept
@@ -98,14 +98,14 @@ def must_be_stored_elsewhere(workspace: Workspace) -> None:
         raise InputError(NOTHING.format(workspace.path))
 
 
-def verify(workspace: Workspace, fetched: Sequence[Fetched], progress: TransferProgress) -> list[VerifiedFiles]:
+def verify_files(workspace: Workspace, fetched_runs: Sequence[FetchedRun], progress: TransferProgress) -> list[VerifiedFiles]:
     """Compare the files of these runs in every other place (the cluster, or nodes) with the files on this machine, by checksum.
 
     Raises InputError if there is no other place (`must_be_stored_elsewhere`).
     """
     must_be_stored_elsewhere(workspace)
     ids = []
-    for run in fetched:
+    for run in fetched_runs:
         if run.complete and run.is_sound:
             ids.append(run.run)
         else:
@@ -122,18 +122,18 @@ def verify(workspace: Workspace, fetched: Sequence[Fetched], progress: TransferP
             raise
 
 
-def remove(verified: Sequence[VerifiedFiles], progress: TransferProgress) -> list[Freed]:
+def remove_verified_files(places: Sequence[VerifiedFiles], progress: TransferProgress) -> list[Freed]:
     """Remove the verified files in all places at the same time.
 
     Returns one entry for each run and place, also for runs whose files were not removed.
     """
-    if not verified:
+    if not places:
         return []
-    with ThreadPoolExecutor(max_workers=min(len(verified), gather.AT_ONCE)) as pool:
+    with ThreadPoolExecutor(max_workers=min(len(places), gather.AT_ONCE)) as pool:
         try:
             return [
                 freed
-                for freed_in_place in pool.map(lambda place: _remove_from_place(place, progress), verified)
+                for freed_in_place in pool.map(lambda place: _remove_from_place(place, progress), places)
                 for freed in freed_in_place
             ]
         except BaseException:
@@ -148,9 +148,9 @@ def _find_places(workspace: Workspace, ids: Sequence[str]) -> list[PrunePlace]:
     ids_by_node: dict[tuple[str, str], list[str]] = {}
     for run_id in ids:
         run = RunDir(workspace.runs / run_id)
-        placed = placement.read_placement(run.events())
-        if placed is not None and placed.first_node == gethostname():
-            for name in placed.nodes:
+        run_placement = placement.read_placement(run.events())
+        if run_placement is not None and run_placement.first_node == gethostname():
+            for name in run_placement.nodes:
                 ids_by_node.setdefault((run.read_run().cluster["name"], name), []).append(run_id)
     return [
         PrunePlace(name, gather.workspace_on_node(workspace, gather.find_node(workspace, cluster, name)), ids_of_node, True)
@@ -159,13 +159,13 @@ def _find_places(workspace: Workspace, ids: Sequence[str]) -> list[PrunePlace]:
 
 
 def _verify_place(workspace: Workspace, place: PrunePlace, progress: TransferProgress) -> VerifiedFiles:
-    verified = VerifiedFiles(place.where, place.remote, place.is_part)
+    verified_files = VerifiedFiles(place.where, place.remote, place.is_part)
     try:
-        listed = gather.list_parts(place.remote, place.ids, progress)
+        listed_parts = gather.list_parts(place.remote, place.ids, progress)
     except ShardlabError as error:
-        verified.refused = [Freed(run_id, place.where, why=str(error)) for run_id in place.ids]
-        return verified
-    for run_id, part in listed.items():
+        verified_files.refused = [Freed(run_id, place.where, why=str(error)) for run_id in place.ids]
+        return verified_files
+    for run_id, part in listed_parts.items():
         if part.has_claim and place.is_part:  # the run folder of the first node, not a part: nothing is removed from it
             continue
         place_manifest = part.manifest
@@ -177,23 +177,23 @@ def _verify_place(workspace: Workspace, place: PrunePlace, progress: TransferPro
             why = f"{differing_names[0]} there is not the same as on this machine" + (
                 f", and {len(differing_names) - 1} more" if differing_names[1:] else ""
             )
-            verified.refused.append(Freed(run_id, place.where, why=why))
+            verified_files.refused.append(Freed(run_id, place.where, why=why))
         elif names:
             place_manifest.files = {name: place_manifest.files[name] for name in names}
-            verified.runs.append(place_manifest)
+            verified_files.runs.append(place_manifest)
             if not place.is_part and placement.read_placement(RunDir(workspace.runs / run_id).events()) is not None:
-                verified.with_parts.append(run_id)
-    return verified
+                verified_files.with_parts.append(run_id)
+    return verified_files
 
 
 def _remove_from_place(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
-    refused = [*place.refused]
+    refused_runs = [*place.refused]
     if place.with_parts:  # the parts are removed first, because the cluster compares them with its own files of the runs
-        refused += _free_parts(place, progress)
-    staying_ids = {freed.run for freed in refused if freed.why}
+        refused_runs += _free_parts(place, progress)
+    staying_ids = {freed.run for freed in refused_runs if freed.why}
     runs = [run for run in place.runs if run.run_id not in staying_ids]
     if not runs:
-        return refused
+        return refused_runs
     request = msgspec.json.encode(RemovalRequest(runs, place.is_part))
     stop = progress.while_waiting(f"{place.where}: files are removed.")
     try:
@@ -201,8 +201,8 @@ def _remove_from_place(place: VerifiedFiles, progress: TransferProgress) -> list
             "collect.fetching.removal", [], list[RemovedFiles], input_bytes=request, limit_s=ASK_S, must_stop=stop
         )
     except ShardlabError as error:
-        return refused + [Freed(run.run_id, place.where, why=str(error)) for run in runs]
-    return refused + [Freed(run.run, place.where, run.files, run.bytes, run.why) for run in removed_runs]
+        return refused_runs + [Freed(run.run_id, place.where, why=str(error)) for run in runs]
+    return refused_runs + [Freed(run.run, place.where, run.files, run.bytes, run.why) for run in removed_runs]
 
 
 def _free_parts(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:

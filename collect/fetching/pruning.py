@@ -18,6 +18,6 @@ def is_kept(name: str) -> bool:
     return _KEPT.fullmatch(name) is not None
 
 
-def is_pruned(run: RunDir) -> bool:
+def is_pruned(run_dir: RunDir) -> bool:
     """Whether files of this run were removed on this machine, after another machine had verified its own copies of them."""
-    return (run.path / MARK).is_file()
+    return (run_dir.path / MARK).is_file()

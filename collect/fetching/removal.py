@@ -50,16 +50,18 @@ class RemovedFiles(msgspec.Struct):
     """The reason, as a clause, if files of the run were not removed; '' if all were removed."""
 
 
-def _remove_run_files(workspace: Workspace, verified: RunManifest, resumed: dict[str, str], *, is_part: bool) -> RemovedFiles:
-    run, removed = RunDir(workspace.runs / verified.run_id), RemovedFiles(verified.run_id)
-    removed.why = _refusal_reason(run, resumed, is_part=is_part)
-    if removed.why:
-        return removed
+def _remove_run_files(
+    workspace: Workspace, run_manifest: RunManifest, resuming_runs: dict[str, str], *, is_part: bool
+) -> RemovedFiles:
+    run, removed_files = RunDir(workspace.runs / run_manifest.run_id), RemovedFiles(run_manifest.run_id)
+    removed_files.why = _refusal_reason(run, resuming_runs, is_part=is_part)
+    if removed_files.why:
+        return removed_files
     with files.as_workspace_error("write"):
         if not is_part:
             # The file MARK is written first. Otherwise, after an interruption, the removed files would look like lost files.
             files.write_atomic(run.path / MARK, b"")
-        for name, file in verified.files.items():
+        for name, file in run_manifest.files.items():
             try:
                 status = manifest.regular_file_status(run.path, name)
             except NotRegular:
@@ -67,31 +69,31 @@ def _remove_run_files(workspace: Workspace, verified: RunManifest, resumed: dict
             if is_kept(name) and not is_part:
                 continue
             if status is None or not manifest.is_unchanged(file, status):
-                removed.why = f"{name} changed after it was verified"
+                removed_files.why = f"{name} changed after it was verified"
                 continue
             (run.path / name).unlink()
-            removed.files, removed.bytes = removed.files + 1, removed.bytes + file.bytes
+            removed_files.files, removed_files.bytes = removed_files.files + 1, removed_files.bytes + file.bytes
         if is_part and not manifest.list_files(run.path).regular:
             (run.path / ".part").unlink(missing_ok=True)
         _remove_empty_folders(run.path, including_root=is_part)
-    return removed
+    return removed_files
 
 
-def _refusal_reason(run: RunDir, resumed: dict[str, str], *, is_part: bool) -> str:
+def _refusal_reason(run_dir: RunDir, resuming_runs: dict[str, str], *, is_part: bool) -> str:
     """The reason, as a clause, why no file of a run may be removed on this machine; '' if files may be removed.
 
-    resumed: the result of `_find_resumed_runs`.
+    resuming_runs: the result of `_find_resumed_runs`.
     """
-    if run.path.is_symlink() or not run.run_json.is_file():
+    if run_dir.path.is_symlink() or not run_dir.run_json.is_file():
         return "there is no such run"
-    if is_in_use(run.path):
+    if is_in_use(run_dir.path):
         return "a process works in its folder"
     if is_part:
-        return "this is the folder in which its parts are gathered" if run.claim.exists() else ""
-    records = RunRecords.read(run, "open")
+        return "this is the folder in which its parts are gathered" if run_dir.claim.exists() else ""
+    records = RunRecords.read(run_dir, "open")
     if records.verdict.state not in FINAL or records.waits:
         return f"it has not ended: {records.verdict.state}"
-    return f"{resumed[run.run_id]}, which has not ended, resumes from it" if run.run_id in resumed else ""
+    return f"{resuming_runs[run_dir.run_id]}, which has not ended, resumes from it" if run_dir.run_id in resuming_runs else ""
 
 
 def _find_resumed_runs(workspace: Workspace) -> dict[str, str]:
@@ -99,12 +101,12 @@ def _find_resumed_runs(workspace: Workspace) -> dict[str, str]:
 
     A run that has ended does not resume any more, so it is not considered.
     """
-    resumed: dict[str, str] = {}
+    resuming_runs: dict[str, str] = {}
     for run in workspace.all_runs():
         with contextlib.suppress(InputError, FileNotFoundError):  # a run that cannot be read is skipped
             if resumed_ids := run.read_run().resume:
-                resumed |= dict.fromkeys(resumed_ids, run.run_id) if run.judge().state not in FINAL else {}
-    return resumed
+                resuming_runs |= dict.fromkeys(resumed_ids, run.run_id) if run.judge().state not in FINAL else {}
+    return resuming_runs
 
 
 def _remove_empty_folders(folder: Path, *, including_root: bool) -> None:
@@ -124,9 +126,11 @@ def main() -> int:
     request = json_file.decode_standard_input(sys.stdin.buffer.read(), RemovalRequest, "a request of this version")
     for run_manifest in request.runs:
         manifest.check_received(run_manifest, run_manifest.run_id)
-    resumed = {} if request.is_part else _find_resumed_runs(workspace)
-    removed = [_remove_run_files(workspace, run_manifest, resumed, is_part=request.is_part) for run_manifest in request.runs]
-    console.Output.from_arguments(arguments).print_document(removed)
+    resuming_runs = {} if request.is_part else _find_resumed_runs(workspace)
+    removed_files = [
+        _remove_run_files(workspace, run_manifest, resuming_runs, is_part=request.is_part) for run_manifest in request.runs
+    ]
+    console.Output.from_arguments(arguments).print_document(removed_files)
     return 0
 
 

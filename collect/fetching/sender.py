@@ -24,14 +24,14 @@ from collect.fetching.manifest import Listing, ManifestFile, RunManifest
 from collect.fetching.messages import (
     BLOCK,
     LENGTH,
-    Asked,
+    AskedRuns,
     FileBegin,
     HeldFile,
     OfferedRun,
-    Offers,
     RunEnd,
-    Wanted,
+    RunOffers,
     WantedRun,
+    WantedRuns,
 )
 from collect.fetching.progress import TransferProgress
 from shardlab.errors import InputError, WorkspaceError
@@ -65,18 +65,18 @@ class Sender:
     def serve(self) -> None:
         """Offer runs and send those that are wanted. Raises InputError if a pattern matches no run, or a message is not
         valid."""
-        offered = self._offer_runs(self._receive_message(Asked).patterns)
-        request = self._receive_message(Wanted)
+        offered_runs = self._offer_runs(self._receive_message(AskedRuns).patterns)
+        request = self._receive_message(WantedRuns)
         for run in request.runs:
-            if run.run not in offered:
+            if run.run not in offered_runs:
                 raise InputError(f"{run.run!r} was not offered.")
-            self.send(offered[run.run], run, is_shared=request.is_shared)
-        self._flush()
+            self.send(offered_runs[run.run], run, is_shared=request.is_shared)
+        self._flush_output()
 
     def _offer_runs(self, patterns: list[str]) -> dict[str, OfferedRun]:
         ids = match_run_ids(self._workspace.run_ids(), patterns) if patterns else self._workspace.run_ids()
         parts = node_parts.gather_if_needed(self._workspace, ids, TransferProgress())
-        self._send_message(Offers(len(ids), fetch_matrices.read(self._workspace)))
+        self._send_message(RunOffers(len(ids), fetch_matrices.read(self._workspace)))
 
         def offer(run_id: str) -> OfferedRun:
             run, run_manifest = fetched_run.check_run(self._run_folder(run_id), None, parts.get(run_id, []), is_offer=True)
@@ -85,39 +85,39 @@ class Sender:
                 problems=run.problems, not_regular=run.not_regular, parts=run.parts, pruned=run.pruned,
             )  # fmt: skip
 
-        offered = {}
+        offered_runs = {}
         for run in side_by_side.map_in_threads(offer, ids):
-            offered[run.run] = run
+            offered_runs[run.run] = run
             self._send_message(run)
-        self._flush()
-        return offered
+        self._flush_output()
+        return offered_runs
 
-    def send(self, offered: OfferedRun, wanted_run: WantedRun, *, is_shared: bool) -> None:
+    def send(self, offer: OfferedRun, wanted_run: WantedRun, *, is_shared: bool) -> None:
         """Send the wanted files of a run, and write its manifest if it has none. A file that cannot be sent is named in the
         RunEnd message.
 
         is_shared: whether the content of the files is not sent, because the other machine reads it itself.
         """
-        run, problems = self._run_folder(offered.run), list[str]()
+        run, problems = self._run_folder(offer.run), list[str]()
         sent_files: dict[str, ManifestFile] = {}
         listing = Listing()
         try:
             listing = manifest.list_files(run.path)
         except WorkspaceError as error:
             problems.append(str(error))
-        problems += [f"{name}: it is {kind}" for name, kind in listing.other.items() if name not in offered.not_regular]
+        problems += [f"{name}: it is {kind}" for name, kind in listing.other.items() if name not in offer.not_regular]
         for name in listing.regular if wanted_run.names is None else wanted_run.names:
-            recorded = offered.manifest.files.get(name) if offered.manifest else None
+            old_file = offer.manifest.files.get(name) if offer.manifest else None
             try:
                 if name not in listing.regular:
                     raise FileNotFoundError
                 sent_files[name] = file = self._send_file(
                     run.path, name, listing.regular[name], wanted_run.held.get(name), is_shared=is_shared
                 )
-                if recorded and recorded.sha256 != file.sha256 and not manifest.only_grew(run.path / name, recorded):
+                if old_file and old_file.sha256 != file.sha256 and not manifest.only_grew(run.path / name, old_file):
                     problems.append(f"{name}: its content changed")
             except FileNotFoundError:
-                if recorded:  # else the run is still going on and removed the file
+                if old_file:  # else the run is still going on and removed the file
                     problems.append(f"{name}: the file is missing")
             except NotRegular as error:
                 problems.append(f"{name}: it is {error.kind}")
@@ -125,15 +125,15 @@ class Sender:
                 raise
             except OSError as error:
                 problems.append(f"{name}: {WorkspaceError.from_os_error(error, 'read')}")
-        new_manifest = None if offered.manifest else RunManifest(manifest.SCHEMA, run.run_id, sent_files, offered.complete)
+        new_manifest = None if offer.manifest else RunManifest(manifest.SCHEMA, run.run_id, sent_files, offer.complete)
         self._send_message(RunEnd(new_manifest, problems))
-        if new_manifest and not problems and not offered.problems and not offered.pruned:
-            self._flush()  # so that the other machine goes on while the cluster waits for its own disk
+        if new_manifest and not problems and not offer.problems and not offer.pruned:
+            self._flush_output()  # so that the other machine goes on while the cluster waits for its own disk
             with contextlib.suppress(WorkspaceError):  # e.g. the disk is full: the run can be sent without a manifest here
                 manifest.write(run, new_manifest)
 
     def _send_file(
-        self, run: Path, name: str, status: os.stat_result, held: HeldFile | None, *, is_shared: bool
+        self, run: Path, name: str, status: os.stat_result, receiver_copy: HeldFile | None, *, is_shared: bool
     ) -> ManifestFile:
         """Send a file from where the other machine's copy ends. Returns the size and the digest of the file as it was sent.
 
@@ -142,11 +142,11 @@ class Sender:
         descriptor, _ = files.open_descriptor(f"{run}/{name}")
         try:
             size, begin, digest = status.st_size, 0, hashlib.sha256()
-            if held is not None and held.bytes <= size:
-                for block in self._read_blocks(descriptor, 0, held.bytes):
+            if receiver_copy is not None and receiver_copy.bytes <= size:
+                for block in self._read_blocks(descriptor, 0, receiver_copy.bytes):
                     digest.update(block)
                     begin += len(block)
-                if begin != held.bytes or digest.hexdigest() != held.sha256:
+                if begin != receiver_copy.bytes or digest.hexdigest() != receiver_copy.sha256:
                     begin, digest = 0, hashlib.sha256()
             if size and begin == size:  # the other machine has the whole file
                 return ManifestFile(size, status.st_mtime_ns, digest.hexdigest())
@@ -202,7 +202,7 @@ class Sender:
     def _send_block(self, block: bytes | memoryview) -> None:
         self._write(LENGTH.pack(len(block)))
         if len(block) > MOST_COPIED:
-            self._flush()
+            self._flush_output()
             self._write_through(block)
         else:
             self._write(bytes(block))
@@ -211,9 +211,9 @@ class Sender:
         self._unwritten.append(content)
         self._unwritten_bytes += len(content)
         if self._unwritten_bytes > MOST_WAITING:
-            self._flush()
+            self._flush_output()
 
-    def _flush(self) -> None:
+    def _flush_output(self) -> None:
         self._write_through(b"".join(self._unwritten))
         self._unwritten, self._unwritten_bytes = [], 0
 

@@ -67,12 +67,12 @@ class Rsync:
         )
 
 
-def find_arrived_files(folder: Path, expected: Mapping[str, ManifestFile]) -> set[str]:
+def find_arrived_files(folder: Path, expected_files: Mapping[str, ManifestFile]) -> set[str]:
     """Find the files in a staging folder whose content is complete, that is, equal to the content in a manifest. Returns their
     names.
 
-    expected: {path relative to the folder: size and digest in the manifest}. If a file grew during the transfer, it is cut to
-    the size in the manifest. Raises WorkspaceError if a file cannot be read.
+    expected_files: {path relative to the folder: size and digest in the manifest}. If a file grew during the transfer, it is
+    cut to the size in the manifest. Raises WorkspaceError if a file cannot be read.
     """
     if not files.is_folder(folder):
         return set()
@@ -80,13 +80,13 @@ def find_arrived_files(folder: Path, expected: Mapping[str, ManifestFile]) -> se
         status_by_name = manifest.list_files(folder).regular
 
         def has_arrived(name: str) -> bool:
-            return _has_content(f"{folder}/{name}", status_by_name[name].st_size, expected[name])
+            return _has_content(f"{folder}/{name}", status_by_name[name].st_size, expected_files[name])
 
-        present_names = [name for name in expected if name in status_by_name]
-        large = [name for name in present_names if expected[name].bytes > LARGE]
+        present_names = [name for name in expected_files if name in status_by_name]
+        large = [name for name in present_names if expected_files[name].bytes > LARGE]
         are_same = side_by_side.map_in_threads(has_arrived, large)
-        arrived = {name for name in present_names if expected[name].bytes <= LARGE and has_arrived(name)}
-        return arrived.union(name for name, is_same in zip(large, are_same, strict=True) if is_same)
+        arrived_names = {name for name in present_names if expected_files[name].bytes <= LARGE and has_arrived(name)}
+        return arrived_names.union(name for name, is_same in zip(large, are_same, strict=True) if is_same)
 
 
 def _has_content(path: str, size: int, file: ManifestFile) -> bool:
@@ -108,15 +108,15 @@ def put_in_place(source: Path, target: Path, file: ManifestFile) -> None:
     rsync.move_into_place(source, target)
 
 
-def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], other_names: Iterable[str]) -> bool:
+def finish_folder(folder: Path, expected_files: Mapping[str, ManifestFile], other_names: Iterable[str]) -> bool:
     """Prepare a folder of files that arrived so that the folder as a whole can become a run folder. Raises OSError.
 
     Every file gets the time that the manifest gives for it, and every entry the mode that a new entry of this user has.
 
-    expected: all files that the folder must have. other_names: names of other files that the folder may have.
+    expected_files: all files that the folder must have. other_names: names of other files that the folder may have.
 
     Returns False, and leaves the folder unchanged, if an expected file is missing, or if the folder has a file that is
-    neither in `expected` nor in `other_names`.
+    neither in `expected_files` nor in `other_names`.
     """
     if not files.is_folder(folder):
         return False
@@ -130,12 +130,12 @@ def finish_folder(folder: Path, expected: Mapping[str, ManifestFile], other_name
                 entries += [(entry.path, entry.stat(follow_symlinks=False)) for entry in scanned]
             continue
         name = path[len(str(folder)) + 1 :]
-        if not stat.S_ISREG(status.st_mode) or (name not in expected and name not in other_names):
+        if not stat.S_ISREG(status.st_mode) or (name not in expected_files and name not in other_names):
             return False
         present_names.add(name)
-        if name in expected and status.st_mtime_ns != expected[name].mtime_ns:
-            times.append((path, expected[name].mtime_ns))
-    if any(name not in present_names for name in expected):
+        if name in expected_files and status.st_mtime_ns != expected_files[name].mtime_ns:
+            times.append((path, expected_files[name].mtime_ns))
+    if any(name not in present_names for name in expected_files):
         return False
     for path, mtime_ns in times:
         os.utime(path, ns=(mtime_ns, mtime_ns))

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from collect.drawing.axes import axis, layout
-from collect.drawing.traces import pick_points, scatter, span_bars
+from collect.drawing.axes import make_axis, make_layout
+from collect.drawing.traces import pick_points, scatter_trace, span_bars
 from collect.figure import LINE, MUTED, SERIES, CellMark, Figure, Group
 from collect.sources import snapshot
 from collect.sources.snapshot import BEFORE, SIZES, AllocatorHistory, AllocatorSnapshot
@@ -80,9 +80,9 @@ def _add_curves(
     unit, size = notation.bytes_unit([float(most_bytes)])
     for name, (indexes, sizes) in curves.items():
         y, hover = [sizes[index] / size for index in indexes], f"{name}: %{{y:,.4~g}} {unit}<extra></extra>"
-        figure.data.append(scatter("lines", indexes, y, name=name, meta=mark.row.id, hovertemplate=hover, **looks[name]))
-    x = axis("entries of the allocator's history", showgrid=False)
-    figure.layout = layout(x, axis(unit, rangemode="tozero"), showlegend=True)
+        figure.data.append(scatter_trace("lines", indexes, y, name=name, meta=mark.row.id, hovertemplate=hover, **looks[name]))
+    x = make_axis("entries of the allocator's history", showgrid=False)
+    figure.layout = make_layout(x, make_axis(unit, rangemode="tozero"), showlegend=True)
     return figure
 
 
@@ -91,10 +91,10 @@ def draw_state(group: Group) -> Figure | None:
     if (first := _first_snapshot(group)) is None or not first[1].segments:
         return None
     sorted_segments = sorted(first[1].segments, key=lambda segment: -segment.total_size)
-    drawn = sorted_segments[:MOST_SEGMENTS]
-    unit, size = notation.bytes_unit([float(drawn[0].total_size)])
+    drawn_segments = sorted_segments[:MOST_SEGMENTS]
+    unit, size = notation.bytes_unit([float(drawn_segments[0].total_size)])
     blocks: dict[str, list[tuple[int, float, float]]] = {name: [] for name in USES}
-    for row, segment in enumerate(drawn):
+    for row, segment in enumerate(drawn_segments):
         block_ends = accumulate(block.size for block in segment.blocks)
         for block, end in zip(segment.blocks, block_ends, strict=True):
             blocks[_block_use(block.state)].append((row, (end - block.size) / size, block.size / size))
@@ -102,15 +102,17 @@ def draw_state(group: Group) -> Figure | None:
         span_bars(blocks[name], name, colour, f"{name}: %{{x:,.4~g}} {unit}<extra></extra>", meta=first[0].row.id)
         for name, colour in USES.items()
     ]
-    smaller = len(sorted_segments) - len(drawn)
+    smaller = len(sorted_segments) - len(drawn_segments)
     left_out_note = f" {smaller} smaller segments are not drawn." if smaller else ""
     caption = (
         f"{_start_caption(*first[:2])} After the step: one row per segment, the largest at the top, with its blocks in the "
         f"order of their addresses. Free blocks between blocks in use are fragments.{left_out_note}"
     )
-    y = axis("segment", range=[len(drawn) - 0.5, -0.5], showticklabels=False, showgrid=False)
-    frame = layout(axis(unit, rangemode="tozero"), y, showlegend=True, barmode="overlay", bargap=0.15)
-    return Figure("allocator_state", "What the allocator's segments hold", caption, max(180, 100 + 7 * len(drawn)), data, frame)
+    y = make_axis("segment", range=[len(drawn_segments) - 0.5, -0.5], showticklabels=False, showgrid=False)
+    frame = make_layout(make_axis(unit, rangemode="tozero"), y, showlegend=True, barmode="overlay", bargap=0.15)
+    return Figure(
+        "allocator_state", "What the allocator's segments hold", caption, max(180, 100 + 7 * len(drawn_segments)), data, frame
+    )
 
 
 def _block_use(block_state: str) -> str:

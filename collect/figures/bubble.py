@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from collect.drawing.axes import axis, layout
-from collect.drawing.traces import error_bars, scatter
+from collect.drawing.axes import make_axis, make_layout
+from collect.drawing.traces import error_bars, scatter_trace
 from collect.figure import INK, CellMark, Figure, Group
 from collect.metrics.bubble import bubble_theory_pct
 from collect.strategy_style import DASHES, strategy_look
@@ -36,8 +36,10 @@ def draw(group: Group) -> Figure | None:
         "for sending is included. Lines: (P - 1) / (M + P - 1) for P ranks and M micro-batches. Some papers divide the waiting "
         "time by the busy time instead, (P - 1) / M, which gives larger numbers; this is not drawn."
     )
-    x = axis("micro-batches of a step", type="log", tickvals=passes, ticktext=[f"{count}" for count in passes], showgrid=False)
-    frame = layout(x, axis("waiting, % of forward and backward", rangemode="tozero"), showlegend=True)
+    x = make_axis(
+        "micro-batches of a step", type="log", tickvals=passes, ticktext=[f"{count}" for count in passes], showgrid=False
+    )
+    frame = make_layout(x, make_axis("waiting, % of forward and backward", rangemode="tozero"), showlegend=True)
     return Figure(NAME, "Pipeline bubble", caption, 440, data, frame)
 
 
@@ -50,7 +52,7 @@ def _theory_curve(pp: int, pass_counts: list[int], dash: str) -> dict[str, Any]:
     first, last = pass_counts[0] / 1.5, pass_counts[-1] * 1.5
     x = [first * (last / first) ** (point / (CURVE_POINTS - 1)) for point in range(CURVE_POINTS)]
     look = {"line": {"color": INK, "dash": dash, "width": 1.5}, "hovertemplate": "%{y:.3~g} % by theory"}
-    return scatter("lines", x, [bubble_theory_pct(pp, count) for count in x], name=f"theory, P = {pp}", **look)
+    return scatter_trace("lines", x, [bubble_theory_pct(pp, count) for count in x], name=f"theory, P = {pp}", **look)
 
 
 def _measured_marks(name: str, marks: list[CellMark], variant: int) -> dict[str, Any]:
@@ -60,7 +62,7 @@ def _measured_marks(name: str, marks: list[CellMark], variant: int) -> dict[str,
     """
     mark_look = strategy_look(marks[0].strategy, variant)
     estimates = [mark.row.metrics[NAME] for mark in marks]
-    return scatter(
+    return scatter_trace(
         "markers",
         [mark.cell.cell.gradient_accumulation_steps for mark in marks],
         [estimate.value for estimate in estimates],

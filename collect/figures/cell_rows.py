@@ -7,9 +7,9 @@ from typing import Any
 
 import polars as pl
 
-from collect.drawing.axes import axis, rows_height_px, rows_layout
-from collect.drawing.panel_rows import rows
-from collect.drawing.traces import error_bars, horizontal_bars, scatter, state_trace
+from collect.drawing.axes import make_axis, rows_height_px, rows_layout
+from collect.drawing.panel_rows import split_rows
+from collect.drawing.traces import error_bars, horizontal_bars, scatter_trace, state_trace
 from collect.figure import INK, MUTED, CellMark, Figure, Group
 from collect.findings.statistics import Estimate
 from collect.sources.steps import select_undisturbed
@@ -52,8 +52,8 @@ def draw_throughput(group: Group) -> Figure | None:
     if any((estimate.high or 0) > axis_end for _, estimate in estimates):
         caption += f" {CUT_NOTE}"
     frame = rows_layout(group, unit)
-    frame["xaxis"] = axis(unit, range=[-PADDING * axis_end, axis_end], nticks=5, tickangle=0)
-    return rows(Figure(THROUGHPUT, "Throughput", caption, rows_height_px(group), data, frame), group.marks)
+    frame["xaxis"] = make_axis(unit, range=[-PADDING * axis_end, axis_end], nticks=5, tickangle=0)
+    return split_rows(Figure(THROUGHPUT, "Throughput", caption, rows_height_px(group), data, frame), group.marks)
 
 
 def _measured_cells(group: Group, metric: str) -> list[tuple[CellMark, Estimate]]:
@@ -83,14 +83,14 @@ def _ideal_marks(
     """Marks for ideal scaling, at the edge if they lie beyond the axis. ideals: as `_ideal_throughputs` returns them."""
     x, hover = [min(ideal, axis_end) for ideal, _ in ideals], f"ideal: %{{customdata:,.4~g}} {unit}<extra>%{{y}}</extra>"
     values = {"customdata": [ideal for ideal, _ in ideals], "hovertemplate": hover}
-    return scatter("markers", x, [label for _, label in ideals], name=name, marker=marker, **values)
+    return scatter_trace("markers", x, [label for _, label in ideals], name=name, marker=marker, **values)
 
 
 def _interval_mark(mark: CellMark, estimate: Estimate, marker: dict[str, Any], text: str) -> dict[str, Any]:
     """A mark at a mean in the row of its cell, with the interval of the mean. text: where the reader points at the mark."""
     bars, hover = error_bars([estimate], mark.look.colour), f"{text}, n = {estimate.n}<extra>%{{y}}</extra>"
     place = {"meta": mark.row.id, "error_x": bars, "marker": marker, "hovertemplate": hover}
-    return scatter("markers", [estimate.value], [mark.label], **place)
+    return scatter_trace("markers", [estimate.value], [mark.label], **place)
 
 
 def draw_step_time(group: Group) -> Figure | None:
@@ -107,7 +107,9 @@ def draw_step_time(group: Group) -> Figure | None:
         return None
     data.append(state_trace(group, lambda mark: bool(mark.cell.completed)))
     caption = "The slowest rank in each timed step, all repeats. Box: quartiles and median; whiskers: 5th to 95th percentile."
-    return rows(Figure("step_time", "Step time", caption, rows_height_px(group), data, rows_layout(group, "ms")), group.marks)
+    return split_rows(
+        Figure("step_time", "Step time", caption, rows_height_px(group), data, rows_layout(group, "ms")), group.marks
+    )
 
 
 def draw_peak_memory(group: Group) -> Figure | None:
@@ -126,7 +128,7 @@ def draw_peak_memory(group: Group) -> Figure | None:
     caption = f"Highest over ranks and timed steps, mean over repeats: {' or '.join(kinds)}."
     frame = rows_layout(group, unit)
     frame["margin"]["r"] = 56
-    return rows(Figure(PEAK_MEMORY, "Peak memory", caption, rows_height_px(group), data, frame), group.marks)
+    return split_rows(Figure(PEAK_MEMORY, "Peak memory", caption, rows_height_px(group), data, frame), group.marks)
 
 
 def draw_utilization(group: Group) -> Figure | None:
@@ -135,17 +137,17 @@ def draw_utilization(group: Group) -> Figure | None:
 
     None if no cell has a metric of GPUs: the table and the figure `telemetry` already show the processors.
     """
-    measured = [entry for entry in UTILIZATIONS if any(entry[0] in mark.row.metrics for mark in group.marks)]
-    names = {name for name, _, _ in measured}
+    measured_entries = [entry for entry in UTILIZATIONS if any(entry[0] in mark.row.metrics for mark in group.marks)]
+    names = {name for name, _, _ in measured_entries}
     if names <= {"cpu_pct"}:
         return None
     # The row of a cell that completed, but has no telemetry, stays empty.
     data = [state_trace(group, lambda mark: mark.row.n > 0 or bool(names & mark.row.metrics.keys())) | {"showlegend": False}]
-    for name, legend_name, symbol in measured:
+    for name, legend_name, symbol in measured_entries:
         in_legend = {"name": legend_name, "legendgroup": legend_name}
         marker = {"color": INK, "symbol": symbol, "size": 10, "line": {"width": 2}}
         data.append(
-            scatter("markers", [None], [None], marker=marker, **in_legend)
+            scatter_trace("markers", [None], [None], marker=marker, **in_legend)
         )  # the entry of the legend, in no cell's colour
         for mark, estimate in _measured_cells(group, name):
             colour = {"color": mark.look.colour, "line": {"width": 2, "color": mark.look.colour}}
@@ -157,4 +159,6 @@ def draw_utilization(group: Group) -> Figure | None:
     )
     frame = rows_layout(group, "%") | {"showlegend": True}
     frame["xaxis"] |= {"range": [-2, 102]}
-    return rows(Figure("utilization", "Utilization", caption, rows_height_px(group) + LEGEND_PX, data, frame), group.marks)
+    return split_rows(
+        Figure("utilization", "Utilization", caption, rows_height_px(group) + LEGEND_PX, data, frame), group.marks
+    )

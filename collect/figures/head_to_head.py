@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from collect.choices.contest import group_comparable_cells, list_contenders
-from collect.drawing.axes import axis, layout
-from collect.drawing.traces import error_bars, scatter
+from collect.drawing.axes import make_axis, make_layout
+from collect.drawing.traces import error_bars, scatter_trace
 from collect.figure import MUTED, CellMark, Figure, Group, escape
 from collect.figures.cell_rows import CUT_NOTE, MOST_INTERVAL
 from collect.strategy_style import variant_looks
@@ -30,34 +30,34 @@ def draw(group: Group) -> Figure | None:
         for comparable in group_comparable_cells([mark.row for mark in group.marks])
         for contest_key, rows in comparable.contests.items()
     ]
-    (ranks, nodes, batch), drawn, values = max(contests, key=lambda entry: (len(entry[1]), entry[0], entry[2]))
-    if len(drawn) < 2 or len({_units_and_kind(mark) for mark in drawn}) > 1:
+    (ranks, nodes, batch), drawn_marks, values = max(contests, key=lambda entry: (len(entry[1]), entry[0], entry[2]))
+    if len(drawn_marks) < 2 or len({_units_and_kind(mark) for mark in drawn_marks}) > 1:
         return None
-    unit = drawn[0].row.metrics[THROUGHPUT].unit
-    size_unit, size = notation.bytes_unit([mark.row.metrics[MEMORY].value for mark in drawn])
-    names = {rival.cell: escape(rival.name) for rival in list_contenders([mark.row for mark in drawn])}
-    drawn = [marks[cell] for cell in names]
-    looks = variant_looks([mark.strategy for mark in drawn])  # no lines here: cells of a strategy must differ in marks
-    drawn = [msgspec.structs.replace(mark, look=look) for mark, look in zip(drawn, looks, strict=True)]
-    front_trace = _front_trace(drawn, size)
-    data = [front_trace, *(_mark_trace(mark, names[mark.row.id], unit, size_unit, size) for mark in drawn)]
-    kind = drawn[0].row.metrics[MEMORY].kind
+    unit = drawn_marks[0].row.metrics[THROUGHPUT].unit
+    size_unit, size = notation.bytes_unit([mark.row.metrics[MEMORY].value for mark in drawn_marks])
+    names = {rival.cell: escape(rival.name) for rival in list_contenders([mark.row for mark in drawn_marks])}
+    drawn_marks = [marks[cell] for cell in names]
+    looks = variant_looks([mark.strategy for mark in drawn_marks])  # no lines here: cells of a strategy must differ in marks
+    drawn_marks = [msgspec.structs.replace(mark, look=look) for mark, look in zip(drawn_marks, looks, strict=True)]
+    front_trace = _front_trace(drawn_marks, size)
+    data = [front_trace, *(_mark_trace(mark, names[mark.row.id], unit, size_unit, size) for mark in drawn_marks)]
+    kind = drawn_marks[0].row.metrics[MEMORY].kind
     front_text = (
         "Dotted: the Pareto front; no cell is better in both than a cell on it"
         if len(front_trace["x"]) > 1
         else "One cell is the best in both"
     )
-    highest = max(mark.row.metrics[THROUGHPUT].value for mark in drawn)
+    highest = max(mark.row.metrics[THROUGHPUT].value for mark in drawn_marks)
     on_nodes = f" of {nodes} nodes" if nodes > 1 else ""
     conditions = ", ".join(filter(None, [f"on {ranks} rank{'s' if ranks > 1 else ''}{on_nodes} with batch {batch}", values]))
     caption = f"All cells {conditions} that can be ranked; up and to the left is better. {front_text}. Judged by the means."
     if kind:
         caption += f" Memory: {kind}."
-    top = max(min(mark.row.metrics[THROUGHPUT].high or 0, MOST_INTERVAL * highest) for mark in drawn)
-    if any((mark.row.metrics[THROUGHPUT].high or 0) > 1.04 * max(top, highest) for mark in drawn):
+    top = max(min(mark.row.metrics[THROUGHPUT].high or 0, MOST_INTERVAL * highest) for mark in drawn_marks)
+    if any((mark.row.metrics[THROUGHPUT].high or 0) > 1.04 * max(top, highest) for mark in drawn_marks):
         caption += f" {CUT_NOTE}"
-    y = axis(unit, range=[-0.04 * top, 1.04 * max(top, highest)])
-    shape = layout(axis(f"peak memory per rank ({size_unit})"), y, showlegend=True)
+    y = make_axis(unit, range=[-0.04 * top, 1.04 * max(top, highest)])
+    shape = make_layout(make_axis(f"peak memory per rank ({size_unit})"), y, showlegend=True)
     return Figure("head_to_head", "Head to head", caption, 420, data, shape)
 
 
@@ -87,7 +87,7 @@ def _front_trace(marks: Sequence[CellMark], size: float) -> dict[str, Any]:
     front_points = [points[index] for index in pareto_front(points)]
     x, y = [point[0] for point in front_points], [point[1] for point in front_points]
     line = {"color": MUTED, "width": 1.5, "dash": "dot", "shape": "hv"}
-    return scatter("lines", x, y, name="front", line=line, hoverinfo="skip", showlegend=len(x) > 1)
+    return scatter_trace("lines", x, y, name="front", line=line, hoverinfo="skip", showlegend=len(x) > 1)
 
 
 def _mark_trace(mark: CellMark, name: str, unit: str, size_unit: str, size: float) -> dict[str, Any]:
@@ -95,4 +95,4 @@ def _mark_trace(mark: CellMark, name: str, unit: str, size_unit: str, size: floa
     hover = f"%{{y:,.4~g}} {unit}<br>%{{x:.3~g}} {size_unit}, n = {mark.row.n}<extra>{name}</extra>"
     bars = {"error_x": error_bars([memory], mark.look.colour, size), "error_y": error_bars([throughput], mark.look.colour)}
     look = {"marker": mark.look.marks(11), "hovertemplate": hover}
-    return scatter("markers", [memory.value / size], [throughput.value], name=name, meta=mark.row.id, **bars, **look)
+    return scatter_trace("markers", [memory.value / size], [throughput.value], name=name, meta=mark.row.id, **bars, **look)

@@ -6,10 +6,10 @@ from typing import Any
 
 import polars as pl
 
-from collect.drawing.axes import axis, axis_name, layout, panel_title
+from collect.drawing.axes import axis_name, make_axis, make_layout, panel_title
 from collect.drawing.panels import draw_panels
 from collect.drawing.small_multiples import draw_cell_lines
-from collect.drawing.traces import max_points_per_line, pick_points, scatter, thin_points
+from collect.drawing.traces import max_points_per_line, pick_points, scatter_trace, thin_points
 from collect.figure import INK, MAX_MARKED, MUTED, SERIES, CellMark, Figure, Group, count_left_out, order_by_visibility
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.memory import KINDS, find_memory_column
@@ -50,13 +50,13 @@ def draw_memory_by_run(group: Group) -> Figure | None:
         y = [None if value is None else float(f"{value / size:.5g}") for value in y]
         marker = mark.look.marks(4) if len(x) <= MAX_MARKED else mark.look.sparse_marks
         hover = f"%{{y:.4~g}} {unit} at %{{x:.4~g}} s<extra>%{{fullData.name}}, {kind}</extra>"
-        traces[mark.label] = [scatter("lines+markers", x, y, marker=marker, connectgaps=False, hovertemplate=hover)]
+        traces[mark.label] = [scatter_trace("lines+markers", x, y, marker=marker, connectgaps=False, hovertemplate=hover)]
     kinds = " or ".join(sorted({kind for _, (kind, _, _) in curves}))
     caption = (
         f"The rank with the most memory at each timed step: {kinds}. A line has a gap at steps that an instrument observed. "
         "First completed repeat of each cell."
     )
-    x_axis, y_axis = axis("s since the end of the first timed step", showgrid=False), axis(unit, rangemode="tozero")
+    x_axis, y_axis = (make_axis("s since the end of the first timed step", showgrid=False), make_axis(unit, rangemode="tozero"))
     return draw_cell_lines("memory_by_run", "Memory over time", caption, group, traces, x_axis, y_axis)
 
 
@@ -89,13 +89,13 @@ def draw_profiled_memory(group: Group) -> Figure | None:
         hover = f"{use.device}: %{{y:,.4~g}} {unit} at %{{x:,.4~g}} ms<br>peak: {peak}<extra>{mark.label}</extra>"
         x, y = [point.at_ns / 1e6 for point in use.points], [point.allocated / size for point in use.points]
         line = mark.look.line | {"shape": "hv", "width": 1.5}
-        traces[mark.label] = [scatter("lines", x, y, line=line, hovertemplate=hover)]
+        traces[mark.label] = [scatter_trace("lines", x, y, line=line, hovertemplate=hover)]
     caption = (
         "Memory that PyTorch's allocator had allocated, in the profiled steps of the first completed repeat, on the device "
         "with the highest peak. Each point is the highest of its part of the curve. On a GPU: of all tensors; on a CPU: what "
         "was allocated since the recording began."
     )
-    x_axis, y_axis = axis("ms since the first profiled step began", showgrid=False), axis(unit, rangemode="tozero")
+    x_axis, y_axis = (make_axis("ms since the first profiled step began", showgrid=False), make_axis(unit, rangemode="tozero"))
     return draw_cell_lines("profiled_memory", "Memory of the profiled steps", caption, group, traces, x_axis, y_axis)
 
 
@@ -131,7 +131,7 @@ def draw_categories_of_steps(group: Group) -> Figure | None:
             x, y = thin_points([t_ms / 1000 for t_ms in curves.t_ms], curves.points.get(name, [0] * len(curves.t_ms)))
             x = [float(f"{moment:.5g}") for moment in x]
             y = [None if value is None else float(f"{value / size:.4g}") for value in y]
-            traces[label] = scatter("lines", x, y, hovertemplate=f"%{{y:.4~g}} {unit} at %{{x:.4~g}} s")
+            traces[label] = scatter_trace("lines", x, y, hovertemplate=f"%{{y:.4~g}} {unit} at %{{x:.4~g}} s")
         panels.append((f"{category_label(name).capitalize()} ({unit})", traces))
     visible_marks = order_by_visibility([mark for mark in group.marks if mark.label in curves_of_cells])
     lines = {
@@ -152,30 +152,30 @@ def draw_memory_timeline(group: Group) -> Figure | None:
     """Draw the memory over one step by category, one panel per cell, as in studies 2 and 5: the first MOST_PANELS cells whose
     first completed repeat recorded the memory of rank 0 by category."""
     observed = _observed_cells(group)
-    drawn = observed[:MOST_PANELS]
-    if not drawn:
+    drawn_cells = observed[:MOST_PANELS]
+    if not drawn_cells:
         return None
-    unit, size = notation.bytes_unit([max(map(sum, zip(*curves.points.values()))) for _, curves in drawn])
-    frame = layout({}, {}, showlegend=True)
+    unit, size = notation.bytes_unit([max(map(sum, zip(*curves.points.values()))) for _, curves in drawn_cells])
+    frame = make_layout({}, {}, showlegend=True)
     frame["annotations"] = []
     data: list[dict[str, Any]] = []
     legend_names: set[str] = set()
-    for number, (mark, curves) in enumerate(drawn, 1):
+    for number, (mark, curves) in enumerate(drawn_cells, 1):
         x, y = axis_name("x", number), axis_name("y", number)
-        top, bottom = 1 - (number - 1 + GAP) / len(drawn), 1 - number / len(drawn) + 0.02
-        time_title = "ms since the first of these steps began" if number == len(drawn) else ""
-        frame[axis_name("xaxis", number)] = axis(time_title, anchor=y, showgrid=False)
-        frame[axis_name("yaxis", number)] = axis(unit, domain=[bottom, top], rangemode="tozero", nticks=4, anchor=x)
+        top, bottom = 1 - (number - 1 + GAP) / len(drawn_cells), 1 - number / len(drawn_cells) + 0.02
+        time_title = "ms since the first of these steps began" if number == len(drawn_cells) else ""
+        frame[axis_name("xaxis", number)] = make_axis(time_title, anchor=y, showgrid=False)
+        frame[axis_name("yaxis", number)] = make_axis(unit, domain=[bottom, top], rangemode="tozero", nticks=4, anchor=x)
         frame["annotations"].append(panel_title(mark.label, top))
         place = {"xaxis": x, "yaxis": y, "stackgroup": f"panel-{number}", "meta": mark.row.id}
         areas = _area_traces(curves, size, unit)
         data += [area | place | {"showlegend": area["name"] not in legend_names} for area in areas]
         legend_names |= {area["name"] for area in areas}
-    step_counts = sorted({curves.steps for _, curves in drawn})
+    step_counts = sorted({curves.steps for _, curves in drawn_cells})
     steps = "One step" if step_counts == [1] else f"{' or '.join(map(str, step_counts))} consecutive steps"
     caption = f"{steps} on rank 0, recorded by the instrument `memory: categories`. The areas are stacked."
-    caption += count_left_out(len(observed) - len(drawn))
-    return Figure("memory_timeline", "Memory over a step", caption, 92 + PANEL_PX * len(drawn), data, frame)
+    caption += count_left_out(len(observed) - len(drawn_cells))
+    return Figure("memory_timeline", "Memory over a step", caption, 92 + PANEL_PX * len(drawn_cells), data, frame)
 
 
 def _area_traces(curves: MemoryCurves, size: float, unit: str) -> list[dict[str, Any]]:
@@ -187,5 +187,5 @@ def _area_traces(curves: MemoryCurves, size: float, unit: str) -> list[dict[str,
         if name in curves.points:
             y = [curves.points[name][index] / size for index in indexes]
             look = {"line": {"width": 0.5, "color": colour, "shape": "hv"}, "fillcolor": colour}
-            areas.append(scatter("lines", x, y, name=category_label(name), legendgroup=name, **look, hovertemplate=hover))
+            areas.append(scatter_trace("lines", x, y, name=category_label(name), legendgroup=name, **look, hovertemplate=hover))
     return areas

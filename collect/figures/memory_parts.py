@@ -21,19 +21,19 @@ EXCHANGES = {"all-reduce": SERIES[4], "all-gather": SERIES[5], "reduce-scatter":
 def draw_categories(group: Group) -> Figure | None:
     """Draw the peak memory of a step by category: one bar for each cell whose memory was observed by category, with a vertical
     mark at the estimate for the cell."""
-    drawn, left_out_note = select_cells(group, lambda mark: bool(peak_bytes(mark)))
-    if not drawn.marks:
+    drawn_group, left_out_note = select_cells(group, lambda mark: bool(peak_bytes(mark)))
+    if not drawn_group.marks:
         return None
-    peaks = [peak_bytes(mark) for mark in drawn.marks]
+    peaks = [peak_bytes(mark) for mark in drawn_group.marks]
     unit, size = notation.bytes_unit([sum(peak.values()) for peak in peaks])
-    estimates = [mark.row.metrics.get("estimated_memory_bytes") for mark in drawn.marks]
+    estimates = [mark.row.metrics.get("estimated_memory_bytes") for mark in drawn_group.marks]
     strokes = [estimate.value if estimate else None for estimate in estimates]
     panel = BarPanel(unit, unit, peaks, CATEGORIES, None, size, strokes, category_label)
     caption = (
         "Memory at the peak of the observed step, on the rank with the highest peak; mean over repeats. "
         f"Vertical mark: estimate of parameters, gradients and optimizer state, without activations.{left_out_note}"
     )
-    return draw_bars("memory_categories", "Memory by category at the peak", caption, drawn, [panel])
+    return draw_bars("memory_categories", "Memory by category at the peak", caption, drawn_group, [panel])
 
 
 def peak_bytes(mark: CellMark) -> dict[str, float]:
@@ -47,11 +47,11 @@ def peak_bytes(mark: CellMark) -> dict[str, float]:
 def draw_sharding(group: Group) -> Figure | None:
     """Draw how large parameters, gradients and optimizer state are on a rank, beside the estimate of the ZeRO paper: one panel
     per term of the estimate, with one bar for each cell that has an estimate."""
-    drawn, left_out_note = select_cells(group, lambda mark: bool(estimate_bytes(mark)))
-    if not drawn.marks:
+    drawn_group, left_out_note = select_cells(group, lambda mark: bool(estimate_bytes(mark)))
+    if not drawn_group.marks:
         return None
-    estimates = [estimate_bytes(mark) for mark in drawn.marks]
-    bars_by_term = {term: [_measured_bytes(mark, names) for mark in drawn.marks] for term, names in TERMS.items()}
+    estimates = [estimate_bytes(mark) for mark in drawn_group.marks]
+    bars_by_term = {term: [_measured_bytes(mark, names) for mark in drawn_group.marks] for term, names in TERMS.items()}
     measured_sizes = [value for bars in bars_by_term.values() for bar in bars for value in bar.values()]
     unit, size = notation.bytes_unit([*measured_sizes, *(value for sizes in estimates for value in sizes.values())])
     panels = []
@@ -64,7 +64,7 @@ def draw_sharding(group: Group) -> Figure | None:
         "sharded as in the ZeRO paper (a gradient is as large as its parameter, Adam's state twice as large); the optimizer's "
         f"own copy of the weights is not in the estimate.{left_out_note}"
     )
-    return draw_bars("sharding", "What sharding leaves on a rank", caption, drawn, panels)
+    return draw_bars("sharding", "What sharding leaves on a rank", caption, drawn_group, panels)
 
 
 def estimate_bytes(mark: CellMark) -> dict[str, int]:
@@ -95,19 +95,19 @@ def draw_theory(group: Group) -> Figure | None:
     unit, size = notation.bytes_unit([sum(bar.values()) for bar in memory])
     colours = {name: CATEGORIES[name] for name in STATES}
     panels = [BarPanel(f"memory of a rank, {unit}", unit, memory, colours, None, size, get_label=category_label)]
-    sent = [_sent_bytes(prediction) for prediction in predictions]
-    unit, size = notation.bytes_unit([sum(bar.values()) for bar in sent if bar])
-    totals = [sum((bar or {}).values()) / size for bar in sent]
+    sent_bytes = [_sent_bytes(prediction) for prediction in predictions]
+    unit, size = notation.bytes_unit([sum(bar.values()) for bar in sent_bytes if bar])
+    totals = [sum((bar or {}).values()) / size for bar in sent_bytes]
     known_texts = [notation.format_number(total, 3) if total else "nothing" for total in totals]
-    end_texts = ["" if bar is None else text for bar, text in zip(sent, known_texts, strict=True)]
-    panels.append(BarPanel(f"sent by a rank in a step, {unit}", unit, sent, EXCHANGES, end_texts, size))
+    end_texts = ["" if bar is None else text for bar, text in zip(sent_bytes, known_texts, strict=True)]
+    panels.append(BarPanel(f"sent by a rank in a step, {unit}", unit, sent_bytes, EXCHANGES, end_texts, size))
     caption = (
         "By theory, before the runs (the planner's prediction), of the rank that needs or sends most. Memory: only what "
         "strategies shard or replicate, at the peak of a step (a gradient that is not there at this moment is not in it); "
         "gathered: parameters that a rank holds for a time to compute with them. Blank: not known."
     )
-    drawn = msgspec.structs.replace(group, marks=marks)
-    return draw_bars("theory", "What a rank keeps and sends, by theory", caption, drawn, panels)
+    drawn_group = msgspec.structs.replace(group, marks=marks)
+    return draw_bars("theory", "What a rank keeps and sends, by theory", caption, drawn_group, panels)
 
 
 def _memory_prediction(mark: CellMark) -> Prediction | None:
@@ -120,8 +120,8 @@ def _sent_bytes(prediction: Prediction) -> dict[str, float] | None:
     """The bytes that a rank sends in a step, by collective, such as `all-reduce`; None if they are not known."""
     if prediction.exchanges is None:
         return None
-    sent: dict[str, float] = {}
+    bytes_by_name: dict[str, float] = {}
     for exchange in prediction.exchanges:
         collective = exchange.op.replace("_", "-")
-        sent[collective] = sent.get(collective, 0.0) + exchange.sent_bytes
-    return sent
+        bytes_by_name[collective] = bytes_by_name.get(collective, 0.0) + exchange.sent_bytes
+    return bytes_by_name

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from collect.drawing.axes import axis
+from collect.drawing.axes import make_axis
 from collect.drawing.stacked_bars import labelled_rows_layout
 from collect.drawing.traces import horizontal_bars
 from collect.figure import MUTED, CellMark, Figure, Group, count_left_out, escape
@@ -70,22 +70,24 @@ def draw_differences(group: Group) -> Figure | None:
     """Draw the operators or kernels whose time differs most between a cell and its baseline: one bar for each of the first
     MOST_CELLS cells that were profiled in the same way as their baselines."""
     pairs = [
-        (mark, baseline) for mark, baseline in group.pairs_with_baselines if _kind(mark) and _kind(mark) == _kind(baseline)
+        (mark, baseline)
+        for mark, baseline in group.pairs_with_baselines
+        if _use_kind(mark) and _use_kind(mark) == _use_kind(baseline)
     ]
-    drawn = [BaselinePair(mark, mean_uses(mark), baseline, mean_uses(baseline)) for mark, baseline in pairs[:MOST_CELLS]]
-    names = most_different_names(drawn)
+    drawn_pairs = [BaselinePair(mark, mean_uses(mark), baseline, mean_uses(baseline)) for mark, baseline in pairs[:MOST_CELLS]]
+    names = most_different_names(drawn_pairs)
     if not names:
         return None
-    bars = [_difference_bars(names, pair) for pair in drawn]
+    bars = [_difference_bars(names, pair) for pair in drawn_pairs]
     values = [value for cell_bars in bars for value in cell_bars["x"]]
     low, high = min(0, *values), max(0, *values)
     room = DIFFERENCE_ROOM * (high - low)
-    x = axis("additional ms per step", range=[low - room if low else -room / 4, high + room], zeroline=True, nticks=5)
+    x = make_axis("additional ms per step", range=[low - room if low else -room / 4, high + room], zeroline=True, nticks=5)
     caption = (
         f"Time per step minus that of the cell's baseline ({group.baseline}); bars left of 0: less time than the baseline. "
         f"Mean over profiled ranks and repeats. At most {MOST_NAMES} names, those that differ most. The time of an operator "
         "includes the operators that it calls; autograd's wrappers around operators are not shown."
-    ) + count_left_out(len(pairs) - len(drawn))
+    ) + count_left_out(len(pairs) - len(drawn_pairs))
     title, x = "Operators against the baseline", x | {"zerolinecolor": MUTED}
     return _draw_name_rows("operator_differences", title, caption, shorten_names(names), [[entry] for entry in bars], x)
 
@@ -113,7 +115,7 @@ def _drop_wrappers(breakdown: Breakdown) -> list[EventTally]:
     return [tally for tally in breakdown.kernels if not tally.name.startswith(gloo.WRAPPER)]
 
 
-def _kind(mark: CellMark) -> str | None:
+def _use_kind(mark: CellMark) -> str | None:
     """`kernels` or `operators`: which of the two the profiles of a cell name. Kernels cannot be compared with operators.
 
     None if the cell was not profiled, or if some of its runs name kernels and others name operators.
@@ -179,18 +181,18 @@ def draw_layers(group: Group) -> Figure | None:
     The rows are the modules that take the longest in any cell, in the order of their calls.
     """
     mark_layers = [(mark, layers) for mark in group.marks if (layers := leaf_layers(mark))]
-    drawn = mark_layers[:MOST_CELLS]
-    if not drawn:
+    drawn_marks = mark_layers[:MOST_CELLS]
+    if not drawn_marks:
         return None
-    names = longest_layer_names([layers for _, layers in drawn])
-    longest_ms = max(_total_ms(layers[name]) for _, layers in drawn for name in names if name in layers)
-    x = axis("ms per step", range=[0, longest_ms * (1 + LAYER_ROOM) or 1], nticks=5)
+    names = longest_layer_names([layers for _, layers in drawn_marks])
+    longest_ms = max(_total_ms(layers[name]) for _, layers in drawn_marks for name in names if name in layers)
+    x = make_axis("ms per step", range=[0, longest_ms * (1 + LAYER_ROOM) or 1], nticks=5)
     caption = (
         "One profiled step; mean over profiled ranks and repeats. Dark: forward; light: backward. On a GPU: kernels that "
         "compute and memory operations that the module launched; on a CPU: the time of the host. At most "
         f"{MOST_LAYERS} modules that call no other module, those that take the longest; all are in the table."
-    ) + count_left_out(len(mark_layers) - len(drawn))
-    bars = [_layer_bars(names, mark, layers) for mark, layers in drawn]
+    ) + count_left_out(len(mark_layers) - len(drawn_marks))
+    bars = [_layer_bars(names, mark, layers) for mark, layers in drawn_marks]
     return _draw_name_rows("layers", "Modules of the model", caption, names, bars, x)
 
 
@@ -217,16 +219,16 @@ def _total_ms(layer: LayerOfStep) -> float:
 
 def _layer_bars(names: list[str], mark: CellMark, layers: dict[str, LayerOfStep]) -> list[dict[str, Any]]:
     """The bars of one cell: the bar of the forward pass, followed by the bar of the backward pass, for each module."""
-    drawn = [layers[name] for name in names if name in layers]
-    y, forward_ms = [row for row, name in enumerate(names) if name in layers], [layer.forward_ms for layer in drawn]
-    texts = [f"{escape(layer.layer)}, {mark.label}<br>{_passes_text(layer)} per step" for layer in drawn]
-    shared = {"customdata": texts, "legendgroup": mark.label, "meta": mark.row.id}
+    drawn_layers = [layers[name] for name in names if name in layers]
+    y, forward_ms = [row for row, name in enumerate(names) if name in layers], [layer.forward_ms for layer in drawn_layers]
+    texts = [f"{escape(layer.layer)}, {mark.label}<br>{_passes_text(layer)} per step" for layer in drawn_layers]
+    style = {"customdata": texts, "legendgroup": mark.label, "meta": mark.row.id}
     colour = {"color": mark.look.colour}
-    forward = horizontal_bars(forward_ms, y, name=mark.label, marker=colour, **shared)
+    forward = horizontal_bars(forward_ms, y, name=mark.label, marker=colour, **style)
     look = {"marker": colour | {"opacity": BACKWARD_OPACITY}, "showlegend": False, "base": forward_ms}
-    look |= _texts_beside([notation.format_number(_total_ms(layer), 3) for layer in drawn])
-    backward_ms = [layer.backward_ms or 0 for layer in drawn]
-    return [forward, horizontal_bars(backward_ms, y, name=f"{mark.label}, backward", **shared, **look)]
+    look |= _texts_beside([notation.format_number(_total_ms(layer), 3) for layer in drawn_layers])
+    backward_ms = [layer.backward_ms or 0 for layer in drawn_layers]
+    return [forward, horizontal_bars(backward_ms, y, name=f"{mark.label}, backward", **style, **look)]
 
 
 def _passes_text(layer: LayerOfStep) -> str:

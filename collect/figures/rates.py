@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from collect.drawing.axes import rows_height_px, rows_layout
-from collect.drawing.panel_rows import rows
+from collect.drawing.panel_rows import split_rows
 from collect.drawing.stacked_bars import select_cells
-from collect.drawing.traces import scatter
+from collect.drawing.traces import scatter_trace
 from collect.figure import INK, SERIES, CellMark, Figure, Group, escape
 from collect.figures.step_parts import COLLECTIVES
 from collect.findings.trace_answers import GroupTraffic, cell_traffic, profiled_runs
@@ -42,8 +42,8 @@ class Rate(NamedTuple):
 def draw_bandwidth(group: Group) -> Figure | None:
     """Draw the bus bandwidth of each collective: one row per cell, with one mark for each collective of each process group
     whose bandwidth is known, compared with the bandwidth of the link between the GPUs."""
-    drawn, left_out_note = select_cells(group, lambda mark: bool(measured_collectives(mark)))
-    uses = [(mark, use) for mark in drawn.marks for use in measured_collectives(mark)]
+    drawn_group, left_out_note = select_cells(group, lambda mark: bool(measured_collectives(mark)))
+    uses = [(mark, use) for mark in drawn_group.marks for use in measured_collectives(mark)]
     rates = [Rate(mark, use.collective, use.bus_gb_per_s or 0, escape(_traffic_text(use))) for mark, use in uses]
     links = {(mark.label, use.link_gb_per_s, use.link or "") for mark, use in uses if use.link_gb_per_s is not None}
     caption = (
@@ -52,10 +52,10 @@ def draw_bandwidth(group: Group) -> Figure | None:
         "bandwidth of a link. Without traces of all ranks the time includes waiting for slow ranks. The stroke: the link "
         f"between the GPUs of a host in one direction, by the data sheet.{left_out_note}"
     )
-    frame = rows_layout(drawn, "bus bandwidth in GB/s")
-    figure = Figure("bandwidth", "Bandwidth of collectives", caption, rows_height_px(drawn) + LEGEND_PX, [], frame)
+    frame = rows_layout(drawn_group, "bus bandwidth in GB/s")
+    figure = Figure("bandwidth", "Bandwidth of collectives", caption, rows_height_px(drawn_group) + LEGEND_PX, [], frame)
     hover = "%{customdata}: %{x:,.4~g} GB/s in one direction<extra>%{y}</extra>"
-    return _add_rates(figure, drawn, "GB/s", COLLECTIVES, rates, "link", sorted(links, key=str), hover)
+    return _add_rates(figure, drawn_group, "GB/s", COLLECTIVES, rates, "link", sorted(links, key=str), hover)
 
 
 def measured_collectives(mark: CellMark) -> list[GroupTraffic]:
@@ -71,14 +71,14 @@ def _traffic_text(use: GroupTraffic) -> str:
 def draw_matrix_products(group: Group) -> Figure | None:
     """Draw the FLOP/s of matrix products: one row per cell, with one mark for each operator and size, compared with the peak of
     the GPU. The larger a mark, the more time of a step the product takes."""
-    drawn, left_out_note = select_cells(group, lambda mark: bool(measured_products(mark)))
-    products = [(mark, product) for mark in drawn.marks for product in measured_products(mark)]
+    drawn_group, left_out_note = select_cells(group, lambda mark: bool(measured_products(mark)))
+    products = [(mark, product) for mark in drawn_group.marks for product in measured_products(mark)]
     most_ms = max((product.ms for _, product in products), default=0)
     rates = []
     for mark, product in products:
         size_px = max(SMALLEST_PX, LARGEST_PX * (product.ms / most_ms) ** 0.5)
         rates.append(Rate(mark, product.operator, (product.flops_per_s or 0) / TERA, _product_text(product), size_px))
-    models = [(mark, gpu) for mark in drawn.marks if (gpu := _gpu_model(mark))]
+    models = [(mark, gpu) for mark in drawn_group.marks if (gpu := _gpu_model(mark))]
     peaks = [
         (mark.label, flops / TERA, escape(gpu)) for mark, gpu in models if (flops := peak_flops(gpu, mark.cell.cell.precision))
     ]
@@ -88,10 +88,10 @@ def draw_matrix_products(group: Group) -> Figure | None:
         "of a mark is its time in a step. The stroke: the peak of the GPU in the precision of the cell, by the data sheet."
         f"{left_out_note}"
     )
-    frame = rows_layout(drawn, "TFLOP/s")
-    figure = Figure("matrix_products", "Matrix products", caption, rows_height_px(drawn) + LEGEND_PX, [], frame)
+    frame = rows_layout(drawn_group, "TFLOP/s")
+    figure = Figure("matrix_products", "Matrix products", caption, rows_height_px(drawn_group) + LEGEND_PX, [], frame)
     hover = "peak of %{customdata} by the data sheet: %{x:,.4~g} TFLOP/s<extra>%{y}</extra>"
-    return _add_rates(figure, drawn, "TFLOP/s", OPERATORS, rates, "peak of the GPU", peaks, hover)
+    return _add_rates(figure, drawn_group, "TFLOP/s", OPERATORS, rates, "peak of the GPU", peaks, hover)
 
 
 def measured_products(mark: CellMark) -> list[ProductOfStep]:
@@ -137,11 +137,11 @@ def _add_rates(
             texts, cells = [[rate.mark.label, rate.text] for rate in kind_rates], [rate.mark.row.id for rate in kind_rates]
             hover = f"{kind}: %{{x:,.4~g}} {unit}<br>%{{customdata[1]}}<extra>%{{customdata[0]}}</extra>"
             place = {"meta": cells, "customdata": texts, "hovertemplate": hover}
-            figure.data.append(scatter("markers", x, y, name=kind, marker=marker, **place))
+            figure.data.append(scatter_trace("markers", x, y, name=kind, marker=marker, **place))
     if peaks:
         labels, values, texts = map(list, zip(*peaks, strict=True))
         stroke = {"symbol": "line-ns", "size": STROKE_PX, "line": {"color": INK, "width": 2.5}, "color": INK}
         place = {"name": peak_name, "customdata": texts, "hovertemplate": peak_hover}
-        figure.data.append(scatter("markers", values, labels, marker=stroke, **place))
+        figure.data.append(scatter_trace("markers", values, labels, marker=stroke, **place))
     figure.layout["showlegend"] = True
-    return rows(figure, group.marks) if rates else None
+    return split_rows(figure, group.marks) if rates else None

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from collect.drawing.axes import axis, axis_name, layout, thin_ticks
-from collect.drawing.small_multiples import LINES_PX, divide_lines, lines
-from collect.drawing.traces import error_bars, scatter
+from collect.drawing.axes import axis_name, make_axis, make_layout, thin_ticks
+from collect.drawing.small_multiples import LINES_PX, divide_lines, split_lines
+from collect.drawing.traces import error_bars, scatter_trace
 from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, escape
 from collect.findings import columns
 from collect.findings.row import CellRow
@@ -51,14 +51,14 @@ def draw_scaling(group: Group) -> Figure | None:
         hover = f"%{{y:.3~g}}x on %{{x}} ranks, {batch}"
         look = {"line": looks[index].line, "marker": looks[index].marks(8), "hovertemplate": hover}
         visible, cells = True if index < MOST_SHOWN else "legendonly", [mark.row.id for mark in marks]
-        data.append(scatter("lines+markers", x, y, name=name, meta=cells, visible=visible, **look))
+        data.append(scatter_trace("lines+markers", x, y, name=name, meta=cells, visible=visible, **look))
     rank_counts = sorted({mark.cell.cell.gpus for marks in lines_by_key.values() for mark in marks})
     data += _ideal_line(group, rank_counts)
-    x_axis = axis("ranks", tickvals=sorted({*rank_counts, *data[-1]["x"]}), showgrid=False)
-    y_axis = axis(f"speed-up relative to {group.baseline} (x)", rangemode="tozero")
+    x_axis = make_axis("ranks", tickvals=sorted({*rank_counts, *data[-1]["x"]}), showgrid=False)
+    y_axis = make_axis(f"speed-up relative to {group.baseline} (x)", rangemode="tozero")
     caption = "Ratio of mean throughputs. Dotted: ideal scaling, in proportion to the ranks."
-    figure = Figure(SPEED_UP, "Scaling", caption, LINES_PX, data, layout(x_axis, y_axis, showlegend=True))
-    return lines(figure, divide_lines([mark for mark, _ in labelled_marks], names, _line_variants(labelled_marks, SIZES)))
+    figure = Figure(SPEED_UP, "Scaling", caption, LINES_PX, data, make_layout(x_axis, y_axis, showlegend=True))
+    return split_lines(figure, divide_lines([mark for mark, _ in labelled_marks], names, _line_variants(labelled_marks, SIZES)))
 
 
 def _group_lines(marks: Sequence[CellMark], baseline: str) -> dict[tuple[int, str], list[CellMark]]:
@@ -72,21 +72,21 @@ def _group_lines(marks: Sequence[CellMark], baseline: str) -> dict[tuple[int, st
     """
     ranks_of = {mark.row.id: mark.cell.cell.gpus for mark in marks}
     all_lines: dict[tuple[int, str], list[CellMark]] = {}
-    for number, family in enumerate(_group_alike(marks, SIZES)):
-        for mark in sorted(family, key=lambda mark: mark.cell.cell.gpus):
+    for number, alike_marks in enumerate(_group_alike(marks, SIZES)):
+        for mark in sorted(alike_marks, key=lambda mark: mark.cell.cell.gpus):
             cell, kind = mark.cell.cell, mark.row.metrics[SPEED_UP].kind
             is_both = ranks_of.get(mark.row.baseline or "") == cell.gpus
             if is_both or kind == "strong":
                 all_lines.setdefault((number, f"batch {cell.global_batch_size}"), []).append(mark)
             if is_both or kind == "weak":
                 all_lines.setdefault((number, f"batch {cell.gpu_batch_size} per rank"), []).append(mark)
-    lines = {key: line for key, line in all_lines.items() if _count_distinct_ranks(line) > 1}
-    drawn_ids = {mark.row.id for line in lines.values() for mark in line}
+    varied_lines = {key: line for key, line in all_lines.items() if _count_distinct_ranks(line) > 1}
+    drawn_ids = {mark.row.id for line in varied_lines.values() for mark in line}
     for key, line in all_lines.items():
         if line[0].row.id not in drawn_ids and line[0].cell.cell.strategy != baseline:
-            lines[key] = line
+            varied_lines[key] = line
             drawn_ids |= {mark.row.id for mark in line}
-    return lines
+    return varied_lines
 
 
 def _count_distinct_ranks(line: Sequence[CellMark]) -> int:
@@ -106,7 +106,7 @@ def _ideal_line(group: Group, rank_counts: list[int]) -> list[dict[str, Any]]:
     end_ranks = [min(rank_counts[0], *baseline_ranks), rank_counts[-1]]
     line = {"color": MUTED, "width": 1.5, "dash": "dot"}
     y = [rank_count / min(baseline_ranks) for rank_count in end_ranks]
-    return [scatter("lines", end_ranks, y, name="ideal", line=line, hoverinfo="skip")]
+    return [scatter_trace("lines", end_ranks, y, name="ideal", line=line, hoverinfo="skip")]
 
 
 def draw_batch_sizes(group: Group) -> Figure | None:
@@ -132,24 +132,26 @@ def draw_batch_sizes(group: Group) -> Figure | None:
     panels = divide_lines([mark for mark, _ in labelled_marks], names, _line_variants(labelled_marks, BATCH))
     data: list[dict[str, Any]] = []
     for index, (name, marks) in enumerate(zip(names, marks_by_line, strict=True)):
-        shared = {"name": name, "legendgroup": name, "visible": True if index < MOST_SHOWN else "legendonly"}
+        style = {"name": name, "legendgroup": name, "visible": True if index < MOST_SHOWN else "legendonly"}
         for metric, y_name, metric_size, metric_unit in ((THROUGHPUT, "y", 1.0, unit), (MEMORY, "y2", size, memory)):
             hover = f"%{{y:,.4~g}} {metric_unit} at a batch of %{{x}}"
             line = _metric_line(marks, looks[index], _batch_size, metric, metric_size)
-            data.append(shared | line | {"yaxis": y_name, "showlegend": y_name == "y", "hovertemplate": hover})
+            data.append(style | line | {"yaxis": y_name, "showlegend": y_name == "y", "hovertemplate": hover})
         if panels:  # the states of cells stand in the panel of their line
             data.append(_state_texts(marks) | {"legendgroup": name})
     data += [] if panels else [_state_texts(line_marks)]
     batches = sorted({_batch_size(mark) for mark in line_marks})
-    x = axis("global batch size, log scale", type="log", tickvals=batches, ticktext=list(map(str, batches)), showgrid=False)
-    upper = axis(unit, rangemode="tozero", domain=[0.54, 1], nticks=5)
-    lower = axis(f"peak memory, {memory}", rangemode="tozero", domain=[0, 0.46], nticks=5)
-    frame = layout(thin_ticks(x) | {"anchor": "y2"}, upper, yaxis2=lower, showlegend=True)
+    x = make_axis(
+        "global batch size, log scale", type="log", tickvals=batches, ticktext=list(map(str, batches)), showgrid=False
+    )
+    upper = make_axis(unit, rangemode="tozero", domain=[0.54, 1], nticks=5)
+    lower = make_axis(f"peak memory, {memory}", rangemode="tozero", domain=[0, 0.46], nticks=5)
+    frame = make_layout(thin_ticks(x) | {"anchor": "y2"}, upper, yaxis2=lower, showlegend=True)
     caption = (
         "Means over repeats. The cells of a line differ only in their batch size. A cell without a number shows its state "
         "instead of a mark."
     )
-    return lines(Figure("batch_scaling", "Batch sizes", caption, 520, data, frame), panels)
+    return split_lines(Figure("batch_scaling", "Batch sizes", caption, 520, data, frame), panels)
 
 
 def _batch_size(mark: CellMark) -> int:
@@ -164,11 +166,11 @@ def _metric_line(
 
     get_x: gives the place of a cell on the x axis. size: how many units of the metric make one unit of the y axis.
     """
-    measured = [(mark, mark.row.metrics[metric]) for mark in marks if metric in mark.row.metrics]
-    x, y = [get_x(mark) for mark, _ in measured], [estimate.value / size for _, estimate in measured]
-    bars = error_bars([estimate for _, estimate in measured], look.colour, size)
-    cells = [mark.row.id for mark, _ in measured]
-    return scatter("lines+markers", x, y, meta=cells, error_y=bars, line=look.line, marker=look.marks(8))
+    measured_marks = [(mark, mark.row.metrics[metric]) for mark in marks if metric in mark.row.metrics]
+    x, y = [get_x(mark) for mark, _ in measured_marks], [estimate.value / size for _, estimate in measured_marks]
+    bars = error_bars([estimate for _, estimate in measured_marks], look.colour, size)
+    cells = [mark.row.id for mark, _ in measured_marks]
+    return scatter_trace("lines+markers", x, y, meta=cells, error_y=bars, line=look.line, marker=look.marks(8))
 
 
 def _state_texts(marks: Sequence[CellMark]) -> dict[str, Any]:
@@ -179,7 +181,7 @@ def _state_texts(marks: Sequence[CellMark]) -> dict[str, Any]:
             states.setdefault(_batch_size(mark), []).append(mark.row.state)
     texts = ["<br>".join(dict.fromkeys(cell_states)) for cell_states in states.values()]
     look = {"textposition": "top center", "textfont": {"color": MUTED, "size": 12}, "cliponaxis": False}
-    return scatter("text", list(states), [0] * len(states), text=texts, hoverinfo="skip", showlegend=False, **look)
+    return scatter_trace("text", list(states), [0] * len(states), text=texts, hoverinfo="skip", showlegend=False, **look)
 
 
 def draw_pull_interval(group: Group) -> Figure | None:
@@ -194,31 +196,33 @@ def draw_pull_interval(group: Group) -> Figure | None:
         if len({_pull_interval(mark) for mark in marks if mark.row.n}) > 1
     ]
     line_marks = [mark for marks in marks_by_line for mark in marks]
-    drawn = [metric for metric in PULL_PANELS if any(metric in mark.row.metrics for mark in line_marks)]
-    if not drawn:
+    rows = [metric for metric in PULL_PANELS if any(metric in mark.row.metrics for mark in line_marks)]
+    if not rows:
         return None
     looks = variant_looks([marks[0].strategy for marks in marks_by_line])
     names = _line_labels([(marks[0], {}) for marks in marks_by_line], (PULLS,))
     data: list[dict[str, Any]] = []
     axes: dict[str, Any] = {}
-    for number, metric in enumerate(drawn, 1):
+    for number, metric in enumerate(rows, 1):
         unit, size = _metric_unit([mark.row.metrics[metric] for mark in line_marks if metric in mark.row.metrics])
-        domain = [1 - (number - GAP) / len(drawn), 1 - (number - 1) / len(drawn)]
+        domain = [1 - (number - GAP) / len(rows), 1 - (number - 1) / len(rows)]
         title = f"{PULL_PANELS[metric]}, {unit}"
-        axes[axis_name("yaxis", number)] = axis(title, rangemode="tozero", nticks=4, domain=domain)
+        axes[axis_name("yaxis", number)] = make_axis(title, rangemode="tozero", nticks=4, domain=domain)
         for index, (name, marks) in enumerate(zip(names, marks_by_line, strict=True)):
-            shared = {"name": name, "legendgroup": name, "visible": True if index < MOST_SHOWN else "legendonly"}
-            shared |= {"yaxis": axis_name("y", number), "showlegend": number == 1}
+            style = {"name": name, "legendgroup": name, "visible": True if index < MOST_SHOWN else "legendonly"}
+            style |= {"yaxis": axis_name("y", number), "showlegend": number == 1}
             hover = f"%{{y:,.4~g}} {unit}, a pull in %{{x}} pushes"
-            data.append(_metric_line(marks, looks[index], _pull_interval, metric, size) | shared | {"hovertemplate": hover})
+            data.append(_metric_line(marks, looks[index], _pull_interval, metric, size) | style | {"hovertemplate": hover})
     intervals = sorted({_pull_interval(mark) for mark in line_marks})
-    x = axis("pushes between two pulls, log scale", type="log", tickvals=intervals, ticktext=list(map(str, intervals)))
-    frame = layout(x | {"anchor": axis_name("y", len(drawn)), "showgrid": False}, axes.pop("yaxis"), **axes, showlegend=True)
+    x = make_axis("pushes between two pulls, log scale", type="log", tickvals=intervals, ticktext=list(map(str, intervals)))
+    frame = make_layout(
+        x | {"anchor": axis_name("y", len(rows)), "showgrid": False}, axes.pop("yaxis"), **axes, showlegend=True
+    )
     caption = (
         "A worker pulls parameters once in this many pushes, so the left end is the most frequent communication. Means over "
         "repeats. The cells of a line differ only in the interval. Accuracy: of the parameters that servers have at the end."
     )
-    return Figure("pull_interval", "How often workers pull parameters", caption, MARGIN_PX + PANEL_PX * len(drawn), data, frame)
+    return Figure("pull_interval", "How often workers pull parameters", caption, MARGIN_PX + PANEL_PX * len(rows), data, frame)
 
 
 def _pull_interval(mark: CellMark) -> int:
@@ -263,8 +267,10 @@ def _label_rows(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_key
 
 def _drop_keys(cell: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """The cell without the keys of bookkeeping and without `keys`, which may be options (`options.NAME`)."""
-    dropped = keys_with_role(Role.BOOKKEEPING).union(keys)
-    remaining = {key: value for key, value in cell.items() if key not in dropped}
-    if "options" in remaining:
-        remaining["options"] = {name: value for name, value in remaining["options"].items() if f"options.{name}" not in dropped}
-    return remaining
+    dropped_keys = keys_with_role(Role.BOOKKEEPING).union(keys)
+    remaining_keys = {key: value for key, value in cell.items() if key not in dropped_keys}
+    if "options" in remaining_keys:
+        remaining_keys["options"] = {
+            name: value for name, value in remaining_keys["options"].items() if f"options.{name}" not in dropped_keys
+        }
+    return remaining_keys

@@ -137,10 +137,10 @@ def draw_collectives(group: Group) -> Figure | None:
 
     Each panel has one bar for each cell that was profiled by steps and has collectives.
     """
-    drawn, left_out_note = select_cells(group, lambda mark: bool(collective_tallies(mark)))
-    if not drawn.marks:
+    drawn_group, left_out_note = select_cells(group, lambda mark: bool(collective_tallies(mark)))
+    if not drawn_group.marks:
         return None
-    cell_tallies = [collective_tallies(mark) for mark in drawn.marks]
+    cell_tallies = [collective_tallies(mark) for mark in drawn_group.marks]
     panels = []
     for index, unit in enumerate(("calls", "ms")):
         bars = [{kind: use[index] for kind, use in tallies.items()} for tallies in cell_tallies]
@@ -149,14 +149,14 @@ def draw_collectives(group: Group) -> Figure | None:
         "One profiled step; mean over profiled ranks and repeats. Times are sums of durations, including the wait for other "
         f"ranks; if collectives run at the same time, each counts fully.{left_out_note}"
     )
-    return draw_bars("collectives", "Collectives", caption, drawn, panels)
+    return draw_bars("collectives", "Collectives", caption, drawn_group, panels)
 
 
 def draw_stragglers(group: Group) -> Figure | None:
     """Draw what a rank that is slowed on purpose costs: two bars for each cell with such a rank, and for the same cell without
     it. None if no cell has a slowed rank."""
     twins = {key_without_faults(mark.row.cell) for mark in group.marks if mark.cell.cell.instruments.straggler is not None}
-    drawn, left_out_note = select_cells(
+    drawn_group, left_out_note = select_cells(
         group,
         lambda mark: (
             mark.cell.cell.instruments.lost_worker is None
@@ -165,12 +165,12 @@ def draw_stragglers(group: Group) -> Figure | None:
             and RANK_THROUGHPUT in mark.row.metrics
         ),
     )
-    if not any(mark.cell.cell.instruments.straggler is not None for mark in drawn.marks):
+    if not any(mark.cell.cell.instruments.straggler is not None for mark in drawn_group.marks):
         return None
-    steps = [_straggler_parts(mark) for mark in drawn.marks]
-    end_texts = [notation.format_number(max(_waits_ms(mark)), 2) for mark in drawn.marks]
-    unit, name = drawn.marks[0].row.metrics[RANK_THROUGHPUT].unit, "throughput of the ranks"
-    rates = [{name: mark.row.metrics[RANK_THROUGHPUT].value} for mark in drawn.marks]
+    steps = [_straggler_parts(mark) for mark in drawn_group.marks]
+    end_texts = [notation.format_number(max(_waits_ms(mark)), 2) for mark in drawn_group.marks]
+    unit, name = drawn_group.marks[0].row.metrics[RANK_THROUGHPUT].unit, "throughput of the ranks"
+    rates = [{name: mark.row.metrics[RANK_THROUGHPUT].value} for mark in drawn_group.marks]
     panels = [
         BarPanel("ms per step", "ms", steps, STRAGGLER_PARTS, end_texts),
         BarPanel(unit, unit, rates, {name: SERIES[4]}),
@@ -181,7 +181,7 @@ def draw_stragglers(group: Group) -> Figure | None:
         "rank in ms. Right: the sum of the rates of the ranks, each over its own time. A cell with a slowed rank is no "
         f"ordinary run; its name says so.{left_out_note}"
     )
-    return draw_bars("stragglers", "Steps with a rank that is slowed on purpose", caption, drawn, panels)
+    return draw_bars("stragglers", "Steps with a rank that is slowed on purpose", caption, drawn_group, panels)
 
 
 def _waits_ms(mark: CellMark) -> list[float]:

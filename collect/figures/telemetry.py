@@ -53,21 +53,21 @@ def draw_hosts(group: Group) -> Figure | None:
     """Draw one line per cell in each panel, as in studies 1 and 3, for the first completed repeat that did not resume from a
     checkpoint."""
     runs = [(mark, run, find_timed_window(run.timed)) for mark in group.marks if (run := mark.unresumed_run) is not None]
-    timed = {mark.label: (mark, run, window[0]) for mark, run, window in runs if window}
-    if not timed:
+    runs_by_label = {mark.label: (mark, run, window[0]) for mark, run, window in runs if window}
+    if not runs_by_label:
         return None
-    samples = _collect_samples({label: (run, start_s) for label, (_, run, start_s) in timed.items()})
+    samples = _collect_samples({label: (run, start_s) for label, (_, run, start_s) in runs_by_label.items()})
     networks, left_out_count = _network_panels(samples.nics)
-    looks, panels = {label: mark.look for label, (mark, _, _) in timed.items()}, []
-    played = [label for label, (_, run, _) in timed.items() if run.plays_gpus]
+    looks, panels = {label: mark.look for label, (mark, _, _) in runs_by_label.items()}, []
+    played_labels = [label for label, (_, run, _) in runs_by_label.items() if run.plays_gpus]
     for panel in (*(GPU if len(samples.gpus) else ()), *networks, *HOST):
         traces = curve_traces(join_devices(panel.readings(samples), panel.combination), panel.scale, looks, has_marks=True)
         if traces:
-            is_played = panel in GPU and not traces.keys().isdisjoint(played)
+            is_played = panel in GPU and not traces.keys().isdisjoint(played_labels)
             panels.append((f"{panel.title}{PLAYED * is_played}", traces))
     lines = {
         mark.label: {"name": mark.label, "meta": mark.row.id, "visible": visible, "line": mark.look.line | {"width": 1.5}}
-        for mark, visible in order_by_visibility([mark for mark, _, _ in timed.values()])
+        for mark, visible in order_by_visibility([mark for mark, _, _ in runs_by_label.values()])
     }
     caption = (
         f"First completed repeat of each cell. Each point is the mean (for GPU memory the maximum) over 1/{STRETCHES} of the "
@@ -78,7 +78,7 @@ def draw_hosts(group: Group) -> Figure | None:
         caption += " Interfaces are distinguished by their names; the records do not say which is the control network."
     if left_out_count:
         caption += f" {left_out_count} more interfaces, which sent less, are not drawn."
-    return draw_panels("telemetry", "Telemetry", caption + played_note(played), panels, lines) if panels else None
+    return draw_panels("telemetry", "Telemetry", caption + played_note(played_labels), panels, lines) if panels else None
 
 
 def _collect_samples(spans: Mapping[str, tuple[LoadedRun, float]]) -> RunSamples:
@@ -197,7 +197,7 @@ def draw_gpus(group: Group) -> Figure | None:
     frames: list[pl.DataFrame] = []
     looks: dict[str, Look] = {}
     lines: dict[str, dict[str, Any]] = {}
-    played: list[str] = []  # labels of the cells whose GPU values a stub of NVML made up
+    played_labels: list[str] = []  # labels of the cells whose GPU values a stub of NVML made up
     left_out_count = 0
     for mark in group.marks:
         run = mark.unresumed_run
@@ -213,7 +213,7 @@ def draw_gpus(group: Group) -> Figure | None:
             look = Look(SERIES[index % len(SERIES) + 1], dash=DASHES[len(frames) % len(DASHES)])
             name, key = f"{mark.label}, {escape(f'{host} {uuid}')}{PLAYED * run.plays_gpus}", keys[devices[index]]
             looks[key], lines[key] = look, {"name": name, "meta": mark.row.id, "line": look.line | {"width": 1.5}}
-        played += [mark.label] * run.plays_gpus
+        played_labels += [mark.label] * run.plays_gpus
         frames.append(_gpu_rows(run, run.window[0], keys))
     if not frames:
         return None
@@ -221,7 +221,7 @@ def draw_gpus(group: Group) -> Figure | None:
     for panel in GPU_PANELS:
         readings = rate_readings(gpus, panel.column, "uuid") if panel.counter else level_readings(gpus, "uuid", panel.column)
         if traces := curve_traces(join_devices(readings, "mean"), panel.scale, looks):
-            panels.append((f"{panel.title}{PLAYED * bool(played)}", traces))
+            panels.append((f"{panel.title}{PLAYED * bool(played_labels)}", traces))
     drawn_keys = [key for key in lines if any(key in traces for _, traces in panels)]
     lines = {
         key: lines[key] | {"visible": True if index < SHOWN_LINES else "legendonly"} for index, key in enumerate(drawn_keys)
@@ -231,7 +231,7 @@ def draw_gpus(group: Group) -> Figure | None:
         f"1/{STRETCHES} of the run, or over the time between two samples if that is longer. A line has a gap where a GPU gave "
         "no value. Dotted: the end of the first timed step."
     )
-    caption += count_left_out(left_out_count, "GPUs") + played_note(played)
+    caption += count_left_out(left_out_count, "GPUs") + played_note(played_labels)
     return draw_panels("gpus", "Each GPU", caption, panels, lines) if panels else None
 
 

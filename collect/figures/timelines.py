@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from collect.drawing.axes import axis, axis_name, layout, panel_title
+from collect.drawing.axes import axis_name, make_axis, make_layout, panel_title
 from collect.drawing.panels import PANEL_PX, add_panel
-from collect.drawing.traces import scatter, span_bars, thin_points
+from collect.drawing.traces import scatter_trace, span_bars, thin_points
 from collect.figure import MUTED, PLAYED, SERIES, CellMark, Figure, Group, count_left_out, escape, played_note
 from collect.loading.loaded_run import LoadedRun
 from collect.timeline import timeline
@@ -65,9 +65,9 @@ def _bar_traces(bars: Sequence[TimeBar], colours: Mapping[str, str], hover: str,
     of the times."""
     traces = []
     for kind, colour in colours.items():
-        if drawn := [bar for bar in bars if bar.kind == kind]:
-            spans = [(bar.row, round(bar.start, digits), round(bar.length, digits)) for bar in drawn]
-            texts = {"text": [escape(bar.text) for bar in drawn], "textposition": "none", "legendgroup": kind}
+        if drawn_bars := [bar for bar in bars if bar.kind == kind]:
+            spans = [(bar.row, round(bar.start, digits), round(bar.length, digits)) for bar in drawn_bars]
+            texts = {"text": [escape(bar.text) for bar in drawn_bars], "textposition": "none", "legendgroup": kind}
             traces.append(span_bars(spans, kind, colour, hover.replace("KIND", kind), **texts))
     return traces
 
@@ -75,7 +75,7 @@ def _bar_traces(bars: Sequence[TimeBar], colours: Mapping[str, str], hover: str,
 def _rows_axis(names: Sequence[str], bottom: float, top: float, anchor: str) -> dict[str, Any]:
     """The y axis of rows with these names, from top to bottom. bottom, top: its place, as shares of the height of the plots."""
     place = {"domain": [bottom, top], "anchor": anchor, "showgrid": False}
-    return axis("", type="category", categoryorder="array", categoryarray=list(reversed(names)), **place)
+    return make_axis("", type="category", categoryorder="array", categoryarray=list(reversed(names)), **place)
 
 
 class StepPanel(NamedTuple):
@@ -100,7 +100,7 @@ def draw_steps(group: Group) -> Figure | None:
     wait. There is one panel for each cell with several ranks: the steps in the middle of its first completed repeat."""
     panels = [panel for mark in group.marks if (panel := _build_panel(mark)) is not None]
     drawn_panels = panels[:MOST_PANELS]
-    frame = layout({}, {}, showlegend=True, barmode="overlay", bargap=0.15, dragmode="zoom", annotations=[])
+    frame = make_layout({}, {}, showlegend=True, barmode="overlay", bargap=0.15, dragmode="zoom", annotations=[])
     height_px, top, legend_phases = sum(panel.height_px for panel in drawn_panels), 1.0, set[str]()
     data: list[dict[str, Any]] = []
     for number, panel in enumerate(drawn_panels, 1):
@@ -111,7 +111,7 @@ def draw_steps(group: Group) -> Figure | None:
             legend_phases.add(trace["name"])
         bottom, plot_top = top - panel.height_px / height_px, top - 20 / height_px
         title = "ms since the first of these steps began" if number == len(drawn_panels) else ""
-        x = axis(title, anchor=y_name, showgrid=False, rangemode="tozero", fixedrange=False)
+        x = make_axis(title, anchor=y_name, showgrid=False, rangemode="tozero", fixedrange=False)
         y = _rows_axis(panel.rows, bottom + 24 / height_px, plot_top, x_name)
         frame |= {axis_name("xaxis", number): x, axis_name("yaxis", number): y}
         frame["annotations"].append(panel_title(panel.mark.label, plot_top, yshift=2))
@@ -238,9 +238,9 @@ def draw_run(group: Group) -> Figure | None:
     rows_px = RUN_HEAD_PX + RUN_ROW_PX * len(rows)
     total_px = rows_px + PANEL_PX * len(panels)
     bottom = 1 - rows_px / total_px
-    x = axis("s since the first step began", anchor=axis_name("y", 1 + len(panels)), showgrid=False, fixedrange=False)
+    x = make_axis("s since the first step began", anchor=axis_name("y", 1 + len(panels)), showgrid=False, fixedrange=False)
     y = _rows_axis(rows, bottom, 1.0, "x")
-    frame = layout(x, y, showlegend=True, barmode="overlay", bargap=0.15, dragmode="zoom", annotations=[])
+    frame = make_layout(x, y, showlegend=True, barmode="overlay", bargap=0.15, dragmode="zoom", annotations=[])
     data = _bar_traces(bars, STEP_KINDS, "%{text}: %{x:.4~g} s", 4)
     for number, (title, lines) in enumerate(panels, 2):
         low, top = bottom - (number - 1) * PANEL_PX / total_px, bottom - ((number - 2) * PANEL_PX + RUN_HEAD_PX) / total_px
@@ -300,5 +300,5 @@ def _counter_traces(lines: Sequence[CounterTrack], number: int, zero_s: float) -
         y = [None if value is None else float(f"{value:.4g}") for value in y]
         look = {"line": {"color": SERIES[index % len(SERIES) + 1], "width": 1.2}, "showlegend": False}
         place = {"yaxis": axis_name("y", number), "hovertemplate": "%{y:.4~g} at %{x:.2f} s"}
-        traces.append(scatter("lines", x, y, name=escape(f"{line.host} {line.name}"), **look, **place))
+        traces.append(scatter_trace("lines", x, y, name=escape(f"{line.host} {line.name}"), **look, **place))
     return traces

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from collect.drawing.axes import axis, axis_name, layout
+from collect.drawing.axes import axis_name, make_axis, make_layout
 from collect.drawing.small_multiples import draw_cell_lines
-from collect.drawing.traces import max_points_per_line, scatter, thin_points
+from collect.drawing.traces import max_points_per_line, scatter_trace, thin_points
 from collect.figure import MOST_SHOWN, Figure, Group, count_left_out
 from collect.loading.loaded_run import LoadedRun
 from collect.sources.steps import seconds_until
@@ -25,9 +25,9 @@ def draw_loss(group: Group) -> Figure | None:
     for label, (mark, run) in runs.items():
         x, y = thin_points(run.world["step"].to_list(), run.world["loss"].to_list(), max_points_per_line(len(runs)))
         hover = "%{y:.5~g} at step %{x}"
-        traces[label] = [scatter("lines+markers", x, y, marker=mark.look.sparse_marks, hovertemplate=hover)]
+        traces[label] = [scatter_trace("lines+markers", x, y, marker=mark.look.sparse_marks, hovertemplate=hover)]
     caption = "Mean over the global batch at each timed step, before its update; the first completed repeat of each cell."
-    return draw_cell_lines("loss", "Loss", caption, group, traces, axis("step", showgrid=False), axis("loss"))
+    return draw_cell_lines("loss", "Loss", caption, group, traces, make_axis("step", showgrid=False), make_axis("loss"))
 
 
 def draw_accuracy(group: Group) -> Figure | None:
@@ -40,12 +40,12 @@ def draw_accuracy(group: Group) -> Figure | None:
         if mark.first_run and (points := _validation_points(mark.first_run)):
             x, y = map(list, zip(*points, strict=True))
             hover = "%{y:.3~g} % after %{x:.3~g} s"
-            traces[mark.label] = [scatter("lines+markers", x, y, marker=mark.look.marks(7), hovertemplate=hover)]
+            traces[mark.label] = [scatter_trace("lines+markers", x, y, marker=mark.look.marks(7), hovertemplate=hover)]
     caption = (
         "Share of correct predictions on the validation split, over the training time: the sum of the slowest rank's step "
         "times, without warm-up steps and without the validation itself. First completed repeat of each cell."
     )
-    x_axis, y_axis = axis("seconds of training", showgrid=False), axis("accuracy, %", rangemode="tozero")
+    x_axis, y_axis = make_axis("seconds of training", showgrid=False), make_axis("accuracy, %", rangemode="tozero")
     return draw_cell_lines("accuracy", "Validation accuracy", caption, group, traces, x_axis, y_axis)
 
 
@@ -75,16 +75,16 @@ def draw_epoch_time(group: Group) -> Figure | None:
         for mode, values, text in (("markers", times, "epoch"), ("lines", averages, "mean of epochs up to")):
             x, y = thin_points(numbers, values, max_points_per_line(2 * len(epochs)))
             look = {"legendgroup": label, "showlegend": mode == "lines", "marker": mark.look.marks(4) | {"opacity": 0.45}}
-            trace = scatter(mode, x, y, **look, hovertemplate=f"%{{y:.4~g}} s, {text} %{{x}}")
+            trace = scatter_trace(mode, x, y, **look, hovertemplate=f"%{{y:.4~g}} s, {text} %{{x}}")
             traces.setdefault(label, []).append(trace)
     caption = (
         "Dots: the time of an epoch, as the sum of the step times of the slowest rank in each step. Lines: the mean of all "
         "epochs so far. First completed repeat of each cell."
     )
     most_epochs = max((len(times) for _, times in epochs.values()), default=1)
-    x_axis = axis("epoch", showgrid=False, **({"dtick": 1} if most_epochs <= MOST_TICKS else {}))
+    x_axis = make_axis("epoch", showgrid=False, **({"dtick": 1} if most_epochs <= MOST_TICKS else {}))
     return draw_cell_lines(
-        "epoch_time", "Time of an epoch", caption, group, traces, x_axis, axis("seconds", rangemode="tozero")
+        "epoch_time", "Time of an epoch", caption, group, traces, x_axis, make_axis("seconds", rangemode="tozero")
     )
 
 
@@ -99,20 +99,20 @@ def draw_epoch_histogram(group: Group) -> Figure | None:
         for mark in group.marks
     ]
     times_by_cell = [(mark, times) for mark, times in times_by_cell if len(times) >= MIN_EPOCHS]
-    drawn = times_by_cell[:MOST_SHOWN]
+    drawn_cells = times_by_cell[:MOST_SHOWN]
     data: list[dict[str, Any]] = []
-    frame = layout({}, {}, annotations=[])
+    frame = make_layout({}, {}, annotations=[])
     anchor = {"x": 0, "xref": "paper", "yref": "paper", "showarrow": False, "yanchor": "top", "xanchor": "left"}
-    for row, (mark, times) in enumerate(drawn):
+    for row, (mark, times) in enumerate(drawn_cells):
         x, y = axis_name("x", row + 1), axis_name("y", row + 1)
-        top, bottom = 1 - (row + 0.18) / len(drawn), 1 - (row + 1 - GAP) / len(drawn)
-        frame[axis_name("xaxis", row + 1)] = axis("", showgrid=False, anchor=y, nticks=6, ticksuffix=" s")
-        frame[axis_name("yaxis", row + 1)] = axis("epochs", domain=[bottom, top], nticks=3)
-        frame["annotations"].append(anchor | {"text": mark.label, "y": 1 - row / len(drawn), "font": {"size": 12}})
+        top, bottom = 1 - (row + 0.18) / len(drawn_cells), 1 - (row + 1 - GAP) / len(drawn_cells)
+        frame[axis_name("xaxis", row + 1)] = make_axis("", showgrid=False, anchor=y, nticks=6, ticksuffix=" s")
+        frame[axis_name("yaxis", row + 1)] = make_axis("epochs", domain=[bottom, top], nticks=3)
+        frame["annotations"].append(anchor | {"text": mark.label, "y": 1 - row / len(drawn_cells), "font": {"size": 12}})
         histogram = {"type": "histogram", "name": mark.label, "meta": mark.row.id, "x": times, "xaxis": x, "yaxis": y}
         look = {"nbinsx": 30, "marker": {"color": mark.look.colour}, "hovertemplate": "%{y} epochs of %{x} s"}
         data.append(histogram | look)
     caption = "Number of epochs by duration, over all completed repeats of a cell. Each cell has its own scale."
-    caption += count_left_out(len(times_by_cell) - len(drawn), "cells with epochs")
-    height_px = MARGIN_PX + ROW_PX * len(drawn)
+    caption += count_left_out(len(times_by_cell) - len(drawn_cells), "cells with epochs")
+    height_px = MARGIN_PX + ROW_PX * len(drawn_cells)
     return Figure("epoch_histogram", "Times of epochs", caption, height_px, data, frame) if data else None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collect.drawing import stacked_bars
-from collect.drawing.axes import axis
-from collect.drawing.panel_rows import rows
+from collect.drawing.axes import make_axis
+from collect.drawing.panel_rows import split_rows
 from collect.drawing.stacked_bars import BAR_PX, LABEL_PX, LEGEND_PX, LINE_PX, MARGIN_PX
 from collect.drawing.traces import horizontal_bars
 from collect.figure import LINE, MUTED, SERIES, Figure, Group
@@ -43,7 +43,7 @@ def draw(group: Group) -> Figure | None:
     data.append(stacked_bars.end_trace(bar_ends, [_difference_text(step) for _, step in mark_steps]))
     low, high = min(sum(value for value in parts.values() if value < 0) for parts in cells), max(bar_ends)
     room = ROOM * (high - low)
-    x = axis("additional ms per step", range=[low - room, high + room], zeroline=True, nticks=5, tickangle=0)
+    x = make_axis("additional ms per step", range=[low - room, high + room], zeroline=True, nticks=5, tickangle=0)
     frame = stacked_bars.labelled_rows_layout([mark.label for mark, _ in mark_steps], LABEL_PX, LINE_PX)
     frame |= {"barmode": "relative", "xaxis": x | {"zerolinecolor": MUTED}}
     frame["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
@@ -54,7 +54,7 @@ def draw(group: Group) -> Figure | None:
     )
     height_px = MARGIN_PX + LEGEND_PX * len(data) + LINE_PX * len(mark_steps)
     figure = Figure("why_slower", "Why a step takes longer", caption, height_px, data, frame)
-    return rows(figure, [mark for mark, _ in mark_steps])
+    return split_rows(figure, [mark for mark, _ in mark_steps])
 
 
 def difference_parts(step: StepDifference) -> dict[str, float]:

@@ -125,10 +125,10 @@ def key_without_instruments(cell: Mapping[str, Any]) -> bytes:
 
     The key is also equal if the cells are tiny twins, and the large cells that they represent differ only in their instruments.
     """
-    remaining = {key: value for key, value in cell.items() if key not in ("instruments", "rehearses")}
+    remaining_keys = {key: value for key, value in cell.items() if key not in ("instruments", "rehearses")}
     if cell.get("rehearses"):
-        remaining["rehearses"] = {key: value for key, value in cell["rehearses"].items() if key != "instruments"}
-    return msgspec.json.encode(remaining, order="deterministic")
+        remaining_keys["rehearses"] = {key: value for key, value in cell["rehearses"].items() if key != "instruments"}
+    return msgspec.json.encode(remaining_keys, order="deterministic")
 
 
 def key_without_faults(cell: Mapping[str, Any]) -> bytes:

@@ -185,8 +185,8 @@ def window_after_lost_rank(run: LoadedRun) -> Window | None:
     assert lost_worker is not None
     other_steps = _timed_steps(run).filter(pl.col("rank") != lost_worker.rank)
     end = float(other_steps.group_by("rank").agg(pl.col("wall_s").max())["wall_s"].min())  # type: ignore[arg-type]
-    inside = other_steps.filter((pl.col("wall_s") > start) & (pl.col("wall_s") <= end))
-    return Window(float(inside["units"].sum()), end - start) if end > start else None
+    inside_rows = other_steps.filter((pl.col("wall_s") > start) & (pl.col("wall_s") <= end))
+    return Window(float(inside_rows["units"].sum()), end - start) if end > start else None
 
 
 def _timed_steps(run: LoadedRun) -> pl.DataFrame:

@@ -96,9 +96,9 @@ def _watched_steps(run: LoadedRun, name: str) -> list[int]:
     return msgspec.convert(_instrument_record(run, name).get("watched_steps", []), list[int])
 
 
-def _step_ratio(run: LoadedRun, watched: list[int]) -> float | None:
+def _step_ratio(run: LoadedRun, watched_steps: list[int]) -> float | None:
     other_ms = select_undisturbed(run.timed, run.world)["step_ms"]
-    watched_ms = join_world_steps(run.timed.filter(pl.col("step").is_in(watched)))["step_ms"]
+    watched_ms = join_world_steps(run.timed.filter(pl.col("step").is_in(watched_steps)))["step_ms"]
     if other_ms.is_empty() or watched_ms.is_empty():
         return None
     ratio: float = median(watched_ms.to_list()) / median(other_ms.to_list())

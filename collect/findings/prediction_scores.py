@@ -55,7 +55,7 @@ def score_predictions(loaded: Loaded) -> list[PredictionScore]:
                 pairs.setdefault(cell.cell.strategy, {}).setdefault(comparison.category, []).append(comparison)
                 workloads.setdefault(cell.cell.strategy, set()).add(cell.cell.workload)
     return [
-        _score(strategy, category, comparisons, has_sizes=len(workloads[strategy]) == 1)
+        _score_predictions(strategy, category, comparisons, has_sizes=len(workloads[strategy]) == 1)
         for strategy, by_category in pairs.items()
         for category, comparisons in by_category.items()
     ]
@@ -75,7 +75,7 @@ def watts_per_gpu(loaded: Loaded) -> dict[str, float]:
     return watts
 
 
-def _score(strategy: str, category: str, pairs: list[ComparedPrediction], *, has_sizes: bool) -> PredictionScore:
+def _score_predictions(strategy: str, category: str, pairs: list[ComparedPrediction], *, has_sizes: bool) -> PredictionScore:
     ratios = [pair.measured / pair.predicted.likely for pair in pairs]
     return PredictionScore(
         strategy=strategy,

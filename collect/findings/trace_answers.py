@@ -106,7 +106,7 @@ def cell_traffic(cell: LoadedCell) -> list[GroupTraffic]:
 def _build_traffic(cell: str, name: str, group: str, uses: Sequence[CollectiveUse], n: int, steps: int) -> GroupTraffic:
     calls = sum(use.calls for use in uses)
     total_ns, timed_ns = sum(use.total_ns for use in uses), sum(use.timed_ns for use in uses)
-    size, bus, sent = (
+    size, bus, sent_bytes = (
         _sum_if_known([getattr(use, field) for use in uses]) for field in ("message_bytes", "bus_bytes", "sent_bytes")
     )
     transfer = _sum_if_known([use.transfer_ns for use in uses])
@@ -119,7 +119,7 @@ def _build_traffic(cell: str, name: str, group: str, uses: Sequence[CollectiveUs
         n=n,
         calls=calls / steps,
         message_bytes=None if size is None else size / calls,
-        sent_bytes=None if sent is None else sent / steps,
+        sent_bytes=None if sent_bytes is None else sent_bytes / steps,
         mean_us=total_ns / calls / 1000,
         transfer_us=None if transfer is None else transfer / calls / 1000,
         hidden_pct=100 * sum(use.hidden_ns for use in uses) / total_ns if total_ns else None,

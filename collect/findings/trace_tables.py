@@ -73,7 +73,7 @@ class OperatorDifferences(msgspec.Struct, frozen=True):
     """The largest difference in time first."""
 
 
-def roundings(loaded: Loaded) -> list[Rounding]:
+def list_roundings(loaded: Loaded) -> list[Rounding]:
     """The effect of HTA's rounding on metrics, for the cells whose traces are also evaluated as HTA evaluates them."""
     metrics = {metric.name: metric for metric in all_metrics()}
     return [rounding for cell in loaded.cells for name in ROUNDED if (rounding := _build_rounding(cell, metrics[name]))]
@@ -119,7 +119,7 @@ def compare_operators(loaded: Loaded, rows: Sequence[CellRow]) -> list[OperatorD
             per_step.compute_uses_per_step(runs, lambda breakdown: breakdown.kernels) for runs in (cell_runs, baseline_runs)
         )
         kind = "kernels" if cell_runs[0][0].source == "gpu" else "operators"
-        differences = sorted(_differences(uses, baseline_uses, "kernel" if kind == "kernels" else "cpu_op"), key=_sort_key)
+        differences = sorted(_diff_uses(uses, baseline_uses, "kernel" if kind == "kernels" else "cpu_op"), key=_sort_key)
         counts = {change: sum(entry.change == change for entry in differences) for change in ("new", "gone", "changed", "same")}
         comparisons.append(OperatorDifferences(row.id, row.baseline, kind, counts, differences))
     return comparisons
@@ -127,19 +127,19 @@ def compare_operators(loaded: Loaded, rows: Sequence[CellRow]) -> list[OperatorD
 
 def _build_rounding(cell: LoadedCell, metric: Metric) -> Rounding | None:
     assert metric.of_run is not None
-    exact, like_hta = [], []
+    exact_values, hta_values = [], []
     for run in cell.completed:
         if not run.traces.like_hta:
             continue
         alternatives = (run.traces.exact, run.traces.like_hta)
         exact_value, hta_value = (metric.of_run(run.with_breakdowns(breakdowns)) for breakdowns in alternatives)
         if exact_value and hta_value:
-            exact.append(exact_value.value)
-            like_hta.append(hta_value.value)
-    if not exact:
+            exact_values.append(exact_value.value)
+            hta_values.append(hta_value.value)
+    if not exact_values:
         return None
-    exact_mean, hta_mean = statistics.fmean(exact), statistics.fmean(like_hta)
-    return Rounding(cell.id, metric.name, metric.unit, len(exact), exact_mean, hta_mean, hta_mean - exact_mean)
+    exact_mean, hta_mean = statistics.fmean(exact_values), statistics.fmean(hta_values)
+    return Rounding(cell.id, metric.name, metric.unit, len(exact_values), exact_mean, hta_mean, hta_mean - exact_mean)
 
 
 def _profiled_breakdowns(cell: LoadedCell) -> list[list[Breakdown]]:
@@ -156,7 +156,7 @@ def _breakdown_kinds(runs: Sequence[Sequence[Breakdown]]) -> set[str]:
     return {breakdown.kind for run in runs for breakdown in run}
 
 
-def _differences(cell_uses: Mapping[str, Use], baseline_uses: Mapping[str, Use], kind: str) -> Iterator[OperatorDifference]:
+def _diff_uses(cell_uses: Mapping[str, Use], baseline_uses: Mapping[str, Use], kind: str) -> Iterator[OperatorDifference]:
     for name in cell_uses.keys() | baseline_uses.keys():
         use, baseline_use = cell_uses.get(name, Use(0, 0)), baseline_uses.get(name, Use(0, 0))
         yield OperatorDifference(
@@ -177,7 +177,7 @@ def _change_kind(calls: float, baseline_calls: float) -> Change:
 
 
 def _sort_key(difference: OperatorDifference) -> tuple[float, str]:
-    return -abs(difference.more_time_ns), difference.name
+    return -abs(difference.time_difference_ns), difference.name
 
 
 def _make_operator_tables(comparisons: Sequence[OperatorDifferences], labels: Mapping[str, str]) -> list[Table[Any]]:

@@ -67,7 +67,7 @@ def _busiest_interfaces(run: LoadedRun) -> list[HostTraffic]:
     received = run.interface_rows.counters("rx_bytes")
     entries_by_host: dict[str, list[tuple[str, str, float | None, float | None]]] = {}
     for (host, kind, name), counter in run.interfaces.items():
-        sent, received_bytes = counter_growth(counter, run.window), counter_growth(received[host, kind, name], run.window)
+        sent, received_bytes = (counter_growth(counter, run.window), counter_growth(received[host, kind, name], run.window))
         entries_by_host.setdefault(host, []).append((name, kind, sent, received_bytes))
     host_traffic = []
     for host, entries in entries_by_host.items():

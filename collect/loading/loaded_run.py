@@ -17,7 +17,7 @@ from collect.sources.device_rows import Counter, Device, DeviceRows
 from collect.sources.memory import MemoryCurves
 from collect.sources.samples import INTERFACE, Samples
 from collect.sources.snapshot import AllocatorHistory, AllocatorSnapshot
-from collect.sources.steps import Frames, Recorded
+from collect.sources.steps import Frames, RecordedSteps
 from collect.traces import run_traces
 from collect.traces.breakdown import Breakdown
 from collect.traces.run_traces import RunTraces
@@ -89,12 +89,12 @@ class LoadedRun(RunRecords, dict=True):
         return self.run.cell
 
     @property
-    def recorded(self) -> Recorded:
+    def recorded(self) -> RecordedSteps:
         """The step records and the number of ranks, from which the frames of steps are made."""
         if self.run is None:
-            return Recorded({})
+            return RecordedSteps({})
         lost_worker = self.cell.instruments.lost_worker
-        return Recorded(self.step_records, self.cell.gpus, self.cell.dp, None if lost_worker is None else lost_worker.step)
+        return RecordedSteps(self.step_records, self.cell.gpus, self.cell.dp, None if lost_worker is None else lost_worker.step)
 
     @cached_property
     def step_frames(self) -> Frames:
@@ -138,10 +138,10 @@ class LoadedRun(RunRecords, dict=True):
         if sum(map(len, self.sample_records.values())) >= PART:
             self._move_records()
 
-    def _add_cached_samples(self, cached: CachedSamples) -> None:
-        assert cached.frames is not None
+    def _add_cached_samples(self, cached_samples: CachedSamples) -> None:
+        assert cached_samples.frames is not None
         self._move_records()  # they come before the cached samples
-        self.sample_parts.append(cached.frames)
+        self.sample_parts.append(cached_samples.frames)
 
     def _move_records(self) -> None:
         """Move the samples in `sample_records` into frames."""

@@ -127,11 +127,11 @@ class RunRecords(msgspec.Struct):
     """Whether the run ended with a request of its supervisor to be started again (event `requeued`)."""
 
     @classmethod
-    def read(cls, folder: RunDir, telemetry: Telemetry = "read") -> Self:
+    def read(cls, run_dir: RunDir, telemetry: Telemetry = "read") -> Self:
         """Read a run folder and determine the state of the run. A damaged file raises no error; it is noted in `damage`."""
-        records = cls(folder)
+        records = cls(run_dir)
         try:
-            names = sorted(os.listdir(folder.path))  # noqa: PTH208 - only names are needed; making a Path for each entry takes most of the time
+            names = sorted(os.listdir(run_dir.path))  # noqa: PTH208 - only names are needed; making a Path for each entry takes most of the time
         except (FileNotFoundError, NotADirectoryError):
             return records
         except OSError as error:
@@ -212,10 +212,12 @@ class RunRecords(msgspec.Struct):
                 if telemetry == "open":
                     return
                 verify, needs_frames = telemetry == "verify", self.needs_frames
-                if (cached := sample_cache.read_cached_samples(lines, with_frames=needs_frames, verify=verify)) is not None:
-                    last_s, begin = cached.header.last_wall_s, cached.header.end
-                    self.damage.note(name, RecordLines[Sample]([], corrupt=cached.header.corrupt))
-                    self._add_cached_samples(cached)
+                if (
+                    cached_samples := sample_cache.read_cached_samples(lines, with_frames=needs_frames, verify=verify)
+                ) is not None:
+                    last_s, begin = cached_samples.header.last_wall_s, cached_samples.header.end
+                    self.damage.note(name, RecordLines[Sample]([], corrupt=cached_samples.header.corrupt))
+                    self._add_cached_samples(cached_samples)
                 for block in lines.read_blocks(begin):
                     samples = self.damage.note(name, decode_lines(block, Sample))
                     last_s = samples[-1].wall_s if samples else last_s
@@ -231,7 +233,7 @@ class RunRecords(msgspec.Struct):
         This class keeps only the time of the last sample, because the samples of a long run need gigabytes as records.
         """
 
-    def _add_cached_samples(self, cached: CachedSamples) -> None:
+    def _add_cached_samples(self, cached_samples: CachedSamples) -> None:
         """Process the cached samples of one file, which come before its other samples."""
 
     def _read_records(self, name: str, kind: type[R]) -> list[R]:
@@ -278,11 +280,11 @@ class RunRecords(msgspec.Struct):
         Each step that overlaps a pause is marked as `watched`, so that metrics of time do not use it, and the times in the
         result are removed. pauses: the times in which the run was suspended.
         """
-        timed = [record for records in self.step_records.values() for record in records if not record.warmup]
-        if not pauses or not timed:
+        timed_records = [record for records in self.step_records.values() for record in records if not record.warmup]
+        if not pauses or not timed_records:
             return
         if not suspension.overlaps_suspension(
-            min(map(suspension.step_start_s, timed)), max(record.wall_s for record in timed), pauses
+            min(map(suspension.step_start_s, timed_records)), max(record.wall_s for record in timed_records), pauses
         ):
             return
         self.paused = True

@@ -137,13 +137,13 @@ def read_cached_samples(lines: SampleLines, *, with_frames: bool, verify: bool) 
     if lines.size < LEAST:
         return None
     state = lines.state()
-    cached = _load_cached_samples(lines, state, with_frames=with_frames, verify=verify)
+    cached_samples = _load_cached_samples(lines, state, with_frames=with_frames, verify=verify)
     can_extend = all(map(importlib.util.find_spec, ("numpy", "polars")))
-    if not can_extend or state.bytes - (cached.header.end if cached else 0) < LEAST_NEW:
-        return cached
-    if cached is not None and cached.frames is None:
-        cached = _load_cached_samples(lines, state, with_frames=True, verify=False)
-    return _extend_cached_samples(lines, state, cached)
+    if not can_extend or state.bytes - (cached_samples.header.end if cached_samples else 0) < LEAST_NEW:
+        return cached_samples
+    if cached_samples is not None and cached_samples.frames is None:
+        cached_samples = _load_cached_samples(lines, state, with_frames=True, verify=False)
+    return _extend_cached_samples(lines, state, cached_samples)
 
 
 def _load_cached_samples(lines: SampleLines, state: LinesState, *, with_frames: bool, verify: bool) -> CachedSamples | None:
@@ -171,22 +171,26 @@ def _load_cached_samples(lines: SampleLines, state: LinesState, *, with_frames: 
             return None
     if header.lines != state:
         header = msgspec.structs.replace(header, lines=state)
-        _store(header, tables)
+        _store_tables(header, tables)
     with contextlib.suppress(OSError):
         os.utime(path)  # the time of the last use
     return CachedSamples(header, frames)
 
 
-def _extend_cached_samples(lines: SampleLines, state: LinesState, cached: CachedSamples | None) -> CachedSamples | None:
+def _extend_cached_samples(lines: SampleLines, state: LinesState, cached_samples: CachedSamples | None) -> CachedSamples | None:
     """Decode the whole lines that the cache does not have, and store all in the cache. Raises OSError if the lines cannot be
     read."""
     from collect.sources import samples
 
     begin, corrupt, last_wall_s = 0, 0, 0.0
     parts: list[Samples] = []
-    if cached is not None and cached.frames is not None:
-        begin, corrupt, last_wall_s = cached.header.end, cached.header.corrupt, cached.header.last_wall_s
-        parts.append(cached.frames)
+    if cached_samples is not None and cached_samples.frames is not None:
+        begin, corrupt, last_wall_s = (
+            cached_samples.header.end,
+            cached_samples.header.corrupt,
+            cached_samples.header.last_wall_s,
+        )
+        parts.append(cached_samples.frames)
     end, digest = begin, lines.hash_beginning(begin)
     for block in lines.read_blocks(begin, state.bytes):
         decoded = decode_lines(block, Sample)
@@ -195,15 +199,15 @@ def _extend_cached_samples(lines: SampleLines, state: LinesState, cached: Cached
         last_wall_s = decoded.records[-1].wall_s if decoded.records else last_wall_s
         parts.append(samples.build_sample_part([{"": decoded.records}]))
     if end == begin:  # the last line is very long and incomplete
-        return cached
+        return cached_samples
     frames = samples.join_parts(parts)
     tables = samples.encode_parquet(frames)
     header = CacheHeader(_digest_code(), state, end, digest.hexdigest(), corrupt, last_wall_s, [len(table) for table in tables])
-    _store(header, tables)
+    _store_tables(header, tables)
     return CachedSamples(header, frames)
 
 
-def _store(header: CacheHeader, tables: list[bytes]) -> None:
+def _store_tables(header: CacheHeader, tables: list[bytes]) -> None:
     """Write a file of the cache, unless it cannot be written. A file that is larger than the whole cache may be is not kept."""
     content = b"".join([msgspec.json.encode(header), b"\n", *tables])
     with contextlib.suppress(OSError, WorkspaceError, RuntimeError):

@@ -73,7 +73,7 @@ class Coverage(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 def compute_coverage(
     run_id: str,
-    timed: pl.DataFrame,
+    timed_steps: pl.DataFrame,
     samples: Samples,
     ran_on: Iterable[str],
     sampler_ends: Mapping[str, int],
@@ -82,10 +82,10 @@ def compute_coverage(
 ) -> list[Coverage]:
     """The coverage of a run: one entry for each host that wrote samples or on which ranks ran.
 
-    timed: the timed steps, one row per step and rank. ran_on: the names of the hosts on which ranks ran. sampler_ends, clocks:
-    by host, as in `RunRecords`. clock_jumps: the result of `find_clock_steps`.
+    timed_steps: the timed steps, one row per step and rank. ran_on: the names of the hosts on which ranks ran. sampler_ends,
+    clocks: by host, as in `RunRecords`. clock_jumps: the result of `find_clock_steps`.
     """
-    span = find_timed_window(timed)
+    span = find_timed_window(timed_steps)
     entries = []
     hosts = {host: np.empty(0) for host in ran_on}
     for (host,), rows in samples.hosts.select("host", "wall_s").group_by("host", maintain_order=True):
@@ -105,8 +105,8 @@ def compute_coverage(
         if span is not None:
             entry.coverage_pct, entry.largest_gap_s = measure_coverage(times, span)
             entry.incomplete = _explain_incomplete(times, span)
-            if (hz := hz_of.get(host)) and (expected := (span[1] - span[0]) * hz) >= 1:
-                entry.rate_kept_pct = min(100 * int(((span[0] <= times) & (times <= span[1])).sum()) / expected, 100.0)
+            if (hz := hz_of.get(host)) and (expected_count := (span[1] - span[0]) * hz) >= 1:
+                entry.rate_kept_pct = min(100 * int(((span[0] <= times) & (times <= span[1])).sum()) / expected_count, 100.0)
         entries.append(entry)
     return entries
 
@@ -123,9 +123,9 @@ def find_clock_steps(hosts: pl.DataFrame) -> dict[str, float]:
     # Nearly all runs on one host return here: both clocks of the host kept the same distance, so no clock was set.
     if not len(seconds_ahead) or seconds_ahead.max() - seconds_ahead.min() <= JUMP_S:
         return step_of_host
-    ahead = hosts.with_columns(ahead_s=pl.col("wall_s") - pl.col("t_s"))
+    clock_rows = hosts.with_columns(ahead_s=pl.col("wall_s") - pl.col("t_s"))
     spread = pl.col("ahead_s").max() - pl.col("ahead_s").min()
-    stepped = ahead.filter(spread.over("host", "boot_id") > JUMP_S).sort("host", "boot_id", "t_s")
+    stepped = clock_rows.filter(spread.over("host", "boot_id") > JUMP_S).sort("host", "boot_id", "t_s")
     for (host, _), rows in stepped.group_by("host", "boot_id", maintain_order=True):
         seconds = rows["ahead_s"].to_list()
         for before, old, new, after in zip(seconds, seconds[1:], seconds[2:], seconds[3:]):

@@ -27,12 +27,12 @@ def bubble_theory(run: LoadedRun) -> Quantity | None:
     return Quantity(bubble_theory_pct(cell.pp, stages_per_rank * cell.gradient_accumulation_steps), "%")
 
 
-def bubble_theory_pct(ranks: int, passes: float) -> float:
+def bubble_theory_pct(rank_count: int, passes: float) -> float:
     """The bubble of a pipeline by theory, in percent of its time.
 
-    ranks: number of ranks of the pipeline. passes: number of micro-batches times number of stages per rank.
+    rank_count: number of ranks of the pipeline. passes: number of micro-batches times number of stages per rank.
     """
-    return 100 * (ranks - 1) / (passes + ranks - 1)
+    return 100 * (rank_count - 1) / (passes + rank_count - 1)
 
 
 def simulated_time(run: LoadedRun) -> Quantity | None:

@@ -67,9 +67,9 @@ def idle_power(run: LoadedRun) -> Quantity | None:
     for times, watts, processes in run.gpu_rows.values("power_w", "processes").values():
         if not len(times):
             continue
-        busy = np.flatnonzero(processes > 0)
-        idle = slice(busy[0] if len(busy) else None)
-        idle_watts = watts[idle][times[idle] < first_step_s]
+        busy_rows = np.flatnonzero(processes > 0)
+        idle_rows = slice(busy_rows[0] if len(busy_rows) else None)
+        idle_watts = watts[idle_rows][times[idle_rows] < first_step_s]
         if len(idle_watts) < IDLE_SAMPLES:
             return None
         total_watts, measured_gpus = total_watts + fmean(idle_watts.tolist()), measured_gpus + 1

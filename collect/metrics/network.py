@@ -151,9 +151,9 @@ def growth_bounds(counter: Counter, span: tuple[float, float], apart_s: float = 
     times, values, boots = counter
 
     def at(moment: float) -> tuple[int, int] | None:
-        least = int(times.searchsorted(moment - apart_s, "right")) - 2
-        most = int(times.searchsorted(moment + apart_s, "left"))
-        return None if least < 0 or most == len(times) else (least, most)
+        low = int(times.searchsorted(moment - apart_s, "right")) - 2
+        high = int(times.searchsorted(moment + apart_s, "left"))
+        return None if low < 0 or high == len(times) else (low, high)
 
     start, end = at(span[0]), at(span[1])
     if start is None or end is None:
@@ -161,8 +161,8 @@ def growth_bounds(counter: Counter, span: tuple[float, float], apart_s: float = 
     around_span = slice(start[0], end[1] + 1)
     if not _never_decreases(values[around_span], boots[around_span]):
         return None
-    least, most = (int(values[last]) - int(values[first]) for last, first in ((end[0], start[1]), (end[1], start[0])))
-    return max(least, 0), most
+    low, high = (int(values[last]) - int(values[first]) for last, first in ((end[0], start[1]), (end[1], start[0])))
+    return max(low, 0), high
 
 
 def _sum_growth(run: LoadedRun, counters: Iterable[Counter], unit: str) -> Quantity | None:
@@ -191,7 +191,7 @@ def counter_growth(counter: Counter, span: tuple[float, float]) -> float | None:
     start, end = max(span[0], float(times[0])), min(span[1], float(times[-1]))
     if end - start < LEAST_COVERAGE * (span[1] - span[0]) or covered_pct(times, span) < 100 * LEAST_COVERAGE:
         return None
-    return _interpolate(end, times, values) - _interpolate(start, times, values)
+    return _interpolate_counter(end, times, values) - _interpolate_counter(start, times, values)
 
 
 def _never_decreases(values: np.ndarray, boots: np.ndarray) -> bool:
@@ -199,7 +199,7 @@ def _never_decreases(values: np.ndarray, boots: np.ndarray) -> bool:
     return bool((values[:-1] <= values[1:]).all()) and bool((boots == boots[:1]).all())
 
 
-def _interpolate(moment: float, times: np.ndarray, values: np.ndarray) -> float:
+def _interpolate_counter(moment: float, times: np.ndarray, values: np.ndarray) -> float:
     """The interpolated value of a counter at a moment between the first and the last of `times`."""
     index = max(int(times.searchsorted(moment, "left")), 1)
     (before_s, after_s), (before, after) = times[index - 1 : index + 1].tolist(), values[index - 1 : index + 1].tolist()

@@ -42,39 +42,39 @@ def compare_predictions(run: LoadedRun) -> Iterator[ComparedPrediction]:
                 yield ComparedPrediction(name, unit, *pair)
 
 
-def _step_time_pair(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
+def _step_time_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange, float] | None:
     """Returns (predicted step time, measured median step time), in seconds. None for rehearsals, whose times are not
     results."""
     assert run.result is not None
     spread = None if run.is_rehearsal else run.result.step_time_ms
-    return None if spread is None or predicted.step_s is None else (predicted.step_s, spread.median / 1000)
+    return None if spread is None or prediction.step_s is None else (prediction.step_s, spread.median / 1000)
 
 
-def _memory_pair(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
+def _memory_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange, float] | None:
     """Returns (predicted memory of tensors, measured peak of the memory that the GPU allocator had allocated), in bytes."""
     assert run.result is not None
     peak = read_result_value(run, "peak_memory_bytes.allocated")
-    if not peak or predicted.tensor_bytes is None:
+    if not peak or prediction.tensor_bytes is None:
         return None
-    if predicted.formula_tensor_bytes is None and predicted.memory_from != "rehearsal":
+    if prediction.formula_tensor_bytes is None and prediction.memory_from != "rehearsal":
         return None  # the prediction is only a lower bound, which a measurement can exceed
-    return predicted.tensor_bytes, peak
+    return prediction.tensor_bytes, peak
 
 
-def _memory_pairs_by_category(run: LoadedRun, predicted: Prediction) -> Iterator[tuple[str, tuple[PredictedRange, float]]]:
+def _memory_pairs_by_category(run: LoadedRun, prediction: Prediction) -> Iterator[tuple[str, tuple[PredictedRange, float]]]:
     """Yields (category, (predicted, measured memory of this category at the peak of a step)), in bytes.
 
     Yields nothing if the instrument `memory: categories` was off.
     """
     assert run.result is not None
     peak_bytes = run.result.instruments.get("memory", {}).get("peak_bytes", {})
-    for name, predicted_range in predicted.memory_by_category.items():
-        measured = peak_bytes.get(name)
-        if isinstance(measured, int | float):
-            yield name, (predicted_range, float(measured))
+    for name, predicted_range in prediction.memory_by_category.items():
+        measured_bytes = peak_bytes.get(name)
+        if isinstance(measured_bytes, int | float):
+            yield name, (predicted_range, float(measured_bytes))
 
 
-def _traffic_pair(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
+def _traffic_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange, float] | None:
     """Returns (predicted bytes that all ranks send in a step, bytes counted from the collectives of a step).
 
     The planner predicts the bytes of the rank that sends most. In a pipeline, other ranks send less, so the result is None for
@@ -83,21 +83,21 @@ def _traffic_pair(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange
     assert run.result is not None
     assert run.run is not None
     counted_bytes = read_result_value(run, "communication_bytes.counted")
-    if counted_bytes is None or predicted.sent_bytes is None or run.run.cell.pp > 1:
+    if counted_bytes is None or prediction.sent_bytes is None or run.run.cell.pp > 1:
         return None
-    return exact_range(predicted.sent_bytes * run.run.world.world_size), counted_bytes
+    return exact_range(prediction.sent_bytes * run.run.world.world_size), counted_bytes
 
 
-def _energy_pair(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange, float] | None:
+def _energy_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange, float] | None:
     """Returns (predicted energy of a step, measured energy of a step), in joules.
 
     The predicted energy of a step is the predicted power of the run times the predicted time of a step.
     """
-    measured = energy(run)
+    joules = energy(run)
     steps = run.world.height - 1  # the measurement starts at the end of the first timed step
-    if measured is None or steps < 1 or predicted.energy_kwh is None or predicted.time_s is None or predicted.step_s is None:
+    if joules is None or steps < 1 or prediction.energy_kwh is None or prediction.time_s is None or prediction.step_s is None:
         return None
-    run_s, run_kwh, step_s = predicted.time_s, predicted.energy_kwh, predicted.step_s
+    run_s, run_kwh, step_s = prediction.time_s, prediction.energy_kwh, prediction.step_s
     low, likely, high = (
         JOULES_PER_KWH * kwh / seconds * step
         for kwh, seconds, step in (
@@ -106,15 +106,15 @@ def _energy_pair(run: LoadedRun, predicted: Prediction) -> tuple[PredictedRange,
             (run_kwh.high, run_s.high, step_s.high),
         )
     )
-    return PredictedRange(low, likely, high), measured.value / steps
+    return PredictedRange(low, likely, high), joules.value / steps
 
 
 def divide_by_prediction(run: LoadedRun, category: str) -> Quantity | None:
     """The measured number of a category divided by the likely predicted number."""
-    predicted = run.predicted
-    if predicted is None or run.result is None or run.run is None:
+    prediction = run.predicted
+    if prediction is None or run.result is None or run.run is None:
         return None
-    pair = _PAIRS[category](run, predicted)
+    pair = _PAIRS[category](run, prediction)
     return None if pair is None or pair[0].likely <= 0 else Quantity(pair[1] / pair[0].likely, "x")
 
 

@@ -21,8 +21,8 @@ def traced_sent_bytes(run: LoadedRun) -> Quantity | None:
     analyses = run.traces.analyses
     if sorted(analysis.rank for analysis in analyses if analysis.rank is not None) != list(range(run.run.world.world_size)):
         return None
-    sent = sent_bytes.bytes_sent_in_step(analyses)
-    return None if sent is None else Quantity(sent, "bytes")
+    step_bytes = sent_bytes.bytes_sent_in_step(analyses)
+    return None if step_bytes is None else Quantity(step_bytes, "bytes")
 
 
 def traced_difference(run: LoadedRun) -> Quantity | None:
@@ -33,9 +33,9 @@ def traced_difference(run: LoadedRun) -> Quantity | None:
     if run.result is None or (run.result.same_work is not None and run.result.same_work.verdict == "other work"):
         return None
     theory_bytes = read_result_value(run, "communication_bytes.theory")
-    if not theory_bytes or (measured := traced_sent_bytes(run)) is None:
+    if not theory_bytes or (measured_bytes := traced_sent_bytes(run)) is None:
         return None
-    return Quantity(100 * (measured.value / theory_bytes - 1), "%")
+    return Quantity(100 * (measured_bytes.value / theory_bytes - 1), "%")
 
 
 METRICS = (

@@ -110,7 +110,7 @@ def main(workspace: str, matrix: str, *words: str) -> None:
     words: the files that define metrics, then `--out`, then the JSON file.
     """
     *paths, _, answer = words
-    described: list[DescribedMetric] = []
+    described_metrics: list[DescribedMetric] = []
     faults: list[str] = []
     defined: dict[str, tuple[str, Metric]] = {}  # name of a metric -> (path of the file that defines it, the metric)
     for path in map(Path, paths):
@@ -120,7 +120,7 @@ def main(workspace: str, matrix: str, *words: str) -> None:
                 METRICS.must_be_new(path, entry.name, list_shipped_names(), {name: file for name, (file, _) in defined.items()})
                 defined[entry.name] = (str(path), entry)
                 facts = (entry.name, entry.unit, entry.direction, entry.definition, entry.column)
-                described.append(DescribedMetric(*facts, str(path), source.digest, entry.reads))
+                described_metrics.append(DescribedMetric(*facts, str(path), source.digest, entry.reads))
         except InputError as error:
             faults.append(str(error))
     values: dict[str, dict[str, Quantity]] = {}
@@ -128,7 +128,7 @@ def main(workspace: str, matrix: str, *words: str) -> None:
     for run in (run for run in runs if run.completed):
         run_values = {name: _compute_value(file, entry, run, faults) for name, (file, entry) in defined.items()}
         values[run.run_id] = {name: value for name, value in run_values.items() if value is not None}
-    files.write_json(Path(answer), OwnMetrics(described, values, list(dict.fromkeys(faults))), sync=False)
+    files.write_json(Path(answer), OwnMetrics(described_metrics, values, list(dict.fromkeys(faults))), sync=False)
 
 
 def list_shipped_names() -> set[str]:

@@ -84,8 +84,8 @@ def _build_frames(batch: Sequence[LoadedRun]) -> tuple[Frames, Samples]:
 def _split_frames(batch: Sequence[LoadedRun], step_frames: Frames, sample_frames: Samples) -> None:
     """Split the common frames of a batch: each run of the batch gets the rows that belong to it."""
     parts = zip(*(steps.split_by_run(rows, len(batch)) for rows in (*step_frames, *sample_frames)), strict=True)
-    for run, (all_steps, timed, world, *sample_rows) in zip(batch, parts, strict=True):
-        run.step_frames, run.samples = Frames(all_steps, timed, world), Samples(*sample_rows)
+    for run, (all_steps, timed_steps, world, *sample_rows) in zip(batch, parts, strict=True):
+        run.step_frames, run.samples = Frames(all_steps, timed_steps, world), Samples(*sample_rows)
 
 
 def _read_in_processes(runs: Path, run_ids: Sequence[str], telemetry: Telemetry, processes: int) -> Iterator[LoadedRun]:
@@ -94,7 +94,7 @@ def _read_in_processes(runs: Path, run_ids: Sequence[str], telemetry: Telemetry,
     with ProcessPoolExecutor(processes, context, initializer=_prepare_process) as pool:
         for answer in pool.map(read_and_pack, repeat(str(runs)), parts, repeat(telemetry)):
             for packed in answer:
-                yield from _unpack(packed)
+                yield from _unpack_runs(packed)
 
 
 def _prepare_process() -> None:
@@ -117,10 +117,10 @@ def read_and_pack(runs: str, run_ids: Sequence[str], telemetry: Telemetry = "rea
 
     The metrics of completed runs are computed in this process, too; but not those of profiled runs, which need the traces.
     """
-    return [_pack(batch) for batch in _read_batches(Path(runs), run_ids, telemetry)]
+    return [_pack_runs(batch) for batch in _read_batches(Path(runs), run_ids, telemetry)]
 
 
-def _pack(batch: Sequence[LoadedRun]) -> Packed:
+def _pack_runs(batch: Sequence[LoadedRun]) -> Packed:
     frames = _build_frames(batch)
     _split_frames(batch, *frames)
     for run in batch:
@@ -134,7 +134,7 @@ def _pack(batch: Sequence[LoadedRun]) -> Packed:
     return packed
 
 
-def _unpack(packed: Packed) -> list[LoadedRun]:
+def _unpack_runs(packed: Packed) -> list[LoadedRun]:
     runs_with_coverage = msgspec.msgpack.decode(
         packed[0], type=list[tuple[LoadedRun, list[Coverage]]], dec_hook=lambda kind, path: kind(Path(path))
     )

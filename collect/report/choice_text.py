@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from collect.choices.contest import Contest, natural_sort_key
-from collect.choices.family import Answer, Family, Fit
+from collect.choices.family import ChoiceFamily, CriterionAnswer, MemoryFit
 from collect.choices.standing import CRITERIA, Standing
 from collect.report import verdict_text
 from collect.summary import Summary
@@ -88,40 +88,45 @@ class TreeNode(msgspec.Struct, frozen=True):
     """For each answer (the contests for which the answer holds, as text; the answer; the cells from which it follows)."""
 
 
-def shown_families(summary: Summary) -> list[Family]:
+def shown_families(summary: Summary) -> list[ChoiceFamily]:
     """The families that a report shows: at most MOST_SHOWN families in which a reader has a choice."""
-    return [family for family in summary.choices if family.open][:MOST_SHOWN]
+    return [choice_family for choice_family in summary.choices if choice_family.open][:MOST_SHOWN]
 
 
 def hidden_note(summary: Summary) -> str:
     """A sentence that says how many contests the report leaves out; "" if it shows all contests."""
-    counts = [sum(contest.open for contest in family.contests) for family in summary.choices if family.open]
+    counts = [
+        sum(contest.open for contest in choice_family.contests) for choice_family in summary.choices if choice_family.open
+    ]
     left_count = sum(counts) - sum(min(count, MOST_SHOWN) for count in counts[:MOST_SHOWN])
     return f"{left_count:,} more comparisons are in summary.json" if left_count else ""
 
 
-def differing_criteria(families: Sequence[Family]) -> list[str]:
+def differing_criteria(families: Sequence[ChoiceFamily]) -> list[str]:
     """The criteria by which cells differ in at least one contest of these families, in the order of CRITERIA."""
-    standings = [standing for family in families for contest in family.contests for standing in contest.standings]
+    standings = [standing for choice_family in families for contest in choice_family.contests for standing in contest.standings]
     differing = {standing.criterion for standing in standings if standing.word != "same work"}
     return [name for name in CRITERIA if name in differing]
 
 
-def has_unranked_cells(families: Sequence[Family]) -> bool:
+def has_unranked_cells(families: Sequence[ChoiceFamily]) -> bool:
     """Whether the contests of these families contain a cell that is not ranked."""
-    return any(_unranked_cells(contest) for family in families for contest in family.contests if contest.open)
+    return any(_unranked_cells(contest) for choice_family in families for contest in choice_family.contests if contest.open)
 
 
-def family_title(family: Family) -> str:
+def family_title(choice_family: ChoiceFamily) -> str:
     """The title of the section about a family."""
-    return f"{family.workload}, {family.about}" if family.about else family.workload
+    return f"{choice_family.workload}, {choice_family.about}" if choice_family.about else choice_family.workload
 
 
 def choice_cautions(summary: Summary) -> list[str]:
     """The warnings that apply to all choices: that the runs were a rehearsal, and that no cell was repeated."""
     texts = [CAUTION] if summary.rehearsal else []
     words = {
-        standing.word for family in shown_families(summary) for contest in family.contests for standing in contest.standings
+        standing.word
+        for choice_family in shown_families(summary)
+        for contest in choice_family.contests
+        for standing in contest.standings
     }
     return [*texts, ONCE] if "as measured" in words else texts
 
@@ -133,19 +138,19 @@ def uncompared_cells(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
     number of ranks with another batch size.
     """
     groups = []
-    for family in summary.choices:
+    for choice_family in summary.choices:
         by_ranks: dict[tuple[int, int], list[Contest]] = {}
-        for contest in family.contests:
+        for contest in choice_family.contests:
             by_ranks.setdefault((contest.ranks, contest.nodes), []).append(contest)
-        for (ranks, _), contests in by_ranks.items():
+        for (rank_count, _), contests in by_ranks.items():
             lone_contenders = [(contest.batch, contest.contenders[0]) for contest in contests if len(contest.contenders) == 1]
             if len({contender.name for contest in contests for contender in contest.contenders}) > 1 and lone_contenders:
                 links = [RunsLink(f"{contender.name} (batch {batch})", contender.cell) for batch, contender in lone_contenders]
-                groups.append((f"{family_title(family)}, {_ranks_text(ranks)}", links))
+                groups.append((f"{family_title(choice_family)}, {_ranks_text(rank_count)}", links))
     return groups
 
 
-def choice_rows(family: Family, criterion_names: Sequence[str]) -> list[ChoiceRow]:
+def choice_rows(choice_family: ChoiceFamily, criterion_names: Sequence[str]) -> list[ChoiceRow]:
     """The rows of a family in the table of choices: at most MOST_SHOWN contests in which a reader has a choice.
 
     criterion_names: the criteria that the table shows.
@@ -157,26 +162,30 @@ def choice_rows(family: Family, criterion_names: Sequence[str]) -> list[ChoiceRo
             [best_cells_text(contest, name) for name in criterion_names],
             _unranked_cells(contest),
         )
-        for contest in family.contests
+        for contest in choice_family.contests
         if contest.open
     ]
     return rows[:MOST_SHOWN]
 
 
-def decision_tree(family: Family) -> list[TreeNode]:
+def decision_tree(choice_family: ChoiceFamily) -> list[TreeNode]:
     """The questions of the decision tree of a family, in the order in which a reader should answer them."""
-    has_several_fits = len(family.one_rank) > 1
+    has_several_fits = len(choice_family.one_rank) > 1
     one_rank = [
         (
-            _batches_text(family, fit.contests) if has_several_fits else "",
+            _batches_text(choice_family, fit.contests) if has_several_fits else "",
             _one_rank_text(fit),
-            _cell_links(family, fit.contests, _all_names(fit)),
+            _cell_links(choice_family, fit.contests, _all_names(fit)),
         )
-        for fit in family.one_rank
+        for fit in choice_family.one_rank
     ]
     more_ranks = [
-        (_contests_text(family, fit.contests), _more_ranks_text(fit), _cell_links(family, fit.contests, _all_names(fit)))
-        for fit in family.more_ranks
+        (
+            _contests_text(choice_family, fit.contests),
+            _more_ranks_text(fit),
+            _cell_links(choice_family, fit.contests, _all_names(fit)),
+        )
+        for fit in choice_family.more_ranks
     ]
     nodes = [TreeNode("Does it fit on one rank?", one_rank or [("", ChoiceText([], remark="not measured on one rank"), [])])]
     nodes.append(
@@ -184,9 +193,9 @@ def decision_tree(family: Family) -> list[TreeNode]:
             "What fits on more ranks?", more_ranks or [("", ChoiceText([], remark="not measured on more than one rank"), [])]
         )
     )
-    for question in family.questions:
+    for question in choice_family.questions:
         answers = [
-            (_contests_text(family, answer.contests), *_answer_text(family, answer, question.criterion))
+            (_contests_text(choice_family, answer.contests), *_answer_text(choice_family, answer, question.criterion))
             for answer in question.answers
         ]
         nodes.append(TreeNode(QUESTIONS[question.criterion], answers))
@@ -197,22 +206,22 @@ def best_cells_text(contest: Contest, criterion: str) -> ChoiceText:
     """The best cells of a contest by one criterion, as text."""
     standing = next((candidate for candidate in contest.standings if candidate.criterion == criterion), None)
     if standing is None:
-        measured = contest.contender_names("measured")
-        return ChoiceText([], remark=f"only {measured[0]} was measured" if len(measured) == 1 else "")
+        measured_names = contest.contender_names("measured")
+        return ChoiceText([], remark=f"only {measured_names[0]} was measured" if len(measured_names) == 1 else "")
     names = {contender.cell: contender.name for contender in contest.contenders}
     best = sorted((RunsLink(names[cell], cell) for cell in standing.best), key=lambda link: natural_sort_key(link.text))
     links = best if len(best) <= MOST_NAMED else [RunsLink(_join_names([link.text for link in best]), best[0].cell)]
     if standing.word == "same work":
         return ChoiceText([], remark="equal: the same work")
     if standing.word == "not told apart":
-        values = [placed.value for placed in standing.placed if placed.cell in standing.best]
+        values = [ranked_cell.value for ranked_cell in standing.placed if ranked_cell.cell in standing.best]
         return ChoiceText(links, _format_range(min(values), max(values), standing.unit), "cannot be distinguished")
     certainty = {"as measured": AS_MEASURED, "equal": "equal", "best": ""}[standing.word]
     value = _format_quantity(standing.placed[0].value, standing.unit)
-    return ChoiceText(links, value, certainty, _margin(standing, names), sure=standing.word != "as measured")
+    return ChoiceText(links, value, certainty, _margin_text(standing, names), sure=standing.word != "as measured")
 
 
-def _margin(standing: Standing, names: dict[str, str]) -> str:
+def _margin_text(standing: Standing, names: dict[str, str]) -> str:
     """How far the best cell is ahead of the first cell that is not among the best, such as `13 % faster than ddp`."""
     runner_up = next((placed_cell for placed_cell in standing.placed if placed_cell.cell not in standing.best), None)
     if runner_up is None or standing.margin_pct is None:
@@ -269,7 +278,7 @@ def _unranked_cells(contest: Contest) -> list[tuple[str, list[RunsLink]]]:
     ]
 
 
-def _one_rank_text(fit: Fit) -> ChoiceText:
+def _one_rank_text(fit: MemoryFit) -> ChoiceText:
     if fit.fits and not fit.does_not_fit:
         return ChoiceText([], value="yes", remark=_other_cells_text(fit), sure=True)
     if fit.fits:
@@ -278,11 +287,11 @@ def _one_rank_text(fit: Fit) -> ChoiceText:
     return ChoiceText([], value="no", remark=other_cells, sure=True) if fit.does_not_fit else ChoiceText([], remark=other_cells)
 
 
-def _more_ranks_text(fit: Fit) -> ChoiceText:
+def _more_ranks_text(fit: MemoryFit) -> ChoiceText:
     return ChoiceText([], value=_join_names(fit.fits), remark=_other_cells_text(fit), sure=bool(fit.fits))
 
 
-def _other_cells_text(fit: Fit) -> str:
+def _other_cells_text(fit: MemoryFit) -> str:
     outcomes = (
         (fit.does_not_fit, "out of memory"),
         (fit.over_the_limit, "over the time limit"),
@@ -291,11 +300,11 @@ def _other_cells_text(fit: Fit) -> str:
     return "; ".join(f"{_join_names(names)}: {outcome}" for names, outcome in outcomes if names)
 
 
-def _all_names(fit: Fit) -> list[str]:
+def _all_names(fit: MemoryFit) -> list[str]:
     return [*fit.fits, *fit.does_not_fit, *fit.over_the_limit, *fit.unknown]
 
 
-def _answer_text(family: Family, answer: Answer, criterion: str) -> tuple[ChoiceText, list[RunsLink]]:
+def _answer_text(choice_family: ChoiceFamily, answer: CriterionAnswer, criterion: str) -> tuple[ChoiceText, list[RunsLink]]:
     """Returns (the answer to one question of the section "Which strategy to choose?" as text, the cells from which it follows).
 
     The cells are the best cells of each contest, that is, of each set of cells that may be compared."""
@@ -314,43 +323,43 @@ def _answer_text(family: Family, answer: Answer, criterion: str) -> tuple[Choice
         return ChoiceText([], remark=certainty), []
     links = []
     for contest_index in answer.contests:
-        contest = family.contests[contest_index]
+        contest = choice_family.contests[contest_index]
         standing = next((entry for entry in contest.standings if entry.criterion == criterion), None)
         values = {entry.cell: _format_quantity(entry.value, standing.unit) for entry in standing.placed} if standing else {}
         for entry in contest.contenders:
             if entry.name in answer.best and (standing is None or entry.cell in standing.best):
-                label_parts = [_cell_label(family, contest, entry.name), values.get(entry.cell, "")]
+                label_parts = [_cell_label(choice_family, contest, entry.name), values.get(entry.cell, "")]
                 links.append(RunsLink(": ".join(filter(None, label_parts)), entry.cell))
     best_names = "" if answer.word == "only one" else _join_names(answer.best)
     return ChoiceText([], best_names, certainty, sure=answer.word in ("best", "equal", "only one fits")), links
 
 
-def _cell_links(family: Family, contest_indexes: Sequence[int], names: Sequence[str]) -> list[RunsLink]:
+def _cell_links(choice_family: ChoiceFamily, contest_indexes: Sequence[int], names: Sequence[str]) -> list[RunsLink]:
     """Links to cells in some contests, such as `ddp ×8`. contest_indexes: their indexes. names: the names of the cells."""
     links = []
     for contest_index in contest_indexes:
-        contest = family.contests[contest_index]
+        contest = choice_family.contests[contest_index]
         contenders = [contender for contender in contest.contenders if contender.name in names]
-        links += [RunsLink(_cell_label(family, contest, contender.name), contender.cell) for contender in contenders]
+        links += [RunsLink(_cell_label(choice_family, contest, contender.name), contender.cell) for contender in contenders]
     return links
 
 
-def _cell_label(family: Family, contest: Contest, name: str) -> str:
+def _cell_label(choice_family: ChoiceFamily, contest: Contest, name: str) -> str:
     """A cell of a contest, such as `ddp ×8`, with the batch if the family has contests of as many ranks with other batches."""
-    batches = {other.batch for other in family.contests if (other.ranks, other.nodes) == (contest.ranks, contest.nodes)}
-    return f"{name} ×{_ranks_and_nodes(family, contest)}{f', batch {contest.batch}' if len(batches) > 1 else ''}"
+    batches = {other.batch for other in choice_family.contests if (other.ranks, other.nodes) == (contest.ranks, contest.nodes)}
+    return f"{name} ×{_ranks_and_nodes(choice_family, contest)}{f', batch {contest.batch}' if len(batches) > 1 else ''}"
 
 
-def _ranks_and_nodes(family: Family, contest: Contest) -> str:
+def _ranks_and_nodes(choice_family: ChoiceFamily, contest: Contest) -> str:
     """The number of ranks of a contest, such as `8`.
 
     If the family has contests with the same number of ranks on other numbers of nodes, the nodes are added: `8 on 2 nodes`.
     """
-    return f"{contest.ranks}{_nodes_suffix(family, contest.ranks, contest.nodes)}"
+    return f"{contest.ranks}{_nodes_suffix(choice_family, contest.ranks, contest.nodes)}"
 
 
-def _nodes_suffix(family: Family, ranks: int, nodes: int) -> str:
-    other_nodes = len({contest.nodes for contest in family.contests if contest.ranks == ranks}) > 1
+def _nodes_suffix(choice_family: ChoiceFamily, rank_count: int, nodes: int) -> str:
+    other_nodes = len({contest.nodes for contest in choice_family.contests if contest.ranks == rank_count}) > 1
     return f" on {nodes} node{'s' if nodes > 1 else ''}" if other_nodes else ""
 
 
@@ -375,23 +384,23 @@ def _join_variants(variants: Sequence[str]) -> str:
     return f"{_join_names(heads)} {tails[0]}".rstrip() if len(set(tails)) == 1 else "; ".join(variants)
 
 
-def _batches_text(family: Family, contest_indexes: Sequence[int]) -> str:
-    return f"batch {_join_names([str(family.contests[contest_index].batch) for contest_index in contest_indexes])}"
+def _batches_text(choice_family: ChoiceFamily, contest_indexes: Sequence[int]) -> str:
+    return f"batch {_join_names([str(choice_family.contests[contest_index].batch) for contest_index in contest_indexes])}"
 
 
-def _contests_text(family: Family, contest_indexes: Sequence[int]) -> str:
+def _contests_text(choice_family: ChoiceFamily, contest_indexes: Sequence[int]) -> str:
     """The contests in which an answer holds, as text, such as `2 and 4 ranks; 8 ranks at batch 64`.
 
     contest_indexes: the indexes of these contests in the family. The batch size is only named if the family has a contest on
     the same ranks with another batch size in which the answer does not hold."""
     by_ranks: dict[tuple[int, int], list[int]] = {}
     for contest_index in contest_indexes:
-        contest = family.contests[contest_index]
+        contest = choice_family.contests[contest_index]
         by_ranks.setdefault((contest.ranks, contest.nodes), []).append(contest.batch)
     parts: list[tuple[list[int], str]] = []  # (numbers of ranks, text about nodes and batch size behind these numbers)
     for (ranks, nodes), batches in by_ranks.items():
-        all_batches = [entry.batch for entry in family.contests if (entry.ranks, entry.nodes) == (ranks, nodes)]
-        nodes_text = _nodes_suffix(family, ranks, nodes)
+        all_batches = [entry.batch for entry in choice_family.contests if (entry.ranks, entry.nodes) == (ranks, nodes)]
+        nodes_text = _nodes_suffix(choice_family, ranks, nodes)
         batch_text = f" at batch {_join_names([str(batch) for batch in batches])}" if batches != all_batches else ""
         if parts and not nodes_text + batch_text + parts[-1][1]:
             parts[-1][0].append(ranks)
@@ -402,8 +411,8 @@ def _contests_text(family: Family, contest_indexes: Sequence[int]) -> str:
     )
 
 
-def _ranks_text(ranks: int) -> str:
-    return "1 rank" if ranks == 1 else f"{ranks} ranks"
+def _ranks_text(rank_count: int) -> str:
+    return "1 rank" if rank_count == 1 else f"{rank_count} ranks"
 
 
 def contest_text(contest: Contest) -> str:

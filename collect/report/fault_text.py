@@ -71,8 +71,8 @@ def fault_tables(summary: Summary, labels: Mapping[str, str]) -> list[Table[Any]
 
 
 def _waiting_text(effect: StragglerEffect) -> str:
-    waiting = [notation.format_number(ms, 2) for ms in effect.waiting_ms[:MOST_RANKS]]
-    return ", ".join([*waiting, "..."] if len(effect.waiting_ms) > MOST_RANKS else waiting)
+    waiting_texts = [notation.format_number(ms, 2) for ms in effect.waiting_ms[:MOST_RANKS]]
+    return ", ".join([*waiting_texts, "..."] if len(effect.waiting_ms) > MOST_RANKS else waiting_texts)
 
 
 def _compared_column(heading: str, unit: str, get_values: Callable[[Row], tuple[float | None, float | None]]) -> Column[Row]:

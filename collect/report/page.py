@@ -135,7 +135,7 @@ class DrawnFigure(msgspec.Struct, frozen=True):
     """The data and the layout for plotly, and `picture`, the additional layout of the figure as a picture file."""
 
 
-def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> str:
+def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> str:
     """Render the page of a report.
 
     folder: where the report will be written. runs_folder: the folder of the runs. Links from the page to the runs are relative,
@@ -157,7 +157,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> s
         whole=summary,
         version=__version__,
         created=notation.format_time(summary.created_s),
-        sections=_sections(short_summary, figures, table),
+        sections=_list_sections(short_summary, figures, table),
         light=palette.LIGHT,
         dark=palette.DARK,
         labels=[label_by_cell[row.id] for row in short_summary.rows],
@@ -167,7 +167,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> s
         place_of=index_by_cell,
         text=verdict_text,
         reported=reported,
-        redrawn=study_tables.redraw(summary.reported),
+        redrawn=study_tables.arrange_reported(summary.reported),
         remarks_of=lambda places: study_tables.make_footnotes(summary.reported, [line.own for line in reported], places),
         metric_heading=study_tables.metric_heading,
         tables=printed_text,
@@ -189,7 +189,7 @@ def draw(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> s
         places=provenance.run_properties(loaded),
         hosts=provenance.host_descriptions(loaded),
         record_tables=provenance.make_record_tables(summary),
-        citations=_citations(summary),
+        citations=_list_citations(summary),
         metrics=all_metrics(),
         defined={metric.name for metric in all_metrics()},
         plotly=Markup(plotly_script()),
@@ -211,13 +211,13 @@ def _draw_and_divide_figures(
 ) -> tuple[DrawnFigure | None, list[DrawnFigure], list[DrawnFigure]]:
     """Draw the figures of the page: (the figure at its start, the other figures `head_to_head`, all other figures)."""
     drawn_figures = draw_figures(loaded, summary)
-    headline = _headline(drawn_figures, [choice.workload for choice in report_start.best_choices(summary)])
+    headline = _find_headline_figure(drawn_figures, [choice.workload for choice in report_start.best_choices(summary)])
     other_figures = [drawn_figure for drawn_figure in drawn_figures if headline is None or drawn_figure.name != headline.name]
     head_to_head = [drawn_figure for drawn_figure in other_figures if drawn_figure.kind == "head_to_head"]
     return headline, head_to_head, [drawn_figure for drawn_figure in other_figures if drawn_figure.kind != "head_to_head"]
 
 
-def _sections(summary: Summary, figures: Sequence[DrawnFigure], table: CellTables) -> list[tuple[str, str]]:
+def _list_sections(summary: Summary, figures: Sequence[DrawnFigure], table: CellTables) -> list[tuple[str, str]]:
     """(name, title) of the sections of the page that are not empty."""
     contents: dict[str, Sequence[Any]] = {
         "figures": figures,
@@ -249,13 +249,13 @@ def make_trace_answers(summary: Summary, labels: Mapping[str, str]) -> list[tupl
     ]
 
 
-def _citations(summary: Summary) -> list[tuple[str, str]]:
+def _list_citations(summary: Summary) -> list[tuple[str, str]]:
     """(what is cited, its BibTeX entry): shardlab, and the study if its citation is known."""
     entries = [("shardlab", citation.shardlab_bibtex())]
     return entries + ([("The study", citation.study_bibtex(summary.matrix, summary.citation))] if summary.citation else [])
 
 
-def _headline(drawn_figures: Sequence[DrawnFigure], workloads: Sequence[str]) -> DrawnFigure | None:
+def _find_headline_figure(drawn_figures: Sequence[DrawnFigure], workloads: Sequence[str]) -> DrawnFigure | None:
     """The figure at the start of a report: the figure `head_to_head` (speed against memory) if it exists, else throughput.
 
     workloads: the workloads for which the start of the report says what to choose. If each workload has such a figure, the
@@ -300,15 +300,15 @@ def arrange_in_rows(plots: Sequence[figure.Figure]) -> list[tuple[figure.Figure,
     Returns a list of (figure, whether the figure takes the whole row). The order of the figures is kept, with one exception: to
     fill a row, the next figure of a similar height moves up.
     """
-    remaining = list(plots)
+    remaining_plots = list(plots)
     arranged: list[tuple[figure.Figure, bool]] = []
-    while remaining:
-        plot = remaining.pop(0)
-        partner = None if plot.name in WIDE else next((other for other in remaining if _fits_beside(plot, other)), None)
+    while remaining_plots:
+        plot = remaining_plots.pop(0)
+        partner = None if plot.name in WIDE else next((other for other in remaining_plots if _fits_beside(plot, other)), None)
         if partner is None:
             arranged.append((plot, True))
         else:
-            remaining.remove(partner)
+            remaining_plots.remove(partner)
             arranged += [(plot, False), (partner, False)]
     return arranged
 

@@ -81,12 +81,12 @@ def run_properties(loaded: Loaded) -> list[tuple[str, list[str]]]:
             data = run.result.data
             synthetic = " (synthetic)" if data.get("synthetic") else ""
             properties["Data"].append(f"{data.get('name', 'unnamed')}{synthetic}, SHA-256 {data.get('sha256', 'unknown')}")
-    versions = environments([_versions(run) for run in runs])
+    versions = list_environments([_run_versions(run) for run in runs])
     properties["Versions"] = [", ".join(f"{name} {version}" for name, version in sorted(entry.items())) for entry in versions]
     return [(property_name, list(dict.fromkeys(values))) for property_name, values in properties.items() if values]
 
 
-def environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+def list_environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """The different environments in these reports. A report is {name of a package: version}.
 
     Some reports name fewer packages than others: a failed run wrote no result, and a result does not contain the version of
@@ -104,7 +104,7 @@ def environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     return [entry for entry in merged if entry]
 
 
-def _versions(run: LoadedRun) -> dict[str, str]:
+def _run_versions(run: LoadedRun) -> dict[str, str]:
     """The package versions of a run: the versions when it was submitted, replaced by the versions that its ranks imported."""
     assert run.run is not None
     return run.run.versions | (run.result.versions if run.result else {})

@@ -58,11 +58,11 @@ class Choice(msgspec.Struct, frozen=True):
 
 def write_claim_line(verdict: Verdict, summary: Summary) -> ClaimLine:
     """Write one claim of the study in one line. The numbers come from the part of the claim's test that decides the verdict."""
-    part = _deciding_part(verdict)
-    measured, interval, other = _sides_text(part) if part else ("", "", "")
-    bounds = _bounds_text(verdict, part) if part else ""
-    reason = _reason_text(verdict, part)
-    return ClaimLine(MARKS[verdict.verdict], _printed_numbers(verdict, summary), bounds, measured, interval, other, reason)
+    claim_part = _deciding_part(verdict)
+    measured_text, interval, other = _sides_text(claim_part) if claim_part else ("", "", "")
+    bounds = _bounds_text(verdict, claim_part) if claim_part else ""
+    reason = _reason_text(verdict, claim_part)
+    return ClaimLine(MARKS[verdict.verdict], _printed_numbers(verdict, summary), bounds, measured_text, interval, other, reason)
 
 
 def compared_sentence(summary: Summary) -> str:
@@ -100,14 +100,14 @@ def best_choices(summary: Summary) -> list[Choice]:
     with the most ranks is used, then with the most nodes, then with the largest batch.
     """
     workload_choices = []
-    for family in choice_text.shown_families(summary)[:MOST_CHOICES]:
+    for choice_family in choice_text.shown_families(summary)[:MOST_CHOICES]:
         contest = max(
-            (contest for contest in family.contests if contest.open),
+            (contest for contest in choice_family.contests if contest.open),
             key=lambda contest: (len(contest.contender_names("measured")), contest.ranks, contest.nodes, contest.batch),
         )
         best = [(choice_text.HEADINGS[standing.criterion], _standing_text(contest, standing)) for standing in contest.standings]
         if best:
-            workload_choices.append(Choice(choice_text.family_title(family), choice_text.contest_text(contest), best))
+            workload_choices.append(Choice(choice_text.family_title(choice_family), choice_text.contest_text(contest), best))
     return workload_choices
 
 
@@ -130,23 +130,23 @@ def _deciding_part(verdict: Verdict) -> ClaimPart | None:
     return min(verdict.parts, key=lambda part: 100.0 * part.holds if part.holds_pct is None else part.holds_pct)
 
 
-def _sides_text(part: ClaimPart) -> tuple[str, str, str]:
+def _sides_text(claim_part: ClaimPart) -> tuple[str, str, str]:
     """The measured number of a test and the number on the other side, as text: (measured number, its interval, other number).
 
     The other number is "" if it was not measured, but is a constant of the claim.
     """
-    test = _parse_comparison(part.test)
-    if part.left is None or part.right is None or test is None:
+    test = _parse_comparison(claim_part.test)
+    if claim_part.left is None or claim_part.right is None or test is None:
         return "", "", ""
-    left = (part.left, part.left_interval, part.left_unit)
-    right = (part.right, part.right_interval, part.right_unit)
+    left_side = (claim_part.left, claim_part.left_interval, claim_part.left_unit)
+    right = (claim_part.right, claim_part.right_interval, claim_part.right_unit)
     if not _is_measured(test.left):
-        left, right = right, left
+        left_side, right = right, left_side
     if not (_is_measured(test.left) and _is_measured(test.comparators[0])):
-        return *_number_and_interval(*left), ""
-    measured, interval = _number_without_factor(test.left, *left)
+        return *_number_and_interval(*left_side), ""
+    measured_text, interval = _number_without_factor(test.left, *left_side)
     other, spread = _number_without_factor(test.comparators[0], *right)
-    return measured, interval, f"{other} ({spread})" if spread else other
+    return measured_text, interval, f"{other} ({spread})" if spread else other
 
 
 def _number_without_factor(side: ast.expr, value: float, interval: tuple[float, float] | None, unit: str) -> tuple[str, str]:
@@ -191,17 +191,17 @@ def _format_digits(value: float) -> str:
     return notation.format_number(value, 3).replace("-", "−")
 
 
-def _bounds_text(verdict: Verdict, part: ClaimPart) -> str:
+def _bounds_text(verdict: Verdict, claim_part: ClaimPart) -> str:
     """The bounds that the test of a claim sets for the measured number, such as `1.08 to 1.18` or `at least 2`.
 
     "" if the test compares two measured numbers, so that it has no fixed bound.
     """
-    test = _parse_comparison(part.test)
+    test = _parse_comparison(claim_part.test)
     if test is None:
         return ""
     if _is_measured(test.left) and _is_measured(test.comparators[0]):
         return ""
-    side, unit = _side_and_bound(test)[0], part.left_unit or part.right_unit
+    side, unit = _side_and_bound(test)[0], claim_part.left_unit or claim_part.right_unit
     unit = "×" if unit == "x" else unit
     bounds = {}
     for other_part in verdict.parts:
@@ -280,8 +280,8 @@ def _reason_text(verdict: Verdict, part: ClaimPart | None) -> str:
         if part.holds_pct is not None:
             weakest = f"the weakest of {len(verdict.parts)} parts holds" if len(verdict.parts) > 1 else "holds"
             return f"intervals overlap: {weakest} in {notation.format_number(part.holds_pct, 2)} % of draws"
-        held = "holds" if all(claim_part.holds for claim_part in verdict.parts) else "does not hold"
-        return f"n = 1, so no interval; as measured it {held}"
+        holds_text = "holds" if all(claim_part.holds for claim_part in verdict.parts) else "does not hold"
+        return f"n = 1, so no interval; as measured it {holds_text}"
     first = verdict.why.partition("; ")[0]
     return first if len(first) <= LONGEST_REASON else first[: LONGEST_REASON - 1].rstrip() + "…"
 

@@ -55,7 +55,7 @@ class StudyTable(msgspec.Struct, frozen=True):
     """The indexes of the reported entries in this table."""
 
 
-class Redrawn(msgspec.Struct, frozen=True):
+class ArrangedTables(msgspec.Struct, frozen=True):
     """All numbers that a study prints, arranged in tables."""
 
     tables: list[StudyTable]
@@ -83,7 +83,7 @@ _Column = tuple[str, str]
 
 
 class _PlacedEntry(msgspec.Struct, frozen=True):
-    """A reported entry (a number that the study prints), while `redraw` looks for its row and column."""
+    """A reported entry (a number that the study prints), while `arrange_reported` looks for its row and column."""
 
     index: int
     """The index of the entry."""
@@ -94,7 +94,7 @@ class _PlacedEntry(msgspec.Struct, frozen=True):
     """The column of the entry."""
 
 
-def redraw(entries: Sequence[ReportedResult]) -> Redrawn:
+def arrange_reported(entries: Sequence[ReportedResult]) -> ArrangedTables:
     """Arrange all reported entries (numbers that the study prints) in tables, each entry once.
 
     The entries of one place of the study form a table. If the place has fewer than MIN_NUMBERS numbers, its entries are not
@@ -108,8 +108,8 @@ def redraw(entries: Sequence[ReportedResult]) -> Redrawn:
         cell |= {ARGUMENT_KEY: entry.of} if entry.of else {}
         groups.setdefault(where, []).append(_PlacedEntry(index, cell, (entry.metric, qualifier)))
     table_places = sorted((where for where in groups if len(groups[where]) >= MIN_NUMBERS), key=_sort_key)
-    single = [placed.index for group in groups.values() if len(group) < MIN_NUMBERS for placed in group]
-    return Redrawn([_build_table(where, groups[where]) for where in table_places], sorted(single))
+    single = [placed_entry.index for group in groups.values() if len(group) < MIN_NUMBERS for placed_entry in group]
+    return ArrangedTables([_build_table(where, groups[where]) for where in table_places], sorted(single))
 
 
 def make_footnotes(entries: Sequence[ReportedResult], entry_texts: Sequence[str], indexes: Sequence[int]) -> Remarks:

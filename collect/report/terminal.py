@@ -62,9 +62,9 @@ def print_choices(output: Output, summary: Summary) -> None:
         return
     criteria = choice_text.differing_criteria(families)
     rows = [
-        [choice_text.family_title(family), f"{line.heading}, {line.batch_and_nodes}", *map(str, line.said)]
-        for family in families
-        for line in choice_text.choice_rows(family, criteria)
+        [choice_text.family_title(choice_family), f"{line.heading}, {line.batch_and_nodes}", *map(str, line.said)]
+        for choice_family in families
+        for line in choice_text.choice_rows(choice_family, criteria)
     ]
     output.print_table(
         "which strategy to choose", ["Workload", "Ranks", *(choice_text.HEADINGS[name] for name in criteria)], rows

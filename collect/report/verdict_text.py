@@ -58,8 +58,8 @@ def verdict_label(verdict: Verdict) -> str:
 def verdict_counts(summary: Summary) -> str:
     """How many claims have each verdict, as text such as `12 claims: 7 reproduced, 2 contradicted, 3 not run`."""
     count_by_verdict = Counter(verdict.verdict for verdict in summary.verdicts)
-    listed = ", ".join(f"{count_by_verdict[name]} {name}" for name in STYLES if count_by_verdict[name])  # type: ignore[index]
-    return f"{len(summary.verdicts)} claims: {listed}"
+    counts_text = ", ".join(f"{count_by_verdict[name]} {name}" for name in STYLES if count_by_verdict[name])  # type: ignore[index]
+    return f"{len(summary.verdicts)} claims: {counts_text}"
 
 
 def verdict_cautions(summary: Summary) -> list[str]:
@@ -133,18 +133,18 @@ def reported_counts(summary: Summary) -> str:
     """
     comparable = [entry for entry in summary.reported if entry.comparable]
     counts = Counter({True: "agree", False: "differ", None: "without an interval"}[entry.agrees] for entry in comparable)
-    measured = sum(entry.measured is not None for entry in summary.reported)
+    measured_count = sum(entry.measured is not None for entry in summary.reported)
     words = ", ".join(f"{counts[word]} {word}" for word in ("agree", "differ", "without an interval") if counts[word])
-    compared = f"{len(comparable)} to compare: {words}" if comparable else "none to compare"
-    return f"reported numbers: {len(summary.reported)} printed, {measured} measured here, {compared}"
+    comparison_text = f"{len(comparable)} to compare: {words}" if comparable else "none to compare"
+    return f"reported numbers: {len(summary.reported)} printed, {measured_count} measured here, {comparison_text}"
 
 
 def _reported_line(entry: ReportedResult, labels: Mapping[str, str], shared_reasons: Sequence[str]) -> ReportedLine:
-    measured = spread = ""
+    measured_text = spread = ""
     if isinstance(entry.measured, str):
-        measured = entry.measured
+        measured_text = entry.measured
     elif entry.measured is not None:
-        measured = format_quantity(entry.measured, entry.unit)
+        measured_text = format_quantity(entry.measured, entry.unit)
         if entry.low is not None and entry.high is not None and entry.low != entry.high:
             spread = format_interval(entry.low, entry.high, entry.unit)
     unshared = [clause for clause in entry.reasons if clause not in shared_reasons and not clause.startswith(reasons.ASSUMED)]
@@ -157,7 +157,7 @@ def _reported_line(entry: ReportedResult, labels: Mapping[str, str], shared_reas
         metric=entry.metric,
         argument=entry.of,
         printed=_printed_text(entry),
-        measured=measured,
+        measured=measured_text,
         spread=spread,
         n=str(entry.n) if entry.n else "",
         ratio=f"{notation.format_number(entry.ratio, 3)}" if entry.ratio is not None else "",
@@ -175,9 +175,13 @@ def _printed_text(entry: ReportedResult) -> str:
     """
     if entry.head:
         return f"{entry.printed} {entry.head}"
-    printed = entry.reported
-    if printed and printed.unit not in COUNTED and entry.printed.strip("~<> ").replace(",", "").replace(".", "").isdigit():
-        return f"{entry.printed} ({format_quantity(printed.value or 0, printed.unit)})"
+    printed_number = entry.reported
+    if (
+        printed_number
+        and printed_number.unit not in COUNTED
+        and entry.printed.strip("~<> ").replace(",", "").replace(".", "").isdigit()
+    ):
+        return f"{entry.printed} ({format_quantity(printed_number.value or 0, printed_number.unit)})"
     return entry.printed
 
 

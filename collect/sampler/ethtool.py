@@ -47,14 +47,14 @@ def find_counters(names: list[str]) -> dict[str, list[int]]:
     counters are added up.
     """
     index_of_name = {name: index for index, name in reversed(list(enumerate(names)))}
-    recorded = {}
+    recorded_counters = {}
     for field, driver_names in COUNTERS.items():
         if (name := next((name for name in driver_names if name in index_of_name), None)) is not None:
-            recorded[field] = [index_of_name[name]]
+            recorded_counters[field] = [index_of_name[name]]
     for index, name in enumerate(names):
         if match := _PRIORITY_PAUSES.fullmatch(name):
-            recorded.setdefault(f"{match[1]}_priority_pauses", []).append(index)
-    return recorded
+            recorded_counters.setdefault(f"{match[1]}_priority_pauses", []).append(index)
+    return recorded_counters
 
 
 class DriverCounters:

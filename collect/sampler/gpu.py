@@ -80,19 +80,19 @@ class GpuSource(Source):
     why_absent: why NVML cannot be used; None if NVML can be used.
     """
 
-    def __init__(self, played: Path | None = None) -> None:
+    def __init__(self, played_file: Path | None = None) -> None:
         """Open NVML and all GPUs. Raises InputError if a stub of NVML cannot be loaded.
 
-        played: a stub of NVML that is loaded in place of the driver's library. The stub makes up GPUs and their values, so all
-        samples are marked as played. None: the library of the driver is used.
+        played_file: a stub of NVML that is loaded in place of the driver's library. The stub makes up GPUs and their values, so
+        all samples are marked as played. None: the library of the driver is used.
         """
         super().__init__()
         import pynvml
 
-        self._nvml, self._played, self._is_first_sample = pynvml, played is not None, True
-        if played is not None:
+        self._nvml, self._played, self._is_first_sample = pynvml, played_file is not None, True
+        if played_file is not None:
             try:
-                pynvml.nvmlLib = ctypes.CDLL(str(played.absolute()))
+                pynvml.nvmlLib = ctypes.CDLL(str(played_file.absolute()))
             except OSError as error:
                 raise InputError(f"--played: {error}. Allowed: a shared library with NVML's functions.") from None
         self._permanent_errors = {
@@ -236,8 +236,8 @@ class GpuSource(Source):
         try:
             values = self._nvml.nvmlDeviceGetFieldValues(gpu.handle, field_ids)
         except self._nvml.NVMLError as error:
-            refused = [question for question in gpu.fields if self._record_error(gpu, question.name, error.value)]
-            gpu.fields = [question for question in gpu.fields if question not in refused]
+            refused_fields = [question for question in gpu.fields if self._record_error(gpu, question.name, error.value)]
+            gpu.fields = [question for question in gpu.fields if question not in refused_fields]
             return
         for question, value in zip(tuple(gpu.fields), values, strict=True):
             if value.nvmlReturn != self._nvml.NVML_SUCCESS:

@@ -125,7 +125,7 @@ def nfs_bytes(mountstats: bytes) -> tuple[int | None, int | None]:
             bytes_of_device[device] = int(fields[5]), int(fields[6])
     if not bytes_of_device:
         return None, None
-    return sum(read for read, _ in bytes_of_device.values()), sum(sent for _, sent in bytes_of_device.values())
+    return sum(read for read, _ in bytes_of_device.values()), sum(sent_bytes for _, sent_bytes in bytes_of_device.values())
 
 
 def parse_memory(meminfo: bytes) -> tuple[int, int]:

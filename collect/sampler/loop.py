@@ -113,16 +113,16 @@ def _read_stat_fields(pid: int) -> list[bytes]:
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
 
-def record_samples(out: Path, hz: float, parent: int | None, played: Path | None, output: Output) -> int:
+def record_samples(out: Path, hz: float, parent: int | None, played_file: Path | None, output: Output) -> int:
     """Record samples until a signal arrives or the process with the id `parent` has ended. Returns exit code 0.
 
-    out: the file of the samples. hz: samples per second. played: a stub of NVML, whose GPU values are made up; None for real
-    GPUs. Raises InputError if hz is not allowed or the stub cannot be loaded, WorkspaceError if `out` cannot be written.
+    out: the file of the samples. hz: samples per second. played_file: a stub of NVML, whose GPU values are made up; None for
+    real GPUs. Raises InputError if hz is not allowed or the stub cannot be loaded, WorkspaceError if `out` cannot be written.
     """
     if not 0 < hz <= FASTEST_HZ:
         raise InputError(f"--hz: found {hz:g}. Allowed: more than 0, at most {FASTEST_HZ:g}.")
-    gpus: GpuSource | SmiSource = GpuSource(played)
-    if gpus.why_absent and played is None:
+    gpus: GpuSource | SmiSource = GpuSource(played_file)
+    if gpus.why_absent and played_file is None:
         output.print_detail(f"{gpus.why_absent}; trying {PROGRAM}")
         gpus = SmiSource(hz)
     if gpus.why_absent:

@@ -74,19 +74,19 @@ class NicSource(Source):
 
     def _update_interfaces(self) -> None:
         """Open the counters of new interfaces, and close the counters of interfaces that disappeared."""
-        listed = frozenset(os.listdir(self._root))  # noqa: PTH208 - faster than a Path for each name, and it runs for each sample
-        if listed == self._listed:
+        listed_names = frozenset(os.listdir(self._root))  # noqa: PTH208 - faster than a Path for each name, and it runs for each sample
+        if listed_names == self._listed:
             return
-        self._listed = listed
-        present = {nic.name: nic for nic in host.nics(self._root)}
-        for name in sorted(self._open_nics.keys() - present.keys()):
+        self._listed = listed_names
+        present_nics = {nic.name: nic for nic in host.nics(self._root)}
+        for name in sorted(self._open_nics.keys() - present_nics.keys()):
             self._open_nics.pop(name).close()
-        for name in sorted(present.keys() - self._open_nics.keys()):
+        for name in sorted(present_nics.keys() - self._open_nics.keys()):
             counters = open_counters(self._root / name / "statistics", COUNTERS)
             if not {"rx_bytes", "tx_bytes"} & counters.keys():
                 self.failures[name] += 1
                 continue
-            self._open_nics[name] = OpenNic(present[name], counters, self._open_driver(present[name]))
+            self._open_nics[name] = OpenNic(present_nics[name], counters, self._open_driver(present_nics[name]))
 
     def _open_driver(self, nic: host.Nic) -> DriverCounters | None:
         """Open the counters of the driver of an interface. None if the driver has no counter that is recorded.

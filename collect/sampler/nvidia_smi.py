@@ -118,14 +118,14 @@ class SmiSource(Source):
         with contextlib.suppress(BlockingIOError):
             while len(self._rest) < MOST_BYTES and (part := os.read(self._process.stdout.fileno(), 65536)):
                 self._rest += part
-        complete, newline, self._rest = self._rest.rpartition(b"\n")
+        complete_lines, newline, self._rest = self._rest.rpartition(b"\n")
         if len(self._rest) > LONGEST_LINE:
             self._rest = b""
             self.failures[f"line of {PROGRAM}"] += 1
         if self._process.poll() is not None:
             self.remarks.append(f"{PROGRAM} ended with code {self._process.returncode}")
             self.close()
-        return complete.decode(errors="replace").splitlines() if newline else []
+        return complete_lines.decode(errors="replace").splitlines() if newline else []
 
     def _parse_gpu(self, line: str) -> GpuSample | None:
         """Parse a line of the output of nvidia-smi into a sample of a GPU; None if the line does not have the queried columns.

@@ -56,8 +56,8 @@ class FollowedRecords(Generic[R]):
         return decode_lines(whole_lines, self._kind).records
 
 
-def list_sampled_hosts(folder: RunDir) -> list[str]:
+def list_sampled_hosts(run_dir: RunDir) -> list[str]:
     """The sorted names of the hosts that have a file with telemetry samples in a run folder."""
-    path = f"{folder.path}/samples"
+    path = f"{run_dir.path}/samples"
     names = sorted(os.listdir(path)) if files.is_folder(path) else []  # noqa: PTH208 - names alone
     return [match[1] for name in names if (match := _HOST.fullmatch(name))]

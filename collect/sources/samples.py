@@ -139,15 +139,15 @@ def build_sample_part(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples
             (RDMA, [sample.rdma or () for sample in samples]),
         )
     )
-    played, sizes = _list_gpu_sample_values(samples)
-    gpus = gpus.with_columns(pl.Series("played", played, pl.Boolean), pl.Series("memory_total_bytes", sizes, pl.Int64))
+    is_played, sizes = _list_gpu_sample_values(samples)
+    gpus = gpus.with_columns(pl.Series("played", is_played, pl.Boolean), pl.Series("memory_total_bytes", sizes, pl.Int64))
     return Samples(hosts, nics, gpus, rdma)
 
 
-def encode_parquet(part: Samples) -> list[bytes]:
+def encode_parquet(samples: Samples) -> list[bytes]:
     """The four frames of a part (`build_sample_part`) as Parquet."""
-    streams = [io.BytesIO() for _ in part]
-    for rows, stream in zip(part, streams, strict=True):
+    streams = [io.BytesIO() for _ in samples]
+    for rows, stream in zip(samples, streams, strict=True):
         rows.write_parquet(stream, compression="zstd", statistics=False)
     return [stream.getvalue() for stream in streams]
 
@@ -167,13 +167,13 @@ def _list_gpu_sample_values(samples: Sequence[Sample]) -> tuple[list[bool], list
     All GPUs of a sample are played if the first GPU is. The size of the memory is recorded only in the first sample that a
     sampler writes.
     """
-    played: list[bool] = []
+    is_played: list[bool] = []
     sizes: list[int | None] = []
     for sample in samples:
         if gpus := sample.gpus:
-            played += [gpus[0].played] * len(gpus)
+            is_played += [gpus[0].played] * len(gpus)
             sizes += [None] * len(gpus) if sample.started_hz is None else [gpu.memory_total_bytes for gpu in gpus]
-    return played, sizes
+    return is_played, sizes
 
 
 def join_parts(parts: Sequence[Samples]) -> Samples:
@@ -185,11 +185,11 @@ def join_parts(parts: Sequence[Samples]) -> Samples:
     edges = [((_sort_key(part.hosts, 0), index), (_sort_key(part.hosts, -1), index)) for index, part in enumerate(filled)]
     start_order = sorted(range(len(filled)), key=lambda number: edges[number][0])
     if all(edges[before][1] < edges[after][0] for before, after in itertools.pairwise(start_order)):
-        return _concatenate([filled[index] for index in start_order])
-    return Samples(*(rows.sort("run", "host", "wall_s", maintain_order=True) for rows in _concatenate(filled)))
+        return _concatenate_samples([filled[index] for index in start_order])
+    return Samples(*(rows.sort("run", "host", "wall_s", maintain_order=True) for rows in _concatenate_samples(filled)))
 
 
-def _concatenate(parts: Sequence[Samples]) -> Samples:
+def _concatenate_samples(parts: Sequence[Samples]) -> Samples:
     return Samples(*(pl.concat(rows) for rows in zip(*parts, strict=True)))
 
 

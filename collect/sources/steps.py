@@ -35,7 +35,7 @@ SCHEMA = {
 }
 
 
-class Recorded(NamedTuple):
+class RecordedSteps(NamedTuple):
     """The step records of a run by rank, and the number of ranks."""
 
     steps: Mapping[int, Sequence[StepRecord]]
@@ -60,12 +60,12 @@ class Frames(NamedTuple):
     """The same timed steps, joined over all ranks, one row per step."""
 
 
-def build_step_frames(run: Recorded) -> Frames:
+def build_step_frames(run: RecordedSteps) -> Frames:
     """The frames of the steps of one run."""
     return Frames(*(rows.drop("run") for rows in build_step_frames_of_runs([run])))
 
 
-def build_step_frames_of_runs(runs: Sequence[Recorded]) -> Frames:
+def build_step_frames_of_runs(runs: Sequence[RecordedSteps]) -> Frames:
     """The frames of many runs together, because making a frame takes about as long for one run as for a hundred.
 
     The frames have a column `run`: the index of the run in `runs`.
@@ -80,7 +80,7 @@ def build_step_frames_of_runs(runs: Sequence[Recorded]) -> Frames:
     schema = {"run": pl.Int64, **SCHEMA}
     rows = pl.DataFrame({name: columns[name] for name in schema}, schema=schema)
     rows = rows.unique(["run", "rank", "step", "warmup"], keep="last", maintain_order=True)
-    names = Recorded._fields[1:]
+    names = RecordedSteps._fields[1:]
     world_columns = {name: [getattr(run, name) for run in runs] for name in names}
     sizes = pl.DataFrame(world_columns, schema=dict.fromkeys(world_columns, pl.Int64)).with_row_index("run").cast(pl.Int64)
     timed_rows = _select_timed_rows(rows.join(sizes, "run", maintain_order="left")).drop(names)
@@ -102,8 +102,8 @@ def _select_timed_rows(steps: pl.DataFrame) -> pl.DataFrame:
     """
     rows = steps.filter(~pl.col("warmup"), pl.col("rank") < pl.col("ranks"))
     lost_ranks = (pl.col("step") >= pl.col("lost_from")).fill_null(value=False).cast(pl.Int64)
-    complete = rows.filter(pl.len().over("run", "step") == pl.col("ranks") - lost_ranks).sort("run", "step", "rank")
-    return complete.with_columns(pl.col("units") * (pl.col("data_ranks") / pl.col("ranks")))
+    complete_rows = rows.filter(pl.len().over("run", "step") == pl.col("ranks") - lost_ranks).sort("run", "step", "rank")
+    return complete_rows.with_columns(pl.col("units") * (pl.col("data_ranks") / pl.col("ranks")))
 
 
 def select_unwatched(timed_steps: pl.DataFrame) -> pl.DataFrame:

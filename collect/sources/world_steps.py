@@ -47,20 +47,20 @@ class WorldSteps:
     ranks: the number of ranks that train.
     """
 
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
+    def __init__(self, rank_count: int) -> None:
+        self._ranks = rank_count
         self._waiting: dict[int, WorldStep] = {}
 
     def add(self, records: Sequence[StepRecord]) -> list[WorldStep]:
         """Add records of one rank. Returns the timed steps that are now complete, because every rank has recorded them."""
-        complete = []
+        complete_steps = []
         for record in records:
             if record.warmup:
                 continue
             step = self._waiting.setdefault(record.step, WorldStep(record.step))
             step.add(record)
             if step.ranks == self._ranks:
-                complete.append(self._waiting.pop(record.step))
+                complete_steps.append(self._waiting.pop(record.step))
             elif len(self._waiting) > MOST_WAITING:
                 del self._waiting[next(iter(self._waiting))]
-        return complete
+        return complete_steps

@@ -74,12 +74,12 @@ def show_timeline(workspace: Workspace, run_id: str, file: str | None, output: O
     return 0
 
 
-def _rank_rows(timeline: RunTimeline, timed: pl.DataFrame) -> list[dict[str, Any]]:
+def _rank_rows(timeline: RunTimeline, steps: pl.DataFrame) -> list[dict[str, Any]]:
     """The rows of the table of ranks, one for each rank that recorded timed steps.
 
     A row has the number and the host of the rank, the number of its timed steps, and the medians of their times in ms.
     """
-    medians = timed.group_by("rank").agg(pl.len().alias("steps"), *(pl.col(name).median() for name in ("step_ms", *PHASES)))
+    medians = steps.group_by("rank").agg(pl.len().alias("steps"), *(pl.col(name).median() for name in ("step_ms", *PHASES)))
     return [{"rank": row["rank"], "host": timeline.host_of(row["rank"])} | row for row in medians.sort("rank").to_dicts()]
 
 

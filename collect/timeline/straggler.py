@@ -31,21 +31,21 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
         return 100 * self.late_ms / self.step_ms
 
 
-def straggler_by_phases(timed: pl.DataFrame) -> Straggler | None:
+def straggler_by_phases(timed_steps: pl.DataFrame) -> Straggler | None:
     """Find the straggler from the times of the phases of the timed steps; None if no rank is a straggler.
 
-    timed: the timed steps of all ranks, as in `LoadedRun.timed`.
+    timed_steps: the timed steps of all ranks, as in `LoadedRun.timed`.
 
     A collective ends on all ranks at about the same moment, so the other ranks wait for a late rank in the next collective. So
     the first phase in which the ranks differ shows the late rank: in this phase, the late rank needs the longest, and the other
     ranks wait only in later phases. If a phase has a collective in every layer (such as the forward pass of FSDP), the phase
     takes equally long on all ranks, and a late rank is not found; `straggler_by_traces` finds it.
     """
-    if timed.is_empty() or timed["rank"].n_unique() < 2 or timed["step"].n_unique() < LEAST_STEPS:
+    if timed_steps.is_empty() or timed_steps["rank"].n_unique() < 2 or timed_steps["step"].n_unique() < LEAST_STEPS:
         return None
-    step_ms = float(timed["step_ms"].median())  # type: ignore[arg-type]
+    step_ms = float(timed_steps["step_ms"].median())  # type: ignore[arg-type]
     for phase in PHASES:
-        per_rank = timed.drop_nulls(phase).group_by("rank").agg(pl.col(phase).median()).sort(phase, "rank")
+        per_rank = timed_steps.drop_nulls(phase).group_by("rank").agg(pl.col(phase).median()).sort(phase, "rank")
         if per_rank.height < 2:
             continue
         late_ms = float(per_rank[phase][-1]) - float(per_rank[phase].median())  # type: ignore[arg-type]

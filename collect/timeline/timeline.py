@@ -104,17 +104,19 @@ def trace_spans(run: LoadedRun) -> Iterator[Spans]:
     """
     host_clocks = run_clocks(run)
     for path in run_traces.select_regular_files((run.folder.path / "trace").glob("rank-*.json.gz")):
-        recorded = trace.read_trace(path)
-        if recorded.base_ns is None or recorded.rank is None:
+        recorded_trace = trace.read_trace(path)
+        if recorded_trace.base_ns is None or recorded_trace.rank is None:
             continue
-        host = host_clocks.host_of(recorded.rank)
-        for thread in np.unique(recorded.thread):
-            rows = np.flatnonzero(recorded.thread == thread)
-            start_s, end_s = ((recorded.base_ns + ns[rows]) / 1e9 for ns in (recorded.start_ns, recorded.end_ns))
+        host = host_clocks.host_of(recorded_trace.rank)
+        for thread in np.unique(recorded_trace.thread):
+            rows = np.flatnonzero(recorded_trace.thread == thread)
+            start_s, end_s = (
+                (recorded_trace.base_ns + ns[rows]) / 1e9 for ns in (recorded_trace.start_ns, recorded_trace.end_ns)
+            )
             yield Spans(
                 host or UNKNOWN,
-                f"rank {recorded.rank} profiled: {recorded.labels[thread]}",
-                [recorded.labels[name] for name in recorded.name[rows]],
+                f"rank {recorded_trace.rank} profiled: {recorded_trace.labels[thread]}",
+                [recorded_trace.labels[name] for name in recorded_trace.name[rows]],
                 host_clocks.correct_times(host, start_s),
                 host_clocks.correct_times(host, end_s),
             )
@@ -169,8 +171,8 @@ def _host_counters(run: LoadedRun, host_clocks: Clocks) -> Iterator[CounterTrack
     for (host,), rows in run.samples.hosts.group_by("host", maintain_order=True):
         yield from points(str(host), rows, "cpu_pct", "processors busy", "%")
         yield from points(str(host), rows, "memory_used_bytes", "memory in use", "GiB", 2**30)
-    for (host, uuid, played), rows in run.samples.gpus.group_by("host", "uuid", "played", maintain_order=True):
-        gpu_name = f"{uuid} (played)" if played else str(uuid)
+    for (host, uuid, is_played), rows in run.samples.gpus.group_by("host", "uuid", "played", maintain_order=True):
+        gpu_name = f"{uuid} (played)" if is_played else str(uuid)
         yield from points(str(host), rows, "utilization_pct", f"{gpu_name} utilization", "%")
         yield from points(str(host), rows, "power_w", f"{gpu_name} power", "W")
         yield from points(str(host), rows, "memory_used_bytes", f"{gpu_name} memory in use", "GiB", 2**30)

@@ -55,11 +55,11 @@ def _print_missing_details(output: Output, ranks: Sequence[RankAnalysis]) -> Non
         ("memory", "memory", any(analysis.memory for analysis in ranks)),
         ("shapes of matrix products", "shapes", any(analysis.products for analysis in ranks)),
     )
-    missing = [(data, option) for data, option, is_recorded in kinds if not is_recorded]
-    if ranks and missing:
+    missing_kinds = [(data, option) for data, option, is_recorded in kinds if not is_recorded]
+    if ranks and missing_kinds:
         output.print_line(
-            f"not recorded: {', '.join(data for data, _ in missing)}. "
-            f"`instruments: {{profile: {{{', '.join(f'{option}: true' for _, option in missing)}}}}}` records them."
+            f"not recorded: {', '.join(data for data, _ in missing_kinds)}. "
+            f"`instruments: {{profile: {{{', '.join(f'{option}: true' for _, option in missing_kinds)}}}}}` records them."
         )
 
 
@@ -133,7 +133,7 @@ def make_phases_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
         ms_column("Compute", lambda row: row[1].compute_ns),
         ms_column("Communication", lambda row: row[1].communication_ns),
     ]
-    return Table("phases of the steps, by what launched the work", columns, _pair(ranks, lambda rank: rank.phases))
+    return Table("phases of the steps, by what launched the work", columns, _pair_with_rank(ranks, lambda rank: rank.phases))
 
 
 def make_layers_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
@@ -161,7 +161,7 @@ def make_memory_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
         mib_column("Peak", lambda row: row[1].peak_bytes),
         mib_column("Peak reserved", lambda row: row[1].peak_reserved_bytes),
     ]
-    rows = _pair(ranks, lambda rank: rank.memory)
+    rows = _pair_with_rank(ranks, lambda rank: rank.memory)
     on_cpu = any(use.device == "cpu" for _, use in rows)
     title = f"memory of the allocators in the profiled steps{'; cpu: since the recording began' if on_cpu else ''}"
     return Table(title, columns, rows)
@@ -231,7 +231,7 @@ def make_operators_table(run: str, against: str, differences: Sequence[OperatorD
     return Table(title, operator_columns("against"), rows, most_rows=MOST_ROWS)
 
 
-def _pair(
+def _pair_with_rank(
     ranks: Sequence[RankAnalysis], get_entries: Callable[[RankAnalysis], Sequence[Entry]]
 ) -> list[tuple[RankAnalysis, Entry]]:
     """The entries of all ranks, each with its rank."""

@@ -85,7 +85,7 @@ def _sum_key(use: AttentionUse) -> Hashable:
     return use.backend, use.backward, use.name, use.by
 
 
-def find_attention(trace: Trace, active: Activities) -> list[AttentionUse]:
+def find_attention(trace: Trace, activities: Activities) -> list[AttentionUse]:
     """Find the calls of attention in a trace: one entry per operator or kernel, longest time first; empty if there are no
     calls."""
     backend_of_label = [_backend_of_operator(label) for label in trace.labels]
@@ -94,8 +94,8 @@ def find_attention(trace: Trace, active: Activities) -> list[AttentionUse]:
     rows = rows[gloo.starts_in_steps(trace, trace.start_ns[rows])]
     spans = EventSpans(trace.name[rows], trace.thread[rows], trace.start_ns[rows], trace.end_ns[rows])
     spans = spans.select(is_outermost(spans))
-    uses = [_measure_operator(trace, active, spans, int(name), backend_of_label) for name in np.unique(spans.name)]
-    uses += _find_attention_kernels(trace, active, _find_launching_spans(trace, active, spans) < 0)
+    uses = [_measure_operator(trace, activities, spans, int(name), backend_of_label) for name in np.unique(spans.name)]
+    uses += _find_attention_kernels(trace, activities, _find_launching_spans(trace, activities, spans) < 0)
     return sorted(uses, key=lambda use: (-(use.total_ns or 0), use.backend, use.name))
 
 
@@ -107,10 +107,10 @@ def _backend_of_kernel(name: str) -> Backend | None:
     return next((backend for pattern, backend in _KERNELS if pattern.search(name)), None)
 
 
-def _find_launching_spans(trace: Trace, active: Activities, spans: EventSpans) -> NDArray[np.intp]:
+def _find_launching_spans(trace: Trace, activities: Activities, spans: EventSpans) -> NDArray[np.intp]:
     """For each of `active.rows`, the index of the span during which the work was launched; -1 if it was launched during no
     span."""
-    launch_row = active.launch_row
+    launch_row = activities.launch_row
     span_index = np.full(len(launch_row), -1, np.intp)
     launch_known = launch_row >= 0
     launches = launch_row[launch_known]
@@ -119,13 +119,13 @@ def _find_launching_spans(trace: Trace, active: Activities, spans: EventSpans) -
 
 
 def _measure_operator(
-    trace: Trace, active: Activities, spans: EventSpans, name: int, backend_of_label: list[Backend | None]
+    trace: Trace, activities: Activities, spans: EventSpans, name: int, backend_of_label: list[Backend | None]
 ) -> AttentionUse:
     operator_spans = spans.select(spans.name == name)
     backend = backend_of_label[name]
     assert backend is not None
-    if active.source == "gpu":
-        rows = active.rows[_find_launching_spans(trace, active, operator_spans) >= 0]
+    if activities.source == "gpu":
+        rows = activities.rows[_find_launching_spans(trace, activities, operator_spans) >= 0]
         total_ns = sum(trace.duration_ns[rows].tolist()) if len(rows) else None
         kernels = _longest_kernels(trace, rows[trace.has_category("kernel")[rows]])
     else:
@@ -141,12 +141,12 @@ def _measure_operator(
     )
 
 
-def _find_attention_kernels(trace: Trace, active: Activities, outside_operators: NDArray[np.bool_]) -> list[AttentionUse]:
+def _find_attention_kernels(trace: Trace, activities: Activities, outside_operators: NDArray[np.bool_]) -> list[AttentionUse]:
     """Find kernels of attention by their names. outside_operators: which of `active.rows` were not launched by an operator of
     attention."""
-    if active.source != "gpu":
+    if activities.source != "gpu":
         return []
-    rows = active.rows[outside_operators & ~active.is_collective]
+    rows = activities.rows[outside_operators & ~activities.is_collective]
     rows = rows[trace.has_category("kernel")[rows]]
     uses = []
     for name in np.unique(trace.name[rows]):

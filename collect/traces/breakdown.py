@@ -123,7 +123,7 @@ def compute_breakdown(trace: Trace) -> Breakdown | None:
     compute, communicated, moved = (intervals.event_spans(trace, rows) for rows in (kernel & ~collective, collective, memory))
     busy = intervals.event_spans(trace, kernel | memory)
     rows = np.flatnonzero(collective)
-    exact = _build_breakdown(
+    exact_breakdown = _build_breakdown(
         trace,
         "gpu",
         int(busy.end[-1] - busy.start[0]) if len(busy.end) else 0,
@@ -134,7 +134,7 @@ def compute_breakdown(trace: Trace) -> Breakdown | None:
         kernels=tally_events(trace, kernel | memory),
     )
     return msgspec.structs.replace(
-        exact,
+        exact_breakdown,
         before_recording=_measure_left_out(trace, gpu_events, gpu_events.before_recording),
         outside_steps=_measure_left_out(trace, gpu_events, gpu_events.outside_steps),
     )

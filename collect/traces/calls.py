@@ -68,28 +68,28 @@ class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
         return sum(max(0, min(offset + length, first_ns) - offset) for offset, length in pairs)
 
 
-def list_calls(trace: Trace, active: Activities) -> tuple[list[ProcessGroup], list[CollectiveCall]]:
+def list_calls(trace: Trace, activities: Activities) -> tuple[list[ProcessGroup], list[CollectiveCall]]:
     """Returns (process groups of a rank, calls of collectives on this rank, sorted by start)."""
-    rows = active.rows[active.is_collective]
-    launch_rows = active.launch_row[active.is_collective]
+    rows = activities.rows[activities.is_collective]
+    launch_rows = activities.launch_row[activities.is_collective]
     sole_group = _find_sole_group(trace)
     groups: dict[ProcessGroup, int] = {}
     group_of_operation = [
         groups.setdefault(sole_group if collective.group is None else _build_group(collective), len(groups))
-        for collective in active.operations
+        for collective in activities.operations
     ]
-    operation_indexes = active.operation[active.is_collective].tolist()
-    sizes = [message_bytes(collective) for collective in active.operations]
+    operation_indexes = activities.operation[activities.is_collective].tolist()
+    sizes = [message_bytes(collective) for collective in activities.operations]
     start, end = trace.start_ns[rows], trace.end_ns[rows]
     step = _find_steps_at(trace, np.where(launch_rows >= 0, trace.start_ns[launch_rows], start))
     columns = (
-        [active.operations[index].name for index in operation_indexes],
+        [activities.operations[index].name for index in operation_indexes],
         [group_of_operation[index] for index in operation_indexes],
         step,
         (end - start).tolist(),
         [sizes[index] for index in operation_indexes],
-        compute_hidden_ns(start, end, active.compute),
-        find_exposed_pieces(start, end, active),
+        compute_hidden_ns(start, end, activities.compute),
+        find_exposed_pieces(start, end, activities),
     )
     return list(groups), [CollectiveCall(*values) for values in zip(*columns, strict=True)]
 
@@ -143,7 +143,7 @@ def compute_hidden_ns(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], co
     return (intervals.length_before(compute, end_ns) - intervals.length_before(compute, start_ns)).tolist()  # type: ignore[no-any-return]
 
 
-def find_exposed_pieces(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], active: Activities) -> list[list[int]]:
+def find_exposed_pieces(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], activities: Activities) -> list[list[int]]:
     """For each call of a collective, the pieces during which nothing computes, in the format of `CollectiveCall.exposed`.
 
     start_ns, end_ns: start and end of each call; the calls must be sorted by start.
@@ -155,13 +155,13 @@ def find_exposed_pieces(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], 
     pieces_of_call: list[list[int]] = [[] for _ in start_ns]
     if not pieces_of_call:
         return pieces_of_call
-    start = np.clip(start_ns, active.start_ns, active.end_ns)
-    end = np.clip(end_ns, active.start_ns, active.end_ns)
-    earlier = np.concatenate([[active.start_ns], np.maximum.accumulate(end)[:-1]])
+    start = np.clip(start_ns, activities.start_ns, activities.end_ns)
+    end = np.clip(end_ns, activities.start_ns, activities.end_ns)
+    earlier = np.concatenate([[activities.start_ns], np.maximum.accumulate(end)[:-1]])
     owned_start = np.maximum(start, earlier)
     is_owner = end > owned_start
     owners = np.flatnonzero(is_owner)
-    bare = intervals.subtract_intervals(active.communication, active.compute)
+    bare = intervals.subtract_intervals(activities.communication, activities.compute)
     # `bare`: the times of communication without compute. `owned`: the part of each call that belongs to this call and to no
     # earlier call. The intervals of each list are disjoint and sorted, and the owned intervals cover all communication.
     edges = np.unique(np.concatenate([owned_start[is_owner], end[is_owner], bare.start, bare.end]))

@@ -17,7 +17,7 @@ import msgspec
 from collect.traces import sent_bytes
 from collect.traces.calls import CollectiveCall, ProcessGroup
 from collect.traces.rank_analysis import RankAnalysis
-from collect.traces.stragglers import Waits
+from collect.traces.stragglers import RankWaits
 from shardlab.hardware import gpu_models
 
 # Collective -> function that gives for a number of ranks n the bus bandwidth divided by the algorithm bandwidth (nccl-tests).
@@ -101,7 +101,7 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
         return 100 * bus / self.link_gb_per_s if bus is not None and self.link_gb_per_s else None
 
 
-def compute_collective_uses(ranks: Sequence[RankAnalysis], waits: Waits) -> list[CollectiveUse]:
+def compute_collective_uses(ranks: Sequence[RankAnalysis], waits: RankWaits) -> list[CollectiveUse]:
     """The use of each collective in each process group, over all ranks together. The longest total time comes first.
 
     waits: for the calls that were matched over ranks, how long a rank waited for slow ranks.
@@ -122,7 +122,7 @@ def _compute_use(
     known_sizes = [size for size in sizes if size is not None]
     waited_ns = [ns for _, ns in calls if ns is not None]
     gpu = _find_gpu_model(ranks, group)
-    link = gpu_models.find_model(gpu) if gpu else None
+    link = gpu_models.find_gpu_model(gpu) if gpu else None
     return CollectiveUse(
         collective=name,
         group=group,

@@ -35,8 +35,8 @@ def find_trace_files(workspace: Workspace, run: str) -> list[Path]:
     """
     is_path = "/" in run
     folder = Path(run) if is_path else workspace.find_run(run).path / "trace"
-    listed = [path for path in folder.glob("*.json*") if not path.name.startswith(".")]
-    paths = [folder] if is_path and folder.is_file() else sorted(listed) if is_path else run_traces.select_regular_files(listed)
+    traces = [path for path in folder.glob("*.json*") if not path.name.startswith(".")]
+    paths = [folder] if is_path and folder.is_file() else sorted(traces) if is_path else run_traces.select_regular_files(traces)
     if not paths:
         raise InputError(
             f"{folder}: no traces. Allowed: a run whose cell has instruments: {{profile: ...}}, "
@@ -89,7 +89,7 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
         output.show_table(answer_tables.make_operators_table(run, comparison.against, comparison.operators))
     duplicates = _describe_duplicates([(trace.rank, trace.path) for trace in traces])
     _print_remarks(output, breakdowns, duplicates, [*failures, *trace_damage, *damage])
-    document = header | {"like_hta": True, "ranks": [_document(entry) for entry in breakdowns]}
+    document = header | {"like_hta": True, "ranks": [_breakdown_document(entry) for entry in breakdowns]}
     document |= {"without_figures": failures, "damage": [*trace_damage, *damage]}
     output.print_document(document | (comparison.document(None) if comparison else {}))
     return 1 if document["damage"] or failures else 0
@@ -140,7 +140,7 @@ def _print_report(
         output.show_table(answer_tables.make_operators_table(run, comparison.against, comparison.operators))
     duplicates = _describe_duplicates([(entry.rank, Path(entry.path)) for entry in figures])
     _print_remarks(output, breakdowns, duplicates, [*failures, *damage])
-    ranks = [_document(entry) | rank_document(rank) for entry, rank in zip(breakdowns, answers.ranks, strict=True)]
+    ranks = [_breakdown_document(entry) | rank_document(rank) for entry, rank in zip(breakdowns, answers.ranks, strict=True)]
     document = header | {"like_hta": False, "ranks": ranks}
     document |= {"without_figures": failures, "damage": damage} | answers.document()
     output.print_document(document | (comparison.document(step_difference) if comparison else {}))
@@ -216,13 +216,13 @@ def _describe_left_out(breakdown: Breakdown) -> list[str]:
         (breakdown.outside_steps, "launched in no profiler step"),
     )
     return [
-        f"{rank}{left.count:,} events of the GPU ({left.share_pct:.1f} % of its time) were {reason}; no figure contains them."
-        for left, reason in reasons
-        if left is not None
+        f"{rank}{part.count:,} events of the GPU ({part.share_pct:.1f} % of its time) were {reason}; no figure contains them."
+        for part, reason in reasons
+        if part is not None
     ]
 
 
-def _document(breakdown: Breakdown) -> dict[str, Any]:
+def _breakdown_document(breakdown: Breakdown) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(breakdown)
     for rows, tallies in ((document["collectives"], breakdown.collectives), (document["kernels"], breakdown.kernels)):
         for row, event_tally in zip(rows, tallies, strict=True):

@@ -124,7 +124,7 @@ class DetailColumns:
         arguments of the same events.
         """
         if len(keys) > len(self._classes):
-            new_classes = [_classify(key) for key in islice(keys, len(self._classes), None)]
+            new_classes = [_classify_key(key) for key in islice(keys, len(self._classes), None)]
             self._classes = np.concatenate([self._classes, np.array(new_classes, np.int8)])
         class_of_event = self._classes[kinds]
         rows = _select_timed(np.flatnonzero(class_of_event == _PRODUCT), start_ns, duration_ns)
@@ -188,7 +188,7 @@ def _select_timed(rows: NDArray[np.intp], start_ns: NDArray[np.int64], duration_
     return rows[is_valid]
 
 
-def _classify(key: Key) -> int:
+def _classify_key(key: Key) -> int:
     name, category, _ = key
     if category not in _OPERATORS:
         return _PLAIN

@@ -73,9 +73,9 @@ class EventDecoder:
         try:
             if not self._exact:
                 events = _number_decoder.decode(text)
-                complete = [event for event in events if type(event) is CompleteEvent]
+                complete_events = [event for event in events if type(event) is CompleteEvent]
                 instant = [event for event in events if type(event) is InstantEvent]
-                decoded = _select_events(complete, instant, numbers_to_ns, lost={}, any_phase=bool(events))
+                decoded = _select_events(complete_events, instant, numbers_to_ns, lost_counts={}, any_phase=bool(events))
                 if decoded is not None:
                     return decoded
                 self._exact = True
@@ -90,16 +90,16 @@ def convert_events(events: Sequence[AnyEvent]) -> DecodedEvents:
     used_events = [event for event in events if event.ph in ("X", "i")]
     if not all(type(event.name) is type(event.cat) is str and isinstance(event.tid, int | str) for event in used_events):
         raise msgspec.ValidationError("the name of an event is not a text")
-    lost: Counter[str] = Counter()
+    lost_counts: Counter[str] = Counter()
     phases = Counter(event.ph for event in events)
     for phase in phases.keys() - _PHASES:
         reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
-        lost[reason] += phases[phase]
+        lost_counts[reason] += phases[phase]
     decoded = _select_events(
         [event for event in used_events if event.ph == "X"],
         [event for event in used_events if event.ph == "i"],
         texts_to_ns,
-        lost=lost,
+        lost_counts=lost_counts,
         any_phase=any(phases),
     )
     assert decoded is not None  # only numbers may not determine a time
@@ -107,32 +107,32 @@ def convert_events(events: Sequence[AnyEvent]) -> DecodedEvents:
 
 
 def _select_events(
-    complete: Sequence[TraceEvent],
+    complete_events: Sequence[TraceEvent],
     instant: Sequence[InstantEvent | AnyEvent],
     nanoseconds: Callable[[list[Any]], NDArray[np.int64] | None],
     *,
-    lost: dict[str, int],
+    lost_counts: dict[str, int],
     any_phase: bool,
 ) -> DecodedEvents | None:
-    selected = [event for event in complete if event.cat not in _IGNORED_CATEGORIES]
+    selected_events = [event for event in complete_events if event.cat not in _IGNORED_CATEGORIES]
     modules: list[TraceEvent] = []
-    if len(selected) < len(complete):
-        modules = [event for event in complete if event.cat == _FRAMES and event.name.startswith(MODULE)]
+    if len(selected_events) < len(complete_events):
+        modules = [event for event in complete_events if event.cat == _FRAMES and event.name.startswith(MODULE)]
     memory = [event for event in instant if event.cat == _ALLOCATIONS and event.name == MEMORY]
-    lasting = [*selected, *modules] if modules else selected
+    lasting = [*selected_events, *modules] if modules else selected_events
     starting = [*lasting, *memory] if memory else lasting
     starts, durations = nanoseconds([event.ts for event in starting]), nanoseconds([event.dur for event in lasting])
     if starts is None or durations is None:
         return None
     return DecodedEvents(
-        selected,
-        starts[: len(selected)],
-        durations[: len(selected)],
+        selected_events,
+        starts[: len(selected_events)],
+        durations[: len(selected_events)],
         modules=modules,
-        module_start_ns=starts[len(selected) : len(lasting)],
-        module_duration_ns=durations[len(selected) :],
+        module_start_ns=starts[len(selected_events) : len(lasting)],
+        module_duration_ns=durations[len(selected_events) :],
         memory=[event.args or AnyArgs() for event in memory],
         memory_ns=starts[len(lasting) :],
-        lost=lost,
+        lost=lost_counts,
         any_phase=any_phase,
     )

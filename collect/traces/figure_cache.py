@@ -50,9 +50,9 @@ def load_figures(path: Path) -> TraceFigures | None:
     status = path.stat()
     entry = CachedFigures(status.st_size, status.st_mtime_ns, _code_digest(), None)
     cache_path = path.with_name(f".{path.name}.figures.json")  # a hidden file, because the cache is not a record of the run
-    cached = json_file.read_json_if_valid(cache_path, CachedFigures)
-    if cached is not None and msgspec.structs.replace(cached, figures=None) == entry:
-        return cached.figures
+    cached_figures = json_file.read_json_if_valid(cache_path, CachedFigures)
+    if cached_figures is not None and msgspec.structs.replace(cached_figures, figures=None) == entry:
+        return cached_figures.figures
     loaded_trace = trace.read_trace(path)
     entry.figures = None if loaded_trace.lost or loaded_trace.cut else _compute_figures(loaded_trace)
     with contextlib.suppress(WorkspaceError):  # if the folder is read-only, there is no cache, and the trace is read each time

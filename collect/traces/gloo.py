@@ -49,8 +49,8 @@ def find_activity(trace: Trace) -> Activity | None:
     collectives = _match_names(trace, lambda label: label.startswith(GLOO)) & ~operators
     if not (operators | collectives).any():
         return None
-    main = _find_main_thread(trace, is_step, operators)
-    operators &= trace.thread == main
+    main_thread = _find_main_thread(trace, is_step, operators)
+    operators &= trace.thread == main_thread
     c10d = operators & _match_names(trace, lambda label: label.startswith(_C10D))
     computing = operators & ~c10d & _match_names(trace, lambda label: not label.startswith(WRAPPER))
     range_events = is_step if is_step.any() else operators | collectives

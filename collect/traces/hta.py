@@ -50,9 +50,9 @@ class Kernels(NamedTuple):
     start_us: NDArray[np.int64]
     end_us: NDArray[np.int64]
 
-    def select(self, chosen: NDArray[np.bool_]) -> Kernels:
-        """The chosen kernels. chosen: a boolean mask."""
-        return Kernels(*(column[chosen] for column in self))
+    def select(self, chosen_kernels: NDArray[np.bool_]) -> Kernels:
+        """The chosen kernels. chosen_kernels: a boolean mask."""
+        return Kernels(*(column[chosen_kernels] for column in self))
 
 
 def compute_hta_breakdowns(traces: Sequence[Trace]) -> list[Breakdown]:
@@ -181,8 +181,8 @@ def _merge_kernels(kernels: Kernels) -> tuple[NDArray[np.int64], NDArray[np.int6
     return start[first], np.maximum.reduceat(end, first)
 
 
-def _total_length(merged: tuple[NDArray[np.int64], NDArray[np.int64]]) -> int:
-    return int(np.sum(merged[1] - merged[0]))
+def _total_length(merged_intervals: tuple[NDArray[np.int64], NDArray[np.int64]]) -> int:
+    return int(np.sum(merged_intervals[1] - merged_intervals[0]))
 
 
 def _tally_kernels(trace: Trace, kernels: Kernels) -> list[EventTally]:

@@ -69,52 +69,52 @@ class LaunchDelays(msgspec.Struct, frozen=True):
     """The longest delay."""
 
 
-def find_idle_causes(trace: Trace, active: Activities) -> IdleCauses | None:
+def find_idle_causes(trace: Trace, activities: Activities) -> IdleCauses | None:
     """Divide the idle time of a rank by cause. None if the trace of a GPU does not record the calls that launch kernels."""
-    idle = intervals.complement(active.busy, active.start_ns, active.end_ns)
-    if active.source != "gpu":
-        return _find_cpu_idle_causes(idle, active)
-    if not (active.launch_row >= 0).any():
+    idle = intervals.complement(activities.busy, activities.start_ns, activities.end_ns)
+    if activities.source != "gpu":
+        return _find_cpu_idle_causes(idle, activities)
+    if not (activities.launch_row >= 0).any():
         return None
-    begin = trace.start_ns[active.rows]
+    begin = trace.start_ns[activities.rows]
     # If the launch of a kernel is not recorded, the launch was before the recording began. So the kernel counts as queued from
     # the start of the recording on.
-    launched = np.where(active.launch_row >= 0, trace.start_ns[active.launch_row], active.start_ns)
+    launched = np.where(activities.launch_row >= 0, trace.start_ns[activities.launch_row], activities.start_ns)
     queued = intervals.merge_overlapping(launched, begin)
     unqueued = intervals.subtract_intervals(idle, queued)
-    waiting = intervals.intersect_intervals(unqueued, active.host_collectives).length
-    handed_over = _measure_handover(trace, active, intervals.intersect_intervals(idle, queued))
-    host = unqueued.length - waiting
-    return IdleCauses(host, waiting + handed_over, idle.length - host - waiting - handed_over)
+    waiting_ns = intervals.intersect_intervals(unqueued, activities.host_collectives).length
+    handed_over = _measure_handover(trace, activities, intervals.intersect_intervals(idle, queued))
+    host = unqueued.length - waiting_ns
+    return IdleCauses(host, waiting_ns + handed_over, idle.length - host - waiting_ns - handed_over)
 
 
-def compute_launch_delays(trace: Trace, active: Activities) -> LaunchDelays | None:
+def compute_launch_delays(trace: Trace, activities: Activities) -> LaunchDelays | None:
     """The delays between launch and start of the kernels and memory operations of a GPU; None if the trace records no
     launch."""
-    launch_known = active.launch_row >= 0
-    if active.source != "gpu" or not launch_known.any():
+    launch_known = activities.launch_row >= 0
+    if activities.source != "gpu" or not launch_known.any():
         return None
-    delay = np.maximum(trace.start_ns[active.rows[launch_known]] - trace.end_ns[active.launch_row[launch_known]], 0)
+    delay = np.maximum(trace.start_ns[activities.rows[launch_known]] - trace.end_ns[activities.launch_row[launch_known]], 0)
     return LaunchDelays(len(delay), int(delay.sum()), int(np.sort(delay)[(len(delay) - 1) // 2]), int(delay.max()))
 
 
-def _find_cpu_idle_causes(idle: Intervals, active: Activities) -> IdleCauses:
-    communication_ns = intervals.intersect_intervals(idle, active.host_collectives).length
-    operating = intervals.unite_intervals(active.operating, active.host_collectives)
+def _find_cpu_idle_causes(idle: Intervals, activities: Activities) -> IdleCauses:
+    communication_ns = intervals.intersect_intervals(idle, activities.host_collectives).length
+    operating = intervals.unite_intervals(activities.operating, activities.host_collectives)
     other_ns = intervals.intersect_intervals(idle, operating).length - communication_ns
     return IdleCauses(idle.length - communication_ns - other_ns, communication_ns, other_ns)
 
 
-def _measure_handover(trace: Trace, active: Activities, queued_idle: Intervals) -> int:
+def _measure_handover(trace: Trace, activities: Activities, queued_idle: Intervals) -> int:
     """The idle time between the end of a collective and the next work on another stream, while this work is queued, in ns.
 
     queued_idle: the idle time during which work is queued.
     """
-    begin, end = trace.start_ns[active.rows], trace.end_ns[active.rows]
-    stream = trace.stream[active.rows]
+    begin, end = trace.start_ns[activities.rows], trace.end_ns[activities.rows]
+    stream = trace.stream[activities.rows]
     is_lasting = end > begin  # an event with duration 0 neither begins nor ends a gap
-    collective = is_lasting & active.is_collective
-    busy = active.busy
+    collective = is_lasting & activities.is_collective
+    busy = activities.busy
     # A gap is the time between two busy intervals. A gap counts only if it begins at the end of a collective while work is
     # queued.
     next_busy = np.searchsorted(busy.start, queued_idle.start, side="right")

@@ -82,15 +82,15 @@ def length_before(intervals: Intervals, points: NDArray[np.int64]) -> NDArray[np
 
     So the length of the set between two points is the difference between the results for the two points.
     """
-    ended = np.searchsorted(intervals.end, points, side="right")  # the number of intervals that end before the point
+    ended_counts = np.searchsorted(intervals.end, points, side="right")  # the number of intervals that end before the point
     lengths = np.concatenate([[0], np.cumsum(intervals.end - intervals.start)])
-    start = np.append(intervals.start, np.iinfo(np.int64).max)[ended]
-    return np.asarray(lengths[ended] + np.where(points > start, points - start, 0), np.int64)
+    start = np.append(intervals.start, np.iinfo(np.int64).max)[ended_counts]
+    return np.asarray(lengths[ended_counts] + np.where(points > start, points - start, 0), np.int64)
 
 
 def covers(intervals: Intervals, points: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which points lie in one of the intervals. The end of an interval does not belong to the interval. Shape (number of
     points,)."""
     begun = np.searchsorted(intervals.start, points, side="right")
-    ended = np.searchsorted(intervals.end, points, side="right")
-    return np.asarray(begun > ended)
+    ended_counts = np.searchsorted(intervals.end, points, side="right")
+    return np.asarray(begun > ended_counts)

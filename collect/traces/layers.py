@@ -73,7 +73,7 @@ def sum_layers(layers: Iterable[LayerTime]) -> list[LayerTime]:
     return merge_rows(layers, lambda entry: entry.name, times)
 
 
-def compute_layer_times(trace: Trace, active: Activities) -> list[LayerTime]:
+def compute_layer_times(trace: Trace, activities: Activities) -> list[LayerTime]:
     """The times of the modules in the order of their first calls; empty if the trace has no calls of modules."""
     calls = trace.details.modules
     order = np.lexsort((-calls.end_ns, calls.start_ns))
@@ -100,8 +100,8 @@ def compute_layer_times(trace: Trace, active: Activities) -> list[LayerTime]:
         len(names),
     )
     device = (
-        _compute_device_times(trace, active, nested, chains, is_recomputed, nodes, call_of_node, len(names))
-        if active.source == "gpu"
+        _compute_device_times(trace, activities, nested, chains, is_recomputed, nodes, call_of_node, len(names))
+        if activities.source == "gpu"
         else None
     )
     counts = np.bincount(module[~is_recomputed], minlength=len(names))
@@ -228,7 +228,7 @@ def _find_last_before(
 
 def _compute_device_times(
     trace: Trace,
-    active: Activities,
+    activities: Activities,
     nested: Nesting,
     chains: NDArray[np.intp],
     is_recomputed: NDArray[np.bool_],
@@ -238,8 +238,8 @@ def _compute_device_times(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Returns (time of forward, time of backward, time of collectives) on the GPU, each as an array with one value per
     module, in ns."""
-    with_launch = np.flatnonzero(active.launch_row >= 0)
-    launch = active.launch_row[with_launch]
+    with_launch = np.flatnonzero(activities.launch_row >= 0)
+    launch = activities.launch_row[with_launch]
     thread, moment = trace.thread[launch], trace.start_ns[launch]
     segment = find_containing_spans(nested.segments, thread, moment)
     call = np.where(segment >= 0, nested.segments.name[segment], -1) if len(nested.segments.name) else segment
@@ -251,10 +251,10 @@ def _compute_device_times(
     module_of_node, row_of_node = _pair_with_modules(chains, call_of_node[node[by_node]], by_node)
     is_backward = np.concatenate([is_recomputed[call[row]], np.ones(len(row_of_node), bool)])
     module, row = np.concatenate([module, module_of_node]), np.concatenate([row, row_of_node])
-    rows = active.rows[with_launch][row]
-    collective = active.is_collective[with_launch][row]
+    rows = activities.rows[with_launch][row]
+    collective = activities.is_collective[with_launch][row]
 
-    def time(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        return union_lengths(module[chosen], trace.start_ns[rows[chosen]], trace.end_ns[rows[chosen]], count)
+    def time(chosen_rows: NDArray[np.bool_]) -> NDArray[np.int64]:
+        return union_lengths(module[chosen_rows], trace.start_ns[rows[chosen_rows]], trace.end_ns[rows[chosen_rows]], count)
 
     return time(~collective & ~is_backward), time(~collective & is_backward), time(collective)

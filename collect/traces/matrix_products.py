@@ -75,17 +75,17 @@ def _sort_products(products: Iterable[MatrixProduct]) -> list[MatrixProduct]:
     return sorted(products, key=lambda entry: (-entry.total_ns, entry.operator, entry.batch, entry.m, entry.n, entry.k))
 
 
-def find_matrix_products(trace: Trace, active: Activities) -> list[MatrixProduct]:
+def find_matrix_products(trace: Trace, activities: Activities) -> list[MatrixProduct]:
     """The matrix products of a trace, longest time first; empty if the trace records no shapes of matrix products."""
     details, rows = trace.details, _find_profiled(trace)
     spans = details.products.select(rows)
-    time, timed = _measure_products(trace, active, rows)
+    time, is_timed = _measure_products(trace, activities, rows)
     shapes = details.shapes[rows]
     # Each pair (name, shapes) is one number: to sort numbers takes a tenth of the time that np.unique takes to sort pairs.
     pairs, pair_index = np.unique(spans.name.astype(np.int64) * len(details.texts) + shapes, return_inverse=True)
     total = np.zeros(len(pairs), np.int64)
     np.add.at(total, pair_index, time)
-    calls, all_calls = (np.bincount(groups, minlength=len(total)) for groups in (pair_index[timed], pair_index))
+    calls, all_calls = (np.bincount(groups, minlength=len(total)) for groups in (pair_index[is_timed], pair_index))
     products = []
     for index, pair in enumerate(pairs.tolist()):
         name, text = divmod(pair, len(details.texts))
@@ -108,13 +108,13 @@ def find_matrix_products(trace: Trace, active: Activities) -> list[MatrixProduct
     return _sort_products(products)
 
 
-def find_timed_calls(trace: Trace, active: Activities) -> EventSpans:
+def find_timed_calls(trace: Trace, activities: Activities) -> EventSpans:
     """The calls that `find_matrix_products` counts: products of known sizes whose time is known, in the order of the file."""
     details, rows = trace.details, _find_profiled(trace)
-    _, timed = _measure_products(trace, active, rows)
+    _, is_timed = _measure_products(trace, activities, rows)
     texts = zip(details.products.name[rows].tolist(), details.shapes[rows].tolist(), strict=True)
     sized = [parse_product_sizes(trace.labels[name], details.texts[text]) is not None for name, text in texts]
-    return details.products.select(rows[timed & np.array(sized, bool)])
+    return details.products.select(rows[is_timed & np.array(sized, bool)])
 
 
 def _find_profiled(trace: Trace) -> NDArray[np.intp]:

@@ -47,23 +47,23 @@ def _find_latest_runs(workspace: Workspace, name: str) -> Mapping[int, tuple[Run
     name: the name of the set of runs. Runs whose records cannot be read are left out.
     """
     latest_runs: dict[int, tuple[RunDir, Run, TracePart]] = {}
-    for folder in workspace.all_runs():
+    for run_dir in workspace.all_runs():
         try:
-            run = folder.read_run()
+            run = run_dir.read_run()
         except ShardlabError:
             continue
         if run.traces is None or run.matrix != name:
             continue
         earlier = latest_runs.get(run.traces.place)
         if earlier is None or earlier[1].attempt < run.attempt:
-            latest_runs[run.traces.place] = (folder, run, run.traces)
+            latest_runs[run.traces.place] = (run_dir, run, run.traces)
     return latest_runs
 
 
-def _read_summaries(folder: RunDir, part: TracePart) -> list[FileFigures]:
+def _read_summaries(run_dir: RunDir, trace_part: TracePart) -> list[FileFigures]:
     summaries = []
-    for number in range(len(part.files)):
-        path = folder.path / SUMMARIES / summary_name(number)
+    for number in range(len(trace_part.files)):
+        path = run_dir.path / SUMMARIES / summary_name(number)
         summary = json_file.read_json(path, FileFigures, "is not a summary of this version: {}.")
         if summary is None:
             raise InputError(f"{path}: the summary is missing, although the run completed.")

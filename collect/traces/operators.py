@@ -37,7 +37,7 @@ class OperatorDifference(msgspec.Struct, frozen=True):
     """Time per step and rank of the other run, in ns."""
 
     @property
-    def more_time_ns(self) -> float:
+    def time_difference_ns(self) -> float:
         """The time in the run minus the time in the other run, per step and rank, in ns."""
         return self.time_ns - self.against_time_ns
 
@@ -52,7 +52,7 @@ def operator_columns(other: str) -> list[Column[OperatorDifference]]:
         Column(f"Calls {other}", lambda entry: entry.against_calls),
         ms_column("Time", lambda entry: entry.time_ns),
         ms_column(f"Time {other}", lambda entry: entry.against_time_ns),
-        Column("Difference", lambda entry: entry.more_time_ns, "ms", scale=1e6, is_signed=True),
+        Column("Difference", lambda entry: entry.time_difference_ns, "ms", scale=1e6, is_signed=True),
     ]
 
 
@@ -88,7 +88,7 @@ def compare_trace_operators(run: Sequence[Trace], against: Sequence[Trace]) -> l
                 against_time_ns=other_ns / against_uses.share,
             )
         )
-    return sorted(operator_differences, key=lambda entry: (-abs(entry.more_time_ns), entry.kind, entry.name))
+    return sorted(operator_differences, key=lambda entry: (-abs(entry.time_difference_ns), entry.kind, entry.name))
 
 
 def count_uses(traces: Sequence[Trace], *, by_step: bool) -> Uses:

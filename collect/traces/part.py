@@ -28,33 +28,33 @@ def main(argv: Sequence[str]) -> int:
     """Analyse the traces of a run; return the exit code. argv: RUN_DIR. Raises ShardlabError if a file cannot be read."""
     if len(argv) != 1:
         raise InputError("usage: python -m collect.traces.part RUN_DIR")
-    folder = RunDir(Path(argv[0]).absolute())
-    run = folder.read_run()
+    run_dir = RunDir(Path(argv[0]).absolute())
+    run = run_dir.read_run()
     try:
-        analyse_part(folder, run)
+        analyse_part(run_dir, run)
     except ShardlabError as error:
-        folder.write_event("trace", "failed", why=str(error))
+        run_dir.write_event("trace", "failed", why=str(error))
         raise
     return 0
 
 
-def analyse_part(folder: RunDir, run: Run) -> None:
+def analyse_part(run_dir: RunDir, run: Run) -> None:
     """Analyse the traces of a run. If a trace is damaged, its summary says what is damaged, and the next trace is analysed.
 
     Raises InputError if the run does not analyse traces, WorkspaceError if a trace cannot be opened.
     """
     part = run.traces
     if part is None:
-        raise InputError(f"{folder.run_json}: this run does not analyse traces.")
+        raise InputError(f"{run_dir.run_json}: this run does not analyse traces.")
     begin_time = time.monotonic()
-    files.make_folder(folder.path / SUMMARIES)
-    files.make_folder(folder.steps_file(0).parent)
-    with LineWriter(folder.steps_file(0)) as steps:
+    files.make_folder(run_dir.path / SUMMARIES)
+    files.make_folder(run_dir.steps_file(0).parent)
+    with LineWriter(run_dir.steps_file(0)) as steps:
         for number, name in enumerate(part.files):
             start, path = time.monotonic(), Path(part.folder) / name
             with files.as_workspace_error("read"):
                 loaded, size = trace.read_trace(path), path.stat().st_size
-            files.write_json(folder.path / SUMMARIES / summary_name(number), compute_file_figures(loaded), sync=False)
+            files.write_json(run_dir.path / SUMMARIES / summary_name(number), compute_file_figures(loaded), sync=False)
             end_time = time.monotonic()
             record = StepRecord(
                 schema=SCHEMA, step=number + 1, t_s=end_time, wall_s=time.time(), units=size, step_ms=1000 * (end_time - start)
@@ -69,7 +69,7 @@ def analyse_part(folder: RunDir, run: Run) -> None:
         unit="bytes of traces",
         train_time_s=time.monotonic() - begin_time,
     )
-    files.write_json(folder.result, result)
+    files.write_json(run_dir.result, result)
 
 
 if __name__ == "__main__":

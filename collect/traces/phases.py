@@ -53,27 +53,27 @@ class PhaseTime(msgspec.Struct, frozen=True, kw_only=True):
     """The time in which collectives run that the phase launched; None on a CPU, where `host_ns` contains all work."""
 
 
-def compute_phase_times(trace: Trace, active: Activities) -> list[PhaseTime]:
+def compute_phase_times(trace: Trace, activities: Activities) -> list[PhaseTime]:
     """The times of the phases in a trace, in the order of a step; empty if the trace has no profiler steps."""
     steps = gloo.find_steps(trace)
     if not steps.any():
         return []
-    main = int(np.bincount(trace.thread[steps]).argmax())
-    host = _divide_host_time(trace, steps & (trace.thread == main), main)
-    if active.source != "gpu":
+    main_thread = int(np.bincount(trace.thread[steps]).argmax())
+    host = _divide_host_time(trace, steps & (trace.thread == main_thread), main_thread)
+    if activities.source != "gpu":
         return [
             PhaseTime(phase=phase, host_ns=host_time.length, device_ns=None, compute_ns=None, communication_ns=None)
             for phase, host_time in host.items()
             if host_time.length
         ]
-    launched = find_launch_phases(trace, active, host, main)
+    launched = find_launch_phases(trace, activities, host, main_thread)
     times = []
     for index, phase in enumerate(PHASES):
         in_phase = launched == index
-        rows = active.rows[in_phase]
-        collective = active.is_collective[in_phase]
+        rows = activities.rows[in_phase]
+        collective = activities.is_collective[in_phase]
         memory = trace.has_category("gpu_memcpy", "gpu_memset")[rows]
-        compute, communication = (intervals.event_spans(trace, rows[chosen]) for chosen in (~collective & ~memory, collective))
+        compute, communication = (intervals.event_spans(trace, rows[mask]) for mask in (~collective & ~memory, collective))
         if host[phase].length or len(rows):
             times.append(
                 PhaseTime(
@@ -87,33 +87,33 @@ def compute_phase_times(trace: Trace, active: Activities) -> list[PhaseTime]:
     return times
 
 
-def find_launch_phases(trace: Trace, active: Activities, host: dict[Phase, Intervals], main: int) -> NDArray[np.int8]:
+def find_launch_phases(trace: Trace, activities: Activities, host: dict[Phase, Intervals], tid: int) -> NDArray[np.int8]:
     """For each of `active.rows`, the index in PHASES of the phase that launched the work.
 
     -1 if the launch is not recorded, or if it was in no profiler step. host: the time of each phase on the main thread. main:
     the number of the main thread.
     """
     autograd = np.unique(trace.thread[gloo.find_autograd(trace)])
-    moment, thread = trace.start_ns[active.launch_row], trace.thread[active.launch_row]
-    phase_index = np.full(len(active.rows), -1, np.int8)
+    moment, thread = trace.start_ns[activities.launch_row], trace.thread[activities.launch_row]
+    phase_index = np.full(len(activities.rows), -1, np.int8)
     for index, phase in enumerate(PHASES):
         phase_index[intervals.covers(host[phase], moment)] = index
-    phase_index[(phase_index >= 0) & np.isin(thread, autograd[autograd != main])] = PHASES.index("backward")
-    phase_index[active.launch_row < 0] = -1
+    phase_index[(phase_index >= 0) & np.isin(thread, autograd[autograd != tid])] = PHASES.index("backward")
+    phase_index[activities.launch_row < 0] = -1
     return phase_index
 
 
-def _divide_host_time(trace: Trace, steps: NDArray[np.bool_], main: int) -> dict[Phase, Intervals]:
+def _divide_host_time(trace: Trace, steps: NDArray[np.bool_], tid: int) -> dict[Phase, Intervals]:
     """The time of each phase on the main thread. The phases are disjoint, and together they are the time of the steps."""
     remaining = intervals.event_spans(trace, steps)
-    annotations = trace.has_category("user_annotation", "cpu_op") & (trace.thread == main) & ~steps
+    annotations = trace.has_category("user_annotation", "cpu_op") & (trace.thread == tid) & ~steps
     time_of_phase: dict[Phase, Intervals] = {}
     for phase, pattern in _ANNOTATIONS.items():
         is_named = trace.match_labels(trace.name, [pattern.match(label) is not None for label in trace.labels])
         time_of_phase[phase] = intervals.intersect_intervals(remaining, intervals.event_spans(trace, annotations & is_named))
         remaining = intervals.subtract_intervals(remaining, time_of_phase[phase])
     autograd = gloo.find_autograd(trace)
-    differentiating = intervals.intersect_intervals(remaining, _close_gaps(trace, intervals.event_spans(trace, autograd), main))
+    differentiating = intervals.intersect_intervals(remaining, _close_gaps(trace, intervals.event_spans(trace, autograd), tid))
     time_of_phase["backward"] = intervals.unite_intervals(time_of_phase["backward"], differentiating)
     remaining = intervals.subtract_intervals(remaining, differentiating)
     last = _find_last_backward(trace, steps, time_of_phase["backward"])
@@ -123,9 +123,9 @@ def _divide_host_time(trace: Trace, steps: NDArray[np.bool_], main: int) -> dict
     return {phase: time_of_phase[phase] for phase in PHASES}
 
 
-def _close_gaps(trace: Trace, autograd: Intervals, main: int) -> Intervals:
+def _close_gaps(trace: Trace, autograd: Intervals, tid: int) -> Intervals:
     """The time of autograd. A gap between two of its nodes is included if the main thread starts no operator in the gap."""
-    operators = np.sort(trace.start_ns[trace.has_category("cpu_op") & (trace.thread == main)])
+    operators = np.sort(trace.start_ns[trace.has_category("cpu_op") & (trace.thread == tid)])
     operators = operators[~intervals.covers(autograd, operators)]
     first, last = autograd.end[:-1], autograd.start[1:]
     is_empty = np.searchsorted(operators, first) == np.searchsorted(operators, last)

@@ -67,30 +67,30 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
 def analyse_rank(trace: Trace) -> RankAnalysis | None:
     """Extract the data of a rank from its trace; None if `breakdown` has no result for the trace."""
-    active = find_activities(trace)
-    if active is None:
+    activities = find_activities(trace)
+    if activities is None:
         return None
-    groups, collective_calls = calls.list_calls(trace, active)
-    communicating_or_computing = intervals.unite_intervals(active.compute, active.communication)
+    groups, collective_calls = calls.list_calls(trace, activities)
+    communicating_or_computing = intervals.unite_intervals(activities.compute, activities.communication)
     return RankAnalysis(
         rank=trace.rank,
-        source=active.source,
+        source=activities.source,
         steps=count_steps(trace),
         host=trace.head.host,
         gpu=trace.head.gpu,
-        span_ns=active.end_ns - active.start_ns,
-        compute_ns=active.compute.length,
-        memory_ns=active.busy.length - communicating_or_computing.length,
-        idle_ns=active.end_ns - active.start_ns - active.busy.length,
-        idle=idle_causes.find_idle_causes(trace, active),
-        launches=idle_causes.compute_launch_delays(trace, active),
+        span_ns=activities.end_ns - activities.start_ns,
+        compute_ns=activities.compute.length,
+        memory_ns=activities.busy.length - communicating_or_computing.length,
+        idle_ns=activities.end_ns - activities.start_ns - activities.busy.length,
+        idle=idle_causes.find_idle_causes(trace, activities),
+        launches=idle_causes.compute_launch_delays(trace, activities),
         groups=groups,
         calls=collective_calls,
-        phases=compute_phase_times(trace, active),
-        layers=compute_layer_times(trace, active),
+        phases=compute_phase_times(trace, activities),
+        layers=compute_layer_times(trace, activities),
         memory=measure_memory(trace),
-        products=find_matrix_products(trace, active),
-        attention=find_attention(trace, active),
+        products=find_matrix_products(trace, activities),
+        attention=find_attention(trace, activities),
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 from collect.traces import collectives, stragglers
 from collect.traces.collectives import CollectiveUse
 from collect.traces.rank_analysis import RankAnalysis
-from collect.traces.stragglers import Waits
+from collect.traces.stragglers import RankWaits
 
 _USE_PROPERTIES = ("sent_bytes", "transfer_ns", "hidden_pct", "algorithm_gb_per_s", "bus_gb_per_s", "link_pct")
 
@@ -24,7 +24,7 @@ class RunAnswers:
         self.ranks = list(ranks)
 
     @cached_property
-    def waits(self) -> Waits:
+    def waits(self) -> RankWaits:
         """How long ranks waited for slow ranks, in the calls of collectives that were found in the traces of several ranks."""
         return stragglers.compute_waits(self.ranks)
 

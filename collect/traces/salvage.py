@@ -40,18 +40,18 @@ def read_blocks(path: Path) -> Iterator[bytes]:
         file.seek(0)
         size = BLOCK if not gzipped else min(BLOCK, _COMPRESSED)
         raw = iter(lambda: file.read(size), b"")
-        yield from _decompress(raw) if gzipped else raw
+        yield from _decompress_blocks(raw) if gzipped else raw
 
 
-def _decompress(raw: Iterator[bytes]) -> Iterator[bytes]:
+def _decompress_blocks(raw: Iterator[bytes]) -> Iterator[bytes]:
     """Decompress blocks of a gzip file. If the file has several gzip members, their texts are joined."""
-    member, ended = zlib_ng.decompressobj(wbits=31), False
+    member, has_ended = zlib_ng.decompressobj(wbits=31), False
     for block in raw:
         while block:
-            if ended and not (block := block.lstrip(b"\0")):  # zeros behind the last gzip member are padding, as on a tape
+            if has_ended and not (block := block.lstrip(b"\0")):  # zeros behind the last gzip member are padding, as on a tape
                 break
-            if ended:
-                member, ended = zlib_ng.decompressobj(wbits=31), False
+            if has_ended:
+                member, has_ended = zlib_ng.decompressobj(wbits=31), False
             backup = member.copy()  # type: ignore[attr-defined]  # its stub lacks this method
             try:
                 text = member.decompress(block, BLOCK)
@@ -61,9 +61,9 @@ def _decompress(raw: Iterator[bytes]) -> Iterator[bytes]:
                 raise CutShort(f"its gzip stream is damaged ({error})") from None
             if text:
                 yield text
-            ended = member.eof
-            block = member.unused_data if ended else member.unconsumed_tail
-    if not ended:
+            has_ended = member.eof
+            block = member.unused_data if has_ended else member.unconsumed_tail
+    if not has_ended:
         raise CutShort("its gzip stream ends too early")
 
 
@@ -86,7 +86,7 @@ class _Number(str):
     """The decimal text of a JSON number. The type distinguishes it from the text of a JSON string."""
 
 
-class Salvaged(NamedTuple):
+class SalvagedEvents(NamedTuple):
     """The events that could be read from a part of the text of a trace."""
 
     events: list[AnyEvent]
@@ -103,28 +103,28 @@ class Salvaged(NamedTuple):
 _decoder = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_Number, strict=True)
 
 
-def salvage_events(raw: bytes, *, final: bool) -> Salvaged:
+def salvage_events(raw: bytes, *, final: bool) -> SalvagedEvents:
     """Read the events in a text that begins between two events. final: whether no more text follows.
 
     If an event is not valid JSON, only this event is lost: reading continues at the next object that follows another object and
-    that can be read as an event. For each skipped part of the text, `lost` grows by the number of its phases (`"ph":`), but at
-    least by 1.
+    that can be read as an event. For each skipped part of the text, `lost_bytes` grows by the number of its phases (`"ph":`),
+    but at least by 1.
     """
     text = raw.decode("utf-8", "surrogateescape")  # bytes that are not UTF-8 become characters that encode to the same bytes
     text = _BARE.sub(lambda match: match[1] + " " * len(match[2]) + "NaN", text)
     events: list[AnyEvent] = []
-    lost, offset = 0, 0
+    lost_bytes, offset = 0, 0
 
-    def salvaged(*, ended: bool) -> Salvaged:
-        return Salvaged(events, lost, len(text[:offset].encode("utf-8", "surrogateescape")), ended)
+    def salvaged(*, is_ended: bool) -> SalvagedEvents:
+        return SalvagedEvents(events, lost_bytes, len(text[:offset].encode("utf-8", "surrogateescape")), is_ended)
 
     while True:
         offset = _BETWEEN.match(text, offset).end()  # type: ignore[union-attr]  # the pattern also matches an empty text
         # If events follow a `]`, it does not end the list of events, but a list inside an event that was lost.
         if _LIST_END.match(text, offset) and not _PHASE.search(text, offset):
-            return salvaged(ended=True)
+            return salvaged(is_ended=True)
         if offset == len(text):
-            return salvaged(ended=False)
+            return salvaged(is_ended=False)
         decoded = _decode_object(text, offset)
         if decoded:
             fields, offset = decoded
@@ -132,9 +132,9 @@ def salvage_events(raw: bytes, *, final: bool) -> Salvaged:
             continue
         following = _find_next_event(text, offset)
         if following is None and not final:
-            return salvaged(ended=False)
+            return salvaged(is_ended=False)
         end = len(text) if following is None else following
-        lost += max(1, len(_PHASE.findall(text, offset, end)))
+        lost_bytes += max(1, len(_PHASE.findall(text, offset, end)))
         offset = end
 
 

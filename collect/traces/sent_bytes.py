@@ -29,15 +29,15 @@ SHARES: dict[str, Callable[[int], float]] = {
 }
 
 
-def bytes_sent_for_message(collective: str, message_bytes: int | None, ranks: int | None) -> float | None:
+def bytes_sent_for_message(collective: str, message_bytes: int | None, group_size: int | None) -> float | None:
     """The bytes that a rank sends for one message of a collective. 0 for a barrier, because a barrier sends no data.
 
-    ranks: the number of ranks in the process group. None if the size of the message or the number of ranks is not known.
+    group_size: the number of ranks in the process group. None if the size of the message or the number of ranks is not known.
     """
     if collective == "barrier":
         return 0.0
     share = SHARES.get(collective)
-    return None if share is None or message_bytes is None or not ranks else share(ranks) * message_bytes
+    return None if share is None or message_bytes is None or not group_size else share(group_size) * message_bytes
 
 
 def bytes_sent_in_step(ranks: Sequence[RankAnalysis]) -> float | None:

@@ -12,7 +12,7 @@ import msgspec
 
 from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.run_answers import RunAnswers
-from collect.traces.stragglers import Waits
+from collect.traces.stragglers import RankWaits
 
 Kind = Literal["compute", "communication", "memory", "idle"]
 WAITING, TRANSFER, UNMATCHED = "waiting for slow ranks", "transfer", ""
@@ -63,18 +63,18 @@ def compute_step_time(runs: Sequence[RunAnswers], *, by_step: bool) -> StepTime:
     return mean_step(sums, sum(rank_analysis.steps if by_step else 1 for run in runs for rank_analysis in run.ranks))
 
 
-def divide_rank_time(analysis: RankAnalysis, rank_index: int, waits: Waits) -> dict[StepPart, int]:
+def divide_rank_time(analysis: RankAnalysis, rank_index: int, waits: RankWaits) -> dict[StepPart, int]:
     """Divide the profiled time of one rank into parts, in ns. The sum of the parts is exactly this time, and no part is 0.
 
     rank_index: the index of the rank in the list of analyses, as used in `waits`. waits: how long ranks waited for slow ranks.
     """
     part_times = {StepPart("compute"): analysis.compute_ns, StepPart("memory"): analysis.memory_ns}
     for index, call in enumerate(analysis.calls):
-        waiting = waits.waited.get((rank_index, index))
-        if waiting is None:
+        waiting_ns = waits.waited.get((rank_index, index))
+        if waiting_ns is None:
             shares = {UNMATCHED: call.exposed_ns}
         else:
-            waited_ns = call.exposed_within(waiting)
+            waited_ns = call.exposed_within(waiting_ns)
             shares = {WAITING: waited_ns, TRANSFER: call.exposed_ns - waited_ns}
         for cause, ns in shares.items():
             part = StepPart("communication", call.name, cause)

@@ -55,7 +55,7 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
         return 100 * self.lost_ns / self.span_ns if self.span_ns else None
 
 
-class Waits(NamedTuple):
+class RankWaits(NamedTuple):
     """How long ranks waited for each other, in the calls of a run that were matched over ranks."""
 
     waited: dict[CallPosition, int]
@@ -82,7 +82,7 @@ class Waits(NamedTuple):
         return slowest if slowest and slowest.caused_ns else None
 
 
-def compute_waits(ranks: Sequence[RankAnalysis]) -> Waits:
+def compute_waits(ranks: Sequence[RankAnalysis]) -> RankWaits:
     """Match the calls of all ranks, and compute how long ranks waited. The order of `ranks` does not change any result."""
     numbers = [rank_analysis.rank for rank_analysis in ranks]
     if len(ranks) < 2:
@@ -96,7 +96,7 @@ def compute_waits(ranks: Sequence[RankAnalysis]) -> Waits:
             if call.name in SYNCHRONIZING and not group.mixed:
                 key = group, call.step
                 sequences[key].setdefault(rank, []).append(index)
-    waited: dict[CallPosition, int] = {}
+    waited_ns: dict[CallPosition, int] = {}
     skew: list[int] = []
     last: Counter[int] = Counter()
     caused_ns: Counter[int] = Counter()
@@ -109,26 +109,26 @@ def compute_waits(ranks: Sequence[RankAnalysis]) -> Waits:
         for matched_calls in zip(*by_rank.values(), strict=True):
             durations = [ranks[rank].calls[index].duration_ns for rank, index in zip(rank_indexes, matched_calls, strict=True)]
             shortest = min(durations)
-            waiting = [duration - shortest for duration in durations]
-            for rank, index, ns in zip(rank_indexes, matched_calls, waiting, strict=True):
-                waited[rank, index] = ns
-            skew.append(max(waiting))
-            latest = [rank for rank, ns in zip(rank_indexes, waiting, strict=True) if not ns]
+            waiting_ns = [duration - shortest for duration in durations]
+            for rank, index, ns in zip(rank_indexes, matched_calls, waiting_ns, strict=True):
+                waited_ns[rank, index] = ns
+            skew.append(max(waiting_ns))
+            latest = [rank for rank, ns in zip(rank_indexes, waiting_ns, strict=True) if not ns]
             if len(latest) == 1:
                 last[latest[0]] += 1
-                caused_ns[latest[0]] += sum(waiting)
-    if not waited:
+                caused_ns[latest[0]] += sum(waiting_ns)
+    if not waited_ns:
         return _no_waits(
             "the ranks called no collective that all of them wait in"
             if not sequences
             else "the calls of the ranks do not agree in process group, step and order",
             unmatched,
         )
-    return Waits(waited, sorted(skew), _sum_by_rank(ranks, waited, last, caused_ns), unmatched, "")
+    return RankWaits(waited_ns, sorted(skew), _sum_by_rank(ranks, waited_ns, last, caused_ns), unmatched, "")
 
 
-def _no_waits(why: str, unmatched: int = 0) -> Waits:
-    return Waits({}, [], [], unmatched, why)
+def _no_waits(why: str, unmatched: int = 0) -> RankWaits:
+    return RankWaits({}, [], [], unmatched, why)
 
 
 def _calls_match(ranks: Sequence[RankAnalysis], group: ProcessGroup, by_rank: dict[int, list[int]]) -> bool:

@@ -124,24 +124,24 @@ def read_trace(path: Path) -> Trace:
     return loaded_trace._replace(base_ns=int(base[1]) if base else None, head=read_head(around))
 
 
-def _read_events(path: Path, lost: Counter[str]) -> Iterator[bytes | DecodedEvents]:
+def _read_events(path: Path, losses: Counter[str]) -> Iterator[bytes | DecodedEvents]:
     """Yield the events of one block after another. The text before and after the list of events is yielded in pieces, as bytes.
 
-    Raises CutShort if the file ends before the list of events ends. lost: {reason: number of lost events}, which is updated.
+    Raises CutShort if the file ends before the list of events ends. losses: {reason: number of lost events}; it is updated.
     """
     source, decoder = read_blocks(path), EventDecoder()
     rest = yield from _read_until_events(source)
     block, cut_reason = b"", ""
     bytes_without_event: int | None = 0  # bytes of the list so far, while no event was found in it; None after the first event
     while True:
-        events, rest, ended = _decode_block(decoder, rest, block, lost)
+        events, rest, has_ended = _decode_block(decoder, rest, block, losses)
         yield events
-        if ended:
+        if has_ended:
             yield rest
             # The file is read to its end, because some damage of a gzip stream is only found there. Events that follow the list
             # are counted as lost.
             for block_after in source:
-                lost["after the end of the list of events"] += len(_PHASE.findall(block_after))
+                losses["after the end of the list of events"] += len(_PHASE.findall(block_after))
                 yield block_after
             return
         if bytes_without_event is not None:
@@ -154,10 +154,10 @@ def _read_events(path: Path, lost: Counter[str]) -> Iterator[bytes | DecodedEven
             block, cut_reason = b"", str(damage)
         if not block:
             break
-    events, rest, ended = _decode_rest(decoder, rest, lost)
+    events, rest, has_ended = _decode_rest(decoder, rest, losses)
     yield events
     yield rest
-    if not ended or cut_reason:
+    if not has_ended or cut_reason:
         raise CutShort(cut_reason or "the file ends before its list of events ends")
 
 
@@ -181,7 +181,7 @@ def _read_until_events(source: Iterator[bytes]) -> Generator[bytes, None, bytes]
     raise CutShort("the file has no list of events")
 
 
-def _decode_block(decoder: EventDecoder, rest: bytes, block: bytes, lost: Counter[str]) -> tuple[DecodedEvents, bytes, bool]:
+def _decode_block(decoder: EventDecoder, rest: bytes, block: bytes, losses: Counter[str]) -> tuple[DecodedEvents, bytes, bool]:
     """Returns (the events that end in `rest` and `block`, the rest of the text, whether the list of events has ended).
 
     rest: the text before `block` that is not decoded yet.
@@ -197,11 +197,11 @@ def _decode_block(decoder: EventDecoder, rest: bytes, block: bytes, lost: Counte
     if not end and len(text) < _LONGEST_EVENT:
         return convert_events([]), text, False
     salvaged = salvage_events(text, final=len(text) >= _LONGEST_EVENT)
-    lost["not readable"] += salvaged.lost
+    losses["not readable"] += salvaged.lost
     return convert_events(salvaged.events), text[salvaged.rest :], salvaged.ended
 
 
-def _decode_rest(decoder: EventDecoder, text: bytes, lost: Counter[str]) -> tuple[DecodedEvents, bytes, bool]:
+def _decode_rest(decoder: EventDecoder, text: bytes, losses: Counter[str]) -> tuple[DecodedEvents, bytes, bool]:
     """Decode the rest of the text at the end of the file. Returns (events, text behind the list of events, whether the list
     ended)."""
     try:
@@ -209,7 +209,7 @@ def _decode_rest(decoder: EventDecoder, text: bytes, lost: Counter[str]) -> tupl
         return decoder.decode(b"[%b]" % text[:end]), text[end:], True
     except (ValueError, *DECODE_FAULTS):
         salvaged = salvage_events(text, final=True)
-        lost["not readable"] += salvaged.lost
+        losses["not readable"] += salvaged.lost
         return convert_events(salvaged.events), text[salvaged.rest :], salvaged.ended
 
 
@@ -289,15 +289,17 @@ class _Columns:
         collective. kinds: the number of each event's kind."""
         collective_ids, sequence = np.full(len(args), -1, np.int32), np.full(len(args), -1, np.int64)
         for row, arg in [(row, arg) for row, arg in enumerate(args) if arg.collective]:
-            collective_ids[row] = self._collective_id(CollectiveTexts(*map(bytes, arg.collective_texts())))
+            collective_ids[row] = self._find_or_add_collective(CollectiveTexts(*map(bytes, arg.collective_texts())))
             number = parse_count(bytes(arg.sequence))
             sequence[row] = -1 if number is None else number
         for row in np.flatnonzero(self._is_gloo_kind[kinds]).tolist() if self._is_gloo_kind.any() else ():
             if (arg := args[row]).shapes:
-                collective_ids[row] = self._collective_id((events[row].name, bytes(arg.shapes), bytes(arg.input_types)))
+                collective_ids[row] = self._find_or_add_collective(
+                    (events[row].name, bytes(arg.shapes), bytes(arg.input_types))
+                )
         return collective_ids, sequence
 
-    def _collective_id(self, texts: CollectiveTexts | tuple[str, bytes, bytes]) -> int:
+    def _find_or_add_collective(self, texts: CollectiveTexts | tuple[str, bytes, bytes]) -> int:
         """The index of the collective that these texts describe; -1 if they describe none.
 
         texts: the arguments that Kineto writes for a kernel, or the arguments of `parse_gloo_span`.

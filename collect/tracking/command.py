@@ -40,8 +40,8 @@ def track_run(workspace: Workspace, run_id: str, tracker: str, parent: int | Non
         for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signal_number, signal.SIG_IGN)
     run = folder.read_run()
-    ended = False
-    while not ended:
+    has_ended = False
+    while not has_ended:
         project, tracked = tracked_run.read_tracked_run(workspace, folder)
         follower = follow(project, _remove_end_values(tracked), tracker_folder)
         output.print_line(f"{run_id} is logged to {tracker_folder} ({tracker}).")
@@ -57,7 +57,7 @@ def track_run(workspace: Workspace, run_id: str, tracker: str, parent: int | Non
             count += len(new_points)
             if is_over:
                 follower.end(tracked_run.read_tracked_run(workspace, folder)[1])
-                ended = True
+                has_ended = True
                 break
             time.sleep(READING_PERIOD_S)
     output.print_document({"run": run_id, "tracker": tracker, "folder": str(tracker_folder), "points": count})

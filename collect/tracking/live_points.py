@@ -27,11 +27,11 @@ GPU_FIELDS = ("utilization_pct", "memory_used_bytes", "power_w", "temperature_c"
 class LivePoints:
     """Reads the records of a run while its files grow, and turns them into points for a tracker."""
 
-    def __init__(self, folder: RunDir, run: Run) -> None:
-        self._folder = folder
+    def __init__(self, run_dir: RunDir, run: Run) -> None:
+        self._folder = run_dir
         self._data_share = run.cell.dp / run.cell.gpus  # ranks that share a model record the same units, which count once
-        self._ranks = [FollowedRecords(str(folder.steps_file(rank)), StepRecord) for rank in range(run.cell.gpus)]
-        self._validation = FollowedRecords(str(folder.validation_file), ValidationRecord)
+        self._ranks = [FollowedRecords(str(run_dir.steps_file(rank)), StepRecord) for rank in range(run.cell.gpus)]
+        self._validation = FollowedRecords(str(run_dir.validation_file), ValidationRecord)
         self._hosts: dict[str, FollowedRecords[Sample]] = {}
         self._world = WorldSteps(run.cell.gpus)
         self._rates: dict[str, tuple[NetworkRate, NetworkRate]] = {}
@@ -108,12 +108,12 @@ class LivePoints:
 
     def _list_system_values(self, host: str, sample: Sample) -> Iterable[tuple[str, float]]:
         """Yields (name of a metric, value) for each value in a sample that is known. host: the host of the sample."""
-        sent, received = self._rates.setdefault(host, (NetworkRate("tx_bytes"), NetworkRate("rx_bytes")))
+        sent_rate, received_rate = self._rates.setdefault(host, (NetworkRate("tx_bytes"), NetworkRate("rx_bytes")))
         values = {
             "cpu_pct": sample.cpu_pct,
             "memory_used_bytes": sample.memory_used_bytes,
-            "network_sent_bytes_per_s": sent.compute_rate(sample),
-            "network_received_bytes_per_s": received.compute_rate(sample),
+            "network_sent_bytes_per_s": sent_rate.compute_rate(sample),
+            "network_received_bytes_per_s": received_rate.compute_rate(sample),
         }
         for gpu in (gpu for gpu in sample.gpus or () if not gpu.played):
             values |= {f"{gpu.uuid}/{name}": getattr(gpu, name) for name in GPU_FIELDS}

@@ -153,7 +153,7 @@ def _judge_claim(loaded: Loaded, measurements: Measurements, claim: Claim, illus
     cells = [rows[cell] for cell in dict.fromkeys(claim_number.cell for claim_number in verdict.numbers)]
     verdict.rehearsal = any(reasons.rehearsal_reason(measurements.cell(row)) for row in cells)
     try:
-        _decide(verdict, tree, values)
+        _decide_verdict(verdict, tree, values)
     except ExpressionError as error:
         verdict.verdict, verdict.why = "undecided", f"{error}"
     all_parts = [part for number in numbers for part in number.selected.parts]
@@ -197,7 +197,7 @@ def _look_up_numbers(
     """
     values: dict[str, Value | None] = {}
     numbers: list[UncertainNumber] = []
-    missing: list[NoMeasurement] = []
+    missing_numbers: list[NoMeasurement] = []
     for text, call in draws.find_calls(tree).items():
         cell_filter = Expression(text).call_arguments[0][1]
         assert isinstance(call.func, ast.Name)
@@ -211,7 +211,7 @@ def _look_up_numbers(
             argument = cell_filter.pop(metric.argument, None) if metric and metric.argument else None
             number = UncertainNumber(measurements, measurements.find(call.func.id, cell_filter, argument))
         except NoMeasurement as unanswered:
-            missing.append(unanswered)
+            missing_numbers.append(unanswered)
             continue
         numbers.append(number)
         values[text] = number.draws
@@ -230,12 +230,12 @@ def _look_up_numbers(
                 against=number.selected.compared_pair[1].row.id if number.selected.compared_pair else "",
             )
         )
-    if missing:
-        raise _Unanswerable(missing)
+    if missing_numbers:
+        raise _Unanswerable(missing_numbers)
     return values, numbers
 
 
-def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]) -> None:
+def _decide_verdict(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]) -> None:
     """Evaluate the parts of the test of a claim, and set the verdict.
 
     values: {text of a call in the test: the draws of its value, or None if they are not known}. Raises ExpressionError if the
@@ -262,10 +262,10 @@ def _decide(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]
     if failing:
         verdict.verdict, verdict.why = "contradicted", "; ".join(part_text.failure_text(part) for part in failing)
     elif not open_parts:
-        least = min((part.holds_pct for part in verdict.parts if part.holds_pct is not None), default=100.0)
-        exact = all(isinstance(value, float | str) for value in values.values())
+        pct = min((part.holds_pct for part in verdict.parts if part.holds_pct is not None), default=100.0)
+        is_exact = all(isinstance(value, float | str) for value in values.values())
         verdict.verdict = "reproduced"
-        verdict.why = "holds; its numbers do not scatter" if exact else f"holds in {part_text.format_share(least)} of draws"
+        verdict.why = "holds; its numbers do not scatter" if is_exact else f"holds in {part_text.format_share(pct)} of draws"
     else:
         verdict.verdict = "undecided"
         unknown = dict.fromkeys(number.how for number in verdict.numbers if number.call in values.keys() - known_values.keys())
@@ -318,14 +318,14 @@ def _distinguishing_comparisons(names: Mapping[str, Any], others: Sequence[Mappi
     names: the values of the cell by key. others: the values of each other cell. keys: the keys that may be compared.
     """
     chosen_keys: list[str] = []
-    remaining = list(others)
-    while remaining:
-        best_key = min(keys, key=lambda key: sum(other[key] == names[key] for other in remaining))
-        still_equal = [other for other in remaining if other[best_key] == names[best_key]]
-        if len(still_equal) == len(remaining):
+    remaining_claims = list(others)
+    while remaining_claims:
+        best_key = min(keys, key=lambda key: sum(other[key] == names[key] for other in remaining_claims))
+        still_equal = [other for other in remaining_claims if other[best_key] == names[best_key]]
+        if len(still_equal) == len(remaining_claims):
             break
         chosen_keys.append(best_key)
-        remaining = still_equal
+        remaining_claims = still_equal
     return " and ".join(f"{key} == {_python_literal(names[key])}" for key in chosen_keys)
 
 

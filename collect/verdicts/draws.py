@@ -45,9 +45,9 @@ def half_width(degrees: int, level: float) -> float:
     return quantile(_student_draws(degrees), 1 - level)
 
 
-def quantile(drawn: Drawn, share: float) -> float:
+def quantile(draws: Drawn, share: float) -> float:
     """The quantile of draws, with linear interpolation. share: which quantile, from 0 to 1."""
-    value = pl.Series(drawn).quantile(share, "linear")
+    value = pl.Series(draws).quantile(share, "linear")
     assert value is not None
     return value
 
@@ -87,12 +87,12 @@ def share_of_draws(test: ast.expr, values: Mapping[str, Value]) -> float:
     """
     try:
         with np.errstate(all="ignore"):
-            held = DrawsEvaluator(values).test(test)
+            holds = DrawsEvaluator(values).test(test)
     except ZeroDivisionError:
         raise ExpressionError(f"{ast.unparse(test)}: a side is not finite, as after a division by zero") from None
     except (TypeError, OverflowError) as error:
         raise ExpressionError(f"{ast.unparse(test)} cannot be evaluated: {error}") from None
-    return int(np.count_nonzero(held)) / np.size(held)
+    return int(np.count_nonzero(holds)) / np.size(holds)
 
 
 def side_values(test: ast.expr, values: Mapping[str, Value]) -> tuple[float | None, float | None]:
@@ -142,10 +142,10 @@ class DrawsEvaluator(Evaluator):
 
     def test(self, node: ast.expr) -> Any:
         """The value of a test. Raises ExpressionError if the expression is not a test."""
-        held = self.value(node)
-        if not _is_test(held):
+        holds = self.value(node)
+        if not _is_test(holds):
             raise ExpressionError(f"{ast.unparse(node)} is not a test: it is neither true nor false")
-        return held
+        return holds
 
     def lookup(self, name: str) -> Any:
         """Raise ExpressionError for a plain name, because a metric in a claim must be a call that selects a cell."""
@@ -179,8 +179,8 @@ class DrawsEvaluator(Evaluator):
         if isinstance(op, ast.In | ast.NotIn):
             if not isinstance(right, list):
                 raise TypeError("the value after `in` is not a list")
-            inside = self.any_of([False, *(self.compare(left, ast.Eq(), item) for item in right)])
-            return inside if isinstance(op, ast.In) else np.logical_not(inside)
+            is_inside = self.any_of([False, *(self.compare(left, ast.Eq(), item) for item in right)])
+            return is_inside if isinstance(op, ast.In) else np.logical_not(is_inside)
         texts = [isinstance(side, str) for side in (left, right)]
         if any(texts) and not (all(texts) and isinstance(op, ast.Eq | ast.NotEq)):
             raise TypeError("it compares a number with a text, or texts with an operator other than == and !=")

@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from collect.verdicts.claims import ClaimPart
 
 
-def failure_text(part: ClaimPart) -> str:
+def failure_text(claim_part: ClaimPart) -> str:
     """Why a part is contradicted, such as `101.0 s is not < 90.00 s: train_time_s(strategy='ddp') < 90`."""
-    if (sides := _side_texts(part)) is None:
-        return f"does not hold: {part.test}"
-    return f"{sides[0]} is not {_operator_text(part.test)} {sides[1]}: {part.test}"
+    if (sides := _side_texts(claim_part)) is None:
+        return f"does not hold: {claim_part.test}"
+    return f"{sides[0]} is not {_operator_text(claim_part.test)} {sides[1]}: {claim_part.test}"
 
 
-def overlap_text(part: ClaimPart) -> str:
+def overlap_text(claim_part: ClaimPart) -> str:
     """Why a part is undecided: the values of both sides, the share of draws in which the part holds, and its test."""
-    sides = _side_texts(part)
+    sides = _side_texts(claim_part)
     values = f"{sides[0]} and {sides[1]}, " if sides else ""
-    return f"intervals overlap ({values}holds in {format_share(part.holds_pct or 0)} of draws): {part.test}"
+    return f"intervals overlap ({values}holds in {format_share(claim_part.holds_pct or 0)} of draws): {claim_part.test}"
 
 
 def _side_texts(part: ClaimPart) -> tuple[str, str] | None:

@@ -41,12 +41,12 @@ def rehearsal_reason(cell: LoadedCell) -> str:
     """A sentence that says why the runs of a cell are only a rehearsal; "" if the runs are not a rehearsal."""
     if cell.cell.rehearses is not None:
         twin, large_cell = cell.cell, cell.cell.rehearses
-        changed = [
+        changed_settings = [
             f"{key.replace('_', ' ')} {getattr(twin, key)} instead of {getattr(large_cell, key)}"
             for key in _SIZES
             if getattr(twin, key) != getattr(large_cell, key)
         ]
-        return f"{REHEARSAL}a tiny twin on CPU ({', '.join(changed)}): absolute numbers are not comparable"
+        return f"{REHEARSAL}a tiny twin on CPU ({', '.join(changed_settings)}): absolute numbers are not comparable"
     if any(run.run and run.run.cluster.get("provider") == "virtual" for run in cell.runs):
         return f"{REHEARSAL}practice nodes, all on one machine's CPU: absolute numbers are not comparable"
     if any(run.is_rehearsal for run in cell.runs):
@@ -74,7 +74,7 @@ def likely_reasons(loaded: Loaded, cell: LoadedCell, row: CellRow, metrics: set[
     gpus = sorted({gpu.name for host in hosts for gpu in host.gpus or ()})
     has_nvlink = any(gpu.nvlinks for host in hosts for gpu in host.gpus or ())
     speeds = [nic.speed_mbps for host in hosts for nic in host.nics if nic.kind == "physical" and nic.speed_mbps]
-    for setting in _settings(loaded, row):
+    for setting in _row_settings(loaded, row):
         if study_gpu := setting.gpu:
             if not gpus and hosts:
                 clauses.append(f"no GPU here, {study_gpu} in the study")
@@ -133,7 +133,7 @@ def common_clauses(lists: Sequence[Sequence[str]]) -> list[str]:
     return [clause for clause in (lists[0] if lists else ()) if all(clause in clauses for clauses in lists)]
 
 
-def _settings(loaded: Loaded, row: CellRow) -> Iterable[Setting]:
+def _row_settings(loaded: Loaded, row: CellRow) -> Iterable[Setting]:
     return (setting for setting in loaded.expansion.settings if cell_names.matches_cell(row.cell, setting.cell))
 
 

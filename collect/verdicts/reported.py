@@ -92,10 +92,10 @@ def _compare_reported_number(loaded: Loaded, measurements: Measurements, entry: 
             row, state = measurements.state(result.cell)
             result.measured, result.n = state, len(row.runs)
         else:
-            selected = measurements.find(result.metric, result.cell, entry.of, entry.against)
-            number = UncertainNumber(measurements, selected)
-            row = selected.row
-            result.against = selected.compared_pair[1].row.id if selected.compared_pair else ""
+            selected_metric = measurements.find(result.metric, result.cell, entry.of, entry.against)
+            number = UncertainNumber(measurements, selected_metric)
+            row = selected_metric.row
+            result.against = selected_metric.compared_pair[1].row.id if selected_metric.compared_pair else ""
             result.measured, result.low, result.high = number.value, number.low, number.high
             result.n, result.how, result.unit = number.n, number.how, number.selected.unit
         result.row = row.id
@@ -147,25 +147,25 @@ def _doubt_clauses(result: ReportedResult, number: UncertainNumber | None) -> li
     return [clause for clause in (kinds.get(result.kind, ""), remark, kind_clause) if clause]
 
 
-def _set_agreement(result: ReportedResult, printed: ParsedNumber) -> None:
-    if isinstance(result.measured, str) or printed.state:
-        result.comparable = isinstance(result.measured, str) and bool(printed.state)
-        result.agrees = result.measured == printed.state if result.comparable else None
+def _set_agreement(result: ReportedResult, printed_number: ParsedNumber) -> None:
+    if isinstance(result.measured, str) or printed_number.state:
+        result.comparable = isinstance(result.measured, str) and bool(printed_number.state)
+        result.agrees = result.measured == printed_number.state if result.comparable else None
         return
     assert result.measured is not None
-    assert printed.value is not None
-    if printed.unit != result.unit:
-        result.why = f"printed in {printed.unit or 'plain numbers'}, measured in {result.unit or 'plain numbers'}"
+    assert printed_number.value is not None
+    if printed_number.unit != result.unit:
+        result.why = f"printed in {printed_number.unit or 'plain numbers'}, measured in {result.unit or 'plain numbers'}"
         return
     result.comparable = True
     low, high = (result.measured, result.measured) if result.low is None or result.high is None else (result.low, result.high)
-    if printed.relation == "=":
-        result.delta = result.measured - printed.value
-        result.ratio = result.measured / printed.value if printed.value else None
+    if printed_number.relation == "=":
+        result.delta = result.measured - printed_number.value
+        result.ratio = result.measured / printed_number.value if printed_number.value else None
         if result.low is None:
             return
-        assert printed.low is not None
-        assert printed.high is not None
-        result.agrees = low <= printed.high and printed.low <= high
+        assert printed_number.low is not None
+        assert printed_number.high is not None
+        result.agrees = low <= printed_number.high and printed_number.low <= high
     elif result.low is not None:
-        result.agrees = high > printed.value if printed.relation == ">" else low < printed.value
+        result.agrees = high > printed_number.value if printed_number.relation == ">" else low < printed_number.value

@@ -164,7 +164,7 @@ class Measurements:
             )
             raise NoMeasurement("undecided", f"not compared, because the cells do not do the same work: {proof_texts}")
         if other is None:
-            raise self._unmeasured(metric, row, ": no baseline" if row.n else "")
+            raise self._no_measurement(metric, row, ": no baseline" if row.n else "")
         compared_metric = self.metrics[metric.compares]
         selected, against = (self._select_measured(compared_metric, entry, argument) for entry in (row, other))
         if (selected.unit, selected.kind) != (against.unit, against.kind):
@@ -172,7 +172,7 @@ class Measurements:
             raise NoMeasurement("not run", f"{metric.name}: {kinds} are not comparable")
         quantity = self._apply_formula(metric, selected, against, selected.mean, against.mean)
         if quantity is None:
-            raise self._unmeasured(metric, row)
+            raise self._no_measurement(metric, row)
         return SelectedMetric(row, metric, selected.values, quantity.unit, quantity.kind, argument, (selected, against))
 
     def _apply_formula(
@@ -186,7 +186,7 @@ class Measurements:
             return self._select_with_argument(metric, row, argument)
         estimate = row.metrics.get(metric.name)
         if estimate is None:
-            raise self._unmeasured(metric, row)
+            raise self._no_measurement(metric, row)
         values = [run.metrics[metric.name] for run in row.runs if metric.name in run.metrics]
         return SelectedMetric(row, metric, values, estimate.unit, estimate.kind)
 
@@ -198,16 +198,18 @@ class Measurements:
         quantities = self._quantities(metric, row, argument)
         measured: list[Quantity] = [entry for entry in quantities if entry is not None]
         if not measured or len(measured) < len(quantities):
-            raise self._unmeasured(metric, row, f" ({len(measured)} of {len(quantities)} repeats have one)" if measured else "")
+            raise self._no_measurement(
+                metric, row, f" ({len(measured)} of {len(quantities)} repeats have one)" if measured else ""
+            )
         if len({(entry.unit, entry.kind) for entry in measured}) > 1:
-            raise self._unmeasured(metric, row, " in the same way in all repeats")
+            raise self._no_measurement(metric, row, " in the same way in all repeats")
         return SelectedMetric(row, metric, [entry.value for entry in measured], measured[0].unit, measured[0].kind, argument)
 
     def _quantities(self, metric: Metric, row: CellRow, argument: Argument | None) -> list[Quantity | None]:
         assert metric.of_run_at is not None
         return [metric.of_run_at(run, argument) for run in self.cell(row).completed]
 
-    def _unmeasured(self, metric: Metric, row: CellRow, suffix: str = "") -> NoMeasurement:
+    def _no_measurement(self, metric: Metric, row: CellRow, suffix: str = "") -> NoMeasurement:
         if not row.n:
             return NoMeasurement("not run", f"{self.label(row)}: {row.state or 'planned'}")
         return NoMeasurement("not run", f"{self.label(row)}: {metric.name} was not measured{suffix}")

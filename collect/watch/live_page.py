@@ -191,10 +191,12 @@ def _build_figure(title: str, lines: Mapping[str, LiveCurve], left_out: Sequence
             }
         )
     has_legend = len(data) > 1
-    x_axis = axes.axis("step" if over_steps else "seconds since the start", rangemode="tozero" if not over_steps else "normal")
+    x_axis = axes.make_axis(
+        "step" if over_steps else "seconds since the start", rangemode="tozero" if not over_steps else "normal"
+    )
     y_range = {"range": [0, 100]} if "(%)" in title else {"rangemode": "normal" if over_steps else "tozero"}
-    y_axis = axes.axis("", nticks=5, **y_range)
+    y_axis = axes.make_axis("", nticks=5, **y_range)
     height_px = HEIGHT_PX + (20 * -(-len(data) // 3) if has_legend else 0)
     note = f"{len(left_out)} more lines are not drawn." if left_out else ""
-    layout = axes.layout(x_axis, y_axis, showlegend=has_legend, height=height_px)
+    layout = axes.make_layout(x_axis, y_axis, showlegend=has_legend, height=height_px)
     return {"title": title, "note": note, "data": data, "layout": layout}

@@ -26,8 +26,8 @@ SETTLED = FINAL | {"unknown"}
 class QueuedRun:
     """One run of the workspace with its state, and with its curves while the page shows them."""
 
-    def __init__(self, folder: RunDir) -> None:
-        self.folder = folder
+    def __init__(self, run_dir: RunDir) -> None:
+        self.folder = run_dir
         self.run: Run | None = None  # None if run.json cannot be read
         self.verdict = JudgedState("unknown", "")
         self.result: Result | None = None
@@ -155,10 +155,10 @@ def _sort_key(run: QueuedRun) -> tuple[int, float, str]:
     return group, -run.last_event_s if group == 3 else 0.0, run.run_id
 
 
-def _read_signature(folder: RunDir) -> Signature:
+def _read_signature(run_dir: RunDir) -> Signature:
     signature = []
     try:
-        with os.scandir(folder.path) as entries:
+        with os.scandir(run_dir.path) as entries:
             for entry in entries:
                 if entry.name in ("run.json", "result.json") or entry.name.startswith("events."):
                     status = entry.stat(follow_symlinks=False)

@@ -34,8 +34,8 @@ class RunSeries:
     curves: {title of a figure: {name of a line: its curve}}. left_out: the lines for which a figure has no room.
     """
 
-    def __init__(self, folder: RunDir, run: Run, began_s: float, pauses: Sequence[Pause]) -> None:
-        self.folder, self.run, self.began_s, self.pauses = folder, run, began_s, list(pauses)
+    def __init__(self, run_dir: RunDir, run: Run, began_s: float, pauses: Sequence[Pause]) -> None:
+        self.folder, self.run, self.began_s, self.pauses = run_dir, run, began_s, list(pauses)
         self._reset()
 
     def _reset(self) -> None:
@@ -50,34 +50,34 @@ class RunSeries:
 
     def read_new(self) -> bool:
         """Read the records that were appended since the last call. Returns whether there were any new records."""
-        changed = False
+        has_changed = False
         while (part := self._read_part()) is not False:
-            changed = True
+            has_changed = True
             if part is None:  # a file was replaced, for example because the run resumed from a checkpoint
                 self._reset()
-        return changed
+        return has_changed
 
     def _read_part(self) -> bool | None:
         """Read the next records of each file. Every file is read in turn, so that no rank gets far ahead of another rank.
 
         Returns whether there were any new records; None if a file was replaced.
         """
-        changed = False
+        has_changed = False
         if files.is_folder(f"{self.folder.path}/steps"):
             for rank, file in enumerate(self._ranks):
                 steps = file.read_new()
                 if steps is None:
                     return None
-                changed |= bool(steps)
+                has_changed |= bool(steps)
                 self._add_steps(rank, steps)
         for host in list_sampled_hosts(self.folder):
             samples = self._hosts.setdefault(host, FollowedRecords(str(self.folder.samples_file(host)), Sample)).read_new()
             if samples is None:
                 return None
-            changed |= bool(samples)
+            has_changed |= bool(samples)
             for sample in samples:
                 self._add_sample(host, sample)
-        return changed
+        return has_changed
 
     def _add_steps(self, rank: int, records: Sequence[StepRecord]) -> None:
         records = suspension.mark_suspended(records, self.pauses)

@@ -68,7 +68,7 @@ class ReportOnRequest:
         with self._lock, gc_pause.pause_collector():
             loaded = load_matrix(self._workspace, None)
             summary = summarize(loaded, loaded.expansion.baseline)
-            write_report.write(self.folder, self._workspace, loaded, summary, opened_in=self._workspace.report)
+            write_report.write_report(self.folder, self._workspace, loaded, summary, opened_in=self._workspace.report)
 
 
 class WatchServer(ThreadingHTTPServer):
@@ -88,7 +88,7 @@ class WatchServer(ThreadingHTTPServer):
             "plotly.js": plotly_script().encode(),
         }
         try:
-            super().__init__((ADDRESS, port), Handler)
+            super().__init__((ADDRESS, port), RequestHandler)
         except OSError as error:
             raise InputError(
                 f"--port {port}: {ADDRESS} cannot be used: {error.strerror}. Allowed: a free port, or 0 for any."
@@ -112,7 +112,7 @@ class WatchServer(ThreadingHTTPServer):
             self.tell(f"a request failed: {type(error).__name__}: {error}")
 
 
-class Handler(BaseHTTPRequestHandler):
+class RequestHandler(BaseHTTPRequestHandler):
     """Answers the requests of one connection."""
 
     server: WatchServer
@@ -253,9 +253,9 @@ def open_below(root: Path, names: Sequence[str]) -> io.BufferedReader | list[str
         for name in names:
             if name in ("", ".", "..") or "/" in name or "\0" in name:
                 raise FileNotFoundError(name)
-            inner = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor)
+            inner_descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor)
             os.close(descriptor)
-            descriptor = inner
+            descriptor = inner_descriptor
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISREG(mode):
             file = os.fdopen(descriptor, "rb")

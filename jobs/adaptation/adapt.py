@@ -35,7 +35,7 @@ class Adaptation(msgspec.Struct, frozen=True):
     """The hashes of the cells that the adapted matrix must have."""
 
 
-def adapt(matrix: Matrix, machine: Capacity, plugins: OwnPlugins, cluster_name: str) -> Adaptation | None:
+def adapt_matrix(matrix: Matrix, machine: Capacity, plugins: OwnPlugins, cluster_name: str) -> Adaptation | None:
     """The nearest matrix that fits a cluster; None if the matrix fits as it is.
 
     machine: what the cluster can give to a run. plugins: the plug-ins of the workspace. cluster_name: the name of the cluster.
@@ -166,7 +166,7 @@ def _include_entry_index(cell: AdaptedCell) -> int | None:
 
 def _list_cell_changes(adapted: Sequence[AdaptedCell]) -> list[Deviation]:
     """The changes of cells: each value that changes, each kind of cell that is left out, and cells that became equal."""
-    changed: Counter[tuple[str, Any, Any, str]] = Counter()
+    change_counts: Counter[tuple[str, Any, Any, str]] = Counter()
     left_out: Counter[tuple[tuple[tuple[str, Any], ...], str]] = Counter()
     for cell in adapted:
         old = named_values(cell.before)
@@ -178,8 +178,8 @@ def _list_cell_changes(adapted: Sequence[AdaptedCell]) -> list[Deviation]:
         default_reason = f"follows from gpus {new['gpus']} instead of {old['gpus']}"
         reasons = {"gpus": cell.why, "nnodes": cell.why} | {value.name: value.why for value in cell.replaced}
         for key in names:
-            changed[key, old[key], new.get(key), reasons.get(key, default_reason)] += 1
-    changes = [Deviation(key, old, new, why, count) for (key, old, new, why), count in changed.items()]
+            change_counts[key, old[key], new.get(key), reasons.get(key, default_reason)] += 1
+    changes = [Deviation(key, old, new, why, count) for (key, old, new, why), count in change_counts.items()]
     changes += [Deviation("cell", dict(named), None, why, count) for (named, why), count in left_out.items()]
     new_hashes = [cell.after.hash() for cell in adapted if cell.after is not None]
     if len(set(new_hashes)) < len(new_hashes):

@@ -181,14 +181,14 @@ def _cell_size(start_point: Point, cell: Cell) -> CellSize:
 def _find_nearest_size(fitter: CellFitter, size: CellSize, group: list[tuple[Point, Cell]]) -> tuple[int, int | None] | None:
     """The new number of GPUs and nodes for all cells of one size: the first candidate on which at least one of these cells
     fits; None if no cell fits on any candidate."""
-    for gpus in _divisors(size.gpus):
-        for nnodes in [None] if size.nnodes is None else _divisors(size.nnodes):
+    for gpus in _list_divisors(size.gpus):
+        for nnodes in [None] if size.nnodes is None else _list_divisors(size.nnodes):
             if any(not isinstance(fitter.resize_cell(point, cell, gpus, nnodes), str) for point, cell in group):
                 return gpus, nnodes
     return None
 
 
-def _divisors(number: int) -> list[int]:
+def _list_divisors(number: int) -> list[int]:
     """The divisors of a number, the largest first."""
     return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]
 
@@ -203,9 +203,9 @@ def _list_changed_degrees(point: Point, before: Cell, gpus: int) -> Iterator[dic
     old = {name: getattr(before, name) for name in DEGREES}
     candidates = [
         {"dp": dp, "tp": tp, "pp": pp}
-        for dp in _divisors(old["dp"])
-        for tp in _divisors(old["tp"])
-        for pp in _divisors(old["pp"])
+        for dp in _list_divisors(old["dp"])
+        for tp in _list_divisors(old["tp"])
+        for pp in _list_divisors(old["pp"])
         if dp * tp * pp == gpus
     ]
     candidates = [new for new in candidates if not any(new[name] == 1 < old[name] for name in DEGREES)]

@@ -73,24 +73,24 @@ class Questions:
     def rewrite_filter(self, cell_filter: Mapping[str, Any]) -> Values:
         """The filter that selects the new cells in place of the cells that `cell_filter` selects in the original matrix. Raises
         QuestionError."""
-        chosen = self.select_cells(cell_filter)
-        if chosen.left_out:
-            raise QuestionError(f"a cell is left out: {chosen.left_out}")
-        if not chosen.indexes and self._find_new_hashes(cell_filter):
+        chosen_cells = self.select_cells(cell_filter)
+        if chosen_cells.left_out:
+            raise QuestionError(f"a cell is left out: {chosen_cells.left_out}")
+        if not chosen_cells.indexes and self._find_new_hashes(cell_filter):
             raise QuestionError("it selected no cell of the study, and would select a cell of this matrix")
-        if not chosen.indexes:
+        if not chosen_cells.indexes:
             return dict(cell_filter)
         new_filter = {}
         for key in cell_filter:
-            new_values = [self.after[cell_hash].get(key) for cell_hash in chosen.after]
+            new_values = [self.after[cell_hash].get(key) for cell_hash in chosen_cells.after]
             if any(value != new_values[0] for value in new_values):
                 raise QuestionError(f"its cells have different values of {key} here")
             new_filter[key] = new_values[0]
-        if self._find_new_hashes(new_filter) == chosen.after:
+        if self._find_new_hashes(new_filter) == chosen_cells.after:
             return new_filter
         for key in (key for key in EXTRA_FILTER_KEYS if key not in new_filter):
-            narrower_filter = {**new_filter, key: self.after[next(iter(chosen.after))].get(key)}
-            if narrower_filter[key] is not None and self._find_new_hashes(narrower_filter) == chosen.after:
+            narrower_filter = {**new_filter, key: self.after[next(iter(chosen_cells.after))].get(key)}
+            if narrower_filter[key] is not None and self._find_new_hashes(narrower_filter) == chosen_cells.after:
                 return narrower_filter
         raise QuestionError("the values by which it selects cells select further cells here")
 
@@ -122,10 +122,10 @@ class Questions:
         for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
             ((metric, call_arguments),) = Expression(ast.unparse(ast.Call(call.func, [], call.keywords))).call_arguments
             cell_filter = {key: value for key, value in call_arguments.items() if key not in cell_names.METRIC_ARGUMENTS}
-            new, chosen = self.rewrite_filter(cell_filter), self.select_cells(cell_filter)
-            if indexes_by_hashes.setdefault(frozenset(chosen.after), chosen.indexes) != chosen.indexes:
+            new, chosen_cells = self.rewrite_filter(cell_filter), self.select_cells(cell_filter)
+            if indexes_by_hashes.setdefault(frozenset(chosen_cells.after), chosen_cells.indexes) != chosen_cells.indexes:
                 raise QuestionError("cells that it compares are the same cell here")
-            node_counts = {(cell.before.nnodes, cell.after.nnodes) for cell in chosen.adapted if cell.after is not None}
+            node_counts = {(cell.before.nnodes, cell.after.nnodes) for cell in chosen_cells.adapted if cell.after is not None}
             if metric.startswith(NETWORK_METRIC_PREFIXES) and any(before > 1 == after for before, after in node_counts):
                 raise QuestionError(f"{metric} is about the network between nodes, and its cells are on one node here")
             differences += self.describe_differences(cell_filter)

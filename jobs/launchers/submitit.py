@@ -49,25 +49,25 @@ def task(run: Run, python: str) -> list[str]:
     return [python, "-u", "-m", "submitit.core._submit", FOLDER]
 
 
-def prepare(folder: RunDir, run: Run) -> dict[str, str]:
+def prepare(run_dir: RunDir, run: Run) -> dict[str, str]:
     """Write the pickle file that submitit's processes read. Returns the environment variables that these processes need. Raises
     InputError and WorkspaceError."""
     from submitit.core.utils import DelayedSubmission, JobPaths
     from submitit.slurm.slurm import SlurmJobEnvironment
 
-    if any(sign in str(folder.path) for sign in PLACEHOLDERS):
+    if any(sign in str(run_dir.path) for sign in PLACEHOLDERS):
         signs = ", ".join(PLACEHOLDERS)
-        raise InputError(f"{folder.path}: submitit replaces {signs} in paths by job numbers. Allowed: a path without them.")
+        raise InputError(f"{run_dir.path}: submitit replaces {signs} in paths by job numbers. Allowed: a path without them.")
     if run.scheduler in ("slurm", "allocation"):
         job_id, environment = SlurmJobEnvironment().job_id, {"SUBMITIT_EXECUTOR": "slurm"}
     else:
         job_id = str(os.getpid())
         environment = {"SUBMITIT_EXECUTOR": "local", f"{LOCAL_PREFIX}JOB_ID": job_id}
-    submission = DelayedSubmission(RankTask(str(folder.path)))
+    submission = DelayedSubmission(RankTask(str(run_dir.path)))
     submission.set_timeout((run.limit_s or 0) // 60, run.retries_after("timeout"))
-    shutil.rmtree(folder.path / FOLDER, ignore_errors=True)  # submitit fails on an incomplete file of an earlier start
-    files.make_folder(folder.path / FOLDER)
-    files.write_atomic(JobPaths(folder.path / FOLDER, job_id).submitted_pickle, pickle.dumps(submission))
+    shutil.rmtree(run_dir.path / FOLDER, ignore_errors=True)  # submitit fails on an incomplete file of an earlier start
+    files.make_folder(run_dir.path / FOLDER)
+    files.write_atomic(JobPaths(run_dir.path / FOLDER, job_id).submitted_pickle, pickle.dumps(submission))
     return environment
 
 
@@ -97,7 +97,7 @@ class RankTask:
         rank_process = node_processes.start_process([sys.executable, "-m", "trainers", "run", self.folder], None, environment)
         self.pid = rank_process.pid
         for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._forward)
+            signal.signal(number, self._forward_signal)
         signal.signal(signal.SIGUSR2, previous_handler)
         if code := _exit_code(os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)):
             sys.exit(code)
@@ -117,7 +117,7 @@ class RankTask:
             time.sleep(SIGNAL_INTERVAL_S)
         sys.exit(_exit_code(exit_status))
 
-    def _forward(self, number: int, _frame: FrameType | None) -> None:
+    def _forward_signal(self, number: int, _frame: FrameType | None) -> None:
         os.kill(self.pid, number)
 
 

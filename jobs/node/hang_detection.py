@@ -28,13 +28,13 @@ MOST_RANKS = 8  # the most ranks that a sentence names
 class HangWatch:
     """Measures for how long no file of a run has changed. Time in which this process itself was suspended does not count."""
 
-    def __init__(self, folder: RunDir, limit_s: float) -> None:
+    def __init__(self, run_dir: RunDir, limit_s: float) -> None:
         """Start to watch a run.
 
-        folder: the run's folder. limit_s: the hang limit, which is the longest allowed time in seconds without a change of a
+        run_dir: the run's folder. limit_s: the hang limit, which is the longest allowed time in seconds without a change of a
         file. The time begins to count now, so the start of the ranks may also take limit_s seconds.
         """
-        self._folder, self._limit_s = folder, limit_s
+        self._folder, self._limit_s = run_dir, limit_s
         self._interval_s = max(LEAST_S, min(MOST_S, INTERVAL_SHARE * limit_s))
         self._last_check_s = time.monotonic()
         self._file_stats: frozenset[tuple[str, int, int]] = frozenset()

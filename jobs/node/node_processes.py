@@ -39,9 +39,9 @@ class Sampler:
     """Starts the process that samples the telemetry of this node, and starts it again if it dies. The sampler ends when this
     process ends."""
 
-    def __init__(self, folder: RunDir) -> None:
-        self._folder = folder
-        run = folder.read_run()
+    def __init__(self, run_dir: RunDir) -> None:
+        self._folder = run_dir
+        run = run_dir.read_run()
         self._hz, self._played = run.cell.instruments.telemetry_hz, os.environ.get(PLAYED, "") if run.rehearsal else ""
         self._starts = 0
         self._process = self._start()
@@ -76,13 +76,13 @@ class Tracker:
     """Starts the process that logs a run to an experiment tracker while the run goes on. If that process fails, the run
     continues."""
 
-    def __init__(self, folder: RunDir, tracker: str) -> None:
-        self._folder, self._failed = folder, False
+    def __init__(self, run_dir: RunDir, tracker: str) -> None:
+        self._folder, self._failed = run_dir, False
         self._process: subprocess.Popen[bytes] | None = None
-        workspace = folder.path.parents[1]
-        command = [sys.executable, "-m", "collect", "track", folder.run_id, f"--to={tracker}", f"--workspace={workspace}"]
+        workspace = run_dir.path.parents[1]
+        command = [sys.executable, "-m", "collect", "track", run_dir.run_id, f"--to={tracker}", f"--workspace={workspace}"]
         command.append(f"--parent={os.getpid()}")  # the tracker ends when this process ends
-        with contextlib.suppress(OSError), files.open_append(folder.log / "tracker.log") as log:
+        with contextlib.suppress(OSError), files.open_append(run_dir.log / "tracker.log") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
     def look(self) -> None:
@@ -148,7 +148,7 @@ def end_strays(mark: str) -> None:
         psutil.wait_procs(strays, timeout=1)
 
 
-def remove_data_copies(folder: RunDir) -> None:
+def remove_data_copies(run_dir: RunDir) -> None:
     """Remove the copies of data sets on this node's disk that no process uses.
 
     Normally the last rank of a run removes the copy, but not if that rank was killed. The fork server may end its ranks a
@@ -156,16 +156,16 @@ def remove_data_copies(folder: RunDir) -> None:
     """
     deadline = time.monotonic() + GRACE_S
     with contextlib.suppress(ShardlabError):  # if the copies cannot be removed, the next run on this node removes them
-        if folder.read_run().data_stage != "node":
+        if run_dir.read_run().data_stage != "node":
             return
-        while node_folder.shared_folder_name(folder.path) in node_folder.remove_unused() and time.monotonic() < deadline:
+        while node_folder.shared_folder_name(run_dir.path) in node_folder.remove_unused() and time.monotonic() < deadline:
             time.sleep(0.1)
 
 
-def is_of_run(pid: int, folder: RunDir) -> bool:
+def is_of_run(pid: int, run_dir: RunDir) -> bool:
     """Whether the process with this id belongs to the run in this folder. False if its environment cannot be read."""
     try:
-        return psutil.Process(pid).environ().get(MARK, "").partition("#")[0] == str(folder.path)
+        return psutil.Process(pid).environ().get(MARK, "").partition("#")[0] == str(run_dir.path)
     except (psutil.Error, OSError):
         return False
 

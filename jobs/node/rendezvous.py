@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import psutil
 
-from jobs.slurm.commands import call
+from jobs.slurm.commands import call_slurm
 from shardlab.errors import ShardlabError
 
 RENDEZVOUS, RENDEZVOUS_ID = "SHARDLAB_RENDEZVOUS", "SHARDLAB_RENDEZVOUS_ID"
@@ -73,10 +73,10 @@ def master() -> dict[str, str]:
     return {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port}
 
 
-def find_rendezvous_interface(rendezvous: str, others: Sequence[str]) -> RendezvousInterface:
+def find_rendezvous_interface(rendezvous: str, other_nodes: Sequence[str]) -> RendezvousInterface:
     """The interface through which this node reaches the rendezvous, or, on the node of the rendezvous itself, another node.
 
-    rendezvous: the address of the rendezvous, as HOST:PORT. others: the names or addresses of all nodes of the run. Raises
+    rendezvous: the address of the rendezvous, as HOST:PORT. other_nodes: the names or addresses of all nodes of the run. Raises
     RendezvousError.
     """
     host = rendezvous.rpartition(":")[0].strip("[]")
@@ -85,7 +85,7 @@ def find_rendezvous_interface(rendezvous: str, others: Sequence[str]) -> Rendezv
     interfaces = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
     remote = host
     if host in interfaces:
-        remote = next((address for name in others if (address := _resolve_host(name)) and address not in interfaces), host)
+        remote = next((address for name in other_nodes if (address := _resolve_host(name)) and address not in interfaces), host)
     with socket.socket(socket.AF_INET6 if ":" in remote else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((remote, 9))  # for a UDP socket, connect sends nothing: it only asks the kernel for the route
         own_address = probe.getsockname()[0]
@@ -103,7 +103,7 @@ def _job_node_names() -> list[str]:
     node_list = os.environ.get("SLURM_JOB_NODELIST", "")
     if not any(sign in node_list for sign in "[,"):
         return [node_list] if node_list else []
-    return call(["scontrol", "show", "hostnames", node_list]).stdout.split()
+    return call_slurm(["scontrol", "show", "hostnames", node_list]).stdout.split()
 
 
 def _resolve_first_node(node: str) -> str:
@@ -111,7 +111,7 @@ def _resolve_first_node(node: str) -> str:
     resolves to a loopback or to nothing. Raises RendezvousError."""
     address = _resolve_host(node)
     if address is None or ipaddress.ip_address(address).is_loopback:
-        output_words = call(["scontrol", "show", "node", node]).stdout.split()
+        output_words = call_slurm(["scontrol", "show", "node", node]).stdout.split()
         stated_address = next((word.partition("=")[2] for word in output_words if word.startswith("NodeAddr=")), node)
         address = _resolve_host(stated_address)
     if address is None or ipaddress.ip_address(address).is_loopback:

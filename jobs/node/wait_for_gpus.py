@@ -24,7 +24,7 @@ MPS_SERVER = "nvidia-cuda-mps-server"
 LEAVING_S = 5.0  # seconds for which the driver may still list a process after its end, such as a rank of the previous run
 
 
-def wait_until_free(folder: RunDir, run: Run, environment: Mapping[str, str], is_told_to_end: Callable[[], bool]) -> None:
+def wait_until_free(run_dir: RunDir, run: Run, environment: Mapping[str, str], is_told_to_end: Callable[[], bool]) -> None:
     """Wait until the GPUs of the run on this node are free, or until the run is told to end.
 
     environment: the environment of the ranks. is_told_to_end: whether the run is told to end. Raises ShardlabError, which names
@@ -34,7 +34,7 @@ def wait_until_free(folder: RunDir, run: Run, environment: Mapping[str, str], is
         return
     deadline, next_event = time.monotonic() + max(run.wait_gpus_s, LEAVING_S), 0.0
     gpu_count = _count_gpus(run, read_node_number(environment))
-    while processes_by_gpu := find_processes_in_use(_other_processes(folder), environment.get(VISIBLE_DEVICES), gpu_count):
+    while processes_by_gpu := find_processes_in_use(_other_processes(run_dir), environment.get(VISIBLE_DEVICES), gpu_count):
         usage_clause = _describe_usage(processes_by_gpu)
         if time.monotonic() > deadline:
             raise ShardlabError(
@@ -43,7 +43,7 @@ def wait_until_free(folder: RunDir, run: Run, environment: Mapping[str, str], is
             )
         if run.wait_gpus_s and time.monotonic() >= next_event:
             # The event is written again and again, because the supervisor ends a run that writes nothing during its hang limit.
-            folder.write_event(f"gpus-{gethostname()}", "waiting", why=usage_clause)
+            run_dir.write_event(f"gpus-{gethostname()}", "waiting", why=usage_clause)
             next_event = time.monotonic() + min(EVENT_S, run.cell.hang_limit_s / 4)
         if is_told_to_end():
             return
@@ -57,12 +57,14 @@ def _count_gpus(run: Run, node: int) -> int:
     return min(max(run.cell.gpus - node * per_node, 0), per_node)
 
 
-def _other_processes(folder: RunDir) -> dict[str, list[Process]]:
+def _other_processes(run_dir: RunDir) -> dict[str, list[Process]]:
     """The processes on each GPU of this node that do not belong to this run, by the UUID of the GPU."""
     users = nvml.read_gpu_processes() or {}
     return {
         uuid: [
-            process for process in processes if process.name != MPS_SERVER and not node_processes.is_of_run(process.pid, folder)
+            process
+            for process in processes
+            if process.name != MPS_SERVER and not node_processes.is_of_run(process.pid, run_dir)
         ]
         for uuid, processes in users.items()
     }
@@ -81,11 +83,11 @@ def find_processes_in_use(users: Mapping[str, list[Process]], visible: str | Non
     return {uuid: users[uuid] for uuid in uuids[:count] if users[uuid]}
 
 
-def _find_uuid(word: str, uuids: list[str]) -> str:
+def _find_uuid(gpu_name: str, uuids: list[str]) -> str:
     """The UUID of the GPU that a word of CUDA_VISIBLE_DEVICES names; '' if the word names no GPU, or only a part of a GPU."""
-    if word.isdecimal():
-        return uuids[int(word)] if int(word) < len(uuids) else ""
-    return next((uuid for uuid in uuids if word and uuid.startswith(word)), "")
+    if gpu_name.isdecimal():
+        return uuids[int(gpu_name)] if int(gpu_name) < len(uuids) else ""
+    return next((uuid for uuid in uuids if gpu_name and uuid.startswith(gpu_name)), "")
 
 
 def _describe_usage(usage: Mapping[str, list[Process]]) -> str:

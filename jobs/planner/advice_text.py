@@ -24,30 +24,31 @@ def print_advice(out: Output, question: Question, report: AdviceReport, *, is_de
     width = min(out.width or MOST_COLUMNS, MOST_COLUMNS)
     best_of_strategy = {advice.cell.strategy: advice for advice in reversed(report.ranked)}
     rows = [advice for advice in report.ranked if best_of_strategy[advice.cell.strategy] is advice]
-    timed = [advice for advice in rows if advice.group is not None]
+    timed_advice = [advice for advice in rows if advice.group is not None]
 
     def print_wrapped(sentences: Iterator[str]) -> None:
         for sentence in sentences:
             for line in textwrap.wrap(sentence, width, subsequent_indent="  ", break_on_hyphens=False):
                 out.print_line(line)
 
-    print_wrapped(_recommend(question, timed))
+    print_wrapped(_recommend_strategy(question, timed_advice))
     print_wrapped(_describe_question(question, is_default_batch=is_default_batch))
-    if timed:
-        out.show_table(plain_table.fit_table(_make_table(question, timed), width))
-    print_wrapped(_explain_missing(rows[len(timed) :]))
-    if timed:
-        print_wrapped(_describe_changes(question, report, timed[0]))
+    if timed_advice:
+        out.show_table(plain_table.fit_table(_make_table(question, timed_advice), width))
+    print_wrapped(_explain_missing(rows[len(timed_advice) :]))
+    if timed_advice:
+        print_wrapped(_describe_changes(question, report, timed_advice[0]))
         print_wrapped(_describe_rules(report.rules))
 
 
-def _recommend(question: Question, timed: Sequence[Advice]) -> Iterator[str]:
-    """A sentence with the recommendation and its reason, and one with its numbers. timed: the strategies with a throughput."""
-    if not timed:
+def _recommend_strategy(question: Question, timed_advice: Sequence[Advice]) -> Iterator[str]:
+    """A sentence with the recommendation and its reason, and one with its numbers. timed_advice: the strategies with a
+    throughput."""
+    if not timed_advice:
         yield "No strategy can be recommended: of none it is known that it fits and how fast it is."
         return
-    best, *others = timed
-    ties = sum(advice.group == 1 for advice in timed)
+    best, *others = timed_advice
+    ties = sum(advice.group == 1 for advice in timed_advice)
     if not others:
         why = f"it is the only strategy with {question.precision} that fits and whose time is known"
     elif ties == 1:
@@ -83,8 +84,8 @@ def _describe_question(question: Question, *, is_default_batch: bool) -> Iterato
     )
 
 
-def _make_table(question: Question, timed: Sequence[Advice]) -> Table[Advice]:
-    first_of_group = {advice.group or 0: advice for advice in reversed(timed)}
+def _make_table(question: Question, timed_advice: Sequence[Advice]) -> Table[Advice]:
+    first_of_group = {advice.group or 0: advice for advice in reversed(timed_advice)}
     numbers = {id(first_of_group[group]): str(number) for number, group in enumerate(sorted(first_of_group), 1)}
     columns: list[Column[Advice]] = [
         Column("", lambda advice: numbers.get(id(advice), "")),
@@ -94,9 +95,9 @@ def _make_table(question: Question, timed: Sequence[Advice]) -> Table[Advice]:
         Column("sync", lambda advice: "".join(_list_sync(advice)).removeprefix("sync="), priority=3),
         Column("memory", lambda advice: format_memory(advice.predicted)),
         Column(f"{question.workload.unit}/s", lambda advice: _format_rate(question, advice.items_per_s or 0.0)),
-        Column("slower by", lambda advice: "" if advice is timed[0] else "".join(advice.reasons[:1]), priority=2),
+        Column("slower by", lambda advice: "" if advice is timed_advice[0] else "".join(advice.reasons[:1]), priority=2),
     ]
-    return Table(TABLE_TITLE, columns, timed)
+    return Table(TABLE_TITLE, columns, timed_advice)
 
 
 def _explain_missing(untimed: Sequence[Advice]) -> Iterator[str]:
@@ -123,8 +124,8 @@ def _describe_changes(question: Question, report: AdviceReport, best: Advice) ->
 def _describe_rules(judged_rules: Sequence[JudgedRule]) -> Iterator[str]:
     """A sentence with the rules of the studies that the planner agrees with, and one with the others."""
     for agrees, words in ((True, "agrees with"), (False, "DISAGREES with")):
-        chosen = [judged for judged in judged_rules if judged.agrees == agrees]
-        cited = [f"study {judged.rule.study}, {judged.rule.where}{'' if agrees else f' ({judged.why})'}" for judged in chosen]
+        rules = [judged for judged in judged_rules if judged.agrees == agrees]
+        cited = [f"study {judged.rule.study}, {judged.rule.where}{'' if agrees else f' ({judged.why})'}" for judged in rules]
         yield from [f"The planner {words} {'; '.join(dict.fromkeys(cited))}."] if cited else []
 
 

@@ -94,7 +94,7 @@ class AdviceReport(msgspec.Struct, frozen=True):
     """The rules of the studies that apply."""
 
 
-def advise(
+def rank_strategies(
     question: Question,
     alternatives: Mapping[str, Question] | None = None,
     answers: Callable[[Sequence[Cell]], Mapping[str, Answer]] = lambda _: {},
@@ -106,17 +106,17 @@ def advise(
     """
     sized = list(_list_sized_cells(question))
     candidates = [_choose_micro_batch(cells, question) for cells in sized]
-    ranked = _rank(_correct_by_rehearsals(_rank(candidates), sized, question, answers))
+    ranked = _rank_candidates(_correct_by_rehearsals(_rank_candidates(candidates), sized, question, answers))
     slowest_first = sorted(ranked, key=_speed_key, reverse=True)
     throughputs = {entry.cell.strategy: entry.items_per_s for entry in slowest_first if entry.items_per_s is not None}
     changes = {}
     if throughputs:
         checkpointing = ranked[0].cell.activation_checkpointing
-        for advice in _rank([other for other in candidates if other.cell.activation_checkpointing != checkpointing]):
+        for advice in _rank_candidates([other for other in candidates if other.cell.activation_checkpointing != checkpointing]):
             if _mesh_key(advice) == _mesh_key(ranked[0]):
                 changes[f"activation_checkpointing={advice.cell.activation_checkpointing}"] = advice
         for difference, other in (alternatives or {}).items():
-            changes[difference] = _rank([_choose_micro_batch(cells, other) for cells in _list_sized_cells(other)])[0]
+            changes[difference] = _rank_candidates([_choose_micro_batch(cells, other) for cells in _list_sized_cells(other)])[0]
     return AdviceReport(ranked, changes, judge_rules(rule_facts(question), throughputs))
 
 
@@ -143,8 +143,10 @@ def rule_facts(question: Question) -> dict[str, float | bool | str]:
     machine, gpus, nodes = question.machine, question.gpus, question.nodes
     slowest = machine.between if nodes > 1 else machine.inside
 
-    def fits(strategy: str, ranks: int, checkpointing: str = "none") -> bool:
-        smaller = msgspec.structs.replace(question, gpus=ranks, nodes=nodes if ranks > 1 else 1, global_batch=ranks)
+    def fits(strategy: str, world_size: int, checkpointing: str = "none") -> bool:
+        smaller = msgspec.structs.replace(
+            question, gpus=world_size, nodes=nodes if world_size > 1 else 1, global_batch=world_size
+        )
         cell = make_cell(smaller, menu.strategy(strategy), checkpointing=checkpointing)
         return predict.predict_run(cell, machine).fits in ("yes", "likely")
 
@@ -244,17 +246,17 @@ def _choose_micro_batch(cells: Sequence[Cell], question: Question) -> Advice:
     return _advise_on_cell(max(near, key=lambda entry: entry[:2])[2] if near else cells[0], machine)
 
 
-def _advise_on_cell(cell: Cell, machine: PlannedMachine, answer: Answer | None = None) -> Advice:
-    """The advice on a cell. answer: its rehearsal, which replaces the formula."""
-    predicted = predict.predict_run(cell, machine, answer=answer)
-    if predicted.fits not in ("yes", "likely"):
-        unknown = UNKNOWN_GPU if predicted.capacity_bytes is None else UNKNOWN_MEMORY
-        return Advice(cell, predicted, reasons=(unknown if predicted.fits is None else DOES_NOT_FIT,))
-    if predicted.step_s is None:
-        return Advice(cell, predicted, reasons=(f"its time is {predicted.how.partition('time: ')[2]}",))
-    batch, step = cell.global_batch_size, predicted.step_s
+def _advise_on_cell(cell: Cell, machine: PlannedMachine, rehearsal: Answer | None = None) -> Advice:
+    """The advice on a cell. rehearsal: its rehearsal, which replaces the formula."""
+    prediction = predict.predict_run(cell, machine, rehearsal=rehearsal)
+    if prediction.fits not in ("yes", "likely"):
+        unknown = UNKNOWN_GPU if prediction.capacity_bytes is None else UNKNOWN_MEMORY
+        return Advice(cell, prediction, reasons=(unknown if prediction.fits is None else DOES_NOT_FIT,))
+    if prediction.step_s is None:
+        return Advice(cell, prediction, reasons=(f"its time is {prediction.how.partition('time: ')[2]}",))
+    batch, step = cell.global_batch_size, prediction.step_s
     rates = PredictedRange(batch / step.high, batch / step.likely, batch / step.low)
-    return Advice(cell, predicted, rates.likely, range_per_s=rates)
+    return Advice(cell, prediction, rates.likely, range_per_s=rates)
 
 
 def _correct_by_rehearsals(
@@ -271,8 +273,8 @@ def _correct_by_rehearsals(
         rehearsed = answers(list(cells.values())) if cells else {}
         smaller: dict[str, Cell] = {}
         for name, cell in cells.items():
-            if isinstance(answer := rehearsed.get(cell.name()), Rehearsed):
-                by_name[name] = _advise_on_cell(cell, question.machine, answer)
+            if isinstance(rehearsal := rehearsed.get(cell.name()), Rehearsed):
+                by_name[name] = _advise_on_cell(cell, question.machine, rehearsal)
                 largest = 0 if by_name[name].fits else by_name[name].predicted.largest_micro_batch or 0
                 others = next(others for others in sized if cell in others)
                 smaller |= {name: other for other in others if other.micro_batch_size <= largest}  # noqa: B035 - the last stays
@@ -280,7 +282,7 @@ def _correct_by_rehearsals(
     return list(by_name.values())
 
 
-def _rank(candidates: Sequence[Advice]) -> list[Advice]:
+def _rank_candidates(candidates: Sequence[Advice]) -> list[Advice]:
     """The best candidate for each choice of strategy and degrees, by groups of ties, with the reasons for its place."""
     best: dict[tuple[str, int, int], Advice] = {}
     for advice in candidates:

@@ -59,20 +59,20 @@ class Calibration(msgspec.Struct, frozen=True):
     def time(self, cell: Cell, gpu: str, step: PredictedStepTime) -> tuple[PredictedRange, str]:
         """Correct the predicted time of a step. Returns (the corrected seconds, a text that says how they were obtained)."""
         if ratios := self.times.get(_step_key(cell, gpu)):
-            return _narrow_by_ratios(step.seconds, ratios), self._describe(ratios, "this step")
+            return _narrow_by_ratios(step.seconds, ratios), self._describe_calibration(ratios, "this step")
         compute = step.parts["compute"]
         for key in _computing_keys(cell, gpu):
             if ratios := self.computing.get(key):
                 rest = sum_ranges({name: part for name, part in step.parts.items() if name != "compute"})
-                return rest + compute.times(median(ratios)), self._describe(ratios, "this model, computing only")
+                return rest + compute.times(median(ratios)), self._describe_calibration(ratios, "this model, computing only")
         return (step.seconds, "") if self.fallback is None else self.fallback.time(cell, gpu, step)
 
     def memory(self, cell: Cell, gpu: str, span: PredictedRange) -> tuple[PredictedRange, str]:
         """Correct the predicted peak memory. Returns (the corrected memory, a text that says how it was obtained)."""
         if ratios := self.memories.get(_step_key(cell, gpu)):
-            return _narrow_by_ratios(span, ratios), self._describe(ratios, "this step")
+            return _narrow_by_ratios(span, ratios), self._describe_calibration(ratios, "this step")
         if ratios := self.memories.get(_memory_key(cell, gpu)):
-            return span.times(median(ratios)), self._describe(ratios, f"this model with {cell.strategy}")
+            return span.times(median(ratios)), self._describe_calibration(ratios, f"this model with {cell.strategy}")
         return (span, "") if self.fallback is None else self.fallback.memory(cell, gpu, span)
 
     def power(self, cell: Cell, gpu: str, assumed: PredictedRange) -> tuple[PredictedRange, str]:
@@ -80,11 +80,11 @@ class Calibration(msgspec.Struct, frozen=True):
         for key in _power_keys(cell, gpu):
             if watts := self.powers.get(key):
                 name = cell.strategy if key == _power_keys(cell, gpu)[0] else cell.workload
-                return _narrow_by_ratios(exact_range(1.0), watts), self._describe(watts, name)
+                return _narrow_by_ratios(exact_range(1.0), watts), self._describe_calibration(watts, name)
         return (assumed, "") if self.fallback is None else self.fallback.power(cell, gpu, assumed)
 
-    def _describe(self, ratios: list[float], measured: str) -> str:
-        return f", calibrated by {len(ratios)} {self.whose} of {measured}"
+    def _describe_calibration(self, ratios: list[float], measured_thing: str) -> str:
+        return f", calibrated by {len(ratios)} {self.whose} of {measured_thing}"
 
 
 NOTHING = Calibration({}, {}, {}, {})
@@ -114,14 +114,14 @@ def build_calibration(ratios: Iterable[MeasuredRatio], whose: str = RUNS, fallba
 def measure_ratio(
     cell: Cell,
     gpu: str,
-    predicted: PredictedTimes,
+    predicted_times: PredictedTimes,
     measured_s: float | None,
     memory: float | None,
     power_w: float | None = None,
 ) -> MeasuredRatio:
     """How a run compares with its prediction. measured_s: the measured seconds of a step; None: not known. memory, power_w: as
     in MeasuredRatio."""
-    step_s, compute_s = predicted
+    step_s, compute_s = predicted_times
     if not measured_s or not step_s:
         return MeasuredRatio(cell, gpu, None, memory, power_w)
     computing = (measured_s - (step_s - compute_s)) / compute_s if compute_s >= step_s / 2 else 0.0
@@ -160,7 +160,7 @@ def _power_keys(cell: Cell, gpu: str) -> list[Key]:
 def _gpu_model_name(name: str) -> str:
     """Convert the different names of a GPU model to one text. For example, a cluster file may write `a100` for a GPU that NVML
     calls NVIDIA A100-SXM4-40GB."""
-    model = gpu.find_model(name)
+    model = gpu.find_gpu_model(name)
     return name if model is None else model.name
 
 

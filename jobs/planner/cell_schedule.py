@@ -57,7 +57,7 @@ def make_schedule(cell: Cell) -> CellSchedule:
 
 def simulate_cell(cell: Cell) -> SimulatedPipeline:
     """Simulate one step of the pipeline of a cell. In this simulation, messages between stages take no time."""
-    return pipeline_schedule.simulate(
+    return pipeline_schedule.simulate_pipeline(
         pipeline_share.read_schedule_name(cell),
         cell.pp,
         cell.gradient_accumulation_steps,
@@ -67,9 +67,9 @@ def simulate_cell(cell: Cell) -> SimulatedPipeline:
     )
 
 
-def describe_schedule(schedule: CellSchedule, predicted: Prediction) -> Iterator[str]:
-    """The timeline of a simulated step and the numbers that describe it, as lines of text. predicted: the prediction for the
-    same cell."""
+def describe_schedule(schedule: CellSchedule, cell_prediction: Prediction) -> Iterator[str]:
+    """The timeline of a simulated step and the numbers that describe it, as lines of text. cell_prediction: the prediction for
+    the same cell."""
     yield (
         f"{schedule.cell}: {schedule.schedule}, {schedule.ranks} ranks, {schedule.stages} stages, {schedule.micro_batches} "
         "micro-batches; digits: forward, letters: backward, dots: waiting"
@@ -80,7 +80,7 @@ def describe_schedule(schedule: CellSchedule, predicted: Prediction) -> Iterator
         f"throughput {schedule.throughput:.3f} micro-batches per unit; the unit is a forward pass, "
         f"and a backward pass takes {BACKWARD:g} units"
     )
-    if (compute_s := predicted.step_parts_s.get("compute")) is not None:
-        pass_s, waiting_s = compute_s / schedule.ideal, predicted.step_parts_s.get("bubble", 0.0)
+    if (compute_s := cell_prediction.step_parts_s.get("compute")) is not None:
+        pass_s, waiting_s = compute_s / schedule.ideal, cell_prediction.step_parts_s.get("bubble", 0.0)
         forward, bubble = f"{format_amount(1000 * pass_s)} ms", f"{format_amount(1000 * waiting_s)} ms"
         yield f"predicted: a forward pass takes {forward}, and the bubble {bubble} of a step"

@@ -27,8 +27,8 @@ def list_exchanges(cell: Cell) -> list[Term] | None:
         return None
     if cell.gpus == 1:
         return []
-    part = _describe_part(cell, model_facts.find_model_facts(cell))
-    terms = find_strategy(cell.strategy).theory_of_communication(cell, part)
+    model_part = _describe_part(cell, model_facts.find_model_facts(cell))
+    terms = find_strategy(cell.strategy).theory_of_communication(cell, model_part)
     return None if terms is None else [term for term in terms if term.payload_bytes > 2 * SCALAR_BYTES]
 
 

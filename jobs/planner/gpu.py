@@ -15,13 +15,13 @@ GIB = 1 << 30
 MAKERS = {"nvidia", "tesla", "geforce", "amd", "instinct"}  # words of a GPU's name that a short name leaves out
 
 
-def find_model(name: str, memory_gib: float | None = None) -> GpuModel | None:
+def find_gpu_model(name: str, memory_gib: float | None = None) -> GpuModel | None:
     """The GPU model with this name, which is its name in NVML, or a short name as in Slurm (a100, h100-pcie, v100-sxm2-16gb).
 
     memory_gib: the memory, which decides between models with the same name. The first entry of gpu_models.yaml that has all
     words of the name is used. Returns None if no entry has all these words.
     """
-    if (exact_model := gpu_models.find_model(name)) is not None:
+    if (exact_model := gpu_models.find_gpu_model(name)) is not None:
         return exact_model
     fitting_models = _list_fitting_models(name, memory_gib)
     return fitting_models[0] if fitting_models else None
@@ -39,7 +39,7 @@ def _list_fitting_models(name: str, memory_gib: float | None) -> list[GpuModel]:
 
 def explain_name(name: str, memory_gib: float | None = None) -> str | None:
     """A remark on the name of a GPU in a cluster file that means no GPU model, or several ones; None if it means one."""
-    if gpu_models.find_model(name) is not None:
+    if gpu_models.find_gpu_model(name) is not None:
         return None
     fitting_models = _list_fitting_models(name, memory_gib)
     if not fitting_models:
@@ -54,9 +54,9 @@ def explain_name(name: str, memory_gib: float | None = None) -> str | None:
 
 
 def must_find_model(name: str) -> GpuModel:
-    """The GPU model with this name, as `find_model` returns it. If there is no such model, raises UnknownName, which lists all
-    known names."""
-    if (model := find_model(name)) is None:
+    """The GPU model with this name, as `find_gpu_model` returns it. If there is no such model, raises UnknownName, which lists
+    all known names."""
+    if (model := find_gpu_model(name)) is None:
         raise UnknownName("GPU", name, list_model_names(), where="--gpu")
     return model
 

@@ -57,7 +57,7 @@ def read_proof_ratios(result_folders: Iterable[Path]) -> Iterator[MeasuredRatio]
 def _read_machine(path: Path) -> PlannedMachine | None:
     """The machine that HOST.json describes; None if the planner does not know the GPU model of the machine."""
     host = json_file.read_json_if_valid(path, Host)
-    if host is None or not host.gpus or (model := gpu.find_model(host.gpus[0].name)) is None:
+    if host is None or not host.gpus or (model := gpu.find_gpu_model(host.gpus[0].name)) is None:
         return None
     return PlannedMachine(True, host.gpus[0].name, model, gpu.capacity(model, None), link.make_data_sheet_link(model))
 

@@ -33,39 +33,39 @@ class FittedLink(msgspec.Struct, frozen=True):
     """The largest relative difference between the model and any measured iteration, at least LEAST_SPREAD."""
 
 
-def fit_measurement(measured: MeasuredAllReduce) -> FittedLink | None:
+def fit_measurement(result: MeasuredAllReduce) -> FittedLink | None:
     """Fit the model of a link to a measurement; None if the measurement does not determine it, for example because the largest
     size took no longer than the smallest."""
-    ranks, small, large = measured.ranks, measured.times[0], measured.times[-1]
+    ranks, small, large = result.ranks, result.times[0], result.times[-1]
     # Gloo uses a ring for every size. NCCL uses the faster algorithm, which depends on the numbers that are fitted.
     trees = (False, False)
-    fit = _alpha_beta(ranks, small, large, trees)
-    for _ in range(ROUNDS if measured.backend == "nccl" else 0):
-        if fit is None or (chosen := (_is_tree_faster(ranks, small, fit), _is_tree_faster(ranks, large, fit))) == trees:
+    fit = _fit_alpha_beta(ranks, small, large, trees)
+    for _ in range(ROUNDS if result.backend == "nccl" else 0):
+        if fit is None or (chosen_trees := (_is_tree_faster(ranks, small, fit), _is_tree_faster(ranks, large, fit))) == trees:
             break
-        trees = chosen
-        fit = _alpha_beta(ranks, small, large, trees)
+        trees = chosen_trees
+        fit = _fit_alpha_beta(ranks, small, large, trees)
     if fit is None:
         return None
     errors = [
         abs(
             measured_s
-            / _all_reduce_seconds(ranks, timing.bytes, measured.backend == "nccl" and _is_tree_faster(ranks, timing, fit), *fit)
+            / _all_reduce_seconds(ranks, timing.bytes, result.backend == "nccl" and _is_tree_faster(ranks, timing, fit), *fit)
             - 1
         )
-        for timing in measured.times
+        for timing in result.times
         for measured_s in (timing.fastest_s, timing.seconds, timing.slowest_s)
     ]
     return FittedLink(fit[0], 1 / fit[1], max(LEAST_SPREAD, *errors))
 
 
-def fit_link(name: str, measured: Sequence[MeasuredAllReduce]) -> PlannedLink | None:
+def fit_link(name: str, all_reduces: Sequence[MeasuredAllReduce]) -> PlannedLink | None:
     """A link with the latency and bandwidth of these measurements; None if no measurement can be fitted.
 
     The range reaches from the slowest to the fastest measurement (several nodes may have been measured), each widened by its
     own spread. The likely values come from the measurement with the median bandwidth.
     """
-    pairs = [(fit, entry) for entry in measured if (fit := fit_measurement(entry)) is not None]
+    pairs = [(fit, entry) for entry in all_reduces if (fit := fit_measurement(entry)) is not None]
     if not pairs:
         return None
     pairs.sort(key=lambda pair: pair[0].bandwidth)
@@ -85,29 +85,33 @@ def fit_link(name: str, measured: Sequence[MeasuredAllReduce]) -> PlannedLink | 
     return PlannedLink(name, bandwidth, alpha_s, source_text)
 
 
-def _time_factors(ranks: int, size: int, tree: bool) -> tuple[float, float]:
+def _time_factors(group_size: int, size: int, tree: bool) -> tuple[float, float]:
     """The factors of latency and time per byte in the time of an all-reduce of `size` bytes: (number of hops, bytes over the
     link)."""
     if tree:
-        return 2 * math.ceil(math.log2(ranks)), 2 * size
-    return 2 * (ranks - 1), 2 * (ranks - 1) / ranks * size
+        return 2 * math.ceil(math.log2(group_size)), 2 * size
+    return 2 * (group_size - 1), 2 * (group_size - 1) / group_size * size
 
 
-def _all_reduce_seconds(ranks: int, size: int, tree: bool, alpha_s: float, beta: float) -> float:
-    hops, moved = _time_factors(ranks, size, tree)
+def _all_reduce_seconds(group_size: int, size: int, tree: bool, alpha_s: float, beta: float) -> float:
+    hops, moved = _time_factors(group_size, size, tree)
     return hops * alpha_s + moved * beta
 
 
-def _is_tree_faster(ranks: int, timing: AllReduceTime, fit: tuple[float, float]) -> bool:
+def _is_tree_faster(group_size: int, timing: AllReduceTime, fit: tuple[float, float]) -> bool:
     """Whether a tree is faster than a ring for tensors of this size."""
-    return _all_reduce_seconds(ranks, timing.bytes, True, *fit) < _all_reduce_seconds(ranks, timing.bytes, False, *fit)
+    return _all_reduce_seconds(group_size, timing.bytes, True, *fit) < _all_reduce_seconds(
+        group_size, timing.bytes, False, *fit
+    )
 
 
-def _alpha_beta(ranks: int, small: AllReduceTime, large: AllReduceTime, trees: tuple[bool, bool]) -> tuple[float, float] | None:
+def _fit_alpha_beta(
+    group_size: int, small: AllReduceTime, large: AllReduceTime, trees: tuple[bool, bool]
+) -> tuple[float, float] | None:
     """Solve for (seconds per hop, at least 0; seconds per byte) so that the model gives the measured times of both sizes. None
     if there is no solution, or if a byte would take no time. trees: whether the small size and the large size use a tree."""
     (hops, moved), (hops_large, moved_large) = (
-        _time_factors(ranks, timing.bytes, tree) for timing, tree in zip((small, large), trees, strict=True)
+        _time_factors(group_size, timing.bytes, tree) for timing, tree in zip((small, large), trees, strict=True)
     )
     determinant = hops * moved_large - hops_large * moved
     if determinant <= 0:

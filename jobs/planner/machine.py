@@ -35,26 +35,26 @@ class PlannedMachine(msgspec.Struct, frozen=True):
 NO_GPU = PlannedMachine(on_gpu=False)
 
 
-def plan_machine(cluster: Cluster, gpu_type: str | None, measured: Sequence[MeasuredAllReduce] = ()) -> PlannedMachine:
-    """The machine for cells with this GPU type. measured: the all-reduces that `provision` measured on this cluster."""
+def plan_machine(cluster: Cluster, gpu_type: str | None, all_reduces: Sequence[MeasuredAllReduce] = ()) -> PlannedMachine:
+    """The machine for cells with this GPU type. all_reduces: the all-reduces that `provision` measured on this cluster."""
     if cluster.provider == "virtual":
         return NO_GPU  # practice nodes have GPUs only in the configuration of Slurm
     if cluster.provider == "local":
-        return _plan_this_machine(cluster, measured)
+        return _plan_this_machine(cluster, all_reduces)
     gpus = cluster.for_gpu_type(gpu_type).gpus
     if gpus is None or not gpus.per_node:
         return NO_GPU
-    model = None if gpus.type is None else gpu.find_model(gpus.type, gpus.memory_gib)
-    return _make_machine(cluster, gpus.type or "", model, gpu.capacity(model, gpus.memory_gib), measured)
+    model = None if gpus.type is None else gpu.find_gpu_model(gpus.type, gpus.memory_gib)
+    return _make_machine(cluster, gpus.type or "", model, gpu.capacity(model, gpus.memory_gib), all_reduces)
 
 
-def _plan_this_machine(cluster: Cluster, measured: Sequence[MeasuredAllReduce]) -> PlannedMachine:
+def _plan_this_machine(cluster: Cluster, all_reduces: Sequence[MeasuredAllReduce]) -> PlannedMachine:
     observed_gpus = host.read_host().gpus
     if not observed_gpus:
         return NO_GPU
-    model = gpu.find_model(observed_gpus[0].name)
+    model = gpu.find_gpu_model(observed_gpus[0].name)
     memory = exact_range(observed_gpus[0].memory_bytes) if observed_gpus[0].memory_bytes else gpu.capacity(model, None)
-    return _make_machine(cluster, observed_gpus[0].name, model, memory, measured)
+    return _make_machine(cluster, observed_gpus[0].name, model, memory, all_reduces)
 
 
 def _make_machine(
@@ -62,32 +62,34 @@ def _make_machine(
     name: str,
     model: GpuModel | None,
     memory: PredictedRange | None,
-    measured: Sequence[MeasuredAllReduce],
+    all_reduces: Sequence[MeasuredAllReduce],
 ) -> PlannedMachine:
     network_keys = cluster.network
     inside = link.make_data_sheet_link(model) if model is not None else None
     if network_keys.link is not None:
         inside = link.find_link(network_keys.link, model)
     between = link.find_network(network_keys, model)
-    nccl_rows = [row for row in measured if row.backend == "nccl" and row.gpu is not None and gpu.find_model(row.gpu) == model]
+    nccl_rows = [
+        row for row in all_reduces if row.backend == "nccl" and row.gpu is not None and gpu.find_gpu_model(row.gpu) == model
+    ]
     inside = (
         link_fit.fit_link(inside.name if inside is not None else "link", [row for row in nccl_rows if len(row.nodes) == 1])
         or inside
     )
     name_between = network_keys.between_nodes if isinstance(network_keys.between_nodes, str) else None
-    between = _fit_link_between_nodes(name_between, nccl_rows, measured) or between
+    between = _fit_link_between_nodes(name_between, nccl_rows, all_reduces) or between
     return PlannedMachine(True, name, model, memory, inside, between, cluster.price_per_gpu_hour)
 
 
 def _fit_link_between_nodes(
-    link_name: str | None, nccl_measurements: Sequence[MeasuredAllReduce], measured: Sequence[MeasuredAllReduce]
+    link_name: str | None, nccl_measurements: Sequence[MeasuredAllReduce], all_reduces: Sequence[MeasuredAllReduce]
 ) -> PlannedLink | None:
     """The link between nodes, as measured with NCCL or else with Gloo; None if it was not measured.
 
     link_name: the link that the cluster file names. nccl_measurements: the measurements with NCCL on the planned GPUs.
-    measured: all measurements. Measurements with Gloo are used only for Ethernet: Gloo uses TCP, and NCCL uses RDMA over
+    all_reduces: all measurements. Measurements with Gloo are used only for Ethernet: Gloo uses TCP, and NCCL uses RDMA over
     InfiniBand."""
     multi_node_measurements = [row for row in nccl_measurements if len(row.nodes) > 1]
     if not multi_node_measurements and (link_name is None or link_name.startswith("ethernet")):
-        multi_node_measurements = [row for row in measured if row.backend == "gloo" and len(row.nodes) > 1]
+        multi_node_measurements = [row for row in all_reduces if row.backend == "gloo" and len(row.nodes) > 1]
     return link_fit.fit_link(link_name or "network", multi_node_measurements)

@@ -81,7 +81,7 @@ def predict_memory(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool =
     """The memory of a cell. micro_batch: a value to use instead of the cell's micro_batch_size. on_gpu: whether ranks have
     GPUs."""
     facts = model_facts.find_model_facts(cell)
-    division = sharding.divide(cell, facts.parameters)
+    division = sharding.divide_model(cell, facts.parameters)
     micro = micro_batch or cell.micro_batch_size
     parts = [_rank_memory(cell, facts, division, share, micro) for share in pipeline_share.compute_shares(cell, facts)]
     largest_part = max(parts, key=lambda part: sum_ranges(part).likely)

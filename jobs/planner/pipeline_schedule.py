@@ -23,9 +23,9 @@ class PassSlot(msgspec.Struct, frozen=True):
     stage: int
     micro_batch: int
     start: float
-    """In the unit of the times that `simulate` got."""
+    """In the unit of the times that `simulate_pipeline` got."""
     end: float
-    """In the unit of the times that `simulate` got."""
+    """In the unit of the times that `simulate_pipeline` got."""
 
 
 class SimulatedPipeline(msgspec.Struct, frozen=True):
@@ -50,9 +50,9 @@ class SimulatedPipeline(msgspec.Struct, frozen=True):
         return self.micro_batches / self.total
 
 
-def simulate(
+def simulate_pipeline(
     schedule: str,
-    ranks: int,
+    rank_count: int,
     micro_batches: int,
     *,
     forward: float = 1.0,
@@ -62,11 +62,11 @@ def simulate(
 ) -> SimulatedPipeline:
     """Simulate one step of a pipeline. forward, backward: the time of a pass through all stages of a rank. hop_time: the time
     of a message between two stages. per_rank: the number of stages per rank, above 1 only for the interleaved schedule."""
-    forward_time, backward_time, stages = forward / per_rank, backward / per_rank, ranks * per_rank
-    orders = [_order_passes(schedule, rank, ranks, micro_batches, per_rank) for rank in range(ranks)]
+    forward_time, backward_time, stages = forward / per_rank, backward / per_rank, rank_count * per_rank
+    orders = [_order_passes(schedule, rank, rank_count, micro_batches, per_rank) for rank in range(rank_count)]
     end_times: dict[tuple[str, int, int], float] = {}
-    rank_free_at, next_index = [0.0] * ranks, [0] * ranks
-    slots: list[list[PassSlot]] = [[] for _ in range(ranks)]
+    rank_free_at, next_index = [0.0] * rank_count, [0] * rank_count
+    slots: list[list[PassSlot]] = [[] for _ in range(rank_count)]
     passes_left = sum(map(len, orders))
     while passes_left:
         has_progressed = False
@@ -101,32 +101,32 @@ def _input_time(
     return None if end is None else end + (hop_time if previous_pass[1] != stage else 0.0)
 
 
-def _order_passes(schedule: str, rank: int, ranks: int, micro_batches: int, per_rank: int) -> list[tuple[str, int, int]]:
+def _order_passes(schedule: str, rank: int, rank_count: int, micro_batches: int, per_rank: int) -> list[tuple[str, int, int]]:
     """The passes of a rank in the order of the schedule, each as (F or B, number of the stage, number of the micro-batch)."""
-    forwards = [(stage, micro) for stage, micro in _list_forward_passes(rank, ranks, micro_batches, per_rank)]
-    backwards = [(ranks * (per_rank - 1) + 2 * rank - stage, micro) for stage, micro in forwards]
+    forwards = [(stage, micro) for stage, micro in _list_forward_passes(rank, rank_count, micro_batches, per_rank)]
+    backwards = [(rank_count * (per_rank - 1) + 2 * rank - stage, micro) for stage, micro in forwards]
     if schedule == "gpipe":
         return [("F", *indexes) for indexes in forwards] + [("B", *indexes) for indexes in backwards]
-    warm_up_passes = count_kept_chunks(schedule, rank, ranks, micro_batches, per_rank) - 1
+    warm_up_passes = count_kept_chunks(schedule, rank, rank_count, micro_batches, per_rank) - 1
     order: list[tuple[str, int, int]] = [("F", *indexes) for indexes in forwards[:warm_up_passes]]
     for forward, backward in zip(forwards[warm_up_passes:], backwards):
         order += [("F", *forward), ("B", *backward)]
     return order + [("B", *indexes) for indexes in backwards[len(forwards) - warm_up_passes :]]
 
 
-def _list_forward_passes(rank: int, ranks: int, micro_batches: int, per_rank: int) -> list[tuple[int, int]]:
+def _list_forward_passes(rank: int, rank_count: int, micro_batches: int, per_rank: int) -> list[tuple[int, int]]:
     """The forward passes of a rank in their order, each as (number of the stage, number of the micro-batch). With several
     stages per rank, each round of micro-batches passes through the rank's first stage, then its second stage, and so on."""
-    size = micro_batches_per_round(ranks, micro_batches) if per_rank > 1 else micro_batches
+    size = micro_batches_per_round(rank_count, micro_batches) if per_rank > 1 else micro_batches
     groups = [range(begin, min(begin + size, micro_batches)) for begin in range(0, micro_batches, size)]
-    return [(rank + chunk * ranks, micro) for group in groups for chunk in range(per_rank) for micro in group]
+    return [(rank + chunk * rank_count, micro) for group in groups for chunk in range(per_rank) for micro in group]
 
 
 @functools.lru_cache(maxsize=4096)
-def bubble_over_ideal(schedule: str, ranks: int, micro_batches: int, per_rank: int) -> float:
+def bubble_over_ideal(schedule: str, rank_count: int, micro_batches: int, per_rank: int) -> float:
     """The time of the bubble divided by the ideal time, if backward takes twice as long as forward and messages take no
     time."""
-    simulated = simulate(schedule, ranks, micro_batches, per_rank=per_rank)
+    simulated = simulate_pipeline(schedule, rank_count, micro_batches, per_rank=per_rank)
     return (simulated.total - simulated.ideal) / simulated.ideal
 
 

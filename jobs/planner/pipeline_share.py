@@ -43,20 +43,20 @@ def read_schedule_name(cell: Cell) -> str:
     return cast("str", find_strategy(cell.strategy).settings.get("schedule", "1f1b"))
 
 
-def count_kept_chunks(schedule: str, rank: int, ranks: int, micro_batches: int, per_rank: int = 1) -> int:
+def count_kept_chunks(schedule: str, rank: int, rank_count: int, micro_batches: int, per_rank: int = 1) -> int:
     """The largest number of (micro-batch, stage) pairs whose activations a rank keeps at the same time."""
     if schedule == "gpipe":
         return micro_batches * per_rank
     if schedule == "interleaved":
-        per_round = micro_batches_per_round(ranks, micro_batches)
-        return min(micro_batches * per_rank, 2 * (ranks - rank - 1) + (per_rank - 1) * per_round + 1)
-    return min(micro_batches, ranks - rank)
+        per_round = micro_batches_per_round(rank_count, micro_batches)
+        return min(micro_batches * per_rank, 2 * (rank_count - rank - 1) + (per_rank - 1) * per_round + 1)
+    return min(micro_batches, rank_count - rank)
 
 
-def micro_batches_per_round(ranks: int, micro_batches: int) -> int:
+def micro_batches_per_round(rank_count: int, micro_batches: int) -> int:
     """How many micro-batches a rank passes through one of its stages before the next stage in the interleaved schedule of
     torch, which divides the micro-batches into rounds of at least one per rank."""
-    return micro_batches // max(1, micro_batches // ranks)
+    return micro_batches // max(1, micro_batches // rank_count)
 
 
 def compute_shares(cell: Cell, facts: ModelFacts) -> list[StageShare]:

@@ -119,8 +119,8 @@ def format_memory(prediction: Prediction) -> str:
     return format_size(prediction.memory_bytes.likely)
 
 
-def _format_range(text: Callable[[float], str], span: PredictedRange | None) -> str:
-    return "" if span is None else f"{text(span.likely)} ({text(span.low)} to {text(span.high)})"
+def _format_range(format_value: Callable[[float], str], span: PredictedRange | None) -> str:
+    return "" if span is None else f"{format_value(span.likely)} ({format_value(span.low)} to {format_value(span.high)})"
 
 
 def _format_likely(span: PredictedRange | None) -> str:

@@ -41,24 +41,24 @@ def predict_run(
     calibration: Calibration = NOTHING,
     occupied: int | None = None,
     recorded_s: float | None = None,
-    answer: Answer | None = None,
+    rehearsal: Answer | None = None,
     node_bytes: float | None = None,
 ) -> Prediction:
     """The prediction of one run.
 
     calibration: the measurements of earlier runs. occupied: the number of GPUs that nobody else can use during the run; None:
-    only the GPUs on which the run trains. recorded_s: the mean time of earlier runs of the same cell. answer: the result of a
-    rehearsal of the cell, which replaces the formula for memory and traffic; None: there is no rehearsal. node_bytes: the
+    only the GPUs on which the run trains. recorded_s: the mean time of earlier runs of the same cell. rehearsal: the result of
+    a rehearsal of the cell, which replaces the formula for memory and traffic; None: there is no rehearsal. node_bytes: the
     memory of a node; None: not known. Ranks of the launcher fork always compute on the CPU.
     """
     if cell.launcher == "fork":
         machine = NO_GPU
     capacity = capacity_of(cell, machine)
     if cell.strategy_code is not None or not model_facts.are_facts_known(cell):
-        return _predict_without_formula(cell, machine, capacity, recorded_s, answer)
+        return _predict_without_formula(cell, machine, capacity, recorded_s, rehearsal)
     formula_memory = memory.predict_memory(cell, on_gpu=machine.on_gpu)
-    predicted_memory = _predict_memory(cell, machine, formula_memory, calibration, answer)
-    sent_bytes, sent_from, collectives = _predict_traffic(cell, answer)
+    predicted_memory = _predict_memory(cell, machine, formula_memory, calibration, rehearsal)
+    sent_bytes, sent_from, collectives = _predict_traffic(cell, rehearsal)
     step = step_time.predict_step_time(cell, machine)
     step_s, time_note = (None, "") if step is None else calibration.time(cell, machine.name, step)
     power_w, power_note = _predict_power(cell, machine, calibration)
@@ -120,31 +120,37 @@ class _PredictedMemory(msgspec.Struct, frozen=True):
 
 
 def _predict_memory(
-    cell: Cell, machine: PlannedMachine, formula_memory: memory.StepMemoryTerms, calibration: Calibration, answer: Answer | None
+    cell: Cell,
+    machine: PlannedMachine,
+    formula_memory: memory.StepMemoryTerms,
+    calibration: Calibration,
+    rehearsal: Answer | None,
 ) -> _PredictedMemory:
     """Predict the memory of a rank: from the rehearsal of a step if there is one, else from the formula.
 
-    formula_memory: the terms of the formula. answer: the rehearsal, or why there is none.
+    formula_memory: the terms of the formula. rehearsal: the rehearsal, or why there is none.
     """
-    if isinstance(answer, Rehearsed):
-        return _predict_memory_by_rehearsal(cell, machine, answer)
+    if isinstance(rehearsal, Rehearsed):
+        return _predict_memory_by_rehearsal(cell, machine, rehearsal)
     tensors, correction_note = calibration.memory(cell, machine.name, formula_memory.tensors)
-    refusal_note = f", not rehearsed: {answer.why.rstrip('.')}" if isinstance(answer, NotRehearsed) else ""
+    refusal_note = f", not rehearsed: {rehearsal.why.rstrip('.')}" if isinstance(rehearsal, NotRehearsed) else ""
     explanation = f"memory: {model_facts.find_model_facts(cell).how}{correction_note}{refusal_note}"
     return _PredictedMemory(formula_memory.by_category, tensors, formula_memory.complete, "formula", explanation)
 
 
-def _predict_memory_by_rehearsal(cell: Cell, machine: PlannedMachine, answer: Rehearsed) -> _PredictedMemory:
-    by_category = _predict_rehearsed_memory(cell, answer, on_gpu=machine.on_gpu)
+def _predict_memory_by_rehearsal(cell: Cell, machine: PlannedMachine, rehearsal: Rehearsed) -> _PredictedMemory:
+    by_category = _predict_rehearsed_memory(cell, rehearsal, on_gpu=machine.on_gpu)
     tensors = sum_ranges({name: term for name, term in by_category.items() if name not in memory.NON_TENSORS})
-    explanation = f"memory and traffic: {_describe_rehearsal(answer, on_gpu=machine.on_gpu)}"
+    explanation = f"memory and traffic: {_describe_rehearsal(rehearsal, on_gpu=machine.on_gpu)}"
     return _PredictedMemory(by_category, tensors, True, "rehearsal", explanation)
 
 
-def _predict_traffic(cell: Cell, answer: Answer | None) -> tuple[float | None, Source | None, tuple[RehearsedCollective, ...]]:
+def _predict_traffic(
+    cell: Cell, rehearsal: Answer | None
+) -> tuple[float | None, Source | None, tuple[RehearsedCollective, ...]]:
     """The traffic of the rank that sends most, in a step: (bytes that it sends, `rehearsal` or `formula`, its collectives if
     they were rehearsed)."""
-    if isinstance(answer, Rehearsed) and (rank := _find_busiest_rank(answer)) is not None:
+    if isinstance(rehearsal, Rehearsed) and (rank := _find_busiest_rank(rehearsal)) is not None:
         return _sum_sent_bytes(rank), "rehearsal", rank.collectives or ()
     sent_bytes = None if cell.strategy_code is not None else exchanges.sum_sent_bytes(cell)
     return sent_bytes, None if sent_bytes is None else "formula", ()
@@ -152,10 +158,10 @@ def _predict_traffic(cell: Cell, answer: Answer | None) -> tuple[float | None, S
 
 def _predict_exchanges(cell: Cell) -> tuple[PredictedExchange, ...] | None:
     """The exchanges of the cell's strategy by formula, in the form of a prediction; None if they are not known."""
-    listed = exchanges.list_exchanges(cell)
-    if listed is None:
+    terms = exchanges.list_exchanges(cell)
+    if terms is None:
         return None
-    return tuple(PredictedExchange(exchange.op, exchange.sent_bytes, exchange.calls, exchange.ranks) for exchange in listed)
+    return tuple(PredictedExchange(exchange.op, exchange.sent_bytes, exchange.calls, exchange.ranks) for exchange in terms)
 
 
 def _predict_largest_micro_batch(
@@ -174,17 +180,17 @@ def _predict_largest_micro_batch(
 
 
 def _predict_without_formula(
-    cell: Cell, machine: PlannedMachine, capacity: PredictedRange | None, recorded_s: float | None, answer: Answer | None
+    cell: Cell, machine: PlannedMachine, capacity: PredictedRange | None, recorded_s: float | None, rehearsal: Answer | None
 ) -> Prediction:
     """The prediction for a strategy of the workspace, or for a model whose size is not known. No formula describes them, so
     the memory is known only from a rehearsal."""
     why = OWN_STRATEGY if cell.strategy_code is not None else OWN_OPTIONS
     time_s = None if recorded_s is None else make_range_around(recorded_s)
-    if not isinstance(answer, Rehearsed):
-        refusal_note = f"; not rehearsed: {answer.why}" if isinstance(answer, NotRehearsed) else ""
+    if not isinstance(rehearsal, Rehearsed):
+        refusal_note = f"; not rehearsed: {rehearsal.why}" if isinstance(rehearsal, NotRehearsed) else ""
         return Prediction(time_s=time_s, how=f"memory and time: not predicted, because {why}{refusal_note}")
-    predicted_memory = _predict_memory_by_rehearsal(cell, machine, answer)
-    sent_bytes, sent_from, collectives = _predict_traffic(cell, answer)
+    predicted_memory = _predict_memory_by_rehearsal(cell, machine, rehearsal)
+    sent_bytes, sent_from, collectives = _predict_traffic(cell, rehearsal)
     return Prediction(
         memory_bytes=predicted_memory.bytes,
         memory_by_category=predicted_memory.by_category,
@@ -293,27 +299,27 @@ def find_largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bo
     return guess
 
 
-def _predict_rehearsed_memory(cell: Cell, answer: Rehearsed, *, on_gpu: bool) -> dict[str, PredictedRange]:
+def _predict_rehearsed_memory(cell: Cell, rehearsal: Rehearsed, *, on_gpu: bool) -> dict[str, PredictedRange]:
     """The bytes of each category at the peak, on the rank that needs most memory. on_gpu: whether ranks have GPUs.
 
     A rehearsal gives the bytes of tensors exactly as the operators of a CPU allocate them (shardlab/runs/rehearsed.py). On a
     GPU, other operators run; `gpu_operators` in terms.yaml has the range of the difference. A rehearsal does not contain the
     CUDA context, NCCL's buffers and fragmentation, so they are the same terms as in the formula."""
-    error = (UNMEASURED_PCT if answer.error_pct is None else answer.error_pct) / 100
+    error = (UNMEASURED_PCT if rehearsal.error_pct is None else rehearsal.error_pct) / 100
     operator_term = memory.memory_terms()["gpu_operators"]
     low, high = (1 + operator_term.low, 1 + operator_term.high) if on_gpu else (1.0, 1.0)
-    peaks = msgspec.structs.asdict(answer.worst_rank.at_peak)
+    peaks = msgspec.structs.asdict(rehearsal.worst_rank.at_peak)
     by_category = {
         name: PredictedRange(size * low * (1 - error), size, size * high * (1 + error)) for name, size in peaks.items() if size
     }
     return {**by_category, **memory.predict_non_tensor_bytes(cell, sum_ranges(by_category))} if on_gpu else by_category
 
 
-def _find_busiest_rank(answer: Rehearsed) -> RehearsedRank | None:
+def _find_busiest_rank(rehearsal: Rehearsed) -> RehearsedRank | None:
     """The rank that sends most bytes; None if the collectives of a rank could not be counted."""
-    if any(rank.collectives is None for rank in answer.ranks):
+    if any(rank.collectives is None for rank in rehearsal.ranks):
         return None
-    return max(answer.ranks, key=_sum_sent_bytes)
+    return max(rehearsal.ranks, key=_sum_sent_bytes)
 
 
 def _sum_sent_bytes(rank: RehearsedRank) -> float:
@@ -325,15 +331,17 @@ def _count_sent_bytes(call: RehearsedCollective) -> float:
     return call.times * call.payload_bytes * FACTORS[call.op](call.ranks)
 
 
-def _describe_rehearsal(answer: Rehearsed, *, on_gpu: bool) -> str:
+def _describe_rehearsal(rehearsal: Rehearsed, *, on_gpu: bool) -> str:
     """A clause that says how the rehearsal was made, for the explanation of a prediction."""
-    depths = "" if answer.depths is None else f", extrapolated from {answer.depths[0]} and {answer.depths[1]} blocks"
+    depths = "" if rehearsal.depths is None else f", extrapolated from {rehearsal.depths[0]} and {rehearsal.depths[1]} blocks"
     error = "error never measured"
-    if answer.error_pct is not None:
-        error = f"largest measured error {answer.error_pct:g} %, {answer.error_from}"
+    if rehearsal.error_pct is not None:
+        error = f"largest measured error {rehearsal.error_pct:g} %, {rehearsal.error_from}"
     gpu = "; operators of a GPU may need other memory, never measured" if on_gpu else ""
-    remarks = "".join(f"; {remark.rstrip('.')}" for remark in answer.remarks)
-    return f"rehearsed on {answer.how.replace('_', ' ')} of a {answer.device.upper()}{depths} ({error}{gpu}{remarks})"
+    remarks_clause = "".join(f"; {remark.rstrip('.')}" for remark in rehearsal.remarks)
+    return (
+        f"rehearsed on {rehearsal.how.replace('_', ' ')} of a {rehearsal.device.upper()}{depths} ({error}{gpu}{remarks_clause})"
+    )
 
 
 def _count_steps(cell: Cell) -> int | None:

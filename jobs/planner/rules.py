@@ -44,7 +44,7 @@ class JudgedRule(msgspec.Struct, frozen=True):
 
 
 @functools.cache
-def rules() -> tuple[DecisionRule, ...]:
+def read_rules() -> tuple[DecisionRule, ...]:
     """The rules of rules.yaml, in the order of the file."""
     content = resources.files("jobs.planner").joinpath("rules.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=tuple[DecisionRule, ...])
@@ -57,7 +57,7 @@ def judge_rules(facts: Mapping[str, float | bool | str], throughputs: Mapping[st
     """The rules whose condition is true. throughputs: for each strategy that fits, by its name, the throughput of its best
     configuration, in any unit."""
     best = max(throughputs.values(), default=0.0)
-    return [_judge_rule(rule, throughputs, best) for rule in rules() if rule.applies(facts)]
+    return [_judge_rule(rule, throughputs, best) for rule in read_rules() if rule.applies(facts)]
 
 
 def _judge_rule(rule: DecisionRule, throughputs: Mapping[str, float], best: float) -> JudgedRule:

@@ -49,7 +49,7 @@ def scale_cell(cell: Cell, gpus: int, per_node: int) -> Cell | None:
     )
 
 
-def extrapolate(
+def extrapolate_to_gpus(
     cell: Cell, gpus: int, per_node: int, machine: PlannedMachine, calibration: Calibration = NOTHING
 ) -> ScaledCell | None:
     """The prediction for the cell on `gpus` GPUs; None if the cell cannot run on this number (see `scale_cell`), or if its
@@ -69,7 +69,7 @@ def extrapolate(
             likely * (1 - WIDENING) ** doublings, likely, min(gpus / cell.gpus, likely * (1 + WIDENING) ** doublings)
         )
         speedup = PredictedRange(speedup.low, min(speedup.likely, speedup.high), speedup.high)
-    trust = _rate_trust(cell, scaled_cell, doublings, measured="calibrated" in scaled_prediction.how)
+    trust = _rate_trust(cell, scaled_cell, doublings, is_measured="calibrated" in scaled_prediction.how)
     return ScaledCell(gpus, scaled_prediction, step_s, speedup, trust)
 
 
@@ -77,9 +77,9 @@ def _widen_range(span: PredictedRange, doublings: float) -> PredictedRange:
     return PredictedRange(span.low * (1 - WIDENING) ** doublings, span.likely, span.high * (1 + WIDENING) ** doublings)
 
 
-def _rate_trust(cell: Cell, larger: Cell, doublings: float, *, measured: bool) -> str:
-    basis = "from measured runs" if measured else "by formula alone, no run of this workload was measured here"
-    if larger.nnodes > 1 and cell.nnodes == 1:
+def _rate_trust(cell: Cell, larger_cell: Cell, doublings: float, *, is_measured: bool) -> str:
+    basis = "from measured runs" if is_measured else "by formula alone, no run of this workload was measured here"
+    if larger_cell.nnodes > 1 and cell.nnodes == 1:
         return f"little: {basis}; the original has one node, so the network between nodes was never in a measurement"
     if doublings <= 1:
         return f"good: {basis}; at most twice as many GPUs"

@@ -16,7 +16,7 @@ def find_strategy(name: str) -> Strategy:
     return menu.strategy(name)
 
 
-def divide(cell: Cell, parameters: int) -> Division:
+def divide_model(cell: Cell, parameters: int) -> Division:
     """How the strategy of a cell divides the model. parameters: the number of parameters of the whole model, from which the
     size of DeepSpeed's buckets follows."""
     strategy = find_strategy(cell.strategy)

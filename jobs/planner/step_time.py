@@ -85,8 +85,8 @@ def predict_step_time(cell: Cell, machine: PlannedMachine) -> PredictedStepTime 
             unhideable += seconds
         else:
             hideable[exchange.hides_in] += seconds
-    busy = compute + launches
-    exposed = unhideable + _predict_exposed_time(cell, hideable, busy)
+    busy_s = compute + launches
+    exposed = unhideable + _predict_exposed_time(cell, hideable, busy_s)
     # The last stage, which has the head, sets the pace, and all stages wait as long as passes through blocks take.
     bubble = (computing.blocks.times(passes) + launches).times(_bubble_over_compute(cell))
     return PredictedStepTime(
@@ -96,7 +96,7 @@ def predict_step_time(cell: Cell, machine: PlannedMachine) -> PredictedStepTime 
             "optimizer": update,
             "communication": exposed,
             "bubble": bubble,
-            "stragglers": _predict_straggler_time(cell, busy + update + exposed + bubble),
+            "stragglers": _predict_straggler_time(cell, busy_s + update + exposed + bubble),
         },
         sum_ranges(hideable) + unhideable,
         tuple({link.name: link for _, link in timed_exchanges if link is not None}.values()),
@@ -132,12 +132,12 @@ def _predict_launch_time(cell: Cell, facts: ModelFacts, compute: PredictedRange)
     operators = passes * device_profile.OPERATORS * max(1, facts.blocks / cell.pp) * (0.3 if cell.compile else 1.0)
     host_time = device_profile.LAUNCH_S.times(operators)
     pairs = ((host_time.low, compute.low), (host_time.likely, compute.likely), (host_time.high, compute.high))
-    return PredictedRange(*sorted(max(0.0, started - computed) for started, computed in pairs))
+    return PredictedRange(*sorted(max(0.0, started_s - computed_s) for started_s, computed_s in pairs))
 
 
 def _predict_update_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> PredictedRange:
     """The seconds of the optimizer and of the copies of weights for computing. Both are limited by the memory bandwidth."""
-    division = sharding.divide(cell, facts.parameters)
+    division = sharding.divide_model(cell, facts.parameters)
     if not division.optimizer_ranks:
         return ZERO  # the optimizer runs on the CPU, whose time is not predicted
     parameters = facts.parameters / (cell.tp * cell.pp)
@@ -153,23 +153,23 @@ def _share_windows(cell: Cell) -> dict[str, float]:
     return {"last_backward": BACKWARD / cell.gradient_accumulation_steps, "backward": BACKWARD, "step": 1.0}
 
 
-def _predict_exposed_time(cell: Cell, hideable: dict[str, PredictedRange], busy: PredictedRange) -> PredictedRange:
+def _predict_exposed_time(cell: Cell, hideable: dict[str, PredictedRange], busy_s: PredictedRange) -> PredictedRange:
     """The seconds by which communication makes a step longer, although it may overlap with computing.
 
-    hideable: the seconds of communication by the window in which it may overlap. busy: the seconds of computing.
+    hideable: the seconds of communication by the window in which it may overlap. busy_s: the seconds of computing.
     """
 
-    def exposed(seconds_by_window: Iterable[float], computing: float, window: float, lost: float) -> float:
+    def exposed(seconds_by_window: Iterable[float], computing: float, window: float, lost_share: float) -> float:
         sums = [*itertools.accumulate(seconds_by_window)]
         pairs = zip(sums, _share_windows(cell).values(), strict=True)
         exposed_s = max(0.0, *(seconds - window * share * computing for seconds, share in pairs))
-        return exposed_s + lost * (sums[-1] - exposed_s)
+        return exposed_s + lost_share * (sums[-1] - exposed_s)
 
     times = hideable.values()
     return PredictedRange(
-        exposed((time.low for time in times), busy.high, WINDOW.low, EXPOSED.low),
-        exposed((time.likely for time in times), busy.likely, WINDOW.likely, EXPOSED.likely),
-        exposed((time.high for time in times), busy.low, WINDOW.high, EXPOSED.high),
+        exposed((time.low for time in times), busy_s.high, WINDOW.low, EXPOSED.low),
+        exposed((time.likely for time in times), busy_s.likely, WINDOW.likely, EXPOSED.likely),
+        exposed((time.high for time in times), busy_s.low, WINDOW.high, EXPOSED.high),
     )
 
 
@@ -194,27 +194,27 @@ def _predict_straggler_time(cell: Cell, step: PredictedRange) -> PredictedRange:
     )
 
 
-def ring_s(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> float:
+def ring_s(op: str, size: float, group_size: int, alpha_s: float, bandwidth: float) -> float:
     """The seconds that one collective of `size` bytes takes with the ring algorithm."""
     rounds = 2 if op == "all_reduce" else 1
-    return rounds * ((ranks - 1) * alpha_s + (ranks - 1) / ranks * size / bandwidth)
+    return rounds * ((group_size - 1) * alpha_s + (group_size - 1) / group_size * size / bandwidth)
 
 
-def tree_s(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> float:
+def tree_s(op: str, size: float, group_size: int, alpha_s: float, bandwidth: float) -> float:
     """The seconds that one all-reduce or broadcast takes with the tree algorithm; infinite for other collectives."""
     if op not in ("all_reduce", "broadcast"):
         return math.inf
     rounds = 2 if op == "all_reduce" else 1
-    return rounds * (math.ceil(math.log2(ranks)) * alpha_s + size / bandwidth)
+    return rounds * (math.ceil(math.log2(group_size)) * alpha_s + size / bandwidth)
 
 
-def faster_s(op: str, size: float, ranks: int, alpha_s: float, bandwidth: float) -> float:
+def faster_s(op: str, size: float, group_size: int, alpha_s: float, bandwidth: float) -> float:
     """The seconds that one collective takes with the faster algorithm; 0 for a single rank, which exchanges nothing."""
-    if ranks == 1:
+    if group_size == 1:
         return 0.0
     if op == "send":
         return alpha_s + size / bandwidth
-    return min(ring_s(op, size, ranks, alpha_s, bandwidth), tree_s(op, size, ranks, alpha_s, bandwidth))
+    return min(ring_s(op, size, group_size, alpha_s, bandwidth), tree_s(op, size, group_size, alpha_s, bandwidth))
 
 
 def predict_exchange_time(exchange: Term, link: PlannedLink) -> PredictedRange:

@@ -42,10 +42,10 @@ def plan_searches(
     if matrix.file.search is None:
         return PlannedSearches(list(cells), {})
     earlier_searches = _read_earlier_searches(workspace, runs_as)
-    predicted = plan_predictions.predict_cells(workspace, cluster, cells, {})
+    predictions = plan_predictions.predict_cells(workspace, cluster, cells, {})
     searches = {}
     for cell in cells:
-        search = _plan_search(matrix, cell, predicted[cell.name()], plugins)
+        search = _plan_search(matrix, cell, predictions[cell.name()], plugins)
         earlier = earlier_searches.get(batch_search.search_family_hash(cell))
         if earlier is not None and earlier.goal == search.goal and search.smallest <= earlier.start <= search.largest:
             search = msgspec.structs.replace(search, start=earlier.start)
@@ -55,18 +55,18 @@ def plan_searches(
 
 
 def describe_searches(
-    cells: Sequence[Cell], searches: Mapping[str, BatchSearch], predicted: Mapping[str, Prediction]
+    cells: Sequence[Cell], searches: Mapping[str, BatchSearch], predictions: Mapping[str, Prediction]
 ) -> list[str]:
     """A sentence for each search: its start, why it starts there, its bound, and how many tries it needs at most. The last
     sentence says that the other numbers of the plan are about the first tries only. Returns no sentences without a search.
 
-    cells: the first cells of the searches. predicted: the predictions for these cells, by name.
+    cells: the first cells of the searches. predictions: the predictions for these cells, by name.
     """
     search_sentences = []
     for cell in cells:
         if (search := searches.get(batch_search.search_family_hash(cell))) is None:
             continue
-        likely = predicted[cell.name()].largest_micro_batch if cell.name() in predicted else None
+        likely = predictions[cell.name()].largest_micro_batch if cell.name() in predictions else None
         why = "the planner predicts nothing" if likely is None else f"{likely * search.unit} is likely to fit"
         search_sentences.append(
             f"search of {search.description}: {cell.name()}: starts at {search.start} ({why}), up to {search.largest}, at most "
@@ -83,13 +83,13 @@ def _read_earlier_searches(workspace: Workspace, runs_as: str) -> dict[str, Batc
     return {batch_search.search_family_hash(entry.cell): entry.search for entry in cells if entry.search is not None}
 
 
-def _plan_search(matrix: Matrix, cell: Cell, predicted: Prediction, plugins: OwnPlugins) -> BatchSearch:
+def _plan_search(matrix: Matrix, cell: Cell, cell_prediction: Prediction, plugins: OwnPlugins) -> BatchSearch:
     """Plan the search for one cell, as if no search had been submitted before. Raises InputError."""
     request = matrix.file.search
     assert request is not None
     unit = cell.gradient_accumulation_steps
     smallest = batch_search.PLACEHOLDER if _is_refused(batch_search.try_cell(cell, unit), plugins) else 1
-    likely = predicted.largest_micro_batch
+    likely = cell_prediction.largest_micro_batch
     if cell.rehearses is not None:
         largest = LARGEST_TINY_BATCH
     elif request.at_most is not None:
@@ -99,7 +99,7 @@ def _plan_search(matrix: Matrix, cell: Cell, predicted: Prediction, plugins: Own
     else:
         sentence = (
             f"found no at_most, and the planner does not know which batch fits {cell.strategy} on {cell.gpus} rank(s) "
-            f"({predicted.how}). Allowed: at_most, the largest value that is tried."
+            f"({cell_prediction.how}). Allowed: at_most, the largest value that is tried."
         )
         raise matrix.document.error(("search",), sentence)
     if largest < smallest:

@@ -48,20 +48,20 @@ class DataSetQuestion(msgspec.Struct, frozen=True):
     """The options of each cell."""
 
 
-def find_missing_data(cells: Sequence[Cell], source: RenderContext, workspace: Workspace) -> MissingData:
+def find_missing_data(cells: Sequence[Cell], context: RenderContext, workspace: Workspace) -> MissingData:
     """Find out which data sets of these cells are missing.
 
     If the runs start on this machine, its disk is checked directly. If the runs start on a cluster, the controller of the
     cluster is asked, because the files of this machine say nothing about the nodes of the cluster.
     """
-    cluster, options = source.where, [cell.options for cell in cells]
-    if cluster.data.stage == "node" and (refused := [why for entry in options if (why := data_sets.refuse_copy(entry))]):
-        return MissingData(list(dict.fromkeys(refused)))
+    cluster, options = context.where, [cell.options for cell in cells]
+    if cluster.data.stage == "node" and (refusals := [why for entry in options if (why := data_sets.refuse_copy(entry))]):
+        return MissingData(list(dict.fromkeys(refusals)))
     data_set_names = _data_set_names(options)
     if not data_set_names:
         return MissingData()
     question = DataSetQuestion(cluster.storage.shared, cluster.data.path, options)
-    if source.scheduler == "local":
+    if context.scheduler == "local":
         return MissingData(_describe_missing(options, workspace.data_folder(cluster.data.path)))
     if on_controller.starts_runs_here(cluster):
         return answer_question(question, workspace)
@@ -81,8 +81,8 @@ def find_missing_data(cells: Sequence[Cell], source: RenderContext, workspace: W
 def answer_question(question: DataSetQuestion, workspace: Workspace) -> MissingData:
     """Answer the question on the cluster's controller. The controller can read the storage that all nodes share, but not the
     disks inside the nodes."""
-    data_path, shared = workspace.data_folder(question.data_path), question.shared
-    if shared is not None and data_path.resolve().is_relative_to(Path(shared).resolve()):
+    data_path, shared_folder = workspace.data_folder(question.data_path), question.shared
+    if shared_folder is not None and data_path.resolve().is_relative_to(Path(shared_folder).resolve()):
         return MissingData(_describe_missing(question.options, data_path))
     names = _data_set_names(question.options)
     return MissingData(
@@ -100,8 +100,8 @@ def must_have_data(missing_data: MissingData) -> None:
 def _describe_missing(options: Sequence[dict[str, Any]], data_path: Path) -> list[str]:
     """A sentence for each data set that cells with these options read and that is not on the disk of this machine."""
     counts = Counter(data_set for entry in options if (data_set := data_sets.find_data_path(entry, data_path)) is not None)
-    absent = [(data_set, count) for data_set, count in counts.items() if not data_set.path.exists()]
-    return [f"{count} of {len(options)} cell(s) read {data_set.name}: {data_set.refusal}" for data_set, count in absent]
+    absent_sets = [(data_set, count) for data_set, count in counts.items() if not data_set.path.exists()]
+    return [f"{count} of {len(options)} cell(s) read {data_set.name}: {data_set.refusal}" for data_set, count in absent_sets]
 
 
 def _data_set_names(options: Sequence[dict[str, Any]]) -> str:

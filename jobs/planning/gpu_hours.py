@@ -99,21 +99,21 @@ def count_most_retries(cell: Cell, retry: Retry, requeues: int, *, on_slurm: boo
         impossible_states.add("timeout")
     states = [state for state in Retry.__struct_fields__ if state not in impossible_states]
     of_matrix, total = (
-        sum(retry.retry_limit(state, others, on_slurm=on_slurm) for state in states) for others in (0, requeues)
+        sum(retry.retry_limit(state, other_limit, on_slurm=on_slurm) for state in states) for other_limit in (0, requeues)
     )
     return MostRetries(of_matrix, total - of_matrix)
 
 
 def estimate_run_time(
-    recorded_s: float | None, predicted: Prediction | None, limit_s: float | None, elapsed_s: float = 0.0
+    recorded_s: float | None, cell_prediction: Prediction | None, limit_s: float | None, elapsed_s: float = 0.0
 ) -> RunTime | None:
     """How long a run takes; None if it is not known. Plans, --max-gpu-hours and the lease all use this estimate.
 
-    recorded_s: the mean seconds of the completed runs of its cell. predicted: the prediction of a run. limit_s: its time limit
-    in seconds. Each is None if it is not known. elapsed_s: the seconds for which the run has been running; an estimate that is
-    already over is not used.
+    recorded_s: the mean seconds of the completed runs of its cell. cell_prediction: the prediction of a run. limit_s: its time
+    limit in seconds. Each is None if it is not known. elapsed_s: the seconds for which the run has been running; an estimate
+    that is already over is not used.
     """
-    predicted_s = predicted.time_s.high if predicted is not None and predicted.time_s is not None else None
+    predicted_s = cell_prediction.time_s.high if cell_prediction is not None and cell_prediction.time_s is not None else None
     known_s = recorded_s if recorded_s is not None else predicted_s
     proposed_s = None if known_s is None else math.ceil(known_s * LIMIT_MARGIN / LIMIT_STEP_S) * LIMIT_STEP_S
     capped_s = None if predicted_s is None else min(predicted_s, limit_s or predicted_s)
@@ -126,21 +126,21 @@ def estimate_run_time(
 def estimate_cell_hours(
     cells: Sequence[Cell],
     runs: Mapping[str, int],
-    recorded: Mapping[str, float],
-    predicted: Mapping[str, Prediction],
+    recorded_s: Mapping[str, float],
+    predictions: Mapping[str, Prediction],
     cluster: Cluster,
     retries: Mapping[str, MostRetries] | None = None,
 ) -> list[CellHours]:
     """The GPU hours of each cell.
 
-    runs: the number of runs of a cell, by the name of the cell. recorded: the mean seconds of a run, by the name of the cell.
-    predicted: the predictions, by the name of the cell. cluster: the cluster, whose time limit is used for cells without an own
-    limit. retries: how often a run may be started again, by the name of the cell; None: never.
+    runs: the number of runs of a cell, by the name of the cell. recorded_s: the mean seconds of a run, by the name of the cell.
+    predictions: the predictions, by the name of the cell. cluster: the cluster, whose time limit is used for cells without an
+    own limit. retries: how often a run may be started again, by the name of the cell; None: never.
     """
     hours = []
     for cell in cells:
         name, limit_s = cell.name(), cell.time_limit_s or (cluster.slurm.time_s if cluster.slurm is not None else None)
-        run_time = estimate_run_time(recorded.get(name), predicted.get(name), limit_s)
+        run_time = estimate_run_time(recorded_s.get(name), predictions.get(name), limit_s)
         gpus = runs.get(name, 0) * count_occupied_gpus(cell, cluster)
         hours.append(CellHours(cell, run_time, gpus, (retries or {}).get(name, MostRetries())))
     return hours
@@ -156,19 +156,19 @@ def count_occupied_gpus(cell: Cell, cluster: Cluster) -> int:
     gpus = cluster.for_gpu_type(cell.gpu_type).gpus
     if gpus is None or not gpus.per_node:
         return 0
-    shared = cluster.slurm is not None and not cluster.slurm.exclusive
-    return cell.nnodes * (math.ceil(cell.gpus / cell.nnodes) if shared else gpus.per_node)
+    is_shared = cluster.slurm is not None and not cluster.slurm.exclusive
+    return cell.nnodes * (math.ceil(cell.gpus / cell.nnodes) if is_shared else gpus.per_node)
 
 
 def sum_hours(hours: Sequence[CellHours]) -> GpuHours:
     """The sum of the GPU hours of all cells, separately by the source of their times."""
-    measured, predicted, limits = (
+    measured_hours, predicted_hours, limits = (
         sum(entry.hours for entry in hours if entry.run_time is not None and entry.run_time.source == source)
         for source in get_args(TimeSource)
     )
     return GpuHours(
-        measured=measured,
-        predicted=predicted,
+        measured=measured_hours,
+        predicted=predicted_hours,
         limits=limits,
         unknown=sum(entry.run_time is None for entry in hours),
         retries=sum(entry.hours * entry.retries.matrix for entry in hours),

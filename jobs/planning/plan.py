@@ -16,13 +16,13 @@ from jobs.planner import gpu, predict
 from jobs.planning import batch_searches, gpu_hours, plan_predictions, tiny_twin
 from jobs.planning import repeats as number_of_runs
 from jobs.planning.gpu_hours import CellHours
-from jobs.planning.repeats import Cost
+from jobs.planning.repeats import EstimatedCost
 from jobs.planning.resolve import Capacity, Misfit, find_misfits, resolve_cells
 from jobs.plugins import own_plugins, plugin_store
 from jobs.plugins.own_plugins import OwnPlugins
 from jobs.rendering import frozen_source, render
 from jobs.slurm import allocation, share
-from jobs.slurm.share import Share
+from jobs.slurm.share import AccountShare
 from jobs.status.reconcile import Status, find_blocking_status
 from jobs.status.select import is_true_for_cell, parse_condition
 from shardlab import extras
@@ -60,7 +60,7 @@ class MatrixPlan(msgspec.Struct, frozen=True):
     """The number of runs of each cell of `all_cells`, by the name of the cell."""
     recorded: dict[str, float]
     """The mean duration of completed runs in seconds, by the name of the cell."""
-    cost: Cost
+    cost: EstimatedCost
     """The estimated time of the runs of `cells`, as far as it is known."""
     source: render.RenderContext
     """What all runs of the plan have in common."""
@@ -116,8 +116,8 @@ def plan_matrix(
             cells = tiny_twin.make_twins(cells, plugins.workload_menu())
             tiny_twin.must_train(cells)
         stored_name = requested.name if scale == "full" else f"{requested.name}-{scale}"
-        planned = batch_searches.plan_searches(workspace, requested, cells, cluster, stored_name, plugins)
-        cells = planned.cells
+        searches = batch_searches.plan_searches(workspace, requested, cells, cluster, stored_name, plugins)
+        cells = searches.cells
     finally:
         plugins.close()
     selected_cells = [cell for cell in cells if where is None or is_true_for_cell(parse_condition(where), cell)]
@@ -129,20 +129,20 @@ def plan_matrix(
     )
     run_counts = number_of_runs.count_repeats(requested.file, cells, repeats)
     rehearsed_names = {cell.name() for cell in selected_cells if source.plans_rehearsal(cell)}
-    recorded = number_of_runs.mean_recorded_s(workspace, selected_cells, run_counts, rehearsed_names)
-    predicted = plan_predictions.predict_cells(workspace, cluster, selected_cells, recorded)
+    recorded_s = number_of_runs.mean_recorded_s(workspace, selected_cells, run_counts, rehearsed_names)
+    predictions = plan_predictions.predict_cells(workspace, cluster, selected_cells, recorded_s)
     return MatrixPlan(
         matrix=requested,
         all_cells=cells,
         cells=selected_cells,
         repeats=run_counts,
-        recorded=recorded,
-        cost=number_of_runs.estimate_cost(selected_cells, run_counts, recorded),
-        source=msgspec.structs.replace(source, predicted=predicted, searches=planned.searches, retry=requested.file.retry),
+        recorded=recorded_s,
+        cost=number_of_runs.estimate_cost(selected_cells, run_counts, recorded_s),
+        source=msgspec.structs.replace(source, predicted=predictions, searches=searches.searches, retry=requested.file.retry),
         remarks=[*_make_remarks(selected_cells, machine, cluster, len(rehearsed_names)), *render.make_remarks(source)],
         misfits=misfits,
         advice=[*suggest_options(requested, cells, selected_cells, machine, where, plugins), ADAPT_HINT] if misfits else [],
-        predicted=predicted,
+        predicted=predictions,
     )
 
 
@@ -202,11 +202,11 @@ def estimate_hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]
     retry = plan.matrix.file.retry
     retries = {cell.name(): gpu_hours.count_most_retries(cell, retry, requeues, on_slurm=on_slurm) for cell in plan.cells}
     # The tries of a search have larger batches than the first try, of which the prediction is.
-    predicted = {} if plan.source.searches else plan.predicted
-    return gpu_hours.estimate_cell_hours(plan.cells, plan.most_runs(runs), plan.recorded, predicted, cluster, retries)
+    predictions = {} if plan.source.searches else plan.predicted
+    return gpu_hours.estimate_cell_hours(plan.cells, plan.most_runs(runs), plan.recorded, predictions, cluster, retries)
 
 
-def read_account_shares(plan: MatrixPlan, workspace: Workspace) -> list[Share]:
+def read_account_shares(plan: MatrixPlan, workspace: Workspace) -> list[AccountShare]:
     """How much the user's Slurm account may still use under its limits; empty if Slurm does not report this, or if asking Slurm
     would need a login."""
     cluster = plan.source.where
@@ -235,7 +235,7 @@ def must_fit_cluster(plan: MatrixPlan) -> None:
     """Raises InputError if a selected cell does not fit the cluster, or if it has no GPUs that can run it. The error lists all
     cells that do not fit, and the options that leave them out."""
     for gpus in _list_gpus(plan.cells, plan.source.where):
-        model = gpu.find_model(gpus.type or "")
+        model = gpu.find_gpu_model(gpus.type or "")
         if model is not None and not model.runs_cuda:
             raise InputError(f"gpus.type: found {gpus.type}. Runs need NVIDIA GPUs; for other GPUs there is only `jobs plan`.")
     if plan.misfits:
@@ -294,13 +294,13 @@ def _limit_expressions(machine: Capacity) -> list[str]:
     return [*limits, f"({gpu_types})", *(f"({gpu_types}) and {limit}" for limit in limits)]
 
 
-def must_run_here(source: render.RenderContext, *, allow_login_node: bool, trains: bool = True) -> None:
+def must_run_here(context: render.RenderContext, *, allow_login_node: bool, trains: bool = True) -> None:
     """If the runs start on this machine, check that this machine can run them.
 
     allow_login_node: whether --here is given, which allows a login node. trains: whether a run trains; the others analyse
     traces. Raises InputError if this machine is a login node of a Slurm cluster, and MissingExtra if a package is not
     installed."""
-    if source.scheduler != "local":
+    if context.scheduler != "local":
         return
     login_node.must_not_be_login_node(here_option=allow_login_node)
     needed_for, modules = ("training", ("torch",)) if trains else ("the analysis of traces", ("numpy", "zlib_ng"))

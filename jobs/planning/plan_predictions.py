@@ -23,16 +23,16 @@ def predict_cells(
     workspace: Workspace,
     cluster: Cluster,
     cells: Sequence[Cell],
-    recorded: Mapping[str, float],
+    recorded_s: Mapping[str, float],
     answers: Mapping[str, Answer] | None = None,
 ) -> dict[str, Prediction]:
     """The prediction of a run of each cell, by the name of the cell.
 
-    recorded: the mean duration of earlier runs in seconds, by the name of the cell. answers: the results of rehearsals of the
+    recorded_s: the mean duration of earlier runs in seconds, by the name of the cell. answers: the results of rehearsals of the
     planner, by the name of the cell.
     """
-    measured = inventory.read_all_reduces(workspace, cluster.name)
-    machines = {name: planned_machine.plan_machine(cluster, name, measured) for name in {cell.gpu_type for cell in cells}}
+    all_reduces = inventory.read_all_reduces(workspace, cluster.name)
+    machines = {name: planned_machine.plan_machine(cluster, name, all_reduces) for name in {cell.gpu_type for cell in cells}}
     node_bytes = {name: inventory.read_node_bytes(workspace, cluster.for_gpu_type(name)) for name in machines}
     earlier = load_calibration(workspace) if any(machine.on_gpu for machine in machines.values()) else calibration.NOTHING
     return {
@@ -41,8 +41,8 @@ def predict_cells(
             machines[cell.gpu_type],
             calibration=earlier,
             occupied=gpu_hours.count_occupied_gpus(cell, cluster),
-            recorded_s=recorded.get(cell.name()),
-            answer=(answers or {}).get(cell.name()),
+            recorded_s=recorded_s.get(cell.name()),
+            rehearsal=(answers or {}).get(cell.name()),
             node_bytes=node_bytes[cell.gpu_type],
         )
         for cell in cells
@@ -61,32 +61,32 @@ def read_run_ratios(workspace: Workspace) -> Iterator[MeasuredRatio]:
     """The ratios of measured to predicted time and memory, and the power of a GPU, for each completed run of the workspace that
     trained on a GPU and had a prediction."""
     powers = measured_power.read_all(workspace)
-    for folder in workspace.all_runs():
+    for run_dir in workspace.all_runs():
         try:
-            if (ratio := _measure_ratio(folder, powers.get(folder.run_id))) is not None:
+            if (ratio := _measure_ratio(run_dir, powers.get(run_dir.run_id))) is not None:
                 yield ratio
         except ShardlabError:
             continue  # `collect` reports a damaged run; predictions are made without the run
 
 
-def _measure_ratio(folder: RunDir, power_w: float | None) -> MeasuredRatio | None:
+def _measure_ratio(run_dir: RunDir, power_w: float | None) -> MeasuredRatio | None:
     """The ratios of measured to predicted values of one run; None if the run did not complete, is a rehearsal, had a fault
     on purpose, or has no prediction for a GPU that was made before its submission."""
-    predicted = prediction.read_prediction(folder.path)
-    if predicted is None or predicted.gpu is None or (result := folder.read_result()) is None:
+    earlier_prediction = prediction.read_prediction(run_dir.path)
+    if earlier_prediction is None or earlier_prediction.gpu is None or (result := run_dir.read_result()) is None:
         return None
-    if result.state != "completed" or folder.is_rehearsal():
+    if result.state != "completed" or run_dir.is_rehearsal():
         return None
-    cell = folder.read_run().cell
+    cell = run_dir.read_run().cell
     if cell.instruments.straggler is not None or cell.instruments.lost_worker is not None:
         return None
     seconds = result.step_time_ms.median / 1000 if result.step_time_ms is not None else None
     peak = (result.peak_memory_bytes or {}).get("allocated")
     return calibration.measure_ratio(
         cell,
-        predicted.gpu,
-        (predicted.formula_step_s or 0.0, predicted.step_parts_s.get("compute", 0.0)),
+        earlier_prediction.gpu,
+        (earlier_prediction.formula_step_s or 0.0, earlier_prediction.step_parts_s.get("compute", 0.0)),
         seconds,
-        peak / predicted.formula_tensor_bytes if peak and predicted.formula_tensor_bytes else None,
+        peak / earlier_prediction.formula_tensor_bytes if peak and earlier_prediction.formula_tensor_bytes else None,
         power_w,
     )

@@ -72,8 +72,8 @@ class Rehearsals:
         full depth is preferred."""
         for full_depth in (True,) if self._full_depth else (False,) if self._make else (True, False):
             key = request.cache_key(full_depth=full_depth)
-            if (failed := self._failed.get(key)) is not None:
-                return failed
+            if (failed_answer := self._failed.get(key)) is not None:
+                return failed_answer
             if (stored := rehearsed.read_answer(self.folder / f"{key}.json")) is not None:
                 return stored
         return None

@@ -17,7 +17,7 @@ from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
 
 
-class Cost(msgspec.Struct, frozen=True):
+class EstimatedCost(msgspec.Struct, frozen=True):
     """The estimated time of the runs of a plan, from earlier runs of the same cells in this workspace."""
 
     cells: int
@@ -37,8 +37,8 @@ def count_repeats(file: MatrixFile, cells: Sequence[Cell], given_repeats: int | 
         repeats = given_repeats or file.repeats
         assert isinstance(repeats, int)
         return dict.fromkeys((cell.name() for cell in cells), repeats)
-    claimed = find_claimed_cells(file, cells)
-    return {name: file.repeats.claims if name in claimed else file.repeats.others for name in (cell.name() for cell in cells)}
+    in_claims = find_claimed_cells(file, cells)
+    return {name: file.repeats.claims if name in in_claims else file.repeats.others for name in (cell.name() for cell in cells)}
 
 
 def find_claimed_cells(file: MatrixFile, cells: Iterable[Cell]) -> set[str]:
@@ -66,10 +66,10 @@ def describe_repeats(repeats: Mapping[str, int], repeats_key: int | Repeats) -> 
     total, kinds = sum(repeats.values()), set(repeats.values())
     if isinstance(repeats_key, int) or len(kinds) == 1:
         return f"{len(repeats)} cell(s) x {max(kinds)} repeat(s) = {total} run(s)"
-    claimed = sum(number == repeats_key.claims for number in repeats.values())
-    others = len(repeats) - claimed
-    named = f"{claimed} cell(s) that claims name x {repeats_key.claims} repeat(s)"
-    return f"{named} + {others} other(s) x {repeats_key.others} = {total} run(s)"
+    claimed_count = sum(number == repeats_key.claims for number in repeats.values())
+    other_count = len(repeats) - claimed_count
+    claims_text = f"{claimed_count} cell(s) that claims name x {repeats_key.claims} repeat(s)"
+    return f"{claims_text} + {other_count} other(s) x {repeats_key.others} = {total} run(s)"
 
 
 def mean_recorded_s(
@@ -88,25 +88,25 @@ def mean_recorded_s(
     return means
 
 
-def estimate_cost(cells: Iterable[Cell], repeats: Mapping[str, int], recorded: Mapping[str, float]) -> Cost:
-    """The estimated time of the runs of these cells. repeats: the number of runs, by the name of the cell. recorded: the result
-    of `mean_recorded_s`."""
+def estimate_cost(cells: Iterable[Cell], repeats: Mapping[str, int], recorded_s: Mapping[str, float]) -> EstimatedCost:
+    """The estimated time of the runs of these cells. repeats: the number of runs, by the name of the cell. recorded_s: the
+    result of `mean_recorded_s`."""
     measured_cells, hours, rank_hours = 0, 0.0, 0.0
     for cell in cells:
-        if (seconds := recorded.get(cell.name())) is not None:
+        if (seconds := recorded_s.get(cell.name())) is not None:
             measured_cells += 1
             hours += repeats[cell.name()] * seconds / 3600
             rank_hours += repeats[cell.name()] * cell.world_size * seconds / 3600
-    return Cost(measured_cells, hours, rank_hours)
+    return EstimatedCost(measured_cells, hours, rank_hours)
 
 
-def _read_duration_s(run: RunDir, *, rehearsals: bool) -> float | None:
+def _read_duration_s(run_dir: RunDir, *, rehearsals: bool) -> float | None:
     """The seconds from the start of a run to its end; None if the run has no result or its events cannot be read, or if it is
     a rehearsal and these do not count."""
-    if not run.result.exists() or (not rehearsals and run.is_rehearsal()):
+    if not run_dir.result.exists() or (not rehearsals and run_dir.is_rehearsal()):
         return None
     try:
-        event_times = {event.event: event.wall_s for event in run.events()}
+        event_times = {event.event: event.wall_s for event in run_dir.events()}
     except ShardlabError:
         return None
     if not {"started", "exited"} <= event_times.keys() or event_times["exited"] < event_times["started"]:

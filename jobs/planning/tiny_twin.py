@@ -173,12 +173,12 @@ def _shorten_instruments(instruments: Instruments, items: int) -> Instruments:
         checkpoints = msgspec.structs.replace(
             checkpoints, every_steps=checkpoints.every_steps and 2, every_epochs=checkpoints.every_epochs and 1
         )
-    lost_worker = instruments.lost_worker
-    if lost_worker is not None:
-        lost_worker = msgspec.structs.replace(lost_worker, step=min(lost_worker.step, LATEST_LOSS_STEP))
+    lost_worker_fault = instruments.lost_worker
+    if lost_worker_fault is not None:
+        lost_worker_fault = msgspec.structs.replace(lost_worker_fault, step=min(lost_worker_fault.step, LATEST_LOSS_STEP))
     memory = "peak" if instruments.memory == "snapshot" else instruments.memory
     memory_steps = min(instruments.memory_steps, 1 if profile else 3)
     return msgspec.structs.replace(
         instruments, memory=memory, memory_steps=memory_steps, profile=profile, validation=validation, checkpoints=checkpoints,
-        lost_worker=lost_worker,
+        lost_worker=lost_worker_fault,
     )  # fmt: skip

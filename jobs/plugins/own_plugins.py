@@ -46,17 +46,17 @@ class PluginSet(msgspec.Struct, Generic[D]):
         return None if code is None else self.by_name[name]
 
     def add_file(
-        self, kind: PluginKind[PluginDescription[D]], source: PluginSource, described: list[D], shipped: Collection[str]
+        self, kind: PluginKind[PluginDescription[D]], source: PluginSource, plugins: list[D], shipped: Collection[str]
     ) -> None:
         """Add the plug-ins that a file defines. Raises InputError if the name of a plug-in is taken; then none is added.
 
         shipped: the names of the plug-ins of this kind that ship with shardlab.
         """
         files_by_name = {name: plugin.file for name, plugin in self.by_name.items()}
-        for plugin in described:
+        for plugin in plugins:
             kind.must_be_new(source.file, plugin.name, shipped, files_by_name)
         self.sources[source.digest] = source
-        self.by_name.update({plugin.name: msgspec.structs.replace(plugin, file=str(source.file)) for plugin in described})
+        self.by_name.update({plugin.name: msgspec.structs.replace(plugin, file=str(source.file)) for plugin in plugins})
 
 
 class OwnPlugins(msgspec.Struct, frozen=True):
@@ -164,8 +164,8 @@ def add_models(workspace: Workspace, workloads: PluginSet[OwnWorkload], models: 
                 )
             if shipped := sorted({model.name, f"{model.name}-tiny"} & set(menu.workloads())):
                 raise InputError(f"the workload {shipped[0]} ships with shardlab. Allowed: its name, or another file name.")
-            described = plugin_store.describe_plugins(workspace, WORKLOADS, model.source, model.seq_len)
-            workloads.add_file(WORKLOADS, model.source, described, ())
+            described_plugins = plugin_store.describe_plugins(workspace, WORKLOADS, model.source, model.seq_len)
+            workloads.add_file(WORKLOADS, model.source, described_plugins, ())
         except InputError as error:
             workloads.faults[model.name] = f"{model.origin}: {error}"
 

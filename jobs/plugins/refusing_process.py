@@ -34,7 +34,7 @@ class RefusingProcess:
         """
         with self._lock:
             try:
-                answer = self._ask(RefusalQuestion(cell.strategy, cell, workload))
+                answer = self._ask_process(RefusalQuestion(cell.strategy, cell, workload))
             except BaseException:
                 self.close()
                 raise
@@ -51,7 +51,7 @@ class RefusingProcess:
                 pipe.close()
             self._process = None
 
-    def _ask(self, question: RefusalQuestion) -> RefusalAnswer:
+    def _ask_process(self, question: RefusalQuestion) -> RefusalAnswer:
         limit_s = NEXT_ANSWER_S
         if self._process is None:
             limit_s = FIRST_ANSWER_S

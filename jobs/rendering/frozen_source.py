@@ -14,7 +14,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from jobs.status.reconcile import statuses
+from jobs.status.reconcile import read_statuses
 from shardlab.errors import ShardlabError
 from shardlab.files import files, source_digest
 from shardlab.runs.state import FINAL
@@ -66,7 +66,7 @@ def remove_unused_copies(workspace: Workspace, current: Path) -> None:
             return
         if source is not None and Path(source).name in copies:
             runs_with_copies.append((run_dir, Path(source).name))
-    run_statuses = statuses(workspace, [run_dir for run_dir, _ in runs_with_copies])
+    run_statuses = read_statuses(workspace, [run_dir for run_dir, _ in runs_with_copies])
     needed_names = {name for (_, name), status in zip(runs_with_copies, run_statuses, strict=True) if status.state not in FINAL}
     for name, path in copies.items():
         if name not in needed_names:

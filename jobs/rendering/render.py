@@ -149,14 +149,14 @@ def make_render_context(
     )
 
 
-def make_remarks(source: RenderContext) -> list[str]:
+def make_remarks(context: RenderContext) -> list[str]:
     """A remark for each template and each plug-in file of the workspace that the runs use: another person may have written
     them."""
-    folder = source.own_templates
-    template_paths = [folder / name for name in source.digests if (folder / name).exists()] if folder is not None else []
-    plugins = source.own.workloads.by_name.values()
+    folder = context.own_templates
+    template_paths = [folder / name for name in context.digests if (folder / name).exists()] if folder is not None else []
+    plugins = context.own.workloads.by_name.values()
     workloads = [plugin.file for plugin in plugins if not plugin.is_data and not plugin.name.endswith("-tiny")]
-    strategies = dict.fromkeys(plugin.file for plugin in source.own.strategies.by_name.values())
+    strategies = dict.fromkeys(plugin.file for plugin in context.own.strategies.by_name.values())
     return [
         *(f"scripts are rendered from the workspace's own template {path}." for path in template_paths),
         *(f"runs execute the workspace's own workload {path}." for path in workloads),
@@ -164,16 +164,16 @@ def make_remarks(source: RenderContext) -> list[str]:
     ]
 
 
-def make_cluster_record(source: RenderContext) -> dict[str, str]:
+def make_cluster_record(context: RenderContext) -> dict[str, str]:
     """The name and the provider of the cluster, as run.json records them."""
-    return {"name": source.where.name, "provider": source.where.provider}
+    return {"name": context.where.name, "provider": context.where.provider}
 
 
 def make_run(
     cell: Cell,
     repeat: int,
     attempt: int,
-    source: RenderContext,
+    context: RenderContext,
     resume: Sequence[str] = (),
     avoid: Sequence[str] = (),
     retried: Sequence[str] = (),
@@ -183,44 +183,44 @@ def make_run(
     resume: the ids of the runs from whose checkpoints the run may resume, the preferred run first. avoid: the names of nodes
     that the run must not use. retried: as in `Run`.
     """
-    slurm = source.where.slurm
+    slurm = context.where.slurm
     return Run(
         schema=1,
         run_id=run_id(cell, repeat, attempt),
-        matrix=source.matrix,
+        matrix=context.matrix,
         cell=cell,
         cell_hash=cell.hash(),
         repeat=repeat,
         attempt=attempt,
         launcher=cell.launcher,
-        rehearsal=source.plans_rehearsal(cell),
+        rehearsal=context.plans_rehearsal(cell),
         scale="full" if cell.rehearses is None else "tiny",
         world=World(cell.nnodes, cell.world_size // cell.nnodes, cell.world_size),
-        cluster=make_cluster_record(source),
-        data_path=source.data_path,
-        data_stage=source.where.data.stage,
-        versions=source.versions,
-        git_commit=source.git_commit,
-        templates=source.digests,
-        created=source.created,
-        proofs_path=source.proofs_path,
+        cluster=make_cluster_record(context),
+        data_path=context.data_path,
+        data_stage=context.where.data.stage,
+        versions=context.versions,
+        git_commit=context.git_commit,
+        templates=context.digests,
+        created=context.created,
+        proofs_path=context.proofs_path,
         resume=list(resume),
-        scheduler=source.scheduler,
-        source=source.source,
-        packages=source.packages,
+        scheduler=context.scheduler,
+        source=context.source,
+        packages=context.packages,
         limit_s=cell.time_limit_s or (slurm.time_s if slurm is not None else None),
-        requeues=slurm.requeue if slurm is not None and source.scheduler == "slurm" else 0,
-        retry=source.retry,
+        requeues=slurm.requeue if slurm is not None and context.scheduler == "slurm" else 0,
+        retry=context.retry,
         retried=list(retried),
         avoid=list(avoid),
-        shares_nodes=slurm is not None and source.scheduler == "slurm" and not slurm.exclusive,
-        separate_folders=source.scheduler == "ssh" and source.where.has_separate_folders,
-        track=source.track,
-        wait_gpus_s=source.wait_gpus_s,
-        own_workload=source.own.find_workload(cell),
-        own_strategy=source.own.find_strategy(cell),
-        traces=source.traces.get(cell.name()),
-        search=source.search_of(cell),
+        shares_nodes=slurm is not None and context.scheduler == "slurm" and not slurm.exclusive,
+        separate_folders=context.scheduler == "ssh" and context.where.has_separate_folders,
+        track=context.track,
+        wait_gpus_s=context.wait_gpus_s,
+        own_workload=context.own.find_workload(cell),
+        own_strategy=context.own.find_strategy(cell),
+        traces=context.traces.get(cell.name()),
+        search=context.search_of(cell),
     )
 
 
@@ -251,7 +251,7 @@ def _cache_variables(cluster: Cluster) -> list[tuple[str, str]]:
     return tool_caches.cache_variables(cluster.workspaces / ".cache") if cluster.provider == "cloudlab" else []
 
 
-def write(run: Run, runs: Path, source: RenderContext, *, prepare: Callable[[RunDir], None] | None = None) -> RunDir:
+def write(run: Run, runs: Path, context: RenderContext, *, prepare: Callable[[RunDir], None] | None = None) -> RunDir:
     """Create the folder of a run with all its files; if an error occurs, no folder is created.
 
     runs: the folder of all runs. prepare: called with the new folder before anybody else can see it.
@@ -266,36 +266,36 @@ def write(run: Run, runs: Path, source: RenderContext, *, prepare: Callable[[Run
             raise ShardlabError(f"{blocking_status.id}: {blocking_status.why}")
         if final_folder.judge().state != "planned":
             raise ShardlabError(f"{final_folder.path}: this run was submitted already; `jobs retry` makes a new attempt.")
-    folder = RunDir(runs / f".{run.run_id}.{'tmp' if prepare is None else 'next'}")
+    run_dir = RunDir(runs / f".{run.run_id}.{'tmp' if prepare is None else 'next'}")
     with files.as_workspace_error("render"):
-        shutil.rmtree(folder.path, ignore_errors=True)
-        folder.path.mkdir(parents=True)
+        shutil.rmtree(run_dir.path, ignore_errors=True)
+        run_dir.path.mkdir(parents=True)
     try:
-        files.write_new(folder.run_json, files.encode_json(run))
-        own_plugins.write_plugin_code(source.own_code, run, folder.path)
-        if (predicted := source.predicted.get(run.cell.name())) is not None:
-            files.write_new(prediction.prediction_path(folder.path), files.encode_json(predicted))
-        folder.log.mkdir()  # the folder must exist: Slurm ends a job without a message if it cannot open the job's output file
-        rendered = render_script(run, final_folder.path, source.where, source.own_templates).encode()
-        files.write_new(folder.path / scheduler(run.scheduler).SCRIPT, rendered, mode=0o755)
+        files.write_new(run_dir.run_json, files.encode_json(run))
+        own_plugins.write_plugin_code(context.own_code, run, run_dir.path)
+        if (cell_prediction := context.predicted.get(run.cell.name())) is not None:
+            files.write_new(prediction.prediction_path(run_dir.path), files.encode_json(cell_prediction))
+        run_dir.log.mkdir()  # the folder must exist: Slurm ends a job without a message if it cannot open the job's output file
+        rendered = render_script(run, final_folder.path, context.where, context.own_templates).encode()
+        files.write_new(run_dir.path / scheduler(run.scheduler).SCRIPT, rendered, mode=0o755)
         if run.search is not None or (run.may_be_retried and run.scheduler != "slurm"):
-            files.write_new(folder.path / CLUSTER_FILE, files.encode_json(source.where))
-        folder.write_event("controller", "rendered", sync=False)
+            files.write_new(run_dir.path / CLUSTER_FILE, files.encode_json(context.where))
+        run_dir.write_event("controller", "rendered", sync=False)
         if prepare is not None:
-            prepare(folder)
+            prepare(run_dir)
         with files.as_workspace_error("render"):
             if replaces:
                 shutil.rmtree(final_folder.path)
-            folder.path.rename(final_folder.path)  # fails if another process has created the folder in the meantime
+            run_dir.path.rename(final_folder.path)  # fails if another process has created the folder in the meantime
     except ShardlabError:
         with contextlib.suppress(OSError):
-            shutil.rmtree(folder.path)
+            shutil.rmtree(run_dir.path)
         raise
     return final_folder
 
 
 def keep_expansion(
-    workspace: Workspace, source: RenderContext, matrix: Matrix, cells: Sequence[Cell], repeats: Mapping[str, int]
+    workspace: Workspace, context: RenderContext, matrix: Matrix, cells: Sequence[Cell], repeats: Mapping[str, int]
 ) -> None:
     """Save the expanded matrix in the workspace, for commands that read runs without their matrix file.
 
@@ -305,7 +305,7 @@ def keep_expansion(
     workspace.store_expansion(
         Expansion(
             schema=1,
-            name=source.matrix,
+            name=context.matrix,
             title=f"{matrix.file.title} (rehearsal at scale tiny)" if is_tiny else matrix.file.title,
             path=str(Path(matrix.path).absolute()),
             cells=[
@@ -313,7 +313,7 @@ def keep_expansion(
                     cell.name(),
                     cell,
                     [run_id(cell, repeat) for repeat in range(1, repeats[cell.name()] + 1)],
-                    source.search_of(cell),
+                    context.search_of(cell),
                 )
                 for cell in cells
             ],

@@ -12,16 +12,16 @@ from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
 
 
-def read_render_context(folder: RunDir, run: Run) -> RenderContext:
+def read_render_context(run_dir: RunDir, run: Run) -> RenderContext:
     """The values with which `run` is rendered, except predictions.
 
-    folder: the folder of the earlier run, which contains the file of the cluster. run: the run that will be rendered. Raises
+    run_dir: the folder of the earlier run, which contains the file of the cluster. run: the run that will be rendered. Raises
     InputError or WorkspaceError if the cluster cannot be read.
     """
-    workspace = Workspace(folder.path.parent.parent)
+    workspace = Workspace(run_dir.path.parent.parent)
     return RenderContext(
         matrix=run.matrix,
-        where=_read_cluster(folder),
+        where=_read_cluster(run_dir),
         scheduler=run.scheduler,
         own_templates=workspace.own_templates,
         digests=run.templates,
@@ -36,9 +36,9 @@ def read_render_context(folder: RunDir, run: Run) -> RenderContext:
     )
 
 
-def _read_cluster(folder: RunDir) -> Cluster:
+def _read_cluster(run_dir: RunDir) -> Cluster:
     """The cluster with which the earlier run was submitted."""
-    cluster = json_file.read_json(folder.path / CLUSTER_FILE, Cluster, "is not a cluster of this version: {}.")
+    cluster = json_file.read_json(run_dir.path / CLUSTER_FILE, Cluster, "is not a cluster of this version: {}.")
     if cluster is None:
-        raise InputError(f"{folder.path / CLUSTER_FILE}: no such file.")
+        raise InputError(f"{run_dir.path / CLUSTER_FILE}: no such file.")
     return cluster

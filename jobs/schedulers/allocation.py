@@ -29,7 +29,7 @@ class AllocationScheduler(QueueScheduler):
     TEMPLATE = "launch/allocation.sh.j2"
     TEMPLATES = (TEMPLATE,)
 
-    def submit(self, workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
+    def submit(self, workspace: Workspace, run_dirs: Sequence[RunDir], submit_options: SubmitOptions) -> None:
         """Submit runs, in this order, and start a runner in this allocation. Raises ShardlabError if the workspace has a runner
         in another allocation."""
         other_job = RunQueue(self.NAME, workspace).read_runner_variable("SLURM_JOB_ID")
@@ -38,19 +38,19 @@ class AllocationScheduler(QueueScheduler):
                 f"{workspace.path}: runs of this workspace are being started in the allocation {other_job}, not in this one. "
                 "Wait until they have ended, or use another --workspace."
             )
-        super().submit(workspace, folders, submit_options)
+        super().submit(workspace, run_dirs, submit_options)
 
     def attend(self, workspace: Workspace) -> None:
         """Start a runner if runs wait, no runner is alive and this process runs in an allocation."""
         if claim.current_job_id():
             super().attend(workspace)
 
-    def may_start(self, folder: RunDir) -> bool:
+    def may_start(self, run_dir: RunDir) -> bool:
         """Whether the allocation of this process still exists, so that the run may start. If the allocation has ended, the
         state of the run becomes `planned` again, with the reason."""
         if not allocation.has_ended(claim.current_job_id()):
             return True
-        folder.write_event("queue", "refused", why=ENDED_WHY.format(job=claim.current_job_id()))
+        run_dir.write_event("queue", "refused", why=ENDED_WHY.format(job=claim.current_job_id()))
         return False
 
 

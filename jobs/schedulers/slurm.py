@@ -15,7 +15,7 @@ from jobs import claim
 from jobs.rendering import scripts
 from jobs.scheduler import ObservedRun, RunOnDisk, Scheduler, SchedulerFull, SubmitOptions
 from jobs.slurm import query, states, submission
-from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call, read_number_setting
+from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call_slurm, read_number_setting
 from jobs.slurm.query import Job, JobsFound
 from jobs.slurm.submission import Kind, Submission
 from shardlab.errors import ShardlabError
@@ -51,27 +51,27 @@ class SlurmScheduler(Scheduler):
     SCRIPT = SCRIPT
     POLL_S = 5.0  # seconds between two questions to Slurm's controller; not less, because other users need the controller too
 
-    def submit(self, workspace: Workspace, folders: Sequence[RunDir], submit_options: SubmitOptions) -> None:
+    def submit(self, workspace: Workspace, run_dirs: Sequence[RunDir], submit_options: SubmitOptions) -> None:
         """Submit runs. Runs with the same options become one job.
 
         Raises JobRefused if Slurm rejects a job, ControllerUnreachable, and SchedulerFull if, because of a limit, Slurm accepts
         not even a job with a single run.
         """
         earlier_jobs = _find_unended_jobs(workspace, submit_options.after)
-        is_one_job = submit_options.pack or len(folders) == 1
-        largest = len(folders) if is_one_job else max(1, read_number_setting("MaxArraySize", 1001))
-        groups = _group_by_options(folders)
+        is_one_job = submit_options.pack or len(run_dirs) == 1
+        largest = len(run_dirs) if is_one_job else max(1, read_number_setting("MaxArraySize", 1001))
+        groups = _group_by_options(run_dirs)
         while groups:
             equal_runs = groups[0]
-            part = equal_runs if submit_options.pack else equal_runs[:largest]
+            job_runs = equal_runs if submit_options.pack else equal_runs[:largest]
             try:
-                job = _submit_job(workspace, part, submit_options, earlier_jobs)
+                job = _submit_job(workspace, job_runs, submit_options, earlier_jobs)
             except submission.SlurmLimitReached as no_room:
-                if submit_options.pack or len(part) == 1:
+                if submit_options.pack or len(job_runs) == 1:
                     raise SchedulerFull("Slurm", no_room.why, [folder for group in groups for folder in group]) from None
-                largest = max(1, len(part) // PART_DIVISOR)
+                largest = max(1, len(job_runs) // PART_DIVISOR)
                 continue
-            groups[:1] = [rest] if (rest := equal_runs[len(part) :]) else []
+            groups[:1] = [rest] if (rest := equal_runs[len(job_runs) :]) else []
             if submit_options.at_once is not None and job is not None:
                 earlier_jobs = [job]  # jobs with other options wait for this job: otherwise too many runs could run at a time
 
@@ -101,10 +101,10 @@ class SlurmScheduler(Scheduler):
         answer = query.find_jobs(job_numbers, since_s, _unfinished_job_ids(runs, notes))
         unfinished_packs = _find_unfinished_packs(workspace) if any(claim.is_packed(run.events) for run in runs) else set()
         is_open = any(note is not None and note.event == "submitting" for note in notes)
-        unreadable = submission.find_unreadable(workspace) if is_open else {}
+        unreadable_reasons = submission.find_unreadable(workspace) if is_open else {}
         observed_runs = []
         for run, note in zip(runs, notes, strict=True):
-            observed = _observe_run(run, note, answer, unreadable)
+            observed = _observe_run(run, note, answer, unreadable_reasons)
             is_leftover = observed.id not in unfinished_packs and _is_leftover(run, answer.jobs.get(observed.id))
             observed_runs.append(msgspec.structs.replace(observed, leftover=is_leftover))
         return observed_runs
@@ -112,7 +112,7 @@ class SlurmScheduler(Scheduler):
     def cancel(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
         """Record that the runs are cancelled, then cancel their jobs. Raises ControllerUnreachable if Slurm does not answer."""
         cancelled_ids = {run.run.run_id for run in runs}
-        packs = {sent.job for sent in _pack_submissions(workspace) if cancelled_ids >= _unfinished_run_ids(workspace, sent)}
+        packs = {pack.job for pack in _pack_submissions(workspace) if cancelled_ids >= _unfinished_run_ids(workspace, pack)}
         jobs: dict[str, str] = {}
         for run in runs:
             sending = find_last_sending(run.events)
@@ -125,7 +125,7 @@ class SlurmScheduler(Scheduler):
                 jobs[job] = token
         try:
             for numbers in query.split_into_parts(query.select_own_jobs(jobs)):
-                answer = call(["scancel", *numbers])
+                answer = call_slurm(["scancel", *numbers])
                 if answer.code != 0 and query.is_unanswered(answer):
                     raise ControllerUnreachable(answer.error_line, "")
         except ControllerUnreachable as outage:
@@ -137,7 +137,7 @@ class SlurmScheduler(Scheduler):
 
     def cancel_jobs(self, jobs: Sequence[str]) -> str:
         """Cancel jobs that `observe` has just found under their tokens. Returns '', or Slurm's words if it cancelled none."""
-        answer = call(["scancel", *jobs])
+        answer = call_slurm(["scancel", *jobs])
         return "" if answer.code == 0 else answer.error_line
 
     def hold(self, jobs: Mapping[str, str]) -> str:
@@ -145,11 +145,11 @@ class SlurmScheduler(Scheduler):
         if Slurm did not requeue the job."""
         with contextlib.suppress(ControllerUnreachable):  # a run that starts now checks its packages and holds itself
             for numbers in query.split_into_parts(query.select_own_jobs(jobs)):
-                call(["scontrol", "hold", ",".join(numbers)])
+                call_slurm(["scontrol", "hold", ",".join(numbers)])
         own_job = claim.current_job_id()
         # Slurm requeues only jobs with Requeue=1. The run counts its restarts itself, so this allows no additional restarts.
-        call(["scontrol", "update", f"JobId={own_job}", "Requeue=1"])
-        answer = call(["scontrol", "requeuehold", own_job])
+        call_slurm(["scontrol", "update", f"JobId={own_job}", "Requeue=1"])
+        answer = call_slurm(["scontrol", "requeuehold", own_job])
         if not answer.ends_own_job:
             return answer.error_line
         time.sleep(ENDED_S)  # until Slurm ends this process; otherwise a job with several runs (`--pack`) starts its next run
@@ -158,7 +158,7 @@ class SlurmScheduler(Scheduler):
     def release(self, jobs: Mapping[str, str]) -> None:
         """Release held jobs. Raises ShardlabError if Slurm does not release them."""
         for numbers in query.split_into_parts(query.select_own_jobs(jobs)):
-            answer = call(["scontrol", "release", ",".join(numbers)])
+            answer = call_slurm(["scontrol", "release", ",".join(numbers)])
             if answer.code != 0 and not _NOT_HELD_ANY_MORE.search(answer.stderr):
                 raise ShardlabError(
                     f"Slurm does not release the held runs: {answer.error_line}. They stay held; run the command again."
@@ -186,12 +186,12 @@ def _is_leftover(run: RunOnDisk, job: Job | None) -> bool:
 
 def _find_unfinished_packs(workspace: Workspace) -> set[str]:
     """The numbers of the packed allocations that contain a run that has not ended."""
-    return {sent.job for sent in _pack_submissions(workspace) if sent.job and _unfinished_run_ids(workspace, sent)}
+    return {pack.job for pack in _pack_submissions(workspace) if pack.job and _unfinished_run_ids(workspace, pack)}
 
 
 def _pack_submissions(workspace: Workspace) -> list[submission.Submission]:
     """The submissions of packed allocations, each with several runs in one job."""
-    return [sent for sent in submission.list_submissions(workspace) if sent.kind == "pack"]
+    return [pack for pack in submission.list_submissions(workspace) if pack.kind == "pack"]
 
 
 def _unfinished_job_ids(runs: Sequence[RunOnDisk], sendings: Sequence[Event | None]) -> set[str]:
@@ -209,10 +209,10 @@ def _unfinished_job_ids(runs: Sequence[RunOnDisk], sendings: Sequence[Event | No
     }
 
 
-def _unfinished_run_ids(workspace: Workspace, sent: Submission) -> set[str]:
+def _unfinished_run_ids(workspace: Workspace, sent_job: Submission) -> set[str]:
     """The ids of those runs of a submission that have not ended, according to their records. A run whose records cannot be read
     counts as not ended."""
-    return {run_id for run_id in sent.runs if not RunDir(workspace.runs / run_id).has_ended()}
+    return {run_id for run_id in sent_job.runs if not RunDir(workspace.runs / run_id).has_ended()}
 
 
 def _find_unended_jobs(workspace: Workspace, runs: Sequence[str]) -> list[str]:
@@ -222,65 +222,67 @@ def _find_unended_jobs(workspace: Workspace, runs: Sequence[str]) -> list[str]:
     return query.select_own_jobs({job: token for job, token in jobs.items() if job})
 
 
-def _group_by_options(folders: Sequence[RunDir]) -> list[list[RunDir]]:
+def _group_by_options(run_dirs: Sequence[RunDir]) -> list[list[RunDir]]:
     """Groups of runs with the same sbatch options, in the order of the runs."""
     groups: dict[tuple[str, ...], list[RunDir]] = {}
-    for folder in folders:
-        groups.setdefault(_read_script_options(folder), []).append(folder)
+    for run_dir in run_dirs:
+        groups.setdefault(_read_script_options(run_dir), []).append(run_dir)
     return list(groups.values())
 
 
-def _read_script_options(folder: RunDir) -> tuple[str, ...]:
+def _read_script_options(run_dir: RunDir) -> tuple[str, ...]:
     """The sbatch options of a run, read from its script, because the user's own template may add options.
 
     As in sbatch, the options end at the first line that is neither a comment nor empty. Lines below are not read: they contain
     the path of the run's folder, which may contain any text.
     """
-    lines = files.read(folder.path / SCRIPT).decode(errors="replace").split("\n")
+    lines = files.read(run_dir.path / SCRIPT).decode(errors="replace").split("\n")
     head = itertools.takewhile(lambda line: not line.strip() or line.lstrip().startswith("#"), lines)
     return tuple(line.removeprefix(_OPTION).strip() for line in head if line.startswith(_OPTION))
 
 
-def _submit_job(workspace: Workspace, folders: Sequence[RunDir], settings: SubmitOptions, earlier: Sequence[str]) -> str | None:
+def _submit_job(
+    workspace: Workspace, run_dirs: Sequence[RunDir], settings: SubmitOptions, earlier: Sequence[str]
+) -> str | None:
     """Submit runs with the same options as one job, which starts after the jobs `earlier` have ended; return its number."""
-    first_run = folders[0].read_run()
-    kind: Kind = "one" if len(folders) == 1 else "pack" if settings.pack else "array"
-    token = submission.make_token(folders[0].run_id if kind == "one" else first_run.matrix)
+    first_run = run_dirs[0].read_run()
+    kind: Kind = "one" if len(run_dirs) == 1 else "pack" if settings.pack else "array"
+    token = submission.make_token(run_dirs[0].run_id if kind == "one" else first_run.matrix)
     submission_folder = submission.submissions_folder(workspace) / token
     options: list[str] = []
     if kind == "one":
-        script = folders[0].path / SCRIPT
-        options.append(f"--output={_escape_percent(folders[0].log)}/slurm-%j.out")
+        script = run_dirs[0].path / SCRIPT
+        options.append(f"--output={_escape_percent(run_dirs[0].log)}/slurm-%j.out")
     else:
-        flags = _read_script_options(folders[0])
+        flags = _read_script_options(run_dirs[0])
         if kind == "pack":
-            flags = tuple(_TIME.sub(lambda match: f"--time={int(match[1]) * len(folders)}", flag) for flag in flags)
+            flags = tuple(_TIME.sub(lambda match: f"--time={int(match[1]) * len(run_dirs)}", flag) for flag in flags)
         files.make_folder(submission_folder)
         script = submission_folder / f"{kind}.sbatch"
         text = scripts.render_template(
             SHARED_TEMPLATES[kind],
             workspace.own_templates,
             options=flags,
-            folders=[str(folder.path) for folder in folders],
+            folders=[str(run_dir.path) for run_dir in run_dirs],
             script=SCRIPT,
         )
         files.write_atomic(script, text.encode(), mode=0o755)
         options.append(f"--output={_escape_percent(submission_folder)}/slurm-%{'a' if kind == 'array' else 'j'}.out")
     if kind == "array":
-        throttle = f"%{settings.at_once}" if settings.at_once is not None and settings.at_once < len(folders) else ""
-        options.append(f"--array=0-{len(folders) - 1}{throttle}")
+        throttle = f"%{settings.at_once}" if settings.at_once is not None and settings.at_once < len(run_dirs) else ""
+        options.append(f"--array=0-{len(run_dirs) - 1}{throttle}")
     options += [f"--dependency=afterany:{':'.join(earlier)}"] if earlier else []
-    sent = Submission(
+    sent_job = Submission(
         token=token,
         kind=kind,
-        runs=[folder.run_id for folder in folders],
+        runs=[run_dir.run_id for run_dir in run_dirs],
         script=str(script),
         options=options,
         created_s=time.time(),
     )
-    submission.record_intent(workspace, sent)
-    submission.send_submission(workspace, sent)
-    return sent.job
+    submission.record_intent(workspace, sent_job)
+    submission.send_submission(workspace, sent_job)
+    return sent_job.job
 
 
 def _escape_percent(path: Path) -> str:
@@ -288,18 +290,18 @@ def _escape_percent(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def _observe_run(run: RunOnDisk, sending: Event | None, answer: JobsFound, unreadable: Mapping[str, str]) -> ObservedRun:
+def _observe_run(run: RunOnDisk, sending: Event | None, answer: JobsFound, faults: Mapping[str, str]) -> ObservedRun:
     """The state of one run from its records and Slurm's answer.
 
     sending: the last event of the run that names its job or its submission; None if there is none.
-    answer: Slurm's answer. unreadable: for each submission file that cannot be read, the reason, by the
+    answer: Slurm's answer. faults: for each submission file that cannot be read, the reason, by the
     token of the submission; it is not known whether the jobs of these submissions exist.
     """
     if sending is None or sending.event == "refused":
         return ObservedRun(run.verdict, "-", "-")
     job_id = sending.data.get("job")
     if job_id is None:
-        if run.verdict.state == "pending" and (why := unreadable.get(str(sending.data.get("token")))):
+        if run.verdict.state == "pending" and (why := faults.get(str(sending.data.get("token")))):
             return ObservedRun(
                 JudgedState("unknown", f"{why}; `jobs status` says what to do"), "-", "not known whether Slurm accepted it"
             )
@@ -318,7 +320,7 @@ def _observe_run(run: RunOnDisk, sending: Event | None, answer: JobsFound, unrea
     if run.verdict.state not in FINAL and states.translate_state(job.state) not in ("pending", "running"):
         run = _reread_run(run)
     is_shared = claim.is_packed(run.events) or run.run.search is not None
-    return ObservedRun(_combine_with_job(run, job, shared=is_shared), job_id, raw)
+    return ObservedRun(_combine_with_job(run, job, is_shared=is_shared), job_id, raw)
 
 
 def _reread_run(run: RunOnDisk) -> RunOnDisk:
@@ -327,27 +329,27 @@ def _reread_run(run: RunOnDisk) -> RunOnDisk:
     return RunOnDisk(run.folder, run.run, events, *run.folder.judge_with_result(events, run.run))
 
 
-def _combine_with_job(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
+def _combine_with_job(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState:
     """Combine the records of a run with Slurm's state of its job.
 
-    The records tell best how a run ended. Slurm tells why the records stop, and why Slurm ended the run. shared: whether the
+    The records tell best how a run ended. Slurm tells why the records stop, and why Slurm ended the run. is_shared: whether the
     job contains other runs too.
     """
     own_verdict, slurm_state = run.verdict, states.translate_state(job.state)
     state = states.bare_state(job.state)
-    started = any(event.event == "started" for event in run.events)
+    has_started = any(event.event == "started" for event in run.events)
     if own_verdict.state in FINAL:
-        return _judge_after_end(run, job, shared=shared)
+        return _judge_after_end(run, job, is_shared=is_shared)
     if slurm_state == "pending":
         if own_verdict.held and (not job.reason or "held" in job.reason.lower()):
             return own_verdict
-        return JudgedState("pending", "started again by Slurm" if started else "")
+        return JudgedState("pending", "started again by Slurm" if has_started else "")
     if slurm_state == "running":
-        waiting_for = "waits for the earlier runs in its job" if shared else "its job is starting"
-        return JudgedState("running") if started or own_verdict.state == "running" else JudgedState("pending", waiting_for)
+        waiting_for = "waits for the earlier runs in its job" if is_shared else "its job is starting"
+        return JudgedState("running") if has_started or own_verdict.state == "running" else JudgedState("pending", waiting_for)
     if slurm_state == "unknown":
         return JudgedState("unknown", f"Slurm says {job.state}")
-    if not started and slurm_state in NOT_OF_A_WAITING_RUN:
+    if not has_started and slurm_state in NOT_OF_A_WAITING_RUN:
         end_clause = f"its job ended ({job.state}) before the run started"
         return JudgedState("failed", f"{end_clause}; `jobs retry` submits it again; see log/slurm-*.out")
     if slurm_state in ("completed", "failed"):
@@ -356,7 +358,7 @@ def _combine_with_job(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
     return JudgedState(slurm_state, states.WHY[state])
 
 
-def _judge_after_end(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
+def _judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState:
     """The state of a run whose records have an end. Slurm may start the run again, or may know the reason of the end better."""
     verdict, slurm_state = run.verdict, states.translate_state(job.state)
     end = next((event for event in reversed(run.events) if event.event == "exited"), None)
@@ -368,13 +370,13 @@ def _judge_after_end(run: RunOnDisk, job: Job, *, shared: bool) -> JudgedState:
         return JudgedState(
             "pending", f"started again by Slurm, after {'Slurm told it to end' if reason == 'told' else verdict.state}"
         )
-    if slurm_state == "running" and not shared:  # Slurm may start the run again, and does not yet say why the run ended
+    if slurm_state == "running" and not is_shared:  # Slurm may start the run again, and does not yet say why the run ended
         return JudgedState("running", f"its job is ending, after {verdict.state}: {verdict.why}")
     if slurm_state == "cancelled" and any(event.event == "requeued" and event.wall_s >= end.wall_s for event in run.events):
         return JudgedState("cancelled", f"cancelled while it waited to be started again, after {verdict.state}")
     # If the run failed without a recorded reason, the reason for which Slurm ended the job may be the cause. If the job has
     # several runs, the job ended later than this run, so its reason counts only if Slurm told this run to end.
-    if verdict.state != "failed" or reason not in (None, "told") or (shared and reason is None):
+    if verdict.state != "failed" or reason not in (None, "told") or (is_shared and reason is None):
         return verdict
     return JudgedState(slurm_state, states.WHY[states.bare_state(job.state)]) if slurm_state in ONLY_SLURM_KNOWS else verdict
 

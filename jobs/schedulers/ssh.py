@@ -60,38 +60,38 @@ class SshScheduler(QueueScheduler):
                 time.sleep(self.POLL_S)
 
 
-def _start_run(workspace: Workspace, folder: RunDir) -> subprocess.Popen[bytes] | None:
+def _start_run(workspace: Workspace, run_dir: RunDir) -> subprocess.Popen[bytes] | None:
     """Start the script of a run if enough nodes are free and answer.
 
     Returns None if the run has to wait, or if it can never start; in the second case, a failure of the run is recorded.
     """
-    run = folder.read_run()
+    run = run_dir.read_run()
     try:
         workers = inventory.read_inventory(workspace, run.cluster["name"]).with_role("worker")
     except ShardlabError as error:
-        run_queue.record_failure(folder, str(error))
+        run_queue.record_failure(run_dir, str(error))
         return None
     if len(workers) < run.world.nnodes:
         why = f"the run needs {run.world.nnodes} nodes, and the inventory lists {len(workers)} nodes with the role worker"
-        run_queue.record_failure(folder, why)
+        run_queue.record_failure(run_dir, why)
         return None
     workers.sort(key=lambda node: node.name in run.avoid)  # nodes that failed in earlier attempts come last
     with contextlib.ExitStack() as locks:
         locks_by_node: dict[str, int] = {}
-        chosen_nodes, why = _find_free_nodes(workers, run.world.nnodes, folder, locks_by_node, locks)
+        chosen_nodes, why = _find_free_nodes(workers, run.world.nnodes, run_dir, locks_by_node, locks)
         if len(chosen_nodes) < run.world.nnodes:
-            _record_wait(folder, why)
+            _record_wait(run_dir, why)
             return None
         names = [node.name for node in chosen_nodes]
-        return run_queue.start_script(folder, {NODES: ",".join(names)}, [locks_by_node[name] for name in names])
+        return run_queue.start_script(run_dir, {NODES: ",".join(names)}, [locks_by_node[name] for name in names])
 
 
 def _find_free_nodes(
-    workers: Sequence[InventoryNode], count: int, folder: RunDir, locks_by_node: dict[str, int], locks: contextlib.ExitStack
+    workers: Sequence[InventoryNode], count: int, run_dir: RunDir, locks_by_node: dict[str, int], locks: contextlib.ExitStack
 ) -> tuple[list[InventoryNode], str]:
     """Find nodes for a run. Returns (up to `count` nodes that are free and answer, why there are not more).
 
-    folder: the run's folder, into which ssh writes its log. locks_by_node: a dictionary into which this function writes the
+    run_dir: the run's folder, into which ssh writes its log. locks_by_node: a dictionary into which this function writes the
     descriptor of each node's lock, by the name of the node. locks: the exit stack that releases the locks."""
     chosen_nodes: list[InventoryNode] = []
     silent: list[str] = []
@@ -100,7 +100,7 @@ def _find_free_nodes(
     while len(chosen_nodes) < count and free_nodes:
         nodes, free_nodes = free_nodes[: count - len(chosen_nodes)], free_nodes[count - len(chosen_nodes) :]
         with ThreadPoolExecutor(max_workers=len(nodes)) as pool:
-            answers = list(pool.map(lambda node: _try_login(node, folder), nodes))
+            answers = list(pool.map(lambda node: _try_login(node, run_dir), nodes))
         chosen_nodes += [node for node, answer in zip(nodes, answers, strict=True) if not answer]
         silent += [f"{node.name} does not answer ({answer})" for node, answer in zip(nodes, answers, strict=True) if answer]
     return chosen_nodes, "; ".join(silent or ["waits for free nodes", *user_clauses])
@@ -124,10 +124,10 @@ def _raise_node_in_use(lock: int) -> None:
     raise NodeInUse("" if user == os.geteuid() else who)
 
 
-def _try_login(node: InventoryNode, folder: RunDir) -> str:
+def _try_login(node: InventoryNode, run_dir: RunDir) -> str:
     """Try to log in to a node. Returns '' if the node accepts the login, otherwise the error that ssh printed."""
-    folder.log.mkdir(exist_ok=True)
-    log = folder.log / f"ssh.{node.name}.log"
+    run_dir.log.mkdir(exist_ok=True)
+    log = run_dir.log / f"ssh.{node.name}.log"
     log.unlink(missing_ok=True)
     try:
         result = subprocess.run(
@@ -138,11 +138,11 @@ def _try_login(node: InventoryNode, folder: RunDir) -> str:
     return (read_last_ssh_line(log) or f"exit code {result.returncode}") if result.returncode else ""
 
 
-def _record_wait(folder: RunDir, why: str) -> None:
+def _record_wait(run_dir: RunDir, why: str) -> None:
     """Record why a run waits, unless the last such event of the run has the same reason."""
-    queued_event = next((event for event in reversed(folder.events()) if event.event == "queued"), None)
+    queued_event = next((event for event in reversed(run_dir.events()) if event.event == "queued"), None)
     if queued_event is None or queued_event.data.get("why") != why:
-        folder.write_event("queue", "queued", why=why)
+        run_dir.write_event("queue", "queued", why=why)
 
 
 SCHEDULER = SshScheduler()

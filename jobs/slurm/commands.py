@@ -91,7 +91,7 @@ def has_slurm_commands() -> bool:
     return shutil.which("sbatch") is not None
 
 
-def call(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[str] | None = None) -> SlurmOutput:
+def call_slurm(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[str] | None = None) -> SlurmOutput:
     """Run a command of Slurm. limit_s: seconds after which the command is ended. enough: if this pattern is found in the error
     output, the command is ended at once. Raises ShardlabError if this machine does not have the command."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED) or name in KEPT_VARIABLES}
@@ -123,13 +123,13 @@ def call(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[st
 
 def is_down() -> bool:
     """Whether `scontrol ping` says that no controller is up. False if `scontrol` says nothing."""
-    output = call(["scontrol", "ping"]).stdout
+    output = call_slurm(["scontrol", "ping"]).stdout
     return " is DOWN" in output and " is UP" not in output
 
 
 def read_setting(name: str, *, limit_s: float = LIMIT_S) -> str:
     """The value of an entry of the controller's configuration, such as ClusterName; '' if it cannot be read."""
-    answer = call(["scontrol", "show", "config"], limit_s=limit_s)
+    answer = call_slurm(["scontrol", "show", "config"], limit_s=limit_s)
     for line in answer.stdout.splitlines() if answer.code == 0 else ():
         key, _, value = line.partition("=")
         if key.strip() == name:

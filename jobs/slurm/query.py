@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 import msgspec
 
 from jobs.slurm import states
-from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call
+from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call_slurm
 
 # The columns that sacct and squeue print: the same columns in the same order, so that one parser reads both outputs.
 SACCT = ("JobID", "JobName", "State", "Submit", "Start", "NodeList", "Reason")
@@ -66,17 +66,17 @@ def find_jobs(numbers: Sequence[str], since_s: float, unfinished_ids: Set[str] =
     controller knows all these jobs, sacct is not called."""
     if not numbers:
         return JobsFound({}, "", complete=True)
-    queue = _squeue() if unfinished_ids else None
-    if queue is not None and queue.code == 0 and unfinished_ids <= (listed := _parse_listed_jobs(queue, numbers)).keys():
-        return JobsFound(listed, "", complete=True)
-    accounts = call([*_sacct_argv(since_s), f"--jobs={','.join(numbers)}"])
+    queue = _call_squeue() if unfinished_ids else None
+    if queue is not None and queue.code == 0 and unfinished_ids <= (listed_jobs := _parse_listed_jobs(queue, numbers)).keys():
+        return JobsFound(listed_jobs, "", complete=True)
+    accounts = call_slurm([*_sacct_argv(since_s), f"--jobs={','.join(numbers)}"])
     jobs_by_id = {job.id: job for job in _parse_jobs(accounts.stdout)} if accounts.code == 0 else {}
     unknown = {number for number in numbers if not any(job.startswith(f"{number}_") or job == number for job in jobs_by_id)}
     has_unsettled = not all(states.is_settled(job.state) for job in jobs_by_id.values())
     if queue is None and accounts.code == 0 and not unknown and not has_unsettled:
         return JobsFound(jobs_by_id, "", complete=True)
     # The accounting lags by seconds behind a start or an end of a job, and does not say what a job waits for.
-    queue = queue or _squeue()
+    queue = queue or _call_squeue()
     if queue.code != 0:
         return JobsFound(jobs_by_id, queue.error_line, complete=False)
     jobs_by_id |= _parse_listed_jobs(queue, numbers)
@@ -88,11 +88,11 @@ def find_jobs(numbers: Sequence[str], since_s: float, unfinished_ids: Set[str] =
 
 def find_jobs_by_name(name: str, since_s: float) -> list[Job]:
     """The jobs with this name that the controller or the accounting lists. Raises ControllerUnreachable."""
-    queue = call(["squeue", "-h", "--me", "--states=all", f"--name={name}", f"--format={SQUEUE}"])
+    queue = call_slurm(["squeue", "-h", "--me", "--states=all", f"--name={name}", f"--format={SQUEUE}"])
     if queue.code != 0:
         raise ControllerUnreachable(queue.error_line, f"It is not known whether Slurm has a job named {name}.")
     jobs = {job.id.split("_")[0]: job for job in _parse_jobs(queue.stdout) if job.name == name}
-    accounts = call([*_sacct_argv(since_s), f"--name={name}"])
+    accounts = call_slurm([*_sacct_argv(since_s), f"--name={name}"])
     if accounts.code == 0:
         jobs |= {job.id.split("_")[0]: job for job in _parse_jobs(accounts.stdout) if job.name == name}
     return list(jobs.values())
@@ -104,19 +104,19 @@ def select_own_jobs(jobs: Mapping[str, str]) -> list[str]:
     A number from a record is not enough to cancel, hold or release a job, or to wait for it: Slurm gives numbers again, and the
     author of an archive can write any number. jobs: number of a job or of a task of an array -> token, which is the job's name.
     """
-    listed: dict[str, str] = {}
+    own_jobs: dict[str, str] = {}
     for names in split_into_parts(sorted(set(jobs.values()))):
-        queue = _squeue(f"--name={','.join(names)}")
+        queue = _call_squeue(f"--name={','.join(names)}")
         if queue.code != 0:
             raise ControllerUnreachable(queue.error_line, "No job was changed; run the command again when Slurm is back.")
-        listed |= {job.id: job.name for job in _parse_jobs(queue.stdout)}
-    return [number for number, name in jobs.items() if listed.get(number) == name]
+        own_jobs |= {job.id: job.name for job in _parse_jobs(queue.stdout)}
+    return [number for number, name in jobs.items() if own_jobs.get(number) == name]
 
 
 def is_preempted(job: str) -> bool:
     """Whether Slurm is preempting this running job. A preempted job that gets time to end first receives only a signal, which
     does not tell the reason."""
-    return bool(_PREEMPTED.search(call(["scontrol", "show", "job", job]).stdout))
+    return bool(_PREEMPTED.search(call_slurm(["scontrol", "show", "job", job]).stdout))
 
 
 def split_into_parts(jobs: Sequence[str]) -> list[Sequence[str]]:
@@ -124,8 +124,8 @@ def split_into_parts(jobs: Sequence[str]) -> list[Sequence[str]]:
     return [jobs[begin : begin + MOST_JOBS_PER_COMMAND] for begin in range(0, len(jobs), MOST_JOBS_PER_COMMAND)]
 
 
-def _squeue(*options: str) -> SlurmOutput:
-    return call(["squeue", "-h", "-r", "--me", "--states=all", *options, f"--format={SQUEUE}"])
+def _call_squeue(*options: str) -> SlurmOutput:
+    return call_slurm(["squeue", "-h", "-r", "--me", "--states=all", *options, f"--format={SQUEUE}"])
 
 
 def _parse_listed_jobs(queue: SlurmOutput, listed_numbers: Sequence[str]) -> dict[str, Job]:

@@ -9,7 +9,7 @@ import subprocess
 
 import msgspec
 
-from jobs.slurm.commands import call
+from jobs.slurm.commands import call_slurm
 from shardlab.cluster.address import Address
 from shardlab.remote import shared_connection
 from shardlab.remote.remote import ssh_command
@@ -24,7 +24,7 @@ HOUR_NAMES = {"gres/gpu": "GPU hours", "billing": "billing hours", "node": "node
 GPU_OF_A_TYPE = re.compile(r"gres/gpu:([A-Za-z0-9_.-]{1,64})")
 
 
-class Share(msgspec.Struct, frozen=True):
+class AccountShare(msgspec.Struct, frozen=True):
     """What an account has left of its limit on one resource. Slurm may count older use with less weight."""
 
     account: str
@@ -36,25 +36,25 @@ class Share(msgspec.Struct, frozen=True):
     limit: float
     """Hours of the resource in all."""
 
-    def in_words(self) -> str:
+    def describe_remaining_hours(self) -> str:
         """A sentence without its subject, such as `75 of 100 GPU hours left`."""
         of_a_type = GPU_OF_A_TYPE.fullmatch(self.resource)
         hours = HOUR_NAMES[self.resource] if of_a_type is None else f"GPU hours of the type {of_a_type[1]}"
         return f"{format_amount(self.left)} of {format_amount(self.limit)} {hours} left"
 
 
-def read_shares(account: str | None) -> list[Share]:
+def read_shares(account: str | None) -> list[AccountShare]:
     """For each resource that is limited, the share with the fewest hours left; empty if sshare does not answer.
 
     account: the name of a Slurm account; None: all accounts of the user.
     """
     if shutil.which("sshare") is None:
         return []
-    answer = call(_sshare_argv(account), limit_s=ANSWER_S)
+    answer = call_slurm(_sshare_argv(account), limit_s=ANSWER_S)
     return parse_shares(answer.stdout, account) if answer.code == 0 else []
 
 
-def read_site_shares(address: Address, account: str | None) -> list[Share]:
+def read_site_shares(address: Address, account: str | None) -> list[AccountShare]:
     """As `read_shares`, but `sshare` is called on the site's machine at `address`, over an SSH connection that is already open.
     If no connection is open, returns an empty list, so that nobody is asked to log in."""
     ssh = ssh_command(address)
@@ -75,9 +75,9 @@ def _sshare_argv(account: str | None) -> list[str]:
     return ["sshare", "--parsable2", "--noheader", f"--format={COLUMNS}", *accounts]
 
 
-def parse_shares(text: str, account: str | None) -> list[Share]:
+def parse_shares(text: str, account: str | None) -> list[AccountShare]:
     """For each resource that is limited, the share with the fewest hours left, from the text that sshare printed."""
-    fewest: dict[str, Share] = {}
+    fewest: dict[str, AccountShare] = {}
     for line in text.splitlines():
         columns = line.split("|")
         if len(columns) != len(COLUMNS.split(",")):
@@ -87,7 +87,7 @@ def parse_shares(text: str, account: str | None) -> list[Share]:
             continue
         limits, used_minutes = (_parse_minutes(column) for column in columns[2:])
         for resource, limit in limits.items():
-            share = Share(name, resource, max(0.0, limit - used_minutes.get(resource, 0.0)) / 60, limit / 60)
+            share = AccountShare(name, resource, max(0.0, limit - used_minutes.get(resource, 0.0)) / 60, limit / 60)
             if resource not in fewest or share.left < fewest[resource].left:
                 fewest[resource] = share
     gpu_types = sorted(fewest.keys() - HOUR_NAMES.keys())

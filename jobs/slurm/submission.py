@@ -18,7 +18,7 @@ import msgspec
 
 from jobs import claim
 from jobs.slurm import query
-from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call, read_number_setting
+from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call_slurm, read_number_setting
 from shardlab.errors import ShardlabError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
@@ -166,17 +166,17 @@ def _damage_and_remedy(workspace: Workspace, token: str, why: str) -> str:
     )
 
 
-def _is_left_open(run: RunDir, token: str, *, unreadable: bool = False) -> bool:
+def _is_left_open(run_dir: RunDir, token: str, *, is_unreadable: bool = False) -> bool:
     """Whether the run belongs to the submission with this token, and its events do not say whether Slurm accepted the job.
 
-    unreadable: the result for a run whose records cannot be read; every command skips and reports such a run anyway.
+    is_unreadable: the result for a run whose records cannot be read; every command skips and reports such a run anyway.
     """
     try:
-        last = find_last_sending(run.events(strict=True))
+        last = find_last_sending(run_dir.events(strict=True))
         is_open = last is not None and last.event == "submitting" and last.data.get("token") == token
-        return is_open and run.judge().state not in FINAL
+        return is_open and run_dir.judge().state not in FINAL
     except ShardlabError:
-        return unreadable
+        return is_unreadable
 
 
 def settle_submission(workspace: Workspace, submission: Submission) -> str:
@@ -186,7 +186,7 @@ def settle_submission(workspace: Workspace, submission: Submission) -> str:
         return f"{submission.token}: Slurm had accepted this job as job {submission.job}; its number is recorded now."
     folders = [RunDir(workspace.runs / run) for run in submission.runs]
     existing_folders = [folder for folder in folders if folder.path.exists()]
-    waiting_folders = [folder for folder in existing_folders if _is_left_open(folder, submission.token, unreadable=True)]
+    waiting_folders = [folder for folder in existing_folders if _is_left_open(folder, submission.token, is_unreadable=True)]
     if any(claim.is_claimed_by_job(folder) for folder in existing_folders):
         # The job has run and Slurm has forgotten the job. The records of the runs that the job started say how these runs
         # ended.
@@ -227,7 +227,7 @@ def _call_sbatch(workspace: Workspace, submission: Submission) -> SlurmOutput | 
     """Call sbatch. Returns None if Slurm created the job, or the output of sbatch if the output does not say whether the job
     exists. Raises JobRefused."""
     argv = ["sbatch", "--parsable", f"--job-name={submission.token}", *submission.options, submission.script]
-    answer = call(argv, enough=_BUSY)
+    answer = call_slurm(argv, enough=_BUSY)
     if answer.code == 0 and (match := _JOB_ID.match(answer.stdout.strip())):
         _record_sent(workspace, submission, match[1])
         return None
@@ -292,11 +292,11 @@ def _record_refusal(workspace: Workspace, submission: Submission, answer: SlurmO
     return SlurmLimitReached(why) if limit else JobRefused(f"Slurm rejected the job of {', '.join(submission.runs)}: {why}.")
 
 
-def _record_event(workspace: Workspace, run: str, event: str, *, sync: bool = False, **data: Any) -> None:
+def _record_event(workspace: Workspace, run_id: str, event_kind: str, *, sync: bool = False, **data: Any) -> None:
     """Append an event to the events of a run, unless the folder of the run no longer exists."""
-    folder = RunDir(workspace.runs / run)
-    if folder.path.exists():
-        folder.write_event("controller", event, sync=sync, **data)
+    run_dir = RunDir(workspace.runs / run_id)
+    if run_dir.path.exists():
+        run_dir.write_event("controller", event_kind, sync=sync, **data)
 
 
 def _remove_files(workspace: Workspace, submission: Submission) -> None:

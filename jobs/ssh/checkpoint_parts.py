@@ -55,28 +55,28 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
         ]
 
 
-def gather_checkpoint(folder: RunDir, run: Run, must_stop: MustStop) -> StoredCheckpoint | None:
+def gather_checkpoint(run_dir: RunDir, run: Run, must_stop: MustStop) -> StoredCheckpoint | None:
     """Bring the newest usable checkpoint of the runs that run.json names to this machine, with all its files and with the step
     records before it.
 
-    folder: the folder of the new run. Returns None if the run resumes from no other run, or if `must_stop` says that the run
+    run_dir: the folder of the new run. Returns None if the run resumes from no other run, or if `must_stop` says that the run
     must end. A damaged checkpoint is skipped, which is recorded as an event. Raises ShardlabError if no checkpoint is usable,
     or if a node that has a part of the checkpoint does not answer.
     """
     reasons: list[str] = []
-    for old_run in (RunDir(folder.path.parent / name) for name in run.resume):
+    for old_run in (RunDir(run_dir.path.parent / name) for name in run.resume):
         for path in checkpoint.complete_checkpoints(old_run.path):
             manifest = checkpoint.read_manifest(path)
             if isinstance(manifest, str):
                 reason = manifest
             else:
                 stored = StoredCheckpoint(old_run, path, manifest, manifest.cell_hash == run.cell_hash)
-                reason = _complete_checkpoint(folder, run, stored, must_stop)
+                reason = _complete_checkpoint(run_dir, run, stored, must_stop)
                 if must_stop():
                     return None
                 if not reason:
                     return stored
-            folder.write_event("attempt", "checkpoint_passed_over", why=reason)
+            run_dir.write_event("attempt", "checkpoint_passed_over", why=reason)
             reasons.append(reason)
     if not run.resume:
         return None
@@ -86,7 +86,7 @@ def gather_checkpoint(folder: RunDir, run: Run, must_stop: MustStop) -> StoredCh
     )
 
 
-def _complete_checkpoint(folder: RunDir, run: Run, stored: StoredCheckpoint, must_stop: MustStop) -> str:
+def _complete_checkpoint(run_dir: RunDir, run: Run, stored: StoredCheckpoint, must_stop: MustStop) -> str:
     """Bring the missing files of a checkpoint from the nodes that wrote it. Returns '' if the checkpoint is usable afterwards,
     otherwise a clause that says why the checkpoint is not usable.
 
@@ -95,14 +95,14 @@ def _complete_checkpoint(folder: RunDir, run: Run, stored: StoredCheckpoint, mus
     faulty_files = stored.find_faulty_files(must_stop)
     if not faulty_files and not stored.find_late_ranks():
         return ""
-    workspace = Workspace(folder.path.parent.parent)
+    workspace = Workspace(run_dir.path.parent.parent)
     placed_on = placement.read_placement(stored.run.events())
     nodes_by_name = {node.name: node for node in inventory.read_inventory(workspace, run.cluster["name"]).nodes}
     absent_nodes = []
     for name in placed_on.nodes if placed_on is not None else ():
         if must_stop():
             return ""
-        staging = folder.path / STAGING / name
+        staging = run_dir.path / STAGING / name
         files.make_folder(staging)
         names = [str((stored.path / file.name).relative_to(workspace.path)) for file in faulty_files]
         names += [str((stored.run.path / "steps").relative_to(workspace.path))] if stored.needs_records else []
@@ -131,15 +131,15 @@ def _why_unusable(stored: StoredCheckpoint, faulty_files: Sequence[CheckpointFil
     return why
 
 
-def _place_files(stored: StoredCheckpoint, arrived: Path, faulty: Sequence[CheckpointFile]) -> list[CheckpointFile]:
+def _place_files(stored: StoredCheckpoint, staging: Path, faulty: Sequence[CheckpointFile]) -> list[CheckpointFile]:
     """Move the files that arrived undamaged into the folder of the checkpoint. Returns the files that are still faulty.
 
-    arrived: the folder with the files that arrived. faulty: the files that were missing or damaged.
+    staging: the folder with the files that arrived. faulty: the files that were missing or damaged.
     """
-    intact = [file for file in faulty if _is_regular(arrived / file.name) and checkpoint.find_damage(arrived, [file]) is None]
+    intact = [file for file in faulty if _is_regular(staging / file.name) and checkpoint.find_damage(staging, [file]) is None]
     with files.as_workspace_error("write"):
         for file in intact:
-            rsync.move_into_place(arrived / file.name, stored.path / file.name)
+            rsync.move_into_place(staging / file.name, stored.path / file.name)
     return [file for file in faulty if file not in intact]
 
 

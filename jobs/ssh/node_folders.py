@@ -50,29 +50,29 @@ echo "$token shared ${made#* }"
 """
 
 
-def send_run_files(folder: RunDir, run: Run, nodes: Sequence[InventoryNode], must_stop: MustStop) -> None:
+def send_run_files(run_dir: RunDir, run: Run, nodes: Sequence[InventoryNode], must_stop: MustStop) -> None:
     """Send the files of a run, and the checkpoint from which it resumes, to each of its nodes. must_stop: says whether the run
     must end; if so, the transfers end.
 
     Raises NodeLost if a node does not answer, ShardlabError if a node cannot store the files, if nodes share a folder, or if no
     checkpoint is usable.
     """
-    workspace = Workspace(folder.path.parent.parent)
+    workspace = Workspace(run_dir.path.parent.parent)
     token = secrets.token_hex(8)
-    files.write_new(folder.path / TOKEN, token.encode())
-    stored = checkpoint_parts.gather_checkpoint(folder, run, must_stop)
+    files.write_new(run_dir.path / TOKEN, token.encode())
+    stored = checkpoint_parts.gather_checkpoint(run_dir, run, must_stop)
     with ThreadPoolExecutor(max_workers=len(nodes)) as pool:
-        answers = list(pool.map(lambda node: _prepare_node(workspace, folder, node, token), nodes))
-        _must_be_separate(folder, nodes, answers)
+        answers = list(pool.map(lambda node: _prepare_node(workspace, run_dir, node, token), nodes))
+        _must_be_separate(run_dir, nodes, answers)
         other_nodes = [node for node, answer in zip(nodes, answers, strict=True) if answer != "own"]
-        for transfer in [pool.submit(_send_to_node, workspace, folder, run, node, stored, must_stop) for node in other_nodes]:
+        for transfer in [pool.submit(_send_to_node, workspace, run_dir, run, node, stored, must_stop) for node in other_nodes]:
             transfer.result()
 
 
 def _send_to_node(
-    workspace: Workspace, folder: RunDir, run: Run, node: InventoryNode, stored: StoredCheckpoint | None, must_stop: MustStop
+    workspace: Workspace, run_dir: RunDir, run: Run, node: InventoryNode, stored: StoredCheckpoint | None, must_stop: MustStop
 ) -> None:
-    names = [f"runs/{folder.run_id}/{name}" for name in files.list_names(folder.path) if _is_rendered(folder.path / name)]
+    names = [f"runs/{run_dir.run_id}/{name}" for name in files.list_names(run_dir.path) if _is_rendered(run_dir.path / name)]
     names += [os.path.relpath(run.source, workspace.path)] if run.source is not None else []
     if stored is None:
         node_transfer.send_files(node, workspace, names, must_stop)
@@ -88,11 +88,12 @@ def _send_to_node(
         node_transfer.send_files(node, workspace, [f"{old_folder}/steps"], must_stop, "--append-verify")
 
 
-def _prepare_node(workspace: Workspace, folder: RunDir, node: InventoryNode, token: str) -> str:
+def _prepare_node(workspace: Workspace, run_dir: RunDir, node: InventoryNode, token: str) -> str:
     """Make the folders for a node's part of the run, and return the answer of the script PREPARE_SCRIPT. Raises NodeLost and
     ShardlabError."""
-    log = folder.log / f"ssh.{node.name}.log"
-    words = ["sh", "-euc", PREPARE_SCRIPT, "prepare", str(folder.path), token, node.name, str(workspace.shardlab_folder), TOKEN]
+    log = run_dir.log / f"ssh.{node.name}.log"
+    words = ["sh", "-euc", PREPARE_SCRIPT, "prepare", str(run_dir.path), token, node.name]
+    words += [str(workspace.shardlab_folder), TOKEN]
     argv = [*make_login_argv(node, log), shlex.join(words)]
     try:
         result = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False)
@@ -106,13 +107,13 @@ def _prepare_node(workspace: Workspace, folder: RunDir, node: InventoryNode, tok
     if result.returncode or not answer:
         why = error_lines[-1] if error_lines else f"exit code {result.returncode}"
         raise ShardlabError(
-            f"{node.name}: cannot make the folder {folder.path} ({why}). "
+            f"{node.name}: cannot make the folder {run_dir.path} ({why}). "
             "`provision` makes the folder of the workspaces on each node."
         )
     return answer
 
 
-def _must_be_separate(folder: RunDir, nodes: Sequence[InventoryNode], answers: Sequence[str]) -> None:
+def _must_be_separate(run_dir: RunDir, nodes: Sequence[InventoryNode], answers: Sequence[str]) -> None:
     """Raises ShardlabError if two of the nodes share the run's folder: each of them would treat the files of the other node as
     its own."""
     own_names = [node.name for node, answer in zip(nodes, answers, strict=True) if answer == "own"]
@@ -122,7 +123,7 @@ def _must_be_separate(folder: RunDir, nodes: Sequence[InventoryNode], answers: S
             sharing = [*(other.name for other in nodes if answer == f"shared {other.name}"), node.name]
     if sharing:
         raise ShardlabError(
-            f"the nodes {' and '.join(sharing)} share the folder {folder.path.parent}, but the cluster file names no shared "
+            f"the nodes {' and '.join(sharing)} share the folder {run_dir.path.parent}, but the cluster file names no shared "
             "folder. Set storage.shared to a folder that all nodes share, or storage.mount to a folder on each node's own disk."
         )
 

@@ -20,19 +20,19 @@ LONGEST_COMMAND = 200  # characters of a command line that a message shows
 
 
 @contextlib.contextmanager
-def hold_lock(kind: str, host: str, busy: Callable[[int], object]) -> Iterator[int]:
+def hold_lock(kind: str, host: str, handle_busy: Callable[[int], object]) -> Iterator[int]:
     """Hold the lock of a node during the block; yield the descriptor of the lock file.
 
-    kind: `node` on the machine that starts runs, `run` on the node itself. host: the address of the node. busy: as in
-    `files.hold_lock`. Raises WorkspaceError, and what `busy` raises.
+    kind: `node` on the machine that starts runs, `run` on the node itself. host: the address of the node. handle_busy: as in
+    `files.hold_lock`. Raises WorkspaceError, and what `handle_busy` raises.
     """
     name = f"shardlab-{kind}-{host.replace(':', '_')}.lock"
     with contextlib.ExitStack() as stack:
         try:
-            lock = stack.enter_context(files.hold_lock(FOLDER / name, busy))
+            lock = stack.enter_context(files.hold_lock(FOLDER / name, handle_busy))
         except WorkspaceError:
             own_locks = own_folder.make_own_folder(FOLDER, f"shardlab-locks-{os.geteuid()}")
-            lock = stack.enter_context(files.hold_lock(own_locks / name, busy))
+            lock = stack.enter_context(files.hold_lock(own_locks / name, handle_busy))
         with contextlib.suppress(PermissionError):  # another user owns the lock file
             os.fchmod(lock, 0o644)  # whatever the umask, other users may lock the file, and may not write to it
             os.utime(lock)  # keep the lock file new: systemd removes old files from /tmp

@@ -100,7 +100,7 @@ class RecordSender:
 
     def __init__(self, folder: Path) -> None:
         self._reader, self._ended, self._error = RecordReader(folder), threading.Event(), ""
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._run_task, daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
@@ -113,7 +113,7 @@ class RecordSender:
         if self._error:
             raise ShardlabError(self._error)
 
-    def _run(self) -> None:
+    def _run_task(self) -> None:
         is_last = False
         try:
             while not is_last:

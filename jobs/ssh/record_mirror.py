@@ -113,13 +113,13 @@ class RecordCopies:
             raise ShardlabError(f"{node}: sent the file {change.name[:100]!r}, which is not a record of a run.")
         self._must_own(node, path, change.name)
         if change.content is None:
-            _remove(path)
+            _remove_copy(path)
             return
         files.make_folder(path.parent)
         if WHOLE.fullmatch(change.name):
             files.write_atomic(path, change.content)
         else:
-            _append(node, path, change.content, change.begin)
+            _append_at(node, path, change.content, change.begin)
 
     def _must_own(self, node: str, path: Path, name: str) -> None:
         """Raises ShardlabError if another node writes this file: each file of records has one writer."""
@@ -131,7 +131,7 @@ class RecordCopies:
         self._owners[name] = node
 
 
-def _append(node: str, path: Path, content: bytes, begin: int) -> None:
+def _append_at(node: str, path: Path, content: bytes, begin: int) -> None:
     """Keep the first `begin` bytes of a file and write `content` behind them. Raises ShardlabError if the file is shorter than
     `begin` bytes. node: the sender, for the error."""
     with files.as_workspace_error("write"):
@@ -144,7 +144,7 @@ def _append(node: str, path: Path, content: bytes, begin: int) -> None:
             handle.truncate()  # if the node replaced its file, the new file may be shorter than the copy here
 
 
-def _remove(path: Path) -> None:
+def _remove_copy(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     if path.parent.parent.name == "checkpoints":

@@ -76,12 +76,12 @@ class NodeLost(ShardlabError):
 class NodeSession:
     """The SSH session of one node's task."""
 
-    def __init__(self, node: InventoryNode, folder: RunDir, copies: RecordCopies) -> None:
+    def __init__(self, node: InventoryNode, run_dir: RunDir, copies: RecordCopies) -> None:
         self.node = node
         self._copies = copies
         self.code: int | None = None  # the exit code that the task reported
         self.ready = ""  # the address that the node offers for the rendezvous; "" until it is ready
-        self._log, self._text = (log := folder.log / f"ssh.{node.name}.log"), bytearray()
+        self._log, self._text = (log := run_dir.log / f"ssh.{node.name}.log"), bytearray()
         log.unlink(missing_ok=True)  # remove the log of an earlier start
         self.process = subprocess.Popen(
             [*make_login_argv(node, log), f"exec {shlex.quote(node.python or '')} -P -m jobs.ssh.node_task"],
@@ -167,10 +167,10 @@ def read_last_ssh_line(log: Path) -> str:
 class Step:
     """The tasks of one run on its nodes."""
 
-    def __init__(self, folder: RunDir, run: Run, nodes: Sequence[InventoryNode], command: Sequence[str]) -> None:
+    def __init__(self, run_dir: RunDir, run: Run, nodes: Sequence[InventoryNode], command: Sequence[str]) -> None:
         self._is_told_to_end = False
-        copies = RecordCopies(folder.path)
-        self._sessions = [NodeSession(node, folder, copies) for node in nodes]
+        copies = RecordCopies(run_dir.path)
+        self._sessions = [NodeSession(node, run_dir, copies) for node in nodes]
         self._open = list(self._sessions)
         self._selector = selectors.DefaultSelector()
         for session in self._sessions:
@@ -180,13 +180,13 @@ class Step:
         environment[RENDEZVOUS_ID] = f"{run.run_id}-{time.time_ns()}"
         for number, session in enumerate(self._sessions):
             request = TaskRequest(
-                folder=str(folder.path),
+                folder=str(run_dir.path),
                 command=list(command),
                 environment=environment,
                 number=number,
                 hosts=[node.address_between_nodes for node in nodes],
                 gpus=run.world.nproc_per_node,
-                token=files.read(folder.path / TOKEN).decode(errors="replace") if run.separate_folders else "",
+                token=files.read(run_dir.path / TOKEN).decode(errors="replace") if run.separate_folders else "",
                 packages=run.packages if run.separate_folders else None,
             )
             session.send(msgspec.json.encode(request))
@@ -227,15 +227,16 @@ class Step:
                     session.send(b"")
             self._read_sessions()
 
-    def _read_sessions(self, *, lost: bool = True) -> None:
-        """Read the output of the nodes. If a session ended without an exit code, raises its error, unless `lost` is false."""
+    def _read_sessions(self, *, is_lost: bool = True) -> None:
+        """Read the output of the nodes. If a session ended without an exit code, raises its error, unless `is_lost` is
+        false."""
         for key, _ in self._selector.select(timeout=0.2):
             session: NodeSession = key.data
             if session.read():
                 continue
             self._selector.unregister(session.stdout)
             self._open.remove(session)
-            if session.code is None and lost:
+            if session.code is None and is_lost:
                 raise session.why_ended()
 
     def _first_failure(self) -> int:
@@ -248,7 +249,7 @@ class Step:
             session.end()
         deadline = time.monotonic() + limit_s
         while self._open and time.monotonic() < deadline and not (may_be_lost and self._is_told_to_end):
-            self._read_sessions(lost=may_be_lost)
+            self._read_sessions(is_lost=may_be_lost)
         if self._open and may_be_lost and not self._is_told_to_end:
             raise NodeLost(self._open[0].node.name, f"did not report the end of its task within {limit_s:g} s")
 
@@ -256,11 +257,11 @@ class Step:
         self._is_told_to_end = True
 
 
-def read_chosen_nodes(folder: RunDir, run: Run) -> list[InventoryNode]:
+def read_chosen_nodes(run_dir: RunDir, run: Run) -> list[InventoryNode]:
     """The nodes that the scheduler chose for a run. Raises InputError."""
     if NODES not in os.environ:
         raise InputError(f"{NODES} is not set; the runner of the scheduler sets it.")
-    inventory_nodes = inventory.read_inventory(Workspace(folder.path.parent.parent), run.cluster["name"]).nodes
+    inventory_nodes = inventory.read_inventory(Workspace(run_dir.path.parent.parent), run.cluster["name"]).nodes
     by_name = {node.name: node for node in inventory_nodes}
     return [by_name[name] for name in os.environ[NODES].split(",")]
 
@@ -269,18 +270,18 @@ def main(argv: list[str]) -> int:
     """Run the tasks of the command line; return the exit code. argv: RUN_DIR -- COMMAND... Raises ShardlabError."""
     if len(argv) < 3 or argv[1] != "--":
         raise InputError("usage: python -m jobs.ssh.step RUN_DIR -- COMMAND...")
-    folder = RunDir(Path(argv[0]).absolute())
-    run = folder.read_run()
-    nodes = read_chosen_nodes(folder, run)
+    run_dir = RunDir(Path(argv[0]).absolute())
+    run = run_dir.read_run()
+    nodes = read_chosen_nodes(run_dir, run)
     if run.separate_folders:
-        folder.write_event("step", placement.PLACED, nodes=[node.name for node in nodes])
+        run_dir.write_event("step", placement.PLACED, nodes=[node.name for node in nodes])
     try:
-        return Step(folder, run, nodes, argv[2:]).run()
+        return Step(run_dir, run, nodes, argv[2:]).run()
     except NodeLost as lost:
-        folder.write_event("step", LOST, node=lost.node, why=str(lost))
+        run_dir.write_event("step", LOST, node=lost.node, why=str(lost))
         raise
     except ShardlabError as error:
-        folder.write_event("step", "failed", why=str(error))
+        run_dir.write_event("step", "failed", why=str(error))
         raise
 
 

@@ -94,61 +94,61 @@ class Status(msgspec.Struct, kw_only=True):
         return self.held and self.state == "pending"
 
 
-def statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
-    """The status of each run, in the order of `folders`. Each scheduler is asked only once for all its runs.
+def read_statuses(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[Status]:
+    """The status of each run, in the order of `run_dirs`. Each scheduler is asked only once for all its runs.
 
     A run whose records cannot be read has the state `unknown`, with the reason.
     """
     with gc_pause.pause_collector():
-        return _statuses(workspace, folders)
+        return _judge_statuses(workspace, run_dirs)
 
 
-def _statuses(workspace: Workspace, folders: Sequence[RunDir]) -> list[Status]:
-    records, lease = [_read_or_error(folder) for folder in folders], inventory.read_lease(workspace)
+def _judge_statuses(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[Status]:
+    records, lease = [_read_or_error(run_dir) for run_dir in run_dirs], inventory.read_lease(workspace)
     observed_by_id: dict[str, ObservedRun] = {}
     for name, runs in group_by_scheduler(record for record in records if isinstance(record, RunOnDisk)).items():
         observed_runs = scheduler(name).observe(workspace, runs)
         observed_by_id |= {record.folder.run_id: observed for record, observed in zip(runs, observed_runs, strict=True)}
     status_list = []
-    for folder, record in zip(folders, records, strict=True):
+    for run_dir, record in zip(run_dirs, records, strict=True):
         status = (
-            run_guard.run_guarded(partial(_make_status, record, observed_by_id[folder.run_id], lease))
+            run_guard.run_guarded(partial(_make_status, record, observed_by_id[run_dir.run_id], lease))
             if isinstance(record, RunOnDisk)
             else record
         )
-        status_list.append(status if isinstance(status, Status) else _make_unreadable_status(folder, status))
+        status_list.append(status if isinstance(status, Status) else _make_unreadable_status(run_dir, status))
     return status_list
 
 
-def read_run_on_disk(folder: RunDir) -> RunOnDisk:
+def read_run_on_disk(run_dir: RunDir) -> RunOnDisk:
     """Read a run from its folder, without asking the scheduler. Raises InputError or WorkspaceError, which name the file, if a
     record cannot be read, and UnknownName if this version has no such scheduler."""
-    run, events = folder.read_run(), folder.events(strict=True)
+    run, events = run_dir.read_run(), run_dir.events(strict=True)
     scheduler(run.scheduler)  # raises UnknownName
-    verdict, result = folder.judge_with_result(events, run)
-    return RunOnDisk(folder, run, events, verdict, result)
+    verdict, result = run_dir.judge_with_result(events, run)
+    return RunOnDisk(run_dir, run, events, verdict, result)
 
 
-def find_unreadable_status(folder: RunDir) -> Status | None:
+def find_unreadable_status(run_dir: RunDir) -> Status | None:
     """The status of a run whose records cannot be read; None if they can be read."""
-    record = _read_or_error(folder)
-    return None if isinstance(record, RunOnDisk) else _make_unreadable_status(folder, record)
+    record = _read_or_error(run_dir)
+    return None if isinstance(record, RunOnDisk) else _make_unreadable_status(run_dir, record)
 
 
-def find_blocking_status(folder: RunDir) -> Status | None:
+def find_blocking_status(run_dir: RunDir) -> Status | None:
     """The status of a run whose folder must not be rendered again, because a job may execute the run; None if the folder may be
     rendered again.
 
     Such a folder has records that cannot be read, or a claim although its records do not say that the run was submitted.
     """
-    record = _read_or_error(folder)
-    if isinstance(record, RunOnDisk) and record.verdict.state == "planned" and folder.claim.exists():
-        record = ShardlabError(f"{folder.claim}: the run is claimed, but its records do not say that it was submitted")
-    return None if isinstance(record, RunOnDisk) else _make_unreadable_status(folder, record)
+    record = _read_or_error(run_dir)
+    if isinstance(record, RunOnDisk) and record.verdict.state == "planned" and run_dir.claim.exists():
+        record = ShardlabError(f"{run_dir.claim}: the run is claimed, but its records do not say that it was submitted")
+    return None if isinstance(record, RunOnDisk) else _make_unreadable_status(run_dir, record)
 
 
-def _read_or_error(folder: RunDir) -> RunOnDisk | ShardlabError:
-    return run_guard.run_guarded(lambda: read_run_on_disk(folder))
+def _read_or_error(run_dir: RunDir) -> RunOnDisk | ShardlabError:
+    return run_guard.run_guarded(lambda: read_run_on_disk(run_dir))
 
 
 def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None) -> Status:
@@ -162,8 +162,8 @@ def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None)
     progress = Progress()
     progress.add(suspension.mark_suspended(folder.steps(0).records, suspensions) if has_steps else ())
     rate, eta_s = progress.rate_per_s(run.cell), progress.left_s(run.cell)
-    started, ended = find_run_span(records.events, verdict.state)
-    end_or_now = ended or (datetime.now(UTC) if verdict.state == "running" else None)
+    started_at, ended_at = find_run_span(records.events, verdict.state)
+    end_or_now = ended_at or (datetime.now(UTC) if verdict.state == "running" else None)
     resumed_step = next((event.data.get("step") for event in reversed(records.events) if event.event == "resumed"), None)
     return Status(
         id=run.run_id,
@@ -177,9 +177,9 @@ def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None)
         throughput=rate if result is None else None if suspensions else result.throughput_per_s,
         unit=result.unit if result else None,
         eta_s=eta_s if verdict.state == "running" else None,
-        started=started,
-        ended=ended,
-        duration_s=max((end_or_now - started).total_seconds(), 0) if started and end_or_now else None,
+        started=started_at,
+        ended=ended_at,
+        duration_s=max((end_or_now - started_at).total_seconds(), 0) if started_at and end_or_now else None,
         hosts=_list_hosts(records),
         attempt=run.attempt,
         repeat=run.repeat,
@@ -222,24 +222,24 @@ def _list_hosts(records: RunOnDisk) -> list[str]:
     return sorted({*supervisor, *records.folder.hosts(), *sampled_hosts})
 
 
-def select_last_attempts(folders: Iterable[RunDir]) -> list[RunDir]:
+def select_last_attempts(run_dirs: Iterable[RunDir]) -> list[RunDir]:
     """For each repeat of each cell, only the folder of the last attempt, in the order of the first attempts."""
     last: dict[str, RunDir] = {}
-    for folder in folders:
-        first, attempt = split_attempt(folder.run_id)
+    for run_dir in run_dirs:
+        first, attempt = split_attempt(run_dir.run_id)
         if first not in last or attempt > split_attempt(last[first].run_id)[1]:
-            last[first] = folder
+            last[first] = run_dir
     return list(last.values())
 
 
-def _make_unreadable_status(folder: RunDir, error: ShardlabError) -> Status:
-    way_out = f"restore the file, or move the folder {folder.path} out of runs/ and run `jobs submit` to create it again"
+def _make_unreadable_status(run_dir: RunDir, error: ShardlabError) -> Status:
+    way_out = f"restore the file, or move the folder {run_dir.path} out of runs/ and run `jobs submit` to create it again"
     with contextlib.suppress(ShardlabError):  # the events of the run may be damaged, too
-        job, token = folder.sent_job()
+        job, token = run_dir.sent_job()
         if job:
             way_out += f" (its job {job} may be queued or running: `scancel --name={token} {job}` cancels it)"
     return Status(
-        id=folder.run_id,
+        id=run_dir.run_id,
         cell=None,
         state="unknown",
         why=f"set aside: {str(error).rstrip('.')}; {way_out}.",
@@ -261,18 +261,18 @@ def _make_unreadable_status(folder: RunDir, error: ShardlabError) -> Status:
 
 
 def judge_with_lease(
-    run: RunOnDisk, observed: ObservedRun, lease: Lease | None, ended: datetime | None, current_time: datetime
+    run: RunOnDisk, observed: ObservedRun, lease: Lease | None, ended_at: datetime | None, current_time: datetime
 ) -> JudgedState:
     """The state of a run, with the end of the lease taken into account.
 
     Without a lease, and before the lease ends, this is the state that the scheduler observed. After the end of the lease, the
     state by the scheduler still counts if the scheduler answers, because the lease may have been extended.
 
-    observed: the state by the scheduler. ended: when the supervisor recorded the end of the run; None if it recorded no end.
+    observed: the state by the scheduler. ended_at: when the supervisor recorded the end of the run; None if it recorded no end.
     current_time: the current time."""
     if lease is None or not lease.has_ended(current_time):
         return observed.verdict
-    is_lost = observed.verdict.state == "node_fail" and (ended is None or ended >= lease.expires)
+    is_lost = observed.verdict.state == "node_fail" and (ended_at is None or ended_at >= lease.expires)
     if is_lost and lease_cutoff.was_running_at_end(_find_last_record_time(run), lease):
         return JudgedState("node_fail", f"{lease_cutoff.describe_lease_end(lease)}: {observed.verdict.why}")
     if not observed.unanswered:

@@ -29,50 +29,50 @@ def list_retried_states(run: Run, events: Sequence[Event]) -> list[str]:
     return [*run.retried, *(str(event.data["after"]) for event in events if event.event == REQUEUED and "after" in event.data)]
 
 
-def count_slurm_restarts(folder: RunDir, run: Run, events: Sequence[Event]) -> int:
+def count_slurm_restarts(run_dir: RunDir, run: Run, events: Sequence[Event]) -> int:
     """How often Slurm started the run again after a failed node or a preemption, of its own accord or on request."""
     request_count = sum(event.event == REQUEUED for event in events)
     requested_restarts = sum(state in SHARED_ON_SLURM for state in list_retried_states(run, events))
-    return max(claim.count_claims_after_restart(folder) - request_count, 0) + requested_restarts
+    return max(claim.count_claims_after_restart(run_dir) - request_count, 0) + requested_restarts
 
 
-def must_be_within_budget(folder: RunDir, run: Run) -> None:
+def must_be_within_budget(run_dir: RunDir, run: Run) -> None:
     """Raises RestartedTooOften if Slurm has restarted the run more often than allowed."""
     if run.scheduler != "slurm":
         return
-    restarts, allowed = count_slurm_restarts(folder, run, folder.events()), run.retries_after("node_fail")
+    restarts, allowed = count_slurm_restarts(run_dir, run, run_dir.events()), run.retries_after("node_fail")
     if restarts > allowed:
         raise RestartedTooOften(f"Slurm has restarted the run {restarts} times; allowed: {allowed}.")
 
 
-def allows_retry(folder: RunDir, run: Run, state: str) -> bool:
+def allows_retry(run_dir: RunDir, run: Run, state: str) -> bool:
     """Whether the budget of the run allows another start after it ended in this state."""
     if state in run.cell.expect:
         return False
-    events = folder.events()
+    events = run_dir.events()
     if run.scheduler == "slurm" and state in SHARED_ON_SLURM:
-        used_retries = count_slurm_restarts(folder, run, events)
+        used_retries = count_slurm_restarts(run_dir, run, events)
     else:
         used_retries = list_retried_states(run, events).count(state)
     return used_retries < run.retries_after(state)
 
 
-def find_retry_state(folder: RunDir, run: Run, end_data: Mapping[str, Any], saved: int) -> str | None:
+def find_retry_state(run_dir: RunDir, run: Run, end_data: Mapping[str, Any], saved_step: int) -> str | None:
     """The state in which this start of the run ends, if the run must be started again after this state; otherwise None.
 
-    end_data: the data of the event `exited`, which is not recorded yet. saved: the step of the newest checkpoint when this
+    end_data: the data of the event `exited`, which is not recorded yet. saved_step: the step of the newest checkpoint when this
     start of the run began. After a time limit without a newer checkpoint, another start would only repeat the same steps."""
     if end_data["reason"] == "told":  # only Slurm knows why it told the run to end, and whether it starts the run again
         return None
-    state = folder.judge_at_end(end_data, run).state
-    if state == "timeout" and find_saved_step(folder) <= saved:
+    state = run_dir.judge_at_end(end_data, run).state
+    if state == "timeout" and find_saved_step(run_dir) <= saved_step:
         return None
-    return state if allows_retry(folder, run, state) else None
+    return state if allows_retry(run_dir, run, state) else None
 
 
-def find_saved_step(folder: RunDir) -> int:
+def find_saved_step(run_dir: RunDir) -> int:
     """The step of the newest complete checkpoint of a run; 0 if the run has no checkpoint."""
-    return max((checkpoint.step_of_checkpoint(path) for path in checkpoint.complete_checkpoints(folder.path)), default=0)
+    return max((checkpoint.step_of_checkpoint(path) for path in checkpoint.complete_checkpoints(run_dir.path)), default=0)
 
 
 def list_resumable_attempts(runs: Path, run: Run) -> list[tuple[str, int]]:
@@ -81,17 +81,17 @@ def list_resumable_attempts(runs: Path, run: Run) -> list[tuple[str, int]]:
     runs: the folder of all runs. run: the last attempt.
     """
     attempts = [runs / run_id(run.cell, run.repeat, attempt) for attempt in range(run.attempt, 0, -1)]
-    saved = [
+    saved_runs = [
         (path.name, checkpoint.step_of_checkpoint(checkpoints[0]))
         for path in attempts
         if (checkpoints := checkpoint.complete_checkpoints(path))
     ]
-    return sorted(saved, key=lambda entry: entry[1], reverse=True)
+    return sorted(saved_runs, key=lambda entry: entry[1], reverse=True)
 
 
-def read_lost_nodes(folder: RunDir) -> list[str]:
+def read_lost_nodes(run_dir: RunDir) -> list[str]:
     """The nodes that the events of a run name as lost; empty with Slurm, whose runs record no such event."""
-    return [str(event.data["node"]) for event in folder.events() if event.event == LOST]
+    return [str(event.data["node"]) for event in run_dir.events() if event.event == LOST]
 
 
 def describe_retry(run: Run, events: Sequence[Event]) -> str:

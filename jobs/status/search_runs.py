@@ -59,18 +59,18 @@ def make_search_document(path: SearchPath) -> dict[str, Any]:
     }
 
 
-def add_tries(workspace: Workspace, folders: Sequence[RunDir]) -> list[RunDir]:
+def add_tries(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[RunDir]:
     """The given run folders, and the folders of all other tries of the searches to which these runs belong.
 
     Between two tries of a search, this function waits until the next try has a folder. So a search that goes on always has a
     run that has not ended.
     """
-    folders_by_id = {folder.run_id: folder for folder in folders}
-    for folder in folders:
-        path = _read_path(workspace, folder)
+    folders_by_id = {run_dir.run_id: run_dir for run_dir in run_dirs}
+    for run_dir in run_dirs:
+        path = _read_path(workspace, run_dir)
         while path is not None and _is_between(workspace, path):
             time.sleep(POLL_S)
-            path = _read_path(workspace, folder)
+            path = _read_path(workspace, run_dir)
         for search_try in path.tries if path is not None else ():
             folders_by_id.setdefault(search_try.run, RunDir(workspace.runs / search_try.run))
     return list(folders_by_id.values())
@@ -83,10 +83,10 @@ def find_stopped_searches(workspace: Workspace, runs: Sequence[Status]) -> list[
     return [path for path in read_search_paths(workspace, runs) if path.following is not None]
 
 
-def _read_path(workspace: Workspace, folder: RunDir) -> SearchPath | None:
+def _read_path(workspace: Workspace, run_dir: RunDir) -> SearchPath | None:
     """The path of the search to which a run belongs; None if the run belongs to no search or cannot be read."""
     try:
-        run = folder.read_run()
+        run = run_dir.read_run()
         search: BatchSearch | None = run.search
         return None if search is None else search_path.follow_search(workspace.runs, run.cell, search, run.repeat)
     except ShardlabError:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from jobs.status.reconcile import Status, select_last_attempts, statuses
+from jobs.status.reconcile import Status, read_statuses, select_last_attempts
 from shardlab.errors import InputError
 from shardlab.matrix.cell import Cell
 from shardlab.matrix.cell_names import values_by_name
@@ -35,13 +35,13 @@ def select_runs(workspace: Workspace, patterns: Sequence[str], matrix: str | Non
         folders = [RunDir(workspace.runs / run_id) for run_id in match_run_ids(ids, patterns)]
     else:
         folders = select_last_attempts(RunDir(workspace.runs / run_id) for run_id in ids)
-    last_statuses = statuses(workspace, folders)
+    last_statuses = read_statuses(workspace, folders)
     if where is None:
         return last_statuses
     parsed_condition = parse_condition(where)
 
     def is_selected(run: Status) -> bool:
-        return run.cell is None or _evaluate(parsed_condition, values_by_name(run.cell) | {"state": run.state, "id": run.id})
+        return run.cell is None or _is_selected(parsed_condition, values_by_name(run.cell) | {"state": run.state, "id": run.id})
 
     return [run for run in last_statuses if is_selected(run)]
 
@@ -69,10 +69,10 @@ def is_true_for_cell(expression: Expression, cell: Cell) -> bool:
 
     Raises InputError if the expression has a name that no cell has.
     """
-    return _evaluate(expression, values_by_name(msgspec.to_builtins(cell.rehearses or cell)))
+    return _is_selected(expression, values_by_name(msgspec.to_builtins(cell.rehearses or cell)))
 
 
-def _evaluate(expression: Expression, values: dict[str, Any]) -> bool:
+def _is_selected(expression: Expression, values: dict[str, Any]) -> bool:
     try:
         return bool(expression.evaluate(values))
     except ExpressionError as error:

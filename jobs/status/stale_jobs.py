@@ -10,7 +10,7 @@ from jobs.scheduler import scheduler
 from jobs.status.reconcile import Status
 
 
-class Cancelled(msgspec.Struct, frozen=True):
+class CancelledJobs(msgspec.Struct, frozen=True):
     """The result of `cancel_stale_jobs`: what was done about jobs whose runs have ended."""
 
     sentences: list[str]
@@ -19,15 +19,15 @@ class Cancelled(msgspec.Struct, frozen=True):
     """Whether the scheduler cancelled all these jobs."""
 
 
-def cancel_stale_jobs(runs: Sequence[Status]) -> Cancelled:
+def cancel_stale_jobs(runs: Sequence[Status]) -> CancelledJobs:
     """For each of these runs that has ended: cancel the job of the run if the job is still queued (`Status.leftover`)."""
     sentences, all_gone = [], True
     for run in runs:
         if not run.leftover:
             continue
         job, raw = run.scheduler["id"], run.scheduler["raw"]
-        refused = scheduler(run.scheduler["name"]).cancel_jobs([job])
-        all_gone = all_gone and not refused
-        outcome = f"cancelling the job failed: {refused}" if refused else "the job was cancelled"
+        refusals = scheduler(run.scheduler["name"]).cancel_jobs([job])
+        all_gone = all_gone and not refusals
+        outcome = f"cancelling the job failed: {refusals}" if refusals else "the job was cancelled"
         sentences.append(f"{run.id}: the run is {run.state}, but its job {job} was still in the queue ({raw}); {outcome}.")
-    return Cancelled(sentences, all_gone)
+    return CancelledJobs(sentences, all_gone)

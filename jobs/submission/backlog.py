@@ -56,11 +56,11 @@ class Backlog:
         runs: the status of all runs of this command.
         """
         # another command may have submitted or cancelled the other runs
-        planned = {run.id for run in runs if run.state == "planned"}
-        self.folders = [folder for folder in self.folders if folder.run_id in planned]
-        ended = sum(run.state in FINAL for run in runs)
-        self._freed_places += ended - (ended if self._ended_count is None else self._ended_count)
-        self._ended_count = ended
+        planned_ids = {run.id for run in runs if run.state == "planned"}
+        self.folders = [run_dir for run_dir in self.folders if run_dir.run_id in planned_ids]
+        ended_count = sum(run.state in FINAL for run in runs)
+        self._freed_places += ended_count - (ended_count if self._ended_count is None else self._ended_count)
+        self._ended_count = ended_count
         most_new = len(self.folders)
         if self._options.pack:
             self._freed_places, self._guessed_places = 0, most_new  # with --pack, all runs together need only one job
@@ -68,23 +68,23 @@ class Backlog:
             unfinished_count = sum(run.state in ("pending", "running") for run in runs)
             most_new = max(0, min(most_new, self._options.at_once - unfinished_count))
         if (target_count := min(self._freed_places, most_new)) > 0 and self._freed_pause.is_over():
-            sent_count = self._submit_first(target_count)
+            sent_count = self._submit_next_runs(target_count)
             self._freed_places -= sent_count
             most_new -= sent_count
             self._freed_pause.start_again(has_failed=sent_count < target_count)
             if sent_count < target_count:
                 return
         if ((target_count := min(self._guessed_places, most_new)) > 0 or self.unanswered) and self._guess_pause.is_over():
-            sent_count = self._submit_first(target_count)
+            sent_count = self._submit_next_runs(target_count)
             self._guessed_places = 2 * target_count if sent_count == target_count else 1
             self._guess_pause.start_again(has_failed=sent_count < target_count)
 
     def unsent(self) -> list[RunDir]:
         """The runs that no command has submitted, cancelled or held back so far. Runs with unreadable records are left out."""
-        readable = ((folder, folder.judge()) for folder in self.folders if find_blocking_status(folder) is None)
-        return [folder for folder, verdict in readable if verdict.state == "planned" and not verdict.held]
+        readable = ((run_dir, run_dir.judge()) for run_dir in self.folders if find_blocking_status(run_dir) is None)
+        return [run_dir for run_dir, verdict in readable if verdict.state == "planned" and not verdict.held]
 
-    def _submit_first(self, target_count: int) -> int:
+    def _submit_next_runs(self, target_count: int) -> int:
         """Submit the first `target_count` runs; return how many of them the scheduler accepted."""
         try:
             with self._workspace.hold_runs_lock():
@@ -95,14 +95,14 @@ class Backlog:
                     self.folders = lease_schedule.hold_late_folders(
                         self._workspace, self.folders, target_count, pack=self._options.pack
                     )
-                part, rest, unsubmitted = self.folders[:target_count], self.folders[target_count:], list[RunDir]()
+                next_runs, later_runs, unsubmitted = self.folders[:target_count], self.folders[target_count:], list[RunDir]()
                 try:
-                    if part:
-                        self._scheduler.submit(self._workspace, part, msgspec.structs.replace(self._options, at_once=None))
+                    if next_runs:
+                        self._scheduler.submit(self._workspace, next_runs, msgspec.structs.replace(self._options, at_once=None))
                 except SchedulerFull as full:
                     self.problem, unsubmitted = full.why, full.unsubmitted
-                self.folders = unsubmitted + rest
-                return len(part) - len(unsubmitted)
+                self.folders = unsubmitted + later_runs
+                return len(next_runs) - len(unsubmitted)
         except ControllerUnreachable as outage:
             self.problem, self.unanswered = f"Slurm does not answer: {outage.why}", outage
         except ShardlabError as error:

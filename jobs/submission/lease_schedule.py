@@ -18,7 +18,7 @@ from jobs.planning.plan import MatrixPlan
 from jobs.planning.repeats import order_runs_by_repeat
 from jobs.rendering import render
 from jobs.scheduler import SubmitOptions
-from jobs.status.reconcile import select_last_attempts, statuses
+from jobs.status.reconcile import read_statuses, select_last_attempts
 from jobs.submission.submit import RunDecision
 from shardlab.runs import prediction
 from shardlab.runs.prediction import Prediction
@@ -48,7 +48,7 @@ class LeaseSchedule:
     def add_unfinished(self, workspace: Workspace, other_ids: Container[str]) -> None:
         """Add the running and the pending runs of a workspace, except for runs with the ids `other_ids`. Their recorded
         durations are used for the runs that are added later."""
-        runs = statuses(workspace, select_last_attempts(workspace.all_runs()))
+        runs = read_statuses(workspace, select_last_attempts(workspace.all_runs()))
         times: dict[str, list[float]] = {}
         for run in runs:
             parts = parse_run_id(run.id)
@@ -59,20 +59,20 @@ class LeaseSchedule:
         for run in sorted(unfinished, key=lambda run: run.state != "running"):
             if run.id not in other_ids:
                 elapsed_s = (run.duration_s or 0.0) if run.state == "running" else 0.0
-                folder = RunDir(workspace.runs / run.id)
-                predicted = prediction.read_prediction(folder.path)
-                self.hold_back(folder.read_run(), predicted, elapsed_s, always_add=True)
+                run_dir = RunDir(workspace.runs / run.id)
+                run_prediction = prediction.read_prediction(run_dir.path)
+                self.hold_back(run_dir.read_run(), run_prediction, elapsed_s, always_add=True)
 
     def hold_back(
-        self, run: Run, predicted: Prediction | None, elapsed_s: float = 0.0, *, always_add: bool = False
+        self, run: Run, run_prediction: Prediction | None, elapsed_s: float = 0.0, *, always_add: bool = False
     ) -> str | None:
         """Add a run, and return None; if the run would not end before the lease, return why the run is held back instead.
 
-        predicted: the prediction of the run; None if there is none. elapsed_s: seconds since the run started. always_add:
+        run_prediction: the prediction of the run; None if there is none. elapsed_s: seconds since the run started. always_add:
         whether to add the run even if it would not end before the lease.
         """
         nodes = min(run.world.nnodes, len(self._free_s))
-        left_s, source = estimate_time_left(run, self._recorded_s, predicted, elapsed_s)
+        left_s, source = estimate_time_left(run, self._recorded_s, run_prediction, elapsed_s)
         start_s = max(self._last_start_s, self._free_s[nodes - 1])
         if self._at_once is not None and len(self._ends_s) >= self._at_once and not always_add:
             start_s = max(start_s, sorted(self._ends_s)[-self._at_once])
@@ -90,38 +90,39 @@ class LeaseSchedule:
 
 
 def estimate_time_left(
-    run: Run, recorded_s: Mapping[str, float], predicted: Prediction | None, elapsed_s: float = 0.0
+    run: Run, recorded_s: Mapping[str, float], run_prediction: Prediction | None, elapsed_s: float = 0.0
 ) -> tuple[float, str]:
     """The seconds that a run still needs (0 if its time is not known), and their source in words.
 
-    recorded_s: the mean duration of a cell's completed runs, by the name of the cell. predicted: the prediction of the run.
+    recorded_s: the mean duration of a cell's completed runs, by the name of the cell. run_prediction: the prediction of the
+    run.
     elapsed_s: seconds since the run started; 0 if it has not started.
     """
     parts, mean_s, limit_s = parse_run_id(run.run_id), None, run.limit_s
     if run.search is not None:  # its tries have larger batches than the first try, of which recorded and predicted times are
-        predicted, limit_s = None, None if limit_s is None else run.search.most_tries * limit_s
+        run_prediction, limit_s = None, None if limit_s is None else run.search.most_tries * limit_s
     elif parts is not None:
         mean_s = recorded_s.get(parts.cell)
-    run_time = gpu_hours.estimate_run_time(mean_s, predicted, limit_s, elapsed_s)
+    run_time = gpu_hours.estimate_run_time(mean_s, run_prediction, limit_s, elapsed_s)
     return (0.0, "") if run_time is None else (max(run_time.seconds - elapsed_s, 0.0), f" (by {run_time.source})")
 
 
 def hold_late_runs(
-    workspace: Workspace, decisions: list[RunDecision], source: render.RenderContext, submit_options: SubmitOptions
+    workspace: Workspace, decisions: list[RunDecision], context: render.RenderContext, submit_options: SubmitOptions
 ) -> list[RunDecision]:
     """The decisions, in which the runs that would not end before the lease are marked as held back. With --ignore-lease, or if
     the nodes are not lent, the decisions are unchanged. Raises InputError."""
-    leased = inventory.read_leased_inventory(workspace, source.where.name)
+    leased = inventory.read_leased_inventory(workspace, context.where.name)
     if leased is None or submit_options.ignore_lease:
         return decisions
     schedule = LeaseSchedule(leased, at_once=1 if submit_options.pack else submit_options.at_once)
     schedule.add_unfinished(workspace, {decision.run.run_id for decision in decisions if decision.send})
     checked = []
     for decision in decisions:
-        predicted = source.predicted.get(decision.run.cell.name())
-        if predicted is None and decision.now is not None:  # a new attempt; the last attempt has a prediction
-            predicted = prediction.read_prediction(workspace.runs / decision.now.id)
-        if decision.send and (why := schedule.hold_back(decision.run, predicted)) is not None:
+        run_prediction = context.predicted.get(decision.run.cell.name())
+        if run_prediction is None and decision.now is not None:  # a new attempt; the last attempt has a prediction
+            run_prediction = prediction.read_prediction(workspace.runs / decision.now.id)
+        if decision.send and (why := schedule.hold_back(decision.run, run_prediction)) is not None:
             # a run that is already in the queue is held there, because the installed packages changed
             in_queue = decision.now is not None and decision.now.is_held_in_queue
             decision = msgspec.structs.replace(decision, send=False, held_back=not in_queue, why=why)
@@ -129,22 +130,22 @@ def hold_late_runs(
     return checked
 
 
-def hold_late_folders(workspace: Workspace, waiting: Sequence[RunDir], number: int, *, pack: bool) -> list[RunDir]:
+def hold_late_folders(workspace: Workspace, waiting_runs: Sequence[RunDir], number: int, *, pack: bool) -> list[RunDir]:
     """Hold back waiting runs that would not end before the lease, and return the other waiting runs, in order.
 
-    waiting: the runs that wait to be submitted. number: how many of them are about to be submitted; runs behind them in the
-    list are returned unchecked. pack: whether the runs run one after another in one allocation. The reason is written into the
-    events of each run that is held back. Without a lease, all waiting runs are returned. Raises ShardlabError.
+    waiting_runs: the runs that wait to be submitted. number: how many of them are about to be submitted; runs behind them in
+    the list are returned unchecked. pack: whether the runs run one after another in one allocation. The reason is written into
+    the events of each run that is held back. Without a lease, all waiting runs are returned. Raises ShardlabError.
     """
     leased = inventory.read_leased_inventory(workspace)
     if leased is None:
-        return list(waiting)
+        return list(waiting_runs)
     schedule = LeaseSchedule(leased, at_once=1 if pack else None)
-    schedule.add_unfinished(workspace, {folder.run_id for folder in waiting})
+    schedule.add_unfinished(workspace, {folder.run_id for folder in waiting_runs})
     kept_folders = list[RunDir]()
-    for index, folder in enumerate(waiting):
+    for index, folder in enumerate(waiting_runs):
         if len(kept_folders) == number:
-            return [*kept_folders, *waiting[index:]]
+            return [*kept_folders, *waiting_runs[index:]]
         if (why := schedule.hold_back(folder.read_run(), prediction.read_prediction(folder.path))) is None:
             kept_folders.append(folder)
         else:
@@ -152,16 +153,16 @@ def hold_late_folders(workspace: Workspace, waiting: Sequence[RunDir], number: i
     return kept_folders
 
 
-def count_late_runs(planned: MatrixPlan, workspace: Workspace) -> int:
+def count_late_runs(plan: MatrixPlan, workspace: Workspace) -> int:
     """The number of runs of a plan that would not end before the lease. Runs that have ended in this workspace take no time.
     Raises InputError."""
-    leased = inventory.read_leased_inventory(workspace, planned.source.where.name)
+    leased = inventory.read_leased_inventory(workspace, plan.source.where.name)
     if leased is None:
         return 0
-    schedule = LeaseSchedule(leased, planned.recorded)
+    schedule = LeaseSchedule(leased, plan.recorded)
     runs = [
-        render.make_run(cell, repeat, 1, planned.source)
-        for cell, repeat in order_runs_by_repeat(planned.cells, planned.repeats)
-        if not (folder := RunDir(workspace.runs / run_id(cell, repeat))).path.exists() or not folder.has_ended()
+        render.make_run(cell, repeat, 1, plan.source)
+        for cell, repeat in order_runs_by_repeat(plan.cells, plan.repeats)
+        if not (run_dir := RunDir(workspace.runs / run_id(cell, repeat))).path.exists() or not run_dir.has_ended()
     ]
-    return sum(schedule.hold_back(run, planned.predicted.get(run.cell.name()), always_add=True) is not None for run in runs)
+    return sum(schedule.hold_back(run, plan.predicted.get(run.cell.name()), always_add=True) is not None for run in runs)

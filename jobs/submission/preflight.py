@@ -14,7 +14,7 @@ from jobs.rendering import render
 from jobs.rendering import sbatch_options as request
 from jobs.rendering.render import RenderContext
 from jobs.slurm import query
-from jobs.slurm.commands import SlurmOutput, call, has_slurm_commands
+from jobs.slurm.commands import SlurmOutput, call_slurm, has_slurm_commands
 from jobs.slurm.submission import NO_ROOM
 from shardlab.errors import InputError
 from shardlab.runs.run import Run
@@ -48,7 +48,7 @@ _KEYS_BY_PATTERN = {
 }
 
 
-def must_be_accepted(runs: Sequence[Run], source: RenderContext, *, pack: bool = False) -> None:
+def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool = False) -> None:
     """Raises InputError with a sentence for each distinct request that Slurm would reject.
 
     runs: the runs that are to be submitted. pack: as in `SubmitOptions`. If the controller does not answer, nothing is raised,
@@ -58,12 +58,12 @@ def must_be_accepted(runs: Sequence[Run], source: RenderContext, *, pack: bool =
         return
     runs_by_options: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        runs_by_options.setdefault(request.list_sbatch_options(run, source.where), []).append(run)
+        runs_by_options.setdefault(request.list_sbatch_options(run, context.where), []).append(run)
     sentences = []
     with tempfile.TemporaryDirectory(prefix="shardlab-") as temporary:
         script = Path(temporary) / "job.sbatch"
         for options, equal in runs_by_options.items():
-            script.write_text(render.render_script(equal[0], Path(temporary), source.where, source.own_templates))
+            script.write_text(render.render_script(equal[0], Path(temporary), context.where, context.own_templates))
             count = len(equal) if pack else 1
             answer = _test_request(script, [f"--time={request.compute_limit_minutes(equal[0]) * count}"] if count > 1 else [])
             if query.is_unanswered(answer):
@@ -75,7 +75,7 @@ def must_be_accepted(runs: Sequence[Run], source: RenderContext, *, pack: bool =
 
 
 def _test_request(script: Path, options: Sequence[str]) -> SlurmOutput:
-    return call(["sbatch", "--test-only", *options, str(script)], limit_s=TEST_S, enough=_REJECTED_FOR_NOW)
+    return call_slurm(["sbatch", "--test-only", *options, str(script)], limit_s=TEST_S, enough=_REJECTED_FOR_NOW)
 
 
 def _is_rejected_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
@@ -86,7 +86,7 @@ def _is_rejected_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
     if answer.find_error_line(_NO_SUCH_NODES) is None:
         return False
     partition = [option for option in options if option.startswith("--partition=")]
-    return bool(_UNAVAILABLE.search(call(["sinfo", "-h", "-N", "-o", "%T", *partition], limit_s=TEST_S).stdout))
+    return bool(_UNAVAILABLE.search(call_slurm(["sinfo", "-h", "-N", "-o", "%T", *partition], limit_s=TEST_S).stdout))
 
 
 def join_error_lines(stderr: str) -> str:

@@ -12,7 +12,7 @@ from jobs.plugins import own_plugins, plugin_store
 from jobs.rendering import frozen_source, render
 from jobs.scheduler import SubmitOptions, scheduler
 from jobs.status import retry_budget
-from jobs.status.reconcile import Status, find_blocking_status, select_last_attempts, statuses
+from jobs.status.reconcile import Status, find_blocking_status, read_statuses, select_last_attempts
 from jobs.supervisor import hold
 from shardlab.errors import InputError, ShardlabError
 from shardlab.matrix import batch_search
@@ -52,7 +52,7 @@ def check_runs(
     workspace: Workspace,
     cells: Sequence[Cell],
     repeats: Mapping[str, int],
-    source: render.RenderContext,
+    context: render.RenderContext,
     resume_from: str | None = None,
 ) -> None:
     """Check the runs of the workspace before anything is changed.
@@ -62,15 +62,15 @@ def check_runs(
     """
     if resume_from:
         _must_be_resumable(workspace.find_run(resume_from), cells)
-    for folder in _find_last_folders(workspace, _list_wanted_runs(workspace, cells, repeats, source)).values():
-        must_be_of_cluster(folder, source)
+    for folder in _find_last_folders(workspace, _list_wanted_runs(workspace, cells, repeats, context)).values():
+        must_be_of_cluster(folder, context)
 
 
 def decide_runs(
     workspace: Workspace,
     cells: Sequence[Cell],
     repeats: Mapping[str, int],
-    source: render.RenderContext,
+    context: render.RenderContext,
     resume_from: str | None = None,
 ) -> list[RunDecision]:
     """The decision on every repeat of every cell, in the order in which the runs are submitted.
@@ -79,12 +79,12 @@ def decide_runs(
     runs resume; None: they start from step 0.
     """
     resume_ids = [resume_from] if resume_from else []
-    wanted_runs = _list_wanted_runs(workspace, cells, repeats, source)
+    wanted_runs = _list_wanted_runs(workspace, cells, repeats, context)
     last_folders = _find_last_folders(workspace, wanted_runs)
-    statuses_by_id = {split_attempt(status.id)[0]: status for status in statuses(workspace, list(last_folders.values()))}
+    statuses_by_id = {split_attempt(status.id)[0]: status for status in read_statuses(workspace, list(last_folders.values()))}
     decisions = []
     for cell, repeat, path in wanted_runs:
-        run = render.make_run(cell, repeat, 1, source, resume_ids)
+        run = render.make_run(cell, repeat, 1, context, resume_ids)
         last = statuses_by_id.get(run.run_id)
         if last is not None and last.state == "planned":
             last = find_blocking_status(last_folders[run.run_id]) or last
@@ -92,8 +92,8 @@ def decide_runs(
             why = f"its search goes on after {path.description}" if path is not None and path.tries else "new"
             decisions.append(RunDecision(run, True, why))
         elif last.state == "planned":
-            decisions.append(RunDecision(_make_run_again(last_folders[run.run_id], run, source), True, "was rendered", last))
-        elif (retry_decision := _decide_within_budget(last_folders[run.run_id], last, source)) is not None:
+            decisions.append(RunDecision(_make_run_again(last_folders[run.run_id], run, context), True, "was rendered", last))
+        elif (retry_decision := _decide_within_budget(last_folders[run.run_id], last, context)) is not None:
             decisions.append(retry_decision)
         else:
             answer = path.answer if path is not None else ""
@@ -103,13 +103,13 @@ def decide_runs(
 
 
 def _list_wanted_runs(
-    workspace: Workspace, cells: Sequence[Cell], repeats: Mapping[str, int], source: render.RenderContext
+    workspace: Workspace, cells: Sequence[Cell], repeats: Mapping[str, int], context: render.RenderContext
 ) -> list[tuple[Cell, int, SearchPath | None]]:
     """Each run as (cell, repeat, the path of its search or None), in the order in which they run. If the batch size of a cell
     is searched, the cell of the next try is returned, or the cell of the last try if the search has ended."""
     wanted_runs: list[tuple[Cell, int, SearchPath | None]] = []
     for cell, repeat in order_runs_by_repeat(cells, repeats):
-        search = source.search_of(cell)
+        search = context.search_of(cell)
         path = search_path.follow_search(workspace.runs, cell, search, repeat) if search is not None else None
         wanted_runs.append((cell if path is None else path.current_cell, repeat, path))
     return wanted_runs
@@ -118,35 +118,35 @@ def _list_wanted_runs(
 def _find_last_folders(workspace: Workspace, wanted_runs: Sequence[tuple[Cell, int, SearchPath | None]]) -> dict[str, RunDir]:
     """For each of these runs that has a folder, the folder of its last attempt, by the run id of the first attempt."""
     first_ids = {run_id(cell, repeat) for cell, repeat, _ in wanted_runs}
-    last_folders = {split_attempt(folder.run_id)[0]: folder for folder in select_last_attempts(workspace.all_runs())}
-    return {name: folder for name, folder in last_folders.items() if name in first_ids}
+    last_folders = {split_attempt(run_dir.run_id)[0]: run_dir for run_dir in select_last_attempts(workspace.all_runs())}
+    return {name: run_dir for name, run_dir in last_folders.items() if name in first_ids}
 
 
 def send_runs(
-    workspace: Workspace, decisions: Sequence[RunDecision], source: render.RenderContext, submit_options: SubmitOptions
+    workspace: Workspace, decisions: Sequence[RunDecision], context: render.RenderContext, submit_options: SubmitOptions
 ) -> None:
     """Carry out decisions: release held runs, then render and submit the other runs whose `send` is true, in order.
 
     Runs that are held back are only rendered, and the reason is written into their events. submit_options: the options of the
     submission. Raises ShardlabError if the scheduler rejects a run."""
-    sent = [decision for decision in decisions if decision.send]
-    released = [decision for decision in sent if decision.now is not None and decision.now.is_held_in_queue]
+    sent_decisions = [decision for decision in decisions if decision.send]
+    released = [decision for decision in sent_decisions if decision.now is not None and decision.now.is_held_in_queue]
     hold.release_runs(workspace, [decision.run for decision in released])
-    new_runs = [decision.run for decision in sent if decision not in released]
+    new_runs = [decision.run for decision in sent_decisions if decision not in released]
     held_back_decisions = [decision for decision in decisions if decision.held_back]
     if new_runs or held_back_decisions:
-        frozen_source.freeze_source(Path(source.source))
-        plugin_store.freeze_sources(workspace, source.own.sources)
+        frozen_source.freeze_source(Path(context.source))
+        plugin_store.freeze_sources(workspace, context.own.sources)
     for decision in held_back_decisions:
-        render.write(decision.run, workspace.runs, source).write_event("controller", "held", why=decision.why)
-    folders = [render.write(run, workspace.runs, source) for run in new_runs]
+        render.write(decision.run, workspace.runs, context).write_event("controller", "held", why=decision.why)
+    folders = [render.write(run, workspace.runs, context) for run in new_runs]
     if folders:
-        scheduler(source.scheduler).submit(workspace, folders, submit_options)
-        frozen_source.remove_unused_copies(workspace, Path(source.source))
+        scheduler(context.scheduler).submit(workspace, folders, submit_options)
+        frozen_source.remove_unused_copies(workspace, Path(context.source))
 
 
 def decide_retries(
-    workspace: Workspace, selected: Sequence[Status], states: set[str], source: render.RenderContext, *, trust: bool = False
+    workspace: Workspace, runs: Sequence[Status], states: set[str], source: render.RenderContext, *, trust: bool = False
 ) -> list[RunDecision]:
     """Decide on a new attempt for each run whose last attempt, among the selected runs, ended in one of the states
     `states`.
@@ -161,19 +161,19 @@ def decide_retries(
     was submitted to another cluster, or if its code must not be executed.
     """
     decisions = []
-    last_ids = {folder.run_id for folder in select_last_attempts(RunDir(workspace.runs / status.id) for status in selected)}
-    for last_status in (status for status in selected if status.id in last_ids):
-        folder = RunDir(workspace.runs / last_status.id)
+    last_ids = {run_dir.run_id for run_dir in select_last_attempts(RunDir(workspace.runs / status.id) for status in runs)}
+    for last_status in (status for status in runs if status.id in last_ids):
+        run_dir = RunDir(workspace.runs / last_status.id)
         if last_status.is_held_in_queue and HELD in states:
-            must_be_of_cluster(folder, source)
-            run = hold.accept_packages(folder.read_run(), source.packages, source.versions)
+            must_be_of_cluster(run_dir, source)
+            run = hold.accept_packages(run_dir.read_run(), source.packages, source.versions)
             decisions.append(RunDecision(run, True, "was held; goes on with the packages that are installed now", last_status))
             continue
         is_unsent = last_status.state == "planned" and (split_attempt(last_status.id)[1] > 1 or last_status.why != "")
         if (last_status.state not in states and not is_unsent) or last_status.is_unreadable:
             continue
-        must_be_of_cluster(folder, source)
-        old = folder.read_run()
+        must_be_of_cluster(run_dir, source)
+        old = run_dir.read_run()
         plugins = own_plugins.read_run_plugins(workspace, old, trust=trust)
         searches = {batch_search.search_family_hash(old.cell): old.search} if old.search is not None else {}
         traces = {old.cell.name(): old.traces} if old.traces is not None else {}
@@ -183,27 +183,27 @@ def decide_retries(
         if is_unsent:
             attempt = split_attempt(last_status.id)[1]
             rendered = render.make_run(old.cell, old.repeat, attempt, context, old.resume, old.avoid, old.retried)
-            blocking = find_blocking_status(folder)
+            blocking = find_blocking_status(run_dir)
             why = "was rendered" if blocking is None else blocking.why
             decisions.append(RunDecision(rendered, blocking is None, why, blocking or last_status))
             continue
-        decisions.append(_decide_next_attempt(folder, old, last_status, context))
+        decisions.append(_decide_next_attempt(run_dir, old, last_status, context))
     return decisions
 
 
 def _decide_next_attempt(
-    folder: RunDir, old: Run, status: Status, source: render.RenderContext, retried: Sequence[str] = ()
+    run_dir: RunDir, old: Run, status: Status, context: render.RenderContext, retried: Sequence[str] = ()
 ) -> RunDecision:
     """The decision to submit the attempt after `old`, whose folder and status are given. retried: as in `Run`."""
-    resumable_attempts = retry_budget.list_resumable_attempts(folder.path.parent, old)
-    avoid = dict.fromkeys([*old.avoid, *(find_lost_nodes(folder, status.hosts) if status.state == "node_fail" else [])])
+    resumable_attempts = retry_budget.list_resumable_attempts(run_dir.path.parent, old)
+    avoid = dict.fromkeys([*old.avoid, *(find_lost_nodes(run_dir, status.hosts) if status.state == "node_fail" else [])])
     resume = [name for name, _ in resumable_attempts]
-    run = render.make_run(old.cell, old.repeat, old.attempt + 1, source, resume, list(avoid), retried)
+    run = render.make_run(old.cell, old.repeat, old.attempt + 1, context, resume, list(avoid), retried)
     resume_clause = f", resumes from its checkpoint at step {resumable_attempts[0][1]}" if resumable_attempts else ""
     return RunDecision(run, True, f"attempt {run.attempt} after {status.state}{resume_clause}", status)
 
 
-def _decide_within_budget(folder: RunDir, status: Status, source: render.RenderContext) -> RunDecision | None:
+def _decide_within_budget(run_dir: RunDir, status: Status, source: render.RenderContext) -> RunDecision | None:
     """The decision to start a run again within its budget, where its supervisor could not do it: the supervisor was killed, or
     its machine restarted. None if the run must not be started again by itself.
 
@@ -213,10 +213,10 @@ def _decide_within_budget(folder: RunDir, status: Status, source: render.RenderC
     """
     if source.scheduler == "slurm" or status.is_unreadable or status.state not in FINAL - {"timeout", "completed", "cancelled"}:
         return None
-    old_run = folder.read_run()
-    if not retry_budget.allows_retry(folder, old_run, status.state):
+    old_run = run_dir.read_run()
+    if not retry_budget.allows_retry(run_dir, old_run, status.state):
         return None
-    return _decide_next_attempt(folder, old_run, status, source, [*old_run.retried, status.state])
+    return _decide_next_attempt(run_dir, old_run, status, source, [*old_run.retried, status.state])
 
 
 def freeze_trusted_plugins(workspace: Workspace, decisions: Sequence[RunDecision], *, trust: bool) -> None:
@@ -232,34 +232,34 @@ def freeze_trusted_plugins(workspace: Workspace, decisions: Sequence[RunDecision
             plugin_store.freeze_sources(workspace, own_plugins.read_run_plugins(workspace, old_run, trust=trust).sources)
 
 
-def find_lost_nodes(folder: RunDir, hosts: Sequence[str]) -> list[str]:
+def find_lost_nodes(run_dir: RunDir, hosts: Sequence[str]) -> list[str]:
     """The names of the nodes that a run lost; empty if they are not known.
 
     Without Slurm, an event names the lost node. With Slurm, a node is lost if its telemetry stopped while the telemetry of the
     other nodes continued; a run on a single node has lost this node. hosts: the nodes on which the run was running.
     """
-    if recorded_nodes := retry_budget.read_lost_nodes(folder):
+    if recorded_nodes := retry_budget.read_lost_nodes(run_dir):
         return recorded_nodes
     if len(hosts) == 1:
         return list(hosts)
     last_s = {
-        host: max((s.wall_s for s in read_lines(folder.samples_file(host), Sample).records), default=None) for host in hosts
+        host: max((s.wall_s for s in read_lines(run_dir.samples_file(host), Sample).records), default=None) for host in hosts
     }
     latest_s = max((wall_s for wall_s in last_s.values() if wall_s is not None), default=0.0)
     return [host for host, wall_s in last_s.items() if wall_s is not None and wall_s < latest_s - SILENT_S]
 
 
-def _make_run_again(folder: RunDir, run: Run, source: render.RenderContext) -> Run:
+def _make_run_again(run_dir: RunDir, run: Run, context: render.RenderContext) -> Run:
     """The run.json with which a run that was rendered but not submitted is rendered again. If the run is a later attempt, it
     still resumes from the same runs.
 
-    folder: the run's folder. run: the first attempt as it would be rendered now.
+    run_dir: the run's folder. run: the first attempt as it would be rendered now.
     """
-    attempt = split_attempt(folder.run_id)[1]
+    attempt = split_attempt(run_dir.run_id)[1]
     if attempt == 1:
         return run
-    old = folder.read_run()
-    return render.make_run(run.cell, run.repeat, attempt, source, old.resume, old.avoid, old.retried)
+    old = run_dir.read_run()
+    return render.make_run(run.cell, run.repeat, attempt, context, old.resume, old.avoid, old.retried)
 
 
 def _must_be_resumable(saved_run: RunDir, cells: Sequence[Cell]) -> None:
@@ -288,15 +288,15 @@ def _explain_no_send(status: Status) -> str:
     return f"ended: {status.state} (`jobs retry --only {status.state}` makes a new attempt)"
 
 
-def must_be_of_cluster(folder: RunDir, source: render.RenderContext) -> None:
+def must_be_of_cluster(run_dir: RunDir, context: render.RenderContext) -> None:
     """Raises InputError if a run was rendered for another cluster. No error for a run whose records cannot be read; such a run
     is skipped later."""
     try:
-        run_cluster = folder.read_run().cluster
+        run_cluster = run_dir.read_run().cluster
     except ShardlabError:
         return
-    if run_cluster != render.make_cluster_record(source):
+    if run_cluster != render.make_cluster_record(context):
         raise InputError(
-            f"{folder.path}: was run on cluster {run_cluster.get('name')!r}, not {source.where.name!r}; runs of two "
+            f"{run_dir.path}: was run on cluster {run_cluster.get('name')!r}, not {context.where.name!r}; runs of two "
             "clusters cannot be compared as one matrix. Use another --workspace for each cluster."
         )

@@ -68,10 +68,10 @@ OVERLAP_S = 3 * LOOK_S
 class Attempt:
     """Supervises one start of one run, from the claim of the run to its last event."""
 
-    def __init__(self, folder: RunDir, command: list[str]) -> None:
-        self.folder = folder
+    def __init__(self, run_dir: RunDir, command: list[str]) -> None:
+        self.folder = run_dir
         self.command = command
-        self.run = folder.read_run()
+        self.run = run_dir.read_run()
         self.in_slurm = self.run.scheduler in ("slurm", "allocation")
         self.ranks_here = self.run.scheduler == "local"  # otherwise a job step starts the ranks on each node
         self.sampler: node_processes.Sampler | None = None  # set while ranks run on this machine
@@ -79,7 +79,7 @@ class Attempt:
         self.is_told_to_end = False  # whether SIGTERM told this process to end
         # This start ignores requests to cancel that are older than `begun`. A new try of a search ignores no request, because
         # nothing started the try before.
-        self.begun = 0.0 if next_try.is_claimed(folder) else time.time()
+        self.begun = 0.0 if next_try.is_claimed(run_dir) else time.time()
         self.limit_s = self.run.limit_s or self.run.cell.time_limit_s
         self.deadline: float | None = None  # end of the time limit (monotonic clock); None until the limit begins to count
         self.look = 0.0  # when to check the run's folder again (monotonic clock)
@@ -94,13 +94,13 @@ class Attempt:
         self._record_start()
         self.saved = retry_budget.find_saved_step(self.folder)
         try:
-            variables = self._prepare()
+            variables = self._prepare_start()
         except ShardlabError as error:
             is_node_lost = isinstance(error, step.NodeLost)
             if isinstance(error, step.NodeLost):
                 self._record_event(step.LOST, node=error.node, why=str(error))
-            retry_state = self._end(code=1, reason="node_fail" if is_node_lost else "failed", why=str(error))
-            self._requeue(None if isinstance(error, retry_budget.RestartedTooOften) else retry_state)
+            retry_state = self._record_end(code=1, reason="node_fail" if is_node_lost else "failed", why=str(error))
+            self._requeue_in_slurm(None if isinstance(error, retry_budget.RestartedTooOften) else retry_state)
             raise
         if self.run.track is not None:
             self.tracker = node_processes.Tracker(self.folder, self.run.track)
@@ -111,35 +111,35 @@ class Attempt:
             if self.tracker is not None:
                 self.tracker.end(wait_s=0)
             return CLAIMED_CODE
-        retry_state = self._end(code=code, reason=reason, why=self.why, steps=self._count_steps(code, reason))
+        retry_state = self._record_end(code=code, reason=reason, why=self.why, steps=self._count_steps(code, reason))
         if self.tracker is not None:
             self.tracker.end()
-        self._requeue(retry_state)
+        self._requeue_in_slurm(retry_state)
         return {"timeout": OUT_OF_TIME_CODE, "hung": OUT_OF_TIME_CODE, "cancelled": TOLD_TO_END_CODE}.get(reason or "", code)
 
-    def _end(self, **end_data: Any) -> str | None:
+    def _record_end(self, **end_data: Any) -> str | None:
         """Record the end of the run. Returns the state after which the run is started again; None if the run is not started
         again.
 
         end_data: the data of the event. Without Slurm, the next attempt is in the queue before the end is recorded
         (jobs.supervisor.retries)."""
-        may_start_again = end_data["reason"] == "preempted" or not self._is_to_end()
+        may_start_again = end_data["reason"] == "preempted" or not self._must_end()
         state = retry_budget.find_retry_state(self.folder, self.run, end_data, self.saved) if may_start_again else None
         if state is not None and self.run.scheduler != "slurm" and (why := retries.queue_next(self.folder, self.run, state)):
             print(f"{self.folder.run_id}: no further attempt is queued: {why}", file=sys.stderr)
         self._record_event("exited", **end_data)
         return state
 
-    def _requeue(self, retry_state: str | None) -> None:
-        """Ask Slurm to start the run again, unless somebody has told the run to end. retry_state: from `_end`."""
+    def _requeue_in_slurm(self, retry_state: str | None) -> None:
+        """Ask Slurm to start the run again, unless somebody has told the run to end. retry_state: from `_record_end`."""
         if retry_state is None or self.run.scheduler != "slurm":
             return
         self._wait_for_slurm()
-        may_start_again = retry_state == "preempted" or not self._is_to_end()
+        may_start_again = retry_state == "preempted" or not self._must_end()
         if may_start_again and (why := retries.requeue_job(self.folder, self.run, retry_state)):
             print(f"{self.folder.run_id}: Slurm does not start the run again: {why}", file=sys.stderr)
 
-    def _is_to_end(self) -> bool:
+    def _must_end(self) -> bool:
         """Whether somebody told this start of the run to end."""
         return self.is_told_to_end or self._is_cancelled()
 
@@ -170,11 +170,11 @@ class Attempt:
         If the run must not start, this method first writes an event, after which the run is held or its state is `planned`.
         """
         why = self._source_fault()
-        if not why and (changed := self._packages_changed()):
-            why = hold.HELD_WHY.format(changed=changed)
-            if self.folder.judge().state == "pending" and not hold.hold(self.folder, self.run, why):
+        if not why and (changed_packages := self._packages_changed()):
+            why = hold.HELD_WHY.format(changed=changed_packages)
+            if self.folder.judge().state == "pending" and not hold.hold_alike_runs(self.folder, self.run, why):
                 return why
-            why = f"{changed}; {RESUBMIT_HINT}"
+            why = f"{changed_packages}; {RESUBMIT_HINT}"
         if why:
             self._record_event("refused", why=why, **claim.token_data())
         return why
@@ -227,7 +227,7 @@ class Attempt:
             return "preempted"
         return None
 
-    def _prepare(self) -> dict[str, str]:
+    def _prepare_start(self) -> dict[str, str]:
         """Do what must be done before the ranks start; return additional variables for the environment of the ranks.
 
         Checks the source and the packages, waits for Slurm and for free GPUs, sends files to nodes that share no folder, and
@@ -238,11 +238,11 @@ class Attempt:
         retry_budget.must_be_within_budget(self.folder, self.run)
         self._wait_for_slurm()
         if self.ranks_here:  # otherwise one task on each node waits for the GPUs of its node (jobs/supervisor/step_task.py)
-            wait_for_gpus.wait_until_free(self.folder, self.run, os.environ, self._is_to_end)
+            wait_for_gpus.wait_until_free(self.folder, self.run, os.environ, self._must_end)
         if self.run.separate_folders:
             nodes = step.read_chosen_nodes(self.folder, self.run)
             deadline = self._start_limit()  # the time limit begins to count here, because the run uses its nodes from now on
-            node_folders.send_run_files(self.folder, self.run, nodes, lambda: self._is_to_end() or time.monotonic() > deadline)
+            node_folders.send_run_files(self.folder, self.run, nodes, lambda: self._must_end() or time.monotonic() > deadline)
         # Without Slurm, this machine may not be a node of the run, so jobs.ssh.step chooses the rendezvous instead.
         rendezvous_variables = rendezvous.choose_rendezvous(self.run.world.nnodes) if self.run.scheduler != "ssh" else {}
         return rendezvous_variables | launcher(self.run.launcher).prepare(self.folder, self.run)
@@ -275,14 +275,14 @@ class Attempt:
         run in the same allocation. If the run is told to end, the wait ends too, and the caller handles the request.
         """
         is_announced = False
-        while self.in_slurm and is_down() and not (self._is_to_end() or claim.is_taken_over(self.folder)):
+        while self.in_slurm and is_down() and not (self._must_end() or claim.is_taken_over(self.folder)):
             if not is_announced:
                 print(f"{self.folder.run_id}: Slurm's controller does not answer; waiting for it.", file=sys.stderr)
             is_announced = True
             time.sleep(SLURM_S)
 
-    def _record_event(self, event: str, **data: Any) -> None:
-        self.folder.write_event("attempt", event, **data)
+    def _record_event(self, event_kind: str, **data: Any) -> None:
+        self.folder.write_event("attempt", event_kind, **data)
 
     def _note_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.is_told_to_end = True
@@ -379,12 +379,12 @@ def main(argv: list[str]) -> int:
     """Supervise the run of the command line; return the exit code. argv: RUN_DIR -- COMMAND... Raises ShardlabError."""
     if len(argv) < 3 or argv[1] != "--":
         raise InputError("usage: python -m jobs.supervisor.attempt RUN_DIR -- COMMAND...")
-    folder = RunDir(Path(argv[0]).absolute())
-    folder.log.mkdir(exist_ok=True)
-    attempt = Attempt(folder, argv[2:])
+    run_dir = RunDir(Path(argv[0]).absolute())
+    run_dir.log.mkdir(exist_ok=True)
+    attempt = Attempt(run_dir, argv[2:])
     code = attempt.main()
     if attempt.run.search is not None:
-        next_try.replace_process(folder, code)
+        next_try.replace_process(run_dir, code)
     return code
 
 

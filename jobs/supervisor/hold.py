@@ -25,16 +25,16 @@ PACKAGES_CHANGED = "the installed packages changed since the run was submitted (
 HELD_WHY = "held, because {changed}: `jobs retry --only held` goes on with the packages that are installed then"
 
 
-def hold(folder: RunDir, run: Run, why: str) -> str:
+def hold_alike_runs(run_dir: RunDir, run: Run, why: str) -> str:
     """Hold the run for which this process was started, and all pending runs that were submitted with the same packages.
 
     folder, run: the run of this process. why: the reason, for the events of the runs. In Slurm, the run's job is requeued,
     which ends this process. Returns why Slurm did not requeue the job, or ''.
     """
-    folder.write_event("attempt", "held", why=why, requeued=claim.current_job_id())
+    run_dir.write_event("attempt", "held", why=why, requeued=claim.current_job_id())
     own_job, jobs = claim.current_job_id(), dict[str, str]()
-    for other_run in Workspace(folder.path.parent.parent).all_runs():
-        if (verdict := _judge_if_alike(other_run, folder, run)) is None:
+    for other_run in Workspace(run_dir.path.parent.parent).all_runs():
+        if (verdict := _judge_if_alike(other_run, run_dir, run)) is None:
             continue
         job, token = other_run.sent_job()
         if not verdict.held:
@@ -70,10 +70,10 @@ def release_runs(workspace: Workspace, runs: Sequence[Run]) -> None:
         scheduler(name).attend(workspace)
 
 
-def _judge_if_alike(other: RunDir, folder: RunDir, run: Run) -> JudgedState | None:
+def _judge_if_alike(other: RunDir, run_dir: RunDir, run: Run) -> JudgedState | None:
     """The verdict on the run `other` if it waits to start, held or not, and was submitted with the same packages as `run`,
-    whose folder is `folder`; else None. None for `run` itself, and if the records of `other` cannot be read."""
-    if other.run_id == folder.run_id or other.claim.exists():
+    whose folder is `run_dir`; else None. None for `run` itself, and if the records of `other` cannot be read."""
+    if other.run_id == run_dir.run_id or other.claim.exists():
         return None
     try:
         verdict = other.judge()
@@ -82,7 +82,7 @@ def _judge_if_alike(other: RunDir, folder: RunDir, run: Run) -> JudgedState | No
         return None
 
 
-def _is_being_held(folder: RunDir) -> bool:
+def _is_being_held(run_dir: RunDir) -> bool:
     """Whether another run recorded within HOLDING_S that this run is held. Later, a person may already have released it."""
-    held_s = max((event.wall_s for event in folder.events() if event.event == "held"), default=0.0)
+    held_s = max((event.wall_s for event in run_dir.events() if event.event == "held"), default=0.0)
     return abs(time.time() - held_s) < HOLDING_S

@@ -39,21 +39,21 @@ TRY_VARIABLE = "SHARDLAB_TRY"
 AGAIN = "-"  # the try was interrupted by a restart of the job, and may have to be claimed again
 
 
-def is_claimed(folder: RunDir) -> bool:
+def is_claimed(run_dir: RunDir) -> bool:
     """Whether the run is a try of a search that `jobs.supervisor.next_try` has claimed for this process."""
-    return os.environ.get(TRY_VARIABLE) == folder.run_id
+    return os.environ.get(TRY_VARIABLE) == run_dir.run_id
 
 
-def replace_process(folder: RunDir, code: int) -> None:
+def replace_process(run_dir: RunDir, code: int) -> None:
     """Replace this process (exec) by the process that starts the next try. Returns only if a later start of the job has taken
     over the try.
 
-    folder: the folder of the try that has ended, or that this process could not claim. code: the exit code of the try's
+    run_dir: the folder of the try that has ended, or that this process could not claim. code: the exit code of the try's
     supervisor.
     """
-    if claim.is_taken_over(folder):
+    if claim.is_taken_over(run_dir):
         return
-    os.execv(sys.executable, [sys.executable, "-m", "jobs.supervisor.next_try", str(folder.path), str(code)])
+    os.execv(sys.executable, [sys.executable, "-m", "jobs.supervisor.next_try", str(run_dir.path), str(code)])
 
 
 def main(argv: list[str]) -> int:
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
     return code
 
 
-def _render_next_try(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
+def _render_next_try(run_dir: RunDir, run: Run, path: SearchPath) -> RunDir:
     """Create the folder of the next try and claim the try for this process. Returns the folder. Raises ShardlabError.
 
     folder, run: the folder and the run.json of the previous try. path: all tries of the search so far.
@@ -100,12 +100,12 @@ def _render_next_try(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
         resume=[],
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    source = render_again.read_render_context(folder, next_run)
+    source = render_again.read_render_context(run_dir, next_run)
     # In this process, the planner knows no plug-ins of the workspace, so it cannot predict a cell that uses a plug-in.
     if cell.workload_code is None and cell.strategy_code is None:
-        predicted = plan_predictions.predict_cells(Workspace(folder.path.parent.parent), source.where, [cell], {})
-        source = msgspec.structs.replace(source, predicted=predicted)
-    sending = find_last_sending(folder.events())
+        predictions = plan_predictions.predict_cells(Workspace(run_dir.path.parent.parent), source.where, [cell], {})
+        source = msgspec.structs.replace(source, predicted=predictions)
+    sending = find_last_sending(run_dir.events())
     sending_data = sending.data if sending is not None else {}
     submission_data: dict[str, Any] = {key: sending_data[key] for key in ("scheduler", "token", "job") if key in sending_data}
     submission_data |= host.identify_this_process()
@@ -114,30 +114,30 @@ def _render_next_try(folder: RunDir, run: Run, path: SearchPath) -> RunDir:
         claim.claim_run(new)
         new.write_event("search", "submitted", **submission_data)
 
-    return render.write(next_run, folder.path.parent, source, prepare=claim_new)
+    return render.write(next_run, run_dir.path.parent, source, prepare=claim_new)
 
 
-def _was_cancelled(folder: RunDir) -> bool:
+def _was_cancelled(run_dir: RunDir) -> bool:
     """Whether a person cancelled the try after its last start, but too late to end the try."""
-    events = folder.events()
-    started = max((event.wall_s for event in events if event.event == "started"), default=0.0)
-    return any(event.event == "cancel_requested" and event.wall_s > started for event in events)
+    events = run_dir.events()
+    started_s = max((event.wall_s for event in events if event.event == "started"), default=0.0)
+    return any(event.event == "cancel_requested" and event.wall_s > started_s for event in events)
 
 
-def _replace_by_script(folder: RunDir, claim_word: str | None) -> None:
+def _replace_by_script(run_dir: RunDir, claim_word: str | None) -> None:
     """Replace this process by the script of a try. claim_word: AGAIN if the script must claim the try itself; None if the try
     is already claimed for this process."""
     from jobs.scheduler import scheduler
 
-    os.environ[TRY_VARIABLE] = claim_word or folder.run_id
+    os.environ[TRY_VARIABLE] = claim_word or run_dir.run_id
     first_path, _, other_paths = os.environ.get("PYTHONPATH", "").partition(":")
     if first_path and first_path == os.environ.get("SHARDLAB_SOURCE"):  # the script adds this folder to PYTHONPATH again
         os.environ["PYTHONPATH"] = other_paths
-    folder.log.mkdir(exist_ok=True)
-    with files.open_append(folder.log / "script.log") as log:
+    run_dir.log.mkdir(exist_ok=True)
+    with files.open_append(run_dir.log / "script.log") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    os.execvp("bash", ["bash", str(folder.path / scheduler(folder.read_run().scheduler).SCRIPT)])
+    os.execvp("bash", ["bash", str(run_dir.path / scheduler(run_dir.read_run().scheduler).SCRIPT)])
 
 
 def _print_search(path: SearchPath, outcome: str) -> None:

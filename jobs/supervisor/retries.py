@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from jobs import claim
-from jobs.slurm.commands import ENDED_S, call
+from jobs.slurm.commands import ENDED_S, call_slurm
 from jobs.status.retry_budget import REQUEUED, list_resumable_attempts, list_retried_states, read_lost_nodes
 from shardlab.errors import ShardlabError
 from shardlab.runs import prediction
@@ -22,7 +22,7 @@ from shardlab.runs.run import Run, run_id
 from shardlab.runs.rundir import RunDir
 
 
-def queue_next(folder: RunDir, run: Run, state: str) -> str:
+def queue_next(run_dir: RunDir, run: Run, state: str) -> str:
     """Put the next attempt at a run into the queue of its scheduler. Only one process can make this attempt.
 
     folder, run: the folder and the run.json of the attempt that ends in `state`. Returns '', or why the attempt was not made;
@@ -39,8 +39,8 @@ def queue_next(folder: RunDir, run: Run, state: str) -> str:
         run_id=run_id(run.cell, run.repeat, run.attempt + 1),
         attempt=run.attempt + 1,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        resume=[name for name, _ in list_resumable_attempts(folder.path.parent, run)],
-        avoid=list(dict.fromkeys([*run.avoid, *(read_lost_nodes(folder) if state == "node_fail" else [])])),
+        resume=[name for name, _ in list_resumable_attempts(run_dir.path.parent, run)],
+        avoid=list(dict.fromkeys([*run.avoid, *(read_lost_nodes(run_dir) if state == "node_fail" else [])])),
         retried=[*run.retried, state],
     )
 
@@ -48,33 +48,33 @@ def queue_next(folder: RunDir, run: Run, state: str) -> str:
         new.write_event("retry", "submitted", scheduler=run.scheduler)
 
     try:
-        source = render_again.read_render_context(folder, next_run)
-        if (predicted := prediction.read_prediction(folder.path)) is not None:
-            source = msgspec.structs.replace(source, predicted={run.cell.name(): predicted})
-        new = render.write(next_run, folder.path.parent, source, prepare=submitted)
-        workspace_trust.extend_consent(Workspace(folder.path.parent.parent), *list_executed_files(new))
+        source = render_again.read_render_context(run_dir, next_run)
+        if (run_prediction := prediction.read_prediction(run_dir.path)) is not None:
+            source = msgspec.structs.replace(source, predicted={run.cell.name(): run_prediction})
+        new = render.write(next_run, run_dir.path.parent, source, prepare=submitted)
+        workspace_trust.extend_consent(Workspace(run_dir.path.parent.parent), *list_executed_files(new))
     except ShardlabError as error:
         return str(error)
     return ""
 
 
-def requeue_job(folder: RunDir, run: Run, state: str) -> str:
+def requeue_job(run_dir: RunDir, run: Run, state: str) -> str:
     """Ask Slurm to start the job of this process again. state: the state in which the run ended.
 
     Returns '', or Slurm's words if Slurm does not start the job again. In a packed allocation, this process waits until Slurm
     ends it: if this process returned, the allocation would start its next run.
     """
-    job, events = claim.current_job_id(), folder.events()
+    job, events = claim.current_job_id(), run_dir.events()
     used_retries = list_retried_states(run, events).count(state) + 1
     why = f"retry {used_retries} of {run.retries_after(state)} after {state}"
-    folder.write_event("attempt", REQUEUED, after=state, why=why)
+    run_dir.write_event("attempt", REQUEUED, after=state, why=why)
     # Slurm requeues only jobs with Requeue=1. A job with Requeue=0 belongs to a run that Slurm must not restart of its own
     # accord. If Slurm restarts the run of its own accord after this command, the next start of the run finds that the restart
     # was not allowed.
-    call(["scontrol", "update", f"JobId={job}", "Requeue=1"])
+    call_slurm(["scontrol", "update", f"JobId={job}", "Requeue=1"])
     if is_packed := claim.is_packed(events):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Slurm may end this process before the next command returns
-    answer = call(["scontrol", "requeue", job])
+    answer = call_slurm(["scontrol", "requeue", job])
     if answer.ends_own_job and is_packed:
         time.sleep(ENDED_S)
     return "" if answer.ends_own_job else answer.error_line

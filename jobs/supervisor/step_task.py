@@ -29,13 +29,13 @@ def main(argv: list[str]) -> int:
     """Start the ranks of this task; return their exit code. argv: RUN_DIR -- COMMAND... Raises ShardlabError."""
     if len(argv) < 3 or argv[1] != "--":
         raise InputError("usage: python -m jobs.supervisor.step_task RUN_DIR -- COMMAND...")
-    folder = RunDir(Path(argv[0]).absolute())
+    run_dir = RunDir(Path(argv[0]).absolute())
     if RENDEZVOUS not in os.environ:
         raise InputError(f"{RENDEZVOUS} is not set; jobs.supervisor.attempt sets it.")
     nic = find_rendezvous_interface(os.environ[RENDEZVOUS], [name for name in os.environ.get(NODES, "").split(",") if name])
     node = read_node_number(os.environ)
     is_first_here = os.environ.get("SLURM_LOCALID", "0") == "0"
-    mark = f"{folder.path}#{os.environ.get('SLURM_PROCID', node)}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+    mark = f"{run_dir.path}#{os.environ.get('SLURM_PROCID', node)}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     environment = {
         **os.environ,
         node_processes.MARK: mark,
@@ -46,19 +46,19 @@ def main(argv: list[str]) -> int:
         "SHARDLAB_IS_FIRST": "true" if node == 0 else "false",
     }
     command = [Template(word).safe_substitute(environment) for word in argv[2:]]
-    folder.log.mkdir(exist_ok=True)
+    run_dir.log.mkdir(exist_ok=True)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         # Slurm sends these signals to every process of the step. Ranks that keep checkpoints handle these signals; this process
         # and the other processes that it starts ignore the signals.
         signal.signal(number, signal.SIG_IGN)
     if is_first_here:
-        _wait_for_free_gpus(folder)
-    sampler = node_processes.Sampler(folder) if is_first_here else None
+        _wait_for_free_gpus(run_dir)
+    sampler = node_processes.Sampler(run_dir) if is_first_here else None
     kills_before = node_processes.oom_kills()
     try:
         ranks = node_processes.start_process(command, None, environment)
     except node_processes.CannotStart as error:
-        folder.write_event(f"node-{gethostname()}", "failed", why=str(error))
+        run_dir.write_event(f"node-{gethostname()}", "failed", why=str(error))
         raise
     sigterm_times = _forward_signals(ranks)
     while (code := ranks.poll()) is None:
@@ -71,18 +71,18 @@ def main(argv: list[str]) -> int:
         sampler.end()
     node_processes.end_strays(mark)
     if is_first_here:
-        node_processes.remove_data_copies(folder)
+        node_processes.remove_data_copies(run_dir)
     if code and node_processes.oom_kills() > kills_before:
         why = f"out of host memory: the kernel's OOM killer ended a process on {gethostname()} during the run"
-        folder.write_event(f"node-{gethostname()}", "oom", why=why)
+        run_dir.write_event(f"node-{gethostname()}", "oom", why=why)
     return 128 - code if code < 0 else code
 
 
-def _wait_for_free_gpus(folder: RunDir) -> None:
+def _wait_for_free_gpus(run_dir: RunDir) -> None:
     try:
-        wait_for_gpus.wait_until_free(folder, folder.read_run(), os.environ, lambda: False)
+        wait_for_gpus.wait_until_free(run_dir, run_dir.read_run(), os.environ, lambda: False)
     except ShardlabError as error:
-        folder.write_event(f"node-{gethostname()}", "failed", why=str(error))
+        run_dir.write_event(f"node-{gethostname()}", "failed", why=str(error))
         raise
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from jobs.adaptation.adapt import Adaptation, adapt
+from jobs.adaptation.adapt import Adaptation, adapt_matrix
 from jobs.planning import plan
 from jobs.planning.resolve import Capacity, find_misfits, resolve_cells
 from jobs.plugins.own_plugins import OwnPlugins
@@ -48,7 +48,7 @@ def use_adapted_matrix(invocation: Invocation) -> None:
     machine = plan.find_capacity(invocation.cluster, in_allocation=getattr(arguments, "in_allocation", False))
     plugins = plan.find_own_plugins(invocation.workspace, requested_matrix)
     try:
-        adaptation = adapt(requested_matrix, machine, plugins, invocation.cluster.name)
+        adaptation = adapt_matrix(requested_matrix, machine, plugins, invocation.cluster.name)
         if adaptation is None:
             fit_text = f"all cells fit the cluster {invocation.cluster.name} (memory is not looked at)"
             out.print_line(f"{requested_matrix.name}: {fit_text}; nothing was changed.")

@@ -77,7 +77,7 @@ class AdviseVerb(JobsVerb):
             all_answers.update(new_answers)
             return new_answers
 
-        report = advise.advise(question, alternatives, answers)
+        report = advise.rank_strategies(question, alternatives, answers)
         for sentence in rehearsals.describe_refused(all_answers):
             out.print_remark(sentence, style="yellow")
         advice_text.print_advice(out, question, report, is_default_batch=args.global_batch is None)
@@ -145,9 +145,9 @@ def _make_question(invocation: Invocation, workload: Workload, cluster: Cluster)
     nodes = args.nodes or -(-args.gpus // per_node)
     if args.gpus % nodes:
         raise InputError(f"--gpus {args.gpus} --nodes {nodes}: allowed is a number of nodes that divides the GPUs.")
-    measured = inventory.read_all_reduces(invocation.workspace, cluster.name)
+    all_reduces = inventory.read_all_reduces(invocation.workspace, cluster.name)
     question = Question(
-        workload=workload, options=options, machine=plan_machine(cluster, None, measured), gpus=args.gpus, nodes=nodes,
+        workload=workload, options=options, machine=plan_machine(cluster, None, all_reduces), gpus=args.gpus, nodes=nodes,
         precision=args.precision, seq_len=args.seq_len or workload.seq_len, global_batch=args.global_batch or args.gpus,
     )  # fmt: skip
     if not question.machine.on_gpu:

@@ -37,7 +37,7 @@ def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> Path:
     the archive's file of that name.
     """
     with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as folder:
-        index = archive.unpack(file, Path(folder), lambda name: name.startswith((MATRIX_FOLDER, *CODE_FOLDERS)))
+        index = archive.unpack_archive(file, Path(folder), lambda name: name.startswith((MATRIX_FOLDER, *CODE_FOLDERS)))
         if index.matrix_file is None:
             raise InputError(f"{file}: has no matrix file: it was lost before. Allowed: another archive.")
         unpacked_files = [path for path in Path(folder).rglob("*") if path.is_file()]

@@ -42,23 +42,23 @@ class LogsVerb(JobsVerb):
         matches = match_run_ids(workspace.run_ids(), [args.run_id])
         if len(matches) > 1:
             raise InputError(f"{args.run_id!r} matches {len(matches)} runs: {', '.join(matches[:5])}. Allowed: one run.")
-        folder = RunDir(workspace.runs / matches[0])
-        unreadable = find_unreadable_status(folder)
-        if unreadable is not None:
-            out.print_remark(f"{unreadable.id}: {unreadable.why}", style="red")
-        elif args.rank is not None and not 0 <= args.rank < (world := folder.read_run().world.world_size):
+        run_dir = RunDir(workspace.runs / matches[0])
+        unreadable_status = find_unreadable_status(run_dir)
+        if unreadable_status is not None:
+            out.print_remark(f"{unreadable_status.id}: {unreadable_status.why}", style="red")
+        elif args.rank is not None and not 0 <= args.rank < (world := run_dir.read_run().world.world_size):
             raise InputError(f"--rank: found {args.rank}. Allowed: 0 to {world - 1}.")
-        if folder.is_rehearsal():
-            out.print_remark(f"note: {folder.run_id} is a {REHEARSAL}.")
-        log_paths = [folder.rank_log(args.rank)] if args.rank is not None else [folder.job_log, folder.rank_log(0)]
+        if run_dir.is_rehearsal():
+            out.print_remark(f"note: {run_dir.run_id} is a {REHEARSAL}.")
+        log_paths = [run_dir.rank_log(args.rank)] if args.rank is not None else [run_dir.job_log, run_dir.rank_log(0)]
         positions = dict.fromkeys(log_paths, 0)
         texts = {log_path: LogText() for log_path in log_paths}
         while True:
-            has_ended = unreadable is not None or folder.judge().state not in ("pending", "running")
+            has_ended = unreadable_status is not None or run_dir.judge().state not in ("pending", "running")
             for log_path in log_paths:
                 positions[log_path] = _print_log_from(out, log_path, positions[log_path], texts[log_path])
             if not args.follow or has_ended:
-                return int(unreadable is not None)
+                return int(unreadable_status is not None)
             time.sleep(LOG_INTERVAL_S)
 
 

@@ -42,19 +42,19 @@ def plan_with_options(invocation: Invocation) -> MatrixPlan:
     return _add_rehearsals(invocation, matrix_plan)
 
 
-def _add_rehearsals(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
+def _add_rehearsals(invocation: Invocation, plan: MatrixPlan) -> MatrixPlan:
     """The plan with predictions from the rehearsals that the workspace has; with --rehearse, missing rehearsals are made. A
     cell that cannot be rehearsed keeps its prediction by formula, and the reason is printed. Raises InputError."""
-    answers = make_rehearsals(invocation, planned.source.own).get_answers(planned.cells)
+    answers = make_rehearsals(invocation, plan.source.own).get_answers(plan.cells)
     if not answers:
-        return planned
+        return plan
     for sentence in rehearsals.describe_refused(answers):
         invocation.out.print_remark(sentence, style="yellow")
-    cells = [cell for cell in planned.cells if cell.name() in answers]
-    predictions = plan_predictions.predict_cells(invocation.workspace, planned.source.where, cells, planned.recorded, answers)
-    predicted = {**planned.predicted, **predictions}
-    source = msgspec.structs.replace(planned.source, predicted=predicted)
-    return msgspec.structs.replace(planned, predicted=predicted, source=source)
+    cells = [cell for cell in plan.cells if cell.name() in answers]
+    predictions = plan_predictions.predict_cells(invocation.workspace, plan.source.where, cells, plan.recorded, answers)
+    all_predictions = {**plan.predicted, **predictions}
+    source = msgspec.structs.replace(plan.source, predicted=all_predictions)
+    return msgspec.structs.replace(plan, predicted=all_predictions, source=source)
 
 
 def make_rehearsals(invocation: Invocation, plugins: OwnPlugins) -> Rehearsals:

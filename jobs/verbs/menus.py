@@ -52,7 +52,7 @@ class StrategiesVerb(JobsVerb):
         out = invocation.out
         own_strategies = find_plugin_set(invocation.workspace, STRATEGIES, menu.strategies())
         entries = sorted(OwnPlugins(strategies=own_strategies).strategy_menu().values(), key=_is_shipped)
-        rows = [[entry.name, entry.summary, ", ".join(entry.precisions), _origin(entry)] for entry in entries]
+        rows = [[entry.name, entry.summary, ", ".join(entry.precisions), _origin_text(entry)] for entry in entries]
         out.print_table("strategies", ["name", "what it does", "precisions", "from"], rows)
         _print_options(out, entries)
         _print_faults(out, own_strategies.faults)
@@ -74,7 +74,7 @@ class WorkloadsVerb(JobsVerb):
         own_workloads = find_plugin_set(invocation.workspace, WORKLOADS, menu.workloads())
         entries = sorted(OwnPlugins(workloads=own_workloads).workload_menu().values(), key=_is_shipped)
         rows = [
-            [item.name, item.summary, f"{item.parameters:,}", item.unit, _format_mflop(item.flops_per_unit), _origin(item)]
+            [item.name, item.summary, f"{item.parameters:,}", item.unit, _format_mflop(item.flops_per_unit), _origin_text(item)]
             for item in entries
         ]
         out.print_table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"], rows)
@@ -123,7 +123,7 @@ def _is_shipped(entry: Strategy | Workload) -> bool:
     return entry.file is None
 
 
-def _origin(entry: Strategy | Workload) -> str:
+def _origin_text(entry: Strategy | Workload) -> str:
     return entry.file or "ships"
 
 
@@ -160,8 +160,8 @@ def _shorten_names(names: Sequence[str], all_names: Sequence[str]) -> str:
     for name in names:
         families = [match[0] for pattern in ("[a-z]+", "[a-z]+[0-9](?=-|$)") if (match := re.match(pattern, name))]
         members = {family: [other for other in all_names if other.startswith(family)] for family in families}
-        complete = [family for family, variants in members.items() if len(variants) > 1 and set(variants) <= set(names)]
-        shortened.append(f"{complete[0]}*" if complete else name)
+        matching = [family for family, variants in members.items() if len(variants) > 1 and set(variants) <= set(names)]
+        shortened.append(f"{matching[0]}*" if matching else name)
     return ", ".join(dict.fromkeys(shortened))
 
 

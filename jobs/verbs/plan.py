@@ -46,22 +46,20 @@ class PlanVerb(JobsVerb):
         return 0
 
 
-def simulate_schedule(invocation: Invocation, planned: MatrixPlan) -> CellSchedule | None:
+def simulate_schedule(invocation: Invocation, plan: MatrixPlan) -> CellSchedule | None:
     """The simulated schedule of the cell that --schedule names; None if the option is not given. Raises InputError."""
     name: str | None = invocation.arguments.schedule
     if name is None:
         return None
-    by_name = {cell.name(): cell for cell in planned.cells if cell.pp > 1}
+    by_name = {cell.name(): cell for cell in plan.cells if cell.pp > 1}
     if not by_name:
-        raise InputError(
-            f"--schedule: no selected cell of {planned.matrix.name} has a pipeline. Allowed: cells with pp above 1."
-        )
+        raise InputError(f"--schedule: no selected cell of {plan.matrix.name} has a pipeline. Allowed: cells with pp above 1.")
     if name not in by_name:
         raise UnknownName("cell with a pipeline", name, by_name, where="--schedule")
     return cell_schedule.make_schedule(by_name[name])
 
 
-def scale_out_cells(invocation: Invocation, planned: MatrixPlan) -> dict[str, list[ScaledCell]] | None:
+def scale_out_cells(invocation: Invocation, plan: MatrixPlan) -> dict[str, list[ScaledCell]] | None:
     """The predictions for each cell of a plan on the numbers of GPUs given by --scale-out, by the name of the cell; None if the
     option is not given. Raises InputError."""
     text: str | None = invocation.arguments.scale_out
@@ -70,14 +68,14 @@ def scale_out_cells(invocation: Invocation, planned: MatrixPlan) -> dict[str, li
     parts = text.split(",")
     if not all(part.strip().isdecimal() and 1 <= int(part) <= MOST_GPUS for part in parts):
         raise InputError(f"--scale-out: found {text!r}. Allowed: numbers of GPUs from 1 to {MOST_GPUS}, such as 16,64,512.")
-    cluster = planned.source.where
+    cluster = plan.source.where
     earlier = plan_predictions.load_calibration(invocation.workspace)
     measured_all_reduces = inventory.read_all_reduces(invocation.workspace, cluster.name)
     scaled_by_name: dict[str, list[ScaledCell]] = {}
-    for cell in planned.cells:
+    for cell in plan.cells:
         gpus = cluster.for_gpu_type(cell.gpu_type).gpus
         per_node = (gpus.per_node if gpus is not None and gpus.per_node else None) or -(-cell.gpus // cell.nnodes)
         planned_machine = machine.plan_machine(cluster, cell.gpu_type, measured_all_reduces)
-        scaled_cells = [scale_out.extrapolate(cell, int(part), per_node, planned_machine, earlier) for part in parts]
+        scaled_cells = [scale_out.extrapolate_to_gpus(cell, int(part), per_node, planned_machine, earlier) for part in parts]
         scaled_by_name[cell.name()] = [scaled_cell for scaled_cell in scaled_cells if scaled_cell is not None]
     return scaled_by_name

@@ -45,44 +45,44 @@ class SubmitPlan(msgspec.Struct, frozen=True):
 def plan_submission(
     invocation: Invocation,
     decisions: list[RunDecision],
-    source: RenderContext,
+    context: RenderContext,
     options: SubmitOptions,
-    planned: MatrixPlan | None = None,
+    plan: MatrixPlan | None = None,
 ) -> SubmitPlan:
     """Hold back the runs that would not end before the lease, and check the other runs. No run folder is written.
 
-    planned: the plan of the matrix, for --max-gpu-hours. Raises InputError if the runs that are to be submitted may take more
+    plan: the plan of the matrix, for --max-gpu-hours. Raises InputError if the runs that are to be submitted may take more
     GPU hours than --max-gpu-hours, or if Slurm would reject one of them.
     """
-    decisions = lease_schedule.hold_late_runs(invocation.workspace, decisions, source, options)
+    decisions = lease_schedule.hold_late_runs(invocation.workspace, decisions, context, options)
     runs = [decision.run for decision in decisions if decision.send]
-    if planned is not None and (bound := invocation.arguments.max_gpu_hours) is not None:
+    if plan is not None and (bound := invocation.arguments.max_gpu_hours) is not None:
         if not (0 < bound < 1e9):
             raise InputError(f"--max-gpu-hours: found {bound:.12g}. Allowed: a number above 0.")
-        counts = Counter(planned.planned_name(run.cell) for run in runs)
-        must_be_within_bound(bound, [entry for entry in estimate_hours(planned, counts) if counts[entry.cell.name()]])
-    if source.scheduler == "slurm":
-        preflight.must_be_accepted(runs, source, pack=options.pack)
-    return SubmitPlan(decisions, source, options, planned.remarks if planned is not None else ())
+        counts = Counter(plan.planned_name(run.cell) for run in runs)
+        must_be_within_bound(bound, [entry for entry in estimate_hours(plan, counts) if counts[entry.cell.name()]])
+    if context.scheduler == "slurm":
+        preflight.must_be_accepted(runs, context, pack=options.pack)
+    return SubmitPlan(decisions, context, options, plan.remarks if plan is not None else ())
 
 
-def must_have_data(out: Output, workspace: Workspace, cells: Sequence[Cell], source: RenderContext) -> None:
+def must_have_data(out: Output, workspace: Workspace, cells: Sequence[Cell], context: RenderContext) -> None:
     """Raises InputError if a data set of these cells is missing; prints a note if it is unknown whether nodes have the data
     sets."""
-    data_sets = datasets.find_missing_data(cells, source, workspace)
+    data_sets = datasets.find_missing_data(cells, context, workspace)
     if data_sets.unknown:
         out.print_remark(f"note: {data_sets.unknown}")
     datasets.must_have_data(data_sets)
 
 
-def finish_interrupted(invocation: Invocation, source: RenderContext) -> bool:
+def finish_interrupted(invocation: Invocation, context: RenderContext) -> bool:
     """Finish submissions of earlier commands that were interrupted, and print what was done.
 
     Returns whether every record of the scheduler can be read.
     """
-    for sentence in scheduler(source.scheduler).resolve(invocation.workspace):
+    for sentence in scheduler(context.scheduler).resolve(invocation.workspace):
         invocation.out.print_remark(sentence)
-    damaged = scheduler(source.scheduler).damaged(invocation.workspace)
+    damaged = scheduler(context.scheduler).damaged(invocation.workspace)
     for sentence in damaged:
         invocation.out.print_remark(sentence, style="red")
     return not damaged
@@ -98,19 +98,19 @@ def tidy_runs(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_s
     for sentence in cancelled.sentences:
         out.print_remark(sentence)
     names = {run.scheduler["name"] for run in runs if not run.is_unreadable} if of_scheduler else set()
-    unreadable = print_unreadable(out, runs)
+    unreadable_runs = print_unreadable(out, runs)
     damaged = [sentence for name in sorted(names) for sentence in scheduler(name).damaged(workspace)]
     for sentence in damaged:
         out.print_remark(sentence, style="red")
-    return cancelled.all_gone and not unreadable and not damaged
+    return cancelled.all_gone and not unreadable_runs and not damaged
 
 
 def print_unreadable(out: Output, runs: Sequence[Status]) -> int:
     """Print every run that is skipped because its records cannot be read, with the reason; return the number of such runs."""
-    unreadable = [run for run in runs if run.is_unreadable]
-    for run in unreadable:
+    unreadable_runs = [run for run in runs if run.is_unreadable]
+    for run in unreadable_runs:
         out.print_remark(f"{run.id}: {run.why}", style="red")
-    return len(unreadable)
+    return len(unreadable_runs)
 
 
 def print_dry_run(invocation: Invocation, submit_plan: SubmitPlan) -> int:
@@ -168,18 +168,18 @@ def _print_decisions(invocation: Invocation, submit_plan: SubmitPlan, would_be: 
     would_be: "would be " in a dry run.
     """
     out, decisions, backlog = invocation.out, submit_plan.decisions, submit_plan.backlog
-    waiting = {folder.run_id for folder in backlog.folders} if backlog else set()
+    queued = {folder.run_id for folder in backlog.folders} if backlog else set()
     for decision in decisions:
         if decision.now is not None and decision.now.is_unreadable:
             continue  # the caller prints runs whose records cannot be read, with the reason
         outcome = decision.why if decision.held_back else f"skipped: {decision.why}"
         if decision.send:
-            outcome = f"{'waits to be ' if decision.run.run_id in waiting else would_be}submitted ({decision.why})"
+            outcome = f"{'waits to be ' if decision.run.run_id in queued else would_be}submitted ({decision.why})"
         out.print_line(f"{decision.run.run_id}: {outcome}", style=None if decision.send else "dim")
     send_count = sum(decision.send for decision in decisions)
     held_back_count = sum(decision.held_back for decision in decisions)
-    wait_clause = f", {len(waiting)} wait for room" if waiting else ""
+    wait_clause = f", {len(queued)} wait for room" if queued else ""
     held_clause = f", {held_back_count} {would_be}held back" if held_back_count else ""
     skip_count = len(decisions) - send_count - held_back_count
-    out.print_line(f"{send_count - len(waiting)} run(s) {would_be}submitted{wait_clause}{held_clause}, {skip_count} skipped.")
+    out.print_line(f"{send_count - len(queued)} run(s) {would_be}submitted{wait_clause}{held_clause}, {skip_count} skipped.")
     views.print_lease(out, invocation.workspace, submit_plan.source.where.name)

@@ -74,7 +74,7 @@ def add_sharing_options(parser: Parser) -> None:
     parser.add_argument("--ignore-lease", action="store_true", help=lease_help)
 
 
-def read_submit_options(invocation: Invocation, source: RenderContext) -> SubmitOptions:
+def read_submit_options(invocation: Invocation, context: RenderContext) -> SubmitOptions:
     """The options with which runs are submitted. Raises InputError if an option for Slurm is given for a cluster without
     Slurm."""
     arguments, after = invocation.arguments, getattr(invocation.arguments, "after", None)
@@ -82,11 +82,11 @@ def read_submit_options(invocation: Invocation, source: RenderContext) -> Submit
         raise InputError(f"--max-parallel: found {arguments.max_parallel}. Allowed: 1 to 100000.")
     values = {"--max-parallel": arguments.max_parallel, "--pack": arguments.pack or None, "--after": after}
     options = " and ".join(option for option, value in values.items() if value is not None)
-    if options and source.scheduler == "allocation":
+    if options and context.scheduler == "allocation":
         raise InputError(f"{options}: not with --in-allocation, which starts one run at a time. Allowed: leave {options} out.")
-    if options and source.scheduler != "slurm":
+    if options and context.scheduler != "slurm":
         raise InputError(
-            f"{options}: only for Slurm, and the cluster {source.where.name} has no `slurm`; its runs start in the order "
+            f"{options}: only for Slurm, and the cluster {context.where.name} has no `slurm`; its runs start in the order "
             f"of submission. Allowed: leave {options} out."
         )
     runs_before = match_run_ids(invocation.workspace.run_ids(), [after]) if after else []

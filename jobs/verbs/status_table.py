@@ -82,8 +82,8 @@ def _make_columns(order: Sequence[str]) -> list[Column[Status]]:
 
 
 def _describe_reasons(run: Status) -> str:
-    resumed = f"resumed from step {run.resumed_from_step}" if run.resumed_from_step is not None else ""
-    return "; ".join(filter(None, (run.why, resumed, *run.trouble)))
+    resumed_text = f"resumed from step {run.resumed_from_step}" if run.resumed_from_step is not None else ""
+    return "; ".join(filter(None, (run.why, resumed_text, *run.trouble)))
 
 
 def _format_moment(moment: datetime, reference: datetime) -> str:

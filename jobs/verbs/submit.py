@@ -82,18 +82,18 @@ class SubmitVerb(JobsVerb):
         return sending.report_sent(invocation, submit_plan, all_readable=all_readable)
 
 
-def _keep_fitting_cells(invocation: Invocation, planned: MatrixPlan) -> MatrixPlan:
+def _keep_fitting_cells(invocation: Invocation, plan: MatrixPlan) -> MatrixPlan:
     """The plan without the cells that certainly do not fit the memory of a GPU or of a node. The name of each cell that is left
     out is printed. With --no-fit-check, the plan is returned unchanged."""
     if invocation.arguments.no_fit_check:
-        return planned
-    fitting, names = leave_out_cells_over_memory(planned)
+        return plan
+    fitting, names = leave_out_cells_over_memory(plan)
     for name in names:
         invocation.out.print_remark(
-            f"{name}: left out, because it needs at least {planner_table.describe_missing_memory(planned.predicted[name])}. "
+            f"{name}: left out, because it needs at least {planner_table.describe_missing_memory(plan.predicted[name])}. "
             "To submit it all the same: --no-fit-check.",
             style="yellow",
         )
-    for sentence in planner_table.describe_host_memory({cell.name(): planned.predicted[cell.name()] for cell in fitting.cells}):
+    for sentence in planner_table.describe_host_memory({cell.name(): plan.predicted[cell.name()] for cell in fitting.cells}):
         invocation.out.print_remark(sentence, style="yellow")
     return fitting

@@ -99,7 +99,7 @@ def find_trace_runs(invocation: Invocation) -> TraceRuns:
     names = [path.name for path in trace_paths]
     chunks = [names[start : start + per_run] for start in range(0, len(names), per_run)]
     file_states = [(path.name, (status := path.stat()).st_size, status.st_mtime_ns) for path in trace_paths]
-    name = f"traces-{_digest([str(folder), per_run, file_states])}"
+    name = f"traces-{_digest_value([str(folder), per_run, file_states])}"
     parts = [TracePart(folder=str(folder), files=chunk, place=index, parts=len(chunks)) for index, chunk in enumerate(chunks)]
     return TraceRuns(name, [(_make_trace_cell(name, part), part) for part in parts])
 
@@ -117,11 +117,11 @@ def _find_traces(folder: Path) -> list[Path]:
 
 def _must_be_shared(folder: Path, cluster: Cluster) -> None:
     """Raises InputError if the nodes of the cluster could not read the folder."""
-    shared = cluster.storage.shared if cluster.provider != "local" else None
-    if shared is not None and not folder.resolve().is_relative_to(Path(shared).resolve()):
+    shared_folder = cluster.storage.shared if cluster.provider != "local" else None
+    if shared_folder is not None and not folder.resolve().is_relative_to(Path(shared_folder).resolve()):
         raise InputError(
-            f"{folder}: lies outside of {shared}, which the nodes of {cluster.name} share; they would not find the traces. "
-            f"Allowed: a folder in {shared}."
+            f"{folder}: lies outside of {shared_folder}, which the nodes of {cluster.name} share; they would not find the "
+            f"traces. Allowed: a folder in {shared_folder}."
         )
 
 
@@ -135,5 +135,5 @@ def _make_trace_cell(name: str, part: TracePart) -> Cell:
     )  # fmt: skip
 
 
-def _digest(value: Sequence[object]) -> str:
+def _digest_value(value: Sequence[object]) -> str:
     return hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:12]

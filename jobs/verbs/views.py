@@ -13,7 +13,7 @@ from jobs.planner.scale_out import ScaledCell
 from jobs.planning import batch_searches, cell_differences, datasets, gpu_hours, repeats
 from jobs.planning.plan import MatrixPlan
 from jobs.plugins.own_plugins import OwnPlugins
-from jobs.slurm.share import Share
+from jobs.slurm.share import AccountShare
 from jobs.status import search_runs
 from jobs.status.reconcile import Status
 from jobs.verbs import status_table
@@ -46,11 +46,11 @@ PLAN_COLUMNS: list[Column[Cell]] = [
 
 def print_plan(
     out: Output,
-    planned: MatrixPlan,
+    plan: MatrixPlan,
     workspace: Workspace,
     data: datasets.MissingData,
     hours: Sequence[gpu_hours.CellHours] = (),
-    shares: Sequence[Share] = (),
+    shares: Sequence[AccountShare] = (),
     late_count: int = 0,
     scaled: Mapping[str, Sequence[ScaledCell]] | None = None,
     schedule: CellSchedule | None = None,
@@ -64,103 +64,103 @@ def print_plan(
     scaled: the predictions on other numbers of GPUs, by the name of the cell; None if --scale-out is not given.
     schedule: the schedule of the cell that --schedule names; None if the option is not given.
     """
-    _print_cells(out, planned)
-    _print_predictions(out, planned)
+    _print_cells(out, plan)
+    _print_predictions(out, plan)
     if scaled is not None:
         planner_table.print_scale_out(out, scaled)
     if schedule is not None:
-        for sentence in cell_schedule.describe_schedule(schedule, planned.predicted[schedule.cell]):
+        for sentence in cell_schedule.describe_schedule(schedule, plan.predicted[schedule.cell]):
             out.print_line(sentence)
-    counts = {cell.name(): planned.repeats[cell.name()] for cell in planned.cells}
+    counts = {cell.name(): plan.repeats[cell.name()] for cell in plan.cells}
     estimated_hours = gpu_hours.sum_hours(hours) if hours else None
-    _print_amount_of_work(out, planned, counts, hours, shares)
-    lease = print_lease(out, workspace, planned.source.where.name, late_count)
-    models = _select_own_models(planned.source.own, planned.cells)
+    _print_amount_of_work(out, plan, counts, hours, shares)
+    lease = print_lease(out, workspace, plan.source.where.name, late_count)
+    models = _select_own_models(plan.source.own, plan.cells)
     run_times = {entry.cell.name(): entry.run_time for entry in hours}
-    _print_obstacles_and_notes(out, planned, models, data)
+    _print_obstacles_and_notes(out, plan, models, data)
     out.print_document(
         {
-            "matrix": planned.source.matrix,
-            "scale": "tiny" if any(cell.rehearses for cell in planned.cells) else "full",
+            "matrix": plan.source.matrix,
+            "scale": "tiny" if any(cell.rehearses for cell in plan.cells) else "full",
             "repeats": max(counts.values()),
             "runs": sum(counts.values()),
-            "cost": planned.cost,
+            "cost": plan.cost,
             "gpu_hours": estimated_hours,
             "shares": shares,
             "lease": lease,
-            "cells": [_make_cell_document(cell, planned, run_times, scaled) for cell in planned.cells],
+            "cells": [_make_cell_document(cell, plan, run_times, scaled) for cell in plan.cells],
             **({} if schedule is None else {"schedule": schedule}),
             "models": [_make_model_document(model) for model in models],
-            "excluded": planned.matrix.excluded,
-            "deviations": planned.matrix.file.deviations,
-            "misfits": [{"id": entry.cell, "why": entry.why} for entry in planned.misfits],
+            "excluded": plan.matrix.excluded,
+            "deviations": plan.matrix.file.deviations,
+            "misfits": [{"id": entry.cell, "why": entry.why} for entry in plan.misfits],
             "missing_data": data.missing,
         }
     )
 
 
-def _print_cells(out: Output, planned: MatrixPlan) -> None:
+def _print_cells(out: Output, plan: MatrixPlan) -> None:
     """Print the table of the cells of a plan."""
-    names = [cell.name() for cell in planned.cells]
-    differences = dict(zip(names, cell_differences.describe_differences(planned.cells), strict=True))
+    names = [cell.name() for cell in plan.cells]
+    differences = dict(zip(names, cell_differences.describe_differences(plan.cells), strict=True))
     differing: Column[Cell] = Column("differs in", lambda cell: differences[cell.name()])
     columns = [*PLAN_COLUMNS, differing] if any(differences.values()) else PLAN_COLUMNS
-    matrix_name = planned.source.matrix
-    title = f"{matrix_name}: {planned.matrix.file.title}" if planned.matrix.file.title else matrix_name
-    out.show_table(Table(title, columns, planned.cells))
+    matrix_name = plan.source.matrix
+    title = f"{matrix_name}: {plan.matrix.file.title}" if plan.matrix.file.title else matrix_name
+    out.show_table(Table(title, columns, plan.cells))
 
 
-def _print_predictions(out: Output, planned: MatrixPlan) -> None:
+def _print_predictions(out: Output, plan: MatrixPlan) -> None:
     """Print a table with the predictions for each cell; nothing is printed if nothing could be predicted."""
-    table = planner_table.make_predictions_table({cell.name(): planned.predicted[cell.name()] for cell in planned.cells})
+    table = planner_table.make_predictions_table({cell.name(): plan.predicted[cell.name()] for cell in plan.cells})
     if len(table.columns) > 1:
         out.show_table(table)
     if out.verbose:
-        for sentence in dict.fromkeys(planned.predicted[cell.name()].how for cell in planned.cells):
+        for sentence in dict.fromkeys(plan.predicted[cell.name()].how for cell in plan.cells):
             out.print_remark(f"predicted from: {sentence}")
 
 
 def _print_amount_of_work(
     out: Output,
-    planned: MatrixPlan,
+    plan: MatrixPlan,
     repeats_of_cell: Mapping[str, int],
     hours: Sequence[gpu_hours.CellHours],
-    shares: Sequence[Share],
+    shares: Sequence[AccountShare],
 ) -> None:
     """Print how many runs a plan has, how long they take, and how much of the user's Slurm account is left."""
-    out.print_line(f"{repeats.describe_repeats(repeats_of_cell, planned.matrix.file.repeats)}.")
-    for sentence in batch_searches.describe_searches(planned.cells, planned.source.searches, planned.predicted):
+    out.print_line(f"{repeats.describe_repeats(repeats_of_cell, plan.matrix.file.repeats)}.")
+    for sentence in batch_searches.describe_searches(plan.cells, plan.source.searches, plan.predicted):
         out.print_line(sentence)
-    if planned.cost.cells:
-        out.print_line(f"{_format_cost(planned.cost, len(repeats_of_cell))}.")
+    if plan.cost.cells:
+        out.print_line(f"{_format_cost(plan.cost, len(repeats_of_cell))}.")
     if (estimated_hours := gpu_hours.sum_hours(hours)).without_retries:
         out.print_line(f"about {gpu_hours.describe_hours(estimated_hours)}.")
         for sentence in filter(None, (gpu_hours.describe_retries(estimated_hours), gpu_hours.describe_limits(hours))):
             out.print_line(f"{sentence}.")
     for share in shares:
-        out.print_line(f"sshare: the account {share.account} has {share.in_words()}.")
-    for sentence in planner_table.describe_sums(planned.predicted, repeats_of_cell):
+        out.print_line(f"sshare: the account {share.account} has {share.describe_remaining_hours()}.")
+    for sentence in planner_table.describe_sums(plan.predicted, repeats_of_cell):
         out.print_line(sentence)
 
 
 def _print_obstacles_and_notes(
-    out: Output, planned: MatrixPlan, own_models: Sequence[OwnWorkload], data: datasets.MissingData
+    out: Output, plan: MatrixPlan, own_models: Sequence[OwnWorkload], data: datasets.MissingData
 ) -> None:
     """Print excluded cells, facts about own models, cells that do not fit the cluster, advice, missing data and notes."""
-    for entry in planned.matrix.excluded:
-        keys = ", ".join(f"{key}={value}" for key, value in entry.cell.items() if _varies(planned, key))
+    for entry in plan.matrix.excluded:
+        keys = ", ".join(f"{key}={value}" for key, value in entry.cell.items() if _varies_in_matrix(plan, key))
         out.print_line(f"excluded: {keys}: {entry.why}")
     for sentence in (sentence for model in own_models for sentence in _describe_model(model)):
         out.print_line(sentence)
-    for why, count in Counter(misfit.why for misfit in planned.misfits).items():
+    for why, count in Counter(misfit.why for misfit in plan.misfits).items():
         out.print_line(f"not on this cluster: {count} cell(s): {why}")
-    for sentence in planned.advice:
+    for sentence in plan.advice:
         out.print_line(sentence)
     for sentence in data.missing:
         out.print_line(f"no data: {sentence}")
     if data.unknown:
         out.print_remark(f"note: {data.unknown}")
-    for remark in planned.remarks:
+    for remark in plan.remarks:
         out.print_remark(f"note: {remark}")
 
 
@@ -200,26 +200,26 @@ def print_status(out: Output, runs: Sequence[Status], workspace: Workspace) -> N
 
 def _make_cell_document(
     cell: Cell,
-    planned: MatrixPlan,
+    plan: MatrixPlan,
     run_times: Mapping[str, gpu_hours.RunTime | None],
     scaled: Mapping[str, Sequence[ScaledCell]] | None,
 ) -> dict[str, Any]:
     """A cell of a plan as a dictionary, for --json. run_times: how long a run takes, by the name of the cell. scaled: as for
     `print_plan`."""
-    name, search = cell.name(), planned.source.search_of(cell)
+    name, search = cell.name(), plan.source.search_of(cell)
     return {
         "id": name,
-        "repeats": planned.repeats[name],
-        "rehearsal": planned.source.plans_rehearsal(cell),
+        "repeats": plan.repeats[name],
+        "rehearsal": plan.source.plans_rehearsal(cell),
         "cell": cell,
-        "predicted": planned.predicted[name],
+        "predicted": plan.predicted[name],
         "run_time": run_times.get(name),
         **({} if search is None else {"search": search.to_json_fields()}),
         **({} if scaled is None else {"scale_out": scaled.get(name, [])}),
     }
 
 
-def _format_cost(cost: repeats.Cost, cells: int) -> str:
+def _format_cost(cost: repeats.EstimatedCost, cells: int) -> str:
     """The estimated time of all runs of a plan as text. If only some cells have a recorded time, the text says how many.
 
     cells: the number of cells of the plan.
@@ -230,8 +230,8 @@ def _format_cost(cost: repeats.Cost, cells: int) -> str:
     return f"about {all_runs} in sequence, {all_ranks} summed over ranks (or GPUs){scope}{basis}"
 
 
-def _varies(planned: MatrixPlan, key: str) -> bool:
-    file = planned.matrix.file
+def _varies_in_matrix(plan: MatrixPlan, key: str) -> bool:
+    file = plan.matrix.file
     return key in file.axes or any(key in group for group in file.zip)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from jobs.scheduler import group_by_scheduler, scheduler
 from jobs.status import search_runs, stale_jobs
-from jobs.status.reconcile import Status, read_run_on_disk, select_last_attempts, statuses
+from jobs.status.reconcile import Status, read_run_on_disk, read_statuses, select_last_attempts
 from jobs.submission.backlog import Backlog
 from jobs.verbs import status_table, views
 from shardlab.runs.run import split_attempt
@@ -37,7 +37,7 @@ def wait_and_report(
         return 0
 
     def look() -> list[Status]:
-        return statuses(workspace, search_runs.add_tries(workspace, _last_attempts(workspace, run_ids)))
+        return read_statuses(workspace, search_runs.add_tries(workspace, _last_attempts(workspace, run_ids)))
 
     if not wait:
         out.print_document({"runs": look()})
@@ -72,12 +72,12 @@ def wait_and_report(
     return 0 if cancelled.all_gone and not stopped_searches and all(run.expected for run in ended_runs) else 1
 
 
-def watch_status(out: Output, workspace: Workspace, look: Callable[[], list[Status]]) -> list[Status]:
+def watch_status(out: Output, workspace: Workspace, poll: Callable[[], list[Status]]) -> list[Status]:
     """Carry out `jobs status --watch`: show a live table until all runs have ended or the user presses Ctrl-C.
 
-    look: reads the statuses of the runs. This function starts no runner. Returns the last statuses.
+    poll: reads the statuses of the runs. This function starts no runner. Returns the last statuses.
     """
-    runs = _wait_until_ended(out, workspace, look, restart=False)
+    runs = _wait_until_ended(out, workspace, poll, restart=False)
     views.print_status(out, runs, workspace)
     return runs
 
@@ -89,10 +89,10 @@ def cancel_runs(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
         scheduler(name).cancel(workspace, runs_on_disk)
     deadline = time.monotonic() + CANCEL_S
     while True:
-        current_statuses = statuses(workspace, folders)
+        current_statuses = read_statuses(workspace, folders)
         if all(run.state in FINAL for run in current_statuses):
             last_folders = _last_attempts(workspace, [run.id for run in current_statuses])
-            tries = statuses(workspace, search_runs.add_tries(workspace, last_folders))
+            tries = read_statuses(workspace, search_runs.add_tries(workspace, last_folders))
             unfinished = [run for run in tries if run.state not in FINAL and run.cell is not None]
             # the second list: tries and attempts that began in the meantime
             return [*current_statuses, *(cancel_runs(workspace, unfinished) if unfinished else [])]
@@ -104,27 +104,27 @@ def cancel_runs(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
 def _last_attempts(workspace: Workspace, run_ids: Sequence[str]) -> list[RunDir]:
     """The folders of the last attempts at these runs, in order: a run may have been started again meanwhile
     (jobs.supervisor.retries)."""
-    last = {split_attempt(folder.run_id)[0]: folder for folder in select_last_attempts(workspace.all_runs())}
+    last = {split_attempt(run_dir.run_id)[0]: run_dir for run_dir in select_last_attempts(workspace.all_runs())}
     return [last[split_attempt(run_id)[0]] for run_id in run_ids]
 
 
 def _wait_until_ended(
-    out: Output, workspace: Workspace, look: Callable[[], list[Status]], *, restart: bool = True, backlog: Backlog | None = None
+    out: Output, workspace: Workspace, poll: Callable[[], list[Status]], *, restart: bool = True, backlog: Backlog | None = None
 ) -> list[Status]:
     """Poll until all runs have ended or are held. On a terminal, show a live table; otherwise print a line for each change.
 
-    look: reads the statuses of the runs. restart: whether to start a new runner if the runner of a queue is gone. backlog: runs
-    that are submitted while the command waits. Returns the last statuses.
+    poll: reads the statuses of the runs. restart: whether to start a new runner if the runner of a queue is gone.
+    backlog: runs that are submitted while the command waits. Returns the last statuses.
     """
-    runs, has_sent = look(), False
+    runs, has_sent = poll(), False
     if out.results.is_terminal and not out.json:
         from rich.live import Live
 
         console = out.results.console
         with Live(_draw_live_table(runs, *console.size), console=console, auto_refresh=False) as screen:
             while backlog or has_sent or not _have_ended(runs):
-                _pause(workspace, runs, restart=restart)
-                runs, has_sent = _read_and_submit(look, backlog)
+                _wait_to_poll(workspace, runs, restart=restart)
+                runs, has_sent = _read_and_submit(poll, backlog)
                 screen.update(_draw_live_table(runs, *console.size), refresh=True)
         return runs
     previous_states: dict[str, str] = {}
@@ -136,14 +136,14 @@ def _wait_until_ended(
             previous_states[run.id] = run.state
         if _have_ended(runs) and not backlog and not has_sent:
             return runs
-        _pause(workspace, runs, restart=restart)
-        runs, has_sent = _read_and_submit(look, backlog)
+        _wait_to_poll(workspace, runs, restart=restart)
+        runs, has_sent = _read_and_submit(poll, backlog)
 
 
-def _read_and_submit(look: Callable[[], list[Status]], backlog: Backlog | None) -> tuple[list[Status], bool]:
+def _read_and_submit(poll: Callable[[], list[Status]], backlog: Backlog | None) -> tuple[list[Status], bool]:
     """Read the statuses, then submit runs of the backlog. Returns (the statuses, whether runs were submitted); if runs were
     submitted, the statuses are out of date."""
-    runs = look()
+    runs = poll()
     if not backlog:
         return runs, False
     count_before = len(backlog.folders)
@@ -155,7 +155,7 @@ def _have_ended(runs: Sequence[Status]) -> bool:
     return not any(run.state in ("pending", "running") and not run.held for run in runs)
 
 
-def _pause(workspace: Workspace, runs: Sequence[Status], *, restart: bool) -> None:
+def _wait_to_poll(workspace: Workspace, runs: Sequence[Status], *, restart: bool) -> None:
     if restart and any(run.state == "pending" for run in runs):
         for name in {run.scheduler["name"] for run in runs if run.state == "pending"}:
             scheduler(name).attend(workspace)

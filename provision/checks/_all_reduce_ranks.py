@@ -37,7 +37,7 @@ def run_node_rank(backend: str, nodes: str, rank: str, endpoint: str, *, gpu: in
     run_rank(backend, int(rank), int(nodes), "env://", gpu)
 
 
-def run_rank(backend: str, rank: int, ranks: int, init_method: str, gpu: int | None = None) -> None:
+def run_rank(backend: str, rank: int, world_size: int, init_method: str, gpu: int | None = None) -> None:
     """Run one rank. Rank 0 prints an AllReduceReport as JSON.
 
     init_method: the init_method of torch.distributed. gpu: the index of the GPU that the rank uses; None: the index is the
@@ -45,19 +45,21 @@ def run_rank(backend: str, rank: int, ranks: int, init_method: str, gpu: int | N
     device = torch.device("cuda", rank if gpu is None else gpu) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=ranks, timeout=timedelta(seconds=180))
+    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world_size, timeout=timedelta(seconds=180))
     wrong = torch.zeros(1, dtype=torch.int64, device=device)
-    times = torch.stack([_measure_times(count, rank, ranks, device, wrong) for count in ELEMENTS[backend]])
+    times = torch.stack([_measure_times(count, rank, world_size, device, wrong) for count in ELEMENTS[backend]])
     dist.all_reduce(wrong)
     dist.barrier()
     clock = torch.tensor([time.time(), -time.time()], dtype=torch.float64, device=device)
     dist.all_reduce(clock, op=dist.ReduceOp.MAX)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)  # an all-reduce takes as long as its slowest rank
     if rank == 0:
-        sizes = [_summarize_times(4 * count, ranks, row) for count, row in zip(ELEMENTS[backend], times.tolist(), strict=True)]
+        sizes = [
+            _summarize_times(4 * count, world_size, row) for count, row in zip(ELEMENTS[backend], times.tolist(), strict=True)
+        ]
         report = {
             "backend": backend,
-            "ranks": ranks,
+            "ranks": world_size,
             "bytes": sizes[-1]["bytes"],
             "wrong": int(wrong.item()),
             "iterations": ITERATIONS,
@@ -70,13 +72,13 @@ def run_rank(backend: str, rank: int, ranks: int, init_method: str, gpu: int | N
     dist.destroy_process_group()
 
 
-def _measure_times(elements: int, rank: int, ranks: int, device: torch.device, wrong: torch.Tensor) -> torch.Tensor:
+def _measure_times(elements: int, rank: int, world_size: int, device: torch.device, wrong: torch.Tensor) -> torch.Tensor:
     """Sum tensors of one size. Returns the seconds of each iteration on this rank, without the warm-up.
 
     wrong: the number of wrong elements is added to this tensor.
     """
     base = torch.arange(elements, device=device, dtype=torch.float32).remainder_(1024)
-    expected = base * ranks + ranks * (ranks - 1) / 2
+    expected_sum = base * world_size + world_size * (world_size - 1) / 2
     times = torch.zeros(WARMUP + ITERATIONS, dtype=torch.float64, device=device)
     for iteration in range(WARMUP + ITERATIONS):
         values = base + rank
@@ -86,15 +88,15 @@ def _measure_times(elements: int, rank: int, ranks: int, device: torch.device, w
         if device.type == "cuda":
             torch.cuda.synchronize()
         times[iteration] = time.perf_counter() - begin
-        wrong += (values != expected).sum()
+        wrong += (values != expected_sum).sum()
     return times[WARMUP:]
 
 
-def _summarize_times(size: int, ranks: int, times: list[float]) -> dict[str, float]:
+def _summarize_times(size: int, world_size: int, times: list[float]) -> dict[str, float]:
     """The fields of an AllReduceTime, by name. size: the size of the tensor in bytes. times: for each iteration, the seconds on
     the slowest rank."""
     median_s = statistics.median(times)
-    rate = bus_bandwidth(ranks, size, median_s) / 1e9
+    rate = bus_bandwidth(world_size, size, median_s) / 1e9
     return {
         "bytes": size,
         "seconds": median_s,

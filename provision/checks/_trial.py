@@ -54,7 +54,9 @@ def try_torch() -> Trial:
         all_reduce = run_in_children(ranks, RANKS_S)
     if not torch_state.gpus:
         return Trial(torch_state, all_reduce)
-    return Trial(torch_state, all_reduce, run_in_children([_multiply], PRODUCT_S), run_in_children([_compile], COMPILED_S))
+    return Trial(
+        torch_state, all_reduce, run_in_children([_check_matmul], PRODUCT_S), run_in_children([_check_compile], COMPILED_S)
+    )
 
 
 def _run_rank(backend: str, rank: int, store: str) -> None:
@@ -63,13 +65,13 @@ def _run_rank(backend: str, rank: int, store: str) -> None:
     _all_reduce_ranks.run_rank(backend, rank, RANKS, store)
 
 
-def _multiply() -> None:
+def _check_matmul() -> None:
     from provision.checks import _matmul
 
     _matmul.main()
 
 
-def _compile() -> None:
+def _check_compile() -> None:
     from provision.checks import _compiled
 
     # torch.compile gets empty caches: with cached kernels of an earlier check, it would need no compiler on this node.

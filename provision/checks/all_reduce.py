@@ -55,9 +55,9 @@ def add_measurement(outcome: Outcome, answer: CommandOutput, nodes: Sequence[str
 
     answer: the output of the ranks. nodes: the names of the nodes of the ranks. gpu: NVML's name of the GPUs, if NCCL was used.
     """
-    if not outcome.passed or (measured := read_measurement(answer, nodes, gpu)) is None:
+    if not outcome.passed or (measurement := read_measurement(answer, nodes, gpu)) is None:
         return outcome
-    return msgspec.structs.replace(outcome, all_reduces=(measured,))
+    return msgspec.structs.replace(outcome, all_reduces=(measurement,))
 
 
 def read_measurement(answer: CommandOutput, nodes: Sequence[str], gpu: str | None) -> MeasuredAllReduce | None:
@@ -104,7 +104,7 @@ def judge_all_reduce(answer: CommandOutput, *, cores: int) -> Outcome:
     rate = bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
     size = f"{report.bytes / 2**20:g} MiB"
     sentence = f"{test} of {size} ({report.backend}) is exact; bus bandwidth {rate:.2f} GB/s ({FORMULA})"
-    measured: dict[str, float | int | str] = {
+    measured_values: dict[str, float | int | str] = {
         "backend": report.backend,
         "ranks": report.ranks,
         "bytes": report.bytes,
@@ -113,7 +113,7 @@ def judge_all_reduce(answer: CommandOutput, *, cores: int) -> Outcome:
         "bus_bandwidth_gb_per_s": rate,
         "formula": FORMULA,
     }
-    return Outcome(True, sentence, measured=measured)
+    return Outcome(True, sentence, measured=measured_values)
 
 
 def explain_failure(answer: CommandOutput, limit_s: float) -> str:

@@ -74,9 +74,9 @@ def judge_product(answer: CommandOutput, nvidia: Nvidia) -> Outcome:
     if faulty_gpus:
         sentence = f"wrong elements in a matrix product: {', '.join(faulty_gpus)}"
         return Outcome(False, sentence, "do not train here: look at nvidia-smi -q -d ECC")
-    measured: dict[str, float | int | str] = {"gpus": len(errors), "driver": nvidia.nvml or ""}
+    measured_values: dict[str, float | int | str] = {"gpus": len(errors), "driver": nvidia.nvml or ""}
     sentence = f"all parts of the driver have version {nvidia.nvml}; {len(errors)} x {nvidia.seen[0].name} compute exactly"
-    return Outcome(True, sentence, measured=measured)
+    return Outcome(True, sentence, measured=measured_values)
 
 
 DRIVER_WORKS = Check("driver", run)

@@ -31,10 +31,10 @@ def judge_gpus(host: Host, torch: Torch) -> Outcome:
         return Outcome(True, f"NVML and torch both see {count} x {host.gpus[0].name}", measured={"gpus": count})
     torch_count = "none" if torch.gpus is None else str(torch.gpus)
     why = f" ({torch.why_no_gpus})" if torch.why_no_gpus else ""
-    return Outcome(False, f"NVML sees {count} GPUs, torch {torch_count}{why}", _advice(host, torch))
+    return Outcome(False, f"NVML sees {count} GPUs, torch {torch_count}{why}", _advise_repair(host, torch))
 
 
-def _advice(host: Host, torch: Torch) -> str:
+def _advise_repair(host: Host, torch: Torch) -> str:
     if torch.hidden_by is not None:
         return f"CUDA_VISIBLE_DEVICES={torch.hidden_by} hides GPUs from torch; unset it"
     if torch.cuda is None:

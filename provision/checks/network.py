@@ -36,9 +36,9 @@ def run(site: Site, target: Target) -> Outcome:
     before = map_targets(targets, _read_sent_bytes)
     answers = map_targets(targets, lambda member: _launch_rank(targets, member, nics[targets.index(member)]))
     after = map_targets(targets, _read_sent_bytes)
-    failed = [(failing, answer) for failing, answer in zip(targets, answers, strict=True) if answer.code != 0]
-    if failed:
-        first, answer = failed[0]
+    failed_targets = [(failing, answer) for failing, answer in zip(targets, answers, strict=True) if answer.code != 0]
+    if failed_targets:
+        first, answer = failed_targets[0]
         why = explain_failure(answer, LIMIT_S)
         advice = f"can the nodes reach {targets[0].node.address}:{PORT} and each other, or does a firewall block them?"
         return Outcome(
@@ -52,15 +52,15 @@ def run(site: Site, target: Target) -> Outcome:
 def judge_network(
     answer: CommandOutput,
     nics: list[str],
-    sent: list[dict[str, int]],
-    absent: str = "",
+    sent_by_nic: list[dict[str, int]],
+    absent_note: str = "",
     controls: Sequence[tuple[str, str] | None] = (),
 ) -> Outcome:
     """Returns a passed Outcome if the sums are exact and the data was sent over the right interfaces.
 
-    nics: the interface of each node that should carry the data. sent: for each node, the bytes sent during the test, by
-    interface. absent: names the nodes that did not take part, such as `; without gpu1`. controls: for each node, (name of the
-    node, name of its interface on the control network of an experiment); None: the node is on no control network.
+    nics: the interface of each node that should carry the data. sent_by_nic: for each node, the bytes sent during the test, by
+    interface. absent_note: names the nodes that did not take part, such as `; without gpu1`. controls: for each node, (name of
+    the node, name of its interface on the control network of an experiment); None: the node is on no control network.
     """
     try:
         report = decode_last_line(answer.stdout, AllReduceReport)
@@ -73,16 +73,16 @@ def judge_network(
             False, f"{report.wrong} wrong sums between nodes", "do not train here: check the network cards and memory"
         )
     rate = bus_bandwidth(report.ranks, report.bytes, report.time_s)
-    intended_bytes = min(counts.get(nic, 0) for nic, counts in zip(nics, sent, strict=True))
+    intended_bytes = min(counts.get(nic, 0) for nic, counts in zip(nics, sent_by_nic, strict=True))
     strays = [
         f"{nic} {count / 1e6:.0f} MB"
-        for own_nic, counts in zip(nics, sent, strict=True)
+        for own_nic, counts in zip(nics, sent_by_nic, strict=True)
         for nic, count in counts.items()
         if nic != own_nic and not _VIRTUAL.match(nic) and count > MOST_STRAY_SHARE * intended_bytes
     ]
     expected_bytes = 2 * (report.ranks - 1) / report.ranks * report.bytes * report.iterations
     nic_names = ", ".join(sorted(set(nics)))
-    if control_traffic := _control_traffic(controls, sent, expected_bytes):
+    if control_traffic := _control_traffic(controls, sent_by_nic, expected_bytes):
         text = f"the control network, which is only for logins, carried data of the all-reduce: {', '.join(control_traffic)}"
         return Outcome(
             False,
@@ -97,10 +97,10 @@ def judge_network(
             False, text, "which interface has the nodes' addresses (ip addr), and does /etc/hosts list these addresses?"
         )
     figures = {name: value for name, value in msgspec.to_builtins(report).items() if name != "times"}
-    measured = {**figures, "bus_bandwidth_gb_per_s": rate / 1e9, "formula": FORMULA}
-    bandwidth = f"bus bandwidth {rate / 1e9 * 8:.2f} Gbit/s ({FORMULA}){absent}"
+    measured_values = {**figures, "bus_bandwidth_gb_per_s": rate / 1e9, "formula": FORMULA}
+    bandwidth = f"bus bandwidth {rate / 1e9 * 8:.2f} Gbit/s ({FORMULA}){absent_note}"
     text = f"all-reduce of {report.ranks} nodes over {nic_names} is exact; {bandwidth}"
-    return Outcome(True, text, measured=measured)
+    return Outcome(True, text, measured=measured_values)
 
 
 def _control_traffic(controls: Sequence[tuple[str, str] | None], sent: Sequence[dict[str, int]], expected: float) -> list[str]:

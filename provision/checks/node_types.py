@@ -95,15 +95,15 @@ def run(site: Site, target: Target) -> Outcome:
         if all(settled) or time_s > deadline:
             break
         STOPPING.wait(POLL_S)
-    outcomes, proven = [], []
+    outcomes, proven_types = [], []
     for folder, (cluster, kind, _) in folders.items():
         requested_gpus = cluster.gpus.per_node if cluster.gpus is not None else 0
         outcomes.append(judged_proof.judge_proofs(kind, results[folder], folder, requested_gpus))
         if outcomes[-1].passed:
-            proven.append((kind, results[folder].nodes))
+            proven_types.append((kind, results[folder].nodes))
         elif results[folder].state == "ENDED":
             target.node.run(["sh", "-c", SET_ASIDE, "set-aside", folder], timeout_s=60)
-    proven_nodes.record_proven_nodes(site, proven)
+    proven_nodes.record_proven_nodes(site, proven_types)
     failed = next((outcome for outcome in outcomes if not outcome.passed), None)
     sentence = "; ".join([*(outcome.says for outcome in outcomes), *left_out])
     return Outcome(failed is None, sentence, failed.advice if failed else None, transcript=failed.transcript if failed else "")
@@ -144,10 +144,10 @@ def _select_types(cluster: Cluster, node_types: tuple[NodeType, ...], partition:
             continue
         if cluster.gpus is None or not cluster.gpus.per_node or _has_gpus(kind, cluster):
             groups.setdefault((kind.cpus, kind.gpus), []).append(kind)
-    largest = [max(similar_types, key=lambda node_type: node_type.count) for similar_types in groups.values()]
+    largest_types = [max(similar_types, key=lambda node_type: node_type.count) for similar_types in groups.values()]
     return {
         kind: ",".join(other.names for other in larger if (other.cpus, other.gpus) != (kind.cpus, kind.gpus) and other.names)
-        for kind in largest
+        for kind in largest_types
     }
 
 
@@ -186,25 +186,25 @@ def _read_proofs(target: Target, folder: str) -> Proofs:
     return Proofs(nodes, job, state)
 
 
-def _submit_proof_job(cluster: Cluster, target: Target, folder: str, kind: NodeType, unsuitable: str) -> str | None:
+def _submit_proof_job(cluster: Cluster, target: Target, folder: str, node_type: NodeType, unsuitable: str) -> str | None:
     """Submit the proof job of a node type. Returns why Slurm rejects the job; None if Slurm accepts it.
 
     folder: the folder for the job's results. unsuitable: the names of the nodes that the job must not get.
     """
     gpu_count = cluster.gpus.per_node if cluster.gpus is not None else 0
-    count = min(2, kind.count, cluster.slurm.max_nodes or 2 if cluster.slurm is not None else 2)
+    count = min(2, node_type.count, cluster.slurm.max_nodes or 2 if cluster.slurm is not None else 2)
     excluded = ",".join([*(cluster.slurm.exclude if cluster.slurm is not None else []), *([unsuitable] if unsuitable else [])])
     options = [
         "--job-name=shardlab-prove",
         f"--output={folder}/prove.log",
-        *requests.sbatch_options(cluster, nodes=count, minutes=MINUTES, gpus=gpu_count, cpus=_requested_cpus(kind)),
+        *requests.sbatch_options(cluster, nodes=count, minutes=MINUTES, gpus=gpu_count, cpus=_requested_cpus(node_type)),
         "--no-requeue",  # a requeued job would find the files of its first start
         *([f"--exclude={excluded}"] if excluded else []),  # all names in one option: sbatch uses only the last --exclude
     ]
     script = templates.render(
         "site/prove.sh.j2",
         options=options,
-        kind=str(kind),
+        kind=str(node_type),
         folder=folder,
         container=container.srun_options(cluster, folder),
         python=container.rank_python(cluster, target.node.python),

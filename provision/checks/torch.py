@@ -25,18 +25,18 @@ def judge_torch(torch: Torch, *, is_this_machine: bool = False) -> Outcome:
     is_this_machine: whether the node is this machine, for which the advice is a command.
     """
     if torch.version is None:
-        return Outcome(False, f"torch cannot be imported ({torch.why_absent})", _advice(is_this_machine=is_this_machine))
+        return Outcome(False, f"torch cannot be imported ({torch.why_absent})", _advise_pip(is_this_machine=is_this_machine))
     if (release := _parse_release(torch.version)) is not None and release < OLDEST:
         sentence = f"torch {torch.version} is too old: shardlab was tried with torch {TRIED}"
-        return Outcome(False, sentence, _advice("--upgrade", is_this_machine=is_this_machine))
+        return Outcome(False, sentence, _advise_pip("--upgrade", is_this_machine=is_this_machine))
     if not torch.backends:
         sentence = f"torch {torch.version} is built without distributed training"
-        return Outcome(False, sentence, _advice("--force-reinstall", is_this_machine=is_this_machine))
+        return Outcome(False, sentence, _advise_pip("--force-reinstall", is_this_machine=is_this_machine))
     backends = ", ".join(torch.backends)
     return Outcome(True, f"torch {torch.version} can be imported; backends: {backends}{untried_remark(torch.version)}")
 
 
-def _advice(*options: str, is_this_machine: bool) -> str:
+def _advise_pip(*options: str, is_this_machine: bool) -> str:
     if is_this_machine:
         return f"install an official build: {extras.install_command('trainers', *options)}"
     return "install an official build of torch into the environment of the node, which the cluster file or `provision` chose"

@@ -29,11 +29,11 @@ def wait_until_ready(note: ExperimentNote, workspace: Workspace, portal: Portal,
         while True:
             experiment = fetch_experiment(note, workspace, portal)
             unready = {node.client_id or "a node without a name": node.missing for node in experiment.nodes if node.missing}
-            failed = [node.client_id or "a node without a name" for node in experiment.nodes if node.has_failed]
-            if experiment.status in ENDED_STATES or failed:
+            failed_names = [node.client_id or "a node without a name" for node in experiment.nodes if node.has_failed]
+            if experiment.status in ENDED_STATES or failed_names:
                 raise ShardlabError(
                     f"the experiment {note.name} has failed: its status is {experiment.status}"
-                    + (f", and these nodes failed: {', '.join(failed)}" if failed else "")
+                    + (f", and these nodes failed: {', '.join(failed_names)}" if failed_names else "")
                     + f". The portal says why{f' at {experiment.url}' if experiment.url else ''}, such as too few free nodes, "
                     f"or no such image. To end it: {DOWN_COMMAND}"
                 )

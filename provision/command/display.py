@@ -192,13 +192,13 @@ def show_checks(output: Output, findings: Sequence[Finding]) -> None:
     output.print_table(
         "checks", ("node", "check", "result", "what"), rows, [label_and_color[f.outcome.passed][1] for f in findings]
     )
-    failed = [finding for finding in findings if finding.outcome.passed is False]
-    for finding in failed:
+    failed_findings = [finding for finding in findings if finding.outcome.passed is False]
+    for finding in failed_findings:
         output.print_detail(finding.outcome.transcript)
         sentence, advice = finding.outcome.says.rstrip("."), finding.outcome.advice or ""
         end = "" if advice.endswith("?") else "."
         output.print_line(f"{finding.node}: {finding.check}: {sentence}. Advice: {advice}{end}", "red")
-    if failed:
-        output.print_line(f"not verified: {len(failed)} of {len(findings)} checks failed", "red")
+    if failed_findings:
+        output.print_line(f"not verified: {len(failed_findings)} of {len(findings)} checks failed", "red")
     elif is_verified(findings):
         output.print_line("verified: ready to train", "green")

@@ -99,7 +99,7 @@ def _make_site_file(output: Output, login: Login | None) -> str:
             f"{machine_name}: Slurm shows no partition "
             f"({answers.unknown.get('partitions', 'none is visible to this user')}). Allowed: a login node of a Slurm cluster."
         )
-    proposed = proposal.propose(answers)
+    proposed = proposal.propose_partition(answers)
     return render_site_file(login, answers, proposed, survey.find_rejections(node, proposal.propose_gpu_requests(proposed)))
 
 
@@ -193,9 +193,9 @@ def _module_lines(names: Sequence[str]) -> list[str]:
     return lines
 
 
-def _folder_line(folder: SharedFolder) -> str:
-    name = f"{folder.variable}=" if folder.variable else ""
-    return f"{name}{folder.path}: {folder.file_system}, {_free_text(folder)}"
+def _folder_line(shared_folder: SharedFolder) -> str:
+    name = f"{shared_folder.variable}=" if shared_folder.variable else ""
+    return f"{name}{shared_folder.path}: {shared_folder.file_system}, {_free_text(shared_folder)}"
 
 
 def _make_local_file() -> str:
@@ -248,8 +248,8 @@ def propose_network(nodes: Sequence[Sequence[RdmaLink]]) -> str | None:
     networks = set()
     for links in nodes:
         rated = [(link.gbit_per_s, link.layer) for link in links if link.state == "ACTIVE" and link.gbit_per_s is not None]
-        fastest = max(rated, default=None)
-        networks.add(None if fastest is None else (*fastest, rated.count(fastest)))
+        fastest_network = max(rated, default=None)
+        networks.add(None if fastest_network is None else (*fastest_network, rated.count(fastest_network)))
     if len(networks) != 1 or (network := networks.pop()) is None:
         return None
     rate, layer, cards = network
@@ -275,9 +275,13 @@ def _machine_text(system: System) -> str:
     return f"{system.cpus} CPUs, {system.memory_kib / (1 << 20):.0f} GiB memory, {system.pretty}"
 
 
-def _free_text(folder: SharedFolder) -> str:
-    inodes = f", {folder.free_inodes:,} inodes" if folder.free_inodes else ""
-    return "free space not known" if folder.free_bytes is None else f"{folder.free_bytes / GIB:,.0f} GiB free{inodes}"
+def _free_text(shared_folder: SharedFolder) -> str:
+    inodes = f", {shared_folder.free_inodes:,} inodes" if shared_folder.free_inodes else ""
+    return (
+        "free space not known"
+        if shared_folder.free_bytes is None
+        else f"{shared_folder.free_bytes / GIB:,.0f} GiB free{inodes}"
+    )
 
 
 def _quota_line(quota: Quota) -> str:

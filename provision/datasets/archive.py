@@ -126,15 +126,15 @@ def write_member(archive: Path | str, member: ArchiveMember, path: Path, *, imag
     except FileExistsError:
         raise InputError(f"{archive}: the member {name!r} occurs twice. Allowed: once.") from None
     with os.fdopen(descriptor, "wb") as target:
-        left = size = member.info.size
-        while left:
-            piece = source.read(min(CHUNK, left))
+        bytes_left = size = member.info.size
+        while bytes_left:
+            piece = source.read(min(CHUNK, bytes_left))
             if not piece:
                 raise InputError(f"{archive}: ends within the member {name!r}; the archive is truncated.")
-            if image and left == size:
+            if image and bytes_left == size:
                 check_image_start(f"{archive}: the member {name!r}", piece[:4])
             target.write(piece)
-            left -= len(piece)
+            bytes_left -= len(piece)
 
 
 class _Meter:

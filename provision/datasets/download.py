@@ -45,8 +45,8 @@ def fetch_file(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
         except (OSError, http.client.HTTPException) as error:
             why = remove_secrets(str(getattr(error, "reason", error))) or type(error).__name__
     else:
-        received = partial.stat().st_size if partial.exists() else 0
-        raise ShardlabError(f"{shown_url}: {why}, after {received} bytes; run the same command again to resume the download.")
+        size = partial.stat().st_size if partial.exists() else 0
+        raise ShardlabError(f"{shown_url}: {why}, after {size} bytes; run the same command again to resume the download.")
     actual_sha256 = file_sha256(partial)
     if actual_sha256 != sha256:
         delete_partial(partial)

@@ -47,7 +47,7 @@ class Format:
 
 def _check_cifar10(folder: Path) -> None:
     for name in CIFAR10_FILES:
-        content = _read_content(folder / name, most=FORMATS["cifar10"].most_bytes)
+        content = _read_content(folder / name, most_bytes=FORMATS["cifar10"].most_bytes)
         if not content or len(content) % CIFAR10_RECORD:
             raise InputError(
                 f"{folder / name}: found {len(content)} bytes. Allowed: a multiple of {CIFAR10_RECORD}, one record."
@@ -68,7 +68,7 @@ def _check_mnist(folder: Path) -> None:
 
 def _read_idx(folder: Path, name: str, dimensions: int) -> tuple[bytes, tuple[int, ...]]:
     path = folder / name if (folder / name).exists() else folder / f"{name}.gz"
-    content = _read_content(path, most=FORMATS["mnist"].most_bytes)
+    content = _read_content(path, most_bytes=FORMATS["mnist"].most_bytes)
     begin = 4 + 4 * dimensions
     magic = bytes([0, 0, 8, dimensions])
     if content[:4] != magic or len(content) < begin:
@@ -82,17 +82,17 @@ def _read_idx(folder: Path, name: str, dimensions: int) -> tuple[bytes, tuple[in
     return content[begin:], shape
 
 
-def _read_content(path: Path, *, most: int) -> bytes:
-    """The bytes of a file, decompressed if its name ends with .gz. most: the largest allowed number of bytes."""
+def _read_content(path: Path, *, most_bytes: int) -> bytes:
+    """The bytes of a file, decompressed if its name ends with .gz. most_bytes: the largest allowed number of bytes."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as handle:
-            content: bytes = handle.read(most + 1)
+            content: bytes = handle.read(most_bytes + 1)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file.") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: is not a whole gzip file: {error}.") from None
-    if len(content) > most:
-        raise InputError(f"{path}: holds more than {most} bytes, the most that this set may have.")
+    if len(content) > most_bytes:
+        raise InputError(f"{path}: holds more than {most_bytes} bytes, the most that this set may have.")
     return content
 
 

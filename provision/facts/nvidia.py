@@ -36,7 +36,7 @@ apt-mark showhold 2>/dev/null | sed 's/^/held=/'
 _LOADED = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9.]+)")
 
 
-class Pci(msgspec.Struct, frozen=True):
+class PciDevice(msgspec.Struct, frozen=True):
     """A device on the PCI bus."""
 
     address: str
@@ -63,9 +63,9 @@ class GpuSettings(msgspec.Struct, frozen=True):
 class Nvidia(msgspec.Struct, frozen=True):
     """The NVIDIA devices and the driver of a machine."""
 
-    gpus: list[Pci] = []
+    gpus: list[PciDevice] = []
     """GPUs on the PCI bus."""
-    switches: list[Pci] = []
+    switches: list[PciDevice] = []
     """NVSwitches on the PCI bus."""
     loaded: str | None = None
     """The version of the running kernel module. None if it is missing."""
@@ -125,9 +125,9 @@ def parse(stdout: str) -> Nvidia:
     )
 
 
-def _parse_pci(text: str) -> Pci:
+def _parse_pci(text: str) -> PciDevice:
     address, kind, device = text.split()
-    return Pci(address, int(kind, 16) >> 8, int(device, 16))
+    return PciDevice(address, int(kind, 16) >> 8, int(device, 16))
 
 
 def _parse_switch(word: str) -> bool | None:

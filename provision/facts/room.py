@@ -13,7 +13,7 @@ df --output=avail,iavail,target -B1 -- "$place" | tail -n 1
 """
 
 
-class Room(msgspec.Struct, frozen=True):
+class FreeSpace(msgspec.Struct, frozen=True):
     """The free space of a file system."""
 
     free_bytes: int
@@ -23,12 +23,12 @@ class Room(msgspec.Struct, frozen=True):
     """The folder at which the file system is mounted."""
 
 
-def room_fact(path: str, *, root: bool = True) -> Fact[Room]:
+def room_fact(path: str, *, root: bool = True) -> Fact[FreeSpace]:
     """The fact about one folder. root: whether the command runs as root, who may look into every folder."""
     return Fact(f"room {path}", lambda python: ["sh", "-c", PROGRAM, "room", path], parse, timeout_s=30, root=root)
 
 
-def parse(stdout: str) -> Room:
+def parse(stdout: str) -> FreeSpace:
     """The free space in the output of PROGRAM. Raises ValueError."""
-    free, inodes, mount = stdout.strip().split(maxsplit=2)
-    return Room(int(free), 0 if inodes == "-" else int(inodes), mount)
+    free_kib, inodes, mount = stdout.strip().split(maxsplit=2)
+    return FreeSpace(int(free_kib), 0 if inodes == "-" else int(inodes), mount)

@@ -40,8 +40,8 @@ def parse(stdout: str) -> dict[str, Service]:
             continue
         text = values.get("ExecMainStartTimestamp", "")
         since = datetime.strptime(text, _TIME_FORMAT).replace(tzinfo=UTC).timestamp() if text and text != "n/a" else None
-        enabled = values.get("UnitFileState") in ("enabled", "static", "generated")
-        services[values["Id"].removesuffix(".service")] = Service(values.get("ActiveState", ""), enabled, since)
+        is_enabled = values.get("UnitFileState") in ("enabled", "static", "generated")
+        services[values["Id"].removesuffix(".service")] = Service(values.get("ActiveState", ""), is_enabled, since)
     return services
 
 

@@ -74,12 +74,12 @@ class PretendedNode(msgspec.Struct, eq=False):
 class PretendedFacts(Facts):
     """The answers of a node, taken from a file. An answer in the file that has the wrong type raises InputError."""
 
-    def __init__(self, node: Node, path: Path, described: DescribedMachine) -> None:
+    def __init__(self, node: Node, path: Path, described_machine: DescribedMachine) -> None:
         super().__init__(node)
         self._path = path
-        self._described_answers = dict(described.facts)
-        if described.addresses != NULL:
-            self._described_answers.setdefault(ADDRESSES.name, described.addresses)
+        self._described_answers = dict(described_machine.facts)
+        if described_machine.addresses != NULL:
+            self._described_answers.setdefault(ADDRESSES.name, described_machine.addresses)
 
     def _ask(self, fact: Fact[T]) -> T | Unanswered:
         name = self.node.name
@@ -104,8 +104,8 @@ def read_pretended_facts(path: Path, nodes: Sequence[Node]) -> list[Facts]:
     machine_by_name = {machine.name: machine for machine in machines}
     names = [node.name for node in nodes]
     if sorted(machine.name for machine in machines) != sorted(names):
-        described = ", ".join(machine.name for machine in machines) or "no node"
-        raise InputError(f"{path}: describes {described}. Allowed: each node of the cluster file once: {', '.join(names)}.")
+        machine_names = ", ".join(machine.name for machine in machines) or "no node"
+        raise InputError(f"{path}: describes {machine_names}. Allowed: each node of the cluster file once: {', '.join(names)}.")
     return [PretendedFacts(_make_pretended_node(node), path, machine_by_name[node.name]) for node in nodes]
 
 

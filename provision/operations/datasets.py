@@ -98,8 +98,8 @@ def _data_path(site: Site) -> str:
     """
     cluster, workspace = site.cluster, site.workspace
     if cluster.slurm is not None:
-        shared = cluster.storage.shared
-        is_here = shared is not None and workspace.real_path.is_relative_to(Path(shared).resolve())
+        shared_folder = cluster.storage.shared
+        is_here = shared_folder is not None and workspace.real_path.is_relative_to(Path(shared_folder).resolve())
     else:
         is_here = cluster.provider == "local" or first_node.is_on_first_node(cluster)
     run_workspace = workspace if is_here else remote_workspace.find_twin_workspace(workspace, cluster)

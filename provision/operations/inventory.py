@@ -27,8 +27,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Write WORKSPACE/.shardlab/inventory.json if it differs from the nodes' facts. Raises Unanswered."""
     path = inventory_path(site.workspace)
     old_text = inventory_file.read_inventory(site.workspace)
-    if absent := site.absent_names():
-        why = f"not changed: the inventory describes all nodes, and {', '.join(absent)} cannot be asked"
+    if absent_names := site.absent_names():
+        why = f"not changed: the inventory describes all nodes, and {', '.join(absent_names)} cannot be asked"
         lease_changes = _plan_lease_only(site, old_text)
         return [*lease_changes] if lease_changes else Nothing(why)
     if site.cluster.provider != "local" and any(member.facts[ENVIRONMENT].source is None for member in site.targets):

@@ -62,9 +62,9 @@ def plan_ssh_trust(site: Site, target: Target) -> list[Change] | Nothing:
     user = target.facts[KEYS]
     begin, end = (f"# {word} shardlab {site.cluster.name}" for word in ("begin", "end"))
     answers = site.answers(KEYS)
-    absent = [member.node.name for member in site.targets if member not in [answering for answering, _ in answers]]
-    if absent and begin in user.authorized:  # the keys of nodes that do not answer must stay in the files
-        return Nothing(f"not changed: {', '.join(absent)} cannot be asked")
+    absent_names = [member.node.name for member in site.targets if member not in [answering for answering, _ in answers]]
+    if absent_names and begin in user.authorized:  # the keys of nodes that do not answer must stay in the files
+        return Nothing(f"not changed: {', '.join(absent_names)} cannot be asked")
     if keyless := [member.node.name for member, answer in answers if not answer.key]:
         return [
             LocalCall("accept the keys of all nodes, once all nodes have a key", functools.partial(_raise_keyless, keyless))

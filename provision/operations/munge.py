@@ -34,7 +34,7 @@ def plan_munge_key(site: Site, target: Target) -> list[Change] | Nothing:
         )
     elif (key.mode, key.owner) != (MODE, OWNER):  # other users may have read the key, so a new key is made
         changes.append(shell_change(f"make a new munge key (the old one had mode {key.mode:o}, owner {key.owner})", MAKE_KEY))
-    changes += ensure_running(target, "munge", [PATH], changed=bool(changes))
+    changes += ensure_running(target, "munge", [PATH], config_changed=bool(changes))
     return changes or Nothing("it has a munge key")
 
 
@@ -53,7 +53,7 @@ def plan_munge_key_copy(site: Site, target: Target) -> list[Change] | Nothing:
     if key is None or source is None or (key.sha256, key.mode, key.owner) != (source.sha256, MODE, OWNER):
         text = f"copy the munge key from {controller.node.name}"
         changes.append(LocalCall(text, lambda: _copy_key(controller.node, target.node), script=_copy_script(controller.node)))
-    changes += ensure_running(target, "munge", [PATH], changed=bool(changes))
+    changes += ensure_running(target, "munge", [PATH], config_changed=bool(changes))
     return changes or Nothing(f"it has the munge key of {controller.node.name}")
 
 

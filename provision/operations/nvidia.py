@@ -170,7 +170,7 @@ def _set_up_services(target: Target, nvidia: Nvidia) -> list[Change]:
         changes.append(RunCommand("make a folder for our settings of nvidia-persistenced", ["mkdir", "-p", folder]))
         changes.append(Write(f"write {PERSISTENCE}", PERSISTENCE, content))
         changes.append(RunCommand("make systemd read this file", ["systemctl", "daemon-reload"]))
-    changes += ensure_running(target, "nvidia-persistenced", [PERSISTENCE], changed=bool(changes))
+    changes += ensure_running(target, "nvidia-persistenced", [PERSISTENCE], config_changed=bool(changes))
     return [*changes, *(ensure_running(target, "nvidia-fabricmanager", []) if nvidia.switches else [])]
 
 

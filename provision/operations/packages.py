@@ -56,17 +56,17 @@ def list_needed_packages(site: Site, target: Target) -> list[str]:
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Install the missing packages of a node. Raises Unanswered."""
     if not target.node.may_sudo:
-        missing = find_missing_packages(site, target, list_needed_packages(site, target))
-        return install_packages(missing) if missing else Nothing("it has all tools that are needed")
+        missing_packages = find_missing_packages(site, target, list_needed_packages(site, target))
+        return install_packages(missing_packages) if missing_packages else Nothing("it has all tools that are needed")
     installed = target.facts[PACKAGES]
-    missing = [name for name in list_needed_packages(site, target) if name not in installed.versions]
+    missing_packages = [name for name in list_needed_packages(site, target) if name not in installed.versions]
     changes: list[Change] = []
     if installed.interrupted:
         # If a package was only partly unpacked, dpkg cannot configure the packages that depend on it. Then apt repairs it.
         repair = f"{QUIET}; dpkg --force-confdef --force-confold --configure -a || {APT} {OPTIONS} --fix-broken install"
         changes.append(shell_change("finish the installation that was interrupted", repair, timeout_s=LOCK_S))
-    if missing:
-        changes += install_packages(missing)
+    if missing_packages:
+        changes += install_packages(missing_packages)
     return changes or Nothing("all packages are installed")
 
 

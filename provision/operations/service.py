@@ -9,12 +9,12 @@ from provision.facts.services import SERVICES
 from provision.operation import Change, RunCommand, Target
 
 
-def ensure_running(target: Target, name: str, read_paths: Sequence[str], *, changed: bool = False) -> list[Change]:
+def ensure_running(target: Target, name: str, read_paths: Sequence[str], *, config_changed: bool = False) -> list[Change]:
     """The changes that the service `name` needs: none, enable, start, or restart. Raises Unanswered.
 
-    read_paths: the files that the service reads. changed: whether earlier changes of the plan write these files.
-    The service is restarted if `changed`, or if a file in `read_paths` is newer than the process of the service: an earlier
-    `provision` may have been killed after it wrote the file and before it restarted the service.
+    read_paths: the files that the service reads. config_changed: whether earlier changes of the plan write these files.
+    The service is restarted if `config_changed`, or if a file in `read_paths` is newer than the process of the service: an
+    earlier `provision` may have been killed after it wrote the file and before it restarted the service.
     """
     service = target.facts[SERVICES].get(name)
     changes: list[Change] = []
@@ -24,6 +24,6 @@ def ensure_running(target: Target, name: str, read_paths: Sequence[str], *, chan
     newest_s = max((files[path].written_s for path in read_paths if path in files), default=0.0)
     if service is None or service.state != "active" or service.since_s is None:
         changes.append(RunCommand(f"start {name}", ["systemctl", "restart", name], 120))
-    elif changed or newest_s > service.since_s:
+    elif config_changed or newest_s > service.since_s:
         changes.append(RunCommand(f"restart {name}, because its files have changed", ["systemctl", "restart", name], 120))
     return changes

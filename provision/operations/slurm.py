@@ -45,7 +45,7 @@ def plan_accounts(site: Site, target: Target) -> list[Change] | Nothing:
         changes.append(shell_change("make the accounting database", f'mariadb --batch -e "{SQL}"', timeout_s=120))
         # this file is written after the database was made: if it exists, the database exists
         changes.append(Write(f"write {DBD_CONF}", DBD_CONF, conf_content, 0o600, "slurm:slurm"))
-    changes += ensure_running(target, "slurmdbd", [DBD_CONF], changed=bool(changes))
+    changes += ensure_running(target, "slurmdbd", [DBD_CONF], config_changed=bool(changes))
     return changes or Nothing("slurmdbd runs with MariaDB")
 
 
@@ -55,12 +55,12 @@ def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
         return Nothing("it is not the controller")
     if (present_slurm := find_existing_slurm(site)) is not None:
         return report_existing_slurm(present_slurm)
-    absent = site.absent_names("worker")
+    absent_names = site.absent_names("worker")
     if (
-        absent and CONF in target.facts[FILES]
+        absent_names and CONF in target.facts[FILES]
     ):  # the facts for the line of an absent worker are missing, and a slurm.conf without this line would end the worker's jobs
         return ensure_running(target, "slurmctld", [CONF]) or Nothing(
-            f"slurm.conf not changed: {', '.join(absent)} cannot be asked"
+            f"slurm.conf not changed: {', '.join(absent_names)} cannot be asked"
         )
     changes: list[Change] = []
     content_by_path = render_slurm_files(site)
@@ -73,7 +73,7 @@ def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
             "for n in $(seq 60); do sacctmgr -nP show user >/dev/null 2>&1 && exit 0; sleep 0.5; done; sacctmgr -nP show user"
         )
         changes.append(shell_change("wait until slurmdbd answers", wait_script, timeout_s=60))
-    changes += ensure_running(target, "slurmctld", [*content_by_path], changed=bool(changes))
+    changes += ensure_running(target, "slurmctld", [*content_by_path], config_changed=bool(changes))
     return changes or Nothing("slurmctld runs with the right configuration")
 
 
@@ -96,7 +96,7 @@ def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
     if _file_differs(target, WORKER_OPTIONS, options):
         changes.append(Write(f"write {WORKER_OPTIONS}", WORKER_OPTIONS, options))
     conf = controller.facts[FILES].get(CONF)
-    changes += ensure_running(target, "slurmd", [WORKER_UNIT, WORKER_OPTIONS], changed=bool(changes))
+    changes += ensure_running(target, "slurmd", [WORKER_UNIT, WORKER_OPTIONS], config_changed=bool(changes))
     if not changes and conf is not None and _started_before(target, conf.written_s):
         changes.append(
             RunCommand(
@@ -126,7 +126,9 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
     if not unready:
         return Nothing(f"{len(workers)} workers are ready")
     resumed = [name for name, node in unready.items() if node.state in DRAINED and _may_resume(site, workers[name], node)]
-    texts = {name: _explain(controller, name, node) for name, node in unready.items() if _is_lost(node) and name not in resumed}
+    texts = {
+        name: _why_idle(controller, name, node) for name, node in unready.items() if _is_lost(node) and name not in resumed
+    }
     if texts:
         raise Unanswered("; ".join(texts.values()), texts)
     changes: list[Change] = []
@@ -176,14 +178,16 @@ exit 1"""
             states = parse_nodes(answer.stdout)
         except ValueError:  # the output is not a list of nodes
             states = {}
-        blames = {
-            name: _explain(self.controller, name, state)
+        reasons_by_node = {
+            name: _why_idle(self.controller, name, state)
             for name in self.workers
             if (state := states.get(name, SlurmNode("not registered"))).state not in HEALTHY_STATES
         }
         if not states:
-            blames = {self.controller.node.name: f"{self.controller.node.name}: Slurm does not answer: {last_line(answer)}"}
-        raise Unanswered("; ".join(blames.values()), blames)
+            reasons_by_node = {
+                self.controller.node.name: f"{self.controller.node.name}: Slurm does not answer: {last_line(answer)}"
+            }
+        raise Unanswered("; ".join(reasons_by_node.values()), reasons_by_node)
 
 
 def _may_resume(site: Site, worker: Target, drained: SlurmNode) -> bool:
@@ -204,12 +208,12 @@ def _may_resume(site: Site, worker: Target, drained: SlurmNode) -> bool:
     )
 
 
-def _is_lost(state: SlurmNode) -> bool:
+def _is_lost(slurm_node: SlurmNode) -> bool:
     """Whether waiting for a node is useless, because the node is drained or a person set it to down."""
-    return state.state in DRAINED or (state.state in DOWN_STATES and state.user not in ("", SLURM_USER))
+    return slurm_node.state in DRAINED or (slurm_node.state in DOWN_STATES and slurm_node.user not in ("", SLURM_USER))
 
 
-def _explain(controller: Target, name: str, state: SlurmNode) -> str:
+def _why_idle(controller: Target, name: str, state: SlurmNode) -> str:
     """A sentence that says why a worker gets no jobs, with the command that makes it available again. name: the worker."""
     if not state.reason:
         return f"{name}: Slurm reports the state {state.state} and gives no reason; on {name}, run: journalctl -u slurmd"

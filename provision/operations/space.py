@@ -8,7 +8,7 @@ from provision import software
 from provision.fact import Unanswered
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.mounts import mount_fact
-from provision.facts.room import Room, room_fact
+from provision.facts.room import FreeSpace, room_fact
 from provision.facts.system import SYSTEM
 from provision.operation import Change, Nothing, Operation, Site, Target
 from provision.operations.fstab import required_mounts
@@ -48,7 +48,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     return Nothing("; ".join(sentences) or "nothing large will be installed on it")
 
 
-def _find_environment_space(site: Site, target: Target) -> Room | None:
+def _find_environment_space(site: Site, target: Target) -> FreeSpace | None:
     """The free space for the Python environment; None if the environment exists, or if another node checks its file system."""
     storage = site.cluster.storage
     if storage.shared is not None:
@@ -72,7 +72,7 @@ def check_environment_fits(target: Target, *, from_index: bool) -> None:
     _check_fits(target.node.name, free_space, [("the Python environment", needed_bytes, ENVIRONMENT_INODES)])
 
 
-def _check_fits(name: str, room: Room, purposes: list[tuple[str, int, int]]) -> str:
+def _check_fits(name: str, room: FreeSpace, purposes: list[tuple[str, int, int]]) -> str:
     """A sentence about the free space on the node `name`. Raises Unanswered if the space is not enough for all purposes.
 
     purposes: for each purpose its name, the bytes that it needs, and the number of files that it needs.

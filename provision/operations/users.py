@@ -21,8 +21,8 @@ def plan_munge_user(site: Site, target: Target) -> list[Change] | Nothing:
         return report_existing_slurm(present_slurm)
     if "munge" in target.facts[USERS].known:
         return Nothing("the user munge exists")
-    others = [users.known["munge"] for _, users in site.answers(USERS) if "munge" in users.known]
-    user = others[0] if others else User(MUNGE_ID, MUNGE_ID)
+    munge_users = [users.known["munge"] for _, users in site.answers(USERS) if "munge" in users.known]
+    user = munge_users[0] if munge_users else User(MUNGE_ID, MUNGE_ID)
     make_script = (
         f"getent group munge >/dev/null || groupadd --system --gid {user.gid} munge\n"
         f"useradd --system --uid {user.uid} --gid munge --no-create-home --home-dir /nonexistent "

@@ -85,11 +85,11 @@ def check_machine(release: str | None = None) -> None:
         raise PracticeNodeError(
             f"practice nodes need Debian or Ubuntu; this is {read_os_release().get('PRETTY_NAME', 'another system')}."
         )
-    missing = [name for name in NEEDED_COMMANDS if shutil.which(name) is None]
-    if missing:
+    missing_commands = [name for name in NEEDED_COMMANDS if shutil.which(name) is None]
+    if missing_commands:
         raise PracticeNodeError(
-            f"practice nodes need {', '.join(missing)}: apt-get install --no-install-recommends systemd-container debootstrap "
-            "iproute2 openssh-client"
+            f"practice nodes need {', '.join(missing_commands)}: apt-get install --no-install-recommends systemd-container "
+            "debootstrap iproute2 openssh-client"
         )
     if is_other_release(release):
         _check_other_release(f"practice nodes of Debian {release}", release=read_os_release())

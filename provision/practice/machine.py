@@ -83,7 +83,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         self._check_base()
         for name in ("upper", "work", "root"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        self._personalise()
+        self._write_node_identity()
         if not os.path.ismount(self.root):
             layers = f"lowerdir={self.base},upperdir={self.folder / 'upper'},workdir={self.folder / 'work'}"
             run(["mount", "-t", "overlay", "overlay", "-o", layers, str(self.root)])
@@ -160,7 +160,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
                 f"nodes of {self.cluster} with provision FILE down, and run the same command again."
             )
 
-    def _personalise(self) -> None:
+    def _write_node_identity(self) -> None:
         upper = self.folder / "upper"
         etc = upper / "etc"
         (etc / "ssh").mkdir(parents=True, exist_ok=True)

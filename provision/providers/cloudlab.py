@@ -136,15 +136,15 @@ def down(cluster: Cluster, workspace: Workspace) -> str:
 
 def _plan_creation(cluster: Cluster, plan: ProfilePlan, note: ExperimentNote | None, blocked: str | None) -> MachinesToCreate:
     assert cluster.cloudlab is not None
-    planned = plan.request
+    request = plan.request
     url = cluster.cloudlab.portal_url or DEFAULT_URL
-    title = f"create or adopt the experiment {planned.name} in the project {planned.project} for {planned.duration} h at {url}"
+    title = f"create or adopt the experiment {request.name} in the project {request.project} for {request.duration} h at {url}"
     if note is not None:
         title = (
             f"continue with the experiment {note.name} of the project {note.project}, which was asked for at {note.asked_at}"
         )
-    bindings = [f"{name} = {value}" for name, value in planned.bindings.items()]
-    return MachinesToCreate([title, f"profile {planned.profile}", *bindings, *plan.warnings], planned.body, blocked)
+    bindings = [f"{name} = {value}" for name, value in request.bindings.items()]
+    return MachinesToCreate([title, f"profile {request.profile}", *bindings, *plan.warnings], request.body, blocked)
 
 
 def _refresh_lease(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> None:

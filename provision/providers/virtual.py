@@ -178,12 +178,12 @@ def _identity_path(workspace: Workspace) -> Path:
     return workspace.shardlab_folder / "practice" / "id_ed25519"
 
 
-def _add_known_host(workspace: Workspace, host: str, public: str) -> None:
+def _add_known_host(workspace: Workspace, host: str, key: str) -> None:
     """Write the public host key of a node, which this machine made, into known_hosts of the workspace. host: its address."""
     path = workspace.shardlab_folder / "known_hosts"
     old_lines = files.read(path).decode(errors="replace").splitlines() if path.exists() else []
     other_lines = [line for line in old_lines if line.split(" ")[0] != host]
-    files.write_atomic(path, "".join(f"{line}\n" for line in [*other_lines, f"{host} {' '.join(public.split()[:2])}"]).encode())
+    files.write_atomic(path, "".join(f"{line}\n" for line in [*other_lines, f"{host} {' '.join(key.split()[:2])}"]).encode())
 
 
 def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
@@ -212,7 +212,7 @@ def _check_inotify_limit(cluster: Cluster) -> None:
 
 def _make_machine(cluster: Cluster, workspace: Workspace, node: SshNode, base_folder: Path) -> PracticeMachine:
     entry = next(entry for entry in cluster.nodes if entry.name == node.name)
-    public = _identity_path(workspace).with_suffix(".pub")
+    public_path = _identity_path(workspace).with_suffix(".pub")
     return PracticeMachine(
         cluster=cluster.name,
         name=node.name,
@@ -220,7 +220,7 @@ def _make_machine(cluster: Cluster, workspace: Workspace, node: SshNode, base_fo
         prefix=int(cluster.lan.subnet.split("/")[1]),
         bridge=network.bridge_name(cluster.name),
         base=base_folder,
-        authorized=files.read(public).decode().strip() if public.exists() else "",
+        authorized=files.read(public_path).decode().strip() if public_path.exists() else "",
         shared=cluster.storage.shared,
         wheelhouse=cluster.environment.wheelhouse or str(base.wheels_folder()),
         python=str(python.python_folder()) if base.is_other_release(cluster.release) else None,

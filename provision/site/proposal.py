@@ -43,7 +43,7 @@ class Proposal(msgspec.Struct, frozen=True):
     has_python: bool
 
 
-def propose(site: Survey) -> Proposal:
+def propose_partition(site: Survey) -> Proposal:
     """The proposal for one partition that this user may use: a partition with GPUs is preferred to the default partition."""
     usable = [partition for partition in site.partitions if _is_usable(site, partition)]
     gpu_partitions = [partition for partition in usable if _find_largest_type(site, partition.name, gpus=True) is not None]
@@ -150,11 +150,11 @@ def propose_gpu_requests(proposal: Proposal) -> dict[str, list[str]]:
     if node_type is None or partition is None or not node_type.gpus:
         return {}
     option_values = {"partition": partition.name, "account": proposal.account, "qos": proposal.needed_qos}
-    common = [f"--{option}={value}" for option, value in option_values.items() if value is not None]
+    common_options = [f"--{option}={value}" for option, value in option_values.items() if value is not None]
     gpu = node_type.gpus[0]
     name = f"{gpu.type}:" if gpu.type else ""
     options = {"gpus-per-node": f"--gpus-per-node={name}1", "gres": f"--gres=gpu:{name}1", "gpus": f"--gpus={name}1"}
-    return {request: [*common, options[request]] for request in REQUESTS}
+    return {request: [*common_options, options[request]] for request in REQUESTS}
 
 
 def _find_largest_type(site: Survey, partition: str, *, gpus: bool) -> NodeType | None:
@@ -194,17 +194,17 @@ def _choose_folder(site: Survey) -> SharedFolder | None:
     return max(large, key=_folder_preference, default=None)
 
 
-def _is_large(folder: SharedFolder) -> bool:
+def _is_large(shared_folder: SharedFolder) -> bool:
     """Whether the folder is for large data: its variable, or, without a variable, its path has a word such as scratch."""
-    if folder.variable:
-        return _LARGE.match(folder.variable) is not None
-    return _LARGE_PATH.search(folder.path.rpartition("/")[0]) is not None
+    if shared_folder.variable:
+        return _LARGE.match(shared_folder.variable) is not None
+    return _LARGE_PATH.search(shared_folder.path.rpartition("/")[0]) is not None
 
 
-def _folder_preference(folder: SharedFolder) -> tuple[bool, bool, bool, int]:
+def _folder_preference(shared_folder: SharedFolder) -> tuple[bool, bool, bool, int]:
     """The sort key by which folders are compared; the largest key wins.
 
     Folders for large data come first, because variables such as CONDA_PREFIX may name folders in the home folder. The home
     folder itself comes last.
     """
-    return _is_large(folder), folder.variable != "HOME", folder.is_network, folder.free_bytes or 0
+    return _is_large(shared_folder), shared_folder.variable != "HOME", shared_folder.is_network, shared_folder.free_bytes or 0

@@ -116,10 +116,10 @@ class WheelDownload:
     def _send_wheels(self, node: Node, wheels: Sequence[Path]) -> None:
         """Send wheels from this machine to the site. Wheels that an interrupted command has sent before are skipped."""
         answer = node.run(["sh", "-c", LIST_ARRIVED, "arrived", str(self.folder)], timeout_s=ANSWER_S)
-        arrived = {line.partition("  ")[2]: line.partition("  ")[0] for line in answer.stdout.splitlines()}
+        arrived_digests = {line.partition("  ")[2]: line.partition("  ")[0] for line in answer.stdout.splitlines()}
         for wheel in wheels:
             content = wheel.read_bytes()
-            if arrived.get(wheel.name) == hashlib.sha256(content).hexdigest():
+            if arrived_digests.get(wheel.name) == hashlib.sha256(content).hexdigest():
                 continue
             answer = node.put(content, f"{self.folder}/{wheel.name}", mode=0o644, owner="")
             if answer.code != 0:

@@ -124,7 +124,7 @@ class NodesVerb(Verb):
         find_lease(work.site)  # an unreadable lease raises an error here, before anything is changed
         with interruption.handle_interruption([target.node for target in work.site.targets], lambda: len(BEGUN)):
             steps, findings = self.carry_out(out, work)
-        failed = [step for step in steps if step.state in ("failed", "administrator")]
+        failed_steps = [step for step in steps if step.state in ("failed", "administrator")]
         display.show_machines(out, work.targets)
         if findings:
             display.show_checks(out, findings)
@@ -133,7 +133,7 @@ class NodesVerb(Verb):
         out.print_document(display.result_document(self.name, work.site, work.targets, steps, findings, lease))
         answers = [answer for target in work.targets for answer in target.facts.answers.values()]
         has_unanswered = any(isinstance(answer, Unanswered) for answer in answers)
-        return 1 if failed or is_verified(findings) is False or (has_unanswered and self.name == "facts") else 0
+        return 1 if failed_steps or is_verified(findings) is False or (has_unanswered and self.name == "facts") else 0
 
 
 class ApplyVerb(NodesVerb):
@@ -144,8 +144,8 @@ class ApplyVerb(NodesVerb):
     starts_ranks = True
 
     def carry_out(self, out: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
-        steps = _converge(out, work, dry=False)
-        return steps, _verify(out, work, steps, replaces=False)
+        steps = _make_changes(out, work, dry=False)
+        return steps, _run_checks(out, work, steps, replaces=False)
 
 
 class PlanChangesVerb(NodesVerb):
@@ -162,7 +162,7 @@ class PlanChangesVerb(NodesVerb):
         parser.add_argument("--check", action="store_true", help="may be written in place of the verb plan")
 
     def carry_out(self, out: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
-        return _converge(out, work, dry=True), []
+        return _make_changes(out, work, dry=True), []
 
 
 class FactsVerb(NodesVerb):
@@ -191,7 +191,7 @@ class VerifyVerb(NodesVerb):
             planned_steps = converge(work.site, work.operations, targets=targets, only=names, dry=True, parallel=work.parallel)
             steps = [step for step in planned_steps if step.state == "administrator"]
             work.site.skipped.clear()
-        return steps, _verify(out, work, steps, replaces=True)
+        return steps, _run_checks(out, work, steps, replaces=True)
 
 
 def _check_creation(file_cluster: Cluster, to_create: MachinesToCreate, verb: str, option: str | None) -> None:
@@ -230,7 +230,7 @@ def _make_site(file_cluster: Cluster, workspace: Workspace, nodes: Sequence[Node
     return Site(file_cluster, workspace, targets, pretended=pretend_path is not None)
 
 
-def _converge(out: Output, work: NodesWork, *, dry: bool) -> list[OperationStep]:
+def _make_changes(out: Output, work: NodesWork, *, dry: bool) -> list[OperationStep]:
     """Make the changes of the operations, or only plan them (dry), with a live table; print and return the steps."""
     site, targets = work.site, work.targets
     if site.cluster.login is not None and not site.pretended:
@@ -244,7 +244,7 @@ def _converge(out: Output, work: NodesWork, *, dry: bool) -> list[OperationStep]
     return steps
 
 
-def _verify(out: Output, work: NodesWork, steps: Sequence[OperationStep], *, replaces: bool) -> list[Finding]:
+def _run_checks(out: Output, work: NodesWork, steps: Sequence[OperationStep], *, replaces: bool) -> list[Finding]:
     """Run the checks on the nodes on which no operation failed or waits for an administrator. Returns all results.
 
     replaces: whether the measured times of all-reduces replace all earlier times in the inventory.

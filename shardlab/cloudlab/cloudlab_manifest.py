@@ -121,7 +121,7 @@ def parse_manifests(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
         if (expires := root.get("expires")) is not None:
             expirations.append((_parse_expiry(name, expires), expires))
         links = _links_by_interface(root)
-        for element in _children(root, "node"):
+        for element in _find_children(root, "node"):
             node = _read_node(name, element, links)
             if node is None:
                 continue
@@ -176,8 +176,8 @@ def _links_by_interface(root: Element) -> dict[str, str]:
     """For each interface in a manifest: its client_id -> the client_id of its link."""
     return {
         reference.get("client_id", ""): link.get("client_id", "")
-        for link in _children(root, "link")
-        for reference in _children(link, "interface_ref")
+        for link in _find_children(root, "link")
+        for reference in _find_children(link, "interface_ref")
     }
 
 
@@ -186,7 +186,7 @@ def _read_node(name: str, element: Element, links: dict[str, str]) -> ManifestNo
 
     name: the name of the manifest for error messages. links: as `_links_by_interface` returns them.
     """
-    sliver = next((child.get("name", "") for child in _children(element, "sliver_type")), "")
+    sliver = next((child.get("name", "") for child in _find_children(element, "sliver_type")), "")
     if sliver not in MACHINES:
         return None
     node_name = _check_pattern(name, "the client_id", element.get("client_id", ""), NODE_NAME)
@@ -197,16 +197,16 @@ def _read_node(name: str, element: Element, links: dict[str, str]) -> ManifestNo
             f"{where}: component_manager_id is no URN of an aggregate. Allowed: urn:publicid:IDN+SITE+authority+cm."
         )
     logins: dict[str, tuple[str, int]] = {}
-    for services in _children(element, "services"):
-        for login in _children(services, "login"):
+    for services in _find_children(element, "services"):
+        for login in _find_children(services, "login"):
             user = _check_pattern(where, "the user of a login", login.get("username", ""), LOGIN)
             host = _check_pattern(where, "the host of a login", login.get("hostname", ""), HOST)
             logins[user] = (host, _check_port(where, login.get("port") or "22"))
-    host_element = next(iter(_children(element, "host")), None)
+    host_element = next(iter(_find_children(element, "host")), None)
     control = host_element.get("ipv4") if host_element is not None else None
     full_name = host_element.get("name") if host_element is not None else None
-    hardware = next((child.get("hardware_type") for child in _extensions(element, "vnode")), None) or next(
-        (child.get("name") for child in _children(element, "hardware_type")), None
+    hardware = next((child.get("hardware_type") for child in _find_extensions(element, "vnode")), None) or next(
+        (child.get("name") for child in _find_children(element, "hardware_type")), None
     )
     return ManifestNode(
         name=node_name,
@@ -218,15 +218,15 @@ def _read_node(name: str, element: Element, links: dict[str, str]) -> ManifestNo
         full_name=_check_pattern(where, "the name of the host", full_name, FULL_NAME) if full_name else None,
         mounts=tuple(
             _check_pattern(where, "the mount point of a blockstore", blockstore.get("mountpoint", ""), MOUNT)
-            for blockstore in _extensions(element, "blockstore")
+            for blockstore in _find_extensions(element, "blockstore")
             if blockstore.get("mountpoint")
         ),
     )
 
 
 def _read_interfaces(where: str, element: Element, links: dict[str, str]) -> Iterable[ManifestInterface]:
-    for interface in _children(element, "interface"):
-        for ip in _children(interface, "ip"):
+    for interface in _find_children(element, "interface"):
+        for ip in _find_children(interface, "ip"):
             text = ip.get("address", "")
             if ip.get("type", "ipv6" if ":" in text else "ipv4") != "ipv4":
                 continue
@@ -276,12 +276,12 @@ def _tag(element: Element) -> str:
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
 
 
-def _children(element: Element, name: str) -> Sequence[Element]:
+def _find_children(element: Element, name: str) -> Sequence[Element]:
     """The child elements with this name in the namespace of `element`, which differs between versions of RSpec."""
     namespace = element.tag.rpartition("}")[0]
-    return [child for child in _extensions(element, name) if child.tag.rpartition("}")[0] == namespace]
+    return [child for child in _find_extensions(element, name) if child.tag.rpartition("}")[0] == namespace]
 
 
-def _extensions(element: Element, name: str) -> Sequence[Element]:
+def _find_extensions(element: Element, name: str) -> Sequence[Element]:
     """The child elements with this name in any namespace, such as the namespace of emulab's extension of RSpec."""
     return [child for child in element if _tag(child) == name]

@@ -61,6 +61,8 @@ def replace_node_disk(command: Sequence[str]) -> list[str]:
 def mounted_folders(cluster: Cluster) -> list[str]:
     """The folders that have the same path inside the container: the shared folder (environment, runs) and the data sets."""
     assert cluster.storage.shared is not None
-    shared = PurePosixPath(cluster.storage.shared)
-    data = PurePosixPath(cluster.data.path or shared)  # a relative path is in the workspace, which is in the shared folder
-    return [str(shared), *([str(data)] if data.is_absolute() and not data.is_relative_to(shared) else [])]
+    shared_folder = PurePosixPath(cluster.storage.shared)
+    data = PurePosixPath(
+        cluster.data.path or shared_folder
+    )  # a relative path is in the workspace, which is in the shared folder
+    return [str(shared_folder), *([str(data)] if data.is_absolute() and not data.is_relative_to(shared_folder) else [])]

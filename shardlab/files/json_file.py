@@ -28,12 +28,12 @@ def read_json(path: Path, target_type: type[T], fault: str) -> T | None:
         raise InputError(f"{path}: {fault.format(error)}") from None
 
 
-def decode_standard_input(document: bytes, target_type: type[T], expected: str) -> T:
-    """The value of a document that another machine sent. expected: what it must be, such as `a request`. Raises InputError."""
+def decode_standard_input(document: bytes, target_type: type[T], expected_content: str) -> T:
+    """The value of a document that another machine sent. expected_content: such as `a request`. Raises InputError."""
     try:
         return decoder(target_type).decode(document)
     except DECODE_FAULTS as error:
-        raise InputError(f"standard input: is not {expected}: {error}.") from None
+        raise InputError(f"standard input: is not {expected_content}: {error}.") from None
 
 
 def read_json_if_valid(path: Path, target_type: type[T]) -> T | None:

@@ -48,7 +48,7 @@ def all_models() -> tuple[GpuModel, ...]:
     return msgspec.yaml.decode(content, type=tuple[GpuModel, ...])
 
 
-def find_model(gpu: str) -> GpuModel | None:
+def find_gpu_model(gpu: str) -> GpuModel | None:
     """The GPU model with this NVML name, or None if the file does not list it."""
     return next((gpu_model for gpu_model in all_models() if is_of_model(gpu_model, gpu)), None)
 
@@ -60,7 +60,7 @@ def is_of_model(model: GpuModel, gpu: str) -> bool:
 
 def peak_flops(gpu: str, precision: str) -> float | None:
     """Peak FLOP/s of a GPU with this NVML name in a cell's precision, or None if the peak is not known."""
-    gpu_model = find_model(gpu)
+    gpu_model = find_gpu_model(gpu)
     return None if gpu_model is None else model_peak_flops(gpu_model, precision)
 
 

@@ -191,10 +191,10 @@ def _count_nvlinks(handle: Any) -> dict[str, int] | None:
     return link_counts or None
 
 
-def _read_path(gpu: Any, other: Any) -> str | None:
+def _read_path(gpu: Any, other_gpu: Any) -> str | None:
     import pynvml as nvml
 
-    return ANCESTORS.get(nvml.nvmlDeviceGetTopologyCommonAncestor(gpu, other))
+    return ANCESTORS.get(nvml.nvmlDeviceGetTopologyCommonAncestor(gpu, other_gpu))
 
 
 def _call_if_supported(function: Callable[..., T], *arguments: Any) -> T | None:

@@ -21,52 +21,54 @@ from shardlab.matrix.study import PrintedTable
 MOST_LISTED = 12  # largest number of values that a message lists
 
 
-def find_claim_problems(text: Document, tests: Sequence[str], reported: Sequence[str]) -> list[Problem]:
+def find_claim_problems(document: Document, tests: Sequence[str], reported: Sequence[str]) -> list[Problem]:
     """Find wrong tests of claims and unknown metrics of reported numbers, as far as this is possible without the cells.
 
-    text: the matrix file. tests: the test of each claim. reported: the metric of each reported number.
+    document: the matrix file. tests: the test of each claim. reported: the metric of each reported number.
     """
     problems = []
     for index, test in enumerate(tests):
         try:
             _check_test(Expression(test))
         except (ExpressionError, UnknownName) as error:
-            problems.append(text.problem(("claims", index, "test"), f"{str(error).rstrip('.')}."))
+            problems.append(document.problem(("claims", index, "test"), f"{str(error).rstrip('.')}."))
     for index, metric in enumerate(reported):
         if metric not in metric_names.KNOWN:
             sentence = str(UnknownName("metric", metric, metric_names.KNOWN))
-            problems.append(text.problem(("reported", index, "metric"), sentence))
+            problems.append(document.problem(("reported", index, "metric"), sentence))
     return problems
 
 
-def find_table_problems(text: Document, tables: Sequence[PrintedTable]) -> list[Problem]:
+def find_table_problems(document: Document, tables: Sequence[PrintedTable]) -> list[Problem]:
     """Find rows of tables without a text for each column, and keys and metrics of tables that do not exist.
 
-    text: the matrix file. tables: its tables.
+    document: the matrix file. tables: its tables.
     """
     problems = []
     for table_index, table in enumerate(tables):
         for position, row in enumerate(table.rows):
             if len(row.texts) != len(table.columns):
                 sentence = f"found {len(row.texts)} texts. Allowed: {len(table.columns)}, one for each column."
-                problems.append(text.problem(("tables", table_index, "rows", position, "texts"), sentence))
+                problems.append(document.problem(("tables", table_index, "rows", position, "texts"), sentence))
             for key in row.cell:
                 if not cell_names.is_cell_name(key):
                     sentence = str(UnknownName("name of a resolved cell", key, cell_names.PLAIN))
-                    problems.append(text.problem(("tables", table_index, "rows", position, "cell", key), sentence, at_key=True))
+                    problems.append(
+                        document.problem(("tables", table_index, "rows", position, "cell", key), sentence, at_key=True)
+                    )
         for position, metric in enumerate(table.measured):
             if metric not in metric_names.PLAIN:
                 sentence = str(UnknownName("metric without an argument", metric, metric_names.PLAIN))
-                problems.append(text.problem(("tables", table_index, "measured", position), sentence))
+                problems.append(document.problem(("tables", table_index, "measured", position), sentence))
     return problems
 
 
 def find_claims_without_cells(
-    text: Document, tests: Sequence[str], cells: Sequence[Cell], excluded: Iterable[dict[str, Any]]
+    document: Document, tests: Sequence[str], cells: Sequence[Cell], excluded: Iterable[dict[str, Any]]
 ) -> list[Problem]:
     """A problem for each claim whose test names a cell that the matrix neither contains nor excludes.
 
-    text: the matrix file. tests: the test of each claim. cells: all cells of the matrix, also cells that the user did not
+    document: the matrix file. tests: the test of each claim. cells: all cells of the matrix, also cells that the user did not
     select. excluded: the combinations that the matrix excludes.
     """
     cell_values = [cell_names.values_by_name(msgspec.to_builtins(cell)) for cell in cells] if tests else []
@@ -79,7 +81,7 @@ def find_claims_without_cells(
                 all(key in cell and cell[key] == value for key, value in selected_values.items()) for cell in cell_values
             ):
                 problems.append(
-                    text.problem(("claims", index, "test"), f"{metric}: {_explain_no_cell(cell_values, selected_values)}")
+                    document.problem(("claims", index, "test"), f"{metric}: {_explain_no_cell(cell_values, selected_values)}")
                 )
     return problems
 

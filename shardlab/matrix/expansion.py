@@ -29,7 +29,7 @@ class ExpandedCell(msgspec.Struct, frozen=True):
     """Null: no search; shardlab.runs.search_path finds the tries after the first try."""
 
 
-class Excluded(msgspec.Struct, frozen=True):
+class ExcludedPoint(msgspec.Struct, frozen=True):
     """A combination of keys that the matrix file excludes."""
 
     cell: dict[str, Any]
@@ -46,7 +46,7 @@ class Expansion(msgspec.Struct, kw_only=True):
     path: str
     """The path of the matrix file."""
     cells: list[ExpandedCell]
-    excluded: list[Excluded]
+    excluded: list[ExcludedPoint]
     scale: Literal["full", "tiny"] = "full"
     """Tiny: each cell is a tiny twin, whose key `rehearses` is the original cell."""
     reported: list[Reported] = []

@@ -23,7 +23,7 @@ from shardlab.matrix.batch_search import PLACEHOLDER, SearchRequest
 from shardlab.matrix.cell import Draft, Instruments, Optimizer, Schedule
 from shardlab.matrix.cell_names import PLAIN, is_cell_name
 from shardlab.matrix.citation import Citation
-from shardlab.matrix.expansion import Excluded
+from shardlab.matrix.expansion import ExcludedPoint
 from shardlab.matrix.expression import Expression, ExpressionError
 from shardlab.matrix.model_file import ModelByConfiguration, ModelFile
 from shardlab.matrix.retry import Retry
@@ -121,7 +121,7 @@ class Matrix(msgspec.Struct, frozen=True):
     """The path of the file."""
     points: list[Point]
     """The combinations, in the order of the axes."""
-    excluded: list[Excluded]
+    excluded: list[ExcludedPoint]
     """The combinations that the file excludes."""
     models: dict[str, ModelFile] = {}
     """The models that the file describes by their configuration, by the names that replace them in `file` and `points`."""
@@ -174,21 +174,21 @@ def load_matrix(path: Path) -> Matrix:
     return expand_matrix(document.load(path), path.parent)
 
 
-def expand_matrix(text: Document, folder: Path) -> Matrix:
+def expand_matrix(document: Document, folder: Path) -> Matrix:
     """Check and expand a matrix file that was read. folder: contains the models that the file names. Raises InputError."""
-    file = validation.convert_document(text, MatrixFile)
+    file = validation.convert_document(document, MatrixFile)
     problems: list[Problem] = []
-    _check_keys(text, file, problems)
-    _check_study(text, file, problems)
-    problems += search_check.find_search_problems(text)
+    _check_keys(document, file, problems)
+    _check_study(document, file, problems)
+    problems += search_check.find_search_problems(document)
     sections = {name: getattr(file, name) for name in ("defaults", "axes", "zip", "include", "exclude")}
-    models = {} if problems else model_file.replace_models(text, sections, folder, problems)
+    models = {} if problems else model_file.replace_models(document, sections, folder, problems)
     if problems:
-        raise text.errors(problems)
-    points, excluded = _expand(text, file)
+        raise document.errors(problems)
+    points, excluded = _expand_axes(document, file)
     if not points:
-        raise text.error(("axes",), "no cell is left: all combinations are excluded, or the file lists none.")
-    return Matrix(file, text, text.file, points, excluded, models)
+        raise document.error(("axes",), "no cell is left: all combinations are excluded, or the file lists none.")
+    return Matrix(file, document, document.file, points, excluded, models)
 
 
 def key_type(key: str) -> Any:
@@ -243,10 +243,12 @@ def _check_keys(text: Document, file: MatrixFile, problems: list[Problem]) -> No
             _check_entry(text, name, index, entry, problems)
 
 
-def _check_entry(text: Document, name: str, index: int, entry: dict[str, Any], problems: list[Problem]) -> None:
+def _check_entry(document: Document, name: str, index: int, entry: dict[str, Any], problems: list[Problem]) -> None:
     path: KeyPath = (name, index)
     if name == "exclude" and not isinstance(entry.get("why"), str):
-        problems.append(text.problem(path, "the key 'why' is missing: say in a sentence why this cell cannot or need not run."))
+        problems.append(
+            document.problem(path, "the key 'why' is missing: say in a sentence why this cell cannot or need not run.")
+        )
     for key, value in entry.items():
         if key == "why":
             continue
@@ -258,26 +260,26 @@ def _check_entry(text: Document, name: str, index: int, entry: dict[str, Any], p
                     allowed = ", ".join(field.name for field in msgspec.structs.fields(Draft))
                     raise ExpressionError(f"unknown name {(unknown or sorted(expression.calls))[0]!r}. Allowed: {allowed}")
             except ExpressionError as error:
-                problems.append(text.problem((*path, key), f"{error}."))
+                problems.append(document.problem((*path, key), f"{error}."))
         else:
-            _check_value(text, key, value, (*path, key), problems)
+            _check_value(document, key, value, (*path, key), problems)
     if not set(entry) - {"why", *(["when"] if name == "include" else [])}:
         problems.append(
-            text.problem(path, "an entry without any cell key. Allowed: one cell key or more; in exclude, `when` alone.")
+            document.problem(path, "an entry without any cell key. Allowed: one cell key or more; in exclude, `when` alone.")
         )
 
 
-def _check_value(text: Document, key: str, value: Any, path: KeyPath, problems: list[Problem]) -> None:
+def _check_value(document: Document, key: str, value: Any, path: KeyPath, problems: list[Problem]) -> None:
     value_type = key_type(key)
     if value_type is None:
         names = [field.name for field in msgspec.structs.fields(Draft)]
         sentence = str(UnknownName("cell key", key, names)) + " Options of a strategy or workload belong under `options`."
-        problems.append(text.problem(path if isinstance(path[-1], str) else path[:-1], sentence, at_key=True))
+        problems.append(document.problem(path if isinstance(path[-1], str) else path[:-1], sentence, at_key=True))
     else:
-        validation.check_value(text, value, value_type, path, problems)
+        validation.check_value(document, value, value_type, path, problems)
 
 
-def _check_study(text: Document, file: MatrixFile, problems: list[Problem]) -> None:
+def _check_study(document: Document, file: MatrixFile, problems: list[Problem]) -> None:
     """Check that the entries about the study (assumed, settings, reported, claims) use only keys and metrics that exist.
 
     problems: a problem is appended for each wrong key, value or metric.
@@ -285,42 +287,44 @@ def _check_study(text: Document, file: MatrixFile, problems: list[Problem]) -> N
     for index, assumed in enumerate(file.assumed):
         if key_type(assumed.key) is None:
             draft_keys = [field.name for field in msgspec.structs.fields(Draft)]
-            problems.append(text.problem(("assumed", index, "key"), str(UnknownName("cell key", assumed.key, draft_keys))))
+            problems.append(document.problem(("assumed", index, "key"), str(UnknownName("cell key", assumed.key, draft_keys))))
             continue
         for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list: each item is a value
-            _check_value(text, assumed.key, value, ("assumed", index, "value"), problems)
+            _check_value(document, assumed.key, value, ("assumed", index, "value"), problems)
     sections: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (("settings", file.settings), ("reported", file.reported))
     for section, entries in sections:
         for index, entry in enumerate(entries):
             for selector, cell in (("cell", entry.cell), ("against", entry.against if isinstance(entry, Reported) else {})):
                 for key in cell:
                     if not is_cell_name(key):
-                        problems.append(text.problem((section, index, selector, key), _unknown_name_sentence(key), at_key=True))
-    problems += claim_check.find_table_problems(text, file.tables)
-    problems += claim_check.find_claim_problems(text, file.claim_tests, [entry.metric for entry in file.reported])
+                        problems.append(
+                            document.problem((section, index, selector, key), _unknown_name_sentence(key), at_key=True)
+                        )
+    problems += claim_check.find_table_problems(document, file.tables)
+    problems += claim_check.find_claim_problems(document, file.claim_tests, [entry.metric for entry in file.reported])
 
 
 def _unknown_name_sentence(key: str) -> str:
     return str(UnknownName("name of a resolved cell", key, PLAIN))
 
 
-def _expand(text: Document, file: MatrixFile) -> tuple[list[Point], list[Excluded]]:
+def _expand_axes(document: Document, file: MatrixFile) -> tuple[list[Point], list[ExcludedPoint]]:
     defaults: PlacedValues = {key: (value, ("defaults", key)) for key, value in file.defaults.items()}
     combination_count = 1
     for values in itertools.chain(file.axes.values(), (next(iter(group.values()), []) for group in file.zip)):
         combination_count *= len(values)
     if combination_count > MAX_CELLS:
-        raise text.error(("axes",), f"found {combination_count} combinations. Allowed: {MAX_CELLS} or fewer.")
+        raise document.error(("axes",), f"found {combination_count} combinations. Allowed: {MAX_CELLS} or fewer.")
     axis_points = list(_cross_axes(file)) if file.axes or file.zip else ([{}] if not file.include else [])
     remaining_points: list[PlacedValues] = []
-    excluded: list[Excluded] = []
+    excluded: list[ExcludedPoint] = []
     for axis_point in axis_points:
         point = _merge_layers(defaults, axis_point)
-        reason = explain_exclusion(text, file, _plain_values(point))
+        reason = explain_exclusion(document, file, _plain_values(point))
         if reason is None:
             remaining_points.append(axis_point)
         else:
-            excluded.append(Excluded(_plain_values(point), reason))
+            excluded.append(ExcludedPoint(_plain_values(point), reason))
     extra_points: list[PlacedValues] = []
     varying = set(file.axes) | {key for group in file.zip for key in group}
     additions: list[PlacedValues] = [{} for _ in remaining_points]
@@ -331,7 +335,7 @@ def _expand(text: Document, file: MatrixFile) -> tuple[list[Point], list[Exclude
                 n for n, p in enumerate(remaining_points) if _entry_applies(p, added_keys, varying, entry.get("when"), defaults)
             ]
         except ExpressionError as error:
-            raise text.error(("include", index, "when"), f"{error}.") from None
+            raise document.error(("include", index, "when"), f"{error}.") from None
         for n in matching:
             additions[n].update({k: v for k, v in added_keys.items() if k not in varying})
         if not matching:
@@ -361,13 +365,13 @@ def _merge_layers(*layers: PlacedValues) -> PlacedValues:
 
     `gpu_batch_size` and `global_batch_size` replace each other, and so do `steps` and `epochs`.
     """
-    merged: PlacedValues = {}
+    merged_values: PlacedValues = {}
     for layer in layers:
         for key, other_key in (("gpu_batch_size", "global_batch_size"), ("steps", "epochs")):
             if (key in layer) != (other_key in layer):
-                merged.pop(other_key if key in layer else key, None)
-        merged.update(layer)
-    return merged
+                merged_values.pop(other_key if key in layer else key, None)
+        merged_values.update(layer)
+    return merged_values
 
 
 def _entry_applies(
@@ -378,8 +382,8 @@ def _entry_applies(
     return when is None or bool(_condition_holds(when, _plain_values(_merge_layers(defaults, point))))
 
 
-def explain_exclusion(text: Document, file: MatrixFile, keys: dict[str, Any]) -> str | None:
-    """Why a matrix file excludes the combination `keys`; None if it does not. text: the matrix file. file: its content."""
+def explain_exclusion(document: Document, file: MatrixFile, keys: dict[str, Any]) -> str | None:
+    """Why a matrix file excludes the combination `keys`; None if it does not. document: the matrix file. file: its content."""
     for index, entry in enumerate(file.exclude):
         conditions = {k: v for k, v in entry.items() if k not in ("why", "when")}
         if any(keys.get(key) != value for key, value in conditions.items()):
@@ -388,7 +392,7 @@ def explain_exclusion(text: Document, file: MatrixFile, keys: dict[str, Any]) ->
             if "when" not in entry or _condition_holds(entry["when"], keys):
                 return str(entry["why"])
         except ExpressionError as error:
-            raise text.error(("exclude", index, "when"), f"{error}.") from None
+            raise document.error(("exclude", index, "when"), f"{error}.") from None
     return None
 
 

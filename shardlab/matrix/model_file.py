@@ -73,11 +73,11 @@ class ModelFile(msgspec.Struct, frozen=True):
         return PluginSource(Path(self.name + SUFFIX), {self.name + SUFFIX: self.content})
 
 
-def replace_models(text: Document, sections: dict[str, Any], folder: Path, problems: list[Problem]) -> dict[str, ModelFile]:
+def replace_models(document: Document, sections: dict[str, Any], folder: Path, problems: list[Problem]) -> dict[str, ModelFile]:
     """Find the models that a matrix file gives by their configuration. Returns these models by name.
 
-    text: the matrix file. sections: its `defaults`, `axes`, `zip`, `include` and `exclude`; each model in them is replaced by
-    its name. folder: the folder of the matrix file. problems: a problem is appended for each model that cannot be read.
+    document: the matrix file. sections: its `defaults`, `axes`, `zip`, `include` and `exclude`; each model in them is replaced
+    by its name. folder: the folder of the matrix file. problems: a problem is appended for each model that cannot be read.
     """
     models: dict[str, ModelFile] = {}
     for container, key, path in _find_workloads(sections):
@@ -91,7 +91,7 @@ def replace_models(text: Document, sections: dict[str, Any], folder: Path, probl
                     "name; the key seq_len of a cell, which may be an axis, changes the length of sequences."
                 )
         except InputError as error:
-            problems.append(text.problem(path, str(error)))
+            problems.append(document.problem(path, str(error)))
             continue
         container[key] = model.name
     return models

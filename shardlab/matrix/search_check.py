@@ -19,28 +19,28 @@ _REFUSED_KEYS = {
 }
 
 
-def find_search_problems(text: Document) -> list[Problem]:
+def find_search_problems(document: Document) -> list[Problem]:
     """A problem for each key of a matrix file that is not allowed together with `search`; none if the file has no search.
 
-    text: the matrix file. The types of its values must have been checked before.
+    document: the matrix file. The types of its values must have been checked before.
     """
-    data: dict[str, Any] = text.data
+    data: dict[str, Any] = document.data
     if data.get("search") is None:
         return []
     search_problems = []
     for path, key in _cell_keys(data):
         if key in _REFUSED_KEYS:
-            search_problems.append(text.problem((*path, key), _REFUSED_KEYS[key], at_key=True))
+            search_problems.append(document.problem((*path, key), _REFUSED_KEYS[key], at_key=True))
     if data.get("claims") or data.get("reported"):
         key = "claims" if data.get("claims") else "reported"
         sentence = f"{key} name cells, and which cells a search runs is not known before it has run. Allowed: leave {key} out."
-        search_problems.append(text.problem((key,), sentence, at_key=True))
+        search_problems.append(document.problem((key,), sentence, at_key=True))
     if data.get("retry"):
         sentence = "tries of a search are not started again by themselves. Allowed: leave retry out."
-        search_problems.append(text.problem(("retry",), sentence, at_key=True))
+        search_problems.append(document.problem(("retry",), sentence, at_key=True))
     if isinstance(data.get("repeats"), dict):
         sentence = "a matrix with a search has no claims. Allowed: a number, how often each search is run from its start."
-        search_problems.append(text.problem(("repeats",), sentence, at_key=True))
+        search_problems.append(document.problem(("repeats",), sentence, at_key=True))
     return search_problems
 
 

@@ -18,7 +18,7 @@ LIMIT_S = 10.0  # time limit of `ssh -G`
 _JUMP = re.compile(r"(?:ssh://)?(?:(.*)@)?(?:\[(.+)\]|([^:]+))(?::(\d+))?/?")
 
 
-class Jump(msgspec.Struct, frozen=True):
+class JumpHost(msgspec.Struct, frozen=True):
     """A machine through which a connection goes (a proxy jump), or the machine to which it leads."""
 
     host: str
@@ -38,15 +38,15 @@ class Jump(msgspec.Struct, frozen=True):
 class Route(msgspec.Struct, frozen=True):
     """How to connect to a machine."""
 
-    jumps: tuple[Jump, ...] = ()
+    jumps: tuple[JumpHost, ...] = ()
     """The machines through which the connection goes, in the order of the connections."""
     command: str = ""
     """The ProxyCommand of `~/.ssh/config` if there are no jumps; else empty."""
 
 
-def find_route(target: Jump) -> Route | None:
+def find_route(target: JumpHost) -> Route | None:
     """The route to this machine; None if OpenSSH is not installed or does not answer within LIMIT_S."""
-    found_jumps: tuple[Jump, ...] = ()
+    found_jumps: tuple[JumpHost, ...] = ()
     first_machine = target
     while True:
         try:
@@ -65,7 +65,7 @@ def find_route(target: Jump) -> Route | None:
         first_machine = jumps[0]
 
 
-def proxy_option(jumps: Sequence[Jump], rules: Sequence[str]) -> list[str]:
+def proxy_option(jumps: Sequence[JumpHost], rules: Sequence[str]) -> list[str]:
     """The option with which an OpenSSH command connects through the machines `jumps`; empty if there are no jumps.
 
     rules: further options, such as the options for host keys, for the login on each of these machines.
@@ -77,6 +77,6 @@ def proxy_option(jumps: Sequence[Jump], rules: Sequence[str]) -> list[str]:
     return proxy_words
 
 
-def _parse_jump(text: str) -> Jump | None:
+def _parse_jump(text: str) -> JumpHost | None:
     match = _JUMP.fullmatch(text.strip())
-    return Jump(match[2] or match[3], match[1], int(match[4]) if match[4] else None) if match else None
+    return JumpHost(match[2] or match[3], match[1], int(match[4]) if match[4] else None) if match else None

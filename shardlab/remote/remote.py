@@ -25,7 +25,7 @@ from shardlab.cluster.address import Address
 from shardlab.errors import ShardlabError
 from shardlab.files import files
 from shardlab.remote import proxy_jump, shared_connection
-from shardlab.remote.proxy_jump import Jump
+from shardlab.remote.proxy_jump import JumpHost
 
 CONNECT_S = 10.0  # time limit of a connection and of a login
 KEEPALIVE_S = 15  # seconds between two keepalive messages
@@ -70,7 +70,7 @@ class Unreachable(ShardlabError):
     """The name of the machine in the cluster file, if it is known."""
 
     @property
-    def blames(self) -> dict[str, str]:
+    def reasons_by_node(self) -> dict[str, str]:
         """The name of the node and the message; empty if the name of the node is not known."""
         return {self.node: str(self)} if self.node is not None else {}
 
@@ -205,7 +205,7 @@ def ssh_command(address: Address, *, terminal: bool = False) -> list[str]:
     words = ["ssh", "-q" if terminal else "-T", *rules, "-o", f"ServerAliveInterval={KEEPALIVE_S}"]
     words += ["-t"] if terminal else []
     words += ["-i", _escape_path(address.identity)] if address.identity is not None else []
-    target = Jump(address.host, address.user, address.port)
+    target = JumpHost(address.host, address.user, address.port)
     if address.shared:  # OpenSSH itself follows the proxy jumps, because a jump may ask for a code
         return [*words, *shared_connection.connection_options(), *target.words]
     route = proxy_jump.find_route(target)
@@ -233,7 +233,7 @@ def shorten_command(argv: Sequence[str]) -> str:
     return " ".join(shlex.join(argv).split())[:60]
 
 
-def fingerprint(key: bytes) -> str:
+def key_fingerprint(key: bytes) -> str:
     """The SHA-256 fingerprint of a public key, in the format of ssh-keygen -l."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
@@ -308,7 +308,7 @@ def _make_connections(address: Address) -> list[Any]:
     """fabric's connections to the proxy jumps, in order, and at the end to the machine itself. No connection is open yet."""
     import fabric
 
-    def connection(machine: Jump, gateway: Any, connect_options: dict[str, Any]) -> Any:
+    def connection(machine: JumpHost, gateway: Any, connect_options: dict[str, Any]) -> Any:
         timeout_s = int(CONNECT_S)
         return fabric.Connection(
             machine.host, machine.user, machine.port, gateway=gateway, connect_timeout=timeout_s, connect_kwargs=connect_options
@@ -317,7 +317,7 @@ def _make_connections(address: Address) -> list[Any]:
     connect_options: dict[str, Any] = {"banner_timeout": CONNECT_S, "auth_timeout": CONNECT_S}
     if address.identity is not None:
         connect_options["key_filename"] = str(address.identity)
-    target = Jump(address.host, address.user, address.port)
+    target = JumpHost(address.host, address.user, address.port)
     route = proxy_jump.find_route(target)
     # If the gateway is None, fabric looks for a gateway in ~/.ssh/config; if it is '', fabric uses no gateway.
     gateway: Any = route.command if route is not None else None
@@ -335,7 +335,7 @@ def _host_key_policy(address: Address) -> Any:
     def missing(_client: Any, hostname: str, key: Any) -> None:
         if address.host_keys == "strict" or address.known_hosts is None:
             raise Unreachable(
-                f"{hostname}: its host key is not known: {key.get_name()} {fingerprint(key.asbytes())}. Compare it with the "
+                f"{hostname}: its host key is not known: {key.get_name()} {key_fingerprint(key.asbytes())}. Compare it with "
                 "one that the machine's console or provider shows, then log in once with ssh, or write host_keys: accept-new "
                 "under ssh in the cluster file."
             )
@@ -352,8 +352,8 @@ def _login_error_reason(error: Exception, host: str, port: int | None, address: 
         file_option = ["-f", str(address.known_hosts)] if address.known_hosts else []
         forget_command = shlex.join(["ssh-keygen", "-R", host if port == 22 else f"[{host}]:{port}", *file_option])
         return (
-            f"its host key CHANGED: known is {fingerprint(error.expected_key.asbytes())}, found is "
-            f"{fingerprint(error.key.asbytes())}. If the machine was reinstalled, remove the old key: {forget_command}. "
+            f"its host key CHANGED: known is {key_fingerprint(error.expected_key.asbytes())}, found is "
+            f"{key_fingerprint(error.key.asbytes())}. If the machine was reinstalled, remove the old key: {forget_command}. "
             "Otherwise the connection may be intercepted."
         )
     if isinstance(error, paramiko.PasswordRequiredException):

@@ -54,7 +54,7 @@ CONNECTION_FAILED = 255  # exit code of ssh if the connection fails
 T = TypeVar("T")
 
 
-class Received(msgspec.Struct):
+class UploadResult(msgspec.Struct):
     """What `python -m shardlab.remote.upload` prints on the cluster."""
 
     version: str
@@ -250,13 +250,13 @@ def _choose_folder(workspace: Workspace, cluster: Cluster) -> tuple[str, str]:
     `workspace` on this machine)."""
     parent = cluster.workspaces
     mark = f"{gethostname()}:{workspace.real_path}\n"
-    recorded = read_remote_workspace(workspace)
+    recorded_workspace = read_remote_workspace(workspace)
     if (
-        recorded is not None
-        and PurePosixPath(recorded.workspace).parent == parent
-        and _belongs_to_workspace(workspace, recorded)
+        recorded_workspace is not None
+        and PurePosixPath(recorded_workspace.workspace).parent == parent
+        and _belongs_to_workspace(workspace, recorded_workspace)
     ):
-        return recorded.workspace, recorded.mark
+        return recorded_workspace.workspace, recorded_workspace.mark
     return str(parent / _folder_name(workspace, mark)), mark
 
 
@@ -266,18 +266,18 @@ def _folder_name(workspace: Workspace, mark: str) -> str:
     return f"{name[:40]}-{path_digest}"
 
 
-def _belongs_to_workspace(workspace: Workspace, recorded: RemoteWorkspace) -> bool:
+def _belongs_to_workspace(workspace: Workspace, recorded_workspace: RemoteWorkspace) -> bool:
     """Whether the away.json of a workspace was written for it. False: the workspace is a copy, made together with away.json.
 
     A workspace that was moved, or that another machine sees under another path, is not a copy and keeps its runs.
-    recorded: the content of away.json.
+    recorded_workspace: the content of away.json.
     """
-    path = Path(recorded.mark.partition(":")[2].removesuffix("\n"))
+    path = Path(recorded_workspace.mark.partition(":")[2].removesuffix("\n"))
     if path.resolve() == workspace.real_path:
         return True
     original = json_file.read_json_if_valid(path / ".shardlab" / "away.json", RemoteWorkspace)
     return (
-        original is None or original.mark != recorded.mark
+        original is None or original.mark != recorded_workspace.mark
     )  # None: no workspace is at the recorded path any more, it was moved
 
 
@@ -341,4 +341,4 @@ def upload_files(remote: RemoteWorkspace, texts: Mapping[str, bytes]) -> None:
     Raises ShardlabError.
     """
     document = {path: text.decode("utf-8", "surrogateescape") for path, text in texts.items()} | {MARK_FILE: remote.mark}
-    remote.ask("shardlab.remote.upload", [], Received, input_bytes=json.dumps(document).encode())
+    remote.ask("shardlab.remote.upload", [], UploadResult, input_bytes=json.dumps(document).encode())

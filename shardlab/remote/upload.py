@@ -30,9 +30,9 @@ def main() -> int:
     """Write the files from standard input into the workspace. Returns the exit code."""
     arguments = console.Parser(prog="python -m shardlab.remote.upload", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    received: dict[str, str] = json.load(sys.stdin)
+    received_texts: dict[str, str] = json.load(sys.stdin)
     workspace_trust.begin_workspace(workspace)
-    for name, text in received.items():
+    for name, text in received_texts.items():
         path = PurePosixPath(name)
         is_ours = path.parts[0] in ("runs", ".shardlab") and path != INVENTORY
         if path.is_absolute() or ".." in path.parts or is_ours:
@@ -43,10 +43,10 @@ def main() -> int:
             files.make_folder(target.parent)
             files.write_atomic(target, content)
             workspace_trust.extend_consent(workspace, target)
-    if "cluster.yaml" in received:
+    if "cluster.yaml" in received_texts:
         plugins = [file for name in plugin_source.CARRIED_FOLDERS for file in plugin_source.python_files(workspace.path / name)]
         for file in (*workspace.template_files(), *plugins):
-            if str(file.relative_to(workspace.path)) not in received:
+            if str(file.relative_to(workspace.path)) not in received_texts:
                 file.unlink()
     console.Output.from_arguments(arguments).print_document({"version": __version__})
     return 0

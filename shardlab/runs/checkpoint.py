@@ -171,17 +171,17 @@ _RANKS = keys_with_role(Role.RANKS, Role.PASSES, Role.NODES, Role.HARDWARE, Role
 _STRATEGY = keys_with_role(Role.STRATEGY, Role.EXECUTION)
 
 
-def explain_refused_resume(saved: Cell, cell: Cell, layout: str, workload_options: Iterable[str]) -> str | None:
-    """Why a run of `cell` cannot resume from a checkpoint of the cell `saved`, as part of a sentence; None if the run can.
+def explain_refused_resume(saved_cell: Cell, cell: Cell, layout: str, workload_options: Iterable[str]) -> str | None:
+    """Why a run of `cell` cannot resume from a checkpoint of the cell `saved_cell`, as part of a sentence; None if the run can.
 
     layout: the layout of the checkpoint. workload_options: the names of the workload's own options, which must not differ.
     """
-    cell_values, saved_values = msgspec.to_builtins(cell), msgspec.to_builtins(saved)
+    cell_values, saved_values = msgspec.to_builtins(cell), msgspec.to_builtins(saved_cell)
     for values in (cell_values, saved_values):  # when gradients are reduced does not change what a checkpoint contains
         values["options"] = {name: value for name, value in values["options"].items() if name not in STRATEGY_OPTIONS}
     free_keys = _RANKS | (_STRATEGY if layout == "whole" else frozenset())
     differing_keys = sorted(key for key in cell_values if key not in free_keys and cell_values[key] != saved_values[key])
-    differing_options = {name for name in workload_options if cell.options.get(name) != saved.options.get(name)}
+    differing_options = {name for name in workload_options if cell.options.get(name) != saved_cell.options.get(name)}
     differing_keys += sorted(f"options.{name}" for name in differing_options if "options" in free_keys)
     return f"its cell differs in {', '.join(differing_keys)}" if differing_keys else None
 

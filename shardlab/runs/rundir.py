@@ -117,14 +117,14 @@ class RunDir:
         except (InputError, WorkspaceError):
             return False
 
-    def write_event(self, writer: str, event: str, *, sync: bool = True, **data: Any) -> None:
-        """Append an event to the event file of `writer`. event: the kind of the event. data: details of the event.
+    def write_event(self, writer: str, event_kind: str, *, sync: bool = True, **data: Any) -> None:
+        """Append an event to the event file of `writer`. event_kind: such as `submitted`. data: details of the event.
 
         sync: whether to wait until the event is on the disk. False is enough if the state of the run does not depend on the
         event.
         """
         wall_s = time.time()
-        record = Event(schema=SCHEMA, event=event, writer=writer, wall_s=wall_s, host=gethostname(), data=data)
+        record = Event(schema=SCHEMA, event=event_kind, writer=writer, wall_s=wall_s, host=gethostname(), data=data)
         with LineWriter(self.events_file(writer)) as lines:
             lines.write(record, sync=sync)
 
@@ -148,12 +148,12 @@ class RunDir:
         """The step records of a rank, and how many lines of the file are damaged."""
         return read_lines(self.steps_file(rank), StepRecord)
 
-    def count_timed_steps(self, gpus: int, lost_worker: LostWorker | None = None) -> int:
+    def count_timed_steps(self, world_size: int, lost_worker_fault: LostWorker | None = None) -> int:
         """The number of timed steps that every rank from 0 to gpus - 1 has recorded, including ranks that were lost.
 
-        lost_worker: the rank that the cell ends on purpose. If this rank made all steps before its end, it does not count.
+        lost_worker_fault: the rank that the cell ends on purpose. If it made all steps before its end, it does not count.
         """
-        return _count_timed_steps([self.steps(rank).records for rank in range(gpus)], self.events(), lost_worker)
+        return _count_timed_steps([self.steps(rank).records for rank in range(world_size)], self.events(), lost_worker_fault)
 
     def judge(self) -> state.JudgedState:
         """The state of this run according to its files."""
@@ -218,8 +218,8 @@ def judge_records(
 
     run: the content of run.json. result: the content of result.json, or None. steps: the step records of each rank, by rank.
     """
-    lost_worker = run.cell.instruments.lost_worker
-    step_count = _count_timed_steps([steps.get(rank, ()) for rank in range(run.cell.gpus)], events, lost_worker)
+    lost_worker_fault = run.cell.instruments.lost_worker
+    step_count = _count_timed_steps([steps.get(rank, ()) for rank in range(run.cell.gpus)], events, lost_worker_fault)
     return state.judge(events, has_result=result is not None, steps=step_count, steps_asked=_required_steps(run, result))
 
 
@@ -229,17 +229,19 @@ def _required_steps(run: run_file.Run, result: Result | None) -> int | None:
     return run.cell.steps if run.cell.steps is not None else (result.steps if result else None)
 
 
-def _count_timed_steps(ranks: Sequence[Sequence[StepRecord]], events: Sequence[Event], lost_worker: LostWorker | None) -> int:
+def _count_timed_steps(
+    records_by_rank: Sequence[Sequence[StepRecord]], events: Sequence[Event], lost_worker_fault: LostWorker | None
+) -> int:
     """The number of timed steps that every rank that trains has recorded, including ranks that were lost during the run.
 
     A rank that ended on purpose does not count if it made all steps that were asked of it (asked_to_end).
 
-    ranks: the step records of each rank. If the run resumed from a checkpoint of another cell, the run has no records of the
-    steps before the checkpoint; these steps count as well.
+    records_by_rank: the step records of each rank. If the run resumed from a checkpoint of another cell, the run has no
+    records of the steps before the checkpoint; these steps count as well.
     """
-    resumed = any(event.event == "resumed" for event in events)
-    timed_numbers = [[record.step for record in records if not record.warmup] for records in ranks]
-    step_counts = [len(steps) + (min(steps, default=1) - 1 if resumed else 0) for steps in timed_numbers]
-    if lost_worker is not None and [*step_counts[lost_worker.rank :], 0][0] >= lost_worker.step - 1:
-        del step_counts[lost_worker.rank]
+    has_resumed = any(event.event == "resumed" for event in events)
+    timed_numbers = [[record.step for record in records if not record.warmup] for records in records_by_rank]
+    step_counts = [len(steps) + (min(steps, default=1) - 1 if has_resumed else 0) for steps in timed_numbers]
+    if lost_worker_fault is not None and [*step_counts[lost_worker_fault.rank :], 0][0] >= lost_worker_fault.step - 1:
+        del step_counts[lost_worker_fault.rank]
     return min(step_counts, default=0)

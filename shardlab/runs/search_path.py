@@ -112,11 +112,11 @@ def _read_try(runs: Path, cell: Cell, size: int, repeat: int) -> SearchTry | Non
         return None
     while (runs / run_id(cell, repeat, attempt + 1)).is_dir():
         attempt += 1
-    folder = RunDir(runs / run_id(cell, repeat, attempt))
+    run_dir = RunDir(runs / run_id(cell, repeat, attempt))
     result = None
     try:
-        verdict, result = folder.judge_with_result(folder.events(strict=True))
+        verdict, result = run_dir.judge_with_result(run_dir.events(strict=True))
     except ShardlabError as error:
         verdict = JudgedState("unknown", str(error))
     throughput = result.throughput_per_s if result is not None and verdict.state == "completed" else None
-    return SearchTry(size, folder.run_id, verdict.state, verdict.why, throughput)
+    return SearchTry(size, run_dir.run_id, verdict.state, verdict.why, throughput)

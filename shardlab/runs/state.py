@@ -96,15 +96,15 @@ def find_last_sending(ordered: Sequence[Event]) -> Event | None:
     token, `refused` counts only for the submission with the same token, and the times are ignored.
     """
     sending = [event for event in ordered if event.event in SENDING]
-    sent_index, sent = next(((i, e) for i, e in reversed(list(enumerate(sending))) if e.event != "refused"), (-1, None))
-    token = sent.data.get("token") if sent is not None else None
+    sent_index, sent_event = next(((i, e) for i, e in reversed(list(enumerate(sending))) if e.event != "refused"), (-1, None))
+    token = sent_event.data.get("token") if sent_event is not None else None
 
-    def is_of_sent(position: int, refused: Event) -> bool:
-        refused_token = refused.data.get("token")
+    def is_of_sent(position: int, refused_event: Event) -> bool:
+        refused_token = refused_event.data.get("token")
         return refused_token == token if refused_token and token else position > sent_index
 
     refusals = [event for i, event in enumerate(sending) if event.event == "refused" and is_of_sent(i, event)]
-    return refusals[-1] if refusals else sent
+    return refusals[-1] if refusals else sent_event
 
 
 def sent_job(sending: Event | None) -> tuple[str, str]:
@@ -132,5 +132,5 @@ def _judge_ended(
         return JudgedState("timeout", str(by_name["timeout"].data.get("why", "")))
     if purpose_text:  # the other ranks failed because this rank was gone
         return JudgedState("failed", purpose_text)
-    failed = by_name.get("failed")
-    return JudgedState("failed", str((failed or exited).data.get("why") or f"exit code {code}"))
+    failed_event = by_name.get("failed")
+    return JudgedState("failed", str((failed_event or exited).data.get("why") or f"exit code {code}"))

@@ -77,7 +77,7 @@ class SuspensionWatch:
         self._last_look_s, self._suspended_s = time.monotonic(), 0.0
 
     def __enter__(self) -> SuspensionWatch:
-        threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._watch_clock, daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -86,16 +86,16 @@ class SuspensionWatch:
     def take_suspended_s(self) -> float:
         """Seconds for which the process was suspended since the last call of `take_suspended_s`, including a suspension just
         ended."""
-        self._measure()
+        self._measure_suspension()
         with self._lock:
             suspended_s, self._suspended_s = self._suspended_s, 0.0
         return suspended_s
 
-    def _watch(self) -> None:
+    def _watch_clock(self) -> None:
         while not self._stop.wait(POLL_S):
-            self._measure()
+            self._measure_suspension()
 
-    def _measure(self) -> None:
+    def _measure_suspension(self) -> None:
         with self._lock:
             now_s = time.monotonic()
             since_s, self._last_look_s = now_s - self._last_look_s, now_s

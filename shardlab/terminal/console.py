@@ -230,7 +230,7 @@ def _print_error(error: ShardlabError) -> int:
     return error.exit_code
 
 
-def run_command(command: Callable[[], int], *, name: str | None = None, interrupted: str | None = INTERRUPTED) -> int:
+def run_command(action: Callable[[], int], *, name: str | None = None, interrupted: str | None = INTERRUPTED) -> int:
     """Run a command and return its exit code. A ShardlabError or OSError becomes a sentence on stderr and an exit code.
 
     name: the words of the command, such as `collect summarize`; with them, a failed import of an optional package becomes a
@@ -241,7 +241,7 @@ def run_command(command: Callable[[], int], *, name: str | None = None, interrup
     try:
         if interrupted is not None:
             command_start.raise_on_signal()
-        exit_code = command()
+        exit_code = action()
         sys.stdout.flush()
         return exit_code
     except ShardlabError as error:

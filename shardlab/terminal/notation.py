@@ -42,9 +42,9 @@ def bytes_unit(values: list[float]) -> tuple[str, float]:
 
     Returns (name of the unit, number of bytes in one unit).
     """
-    largest = max(values, default=0)
+    largest_value = max(values, default=0)
     for name, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if largest >= size:
+        if largest_value >= size:
             return name, size
     return "B", 1.0
 

@@ -48,9 +48,9 @@ class CleanConsole(Console):
 
 def draw_table(table: Table[Any]) -> rich.table.Table:
     """A table of the library rich in the style of all tables of shardlab, without a frame."""
-    drawn = rich.table.Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    grid = rich.table.Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading, is_number in zip(table.headings, table.number_columns, strict=True):
-        drawn.add_column(heading, justify="right" if is_number else "left", overflow="fold")
+        grid.add_column(heading, justify="right" if is_number else "left", overflow="fold")
     for index, texts in enumerate(table.texts):
-        drawn.add_row(*texts, style=table.styles[index] if index < len(table.styles) else None)
-    return drawn
+        grid.add_row(*texts, style=table.styles[index] if index < len(table.styles) else None)
+    return grid

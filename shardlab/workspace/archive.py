@@ -105,7 +105,7 @@ def read_index(path: Path) -> ArchiveIndex:
         return _read_valid_index(path, archive_zip)
 
 
-def unpack(path: Path, folder: Path, is_wanted: Callable[[str], bool] = lambda _name: True) -> ArchiveIndex:
+def unpack_archive(path: Path, folder: Path, is_wanted: Callable[[str], bool] = lambda _name: True) -> ArchiveIndex:
     """Check the size and the SHA-256 of each file of the archive `path`, and write the wanted files into an empty folder.
 
     folder: the empty folder; a file `workspace/NAME` of the archive becomes `NAME` in it. is_wanted: is called with the path of
@@ -197,11 +197,11 @@ def _check_free_space(path: Path, folder: Path, needed_bytes: int) -> None:
         )
 
 
-def _read_member(archive_zip: zipfile.ZipFile, name: str, most: int) -> bytes:
+def _read_member(archive_zip: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
     with archive_zip.open(name) as member:
-        content = member.read(most + 1)
-    if len(content) > most:
-        raise InputError(f"{name}: has more than {most} bytes.")
+        content = member.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise InputError(f"{name}: has more than {most_bytes} bytes.")
     return content
 
 

@@ -29,7 +29,7 @@ def write(workspace: Workspace, matrix: str, watts_per_gpu: Mapping[str, float])
     """Write the file of a matrix, unless no power was measured or the file already has this content. Raises WorkspaceError."""
     if not watts_per_gpu:
         return
-    folder = _folder(workspace)
+    folder = _power_folder(workspace)
     content = msgspec.json.format(msgspec.json.encode(MeasuredPowers(SCHEMA, dict(watts_per_gpu))), indent=2) + b"\n"
     path = folder / f"{matrix}.json"
     with files.as_workspace_error("write"):
@@ -42,11 +42,11 @@ def write(workspace: Workspace, matrix: str, watts_per_gpu: Mapping[str, float])
 def read_all(workspace: Workspace) -> dict[str, float]:
     """The watts per GPU of the runs of all matrices, by run id. Files that are damaged or cannot be read are left out."""
     watts_by_run: dict[str, float] = {}
-    for path in sorted(_folder(workspace).glob("*.json")):
+    for path in sorted(_power_folder(workspace).glob("*.json")):
         if (powers := json_file.read_json_if_valid(path, MeasuredPowers)) is not None:
             watts_by_run |= powers.watts_per_gpu
     return watts_by_run
 
 
-def _folder(workspace: Workspace) -> Path:
+def _power_folder(workspace: Workspace) -> Path:
     return workspace.shardlab_folder / "power"

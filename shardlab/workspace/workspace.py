@@ -81,10 +81,10 @@ class Workspace:
         """The folder of the run with this id. Raises InputError if this workspace has no run with this id."""
         if not RUN_ID.fullmatch(run_id):
             raise InputError(f"{run_id!r} is no run id. Allowed: text that matches {RUN_ID.pattern}.")
-        folder = RunDir(self.runs / run_id)
-        if not folder.run_json.exists():
+        run_dir = RunDir(self.runs / run_id)
+        if not run_dir.run_json.exists():
             raise UnknownName("run", run_id, self.run_ids()[:20], where=str(self.runs))
-        return folder
+        return run_dir
 
     def run_ids(self) -> list[str]:
         """The ids of all runs in this workspace, sorted."""

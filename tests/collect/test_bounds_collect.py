@@ -75,8 +75,8 @@ def test_a_name_of_the_largest_length_is_shown_whole_and_a_longer_one_is_cut():
 
 def test_a_sentence_names_up_to_its_most_and_counts_the_rest():
     ids = [f"r{number}" for number in range(21)]
-    assert summary._join(ids[:20]) == ", ".join(ids[:20])
-    assert summary._join(ids) == ", ".join(ids[:20]) + ", and 1 more"
+    assert summary._join_ids(ids[:20]) == ", ".join(ids[:20])
+    assert summary._join_ids(ids) == ", ".join(ids[:20]) + ", and 1 more"
     changes = [HistoryChange(str(number), ["a"], ["b"]) for number in range(5)]
     assert history._changes_text(changes[:4]) == "0: a -> b; 1: a -> b; 2: a -> b; 3: a -> b"
     assert history._changes_text(changes).endswith("3: a -> b; 1 more (--json)")

@@ -9,13 +9,13 @@ import support_tables
 
 from collect import flat_tables, metric, summary
 from collect.comparison import command as comparison
-from collect.comparison.compare import ComparedCell, Comparison, MetricComparison, Side
+from collect.comparison.compare import ComparedCell, ComparedSide, Comparison, MetricComparison
 from collect.explain import command as explain
 from collect.explain.explanation import ExplainedRun
 from collect.explain.read_file import EventPlace
 from collect.exports import xlsx
 from collect.fetching import fetch_command
-from collect.fetching.fetched_run import Fetched
+from collect.fetching.fetched_run import FetchedRun
 from collect.findings import columns
 from collect.findings.injected_faults import LostWorkerEffect, StragglerEffect
 from collect.findings.prediction_scores import PredictionScore
@@ -154,7 +154,7 @@ def test_the_workbook_holds_the_known_number_of_each_metric_with_its_unit(summar
 
 
 def test_collect_fetch_shows_the_known_number_in_every_column(tmp_path, monkeypatch, capsys):
-    fetched = Fetched(
+    fetched = FetchedRun(
         run="RUN", state="completed", complete=True, files=1_013, bytes=7_000_000, hashed=17, truncated=5, corrupt=3
     )
     monkeypatch.setattr(fetch_command, "_fetch_runs", lambda *_: [fetched])
@@ -195,7 +195,7 @@ def test_collect_compare_shows_the_known_number_in_every_column():
         MetricComparison(metric="peak_memory_bytes", unit="bytes", a=7e9, b=5e6, n_a=1, n_b=5, verdict="undecided"),
     ]
     pair = ComparedCell(a="x", b="y", label="ddp ×2", state_a="completed", state_b="completed", metrics=figures)
-    side = Side("A", "/a", "m", "", False, [])
+    side = ComparedSide("A", "/a", "m", "", False, [])
     output = support_tables.PrintedTables()
     comparison._print_pairs(output, Comparison(1, side, side, [pair], [], [], [], [], [], 0.0))
     headings = ("Cell", "Metric", "A", "B", "B / A", "95 % interval", "n", "B is")

@@ -106,7 +106,7 @@ def test_a_tie_has_at_least_95_percent_of_the_highest_throughput(throughput, gro
         Advice(msgspec.structs.replace(CELL, strategy=strategy), Prediction(step_s=PredictedRange(1, 1, 1)), items_per_s)
         for strategy, items_per_s in (("ddp", 100.0), ("fsdp2", throughput))
     )
-    assert [entry.group for entry in advise._rank([slow, fast])] == [1, group]
+    assert [entry.group for entry in advise._rank_candidates([slow, fast])] == [1, group]
 
 
 @pytest.mark.parametrize(("bytes_", "text"), [(GIB / 10, "0.1 GiB"), (GIB / 10 - 1, "102.4 MiB"), (0, "0.0 MiB")])

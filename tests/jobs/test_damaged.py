@@ -303,7 +303,9 @@ def test_a_waiting_command_skips_runs_of_a_damaged_submission_file(tmp_path, que
     (file,) = submission.submissions_folder(study.workspace).glob("*.json")
     file.write_text(file.read_text()[:60])
     queue.rule(ends=0)
-    monkeypatch.setattr("jobs.verbs.watch._pause", lambda *_, **__: pytest.fail("it waits for runs of which nobody hears"))
+    monkeypatch.setattr(
+        "jobs.verbs.watch._wait_to_poll", lambda *_, **__: pytest.fail("it waits for runs of which nobody hears")
+    )
     capsys.readouterr()
     assert study.jobs("submit", "--wait") == 1
     assert f"unknown: {file}: is not a submission of this version" in capsys.readouterr().out

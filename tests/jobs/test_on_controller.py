@@ -17,7 +17,7 @@ from shardlab.cluster import cluster
 from shardlab.cluster.address import Address
 from shardlab.errors import InputError
 from shardlab.remote import proxy_jump, remote_workspace
-from shardlab.remote.proxy_jump import Jump
+from shardlab.remote.proxy_jump import JumpHost
 from shardlab.remote.remote import ssh_command
 from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.verb import Invocation
@@ -159,7 +159,7 @@ def test_tokens_of_ssh_in_paths_are_escaped():
     words = ssh_command(Address("host", identity=Path("/100%h"), known_hosts=Path('/a "b" %d')))
     assert "/100%%h" in words
     assert 'UserKnownHostsFile="/a \\"b\\" %%d"' in " ".join(words)
-    first, second = Jump("gate"), Jump("inner", "alice", 2222)
+    first, second = JumpHost("gate"), JumpHost("inner", "alice", 2222)
     assert proxy_jump.proxy_option([first], ["-o", "X=50%"]) == ["-o", "ProxyCommand=ssh -W '[%h]:%p' -o X=50%% -- gate"]
     assert proxy_jump.proxy_option([first, second], []) == [
         "-o",
@@ -171,12 +171,12 @@ def test_tokens_of_ssh_in_paths_are_escaped():
 @pytest.mark.parametrize(
     ("text", "jump"),
     [
-        ("gate", Jump("gate")),
-        ("Alice@gate:2222", Jump("gate", "Alice", 2222)),
-        ("ssh://alice@gate:22/", Jump("gate", "alice", 22)),
-        ("a@b@gate:22", Jump("gate", "a@b", 22)),
-        ("alice@[10.0.0.1]:22", Jump("10.0.0.1", "alice", 22)),
-        ("[fe80::1]", Jump("fe80::1")),
+        ("gate", JumpHost("gate")),
+        ("Alice@gate:2222", JumpHost("gate", "Alice", 2222)),
+        ("ssh://alice@gate:22/", JumpHost("gate", "alice", 22)),
+        ("a@b@gate:22", JumpHost("gate", "a@b", 22)),
+        ("alice@[10.0.0.1]:22", JumpHost("10.0.0.1", "alice", 22)),
+        ("[fe80::1]", JumpHost("fe80::1")),
         ("none", None),
     ],
 )
@@ -187,7 +187,7 @@ def test_the_jump_host_is_read_from_the_output_of_ssh(tmp_path, monkeypatch, tex
     (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config "$@"\n')
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert proxy_jump.find_route(Jump("far")) == proxy_jump.Route(() if jump is None else (jump,))
+    assert proxy_jump.find_route(JumpHost("far")) == proxy_jump.Route(() if jump is None else (jump,))
 
 
 class Controller:

@@ -40,7 +40,7 @@ ALLOWED = {
     ("provision/practice/machine.py", "for entry in Path('/proc')"): "one process at most is the process 1 of a node",
     ("provision/providers/virtual.py", "[folder.name for folder in STATE.iterdir()"): "the machines are counted",
     ("trainers/parallel/fsdp.py", "{policies}"): "a message of an assertion",
-    ("trainers/rehearsal/depths.py", "for op, ranks in {(call.op, call.ranks)"): "the collectives are sorted at the end",
+    ("trainers/rehearsal/depths.py", "for op, group_size in {(call.op, call.ranks)"): "the collectives are sorted at the end",
 }
 
 

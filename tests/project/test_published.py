@@ -51,7 +51,7 @@ def test_each_table_names_a_commit_or_a_paper():
 def test_each_machine_is_used_and_has_a_gpu_that_the_planner_knows():
     machines = published_rows.read_machines()
     assert {row.machine for row in ROWS} == set(machines)
-    assert [name for name, machine in machines.items() if gpu.find_model(machine.gpu, machine.memory_gib) is None] == []
+    assert [name for name, machine in machines.items() if gpu.find_gpu_model(machine.gpu, machine.memory_gib) is None] == []
 
 
 def test_no_configuration_is_listed_twice():

@@ -26,7 +26,7 @@ from jobs.planner import planner_table
 from jobs.planning import cell_differences, gpu_hours
 from jobs.planning.gpu_hours import GpuHours
 from jobs.scheduler import SchedulerFull
-from jobs.slurm.share import Share, parse_shares
+from jobs.slurm.share import AccountShare, parse_shares
 from provision import clock
 from provision.checks import all_reduce, compiled, judged_proof, network
 from provision.checks.all_reduce import AllReduceReport
@@ -36,7 +36,7 @@ from provision.datasets import formats
 from provision.fact import Unanswered
 from provision.facts import wheels
 from provision.facts.quotas import Quota
-from provision.facts.room import Room
+from provision.facts.room import FreeSpace
 from provision.facts.shared_folders import SharedFolder
 from provision.operation import RunCommand, Write
 from provision.operations import space
@@ -158,8 +158,8 @@ def sentences_of_provision(folder):
     yield "provision/command/init.py", init._folder_line(shared)
     yield "provision/command/init.py", init._folder_line(SharedFolder("", "/home/me", "nfs", None, None))
     purposes = [("packages", GIB, 1000), ("the Python environment", 12 * GIB, 60_000)]
-    yield "provision/operations/space.py", space._check_fits("gpu1", Room(100 * GIB, 0, "/"), purposes)
-    for room in (Room(int(2.5 * GIB), 0, "/"), Room(100 * GIB, 50_000, "/data")):
+    yield "provision/operations/space.py", space._check_fits("gpu1", FreeSpace(100 * GIB, 0, "/"), purposes)
+    for room in (FreeSpace(int(2.5 * GIB), 0, "/"), FreeSpace(100 * GIB, 50_000, "/data")):
         yield "provision/operations/space.py", refusal(space._check_fits, "gpu1", room, purposes)
     yield "provision/facts/wheels.py", refusal(wheels.parse, "torch-2.9.0+cu130-x\ntorch-2.9.0+cpu-x\n")
     yield "provision/facts/wheels.py", f"{wheels.parse('torch-2.9.0+cu130-x')} {wheels.parse('torch-2.9.0+cpu-x')}"
@@ -201,8 +201,8 @@ def sentences_of_jobs():
     unknown = [msgspec.structs.replace(hours[0], run_time=None)]
     yield "jobs/planning/gpu_hours.py", refusal(gpu_hours.must_be_within_bound, 5.0, unknown)
     for share in parse_shares("me|1|gres/gpu=6000,cpu=90000,gres/gpu:a100=600|gres/gpu=1500,cpu=1", "me"):
-        yield "jobs/slurm/share.py", share.in_words()
-    yield "jobs/slurm/share.py", Share("me", "billing", 1234567.5, 2e6).in_words()
+        yield "jobs/slurm/share.py", share.describe_remaining_hours()
+    yield "jobs/slurm/share.py", AccountShare("me", "billing", 1234567.5, 2e6).describe_remaining_hours()
     for size in (0.0, 3 * MIB, GIB / 10, 12.34 * GIB, 4096 * GIB):
         yield "jobs/planner/planner_table.py", planner_table.format_size(size)
     for seconds in (0.0123, 1.5, 59.9, 75.0, 7200.0):

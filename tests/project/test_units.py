@@ -59,7 +59,7 @@ WITHOUT_NAMES = {
     ("provision/cloudlab/creation.py", "request.duration"): "h",
     ("provision/cloudlab/extension.py", "_format_hours(granted)"): "h",
     ("provision/command/init.py", "most_text"): "GiB",
-    ("provision/providers/cloudlab.py", "planned.duration"): "h",
+    ("provision/providers/cloudlab.py", "request.duration"): "h",
     ("shardlab/terminal/moments.py", "rest"): "s",
 }
 ANY_VALUE = ("B", "bytes", "%")  # units after values whose names need not state them

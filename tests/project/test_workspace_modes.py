@@ -95,7 +95,7 @@ def make_copies(root, workspace):
     """Files that arrive from a cluster, from a node or from an archive of a data set."""
     staging = download._make_staging_folder(workspace)
     os.close(arrival._open_file(str(staging / "run-1" / "steps" / "rank-00000.jsonl"), os.O_EXCL))
-    record_mirror._append("gpu1", root / "mirrored.jsonl", b"{}\n", 0)
+    record_mirror._append_at("gpu1", root / "mirrored.jsonl", b"{}\n", 0)
     files.write_atomic(root / "moved.part", b"", mode=0o600)
     rsync.move_into_place(root / "moved.part", root / "moved" / "file")
     with tarfile.open(root / "mnist.tar", "w") as tar:

@@ -154,15 +154,15 @@ def test_an_operation_that_needs_a_failed_node_fails_on_its_own_node_too():
 
 
 def test_an_exception_of_a_change_or_fact_names_the_node_that_failed():
-    """The exception of a change or fact names the node that failed in `blames`."""
+    """The exception of a change or fact names the node that failed in `reasons_by_node`."""
     one, _ = two(None)
     with pytest.raises(Unreachable) as caught:
         RunCommand("do it", ["true"]).make(one.targets[1].node)
-    assert caught.value.blames == {"b": "10.0.0.3: cannot be reached: no route to host."}
+    assert caught.value.reasons_by_node == {"b": "10.0.0.3: cannot be reached: no route to host."}
     fact = Fact("five", lambda python: ["five"], int, timeout_s=1)
     with pytest.raises(Unanswered) as unanswered:
         one.targets[0].facts[fact]
-    assert list(unanswered.value.blames) == ["a"]
+    assert list(unanswered.value.reasons_by_node) == ["a"]
 
 
 def test_a_node_blamed_by_another_node_is_reported_as_failed():

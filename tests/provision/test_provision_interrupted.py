@@ -11,7 +11,7 @@ import psutil
 import pytest
 from support_e2e import HANG_S, until
 
-from provision.interruption import interruption_sentence
+from provision.interruption import describe_interruption
 
 ROOT = Path(__file__).parents[2]
 LOCAL = str(ROOT / "examples/local.yaml")
@@ -127,4 +127,4 @@ def lives(process):
     ],
 )
 def test_the_sentence_of_an_interruption_names_changes_and_running_commands(arguments, says):
-    assert interruption_sentence(*arguments) == says
+    assert describe_interruption(*arguments) == says

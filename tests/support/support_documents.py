@@ -10,7 +10,7 @@ from support_document import Described, Key
 from collect.archiving.command import OpenedArchive, WrittenArchive
 from collect.comparison.compare import Comparison
 from collect.explain.explanation import Explanation
-from collect.fetching.fetched_run import Fetched
+from collect.fetching.fetched_run import FetchedRun
 from collect.fetching.manifest import RunManifest
 from collect.history.command import History
 from collect.sampler.loop import TickTally
@@ -32,15 +32,15 @@ from jobs.planner.advise import Advice
 from jobs.planner.rules import JudgedRule
 from jobs.planner.scale_out import ScaledCell
 from jobs.planning.gpu_hours import GpuHours, RunTime
-from jobs.planning.repeats import Cost
-from jobs.slurm.share import Share
+from jobs.planning.repeats import EstimatedCost
+from jobs.slurm.share import AccountShare
 from jobs.status.reconcile import Status
 from provision.check import Outcome
 from provision.cloudlab.hardware import HardwareType
 from shardlab.cluster.lease import Lease
 from shardlab.hardware.host import Host
 from shardlab.matrix.cell import Cell, Optimizer
-from shardlab.matrix.expansion import Excluded
+from shardlab.matrix.expansion import ExcludedPoint
 from shardlab.registry import Option
 from shardlab.runs.prediction import Prediction
 from shardlab.runs.record import Event, Result, Sample, StepRecord, ValidationRecord
@@ -166,13 +166,13 @@ COMMANDS = (
             "scale": Key("`full`, `tiny`", "tiny: every cell is its tiny twin"),
             "repeats": Key("integer", "the largest number of repeats of a cell"),
             "runs": Key("integer", "number of runs"),
-            "cost": Key("Cost", "time of the runs, from earlier runs"),
+            "cost": Key("EstimatedCost", "time of the runs, from earlier runs"),
             "gpu_hours": Key("GpuHours or null", "GPU hours of the runs"),
-            "shares": Key("list of Share", "what the account has left of its limits, by `sshare`; empty: not known"),
+            "shares": Key("list of AccountShare", "what the account has left of its limits, by `sshare`; empty: not known"),
             **{name: key._replace(always=True) for name, key in LEASE.items()},
             "cells": Key("list of [planned cell](#cells-of-jobs-plan)", "the cells"),
             "models": Key("list", "models that do not ship: what was derived, and in `not_derived` what was not"),
-            "excluded": Key("list of Excluded", "combinations that the matrix excludes"),
+            "excluded": Key("list of ExcludedPoint", "combinations that the matrix excludes"),
             "deviations": Key("list of Deviation", "what `--adapt` changed, so that the matrix fits the cluster"),
             "misfits": Key("list", "id, why: cells that the cluster cannot run"),
             "missing_data": Key("list of text", "data sets that are missing, as sentences"),
@@ -273,7 +273,7 @@ COMMANDS = (
         },
         listed=True,
     ),
-    Described("collect fetch", "The runs that were fetched, as a list.", Fetched, listed=True),
+    Described("collect fetch", "The runs that were fetched, as a list.", FetchedRun, listed=True),
     Described("collect summarize", "The same as [report/summary.json](json-files.md#reportsummaryjson).", Summary),
     Described(
         "collect verdicts",
@@ -400,8 +400,8 @@ COMMANDS = (
     Described("collect sample", "Printed when the sampler ends.", TickTally),
 )
 USED = (
-    Cell, Optimizer, Option, Excluded, Cost, GpuHours, RunTime, Share, Lease, Prediction, ScaledCell, Status,
-    Advice, JudgedRule, Outcome, HardwareType, CollectiveUse, RankWait, StepDifference, OperatorDifference, IdleCauses,
+    Cell, Optimizer, Option, ExcludedPoint, EstimatedCost, GpuHours, RunTime, AccountShare, Lease, Prediction, ScaledCell,
+    Status, Advice, JudgedRule, Outcome, HardwareType, CollectiveUse, RankWait, StepDifference, OperatorDifference, IdleCauses,
     LaunchDelays, PhaseTime, LayerTime, MemoryUse, MatrixProduct, AttentionUse, ComparedClock, Straggler, Host,
 )  # fmt: skip
 # For some types: the keys that their objects in JSON documents have in addition to the fields of the type.

@@ -81,7 +81,7 @@ def report(path: Path, workspace: Workspace) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "FIGURES", ())
         patch.setattr(page, "plotly_script", str)
-        drawn = page.draw(loaded, msgspec.structs.replace(shown, created_s=0.0), workspace.report, workspace.runs)
+        drawn = page.draw_page(loaded, msgspec.structs.replace(shown, created_s=0.0), workspace.report, workspace.runs)
     out = KeptOutput()
     terminal.print_verdicts(out, shown)
     return "\n".join([drawn.partition("<body")[2], *out.kept])

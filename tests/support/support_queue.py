@@ -186,7 +186,7 @@ class Study:
         return cli.main([verb, *more, *words, "--workspace", str(self.workspace.path)])
 
     def statuses(self):
-        return reconcile.statuses(self.workspace, self.workspace.all_runs())
+        return reconcile.read_statuses(self.workspace, self.workspace.all_runs())
 
     def states(self):
         return [folder.judge().state for folder in self.workspace.all_runs()]

@@ -70,7 +70,7 @@ class SearchedWorkspace:
 
     def states(self) -> dict[str, str]:
         """The state of each run, by its size and attempt, such as `4` and `4-a2`."""
-        runs = reconcile.statuses(self.workspace, self.folders())
+        runs = reconcile.read_statuses(self.workspace, self.folders())
         return {
             f"{run.cell['micro_batch_size']}{f'-a{run.attempt}' if run.attempt > 1 else ''}": run.state
             for run in runs

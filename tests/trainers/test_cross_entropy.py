@@ -86,7 +86,7 @@ def test_the_factor_of_a_gradient_is_not_rounded_to_its_dtype(dtype, within):
     for number in (1 / 3, 2.0**17):
         tensor, factor = torch.full((2, 2), 1.5 * 2**-10, dtype=dtype), torch.tensor(number)
         expected = tensor.double() * factor.double()
-        cross_entropy._multiply(tensor, factor)
+        cross_entropy._multiply_in_place(tensor, factor)
         torch.testing.assert_close(tensor.double(), expected, rtol=within, atol=0)
 
 

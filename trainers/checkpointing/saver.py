@@ -17,7 +17,7 @@ from shardlab.runs import checkpoint
 from shardlab.runs.checkpoint import CheckpointManifest
 from trainers.checkpointing import state_parts
 from trainers.checkpointing.state_parts import State, TensorPart
-from trainers.checkpointing.storage import Gatherer, Index, LoadingPlanner, Reader, SavingPlanner, Writer
+from trainers.checkpointing.storage import BoxReader, GatheringWriter, LoadingPlanner, SavingPlanner, ShardWriter, TensorIndex
 
 if TYPE_CHECKING:
     from trainers.engine import Saved
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INDEX = "index.json"
 
 
-class Saver:
+class CheckpointSaver:
     """Saves and loads checkpoints on one of the ranks that train. Every method is a collective of these ranks.
 
     rank, world: the rank of this process and the number of ranks that train. group: the process group of the ranks that train,
@@ -42,9 +42,9 @@ class Saver:
         (the entries of the files for the manifest, the sum of their bytes); on other ranks, ([], 0).
         """
         state = self._name_parts({**self._engine.state(), **state_parts.random_state_parts(self._device)}, self._world)
-        writer = Writer(folder, self._rank)
+        writer = ShardWriter(folder, self._rank)
         if layout == "whole":
-            writer = Gatherer(folder, self._group, self._engine.element_order)
+            writer = GatheringWriter(folder, self._group, self._engine.element_order)
         save(state, storage_writer=writer, planner=SavingPlanner(), process_group=self._group)
         if self._rank:
             return [], 0
@@ -65,7 +65,7 @@ class Saver:
         if manifest.world == self._world:
             state |= state_parts.random_state_parts(self._device)
         named_parts = self._name_parts(state, manifest.world)
-        index = msgspec.json.decode(files.read(path / INDEX), type=Index)
+        index = msgspec.json.decode(files.read(path / INDEX), type=TensorIndex)
         is_whole = manifest.layout == "whole"
         for name, part in named_parts.items():
             entry = index.tensors.get(name)
@@ -74,7 +74,7 @@ class Saver:
             if not is_whole and entry.shape != list(part.shape):
                 raise InputError(f"{path}: {name} has the shape {entry.shape}, expected {list(part.shape)}.")
         file_sizes = {file.name: file.bytes for file in manifest.files}
-        reader = Reader(path, index, file_sizes, named_parts, self._engine.element_order if is_whole else None)
+        reader = BoxReader(path, index, file_sizes, named_parts, self._engine.element_order if is_whole else None)
         with torch.no_grad():
             load(dict(named_parts), storage_reader=reader, planner=LoadingPlanner(), process_group=self._group)
             self._engine.finish_loading(manifest.numbers)

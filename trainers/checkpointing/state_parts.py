@@ -63,11 +63,11 @@ class TensorPart:
 State = dict[str, TensorPart]
 
 
-def parameter_parts(named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> State:
-    """The parts of parameters and of their optimizer state. named: (name, parameter), whole or as DTensor. If this rank has no
-    element of a tensor, the tensor is left out."""
+def parameter_parts(named_parameters: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> State:
+    """The parts of parameters and of their optimizer state. named_parameters: (name, parameter), whole or as DTensor. If this
+    rank has no element of a tensor, the tensor is left out."""
     parts = {}
-    for name, parameter in named:
+    for name, parameter in named_parameters:
         parts[f"parameters/{name}"] = TensorPart.from_tensor(parameter)
         for key, value in optimizer.state[parameter].items():
             if isinstance(value, torch.Tensor):

@@ -33,7 +33,7 @@ ALIGNMENT = 64  # each box begins at a multiple of 64 bytes, so that a tensor of
 ElementOrder = Callable[[str, torch.Size], torch.Tensor | None]
 
 
-class Box(msgspec.Struct, frozen=True):
+class TensorBox(msgspec.Struct, frozen=True):
     """A box of a tensor, and the bytes in a file that contain its elements, row by row."""
 
     offsets: list[int]
@@ -49,11 +49,11 @@ class TensorEntry(msgspec.Struct, frozen=True):
     dtype: str
     """Its name in torch, such as `float32`."""
     shape: list[int]
-    boxes: list[Box]
+    boxes: list[TensorBox]
     """Together they contain each element of the tensor exactly once."""
 
 
-class Index(msgspec.Struct, frozen=True):
+class TensorIndex(msgspec.Struct, frozen=True):
     """The content of index.json: every tensor of the checkpoint by name."""
 
     tensors: dict[str, TensorEntry]
@@ -86,14 +86,14 @@ class LoadingPlanner(DefaultLoadPlanner):
         return memory
 
 
-class Writer(StorageWriter):
+class ShardWriter(StorageWriter):
     """Writes checkpoints of the layout `sharded`: each rank writes its boxes into one file, one box after the other.
 
     If several ranks have the same box, one of them writes it. After saving, `index` and `files` are set on the first rank.
     """
 
     gathers = False
-    index: Index
+    index: TensorIndex
     files: list[CheckpointFile]
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -116,7 +116,7 @@ class Writer(StorageWriter):
         return False  # torch calls this to choose a storage for a checkpoint name; this writer gets its folder explicitly
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        return _completed_future(self._write((item, planner.resolve_data(item)) for item in plan.items))
+        return _make_completed_future(self._write((item, planner.resolve_data(item)) for item in plan.items))
 
     def _write(self, boxes: Iterator[tuple[WriteItem, Any]]) -> list[WriteResult]:
         written_boxes, growing_file = [], None
@@ -129,7 +129,9 @@ class Writer(StorageWriter):
         file = growing_file.close() if growing_file else None
         return [
             WriteResult(
-                item.index, byte_count, (Box(list(item.index.offset or ()), list(tensor.shape), self._path.name, begin), file)
+                item.index,
+                byte_count,
+                (TensorBox(list(item.index.offset or ()), list(tensor.shape), self._path.name, begin), file),
             )
             for item, tensor, begin, byte_count in written_boxes
         ]
@@ -145,10 +147,10 @@ class Writer(StorageWriter):
             shape = box.sizes if self.gathers else list(tensor_metadata.size)
             tensors.setdefault(result.index.fqn, TensorEntry(dtype, shape, [])).boxes.append(box)
             files[file.name] = file
-        self.index, self.files = Index(tensors), [files[name] for name in sorted(files)]
+        self.index, self.files = TensorIndex(tensors), [files[name] for name in sorted(files)]
 
 
-class Gatherer(Writer):
+class GatheringWriter(ShardWriter):
     """Writes checkpoints of the layout `whole`: the first rank gathers one tensor after the other and writes it.
 
     element_order: the method `Saved.element_order` of the engine, which orders elements of a tensor as in `Task.model`.
@@ -168,12 +170,12 @@ class Gatherer(Writer):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         if self._plans:
-            return _completed_future(self._write(self._gather_tensors(planner)))
+            return _make_completed_future(self._write(self._gather_tensors(planner)))
         for item in sorted(plan.items, key=_sort_key):
             tensor = planner.resolve_data(item)
             assert isinstance(tensor, torch.Tensor)
             dist.send(_flat_bytes(tensor), group_dst=0, group=self._group)
-        return _completed_future([])
+        return _make_completed_future([])
 
     def _gather_tensors(self, planner: SavePlanner) -> Iterator[tuple[WriteItem, torch.Tensor]]:
         sorted_items = sorted(
@@ -202,7 +204,7 @@ class Gatherer(Writer):
                 yield (WriteItem(MetadataIndex(name, [0] * target.dim()), item.type, tensor_data=item.tensor_data), target)
 
 
-class Reader(StorageReader):
+class BoxReader(StorageReader):
     """Reads checkpoints: maps the files into memory and copies the boxes that overlap with the parts of this rank.
 
     folder: the folder of the checkpoint. sizes: file name -> bytes of the file. state: the parts to read.
@@ -210,7 +212,9 @@ class Reader(StorageReader):
     another shape with the same number of elements. For the layout `sharded`, None.
     """
 
-    def __init__(self, folder: Path, index: Index, sizes: dict[str, int], state: State, order: ElementOrder | None) -> None:
+    def __init__(
+        self, folder: Path, index: TensorIndex, sizes: dict[str, int], state: State, order: ElementOrder | None
+    ) -> None:
         self._folder, self._sizes, self._element_order = folder, sizes, order
         self._entries = {name: self._reshape_entry(entry, state.get(name)) for name, entry in index.tensors.items()}
         self._mapped_files: dict[str, torch.Tensor] = {}
@@ -253,7 +257,7 @@ class Reader(StorageReader):
             for dimension, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths)):
                 tensor = tensor.narrow(dimension, begin, length)
             planner.resolve_tensor(item).copy_(tensor)
-        return _completed_future(None)
+        return _make_completed_future(None)
 
     def _read_box(self, name: str, offsets: list[int]) -> torch.Tensor:
         entry = self._entries[name]
@@ -280,7 +284,7 @@ def _tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return _flat_bytes(tensor).numpy().data
 
 
-def _completed_future(value: Any) -> Future[Any]:
+def _make_completed_future(value: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(value)
     return future

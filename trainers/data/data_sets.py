@@ -48,17 +48,17 @@ def find_data_path(options: Mapping[str, Any], data_path: Path) -> DataPath | No
     name = str(options.get("data"))
     if name in FOLDERS:
         folder = data_path / FOLDERS[name]
-        return DataPath(name, folder, str(not_staged(name, folder)))
+        return DataPath(name, folder, str(missing_files_error(name, folder)))
     if name == "tokens" and options.get("tokens_file") is not None:
         path = token_file_path(str(options["tokens_file"]), data_path)
-        return DataPath(name, path, str(missing_token_file(path)))
+        return DataPath(name, path, str(missing_token_file_error(path)))
     return None
 
 
-def not_staged(name: str, missing: Path) -> InputError:
+def missing_files_error(name: str, missing_path: Path) -> InputError:
     """The error for missing files of a data set. shardlab does not silently use other data instead, such as synthetic data."""
     return InputError(
-        f"{missing}: not found, so the data set {name} cannot be read. To let `provision` stage it, write "
+        f"{missing_path}: not found, so the data set {name} cannot be read. To let `provision` stage it, write "
         f"`data: {{sets: [{{name: {name}, archive: PATH_OR_URL}}]}}` into cluster.yaml (docs/data.md). "
         f"Allowed without any file: the data set synthetic."
     )
@@ -78,5 +78,5 @@ def refuse_copy(options: Mapping[str, Any]) -> str | None:
     return f"tokens_file: found {name!r} with `data: {{stage: node}}`. Allowed: a path within the data path, such as my.tokens."
 
 
-def missing_token_file(path: Path) -> InputError:
+def missing_token_file_error(path: Path) -> InputError:
     return InputError(f"{path}: no such file. `python -m trainers tokenize TEXT --out {path}` makes it from a text file.")

@@ -124,7 +124,7 @@ def class_names(root: Path) -> list[str]:
 
     Raises InputError if there are fewer than 2 classes.
     """
-    names = sorted(entry.name for entry in _scan(root / "train") if entry.is_dir() and not entry.name.startswith("."))
+    names = sorted(entry.name for entry in _scandir(root / "train") if entry.is_dir() and not entry.name.startswith("."))
     if len(names) < 2:
         raise InputError(
             f"{root / 'train'}: found {len(names)} class folders. Allowed: at least 2, one per class, named by its wnid."
@@ -135,20 +135,20 @@ def class_names(root: Path) -> list[str]:
 def _write_list(root: Path, split: str, subset: int | None, seed: int, path: Path) -> None:
     names = class_names(root)
     images = [(name, label) for label, folder in enumerate(names) for name in _image_paths(root, split, folder)]
-    unknown_classes = {entry.name for entry in _scan(root / split) if entry.is_dir() and not entry.name.startswith(".")} - set(
-        names
-    )
+    unknown_classes = {
+        entry.name for entry in _scandir(root / split) if entry.is_dir() and not entry.name.startswith(".")
+    } - set(names)
     if unknown_classes:
         raise InputError(
             f"{root / split / min(unknown_classes)}: is not a class of {root / 'train'}. Allowed: its {len(names)} folders."
         )
     if not images:
         raise InputError(f"{root / split}: found no image. Allowed: CLASS/*.JPEG, as in the official archive.")
-    listed = images if subset is None else [images[i] for i in draw_subset(len(images), subset, seed, str(root / split))]
-    header = ListHeader(SCHEMA, split, len(names), len(images), len(listed), None if subset is None else seed)
+    listed_images = images if subset is None else [images[i] for i in draw_subset(len(images), subset, seed, str(root / split))]
+    header = ListHeader(SCHEMA, split, len(names), len(images), len(listed_images), None if subset is None else seed)
     with files.as_workspace_error("read the data set"), ThreadPoolExecutor(8) as threads:
-        digests = threads.map(files.file_sha256, [root / name for name, _ in listed])
-        entries = [ImageEntry(name, label, digest) for (name, label), digest in zip(listed, digests, strict=True)]
+        digests = threads.map(files.file_sha256, [root / name for name, _ in listed_images])
+        entries = [ImageEntry(name, label, digest) for (name, label), digest in zip(listed_images, digests, strict=True)]
     files.write_atomic(path, b"".join(msgspec.json.encode(line) + b"\n" for line in [header, *entries]))
 
 
@@ -156,10 +156,10 @@ def _image_paths(root: Path, split: str, folder: str) -> list[str]:
     path = root / split / folder
     if split != "train" and not path.is_dir():
         return []  # a validation split may have no images of some classes
-    return [f"{split}/{folder}/{name}" for name in sorted(e.name for e in _scan(path) if e.name.lower().endswith(SUFFIXES))]
+    return [f"{split}/{folder}/{name}" for name in sorted(e.name for e in _scandir(path) if e.name.lower().endswith(SUFFIXES))]
 
 
-def _scan(folder: Path) -> Iterable[os.DirEntry[str]]:
+def _scandir(folder: Path) -> Iterable[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardlab.errors import InputError, UnknownName
 from trainers.data import synthetic_images
 from trainers.data.cifar10 import Cifar10
-from trainers.data.data_sets import FOLDERS, IMAGES, SPLITS, not_staged
+from trainers.data.data_sets import FOLDERS, IMAGES, SPLITS, missing_files_error
 from trainers.data.imagenet import ImageFolders
 from trainers.data.images import Subset
 from trainers.data.mnist import Mnist
@@ -40,13 +40,13 @@ def open_images(
         raise InputError(f"{name}: found the size {size} and the subset {subset}. Allowed: at least 1.")
     if not 0 <= subset_seed < 2**63:
         raise InputError(f"subset_seed: found {subset_seed}. Allowed: 0 to {2**63 - 1}.")
-    drawn = subset if split == "train" else None
+    drawn_subset = subset if split == "train" else None
     if name == "synthetic":
-        return synthetic_images.SyntheticImages(split, size, classes or synthetic_images.CLASSES, drawn)
+        return synthetic_images.SyntheticImages(split, size, classes or synthetic_images.CLASSES, drawn_subset)
     folder = data_path / FOLDERS[name]
     if not folder.is_dir():
-        raise not_staged(name, folder)
+        raise missing_files_error(name, folder)
     if name == "imagenet":
-        return ImageFolders(folder, split, size, drawn, subset_seed)
+        return ImageFolders(folder, split, size, drawn_subset, subset_seed)
     full_split = SMALL_SETS[name](folder, split, size)
-    return full_split if drawn is None else Subset(full_split, drawn, subset_seed)
+    return full_split if drawn_subset is None else Subset(full_split, drawn_subset, subset_seed)

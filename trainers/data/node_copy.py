@@ -93,7 +93,7 @@ def _copy_data_set(cell: Cell, data_path: Path, folder: Path, run_dir: RunDir) -
 
     Raises InputError if the data set is missing or if the node's disk is too small, and WorkspaceError.
     """
-    started, progress = time.monotonic(), _Progress(run_dir)
+    start_s, progress = time.monotonic(), _Progress(run_dir)
     parent, why = node_folder.choose_parent()
     with files.as_workspace_error("copy the data set"):
         sources = _files_to_copy(cell, data_path)
@@ -119,7 +119,7 @@ def _copy_data_set(cell: Cell, data_path: Path, folder: Path, run_dir: RunDir) -
         sync=False,
         bytes=progress.copied,
         files=len(sources),
-        seconds=round(time.monotonic() - started, 3),
+        seconds=round(time.monotonic() - start_s, 3),
         folder=str(folder),
         why=why,
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 WARMUP, TIMED, PROOF = 0, 1, 2
 
 
-class Order:
+class DataOrder:
     """The items of each step: a new permutation of all items in every epoch, cut into global batches.
 
     The items after the last whole global batch of an epoch are left out. rest: number of these items that are not left out,
@@ -36,11 +36,11 @@ class Order:
         """The number of timed steps of a cell, whose length is given in steps or in epochs."""
         return cell.steps if cell.steps is not None else (cell.epochs or 0) * self.steps_per_epoch
 
-    def with_rest(self, share: int) -> Order:
+    def with_rest(self, share: int) -> DataOrder:
         """The same order with an additional short step at the end of each timed epoch. share: the number of items of one rank
         in a step; the short step has as many whole shares as the remaining items allow."""
         leftover = self._items % self._batch_size
-        return Order(self._items, self._batch_size, self._seed, leftover - leftover % share)
+        return DataOrder(self._items, self._batch_size, self._seed, leftover - leftover % share)
 
     def items_in(self, phase: int, step: int) -> int:
         """The number of items in the global batch of a step. step: 0, 1, ... in the phase."""
@@ -50,7 +50,7 @@ class Order:
         """The indices of the items in the global batch of a step, (items_in(phase, step),). step: 0, 1, ... in the phase."""
         epoch, position = self._locate_step(phase, step)
         begin = position * self._batch_size
-        return self._permutation(phase, epoch)[begin : begin + self.items_in(phase, step)]
+        return self._permute_items(phase, epoch)[begin : begin + self.items_in(phase, step)]
 
     def micro_batches(self, phase: int, step: int, *, part: int, parts: int, size: int) -> list[np.ndarray]:
         """The micro-batches of one slice of a step's global batch, as indices of `size` items each.
@@ -71,7 +71,7 @@ class Order:
         0."""
         return divmod(step, self.steps_per_epoch if phase == TIMED else self._whole_batches)
 
-    def _permutation(self, phase: int, epoch: int) -> np.ndarray:
+    def _permute_items(self, phase: int, epoch: int) -> np.ndarray:
         key = (phase, epoch)
         if self._current is None or self._current[0] != key:
             self._current = (key, np.random.default_rng([self._seed, *key]).permutation(self._items))

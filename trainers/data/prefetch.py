@@ -11,11 +11,11 @@ T = TypeVar("T")
 AHEAD = 2  # number of steps that are fetched ahead: one is ready, and the next one is being fetched
 
 
-def prefetch_results(steps: Iterable[Callable[[], T]], ahead: int = AHEAD) -> Generator[T, None, None]:
+def prefetch_results(steps: Iterable[Callable[[], T]], most_ahead: int = AHEAD) -> Generator[T, None, None]:
     """Call functions in a thread and yield their results in order.
 
-    The thread calls up to `ahead` functions before their results are requested. If a function raises an error, the error is
-    raised when its result is requested. The thread starts when the first result is requested.
+    The thread calls up to `most_ahead` functions before their results are requested. If a function raises an error, the error
+    is raised when its result is requested. The thread starts when the first result is requested.
     """
     futures: deque[Future[T]] = deque()
     pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
@@ -23,7 +23,7 @@ def prefetch_results(steps: Iterable[Callable[[], T]], ahead: int = AHEAD) -> Ge
         fetches = iter(steps)
         for fetch in fetches:
             futures.append(pool.submit(fetch))
-            if len(futures) > ahead:
+            if len(futures) > most_ahead:
                 yield futures.popleft().result()
         while futures:
             yield futures.popleft().result()

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardlab.errors import InputError, UnknownName
 from trainers.data import tokens
-from trainers.data.data_sets import SPLITS, TOKENS, DataSource, missing_token_file, token_file_path
+from trainers.data.data_sets import SPLITS, TOKENS, DataSource, missing_token_file_error, token_file_path
 from trainers.data.made_once import make_once, writable_path
 from trainers.data.sequences import VALIDATION, TokenSet, split_range
 from trainers.data.synthetic_tokens import VOCABULARY, SyntheticTokens
@@ -55,15 +55,15 @@ class FileTokens(TokenSet):
     def __init__(self, path: Path, split: str, seq_len: int, vocabulary: int | None) -> None:
         """Raises InputError with the file if it is missing or damaged, or does not fit the model."""
         if not path.exists():
-            raise missing_token_file(path)
+            raise missing_token_file_error(path)
         self._file, self._seq_len = TokenFile(path), seq_len
         self.vocabulary = self._file.vocabulary
         if vocabulary is not None and self.vocabulary > vocabulary:
             raise InputError(f"{path}: has a vocabulary of {self.vocabulary}. Allowed: at most the model's, {vocabulary}.")
         self._first_index, items = split_range(self._file.count_sequences(seq_len), split)
         if items == 0:
-            few = f"{path}: {len(self._file.tokens)} tokens make {self._file.count_sequences(seq_len)} sequences of {seq_len}"
-            raise InputError(f"{few}, too few for the {split} split. Allowed: at least {VALIDATION} sequences.")
+            text = f"{path}: {len(self._file.tokens)} tokens make {self._file.count_sequences(seq_len)} sequences of {seq_len}"
+            raise InputError(f"{text}, too few for the {split} split. Allowed: at least {VALIDATION} sequences.")
         self.source = DataSource(name=path.stem, sha256=self._file.sha256, synthetic=False, items=items)
 
     def read(self, indices: np.ndarray) -> np.ndarray:

@@ -78,8 +78,8 @@ class ZeroEngine(ReplicatedEngine):
             if name in initial and self.stage == 3:
                 # DeepSpeed's function that sets a whole parameter fails if the parameter's size is not divisible by the number
                 # of ranks.
-                part = _slice_for_rank(initial[name], self.data_rank, self.data_ranks) if whole else initial[name]
-                safe_set_local_fp32_param(parameter, part.to(self.device))
+                weight_part = _slice_for_rank(initial[name], self.data_rank, self.data_ranks) if whole else initial[name]
+                safe_set_local_fp32_param(parameter, weight_part.to(self.device))
             elif name in initial and self.stage:
                 safe_set_full_fp32_param(parameter, initial[name].to(self.device))
             elif name in initial:
@@ -169,9 +169,9 @@ class ZeroEngine(ReplicatedEngine):
         return sum(self._elements_by_id.values())  # sizes before sharding, because a sharded parameter has the size 0
 
     def theory(self) -> list[Term]:
-        fetched = self._count_fetched_elements() if self.stage == 3 else None
-        part = ModelPart(elements=self.parameters(), fetched=fetched, matrix_elements=self._matrix_elements)
-        return cast("list[Term]", list_zero_terms(self.cell, part, stage=self.stage))
+        fetched_elements = self._count_fetched_elements() if self.stage == 3 else None
+        model_part = ModelPart(elements=self.parameters(), fetched=fetched_elements, matrix_elements=self._matrix_elements)
+        return cast("list[Term]", list_zero_terms(self.cell, model_part, stage=self.stage))
 
     def _count_fetched_elements(self) -> tuple[int, int]:
         """Two numbers of parameter elements: (elements that a pass gathers, counted each time they are gathered; elements that
@@ -303,8 +303,8 @@ def _build_sharded(
     return parts
 
 
-def _slice_for_rank(parameter: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+def _slice_for_rank(parameter: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
     """The elements of a whole parameter that belong to a rank in ZeRO-3, 1-dim. DeepSpeed pads each parameter, so that its size
     is a multiple of the number of ranks."""
     flat = parameter.flatten()
-    return pad(flat, (0, -flat.numel() % ranks)).chunk(ranks)[rank]
+    return pad(flat, (0, -flat.numel() % world_size)).chunk(world_size)[rank]

@@ -18,19 +18,19 @@ from trainers.checkpointing import state_parts
 from trainers.checkpointing.state_parts import State
 
 
-def checkpoint_parts(engine: Any, inner: torch.optim.Optimizer, sizes: dict[int, int]) -> State:
+def checkpoint_parts(engine: Any, inner_optimizer: torch.optim.Optimizer, sizes: dict[int, int]) -> State:
     """This rank's parts of the fp32 weights and of the optimizer state.
 
-    engine: the engine of DeepSpeed. inner: torch's optimizer, which DeepSpeed's optimizer may wrap. sizes: number of elements
-    of each whole parameter, by the parameter's id.
+    engine: the engine of DeepSpeed. inner_optimizer: torch's optimizer, which DeepSpeed's optimizer may wrap. sizes: number of
+    elements of each whole parameter, by the parameter's id.
     """
     outer = engine.optimizer
     named_parameters = [(model_options.plain_name(name), p) for name, p in engine.module.named_parameters()]
-    if outer is inner:
-        return state_parts.parameter_parts(named_parameters, inner)
+    if outer is inner_optimizer:
+        return state_parts.parameter_parts(named_parameters, inner_optimizer)
     if isinstance(outer, FP16_UnfusedOptimizer):
-        masters = {id(low): high for lows, highs in zip(outer.fp16_groups, outer.fp32_groups) for low, high in zip(lows, highs)}
-        return state_parts.parameter_parts([(name, masters[id(p)]) for name, p in named_parameters], inner)
+        masters = {id(low): high for half, full in zip(outer.fp16_groups, outer.fp32_groups) for low, high in zip(half, full)}
+        return state_parts.parameter_parts([(name, masters[id(p)]) for name, p in named_parameters], inner_optimizer)
     shares, states = [], []
     for name, parameter in named_parameters:
         flat, start, count, begin = _locate_shard(outer, parameter)
@@ -38,37 +38,37 @@ def checkpoint_parts(engine: Any, inner: torch.optim.Optimizer, sizes: dict[int,
         if count <= 0:
             continue
         shares.append((name, flat.narrow(0, start, count), sizes[id(parameter)], begin))
-        state_tensors = {key: value for key, value in inner.state[flat].items() if isinstance(value, torch.Tensor)}
+        state_tensors = {key: value for key, value in inner_optimizer.state[flat].items() if isinstance(value, torch.Tensor)}
         states.append({k: v.narrow(0, start, count) if v.shape == flat.shape else v for k, v in state_tensors.items()})
     return state_parts.shard_parts(shares, states)
 
 
-def allocate_optimizer_state(engine: Any, inner: torch.optim.Optimizer) -> None:
+def allocate_optimizer_state(engine: Any, inner_optimizer: torch.optim.Optimizer) -> None:
     """Make the optimizer allocate its state. At stage 3, torch's optimizer has its parameters only during a step of
     DeepSpeed, so this function gives the optimizer the parameters for a short time."""
-    outer = engine.optimizer
-    lends_parameters = hasattr(outer, "_set_fp32_optimizer_param_groups")
+    zero_optimizer = engine.optimizer
+    lends_parameters = hasattr(zero_optimizer, "_set_fp32_optimizer_param_groups")
     if lends_parameters:
-        outer._set_fp32_optimizer_param_groups()
-    state_parts.allocate_optimizer_state(inner)
+        zero_optimizer._set_fp32_optimizer_param_groups()
+    state_parts.allocate_optimizer_state(inner_optimizer)
     if lends_parameters:
-        outer._clear_fp32_optimizer_param_groups()
+        zero_optimizer._clear_fp32_optimizer_param_groups()
 
 
 def finish_loading(engine: Any) -> None:
     """Update the model's weights from the fp32 weights. A collective: all ranks call it."""
-    outer = engine.optimizer
-    if isinstance(outer, FP16_UnfusedOptimizer):
-        for lows, highs in zip(outer.fp16_groups, outer.fp32_groups):
-            for low, high in zip(lows, highs):
+    zero_optimizer = engine.optimizer
+    if isinstance(zero_optimizer, FP16_UnfusedOptimizer):
+        for low_group, high_group in zip(zero_optimizer.fp16_groups, zero_optimizer.fp32_groups):
+            for low, high in zip(low_group, high_group):
                 low.data.copy_(high.data)
-    elif hasattr(outer, "fp32_partitioned_groups_flat"):
-        for group in range(len(outer.fp32_partitioned_groups_flat)):
-            outer._reassign_or_swap_out_partitioned_parameters(group)
-        if outer.persistent_parameters:
-            outer.persistent_parameters[0].all_gather(outer.persistent_parameters)
-    elif hasattr(outer, "update_lp_params"):
-        outer.update_lp_params()
+    elif hasattr(zero_optimizer, "fp32_partitioned_groups_flat"):
+        for group in range(len(zero_optimizer.fp32_partitioned_groups_flat)):
+            zero_optimizer._reassign_or_swap_out_partitioned_parameters(group)
+        if zero_optimizer.persistent_parameters:
+            zero_optimizer.persistent_parameters[0].all_gather(zero_optimizer.persistent_parameters)
+    elif hasattr(zero_optimizer, "update_lp_params"):
+        zero_optimizer.update_lp_params()
 
 
 def _locate_shard(outer: Any, parameter: Any) -> tuple[torch.Tensor, int, int, int]:
@@ -76,7 +76,7 @@ def _locate_shard(outer: Any, parameter: Any) -> tuple[torch.Tensor, int, int, i
     tensor, number of its elements, index of its first element in the flattened parameter)."""
     if hasattr(parameter, "ds_id"):
         group, start, count = map(int, outer.grad_position[outer.get_param_id(parameter)])
-        return outer.fp32_partitioned_groups_flat[group], start, count, count * outer._get_param_partition_rank(parameter)
+        return (outer.fp32_partitioned_groups_flat[group], start, count, count * outer._get_param_partition_rank(parameter))
     groups = outer.fp32_groups_flat_partition if isinstance(outer, BF16_Optimizer) else outer.single_partition_of_fp32_groups
     mapping = parameter._hp_mapping
     if mapping is None:

@@ -47,12 +47,12 @@ def count_model(
         for part in (modules[:first_block], modules[first_block:])
     )
     end_sizes = [sum(weight.numel() for weight in part if weight.requires_grad) for part in (front, back, front & back)]
-    ranks = next(iter(degrees), 1)
-    splits = [*styles(copy.deepcopy(blocks[0]), ranks).values()] if degrees else []
-    saved = dict[str, SavedBytes]()
+    tp_degree = next(iter(degrees), 1)
+    splits = [*styles(copy.deepcopy(blocks[0]), tp_degree).values()] if degrees else []
+    saved_by_precision = dict[str, SavedBytes]()
     for precision, (cast, autocast) in PRECISIONS.items():
         with suppress(Exception):  # a model may be unable to compute without real data, or in 16 bits
-            saved[precision] = _count_saved(shallow, cast, styles, ranks, autocast=autocast)
+            saved_by_precision[precision] = _count_saved(shallow, cast, styles, tp_degree, autocast=autocast)
     return ModelCounts(
         kind="transformer" if flops.attention_flops and (config is None or hasattr(config, "num_attention_heads"))
         else "convolution" if any(isinstance(module, nn.Conv2d) for module in inner) else "unknown",
@@ -61,30 +61,30 @@ def count_model(
         other_flops=max(0.0, flops.flops * task.units_per_item - flops.block_flops),
         vocabulary=getattr(config, "vocab_size", 0),
         width=getattr(config, "hidden_size", None),
-        saved=saved,
+        saved=saved_by_precision,
         end_parameters=(end_sizes[0], end_sizes[1], end_sizes[2]),
         reductions=(splits.count("rows"), splits.count("columns")) if splits else None,
         is_causal=isinstance(task, CausalTask),
     )  # fmt: skip
 
 
-def _count_saved(task: Task, cast: torch.dtype | None, styles: Styles, ranks: int, *, autocast: bool) -> SavedBytes:
-    """What the model of a task saves on tensors without memory. cast, autocast: as in PRECISIONS. ranks: a number of ranks over
-    which blocks are split by `styles`; 1: they cannot be split. Raises the error of the model if it cannot compute."""
+def _count_saved(task: Task, cast: torch.dtype | None, styles: Styles, tp_degree: int, *, autocast: bool) -> SavedBytes:
+    """What the model of a task saves on tensors without memory. cast, autocast: as in PRECISIONS. tp_degree: number of ranks
+    over which blocks are split by `styles`; 1: they cannot be split. Raises the error of the model if it cannot compute."""
     items = task.fetch(np.arange(1), torch.device("cpu"))
     # Without the kernel that never writes the matrix of attention, a CPU saves more than a GPU, so nothing is counted.
     # Chunks of logits change no count, and take time.
     with fake_tensors() as mode, sdpa_kernel(SDPBackend.FLASH_ATTENTION), patch.object(cross_entropy, "CHUNK", sys.maxsize):
         model = make_fake(task.model(), mode).train()
         count = partial(_count_pass, task, model, items, cast=cast, autocast=autocast)
-        once, twice, split = count(ITEMS), count(2 * ITEMS), 0.0
-        weights = max(0.0, 2 * once["block"] - twice["block"])
-        if ranks > 1:
+        once_bytes, twice_bytes, split = count(ITEMS), count(2 * ITEMS), 0.0
+        weights = max(0.0, 2 * once_bytes["block"] - twice_bytes["block"])
+        if tp_degree > 1:
             for block in dict.fromkeys(task.blocks(model)):
-                _narrow_block(block, styles(block, ranks), ranks)
+                _narrow_block(block, styles(block, tp_degree), tp_degree)
             # autocast copies only weights that are split
-            split = max(0.0, ((once["block"] - count(ITEMS)["block"]) / (1 - 1 / ranks) - weights) / ITEMS)
-    per_item = {name: (twice[name] - size) / ITEMS for name, size in once.items()}
+            split = max(0.0, ((once_bytes["block"] - count(ITEMS)["block"]) / (1 - 1 / tp_degree) - weights) / ITEMS)
+    per_item = {name: (twice_bytes[name] - size) / ITEMS for name, size in once_bytes.items()}
     return SavedBytes(
         block_whole=per_item["block"] - split,
         block_split=split,
@@ -92,19 +92,19 @@ def _count_saved(task: Task, cast: torch.dtype | None, styles: Styles, ranks: in
         head=per_item["outside"],
         logits=per_item["logits"],
         weights=weights,
-        head_weights=max(0.0, 2 * once["outside"] - twice["outside"]),
+        head_weights=max(0.0, 2 * once_bytes["outside"] - twice_bytes["outside"]),
         # the targets of a language model are its inputs, one position later
         inputs=sum({part.untyped_storage().data_ptr(): part.nbytes for part in (items.inputs, items.targets)}.values()),
         block_squared=per_item["squared"],
     )
 
 
-def _narrow_block(block: nn.Module, styles: dict[str, str], ranks: int) -> None:
+def _narrow_block(block: nn.Module, styles: dict[str, str], tp_degree: int) -> None:
     """Replace the split layers of a block by those that one of the ranks has."""
     for name, style in styles.items():
         layer: Any = block.get_submodule(name)
         inputs, outputs = layer.in_features, layer.out_features
-        sizes = (inputs // ranks, outputs) if style == "rows" else (inputs, outputs // ranks)
+        sizes = (inputs // tp_degree, outputs) if style == "rows" else (inputs, outputs // tp_degree)
         block.set_submodule(name, nn.Linear(*sizes, bias=layer.bias is not None))
 
 
@@ -117,25 +117,25 @@ def _count_pass(
     blocks = list(dict.fromkeys(task.blocks(model)))
     inputs, targets = (torch.empty(size, *part.shape[1:], dtype=part.dtype) for part in (items.inputs, items.targets))
     places, hidden = [len(blocks)], 0  # the last place is that outside of blocks
-    saved: dict[int, tuple[torch.Tensor, int]] = {}  # by the number of the storage, which lives as long as the tensor
+    saved_tensors: dict[int, tuple[torch.Tensor, int]] = {}  # by the number of the storage, which lives as long as the tensor
 
-    def enter(place: int, _: nn.Module, arguments: Any, named: Any) -> None:
+    def enter(place: int, _: nn.Module, arguments: Any, keyword_arguments: Any) -> None:
         nonlocal hidden
         places.append(place)
-        hidden = next(value.nbytes for value in (*arguments, *named.values()) if isinstance(value, torch.Tensor))
+        hidden = next(value.nbytes for value in (*arguments, *keyword_arguments.values()) if isinstance(value, torch.Tensor))
 
     def leave(*_: Any) -> None:
         places.pop()
 
     def save(tensor: torch.Tensor) -> torch.Tensor:
-        saved.setdefault(tensor.untyped_storage()._cdata, (tensor, places[-1]))
+        saved_tensors.setdefault(tensor.untyped_storage()._cdata, (tensor, places[-1]))
         return tensor
 
     hooks = [block.register_forward_pre_hook(partial(enter, place), with_kwargs=True) for place, block in enumerate(blocks)]
     hooks += [block.register_forward_hook(leave) for block in blocks]
     with cast_weights(model, cast), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        held = [value for module in model.modules() for value in (*module._parameters.values(), *module._buffers.values())]
-        ignored = {value.untyped_storage()._cdata for value in (inputs, targets, *held) if value is not None}
+        tensors = [value for module in model.modules() for value in (*module._parameters.values(), *module._buffers.values())]
+        ignored = {value.untyped_storage()._cdata for value in (inputs, targets, *tensors) if value is not None}
         with saved_tensors_hooks(save, lambda tensor: tensor):
             batch = Batch(inputs.to(cast) if cast is not None and inputs.is_floating_point() else inputs, targets)
             outputs = task.outputs(model, batch)
@@ -143,14 +143,14 @@ def _count_pass(
     for hook in hooks:
         hook.remove()
     sizes, squared, logits = [0.0] * (len(blocks) + 1), [0.0] * (len(blocks) + 1), outputs.nbytes
-    for tensor, place in (entry for number, entry in saved.items() if number not in ignored):
+    for tensor, place in (entry for number, entry in saved_tensors.items() if number not in ignored):
         sizes[place] += tensor.untyped_storage().nbytes()
         squared[place] += tensor.untyped_storage().nbytes() if tensor.ndim == 4 and tensor.shape[-1] == tensor.shape[-2] else 0
         if place == len(blocks) and tensor.numel() == outputs.numel():
             logits = max(logits, tensor.nbytes)
     # The first block saves what all blocks share. If the blocks are equal, the last one stands for each of them.
     are_equal = len(set(count_block_parameters(blocks))) == 1
-    chosen = [len(blocks) - 1] if are_equal else range(len(blocks))
-    block, block_squared = (sum(counts[place] for place in chosen) / max(1, len(chosen)) for counts in (sizes, squared))
-    outside = sum(sizes) - block * len(blocks)
-    return {"block": block, "squared": block_squared, "outside": outside, "hidden": hidden, "logits": logits}
+    indexes = [len(blocks) - 1] if are_equal else range(len(blocks))
+    block, block_squared = (sum(counts[place] for place in indexes) / max(1, len(indexes)) for counts in (sizes, squared))
+    outside_bytes = sum(sizes) - block * len(blocks)
+    return {"block": block, "squared": block_squared, "outside": outside_bytes, "hidden": hidden, "logits": logits}

@@ -32,7 +32,7 @@ from trainers.plans import derived
 from trainers.task import Batch, Task
 from trainers.tasks import configured, vision_classifier
 from trainers.tasks.convolutional_task import find_dropout_modules
-from trainers.workload_options import of_images, of_tokens
+from trainers.workload_options import list_image_options, list_token_options
 from trainers.workloads.convolutional import OPTIONS
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ IMAGE_SIZES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 512)
 OUTPUT_TOLERANCE = 1e-3
 
 
-class Sizes(NamedTuple):
+class ModelSizes(NamedTuple):
     """The options and the sequence lengths of a model."""
 
     summary: str
@@ -143,7 +143,7 @@ def _refused_strategies(degree: str) -> str:
     return ", ".join(name for name, strategy in menu.strategies().items() if degree in strategy.degrees)
 
 
-def _read_sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> Sizes:
+def _read_sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> ModelSizes:
     """The options and sequence lengths of the model, or of its tiny twin. Raises InputError if `seq_len` or the size of images
     does not fit the model."""
     if "torchvision" in content:
@@ -164,7 +164,7 @@ def _read_sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> 
         if seq_len is not None:
             raise InputError("seq_len: an image classifier has no sequences. Allowed: leave seq_len out.")
         options = _image_options(*_image_sizes(architecture, config, twin=twin), ", ".join(rates) or None)
-        return Sizes(summary, (*layers, *options))
+        return ModelSizes(summary, (*layers, *options))
     if seq_len is None:
         raise InputError(
             "seq_len is missing: the tokens of a sequence. Needed: {transformers: FILE, seq_len: 1024}, for example."
@@ -177,7 +177,7 @@ def _read_sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> 
         "dropout", False, f"the rates of the configuration: {', '.join(rates)}" if rates else "the model has no dropout",
         choices=(False, True) if rates else (False,),
     )  # fmt: skip
-    return Sizes(summary, (*layers, dropout, *of_tokens("synthetic")), seq_len, longest)
+    return ModelSizes(summary, (*layers, dropout, *list_token_options("synthetic")), seq_len, longest)
 
 
 def _image_sizes(architecture: Architecture, config: Any, *, twin: bool) -> tuple[int, tuple[int, ...]]:
@@ -195,12 +195,12 @@ def _image_sizes(architecture: Architecture, config: Any, *, twin: bool) -> tupl
     return _find_image_sizes(lambda images: network(images).logits, twin=twin)
 
 
-def _torchvision_sizes(name: str, *, twin: bool) -> Sizes:
+def _torchvision_sizes(name: str, *, twin: bool) -> ModelSizes:
     with torch.device("meta"):
         network = vision_classifier.build_network(name, 2, twin=twin).train()
     dropout = "those of torchvision" if find_dropout_modules(network) else None
     options = (*_image_options(*_find_image_sizes(network, twin=twin), dropout), *OPTIONS)
-    return Sizes(f"{name} of torchvision, random weights", options)
+    return ModelSizes(f"{name} of torchvision, random weights", options)
 
 
 def _find_image_sizes(network: Callable[[torch.Tensor], Any], *, twin: bool) -> tuple[int, tuple[int, ...]]:
@@ -228,7 +228,7 @@ def _trainable_sizes(network: Callable[[torch.Tensor], Any]) -> Iterator[int]:
 def _image_options(size: int, sizes: tuple[int, ...], dropout: str | None) -> tuple[Option, ...]:
     return tuple(
         msgspec.structs.replace(option, choices=sizes, least=None) if option.name == "image_size" else option
-        for option in of_images(size, dropout)
+        for option in list_image_options(size, dropout)
     )
 
 

@@ -92,8 +92,8 @@ class PowerSgdEngine(DdpEngine):
     powersgd_state: PowerSGDState
 
     def theory(self) -> list[Term]:
-        part = msgspec.structs.replace(self.model_part(), powersgd_bytes=_powersgd_bytes(self.model))
-        return cast("list[Term]", list_powersgd_terms(self.cell, part))
+        model_part = msgspec.structs.replace(self.model_part(), powersgd_bytes=_powersgd_bytes(self.model))
+        return cast("list[Term]", list_powersgd_terms(self.cell, model_part))
 
     def state(self) -> State:
         parts = super().state()

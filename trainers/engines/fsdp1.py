@@ -87,8 +87,8 @@ class Fsdp1Engine(ReplicatedEngine):
         return self._block_elements + self._rest_elements
 
     def theory(self) -> list[Term]:
-        part = ModelPart(elements=self.parameters(), block_elements=self._block_elements)
-        return list_fsdp1_terms(self.cell, part, sharding=self._sharding)
+        model_part = ModelPart(elements=self.parameters(), block_elements=self._block_elements)
+        return list_fsdp1_terms(self.cell, model_part, sharding=self._sharding)
 
     def textbook_bytes(self) -> float:
         return (3 if self._sharding in RESHARDING else 2) * float(weight_bytes(self.cell.precision)) * self.parameters()

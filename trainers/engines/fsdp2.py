@@ -39,8 +39,8 @@ class Fsdp2Engine(FullySharded):
         blocks = {id(p) for block in self.task.blocks(self.model) for p in block.parameters()}
         sizes = [(id(p) in blocks, fsdp.count_padded_elements(p.shape, self.cell.shards)) for p in self.model.parameters()]
         block_elements = sum(size for is_in_block, size in sizes if is_in_block)
-        part = ModelPart(elements=sum(size for _, size in sizes), block_elements=block_elements)
-        return list_fsdp2_terms(self.cell, part, reshards=self._reshards)
+        model_part = ModelPart(elements=sum(size for _, size in sizes), block_elements=block_elements)
+        return list_fsdp2_terms(self.cell, model_part, reshards=self._reshards)
 
     def sum_overflow(self, overflowed: torch.Tensor) -> torch.Tensor:
         mesh = cast("DTensor", next(self.model.parameters())).device_mesh
@@ -109,10 +109,10 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, reshard_after_forward: bool, 
     return Fsdp2Engine(cell, task, ranks, model, reshards=reshard_after_forward)
 
 
-def _set_prefetching(blocks: list[FSDPModule], ahead: int) -> None:
-    """Make each block start to gather the next `ahead` blocks: the blocks after it in forward, the blocks before it
+def _set_prefetching(blocks: list[FSDPModule], blocks_ahead: int) -> None:
+    """Make each block start to gather the next `blocks_ahead` blocks: the blocks after it in forward, the blocks before it
     in backward."""
     for index, block in enumerate(blocks):
-        if ahead:
-            block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + ahead])
-            block.set_modules_to_backward_prefetch(blocks[max(0, index - ahead) : index][::-1])
+        if blocks_ahead:
+            block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + blocks_ahead])
+            block.set_modules_to_backward_prefetch(blocks[max(0, index - blocks_ahead) : index][::-1])

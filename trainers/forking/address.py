@@ -81,8 +81,8 @@ def is_same_user(connection: socket.socket) -> bool:
 def send(connection: socket.socket, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
     """Send one message as a line of JSON. descriptors: open files to send with it."""
     line = json.dumps(message).encode() + b"\n"
-    sent = socket.send_fds(connection, [line], descriptors) if descriptors else 0
-    connection.sendall(line[sent:])
+    sent_bytes = socket.send_fds(connection, [line], descriptors) if descriptors else 0
+    connection.sendall(line[sent_bytes:])
 
 
 def receive(connection: socket.socket, descriptors: int = 0) -> tuple[dict[str, Any] | None, list[int]]:

@@ -69,14 +69,14 @@ def _fork_rank(rank: int, request: dict[str, Any], connection: socket.socket) ->
         connection.close()
         _kill_with_parent(parent)
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
-        code = console.run_command(lambda: _train(Path(request["run_dir"])))
+        code = console.run_command(lambda: _train_rank(Path(request["run_dir"])))
     except BaseException:  # noqa: BLE001 - no exception of the forked process may reach the parent's code
         traceback.print_exc()
     finally:
         exit_at_once(code)
 
 
-def _train(path: Path) -> int:
+def _train_rank(path: Path) -> int:
     from trainers.run import process
 
     process.run_rank(path)

@@ -24,7 +24,7 @@ from shardlab.runs.record import SCHEMA, StepRecord
 from shardlab.runs.run import SAVE_AT, Run
 from shardlab.runs.rundir import RunDir
 from trainers import menu
-from trainers.checkpointing.saver import Saver
+from trainers.checkpointing.saver import CheckpointSaver
 from trainers.instrument import Instrument, TrainTime
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class OutOfTime(Exception):
     message says why, and after which step."""
 
 
-class Resumed(msgspec.Struct, frozen=True):
+class ResumePoint(msgspec.Struct, frozen=True):
     """The point from which a run resumes."""
 
     step: int
@@ -84,7 +84,7 @@ class Checkpoints(Instrument):
         has_servers = self._world < ranks.world_size
         group = dist.new_group(list(range(self._world)), backend="gloo", use_local_synchronization=has_servers)
         assert group is not None
-        self._group, self._saver = group, Saver(engine, ranks.rank, self._world, ranks.device, group)
+        self._group, self._saver = group, CheckpointSaver(engine, ranks.rank, self._world, ranks.device, group)
         self._train_time = train_time
         self._load_s: float | None = None
         self._saved_step, self._saves, self._bytes, self._save_s, self._agreement_s = 0, 0, 0, 0.0, 0.0
@@ -100,7 +100,7 @@ class Checkpoints(Instrument):
         if number == signal.SIGTERM:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def resume(self) -> Resumed | None:
+    def resume(self) -> ResumePoint | None:
         """Load the newest undamaged checkpoint of this run, or of the earlier attempts that run.json names, into the engine.
 
         Returns None if there is no checkpoint. Otherwise the step file of each rank afterwards contains the records up to the
@@ -113,7 +113,7 @@ class Checkpoints(Instrument):
         for run, path in self._list_candidates(runs):
             manifest = checkpoint.read_manifest(path)
             why = manifest if isinstance(manifest, str) else self._find_damage(path, manifest, run)
-            if self._on_any_rank(why is not None):
+            if self._is_true_on_any_rank(why is not None):
                 if why is not None:
                     self._write_event("checkpoint_passed_over", why=why)
                 continue
@@ -123,7 +123,7 @@ class Checkpoints(Instrument):
             files.make_folder(self._run_dir.steps_file(self._rank).parent)
             lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
             files.write_atomic(self._run_dir.steps_file(self._rank), lines)
-            self._load(path, manifest)
+            self._load_checkpoint(path, manifest)
             if self._rank == 0:
                 for begin, end in (
                     suspension.read_suspensions(run.events()) if is_same_cell and run is not self._run_dir else ()
@@ -133,7 +133,7 @@ class Checkpoints(Instrument):
                 self._write_event("resumed", step=manifest.step, run=run.run_id)
             self._saved_step = manifest.step if run is self._run_dir else 0
             self._train_time.before_s = manifest.train_time_s if is_same_cell else 0.0
-            return Resumed(manifest.step, records)
+            return ResumePoint(manifest.step, records)
         # If the nodes share no folder, the first node has checked a checkpoint and sent it to the other nodes. So all nodes
         # should have a usable checkpoint, and it is an error if they have none.
         if self._run.separate_folders and self._run.resume:
@@ -142,24 +142,24 @@ class Checkpoints(Instrument):
             raise InputError(f"{self._run_dir.path}: has records, but no usable checkpoint to resume from; see its events.")
         return None
 
-    def _load(self, path: Path, manifest: CheckpointManifest) -> None:
+    def _load_checkpoint(self, path: Path, manifest: CheckpointManifest) -> None:
         """Load a checkpoint into the engine, and measure how long it takes until all ranks have loaded it. A collective."""
-        started = time.perf_counter()
+        start_s = time.perf_counter()
         self._saver.load(path, manifest)
         self._peers.barrier()
-        self._load_s = time.perf_counter() - started
+        self._load_s = time.perf_counter() - start_s
 
-    def _find_damage(self, path: Path, manifest: CheckpointManifest, run: RunDir) -> str | None:
+    def _find_damage(self, path: Path, manifest: CheckpointManifest, run_dir: RunDir) -> str | None:
         """Why this run cannot resume from a checkpoint, as a sentence, or None if it can. Each rank checks its share of the
-        files and its own records. run: the run that saved the checkpoint."""
+        files and its own records. run_dir: the run that saved the checkpoint."""
         if manifest.cell_hash == self._run.cell_hash:
-            timed_steps = [record.step for record in _read_records(run, self._rank, manifest.step) if not record.warmup]
+            timed_steps = [record.step for record in _read_records(run_dir, self._rank, manifest.step) if not record.warmup]
             if timed_steps != list(range(manifest.step - len(timed_steps) + 1, manifest.step + 1)) or not timed_steps:
                 return f"{path}: the records of rank {self._rank} end before step {manifest.step} of the checkpoint"
         else:
             options = [option.name for option in menu.workload_of(self._run.cell).options]
             if (
-                why := checkpoint.explain_refused_resume(run.read_run().cell, self._run.cell, manifest.layout, options)
+                why := checkpoint.explain_refused_resume(run_dir.read_run().cell, self._run.cell, manifest.layout, options)
             ) is not None:
                 return f"{path}: {why}"
         return checkpoint.find_damage(path, manifest.files[self._rank :: self._world])
@@ -168,7 +168,7 @@ class Checkpoints(Instrument):
         return step % self._every == 0
 
     def after(self, step: int) -> None:
-        started, train_time_s = time.perf_counter(), self._train_time.seconds()
+        start_s, train_time_s = time.perf_counter(), self._train_time.seconds()
         if self._rank == 0 or self._leads_node:
             checkpoint.begin_checkpoint(self._run_dir.path, step)
         self._peers.barrier()
@@ -195,15 +195,15 @@ class Checkpoints(Instrument):
         if self._leads_node:
             checkpoint.remove_old_checkpoints(self._run_dir.path, self._settings.keep)
         self._saved_step, self._saves, self._bytes = step, self._saves + 1, size
-        self._save_s += time.perf_counter() - started
+        self._save_s += time.perf_counter() - start_s
 
     def ends_run(self, step: int) -> bool:
         """Whether all ranks save a checkpoint and end after this step. All ranks return the same."""
-        started = time.perf_counter()
+        start_s = time.perf_counter()
         if not self._end_reason and self._is_save_time():
             self._end_reason = "its time limit is near"
         must_end = self._agree_to_end()
-        self._agreement_s += time.perf_counter() - started
+        self._agreement_s += time.perf_counter() - start_s
         return must_end
 
     def _is_save_time(self) -> bool:
@@ -253,7 +253,7 @@ class Checkpoints(Instrument):
             manifest = checkpoint.read_manifest(path)
             if isinstance(manifest, str):
                 raise InputError(manifest)
-            self._load(path, manifest)
+            self._load_checkpoint(path, manifest)
         return results if self._load_s is None else {**results, "load_s": round(self._load_s, 6)}
 
     def _list_candidates(self, runs: Sequence[RunDir]) -> Iterator[tuple[RunDir, Path]]:
@@ -262,21 +262,21 @@ class Checkpoints(Instrument):
         local_checkpoints = [
             (run_index, path) for run_index, run in enumerate(runs) for path in checkpoint.complete_checkpoints(run.path)
         ]
-        for position in range(int(self._peers.gather([float(len(local_checkpoints))])[0, 0])):
+        for position in range(int(self._peers.all_gather_numbers([float(len(local_checkpoints))])[0, 0])):
             candidate = [0.0, 0.0]
             if self._rank == 0:
                 candidate = [
                     float(local_checkpoints[position][0]),
                     float(checkpoint.step_of_checkpoint(local_checkpoints[position][1])),
                 ]
-            run_number, step = (int(value) for value in self._peers.gather(candidate)[0])
+            run_number, step = (int(value) for value in self._peers.all_gather_numbers(candidate)[0])
             yield runs[run_number], checkpoint.checkpoint_path(runs[run_number].path, step)
 
-    def _on_any_rank(self, flag: bool) -> bool:
-        return bool(self._peers.gather([float(flag)]).max())
+    def _is_true_on_any_rank(self, flag: bool) -> bool:
+        return bool(self._peers.all_gather_numbers([float(flag)]).max())
 
-    def _write_event(self, event: str, **data: Any) -> None:
-        self._run_dir.write_event(f"rank-{self._rank:05d}", event, **data)
+    def _write_event(self, event_kind: str, **data: Any) -> None:
+        self._run_dir.write_event(f"rank-{self._rank:05d}", event_kind, **data)
 
 
 def _read_records(run: RunDir, rank: int, step: int) -> list[StepRecord]:

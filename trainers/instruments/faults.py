@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardlab.runs.rundir import RunDir
 
 
-class Delay:
+class StragglerDelay:
     """The delay of `instruments.straggler` on one rank. It does nothing on all other ranks."""
 
     def __init__(self, settings: SlowedRank | None, rank: int, device: torch.device) -> None:

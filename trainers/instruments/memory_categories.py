@@ -83,7 +83,7 @@ class MemoryCategories(Instrument):
         assert self._timeline is not None, "the step was refused or made"
         total = sum(self._timeline.peak.values())
         row = [total, self._unknown_bytes, *self._timeline.peak.values(), *self._timeline.most.values()]
-        rows = self._peers.gather(row)
+        rows = self._peers.all_gather_numbers(row)
         highest_row = [int(value) for value in rows[rows[:, 0].argmax()]]
         peak, largest = highest_row[2 : 2 + len(CATEGORIES)], highest_row[2 + len(CATEGORIES) :]
         results: dict[str, Any] = {"step": self._steps[0], "peak_bytes": dict(zip(CATEGORIES, peak, strict=True))}

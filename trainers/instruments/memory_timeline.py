@@ -64,7 +64,7 @@ def compute_timeline(changes: Sequence[tuple[float, str, int, int]], category: C
         else:
             rows.append(row)
     t_ms, phase, peak = max(rows, key=_total_bytes)
-    curve = _coalesce(rows)
+    curve = _thin_rows(rows)
 
     def by_category(values: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(category_names, values, strict=True))
@@ -82,7 +82,7 @@ def compute_timeline(changes: Sequence[tuple[float, str, int, int]], category: C
     )
 
 
-def _coalesce(rows: Sequence[tuple[float, str, list[int]]]) -> list[tuple[float, str, list[int]]]:
+def _thin_rows(rows: Sequence[tuple[float, str, list[int]]]) -> list[tuple[float, str, list[int]]]:
     """Reduce rows to at most POINTS: the first row, the last row, and, of each group of consecutive rows between them, the row
     with the largest sum."""
     between = rows[1:-1]

@@ -62,10 +62,10 @@ def refusals(cell: Cell, steps: int | None, *, cuda: bool | None = None) -> Iter
 
 
 def _fault_refusals(cell: Cell, steps: int | None) -> Iterator[tuple[str, str]]:
-    slowed, lost = cell.instruments.straggler, cell.instruments.lost_worker
-    for key, fault in (("straggler", slowed), ("lost_worker", lost)):
+    slowed_rank, lost_rank = cell.instruments.straggler, cell.instruments.lost_worker
+    for key, fault in (("straggler", slowed_rank), ("lost_worker", lost_rank)):
         if fault is not None and fault.rank >= cell.gpus:
             yield f"instruments.{key}", f"rank: found {fault.rank}. Allowed: 0 to {cell.gpus - 1}, the ranks that train."
-    if lost is not None and steps is not None and lost.step > steps:
+    if lost_rank is not None and steps is not None and lost_rank.step > steps:
         allowed = f"Allowed: 2 to {steps}." if steps > 1 else "Allowed: a run of two steps or more."
-        yield "instruments.lost_worker", f"step: found {lost.step}, but the last timed step is {steps}. {allowed}"
+        yield "instruments.lost_worker", f"step: found {lost_rank.step}, but the last timed step is {steps}. {allowed}"

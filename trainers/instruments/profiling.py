@@ -59,7 +59,7 @@ class Profiler(Instrument):
             self._step_context.close()
             if step == self._last_step:
                 self._profiler.stop()
-                self._write()
+                self._write_trace()
         if step == self._last_step:
             self._peers.barrier()  # writing takes seconds, for which other ranks would wait inside their next step
 
@@ -67,7 +67,7 @@ class Profiler(Instrument):
         profile = self._profile
         return {"ranks": profile.ranks, "shapes": profile.shapes, "stacks": profile.stacks, "memory": profile.memory}
 
-    def _write(self) -> None:
+    def _write_trace(self) -> None:
         files.make_folder(self._path.parent)
         # Torch compresses the trace because of the suffix .gz.
         temporary = self._path.with_name(f".{self._path.name.removesuffix('.json.gz')}.tmp.json.gz")

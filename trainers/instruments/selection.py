@@ -15,7 +15,7 @@ from trainers.instruments.validation import Validator
 if TYPE_CHECKING:
     from shardlab.matrix.cell import Cell
     from shardlab.runs.rundir import RunDir
-    from trainers.data.order import Order
+    from trainers.data.order import DataOrder
     from trainers.engine import Engine
     from trainers.instrument import Instrument
     from trainers.ranks.ranks import Peers, Ranks
@@ -28,8 +28,8 @@ def create_instruments(
     engine: Engine,
     run_dir: RunDir,
     ranks: Ranks,
-    company: Peers,
-    order: Order,
+    peers: Peers,
+    order: DataOrder,
     *,
     may_wait: bool,
 ) -> list[Instrument]:
@@ -40,27 +40,27 @@ def create_instruments(
     for key, why in observed_steps.refusals(cell, order.timed_steps(cell), cuda=ranks.device.type == "cuda"):
         raise InputError(f"{key}: {why}")
     instruments: list[Instrument] = []
-    instruments += _memory_instruments(cell, engine, run_dir, ranks, company)
-    instruments += _profile(cell, run_dir, ranks, company)
+    instruments += _memory_instruments(cell, engine, run_dir, ranks, peers)
+    instruments += _profile_instruments(cell, run_dir, ranks, peers)
     if cell.instruments.validation is not None:
         path = run_dir.validation_file
         instruments.append(
-            Validator(cell.instruments.validation, cell, task, engine, ranks, company, order, path, may_wait=may_wait)
+            Validator(cell.instruments.validation, cell, task, engine, ranks, peers, order, path, may_wait=may_wait)
         )
     return instruments
 
 
-def _memory_instruments(cell: Cell, engine: Engine, run_dir: RunDir, ranks: Ranks, company: Peers) -> list[Instrument]:
+def _memory_instruments(cell: Cell, engine: Engine, run_dir: RunDir, ranks: Ranks, peers: Peers) -> list[Instrument]:
     steps = observed_steps.memory_steps(cell)
     if cell.instruments.memory == "categories":
         path = run_dir.memory_file(ranks.rank)
-        return [MemoryCategories(cell, menu.strategy_of(cell), engine, path, steps, ranks, company)]
+        return [MemoryCategories(cell, menu.strategy_of(cell), engine, path, steps, ranks, peers)]
     if cell.instruments.memory == "snapshot":
-        return [MemorySnapshot(run_dir.snapshot_file(ranks.rank), steps[0], ranks, company)]
+        return [MemorySnapshot(run_dir.snapshot_file(ranks.rank), steps[0], ranks, peers)]
     return []
 
 
-def _profile(cell: Cell, run_dir: RunDir, ranks: Ranks, company: Peers) -> list[Instrument]:
+def _profile_instruments(cell: Cell, run_dir: RunDir, ranks: Ranks, peers: Peers) -> list[Instrument]:
     if cell.instruments.profile is None:
         return []
-    return [Profiler(cell.instruments.profile, run_dir.trace_file(ranks.rank), ranks, company)]
+    return [Profiler(cell.instruments.profile, run_dir.trace_file(ranks.rank), ranks, peers)]

@@ -12,7 +12,7 @@ import torch
 DATA, FORWARD, BACKWARD, OPTIMIZER = PARTS = ("data", "forward", "backward", "optimizer")
 
 
-class Reading(ABC):
+class StepReading(ABC):
     """The times of one step. On a GPU they are known only when the GPU has finished the step."""
 
     @abstractmethod
@@ -38,7 +38,7 @@ class Clock(ABC):
         """End a part: the time since the last mark, or since the start, belongs to `part`."""
 
     @abstractmethod
-    def stop(self) -> Reading:
+    def stop(self) -> StepReading:
         """End the step, at the time of the last mark."""
 
 
@@ -54,11 +54,11 @@ class HostClock(Clock):
     def mark(self, part: str) -> None:
         self._marks.append((part, time.perf_counter()))
 
-    def stop(self) -> Reading:
+    def stop(self) -> StepReading:
         return HostReading(self._marks)
 
 
-class HostReading(Reading):
+class HostReading(StepReading):
     def __init__(self, marks: Sequence[tuple[str, float]]) -> None:
         self._marks = marks
 
@@ -82,11 +82,11 @@ class CudaClock(Clock):
     def mark(self, part: str) -> None:
         self._marks.append((part, _record_event()))
 
-    def stop(self) -> Reading:
+    def stop(self) -> StepReading:
         return CudaReading(self._marks)
 
 
-class CudaReading(Reading):
+class CudaReading(StepReading):
     def __init__(self, marks: Sequence[tuple[str, torch.cuda.Event]]) -> None:
         self._marks = marks
 

@@ -20,7 +20,7 @@ from trainers.instrument import Instrument
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainers.data.order import Order
+    from trainers.data.order import DataOrder
     from trainers.engine import Trained
     from trainers.ranks.ranks import Peers, Ranks
     from trainers.task import Batch, Task
@@ -40,7 +40,7 @@ class Validator(Instrument):
         engine: Trained,
         ranks: Ranks,
         peers: Peers,
-        order: Order,
+        order: DataOrder,
         path: Path,
         *,
         may_wait: bool,
@@ -86,7 +86,7 @@ class Validator(Instrument):
                     targets += batch.targets.numel()
         finally:
             self._engine.model.train()
-        sums = self._peers.gather([float(loss), float(correct), float(targets)])
+        sums = self._peers.all_gather_numbers([float(loss), float(correct), float(targets)])
         self._last_record = ValidationRecord(
             schema=SCHEMA,
             step=step,

@@ -38,9 +38,9 @@ class Chain(nn.Module):
         for name, block in blocks:
             self.add_module(IN_CHAIN + name.replace(".", ":"), block)
 
-    def forward(self, hidden: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, *arguments: Any, **keyword_arguments: Any) -> torch.Tensor:
         for block in self.children():
-            hidden = block(hidden, *arguments, **named)
+            hidden = block(hidden, *arguments, **keyword_arguments)
         return hidden
 
 
@@ -64,7 +64,7 @@ def checkpoint_blocks(setting: str, task: Task, model: nn.Module) -> None:
         return
     interval = 1 if kind == "full" else int(number)
     chosen_ids = {id(block) for index, block in enumerate(blocks) if index % interval == 0}
-    apply_activation_checkpointing(model, checkpoint_wrapper_fn=_wrap, check_fn=lambda module: id(module) in chosen_ids)
+    apply_activation_checkpointing(model, checkpoint_wrapper_fn=_wrap_module, check_fn=lambda module: id(module) in chosen_ids)
 
 
 def count_checkpointed(model: nn.Module) -> int:
@@ -88,12 +88,12 @@ def _chain_segments(model: nn.Module, blocks: Sequence[nn.Module], segments: int
     # The last segment is not checkpointed: backward begins with it, so that recomputing its activations would save no memory.
     for begin, end in pairwise(bounds[:-1]):
         segment = blocks[begin:end]
-        model.set_submodule(names[id(segment[0])], _wrap(Chain([(names[id(block)], block) for block in segment])))
+        model.set_submodule(names[id(segment[0])], _wrap_module(Chain([(names[id(block)], block) for block in segment])))
         for block in segment[1:]:
             model.set_submodule(names[id(block)], MovedBlock())
 
 
-def _wrap(module: nn.Module) -> nn.Module:
+def _wrap_module(module: nn.Module) -> nn.Module:
     batch_norms = [inner for inner in module.modules() if isinstance(inner, _BatchNorm)]
     if not batch_norms:
         return checkpoint_wrapper(module)

@@ -31,7 +31,7 @@ def block_names(model: nn.Module) -> list[str]:
     """
     marked_names = [name for name, module in model.named_modules() if isinstance(module, GradientCheckpointingLayer)]
     if marked_names:
-        return list(_outermost(marked_names))
+        return list(_outermost_paths(marked_names))
     members: dict[type, dict[str, nn.Module]] = defaultdict(dict)
     for outer, module in model.named_modules():
         for inner, member in module.named_children() if isinstance(module, (nn.Sequential, nn.ModuleList)) else ():
@@ -41,7 +41,7 @@ def block_names(model: nn.Module) -> list[str]:
     groups = [group for group in members.values() if len(group) > 1]
     if not groups:
         return []
-    return list(_outermost(max(groups, key=lambda group: (_count_parameters(group.values()), len(group)))))
+    return list(_outermost_paths(max(groups, key=lambda group: (_count_parameters(group.values()), len(group)))))
 
 
 def block_class_names(blocks: Sequence[nn.Module]) -> str:
@@ -49,7 +49,7 @@ def block_class_names(blocks: Sequence[nn.Module]) -> str:
     return " and ".join(Counter(type(block).__name__ for block in blocks))
 
 
-def _outermost(paths: Sequence[str] | dict[str, nn.Module]) -> Iterator[str]:
+def _outermost_paths(paths: Sequence[str] | dict[str, nn.Module]) -> Iterator[str]:
     last_path = None
     for path in paths:  # a module comes directly before all modules inside it, so `last` is the only name to compare with
         if last_path is None or not path.startswith(f"{last_path}."):

@@ -64,12 +64,12 @@ def find_architecture(values: dict[str, Any]) -> Architecture:
 def shrink_to_twin(architecture: Architecture, values: dict[str, Any]) -> dict[str, Any]:
     """The content of the configuration of a tiny twin, which is a much smaller model of the same class. The configuration may
     be invalid for transformers, so the caller must try to build the twin."""
-    changed = _shrink_keys(make_config(architecture, values, dropout=True))
-    unchanged = {key: value for key, value in values.items() if key not in changed}
+    changed_keys = _shrink_keys(make_config(architecture, values, dropout=True))
+    unchanged = {key: value for key, value in values.items() if key not in changed_keys}
     for name, key_name in CONFIG_MAPPING[architecture.model_type].attribute_map.items():
-        if key_name in changed:
+        if key_name in changed_keys:
             unchanged.pop(name, None)  # remove the other names of the same key, so that the old value does not remain
-    return unchanged | changed
+    return unchanged | changed_keys
 
 
 def make_config(architecture: Architecture, values: dict[str, Any], *, dropout: bool, layers: int | None = None) -> Any:
@@ -102,7 +102,7 @@ def make_config(architecture: Architecture, values: dict[str, Any], *, dropout: 
         if isinstance(value, int) and value > MOST_LAYERS:
             raise InputError(f"{name}: found {value}. Allowed: up to {MOST_LAYERS}.")
     if layers is not None and layers != depth:
-        shorten(config, layers)
+        shorten_model(config, layers)
     if hasattr(config, "use_cache"):
         config.use_cache = False
     if not dropout:
@@ -122,7 +122,7 @@ def dropout_keys(config: Any) -> list[str]:
     ]
 
 
-def shorten(config: Any, layers: int) -> None:
+def shorten_model(config: Any, layers: int) -> None:
     """Change a configuration in place so that the model has only its first `layers` blocks. Lists that have one entry for each
     block are cut to the same length."""
     depth = getattr(config, LAYERS)
@@ -136,7 +136,7 @@ def build_model(architecture: Architecture, config: Any) -> nn.Module:
     """Build the model with random weights. config: the configuration object from `make_config`. Raises InputError, without the
     name of the file, if transformers cannot build the model."""
     if architecture.kind != "image classifier" and getattr(architecture.model, "_supports_sdpa", False):
-        config._attn_implementation = unpacked_attention.register()
+        config._attn_implementation = unpacked_attention.register_attention()
     try:
         return cast("nn.Module", architecture.model(config))
     except (MemoryError, RuntimeError):

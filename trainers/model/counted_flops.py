@@ -95,7 +95,7 @@ def _convolution_backward_flops(
     dilation: object,
     transposed: bool,
     *other_arguments: Any,
-    **named: Any,
+    **keyword_arguments: Any,
 ) -> int:
     """The operations of a convolution's backward. The arguments are the arguments of torch's `aten.convolution_backward`, with
     the shape of each tensor instead of the tensor.

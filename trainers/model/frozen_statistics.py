@@ -27,7 +27,7 @@ def freeze_statistics(task: Task, indices: np.ndarray, device: torch.device) -> 
 
     def model() -> nn.Module:
         network = task.model()
-        _freeze(network, task, indices, device)
+        _freeze_batch_norms(network, task, indices, device)
         return network
 
     frozen_task = copy.copy(task)
@@ -40,7 +40,7 @@ def batch_norm_layers(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
-def _freeze(model: nn.Module, task: Task, indices: np.ndarray, device: torch.device) -> None:
+def _freeze_batch_norms(model: nn.Module, task: Task, indices: np.ndarray, device: torch.device) -> None:
     batch_norms = batch_norm_layers(model)
     if not batch_norms:
         return

@@ -19,7 +19,7 @@ NAME = "unpacked_sdpa"
 
 
 @functools.cache
-def register() -> str:
+def register_attention() -> str:
     """Register the attention with transformers and return its name. Call `vision_library.load()` before."""
     AttentionInterface.register(NAME, sdpa_attention_forward)
     AttentionMaskInterface.register(NAME, _make_mask)

@@ -56,17 +56,17 @@ class Ledger:
 
     def may_begin(self, worker: int) -> bool:
         """Whether a worker may begin its next step now."""
-        return self.mode.staleness_bound is None or self._lead(worker) <= self.mode.staleness_bound
+        return self.mode.staleness_bound is None or self._steps_ahead(worker) <= self.mode.staleness_bound
 
     def record_begin(self, worker: int) -> None:
         """Record that a worker begins its next step."""
-        self.largest_lead = max(self.largest_lead, self._lead(worker))
+        self.largest_lead = max(self.largest_lead, self._steps_ahead(worker))
 
-    def record_leave(self, worker: int, *, lost: bool) -> None:
+    def record_leave(self, worker: int, *, is_lost: bool) -> None:
         """Record that a worker has ended; no other worker waits for it any more."""
         self.present.discard(worker)
-        if lost:
+        if is_lost:
             self.lost.add(worker)
 
-    def _lead(self, worker: int) -> int:
+    def _steps_ahead(self, worker: int) -> int:
         return self.steps[worker] - min(self.steps[other] for other in self.present)

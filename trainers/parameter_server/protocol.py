@@ -63,26 +63,26 @@ class ServerLink:
         self.workers = dist.new_group(list(range(workers)), backend="gloo") if workers else None
         self._pending_sends: dict[int, list[Work]] = {}  # keeps the sent tensors in memory until the other rank has answered
 
-    def send(self, other: int, header: tuple[float, ...], payload: torch.Tensor | None = None) -> None:
+    def send(self, other_rank: int, header: tuple[float, ...], payload: torch.Tensor | None = None) -> None:
         """Begin to send a message, without waiting for the receiver. The payload must not change until the receiver has
         answered. header: up to FIELDS numbers."""
         numbers = torch.tensor([*header, *[0.0] * (FIELDS - len(header))], dtype=torch.float64)
-        works = [dist.isend(part, dst=other, group=self._group) for part in (numbers, payload) if part is not None]
-        self._pending_sends[other] = [work for work in works if work is not None]
+        works = [dist.isend(part, dst=other_rank, group=self._group) for part in (numbers, payload) if part is not None]
+        self._pending_sends[other_rank] = [work for work in works if work is not None]
 
-    def flush(self, other: int) -> None:
-        """Wait until the last message to the rank `other` is sent."""
-        for work in self._pending_sends.pop(other):
+    def flush(self, other_rank: int) -> None:
+        """Wait until the last message to the rank `other_rank` is sent."""
+        for work in self._pending_sends.pop(other_rank):
             work.wait()
 
-    def receive_header(self, other: int) -> list[float]:
-        """Wait for the header of the next message from the rank `other` and return its numbers."""
-        numbers: list[float] = self.receive(other, torch.empty(FIELDS, dtype=torch.float64)).tolist()
+    def receive_header(self, other_rank: int) -> list[float]:
+        """Wait for the header of the next message from the rank `other_rank` and return its numbers."""
+        numbers: list[float] = self.receive(other_rank, torch.empty(FIELDS, dtype=torch.float64)).tolist()
         return numbers
 
-    def receive(self, other: int, into: torch.Tensor) -> torch.Tensor:
+    def receive(self, other_rank: int, into: torch.Tensor) -> torch.Tensor:
         """Wait for the payload that follows a header, and write it into the tensor `into`, which is returned."""
-        dist.recv(into, src=other, group=self._group)
+        dist.recv(into, src=other_rank, group=self._group)
         return into
 
 

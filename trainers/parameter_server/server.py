@@ -68,7 +68,9 @@ class ParameterServer(Server):
         self._meet_numbers: dict[int, torch.Tensor] = {}
 
     def serve(self) -> None:
-        listeners = [threading.Thread(target=self._listen, args=(worker,), daemon=True) for worker in range(self._cell.gpus)]
+        listeners = [
+            threading.Thread(target=self._serve_worker, args=(worker,), daemon=True) for worker in range(self._cell.gpus)
+        ]
         for listener in listeners:
             listener.start()
         while self._ledger.present:
@@ -80,7 +82,7 @@ class ParameterServer(Server):
     def theory(self) -> list[Term]:
         return [make_pull_term(self._cell, float(bytes_of([self._parameters])))]
 
-    def _listen(self, worker: int) -> None:
+    def _serve_worker(self, worker: int) -> None:
         """Receive the requests of a worker until the worker leaves or is lost. Runs in its own thread."""
         gradient = torch.empty_like(self._parameters, requires_grad=False)
         try:
@@ -106,37 +108,37 @@ class ParameterServer(Server):
         if request.kind is Kind.PUSH:
             self._apply_push(request)
         elif request.kind is Kind.PULL:
-            self._reply_parameters(request, with_parameters=True)
+            self._send_parameters(request, with_parameters=True)
         elif request.kind is Kind.SAVE:
             momentum = self._optimizer.state[self._parameters].get("momentum_buffer")
-            self._reply(worker, (float(momentum is not None),), momentum)
+            self._send_reply(worker, (float(momentum is not None),), momentum)
         elif request.kind is Kind.RESTORE:
-            self._restore(request)
+            self._restore_state(request)
         elif request.kind is Kind.ASK:
-            self._reply_bytes(worker, msgspec.json.encode(self._server_counts()))
+            self._send_text(worker, msgspec.json.encode(self._server_counts()))
         elif request.kind is Kind.MEET:
             self._meet_numbers[worker] = self._numbers_of_request(request)
             self._answer_meets()
         else:
-            lost = request.kind is Kind.LOST
-            self._ledger.record_leave(worker, lost=lost)
+            is_lost = request.kind is Kind.LOST
+            self._ledger.record_leave(worker, is_lost=is_lost)
             self._unanswered.pop(worker, None)
-            if lost and self._ledger.mode.waits:
+            if is_lost and self._ledger.mode.waits:
                 raise RuntimeError(f"worker {worker} is lost, and every update needs the gradients of all workers")
             self._answer_meets()
 
     def _apply_push(self, request: Request) -> None:
         """Apply the gradient of a push: at once, or, if the mode says so, when the gradients of all workers have arrived."""
         if not self._ledger.mode.waits:
-            self._update([request])
+            self._apply_pushes([request])
             self._unanswered[request.worker] = request
             return
         self._queued[request.worker] = request
         if self._queued.keys() == self._ledger.present:
-            self._update([self._queued[worker] for worker in sorted(self._queued)])  # a fixed order, so rounding is repeatable
+            self._apply_pushes([self._queued[worker] for worker in sorted(self._queued)])  # a fixed order: rounding repeats
             self._unanswered, self._queued = self._queued, {}
 
-    def _update(self, pushes: list[Request]) -> None:
+    def _apply_pushes(self, pushes: list[Request]) -> None:
         """Make one update with the mean of the pushed gradients, each with its weight from the ledger."""
         mean_gradient = self._parameters.grad
         assert mean_gradient is not None
@@ -149,7 +151,7 @@ class ParameterServer(Server):
         self._optimizer.step()
         self._ledger.updates += 1
 
-    def _restore(self, request: Request) -> None:
+    def _restore_state(self, request: Request) -> None:
         """Load the state from a RESTORE request. Checkpoints exist only for servers that wait for all workers, so each update
         before the checkpoint was one step of every worker."""
         assert request.payload is not None
@@ -159,7 +161,7 @@ class ParameterServer(Server):
         for buffer in momentum:
             self._optimizer.state[self._parameters]["momentum_buffer"] = buffer
         self._ledger.resume_at(int(request.a))
-        self._reply(request.worker, (), None)
+        self._send_reply(request.worker, (), None)
 
     def _release_workers(self) -> None:
         """Send the parameters to each worker that waits after its push and may now begin its next step."""
@@ -167,7 +169,7 @@ class ParameterServer(Server):
             self._ledger.record_begin(worker)
             push = self._unanswered.pop(worker)
             self._ledger.pulls += push.c == 1
-            self._reply_parameters(push, with_parameters=push.c == 1)
+            self._send_parameters(push, with_parameters=push.c == 1)
 
     def _answer_meets(self) -> None:
         """Answer all MEET requests if every worker that is left has sent MEET. The numbers of a worker that was lost after its
@@ -176,21 +178,21 @@ class ParameterServer(Server):
             return
         rows = torch.stack([self._meet_numbers[worker] for worker in sorted(self._meet_numbers)])
         for worker in self._meet_numbers.keys() & self._ledger.present:
-            self._reply(worker, (len(rows),), rows if rows.numel() else None)
+            self._send_reply(worker, (len(rows),), rows if rows.numel() else None)
         self._meet_numbers = {}
 
     def _numbers_of_request(self, request: Request) -> torch.Tensor:
         return torch.empty(0, dtype=torch.float64) if request.payload is None else request.payload
 
-    def _reply_parameters(self, request: Request, *, with_parameters: bool) -> None:
+    def _send_parameters(self, request: Request, *, with_parameters: bool) -> None:
         # A copy is sent, because the next update must not change a message that is still being sent.
         parameters = self._parameters.detach().clone() if with_parameters else None
-        self._reply(request.worker, (self._ledger.updates,), parameters)
+        self._send_reply(request.worker, (self._ledger.updates,), parameters)
 
-    def _reply_bytes(self, worker: int, text: bytes) -> None:
-        self._reply(worker, (len(text),), torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    def _send_text(self, worker: int, text: bytes) -> None:
+        self._send_reply(worker, (len(text),), torch.frombuffer(bytearray(text), dtype=torch.uint8))
 
-    def _reply(self, worker: int, header: tuple[float, ...], payload: torch.Tensor | None) -> None:
+    def _send_reply(self, worker: int, header: tuple[float, ...], payload: torch.Tensor | None) -> None:
         with contextlib.suppress(RuntimeError):  # the worker is lost; the thread that listens to it reports this
             self._link.send(worker, header, payload)
 

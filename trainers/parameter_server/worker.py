@@ -42,7 +42,7 @@ class WorkerEngine(ReplicatedEngine):
         super().__init__(cell, task, ranks, model)
         self.data_ranks = cell.gpus
         self._mode, self._steps = mode, 0
-        self._flatten()
+        self._flatten_parameters()
         self._servers = range(cell.gpus, cell.world_size)
         self._slices = dict(zip(self._servers, protocol.server_slices(self._parameters.numel(), cell.servers)))
         self._versions = dict.fromkeys(self._servers, 0.0)  # server -> version of its parameters that this worker has
@@ -51,7 +51,7 @@ class WorkerEngine(ReplicatedEngine):
         self._has_momentum = ranks.rank == 0 and cell.optimizer.momentum > 0  # whether this worker saves and restores momentum
         self._momentum_buffer: torch.Tensor | None = None  # memory for the servers' momentum while a checkpoint is loaded
 
-    def _flatten(self) -> None:
+    def _flatten_parameters(self) -> None:
         """Make parameters and gradients views of one vector each, so that slices are sent without a copy."""
         trained_parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._parameters = parameters_to_vector(p.detach() for p in trained_parameters)
@@ -169,11 +169,11 @@ class WorkerEngine(ReplicatedEngine):
         return list_worker_terms(self.cell, ModelPart(elements=self._gradients.numel()), waits=self._mode.waits)
 
     def textbook_bytes(self) -> float:
-        return 2.0 * self._psi()  # psi for pushed gradients, psi for pulled parameters
+        return 2.0 * self._parameter_bytes()  # psi for pushed gradients, psi for pulled parameters
 
     def total_sent_bytes(self) -> dict[str, float] | None:
         """As `Accounted.total_sent_bytes`. Workers push and pull in every run, so the first server's counts replace a proof."""
-        counts, psi = self._request_counts(), self._psi()
+        counts, psi = self._request_counts(), self._parameter_bytes()
         pushes = sum(counts["pushes_by_worker"])
         gradients = self.cell.gpus * sum(term.sent_bytes for term in self.theory())
         theory = gradients + make_pull_term(self.cell, psi).sent_bytes
@@ -186,7 +186,7 @@ class WorkerEngine(ReplicatedEngine):
         self._link.send(self._servers[0], (Kind.ASK,))
         return self._receive_counts(self._servers[0])
 
-    def _psi(self) -> float:
+    def _parameter_bytes(self) -> float:
         return float(self._gradients.numel() * self._gradients.element_size())
 
     def effective(self) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class ServerPeers:
     def __init__(self, link: ServerLink, server: int, device: torch.device) -> None:
         self._link, self._server, self._device = link, server, device
 
-    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+    def all_gather_numbers(self, numbers: Sequence[float]) -> np.ndarray:
         """Gather the numbers of all workers that have not ended. Every worker passes n numbers. Returns an array (workers, n)
         in float64, in the order of ranks."""
         row = torch.tensor(numbers, dtype=torch.float64)
@@ -236,4 +236,4 @@ class ServerPeers:
         """Wait until every worker that has not ended has called `barrier` and its device is idle."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self.gather([])
+        self.all_gather_numbers([])

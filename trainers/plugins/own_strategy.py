@@ -113,13 +113,15 @@ def _check_strategy(source: PluginSource, strategy: Strategy, module: str) -> St
         if not callable(getattr(strategy, name)):
             raise InputError(f"{file}: {strategy.name}: {name} is no function of a cell.")
         allowed = (int, type(None)) if name == "communication_period" else (str, type(None))
-        functions[name] = partial(_call, file, strategy.name, name, getattr(strategy, name), allowed)
+        functions[name] = partial(_call_own_function, file, strategy.name, name, getattr(strategy, name), allowed)
     checked_strategy = msgspec.structs.replace(strategy, code=source.digest, file=file, **functions)
     _plain_fields(source, checked_strategy)
     return checked_strategy
 
 
-def _call(file: str, strategy: str, name: str, function: Callable[[Cell], Any], allowed: tuple[type, ...], cell: Cell) -> Any:
+def _call_own_function(
+    file: str, strategy: str, name: str, function: Callable[[Cell], Any], allowed: tuple[type, ...], cell: Cell
+) -> Any:
     """Call a function of the file for a cell and return its result.
 
     Raises InputError with the line if the function raises an error. Raises InputError also if the type of its result is not

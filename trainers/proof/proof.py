@@ -26,7 +26,7 @@ from shardlab.hardware import host
 from shardlab.matrix.cell import Cell, Optimizer, Role, Schedule, keys_with_role
 from shardlab.runs.record import SameWork
 from trainers import communication, menu
-from trainers.data.order import PROOF, Order
+from trainers.data.order import PROOF, DataOrder
 from trainers.engine import Server
 from trainers.instruments.timing import clock_for
 from trainers.model import frozen_statistics
@@ -129,11 +129,11 @@ def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | 
     stored_content = files.read(stored_path) if stored_path is not None and ranks.rank == 0 and stored_path.exists() else b""
     if stored_path is not None and (content := ranks.broadcast_from_first(stored_content)):
         return msgspec.json.decode(content, type=SameWork)
-    started = time.perf_counter()
+    start_s = time.perf_counter()
     same_work = proof_seeds.prove_with_seeds(
-        lambda seed: _prove(msgspec.structs.replace(cell, seed=seed), task, data_path, ranks, strategy), cell.seed
+        lambda seed: _prove_once(msgspec.structs.replace(cell, seed=seed), task, data_path, ranks, strategy), cell.seed
     )
-    same_work.proof_s = round(time.perf_counter() - started, 3)
+    same_work.proof_s = round(time.perf_counter() - start_s, 3)
     if stored_path is not None and ranks.rank == 0:
         files.make_folder(stored_path.parent)
         files.write_json(stored_path, same_work)
@@ -160,7 +160,7 @@ def _source_digest() -> str:
     return sha256.hexdigest()
 
 
-def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Strategy) -> tuple[SameWork, bool]:
+def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Strategy) -> tuple[SameWork, bool]:
     """Compare once. Returns (the verdict, whether the model has BatchNorm), the same on every rank."""
     plain = msgspec.structs.replace(cell, optimizer=SGD, schedule=Schedule())
     remarks = []
@@ -173,7 +173,9 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
         remarks.append("at reduced depth (" + ", ".join(f"{name}: {size}" for name, size in smaller.items()) + ")")
     if plain.options != cell.options:
         task = menu.workload_of(plain).build(plain, data_path)
-    items = Order(task.source.items, cell.global_batch_size, cell.seed).batch(PROOF, 0)[: STATISTICS * cell.micro_batch_size]
+    items = DataOrder(task.source.items, cell.global_batch_size, cell.seed).batch(PROOF, 0)[
+        : STATISTICS * cell.micro_batch_size
+    ]
     frozen = frozen_statistics.freeze_statistics(task, items, ranks.device)
     steps = _count_steps(cell, strategy)
     if other_work is not None:  # the strategy cannot be compared with one process; only its bytes are counted
@@ -194,8 +196,9 @@ def _prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Stra
         comparable = _can_be_compared(reference) and (_is_finite(result) or not cell.precision.startswith("fp16"))
         if comparable:
             distance = _parameter_distance(result, reference)
-            differences = (_difference(result.losses, reference.losses), _difference(result.norms, reference.norms), distance)
-    rows = ranks.gather([*differences, float(reference is not None), float(comparable), float(result.normalising)])
+            norm_difference = _max_difference(result.norms, reference.norms)
+            differences = (_max_difference(result.losses, reference.losses), norm_difference, distance)
+    rows = ranks.all_gather_numbers([*differences, float(reference is not None), float(comparable), float(result.normalising)])
     loss, norm, parameters, has_reference, is_comparable = map(float, rows[0, :-1])
     has_jumps = bool(rows[:, -1].any())
     sent_bytes = _sum_sent_bytes(cell, ranks, result)
@@ -232,7 +235,7 @@ def _choose_smaller_options(cell: Cell, ranks: Ranks) -> dict[str, int]:
     if cell.pp > 1 and workload.blocks in smaller:
         smaller[workload.blocks] = max(smaller[workload.blocks], cell.pp * cell.stages_per_rank)
     fits = float(ranks.rank > 0 or not smaller or _fits_in_memory(workload.parameters, ranks.device))
-    return {} if ranks.gather([fits])[0, 0] else smaller
+    return {} if ranks.all_gather_numbers([fits])[0, 0] else smaller
 
 
 def _is_above(value: bool | int | float | str | None, size: int) -> bool:
@@ -287,7 +290,7 @@ def _sum_sent_bytes(cell: Cell, ranks: Ranks, strategy_result: Trajectory) -> di
     """
     not_counted = float(strategy_result.sent_bytes is None)
     row = [strategy_result.sent_bytes or 0.0, strategy_result.theory_bytes, strategy_result.wire_bytes, not_counted]
-    counted, theory, wire, uncounted_ranks = ranks.gather(row).sum(axis=0)
+    counted, theory, wire, uncounted_ranks = ranks.all_gather_numbers(row).sum(axis=0)
     sent = {"theory": float(theory), "wire": float(wire)}
     if not uncounted_ranks:
         sent["counted"] = float(counted)
@@ -305,7 +308,7 @@ def _is_finite(result: Trajectory) -> bool:
     return all(map(math.isfinite, result.norms))
 
 
-def _difference(values: list[float], reference_values: list[float]) -> float:
+def _max_difference(values: list[float], reference_values: list[float]) -> float:
     """The largest difference in any step, relative to the reference. It is infinite if a difference is NaN or infinite; `max`
     alone could ignore a NaN."""
     differences = [abs(value - expected) / abs(expected) for value, expected in zip(values, reference_values, strict=True)]
@@ -321,12 +324,12 @@ def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps:
     """Make the steps of the proof with a new engine, then free the engine. A parameter server serves the workers' steps."""
     torch.manual_seed(cell.seed)
     if strategy.servers and ranks.rank >= cell.gpus:
-        return _serve(strategy.build_server(cell, task, ranks), steps, ranks.backend)
+        return _serve_steps(strategy.build_server(cell, task, ranks), steps, ranks.backend)
     to_count = _count_counted_steps(cell, strategy)
     engine = strategy.build(cell, task, ranks)
     engine.start_loss_scale(LOSS_SCALE)
     peers = engine.training_peers(ranks)
-    order, clock = Order(task.source.items, cell.global_batch_size, cell.seed), clock_for(ranks.device)
+    order, clock = DataOrder(task.source.items, cell.global_batch_size, cell.seed), clock_for(ranks.device)
     before = engine.whole_parameters()
     losses, norms, calls = [], [], list[communication.Call]()
     for step in range(steps):
@@ -341,7 +344,7 @@ def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps:
         with _count_if(counts_bytes) as while_updating:
             engine.update()
         calls += [*while_computing, *while_updating]
-        losses.append(float(peers.gather([float(loss)]).mean()))
+        losses.append(float(peers.all_gather_numbers([float(loss)]).mean()))
     engine.finish()
     terms = engine.theory()
     result = Trajectory(
@@ -360,7 +363,7 @@ def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps:
     return result
 
 
-def _serve(server: Server, steps: int, backend: str) -> Trajectory:
+def _serve_steps(server: Server, steps: int, backend: str) -> Trajectory:
     """Serve the workers' steps as a parameter server. The server's bytes per step are the mean over all steps, because a server
     does not know where a step begins."""
     with communication.count_collectives() as calls:

@@ -49,7 +49,7 @@ def measure_offset(peers: Peers, clock: Callable[[], float]) -> ClockOffset | No
     left_at = clock()
     for _ in range(ROUNDS + 1):
         entered_at = clock()
-        rows = peers.gather([entered_at, left_at])
+        rows = peers.all_gather_numbers([entered_at, left_at])
         entered_times.append((float(rows[0, 0]), entered_at))
         left_times.append((float(rows[0, 1]), left_at))  # `left_at` is still that of the previous collective
         left_at = clock()

@@ -28,14 +28,14 @@ class _Timer:
         """
         faulthandler.enable()
         self._limit_s = limit_s
-        self._restart()
+        self._restart_timer()
 
     def report_progress(self) -> None:
         """Report that this rank made progress."""
         if time.monotonic() - self._set_s > RENEWED * self._limit_s:
-            self._restart()
+            self._restart_timer()
 
-    def _restart(self) -> None:
+    def _restart_timer(self) -> None:
         self._set_s = time.monotonic()
         faulthandler.dump_traceback_later(FIRES * self._limit_s, repeat=True)
 

@@ -36,7 +36,7 @@ def _free_share() -> float:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 1.0
     try:
-        free, total = torch.cuda.mem_get_info()
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
     except RuntimeError:  # after a fatal CUDA error, every CUDA call fails
         return 1.0
-    return free / total
+    return free_bytes / total_bytes

@@ -33,8 +33,8 @@ class Rank(msgspec.Struct, frozen=True):
         if not present_names:
             return cls()
         if len(present_names) < len(names):
-            missing = ", ".join(name for name in names if name not in environment)
-            raise InputError(f"the environment has {', '.join(present_names)} but not {missing}; a launcher sets all three.")
+            absent = ", ".join(name for name in names if name not in environment)
+            raise InputError(f"the environment has {', '.join(present_names)} but not {absent}; a launcher sets all three.")
         rank, local_rank, world_size = (read_number(environment, name) for name in names)
         if not (rank < world_size and local_rank < world_size):
             raise InputError(f"RANK={rank} and LOCAL_RANK={local_rank} do not fit WORLD_SIZE={world_size}.")

@@ -46,7 +46,7 @@ def choose_device(process_rank: Rank, servers: int, *, gpus: int) -> tuple[str, 
 class Peers(Protocol):
     """The ranks that train, as seen by one of them: all ranks, unless a strategy also has parameter servers."""
 
-    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+    def all_gather_numbers(self, numbers: Sequence[float]) -> np.ndarray:
         """Gather the numbers of all ranks that train. Every rank passes n numbers. Returns an array (number of these ranks, n)
         in float64."""
 
@@ -105,7 +105,7 @@ class Ranks:
         single.rank, single.world_size = 0, 1
         return single
 
-    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+    def all_gather_numbers(self, numbers: Sequence[float]) -> np.ndarray:
         """Gather the numbers of all ranks. Every rank passes n numbers. Returns an array (world_size, n) in float64. A
         collective."""
         row = torch.tensor(numbers, dtype=torch.float64, device=self.device if self.backend == "nccl" else "cpu")
@@ -117,9 +117,9 @@ class Ranks:
 
     def broadcast_from_first(self, content: bytes) -> bytes:
         """Broadcast bytes from rank 0: every rank gets the content that rank 0 passes. A collective."""
-        size = int(self.gather([float(len(content))])[0, 0])
+        size = int(self.all_gather_numbers([float(len(content))])[0, 0])
         row = content if self.rank == 0 else bytes(size)
-        return bytes(int(number) for number in self.gather([float(byte) for byte in row])[0]) if size else b""
+        return bytes(int(number) for number in self.all_gather_numbers([float(byte) for byte in row])[0]) if size else b""
 
     def barrier(self) -> None:
         """Wait until every rank has called `barrier` and its device is idle."""

@@ -24,7 +24,7 @@ def note_stage(name: Stage) -> Iterator[None]:
         raise
 
 
-def stage_of_error(error: BaseException) -> str | None:
+def find_stage_of_error(error: BaseException) -> str | None:
     """The name of the stage in which an error happened; None if it happened outside of all stages."""
     notes: list[str] = getattr(error, "__notes__", [])
     return next((note.removeprefix(_NOTE) for note in notes if note.startswith(_NOTE)), None)

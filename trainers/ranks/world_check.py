@@ -27,7 +27,7 @@ def check_world(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     """
     outside, loopback = find_interfaces()
     uses_outside = math.nan if not (outside or loopback) else float(bool(outside))
-    rows = ranks.gather([float(host_number(gethostname())), uses_outside])
+    rows = ranks.all_gather_numbers([float(host_number(gethostname())), uses_outside])
     hosts, nnodes = len(set(rows[:, 0])), run.world.nnodes
     if ranks.rank == 0:
         run_dir.write_event(
@@ -51,13 +51,13 @@ def find_interfaces() -> tuple[list[str], list[str]]:
     """The network interfaces that this process's TCP connections use: (interfaces that reach other machines, loopback
     interfaces). They are found by the local addresses of the sockets."""
     names = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
-    outside: set[str] = set()
+    other_interfaces: set[str] = set()
     loopback: set[str] = set()
     for connection in psutil.Process().net_connections("tcp"):
         if connection.status == psutil.CONN_ESTABLISHED:
             address = _plain_address(connection.laddr.ip)
-            (loopback if address.is_loopback else outside).add(names.get(str(address), str(address)))
-    return sorted(outside), sorted(loopback)
+            (loopback if address.is_loopback else other_interfaces).add(names.get(str(address), str(address)))
+    return sorted(other_interfaces), sorted(loopback)
 
 
 def host_number(name: str) -> int:

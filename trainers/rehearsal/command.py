@@ -32,7 +32,7 @@ def run_rehearsal(file: Path | None, cache: Path | None, *, full_depth: bool) ->
     cached_path = None if cache is None else cache / f"{request.cache_key(full_depth=full_depth)}.json"
     answer = None if cached_path is None else rehearsed.read_answer(cached_path)
     if answer is None:
-        answer = _rehearse(request, Path() if file is None else file.parent, full_depth=full_depth)
+        answer = _rehearse_request(request, Path() if file is None else file.parent, full_depth=full_depth)
         if cached_path is not None and isinstance(answer, Rehearsed):
             files.make_folder(cached_path.parent)
             files.write_json(cached_path, answer)
@@ -61,7 +61,7 @@ def _reserve_standard_output() -> int:
     return answer_descriptor
 
 
-def _rehearse(request: RehearsalRequest, folder: Path, *, full_depth: bool) -> Answer:
+def _rehearse_request(request: RehearsalRequest, folder: Path, *, full_depth: bool) -> Answer:
     """Rehearse the cell of a request. folder: the folder of the request, such as the folder of a run."""
     os.nice(NICE)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the result must not depend on the GPUs of this machine

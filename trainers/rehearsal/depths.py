@@ -61,41 +61,48 @@ class DepthLine:
     """Extrapolates from the values at two depths to the cell's own depth, along a straight line."""
 
     def __init__(self, depths: tuple[int, int], cell: Cell) -> None:
-        low, high = depths
+        shallow_depth, deep_depth = depths
         blocks = cast("int", cell.options[blocks_option(cell) or ""])
-        self._relative_depth = (blocks - high) / (high - low)
+        self._relative_depth = (blocks - deep_depth) / (deep_depth - shallow_depth)
 
-    def extrapolate(self, low: float, high: float) -> float:
-        """The extrapolated value at the cell's own number of blocks. low, high: the values at the two rehearsed depths."""
-        return high + self._relative_depth * (high - low)
+    def extrapolate(self, shallow_value: float, deep_value: float) -> float:
+        """The extrapolated value at the cell's own number of blocks, from the values at the two rehearsed depths."""
+        return deep_value + self._relative_depth * (deep_value - shallow_value)
 
-    def extrapolate_memory(self, low: Memory, high: Memory) -> Memory:
-        """The bytes of each category at the cell's depth. low, high: the bytes by category at the two depths."""
-        return {name: max(0, round(self.extrapolate(low[name], high[name]))) for name in high}
+    def extrapolate_memory(self, shallow_memory: Memory, deep_memory: Memory) -> Memory:
+        """The bytes of each category at the cell's depth, from the bytes by category at the two depths."""
+        return {name: max(0, round(self.extrapolate(shallow_memory[name], deep_memory[name]))) for name in deep_memory}
 
-    def extrapolate_step(self, low: CountedStep, high: CountedStep) -> CountedStep:
-        """The memory and the operations of a step at the cell's depth, with the collectives of the step `high`."""
-        sections = [section for section in high.peaks if section in low.peaks]
-        peaks = {section: self.extrapolate_memory(low.peaks[section], high.peaks[section]) for section in sections}
-        memory = self.extrapolate_memory(low.memory_after, high.memory_after)
-        return CountedStep(peaks, memory, high.calls, self.extrapolate(low.flops, high.flops))
+    def extrapolate_step(self, shallow_step: CountedStep, deep_step: CountedStep) -> CountedStep:
+        """The memory and the operations of a step at the cell's depth, with the collectives of the step `deep_step`."""
+        sections = [section for section in deep_step.peaks if section in shallow_step.peaks]
+        peaks = {
+            section: self.extrapolate_memory(shallow_step.peaks[section], deep_step.peaks[section]) for section in sections
+        }
+        memory = self.extrapolate_memory(shallow_step.memory_after, deep_step.memory_after)
+        return CountedStep(peaks, memory, deep_step.calls, self.extrapolate(shallow_step.flops, deep_step.flops))
 
-    def extrapolate_collectives(self, low: dict[Call, int], high: dict[Call, int]) -> tuple[RehearsedCollective, ...]:
-        """The collectives of a step at the cell's depth. low, high: for each collective, how often it starts at the two depths.
+    def extrapolate_collectives(
+        self, shallower_calls: dict[Call, int], deeper_calls: dict[Call, int]
+    ) -> tuple[RehearsedCollective, ...]:
+        """The collectives of a step at the cell's depth, from how often each collective starts at the two depths.
 
         If both depths have messages of the same sizes, the number of messages is extrapolated. Otherwise a message is a bucket
         of several blocks: then the number of messages and the sum of their bytes are extrapolated, and all messages have the
         mean size.
         """
-        if low.keys() == high.keys():
-            return to_rehearsed_collectives({call: self.extrapolate(low[call], times) for call, times in high.items()})
+        if shallower_calls.keys() == deeper_calls.keys():
+            return to_rehearsed_collectives(
+                {call: self.extrapolate(shallower_calls[call], times) for call, times in deeper_calls.items()}
+            )
         summed: dict[Call, float] = {}
-        for op, ranks in {(call.op, call.ranks) for call in high}:
+        for op, group_size in {(call.op, call.ranks) for call in deeper_calls}:
             times, nbytes = (
-                self.extrapolate(count(low, op, ranks), count(high, op, ranks)) for count in (_count_calls, _sum_bytes)
+                self.extrapolate(count(shallower_calls, op, group_size), count(deeper_calls, op, group_size))
+                for count in (_count_calls, _sum_bytes)
             )
             if times > 0:
-                summed[Call(op, round(nbytes / times), ranks)] = times
+                summed[Call(op, round(nbytes / times), group_size)] = times
         return to_rehearsed_collectives(summed)
 
 
@@ -105,9 +112,11 @@ def to_rehearsed_collectives(calls: Mapping[Call, float]) -> tuple[RehearsedColl
     return tuple(RehearsedCollective(call.op, call.payload_bytes, call.ranks, times) for call, times in ordered if times)
 
 
-def _count_calls(calls: dict[Call, int], op: str, ranks: int) -> float:
-    return float(sum(times for call, times in calls.items() if (call.op, call.ranks) == (op, ranks)))
+def _count_calls(calls: dict[Call, int], operation: str, group_size: int) -> float:
+    return float(sum(times for call, times in calls.items() if (call.op, call.ranks) == (operation, group_size)))
 
 
-def _sum_bytes(calls: dict[Call, int], op: str, ranks: int) -> float:
-    return float(sum(call.payload_bytes * times for call, times in calls.items() if (call.op, call.ranks) == (op, ranks)))
+def _sum_bytes(calls: dict[Call, int], operation: str, group_size: int) -> float:
+    return float(
+        sum(call.payload_bytes * times for call, times in calls.items() if (call.op, call.ranks) == (operation, group_size))
+    )

@@ -38,7 +38,7 @@ class FakeRanks(Ranks):
         with real_tensors():
             return super().mesh(shape, names)
 
-    def gather(self, numbers: Sequence[float]) -> np.ndarray:
+    def all_gather_numbers(self, numbers: Sequence[float]) -> np.ndarray:
         """Return the result as if every rank had passed the same numbers as this rank."""
         return np.tile(np.array(numbers, dtype=np.float64), (self.world_size, 1))
 
@@ -121,7 +121,7 @@ def _new_group(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
     return _real_new_group(*args, **kwargs)
 
 
-def give_hook(model: object) -> None:
+def register_averaging_hook(model: object) -> None:
     """Register a communication hook that averages gradients with a DistributedDataParallel that has no hook. Without a hook,
     its C++ part would wait for a result that the backend `fake` does not give."""
     if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
@@ -129,10 +129,10 @@ def give_hook(model: object) -> None:
 
 
 def _averaging_hook(_, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own classes as annotations or none
-    return _average(bucket.buffer().div_(dist.get_world_size()))
+    return _average_over_ranks(bucket.buffer().div_(dist.get_world_size()))
 
 
-def _average(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+def _average_over_ranks(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     _all_reduce(buffer)
     future = torch.futures.Future[torch.Tensor]()
     future.set_result(buffer)

@@ -78,26 +78,26 @@ class _RealNumbers(ExpertProducts):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # then DTensor and similar classes call operators on their inner tensors
-        named = kwargs or {}
+        keyword_arguments = kwargs or {}
         if operator is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return _zero_of_dtype(args[0].dtype)
-        tensors = [leaf for leaf in pytree.tree_leaves((args, named)) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in pytree.tree_leaves((args, keyword_arguments)) if isinstance(leaf, torch.Tensor)]
         if tensors and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
             with unset_fake_temporarily():
-                return operator(*args, **named)
-        return super().__torch_dispatch__(operator, types, args, named)
+                return operator(*args, **keyword_arguments)
+        return super().__torch_dispatch__(operator, types, args, keyword_arguments)
 
 
 class RealIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A context inside `fake_tensors` in which new tensors of integers are real."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
-        dtype = named.get("dtype")
+        keyword_arguments = kwargs or {}
+        dtype = keyword_arguments.get("dtype")
         if not types and dtype is not None and not dtype.is_floating_point:
             with unset_fake_temporarily():
-                return operator(*args, **named)
-        return operator(*args, **named)
+                return operator(*args, **keyword_arguments)
+        return operator(*args, **keyword_arguments)
 
 
 def _zero_of_dtype(dtype: torch.dtype) -> float | int | bool:

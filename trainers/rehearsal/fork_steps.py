@@ -29,17 +29,17 @@ def rehearse_steps(steps: Sequence[Callable[[], CountedStep]]) -> list[CountedSt
     """Call functions that each rehearse a step, in forked processes. Returns their results in the same order. Raises StepFailed
     if a function fails."""
     with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as folder:
-        waiting, running = deque(range(len(steps))), dict[int, int]()
+        waiting_steps, step_by_child = deque(range(len(steps))), dict[int, int]()
         try:
-            while waiting or running:
-                while waiting and len(running) < host.count_usable_processors():
-                    number = waiting.popleft()
-                    running[_fork_step(steps[number], Path(folder, str(number)))] = number
+            while waiting_steps or step_by_child:
+                while waiting_steps and len(step_by_child) < host.count_usable_processors():
+                    number = waiting_steps.popleft()
+                    step_by_child[_fork_step(steps[number], Path(folder, str(number)))] = number
                 child, status = os.wait()
-                if (failed := running.pop(child, None)) is not None and status:
-                    raise StepFailed(_failure_sentence(Path(folder, str(failed)), status))
+                if (failed_step := step_by_child.pop(child, None)) is not None and status:
+                    raise StepFailed(_failure_sentence(Path(folder, str(failed_step)), status))
         finally:
-            for child in running:
+            for child in step_by_child:
                 os.kill(child, 9)
                 os.waitpid(child, 0)
         return [msgspec.json.decode(Path(folder, str(number)).read_bytes(), type=CountedStep) for number in range(len(steps))]

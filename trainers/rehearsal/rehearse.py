@@ -27,7 +27,7 @@ from trainers import dtypes, menu
 from trainers.instruments.timing import clock_for
 from trainers.rehearsal import counted_step, depths, fork_steps
 from trainers.rehearsal.counted_step import CountedStep
-from trainers.rehearsal.fake_group import FakeRanks, fake_group, give_hook, infer_neighbour_shapes
+from trainers.rehearsal.fake_group import FakeRanks, fake_group, infer_neighbour_shapes, register_averaging_hook
 from trainers.rehearsal.fake_tensors import fake_tensors, make_fake, with_real_tensors
 from trainers.rehearsal.substitutes import make_synthetic_task, substitute_settings, why_not_rehearsed
 from trainers.run.process import error_sentence
@@ -149,7 +149,7 @@ def rehearse_step(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
         task.model = lambda: make_fake(build_model(), mode)  # type: ignore[method-assign]
         torch.manual_seed(cell.seed)
         engine, clock = menu.strategy_of(cell).build(cell, task, ranks), clock_for(ranks.device)
-        give_hook(engine.model)
+        register_averaging_hook(engine.model)
         batches = [_fake_batch(mode, task, cell) for _ in range(cell.gradient_accumulation_steps)]
         for _ in range(_count_first_steps(cell)):
             clock.start()

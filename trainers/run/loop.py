@@ -24,16 +24,16 @@ from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
 from trainers import dtypes, menu
 from trainers.data import node_copy
-from trainers.data.order import TIMED, WARMUP, Order
+from trainers.data.order import TIMED, WARMUP, DataOrder
 from trainers.data.prefetch import prefetch_results
 from trainers.engine import Engine, Trained
 from trainers.instrument import RunInstruments, TrainTime
 from trainers.instruments import environment, selection
-from trainers.instruments.checkpoints import Checkpoints, Resumed
-from trainers.instruments.faults import Delay, LostRank
+from trainers.instruments.checkpoints import Checkpoints, ResumePoint
+from trainers.instruments.faults import LostRank, StragglerDelay
 from trainers.instruments.memory import MemoryMeter
 from trainers.instruments.process_usage import ProcessUsage
-from trainers.instruments.timing import DATA, OPTIMIZER, Reading, clock_for
+from trainers.instruments.timing import DATA, OPTIMIZER, StepReading, clock_for
 from trainers.model import optimization
 from trainers.proof import proof
 from trainers.ranks import clock_check, hang_dump
@@ -55,10 +55,10 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     the learning rate covers all steps, also the untimed warm-up steps. Raises InputError if the cell cannot be trained.
     """
     with node_copy.stage_data(run, run_dir) as data_path:
-        _train(run, run_dir, ranks, data_path)
+        _train_on_data(run, run_dir, ranks, data_path)
 
 
-def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
+def _train_on_data(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
     """Train as `train` says. data_path: the folder or file from which this rank reads its data."""
     cell = run.cell
     strategy, workload = menu.strategy_of(cell), menu.workload_of(cell)
@@ -70,7 +70,7 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
         environment.write(run_dir.environment(gethostname()), ranks)
     dtypes.set_tf32(cell.precision, ranks.device)
     task = workload.build(cell, data_path)
-    order = Order(task.source.items, cell.global_batch_size, cell.seed)
+    order = DataOrder(task.source.items, cell.global_batch_size, cell.seed)
     proofs = Path(run.proofs_path) if run.proofs_path else None
     with note_stage("proving"):
         same_work = proof.prove(cell, task, data_path, ranks, proofs)
@@ -87,19 +87,19 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
         # For dropout: ranks with different data get different seeds, ranks that share a model and its data get the same seed.
         torch.manual_seed(cell.seed + 1 + engine.data_rank)
         peers = engine.training_peers(ranks)
-        instruments, resumed = _create_instruments(run, run_dir, ranks, peers, task, engine, order)
+        instruments, resume_point = _create_instruments(run, run_dir, ranks, peers, task, engine, order)
     may_wait = not menu.strategy_of(cell).tolerates_lost_ranks
     if may_wait:
         clock_check.measure_clock_offsets(run, run_dir, ranks, peers, "start")
     with note_stage("training"), LineWriter(run_dir.steps_file(ranks.rank)) as lines:
-        recorder = Recorder(lines, resumed.records if resumed else ())
-        delay = Delay(cell.instruments.straggler, ranks.rank, ranks.device)
-        train_time_s = _run_steps(cell, task, order, engine, ranks.device, peers, recorder, instruments, resumed, delay)
+        recorder = Recorder(lines, resume_point.records if resume_point else ())
+        delay = StragglerDelay(cell.instruments.straggler, ranks.rank, ranks.device)
+        train_time_s = _run_steps(cell, task, order, engine, ranks.device, peers, recorder, instruments, resume_point, delay)
     if may_wait:
         clock_check.measure_clock_offsets(run, run_dir, ranks, peers, "end")
     # If the run resumed from a checkpoint of another cell's run, the records of the steps before the checkpoint are in that
     # other run. `first` is the number of these steps.
-    first_step = resumed.step if resumed and not resumed.records else 0
+    first_step = resume_point.step if resume_point and not resume_point.records else 0
     rank_result = result.RankResult(
         train_time_s=train_time_s,
         loss=recorder.loss,
@@ -111,62 +111,62 @@ def _train(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
     )
     result.write(
         run, run_dir, ranks, peers, rank_result, engine, task, order.steps_per_epoch, same_work, instruments.collect_results(),
-        resumed_from_step=resumed.step if resumed else None,
+        resumed_from_step=resume_point.step if resume_point else None,
     )  # fmt: skip
     engine.close()
 
 
 def _create_instruments(
-    run: Run, run_dir: RunDir, ranks: Ranks, peers: Peers, task: Task, engine: Engine, order: Order
-) -> tuple[RunInstruments, Resumed | None]:
+    run: Run, run_dir: RunDir, ranks: Ranks, peers: Peers, task: Task, engine: Engine, order: DataOrder
+) -> tuple[RunInstruments, ResumePoint | None]:
     """Create the instruments that the cell asks for, and load a checkpoint if the run resumes. Returns (the instruments, the
     point from which the run resumes, or None if it starts from step 0)."""
     cell, train_time = run.cell, TrainTime()
     may_wait = not menu.strategy_of(cell).tolerates_lost_ranks
     instruments = selection.create_instruments(cell, task, engine, run_dir, ranks, peers, order, may_wait=may_wait)
-    resumed = None
+    resume_point = None
     if (settings := cell.instruments.checkpoints) is not None:
         checkpoints = Checkpoints(settings, engine, run, run_dir, ranks, peers, order.steps_per_epoch, train_time)
-        resumed = checkpoints.resume()
+        resume_point = checkpoints.resume()
         instruments.append(checkpoints)  # so late that a checkpoint is saved after all other instruments have run
     if cell.instruments.lost_worker is not None:
         instruments.append(LostRank(cell.instruments.lost_worker, ranks.rank, run_dir))
     note = partial(instrument_span.write_span, run_dir, ranks.rank)
-    return RunInstruments(instruments, ranks.device, train_time, note), resumed
+    return RunInstruments(instruments, ranks.device, train_time, note), resume_point
 
 
 def _run_steps(
     cell: Cell,
     task: Task,
-    order: Order,
+    order: DataOrder,
     engine: Trained,
     device: torch.device,
     peers: Peers,
     recorder: Recorder,
     instruments: RunInstruments,
-    resumed: Resumed | None = None,
-    delay: Delay | None = None,
+    resume_point: ResumePoint | None = None,
+    delay: StragglerDelay | None = None,
 ) -> float:
     """Run the warm-up steps, then the timed steps. Returns the wall-clock seconds of the timed steps on this rank, without the
     time of instruments between steps.
 
-    A resumed run makes no warm-up steps. Instead, the same number of its first timed steps are marked as `watched`, so that
+    A resumed run makes no warm-up steps. Instead, the same number of its first timed steps are marked as `is_watched`, so that
     their times do not count. If an instrument ends the run early, the exception of the instrument is raised.
     """
-    first_step = resumed.step if resumed else 0
-    settled_step = first_step + cell.warmup_steps if resumed else 0
-    phases = ((WARMUP, range(0 if resumed else cell.warmup_steps)), (TIMED, range(first_step, order.timed_steps(cell))))
+    first_step = resume_point.step if resume_point else 0
+    settled_step = first_step + cell.warmup_steps if resume_point else 0
+    phases = ((WARMUP, range(0 if resume_point else cell.warmup_steps)), (TIMED, range(first_step, order.timed_steps(cell))))
     maker = StepMaker(cell, task, order, engine, device, phases, delay)
     for phase, steps in phases:
         peers.barrier()  # no rank starts its timed steps before all ranks are ready
         instruments.train_time.start()
         continues = False  # whether the step is timed from the end of the previous step, because no instrument ran between them
         for step in steps:
-            watched = phase == TIMED and instruments.watches(step + 1)
-            if watched:
+            is_watched = phase == TIMED and instruments.watches(step + 1)
+            if is_watched:
                 instruments.before(step + 1)
-            is_slow = watched or (phase == TIMED and step < settled_step)
-            recorder.add(maker.make_step(phase, step, watched=is_slow, continues=continues and not watched))
+            is_slow = is_watched or (phase == TIMED and step < settled_step)
+            recorder.add(maker.make_step(phase, step, is_watched=is_slow, continues=continues and not is_watched))
             if phase == WARMUP:
                 continues = True
                 continue
@@ -191,11 +191,11 @@ class StepMaker:
         self,
         cell: Cell,
         task: Task,
-        order: Order,
+        order: DataOrder,
         engine: Trained,
         device: torch.device,
         phases: Sequence[tuple[int, range]],
-        delay: Delay | None = None,
+        delay: StragglerDelay | None = None,
     ) -> None:
         """phases: the steps that will be made, in this order, as pairs (WARMUP or TIMED, range of step numbers). delay: slows
         this rank on purpose; None: not."""
@@ -216,11 +216,11 @@ class StepMaker:
             batches = [self._task.fetch(indices, self._device) for indices in item_slices]
         return sum(map(len, item_slices)) * self._task.units_per_item, batches, self._side_stream.record_copies()
 
-    def make_step(self, phase: int, step: int, *, watched: bool, continues: bool) -> FinishedStep:
+    def make_step(self, phase: int, step: int, *, is_watched: bool, continues: bool) -> FinishedStep:
         """Make the next step.
 
-        phase: WARMUP or TIMED. step: the number of the step in the phase, from 0. watched: whether to mark the step as slowed
-        down by an instrument. continues: whether to time the step from the end of the previous step.
+        phase: WARMUP or TIMED. step: the number of the step in the phase, from 0. is_watched: whether to mark the step as
+        slowed down by an instrument. continues: whether to time the step from the end of the previous step.
         """
         engine, clock = self._engine, self._clock
         self._set_learning_rate(phase, step)
@@ -242,7 +242,7 @@ class StepMaker:
         return FinishedStep(
             step=step + 1,
             warmup=phase == WARMUP,
-            watched=watched,
+            watched=is_watched,
             t_s=time.monotonic(),
             wall_s=time.time(),
             units=units,
@@ -296,7 +296,7 @@ class FinishedStep(msgspec.Struct):
     t_s: float
     wall_s: float
     units: int
-    reading: Reading
+    reading: StepReading
     loss: torch.Tensor | None
     """None on a rank without data in this step."""
     memory: dict[str, int]

@@ -117,7 +117,7 @@ def _end_process(error: BaseException, run_dir: RunDir, process_rank: Rank, laun
     try:
         traceback.print_exception(error)
         sys.stderr.flush()
-        event, failed_stage, why = _error_event(error), stage.stage_of_error(error), error_sentence(error, run_dir.path)
+        event, failed_stage, why = _error_event(error), stage.find_stage_of_error(error), error_sentence(error, run_dir.path)
         if event == "oom" and failed_stage is not None:
             why = f"{why} (while {failed_stage})"
         os.write(launcher_stderr, f"rank {process_rank.rank}: {why}\n".encode())

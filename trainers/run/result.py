@@ -66,11 +66,13 @@ def write(
     not resume.
     """
     kinds = sorted(result.peak_bytes)
-    rows = peers.gather([result.train_time_s, result.loss, *(result.peak_bytes[kind] for kind in kinds), *result.step_ms])
-    gpu_numbers = peers.gather(_gpu_numbers(ranks.device))
+    rows = peers.all_gather_numbers(
+        [result.train_time_s, result.loss, *(result.peak_bytes[kind] for kind in kinds), *result.step_ms]
+    )
+    gpu_numbers = peers.all_gather_numbers(_gpu_numbers(ranks.device))
     knobs = _collect_knobs(run, engine)
     parameters = engine.parameters() - task.padding
-    sent = same_work.communication_bytes or _theory_bytes(run, peers, engine, ranks.backend)
+    sent_bytes = same_work.communication_bytes or _theory_bytes(run, peers, engine, ranks.backend)
     peers.barrier()
     if ranks.rank == 0:
         timing = _Timing.from_rows(run, result, rows, len(kinds), task.units_per_item)
@@ -95,7 +97,7 @@ def write(
             parameters=parameters,
             flops_per_unit=task.flops_per_unit(),
             same_work=same_work,
-            communication_bytes=sent,
+            communication_bytes=sent_bytes,
             data=msgspec.to_builtins(task.source),
             instruments=instruments,
             knobs=knobs,
@@ -154,14 +156,14 @@ def _theory_bytes(run: Run, peers: Peers, engine: Accounted, backend: str) -> di
     With parameter servers, they are `theory`, `counted` and `textbook`. None if a rank was lost. A collective.
     """
     terms = engine.theory()
-    rows = peers.gather([sum(term.sent_bytes for term in terms), sum(term.wire_bytes(backend) for term in terms)])
+    rows = peers.all_gather_numbers([sum(term.sent_bytes for term in terms), sum(term.wire_bytes(backend) for term in terms)])
     textbook = engine.textbook_bytes()
     server_bytes = engine.total_sent_bytes()
     if len(rows) < run.cell.gpus:
         return None
     theory, wire = map(float, rows.sum(axis=0))
-    sent = server_bytes or {"theory": theory, "wire": wire}
-    return {**sent, **({"textbook": textbook * run.cell.gpus} if textbook is not None else {})}
+    bytes_by_kind = server_bytes or {"theory": theory, "wire": wire}
+    return {**bytes_by_kind, **({"textbook": textbook * run.cell.gpus} if textbook is not None else {})}
 
 
 def _requested_settings(run: Run) -> dict[str, Any]:

@@ -54,7 +54,7 @@ OPTIONS = (
 )
 
 
-def _variant(name: str, sharding: str, summary: str) -> Strategy:
+def _strategy(name: str, sharding: str, summary: str) -> Strategy:
     return Strategy(
         name=f"fsdp1-{name}",
         summary=summary,
@@ -72,9 +72,11 @@ def _variant(name: str, sharding: str, summary: str) -> Strategy:
 
 
 VARIANTS = (
-    _variant("full-shard", "FULL_SHARD", "PyTorch FSDP1: parameters, gradients and optimizer state sharded (as ZeRO stage 3)"),
-    _variant("shard-grad-op", "SHARD_GRAD_OP", "FSDP1 that keeps parameters gathered until backward (as ZeRO stage 2)"),
-    _variant("no-shard", "NO_SHARD", "FSDP1 that shards nothing (as DDP, without its buckets)"),
-    _variant("hybrid-shard", "HYBRID_SHARD", "FSDP1 that shards within a group of ranks and replicates across groups"),
-    _variant("hybrid-shard-zero2", "_HYBRID_SHARD_ZERO2", "as fsdp1-hybrid-shard, but parameters stay gathered until backward"),
+    _strategy("full-shard", "FULL_SHARD", "PyTorch FSDP1: parameters, gradients and optimizer state sharded (as ZeRO stage 3)"),
+    _strategy("shard-grad-op", "SHARD_GRAD_OP", "FSDP1 that keeps parameters gathered until backward (as ZeRO stage 2)"),
+    _strategy("no-shard", "NO_SHARD", "FSDP1 that shards nothing (as DDP, without its buckets)"),
+    _strategy("hybrid-shard", "HYBRID_SHARD", "FSDP1 that shards within a group of ranks and replicates across groups"),
+    _strategy(
+        "hybrid-shard-zero2", "_HYBRID_SHARD_ZERO2", "as fsdp1-hybrid-shard, but parameters stay gathered until backward"
+    ),
 )

@@ -30,7 +30,7 @@ def refuse_split_pipeline(cell: Cell) -> str | None:
     return why_not_split(cell) or refuse_pipeline(cell)
 
 
-def _variant(name: str, degrees: tuple[str, ...], summary: str, refuse: Refuse, *options: Option) -> Strategy:
+def _strategy(name: str, degrees: tuple[str, ...], summary: str, refuse: Refuse, *options: Option) -> Strategy:
     return Strategy(
         name=name,
         summary=summary,
@@ -48,7 +48,7 @@ def _variant(name: str, degrees: tuple[str, ...], summary: str, refuse: Refuse, 
 
 
 VARIANTS = (
-    _variant(
+    _strategy(
         "tp-fsdp2",
         ("dp", "tp"),
         "each block's linear layers split over tp, all parameters of a rank sharded over dp (FSDP2)",
@@ -56,14 +56,14 @@ VARIANTS = (
         SEQUENCE_PARALLEL,
         SYNC,
     ),
-    _variant(
+    _strategy(
         "tp-pp",
         ("tp", "pp"),
         "1F1B pipeline over pp, each block's linear layers split over tp",
         refuse_split_pipeline,
     ),
-    _variant("pp-fsdp2", ("dp", "pp"), "1F1B pipeline over pp, each stage sharded over dp", refuse_pipeline, SYNC),
-    _variant(
+    _strategy("pp-fsdp2", ("dp", "pp"), "1F1B pipeline over pp, each stage sharded over dp", refuse_pipeline, SYNC),
+    _strategy(
         "tp-pp-fsdp2",
         ("dp", "tp", "pp"),
         "1F1B pipeline over pp, linear layers split over tp, all parameters of a rank sharded over dp (FSDP2)",

@@ -84,7 +84,7 @@ def _refuse_interleaved(cell: Cell) -> str | None:
     return why_not_staged(cell)
 
 
-def _variant(name: str, schedule: str, summary: str, refuse: Callable[[Cell], str | None], *options: Option) -> Strategy:
+def _strategy(name: str, schedule: str, summary: str, refuse: Callable[[Cell], str | None], *options: Option) -> Strategy:
     return Strategy(
         name=name,
         summary=summary,
@@ -100,9 +100,9 @@ def _variant(name: str, schedule: str, summary: str, refuse: Callable[[Cell], st
 
 
 VARIANTS = (
-    _variant("pp-gpipe", "gpipe", "all micro-batches forward, then all backward (Huang et al., 2019)", _refuse_gpipe),
-    _variant("pp-1f1b", "1f1b", "forward and backward alternate, so fewer activations are kept (PipeDream)", _refuse_1f1b),
-    _variant(
+    _strategy("pp-gpipe", "gpipe", "all micro-batches forward, then all backward (Huang et al., 2019)", _refuse_gpipe),
+    _strategy("pp-1f1b", "1f1b", "forward and backward alternate, so fewer activations are kept (PipeDream)", _refuse_1f1b),
+    _strategy(
         "pp-interleaved",
         "interleaved",
         "1F1B with several stages per rank: a smaller bubble, more messages (Narayanan et al., 2021)",

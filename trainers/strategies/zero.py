@@ -145,7 +145,7 @@ CUTS = ("", "parameter", "gradient", "optimizer_state")  # ZeRO stage n shards t
 HONOURED = ("activation_checkpointing", "max_grad_norm")
 
 
-def _variant(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
+def _strategy(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
     return Strategy(
         name=f"zero{stage}",
         summary=summary,
@@ -165,10 +165,10 @@ def _variant(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
 
 
 VARIANTS = (
-    _variant(0, "a whole model on every rank, run by DeepSpeed without ZeRO: the reference for its stages", (COMMUNICATION,)),
-    _variant(1, "optimizer state sharded over the ranks (DeepSpeed ZeRO stage 1)", _bucket_options(overlaps=False)),
-    _variant(
+    _strategy(0, "a whole model on every rank, run by DeepSpeed without ZeRO: the reference for its stages", (COMMUNICATION,)),
+    _strategy(1, "optimizer state sharded over the ranks (DeepSpeed ZeRO stage 1)", _bucket_options(overlaps=False)),
+    _strategy(
         2, "optimizer state and gradients sharded over the ranks (DeepSpeed ZeRO stage 2)", _bucket_options(overlaps=True)
     ),
-    _variant(3, "optimizer state, gradients and parameters sharded over the ranks (DeepSpeed ZeRO stage 3)", ALL_CUT),
+    _strategy(3, "optimizer state, gradients and parameters sharded over the ranks (DeepSpeed ZeRO stage 3)", ALL_CUT),
 )

@@ -72,33 +72,33 @@ def divide_sharded(cell: Cell, parameters: int, *, reshards: bool) -> Division:
     )
 
 
-def list_fsdp1_terms(cell: Cell, part: ModelPart, *, sharding: str) -> list[Term]:
+def list_fsdp1_terms(cell: Cell, model_part: ModelPart, *, sharding: str) -> list[Term]:
     """What a rank of FSDP1 sends in a step. sharding: a name of FSDP's `ShardingStrategy`."""
     reductions, _ = count_reductions(cell)
     if sharding == "NO_SHARD":
-        size = part.elements * weight_bytes(cell.precision)
-        return [_make_reduction_term("gradients", "all_reduce", size, cell.dp, part.blocks + 1, reductions)]
+        size = model_part.elements * weight_bytes(cell.precision)
+        return [_make_reduction_term("gradients", "all_reduce", size, cell.dp, model_part.blocks + 1, reductions)]
     if cell.options.get("wrap") == "none":  # the whole model is one unit
-        part = msgspec.structs.replace(part, blocks=0, block_elements=0.0)
+        model_part = msgspec.structs.replace(model_part, blocks=0, block_elements=0.0)
     # Parameters that are not freed after forward stay gathered until gradients are reduced.
     passes, gathers = (cell.gradient_accumulation_steps, 2) if sharding in RESHARDING else (reductions, 1)
-    terms = list_sharding_terms(cell, part, block_gathers=gathers * passes, other_gathers=passes)
+    terms = list_sharding_terms(cell, model_part, block_gathers=gathers * passes, other_gathers=passes)
     return [*terms, *list_overflow_terms(cell.precision, cell.shards)]
 
 
-def list_fsdp2_terms(cell: Cell, part: ModelPart, *, reshards: bool) -> list[Term]:
+def list_fsdp2_terms(cell: Cell, model_part: ModelPart, *, reshards: bool) -> list[Term]:
     """What a rank of FSDP2 sends in a step. reshards: as in `divide_sharded`."""
     passes = cell.gradient_accumulation_steps
-    terms = list_sharding_terms(cell, part, block_gathers=(2 if reshards else 1) * passes, other_gathers=passes)
+    terms = list_sharding_terms(cell, model_part, block_gathers=(2 if reshards else 1) * passes, other_gathers=passes)
     return [*terms, *list_overflow_terms(cell.precision, cell.shards)]
 
 
-def list_sharding_terms(cell: Cell, part: ModelPart, *, block_gathers: int, other_gathers: int) -> list[Term]:
+def list_sharding_terms(cell: Cell, model_part: ModelPart, *, block_gathers: int, other_gathers: int) -> list[Term]:
     """The communication of sharding in a step. block_gathers, other_gathers: how often a step gathers the parameters inside and
     outside of blocks."""
-    weight, shards, units = weight_bytes(cell.precision), cell.shards, part.blocks + 1
-    gathered = part.block_elements * block_gathers + (part.elements - part.block_elements) * other_gathers
-    gathers, reduced = part.blocks * block_gathers + other_gathers, part.elements * weight
+    weight, shards, units = weight_bytes(cell.precision), cell.shards, model_part.blocks + 1
+    gathered = model_part.block_elements * block_gathers + (model_part.elements - model_part.block_elements) * other_gathers
+    gathers, reduced = model_part.blocks * block_gathers + other_gathers, model_part.elements * weight
     reductions, replica_reductions = count_reductions(cell)
     terms = [
         Term("parameters, each time they are gathered", "all_gather", computed_bytes(cell.precision) * gathered, shards,
@@ -112,8 +112,8 @@ def list_sharding_terms(cell: Cell, part: ModelPart, *, block_gathers: int, othe
     return terms
 
 
-def _make_reduction_term(name: str, op: str, size: float, ranks: int, calls: int, reductions: int) -> Term:
+def _make_reduction_term(name: str, op: str, size: float, group_size: int, calls: int, reductions: int) -> Term:
     """The exchange of gradients in a step. size, calls: bytes and collectives of each of the `reductions`."""
     window: Window = "last_backward" if reductions == 1 else "backward"
     when = "once a step" if reductions == 1 else "each pass"
-    return Term(f"{name}, {when}", op, size * reductions, ranks, calls=calls * reductions, hides_in=window)
+    return Term(f"{name}, {when}", op, size * reductions, group_size, calls=calls * reductions, hides_in=window)

@@ -111,9 +111,9 @@ class ModelPart(msgspec.Struct, frozen=True, kw_only=True):
     """Of each weight that several stages have: (its elements on this rank, the number of ranks that have it)."""
 
 
-def list_overflow_terms(precision: str, ranks: int) -> list[Term]:
-    """The all-reduce of the overflow flag, with which `ranks` ranks with different gradients agree to skip a step; no term if
-    the precision needs no loss scaling."""
+def list_overflow_terms(precision: str, group_size: int) -> list[Term]:
+    """The all-reduce of the overflow flag, with which `group_size` ranks with different gradients agree to skip a step; no term
+    if the precision needs no loss scaling."""
     if not scales_loss(precision):
         return []
-    return [Term("the sign that a gradient overflowed, once a step", "all_reduce", SCALAR_BYTES, ranks)]
+    return [Term("the sign that a gradient overflowed, once a step", "all_reduce", SCALAR_BYTES, group_size)]

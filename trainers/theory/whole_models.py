@@ -27,32 +27,32 @@ def divide_ddp(cell: Cell, parameters: int) -> Division:
     )
 
 
-def list_ddp_terms(cell: Cell, part: ModelPart) -> list[Term]:
+def list_ddp_terms(cell: Cell, model_part: ModelPart) -> list[Term]:
     """What a rank of DDP sends in a step: its gradients in buckets, and rank 0's buffers."""
     itemsize = 2 if cell.options.get("comm_hook") == "bf16" else precision.weight_bytes(cell.precision)
-    size = part.elements * itemsize
+    size = model_part.elements * itemsize
     buckets = max(1, -(-size // (cast("int", cell.options.get("bucket_cap_mb", 25)) * MIB)))
     name = "gradients, all buckets of a step together: 2 (n-1)/n psi"
     gradients = Term(name, "all_reduce", size, cell.dp, calls=buckets, hides_in="last_backward")
-    return [gradients, *_list_buffer_terms(cell, part)]
+    return [gradients, *_list_buffer_terms(cell, model_part)]
 
 
-def list_powersgd_terms(cell: Cell, part: ModelPart) -> list[Term] | None:
+def list_powersgd_terms(cell: Cell, model_part: ModelPart) -> list[Term] | None:
     """As `list_ddp_terms`, with PowerSGD; None if the shapes of the parameters are not known."""
-    if part.powersgd_bytes is None:
+    if model_part.powersgd_bytes is None:
         return None
-    uncompressed_bytes, factor_bytes = part.powersgd_bytes
+    uncompressed_bytes, factor_bytes = model_part.powersgd_bytes
     factors = f"both factors of rank {POWERSGD_RANK} of the others, once its {EXACT_STEPS} exact steps are over"
     return [
         Term("gradients that are not worth compressing", "all_reduce", uncompressed_bytes, cell.dp),
         Term(factors, "all_reduce", factor_bytes, cell.dp),
-        *_list_buffer_terms(cell, part),
+        *_list_buffer_terms(cell, model_part),
     ]
 
 
-def _list_buffer_terms(cell: Cell, part: ModelPart) -> list[Term]:
+def _list_buffer_terms(cell: Cell, model_part: ModelPart) -> list[Term]:
     name = "buffers (BatchNorm's statistics), rank 0's to all, once a step"
-    return [Term(name, "broadcast", part.buffer_bytes, cell.dp)] if part.buffer_bytes else []
+    return [Term(name, "broadcast", model_part.buffer_bytes, cell.dp)] if model_part.buffer_bytes else []
 
 
 def divide_worker(cell: Cell, parameters: int) -> Division:
@@ -62,10 +62,10 @@ def divide_worker(cell: Cell, parameters: int) -> Division:
     return msgspec.structs.replace(divide_by_cuts(cell), optimizer_ranks=0, buffer_bytes=buffers)
 
 
-def list_worker_terms(cell: Cell, part: ModelPart, *, waits: bool) -> list[Term]:
+def list_worker_terms(cell: Cell, model_part: ModelPart, *, waits: bool) -> list[Term]:
     """What a worker sends to the parameter servers in a step. waits: whether servers wait for all workers, which then skip a
     step together."""
-    size = part.elements * precision.weight_bytes(cell.precision)
+    size = model_part.elements * precision.weight_bytes(cell.precision)
     gradient = Term("the gradient, a slice to each server: psi", "send", size, cell.world_size)
     return [gradient, *list_overflow_terms(cell.precision, cell.gpus if waits else 1)]
 

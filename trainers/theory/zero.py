@@ -89,9 +89,9 @@ def _keeps_parameters(cell: Cell, elements: float) -> bool:
     return USES_PER_PASS * elements <= cast("int", cell.options["max_reuse_distance"])
 
 
-def list_zero_terms(cell: Cell, part: ModelPart, *, stage: int) -> list[Term] | None:
+def list_zero_terms(cell: Cell, model_part: ModelPart, *, stage: int) -> list[Term] | None:
     """What a rank of a ZeRO stage sends in a step; None for ZeRO++ if the shapes of the parameters are not known."""
-    n, elements, passes = cell.dp, part.elements, cell.gradient_accumulation_steps
+    n, elements, passes = cell.dp, model_part.elements, cell.gradient_accumulation_steps
     gradient_bytes, overlaps = elements * count_sent_gradient_bytes(cell), cell.options.get("overlap_comm") is True
     window: Window | None = None if not overlaps else "last_backward" if stage < 2 else "backward"
     calls = max(1, -(-elements // _count_bucket_elements(cell, elements)))
@@ -108,34 +108,34 @@ def list_zero_terms(cell: Cell, part: ModelPart, *, stage: int) -> list[Term] | 
             Term("updated parameters, once a step", "all_gather", updated_bytes, n, calls=calls),
             flags,
         ]  # fmt: skip
-    gathers = _list_gather_terms(cell, part)
+    gathers = _list_gather_terms(cell, model_part)
     if gathers is None:
         return None
-    quantized = part.matrix_elements if cell.options["quantized_gradients"] else 0
+    quantized = model_part.matrix_elements if cell.options["quantized_gradients"] else 0
     exact_bytes = (elements - quantized) * count_sent_gradient_bytes(cell) * passes
     reduces = Term("gradients, each pass", "reduce_scatter", exact_bytes, n, calls=calls * passes, hides_in=window)
     return [*gathers, reduces, *_list_quantized_terms(cell, quantized), flags]
 
 
-def _list_gather_terms(cell: Cell, part: ModelPart) -> list[Term] | None:
+def _list_gather_terms(cell: Cell, model_part: ModelPart) -> list[Term] | None:
     """The gathers of parameters at stage 3, which ZeRO++ may quantise or repeat only within a part of the ranks.
 
     After its use a parameter is freed, unless it is needed again within max_reuse_distance elements. DeepSpeed's default is
     10^9. A model with less than half of this number of elements is therefore gathered once per pass and then kept: it sends
     less and needs more memory than textbooks say.
     """
-    options, passes, elements = cell.options, cell.gradient_accumulation_steps, part.elements
+    options, passes, elements = cell.options, cell.gradient_accumulation_steps, model_part.elements
     hpz, weight = cast("int", options["hpz_partition_size"]), precision.computed_bytes(cell.precision)
-    if part.fetched is None:
+    if model_part.fetched is None:
         if options["quantized_weights"] or options["quantized_gradients"] or hpz != 1:
             return None
         fetches = passes if _keeps_parameters(cell, elements) else USES_PER_PASS * passes
-        calls, fetched_bytes = (part.blocks + 1) * fetches, elements * weight * fetches
+        calls, fetched_bytes = (model_part.blocks + 1) * fetches, elements * weight * fetches
         name = "parameters, each time they are gathered"
         return [Term(name, "all_gather", fetched_bytes, cell.dp, calls=calls, hides_in="step")]
-    fetched, unsharded = part.fetched
+    fetched_elements, unsharded = model_part.fetched
     sharded, itemsize = elements - unsharded, 1 if options["quantized_weights"] else weight
-    refetched, ranks = fetched * passes - sharded, hpz if hpz > 1 else cell.dp
+    refetched, ranks = fetched_elements * passes - sharded, hpz if hpz > 1 else cell.dp
     return [
         Term("sharded parameters, once a step", "all_gather", sharded * itemsize, cell.dp),
         Term("sharded parameters again, each time a pass needs a freed one", "all_gather", refetched * itemsize, ranks),

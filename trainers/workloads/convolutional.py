@@ -11,7 +11,7 @@ from typing import cast
 from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.registry import Option
 from trainers.workload import Workload
-from trainers.workload_options import IMAGENET_CLASSES, of_images
+from trainers.workload_options import IMAGENET_CLASSES, list_image_options
 
 OPTIONS = (
     Option("channels_last", True, "on a GPU, images are in channels-last memory format (NHWC), which suits tensor cores"),
@@ -43,7 +43,7 @@ def refuse(cell: Cell, *, smallest_single: int) -> str | None:
     return None
 
 
-def _variant(
+def _workload(
     name: str,
     summary: str,
     parameters: int,
@@ -69,33 +69,33 @@ def _variant(
         optimizer=optimizer,
         task="trainers.tasks.convolutional",
         settings={"network": original_name.replace("-", "_"), "twin": twin, "classes": 10 if twin else IMAGENET_CLASSES},
-        options=(*of_images(32 if twin else 224, dropout, SMALLEST_IMAGE), *OPTIONS),
+        options=(*list_image_options(32 if twin else 224, dropout, SMALLEST_IMAGE), *OPTIONS),
         refuse=partial(refuse, smallest_single=smallest_single),
     )
 
 
 VARIANTS = (
-    _variant("convnext-large-tiny", "ConvNeXt of 5 blocks with 16 to 96 channels",
-             202_490, 4_961_472.0, ADAMW, CONVNEXT_RATES),
-    _variant("convnext-large", "ConvNeXt-L (Liu et al., 2022), 36 blocks",
-             197_767_336, 206_110_798_848.0, ADAMW, CONVNEXT_RATES),
-    _variant("densenet121-tiny", "DenseNet of 3 dense blocks with 8 layers that grow by 12",
-             64_486, 11_828_088.0, SGD),
-    _variant("densenet121", "DenseNet-121 (Huang et al., 2017), 4 dense blocks",
-             7_978_856, 16_768_942_080.0, SGD, smallest_single=64),
-    _variant("efficientnet-v2-l-tiny", "EfficientNetV2 of 6 blocks with 16 to 48 channels",
-             101_388, 12_082_176.0, ADAMW, EFFICIENTNET_RATES),
-    _variant("efficientnet-v2-l", "EfficientNetV2-L (Tan and Le, 2021), 79 blocks",
-             118_515_272, 73_365_455_232.0, ADAMW, EFFICIENTNET_RATES, smallest_single=33),
-    _variant("resnet50-tiny", "ResNet of 4 narrow bottlenecks", 305_386, 18_683_904.0, SGD),
-    _variant("resnet101-tiny", "ResNet of 5 narrow bottlenecks", 331_626, 19_298_304.0, SGD),
-    _variant("resnet50", "ResNet-50 (He et al., 2016), 16 bottlenecks",
-             25_557_032, 24_299_077_632.0, SGD, smallest_single=33),
-    _variant("resnet101", "ResNet-101 (He et al., 2016), 33 bottlenecks",
-             44_549_160, 46_572_404_736.0, SGD, smallest_single=33),
-    _variant("vgg16-tiny", "VGG of 13 convolutions with 4 to 32 channels",
-             163_054, 8_371_968.0, VGG_TWIN_ADAMW, VGG_RATES),
+    _workload("convnext-large-tiny", "ConvNeXt of 5 blocks with 16 to 96 channels",
+              202_490, 4_961_472.0, ADAMW, CONVNEXT_RATES),
+    _workload("convnext-large", "ConvNeXt-L (Liu et al., 2022), 36 blocks",
+              197_767_336, 206_110_798_848.0, ADAMW, CONVNEXT_RATES),
+    _workload("densenet121-tiny", "DenseNet of 3 dense blocks with 8 layers that grow by 12",
+              64_486, 11_828_088.0, SGD),
+    _workload("densenet121", "DenseNet-121 (Huang et al., 2017), 4 dense blocks",
+              7_978_856, 16_768_942_080.0, SGD, smallest_single=64),
+    _workload("efficientnet-v2-l-tiny", "EfficientNetV2 of 6 blocks with 16 to 48 channels",
+              101_388, 12_082_176.0, ADAMW, EFFICIENTNET_RATES),
+    _workload("efficientnet-v2-l", "EfficientNetV2-L (Tan and Le, 2021), 79 blocks",
+              118_515_272, 73_365_455_232.0, ADAMW, EFFICIENTNET_RATES, smallest_single=33),
+    _workload("resnet50-tiny", "ResNet of 4 narrow bottlenecks", 305_386, 18_683_904.0, SGD),
+    _workload("resnet101-tiny", "ResNet of 5 narrow bottlenecks", 331_626, 19_298_304.0, SGD),
+    _workload("resnet50", "ResNet-50 (He et al., 2016), 16 bottlenecks",
+              25_557_032, 24_299_077_632.0, SGD, smallest_single=33),
+    _workload("resnet101", "ResNet-101 (He et al., 2016), 33 bottlenecks",
+              44_549_160, 46_572_404_736.0, SGD, smallest_single=33),
+    _workload("vgg16-tiny", "VGG of 13 convolutions with 4 to 32 channels",
+              163_054, 8_371_968.0, VGG_TWIN_ADAMW, VGG_RATES),
     # Most weights of a VGG are in 3 linear layers.
-    _variant("vgg16", "VGG-16 (Simonyan and Zisserman, 2015, configuration D)",
-             138_357_544, 92_648_177_664.0, VGG_SGD, VGG_RATES),
+    _workload("vgg16", "VGG-16 (Simonyan and Zisserman, 2015, configuration D)",
+              138_357_544, 92_648_177_664.0, VGG_SGD, VGG_RATES),
 )  # fmt: skip

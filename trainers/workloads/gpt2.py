@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.registry import Option
 from trainers.workload import Workload
-from trainers.workload_options import Shape, of_tokens, refuse_shape, refuse_tokens
+from trainers.workload_options import Shape, list_token_options, refuse_shape, refuse_tokens
 
 VOCABULARY = 50_257  # size of the published byte-pair encoding
 # Value of the option -> name in transformers. Both names stand for the same formula, GELU with the tanh approximation
@@ -43,7 +43,7 @@ def refuse(cell: Cell) -> str | None:
     return refuse_shape(cell) or refuse_tokens(cell)
 
 
-def _variant(
+def _workload(
     name: str, summary: str, parameters: int, shape: Shape, vocabulary: int, seq_len: int, data: str, lr: float
 ) -> Workload:
     return Workload(
@@ -58,23 +58,23 @@ def _variant(
         settings={"vocabulary": vocabulary, "positions": seq_len},
         refuse=refuse,
         seq_len=seq_len,
-        options=(*shape.options(), GELU_OPTION, PAD_OPTION, *of_tokens(data)),
+        options=(*shape.options(), GELU_OPTION, PAD_OPTION, *list_token_options(data)),
         heads="n_head",
         blocks="n_layer",
     )
 
 
 VARIANTS = (
-    _variant(
+    _workload(
         "gpt2-tiny", "GPT-2 of 4 layers and width 64 on the bytes of Python's standard library",
         220_544, Shape(4, 64, 4), 256, 64, "stdlib-text", 1e-3,
     ),
-    _variant(
+    _workload(
         "gpt2-large-tiny", "GPT-2 of 6 layers and width 64 with 512 tokens, the twin of gpt2-large",
         336_896, Shape(6, 64, 4), 512, 64, "synthetic", 1e-3,
     ),
-    _variant("gpt2", "GPT-2 of 12 layers and width 768 (Radford et al., 2019)",
-             124_439_808, Shape(12, 768, 12), VOCABULARY, 1024, "synthetic", 3e-4),
-    _variant("gpt2-large", "GPT-2 of 36 layers and width 1280 (Radford et al., 2019)",
-             774_030_080, Shape(36, 1280, 20), VOCABULARY, 1024, "synthetic", 3e-4),
+    _workload("gpt2", "GPT-2 of 12 layers and width 768 (Radford et al., 2019)",
+              124_439_808, Shape(12, 768, 12), VOCABULARY, 1024, "synthetic", 3e-4),
+    _workload("gpt2-large", "GPT-2 of 36 layers and width 1280 (Radford et al., 2019)",
+              774_030_080, Shape(36, 1280, 20), VOCABULARY, 1024, "synthetic", 3e-4),
 )  # fmt: skip

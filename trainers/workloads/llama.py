@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardlab.matrix.cell import Cell, Optimizer
 from trainers.workload import Workload
-from trainers.workload_options import Shape, of_tokens, refuse_shape, refuse_tokens, shape_of
+from trainers.workload_options import Shape, list_token_options, refuse_shape, refuse_tokens, shape_of
 
 VOCABULARY = 32_000
 FLOPS_SOURCE = (
@@ -42,7 +42,7 @@ def refuse(cell: Cell) -> str | None:
     return None
 
 
-def _variant(
+def _workload(
     name: str, summary: str, parameters: int, shape: Shape, vocabulary: int, seq_len: int, lr: float, **proof_options: int
 ) -> Workload:
     return Workload(
@@ -57,7 +57,7 @@ def _variant(
         settings={"vocabulary": vocabulary},
         refuse=refuse,
         seq_len=seq_len,
-        options=(*shape.options(), *of_tokens("synthetic")),
+        options=(*shape.options(), *list_token_options("synthetic")),
         heads="n_head",
         blocks="n_layer",
         proof_options=proof_options,
@@ -65,12 +65,12 @@ def _variant(
 
 
 VARIANTS = (
-    _variant("llm-1.3b-tiny", "LLaMA of 4 layers and width 64 with 512 tokens, the twin of llm-1.3b",
-             263_744, Shape(4, 64, 4), 512, 64, 1e-3),
-    _variant("llm-7b-tiny", "LLaMA of 6 layers and width 64 with 512 tokens, the twin of llm-7b",
-             362_816, Shape(6, 64, 4), 512, 64, 1e-3),
-    _variant("llm-1.3b", "LLaMA of 24 layers and width 2048, the shape of Sheared-LLaMA-1.3B (Xia et al., 2023)",
-             1_345_423_360, Shape(24, 2048, 16), VOCABULARY, 2048, 3e-4, n_layer=2),
-    _variant("llm-7b", "LLaMA of 32 layers and width 4096, the 7B of Touvron et al., 2023, table 2",
-             6_738_415_616, Shape(32, 4096, 32), VOCABULARY, 2048, 3e-4, n_layer=2),
+    _workload("llm-1.3b-tiny", "LLaMA of 4 layers and width 64 with 512 tokens, the twin of llm-1.3b",
+              263_744, Shape(4, 64, 4), 512, 64, 1e-3),
+    _workload("llm-7b-tiny", "LLaMA of 6 layers and width 64 with 512 tokens, the twin of llm-7b",
+              362_816, Shape(6, 64, 4), 512, 64, 1e-3),
+    _workload("llm-1.3b", "LLaMA of 24 layers and width 2048, the shape of Sheared-LLaMA-1.3B (Xia et al., 2023)",
+              1_345_423_360, Shape(24, 2048, 16), VOCABULARY, 2048, 3e-4, n_layer=2),
+    _workload("llm-7b", "LLaMA of 32 layers and width 4096, the 7B of Touvron et al., 2023, table 2",
+              6_738_415_616, Shape(32, 4096, 32), VOCABULARY, 2048, 3e-4, n_layer=2),
 )  # fmt: skip

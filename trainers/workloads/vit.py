@@ -7,7 +7,7 @@ from typing import cast
 
 from shardlab.matrix.cell import Cell, Optimizer
 from trainers.workload import Workload
-from trainers.workload_options import IMAGENET_CLASSES, Shape, of_images, refuse_shape
+from trainers.workload_options import IMAGENET_CLASSES, Shape, list_image_options, refuse_shape
 
 CHANNELS = 3
 DROPOUT = 0.1  # the rate for training on ImageNet in Dosovitskiy et al., 2021, table 3
@@ -17,7 +17,7 @@ FLOPS_SOURCE = (
 )
 
 
-def flops_per_image(shape: Shape, image_size: int, patch: int, classes: int) -> float:
+def flops_per_image(shape: Shape, image_size: int, patch_size: int, classes: int) -> float:
     """Floating-point operations of forward and backward for one image, by FLOPS_SOURCE; a multiply-add counts as 2.
 
     A block has 12*d^2 weights. Each weight is used at S positions, in one multiply-add in forward and in two in backward. The
@@ -26,42 +26,45 @@ def flops_per_image(shape: Shape, image_size: int, patch: int, classes: int) -> 
     instead of 6. The head is used at one position.
     """
     layers, width = shape.layers, shape.width
-    patches = (image_size // patch) ** 2
+    patches = (image_size // patch_size) ** 2
     positions = patches + 1
     blocks = 72.0 * layers * width**2 * positions + 12.0 * layers * width * positions**2
-    return blocks + 4.0 * CHANNELS * patch**2 * width * patches + 6.0 * width * classes
+    return blocks + 4.0 * CHANNELS * patch_size**2 * width * patches + 6.0 * width * classes
 
 
-def refuse(cell: Cell, *, patch: int) -> str | None:
+def refuse(cell: Cell, *, patch_size: int) -> str | None:
     size = cast("int", cell.options["image_size"])
-    if size % patch:
-        return f"image_size: found {size}. Allowed: a multiple of {patch}, the side of a patch."
+    if size % patch_size:
+        return f"image_size: found {size}. Allowed: a multiple of {patch_size}, the side of a patch."
     return refuse_shape(cell)
 
 
-def _variant(name: str, summary: str, parameters: int, shape: Shape, image_size: int, patch: int, classes: int) -> Workload:
+def _workload(
+    name: str, summary: str, parameters: int, shape: Shape, image_size: int, patch_size: int, classes: int
+) -> Workload:
     return Workload(
         name=name,
         summary=summary,
         parameters=parameters,
         unit="images",
-        flops_per_unit=flops_per_image(shape, image_size, patch, classes),
+        flops_per_unit=flops_per_image(shape, image_size, patch_size, classes),
         flops_source=FLOPS_SOURCE,
         optimizer=Optimizer(name="adamw", lr=1e-3),
         task="trainers.tasks.vit",
-        settings={"classes": classes, "patch": patch},
-        refuse=partial(refuse, patch=patch),
-        options=(*shape.options(), *of_images(image_size, f"{DROPOUT} behind each layer of a block")),
+        settings={"classes": classes, "patch": patch_size},
+        refuse=partial(refuse, patch_size=patch_size),
+        options=(*shape.options(), *list_image_options(image_size, f"{DROPOUT} behind each layer of a block")),
         heads="n_head",
         blocks="n_layer",
     )
 
 
 VARIANTS = (
-    _variant("vit-tiny", "Vision Transformer of 4 layers and width 64, 4 x 4 pixels a patch",
-             208_074, Shape(4, 64, 4), 32, 4, 10),
-    _variant("vit-b-32-tiny", "Vision Transformer of 4 layers and width 64, 8 x 8 pixels a patch, the twin of vit-b-32",
-             214_218, Shape(4, 64, 4), 32, 8, 10),
-    _variant("vit-b-32", "Vision Transformer ViT-B/32: 12 layers, width 768, 32 x 32 pixels a patch (Dosovitskiy et al., 2021)",
-             88_224_232, Shape(12, 768, 12), 224, 32, IMAGENET_CLASSES),
+    _workload("vit-tiny", "Vision Transformer of 4 layers and width 64, 4 x 4 pixels a patch",
+              208_074, Shape(4, 64, 4), 32, 4, 10),
+    _workload("vit-b-32-tiny", "Vision Transformer of 4 layers and width 64, 8 x 8 pixels a patch, the twin of vit-b-32",
+              214_218, Shape(4, 64, 4), 32, 8, 10),
+    _workload("vit-b-32",
+              "Vision Transformer ViT-B/32: 12 layers, width 768, 32 x 32 pixels a patch (Dosovitskiy et al., 2021)",
+              88_224_232, Shape(12, 768, 12), 224, 32, IMAGENET_CLASSES),
 )  # fmt: skip

@@ -368,7 +368,7 @@ def test_reading_ends_at_the_stated_size(file, tmp_path):
             new.writestr(member, bytes(50_000_000) if member == name else old.read(member))
     (tmp_path / "out").mkdir()
     with pytest.raises(InputError, match="has not the size"):
-        archive.unpack(bomb, tmp_path / "out", lambda member: member.endswith("result.json"))
+        archive.unpack_archive(bomb, tmp_path / "out", lambda member: member.endswith("result.json"))
     written = sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.is_file())
     assert written < 1_000_000
 
@@ -381,7 +381,7 @@ def test_a_file_that_cannot_be_written_is_an_error_of_the_workspace(file, tmp_pa
     target.parent.mkdir(parents=True)
     target.write_text("there")
     with pytest.raises(WorkspaceError):
-        archive.unpack(file, out, lambda name: name.startswith("runs/"))
+        archive.unpack_archive(file, out, lambda name: name.startswith("runs/"))
 
 
 def test_the_index_is_a_document_of_its_type(file):

@@ -315,6 +315,6 @@ def test_names_of_kernels_are_text_and_never_markup(tmp_path):
 
 def test_the_page_holds_every_figure_of_traces(gpu):
     loaded = load.load_matrix(gpu, None)
-    html = page.draw(loaded, summary.summarize(loaded, "single"), gpu.report, gpu.runs)
+    html = page.draw_page(loaded, summary.summarize(loaded, "single"), gpu.report, gpu.runs)
     for title in ("Where a step", "Overlap", "Collectives", "Operators against the baseline"):
         assert f">{title}" in html

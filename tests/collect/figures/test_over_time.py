@@ -48,7 +48,7 @@ def frames(*recorded):
 
 
 def test_a_finger_that_is_dragged_over_a_figure_scrolls_the_page():
-    assert axes.layout({}, {}, showlegend=True)["dragmode"] is False
+    assert axes.make_layout({}, {}, showlegend=True)["dragmode"] is False
 
 
 def test_a_curve_of_rates_holds_the_bytes_that_the_metric_counts():

@@ -136,9 +136,9 @@ def test_up_to_the_limit_lines_and_rows_stay_in_one_plot(group):
     assert small_multiples.divide_cells(few) == {}
     more = small_multiples.divide_cells(group.marks[: figure.MOST_SHOWN + 1])
     assert {one.panel for one in more.values()} == {"single", "ddp"}
-    one_plot = figure.Figure("a", "", "", 100, [], axes.layout({}, {}))
-    assert panel_rows.rows(one_plot, group.marks[: figure.MOST_ROWS]) is one_plot
-    assert small_multiples.lines(one_plot, {}) is one_plot
+    one_plot = figure.Figure("a", "", "", 100, [], axes.make_layout({}, {}))
+    assert panel_rows.split_rows(one_plot, group.marks[: figure.MOST_ROWS]) is one_plot
+    assert small_multiples.split_lines(one_plot, {}) is one_plot
 
 
 def test_cells_of_one_strategy_have_panels_by_their_ranks(tmp_path):
@@ -198,11 +198,11 @@ def test_bars_are_divided_with_all_their_parts(group):
 
 
 def test_ticks_that_would_lie_on_each_other_are_left_out():
-    log = axes.axis("", type="log", tickvals=[1, 2, 3, 4, 8, 16, 32, 64], ticktext=list("abcdefgh"))
+    log = axes.make_axis("", type="log", tickvals=[1, 2, 3, 4, 8, 16, 32, 64], ticktext=list("abcdefgh"))
     kept = axes.thin_ticks(log, 4)
     assert kept["tickvals"] == [1, 3, 16, 64]
     assert kept["ticktext"] == ["1", "3", "16", "64"]
-    assert axes.thin_ticks(axes.axis("")) == axes.axis("")
+    assert axes.thin_ticks(axes.make_axis("")) == axes.make_axis("")
 
 
 @support_browser.needed

@@ -126,7 +126,7 @@ def test_a_cell_with_a_fault_is_only_compared_with_its_like(summarized):
 
 def test_the_page_has_both_tables_and_the_figure(summarized, tmp_path):
     loaded, summary = summarized
-    text = page.draw(loaded, summary, tmp_path / "report", tmp_path / "runs")
+    text = page.draw_page(loaded, summary, tmp_path / "report", tmp_path / "runs")
     slowed, lost = fault_text.fault_tables(summary, summary.labels_by_cell)
     for table in (slowed, lost):
         assert table.title in text
@@ -181,5 +181,5 @@ def test_hostile_text_of_a_state_is_escaped(tmp_path):
     support.keep(workspace, [cell], repeats=1, title="<script>alert(1)</script>")
     train(workspace, cell, (1, 10, 30, 9), (1, 10, 30, 9), steps=(3, 3), code=1, events=[(ENDED_ON_PURPOSE, "<img src=x>")])
     loaded = load.load_matrix(workspace, None)
-    text = page.draw(loaded, summarize(loaded, "ps-sync"), tmp_path / "report", tmp_path / "runs")
+    text = page.draw_page(loaded, summarize(loaded, "ps-sync"), tmp_path / "report", tmp_path / "runs")
     assert "<img src=x>" not in text

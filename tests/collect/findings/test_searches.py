@@ -8,7 +8,7 @@ from collect.findings.searches import search_results
 from collect.reading.load import load_matrix
 from collect.report import text_tables
 from collect.summary import summarize
-from collect.write_report import write
+from collect.write_report import write_report
 from shardlab.files import files
 from shardlab.matrix.batch_search import BatchSearch, try_cell
 from shardlab.matrix.expansion import ExpandedCell
@@ -90,7 +90,7 @@ def test_the_page_and_the_tables_show_the_result_of_a_search(workspace):
     searched(workspace)
     loaded = load_matrix(workspace, None)
     summary = summarize(loaded, "single")
-    write(workspace.report, workspace, loaded, summary)
+    write_report(workspace.report, workspace, loaded, summary)
     page = (workspace.report / "index.html").read_text()
     section = page[page.index('<section id="searches">') :].partition("</section>")[0]
     assert "the largest that fits is 5" in section

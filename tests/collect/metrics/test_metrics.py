@@ -67,7 +67,7 @@ def measured(ranks, telemetry_of=(), gpus=None, *, result=RESULT, hosts_of=(), v
     world = gpus or max(len(ranks), 1)
     cell = msgspec.structs.replace(support.cell("ddp", world), **keys)
     run = support.loaded(cell, sample_records=hosts, result=result, hosts=list(hosts_of), validation=list(validation))
-    run.step_frames = steps.build_step_frames(steps.Recorded(ranks, world, world))
+    run.step_frames = steps.build_step_frames(steps.RecordedSteps(ranks, world, world))
     return run
 
 
@@ -657,7 +657,7 @@ def test_every_metric_has_a_description():
 
 
 def test_a_frame_of_no_records_has_its_columns():
-    assert steps.build_step_frames(steps.Recorded({})).all_steps.schema == pl.Schema(steps.SCHEMA)
+    assert steps.build_step_frames(steps.RecordedSteps({})).all_steps.schema == pl.Schema(steps.SCHEMA)
 
 
 def test_ranks_that_share_a_model_count_their_units_once():
@@ -668,6 +668,6 @@ def test_ranks_that_share_a_model_count_their_units_once():
     records = {
         rank: [StepRecord(schema=1, step=1, t_s=1.0, wall_s=2.0, loss=1.0, units=64, step_ms=500.0)] for rank in range(4)
     }
-    frames = steps.build_step_frames(steps.Recorded(records, ranks=4, data_ranks=2))
+    frames = steps.build_step_frames(steps.RecordedSteps(records, ranks=4, data_ranks=2))
     assert frames.timed["units"].sum() == 128
     assert frames.world["loss"].to_list() == [1.0]

@@ -36,8 +36,8 @@ def answers(monkeypatch):
         received.append(unpack(packed))
         return received[-1]
 
-    unpack = read_many._unpack
-    monkeypatch.setattr(read_many, "_unpack", unpacked)
+    unpack = read_many._unpack_runs
+    monkeypatch.setattr(read_many, "_unpack_runs", unpacked)
     monkeypatch.setattr(read_many, "MANY", 2)
     monkeypatch.setattr(read_many, "PART", 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})

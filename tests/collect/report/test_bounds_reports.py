@@ -41,7 +41,7 @@ def redrawn(count):
         ReportedResult(where="Table 2", metric="train_time_s", cell={"gpus": gpus}, printed="1", kind="measured")
         for gpus in range(1, count + 1)
     ]
-    found = study_tables.redraw(entries)
+    found = study_tables.arrange_reported(entries)
     return len(found.tables), len(found.single)
 
 

@@ -97,10 +97,10 @@ def test_without_a_browser_or_kaleido_one_sentence_says_what_to_install(workspac
 def test_a_picture_has_its_title_where_there_is_room():
     legend = {"showlegend": True, "legend": {"orientation": "h"}}
     lines = [{"name": str(number), "visible": "legendonly" if number > 3 else True} for number in range(9)]
-    told = figure.Figure("a", "A <b>", "", 100, lines, axes.layout({}, {}, **legend))
+    told = figure.Figure("a", "A <b>", "", 100, lines, axes.make_layout({}, {}, **legend))
     with_legend, alone = (
         figure.image_layout(one, one.title, False)
-        for one in (told, figure.Figure("a", "A <b>", "", 100, [], axes.layout({}, {})))
+        for one in (told, figure.Figure("a", "A <b>", "", 100, [], axes.make_layout({}, {})))
     )
     assert with_legend["legend"]["title"]["text"] == alone["title"]["text"] == "A &lt;b&gt;"
     assert with_legend["height"] == alone["height"] + 2 * figure.LINE_PX  # the four names of the legend take two lines

@@ -67,7 +67,7 @@ def test_a_row_has_the_values_of_its_cell_and_how_often_it_is_the_best(loaded):
 
 
 def test_the_page_has_the_tables_with_links_and_escaped_texts(loaded, tmp_path):
-    html = page.draw(loaded, summary.summarize(loaded, "single"), tmp_path, tmp_path)
+    html = page.draw_page(loaded, summary.summarize(loaded, "single"), tmp_path, tmp_path)
     section = html[html.index('<section id="tables">') :]
     section = section[: section.index("</section>")]
     assert '<h3 id="printed-1">Table 9</h3>' in section

@@ -347,7 +347,7 @@ def test_the_page_asks_no_host_for_anything(loaded, summarized, workspace):
     plotly's script has addresses in its text (of map tiles). But the page's Content-Security-Policy, which the browser enforces
     for all scripts, allows no request at all.
     """
-    text = page.draw(loaded, summarized, workspace.report, workspace.runs)
+    text = page.draw_page(loaded, summarized, workspace.report, workspace.runs)
     tags = Tags(text)
     bundle = page.plotly_script()
     assert text.count(bundle) == 1
@@ -363,7 +363,7 @@ def test_the_page_asks_no_host_for_anything(loaded, summarized, workspace):
 
 
 def test_the_page_shows_every_cell_state_and_run(loaded, summarized, workspace):
-    text = page.draw(loaded, summarized, workspace.report, workspace.runs).replace(page.plotly_script(), "")
+    text = page.draw_page(loaded, summarized, workspace.report, workspace.runs).replace(page.plotly_script(), "")
     for label in ("single ×1", "ddp ×2", "ddp ×2, fork", "fsdp2 ×2", "fsdp2 ×2, batch 64", "zero3 ×2"):
         assert label in text
     for state in ("completed", "oom", "timeout", "failed", "planned"):
@@ -379,7 +379,7 @@ def test_the_page_shows_every_cell_state_and_run(loaded, summarized, workspace):
 
 def test_text_between_backticks_in_a_remark_is_shown_as_code(loaded, summarized, workspace):
     remarked = msgspec.structs.replace(summarized, remarks=["see `collect trace <b>` & `more"])
-    text = page.draw(loaded, remarked, workspace.report, workspace.runs)
+    text = page.draw_page(loaded, remarked, workspace.report, workspace.runs)
     assert "<p>see <code>collect trace &lt;b&gt;</code> &amp; `more.</p>" in text
 
 

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collect.report.study_tables import make_footnotes, metric_heading, redraw
+from collect.report.study_tables import arrange_reported, make_footnotes, metric_heading
 from collect.verdicts.reported import ReportedResult
 
 MATRICES = Path(__file__).parents[3] / "matrices"
@@ -24,7 +24,7 @@ def study(name):
 
 def drawn(entries, where):
     """One table as text: (keys, headings, rows). A field contains the number that the study printed. where: names the table."""
-    (table,) = [table for table in redraw(entries).tables if table.where == where]
+    (table,) = [table for table in arrange_reported(entries).tables if table.where == where]
     heads = [(head.over, head.text) if head.over else head.text for head in table.heads]
     fields = [[*row.names, *("" if place is None else entries[place].printed for place in row.fields)] for row in table.rows]
     return table.keys, heads, fields
@@ -78,7 +78,7 @@ def test_two_numbers_for_the_same_field_get_two_rows():
 
 def test_places_with_few_numbers_are_listed_and_tables_are_sorted_by_number():
     entries = study("paper2")
-    redrawn = redraw(entries)
+    redrawn = arrange_reported(entries)
     first = ["table 2.4", "table 4.1.1", "table 4.1.2", "table 4.2.5", "table 4.3.1"]
     assert [table.where for table in redrawn.tables][:5] == first
     assert {entries[place].where for place in redrawn.single} >= {"section 1", "section 3.1"}
@@ -87,7 +87,7 @@ def test_places_with_few_numbers_are_listed_and_tables_are_sorted_by_number():
 @pytest.mark.parametrize("name", [f"paper{n}" for n in range(1, 6)])
 def test_every_number_of_a_study_is_in_the_tables_once(name):
     entries = study(name)
-    assert sorted(places(redraw(entries))) == list(range(len(entries)))
+    assert sorted(places(arrange_reported(entries))) == list(range(len(entries)))
 
 
 def places(redrawn):
@@ -109,7 +109,7 @@ anything = st.builds(
 @given(st.lists(anything, max_size=30))
 def test_each_reported_number_is_in_exactly_one_field_of_a_table(entries):
     """Every reported number is in exactly one table, and all rows of a table have the same length."""
-    redrawn = redraw(entries)
+    redrawn = arrange_reported(entries)
     assert sorted(places(redrawn)) == list(range(len(entries)))
     for table in redrawn.tables:
         assert {(len(row.names), len(row.fields)) for row in table.rows} == {(len(table.keys), len(table.heads))}

@@ -105,7 +105,7 @@ def tables(tmp_path_factory):
     host = HostTraffic("node1", "eth1", "physical", 1.0, 1.0, 73.2)
     found.traffic = [RunTraffic("RUN", "nccl", [host], True, "NCCL's log")]
     found.telemetry = [coverage("node1", 1_013, 97.3, 2.5, ""), coverage("node1", 2_003, 99.1, 1.5, "ends early")]
-    drawn = TablesOfPage(page.draw(loaded, found, workspace.report, workspace.runs)).tables
+    drawn = TablesOfPage(page.draw_page(loaded, found, workspace.report, workspace.runs)).tables
     return {"|".join(rows[0]): rows for rows in drawn if rows}
 
 

@@ -123,7 +123,7 @@ def timed(*ranks):
         ]
         for rank, parts in enumerate(ranks)
     }  # fmt: skip
-    return steps.build_step_frames(steps.Recorded(records, len(ranks), len(ranks))).timed
+    return steps.build_step_frames(steps.RecordedSteps(records, len(ranks), len(ranks))).timed
 
 
 @pytest.mark.parametrize(

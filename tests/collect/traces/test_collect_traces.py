@@ -421,7 +421,7 @@ def test_the_summary_lists_all_operators_and_the_page_the_largest_differences(tm
     assert (differ.cell, differ.baseline, differ.of) == (DDP.name(), SINGLE.name(), "kernels")
     assert differ.changes == {"new": 12, "gone": 1, "changed": 0, "same": 2}
     first, second = differ.differences[:2]
-    assert (first.name, first.change, first.more_time_ns) == (support_traces.GEMM, "same", pytest.approx(50_000))
+    assert (first.name, first.change, first.time_difference_ns) == (support_traces.GEMM, "same", pytest.approx(50_000))
     assert (second.name, second.change, second.calls, second.against_calls) == (support_traces.ALL_REDUCE, "new", 1, 0)
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     capsys.readouterr()

@@ -117,7 +117,7 @@ def test_the_figures_show_the_tables(results):
 
 def test_the_page_has_the_tables(workspace, results):
     loaded, told, _ = results
-    write_report.write(workspace.path / "report", workspace, loaded, told)
+    write_report.write_report(workspace.path / "report", workspace, loaded, told)
     page = (workspace.path / "report" / "index.html").read_text()
     for name in ("idle", "phases", "device_memory", "matrix_products", "attention"):
         (table,) = re.findall(rf'<table id="{name}">.*?</table>', page, re.DOTALL)

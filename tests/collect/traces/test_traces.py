@@ -286,5 +286,5 @@ def test_operators_are_new_gone_or_changed_per_step_and_rank(tmp_path):
         ("kernel", "mul"): "changed",
     }
     mm = found["cpu_op", "aten::mm"]
-    assert (mm.calls, mm.against_calls, mm.time_ns, mm.against_time_ns, mm.more_time_ns) == (1, 1, 20, 50, -30)
+    assert (mm.calls, mm.against_calls, mm.time_ns, mm.against_time_ns, mm.time_difference_ns) == (1, 1, 20, 50, -30)
     assert next(iter(found)) == ("cpu_op", "aten::mm")  # the differences are sorted, the largest first

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import support_configured
 
-from jobs.adaptation.adapt import adapt
+from jobs.adaptation.adapt import adapt_matrix
 from jobs.adaptation.adapted_cells import adapt_cells
 from jobs.cli import main, parser
 from jobs.planner import planner_table
@@ -50,7 +50,7 @@ def read(content, folder):
 
 def adapted(asked, nodes, gpus, folder):
     """Returns (the adapted matrix, its cells, the changes) on a cluster. The matrix is read from the text of its file."""
-    found = adapt(asked, machine(nodes, gpus), OwnPlugins(), "small")
+    found = adapt_matrix(asked, machine(nodes, gpus), OwnPlugins(), "small")
     if found is None:
         return None
     again = read(format_matrix_file(asked, found.content), folder)
@@ -92,7 +92,7 @@ def test_the_adapted_study_fits_and_lists_every_difference(study, nodes, gpus, t
     again, cells, changes = found or (study, resolve_cells(study, cluster=machine(nodes, gpus)), [])
     assert fits or changes
     assert all(cell.nnodes <= nodes and cell.gpus <= cell.nnodes * gpus for cell in cells)
-    assert adapt(again, machine(nodes, gpus), OwnPlugins(), "small") is None
+    assert adapt_matrix(again, machine(nodes, gpus), OwnPlugins(), "small") is None
 
     after = [values(cell) for cell in cells]
     changes = [change for change in changes if change.key not in ("name", "cells")]
@@ -230,7 +230,7 @@ include: [{gpus: 4, options.gradient_as_bucket_view: false}]
 
 def on(room, words, folder):
     """The adapted matrix, its cells and the changes on machines with this capacity, as `adapted` returns them."""
-    found = adapt(read((HEAD + words).encode(), folder), room, OwnPlugins(), "small")
+    found = adapt_matrix(read((HEAD + words).encode(), folder), room, OwnPlugins(), "small")
     again = read(format_matrix_file(read((HEAD + words).encode(), folder), found.content), folder)
     cells = resolve_cells(again, cluster=room)
     assert {cell.hash() for cell in cells} == found.expected
@@ -268,7 +268,7 @@ def test_a_gpu_type_becomes_the_only_or_the_default_type_of_the_cluster(types, h
     assert [(cell.gpus, cell.gpu_type) for cell in cells] == [(1, here), (2, here)]
     assert listed(changes) == [("gpu_type", "h100", here, 2)]
     assert changes[-1].why == why
-    assert adapt(again, room, OwnPlugins(), "small") is None
+    assert adapt_matrix(again, room, OwnPlugins(), "small") is None
 
 
 def test_a_launcher_of_slurm_becomes_torchrun_without_slurm(tmp_path):
@@ -287,7 +287,7 @@ claims: [{id: c, says: s, where: w, test: "throughput_per_s(gpus=2, gpu_type='h1
     asked = read((head + words).encode(), tmp_path)
     a100 = Capacity(nodes=1, gpus=2, longest_s=3600)
     room = msgspec.structs.replace(a100, types={"a100": a100})
-    found = adapt(asked, room, OwnPlugins(), "small")
+    found = adapt_matrix(asked, room, OwnPlugins(), "small")
     assert found.content["defaults"] == asked.document.data["defaults"] | {"gpu_type": "a100", "time_limit": "01:00:00"}
     changes = listed(found.changes)
     assert ("gpu_type", "h100", "a100", 3) in changes
@@ -305,7 +305,7 @@ def test_a_default_that_an_entry_depends_on_changes_in_the_cells(tmp_path):
     head = HEAD.replace("steps: 2}", "steps: 2, gpu_type: h100}")
     words = "axes: {gpus: [1, 2]}\ninclude: [{when: \"gpu_type == 'h100'\", seed: 7}]\n"
     asked = read((head + words).encode(), tmp_path)
-    found = adapt(asked, Capacity(nodes=1, gpus=2), OwnPlugins(), "small")
+    found = adapt_matrix(asked, Capacity(nodes=1, gpus=2), OwnPlugins(), "small")
     cells = resolve_cells(read(format_matrix_file(asked, found.content), tmp_path), cluster=machine(1, 2))
     assert [(cell.gpus, cell.gpu_type, cell.seed) for cell in cells] == [(1, None, 7), (2, None, 7)]
     assert {cell.hash() for cell in cells} == found.expected
@@ -422,7 +422,7 @@ def test_models_that_a_matrix_names_are_copied_beside_it(tmp_path):
     sgd = Optimizer("sgd", 0.1)
     known = OwnWorkload(workload, "A model.", "0" * 64, f"{workload}.json", "tokens", 9, None, "", sgd, (), seq_len=24)
     with_model = OwnPlugins(workloads=PluginSet(by_name={workload: known}))
-    found = adapt(asked, machine(1, 2), with_model, "small")
+    found = adapt_matrix(asked, machine(1, 2), with_model, "small")
     file = write_adapted_matrix(asked, found, machine(1, 2), with_model, Workspace(tmp_path / "w"))
     assert (file.parent / "models" / name).read_bytes() == (own / "models" / name).read_bytes()
     assert {point.keys["workload"]: point.keys["gpus"] for point in matrix.load_matrix(file).points} == {

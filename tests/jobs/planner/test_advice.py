@@ -52,7 +52,7 @@ def test_the_default_global_batch_follows_the_size_of_the_model(workload, gpus, 
 @pytest.mark.parametrize(("gpus", "nodes"), [(1, 1), (6, 1), (16, 2)])
 def test_all_strategies_train_the_same_global_batch(workload, gpus, nodes):
     question = ask(workload, gpus, nodes=nodes)
-    ranked = advise.advise(question).ranked
+    ranked = advise.rank_strategies(question).ranked
     timed = [entry for entry in ranked if entry.items_per_s is not None]
     assert timed or (workload, gpus) == ("llm-7b", 1)
     for entry in timed:
@@ -66,7 +66,7 @@ def test_all_strategies_train_the_same_global_batch(workload, gpus, nodes):
 
 def test_strategies_that_cannot_divide_the_global_batch_are_listed():
     """A batch of 12 on 8 ranks: data-parallel ranks cannot divide it, and pipelines of 2 and of 4 stages on fewer ranks can."""
-    ranked = advise.advise(ask("gpt2", 8, global_batch=12)).ranked
+    ranked = advise.rank_strategies(ask("gpt2", 8, global_batch=12)).ranked
     refused = {entry.cell.strategy for entry in ranked if entry.reasons == ("cannot divide a global batch of 12",)}
     assert {"ddp", "fsdp2", "zero3"} <= refused
     timed = {(entry.cell.strategy, entry.cell.dp) for entry in ranked if entry.group is not None}
@@ -82,7 +82,7 @@ def made(strategy, items_per_s, fits="yes", step_s=1.0, parts=None, **keys):
 
 
 def test_a_group_of_ties_begins_with_the_strategy_that_torch_develops():
-    ranked = advise._rank(
+    ranked = advise._rank_candidates(
         [
             made("pp-1f1b", 100.0, dp=1, pp=8), made("fsdp1-full-shard", 99.0), made("zero3", 98.0), made("fsdp2", 95.0),
             made("ddp", 94.9), made("fsdp2-zero2", 94.0), made("tp", None, fits="no"), made("tp-fsdp2", 90.0, tp=2),
@@ -99,9 +99,9 @@ def test_a_group_of_ties_begins_with_the_strategy_that_torch_develops():
 
 def test_the_better_activation_checkpointing_of_each_strategy_is_ranked():
     for full, better in ((91.0, "full"), (90.8, "none"), (None, "none")):  # 1 % is no difference
-        ranked = advise._rank([made("fsdp2", 90.0), made("fsdp2", full, activation_checkpointing="full")])
+        ranked = advise._rank_candidates([made("fsdp2", 90.0), made("fsdp2", full, activation_checkpointing="full")])
         assert [entry.cell.activation_checkpointing for entry in ranked] == [better]
-    ranked = advise._rank([made("fsdp2", None), made("fsdp2", 1.0, activation_checkpointing="full")])
+    ranked = advise._rank_candidates([made("fsdp2", None), made("fsdp2", 1.0, activation_checkpointing="full")])
     assert [entry.cell.activation_checkpointing for entry in ranked] == ["full"]
 
 
@@ -111,7 +111,7 @@ def test_reasons_are_the_parts_of_the_step_in_percent_of_the_recommended_step():
         "tp-pp-fsdp2", 70.0, step_s=14.0, parts={"compute": 9.5, "communication": 3.0, "bubble": 1.5}, dp=2, tp=2, pp=2
     )
     full = made("zero3", 60.0, step_s=15.0, parts={"compute": 12.0, "communication": 2.0}, activation_checkpointing="full")
-    assert [entry.reasons for entry in advise._rank([best, slower, full])] == [
+    assert [entry.reasons for entry in advise._rank_candidates([best, slower, full])] == [
         ("compute 90 %", "communication 8 %"),  # the optimizer takes less than 2 %
         ("communication +22 %", "bubble +15 %", "undivided head +5 %"),
         ("recomputing +30 %", "communication +12 %"),
@@ -144,7 +144,7 @@ def test_of_the_fastest_micro_batches_the_largest_that_surely_fits_is_chosen(mon
 
 def test_the_advice_names_what_would_change_it():
     question = ask("gpt2-large", 2)
-    report = advise.advise(question, advise.list_alternatives(question))
+    report = advise.rank_strategies(question, advise.list_alternatives(question))
     best, changes = report.ranked[0], report.changes
     assert changes.keys() == {
         "activation_checkpointing=full",
@@ -167,10 +167,10 @@ def test_the_advice_names_what_would_change_it():
 
 def test_memory_or_a_time_that_is_not_known_gives_no_place():
     unknown_gpu = msgspec.structs.replace(MACHINE, gpu=None, capacity=None)
-    assert {entry.reasons for entry in advise.advise(ask(machine=unknown_gpu)).ranked} == {
+    assert {entry.reasons for entry in advise.rank_strategies(ask(machine=unknown_gpu)).ranked} == {
         ("the memory of the GPU is not known",)
     }
-    no_time = advise.advise(ask(machine=msgspec.structs.replace(unknown_gpu, capacity=exact_range(80 << 30)))).ranked
+    no_time = advise.rank_strategies(ask(machine=msgspec.structs.replace(unknown_gpu, capacity=exact_range(80 << 30)))).ranked
     reasons = {entry.reasons[0].partition(" (")[0] for entry in no_time}
     assert reasons == {"its time is not known", "does not fit"}
     assert predict.predict_run(no_time[0].cell, NO_GPU).step_s is None

@@ -28,7 +28,7 @@ def states(one):
     """Returns the bytes that the parameters, gradients, optimizer state and master parameters of a cell take when all gradients
     exist."""
     facts = model_facts.find_model_facts(one)
-    division = sharding.divide(one, facts.parameters)
+    division = sharding.divide_model(one, facts.parameters)
     found = memory.predict_memory(one, on_gpu=False).by_category
     gradient = division.gradient_bytes * facts.parameters / division.gradient_ranks
     kept = sum(found[name].likely for name in ("parameter", "optimizer_state", "master_parameter") if name in found)
@@ -54,7 +54,7 @@ def test_the_arithmetic_of_study_4s_table_of_zero(stage, printed_gb):
     """Compares with a table of study 4: a model of 1.3 B parameters on 8 GPUs, where each parameter takes 2 bytes for the
     weight, 2 for the gradient and 8 for Adam, and no master copy exists."""
     one = cell("llm-1.3b", f"zero{stage}", 8)
-    division = sharding.divide(one, 10**9)
+    division = sharding.divide_model(one, 10**9)
     ranks = (division.weight_ranks, division.gradient_ranks, division.optimizer_ranks)
     assert ranks == ((1, 1, 1), (1, 1, 8), (1, 8, 8), (8, 8, 8))[stage]
     parameters = 1.3e9
@@ -110,7 +110,7 @@ def test_hsdp_keeps_what_each_pass_all_reduces_beside_the_sum():
         end of backward, when only the gradients of the embedding and the head are not yet reduced."""
         one = cell("llm-1.3b", "fsdp2-hsdp", 8, passes=passes, options={"sync": sync}, seq_len=16, optimizer=SGD)
         found = memory.predict_memory(one, on_gpu=False).by_category["gradient"].likely
-        return found, sharding.divide(one, 1_345_423_360).pass_gradient_bytes
+        return found, sharding.divide_model(one, 1_345_423_360).pass_gradient_bytes
 
     (twice, beside), (once, nothing) = (predict_gradients(sync, 2) for sync in ("every_pass", "shard_every_pass"))
     assert (beside, nothing) == (4 / 4, 0)
@@ -319,13 +319,13 @@ def test_a_model_whose_states_do_not_fit_has_no_micro_batch():
     ],
 )
 def test_a_gpu_is_found_by_the_name_that_slurm_or_nvml_has(name, memory_gib, expected):
-    found = gpu.find_model(name, memory_gib)
+    found = gpu.find_gpu_model(name, memory_gib)
     assert (found.name if found else None) == expected
 
 
 def test_each_gpu_name_in_messages_is_a_known_model():
     assert {"t4", "h100-80gb-hbm3"} <= set(gpu.list_model_names())
-    assert all(gpu.find_model(name) is not None for name in gpu.list_model_names())
+    assert all(gpu.find_gpu_model(name) is not None for name in gpu.list_model_names())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import msgspec
 import support_planner
 from support_golden import same_as_golden
 
-from jobs.adaptation.adapt import adapt
+from jobs.adaptation.adapt import adapt_matrix
 from jobs.planner import (
     advice_text,
     advise,
@@ -170,7 +170,7 @@ def test_gpus_and_links_have_their_golden_numbers():
         lines += describe(f"{model.name}, capacity", gpu.capacity(model, None))
     for name in link.link_entries():
         lines += describe(name, link.link_entries()[name])
-        lines += describe(f"{name} of an a100", link.find_link(name, gpu.find_model("a100")))
+        lines += describe(f"{name} of an a100", link.find_link(name, gpu.find_gpu_model("a100")))
     lines += describe("terms of memory", memory.memory_terms())
     for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"):
         for ranks in (2, 8, 48):
@@ -183,7 +183,7 @@ def test_sharding_exchanges_and_memory_have_their_golden_numbers():
     lines = []
     for name, planned in CELLS.items():
         facts = model_facts.find_model_facts(planned)
-        lines += describe(name, sharding.divide(planned, facts.parameters))
+        lines += describe(name, sharding.divide_model(planned, facts.parameters))
         lines += [
             f"{name}, exchange .{number}: op {term.op}, payload_bytes {term.payload_bytes:.6g}, calls {term.calls}, "
             f"ranks {term.ranks}, axis {term.axis}, hides_in {term.hides_in}"
@@ -240,10 +240,10 @@ def test_predictions_from_runs_and_rehearsals_have_their_golden_numbers():
         lines += describe(f"{name}, calibrated", predict.predict_run(CELLS[name], machine, calibration=calibration))
     lines += describe("occupied", predict.predict_run(planned, machine, occupied=8, recorded_s=1800.0))
     lines += describe("on a CPU", predict.predict_run(planned, NO_GPU))
-    lines += describe("rehearsed", predict.predict_run(planned, machine, answer=make_answer(planned)))
-    lines += describe("rehearsed, on a CPU", predict.predict_run(planned, NO_GPU, answer=make_answer(planned)))
+    lines += describe("rehearsed", predict.predict_run(planned, machine, rehearsal=make_answer(planned)))
+    lines += describe("rehearsed, on a CPU", predict.predict_run(planned, NO_GPU, rehearsal=make_answer(planned)))
     lines += describe(
-        "not rehearsed", predict.predict_run(planned, machine, answer=NotRehearsed(1, "", "It has servers.", 0.1))
+        "not rehearsed", predict.predict_run(planned, machine, rehearsal=NotRehearsed(1, "", "It has servers.", 0.1))
     )
     unknown = msgspec.structs.replace(machine, gpu=None, capacity=None, between=None)
     lines += describe("unknown GPU", predict.predict_run(planned, unknown))
@@ -260,7 +260,7 @@ def test_the_advice_for_three_machines_is_the_golden_text(capsys):
     for machine_name, workload, gpus, nodes in asked:
         precision = "fp16" if machine_name == "v100" else "bf16"
         question = support_planner.make_question(workload, MACHINES[machine_name], gpus, nodes=nodes, precision=precision)
-        report = advise.advise(question, advise.list_alternatives(question))
+        report = advise.rank_strategies(question, advise.list_alternatives(question))
         advice_text.print_advice(out, question, report, is_default_batch=True)
         out.print_line("\n".join(describe("fact", advise.rule_facts(question))))
     write_golden("advice", capsys.readouterr().out.splitlines())
@@ -271,7 +271,7 @@ def scale(planned, numbers, machine):
     for count in numbers:
         larger = scale_out.scale_cell(planned, count, 8)
         if larger is not None and menu.refuse(larger) is None:
-            yield scale_out.extrapolate(planned, count, 8, machine)
+            yield scale_out.extrapolate_to_gpus(planned, count, 8, machine)
 
 
 def test_tables_of_predictions_and_of_other_numbers_of_gpus_are_the_golden_text(capsys):
@@ -298,7 +298,7 @@ def test_the_shipped_matrices_are_adapted_with_the_golden_changes():
     lines = []
     for name, nodes, gpus in (("paper1", 1, 2), ("paper1", 2, 2), ("paper3", 1, 1), ("paper4", 1, 2), ("paper5", 2, 4)):
         study = matrix.load_matrix(matrix.find_matrix_file(name))
-        found = adapt(study, Capacity(nodes=nodes, gpus=gpus, per_rank=False), OwnPlugins(), "small")
+        found = adapt_matrix(study, Capacity(nodes=nodes, gpus=gpus, per_rank=False), OwnPlugins(), "small")
         lines.append(f"{name} on {nodes} x {gpus}")
         if found is not None:
             lines += [

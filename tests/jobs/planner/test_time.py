@@ -11,7 +11,7 @@ from support_planner import cell, make_question
 from jobs.planner import advise, calibration, exchanges, gpu, link, predict, rules, scale_out, step_time
 from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import NO_GPU, PlannedMachine
-from jobs.planner.pipeline_schedule import draw_timeline, simulate
+from jobs.planner.pipeline_schedule import draw_timeline, simulate_pipeline
 from shardlab.matrix.cell import Optimizer
 from shardlab.runs.prediction import exact_range
 from trainers import menu
@@ -69,7 +69,7 @@ def machine(name="a100-80gb", **links):
 
 @pytest.mark.parametrize(("stages", "micro_batches", "bubble", "total", "ideal", "throughput"), ROWS)
 def test_the_simulation_reproduces_study_4s_table(stages, micro_batches, bubble, total, ideal, throughput):
-    step = simulate("gpipe", int(stages), int(micro_batches))
+    step = simulate_pipeline("gpipe", int(stages), int(micro_batches))
     assert (step.total, step.ideal) == (total, ideal)
     assert round(100 * step.bubble, 1) == bubble
     assert round(step.throughput, 3) == throughput
@@ -78,7 +78,7 @@ def test_the_simulation_reproduces_study_4s_table(stages, micro_batches, bubble,
 @pytest.mark.parametrize("per_rank", [2, 4])
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (8, 32)])
 def test_the_interleaved_bubble_is_smaller_by_the_number_of_stages_of_a_rank(ranks, micro_batches, per_rank):
-    step = simulate("interleaved", ranks, micro_batches, per_rank=per_rank)
+    step = simulate_pipeline("interleaved", ranks, micro_batches, per_rank=per_rank)
     # The expected value is the formula of Narayanan et al., 2021, section 2.2.
     assert step.total - step.ideal == pytest.approx(3 * (ranks - 1) / per_rank)
 
@@ -87,7 +87,7 @@ def test_the_interleaved_bubble_is_smaller_by_the_number_of_stages_of_a_rank(ran
 def test_an_interleaved_schedule_divides_micro_batches_into_rounds_as_torch_does(ranks, micro_batches, per_round):
     """A rank passes a round through its first stage, then through its second stage. Torch makes micro_batches // ranks rounds,
     one at least, so a round may have more micro-batches than there are ranks."""
-    step = simulate("interleaved", ranks, micro_batches, per_rank=2)
+    step = simulate_pipeline("interleaved", ranks, micro_batches, per_rank=2)
     for rank, slots in enumerate(step.slots):
         forwards = [(slot.stage, slot.micro_batch) for slot in slots if slot.kind == "F"]
         rounds = [range(first, first + per_round) for first in range(0, micro_batches, per_round)]
@@ -98,7 +98,7 @@ def test_an_interleaved_schedule_divides_micro_batches_into_rounds_as_torch_does
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
 def test_no_pass_overlaps_another_or_begins_before_its_input(schedule):
     per_rank = 2 if schedule == "interleaved" else 1
-    step = simulate(schedule, 4, 8, hop_time=0.25, per_rank=per_rank)
+    step = simulate_pipeline(schedule, 4, 8, hop_time=0.25, per_rank=per_rank)
     ends = {(slot.kind, slot.stage, slot.micro_batch): slot.end for slots in step.slots for slot in slots}
     assert len(ends) == 2 * 4 * 8 * per_rank
     for slots in step.slots:
@@ -110,7 +110,7 @@ def test_no_pass_overlaps_another_or_begins_before_its_input(schedule):
 
 
 def test_the_timeline_has_a_line_per_rank_and_dots_where_it_waits():
-    lines = draw_timeline(simulate("gpipe", 2, 2), width=18)
+    lines = draw_timeline(simulate_pipeline("gpipe", 2, 2), width=18)
     # A forward pass takes 1 unit of time and a backward pass 2. Rank 0 waits between its last forward pass and the first
     # gradient from rank 1.
     assert [line.split()[2] for line in lines] == ["0011......aaaabbbb"[:18], "..0011aaaabbbb...."]
@@ -302,12 +302,12 @@ def test_scale_out_holds_study_2s_table():
     one = cell("gpt2-large", "ddp", 2, micro=8, passes=2, precision="tf32")
     where = machine("NVIDIA H100 80GB HBM3")
     for gpus, printed in ((4, 3.6 / 1.9), (8, 6.8 / 1.9)):
-        found = scale_out.extrapolate(one, gpus, 8, where)
+        found = scale_out.extrapolate_to_gpus(one, gpus, 8, where)
         assert found.speedup.low - 0.02 < printed < found.speedup.high
     assert found.trust.startswith("fair")
-    assert scale_out.extrapolate(one, 64, 8, where).trust.startswith("little")
-    assert scale_out.extrapolate(cell("gpt2", "tp", 4, tp=4), 8, 8, where) is None
-    assert scale_out.extrapolate(cell("gpt2", "fsdp2-hsdp", 8), 1, 8, where) is None  # the strategy needs several ranks
+    assert scale_out.extrapolate_to_gpus(one, 64, 8, where).trust.startswith("little")
+    assert scale_out.extrapolate_to_gpus(cell("gpt2", "tp", 4, tp=4), 8, 8, where) is None
+    assert scale_out.extrapolate_to_gpus(cell("gpt2", "fsdp2-hsdp", 8), 1, 8, where) is None  # the strategy needs several ranks
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_scale_out_holds_study_2s_table():
 def test_study_4s_decision_tree_gives_what_its_code_prints(parameters_b, link_name, expected):
     fits = dict.fromkeys(("fits_single", "fits_checkpointed", "fits_zero2", "fits_zero3"), False)
     facts = {"parameters_b": parameters_b, "gpu_gb": 80.0, "gpus": 8, "nodes": 1, "link": link_name, **fits}
-    applied = [rule.id for rule in rules.rules() if rule.where == "decision tree" and rule.applies(facts)]
+    applied = [rule.id for rule in rules.read_rules() if rule.where == "decision tree" and rule.applies(facts)]
     assert applied == [expected]
 
 
@@ -336,7 +336,7 @@ def test_rules_name_strategies_of_the_menu_and_each_can_apply():
         for size, single in sizes for gpus, nodes in ((1, 1), (8, 1), (16, 2)) for name in ("nvlink", "pcie", "infiniband")
         for zero2 in (True, False)
     ]  # fmt: skip
-    for rule in rules.rules():
+    for rule in rules.read_rules():
         assert set(rule.recommends) <= menu.strategies().keys(), rule.id
         assert any(rule.applies(facts) for facts in every), rule.id
         assert not all(rule.applies(facts) for facts in every), rule.id
@@ -344,7 +344,7 @@ def test_rules_name_strategies_of_the_menu_and_each_can_apply():
 
 def test_advice_ranks_by_throughput_and_marks_rules_that_disagree():
     question = make_question("llm-7b", machine())
-    report = advise.advise(question)
+    report = advise.rank_strategies(question)
     rates = [one.items_per_s for one in report.ranked if one.items_per_s is not None]
     assert all(later <= earlier / 0.95 for earlier, later in pairwise(rates))
     by_name = {one.cell.strategy: one for one in report.ranked}

@@ -11,7 +11,7 @@ from jobs.planning import gpu_hours
 from jobs.planning.gpu_hours import RunTime
 from jobs.schedulers import slurm
 from jobs.slurm import share
-from jobs.slurm.share import Share
+from jobs.slurm.share import AccountShare
 from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.slurm_keys import Gpus, Slurm
 from shardlab.errors import InputError
@@ -183,18 +183,18 @@ root|||cpu=0,gres/gpu=12
 @pytest.mark.parametrize(
     ("text", "account", "expected"),
     [
-        (ROWS, "abc_g", [Share("abc_g", "gres/gpu", 75.0, 100.0), Share("abc_g", "cpu", 9980.0, 10000.0)]),
+        (ROWS, "abc_g", [AccountShare("abc_g", "gres/gpu", 75.0, 100.0), AccountShare("abc_g", "cpu", 9980.0, 10000.0)]),
         (
             ROWS,
             None,
             [
-                Share("other", "gres/gpu", 0.0, 10.0),
-                Share("charged", "billing", 1.5, 2.0),
-                Share("abc_g", "cpu", 9980.0, 10000.0),
-                Share("by_type", "gres/gpu:a100", 10.0, 10.0),
+                AccountShare("other", "gres/gpu", 0.0, 10.0),
+                AccountShare("charged", "billing", 1.5, 2.0),
+                AccountShare("abc_g", "cpu", 9980.0, 10000.0),
+                AccountShare("by_type", "gres/gpu:a100", 10.0, 10.0),
             ],
         ),
-        (ROWS, "by_type", [Share("by_type", "gres/gpu:a100", 10.0, 10.0)]),
+        (ROWS, "by_type", [AccountShare("by_type", "gres/gpu:a100", 10.0, 10.0)]),
         (ROWS, "absent", []),
         ("", None, []),
         ("sshare: error\n|||||\nabc_g||gres/gpu=many|x\n", None, []),
@@ -207,7 +207,7 @@ def test_the_output_of_sshare_is_parsed(text, account, expected):
 
 
 def test_each_limit_has_a_sentence_with_its_unit():
-    said = [one.in_words() for one in share.parse_shares(ROWS, None)]
+    said = [one.describe_remaining_hours() for one in share.parse_shares(ROWS, None)]
     assert said == [
         "0 of 10 GPU hours left",
         "1.5 of 2 billing hours left",

@@ -70,7 +70,7 @@ def test_a_rehearsal_replaces_the_formula_for_memory_and_traffic():
     calls.append(RehearsedCollective("all_to_all", 400, 4, 1.0))
     plain, found = (
         predict.predict_run(one, machine()),
-        predict.predict_run(one, machine(), answer=answer(one, collectives=calls)),
+        predict.predict_run(one, machine(), rehearsal=answer(one, collectives=calls)),
     )
     assert (plain.memory_from, plain.sent_from, found.memory_from, found.sent_from) == (*["formula"] * 2, *["rehearsal"] * 2)
     assert found.tensor_bytes.likely == 10 * GIB
@@ -88,7 +88,7 @@ def test_a_rehearsal_replaces_the_formula_for_memory_and_traffic():
 
 def test_a_rehearsal_on_a_cpu_has_no_terms_of_a_gpu():
     one = cell("gpt2-large", "fsdp2", 8)
-    found = predict.predict_run(one, NO_GPU, answer=answer(one, depths=(4, 6)))
+    found = predict.predict_run(one, NO_GPU, rehearsal=answer(one, depths=(4, 6)))
     assert found.memory_by_category.keys() == {"parameter"}
     assert found.memory_bytes.high == pytest.approx(10 * GIB * 1.02)
     assert "extrapolated from 4 and 6 blocks" in found.how
@@ -99,16 +99,16 @@ def test_the_largest_micro_batch_agrees_with_the_rehearsal():
     one = cell("gpt2-large", "ddp", 8, micro=8, precision="bf16")
     plain = predict.predict_run(one, machine())
     twice = answer(one, parameter=0, activation=int(2 * plain.tensor_bytes.likely))
-    found = predict.predict_run(one, machine(), answer=twice)
+    found = predict.predict_run(one, machine(), rehearsal=twice)
     assert (found.fits, found.largest_micro_batch >= one.micro_batch_size) == ("yes", True)
     assert found.largest_micro_batch < plain.largest_micro_batch
-    too_large = predict.predict_run(one, machine(), answer=answer(one, activation=90 * GIB))
+    too_large = predict.predict_run(one, machine(), rehearsal=answer(one, activation=90 * GIB))
     assert (too_large.fits, too_large.largest_micro_batch < one.micro_batch_size) == ("no", True)
 
 
 def test_a_cell_without_a_rehearsal_is_predicted_by_the_formula_with_a_reason():
     one = cell("gpt2-large", "fsdp2", 8)
-    found = predict.predict_run(one, machine(), answer=NotRehearsed(1, one.hash(), "It has no tensors.", 0.1))
+    found = predict.predict_run(one, machine(), rehearsal=NotRehearsed(1, one.hash(), "It has no tensors.", 0.1))
     assert found.memory_bytes == predict.predict_run(one, machine()).memory_bytes
     assert found.memory_from == "formula"
     assert "not rehearsed: It has no tensors" in found.how
@@ -127,7 +127,7 @@ def test_advice_follows_rehearsals():
         }
 
     question = make_question("llm-1.3b", machine())
-    report = advise.advise(question, answers=answers)
+    report = advise.rank_strategies(question, answers=answers)
     (found,) = (one for one in report.ranked if one.cell.strategy == "fsdp2")
     assert asked[0] > [found.cell.micro_batch_size] == asked[1]
     assert (found.fits, found.predicted.memory_from) == (True, "rehearsal")

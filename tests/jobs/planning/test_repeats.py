@@ -104,7 +104,7 @@ def test_the_cost_is_that_of_runs_that_completed_here(file, tmp_path):
     workspace = Workspace(tmp_path)
     ddp, single = support.cell("ddp", 2), support.cell()
     counts = {ddp.name(): 3, single.name(): 1}
-    assert cost(workspace, [ddp, single], counts) == repeats.Cost(0, 0.0, 0.0)
+    assert cost(workspace, [ddp, single], counts) == repeats.EstimatedCost(0, 0.0, 0.0)
     for repeat, ended in ((1, 0.2), (2, 4.2)):
         folder = support.prepare(workspace, ddp, repeat)
         support.event(folder, "started", -2)
@@ -127,7 +127,7 @@ def test_a_run_whose_events_cannot_be_read_has_no_known_time(file, tmp_path):
     support.finish(folder, 0.2)
     assert cost(workspace, [cell], {cell.name(): 1}).cells == 1
     folder.events_file("another").symlink_to("/etc/hostname")
-    assert cost(workspace, [cell], {cell.name(): 1}) == repeats.Cost(0, 0.0, 0.0)
+    assert cost(workspace, [cell], {cell.name(): 1}) == repeats.EstimatedCost(0, 0.0, 0.0)
 
 
 def test_rendering_notes_the_runs_of_each_cell(file, tmp_path):

@@ -221,7 +221,7 @@ def test_a_run_submitted_after_a_reading_of_states_is_read_again(tmp_path, monke
 
     out = Output.from_arguments(Namespace(json=True, quiet=False))
     monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
-    monkeypatch.setattr(watch, "statuses", lambda *_: look())
+    monkeypatch.setattr(watch, "read_statuses", lambda *_: look())
     assert watch.wait_and_report(out, Workspace(tmp_path), [], wait=True, backlog=Last()) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     assert run["state"] == "completed"

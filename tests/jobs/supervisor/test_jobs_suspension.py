@@ -28,12 +28,12 @@ def test_a_long_gap_between_two_looks_is_a_suspension_and_reported_once(clock):
 def test_a_caller_that_waits_for_a_disk_is_not_suspended(clock):
     """Time counts as suspended only if the thread of the watch did not run either, and not if only the caller waits."""
     watched = SuspensionWatch()
-    for _ in range(100):  # each call of _measure stands for a look of the watch's thread at the clock
+    for _ in range(100):  # each call of _measure_suspension stands for a look of the watch's thread at the clock
         clock.now += POLL_S
-        watched._measure()
+        watched._measure_suspension()
     assert watched.take_suspended_s() == 0
     clock.now += 30
-    watched._measure()
+    watched._measure_suspension()
     clock.now += 7
     assert watched.take_suspended_s() == 37
 

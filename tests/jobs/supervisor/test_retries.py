@@ -18,7 +18,7 @@ from jobs.rendering import render
 from jobs.rendering import sbatch_options as request
 from jobs.run_queue import RunQueue
 from jobs.status import retry_budget
-from jobs.status.reconcile import statuses
+from jobs.status.reconcile import read_statuses
 from jobs.submission import submit
 from jobs.supervisor import retries
 from jobs.verbs import watch
@@ -121,7 +121,7 @@ def test_a_run_is_started_again_within_the_budget_of_its_state(workspace, state,
     folder = submitted(workspace)
     folder.write_event("attempt", "started")
     run = msgspec.structs.replace(folder.read_run(), **changed)
-    assert retry_budget.find_retry_state(folder, run, end(state), saved=0) == expected
+    assert retry_budget.find_retry_state(folder, run, end(state), saved_step=0) == expected
 
 
 def test_only_one_process_can_make_the_next_attempt(workspace):
@@ -147,7 +147,7 @@ def test_the_status_shows_the_number_of_the_retry(workspace):
     first = submitted(workspace)
     retries.queue_next(first, first.read_run(), "node_fail")
     first.write_event("attempt", "exited", **end("node_fail"))
-    (shown,) = statuses(workspace, [attempt(workspace, 2)])
+    (shown,) = read_statuses(workspace, [attempt(workspace, 2)])
     assert (shown.state, shown.why) == ("pending", "attempt 2 after node_fail (retry 1 of 2)")
     assert (shown.retried, shown.retries_allowed) == (["node_fail"], {"failed": 1, "node_fail": 2})
 
@@ -169,7 +169,7 @@ def test_an_attempt_by_jobs_retry_has_the_full_budget_of_retries(workspace):
     first.claim.mkdir()
     first.write_event("attempt", "started")
     first.write_event("attempt", "exited", **end("failed"))
-    now = statuses(workspace, [first])
+    now = read_statuses(workspace, [first])
     (step,) = submit.decide_retries(workspace, now, {"failed"}, context(workspace, retry=Retry()))
     assert (step.run.retry, step.run.retried) == (Retry(failed=1, node_fail=2), [])
 
@@ -177,7 +177,7 @@ def test_an_attempt_by_jobs_retry_has_the_full_budget_of_retries(workspace):
 def test_cancelling_a_run_cancels_its_queued_next_attempt(workspace):
     first = submitted(workspace)
     first.claim.mkdir()
-    now = statuses(workspace, [first])
+    now = read_statuses(workspace, [first])
     retries.queue_next(first, first.read_run(), "failed")
     first.write_event("attempt", "exited", **end("failed"))
     assert {run.id: run.state for run in watch.cancel_runs(workspace, now)} == {

@@ -13,8 +13,8 @@ from jobs.planner.advise import Advice, AdviceReport
 from jobs.planner.machine import NO_GPU
 from jobs.planner.scale_out import ScaledCell
 from jobs.planning import gpu_hours
-from jobs.planning.repeats import Cost
-from jobs.slurm.share import Share
+from jobs.planning.repeats import EstimatedCost
+from jobs.slurm.share import AccountShare
 from jobs.status.reconcile import Status
 from jobs.verbs import menus, status_table, views
 from provision.cloudlab import hardware
@@ -94,7 +94,7 @@ def test_a_plan_shows_the_known_number_in_every_column_of_a_cell():
 
 
 def test_the_hours_of_a_plan_show_the_known_numbers():
-    assert views._format_cost(Cost(2, 1.75, 5.25), 3).startswith(
+    assert views._format_cost(EstimatedCost(2, 1.75, 5.25), 3).startswith(
         "about 1h 45m in sequence, 5h 15m summed over ranks (or GPUs) for 2 of 3"
     )
     hours = gpu_hours.GpuHours(2.5, 1000.5, 10.25, 7, 3.125, 4.5)
@@ -105,7 +105,10 @@ def test_the_hours_of_a_plan_show_the_known_numbers():
     assert gpu_hours.describe_retries(hours) == (
         "about 1,021 GPU hours with all retries (3.12 by `retry` of the matrix, 4.5 by `slurm.requeue`)"
     )
-    assert Share("abc", "gres/gpu:a100", 75.5, 101.0).in_words() == "75.5 of 101 GPU hours of the type a100 left"
+    assert (
+        AccountShare("abc", "gres/gpu:a100", 75.5, 101.0).describe_remaining_hours()
+        == "75.5 of 101 GPU hours of the type a100 left"
+    )
 
 
 def test_the_table_of_status_shows_the_known_number_in_every_column():

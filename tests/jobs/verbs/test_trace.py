@@ -17,7 +17,7 @@ from jobs import cli
 from jobs.launcher import launcher, launchers
 from jobs.rendering import render
 from jobs.rendering import sbatch_options as request
-from jobs.status.reconcile import statuses
+from jobs.status.reconcile import read_statuses
 from jobs.verbs import trace_runs
 from shardlab.cluster import cluster
 from shardlab.errors import InputError, ShardlabError
@@ -71,7 +71,7 @@ def test_trace_runs_of_64_ranks_equal_the_analysis_of_one_process(tmp_path, caps
         merged.merge_figures(workspace, name)
     other = generated(tmp_path / "other", 1)
     jobs(workspace, "trace", other, "--wait", "--trust")  # starts a runner, which starts the runs in the order of submission
-    states = [status.state for status in statuses(workspace, [RunDir(workspace.runs / run) for run in runs])]
+    states = [status.state for status in read_statuses(workspace, [RunDir(workspace.runs / run) for run in runs])]
     assert states == ["completed", "failed"], [RunDir(workspace.runs / run).judge().why for run in runs]
     assert away.name in RunDir(workspace.runs / runs[1]).judge().why
     assert collect(["trace", name, "--workspace", str(workspace.path)]) == 2

@@ -22,7 +22,7 @@ from provision.facts.files import FILES
 from provision.facts.host import HOST
 from provision.facts.mounts import Mount, MountPlace
 from provision.facts.packages import PACKAGES, Packages
-from provision.facts.room import Room
+from provision.facts.room import FreeSpace
 from provision.facts.services import SERVICES
 from provision.facts.slurm_here import SLURM_HERE, SlurmHere
 from provision.facts.system import SYSTEM
@@ -147,7 +147,7 @@ def test_nothing_is_written_below_mydata_before_it_is_mounted(tmp_path):
     assert "mountpoint -q -- /mydata " in change.command
     assert ["/mydata/shardlab" in change.command for change in fstab.mount_guards(one, client)] == [True]
     server.facts.answers |= {
-        "place /mydata": MountPlace(), "room /": Room(2 << 30, 10**6, "/"),
+        "place /mydata": MountPlace(), "room /": FreeSpace(2 << 30, 10**6, "/"),
         SYSTEM.name: A_MACHINE, SLURM_HERE.name: SlurmHere(), ENVIRONMENT.name: InstalledEnvironment(),
         PACKAGES.name: Packages(dict.fromkeys(packages.ALL, "1"), interrupted=False),
     }  # fmt: skip

@@ -63,7 +63,7 @@ def site(**changes: object) -> Survey:
 
 def described(tmp_path, survey: Survey, rejected: dict[str, str | None], login: Login | None = None):
     """Returns the text of the cluster file, and the cluster read from this text."""
-    text = init.render_site_file(login, survey, proposal.propose(survey), rejected)
+    text = init.render_site_file(login, survey, proposal.propose_partition(survey), rejected)
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
     return text, cluster.load_cluster(path)
@@ -104,14 +104,14 @@ def test_the_first_request_that_slurm_accepts_is_proposed(tmp_path):
     _, made = described(tmp_path, site(), {"gpus-per-node": "Invalid generic resource", "gres": None, "gpus": None})
     assert made.slurm is not None
     assert made.slurm.gpu_request == "gres"
-    asked = proposal.propose_gpu_requests(proposal.propose(site()))
+    asked = proposal.propose_gpu_requests(proposal.propose_partition(site()))
     assert asked["gres"] == ["--partition=gpu-a100", "--account=abc_g", "--gres=gpu:a100:1"]
     assert list(asked) == ["gpus-per-node", "gres", "gpus"]
 
 
 def test_a_partition_that_accepts_none_of_the_users_accounts_is_not_proposed():
     only_others = site(associations=associations.parse("nobody||normal|normal\n"))
-    made = proposal.propose(only_others)
+    made = proposal.propose_partition(only_others)
     assert made.partition is not None
     assert made.partition.name == "cpu"
     assert proposal.propose_gpu_requests(made) == {}

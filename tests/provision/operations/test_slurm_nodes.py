@@ -91,8 +91,8 @@ def test_a_worker_that_stays_drained_fails_with_the_reason_and_the_command(line,
     _, state, user, reason = line.split("|")
     with pytest.raises(Unanswered) as caught:
         slurm.plan_nodes(one, one.targets[0])
-    assert list(caught.value.blames) == ["w2"]
-    said = caught.value.blames["w2"]
+    assert list(caught.value.reasons_by_node) == ["w2"]
+    said = caught.value.reasons_by_node["w2"]
     assert f"w2: Slurm reports the state {state}" in said
     assert reason in said
     assert ("Slurm itself" if user == "slurm" else f"the user {user}") in said
@@ -145,7 +145,7 @@ def test_a_worker_that_does_not_get_ready_is_blamed(tmp_path):
     waited(tmp_path, "w2|idle|root|none")
     with pytest.raises(Unanswered) as caught:
         waited(tmp_path, "w2|down*|slurm|Not responding")
-    (said,) = caught.value.blames.items()
+    (said,) = caught.value.reasons_by_node.items()
     assert said[0] == "w2"
     assert "w2: Slurm reports the state down; the reason, given by Slurm itself, is: Not responding" in said[1]
 
@@ -153,7 +153,7 @@ def test_a_worker_that_does_not_get_ready_is_blamed(tmp_path):
 def test_a_controller_that_says_nothing_is_blamed_itself(tmp_path):
     with pytest.raises(Unanswered, match="head: Slurm does not answer") as caught:
         waited(tmp_path, "slurm_load_partitions: Unable to contact slurm controller")
-    assert list(caught.value.blames) == ["head"]
+    assert list(caught.value.reasons_by_node) == ["head"]
 
 
 def test_reasons_of_slurm_nodes_are_cleaned_and_cut_before_printing():

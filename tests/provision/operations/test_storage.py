@@ -18,7 +18,7 @@ from provision.facts.exports import parse as parse_exports
 from provision.facts.files import FILES
 from provision.facts.mounts import NFS_MOUNTS, Mount, MountPlace
 from provision.facts.packages import PACKAGES, Packages
-from provision.facts.room import Room, room_fact
+from provision.facts.room import FreeSpace, room_fact
 from provision.facts.room import parse as parse_room
 from provision.facts.services import SERVICES, Service
 from provision.facts.write_test import WriteTest
@@ -432,11 +432,11 @@ DONE = {
     PACKAGES.name: Packages(dict.fromkeys(packages.ALL, "1"), interrupted=False),
     ENVIRONMENT.name: InstalledEnvironment(packages=software.packages_digest()),
 }
-LARGE = Room(10**12, 10**7, "/")
+LARGE = FreeSpace(10**12, 10**7, "/")
 HERE = "/opt/shardlab/python-x"  # the folder of the nodes' Python environment
 
 
-def with_room(one: Site, **rooms: Room) -> Site:
+def with_room(one: Site, **rooms: FreeSpace) -> Site:
     """Sets the free space of / and of the file system for the Python environment, on all nodes."""
     for target in one.targets:
         target.facts.answers |= {
@@ -458,7 +458,7 @@ def with_room(one: Site, **rooms: Room) -> Site:
     ],
 )
 def test_too_little_room_is_refused_before_anything_is_changed(free, inodes, says):
-    one = with_room(site(), root=Room(free, inodes, "/"))
+    one = with_room(site(), root=FreeSpace(free, inodes, "/"))
     with pytest.raises(Unanswered, match=says):
         space.plan(one, one.targets[2])
     one.targets[2].facts.answers |= DONE  # packages that are already installed need no more space
@@ -468,7 +468,7 @@ def test_too_little_room_is_refused_before_anything_is_changed(free, inodes, say
 @pytest.mark.parametrize(("codename", "version"), [("jammy", "3.10"), ("focal", "3.8"), ("bullseye", "3.9")])
 def test_a_release_whose_python_is_too_old_is_refused_before_anything_is_changed(codename, version):
     one = with_room(
-        site(system=msgspec.structs.replace(A_MACHINE, codename=codename, pretty="Old 1")), root=Room(2**50, 10**9, "/")
+        site(system=msgspec.structs.replace(A_MACHINE, codename=codename, pretty="Old 1")), root=FreeSpace(2**50, 10**9, "/")
     )
     one.targets[2].facts.answers |= DONE
     with pytest.raises(
@@ -481,15 +481,15 @@ def test_a_release_whose_python_is_too_old_is_refused_before_anything_is_changed
 
 def test_only_packages_to_be_installed_need_free_space():
     """The required free space counts only what will be installed on this file system."""
-    one = with_room(site(shared="/mydata"), root=Room(3 * 2**30, 0, "/"))
+    one = with_room(site(shared="/mydata"), root=FreeSpace(3 * 2**30, 0, "/"))
     assert space.plan(one, one.targets[2]) == Nothing("3.0 GiB are free on /, and packages may take 2 GiB")
-    one = with_room(site(), root=Room(5 * 2**30, 10**7, "/"))
+    one = with_room(site(), root=FreeSpace(5 * 2**30, 10**7, "/"))
     one.targets[2].node.wheelhouse = "/opt/wheels"
     assert "may take 4 GiB" in space.plan(one, one.targets[2]).why
 
 
 def test_each_file_system_needs_its_own_free_space():
-    one = with_room(site(), root=Room(3 * 2**30, 10**7, "/"), environment=Room(13 * 2**30, 10**7, "/opt"))
+    one = with_room(site(), root=FreeSpace(3 * 2**30, 10**7, "/"), environment=FreeSpace(13 * 2**30, 10**7, "/opt"))
     assert space.plan(one, one.targets[2]).why == (
         "3.0 GiB are free on /, and packages may take 2 GiB; 13.0 GiB are free on /opt, and the Python environment may take "
         "12 GiB"
@@ -497,7 +497,7 @@ def test_each_file_system_needs_its_own_free_space():
 
 
 def test_free_space_of_shared_storage_is_checked_on_the_server():
-    small = Room(2**30, 10**7, SHARED)
+    small = FreeSpace(2**30, 10**7, SHARED)
     says = "1.0 GiB are free on /mydata/bench, and the Python environment may take 12 GiB; nothing was installed"
     for storage, holder in ((Storage(shared=SHARED, server="w1"), 1), (Storage(shared=SHARED), 0)):
         one = with_room(with_storage(storage), environment=small)
@@ -522,7 +522,7 @@ def test_the_free_space_of_a_future_folder_is_read_from_its_parent(tmp_path):
     usage = os.statvfs(tmp_path)
     assert found.free_bytes == pytest.approx(usage.f_bavail * usage.f_frsize, rel=0.1)
     assert os.path.ismount(found.mount)
-    assert parse_room("  12 - /a b\n") == Room(12, 0, "/a b")
+    assert parse_room("  12 - /a b\n") == FreeSpace(12, 0, "/a b")
 
 
 @pytest.mark.parametrize(

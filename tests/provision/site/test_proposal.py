@@ -42,22 +42,22 @@ def test_a_partition_that_does_not_allow_the_default_qos_gets_one_that_it_allows
     text, made = described(tmp_path, site(partitions=with_qos), {})
     assert made.slurm is not None
     assert (made.slurm.partition, made.slurm.account, made.slurm.qos) == ("gpu-a100", "abc_g", "high")
-    asked = proposal.propose_gpu_requests(proposal.propose(site(partitions=with_qos)))
+    asked = proposal.propose_gpu_requests(proposal.propose_partition(site(partitions=with_qos)))
     assert asked["gres"] == ["--partition=gpu-a100", "--account=abc_g", "--qos=high", "--gres=gpu:a100:1"]
     assert "the partition does not allow the default QOS of the account; it allows: high\n" in text
     denies = changed(GPU_PARTITION, "AllowQos=ALL DenyQos=normal Default=NO")
-    assert proposal.propose(site(partitions=denies)).needed_qos == "high"
+    assert proposal.propose_partition(site(partitions=denies)).needed_qos == "high"
 
 
 def test_accounts_without_an_allowed_qos_are_not_proposed(tmp_path):
     only_high = changed(GPU_PARTITION, "AllowQos=high Default=NO")
     assert proposal.find_valid_accounts(site(partitions=only_high), only_high[1]) == ("abc_g",)
     urgent = site(partitions=changed(GPU_PARTITION, "AllowQos=urgent Default=NO"))
-    assert proposal.propose(urgent).partition.name == "cpu"
+    assert proposal.propose_partition(urgent).partition.name == "cpu"
 
 
 def test_a_partition_of_root_is_not_proposed():
-    made = proposal.propose(site(partitions=changed(GPU_PARTITION, f"{GPU_PARTITION} RootOnly=YES")))
+    made = proposal.propose_partition(site(partitions=changed(GPU_PARTITION, f"{GPU_PARTITION} RootOnly=YES")))
     assert made.partition is not None
     assert made.partition.name == "cpu"
 

@@ -13,7 +13,7 @@ from support_e2e import HANG_S
 from support_ssh_server import SshServer, make_home
 
 from shardlab.cluster.address import Address
-from shardlab.remote.remote import Remote, Unreachable, fingerprint, put_command
+from shardlab.remote.remote import Remote, Unreachable, key_fingerprint, put_command
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_an_unknown_host_key_stops_with_the_fingerprint_that_openssh_prints(serv
     public = tmp_path / "key.pub"
     public.write_text(f"{key.get_name()} {key.get_base64()}\n")
     printed = subprocess.run(["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True).stdout.split()[1]
-    assert printed == fingerprint(key.asbytes())
+    assert printed == key_fingerprint(key.asbytes())
     assert printed in said
     assert not known.exists()
 
@@ -57,7 +57,7 @@ def test_accept_new_stores_an_unknown_host_key_and_refuses_a_changed_one(server,
     for host_keys in ("strict", "accept-new"):
         said = log_in(port, known, host_keys)
         assert "its host key CHANGED" in said
-        assert fingerprint(key.asbytes()) in said
+        assert key_fingerprint(key.asbytes()) in said
 
 
 def test_an_unreachable_machine_is_reported_in_words(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from fake_cuda.waits import Waits
 from shardlab.matrix.cell import Cell
 from shardlab.runs.record import LineWriter
 from trainers import dtypes, menu
-from trainers.data.order import Order
+from trainers.data.order import DataOrder
 from trainers.instrument import RunInstruments
 from trainers.instruments.timing import clock_for
 from trainers.parallel.mesh_model import MeshModel
@@ -37,7 +37,7 @@ def waits(cell: dict[str, Any], data: str) -> dict[str, int]:
     ranks = Ranks(Rank()) if asked.gpus == 1 else _rank_0_of(asked.gpus)
     dtypes.set_tf32(asked.precision, ranks.device)
     task = menu.workload(asked.workload).build(asked, Path(data))
-    order = Order(task.source.items, asked.global_batch_size, asked.seed)
+    order = DataOrder(task.source.items, asked.global_batch_size, asked.seed)
     torch.manual_seed(asked.seed)
     engine = menu.strategy(asked.strategy).build(asked, task, ranks)
     step, passed = engine.forward_backward, 0
@@ -87,7 +87,7 @@ def one_gpu(cell: dict[str, Any], data: str, index: int, local_rank: int) -> dic
         waits += 1
 
     torch.cuda.Stream.wait_event = wait_event
-    order = Order(task.source.items, asked.global_batch_size, asked.seed)
+    order = DataOrder(task.source.items, asked.global_batch_size, asked.seed)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps.jsonl"
         with LineWriter(path) as lines:
@@ -116,7 +116,7 @@ def _rank_0_of(world: int) -> Ranks:
     ranks.rank = ranks.local_rank = 0
     ranks.world_size, ranks.trains_on, ranks.backend = world, "cuda", "nccl"
     ranks.device = torch.device("cuda:0")
-    ranks.gather = lambda numbers: np.tile(np.array(numbers, dtype=float), (world, 1))
+    ranks.all_gather_numbers = lambda numbers: np.tile(np.array(numbers, dtype=float), (world, 1))
     ranks.leave = lambda: None
     return ranks
 

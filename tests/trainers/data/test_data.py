@@ -11,7 +11,7 @@ import pytest
 from shardlab.errors import InputError, WorkspaceError
 from trainers.data import token_sets, tokens
 from trainers.data.made_once import make_once
-from trainers.data.order import TIMED, WARMUP, Order
+from trainers.data.order import TIMED, WARMUP, DataOrder
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_file_whose_making_fails_leaves_nothing_and_is_made_again(tmp_path):
 
 
 def test_an_epoch_takes_each_item_once_and_the_next_one_in_another_order():
-    order = Order(items=103, global_batch_size=10, seed=1)
+    order = DataOrder(items=103, global_batch_size=10, seed=1)
     assert order.steps_per_epoch == 10
     epochs = [np.concatenate([order.batch(TIMED, 10 * epoch + step) for step in range(10)]) for epoch in range(2)]
     for epoch in epochs:
@@ -142,13 +142,13 @@ def test_an_epoch_takes_each_item_once_and_the_next_one_in_another_order():
         assert set(epoch.tolist()) <= set(range(103))
     assert epochs[0].tolist() != epochs[1].tolist()
     assert order.batch(WARMUP, 0).tolist() != order.batch(TIMED, 0).tolist()
-    assert Order(103, 10, seed=2).batch(TIMED, 0).tolist() != order.batch(TIMED, 0).tolist()
+    assert DataOrder(103, 10, seed=2).batch(TIMED, 0).tolist() != order.batch(TIMED, 0).tolist()
 
 
 @pytest.mark.parametrize(("parts", "size"), [(1, 12), (1, 3), (2, 6), (2, 2), (3, 4), (6, 1)])
 def test_the_global_batch_does_not_depend_on_ranks_and_micro_batches(parts, size):
     """For every number of ranks and size of micro-batches, the micro-batches together are the same global batch."""
-    order = Order(items=50, global_batch_size=12, seed=7)
+    order = DataOrder(items=50, global_batch_size=12, seed=7)
     cut = [order.micro_batches(TIMED, 5, part=part, parts=parts, size=size) for part in range(parts)]
     assert np.concatenate([micro for part in cut for micro in part]).tolist() == order.batch(TIMED, 5).tolist()
     assert {len(micro) for part in cut for micro in part} == {size}
@@ -156,7 +156,7 @@ def test_the_global_batch_does_not_depend_on_ranks_and_micro_batches(parts, size
 
 def test_a_batch_that_does_not_divide_or_exceeds_the_data_is_refused():
     with pytest.raises(InputError, match=r"found 9, but the data has 8 items\. Allowed: at most 8\."):
-        Order(items=8, global_batch_size=9, seed=0)
+        DataOrder(items=8, global_batch_size=9, seed=0)
     for parts, size in ((3, 1), (2, 3)):
         with pytest.raises(InputError, match="cannot be divided"):
-            Order(items=8, global_batch_size=8, seed=0).micro_batches(TIMED, 0, part=0, parts=parts, size=size)
+            DataOrder(items=8, global_batch_size=8, seed=0).micro_batches(TIMED, 0, part=0, parts=parts, size=size)

@@ -11,7 +11,7 @@ from support_own import described, run_dir_of
 from shardlab.errors import InputError
 from trainers import own_data
 from trainers.data import tokenizing
-from trainers.data.order import TIMED, Order
+from trainers.data.order import TIMED, DataOrder
 
 pytest_plugins = ["support_trainers"]
 MODEL = """\
@@ -57,7 +57,7 @@ def batches(bench, folder, strategy, **keys):
 @pytest.mark.parametrize(("strategy", "parts"), [("ddp", 2), ("fsdp2", 2), ("zero2", 2), ("tp", 1)])
 def test_every_strategy_trains_on_the_same_items_in_the_same_order(bench, tmp_path, strategy, parts):
     found, cell = batches(bench, tmp_path, strategy, **({"tp": 2} if strategy == "tp" else {}))
-    order = Order(64, cell.global_batch_size, cell.seed)
+    order = DataOrder(64, cell.global_batch_size, cell.seed)
     expected = [order.batch(TIMED, step).tolist() for step in range(3)]
     assert len(expected[0]) == 8
     if parts == 1:

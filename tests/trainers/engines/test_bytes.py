@@ -140,7 +140,9 @@ def test_a_stage_sends_its_neighbours_hidden_states_and_their_gradients(rank, se
 def test_workers_push_a_gradient_and_the_server_answers_with_parameters(interval, pulled):
     one = cell("gpt2-tiny", "ps-async", 4, servers=1, options={"pull_interval": interval})
     gradients = torch.empty(PSI // 4)
-    worker = SimpleNamespace(cell=one, _gradients=gradients, _mode=Mode(waits=True), _psi=lambda: float(gradients.nbytes))
+    worker = SimpleNamespace(
+        cell=one, _gradients=gradients, _mode=Mode(waits=True), _parameter_bytes=lambda: float(gradients.nbytes)
+    )
     assert sum(term.sent_bytes for term in WorkerEngine.theory(worker)) == PSI
     assert WorkerEngine.textbook_bytes(worker) == 2 * PSI
     server = SimpleNamespace(_parameters=gradients, _cell=one)

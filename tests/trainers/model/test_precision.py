@@ -108,7 +108,7 @@ def steps(number, ranks):
 
 def rank(number, store):
     ranks = Ranks(Rank(number, number, cell.world_size, store))
-    everyone = ranks.gather(steps(number, ranks))  # the engine is gone before its process group: torch can hang otherwise
+    everyone = ranks.all_gather_numbers(steps(number, ranks))  # the engine is gone before its group: torch can hang otherwise
     if number == 0:
         print(json.dumps(everyone.tolist()[: cell.gpus]))
     ranks.leave()

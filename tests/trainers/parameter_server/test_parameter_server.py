@@ -411,7 +411,7 @@ def test_the_ledger_gives_age_lead_and_weight_of_a_push():
     assert ledger.staleness == {0: 1, 1: 2, 3: 1}
     # Workers 0 and 1 must wait, because each is two steps ahead of worker 2.
     assert [ledger.may_begin(worker) for worker in range(3)] == [False, False, True]
-    ledger.record_leave(2, lost=True)
+    ledger.record_leave(2, is_lost=True)
     assert ledger.may_begin(0)
     assert ledger.may_begin(1)
     assert (ledger.lost, ledger.present) == ({2}, {0, 1})

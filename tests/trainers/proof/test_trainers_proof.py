@@ -162,7 +162,7 @@ def test_a_whole_period_is_walked_and_counted_unless_it_is_too_long(period, walk
 @pytest.mark.parametrize(("ranks", "counted"), [([1.0, 2.0], {"counted": 3.0}), ([1.0, None], {})])
 def test_uncounted_bytes_are_absent_and_not_zero(ranks, counted):
     class Gathered:
-        def gather(self, mine):
+        def all_gather_numbers(self, mine):
             return np.array([[sent or 0.0, 5.0, 6.0, float(sent is None)] for sent in ranks])
 
     walked = msgspec.structs.replace(trajectory(), sent_bytes=ranks[0])
@@ -187,7 +187,7 @@ def test_each_of_the_three_differences_decides_alone():
 
 @pytest.mark.parametrize("ours", [[1.0, math.nan], [math.nan, 1.0], [1.0, math.inf]])
 def test_a_loss_that_is_not_finite_is_infinitely_far_away(ours):
-    assert proof._difference(ours, [1.0, 1.0]) == math.inf
+    assert proof._max_difference(ours, [1.0, 1.0]) == math.inf
 
 
 def test_weights_that_start_elsewhere_and_end_alike_are_not_the_same_work():

@@ -11,7 +11,7 @@ from trainers.ranks import clock_check
 
 
 class Meeting:
-    """Connects ranks that are threads of this process. A call of `gather` returns only after all threads have called it."""
+    """Connects ranks that are threads of this process. `all_gather_numbers` returns only after all threads have called it."""
 
     def __init__(self, ranks):
         self._rows, self._barrier = [None] * ranks, threading.Barrier(ranks)
@@ -20,7 +20,7 @@ class Meeting:
         meeting = self
 
         class Rank:
-            def gather(self, numbers):
+            def all_gather_numbers(self, numbers):
                 meeting._rows[rank] = list(numbers)
                 meeting._barrier.wait()
                 found = np.array(meeting._rows)
