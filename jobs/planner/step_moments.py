@@ -98,9 +98,9 @@ def _list_head_moments(division: Division, part: RankPart, activations: Activati
         **forward,
         "gathered": forward["gathered"] + gathered,
         "gradient": forward["gradient"] + (0.0 if waiting else max(0.0, final - kept_gradient) * part.back),
-        "temporary": activations.logits
-        + (waiting or reduced_bytes) * part.back
-        + division.backward_bucket_bytes * division.bucket_elements,
+        # DeepSpeed allocates buckets when it gets the first gradient, for which the gradient of the logits is no longer needed.
+        "temporary": max(activations.logits, division.backward_bucket_bytes * division.bucket_elements)
+        + (waiting or reduced_bytes) * part.back,
     }
     if activations.head_weights:
         # With autocast, the gradients of 16-bit copies are cast when the gradient of the logits is no longer needed.
