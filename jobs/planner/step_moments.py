@@ -94,12 +94,15 @@ def _list_head_moments(division: Division, part: RankPart, activations: Activati
     freed = 0 if division.rest_bytes else division.gathered_bytes
     reduced_bytes = max(division.reduced_bytes - freed, min(division.reduced_bytes, division.computed_bytes))
     gathered = division.gathered_bytes * part.largest_block if division.gathers == "blocks" else 0.0
+    # DeepSpeed allocates buckets when it gets the first gradient, for which the gradient of the logits is no longer needed.
+    # Stage 1 keeps them from pass to pass.
+    buckets = division.backward_bucket_bytes * division.bucket_elements
+    keeps_buckets = kept_gradient > 0 and division.gradient_ranks == 1
     head = {
         **forward,
         "gathered": forward["gathered"] + gathered,
         "gradient": forward["gradient"] + (0.0 if waiting else max(0.0, final - kept_gradient) * part.back),
-        # DeepSpeed allocates buckets when it gets the first gradient, for which the gradient of the logits is no longer needed.
-        "temporary": max(activations.logits, division.backward_bucket_bytes * division.bucket_elements)
+        "temporary": (activations.logits + buckets if keeps_buckets else max(activations.logits, buckets))
         + (waiting or reduced_bytes) * part.back,
     }
     if activations.head_weights:
