@@ -146,6 +146,8 @@ def _block_moment(
     temporary = activations.logits - activations.logits_of_pass + waiting * (part.back + (0.0 if has_units else elements))
     temporary += division.unit_bytes * blocks * part.largest_block if computed else activations.in_backward
     temporary += bucket_bytes * buckets + (division.previous_unit_bytes * part.largest_block if done else 0.0)
+    if has_units and not division.previous_unit_bytes and growth < 0 and blocks == 1:
+        gradients -= computed * part.block  # FSDP1 frees the sum of earlier passes of a unit when it has reduced the unit
     return {
         "gathered": gathered + division.gathered_bytes * gathered_blocks * part.largest_block,
         "gradient": division.kept_gradient_bytes * part.parameters + growth * gradients,
