@@ -94,13 +94,16 @@ def _list_head_moments(division: Division, part: RankPart, activations: Activati
     freed = 0 if division.rest_bytes else division.gathered_bytes
     reduced_bytes = max(division.reduced_bytes - freed, min(division.reduced_bytes, division.computed_bytes))
     gathered = division.gathered_bytes * part.largest_block if division.gathers == "blocks" else 0.0
+    # DeepSpeed allocates buckets when it gets the first gradient, for which the gradient of the logits is no longer needed.
+    # Stage 1 keeps them from pass to pass.
+    buckets = division.backward_bucket_bytes * division.bucket_elements
+    keeps_buckets = kept_gradient > 0 and division.gradient_ranks == 1
     head = {
         **forward,
         "gathered": forward["gathered"] + gathered,
         "gradient": forward["gradient"] + (0.0 if waiting else max(0.0, final - kept_gradient) * part.back),
-        "temporary": activations.logits
-        + (waiting or reduced_bytes) * part.back
-        + division.backward_bucket_bytes * division.bucket_elements,
+        "temporary": (activations.logits + buckets if keeps_buckets else max(activations.logits, buckets))
+        + (waiting or reduced_bytes) * part.back,
     }
     if activations.head_weights:
         # With autocast, the gradients of 16-bit copies are cast when the gradient of the logits is no longer needed.
@@ -143,6 +146,8 @@ def _block_moment(
     temporary = activations.logits - activations.logits_of_pass + waiting * (part.back + (0.0 if has_units else elements))
     temporary += division.unit_bytes * blocks * part.largest_block if computed else activations.in_backward
     temporary += bucket_bytes * buckets + (division.previous_unit_bytes * part.largest_block if done else 0.0)
+    if has_units and not division.previous_unit_bytes and growth < 0 and blocks == 1:
+        gradients -= computed * part.block  # FSDP1 frees the sum of earlier passes of a unit when it has reduced the unit
     return {
         "gathered": gathered + division.gathered_bytes * gathered_blocks * part.largest_block,
         "gradient": division.kept_gradient_bytes * part.parameters + growth * gradients,

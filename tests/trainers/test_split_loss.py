@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support_e2e import HANG_S
 from support_split_loss import CASES, WORLD, make_case
 from torch.nn import functional
 
@@ -17,7 +18,7 @@ SCRIPT = Path(__file__).parents[1] / "support" / "support_split_loss.py"
 def answers(tmp_path_factory):
     """What each rank computed, for each case."""
     folder = tmp_path_factory.mktemp("ranks")
-    subprocess.run([sys.executable, SCRIPT, folder], check=True, timeout=120)
+    subprocess.run([sys.executable, SCRIPT, folder], check=True, timeout=HANG_S)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
 
 
