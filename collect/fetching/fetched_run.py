@@ -136,10 +136,8 @@ def check_run(
         earlier_manifest = manifest.read(run_dir)
         if earlier_manifest is None or not earlier_manifest.complete:
             if is_offer:
-                fetched_run.files, fetched_run.bytes = (
-                    len(listing.regular),
-                    sum(file.st_size for file in listing.regular.values()),
-                )
+                fetched_run.files = len(listing.regular)
+                fetched_run.bytes = sum(file.st_size for file in listing.regular.values())
                 return fetched_run, None
             current_manifest = manifest.make_manifest(
                 run_dir, listing, complete=fetched_run.complete, earlier=earlier_manifest if download else None

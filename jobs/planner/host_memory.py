@@ -16,12 +16,12 @@ WHOLE_MODEL_ENGINES = ("ddp", "single", "zero")  # their ranks each make the who
 
 
 def predict_host_bytes(
-    cell: Cell, *, on_gpu: bool, tensors: Mapping[str, PredictedRange], capacity: float | None
+    cell: Cell, node_bytes: float | None, *, on_gpu: bool, tensors: Mapping[str, PredictedRange]
 ) -> PredictedRange | None:
     """The host memory on the node that needs most, in bytes; None for parameter servers, whose memory is not known.
 
     The low end is without the same-work proof, because its result may be stored. tensors: the bytes of a rank's tensors by
-    category, which are in host memory if there is no GPU. capacity: the bytes of memory of a node; None: not known.
+    category, which are in host memory if there is no GPU. node_bytes: the bytes of memory of a node; None: not known.
     """
     if cell.servers:
         return None
@@ -43,7 +43,7 @@ def predict_host_bytes(
     # The proof keeps the parameters before and after its steps on each rank, and rank 0 also those of the reference.
     copies = 8.0 * parameters * (ranks + 1)
     is_proven = cell.prove != "off" and strategy.unprovable(cell) is None
-    if is_proven and (not workload.proof_options or (capacity is not None and 16 * parameters < capacity)):
+    if is_proven and (not workload.proof_options or (node_bytes is not None and 16 * parameters < node_bytes)):
         with_proof = initial + copies if on_gpu else host_bytes.likely + copies
         host_bytes = PredictedRange(host_bytes.low, max(host_bytes.likely, with_proof), max(host_bytes.high, with_proof))
     return processes + host_bytes

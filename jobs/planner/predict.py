@@ -51,37 +51,34 @@ def predict_run(
     a rehearsal of the cell, which replaces the formula for memory and traffic; None: there is no rehearsal. node_bytes: the
     memory of a node; None: not known. Ranks of the launcher fork always compute on the CPU.
     """
-    if cell.launcher == "fork":
-        machine = NO_GPU
+    machine = NO_GPU if cell.launcher == "fork" else machine
     capacity = capacity_of(cell, machine)
     if cell.strategy_code is not None or not model_facts.are_facts_known(cell):
         return _predict_without_formula(cell, machine, capacity, recorded_s, rehearsal)
     formula_memory = memory.predict_memory(cell, on_gpu=machine.on_gpu)
-    predicted_memory = _predict_memory(cell, machine, formula_memory, calibration, rehearsal)
+    run_memory = _predict_memory(cell, machine, formula_memory, calibration, rehearsal)
     sent_bytes, sent_from, collectives = _predict_traffic(cell, rehearsal)
     step = step_time.predict_step_time(cell, machine)
+    host_bytes = host_memory.predict_host_bytes(cell, node_bytes, on_gpu=machine.on_gpu, tensors=run_memory.by_category)
     step_s, time_note = (None, "") if step is None else calibration.time(cell, machine.name, step)
     power_w, power_note = _predict_power(cell, machine, calibration)
     run_time = _predict_run_time(cell, step_s, power_w, recorded_s)
     gpus = (cell.gpus if occupied is None else occupied) if machine.on_gpu else 0
     gpu_hours = run_time.time_s.times(gpus / 3600) if run_time is not None and gpus else None
-    explanations = [predicted_memory.how, *_explain_step_time(cell, machine, step, time_note)]
-    explanations += [f"energy: power of the GPUs{power_note}"] if power_note else []
+    explanations = [run_memory.how, *_explain_step_time(cell, machine, step, time_note), power_note]
     explanations += [] if recorded_s is None else ["run time: mean of earlier runs of this cell"]
     return Prediction(
-        memory_bytes=predicted_memory.bytes,
-        memory_by_category=predicted_memory.by_category,
-        tensor_bytes=predicted_memory.tensors,
-        memory_from=predicted_memory.source,
+        memory_bytes=run_memory.bytes,
+        memory_by_category=run_memory.by_category,
+        tensor_bytes=run_memory.tensors,
+        memory_from=run_memory.source,
         capacity_bytes=capacity,
-        host_bytes=host_memory.predict_host_bytes(
-            cell, on_gpu=machine.on_gpu, tensors=predicted_memory.by_category, capacity=node_bytes
-        ),
+        host_bytes=host_bytes,
         host_capacity_bytes=node_bytes,
-        fits=judge_fit(predicted_memory.bytes, capacity, complete=predicted_memory.complete) if capacity is not None else None,
-        largest_micro_batch=_predict_largest_micro_batch(cell, machine, capacity, formula_memory, predicted_memory),
+        fits=judge_fit(run_memory.bytes, capacity, complete=run_memory.complete) if capacity is not None else None,
+        largest_micro_batch=_predict_largest_micro_batch(cell, machine, capacity, formula_memory, run_memory),
         step_s=step_s,
-        step_parts_s={} if step is None else {name: part.likely for name, part in step.parts.items() if part.likely},
+        step_parts_s={name: part.likely for name, part in step.parts.items() if part.likely} if step else {},
         time_s=None if run_time is None else run_time.time_s,
         gpu_hours=gpu_hours,
         energy_kwh=None if run_time is None or not machine.on_gpu else run_time.energy_kwh,
@@ -91,7 +88,7 @@ def predict_run(
         collectives=collectives,
         exchanges=_predict_exchanges(cell),
         bottleneck=None if step is None else step.bottleneck,
-        how="; ".join(explanations),
+        how="; ".join(filter(None, explanations)),
         gpu=machine.name or None,
         formula_step_s=None if step is None else step.seconds.likely,
         formula_tensor_bytes=formula_memory.tensors.likely if formula_memory.complete else None,
@@ -356,11 +353,12 @@ def _count_steps(cell: Cell) -> int | None:
 
 
 def _predict_power(cell: Cell, machine: PlannedMachine, calibration: Calibration) -> tuple[PredictedRange | None, str]:
-    """(the power of a GPU while it trains, in watts, and a text that says how earlier runs corrected it). The power is None if
+    """(the power of a GPU while it trains, in watts, and how earlier runs corrected it, or an empty text). The power is None if
     the largest power of the GPU is not known."""
     if machine.gpu is None or machine.gpu.power_w is None:
         return None, ""
-    return calibration.power(cell, machine.name, POWER.times(machine.gpu.power_w))
+    power_w, note = calibration.power(cell, machine.name, POWER.times(machine.gpu.power_w))
+    return power_w, note and f"energy: power of the GPUs{note}"
 
 
 def _predict_run_time(

@@ -42,9 +42,9 @@ def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine | PipelineEngine
     if "pp" not in degrees:
         sequence = bool(cell.options["sequence_parallel"])
         model = MeshModel(cell, task, ranks, split=True, sequence=sequence, reshard_after_forward=True)
-        return ShardedTensorEngine(cell, task, ranks, model)
+        return ShardedTensorEngine(cell, ranks, model)
     sharded = "dp" in degrees
     reshard_after_forward = False if sharded else None
     model = MeshModel(cell, task, ranks, stages=cell.pp, split="tp" in degrees, reshard_after_forward=reshard_after_forward)
-    pipeline = Pipeline(cell, task, model, ranks.device, "1f1b", sharded=sharded)
-    return MeshPipelineEngine(cell, task, ranks, model, pipeline)
+    pipeline = Pipeline(cell, model, ranks.device, "1f1b", sharded=sharded)
+    return MeshPipelineEngine(cell, ranks, model, pipeline)

@@ -27,8 +27,8 @@ class PipelineEngine(MeshModelEngine):
 
     pipelined = True
 
-    def __init__(self, cell: Cell, task: Task, ranks: Ranks, mesh_model: MeshModel, pipeline: Pipeline) -> None:
-        super().__init__(cell, task, ranks, mesh_model)
+    def __init__(self, cell: Cell, ranks: Ranks, mesh_model: MeshModel, pipeline: Pipeline) -> None:
+        super().__init__(cell, ranks, mesh_model)
         self._pipeline = pipeline
         pipeline.scaler = self.scaler
         clock = clock_for(ranks.device)
@@ -54,4 +54,4 @@ class PipelineEngine(MeshModelEngine):
 
 def build(cell: Cell, task: Task, ranks: Ranks, *, schedule: str) -> PipelineEngine:
     mesh_model = MeshModel(cell, task, ranks, stages=cell.pp * cell.stages_per_rank)
-    return PipelineEngine(cell, task, ranks, mesh_model, Pipeline(cell, task, mesh_model, ranks.device, schedule))
+    return PipelineEngine(cell, ranks, mesh_model, Pipeline(cell, mesh_model, ranks.device, schedule))

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class TensorEngine(MeshModelEngine):
-    def __init__(self, cell: Cell, task: Task, ranks: Ranks, mesh_model: MeshModel) -> None:
-        super().__init__(cell, task, ranks, mesh_model)
+    def __init__(self, cell: Cell, ranks: Ranks, mesh_model: MeshModel) -> None:
+        super().__init__(cell, ranks, mesh_model)
         if mesh_model.sequence:
             # The hooks are on the outermost wrappers. Recomputation runs only the modules inside, so it does not repeat
             # the hooks. The hooks of fully_shard run before these hooks, so fully_shard never gets their results.
@@ -57,4 +57,4 @@ def count_split_layers(mesh_model: MeshModel) -> int:
 
 def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine:
     mesh_model = MeshModel(cell, task, ranks, split=True, sequence=bool(cell.options["sequence_parallel"]))
-    return TensorEngine(cell, task, ranks, mesh_model)
+    return TensorEngine(cell, ranks, mesh_model)

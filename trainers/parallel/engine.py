@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from trainers.checkpointing.state_parts import State
     from trainers.parallel.mesh_model import MeshModel
     from trainers.ranks.ranks import Ranks
-    from trainers.task import Task
 
 
 class MeshModelEngine(ReplicatedEngine):
@@ -30,8 +29,8 @@ class MeshModelEngine(ReplicatedEngine):
 
     pipelined = False  # whether the model is divided into stages
 
-    def __init__(self, cell: Cell, task: Task, ranks: Ranks, mesh_model: MeshModel) -> None:
-        super().__init__(cell, task, ranks, mesh_model.module)
+    def __init__(self, cell: Cell, ranks: Ranks, mesh_model: MeshModel) -> None:
+        super().__init__(cell, mesh_model.task, ranks, mesh_model.module)
         self.mesh_model = mesh_model
         self.data_rank, self.data_ranks = mesh_model.mesh["dp"].get_local_rank(), mesh_model.mesh["dp"].size()
         self.optimizer = optimization.make_optimizer(cell.optimizer, mesh_model.parameter_groups())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable
 from functools import partial
@@ -39,6 +40,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 class MeshModel:
     """The part of a model that this rank has, and collectives on it.
 
+    task: the task, which knows which ranks have which classes.
     parts: the pipeline stages of this rank by number; without a pipeline, the whole model is the only part.
     module: a module that contains all parts.
     stages: number of stages of the whole pipeline; 0 without a pipeline.
@@ -66,6 +68,7 @@ class MeshModel:
         model is not sharded.
         """
         self.mesh = make_mesh(cell, ranks)
+        self.task = copy.copy(task)
         self.stages, self._plan, self._split, self.sequence = stages, task.plan(), split, sequence
         deferred = Deferred(task, ranks, dtypes.weight_dtype(cell.precision))
         model = deferred.model
@@ -75,7 +78,7 @@ class MeshModel:
         bare_blocks = list(task.blocks(model))
         model_options.checkpoint_and_compile(cell, task, model)
         wrapped_blocks = list(task.blocks(model))
-        vocabulary = self._find_vocabulary_layers(model, task) if split else ()
+        vocabulary = self._find_vocabulary_layers(model) if split else ()
         self._divide(model, names)
         kept_modules = {id(module) for module in self.module.modules()}
         self.blocks = [block for block in wrapped_blocks if id(block) in kept_modules]
@@ -119,15 +122,15 @@ class MeshModel:
         if reshard is not None:
             self._shard(wrapped, precision, list(wrapped.parameters()), is_block=True, reshard=reshard)
 
-    def _find_vocabulary_layers(self, model: nn.Module, task: Task) -> tuple[nn.Module, ...]:
+    def _find_vocabulary_layers(self, model: nn.Module) -> tuple[nn.Module, ...]:
         """(embedding of tokens, head), if their rows are split over the tp ranks; else empty. Tells the task the ranks."""
         names, tp = self._plan.vocabulary_layers, self.mesh["tp"]
         layers = tuple(model.get_submodule(name) for name in names or ())
         sizes = {weight.shape[0] for layer in layers if isinstance(weight := layer.weight, nn.Parameter)}
         if len(sizes) != 1 or tp.size() == 1:
             return ()
-        task.counted_classes = task.counted_classes or sizes.pop()  # `_split_vocabulary` pads the rows
-        task.classes_group = tp.get_group()
+        self.task.counted_classes = self.task.counted_classes or sizes.pop()  # `_split_vocabulary` pads the rows
+        self.task.classes_group = tp.get_group()
         return layers
 
     def _split_vocabulary(self, layers: list[nn.Module]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainers.instruments.timing import Clock
     from trainers.model.loss_scaling import LossScaler
     from trainers.parallel.mesh_model import MeshModel
-    from trainers.task import Batch, Task
+    from trainers.task import Batch
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the dtypes that logits can have
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
@@ -33,9 +33,9 @@ class Pipeline:
     """
 
     def __init__(
-        self, cell: Cell, task: Task, mesh_model: MeshModel, device: torch.device, schedule: str, *, sharded: bool = False
+        self, cell: Cell, mesh_model: MeshModel, device: torch.device, schedule: str, *, sharded: bool = False
     ) -> None:
-        self._cell, self._task, self._mesh_model, self._device = cell, task, mesh_model, device
+        self._cell, self._task, self._mesh_model, self._device = cell, mesh_model.task, mesh_model, device
         self._sharded = sharded
         self._group = mesh_model.mesh["pp"].get_group()
         self._stages = [Stage(self, part, index, device) for index, part in mesh_model.parts.items()]

@@ -15,7 +15,7 @@ import math
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
@@ -55,6 +55,13 @@ SGD = Optimizer(name="sgd", lr=0.01, momentum=0.9)
 # memory. One micro-batch is not enough: with two items, some variances are almost 0, and they amplify rounding until equal work
 # looks different (resnet50-tiny on 8 ranks: gradient norms differed by 8e-4 on some processors; with 8 micro-batches by 1e-7).
 STATISTICS = 8
+
+
+ONE_PROCESS: dict[str, Any] = {
+    "strategy": "single", "strategy_code": None, "gpus": 1, "dp": 1, "tp": 1, "pp": 1, "servers": 0,
+    "activation_checkpointing": "none", "compile": False,
+}  # fmt: skip
+"""The keys of the cell of the reference that differ from those of the run."""
 
 
 class Tolerance(msgspec.Struct, frozen=True):
@@ -173,19 +180,15 @@ def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy:
         remarks.append("at reduced depth (" + ", ".join(f"{name}: {size}" for name, size in smaller.items()) + ")")
     if plain.options != cell.options:
         task = menu.workload_of(plain).build(plain, data_path)
-    items = DataOrder(task.source.items, cell.global_batch_size, cell.seed).batch(PROOF, 0)[
-        : STATISTICS * cell.micro_batch_size
-    ]
+    order = DataOrder(task.source.items, cell.global_batch_size, cell.seed)
+    items = order.batch(PROOF, 0)[: STATISTICS * cell.micro_batch_size]
     frozen = frozen_statistics.freeze_statistics(task, items, ranks.device)
     steps = _count_steps(cell, strategy)
     if other_work is not None:  # the strategy cannot be compared with one process; only its bytes are counted
         counts_bytes = _count_counted_steps(cell, strategy) > 0
         sent_bytes = _sum_sent_bytes(cell, ranks, _make_steps(plain, frozen, ranks, strategy, steps)) if counts_bytes else None
         return SameWork(verdict="other work", why=other_work, communication_bytes=sent_bytes), False
-    single = msgspec.structs.replace(
-        plain, strategy="single", strategy_code=None, gpus=1, dp=1, tp=1, pp=1, servers=0, activation_checkpointing="none",
-        compile=False,
-    )  # fmt: skip
+    single = msgspec.structs.replace(plain, **ONE_PROCESS)
     reference = _run_reference(single, frozen, ranks, steps) if ranks.rank == 0 else None
     result = _make_steps(plain, frozen, ranks, strategy, steps)
     if result.normalising and (cell.dp > 1 or cell.gradient_accumulation_steps > 1):
@@ -195,24 +198,24 @@ def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy:
     if reference is not None:
         comparable = _can_be_compared(reference) and (_is_finite(result) or not cell.precision.startswith("fp16"))
         if comparable:
-            distance = _parameter_distance(result, reference)
-            norm_difference = _max_difference(result.norms, reference.norms)
-            differences = (_max_difference(result.losses, reference.losses), norm_difference, distance)
+            differences = _measure_differences(result, reference)
     rows = ranks.all_gather_numbers([*differences, float(reference is not None), float(comparable), float(result.normalising)])
     loss, norm, parameters, has_reference, is_comparable = map(float, rows[0, :-1])
     has_jumps = bool(rows[:, -1].any())
     sent_bytes = _sum_sent_bytes(cell, ranks, result)
     if not (has_reference and is_comparable):
-        why = "one process does not have enough memory for the reference"
-        if has_reference:
-            why = (
+        why = (
+            (
                 f"the gradients of one process, or in fp16 those of the strategy, are not finite in the first {steps} steps, "
                 f"or move no parameter in {cell.precision}, so a comparison would show nothing"
             )
+            if has_reference
+            else "one process does not have enough memory for the reference"
+        )
         return SameWork(verdict="not provable", why=why, communication_bytes=None if smaller else sent_bytes), has_jumps
     tolerance = TOLERANCES[cell.precision]
     with_remarks = "".join(f"; {remark}" for remark in remarks)
-    same_work = SameWork(
+    return SameWork(
         verdict="proven" if _is_within(tolerance, loss, norm, parameters) else "different",
         why=f"compared to one process, {steps} steps with SGD, {cell.precision}: loss differs by {loss:.1e}, gradient norm by "
         f"{norm:.1e}, parameters by {parameters:.1e} of their movement (allowed {tolerance.loss:.0e}, "
@@ -221,8 +224,7 @@ def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy:
         gradient_norm_difference=norm,
         parameter_difference=parameters,
         communication_bytes=None if smaller else sent_bytes,  # the bytes of a smaller model are not those of the cell's model
-    )
-    return same_work, has_jumps
+    ), has_jumps
 
 
 def _choose_smaller_options(cell: Cell, ranks: Ranks) -> dict[str, int]:
@@ -306,6 +308,12 @@ def _is_finite(result: Trajectory) -> bool:
     """Whether all gradient norms are finite. In fp16, the gradients of a rank's part of the batch can overflow although
     the gradients of the whole batch do not."""
     return all(map(math.isfinite, result.norms))
+
+
+def _measure_differences(result: Trajectory, reference: Trajectory) -> tuple[float, float, float]:
+    """The largest differences of losses and of gradient norms, and the distance of the parameters."""
+    loss, norm = _max_difference(result.losses, reference.losses), _max_difference(result.norms, reference.norms)
+    return loss, norm, _parameter_distance(result, reference)
 
 
 def _max_difference(values: list[float], reference_values: list[float]) -> float:

@@ -58,7 +58,6 @@ def write(
     resumed_from_step: int | None,
 ) -> None:
     """Gather the results of the ranks in `peers`; rank 0 writes the file. A collective: it returns when the file is written.
-
     All values are from the ranks that trained to the end.
 
     peers: the ranks that train. result: the results of this rank. same_work: the verdict of the proof. instruments: the
@@ -66,9 +65,8 @@ def write(
     not resume.
     """
     kinds = sorted(result.peak_bytes)
-    rows = peers.all_gather_numbers(
-        [result.train_time_s, result.loss, *(result.peak_bytes[kind] for kind in kinds), *result.step_ms]
-    )
+    peaks = [result.peak_bytes[kind] for kind in kinds]
+    rows = peers.all_gather_numbers([result.train_time_s, result.loss, *peaks, *result.step_ms])
     gpu_numbers = peers.all_gather_numbers(_gpu_numbers(ranks.device))
     knobs = _collect_knobs(run, engine)
     parameters = engine.parameters() - task.padding
