@@ -414,11 +414,11 @@ def reason_not_compared(metric: Metric, row: CellRow, baseline_row: CellRow) -> 
 
 def _find_outliers(row: CellRow) -> list[Outlier]:
     row_outliers = []
-    for name, estimate_ in row.metrics.items():
+    for name, metric in row.metrics.items():
         runs = [run for run in row.runs if name in run.metrics]
         for index in outlier_indexes([run.metrics[name] for run in runs]):
             run = runs[index]
-            row_outliers.append(Outlier(run.run_id, row.id, name, run.metrics[name], estimate_.median))
+            row_outliers.append(Outlier(run.run_id, row.id, name, run.metrics[name], metric.median))
     return row_outliers
 
 

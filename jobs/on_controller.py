@@ -127,7 +127,7 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
 
     remote: the remote workspace. Raises ShardlabError.
     """
-    arguments, workspace, target = invocation.arguments, invocation.workspace, invocation.cluster
+    arguments, workspace, target_cluster = invocation.arguments, invocation.workspace, invocation.cluster
     verb: JobsVerb = arguments.verb
     remote_arguments = argparse.Namespace(**vars(arguments))
     if verb.name == "trace" and not PurePosixPath(arguments.folder).is_absolute():
@@ -135,9 +135,13 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
     own_matrix: Path | None = None
     if verb.makes_runs or verb.name == "plan":
         file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
-        content = files.read(file, follow=True) if target.provider != "cloudlab" else cluster.encode_resolved_file(target)
+        content = (
+            files.read(file, follow=True)
+            if target_cluster.provider != "cloudlab"
+            else cluster.encode_resolved_file(target_cluster)
+        )
         for address in filter(
-            None, (data_set.archive for data_set in target.data.all_data_sets())
+            None, (data_set.archive for data_set in target_cluster.data.all_data_sets())
         ):  # runs need no signatures of URLs
             content = content.replace(address.encode(), remove_secrets(address).encode())
         texts = {"cluster.yaml": content}
@@ -146,7 +150,7 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
         texts |= plugin_source.read_all_files(workspace.path)
         # Without Slurm, the scheduler on the controller reads the addresses of the nodes from the inventory. If the nodes have
         # a lease, the command on the controller reads the lease from the inventory, to decide which runs are held back.
-        if target.slurm is None or inventory.read_leased_inventory(workspace, target.name) is not None:
+        if target_cluster.slurm is None or inventory.read_leased_inventory(workspace, target_cluster.name) is not None:
             texts[str(upload.INVENTORY)] = files.read(inventory.inventory_path(workspace))
         file = matrix.find_matrix_file(arguments.matrix) if verb.name != "trace" else file
         if verb.name != "trace" and file not in matrix.shipped_matrices().values():

@@ -101,20 +101,20 @@ def _remove_fetched(output: Output, workspace: Workspace, fetched_runs: Sequence
         output.print_remark("Nothing was removed.")
         return True
     with progress.show_progress(output) as transfer_progress:
-        freed_space = prune.remove_verified_files(places, transfer_progress)
+        freed_places = prune.remove_verified_files(places, transfer_progress)
     for run in fetched_runs:
-        run.freed = [freed_place for freed_place in freed_space if freed_place.run == run.run]
-    for freed_place in freed_space:
+        run.freed = [freed_place for freed_place in freed_places if freed_place.run == run.run]
+    for freed_place in freed_places:
         if freed_place.why:
             output.print_remark(f"{freed_place.where}: files of {freed_place.run} stay: {freed_place.why}", style="red")
-    for where in dict.fromkeys(freed_place.where for freed_place in freed_space if freed_place.files):
-        removed_in_place = [freed_place for freed_place in freed_space if freed_place.where == where]
+    for where in dict.fromkeys(freed_place.where for freed_place in freed_places if freed_place.files):
+        removed_in_place = [freed_place for freed_place in freed_places if freed_place.where == where]
         count, size = (
             sum(freed_place.files for freed_place in removed_in_place),
             sum(freed_place.bytes for freed_place in removed_in_place),
         )
         output.print_remark(f"{where}: {count:,} files removed, {size / 2**20:,.1f} MiB freed")
-    return not any(freed_place.why for freed_place in freed_space)
+    return not any(freed_place.why for freed_place in freed_places)
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def draw_active(group: Group) -> Figure | None:
     return _add_curves(figure, first[0], curves, looks, max(history.in_use))
 
 
-def draw_segments(group: Group) -> Figure | None:
+def draw_reserved(group: Group) -> Figure | None:
     """Draw the first cell that has a snapshot: the memory that the allocator had reserved during the observed step, and how
     much of it was in use."""
     if (first := _first_snapshot(group)) is None or (history := first[2]) is None:

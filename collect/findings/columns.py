@@ -40,7 +40,7 @@ _HEADINGS = {
 class CellTables(msgspec.Struct, frozen=True):
     """The summary table and the further tables of cells."""
 
-    common: list[tuple[str, str]]
+    common_values: list[tuple[str, str]]
     """(heading, value) of the keys whose value is the same in all rows."""
     main: Table[CellRow]
     """The summary table."""
@@ -60,7 +60,9 @@ def make_table(all_rows: Sequence[CellRow], shown_rows: Sequence[CellRow] | None
     keys += [key for key in ("global_batch_size",) if key not in keys and _count_kinds(cells, [key]) > 1]  # after the ranks
     # A cell with a fault on purpose must be told from an ordinary cell even if all cells of the matrix have the fault.
     keys += ["fault"] if "fault" not in keys and any("fault" in cell for cell in cells) else []
-    common = [(key_heading(key), plain_text(cells[0].get(key))) for key in _USUAL if cells and _count_kinds(cells, [key]) == 1]
+    common_values = [
+        (key_heading(key), plain_text(cells[0].get(key))) for key in _USUAL if cells and _count_kinds(cells, [key]) == 1
+    ]
     cells = [row.flat for row in rows]
     columns = [
         *(_key_column(key, is_number=_has_only_numbers(cells, key)) for key in keys),
@@ -74,7 +76,7 @@ def make_table(all_rows: Sequence[CellRow], shown_rows: Sequence[CellRow] | None
     tables = [_other_table(rows, name, title, note, names) for name, title, note in _OTHER_TABLES]
     styles = [STATE_STYLES.get(find_notable_state(row), "") for row in rows]
     return CellTables(
-        [(key_text, value) for key_text, value in common if value],
+        [(key_text, value) for key_text, value in common_values if value],
         Table("Cells", columns, rows, "summary", styles=styles),
         [table for table in tables if table.rows],
     )

@@ -194,13 +194,13 @@ def _build_phase(cell: LoadedCell, phase: str) -> PhaseOfStep | None:
         values = [getattr(time, name) for time, _ in times]
         return None if None in values else sum(values) / steps / 1e6
 
-    host = mean("host_ns")
-    assert host is not None
+    host_ms = mean("host_ns")
+    assert host_ms is not None
     return PhaseOfStep(
         cell=cell.id,
         phase=phase,
         n=sum(any(time.phase == phase for rank in ranks for time in rank.phases) for ranks in runs),
-        host_ms=host,
+        host_ms=host_ms,
         gpu_ms=mean("device_ns"),
         compute_ms=mean("compute_ns"),
         communication_ms=mean("communication_ns"),

@@ -73,7 +73,7 @@ FIGURES: tuple[Callable[[figure.Group], figure.Figure | None], ...] = (
     operators.draw_layers, rates.draw_matrix_products, step_parts.ATTENTION.draw, memory_over_time.draw_profiled_memory,
     operators.draw_differences, bubble.draw, memory_parts.draw_categories, memory_parts.draw_sharding, memory_parts.draw_theory,
     memory_over_time.draw_memory_timeline, memory_over_time.draw_categories_of_steps,
-    allocator.draw_active, allocator.draw_segments, allocator.draw_state, cell_rows.draw_utilization,
+    allocator.draw_active, allocator.draw_reserved, allocator.draw_state, cell_rows.draw_utilization,
     timelines.draw_steps, timelines.draw_run, telemetry.draw_hosts, telemetry.draw_gpus,
 )  # fmt: skip
 

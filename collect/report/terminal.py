@@ -22,7 +22,7 @@ def print_summary(output: Output, summary: Summary) -> None:
     all_rows, labels = summary.rows, summary.labels_by_cell
     summary = truncation.truncate_summary(summary)
     table = columns.make_table(all_rows, summary.rows)
-    common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in table.common)
+    common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in table.common_values)
     title = f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
     full_title = f"{title} ({common_values})" if common_values else title
     output.show_table(msgspec.structs.replace(table.main, title=full_title))

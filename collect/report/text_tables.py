@@ -20,7 +20,7 @@ def report_title(summary: Summary) -> str:
 
 def general_remarks(summary: Summary) -> list[str]:
     """Sentences that apply to all numbers of a summary: values that all cells share, what ± means, and remarks."""
-    common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in summary.table.common)
+    common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in summary.table.common_values)
     spread = f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}"
     return [*([f"all cells: {common_values}"] if common_values else []), spread, *summary.remarks]
 

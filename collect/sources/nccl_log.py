@@ -66,10 +66,10 @@ def read_transports(logs: Iterable[Path]) -> NcclTransports:
 
 def add_log(transports: NcclTransports, log: bytes) -> None:
     """Add the connections in one log to `transports`. The log of a rank contains the connections from or to this rank."""
-    for name, rest in _CHANNEL.findall(log):
+    for name, details in _CHANNEL.findall(log):
         transport = name.decode()
         transports.channels[transport] = transports.channels.get(transport, 0) + 1
-        transports.gpudirect += transport == "NET/IB" and b"/GDRDMA" in rest
+        transports.gpudirect += transport == "NET/IB" and b"/GDRDMA" in details
     for pattern, device_pattern, names in ((_DEVICES, _DEVICE, transports.devices), (_SOCKETS, _SOCKET, transports.interfaces)):
         for line in pattern.findall(log):
             for match in device_pattern.finditer(line):

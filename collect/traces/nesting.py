@@ -30,24 +30,24 @@ def compute_nesting(spans: EventSpans) -> Nesting:
     running: list[tuple[int, int]] = []  # (index of the span, its end), the innermost span last
     order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
     columns = (order, spans.thread[order], spans.start_ns[order], spans.end_ns[order])
-    at_ns = current_thread = 0
+    written_until_ns = current_thread = 0
 
     def end_until(moment: int | None) -> None:
         """Write the segments of the running spans until this moment; None: until all running spans have ended."""
-        nonlocal at_ns
+        nonlocal written_until_ns
         while running:
             index, end = running[-1]
             until = end if moment is None else min(end, moment)
-            if until > at_ns:
-                pieces.append((index, current_thread, at_ns, until))
-                at_ns = until
+            if until > written_until_ns:
+                pieces.append((index, current_thread, written_until_ns, until))
+                written_until_ns = until
             if moment is not None and end > moment:
                 return
             running.pop()
 
     for index, thread, start, end in zip(*(column.tolist() for column in columns), strict=True):
         end_until(start if thread == current_thread else None)
-        current_thread, at_ns = thread, start
+        current_thread, written_until_ns = thread, start
         if len(running) >= MOST_LEVELS:
             parent[index] = -2
             continue

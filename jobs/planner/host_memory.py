@@ -34,19 +34,21 @@ def predict_host_bytes(
     processes = process.times(ranks) + terms[f"node_{cell.launcher}"].range(memory.MIB)
     makes_whole = engine in WHOLE_MODEL_ENGINES and (cell.strategy != "zero3" or cell.options["hpz_partition_size"] != 1)
     initial = 4.0 * parameters * (ranks if makes_whole else 1)  # in fp32, until it is on the GPUs
-    host_bytes = exact_range(max(initial, ranks * _count_offloaded_bytes(cell, parameters)))
+    tensor_bytes = exact_range(max(initial, ranks * _count_offloaded_bytes(cell, parameters)))
     if not on_gpu:
         # Only what ranks keep from step to step is in memory at the same time; of a pipeline, that of one of its ranks.
         kept_bytes = sum(tensors[name].low for name in KEPT if name in tensors) * (1 if cell.pp > 1 else ranks)
         term, size = terms["host_tensors"], sum_ranges(tensors).likely * ranks
-        host_bytes = PredictedRange(kept_bytes, size * term.likely, size * term.high)
+        tensor_bytes = PredictedRange(kept_bytes, size * term.likely, size * term.high)
     # The proof keeps the parameters before and after its steps on each rank, and rank 0 also those of the reference.
     copies = 8.0 * parameters * (ranks + 1)
     is_proven = cell.prove != "off" and strategy.unprovable(cell) is None
     if is_proven and (not workload.proof_options or (node_bytes is not None and 16 * parameters < node_bytes)):
-        with_proof = initial + copies if on_gpu else host_bytes.likely + copies
-        host_bytes = PredictedRange(host_bytes.low, max(host_bytes.likely, with_proof), max(host_bytes.high, with_proof))
-    return processes + host_bytes
+        with_proof = initial + copies if on_gpu else tensor_bytes.likely + copies
+        tensor_bytes = PredictedRange(
+            tensor_bytes.low, max(tensor_bytes.likely, with_proof), max(tensor_bytes.high, with_proof)
+        )
+    return processes + tensor_bytes
 
 
 def _count_offloaded_bytes(cell: Cell, parameters: int) -> float:

@@ -262,7 +262,7 @@ def suggest_options(
 
     requested_matrix: the matrix. cells: all cells of the matrix. selected_cells: the cells that `where` selects. machine: the
     capacity of the cluster. where: the expression of --where. plugins: the plug-ins of the workspace."""
-    misfit_names = {candidate.cell for candidate in find_misfits(requested_matrix, cells, machine, selected_cells)}
+    misfit_names = {misfit.cell for misfit in find_misfits(requested_matrix, cells, machine, selected_cells)}
     fitting = [cell for cell in selected_cells if cell.name() not in misfit_names]
     sentences = []
     cells_by_expression = {

@@ -36,10 +36,10 @@ def parse(stdout: str) -> tuple[str, ...]:
     """The modules NAME/VERSION whose kind is in KINDS, in the order of the list. Empty if the site has no module system."""
     names: dict[str, None] = {}
     for line in stdout.splitlines():
-        word = re.sub(r"\([^()]*\)$", "", line.strip())  # removes a mark such as (default), (D) or (default:latest)
-        folder, _, version = word.rpartition("/")
-        if version and folder.rpartition("/")[2].lower() in KINDS and _MODULE.match(word):
-            names[word] = None
+        module = re.sub(r"\([^()]*\)$", "", line.strip())  # removes a mark such as (default), (D) or (default:latest)
+        folder, _, version = module.rpartition("/")
+        if version and folder.rpartition("/")[2].lower() in KINDS and _MODULE.match(module):
+            names[module] = None
     return tuple(names)
 
 

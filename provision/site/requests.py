@@ -26,7 +26,7 @@ def sbatch_options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | No
     """
     slurm = cluster.slurm
     assert slurm is not None
-    words = {
+    option_values = {
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
@@ -34,7 +34,7 @@ def sbatch_options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | No
         "licenses": slurm.licenses,
         "exclude": ",".join(slurm.exclude) or None,
     }
-    arguments = [f"--{name}={value}" for name, value in words.items() if value is not None]
+    arguments = [f"--{name}={value}" for name, value in option_values.items() if value is not None]
     longest_s = slurm.max_time_s  # some sites accept a job with a longer time limit but never start the job
     minutes = minutes if longest_s is None else max(1, min(minutes, longest_s // 60))
     arguments += [f"--nodes={nodes}", "--ntasks-per-node=1", f"--time={minutes}", "--export=NONE"]
