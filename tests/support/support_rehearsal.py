@@ -42,7 +42,7 @@ import deepspeed.runtime.zero.muon.original_muon
 from torch.profiler import ProfilerActivity, profile, record_function
 import numpy as np
 from trainers.rehearsal import rehearse
-from trainers.rehearsal.fake_group import fake_group, give_hook, infer_neighbour_shapes
+from trainers.rehearsal.fake_group import fake_group, register_averaging_hook, infer_neighbour_shapes
 
 STEPS = 5  # before the last one; more than any strategy needs until one step is like the next
 
@@ -50,7 +50,7 @@ class Stepper:
     def __init__(self, cell, ranks):
         self.strategy, self.task = menu.strategy(cell.strategy), menu.workload_of(cell).build(cell, Path(DATA))
         self.engine, self.clock = self.strategy.build(cell, self.task, ranks), clock_for(ranks.device)
-        give_hook(self.engine.model if ranks.backend == "fake" else None)
+        register_averaging_hook(self.engine.model if ranks.backend == "fake" else None)
         items = np.arange(cell.micro_batch_size)
         self.batches = [self.task.fetch(items, ranks.device) for _ in range(cell.gradient_accumulation_steps)]
 

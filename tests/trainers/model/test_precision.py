@@ -57,7 +57,7 @@ import msgspec, torch
 from pathlib import Path
 from shardlab.matrix.cell import Cell
 from trainers import menu
-from trainers.data.order import PROOF, Order
+from trainers.data.order import PROOF, DataOrder
 from trainers.instruments.timing import clock_for
 from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import Ranks
@@ -89,7 +89,7 @@ def steps(number, ranks):
         seen = [0.0] * 9
     else:
         engine = strategy.build(cell, task, ranks)
-        order, clock = Order(task.source.items, cell.global_batch_size, cell.seed), clock_for(ranks.device)
+        order, clock = DataOrder(task.source.items, cell.global_batch_size, cell.seed), clock_for(ranks.device)
         for step, scale in enumerate((2.0**60, 2.0**10, 2.0**10)):
             engine.start_loss_scale(scale)
             undo = overflow(engine) if step == 1 and number == cell.gpus - 1 else lambda: None

@@ -287,7 +287,7 @@ from pathlib import Path
 from shardlab.runs import run
 from trainers import menu
 from trainers.communication import count_collectives
-from trainers.data.order import TIMED, Order
+from trainers.data.order import TIMED, DataOrder
 from trainers.instruments.timing import HostClock
 from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import Ranks
@@ -307,7 +307,7 @@ def work(rank, cell, data, store):
         theory, norm = server.theory(), None
     else:
         engine = strategy.build(cell, task, ranks)
-        order, calls = Order(task.source.items, cell.global_batch_size, 1), []
+        order, calls = DataOrder(task.source.items, cell.global_batch_size, 1), []
         for step in range(STEPS):
             parts = order.micro_batches(TIMED, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
             clock = HostClock(); clock.start()

@@ -22,7 +22,7 @@ import os, sys, tempfile, traceback, numpy as np, torch
 from pathlib import Path
 from shardlab.runs.rundir import RunDir
 from trainers.run import loop; from trainers import menu; from trainers.model import optimization
-from trainers.data.order import TIMED, WARMUP, Order
+from trainers.data.order import TIMED, WARMUP, DataOrder
 from trainers.instruments.timing import HostClock
 from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import Ranks
@@ -49,7 +49,7 @@ def one_process():
     torch.manual_seed(cell.seed)
     engine = menu.strategy("single").build(cell, task, ranks)
     optimization.set_learning_rate(engine.optimizer, cell.optimizer.lr)
-    order = Order(task.source.items, cell.global_batch_size, cell.seed, rest=4)
+    order = DataOrder(task.source.items, cell.global_batch_size, cell.seed, rest=4)
     clock, losses = HostClock(), []
     for phase, count in ((WARMUP, cell.warmup_steps), (TIMED, order.steps_per_epoch)):
         for step in range(count):
