@@ -44,7 +44,7 @@ class StudyTable(msgspec.Struct, frozen=True):
 
     where: str
     """The place in the study."""
-    common: list[tuple[str, str]]
+    common_values: list[tuple[str, str]]
     """(name, value) of each property that all numbers of the table share."""
     keys: list[str]
     """The headings of the columns that name the rows, such as "Strategy"."""
