@@ -13,6 +13,7 @@ import msgspec
 from published_rows import PublishedMachine, PublishedRow, read_configurations, read_machines
 
 from jobs.planner import calibration, machine, predict
+from jobs.planner.machine import PlannedMachine
 from jobs.planning import plan, plan_predictions, resolve
 from shardlab.cluster.cluster import load_cluster
 from shardlab.cluster.cluster_keys import Network
@@ -29,6 +30,8 @@ class PlannedRow(msgspec.Struct, frozen=True):
     """A published row and the prediction for it."""
 
     row: PublishedRow
+    cell: Cell
+    machine: PlannedMachine
     predicted: Prediction
 
     @property
@@ -76,7 +79,7 @@ def plan_rows(
             cluster_file = _write_cluster(workspace.path, name, read_machines()[name], one_card=one_card)
             planned_machine = machine.plan_machine(load_cluster(cluster_file), None)
             planned += [
-                PlannedRow(row, predict.predict_run(cell, planned_machine, calibration=earlier))
+                PlannedRow(row, cell, planned_machine, predict.predict_run(cell, planned_machine, calibration=earlier))
                 for row, cell in _resolve(workspace, cluster_file, machine_rows, refused)
             ]
     order = {row.name: number for number, row in enumerate(rows)}
