@@ -70,7 +70,7 @@ def derive_split(model: nn.Module, blocks: Sequence[nn.Module], config: Any) -> 
     ]
     divisible = math.gcd(*sizes, *(size for size in heads if isinstance(size, int)))
     degrees = tuple(ranks for ranks in range(2, divisible + 1) if divisible % ranks == 0)
-    return Split(columns, rows, degrees, _find_vocabulary_layers(model, names))
+    return Split(columns, rows, degrees, _find_vocabulary_layers(model, names, config))
 
 
 class DerivedPlan(ModelPlan):
@@ -91,11 +91,15 @@ class DerivedPlan(ModelPlan):
         raise AssertionError("refused at plan time: nobody wrote how to divide the model into stages")
 
 
-def _find_vocabulary_layers(model: Any, names: dict[int, str]) -> tuple[str, str] | None:
-    """The names of the embedding of tokens and of the head, if they compute nothing but what torch's layers compute. names: the
-    name of each module by its id."""
-    layers = model.get_input_embeddings(), model.get_output_embeddings()
-    return (names[id(layers[0])], names[id(layers[1])]) if tuple(map(type, layers)) == (nn.Embedding, nn.Linear) else None
+def _find_vocabulary_layers(model: Any, names: dict[int, str], config: Any) -> tuple[str, str] | None:
+    """The names of the embedding of tokens and of the head, if they compute nothing but what torch's layers compute, and have
+    the sizes of the configuration. names: the name of each module by its id."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if type(embedding) is not nn.Embedding or type(head) is not nn.Linear:
+        return None
+    sizes = (getattr(config, "vocab_size", None), getattr(config, "hidden_size", None))
+    is_usual = tuple(embedding.weight.shape) == tuple(head.weight.shape) == sizes
+    return (names[id(embedding)], names[id(head)]) if is_usual else None
 
 
 def _find_module(block: nn.Module, name: str) -> nn.Module | None:
