@@ -46,7 +46,7 @@ class _CrossEntropy(torch.autograd.Function):
             target = targets[rows, None] - first
             is_here = torch.ones_like(target, dtype=torch.bool) if group is None else (target >= 0) & (target < width)
             target = target.where(is_here, 0)
-            log_probabilities = _log_softmax(_cast_columns(logits[rows], width), group)
+            log_probabilities = _log_softmax(_take_classes(logits[rows], width).float(), group)
             log_likelihood[rows] = log_probabilities.gather(1, target).where(is_here, 0.0)
             if gradient is not None:
                 # softmax - onehot. Backward divides by the number of rows: in fp16, small quotients would be rounded to 0.
@@ -88,9 +88,9 @@ def _find_classes(logits: torch.Tensor, classes: int | None, group: dist.Process
     return first, columns if classes is None else max(0, min(columns, classes - first))
 
 
-def _cast_columns(logits: torch.Tensor, width: int) -> torch.Tensor:
-    """The first columns (..., width) of logits in fp32. Of a rank that has only padding: one column, of probability 0."""
-    return logits[..., :width].float() if width else torch.full_like(logits[..., :1], -torch.inf, dtype=torch.float32)
+def _take_classes(logits: torch.Tensor, width: int) -> torch.Tensor:
+    """The first columns (..., width) of logits. Of a rank that has only padding: one column, of probability 0."""
+    return logits[..., :width] if width else torch.full_like(logits[..., :1], -torch.inf)
 
 
 def _log_softmax(logits: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
@@ -129,7 +129,7 @@ def count_correct(
     """The number of targets (...) that are the class with the largest of the logits (..., n); 0-dim, int64. classes, group: as
     in `cross_entropy`."""
     first, width = _find_classes(logits, classes, group)
-    largest, winners = _cast_columns(logits, width).max(-1)
+    largest, winners = _take_classes(logits, width).max(-1)
     if group is not None:
         largest_of_all = largest.clone()
         dist.all_reduce(largest_of_all, dist.ReduceOp.MAX, group=group)

@@ -111,7 +111,11 @@ def _split_vocabulary(facts: ModelFacts, tp: int) -> ModelFacts:
         return facts
     rank_rows = -(-rows // tp)
     share, others = rank_rows / rows, (rows - rank_rows) * (facts.width or 0)  # others: the parameters of the other ranks
-    saved = facts.saved and msgspec.structs.replace(
+    unaligned_flops = (facts.head_flops_per_item or 0.0) if rank_rows % ALIGNED else 0.0
+    facts = msgspec.structs.replace(facts, unaligned_flops_per_item=unaligned_flops, head_share=share)
+    if facts.saved is None:  # `_described_facts` has divided what is outside of the blocks
+        return facts
+    saved = msgspec.structs.replace(
         facts.saved,
         head=facts.saved.head - facts.saved.logits * (1 - share),
         logits=facts.saved.logits * share,
@@ -123,8 +127,6 @@ def _split_vocabulary(facts: ModelFacts, tp: int) -> ModelFacts:
         back=facts.back - others,
         tied=facts.tied and facts.tied - others,
         saved=saved,
-        unaligned_flops_per_item=(facts.head_flops_per_item or 0.0) if rank_rows % ALIGNED else 0.0,
-        head_share=share,
     )
 
 

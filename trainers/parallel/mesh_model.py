@@ -287,7 +287,7 @@ def _embed_tokens(layer: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
     rows = weight.to_local()
     local_tokens = tokens - weight.device_mesh.get_local_rank() * len(rows)
     is_here = (local_tokens >= 0) & (local_tokens < len(rows))
-    embeddings = nn.functional.embedding(local_tokens.where(is_here, 0), rows) * is_here[..., None]
+    embeddings = nn.functional.embedding(local_tokens.where(is_here, 0), rows).where(is_here[..., None], 0)
     if layer.padding_idx is not None:  # the embedding of this token is not trained
         embeddings = embeddings.detach().where((tokens == layer.padding_idx)[..., None], embeddings)
     return (

@@ -14,7 +14,7 @@ from support_rehearsal import Rehearser
 
 from jobs.planner import exchanges, gpu, link, memory, model_facts, planner_table, predict
 from jobs.planner.machine import PlannedMachine
-from shardlab.plugins.plugin_kind import OwnWorkload
+from shardlab.plugins.plugin_kind import ModelCounts, OwnWorkload
 from shardlab.registry import Option
 from shardlab.runs.prediction import exact_range
 from shardlab.runs.rehearsed import Rehearsed
@@ -85,6 +85,19 @@ def test_the_lower_bound_of_a_model_is_below_the_prediction_of_its_shipped_twin(
             assert not bound.complete
             assert 0 < bound.tensors.low <= predicted.tensors.low, shipped
             assert bound.bytes.low <= predicted.bytes.low, shipped
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_a_vocabulary_is_divided_once_if_activations_are_not_known(tp):
+    """Of 1,000 rows of 64 numbers in the embedding and in the head, and two blocks, a rank has a part."""
+    counts = ModelCounts(
+        kind="transformer", block_flops=1e9, attention_flops=1e6, other_flops=1e8, vocabulary=1000, width=64, saved={},
+        end_parameters=(64_000, 64_064, 0), reductions=(2, 5), splits_vocabulary=True,
+    )  # fmt: skip
+    known = msgspec.structs.replace(own_model((10_000, 10_000), 128_064, code="d" * 16), counts=counts)
+    menu.add_own_workload(known, Path("mine.json"))
+    found = memory.predict_memory(in_place_of(cell("llm-1.3b", "tp", tp, tp=tp), known))
+    assert found.by_category["parameter"].likely == pytest.approx(4 * (128_064 + 20_000) / tp, rel=0.01)
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
