@@ -388,13 +388,18 @@ def _described_facts(cell: Cell, workload: Workload) -> ModelFacts:
     if saved is None or has_other_head or "dropout" in changed or (cell.pp > 1 and not has_equal_blocks):
         return facts
     front, back, tied = counts.end_parameters
+    saved = _scale_saved_bytes(saved, length)
+    if counts.reductions is not None and counts.width is not None:  # see _count_saved_bytes
+        inputs = counts.reductions[1] if cell.precision in precision.AUTOCAST else counts.reductions[0]
+        gathered = float(inputs * (cell.seq_len or 0) * counts.width * precision.computed_bytes(cell.precision))
+        saved = msgspec.structs.replace(saved, block_gathered=min(gathered, saved.block_whole))
     return msgspec.structs.replace(
         facts,
         block_parameters=sum(sizes) // max(1, len(sizes)),
         front=front,
         back=back,
         tied=tied,
-        saved=_scale_saved_bytes(saved, length),
+        saved=saved,
         how="saved activations counted in the model",
     )
 

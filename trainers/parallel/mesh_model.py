@@ -79,6 +79,7 @@ class MeshModel:
         model_options.checkpoint_and_compile(cell, task, model)
         wrapped_blocks = list(task.blocks(model))
         vocabulary = self._find_vocabulary_layers(model) if split else ()
+        is_tied = len({id(layer.weight) for layer in vocabulary}) < len(vocabulary)
         self._divide(model, names)
         kept_modules = {id(module) for module in self.module.modules()}
         self.blocks = [block for block in wrapped_blocks if id(block) in kept_modules]
@@ -91,8 +92,11 @@ class MeshModel:
                 self._distribute(block, wrapped_block, cell.precision, reshard_after_forward)
         for module in model.modules():
             deferred.fill_direct(module, keep=id(module) in kept_modules)
+            if module in vocabulary and id(module) in kept_modules:
+                self._split_rows(module)
         self.split_embedding, self.split_head = (id(layer) in kept_modules for layer in vocabulary or (None, None))
-        self._split_vocabulary([layer for layer in vocabulary if id(layer) in kept_modules])
+        if is_tied and self.split_embedding and self.split_head:
+            vocabulary[1].weight = vocabulary[0].weight
         for part in self.parts.values() if reshard_after_forward is not None else ():
             other_parameters = [p for p in part.parameters() if not isinstance(p, DTensor) or "dp" not in _mesh_dimensions(p)]
             self._shard(part, cell.precision, other_parameters, is_block=False, reshard=False)
@@ -129,28 +133,24 @@ class MeshModel:
         sizes = {weight.shape[0] for layer in layers if isinstance(weight := layer.weight, nn.Parameter)}
         if len(sizes) != 1 or tp.size() == 1:
             return ()
-        self.task.counted_classes = self.task.counted_classes or sizes.pop()  # `_split_vocabulary` pads the rows
+        self.task.counted_classes = self.task.counted_classes or sizes.pop()  # `_split_rows` pads them
         self.task.classes_group = tp.get_group()
         return layers
 
-    def _split_vocabulary(self, layers: list[nn.Module]) -> None:
-        """Split the rows of this rank's embedding of tokens and head over the tp ranks. A weight that both have stays one."""
-        is_tied, mesh = len(layers) == 2 and layers[0].weight is layers[1].weight, self.mesh["tp"]
-        for layer in layers:
-            for name, parameter in layer._parameters.items():
-                if parameter is not None:  # padded with zeros to equal numbers of rows
-                    padding = (0, 0) * (parameter.dim() - 1) + (0, -len(parameter) % mesh.size())
-                    padded = nn.functional.pad(parameter.detach(), padding)
-                    padded = distribute_tensor(
-                        padded, mesh, [Shard(0)], src_data_rank=None
-                    )  # None: all ranks have equal weights
-                    layer._parameters[name] = nn.Parameter(padded, requires_grad=parameter.requires_grad)
-            if isinstance(layer, nn.Embedding):
-                layer.forward = partial(_embed_tokens, layer)  # type: ignore[method-assign]
-            else:
-                parallelize_module(layer, mesh, ColwiseParallel(), src_data_rank=None)
-        if is_tied:
-            layers[1].weight = layers[0].weight
+    def _split_rows(self, layer: nn.Module) -> None:
+        """Split the rows of an embedding of tokens, or of a head, over the tp ranks."""
+        mesh = self.mesh["tp"]
+        for name, parameter in layer._parameters.items():
+            if parameter is not None:
+                rows = parameter.detach()
+                if missing := -len(rows) % mesh.size():  # padded with zeros to equal numbers of rows
+                    rows = nn.functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing))
+                rows = distribute_tensor(rows, mesh, [Shard(0)], src_data_rank=None)  # None: all ranks have equal weights
+                layer._parameters[name] = nn.Parameter(rows, requires_grad=parameter.requires_grad)
+        if isinstance(layer, nn.Embedding):
+            layer.forward = partial(_embed_tokens, layer)  # type: ignore[method-assign]
+        else:
+            parallelize_module(layer, mesh, ColwiseParallel(), src_data_rank=None)
 
     def cut_padding(self, name: str, part: TensorPart) -> TensorPart:
         """The part of a parameter, or of its optimizer state, without the rows that pad a split embedding or head."""

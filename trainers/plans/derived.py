@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from trainers.plans.plan import ModelPlan
+from trainers.plans.plan import POSITIONS, ModelPlan, add_gathering_hook
 
 COLUMNS, ROWS = "colwise", "rowwise"
 
@@ -81,11 +82,15 @@ class DerivedPlan(ModelPlan):
         self.vocabulary_layers = split.vocabulary_layers
 
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
-        assert not sequence, "refused at plan time"
+        layout = Shard(POSITIONS) if sequence else Replicate()
         styles: dict[str, Any] = {name: ColwiseParallel() for name in self._split.columns}
-        styles |= {name: RowwiseParallel() for name in self._split.rows}
+        styles |= {name: RowwiseParallel(output_layouts=layout) for name in self._split.rows}
         parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
-        return []
+        if not sequence:
+            return []
+        for name in self._split.rows:
+            add_gathering_hook(block.get_submodule(name.rpartition(".")[0]), mesh)
+        return [parameter for parameter in block.parameters() if not isinstance(parameter, DTensor)]
 
     def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
         raise AssertionError("refused at plan time: nobody wrote how to divide the model into stages")

@@ -75,9 +75,27 @@ def add_sequence_hooks(first: nn.Module, last: nn.Module, mesh: DeviceMesh) -> N
         replicated = DTensor.from_local(arguments[0], mesh, [Replicate()], run_check=False)
         return (replicated.redistribute(placements=[Shard(POSITIONS)]).to_local(), *arguments[1:])
 
-    def leave(_: nn.Module, __: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        part = DTensor.from_local(output, mesh, [Shard(POSITIONS)], run_check=False)
-        return part.redistribute(placements=[Replicate()]).to_local()
+    def leave(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (_gather_positions(output[0], mesh).to_local(), *output[1:])
+        return _gather_positions(output, mesh).to_local()
 
     first.register_forward_pre_hook(enter)
     last.register_forward_hook(leave)
+
+
+def add_gathering_hook(section: nn.Module, mesh: DeviceMesh) -> None:
+    """Make a section of a block gather its hidden state, of which each rank has a slice of the positions, so that all of its
+    layers read the whole. The hidden state is its first argument, or the one named hidden_states."""
+
+    def gather(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if arguments:
+            return (_gather_positions(arguments[0], mesh), *arguments[1:]), keywords
+        return arguments, {**keywords, "hidden_states": _gather_positions(keywords["hidden_states"], mesh)}
+
+    section.register_forward_pre_hook(gather, with_kwargs=True)
+
+
+def _gather_positions(hidden: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+    """The whole hidden state, of which this rank has a slice of the positions (items, positions, width)."""
+    return DTensor.from_local(hidden, mesh, [Shard(POSITIONS)], run_check=False).redistribute(placements=[Replicate()])

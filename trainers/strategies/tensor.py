@@ -56,8 +56,6 @@ def why_not_in_slices(cell: Cell) -> str | None:
         return None
     if cell.seq_len is None:
         return f"sequence_parallel: {cell.workload} has no sequences. Allowed: leave it out."
-    if menu.workload_of(cell).is_data:
-        return f"sequence_parallel: not known for {cell.workload}, a model by its configuration. Allowed: leave it out."
     if cell.seq_len % cell.tp:
         return (
             f"sequence_parallel: tp: {cell.tp} does not divide the {cell.seq_len} positions of a sequence (seq_len). "

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support_cells import CELL
 from support_configured import CONFIGURATIONS, SEQ_LEN, described, model_of, use
-from support_long import LONG
+from support_long import LONG, only_long
 
 from shardlab.matrix.model_file import ModelByConfiguration, read_model
 from trainers import menu
@@ -72,6 +72,22 @@ def test_a_model_without_a_written_plan_does_the_work_of_one_process(bench, mode
         assert code == 0, errors + "".join(log.read_text() for log in run_dir.log.glob("*"))
         assert run_dir.read_result().parameters == models(name)[1][0].parameters
         assert_work(run_dir, menu.strategy(strategy))
+
+
+@pytest.mark.parametrize(("name", "strategy", "mode"), [
+    ("llama", "tp", "none"), ("gpt_neox", "tp-fsdp2", "full"),
+    *only_long(("mistral", "tp", "full"), ("qwen2", "tp-fsdp2", "none")),
+])  # fmt: skip
+def test_a_model_without_a_written_plan_keeps_slices_of_the_positions(bench, models, name, strategy, mode):
+    """Between the split layers, each rank has only its slice, so norms get only a part of their gradient."""
+    model, (known, *_) = models(name)
+    keys = {"accumulation": 2, "activation_checkpointing": mode, "prove": "auto", "steps": 2}
+    run_dir = bench.run_dir(strategy=strategy, gpus=2 if strategy == "tp" else 4, tp=2, **keys)
+    use(run_dir, model, known, sequence_parallel=True)
+    code, errors = bench.finish(run_dir)
+    assert code == 0, errors + "".join(log.read_text() for log in run_dir.log.glob("*"))
+    assert run_dir.read_result().knobs["effective"]["sequence_parallel"]
+    assert_work(run_dir, menu.strategy(strategy))
 
 
 def assert_work(run_dir, strategy):
@@ -142,7 +158,7 @@ def test_a_structure_that_cannot_be_derived_is_refused_before_a_run_starts(model
 
     assert refusal("tp", gpus=2, dp=1, tp=2) is None
     assert "cannot be split over tp: 4 ranks. Allowed tp: 1, 2." in refusal("tp", gpus=4, dp=1, tp=4, options={"n_layer": 2})
-    assert "sequence_parallel: not known for my-llama" in refusal("tp", gpus=2, tp=2, options={"sequence_parallel": True})
+    assert refusal("tp", gpus=2, tp=2, options={"sequence_parallel": True}) is None
     assert "where it may be cut is not known" in refusal("pp-gpipe", gpus=2, dp=1, pp=2)
     assert "my-llama has 128 positions, found seq_len: 129." in refusal("single", seq_len=129)
     assert "n_layer: found 4. Allowed: a whole number from 1 to 3." in refusal("single", options={"n_layer": 4})
