@@ -110,6 +110,8 @@ def list_cells(workload, tensor_degrees):
                 one = cell(workload, strategy, gpus, micro=4, passes=passes, **keys)
                 if menu.refuse(one) is None:
                     yield one
+                    if "tp" in entry.degrees and one.seq_len is not None:
+                        yield msgspec.structs.replace(one, options={**one.options, "sequence_parallel": True})
 
 
 @pytest.mark.parametrize("workload", SHAPES)
