@@ -36,7 +36,14 @@ _ARRIVED = re.compile(rb"(?:^|\r)\s*([0-9]+)\s+[0-9]+%")
 MOST_PROGRESS_BYTES = 1000  # number of bytes that are read at the end of the progress output: several lines
 MARK = secrets.token_hex(8)  # printed before the output of the other rsync, because a .bashrc may print text, too
 INCOMPLETE = (23, 24)  # exit codes of rsync that mean: rsync tried all files, but some could not be copied
-CONNECTION_ERRORS = (10, 12, 30, 35, 255)  # exit codes of rsync if the connection to the other machine failed or broke
+BROKEN_STREAM, NOT_FOUND = 12, 127  # exit codes of rsync and of a shell
+CONNECTION_ERRORS = (
+    10,
+    BROKEN_STREAM,
+    30,
+    35,
+    255,
+)  # exit codes of rsync if the connection to the other machine failed or broke
 # rsync starts this sh program in place of ssh. Its words are a host, which is not used, and the command of the other rsync. All
 # that comes before the line with the mark is dropped. It ends with the exit code of ssh.
 _LOGIN = """\
@@ -121,6 +128,8 @@ def run_rsync(
         errors.seek(0)
         error_text = errors.read(MOST_ERROR_BYTES).decode("utf-8", "replace")
     lines = error_text.rpartition(f"{MARK}\n")[2].strip().splitlines()
+    if code == BROKEN_STREAM and lines and re.search("not found|unknown command", lines[0], re.IGNORECASE):
+        code = NOT_FOUND  # rsync may end before it knows the exit code of the other shell, which found no rsync
     return RsyncEnd(code, lines[0].removeprefix("rsync: ") if lines else f"exit code {code}" if code else "")
 
 
