@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support_planner import cell as make_cell
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "published"))
 import planned_rows
@@ -16,6 +17,7 @@ from planned_rows import PlannedRow
 from published_rows import PublishedModel, PublishedRow, PublishedTable
 
 from jobs.planner import gpu
+from jobs.planner.machine import NO_GPU
 from shardlab.runs.prediction import PredictedRange, Prediction
 
 ROWS = published_rows.read_rows()
@@ -38,7 +40,8 @@ def planned(measured_s, predicted_s, gpus=8, **keys):
     low_high = PredictedRange(predicted_s / 2, predicted_s, predicted_s * 2)
     categories = {"fragmentation": PredictedRange(0, GIB, GIB)}
     tensors = PredictedRange(8 * GIB, 8 * GIB, 8 * GIB)
-    return PlannedRow(row, Prediction(step_s=low_high, memory_by_category=categories, tensor_bytes=tensors, fits="yes"))
+    predicted = Prediction(step_s=low_high, memory_by_category=categories, tensor_bytes=tensors, fits="yes")
+    return PlannedRow(row, make_cell("gpt2", "single", 1), NO_GPU, predicted)
 
 
 def test_each_table_names_a_commit_or_a_paper():

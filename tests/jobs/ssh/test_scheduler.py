@@ -79,7 +79,7 @@ def test_a_task_that_fails_ends_the_others(nodes):
     folder = nodes.run(1, 2, "test $SHARDLAB_NODE = 1 && exit 3; exec sleep 1000")
     assert nodes.attempt(folder, "gpu0,gpu1").wait(HANG_S) == 3
     assert exited(folder)[:2] == (3, None)
-    assert not tasks(folder)
+    until(lambda: not tasks(folder), "the tasks have ended")
 
 
 def test_a_node_whose_connection_breaks_is_a_node_failure_and_is_named(nodes):
