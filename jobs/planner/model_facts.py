@@ -21,7 +21,7 @@ from typing import cast
 import msgspec
 
 from shardlab.matrix.cell import Cell
-from shardlab.plugins.plugin_kind import SavedBytes
+from shardlab.plugins.plugin_kind import ModelCounts, SavedBytes
 from shardlab.registry import Value
 from trainers import menu
 from trainers.model import precision
@@ -389,10 +389,7 @@ def _described_facts(cell: Cell, workload: Workload) -> ModelFacts:
         return facts
     front, back, tied = counts.end_parameters
     saved = _scale_saved_bytes(saved, length)
-    if counts.reductions is not None and counts.width is not None:  # see _count_saved_bytes
-        inputs = counts.reductions[1] if cell.precision in precision.AUTOCAST else counts.reductions[0]
-        gathered = float(inputs * (cell.seq_len or 0) * counts.width * precision.computed_bytes(cell.precision))
-        saved = msgspec.structs.replace(saved, block_gathered=min(gathered, saved.block_whole))
+    saved = msgspec.structs.replace(saved, block_gathered=min(_count_gathered_bytes(cell, counts), saved.block_whole))
     return msgspec.structs.replace(
         facts,
         block_parameters=sum(sizes) // max(1, len(sizes)),
@@ -402,6 +399,16 @@ def _described_facts(cell: Cell, workload: Workload) -> ModelFacts:
         saved=saved,
         how="saved activations counted in the model",
     )
+
+
+def _count_gathered_bytes(cell: Cell, counts: ModelCounts) -> float:
+    """What sequence parallelism gathers in a block, in bytes per item: the hidden states that the pairs of split layers read.
+    Under autocast, each layer that is split by columns has a copy."""
+    if counts.reductions is None or counts.width is None:
+        return 0.0
+    rows, columns = counts.reductions
+    inputs = columns if cell.precision in precision.AUTOCAST else rows
+    return float(inputs * (cell.seq_len or 0) * counts.width * precision.computed_bytes(cell.precision))
 
 
 def _find_length(cell: Cell, workload: Workload) -> float:
