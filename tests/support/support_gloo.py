@@ -1,11 +1,12 @@
 """Forks two profiled gloo ranks, which write FOLDER/rank-0000N.json.gz. Usage: python support_gloo.py FOLDER"""
 
-import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from support_rank_processes import fork_ranks
 from torch.profiler import ProfilerActivity, profile, record_function
 
 STEPS, WORLD = 2, 2
@@ -28,20 +29,5 @@ def train(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def main(folder: Path) -> None:
-    children = []
-    for rank in range(WORLD):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                train(rank, folder)
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(child)
-    sys.exit(any(os.waitpid(child, 0)[1] for child in children))
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    fork_ranks(WORLD, partial(train, folder=Path(sys.argv[1])))

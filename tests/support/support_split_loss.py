@@ -5,12 +5,13 @@ predictions.
 """
 
 import json
-import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from support_rank_processes import fork_ranks
 
 from trainers import cross_entropy
 
@@ -44,20 +45,5 @@ def compute(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def main(folder: Path) -> None:
-    children = []
-    for rank in range(WORLD):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                compute(rank, folder)
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(child)
-    sys.exit(any(os.waitpid(child, 0)[1] for child in children))
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    fork_ranks(WORLD, partial(compute, folder=Path(sys.argv[1])))

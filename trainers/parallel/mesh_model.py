@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -78,7 +78,10 @@ class MeshModel:
         bare_blocks = list(task.blocks(model))
         model_options.checkpoint_and_compile(cell, task, model)
         wrapped_blocks = list(task.blocks(model))
-        vocabulary = self._find_vocabulary_layers(model) if split else ()
+        if vocabulary := self._find_vocabulary_layers(model):
+            self.task.classes_group = self.mesh["tp"].get_group()
+            # `_split_rows` pads the rows, so the model may get more columns of logits than it has classes.
+            self.task.counted_classes = task.counted_classes or len(cast("Any", vocabulary[1]).weight)
         is_tied = len({id(layer.weight) for layer in vocabulary}) < len(vocabulary)
         self._divide(model, names)
         kept_modules = {id(module) for module in self.module.modules()}
@@ -127,15 +130,10 @@ class MeshModel:
             self._shard(wrapped, precision, list(wrapped.parameters()), is_block=True, reshard=reshard)
 
     def _find_vocabulary_layers(self, model: nn.Module) -> tuple[nn.Module, ...]:
-        """(embedding of tokens, head), if their rows are split over the tp ranks; else empty. Tells the task the ranks."""
-        names, tp = self._plan.vocabulary_layers, self.mesh["tp"]
-        layers = tuple(model.get_submodule(name) for name in names or ())
-        sizes = {weight.shape[0] for layer in layers if isinstance(weight := layer.weight, nn.Parameter)}
-        if len(sizes) != 1 or tp.size() == 1:
+        """(embedding of tokens, head), if their rows are split over the tp ranks; else empty."""
+        if not self._split or self.mesh["tp"].size() == 1:
             return ()
-        self.task.counted_classes = self.task.counted_classes or sizes.pop()  # `_split_rows` pads them
-        self.task.classes_group = tp.get_group()
-        return layers
+        return tuple(model.get_submodule(name) for name in self._plan.vocabulary_layers or ())
 
     def _split_rows(self, layer: nn.Module) -> None:
         """Split the rows of an embedding of tokens, or of a head, over the tp ranks."""

@@ -6,33 +6,24 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
-from trainers.plans.plan import POSITIONS, ModelPlan, stage_slice
+from trainers.plans.derived import DerivedPlan, Split
+from trainers.plans.plan import stage_slice
 
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
 
-class LlamaPlan(ModelPlan):
-    vocabulary_layers = ("model.embed_tokens", "lm_head")
+SPLIT = Split(COLUMNS, ROWS, degrees=(), vocabulary_layers=("model.embed_tokens", "lm_head"))
+
+
+class LlamaPlan(DerivedPlan):
+    """The split that transformers has for LLaMA, written down, so that no model has to be built to know it."""
+
     backward_reductions = len(COLUMNS)
 
-    def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
-        layout = Shard(POSITIONS) if sequence else Replicate()
-        styles: dict[str, Any] = {name: ColwiseParallel() for name in COLUMNS}
-        styles |= {name: RowwiseParallel(output_layouts=layout) for name in ROWS}
-        if sequence:
-            # The hidden state is gathered once for all layers that read it, and not by each of these layers.
-            styles["mlp"] = PrepareModuleInput(input_layouts=layout, desired_input_layouts=Replicate())
-            styles["self_attn"] = PrepareModuleInput(
-                input_kwarg_layouts={"hidden_states": layout}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
-            )
-        parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
-        layer = cast("Any", block)
-        return [layer.input_layernorm.weight, layer.post_attention_layernorm.weight] if sequence else []
+    def __init__(self, positions: int, width: int) -> None:
+        super().__init__(positions, width, SPLIT)
 
     def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
         return LlamaStage(model, index, count)

@@ -209,8 +209,8 @@ def test_building_a_model_takes_at_most_the_memory_of_its_shard_and_a_block(gpus
 LAYERS, WIDTH = 8, 256
 # How many elements of a GPT-2 block tensor parallelism shards: all except two biases and two layer norms.
 SHARDED = 12 * WIDTH**2 + 7 * WIDTH
-# GPT-2 stores the weights of its linear layers transposed. While tensor parallelism shards a layer, a rank holds a copy of the
-# layer's weight, in bytes; and the whole embedding, which is tied to the head, until the whole model is built.
+# The bytes that a rank holds only while it builds the model with tensor parallelism: a copy of a linear layer's weight,
+# because GPT-2 stores these weights transposed, and the whole embedding, because it is tied to the head.
 COPIED = 4 * 4 * WIDTH**2 + 4 * 256 * WIDTH
 
 
