@@ -20,7 +20,7 @@ class MemoryFit(msgspec.Struct):
     """Which cells fit into memory, in some contests of a family. Cells are given by name."""
 
     contests: list[int]
-    """Indexes in `ChoiceFamily.contests`."""
+    """The contests in which it is so, as indexes in `ChoiceFamily.contests`."""
     fits: list[str]
     """These cells completed."""
     does_not_fit: list[str]
@@ -35,7 +35,7 @@ class CriterionAnswer(msgspec.Struct):
     """The best cells by one criterion. They are the same in all contests that `contests` lists."""
 
     contests: list[int]
-    """Indexes in `ChoiceFamily.contests`."""
+    """The contests in which it is so, as indexes in `ChoiceFamily.contests`."""
     word: Chosen
     """How certain the choice is (`Standing.word`); if no cells were ranked: the reason, such as `only one`."""
     best: list[str]

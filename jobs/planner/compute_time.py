@@ -7,8 +7,8 @@
     all other operators              bytes / bandwidth of the memory: norms, activation functions, residuals and the loss read
                                      and write what autograd saves several times
 
-The head (the layers behind the blocks) counts separately, because pipelines do not split it, tensor parallelism only if the
-rows of its vocabulary are known, and because activation checkpointing does not recompute it.
+The head (the layers behind the blocks) counts separately: a pipeline does not split it, tensor parallelism splits only that of
+a language model, and activation checkpointing does not recompute it.
 """
 
 from __future__ import annotations

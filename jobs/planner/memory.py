@@ -109,7 +109,8 @@ def _rank_memory(cell: Cell, facts: ModelFacts, division: Division, share: Stage
     part, activations = _find_rank_part(cell, facts, share), _count_activations(cell, facts, share, micro)
     kept_bytes = division.kept_gradient_bytes
     if cell.pp > 1 and kept_bytes and cell.gradient_accumulation_steps <= share.kept_micro_batches:
-        # The first backward of a pipeline finds no gradients of earlier passes, and the last one only its own activations.
+        # When the first backward of a pipeline begins, there are no gradients of earlier passes yet. When the last one begins,
+        # only the activations of its own micro-batch are left.
         first = msgspec.structs.replace(division, kept_gradient_bytes=0.0, gradient_bytes=int(kept_bytes), gradient_ranks=1)
         moments = step_moments.list_moments(first, part, activations)
         activations = activations._replace(kept_bytes=activations.of_pass)

@@ -23,9 +23,9 @@ class PassSlot(msgspec.Struct, frozen=True):
     stage: int
     micro_batch: int
     start: float
-    """In the unit of the times that `simulate_pipeline` got."""
+    """When the pass begins, in the unit of the durations that the caller gave `simulate_pipeline`."""
     end: float
-    """In the unit of the times that `simulate_pipeline` got."""
+    """When the pass ends, in the same unit."""
 
 
 class SimulatedPipeline(msgspec.Struct, frozen=True):

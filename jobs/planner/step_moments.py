@@ -19,14 +19,15 @@ class RankPart(NamedTuple):
     blocks: int
     """The number of blocks."""
     block: float
-    """Of a block, on average."""
+    """The parameters of a block, on average."""
     largest_block: float
     front: int
-    """Before the blocks."""
+    """The parameters before the blocks."""
     back: int
-    """Behind the blocks."""
+    """The parameters behind the blocks."""
     tied: int
-    """In both; they count once. The first and the last rank of a pipeline hold one copy each."""
+    """The parameters that are before and behind the blocks, such as those of an embedding that is also the head. A rank with
+    both ends has them once; the first and the last rank of a pipeline have a copy each."""
     segment: int = 1
     """The number of blocks that backward recomputes together, and FSDP reduces together. The first blocks of the model are such
     a segment, the last blocks are not."""
