@@ -65,20 +65,23 @@ def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool 
         for options, equal in runs_by_options.items():
             script.write_text(render.render_script(equal[0], Path(temporary), context.where, context.own_templates))
             count = len(equal) if pack else 1
-            answer = _test_request(script, [f"--time={request.compute_limit_minutes(equal[0]) * count}"] if count > 1 else [])
+            time_options = [f"--time={request.compute_limit_minutes(equal[0]) * count}"] if count > 1 else []
+            answer = _test_request(script, time_options, equal[0].slurm_cluster)
             if query.is_unanswered(answer):
                 return
-            if answer.code != 0 and not _is_rejected_for_now(answer, options):
+            if answer.code != 0 and not _is_rejected_for_now(answer, options, equal[0].slurm_cluster):
                 sentences.append(describe_rejection(equal, join_error_lines(answer.stderr)))
     if sentences:
         raise InputError("\n".join([*sentences, "Nothing was rendered, and nothing was submitted."]))
 
 
-def _test_request(script: Path, options: Sequence[str]) -> SlurmOutput:
-    return call_slurm(["sbatch", "--test-only", *options, str(script)], limit_s=TEST_S, enough=_REJECTED_FOR_NOW)
+def _test_request(script: Path, options: Sequence[str], cluster: str | None) -> SlurmOutput:
+    return call_slurm(
+        ["sbatch", "--test-only", *options, str(script)], cluster=cluster, limit_s=TEST_S, enough=_REJECTED_FOR_NOW
+    )
 
 
-def _is_rejected_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
+def _is_rejected_for_now(answer: SlurmOutput, options: Sequence[str], cluster: str | None) -> bool:
     """Whether Slurm rejected the test only because of the state of the cluster at this moment, so that Slurm may still accept
     the job later."""
     if answer.find_error_line(_REJECTED_FOR_NOW) is not None:
@@ -86,7 +89,8 @@ def _is_rejected_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
     if answer.find_error_line(_NO_SUCH_NODES) is None:
         return False
     partition = [option for option in options if option.startswith("--partition=")]
-    return bool(_UNAVAILABLE.search(call_slurm(["sinfo", "-h", "-N", "-o", "%T", *partition], limit_s=TEST_S).stdout))
+    node_states = call_slurm(["sinfo", "-h", "-N", "-o", "%T", *partition], cluster=cluster, limit_s=TEST_S).stdout
+    return bool(_UNAVAILABLE.search(node_states))
 
 
 def join_error_lines(stderr: str) -> str:
