@@ -34,7 +34,7 @@ NAMED = 20  # the most runs that a line names, because a terminal may cut longer
 Kind = Literal["one", "array", "pack"]
 SubmitOption = Annotated[str, msgspec.Meta(pattern=r"^--(output|array|dependency)=")]  # the options that `jobs submit` adds
 _NOT_IN_A_TOKEN = re.compile(r"[^A-Za-z0-9._-]")
-_JOB_ID = re.compile(r"^(\d+)(?:;(\S+))?\Z")
+_JOB_ID = re.compile(rf"^(\d+)(?:;({SLURM_CLUSTER_PATTERN[1:-2]}))?\Z")
 # After sbatch has printed these words, it retries for two minutes. shardlab ends sbatch instead, because Slurm may accept a
 # smaller array now.
 _BUSY = re.compile(r"temporarily unable to accept job|job queue full")
@@ -231,9 +231,8 @@ def _call_sbatch(workspace: Workspace, submission: Submission) -> SlurmOutput | 
     argv = ["sbatch", "--parsable", f"--job-name={submission.token}", *submission.options, submission.script]
     answer = call_slurm(argv, cluster=submission.cluster, enough=_BUSY)
     if answer.code == 0 and (match := _JOB_ID.match(answer.stdout.strip())):
-        # The user's own template may name a cluster. sbatch prints the cluster only if a cluster was named.
-        if match[2] is not None and re.search(SLURM_CLUSTER_PATTERN, match[2]):
-            submission.cluster = match[2]
+        # sbatch prints the cluster only if a cluster was named. The user's own template may name another cluster.
+        submission.cluster = match[2] or submission.cluster
         _record_sent(workspace, submission, match[1])
         return None
     if answer.code == 0 or query.is_unanswered(answer):
