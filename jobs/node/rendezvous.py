@@ -140,7 +140,7 @@ def _find_address_fault(address: str) -> str:
     """Why other nodes cannot reach an address, as a noun with its article; '' if they may reach it."""
     ip, interface = ipaddress.ip_address(address), _interfaces_by_address().get(address.partition("%")[0])
     if ip.is_loopback or ip.is_link_local:
-        return "a loopback" if ip.is_loopback else "a link-local address"
+        return "a loopback address" if ip.is_loopback else "a link-local address"
     is_of_containers = address == _DOCKER_BRIDGE if interface is None else _CONTAINER_INTERFACE.match(interface)
     return "an address for the containers of one machine" if is_of_containers else ""
 

@@ -21,6 +21,7 @@ from provision.facts.slurm_settings import SLURM_SETTINGS, SlurmSettings
 from provision.node import Node
 from provision.site import requests
 from shardlab.cluster.slurm_cluster import ALL, VARIABLE
+from shardlab.errors import InputError
 from shardlab.record_types import SLURM_CLUSTER_PATTERN
 
 T = TypeVar("T")
@@ -54,10 +55,13 @@ class Survey(msgspec.Struct, frozen=True):
 
 
 def list_chosen_clusters(node: Node) -> tuple[str, ...]:
-    """The clusters in the variable SLURM_CLUSTERS of the user's shell, or else of the login shell. Raises Unreachable."""
+    """The clusters in the variable SLURM_CLUSTERS of the user's shell, or else of the login shell. Raises Unreachable, and
+    InputError if the variable says `all`, because a cluster file describes one cluster."""
     answer = node.run(["sh", "-c", SHOW_CLUSTERS], timeout_s=30)
     names = answer.stdout.strip().split(",") if answer.code == 0 else []
-    return tuple(name for name in names if re.search(SLURM_CLUSTER_PATTERN, name) and name != ALL)
+    if ALL in names:
+        raise InputError(f"{node.name}: the environment variable {VARIABLE} is {ALL!r}. Allowed: the name of one cluster.")
+    return tuple(name for name in names if re.search(SLURM_CLUSTER_PATTERN, name))
 
 
 def survey_site(node: Node) -> Survey:

@@ -16,7 +16,7 @@ MOST_NODES = 100_000  # the largest allowed number of nodes of a job
 MOST_CPUS_PER_RANK = 1024
 # A value that needs no quotes in a line #SBATCH. sbatch has its own rules for quotes, so quotes are not allowed.
 SbatchWord = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,@%+/=&|()*\[\]-]{0,200}\Z")]
-SbatchOption = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{1,40}\Z")]
+SbatchOption = Annotated[str, msgspec.Meta(pattern=r"^([a-z][a-z0-9-]{1,40}|M)\Z")]  # -M is refused by its name, see below
 PartitionName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}\Z")]
 NodeName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")]
 # Options of sbatch that a cluster file must not set: options that `jobs` sets itself, and options with which `jobs` could not
@@ -25,7 +25,7 @@ OWN_OPTIONS = {
     "job-name", "output", "error", "array", "nodes", "ntasks", "ntasks-per-node", "time", "partition", "account", "qos",
     "constraint", "gpus", "gpus-per-node", "gres", "mem", "licenses", "exclusive", "cpus-per-task", "requeue", "no-requeue",
     "open-mode", "export", "wrap", "parsable", "wait", "test-only", "chdir", "exclude", "dependency", "kill-on-invalid-dep",
-    "hold", "clusters", "cluster",
+    "hold", *(CLUSTER_OPTIONS := ("clusters", "cluster", "M")),
 }  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def check_slurm(text: document.Document, slurm: Slurm) -> None:
     _check_partitions(text, slurm)
     for name in slurm.extra:
         if name in OWN_OPTIONS:
-            allowed = "the key slurm.cluster" if name in ("clusters", "cluster") else "sbatch's other options"
+            allowed = "the key slurm.cluster" if name in CLUSTER_OPTIONS else "sbatch's other options"
             raise text.error(
                 ("slurm", "extra", name), f"{name} is not allowed, because `jobs` controls it. Allowed: {allowed}."
             )

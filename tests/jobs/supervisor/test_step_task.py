@@ -1,6 +1,7 @@
 """A task of a Slurm job step: its command line, the nodes of its job, and the address at which other nodes reach this node."""
 
 import socket
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -51,7 +52,7 @@ def addresses_of_first_node(monkeypatch, *addresses):
 )
 def test_an_address_that_other_nodes_cannot_reach_is_no_rendezvous(other, tmp_path, monkeypatch):
     """The name of a node may resolve to all its addresses, link-local ones and those of bridges for containers too."""
-    bridge = psutil._common.snicaddr(IPV4, "10.88.0.1", None, None, None)
+    bridge = SimpleNamespace(address="10.88.0.1")
     monkeypatch.setattr(rendezvous_module.psutil, "net_if_addrs", lambda: {"cni-podman0": [bridge]})
     addresses_of_first_node(monkeypatch, other, "192.0.2.7")
     assert choose_rendezvous(2)[RENDEZVOUS].rpartition(":")[0] == "192.0.2.7"
@@ -65,7 +66,7 @@ def test_an_address_that_other_nodes_cannot_reach_is_no_rendezvous(other, tmp_pa
 
 
 def test_an_address_of_a_network_card_is_a_rendezvous_although_docker_uses_the_same_elsewhere(monkeypatch):
-    card = psutil._common.snicaddr(IPV4, "172.17.0.1", None, None, None)
+    card = SimpleNamespace(address="172.17.0.1")
     monkeypatch.setattr(rendezvous_module.psutil, "net_if_addrs", lambda: {"eno1": [card]})
     addresses_of_first_node(monkeypatch, "172.17.0.1")
     assert choose_rendezvous(2)[RENDEZVOUS].rpartition(":")[0] == "172.17.0.1"
