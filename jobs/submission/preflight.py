@@ -33,6 +33,7 @@ _SAYS_NOTHING = "Unspecified error"  # a line that Slurm adds to the message of 
 # Patterns of Slurm's words, each with the keys of the cluster file that decide the rejected part of the request.
 _KEYS_BY_PATTERN = {
     r"account/partition": ("slurm.account", "slurm.partition"),
+    r"entry for --cluster|No cluster": ("slurm.cluster",),
     r"(?i:account)": ("slurm.account",),
     r"(?i:partition)": ("slurm.partition",),
     r"(?i:qos)": ("slurm.qos",),
