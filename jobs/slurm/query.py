@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import NamedTuple
 
 import msgspec
 
@@ -103,16 +102,9 @@ def find_jobs_by_name(name: str, since_s: float, cluster: str | None) -> list[Jo
     return list(jobs.values())
 
 
-class ClusterJobs(NamedTuple):
-    """Jobs that one command of Slurm may name."""
-
-    cluster: str | None
-    """As in `call_slurm`."""
-    numbers: Sequence[str]
-
-
-def select_own_jobs(jobs: Mapping[str, str]) -> list[ClusterJobs]:
-    """Those of these jobs that Slurm lists under the name that we gave them. Raises ControllerUnreachable.
+def select_own_jobs(jobs: Mapping[str, str]) -> list[tuple[str | None, Sequence[str]]]:
+    """Those of these jobs that Slurm lists under the name that we gave them, as `split_by_command` returns them. Raises
+    ControllerUnreachable.
 
     A number from a record is not enough to cancel, hold or release a job, or to wait for it: Slurm gives numbers again, and the
     author of an archive can write any number. jobs: a job or a task of an array, as `sent_job` names it -> token, which is the
@@ -128,10 +120,10 @@ def select_own_jobs(jobs: Mapping[str, str]) -> list[ClusterJobs]:
     return split_by_command([job for job, token in jobs.items() if own_jobs.get(job) == token])
 
 
-def split_by_command(jobs: Iterable[str]) -> list[ClusterJobs]:
-    """Jobs, as `sent_job` names them, in groups for one command each: at most MOST_JOBS_PER_COMMAND jobs of one cluster."""
-    groups = _group_by_cluster(jobs)
-    return [ClusterJobs(cluster, part) for cluster, numbers in groups.items() for part in _split_into_parts(numbers)]
+def split_by_command(jobs: Iterable[str]) -> list[tuple[str | None, Sequence[str]]]:
+    """Jobs, as `sent_job` names them, in groups for one command each: (the cluster as in `call_slurm`, the numbers of at most
+    MOST_JOBS_PER_COMMAND jobs of this cluster)."""
+    return [(cluster, part) for cluster, numbers in _group_by_cluster(jobs).items() for part in _split_into_parts(numbers)]
 
 
 def _group_by_cluster(jobs: Iterable[str]) -> dict[str | None, list[str]]:

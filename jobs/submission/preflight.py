@@ -70,7 +70,7 @@ def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool 
             answer = _test_request(script, time_options, equal[0].slurm_cluster)
             if query.is_unanswered(answer):
                 return
-            if answer.code != 0 and not _is_rejected_for_now(answer, options, equal[0].slurm_cluster):
+            if answer.code != 0 and not _is_rejected_for_now(answer, options):
                 sentences.append(describe_rejection(equal, join_error_lines(answer.stderr)))
     if sentences:
         raise InputError("\n".join([*sentences, "Nothing was rendered, and nothing was submitted."]))
@@ -82,16 +82,15 @@ def _test_request(script: Path, options: Sequence[str], cluster: str | None) -> 
     )
 
 
-def _is_rejected_for_now(answer: SlurmOutput, options: Sequence[str], cluster: str | None) -> bool:
+def _is_rejected_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
     """Whether Slurm rejected the test only because of the state of the cluster at this moment, so that Slurm may still accept
     the job later."""
     if answer.find_error_line(_REJECTED_FOR_NOW) is not None:
         return True
     if answer.find_error_line(_NO_SUCH_NODES) is None:
         return False
-    partition = [option for option in options if option.startswith("--partition=")]
-    node_states = call_slurm(["sinfo", "-h", "-N", "-o", "%T", *partition], cluster=cluster, limit_s=TEST_S).stdout
-    return bool(_UNAVAILABLE.search(node_states))
+    place = [option for option in options if option.startswith(("--clusters=", "--partition="))]
+    return bool(_UNAVAILABLE.search(call_slurm(["sinfo", *place, "-h", "-N", "-o", "%T"], limit_s=TEST_S).stdout))
 
 
 def join_error_lines(stderr: str) -> str:

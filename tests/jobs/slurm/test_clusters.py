@@ -191,6 +191,19 @@ def test_several_clusters_in_the_environment_are_refused_before_anything_is_sent
     assert not (study.workspace.path / "runs").exists()
 
 
+def test_a_request_is_tested_on_the_cluster_of_the_runs(study, queue, capsys):
+    """Slurm says that no such node is available, and sinfo says that the nodes of this cluster are down now."""
+    write_cluster(study, ", cluster: cm4")
+    why = "sbatch: error: Batch job submission failed: Requested node configuration is not available"
+    queue.rule(ends=0, rejects={"--clusters=cm4 --test-only": why}, node_states=["down"])
+    assert study.jobs("submit") == 0
+    assert clusters_of(queue, "sinfo") == ["cm4"]
+    queue.rule(ends=0, rejects={"--clusters=cm4 --test-only": "sbatch: error: No cluster 'cm4' known by database."})
+    (study.workspace.path / "m.yaml").write_text(study.matrix.read_text().replace("[0, 1]", "[2, 3]"))
+    assert study.jobs("submit") == 2
+    assert "No cluster 'cm4' known by database. Decided in the cluster file by: slurm.cluster." in capsys.readouterr().err
+
+
 def test_a_run_cannot_wait_for_a_run_of_another_cluster(study, queue, capsys):
     assert study.jobs("submit", "--where", "seed == 0") == 0
     (folder,) = study.workspace.all_runs()
