@@ -28,7 +28,6 @@ import msgspec
 from jobs.node import node_processes
 from jobs.node.rendezvous import NODE, NODES, RENDEZVOUS, RendezvousError
 from jobs.node.wait_for_gpus import VISIBLE_DEVICES
-from jobs.slurm.commands import forget_job
 from jobs.ssh import node_lock
 from jobs.ssh.record_mirror import RecordReader
 from shardlab.errors import ShardlabError
@@ -67,7 +66,6 @@ class TaskRequest(msgspec.Struct, frozen=True):
 
 def main() -> int:
     """Read a TaskRequest, execute the task, and return its exit code. Raises ShardlabError."""
-    forget_job()
     line = sys.stdin.buffer.readline()
     request = json_file.decode_standard_input(line, TaskRequest, "a request of this version of shardlab")
     if request.packages not in (None, own_digest := source_digest.digest_installed_packages()):
