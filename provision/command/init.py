@@ -267,7 +267,7 @@ def _list_gpu_names(facts: Facts) -> list[str]:
     """A text for each GPU of a node, even if the driver is not installed there."""
     nvidia = facts[_NVIDIA]
     if nvidia.seen:
-        return [gpu.name for gpu in nvidia.seen]
+        return [gpu.name if gpu.fault is None else f"a GPU that does not answer ({gpu.fault})" for gpu in nvidia.seen]
     return [f"NVIDIA GPU {gpu.device:#06x} (without a driver)" for gpu in nvidia.gpus]
 
 

@@ -13,10 +13,10 @@ from provision.facts import associations, modules, node_types, partitions, pytho
 from provision.facts.node_types import GpuGres
 from provision.facts.quotas import Quota, Quotas
 from provision.facts.rdma import RdmaLink
-from provision.facts.slurm_text import parse_duration_s
 from provision.site import proposal
 from provision.site.survey import Survey
 from shardlab.cluster import cluster
+from shardlab.cluster.slurm_time import parse_duration_s
 from shardlab.cluster.cluster_keys import CardBandwidth, Login, Network
 
 CONFIG = """\
