@@ -66,7 +66,16 @@ OWN_OPTIONS = {
 }  # fmt: skip
 # Options that `slurm.omit` may name: without these options, a run is still placed, ended and found again correctly.
 Omittable = Literal["exclusive", "mem", "cpus-per-task", "ntasks-per-node", "export", "open-mode", "requeue"]
+GpuRequest = Literal["gpus-per-node", "gres", "gpus", "none"]
 GPU_OPTIONS = ("gres", "gpus", "gpus-per-node")
+
+
+_SLICE = re.compile(r"(?:^|[._-])[1-7]g\.\d+gb", re.I)
+
+
+def is_slice(gpu_type: str) -> bool:
+    """Whether a type of GPUs in Slurm is a slice of a GPU (MIG), which ends with its share and memory, such as 1g.5gb."""
+    return _SLICE.search(gpu_type) is not None
 
 
 class Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,6 +87,11 @@ class Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The name of the GPU type in Slurm, such as a100; null: jobs request GPUs of any type."""
     memory_gib: Annotated[float, msgspec.Meta(gt=0, le=4096)] | None = None
     """The memory of one GPU in GiB; null: not known before a run measures it."""
+
+    @property
+    def are_slices(self) -> bool:
+        """Whether the type names slices of GPUs (MIG), such as a100_1g.5gb."""
+        return self.type is not None and is_slice(self.type)
 
 
 class Partition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,7 +147,7 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The quality of service, passed to sbatch; null: not passed."""
     constraint: SbatchWord | None = None
     """The features that nodes need, passed to sbatch; null: not passed."""
-    gpu_request: Literal["gpus-per-node", "gres", "gpus", "none"] = "gpus-per-node"
+    gpu_request: GpuRequest = "gpus-per-node"
     """The option of sbatch with which jobs request GPUs; some sites reject one or two of these three options. none: no option
     is sent, for sites whose Slurm counts no GPUs; runs use the GPUs of their nodes all the same, `gpus.per_node` on each."""
     time: str = "01:00:00"

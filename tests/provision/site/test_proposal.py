@@ -13,6 +13,7 @@ from provision import cli
 from provision.facts import associations, modules, node_types, partitions, pythons, quotas, shared_folders, slurm_settings
 from provision.facts.shared_folders import SharedFolder
 from provision.site import proposal, survey
+from provision.site.proposal import RequestKeys
 from shardlab.cluster import cluster
 from shardlab.remote.remote import CommandOutput
 from tests.provision.command.test_provision_init import (
@@ -28,6 +29,7 @@ from tests.provision.command.test_provision_init import (
     site,
 )
 
+GPUS = RequestKeys("gpus")
 GPU_PARTITION = "AllowQos=normal,high Default=NO DefaultTime=NONE"
 
 
@@ -42,8 +44,8 @@ def test_a_partition_that_does_not_allow_the_default_qos_gets_one_that_it_allows
     text, made = described(tmp_path, site(partitions=with_qos), {})
     assert made.slurm is not None
     assert (made.slurm.partition, made.slurm.account, made.slurm.qos) == ("gpu-a100", "abc_g", "high")
-    asked = proposal.propose_gpu_requests(proposal.propose_partition(site(partitions=with_qos)))
-    assert asked["gres"] == ["--partition=gpu-a100", "--account=abc_g", "--qos=high", "--gres=gpu:a100:1"]
+    asked = proposal.propose_requests(proposal.propose_partition(site(partitions=with_qos)))
+    assert asked[RequestKeys("gres")][:3] == ["--partition=gpu-a100", "--account=abc_g", "--qos=high"]
     assert "the partition does not allow the default QOS of the account; it allows: high\n" in text
     denies = changed(GPU_PARTITION, "AllowQos=ALL DenyQos=normal Default=NO")
     assert proposal.propose_partition(site(partitions=denies)).needed_qos == "high"
@@ -92,7 +94,7 @@ def test_limits_that_no_run_reaches_are_left_out(tmp_path):
 
 
 def test_if_slurm_rejects_each_request_for_gpus_the_administrators_are_asked(tmp_path):
-    text, _ = described(tmp_path, site(), dict.fromkeys(proposal.REQUESTS, "not now"))
+    text, _ = described(tmp_path, site(), dict.fromkeys(map(RequestKeys, proposal.REQUESTS), "not now"))
     assert "gpu_request: gpus-per-node # ask: " in text
 
 
@@ -109,7 +111,7 @@ def test_the_words_of_a_submit_plugin_are_found_between_its_lines_and_those_of_s
         def run(self, argv, *, timeout_s):
             return CommandOutput(1, "", said)
 
-    assert survey.find_rejections(Login(), {"gpus": []}) == {"gpus": "jobs need --gpus-per-node; see the ?[1mdocs"}
+    assert survey.find_rejections(Login(), {GPUS: []}) == {GPUS: "jobs need --gpus-per-node; see the ?[1mdocs"}
 
 
 def test_a_long_list_of_modules_does_not_hide_those_with_python(tmp_path):
