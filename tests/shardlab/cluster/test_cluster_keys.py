@@ -167,7 +167,7 @@ CASES: dict[str, list[Case]] = {
     "slurm.omit": [
         *(Case([name], SITE, "job", f"- --{name}") for name in ("exclusive", "mem", "export", "open-mode", "requeue")),
         *(Case([name], SITE, "site", f"- --{name}") for name in ("exclusive", "mem", "export", "ntasks-per-node")),
-        Case(["cpus-per-task"], SITE, "job", "- #SBATCH --cpus-per-task", {"slurm.exclusive": False}),
+        Case(["cpus-per-task"], SITE | {"slurm": {"exclusive": False}}, "job", "- --cpus-per-task"),
     ],
     "slurm.provision.partition": [Case("compil", SITE, "site", "#SBATCH --partition=compil")],
     "slurm.provision.account": [Case("free", SITE, "site", "#SBATCH --account=free")],
@@ -186,7 +186,7 @@ CASES: dict[str, list[Case]] = {
         Case("0", SITE, REFUSED, "one second"),
         Case("02:00:00", SITE, "job", "--time=123")],
     "slurm.max_time": [
-        Case("UNLIMITED", SITE, "job", "--time=63"),
+        Case("UNLIMITED", SITE | {"slurm": {"max_time": "01:00:00"}}, "job", "--time=63"),
         Case("01:00:00", SITE, "job", "--time=60"),
         Case("01:00:00", SITE, "prediction", "longest_s=3600"),
     ],
