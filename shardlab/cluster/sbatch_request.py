@@ -14,6 +14,7 @@ from shardlab.cluster.slurm_keys import Slurm
 _MEMORY_OPTIONS = ("mem-per-cpu", "mem-per-gpu")  # sbatch accepts only one of these and --mem
 # Patterns of Slurm's words for a rejected request, each with the keys of the cluster file that decide this part of the request.
 _KEYS_BY_PATTERN = {
+    r"(?i:invalid partition)": ("slurm.partition",),  # first, because the name of the partition follows
     r"account/partition": ("slurm.account", "slurm.partition"),
     r"(?i:account)": ("slurm.account",),
     r"(?i:qos)": ("slurm.qos",),
