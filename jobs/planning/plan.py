@@ -183,7 +183,8 @@ def _gpu_type_capacity(cluster: Cluster) -> Capacity:
     if cluster.slurm is not None:
         limits = [cluster.slurm.max_nodes, None if cluster.provider == "slurm" else len(cluster.with_role("worker"))]
         nodes = min((limit for limit in limits if limit is not None), default=None)
-        return Capacity(nodes=nodes, gpus=gpus, longest_s=cluster.slurm.max_time_s)
+        has_slices = cluster.gpus is not None and cluster.gpus.are_slices
+        return Capacity(nodes=nodes, gpus=gpus, longest_s=cluster.slurm.max_time_s, has_slices=has_slices)
     if cluster.provider != "local":
         return Capacity(nodes=len(cluster.with_role("worker")), gpus=gpus, per_rank=False)
     observed_host = host.read_host()

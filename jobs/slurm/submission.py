@@ -19,6 +19,7 @@ import msgspec
 from jobs import claim
 from jobs.slurm import query
 from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call_slurm, read_number_setting
+from shardlab.cluster.sbatch_request import advise_on_rejection
 from shardlab.errors import ShardlabError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
@@ -43,7 +44,7 @@ _BUSY = re.compile(r"temporarily unable to accept job|job queue full")
 # the limit on requests.
 NO_ROOM = re.compile(
     rf"{_BUSY.pattern}|(?i:submit_?jobs?)|MaxJobCount|[Tt]emporarily unavailable|Unable to create job record|"
-    r"Rate limit exceeded|Invalid job array specification"
+    r"Rate limit exceeded|Invalid job array specification|(?i:job arrays? (?:is|are) not)"
 )
 
 
@@ -297,7 +298,8 @@ def _record_refusal(workspace: Workspace, submission: Submission, answer: SlurmO
     # The submission file is removed, because the events of the runs record the refusal. Otherwise, a command that waits at a
     # limit for days would leave a file for each try.
     _remove_files(workspace, submission)
-    return SlurmLimitReached(why) if limit else JobRefused(f"Slurm rejected the job of {', '.join(submission.runs)}: {why}.")
+    sentence = f"Slurm rejected the job of {', '.join(submission.runs)}: {why.rstrip('.')}. {advise_on_rejection(why)}".rstrip()
+    return SlurmLimitReached(why) if limit else JobRefused(sentence)
 
 
 def _record_event(workspace: Workspace, run_id: str, event_kind: str, *, sync: bool = False, **data: Any) -> None:

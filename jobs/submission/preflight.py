@@ -16,6 +16,7 @@ from jobs.rendering.render import RenderContext
 from jobs.slurm import query
 from jobs.slurm.commands import SlurmOutput, call_slurm, has_slurm_commands
 from jobs.slurm.submission import NO_ROOM
+from shardlab.cluster.sbatch_request import advise_on_rejection
 from shardlab.errors import InputError
 from shardlab.runs.run import Run
 
@@ -30,23 +31,6 @@ _NO_SUCH_NODES = re.compile(r"node configuration is not available")
 _UNAVAILABLE = re.compile(r"(?im)^(?:down|drain|fail|maint|reboot|unknown|power|future|inval|resv|reserved)")
 _COMMAND = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?")
 _SAYS_NOTHING = "Unspecified error"  # a line that Slurm adds to the message of a submit plugin
-# Patterns of Slurm's words, each with the keys of the cluster file that decide the rejected part of the request.
-_KEYS_BY_PATTERN = {
-    r"account/partition": ("slurm.account", "slurm.partition"),
-    r"entry for --cluster|No cluster": ("slurm.cluster",),
-    r"(?i:account)": ("slurm.account",),
-    r"(?i:partition)": ("slurm.partition",),
-    r"(?i:qos)": ("slurm.qos",),
-    r"feature": ("slurm.constraint",),
-    r"license": ("slurm.licenses",),
-    r"node name": ("slurm.exclude",),
-    r"(?i:time limit|wall)": ("slurm.time",),
-    r"(?i:gres|gpu)|generic resource": ("slurm.gpu_request", "gpus.type", "gpus.per_node"),
-    r"(?i:memory)": ("slurm.mem",),
-    r"(?i:node count|max_?nodes)": ("slurm.max_nodes",),
-    r"processors|CPU count": ("slurm.cpus_per_rank",),
-    r"node configuration": ("slurm.partition", "slurm.constraint", "slurm.mem", "gpus.type", "gpus.per_node"),
-}
 
 
 def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool = False) -> None:
@@ -104,6 +88,5 @@ def describe_rejection(runs: Sequence[Run], why: str) -> str:
     """A sentence about a request that Slurm would reject: its cells, Slurm's words, and the keys of the cluster file."""
     names = list(dict.fromkeys(run.cell.name() for run in runs))
     rest = f" and {len(names) - MOST_NAMED_CELLS} more" if len(names) > MOST_NAMED_CELLS else ""
-    keys = next((keys for pattern, keys in _KEYS_BY_PATTERN.items() if re.search(pattern, why)), ())
-    note = f" Decided in the cluster file by: {', '.join(keys)}." if keys else ""
-    return f"Slurm would reject {len(runs)} run(s) ({', '.join(names[:MOST_NAMED_CELLS])}{rest}): {why.rstrip('.')}.{note}"
+    cells = f"{', '.join(names[:MOST_NAMED_CELLS])}{rest}"
+    return f"Slurm would reject {len(runs)} run(s) ({cells}): {why.rstrip('.')}. {advise_on_rejection(why)}".rstrip()

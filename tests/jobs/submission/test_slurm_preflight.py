@@ -5,6 +5,7 @@ from support_queue import Queue, Study
 
 from jobs.schedulers import slurm
 from jobs.submission import preflight
+from shardlab.cluster import sbatch_request
 
 NODES = "allocation failure: Requested node configuration is not available"
 ACCOUNT = "sbatch: error: This site needs an account.\nallocation failure: Unspecified error"
@@ -49,6 +50,29 @@ def test_the_words_of_a_submit_plugin_are_repeated(study, queue, capsys):
     said = capsys.readouterr().err
     assert said.count("This site needs an account. Decided in the cluster file by: slurm.account.") == 2
     assert "Unspecified" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("Batch job submission failed: Invalid generic resource (gres) specification", "slurm.gpu_request (none"),
+        ("Requested GRES option unsupported by configured SelectType plugin", "slurm.gpu_request (none"),
+        ("Invalid account or account/partition combination specified", "slurm.account, slurm.partition"),
+        ("Invalid qos specification", "slurm.qos"),
+        ("Invalid feature specification", "slurm.constraint"),
+        ("Memory specification can not be satisfied", "slurm.mem, slurm.omit: [mem]"),
+        ("exclusive allocations are not allowed in this partition", "slurm.exclusive, slurm.omit: [exclusive]"),
+        ("invalid partition specified: gpux", "slurm.partition."),
+        ("Invalid node name specified", "slurm.exclude"),
+        ("CPU count per node can not be satisfied", "slurm.cpus_per_rank"),
+    ],
+)
+def test_slurms_words_for_a_rejection_lead_to_the_keys_that_decide_it(words, key):
+    assert sbatch_request.advise_on_rejection(words).startswith(f"Decided in the cluster file by: {key}")
+
+
+def test_a_rejection_without_known_words_names_no_key():
+    assert sbatch_request.advise_on_rejection("Zero Bytes were transmitted or received") == ""
 
 
 def test_nodes_that_are_down_now_reject_nothing(study, queue):
