@@ -6,7 +6,6 @@ import hashlib
 import json
 from pathlib import PurePosixPath
 
-from provision import software
 from provision.nodes.login_node import LocalLoginNode, LoginNode
 from provision.provider import Provider
 from provision.site import python as site_python
@@ -41,7 +40,7 @@ def environment_folder(cluster: Cluster) -> PurePosixPath:
     assert cluster.slurm is not None
     keys = cluster.environment
     digest_values: list[object] = [
-        software.packages_digest(site_python.installed_extras(cluster)),
+        site_python.packages_digest(cluster),
         keys.modules,
         keys.python,
         keys.use,
