@@ -163,7 +163,11 @@ def find_own_plugins(workspace: Workspace, requested_matrix: Matrix, cluster: Cl
     names = {str(point.keys.get("workload")) for point in requested_matrix.points}
     models = {name: model for name, model in requested_matrix.models.items() if name in names}
     strategies = {requested_matrix.file.baseline, *(str(point.keys.get("strategy")) for point in requested_matrix.points)}
-    return own_plugins.find_plugins(workspace, names - models.keys(), strategies, models, interpreters)
+    plugins = own_plugins.find_plugins(workspace, names - models.keys(), strategies, models, interpreters)
+    for name in environments.keys() & plugins.workloads.faults - interpreters.keys():
+        if environments[name] is not None:
+            plugins.workloads.faults[name] += f" It was not executed in the environment {environments[name]}: not ready here."
+    return plugins
 
 
 def find_capacity(cluster: Cluster, *, in_allocation: bool = False) -> Capacity:

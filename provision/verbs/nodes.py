@@ -279,6 +279,7 @@ def _run_checks(out: Output, work: NodesWork, steps: Sequence[OperationStep], *,
         environment_checks = [[check for check in stage if check in order.ENVIRONMENT_CHECKS] for stage in checks]
         for name in work.site.cluster.environments:
             targets = [target.environments[name] for target in ready_targets]
+            out.print_remark(f"environment {name}:", style="dim")
             further_findings = verify_targets(work.site.in_environment(name), targets, environment_checks, remark)
             findings += [msgspec.structs.replace(entry, check=f"{entry.check} in {name}") for entry in further_findings]
     return findings
