@@ -37,22 +37,18 @@ def bench(tmp_path):
 
 
 def test_a_model_trains_in_the_environment_that_has_its_packages(bench, tmp_path):
-    both = bench.matrix("axes: {strategy: [single], environment: [null, other]}")
-    assert "Run first: provision CLUSTER.yaml" in bench.run("jobs", "submit", "--matrix", both, code=2).stderr
+    both = "axes: {strategy: [single], environment: [null, other]}"
+    assert "Run first: provision CLUSTER.yaml" in bench.run("jobs", "submit", "--matrix", bench.matrix(both), code=2).stderr
     assert not bench.folders()
     document = bench.json("provision", code=1)
     checks = {check["check"]: check["passed"] for check in document["checks"]}
-    assert [checks[name] for name in ("torch", "torch in other", "all_reduce in other", "torch in gone")] == [
-        True,
-        True,
-        True,
-        False,
-    ]
+    names = ("torch", "torch in other", "all_reduce in other", "torch in gone")
+    assert [checks[name] for name in names] == [True, True, True, False]
     environments = json.loads((bench.path / ".shardlab/inventory.json").read_text())["environments"]
     assert {name: entry["python"] for name, entry in environments.items()} == {"other": f"{tmp_path}/other/bin/python"}
     mine = bench.matrix("axes: {strategy: [single], workload: [mine], environment: [other]}")
     bench.run("jobs", "submit", "--matrix", mine, "--wait")
-    bench.run("jobs", "submit", "--matrix", both, "--wait")
+    bench.run("jobs", "submit", "--matrix", bench.matrix(both), "--wait")
     assert set(bench.states().values()) == {"completed"}
     pythons = {run.cell.environment: run.python for run in (folder.read_run() for folder in bench.folders())}
     assert pythons == {None: None, "other": f"{tmp_path}/other/bin/python"}
