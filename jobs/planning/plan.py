@@ -28,6 +28,7 @@ from jobs.status.select import is_true_for_cell, parse_condition
 from shardlab import extras
 from shardlab.cluster import login_node
 from shardlab.cluster.cluster import THIS_MACHINE, Cluster
+from shardlab.cluster.slurm_cluster import choose_slurm_cluster
 from shardlab.cluster.slurm_keys import Gpus
 from shardlab.errors import InputError, MissingExtra
 from shardlab.hardware import host
@@ -229,11 +230,11 @@ def read_account_shares(plan: MatrixPlan, workspace: Workspace) -> list[AccountS
     if cluster.slurm is None:
         return []
     if on_controller.starts_runs_here(cluster):
-        return share.read_shares(cluster.slurm.account)
+        return share.read_shares(cluster.slurm.account, choose_slurm_cluster(cluster))
     if cluster.login is None or not inventory.inventory_path(workspace).exists():
         return []
     address, _ = inventory.find_controller(workspace, cluster)
-    return share.read_site_shares(address, cluster.slurm.account)
+    return share.read_site_shares(address, cluster.slurm.account, cluster.slurm.cluster)
 
 
 def leave_out_cells_over_memory(plan: MatrixPlan) -> tuple[MatrixPlan, list[str]]:

@@ -23,6 +23,7 @@ def list_sbatch_options(run: Run, cluster: Cluster) -> tuple[str, ...]:
     run_launcher = launcher(run.launcher)
     tasks = run.world.nproc_per_node if run_launcher.per_rank else 1
     named_values = {
+        "clusters": run.slurm_cluster,
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,

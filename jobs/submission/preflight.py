@@ -33,6 +33,7 @@ _SAYS_NOTHING = "Unspecified error"  # a line that Slurm adds to the message of 
 # Patterns of Slurm's words, each with the keys of the cluster file that decide the rejected part of the request.
 _KEYS_BY_PATTERN = {
     r"account/partition": ("slurm.account", "slurm.partition"),
+    r"entry for --cluster|No cluster": ("slurm.cluster",),
     r"(?i:account)": ("slurm.account",),
     r"(?i:partition)": ("slurm.partition",),
     r"(?i:qos)": ("slurm.qos",),
@@ -65,7 +66,8 @@ def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool 
         for options, equal in runs_by_options.items():
             script.write_text(render.render_script(equal[0], Path(temporary), context.where, context.own_templates))
             count = len(equal) if pack else 1
-            answer = _test_request(script, [f"--time={request.compute_limit_minutes(equal[0]) * count}"] if count > 1 else [])
+            time_options = [f"--time={request.compute_limit_minutes(equal[0]) * count}"] if count > 1 else []
+            answer = _test_request(script, time_options, equal[0].slurm_cluster)
             if query.is_unanswered(answer):
                 return
             if answer.code != 0 and not _is_rejected_for_now(answer, options):
@@ -74,8 +76,10 @@ def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool 
         raise InputError("\n".join([*sentences, "Nothing was rendered, and nothing was submitted."]))
 
 
-def _test_request(script: Path, options: Sequence[str]) -> SlurmOutput:
-    return call_slurm(["sbatch", "--test-only", *options, str(script)], limit_s=TEST_S, enough=_REJECTED_FOR_NOW)
+def _test_request(script: Path, options: Sequence[str], cluster: str | None) -> SlurmOutput:
+    return call_slurm(
+        ["sbatch", "--test-only", *options, str(script)], cluster=cluster, limit_s=TEST_S, enough=_REJECTED_FOR_NOW
+    )
 
 
 def _is_rejected_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
@@ -85,8 +89,8 @@ def _is_rejected_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
         return True
     if answer.find_error_line(_NO_SUCH_NODES) is None:
         return False
-    partition = [option for option in options if option.startswith("--partition=")]
-    return bool(_UNAVAILABLE.search(call_slurm(["sinfo", "-h", "-N", "-o", "%T", *partition], limit_s=TEST_S).stdout))
+    place = [option for option in options if option.startswith(("--clusters=", "--partition="))]
+    return bool(_UNAVAILABLE.search(call_slurm(["sinfo", *place, "-h", "-N", "-o", "%T"], limit_s=TEST_S).stdout))
 
 
 def join_error_lines(stderr: str) -> str:

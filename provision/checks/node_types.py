@@ -42,6 +42,7 @@ job=$(cat job)
 if ! state=$(squeue -h -j "$job" -o '%T %r' 2>&1); then
     case $state in *'nvalid job id'*) state= ;; *) printf '%s\\n' "$state" >&2; exit 1 ;; esac
 fi
+state=$(printf '%s\\n' "$state" | sed '/^CLUSTER: /d')
 printf 'job=%s %s\\n' "$job" "${{state:-ENDED}}"
 """
 SUBMIT = f"""\

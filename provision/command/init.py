@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 import templates
 from provision.cloudlab import cluster_file
 from provision.fact import Fact, Facts
@@ -18,11 +20,10 @@ from provision.facts.quotas import Quota
 from provision.facts.rdma import RDMA, RdmaLink
 from provision.facts.shared_folders import SHARED_FOLDERS, SharedFolder
 from provision.facts.system import SYSTEM, System
-from provision.node import Node
 from provision.nodes.local_node import LocalNode
 from provision.nodes.login_node import LoginNode, login_address
 from provision.providers.ssh import SshNode
-from provision.site import proposal, survey
+from provision.site import proposal, requests, survey
 from provision.site.proposal import Proposal, TypedPartition
 from provision.site.survey import Survey
 from shardlab.cluster.address import Address
@@ -88,10 +89,12 @@ def _parse_login(text: str, option: str) -> Login:
 
 
 def _make_site_file(output: Output, login: Login | None) -> str:
-    node: Node = LocalNode() if login is None else LoginNode(login_address(login.host, login.user, login.port))
+    node = LocalNode() if login is None else LoginNode(login_address(login.host, login.user, login.port))
     machine_name = "this machine" if login is None else login.host
     output.print_remark(f"asking {machine_name} for its partitions, accounts, modules and folders", style="dim")
-    answers = survey.survey_site(node)
+    clusters = survey.list_chosen_clusters(node)
+    node.variables = requests.cluster_variables(next(iter(clusters), None))
+    answers = msgspec.structs.replace(survey.survey_site(node), clusters=clusters)
     for sentence in answers.unknown.values():
         output.print_remark(sentence, style="yellow")
     if not answers.partitions:
@@ -114,6 +117,7 @@ def render_site_file(login: Login | None, site: Survey, proposed: Proposal, reje
         "cluster/slurm.yaml.j2",
         cluster_name=_cluster_name(site.settings.cluster or (login.host if login else "site")),
         login=login,
+        clusters=site.clusters,
         partition=partition,
         partition_table=_partition_lines(site),
         account=proposed.account,

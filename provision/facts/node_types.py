@@ -8,6 +8,7 @@ import msgspec
 
 from provision.fact import Fact
 from provision.facts.slurm_text import is_name
+from shardlab.cluster.slurm_cluster import drop_cluster_headers
 from shardlab.cluster.slurm_keys import MOST_GPUS
 from shardlab.matrix.cell import GPU_TYPE
 
@@ -52,7 +53,7 @@ def command(python: str) -> list[str]:
 def parse(stdout: str) -> tuple[NodeType, ...]:
     """The types of nodes in the output of sinfo. Raises ValueError if a line has another form."""
     types = []
-    for line in stdout.splitlines():
+    for line in drop_cluster_headers(stdout).splitlines():
         words = line.split("|")
         if len(words) != 7:
             raise ValueError(f"found {line[:80]!r}. Allowed: {FORMAT}.")

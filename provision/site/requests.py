@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.slurm_cluster import VARIABLE
 
 # Removes variables of the login shell: SBATCH_PARTITION and others would change a request, SQUEUE_STATES would hide jobs.
+# SLURM_CLUSTERS stays, because it says which cluster Slurm's commands address (`variables` of the login node).
 WITHOUT_VARIABLES = r"""
 for name in $(env | sed -n 's/^\(S\(LURM\|BATCH\|QUEUE\)_[A-Z0-9_]*\)=.*/\1/p'); do
-    test "$name" = SLURM_CONF || unset "$name"
+    case $name in SLURM_CONF | SLURM_CLUSTERS) ;; *) unset "$name" ;; esac
 done
 """
 
@@ -27,6 +29,7 @@ def sbatch_options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | No
     slurm = cluster.slurm
     assert slurm is not None
     option_values = {
+        "clusters": slurm.cluster,
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
@@ -49,6 +52,11 @@ def sbatch_options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | No
         arguments.append(gpu_option(cluster, gpu_count, nodes))
     arguments += [f"--{name}" if value is None else f"--{name}={value}" for name, value in slurm.extra.items()]
     return arguments
+
+
+def cluster_variables(cluster: str | None) -> dict[str, str]:
+    """The variable by which Slurm's commands on a login node address this cluster; empty for None, the default cluster."""
+    return {} if cluster is None else {VARIABLE: cluster}
 
 
 def gpu_option(cluster: Cluster, per_node: int, nodes: int) -> str:

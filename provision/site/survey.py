@@ -20,10 +20,17 @@ from provision.facts.shared_folders import SHARED_FOLDERS, SharedFolder
 from provision.facts.slurm_settings import SLURM_SETTINGS, SlurmSettings
 from provision.node import Node
 from provision.site import requests
+from shardlab.cluster.slurm_cluster import ALL, VARIABLE
+from shardlab.errors import InputError
+from shardlab.record_types import SLURM_CLUSTER_PATTERN
 
 T = TypeVar("T")
 SURVEY_FACTS: list[Fact[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, MODULES, SHARED_FOLDERS, PYTHONS, QUOTAS]
 TEST_S = 60.0
+SHOW_CLUSTERS = f"""\
+test -n "${VARIABLE}" || {VARIABLE}=$(bash -lc 'printf "\\n%s\\n" "${VARIABLE}"' 2> /dev/null < /dev/null | tail -n 1)
+printf '%s\\n' "${VARIABLE}"
+"""
 # If Slurm gives this answer, it is not known whether a request is possible: Slurm gives the same answer if suitable nodes exist
 # but are down or drained at this moment.
 UNDECIDED = re.compile(r"node configuration is not available")
@@ -42,7 +49,19 @@ class Survey(msgspec.Struct, frozen=True):
     folders: tuple[SharedFolder, ...] = ()
     pythons: dict[str, tuple[int, int]] = {}
     quotas: Quotas = Quotas()
+    clusters: tuple[str, ...] = ()
+    """The clusters of Slurm that the user's shell chooses, of which the first answered; empty: the default cluster answered."""
     unknown: dict[str, str] = {}
+
+
+def list_chosen_clusters(node: Node) -> tuple[str, ...]:
+    """The clusters in the variable SLURM_CLUSTERS of the user's shell, or else of the login shell. Raises Unreachable, and
+    InputError if the variable says `all`, because a cluster file describes one cluster."""
+    answer = node.run(["sh", "-c", SHOW_CLUSTERS], timeout_s=30)
+    names = answer.stdout.strip().split(",") if answer.code == 0 else []
+    if ALL in names:
+        raise InputError(f"{node.name}: the environment variable {VARIABLE} is {ALL!r}. Allowed: the name of one cluster.")
+    return tuple(name for name in names if re.search(SLURM_CLUSTER_PATTERN, name))
 
 
 def survey_site(node: Node) -> Survey:

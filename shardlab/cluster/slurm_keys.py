@@ -9,13 +9,14 @@ import msgspec
 from shardlab.files import document
 from shardlab.matrix.cell import GpuType
 from shardlab.matrix.cell_sizes import parse_seconds
+from shardlab.record_types import SlurmClusterName
 
 MOST_GPUS = 64  # the largest allowed number of GPUs of a node
 MOST_NODES = 100_000  # the largest allowed number of nodes of a job
 MOST_CPUS_PER_RANK = 1024
 # A value that needs no quotes in a line #SBATCH. sbatch has its own rules for quotes, so quotes are not allowed.
 SbatchWord = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,@%+/=&|()*\[\]-]{0,200}\Z")]
-SbatchOption = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{1,40}\Z")]
+SbatchOption = Annotated[str, msgspec.Meta(pattern=r"^([a-z][a-z0-9-]{1,40}|M)\Z")]  # -M is refused by its name, see below
 PartitionName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,60}\Z")]
 NodeName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")]
 # Options of sbatch that a cluster file must not set: options that `jobs` sets itself, and options with which `jobs` could not
@@ -24,7 +25,7 @@ OWN_OPTIONS = {
     "job-name", "output", "error", "array", "nodes", "ntasks", "ntasks-per-node", "time", "partition", "account", "qos",
     "constraint", "gpus", "gpus-per-node", "gres", "mem", "licenses", "exclusive", "cpus-per-task", "requeue", "no-requeue",
     "open-mode", "export", "wrap", "parsable", "wait", "test-only", "chdir", "exclude", "dependency", "kill-on-invalid-dep",
-    "hold",
+    "hold", *(CLUSTER_OPTIONS := ("clusters", "cluster", "M")),
 }  # fmt: skip
 
 
@@ -64,6 +65,9 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: PartitionName | None = "batch"
     """The partition of the jobs, passed to sbatch. null (only with provider slurm): not passed, so that Slurm uses its default
     partition."""
+    cluster: SlurmClusterName | None = None
+    """The cluster of the jobs if the site's Slurm has several clusters (provider slurm), as in `sbatch --clusters`. null: the
+    cluster in the environment variable SLURM_CLUSTERS, or else the default cluster of the login node."""
     account: SbatchWord | None = None
     """The account that pays for the jobs, passed to sbatch; null: not passed."""
     qos: SbatchWord | None = None
@@ -121,11 +125,14 @@ def check_slurm(text: document.Document, slurm: Slurm) -> None:
             raise text.error(("slurm", key), str(error)) from None
     if slurm.max_time_s is not None and slurm.time_s > slurm.max_time_s:
         raise text.error(("slurm", "time"), f"found {slurm.time}. Allowed: at most max_time, which is {slurm.max_time}.")
+    if slurm.cluster == "all":
+        raise text.error(("slurm", "cluster"), "found all. Allowed: the name of one cluster, because each run has one job.")
     _check_partitions(text, slurm)
     for name in slurm.extra:
         if name in OWN_OPTIONS:
+            allowed = "the key slurm.cluster" if name in CLUSTER_OPTIONS else "sbatch's other options"
             raise text.error(
-                ("slurm", "extra", name), f"{name} is not allowed, because `jobs` controls it. Allowed: sbatch's other options."
+                ("slurm", "extra", name), f"{name} is not allowed, because `jobs` controls it. Allowed: {allowed}."
             )
     for index, line in enumerate(slurm.setup):
         if not line.strip() or any(not char.isprintable() for char in line):
@@ -140,6 +147,8 @@ def check_installed_slurm(text: document.Document, slurm: Slurm, provider: str) 
         raise text.error(("slurm", "partition"), "found null. Allowed: the name of the partition that `provision` makes.")
     if slurm.partitions:
         raise text.error(("slurm", "partitions"), f"not allowed with provider {provider}, which makes one partition.")
+    if slurm.cluster is not None:
+        raise text.error(("slurm", "cluster"), f"not allowed with provider {provider}, whose Slurm has one cluster. Remove it.")
     if slurm.setup:
         raise text.error(("slurm", "setup"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
     check_slurm(text, slurm)

@@ -12,9 +12,11 @@ from support_long import LONG
 from provision import cli
 from provision.facts import associations, modules, node_types, partitions, pythons, quotas, shared_folders, slurm_settings
 from provision.facts.shared_folders import SharedFolder
-from provision.site import proposal, survey
+from provision.providers import slurm
+from provision.site import proposal, requests, survey
 from shardlab.cluster import cluster
 from shardlab.remote.remote import CommandOutput
+from shardlab.workspace.workspace import Workspace
 from tests.provision.command.test_provision_init import (
     ACCOUNTS,
     CONFIG,
@@ -155,9 +157,9 @@ def login(tmp_path, monkeypatch):
         (folder / name).write_text(answer)
     scripts = {
         "scontrol": f'cat "{folder}/$2"',
-        "sinfo": f'test "$SINFO_PARTITION" || cat {folder}/nodes',
+        "sinfo": f'test -z "$SLURM_CLUSTERS" || echo "CLUSTER: $SLURM_CLUSTERS"\ntest "$SINFO_PARTITION" || cat {folder}/nodes',
         "sacctmgr": f'cat {folder}/accounts || {{ echo "accounting is disabled" >&2; exit 1; }}',
-        "sbatch": f'echo "$SBATCH_PARTITION $*" >> {folder}/asked',
+        "sbatch": f'echo "$SBATCH_PARTITION $*" >> {folder}/asked; echo "$SLURM_CLUSTERS" >> {folder}/clusters',
     }
     for name, script in scripts.items():
         (folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -165,7 +167,8 @@ def login(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}/bin", prepend=os.pathsep)
     for name in ("SINFO_PARTITION", "SBATCH_PARTITION"):
         monkeypatch.setenv(name, "cpu")
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for name in ("SLURMD_NODENAME", "SLURM_CLUSTERS"):
+        monkeypatch.delenv(name, raising=False)
     return folder
 
 
@@ -188,6 +191,49 @@ def test_the_login_node_is_asked_and_nothing_is_submitted_or_written(tmp_path, l
     assert cli.main(words) == 2
     assert "this machine: Slurm shows no partition" in capsys.readouterr().err
     assert list((tmp_path / "desk").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("shell", "login_shell", "proposed"),
+    [("cm4", "", "cm4"), ("", "cm4", "cm4"), ("cm4,inter", "", "cm4"), ("", "", None), ("$(id)", "", None)],
+)
+def test_the_cluster_that_the_users_shell_chooses_is_asked_and_proposed(
+    tmp_path, login, monkeypatch, capsys, shell, login_shell, proposed
+):
+    if shell:
+        monkeypatch.setenv("SLURM_CLUSTERS", shell)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".bash_profile").write_text(f"echo welcome\n{f'export SLURM_CLUSTERS={login_shell}' if login_shell else ''}\n")
+    assert cli.main(["init", "--site", "--workspace", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "cluster.yaml").write_text(text)
+    made = cluster.load_cluster(tmp_path / "cluster.yaml")
+    assert made.slurm is not None
+    assert (made.slurm.cluster, made.gpus is not None) == (proposed, True)
+    assert ("one file per cluster: cm4, inter" in text) == ("," in shell)
+    if proposed is not None:
+        assert set((login / "clusters").read_text().split()) == {proposed}
+
+
+def test_a_file_is_not_proposed_for_all_clusters_together(tmp_path, login, monkeypatch, capsys):
+    monkeypatch.setenv("SLURM_CLUSTERS", "all")
+    assert cli.main(["init", "--site", "--workspace", str(tmp_path)]) == 2
+    assert "SLURM_CLUSTERS is 'all'. Allowed: the name of one cluster." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("with_login", [True, False])
+def test_provision_addresses_the_cluster_of_the_file(tmp_path, monkeypatch, with_login):
+    monkeypatch.setenv("SLURM_CLUSTERS", "inter")
+    login = "login: {host: login1}\n" if with_login else ""
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"schema: 1\nname: c\nprovider: slurm\n{login}slurm: {{cluster: cm4}}\nstorage: {{shared: /s}}\n")
+    described_site = cluster.load_cluster(file)
+    (node,) = slurm.nodes(described_site, Workspace(tmp_path))
+    assert node.variables == {"SLURM_CLUSTERS": "cm4"}
+    if not with_login:
+        answer = node.run(["sh", "-c", f"{requests.WITHOUT_VARIABLES} echo $SLURM_CLUSTERS"], timeout_s=60)
+        assert answer.stdout == "cm4\n"
+    assert requests.sbatch_options(described_site, nodes=1, minutes=1)[0] == "--clusters=cm4"
 
 
 HOSTILE = [

@@ -160,6 +160,7 @@ CASES: dict[str, list[Case]] = {
     "slurm.partition": [Case("gpu", SITE, "job", "--partition=gpu"), Case("gpu", SITE, "site", "--partition=gpu")],
     "slurm.account": [Case("lab", SITE, "job", "--account=lab"), Case("lab", SITE, "site", "--account=lab")],
     "slurm.qos": [Case("high", SITE, "job", "--qos=high"), Case("high", SITE, "site", "--qos=high")],
+    "slurm.cluster": [Case("cm4", SITE, "job", "--clusters=cm4"), Case("cm4", SITE, "site", "--clusters=cm4")],
     "slurm.constraint": [Case("hbm", SITE, "job", "--constraint=hbm"), Case("hbm", SITE, "site", "--constraint=hbm")],
     "slurm.licenses": [Case("fs", SITE, "job", "--licenses=fs"), Case("fs", SITE, "site", "--licenses=fs")],
     "slurm.gpu_request": [
