@@ -149,8 +149,10 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
             texts[str(path.relative_to(workspace.path))] = files.read(path)
         texts |= plugin_source.read_all_files(workspace.path)
         # Without Slurm, the scheduler on the controller reads the addresses of the nodes from the inventory. If the nodes have
-        # a lease, the command on the controller reads the lease from the inventory, to decide which runs are held back.
-        if target_cluster.slurm is None or inventory.read_leased_inventory(workspace, target_cluster.name) is not None:
+        # a lease, the command on the controller reads the lease from the inventory, to decide which runs are held back. It also
+        # reads there which environments exist.
+        is_leased = inventory.read_leased_inventory(workspace, target_cluster.name) is not None
+        if target_cluster.slurm is None or is_leased or target_cluster.environments:
             texts[str(upload.INVENTORY)] = files.read(inventory.inventory_path(workspace))
         file = matrix.find_matrix_file(arguments.matrix) if verb.name != "trace" else file
         if verb.name != "trace" and file not in matrix.shipped_matrices().values():

@@ -29,6 +29,13 @@ class Target(msgspec.Struct, frozen=True):
     facts: Facts
     entry: NodeEntry | None = None
     """The entry of the node in the cluster file; None for this machine (provider local)."""
+    environments: dict[str, Target] = {}
+    """The same node with the interpreter of each further environment of the cluster file, by the name of the environment."""
+
+    def forget_facts(self) -> None:
+        """Forget all answers of the node, because a change may have made them wrong."""
+        for target in (self, *self.environments.values()):
+            target.facts.forget()
 
     def has_role(self, role: str) -> bool:
         """Whether the cluster file gives this node the role `role`."""
@@ -47,6 +54,17 @@ class Site(msgspec.Struct, frozen=True):
     """True: a file describes the nodes (option --pretend), and no node is reached."""
     administrator: dict[str, list[str]] = {}
     """By node: the operations that an administrator has to carry out on it."""
+    environment: str | None = None
+    """The name of the further environment whose interpreter the targets have; None: the default environment."""
+
+    def in_environment(self, name: str) -> Site:
+        """This site with the keys and the interpreters of a further environment of the cluster file."""
+        targets = [target.environments[name] for target in self.targets]
+        return msgspec.structs.replace(self, cluster=self.cluster.for_environment(name), targets=targets, environment=name)
+
+    def environments_of(self, target: Target) -> list[tuple[Site, Target]]:
+        """The site and the node `target` in each environment of the cluster file; the default environment comes first."""
+        return [(self, target), *((self.in_environment(name), other) for name, other in target.environments.items())]
 
     @property
     def is_practice(self) -> bool:
@@ -152,14 +170,17 @@ class RunCommand(msgspec.Struct, frozen=True):
 
 
 class OnNode(msgspec.Struct, frozen=True):
-    """A change on the node `node` instead of the operation's target, for an operation that is planned once for all nodes."""
+    """A change on the node `node` instead of the operation's target, for an operation that is planned once for all nodes, or
+    for several environments."""
 
     node: Node
     change: Change
+    prefix: str = ""
+    """The begin of the description."""
 
     @property
     def description(self) -> str:
-        return self.change.description
+        return f"{self.prefix}{self.change.description}"
 
     @property
     def command(self) -> str:
@@ -167,7 +188,7 @@ class OnNode(msgspec.Struct, frozen=True):
 
     @property
     def script(self) -> str:
-        return ""  # no script is needed: only operations that set up Slurm use `OnNode`, and only on nodes with sudo
+        return ""  # no script is needed: Slurm is set up only on nodes with sudo, and environments are made without root
 
     def make(self, node: Node) -> None:
         self.change.make(self.node)
@@ -239,12 +260,33 @@ class Nothing(msgspec.Struct, frozen=True):
     """The reason."""
 
 
+PlanFunction = Callable[[Site, Target], Sequence[Change] | Nothing]
+
+
+def plan_each_environment(plan: PlanFunction) -> PlanFunction:
+    """The plan of an operation for all environments of the cluster file. plan: the plan for one environment."""
+
+    def plan_all(site: Site, target: Target) -> Sequence[Change] | Nothing:
+        changes, reasons = list[Change](), list[str]()
+        for environment_site, environment_target in site.environments_of(target):
+            name = environment_site.environment
+            prefix = "" if name is None else f"environment {name}: "
+            planned = plan(environment_site, environment_target)
+            if isinstance(planned, Nothing):
+                reasons.append(f"{prefix}{planned.why}")
+            else:
+                changes += [OnNode(environment_target.node, change, prefix) if prefix else change for change in planned]
+        return changes or Nothing("; ".join(reasons))
+
+    return plan_all
+
+
 class Operation(msgspec.Struct, frozen=True):
     """Something that `provision` makes true on each node, such as a mounted folder. The options --only and --skip choose
     operations by their names."""
 
     name: str
-    plan: Callable[[Site, Target], Sequence[Change] | Nothing]
+    plan: PlanFunction
     """Returns the changes that a node needs."""
     once: bool = False
     """True: one plan is made for all nodes together, with the first node as its target."""

@@ -105,6 +105,10 @@ TORCH_CHECKS: list[Check] = [  # the checks of torch on each node, which share o
 ]
 
 
+# The checks that run again in each further environment of the cluster file, because its packages decide their results.
+ENVIRONMENT_CHECKS: list[Check] = [ENVIRONMENTS, *TORCH_CHECKS, SITE_NODES]
+
+
 def select_operations(provider: Provider[Any]) -> list[Operation]:
     """The operations that apply to the nodes of a provider, in their order."""
     return [

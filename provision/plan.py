@@ -155,7 +155,7 @@ def _carry_out_on_node(
             blamed_nodes |= other_nodes
         finally:
             if done:
-                target.facts.forget()
+                target.forget_facts()
     if isinstance(planned, Nothing) and not done:
         return OperationStep(node.name, operation.name, "nothing to do", [planned.why])
     changes = planned if dry and not isinstance(planned, Nothing) else done
@@ -196,7 +196,7 @@ def _continue_after_reboot(site: Site, target: Target, operation: Operation, mad
     """If the operation rebooted a node, plan it again and make its other changes. Fails if it would reboot the node again."""
     if not any(isinstance(change, Reboot) for change in made_changes):
         return
-    target.facts.forget()
+    target.forget_facts()
     other_changes = operation.plan(site, target)
     if isinstance(other_changes, Nothing):
         return

@@ -32,20 +32,23 @@ for package in metadata.distributions():
 
 
 @functools.cache
-def read_constraints() -> bytes:
-    """The bundled constraints file. Raises ShardlabError if this installation lacks it."""
+def read_constraints(requirements: tuple[str, ...] = ()) -> bytes:
+    """The bundled constraints file, without the packages whose version is fixed in `requirements`. Raises ShardlabError if this
+    installation lacks the file."""
+    fixed_names = {canonicalize_name(word.partition("==")[0]) for word in requirements if "==" in word}
     for path in (ROOT / "constraints.txt", ROOT / "shardlab" / "constraints.txt"):
         if path.is_file():
-            return path.read_bytes()
+            lines = path.read_bytes().splitlines(keepends=True)
+            return b"".join(line for line in lines if canonicalize_name(line.decode().partition("==")[0]) not in fixed_names)
     raise ShardlabError("this installation of shardlab lacks its constraints.txt; install shardlab again.")
 
 
 @functools.cache
-def required_packages(extras: tuple[str, ...] = EXTRAS) -> tuple[str, ...]:
-    """The requirements of shardlab with these extras, which pip installs. The commands of shardlab need no extra, because only
-    ranks need torch."""
+def required_packages(extras: tuple[str, ...] = EXTRAS, further: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The requirements of shardlab with these extras, and `further` packages of the cluster file, which pip installs. The
+    commands of shardlab need no extra, because only ranks need torch."""
     applicable = {package for package in map(Requirement, metadata.requires("shardlab") or ()) if _is_needed(package, extras)}
-    return tuple(sorted({f"{package.name}{package.specifier}" for package in applicable}))
+    return tuple(sorted({f"{package.name}{package.specifier}" for package in applicable} | set(further)))
 
 
 def _is_needed(requirement: Requirement, extras: tuple[str, ...]) -> bool:
@@ -53,9 +56,11 @@ def _is_needed(requirement: Requirement, extras: tuple[str, ...]) -> bool:
 
 
 @functools.cache
-def packages_digest(extras: tuple[str, ...] = EXTRAS) -> str:
-    """A digest of the required packages and their versions, 12 hexadecimal digits. The path of an environment contains it."""
-    return hashlib.sha256(b"\n".join([read_constraints(), *map(str.encode, required_packages(extras))])).hexdigest()[:12]
+def packages_digest(extras: tuple[str, ...] = EXTRAS, further: tuple[str, ...] = ()) -> str:
+    """A digest of the required packages and their versions, 12 hexadecimal digits. The path of an environment contains it.
+    Arguments: as for `required_packages`."""
+    words = [read_constraints(further), *map(str.encode, required_packages(extras, further))]
+    return hashlib.sha256(b"\n".join(words)).hexdigest()[:12]
 
 
 @functools.cache

@@ -221,9 +221,10 @@ def _list_paths(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> list[
         run_file = loaded_run.folder.read_run()
         paths |= {run_file.data_path, run_file.proofs_path or "", run_file.source or ""}
         paths |= {value for value in run_file.cluster.values() if value.startswith("/")}
-    environment, storage = cluster.environment, cluster.storage
+    storage = cluster.storage
     paths |= {storage.shared or "", storage.mount or "", cluster.data.path or "", cluster.ssh.identity or ""}
-    paths |= {environment.python or "", environment.use or "", environment.container or "", environment.wheelhouse or ""}
+    for environment in cluster.all_environments().values():
+        paths |= {environment.python or "", environment.use or "", environment.container or "", environment.wheelhouse or ""}
     absolute = {str(PurePosixPath(path)) for path in paths if path.startswith("/")}
     return [("path", path) for path in sorted(absolute, key=lambda path: (-len(path), path))]
 

@@ -18,7 +18,7 @@ from shardlab.matrix.cell import STRATEGY_OPTIONS, Role, keys_with_role
 # Keys in which two matched cells may differ, because these keys do not change which model is trained on which data. Options are
 # not included, because some options belong to the workload and change what is trained.
 _MAY_DIFFER = keys_with_role(
-    Role.NODES, Role.HARDWARE, Role.START, Role.PASSES, Role.EXECUTION, Role.INSTRUMENTS, Role.PRECISION
+    Role.NODES, Role.PLATFORM, Role.START, Role.PASSES, Role.EXECUTION, Role.INSTRUMENTS, Role.PRECISION
 )
 # Keys of a cell that matching ignores: their values follow from other keys, or do not change the training.
 _IGNORED_KEYS = {"gpu_batch_size"} | keys_with_role(Role.BOOKKEEPING) - {"rehearses"}

@@ -18,7 +18,18 @@ from shardlab.terminal import notation
 from shardlab.terminal.table import Column, Table, Text
 
 _ALWAYS = ("strategy", "gpus")
-_USUAL = ("workload", "gpu_type", "launcher", "global_batch_size", "precision", "seq_len", "optimizer.name", "steps", "epochs")
+_USUAL = (
+    "workload",
+    "gpu_type",
+    "environment",
+    "launcher",
+    "global_batch_size",
+    "precision",
+    "seq_len",
+    "optimizer.name",
+    "steps",
+    "epochs",
+)
 _SIZES = ("gpus", "global_batch_size", "batch")  # batch: the constant batch size of a line of cells
 # The states of runs that are shown in colour, the most serious first: a row has the style of its first state.
 STATE_STYLES = {"failed": "red", "unknown": "red", "node_fail": "red", "hung": "red", "oom": "yellow", "timeout": "yellow"}
@@ -26,6 +37,7 @@ _HEADINGS = {
     "gpus": "Ranks",
     "nnodes": "Nodes",
     "gpu_type": "GPU type",
+    "environment": "Environment",
     "global_batch_size": "Batch",
     "micro_batch_size": "Micro-batch",
     "gradient_accumulation_steps": "Accumulation",

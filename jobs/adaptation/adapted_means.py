@@ -1,8 +1,10 @@
-"""Replaces what a matrix names and a cluster does not have, beside numbers of GPUs: a GPU type, a launcher, a long time limit.
+"""Replaces what a matrix names and a cluster does not have, beside numbers of GPUs: a GPU type, an environment, a launcher,
+a long time limit.
 
-None of the three is part of the work of a cell, so the questions of the study stay. Each changes only if it does not fit:
+None of them is part of the work of a cell, so the questions of the study stay. Each changes only if it does not fit:
 
 - gpu_type: the only GPU type that the cluster file names; null (the default GPUs of the cluster) if it names none or several.
+- environment: null, the default environment of the cluster.
 - launcher: the first launcher that the cluster can use, torchrun before the others, and never one for rehearsals.
 - time_limit: the largest time limit that the partition of the cell allows.
 """
@@ -18,7 +20,7 @@ from jobs.planning.resolve import Capacity, why_unusable
 from shardlab.matrix import cell_sizes
 from shardlab.matrix.matrix import Matrix, Point
 
-REPLACED_KEYS = ("gpu_type", "launcher", "time_limit")
+REPLACED_KEYS = ("gpu_type", "environment", "launcher", "time_limit")
 PREFERRED_LAUNCHER = "torchrun"  # the launcher that is tried first: it starts ranks on every cluster
 
 
@@ -49,6 +51,9 @@ def find_replaced_values(keys: dict[str, Any], machine: Capacity) -> dict[str, R
         )
         replaced_values["gpu_type"] = ReplacedValue("gpu_type", new, why_replaced or "the cluster file names no GPU type")
         capacity = machine.for_gpu_type(new) or machine
+    if (environment := keys.get("environment")) not in (None, *machine.environments):
+        why_unknown = f"the cluster file has no environment {environment}"
+        replaced_values["environment"] = ReplacedValue("environment", None, why_unknown)
     launcher = keys.get("launcher")  # without the key, it is the launcher PREFERRED_LAUNCHER
     if launcher is not None and (why := why_unusable(launcher, capacity)) is not None:
         usable = [name for name, entry in launchers().items() if entry.on_gpus and why_unusable(name, capacity) is None]

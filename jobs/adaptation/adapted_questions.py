@@ -21,6 +21,7 @@ from shardlab.matrix.expression import MAX_LENGTH, Expression
 EXTRA_FILTER_KEYS = tuple(dict.fromkeys(("nnodes", "gradient_accumulation_steps", "micro_batch_size", *cell_names.PLAIN)))
 SHOWN_KEYS = (
     "gpu_type",
+    "environment",
     "launcher",
     "gpus",
     "nnodes",

@@ -20,14 +20,14 @@ from jobs.planning.repeats import EstimatedCost
 from jobs.planning.resolve import Capacity, Misfit, find_misfits, resolve_cells
 from jobs.plugins import own_plugins, plugin_store
 from jobs.plugins.own_plugins import OwnPlugins
-from jobs.rendering import frozen_source, render
+from jobs.rendering import frozen_source, render, run_environment
 from jobs.slurm import allocation, share
 from jobs.slurm.share import AccountShare
 from jobs.status.reconcile import Status, find_blocking_status
 from jobs.status.select import is_true_for_cell, parse_condition
 from shardlab import extras
 from shardlab.cluster import login_node
-from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.cluster import THIS_MACHINE, Cluster
 from shardlab.cluster.slurm_cluster import choose_slurm_cluster
 from shardlab.cluster.slurm_keys import Gpus
 from shardlab.errors import InputError, MissingExtra
@@ -110,7 +110,7 @@ def plan_matrix(
         raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
     requested = matrix.load_matrix(matrix.find_matrix_file(name))
     machine = find_capacity(cluster, in_allocation=in_allocation)
-    plugins = find_own_plugins(workspace, requested)
+    plugins = find_own_plugins(workspace, requested, cluster)
     try:
         cells = resolve_cells(requested, cluster=None if machine.here else machine, plugins=plugins)
         if scale == "tiny":
@@ -140,19 +140,35 @@ def plan_matrix(
         recorded=recorded_s,
         cost=number_of_runs.estimate_cost(selected_cells, run_counts, recorded_s),
         source=msgspec.structs.replace(source, predicted=predictions, searches=searches.searches, retry=requested.file.retry),
-        remarks=[*_make_remarks(selected_cells, machine, cluster, len(rehearsed_names)), *render.make_remarks(source)],
+        remarks=[
+            *_make_remarks(selected_cells, machine, cluster, len(rehearsed_names)),
+            *run_environment.explain_missing(workspace, cluster, {cell.environment or "" for cell in selected_cells}),
+            *render.make_remarks(source),
+        ],
         misfits=misfits,
         advice=[*suggest_options(requested, cells, selected_cells, machine, where, plugins), ADAPT_HINT] if misfits else [],
         predicted=predictions,
     )
 
 
-def find_own_plugins(workspace: Workspace, requested_matrix: Matrix) -> OwnPlugins:
-    """The plug-ins of the workspace that a matrix names."""
+def find_own_plugins(workspace: Workspace, requested_matrix: Matrix, cluster: Cluster = THIS_MACHINE) -> OwnPlugins:
+    """The plug-ins of the workspace that a matrix names. The code of a workload is executed in the environment of its cells, if
+    this machine has the environment: only there may the packages be installed that the code imports."""
+    points = sorted(requested_matrix.points, key=lambda point: "environment" in point.keys)  # the last one decides
+    environments = {str(point.keys.get("workload")): point.keys.get("environment") for point in points}
+    interpreters = {
+        name: python
+        for name, environment in environments.items()
+        if (python := run_environment.find_interpreter(workspace, cluster, environment)) is not None
+    }
     names = {str(point.keys.get("workload")) for point in requested_matrix.points}
     models = {name: model for name, model in requested_matrix.models.items() if name in names}
     strategies = {requested_matrix.file.baseline, *(str(point.keys.get("strategy")) for point in requested_matrix.points)}
-    return own_plugins.find_plugins(workspace, names - models.keys(), strategies, models)
+    plugins = own_plugins.find_plugins(workspace, names - models.keys(), strategies, models, interpreters)
+    for name in environments.keys() & plugins.workloads.faults - interpreters.keys():
+        if environments[name] is not None:
+            plugins.workloads.faults[name] += f" It was not executed in the environment {environments[name]}: not ready here."
+    return plugins
 
 
 def find_capacity(cluster: Cluster, *, in_allocation: bool = False) -> Capacity:
@@ -163,9 +179,9 @@ def find_capacity(cluster: Cluster, *, in_allocation: bool = False) -> Capacity:
             raise InputError(
                 f"--in-allocation: the cluster {cluster.name} has no `slurm`. Allowed: a cluster file with `slurm`."
             )
-        return _allocation_capacity(cluster)
+        return msgspec.structs.replace(_allocation_capacity(cluster), environments=tuple(cluster.environments))
     types = {name: _gpu_type_capacity(cluster.for_gpu_type(name)) for name in cluster.gpu_types}
-    return msgspec.structs.replace(_gpu_type_capacity(cluster), types=types)
+    return msgspec.structs.replace(_gpu_type_capacity(cluster), types=types, environments=tuple(cluster.environments))
 
 
 def _allocation_capacity(cluster: Cluster) -> Capacity:

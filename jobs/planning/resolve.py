@@ -41,6 +41,8 @@ class Capacity(msgspec.Struct, frozen=True):
     """Whether the GPUs are slices of GPUs (MIG)."""
     types: dict[str, Capacity] = {}
     """For each GPU type that a cell may name: the capacity for cells with this type."""
+    environments: tuple[str, ...] = ()
+    """The Python environments that a cell may name."""
 
     def for_gpu_type(self, gpu_type: str | None) -> Capacity | None:
         """The capacity for cells with this GPU type; None if the cluster has no such GPU type."""
@@ -114,6 +116,7 @@ def find_misfits(matrix: Matrix, cells: Sequence[Cell], machine: Capacity, selec
     for point, cell in zip(matrix.points, cells, strict=True):
         capacity = machine.for_gpu_type(cell.gpu_type)
         reasons = {"gpu_type": _why_gpu_type_unknown(cell, machine)} if capacity is None else _explain_misfit(cell, capacity)
+        reasons["environment"] = _why_environment_unknown(cell, machine)
         for key, why in reasons.items():
             if why is not None and cell.name() in names:
                 found_misfits.append(Misfit(cell.name(), why, matrix.problem(point, key, why)))
@@ -378,6 +381,14 @@ def _why_gpu_type_unknown(cell: Cell, machine: Capacity) -> str | None:
     if not machine.types:
         return f"names the GPU type {cell.gpu_type}, but the cluster file names no type. Allowed: leave gpu_type out."
     return str(UnknownName("GPU type of the cluster", str(cell.gpu_type), machine.types))
+
+
+def _why_environment_unknown(cell: Cell, machine: Capacity) -> str | None:
+    if cell.environment is None or cell.environment in machine.environments:
+        return None
+    if not machine.environments:
+        return f"names the environment {cell.environment}, but the cluster file has no environments. Allowed: leave it out."
+    return str(UnknownName("environment of the cluster", cell.environment, machine.environments))
 
 
 def _why_time_too_long(cell: Cell, machine: Capacity) -> str | None:

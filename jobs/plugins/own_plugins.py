@@ -110,14 +110,18 @@ class OwnPlugins(msgspec.Struct, frozen=True):
 
 
 def find_plugins(
-    workspace: Workspace, workloads: Collection[str], strategies: Collection[str], models: Mapping[str, ModelFile]
+    workspace: Workspace,
+    workloads: Collection[str],
+    strategies: Collection[str],
+    models: Mapping[str, ModelFile],
+    interpreters: Mapping[str, str] = {},
 ) -> OwnPlugins:
     """Find the plug-ins of the workspace with these names.
 
-    workloads, strategies: the names. models: the models that a matrix describes by a configuration file, by name. Raises
-    WorkspaceError.
+    workloads, strategies: the names. models: the models that a matrix describes by a configuration file, by name.
+    interpreters: as for `find_plugin_set`. Raises WorkspaceError.
     """
-    own_workloads = find_plugin_set(workspace, WORKLOADS, menu.workloads(), workloads)
+    own_workloads = find_plugin_set(workspace, WORKLOADS, menu.workloads(), workloads, interpreters)
     add_models(workspace, own_workloads, models)
     return OwnPlugins(own_workloads, find_plugin_set(workspace, STRATEGIES, menu.strategies(), strategies))
 
@@ -127,6 +131,7 @@ def find_plugin_set(
     kind: PluginKind[PluginDescription[D]],
     shipped: Collection[str],
     names: Collection[str] | None = None,
+    interpreters: Mapping[str, str] = {},
 ) -> PluginSet[D]:
     """Find the plug-ins of one kind that the workspace defines.
 
@@ -134,7 +139,8 @@ def find_plugin_set(
     (shardlab.workspace.workspace_trust), no file is executed, and each file is reported as a fault.
 
     shipped: the names of the plug-ins of this kind that ship with shardlab. names: the names to look for; None: all plug-ins.
-    Raises WorkspaceError.
+    interpreters: the interpreters that execute files instead of this process's interpreter, by the names of plug-ins. Raises
+    WorkspaceError.
     """
     plugins = PluginSet[D]()
     for file in plugin_source.plugin_files(workspace.path / kind.folder):
@@ -147,7 +153,8 @@ def find_plugin_set(
             workspace_trust.must_be_allowed(workspace, f"execute {file}")
             if kind.folder == STRATEGIES.folder:
                 _must_not_share_helpers(workspace, source)
-            plugins.add_file(kind, source, plugin_store.describe_plugins(workspace, kind, source), shipped)
+            python = next((interpreters[name] for name in sought_names if name in interpreters), None)
+            plugins.add_file(kind, source, plugin_store.describe_plugins(workspace, kind, source, python=python), shipped)
         except InputError as error:
             plugins.faults.update({name: str(error) for name in sought_names if name == base_name or name not in shipped})
     return plugins

@@ -36,19 +36,24 @@ def find_store(workspace: Workspace) -> Path:
 
 
 def describe_plugins(
-    workspace: Workspace, kind: PluginKind[PluginDescription[D]], source: PluginSource, seq_len: int | None = None
+    workspace: Workspace,
+    kind: PluginKind[PluginDescription[D]],
+    source: PluginSource,
+    seq_len: int | None = None,
+    python: str | None = None,
 ) -> list[D]:
     """The plug-ins that a file defines, from the cache or from a new process.
 
-    seq_len: the sequence length, for a model that is described by its configuration. Raises InputError, which names the fault
-    of the file.
+    seq_len: the sequence length, for a model that is described by its configuration. python: the interpreter that executes the
+    file; None: that of this process. Raises InputError, which names the fault of the file.
     """
-    key = "".join((source.digest, source_digest.digest_source(), source_digest.digest_installed_packages(), str(seq_len or "")))
+    installed = source_digest.digest_installed_packages()
+    key = "".join((source.digest, source_digest.digest_source(), installed, str(seq_len or ""), python or ""))
     prefix = source.name if kind.folder == WORKLOADS.folder else f"{kind.folder}.{source.name}"
     path = find_store(workspace) / f"{prefix}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     description = json_file.read_json_if_valid(path, kind.answer)
     if description is None:
-        description = _ask_process(kind, source, seq_len)
+        description = _ask_process(kind, source, seq_len, python)
         if description.fault:
             raise InputError(description.fault)
         workspace_trust.begin_workspace(workspace)
@@ -59,7 +64,9 @@ def describe_plugins(
     return description.plugins
 
 
-def _ask_process(kind: PluginKind[PluginDescription[D]], source: PluginSource, seq_len: int | None) -> PluginDescription[D]:
+def _ask_process(
+    kind: PluginKind[PluginDescription[D]], source: PluginSource, seq_len: int | None, python: str | None
+) -> PluginDescription[D]:
     """Ask a separate process, which executes the code of a file, what the file defines. Raises InputError if it fails."""
     with tempfile.TemporaryDirectory(prefix="shardlab-own-") as folder:
         plugin_path = source.file
@@ -68,7 +75,7 @@ def _ask_process(kind: PluginKind[PluginDescription[D]], source: PluginSource, s
             plugin_source.write_plugin(plugin_path.parent, source)
         length_options: list[str] = [] if seq_len is None else ["--seq-len", str(seq_len)]
         words = ["trainers", "describe", str(plugin_path), *length_options]
-        description = plugin_process.ask_process(words, source.file, kind.answer, ANSWER_S)
+        description = plugin_process.ask_process(words, source.file, kind.answer, ANSWER_S, python)
     if any(plugin.code != source.digest for plugin in description.plugins):
         raise InputError(f"{source.file}: changed while it was read; run the command again.")
     return description

@@ -18,8 +18,9 @@ from jobs.launcher import launcher
 from jobs.planner import machine as planned_machine
 from jobs.plugins import own_plugins, plugin_store
 from jobs.plugins.own_plugins import OwnPlugins
-from jobs.rendering import frozen_source, scripts
+from jobs.rendering import frozen_source, run_environment, scripts
 from jobs.rendering import sbatch_options as request
+from jobs.rendering.run_environment import RunEnvironment
 from jobs.scheduler import scheduler
 from jobs.status.reconcile import find_blocking_status
 from shardlab import __version__
@@ -92,10 +93,28 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
     search."""
     traces: dict[str, TracePart] = {}
     """What a run analyses, if it does not train, by the name of its cell."""
+    workspace: Workspace | None = None
+    """The workspace with the inventory of the environments; None: the runs are rendered by the records of earlier runs."""
 
     def search_of(self, cell: Cell) -> BatchSearch | None:
         """The search of which a run of this cell is a try; None if the cell belongs to no search."""
         return self.searches.get(batch_search.search_family_hash(cell)) if self.searches else None
+
+    def read_environment(self, name: str | None) -> RunEnvironment:
+        """The Python environment of a cell, as it is now. name: as in the cell. Raises InputError if it cannot be used."""
+        default = RunEnvironment(self.packages, self.versions)
+        if name is None or self.workspace is None:
+            return default
+        if name not in self._environments:
+            named = run_environment.read_environment(self.workspace, self.where, name)
+            shardlab_version = {"shardlab": __version__}
+            self._environments[name] = msgspec.structs.replace(named, versions=named.versions | shardlab_version)
+        return self._environments[name]
+
+    @cached_property
+    def _environments(self) -> dict[str, RunEnvironment]:
+        """The environments that were read, by name: each is read only once, because its interpreter has to start."""
+        return {}
 
     @cached_property
     def _with_gpus(self) -> dict[str | None, bool]:
@@ -147,6 +166,7 @@ def make_render_context(
         wait_gpus_s=wait_gpus_s,
         track=track,
         own=plugins or OwnPlugins(),
+        workspace=workspace,
     )
 
 
@@ -188,6 +208,7 @@ def make_run(
     that the run must not use. retried: as in `Run`.
     """
     slurm = context.where.slurm
+    environment = context.read_environment(cell.environment)
     return Run(
         schema=1,
         run_id=run_id(cell, repeat, attempt),
@@ -203,7 +224,7 @@ def make_run(
         cluster=make_cluster_record(context),
         data_path=context.data_path,
         data_stage=context.where.data.stage,
-        versions=context.versions,
+        versions=environment.versions,
         git_commit=context.git_commit,
         templates=context.digests,
         created=context.created,
@@ -211,7 +232,8 @@ def make_run(
         resume=list(resume),
         scheduler=context.scheduler,
         source=context.source,
-        packages=context.packages,
+        packages=environment.packages,
+        python=environment.python,
         limit_s=cell.time_limit_s or (slurm.time_s if slurm is not None else None),
         requeues=slurm.requeue if slurm is not None and context.scheduler == "slurm" else 0,
         retry=context.retry,
@@ -233,7 +255,8 @@ def render_script(run: Run, folder: Path, cluster: Cluster, own_templates: Path 
 
     folder: the run's folder. cluster: the cluster. own_templates: the workspace's folder of templates.
     """
-    python, run_launcher = os.environ.get(PYTHON_VARIABLE, sys.executable), launcher(run.launcher)
+    python, run_launcher = run.python or os.environ.get(PYTHON_VARIABLE, sys.executable), launcher(run.launcher)
+    cluster = cluster.for_environment(run.cell.environment)
     values = {"run": run, "folder": folder, "python": python, "caches": _cache_variables(cluster)}
     rank_python = container.rank_python(cluster, python)
     container_options = container.srun_options(cluster, str(folder), node_disk=run.data_stage == "node")

@@ -262,7 +262,7 @@ def read_chosen_nodes(run_dir: RunDir, run: Run) -> list[InventoryNode]:
     if NODES not in os.environ:
         raise InputError(f"{NODES} is not set; the runner of the scheduler sets it.")
     inventory_nodes = inventory.read_inventory(Workspace(run_dir.path.parent.parent), run.cluster["name"]).nodes
-    by_name = {node.name: node for node in inventory_nodes}
+    by_name = {node.name: msgspec.structs.replace(node, python=run.python or node.python) for node in inventory_nodes}
     return [by_name[name] for name in os.environ[NODES].split(",")]
 
 

@@ -166,7 +166,9 @@ def decide_retries(
         run_dir = RunDir(workspace.runs / last_status.id)
         if last_status.is_held_in_queue and HELD in states:
             must_be_of_cluster(run_dir, source)
-            run = hold.accept_packages(run_dir.read_run(), source.packages, source.versions)
+            held_run = run_dir.read_run()
+            environment = source.read_environment(held_run.cell.environment)
+            run = hold.accept_packages(held_run, environment.packages, environment.versions)
             decisions.append(RunDecision(run, True, "was held; goes on with the packages that are installed now", last_status))
             continue
         is_unsent = last_status.state == "planned" and (split_attempt(last_status.id)[1] > 1 or last_status.why != "")

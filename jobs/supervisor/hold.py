@@ -26,7 +26,8 @@ HELD_WHY = "held, because {changed}: `jobs retry --only held` goes on with the p
 
 
 def hold_alike_runs(run_dir: RunDir, run: Run, why: str) -> str:
-    """Hold the run for which this process was started, and all pending runs that were submitted with the same packages.
+    """Hold the run for which this process was started, and all pending runs that were submitted with the same packages of the
+    same environment.
 
     folder, run: the run of this process. why: the reason, for the events of the runs. In Slurm, the run's job is requeued,
     which ends this process. Returns why Slurm did not requeue the job, or ''.
@@ -48,7 +49,7 @@ def hold_alike_runs(run_dir: RunDir, run: Run, why: str) -> str:
     return scheduler(run.scheduler).hold(jobs)
 
 
-def accept_packages(run: Run, packages: str, versions: dict[str, str]) -> Run:
+def accept_packages(run: Run, packages: str | None, versions: dict[str, str]) -> Run:
     """The run.json with which a held run is released. It names the packages that are installed now, but still the copy of
     shardlab's source with which the run was submitted.
 
@@ -77,8 +78,11 @@ def _judge_if_alike(other: RunDir, run_dir: RunDir, run: Run) -> JudgedState | N
     if other.run_id == run_dir.run_id or other.claim.exists():
         return None
     try:
-        verdict = other.judge()
-        return verdict if verdict.state == "pending" and other.read_run().packages == run.packages else None
+        if (verdict := other.judge()).state != "pending":
+            return None
+        other_run = other.read_run()
+        is_alike = (other_run.packages, other_run.cell.environment) == (run.packages, run.cell.environment)
+        return verdict if is_alike else None
     except ShardlabError:
         return None
 

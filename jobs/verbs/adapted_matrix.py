@@ -46,7 +46,7 @@ def use_adapted_matrix(invocation: Invocation) -> None:
         return
     requested_matrix = matrix.load_matrix(matrix.find_matrix_file(arguments.matrix))
     machine = plan.find_capacity(invocation.cluster, in_allocation=getattr(arguments, "in_allocation", False))
-    plugins = plan.find_own_plugins(invocation.workspace, requested_matrix)
+    plugins = plan.find_own_plugins(invocation.workspace, requested_matrix, invocation.cluster)
     try:
         adaptation = adapt_matrix(requested_matrix, machine, plugins, invocation.cluster.name)
         if adaptation is None:

@@ -8,7 +8,7 @@ from provision import software
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.system import SYSTEM
 from provision.node import Node
-from provision.operation import Change, Nothing, Operation, Site, Target, Write, shell_change
+from provision.operation import Change, Nothing, Operation, Site, Target, Write, plan_each_environment, shell_change
 from provision.operations import fstab
 
 MAKE_S = 3600.0  # time limit of pip: torch with CUDA has gigabytes, and the network may be slow
@@ -24,8 +24,10 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     installed = target.facts[ENVIRONMENT]
     owner = target.facts[SYSTEM].user
     changes: list[Change] = []
-    if installed.packages != software.packages_digest():
-        changes += _install_packages(folder, owner, node)
+    further = tuple(site.cluster.environment.packages)
+    digest = software.packages_digest(further=further)
+    if installed.packages != digest:
+        changes += _install_packages(folder, owner, node, further)
     source = software.source_digest()
     if changes or installed.source != source:
         archive = f"{folder}/source-{source}.tar"
@@ -35,7 +37,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         changes.append(shell_change("make Python use this source", script, root=node.may_sudo))
     if changes:
         return [*fstab.mount_guards(site, target), *changes]
-    return Nothing(f"{folder}: packages {software.packages_digest()}, source {source}")
+    return Nothing(f"{folder}: packages {digest}, source {source}")
 
 
 def _file_owner(node: Node, owner: str) -> str:
@@ -43,8 +45,9 @@ def _file_owner(node: Node, owner: str) -> str:
     return f"{owner}:" if node.may_sudo else ""
 
 
-def _install_packages(folder: PurePosixPath, owner: str, node: Node) -> list[Change]:
+def _install_packages(folder: PurePosixPath, owner: str, node: Node, further: tuple[str, ...]) -> list[Change]:
     """The changes that make the environment with its packages. The last command writes a file that marks it as complete.
+    further: packages of the cluster file.
 
     The environment is made in its final folder, because a Python environment cannot be moved.
     """
@@ -53,13 +56,15 @@ def _install_packages(folder: PurePosixPath, owner: str, node: Node) -> list[Cha
     as_user, make_folder = (f"runuser -u {owner} -- ", f"install -d -o {owner}") if node.may_sudo else ("", "install -d")
     make_venv = f"rm -rf {folder}; {make_folder} {folder}; {as_user}{node.venv_python} -m venv {folder}"
     index_options = f"--no-index --find-links {wheelhouse}" if wheelhouse else ""
-    words = " ".join(f"'{word}'" for word in software.required_packages())
+    words = " ".join(f"'{word}'" for word in software.required_packages(further=further))
     pip = f"{as_user}{folder}/bin/python -m pip --disable-pip-version-check -q install"
     pip += f" {index_options} -c {constraints} {words}"
-    mark_complete = f"printf '%s\\n' {software.packages_digest()} > {folder}/packages.made"
+    mark_complete = f"printf '%s\\n' {software.packages_digest(further=further)} > {folder}/packages.made"
     return [
         shell_change(f"make a Python environment at {folder}", make_venv, timeout_s=300, root=node.may_sudo),
-        Write("send the tested package versions", constraints, software.read_constraints(), 0o644, _file_owner(node, owner)),
+        Write(
+            "send the tested package versions", constraints, software.read_constraints(further), 0o644, _file_owner(node, owner)
+        ),
         shell_change(
             "install the packages" + (f" from {wheelhouse}" if wheelhouse else ""),
             f"{pip}; {mark_complete}",
@@ -82,4 +87,4 @@ printf '%s\\n' {source} > {folder}/source.made
 find {folder} -maxdepth 1 -name 'source-*' ! -name source-{source} -exec rm -rf {{}} +"""
 
 
-SOFTWARE = Operation("environment", plan)
+SOFTWARE = Operation("environment", plan_each_environment(plan))

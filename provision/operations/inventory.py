@@ -18,7 +18,7 @@ from provision.operations.existing_slurm import find_existing_slurm
 from shardlab.cluster import lease
 from shardlab.cluster.lease import Lease
 from shardlab.files import files
-from shardlab.workspace.inventory import inventory_path
+from shardlab.workspace.inventory import ProvisionedEnvironment, inventory_path
 
 SCHEMA = 1
 
@@ -87,6 +87,7 @@ def render_inventory(site: Site, node_types: list[Any] | None = None, all_reduce
         "provider": site.cluster.provider,
         "nodes": [_node_entry(target, site.cluster.provider) for target in site.targets],
         **({"node_types": node_types} if node_types is not None else {}),
+        **({"environments": environments} if (environments := _list_environments(site)) else {}),
     }
     if (cluster_lease := find_lease(site)) is not None:
         inventory["lease"] = cluster_lease
@@ -102,6 +103,21 @@ def render_inventory(site: Site, node_types: list[Any] | None = None, all_reduce
     if all_reduces:
         inventory["all_reduces"] = all_reduces
     return inventory_file.encode_inventory(inventory)
+
+
+def _list_environments(site: Site) -> dict[str, ProvisionedEnvironment]:
+    """The further environments of the cluster file that exist on all nodes, by name. Raises Unanswered."""
+    environments = {}
+    for name, keys in site.cluster.environments.items():
+        targets = [target.environments[name] for target in site.targets]
+        installed = [target.facts[ENVIRONMENT] for target in targets]
+        is_local = site.cluster.provider == "local"  # the user makes the environments of this machine
+        if all(entry.version is not None and (is_local or entry.source is not None) for entry in installed):
+            python, first = targets[0].node.python, installed[0]
+            environments[name] = ProvisionedEnvironment(
+                python, keys.digest(), first.version or "", first.packages, first.source
+            )
+    return environments
 
 
 def _node_entry(target: Target, provider: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 import templates
 from provision import software
 from provision.facts.environment import ENVIRONMENT
-from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write
+from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write, plan_each_environment
 from provision.operations import space
 from provision.site import jobs, python, requests
 from provision.site.package_check import PackageCheck
@@ -61,7 +61,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     environment = site.cluster.environment
     installed = target.facts[ENVIRONMENT]
     source, changes = software.source_digest(), list[Change]()
-    digest = software.packages_digest(python.installed_extras(site.cluster))
+    digest = python.packages_digest(site.cluster)
     starters = python.write_scripts(site.cluster, folder, source)
     is_damaged = installed.incomplete is not None or (installed.source is not None and installed.version is None)
     if installed.packages != digest or is_damaged:
@@ -130,10 +130,11 @@ def _install_packages(site: Site, target: Target, folder: PurePosixPath) -> list
     if environment.build != "login":
         jobs.check_no_waiting_job(target.node, f"{folder}/install.sh", "installs the packages")
     interpreter = environment.python or "python3"
+    constraints = software.read_constraints(tuple(environment.packages))
     make_venv = python.wrap_with_modules(site.cluster, ["sh", "-c", MAKE_VENV, "venv", str(folder), interpreter])
     changes: list[Change] = [
         _user_command(f"make a Python environment at {folder}", make_venv),
-        Write("send the tested package versions", f"{folder}/constraints.txt", software.read_constraints(), 0o644, ""),
+        Write("send the tested package versions", f"{folder}/constraints.txt", constraints, 0o644, ""),
     ]
     wheels = environment.wheelhouse
     if wheels is None and environment.build == "auto":
@@ -153,7 +154,7 @@ def _download_wheels(site: Site, target: Target, folder: PurePosixPath, wheels: 
 
     If the package index has no wheel of a package, pip builds the wheel: the job that installs it cannot get build tools.
     """
-    requirements = software.required_packages(python.installed_extras(site.cluster))
+    requirements = python.required_packages(site.cluster)
     interpreter = f"{folder}/venv/bin/python"
     variables = [*python.cache_variables(folder), ("TMPDIR", f"{folder}/tmp")]  # pip must not use /tmp, which is small
     words = ["-I", *PIP, "wheel", "--wheel-dir", wheels, "--constraint", f"{folder}/constraints.txt", *requirements]
@@ -181,8 +182,8 @@ def _render_script(site: Site, folder: PurePosixPath, wheels: str | None) -> byt
         setup=slurm.setup if slurm is not None else [],
         caches=[*python.cache_variables(folder), ("TMPDIR", f"{folder}/tmp")],
         wheels=wheels,
-        requirements=software.required_packages(python.installed_extras(site.cluster)),
-        digest=software.packages_digest(python.installed_extras(site.cluster)),
+        requirements=python.required_packages(site.cluster),
+        digest=python.packages_digest(site.cluster),
     ).encode()
 
 
@@ -190,4 +191,4 @@ def _user_command(description: str, argv: list[str], limit_s: float = MAKE_S) ->
     return RunCommand(description, argv, limit_s, root=False)
 
 
-SITE_SOFTWARE = Operation("site-environment", plan)
+SITE_SOFTWARE = Operation("site-environment", plan_each_environment(plan))

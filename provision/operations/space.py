@@ -37,10 +37,11 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     purposes: dict[str, list[tuple[str, int, int]]] = {}
     if find_missing_packages(site, target, list_needed_packages(site, target)):
         purposes["/"] = [("packages", PACKAGES_BYTES, PACKAGES_INODES)]
-    other_space = _find_environment_space(site, target)
+    other_space, missing_environments = _find_environment_space(site, target)
     if other_space is not None:
-        needed_bytes = INDEX_BYTES if target.node.wheelhouse is None else WHEELHOUSE_BYTES
-        purposes.setdefault(other_space.mount, []).append(("the Python environment", needed_bytes, ENVIRONMENT_INODES))
+        sizes = [INDEX_BYTES if missing.node.wheelhouse is None else WHEELHOUSE_BYTES for missing in missing_environments]
+        purpose = "the Python environment" if len(sizes) == 1 else f"{len(sizes)} Python environments"
+        purposes.setdefault(other_space.mount, []).append((purpose, sum(sizes), len(sizes) * ENVIRONMENT_INODES))
     sentences = [
         _check_fits(target.node.name, root if other_space is None or mount == root.mount else other_space, needs)
         for mount, needs in purposes.items()
@@ -48,18 +49,25 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     return Nothing("; ".join(sentences) or "nothing large will be installed on it")
 
 
-def _find_environment_space(site: Site, target: Target) -> FreeSpace | None:
-    """The free space for the Python environment; None if the environment exists, or if another node checks its file system."""
+def _find_environment_space(site: Site, target: Target) -> tuple[FreeSpace | None, list[Target]]:
+    """The free space for Python environments, and the node with the interpreter of each environment that does not exist. The
+    space is None if all environments exist, or if another node checks their file system."""
     storage = site.cluster.storage
     if storage.shared is not None:
         server = find_nfs_server(site)
         if target is not (server or site.targets[0]):  # another node, whose folder this node mounts later, checks the space
-            return None
+            return None, []
         if any(not target.facts[mount_fact(disk)].mount for disk in required_mounts(site, target, storage.shared)):
-            return None  # the disk has no file system yet: all of it will be free
-    if target.facts[ENVIRONMENT].packages == software.packages_digest():
-        return None
-    return target.facts[room_fact(str(PurePosixPath(target.node.python).parent.parent))]
+            return None, []  # the disk has no file system yet: all of it will be free
+    missing = [
+        environment_target
+        for environment_site, environment_target in site.environments_of(target)
+        if environment_target.facts[ENVIRONMENT].packages
+        != software.packages_digest(further=tuple(environment_site.cluster.environment.packages))
+    ]
+    if not missing:
+        return None, []
+    return target.facts[room_fact(str(PurePosixPath(target.node.python).parent.parent))], missing
 
 
 def check_environment_fits(target: Target, *, from_index: bool) -> None:

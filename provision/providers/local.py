@@ -10,7 +10,8 @@ from shardlab.workspace.workspace import Workspace
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[LocalNode]:
     """The nodes of a cluster whose provider is local: always this machine alone."""
-    return [LocalNode()]
+    folder = cluster.environment.use
+    return [LocalNode() if folder is None else LocalNode(python=f"{folder}/bin/python")]
 
 
 PROVIDER = Provider(

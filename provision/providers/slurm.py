@@ -6,7 +6,6 @@ import hashlib
 import json
 from pathlib import PurePosixPath
 
-from provision import software
 from provision.nodes.login_node import LocalLoginNode, LoginNode
 from provision.provider import Provider
 from provision.site import python as site_python
@@ -46,7 +45,7 @@ def environment_folder(cluster: Cluster) -> PurePosixPath:
     assert cluster.slurm is not None
     keys = cluster.environment
     digest_values: list[object] = [
-        software.packages_digest(site_python.installed_extras(cluster)),
+        site_python.packages_digest(cluster),
         keys.modules,
         keys.python,
         keys.use,
@@ -54,6 +53,8 @@ def environment_folder(cluster: Cluster) -> PurePosixPath:
     ]
     if keys.container is not None:
         digest_values += [keys.runtime, keys.container, container.mounted_folders(cluster), site_python.has_gpus(cluster)]
+    if keys in cluster.environments.values():
+        digest_values.append(keys.digest())
     content = json.dumps(digest_values)
     return PurePosixPath(cluster.storage.shared) / f"python-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 

@@ -52,6 +52,16 @@ def installed_extras(cluster: Cluster) -> tuple[str, ...]:
     return () if cluster.environment.container is not None else software.EXTRAS
 
 
+def required_packages(cluster: Cluster) -> tuple[str, ...]:
+    """The requirements that pip installs into the environment."""
+    return software.required_packages(installed_extras(cluster), tuple(cluster.environment.packages))
+
+
+def packages_digest(cluster: Cluster) -> str:
+    """The digest of the packages that pip installs into the environment."""
+    return software.packages_digest(installed_extras(cluster), tuple(cluster.environment.packages))
+
+
 def cache_variables(folder: PurePosixPath) -> list[tuple[str, str]]:
     """Environment variables that move the caches of tools out of $HOME, where users of a site have a small quota."""
     return tool_caches.cache_variables(folder.parent / "cache")

@@ -147,7 +147,7 @@ def download_wheels(folder: Path, target: InterpreterPlatform, requirements: Seq
             f"environment.python name a Python {own_version} of the site."
         )
     constraints = folder / "constraints.txt"
-    constraints.write_bytes(software.read_constraints())
+    constraints.write_bytes(software.read_constraints(tuple(requirements)))
     common = ["--constraint", str(constraints)]
     source = [word for word in requirements if any(word.startswith(name) for name in FROM_SOURCE)]
     if source:

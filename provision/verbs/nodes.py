@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
+
+import msgspec
 
 from provision import interruption, inventory_file, lock, order
 from provision.check import Outcome, map_targets
@@ -220,14 +223,25 @@ def _print_creation_plan(output: Output, file_cluster: Cluster, workspace: Works
 
 def _make_site(file_cluster: Cluster, workspace: Workspace, nodes: Sequence[Node], pretend_path: Path | None) -> Site:
     """The nodes with their facts, which come from the machines, or from the file `pretend_path`. Raises InputError."""
+    targets = _make_targets(file_cluster, nodes, pretend_path)
+    for name in file_cluster.environments:
+        described_nodes = find_provider(file_cluster.provider).nodes(file_cluster.for_environment(name), workspace)
+        same_nodes = [copy.copy(node) for node in nodes]  # a copy has the same connection
+        for node, described in zip(same_nodes, described_nodes, strict=True):
+            node.python, node.wheelhouse = described.python, described.wheelhouse
+        for target, other in zip(targets, _make_targets(file_cluster, same_nodes, pretend_path), strict=True):
+            target.environments[name] = other
+    return Site(file_cluster, workspace, targets, pretended=pretend_path is not None)
+
+
+def _make_targets(file_cluster: Cluster, nodes: Sequence[Node], pretend_path: Path | None) -> list[Target]:
     facts_of_nodes = (
         [Facts(node, order.list_operation_files()) for node in nodes]
         if pretend_path is None
         else pretend.read_pretended_facts(pretend_path, nodes)
     )
     entry_by_name = {entry.name: entry for entry in file_cluster.nodes}
-    targets = [Target(facts.node, facts, entry_by_name.get(facts.node.name)) for facts in facts_of_nodes]
-    return Site(file_cluster, workspace, targets, pretended=pretend_path is not None)
+    return [Target(facts.node, facts, entry_by_name.get(facts.node.name)) for facts in facts_of_nodes]
 
 
 def _make_changes(out: Output, work: NodesWork, *, dry: bool) -> list[OperationStep]:
@@ -262,6 +276,12 @@ def _run_checks(out: Output, work: NodesWork, steps: Sequence[OperationStep], *,
         checks = order.select_checks(find_provider(work.site.cluster.provider))
         findings += verify_targets(work.site, ready_targets, checks, remark)
         inventory_file.record_all_reduces(work.site, findings, replaces=replaces)
+        environment_checks = [[check for check in stage if check in order.ENVIRONMENT_CHECKS] for stage in checks]
+        for name in work.site.cluster.environments:
+            targets = [target.environments[name] for target in ready_targets]
+            out.print_remark(f"environment {name}:", style="dim")
+            further_findings = verify_targets(work.site.in_environment(name), targets, environment_checks, remark)
+            findings += [msgspec.structs.replace(entry, check=f"{entry.check} in {name}") for entry in further_findings]
     return findings
 
 

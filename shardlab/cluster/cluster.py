@@ -34,6 +34,7 @@ from shardlab.cluster.environment_keys import Environment
 from shardlab.cluster.slurm_keys import Gpus, Slurm
 from shardlab.errors import InputError
 from shardlab.files import document, validation
+from shardlab.matrix.cell import EnvironmentName
 from shardlab.url import remove_secrets
 
 Release = Literal["bookworm", "trixie", "sid"]  # releases of Debian
@@ -76,6 +77,9 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folders and disks of the nodes."""
     environment: Environment = msgspec.field(default_factory=Environment)
     """The Python environment of the nodes."""
+    environments: dict[EnvironmentName, Environment] = {}
+    """Further Python environments by name, with the same keys, of which no key is taken from `environment`. Cells name the
+    environment in which they train with the key `environment`. With provider local, only `use` is allowed."""
     slurm: Slurm | None = None
     """Slurm and the options with which jobs are submitted; null: the cluster has no Slurm, and runs on its nodes are started
     over SSH."""
@@ -129,6 +133,18 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 slurm = msgspec.structs.replace(self.slurm, partition=partition.name, **limits)
                 return msgspec.structs.replace(self, gpus=partition.gpus, slurm=slurm)
         return self
+
+    def for_environment(self, name: str | None) -> Cluster:
+        """A copy of this cluster in which `environment` is the environment with this name.
+
+        name: the value in a cell: None, or one of `environments`. If it is None or unknown, the cluster is returned unchanged.
+        """
+        return self if name not in self.environments else msgspec.structs.replace(self, environment=self.environments[name])
+
+    def all_environments(self) -> dict[document.KeyPath, Environment]:
+        """All environments, each with its place in the cluster file; the default environment comes first."""
+        environments: dict[document.KeyPath, Environment] = {("environment",): self.environment}
+        return environments | {("environments", name): environment for name, environment in self.environments.items()}
 
 
 INIT_HINT = "To get a cluster file, run: provision init > cluster.yaml"
@@ -211,6 +227,8 @@ def _check_nodes(text: document.Document, cluster: Cluster) -> None:
                 raise text.error(
                     (key,), "not allowed with provider local, which uses only this machine. Remove it, or change the provider."
                 )
+        for name, environment in cluster.environments.items():
+            environment_keys.check_local_environment(text, environment, ("environments", name))
         return
     if cluster.provider == "slurm":
         _check_site(text, cluster)
@@ -243,8 +261,10 @@ def _check_site(text: document.Document, cluster: Cluster) -> None:
             ("provider",),
             "provider slurm needs storage.shared. Allowed: a folder of yours that the login node and all nodes share.",
         )
-    environment_keys.check_site(text, cluster.environment)
-    if cluster.environment.container is not None and not MOUNTABLE_PATH.match(cluster.data.path or ""):
+    for path, environment in cluster.all_environments().items():
+        environment_keys.check_site(text, environment, path)
+    containers = [environment.container for environment in cluster.all_environments().values() if environment.container]
+    if containers and not MOUNTABLE_PATH.match(cluster.data.path or ""):
         raise text.error(
             ("data", "path"),
             f"found {cluster.data.path}. Allowed with a container, which mounts it: letters, digits and the signs . _ / + -",
@@ -258,7 +278,8 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
     """Check the cluster file of nodes that `provision` sets up: all providers except local and slurm."""
     if cluster.login is not None:
         raise text.error(("login",), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm.")
-    environment_keys.check_installed_environment(text, cluster.environment, cluster.provider)
+    for path, environment in cluster.all_environments().items():
+        environment_keys.check_installed_environment(text, environment, cluster.provider, path)
     for key in ("release", "lan"):
         if cluster.provider != "virtual" and getattr(cluster, key) != getattr(THIS_MACHINE, key):
             raise text.error((key,), f"not allowed with provider {cluster.provider}, whose machines already exist. Remove it.")
@@ -303,11 +324,11 @@ def _check_nfs_folders(text: document.Document, cluster: Cluster) -> None:
 
     The NFS servers are reached over the control network, and CloudLab allows only logins on this network.
     """
-    folders: dict[tuple[str, str], str | None] = {
+    folders: dict[document.KeyPath, str | None] = {
         ("storage", "shared"): cluster.storage.shared,
         ("storage", "mount"): cluster.storage.mount,
         ("data", "path"): cluster.data.path,
-        ("environment", "wheelhouse"): cluster.environment.wheelhouse,
+        **{(*path, "wheelhouse"): environment.wheelhouse for path, environment in cluster.all_environments().items()},
     }
     for key, path in folders.items():
         if path is not None and (path.startswith("~") or _top_folder(path) in cloudlab_keys.NFS_FOLDERS):
@@ -361,6 +382,12 @@ def _check_storage(text: document.Document, cluster: Cluster) -> None:
 
 
 def _check_practice(text: document.Document, cluster: Cluster) -> None:
+    for name, environment in cluster.environments.items():
+        if environment.wheelhouse is not None:
+            raise text.error(
+                ("environments", name, "wheelhouse"),
+                "not allowed with provider virtual, whose nodes have the wheels of environment.wheelhouse. Remove it.",
+            )
     for key in ("user", "identity"):
         if getattr(cluster.ssh, key) is not None:
             raise text.error(("ssh", key), "not allowed with provider virtual, which makes the user and the key. Remove it.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Literal
 
 import msgspec
@@ -12,7 +13,7 @@ Runtime = Literal["apptainer", "pyxis", "charliecloud"]
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The Python environment of the nodes."""
+    """A Python environment of the nodes."""
 
     modules: list[Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z")]] = []
     """Environment modules that are loaded before any command of shardlab runs (provider slurm)."""
@@ -32,13 +33,31 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wheelhouse: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+\Z")] | None = None
     """A folder of wheels on every node, from which pip installs without a network; null: pip uses its index. With practice
     nodes, it is a folder of this machine, which the nodes can only read; null: `provision` makes this folder."""
+    packages: list[
+        Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}==[A-Za-z0-9][A-Za-z0-9.+!]{0,99}\Z")]
+    ] = []
+    """Further packages, such as einops==0.8.1, that `provision` installs beside the tested packages. A package in this list
+    replaces the tested version of the same package. Not allowed with `use` and `container`, whose packages are used as they
+    are."""
+
+    def digest(self) -> str:
+        """A digest of all keys: 12 hexadecimal digits. The inventory records it, so that `jobs` finds out whether the cluster
+        file changed after `provision`."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:12]
 
 
-def check_site(text: document.Document, environment: Environment) -> None:
-    """Check the keys for a managed Slurm site. Raises InputError with file:line:column if keys contradict each other."""
+def check_site(text: document.Document, environment: Environment, path: document.KeyPath) -> None:
+    """Check the keys for a managed Slurm site. Raises InputError with file:line:column if keys contradict each other.
+
+    path: the place of the environment in the cluster file.
+    """
+    if environment.packages and (environment.use or environment.container):
+        raise text.error(
+            (*path, "packages"), "not allowed with use or container. Install the packages there, and remove this key."
+        )
     if (environment.container is None) != (environment.runtime is None):
         raise text.error(
-            ("environment",),
+            path,
             "container and runtime belong together. Allowed: both, such as `container: /project/torch.sif` and `runtime: "
             "apptainer`, or neither.",
         )
@@ -46,23 +65,34 @@ def check_site(text: document.Document, environment: Environment) -> None:
         return
     if environment.use is not None:
         raise text.error(
-            ("environment", "use"),
+            (*path, "use"),
             "not allowed with container, because ranks use the packages of the image. Remove one.",
         )
     if environment.runtime != "pyxis" and not is_image_path(environment.container):
         raise text.error(
-            ("environment", "container"),
+            (*path, "container"),
             f"found {environment.container}. Allowed with the runtime {environment.runtime}: the absolute path of an image.",
         )
 
 
-def check_installed_environment(text: document.Document, environment: Environment, provider: str) -> None:
-    """Check the keys for other providers. Raises InputError with file:line:column for a key that is only for provider slurm."""
+def check_local_environment(text: document.Document, environment: Environment, path: document.KeyPath) -> None:
+    """Check the keys for provider local, which installs nothing. Raises InputError with file:line:column. path: as above."""
+    if environment != Environment(use=environment.use) or environment.use is None:
+        raise text.error(
+            path, "found other keys than use. Allowed with provider local: use, the folder of an environment that has shardlab."
+        )
+
+
+def check_installed_environment(
+    text: document.Document, environment: Environment, provider: str, path: document.KeyPath
+) -> None:
+    """Check the keys for other providers. Raises InputError with file:line:column for a key that is only for provider slurm.
+    path: as above."""
     for key in ("modules", "python", "use", "container", "runtime"):
         if getattr(environment, key):
-            raise text.error(("environment", key), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
+            raise text.error((*path, key), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
     if environment.build != "auto":
-        raise text.error(("environment", "build"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
+        raise text.error((*path, "build"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
 
 
 def is_image_path(container: str) -> bool:

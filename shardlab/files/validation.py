@@ -42,6 +42,7 @@ def check_value(document: Document, data: Any, target_type: Any, path: KeyPath, 
             check_value(document, item, get_args(target_type)[0], (*path, index), problems)
     elif get_origin(target_type) is dict and isinstance(data, dict):
         for key, item in data.items():
+            check_value(document, key, get_args(target_type)[0], (*path, key), problems)
             check_value(document, item, get_args(target_type)[1], (*path, key), problems)
     else:
         try:

@@ -19,6 +19,7 @@ SLOWEST_HZ = 0.5  # smallest rate of telemetry: 1 sample in 2 s, because a node 
 TELEMETRY_HZ = 2.0  # default rate of telemetry
 ServerCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 Checkpointing = Annotated[str, msgspec.Meta(pattern=r"^(none|full|every-[1-9][0-9]{0,3}|segments-[1-9][0-9]{0,3})\Z")]
+EnvironmentName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}\Z")]  # as in the cluster file
 GPU_TYPE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
 GpuType = Annotated[str, msgspec.Meta(pattern=GPU_TYPE)]
 # Options that belong to strategies, also if all cells of a matrix have them. With this value, an option is not in the hash of a
@@ -44,7 +45,7 @@ class Role(enum.Enum):
     RANKS = enum.auto()  # the number of ranks of each kind
     PASSES = enum.auto()  # how a rank divides its part of a batch into passes
     NODES = enum.auto()
-    HARDWARE = enum.auto()  # on which accelerators a run trains; results on different hardware are never averaged together
+    PLATFORM = enum.auto()  # the accelerators and packages with which a run trains; results on two platforms are never averaged
     START = enum.auto()  # what starts a rank, and what the rank may use
     INSTRUMENTS = enum.auto()
     BOOKKEEPING = enum.auto()  # keys that cannot change what is measured
@@ -168,6 +169,8 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """The number of nodes; null: as few as the cluster allows."""
     gpu_type: GpuType | None = None
     """The GPU type, as the cluster file names it; null: the GPUs of the default partition."""
+    environment: EnvironmentName | None = None
+    """The Python environment, by its name under `environments` of the cluster file; null: the default environment."""
     tp: Ranks | None = None
     """The tensor-parallel degree; null: `gpus` divided by the strategy's other degrees, of which none may then be null."""
     pp: Ranks | None = None
@@ -294,11 +297,11 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     # A run.json of an older version lacks the fields from here on.
     hang_limit_s: Annotated[WholeSeconds, Role.BOOKKEEPING] = 1800
     """Seconds without a step, or another sign of progress, after which the run is ended as `hung`."""
-    gpu_type: Annotated[GpuType | None, Role.HARDWARE] = None
+    gpu_type: Annotated[GpuType | None, Role.PLATFORM] = None
     """The GPU type, as the cluster file names it; null: the GPUs of the default partition.
 
     The same training on another GPU type is another cell with another hash. So no mean is computed over runs on two GPU types,
-    and the baseline of a speed-up has the same GPU type. The role is HARDWARE, because other hardware changes every measured
+    and the baseline of a speed-up has the same GPU type. The role is PLATFORM, because other hardware changes every measured
     time but not the work: `collect compare` pairs cells of one GPU type with cells of another type and names both types, and a
     run may resume from a checkpoint that was saved on another type.
     """
@@ -310,6 +313,9 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """
     strategy_code: Annotated[str | None, Role.STRATEGY] = None
     """The digest of the files of the workspace that define the strategy; null: shardlab ships the strategy."""
+    environment: Annotated[EnvironmentName | None, Role.PLATFORM] = None
+    """The Python environment, by its name under `environments` of the cluster file; null: the default environment. As with
+    `gpu_type`, the same training in another environment is another cell."""
 
     @property
     def world_size(self) -> int:
@@ -359,6 +365,8 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             summary += f"-{degree}{size}" if 1 < size < self.gpus else ""
         if self.gpu_type is not None:
             summary += f"-{self.gpu_type}"
+        if self.environment is not None:
+            summary += f"-{self.environment}"
         if self.launcher != "torchrun":
             summary += f"-{self.launcher}"
         faults = (("slowed", self.instruments.straggler), ("lost", self.instruments.lost_worker))
@@ -382,6 +390,7 @@ def cell_hash(cell: dict[str, Any]) -> str:
         "gpu_type",
         "workload_code",
         "strategy_code",
+        "environment",
     )  # not in the hash if null: cells of older versions lack these keys
     identity = {
         key: value for key, value in cell.items() if key not in bookkeeping and (key not in newer_keys or value is not None)

@@ -23,15 +23,16 @@ MOST_OUTPUT_BYTES = 1 << 16  # the most bytes that are read from the end of a pr
 A = TypeVar("A")
 
 
-def ask_process(words: Sequence[str], plugin: Path, answer_type: type[A], limit_s: int) -> A:
+def ask_process(words: Sequence[str], plugin: Path, answer_type: type[A], limit_s: int, python: str | None = None) -> A:
     """The answer of a process that executes files of the user, checked to have the type `answer_type`.
 
     words: the module of the process, and its arguments; the file for the answer, in JSON, is added as `--out FILE`. plugin:
-    the file or folder that is executed, for messages. Raises InputError if there is no answer within `limit_s` seconds.
+    the file or folder that is executed, for messages. python: the interpreter; None: that of this process. Raises InputError if
+    there is no answer within `limit_s` seconds.
     """
     with tempfile.TemporaryDirectory(prefix="shardlab-own-") as folder:
         answer_path, output_path = Path(folder) / "answer.json", Path(folder) / "said"
-        argv = [interpreter_path(), "-P", "-m", *words, "--out", str(answer_path)]
+        argv = [python or interpreter_path(), "-P", "-m", *words, "--out", str(answer_path)]
         exit_code = run_process(argv, folder, output_path, limit_s)
         if exit_code is None:
             raise InputError(f"{plugin}: its code did not end within {limit_s} s.")

@@ -167,7 +167,7 @@ def find_damage(path: Path, checkpoint_files: Iterable[CheckpointFile]) -> str |
 # The keys that may differ between a cell and the cell of the checkpoint from which its run resumes: the number of ranks, how
 # ranks share the same work, and keys that do not affect the work. If the layout of the checkpoint is whole, the strategy may
 # differ, too.
-_RANKS = keys_with_role(Role.RANKS, Role.PASSES, Role.NODES, Role.HARDWARE, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
+_RANKS = keys_with_role(Role.RANKS, Role.PASSES, Role.NODES, Role.PLATFORM, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
 _STRATEGY = keys_with_role(Role.STRATEGY, Role.EXECUTION)
 
 

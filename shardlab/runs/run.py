@@ -87,6 +87,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The folder with the copy of our source that the run uses; named after the digest of this copy."""
     packages: str | None = None
     """Digest of the installed packages at submission: shardlab.files.source_digest."""
+    python: str | None = None
+    """The path of the interpreter of the environment that the cell names; null: the interpreter that `jobs` used."""
     environment: str | None = None
     """Only in runs that older versions rendered: one digest of packages and source."""
     limit_s: WholeSeconds | None = None

@@ -62,6 +62,21 @@ class InventoryNode(msgspec.Struct, frozen=True):
         return self.address or self.host
 
 
+class ProvisionedEnvironment(msgspec.Struct, frozen=True):
+    """A further Python environment of the nodes (the key `environments` of the cluster file), as `provision` made it."""
+
+    python: str
+    """The path of its interpreter, which is the same on all nodes."""
+    keys: str
+    """The digest of the keys of the cluster file from which it was made."""
+    version: str
+    """The version of Python."""
+    packages: str | None = None
+    """The digest of the packages that `provision` installed; None: the user made the environment (provider local)."""
+    source: str | None = None
+    """The digest of shardlab's source in the environment; None: as for `packages`."""
+
+
 class Inventory(msgspec.Struct, frozen=True):
     """inventory.json: the nodes of a cluster, as `provision` found them."""
 
@@ -76,6 +91,8 @@ class Inventory(msgspec.Struct, frozen=True):
     """The all-reduces that the acceptance checks measured, the newest measurement of each kind."""
     node_types: tuple[SiteNodes, ...] = ()
     """The compute nodes of a Slurm site, which are not in `nodes`."""
+    environments: dict[str, ProvisionedEnvironment] = {}
+    """The further environments that exist on all nodes, by name."""
 
     def with_role(self, role: str) -> list[InventoryNode]:
         """The nodes that have this role, in the order of the cluster file."""
@@ -96,6 +113,16 @@ def read_inventory(workspace: Workspace, cluster: str) -> Inventory:
     if inventory.cluster != cluster:
         raise InputError(f"{path}: describes the cluster {inventory.cluster}, not {cluster}. {PROVISION_HINT}.")
     return inventory
+
+
+def find_environment(workspace: Workspace, cluster: Cluster, name: str) -> ProvisionedEnvironment:
+    """The further environment with this name. Raises InputError if `provision` has not made it as the cluster file says."""
+    environment = read_inventory(workspace, cluster.name).environments.get(name)
+    if environment is None:
+        raise InputError(f"the environment {name} is not ready on the cluster {cluster.name}. {PROVISION_HINT}.")
+    if name not in cluster.environments or environment.keys != cluster.environments[name].digest():
+        raise InputError(f"the environment {name} changed in the cluster file since `provision` made it. {PROVISION_HINT}.")
+    return environment
 
 
 def read_any_inventory(workspace: Workspace) -> Inventory | None:

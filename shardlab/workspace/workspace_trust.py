@@ -204,11 +204,11 @@ def list_powers(cluster: Cluster) -> list[str]:
     if cluster.login is not None:
         powers.append(f"logs in to {f'{cluster.login.user}@' if cluster.login.user else ''}{cluster.login.host}")
     powers += [f"logs in to {node.host}" for node in cluster.nodes if cluster.provider == "ssh"]
-    environment = cluster.environment
-    powers += [
-        f"runs the interpreter of {path}" for path in (environment.python, environment.use, environment.container) if path
-    ]
-    powers += [f"installs packages from {environment.wheelhouse}"] if environment.wheelhouse else []
+    for environment in cluster.all_environments().values():
+        paths = (environment.python, environment.use, environment.container)
+        powers += [f"runs the interpreter of {path}" for path in paths if path]
+        powers += [f"installs packages from {environment.wheelhouse}"] if environment.wheelhouse else []
+        powers += [f"installs the package {package}" for package in environment.packages]
     return powers + [f"runs `{line}` in every job" for line in (cluster.slurm.setup if cluster.slurm is not None else [])]
 
 

@@ -77,6 +77,10 @@ def _two_machines(cluster: Cluster, workspace: Workspace) -> Site:
             facts.answers |= {mount_fact(path).name: MountPlace(), room_fact(path).name: facts[room_fact("/")]}
         facts.answers[disk_fact("/dev/nvme9n1").name] = Disk("/dev/nvme9n1")
     targets = [Target(facts.node, facts, entry) for facts, entry in zip(found, cluster.nodes, strict=True)]
+    for name in cluster.environments:
+        others = _two_machines(msgspec.structs.replace(cluster.for_environment(name), environments={}), workspace).targets
+        for target, other in zip(targets, others, strict=True):
+            target.environments[name] = other
     return Site(cluster, workspace, targets)
 
 
@@ -95,14 +99,20 @@ class LoginWithoutJobs:
 
 def site(cluster: Cluster, workspace: Workspace) -> str:
     """The environment that `provision` would make at a Slurm site, with the scripts and the options of its jobs."""
-    (login,) = find_provider(cluster.provider).nodes(cluster, workspace)
-    node = LoginWithoutJobs(login)
-    target = Target(node, Facts(node))
-    target.facts.answers[ENVIRONMENT.name] = InstalledEnvironment()
+    target, *others = (_login(cluster.for_environment(name), workspace) for name in (None, *cluster.environments))
+    target.environments.update(zip(cluster.environments, others, strict=True))
     of_it = Site(cluster, workspace, [target])
     planned = next(one for one in order.select_operations(find_provider("slurm")) if one.name == "site-environment")
     two_nodes = " ".join(requests.sbatch_options(cluster, nodes=2, minutes=10, gpus=GPUS))
     return "\n".join([f"two nodes: {two_nodes}", *_planned(planned.plan, of_it, target)])
+
+
+def _login(cluster: Cluster, workspace: Workspace) -> Target:
+    """A login node without an environment."""
+    (login,) = find_provider(cluster.provider).nodes(cluster, workspace)
+    target = Target(LoginWithoutJobs(login), Facts(LoginWithoutJobs(login)))
+    target.facts.answers[ENVIRONMENT.name] = InstalledEnvironment()
+    return target
 
 
 def _planned(planner: Callable[[Site, Target], Any], of_it: Site, target: Target) -> list[str]:

@@ -78,6 +78,15 @@ def benches(folder: Path) -> Iterator[Bench]:
         process.kill()
 
 
+def make_second_environment(folder: Path) -> Path:
+    """Make a virtual environment with the packages of this interpreter. Returns its folder of packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    paths = [entry for entry in sys.path if Path(entry).is_absolute() and Path(entry).is_dir()]
+    (packages / "paths.pth").write_text("".join(f"{path}\n" for path in paths))
+    return packages
+
+
 def time_limit_s(folder: Path) -> int:
     """Measure a time limit in seconds that lets two forked ranks record their first steps under the present load.
 

@@ -15,9 +15,9 @@ _ANSWERS = {}
 def shared_answers(monkeypatch):
     ask = plugin_store._ask_process
 
-    def ask_once(kind, source, seq_len):
-        key = (kind.folder, source.file.name, source.digest, seq_len)
-        answer = _ANSWERS.get(key) or ask(kind, source, seq_len)
+    def ask_once(kind, source, seq_len, python):
+        key = (kind.folder, source.file.name, source.digest, seq_len, python)
+        answer = _ANSWERS.get(key) or ask(kind, source, seq_len, python)
         if not answer.fault:
             _ANSWERS[key] = answer
         return answer

@@ -17,6 +17,7 @@ QUICK, SLOW = "quick", "slow"
 SLOW_FILES: dict[str, tuple[str, ...]] = {
     # end to end
     "test_clock_e2e": (),
+    "test_environments_e2e": (),
     "test_cloudlab_e2e": (),
     "test_jobs_e2e": (),
     "test_jobs_from_archive": (),

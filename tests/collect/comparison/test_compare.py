@@ -297,11 +297,13 @@ def test_cells_of_a_version_without_the_option_sync_are_matched():
     assert not match_cells(loaded(older), loaded(other)).pairs
 
 
-def test_cells_on_two_gpu_types_are_compared_and_never_merged():
-    a, b = (support.cell("ddp", 2, gpu_type=name) for name in ("a100", "h100"))
+@pytest.mark.parametrize("key", ["gpu_type", "environment"])
+def test_cells_on_two_gpu_types_or_in_two_environments_are_compared_and_never_merged(key):
+    a, b = (support.cell("ddp", 2, **{key: name}) for name in ("a100", "h100"))
+    assert "-a100-" in a.name()
     assert a.hash() != b.hash() != support.cell("ddp", 2).hash()
     matches = match_cells(loaded(a), loaded(b))
-    assert [(one.key, one.a, one.b) for one in matches.differs] == [("gpu_type", "a100", "h100")]
+    assert [(one.key, one.a, one.b) for one in matches.differs] == [(key, "a100", "h100")]
     assert len(matches.pairs) == 1
     assert not comparability.same_work(a, b)
 

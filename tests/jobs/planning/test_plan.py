@@ -238,6 +238,19 @@ def test_a_cell_goes_to_the_partition_of_its_gpu_type(tmp_path):
     assert [word for words in options for word in words if "gpus" in word] == gpus
 
 
+def test_an_environment_that_the_cluster_does_not_have_is_refused_with_its_place(tmp_path):
+    text = "axes: {gpus: [2], environment: [null, others, nightly]}\n"
+    asked = planned(tmp_path, text, SITE + "environments: {other: {}, nightly: {}}\n")
+    assert [misfit.why for misfit in asked.misfits] == [
+        "unknown environment of the cluster 'others'. Did you mean 'other'? Allowed: nightly, other."
+    ]
+    with pytest.raises(InputError, match=r"m.yaml:4:\d+: axes.environment\[1\]: unknown environment"):
+        plan.must_fit_cluster(asked)
+    (misfit, _) = planned(tmp_path, text).misfits
+    assert misfit.why == "names the environment others, but the cluster file has no environments. Allowed: leave it out."
+    assert cell_differences.describe_differences(asked.cells)[2] == "environment=nightly"
+
+
 def test_each_partition_has_its_own_limits(tmp_path):
     long = 'include: [{when: "gpus == 8", time_limit: "03:00:00"}]\n'
     asked = planned(tmp_path, "axes: {gpus: [8, 16], gpu_type: [a100, h100]}\n" + long)

@@ -1,10 +1,11 @@
 """Packages change while runs wait in the queue of this machine: the runs are held, there is one message, and no run fails."""
 
+import json
 import os
 import subprocess
 
 import pytest
-from support_e2e import HANG_S, benches, started, until
+from support_e2e import HANG_S, benches, make_second_environment, started, until
 from support_trust import make_own
 
 # The template of a run's script. The script waits for the file `go`, so that the test can change packages after the submission.
@@ -63,6 +64,29 @@ def test_waiting_runs_are_held_and_sent_again_with_the_new_packages(bench, tmp_p
     assert "2 run(s) submitted" in bench.run("jobs", "retry", "--only", "held").stdout
     until(lambda: set(bench.states().values()) == {"failed"}, "they are made")
     assert {folder.judge().why for folder in bench.folders()} == {"exit code 3"}
+
+
+def test_a_change_of_one_environment_holds_only_the_runs_of_this_environment(bench, tmp_path):
+    """Both environments have the same packages when the runs are submitted, so only the environment tells the runs apart."""
+    packages = make_second_environment(tmp_path / "other")
+    (bench.path / "cluster.yaml").write_text(
+        json.dumps({"schema": 1, "name": "here", "provider": "local", "environments": {"other": {"use": f"{tmp_path}/other"}}})
+    )
+    sent(bench)
+    bench.run("provision", "--only", "inventory")
+    name = bench.matrix("axes: {strategy: [single], seed: [1, 2], environment: [null, other]}")
+    bench.run("jobs", "submit", "--matrix", name)
+    runs = [folder.read_run() for folder in bench.folders()]
+    assert len({run.packages for run in runs}) == 1
+    (packages / "some_package-1.0.dist-info").mkdir()
+    (bench.path / "go").touch()
+    until(lambda: {run["held"] or run["state"] for run in bench.json("jobs", "status")["runs"]} == {True, "failed"}, "it ends")
+    held = {folder.read_run().cell.environment: folder.judge().held for folder in bench.folders()}
+    assert held == {None: False, "other": True}
+    assert "2 run(s) submitted" in bench.run("jobs", "retry", "--only", "held").stdout
+    until(lambda: set(bench.states().values()) == {"failed"}, "they are made")
+    digests = {folder.read_run().cell.environment: folder.read_run().packages for folder in bench.folders()}
+    assert digests[None] == runs[0].packages != digests["other"]
 
 
 def test_runs_submitted_after_the_change_of_packages_are_not_held(bench, tmp_path):

@@ -122,7 +122,7 @@ def test_all_mistakes_of_a_cluster_file_are_reported_at_once(tmp_path):
     ]
     assert "Allowed: 1." in lines[0]
     assert "Allowed: local, ssh, virtual, slurm, cloudlab." in lines[2]
-    assert "Did you mean 'provider'? Allowed here: cloudlab, data, environment, gpus, lan," in lines[3]
+    assert "Did you mean 'provider'? Allowed here: cloudlab, data, environment, environments, gpus, lan," in lines[3]
     assert "expected text, found the number 7" in lines[4]
 
 

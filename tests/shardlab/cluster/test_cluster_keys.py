@@ -141,6 +141,23 @@ CASES: dict[str, list[Case]] = {
         Case("/opt/wheels", MACHINES, "changes", "/opt/wheels"),
         Case("/opt/wheels", PRACTICE, "practice", "wheelhouse='/opt/wheels'"),
     ],
+    "environment.packages": [
+        Case(["einops==0.8.1"], SITE, "site", "einops==0.8.1"),
+        Case(["einops==0.8.1"], MACHINES, "changes", "einops==0.8.1"),
+        Case(["torch==2.12.0"], MACHINES, "changes", "- torch==2.13.0"),
+        Case(["einops==0.8.1"], SITE, REFUSED, "environment.packages: not allowed with use", {"environment.use": "/opt/conda"}),
+        Case(["einops"], SITE, REFUSED, "environment.packages"),
+    ],
+    "environments": [
+        Case({"other": {"modules": ["python/3.12"]}}, SITE, "site", "environment other: make a Python environment"),
+        Case({"other": {}}, MACHINES, "changes", "environment other: install the packages"),
+        Case({"other": {"runtime": "pyxis"}}, SITE, REFUSED, "environments.other: container and runtime belong together"),
+        Case({"other": {"python": "/opt/bin/python3"}}, MACHINES, REFUSED, "environments.other.python: not allowed with"),
+        Case({"other": {"wheelhouse": "/opt/wheels"}}, PRACTICE, REFUSED, "environments.other.wheelhouse: not allowed with"),
+        Case({"other": {"wheelhouse": "/proj/wheels"}}, LAB, REFUSED, "environments.other.wheelhouse: found /proj/wheels"),
+        Case({"other": {"packages": ["einops==0.8.1"]}}, {"provider": "local"}, REFUSED, "Allowed with provider local: use"),
+        Case({"Other": {"use": "/opt/other"}}, {"provider": "local"}, REFUSED, "environments.Other: found the text 'Other'"),
+    ],
     "slurm.partition": [
         Case("gpu,gpu-long", SITE, "job", "--partition=gpu,gpu-long"),
         Case("a,b", MACHINES, REFUSED, "one name"),
@@ -231,6 +248,7 @@ CASES: dict[str, list[Case]] = {
         Case({"comment": "a\n#SBATCH --wait"}, SITE, REFUSED, "without quotes and the signs"),
         Case({"comment": '"'}, SITE, REFUSED, "without quotes and the signs"),
         Case({"comment": "a #b"}, SITE, REFUSED, "without quotes and the signs"),
+        Case({"Spread_job": None}, SITE, REFUSED, "slurm.extra.Spread_job: found the text 'Spread_job'"),
     ],
     "data.path": [Case("/srv/data", SITE, "job", '"data_path":"/srv/data"')],
     "data.sets": [Case([name], SITE, "sets", f'"{name}"') for name in get_args(SetName)],
@@ -315,7 +333,8 @@ def keys_of(kind: Any, path: str = "") -> dict[str, set[Any]]:
 
 
 def test_each_key_and_each_allowed_value_of_a_cluster_file_is_in_the_table():
-    keys = keys_of(Cluster)
+    keys = {key: values for key, values in keys_of(Cluster).items() if not key.startswith("environments.")}
+    keys["environments"] = set()  # its values are of the same type as `environment`
     assert set(CASES) == set(keys)
     written = {key: {value for case in cases for value in values_of(case)} for key, cases in CASES.items()}
     lacking = {key: values - written[key] for key, values in keys.items() if values - written[key]}

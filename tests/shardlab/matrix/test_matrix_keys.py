@@ -41,6 +41,7 @@ CASES: dict[str, list[Case]] = {
     "gpus": [Case(8)],
     "nnodes": [Case(2)],
     "gpu_type": [Case("h100")],
+    "environment": [Case("other")],
     "tp": [Case(2, {"strategy": "tp-fsdp2"})],
     "pp": [Case(2, {"strategy": "pp-1f1b", "gpus": 2, "microbatches": 2})],
     "dp": [Case(2, {"strategy": "tp-fsdp2"}, "tp", 2)],

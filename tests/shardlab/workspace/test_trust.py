@@ -356,8 +356,10 @@ def test_another_cluster_file_of_a_folder_is_shown_before_it_is_used(tmp_path, c
     file.write_text(
         "schema: 1\nname: far\nprovider: slurm\nslurm: {}\nlogin: {host: 127.0.0.1, port: 9}\nstorage: {shared: /project/x}\n"
         "environment: {wheelhouse: /project/wheels}\n"
+        "environments: {other: {use: /project/env}, more: {packages: [einops==0.8.1]}}\n"
     )
     shown = "the cluster file logs in to 127.0.0.1\nthe cluster file installs packages from /project/wheels\n"
+    shown += "the cluster file runs the interpreter of /project/env\nthe cluster file installs the package einops==0.8.1\n"
     call(workspace, f"provision {file} plan")
     assert shown in capsys.readouterr().err
     call(workspace, f"provision {file} plan")
