@@ -22,6 +22,7 @@ from provision.facts.files import FILES
 from provision.facts.host import HOST
 from provision.facts.mounts import Mount, MountPlace
 from provision.facts.packages import PACKAGES, Packages
+from provision.facts.rdma import RdmaLink
 from provision.facts.room import FreeSpace
 from provision.facts.services import SERVICES
 from provision.facts.slurm_here import SLURM_HERE, SlurmHere
@@ -251,7 +252,7 @@ SENT = 10_000_000  # bytes that each of two nodes sends in theory
 )
 def test_at_most_two_percent_of_the_data_may_use_the_control_network(control, passed):
     grown = [{"ens5f0": SENT, "eno1": control}, {"ens5f0": SENT, "eno1": 5}]
-    outcome = network.judge_network(REPORT, ["ens5f0", "ens5f0"], grown, controls=[("gpu0", "eno1"), ("gpu1", "eno1")])
+    outcome = network.judge_network([REPORT], ["ens5f0", "ens5f0"], grown, controls=[("gpu0", "eno1"), ("gpu1", "eno1")])
     assert outcome.passed is passed
     assert passed or "the control network, which is only for logins, carried data of the all-reduce: gpu0 sent" in outcome.says
     assert "gpu1" not in outcome.says
@@ -260,10 +261,34 @@ def test_at_most_two_percent_of_the_data_may_use_the_control_network(control, pa
 def test_a_rendezvous_on_the_control_address_does_not_pass_as_the_right_interface():
     """The cluster file names the control addresses by mistake, so each node's own interface is the control interface."""
     grown = [{"eno1": SENT}, {"eno1": SENT}]
-    assert network.judge_network(REPORT, ["eno1", "eno1"], grown).passed is True
-    outcome = network.judge_network(REPORT, ["eno1", "eno1"], grown, controls=[("gpu0", "eno1"), ("gpu1", "eno1")])
+    assert network.judge_network([REPORT], ["eno1", "eno1"], grown).passed is True
+    outcome = network.judge_network([REPORT], ["eno1", "eno1"], grown, controls=[("gpu0", "eno1"), ("gpu1", "eno1")])
     assert outcome.passed is False
     assert "gpu0 sent 10 MB over eno1, gpu1 sent 10 MB over eno1" in outcome.says
+
+
+NCCL = (
+    "gpu0:4:5 [0] NCCL INFO NET/IB : Using [0]mlx5_2:1/RoCE [RO]; OOB ens5f0:10.10.1.1<0>\n"
+    "gpu0:4:6 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"
+)
+LINKS = [RdmaLink("mlx5_0", 1, "ACTIVE", "Ethernet", "eno1", []), RdmaLink("mlx5_2", 1, "ACTIVE", "Ethernet", "ens5f0", [])]
+NOTHING = [{"ens5f0": 5, "eno1": 5}] * 2  # the kernel's counters of an interface do not count RDMA
+
+
+def judged_nccl(log):
+    answer = CommandOutput(0, log + REPORT.stdout.replace("gloo", "nccl") + "\n", "")
+    controls = [("gpu0", "eno1"), ("gpu1", "eno1")]
+    return network.judge_network([answer, answer], ["ens5f0", "ens5f0"], NOTHING, controls=controls, links=[LINKS, LINKS])
+
+
+def test_rdma_over_the_experiment_network_passes_and_over_the_control_network_fails():
+    outcome = judged_nccl(NCCL)
+    assert outcome.passed is True
+    assert "; NCCL took NET/IB on mlx5_2 (RoCE)" in outcome.says
+    outcome = judged_nccl(NCCL.replace("mlx5_2", "mlx5_0"))
+    assert outcome.passed is False
+    assert "NCCL uses RDMA over the control network, which is only for logins: gpu0 mlx5_0 (eno1), gpu1 mlx5_0" in outcome.says
+    assert judged_nccl("").passed is False  # without RDMA, the bytes of the interface count
 
 
 # Tests of the all-reduce over two real networks, in network namespaces.
