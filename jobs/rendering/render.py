@@ -20,6 +20,7 @@ from jobs.plugins import own_plugins, plugin_store
 from jobs.plugins.own_plugins import OwnPlugins
 from jobs.rendering import frozen_source, scripts
 from jobs.rendering import sbatch_options as request
+from jobs.rendering.preview import Preview
 from jobs.scheduler import scheduler
 from jobs.status.reconcile import find_blocking_status
 from shardlab import __version__
@@ -92,6 +93,9 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
     traces: dict[str, TracePart] = {}
     """What a run analyses, if it does not train, by the name of its cell."""
 
+    preview: Preview | None = None
+    """How the scripts are rendered for reading; None: they are rendered for this machine."""
+
     def search_of(self, cell: Cell) -> BatchSearch | None:
         """The search of which a run of this cell is a try; None if the cell belongs to no search."""
         return self.searches.get(batch_search.search_family_hash(cell)) if self.searches else None
@@ -146,6 +150,18 @@ def make_render_context(
         wait_gpus_s=wait_gpus_s,
         track=track,
         own=plugins or OwnPlugins(),
+    )
+
+
+def render_for_reading(context: RenderContext, preview: Preview) -> RenderContext:
+    """The same values for runs in the workspace on the cluster, whose scripts are only read."""
+    folder = Workspace(preview.workspace)
+    return msgspec.structs.replace(
+        context,
+        preview=preview,
+        source=str(frozen_source.find_source_copies_folder(folder) / Path(context.source).name),
+        data_path=str(folder.data_folder(context.where.data.path)),
+        proofs_path=str(folder.shardlab_folder / "proofs"),
     )
 
 
@@ -224,13 +240,15 @@ def make_run(
     )
 
 
-def render_script(run: Run, folder: Path, cluster: Cluster, own_templates: Path | None) -> str:
+def render_script(run: Run, folder: Path, cluster: Cluster, own_templates: Path | None, preview: Preview | None = None) -> str:
     """The text of the run's script. `write` writes it into the run's folder; a dry run only prints it.
 
-    folder: the run's folder. cluster: the cluster. own_templates: the workspace's folder of templates.
+    folder: the run's folder. cluster: the cluster. own_templates: the workspace's folder of templates. preview: as in
+    `RenderContext`.
     """
     python, run_launcher = os.environ.get(PYTHON_VARIABLE, sys.executable), launcher(run.launcher)
-    values = {"run": run, "folder": folder, "python": python, "caches": _cache_variables(cluster)}
+    python, unknown = (python, ()) if preview is None else (preview.python, preview.unknown)
+    values = {"run": run, "folder": folder, "python": python, "unknown": unknown, "caches": _cache_variables(cluster)}
     rank_python = container.rank_python(cluster, python)
     container_options = container.srun_options(cluster, str(folder), node_disk=run.data_stage == "node")
     if run.scheduler == "local":
@@ -276,8 +294,8 @@ def write(run: Run, runs: Path, context: RenderContext, *, prepare: Callable[[Ru
         if (cell_prediction := context.predicted.get(run.cell.name())) is not None:
             files.write_new(prediction.prediction_path(run_dir.path), files.encode_json(cell_prediction))
         run_dir.log.mkdir()  # the folder must exist: Slurm ends a job without a message if it cannot open the job's output file
-        rendered = render_script(run, final_folder.path, context.where, context.own_templates).encode()
-        files.write_new(run_dir.path / scheduler(run.scheduler).SCRIPT, rendered, mode=0o755)
+        script = render_script(run, final_folder.path, context.where, context.own_templates, context.preview)
+        files.write_new(run_dir.path / scheduler(run.scheduler).SCRIPT, script.encode(), mode=0o755)
         if run.search is not None or (run.may_be_retried and run.scheduler != "slurm"):
             files.write_new(run_dir.path / CLUSTER_FILE, files.encode_json(context.where))
         run_dir.write_event("controller", "rendered", sync=False)
