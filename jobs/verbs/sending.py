@@ -63,7 +63,7 @@ def plan_submission(
             raise InputError(f"--max-gpu-hours: found {bound:.12g}. Allowed: a number above 0.")
         counts = Counter(plan.planned_name(run.cell) for run in runs)
         must_be_within_bound(bound, [entry for entry in estimate_hours(plan, counts) if counts[entry.cell.name()]])
-    if context.scheduler == "slurm":
+    if context.scheduler == "slurm" and context.preview is None:  # the commands here may be those of another Slurm
         preflight.must_be_accepted(runs, context, pack=options.pack)
     return SubmitPlan(decisions, context, options, plan.remarks if plan is not None else ())
 
