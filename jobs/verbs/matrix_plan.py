@@ -47,8 +47,8 @@ def plan_with_options(invocation: Invocation) -> MatrixPlan:
 def plan_preview(invocation: Invocation, matrix_plan: MatrixPlan) -> MatrixPlan:
     """The plan with scripts for reading, which need no inventory and no login."""
     cluster = matrix_plan.source.where
-    shown = preview.make_preview(invocation.workspace, cluster, on_login_node=on_controller.starts_runs_here(cluster))
-    return msgspec.structs.replace(matrix_plan, source=render.render_for_reading(matrix_plan.source, shown))
+    script_preview = preview.make_preview(invocation.workspace, cluster, on_login_node=on_controller.starts_runs_here(cluster))
+    return msgspec.structs.replace(matrix_plan, source=render.render_for_reading(matrix_plan.source, script_preview))
 
 
 def _add_rehearsals(invocation: Invocation, plan: MatrixPlan) -> MatrixPlan:

@@ -15,7 +15,8 @@ from shardlab.hardware.socket_interfaces import choose_socket_interfaces, list_n
 # Four interfaces of one network, one that is down, one of the control network, and a container's bridge.
 LINKS = """
 add() {
-    ip link add "$1" type veth peer name "peer-$1"; ip address add "$2/16" dev "$1"; ip link set "$1" up; ip link set "peer-$1" up
+    ip link add "$1" type veth peer name "peer-$1"; ip address add "$2/16" dev "$1"
+    ip link set "$1" up; ip link set "peer-$1" up
 }
 for n in 0 1 2 3 4; do add hsn$n 10.253.0.1$n; done
 ip link set hsn4 down
