@@ -40,7 +40,8 @@ def judge_proofs(node_type: NodeType, proofs: Proofs, folder: str, requested_gpu
     outputs = [proof.together for proof in proofs.nodes if proof.together is not None]
     reports = [output for output in outputs if '"clock_spread_s"' in output.stdout]
     first = proofs.nodes[0]
-    rate_text, advice = _describe_all_reduce(reports[0], proofs.nodes) if reports else ("", None)
+    all_reduce_text, advice = _describe_all_reduce(reports[0], proofs.nodes) if reports else ("", None)
+    rate_text = f"; {all_reduce_text}" if reports else ""
     first_gpus = first.host.gpus
     gpu_text = f"{len(first_gpus)} x {first_gpus[0].name}" if first_gpus else "no GPU"
     version = first.trial.torch.version or ""
@@ -127,7 +128,7 @@ def _describe_all_reduce(answer: CommandOutput, proofs: Sequence[NodeProof]) -> 
     """Returns (a clause about the all-reduce between nodes and its transport, advice if the transport is not the fast one)."""
     report = all_reduce.read_report(answer)
     rate = bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
-    text = f"; all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {rate:.2f} GB/s"
+    text = f"all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {rate:.2f} GB/s"
     if report.backend != "nccl":
         return text, None
     active_links = [link.name for proof in proofs for link in proof.rdma if link.state == "ACTIVE"]

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -22,11 +23,12 @@ from provision.facts.files import FILES
 from provision.facts.host import HOST
 from provision.facts.mounts import Mount, MountPlace
 from provision.facts.packages import PACKAGES, Packages
-from provision.facts.rdma import RdmaLink
+from provision.facts.rdma import RDMA, RdmaLink
 from provision.facts.room import FreeSpace
 from provision.facts.services import SERVICES
 from provision.facts.slurm_here import SLURM_HERE, SlurmHere
 from provision.facts.system import SYSTEM
+from provision.facts.torch import TORCH, Torch
 from provision.operation import Nothing, Site, Target
 from provision.operations import extra_disks, fstab, inventory, nfs, packages, space, workspaces
 from provision.provider import find_provider
@@ -289,6 +291,38 @@ def test_rdma_over_the_experiment_network_passes_and_over_the_control_network_fa
     assert outcome.passed is False
     assert "NCCL uses RDMA over the control network, which is only for logins: gpu0 mlx5_0 (eno1), gpu1 mlx5_0" in outcome.says
     assert judged_nccl("").passed is False  # without RDMA, the bytes of the interface count
+
+
+class RecordingNode:
+    """A node that records its commands; its all-reduce answers with the report of NCCL over RDMA."""
+
+    port, user, identity, wheelhouse, may_sudo, python = None, None, None, None, True, "/p/bin/python"
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name, self.host, self.address, self.calls = name, address, address, []
+
+    def run(self, argv, *, timeout_s, env=None, stdin=b"", root=False, secret=False):
+        self.calls.append((argv, env or {}))
+        answer = NCCL + REPORT.stdout.replace("gloo", "nccl") + "\n"
+        return CommandOutput(0, "ens5f0 5\n" if argv[0] == "sh" else answer, "")
+
+
+@pytest.mark.parametrize(("gpus", "backend"), [([4, 4], "nccl"), ([4, None], "gloo"), ([None, None], "gloo")])
+def test_the_all_reduce_between_nodes_uses_nccl_if_all_nodes_have_gpus(gpus, backend):
+    targets = []
+    for number, count in enumerate(gpus, 1):
+        recording = RecordingNode(f"gpu{number}", f"10.10.1.{number}")
+        facts = Facts(recording)
+        torch = Torch(version="2.13.0", gpus=count, backends=["gloo", "nccl"])
+        facts.answers |= {ADDRESSES.name: {"ens5f0": [recording.address]}, TORCH.name: torch, RDMA.name: LINKS}
+        facts.answers[HOST.name] = SimpleNamespace(gpus=[SimpleNamespace(name="A100")])
+        targets.append(Target(recording, facts, NodeEntry(name=recording.name, host=recording.host)))
+    outcome = network.run(Site(cluster.Cluster(schema=1, name="bench", provider="ssh"), None, targets), targets[0])
+    for rank, target in enumerate(targets):
+        ((argv, env),) = [call for call in target.node.calls if call[0][0] != "sh"]
+        assert argv[3:] == [backend, "2", str(rank), "10.10.1.1:29411"]
+        assert (env["NCCL_SOCKET_IFNAME"], env["NCCL_DEBUG"]) == ("=ens5f0", "INFO")
+    assert outcome.passed is True, outcome
 
 
 # Tests of the all-reduce over two real networks, in network namespaces.
