@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from socket import gethostname
 
+from jobs.rendering.preview import find_known_python
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES
 from jobs.verb import JobsVerb
@@ -61,9 +62,29 @@ def _find_target_workspace(invocation: Invocation) -> RemoteWorkspace | None:
             f"{workspace.path}: its runs are on the cluster {previous_remote.cluster}, not on {target_cluster.name}; runs of "
             "two clusters cannot be compared as one matrix. Use another --workspace for each cluster."
         )
-    if target_cluster.provider == "local" or starts_runs_here(target_cluster):
+    if target_cluster.provider == "local" or starts_runs_here(target_cluster) or is_preview(invocation):
         return None
     return remote_workspace.find_remote_workspace(workspace, target_cluster)
+
+
+def is_preview(invocation: Invocation) -> bool:
+    """Whether the command only shows scripts of runs that start elsewhere, or in an environment that `provision` has not made.
+
+    It then needs neither an inventory nor a login. After runs were submitted from this workspace, `jobs submit --dry-run` needs
+    the login: only the cluster knows which runs it would skip.
+    """
+    arguments, workspace = invocation.arguments, invocation.workspace
+    is_dry_run, is_render = getattr(arguments, "dry_run", False), arguments.verb.name == "render"
+    if not (is_dry_run or is_render) or getattr(arguments, "in_allocation", False):
+        return False
+    target_cluster = invocation.cluster
+    if target_cluster.provider == "local":
+        return False
+    if starts_runs_here(target_cluster):
+        needs_inventory = target_cluster.slurm is None or target_cluster.provider == "slurm"
+        is_known = is_in_environment(target_cluster) or find_known_python(workspace, target_cluster) is not None
+        return needs_inventory and not is_known
+    return is_render or remote_workspace.read_remote_workspace(workspace) is None
 
 
 def _find_rehearsal_workspace(invocation: Invocation) -> RemoteWorkspace | None:
@@ -117,6 +138,8 @@ def enter_environment(invocation: Invocation) -> None:
         return
     target_cluster = invocation.cluster
     if target_cluster.provider != "slurm" or target_cluster.login is not None or is_in_environment(target_cluster):
+        return
+    if is_preview(invocation):
         return
     _, python = inventory.find_controller(invocation.workspace, target_cluster)
     os.execv(python, [python, "-P", "-m", "jobs", *format_words(invocation.arguments)])

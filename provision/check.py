@@ -22,7 +22,7 @@ class Outcome(msgspec.Struct, frozen=True):
     says: str
     """The result in a sentence, for the user."""
     advice: str | None = None
-    """What the user can do about a failure."""
+    """What the user can do about a failure, or about a warning in the sentence of a check that passed."""
     measured: dict[str, float | int | str] = {}
     """Measured values by name; the name contains the unit."""
     transcript: str = ""

@@ -6,8 +6,8 @@ import msgspec
 
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.network import counter_growth
-from collect.sources import nccl_log
-from collect.sources.nccl_log import NcclTransports
+from shardlab.hardware import nccl_log
+from shardlab.hardware.nccl_log import NcclTransports
 
 
 class HostTraffic(msgspec.Struct):

@@ -197,14 +197,21 @@ def _allocation_capacity(cluster: Cluster) -> Capacity:
 def _gpu_type_capacity(cluster: Cluster) -> Capacity:
     gpus = cluster.gpus.per_node or None if cluster.gpus else None
     if cluster.slurm is not None:
-        limits = [cluster.slurm.max_nodes, None if cluster.provider == "slurm" else len(cluster.with_role("worker"))]
+        limits = [cluster.slurm.max_nodes, None if cluster.provider == "slurm" else _count_workers(cluster)]
         nodes = min((limit for limit in limits if limit is not None), default=None)
         has_slices = cluster.gpus is not None and cluster.gpus.are_slices
         return Capacity(nodes=nodes, gpus=gpus, longest_s=cluster.slurm.max_time_s, has_slices=has_slices)
     if cluster.provider != "local":
-        return Capacity(nodes=len(cluster.with_role("worker")), gpus=gpus, per_rank=False)
+        return Capacity(nodes=_count_workers(cluster), gpus=gpus, per_rank=False)
     observed_host = host.read_host()
     return Capacity(nodes=1, gpus=len(observed_host.gpus) if observed_host.gpus else None, here=True)
+
+
+def _count_workers(cluster: Cluster) -> int:
+    """The number of nodes that train; before an experiment of CloudLab exists, the number that will be requested."""
+    if cluster.cloudlab is not None and not cluster.nodes:
+        return cluster.cloudlab.nodes
+    return len(cluster.with_role("worker"))
 
 
 def estimate_hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]:

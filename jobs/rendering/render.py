@@ -20,6 +20,7 @@ from jobs.plugins import own_plugins, plugin_store
 from jobs.plugins.own_plugins import OwnPlugins
 from jobs.rendering import frozen_source, run_environment, scripts
 from jobs.rendering import sbatch_options as request
+from jobs.rendering.preview import Preview
 from jobs.rendering.run_environment import RunEnvironment
 from jobs.scheduler import scheduler
 from jobs.status.reconcile import find_blocking_status
@@ -96,6 +97,9 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
     workspace: Workspace | None = None
     """The workspace with the inventory of the environments; None: the runs are rendered by the records of earlier runs."""
 
+    preview: Preview | None = None
+    """How the scripts are rendered for reading; None: they are rendered for this machine."""
+
     def search_of(self, cell: Cell) -> BatchSearch | None:
         """The search of which a run of this cell is a try; None if the cell belongs to no search."""
         return self.searches.get(batch_search.search_family_hash(cell)) if self.searches else None
@@ -103,7 +107,7 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
     def read_environment(self, name: str | None) -> RunEnvironment:
         """The Python environment of a cell, as it is now. name: as in the cell. Raises InputError if it cannot be used."""
         default = RunEnvironment(self.packages, self.versions)
-        if name is None or self.workspace is None:
+        if name is None or self.workspace is None or self.preview is not None:
             return default
         if name not in self._environments:
             named = run_environment.read_environment(self.workspace, self.where, name)
@@ -167,6 +171,18 @@ def make_render_context(
         track=track,
         own=plugins or OwnPlugins(),
         workspace=workspace,
+    )
+
+
+def render_for_reading(context: RenderContext, preview: Preview) -> RenderContext:
+    """The same values for runs in the workspace on the cluster, whose scripts are only read."""
+    folder = Workspace(preview.workspace)
+    return msgspec.structs.replace(
+        context,
+        preview=preview,
+        source=str(frozen_source.find_source_copies_folder(folder) / Path(context.source).name),
+        data_path=str(folder.data_folder(context.where.data.path)),
+        proofs_path=str(folder.shardlab_folder / "proofs"),
     )
 
 
@@ -250,14 +266,18 @@ def make_run(
     )
 
 
-def render_script(run: Run, folder: Path, cluster: Cluster, own_templates: Path | None) -> str:
+def render_script(run: Run, folder: Path, cluster: Cluster, own_templates: Path | None, preview: Preview | None = None) -> str:
     """The text of the run's script. `write` writes it into the run's folder; a dry run only prints it.
 
-    folder: the run's folder. cluster: the cluster. own_templates: the workspace's folder of templates.
+    folder: the run's folder. cluster: the cluster. own_templates: the workspace's folder of templates. preview: as in
+    `RenderContext`.
     """
     python, run_launcher = run.python or os.environ.get(PYTHON_VARIABLE, sys.executable), launcher(run.launcher)
+    python, unknown = (python, ()) if preview is None else (preview.python, preview.unknown)
+    if preview is not None and run.cell.environment is not None:
+        unknown = (*unknown, f"the run uses the interpreter of the environment {run.cell.environment} instead of this one")
     cluster = cluster.for_environment(run.cell.environment)
-    values = {"run": run, "folder": folder, "python": python, "caches": _cache_variables(cluster)}
+    values = {"run": run, "folder": folder, "python": python, "unknown": unknown, "caches": _cache_variables(cluster)}
     rank_python = container.rank_python(cluster, python)
     container_options = container.srun_options(cluster, str(folder), node_disk=run.data_stage == "node")
     if run.scheduler == "local":
@@ -303,8 +323,8 @@ def write(run: Run, runs: Path, context: RenderContext, *, prepare: Callable[[Ru
         if (cell_prediction := context.predicted.get(run.cell.name())) is not None:
             files.write_new(prediction.prediction_path(run_dir.path), files.encode_json(cell_prediction))
         run_dir.log.mkdir()  # the folder must exist: Slurm ends a job without a message if it cannot open the job's output file
-        rendered = render_script(run, final_folder.path, context.where, context.own_templates).encode()
-        files.write_new(run_dir.path / scheduler(run.scheduler).SCRIPT, rendered, mode=0o755)
+        script = render_script(run, final_folder.path, context.where, context.own_templates, context.preview)
+        files.write_new(run_dir.path / scheduler(run.scheduler).SCRIPT, script.encode(), mode=0o755)
         if run.search is not None or (run.may_be_retried and run.scheduler != "slurm"):
             files.write_new(run_dir.path / CLUSTER_FILE, files.encode_json(context.where))
         run_dir.write_event("controller", "rendered", sync=False)

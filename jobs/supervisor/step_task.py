@@ -21,6 +21,7 @@ from types import FrameType
 from jobs.node import node_processes, wait_for_gpus
 from jobs.node.rendezvous import NODES, RENDEZVOUS, find_rendezvous_interface, read_node_number
 from shardlab.errors import InputError, ShardlabError
+from shardlab.hardware.socket_interfaces import choose_socket_interfaces
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
 
@@ -39,8 +40,7 @@ def main(argv: list[str]) -> int:
     environment = {
         **os.environ,
         node_processes.MARK: mark,
-        "GLOO_SOCKET_IFNAME": nic.interface,
-        "NCCL_SOCKET_IFNAME": f"={nic.interface}",  # "=" means exactly this name; without "=", NCCL takes the name as a prefix
+        **choose_socket_interfaces(os.environ, nic.interface),
         "SHARDLAB_ADDRESS": nic.address,
         "SHARDLAB_INTERFACE": nic.interface,
         "SHARDLAB_IS_FIRST": "true" if node == 0 else "false",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from jobs import on_controller
 from jobs.planning import plan, plan_predictions, rehearsals
 from jobs.planning.plan import MatrixPlan
 from jobs.planning.rehearsals import Rehearsals
 from jobs.plugins.own_plugins import OwnPlugins
+from jobs.rendering import preview, render
 from jobs.verbs import shared_options
 from shardlab.errors import InputError
 from shardlab.terminal.console import Parser
@@ -40,6 +42,13 @@ def plan_with_options(invocation: Invocation) -> MatrixPlan:
         wait_gpus_s=shared_options.read_wait_gpus_s(arguments),
     )
     return _add_rehearsals(invocation, matrix_plan)
+
+
+def plan_preview(invocation: Invocation, matrix_plan: MatrixPlan) -> MatrixPlan:
+    """The plan with scripts for reading, which need no inventory and no login."""
+    cluster = matrix_plan.source.where
+    script_preview = preview.make_preview(invocation.workspace, cluster, on_login_node=on_controller.starts_runs_here(cluster))
+    return msgspec.structs.replace(matrix_plan, source=render.render_for_reading(matrix_plan.source, script_preview))
 
 
 def _add_rehearsals(invocation: Invocation, plan: MatrixPlan) -> MatrixPlan:

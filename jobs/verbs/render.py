@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from jobs import on_controller
 from jobs.planning import plan
 from jobs.rendering import render
 from jobs.verb import JobsVerb
@@ -13,7 +14,8 @@ from shardlab.verb import Invocation
 
 
 class RenderVerb(JobsVerb):
-    """Write the run folders with their scripts, but submit nothing."""
+    """Write the run folders with their scripts, but submit nothing. If the runs start on another machine, only print the
+    scripts, or write them to --out."""
 
     name = "render"
     example = "jobs render --matrix quickstart --out /tmp/scripts"
@@ -28,6 +30,10 @@ class RenderVerb(JobsVerb):
         arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
         planned = matrix_plan.plan_with_options(invocation)
         plan.must_fit_cluster(planned)
+        if on_controller.is_preview(invocation):
+            planned = matrix_plan.plan_preview(invocation, planned)
+            if not arguments.out:
+                return sending.print_preview(invocation, planned)
         folder = Path(arguments.out).absolute() if arguments.out else workspace.runs
         if arguments.out:
             planned = plan.with_source_in(planned, folder / ".source")

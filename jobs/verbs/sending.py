@@ -11,7 +11,8 @@ import msgspec
 from jobs.planning import datasets
 from jobs.planning.gpu_hours import must_be_within_bound
 from jobs.planning.plan import MatrixPlan, estimate_hours
-from jobs.rendering.render import RenderContext, render_script
+from jobs.planning.repeats import order_runs_by_repeat
+from jobs.rendering.render import RenderContext, make_run, render_script
 from jobs.scheduler import SchedulerFull, SubmitOptions, scheduler
 from jobs.status import stale_jobs
 from jobs.status.reconcile import Status
@@ -21,6 +22,7 @@ from jobs.submission.submit import RunDecision
 from jobs.verbs import views, watch
 from shardlab.errors import InputError
 from shardlab.matrix.cell import Cell
+from shardlab.runs.run import Run
 from shardlab.terminal.console import Output
 from shardlab.verb import Invocation
 from shardlab.workspace import workspace_trust
@@ -61,7 +63,7 @@ def plan_submission(
             raise InputError(f"--max-gpu-hours: found {bound:.12g}. Allowed: a number above 0.")
         counts = Counter(plan.planned_name(run.cell) for run in runs)
         must_be_within_bound(bound, [entry for entry in estimate_hours(plan, counts) if counts[entry.cell.name()]])
-    if context.scheduler == "slurm":
+    if context.scheduler == "slurm" and context.preview is None:  # the commands here may be those of another Slurm
         preflight.must_be_accepted(runs, context, pack=options.pack)
     return SubmitPlan(decisions, context, options, plan.remarks if plan is not None else ())
 
@@ -119,14 +121,43 @@ def print_dry_run(invocation: Invocation, submit_plan: SubmitPlan) -> int:
     out, decisions = invocation.out, submit_plan.decisions
     _print_decisions(invocation, submit_plan, "would be ")
     skipped = print_unreadable(out, [decision.now for decision in decisions if decision.now is not None])
-    for run in (decision.run for decision in decisions if decision.send and out.verbose):
-        folder, source = invocation.workspace.runs / run.run_id, submit_plan.source
-        script = render_script(run, folder, source.where, source.own_templates)
-        out.print_line(f"\n# {folder}/{scheduler(source.scheduler).SCRIPT}\n{script}")
+    if out.verbose:
+        _print_scripts(invocation, [decision.run for decision in decisions if decision.send], submit_plan.source)
+    _print_preview_note(out, submit_plan.source)
     for remark in submit_plan.remarks:
         out.print_remark(f"note: {remark}")
     out.print_document([{"id": decision.run.run_id, "send": decision.send, "why": decision.why} for decision in decisions])
     return int(skipped > 0)
+
+
+def print_preview(invocation: Invocation, plan: MatrixPlan) -> int:
+    """Print the scripts of the runs of a plan, which start on another machine. Returns the exit code."""
+    runs = [make_run(cell, repeat, 1, plan.source) for cell, repeat in order_runs_by_repeat(plan.cells, plan.repeats)]
+    folders = _print_scripts(invocation, runs, plan.source)
+    invocation.out.print_line(f"{len(runs)} script(s) printed; nothing was written. To write them: --out DIR.")
+    for remark in plan.remarks:
+        invocation.out.print_remark(f"note: {remark}")
+    _print_preview_note(invocation.out, plan.source)
+    invocation.out.print_document([{"id": run.run_id, "path": folder} for run, folder in zip(runs, folders, strict=True)])
+    return 0
+
+
+def _print_scripts(invocation: Invocation, runs: Sequence[Run], source: RenderContext) -> list[str]:
+    """Print the script of each run after the path that the script will have. Returns the paths of the runs' folders."""
+    runs_folder = invocation.workspace.runs if source.preview is None else source.preview.workspace / "runs"
+    for run in runs:
+        folder = runs_folder / run.run_id
+        script = render_script(run, folder, source.where, source.own_templates, source.preview)
+        invocation.out.print_line(f"\n# {folder}/{scheduler(source.scheduler).SCRIPT}\n{script}")
+    return [str(runs_folder / run.run_id) for run in runs]
+
+
+def _print_preview_note(out: Output, source: RenderContext) -> None:
+    if source.preview is not None:
+        out.print_remark(
+            f"note: made from the cluster file, without asking {source.where.name}: whether it has the data sets, and whether "
+            "Slurm accepts the requests, is checked by `jobs submit`."
+        )
 
 
 def send_runs(invocation: Invocation, submit_plan: SubmitPlan) -> SubmitPlan:

@@ -62,9 +62,12 @@ class SubmitVerb(JobsVerb):
         planned = matrix_plan.plan_with_options(invocation)
         plan.must_fit_cluster(planned)
         planned = _keep_fitting_cells(invocation, planned)
+        is_preview = on_controller.is_preview(invocation)
+        planned = matrix_plan.plan_preview(invocation, planned) if is_preview else planned
         source, options = planned.source, shared_options.read_submit_options(invocation, planned.source)
-        on_controller.must_suit_cluster(source.where, workspace)
-        sending.must_have_data(out, workspace, planned.cells, source)
+        if not is_preview:
+            on_controller.must_suit_cluster(source.where, workspace)
+            sending.must_have_data(out, workspace, planned.cells, source)
         submit.check_runs(workspace, planned.cells, planned.repeats, source, arguments.resume_from)
 
         def plan_submission() -> sending.SubmitPlan:

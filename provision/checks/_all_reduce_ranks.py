@@ -26,15 +26,14 @@ ITERATIONS = 5
 WARMUP = 2
 
 
-def run_node_rank(backend: str, nodes: str, rank: str, endpoint: str, *, gpu: int | None = None) -> None:
-    """Run the rank of this node in a test with one rank per node.
+def run_node_rank(backend: str, nodes: str, rank: str, endpoint: str) -> None:
+    """Run the rank of this node in a test with one rank per node, which uses the first GPU of its node if it uses a GPU.
 
     nodes: the number of nodes, in decimal. rank: the rank of this node, in decimal. endpoint: HOST:PORT where rank 0 listens.
-    gpu: as for `run_rank`.
     """
     host, port = endpoint.rsplit(":", 1)
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
-    run_rank(backend, int(rank), int(nodes), "env://", gpu)
+    run_rank(backend, int(rank), int(nodes), "env://", 0)
 
 
 def run_rank(backend: str, rank: int, world_size: int, init_method: str, gpu: int | None = None) -> None:

@@ -24,6 +24,8 @@ from provision.checks.trial import Trial
 from provision.facts import rdma
 from shardlab.files import files
 from shardlab.hardware import host
+from shardlab.hardware.nccl_log import NCCL_LOG
+from shardlab.hardware.socket_interfaces import choose_socket_interfaces
 from shardlab.remote.remote import CommandOutput
 
 
@@ -47,6 +49,7 @@ def main(argv: list[str]) -> int:
         free_bytes=disk.free,
         free_inodes=inodes or None,
         rdma=_read_rdma_links(),
+        slingshot=sorted(path.name for path in Path("/sys/class/cxi").glob("cxi*")),
     )
     files.write_atomic(folder / f"{name}.json", msgspec.json.encode(proof))
     return 0
@@ -97,9 +100,10 @@ def _run_all_reduce(folder: Path, rank_index: int, tasks: int, trial: Trial, hea
     def rank() -> None:
         from provision.checks import _all_reduce_ranks
 
+        os.environ |= {**NCCL_LOG, **os.environ}
         if interface is not None:
-            os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-        _all_reduce_ranks.run_node_rank(backend, str(tasks), str(rank_index), endpoint, gpu=0)
+            os.environ |= choose_socket_interfaces(os.environ, interface)
+        _all_reduce_ranks.run_node_rank(backend, str(tasks), str(rank_index), endpoint)
 
     return _trial.run_in_children([rank], MEET_S)
 

@@ -62,9 +62,8 @@ def add_measurement(outcome: Outcome, answer: CommandOutput, nodes: Sequence[str
 
 def read_measurement(answer: CommandOutput, nodes: Sequence[str], gpu: str | None) -> MeasuredAllReduce | None:
     """The all-reduce of the ranks; None if their report has no times. answer, nodes, gpu: as for `add_measurement`."""
-    line = next((line for line in answer.stdout.splitlines() if '"iterations"' in line), "")
     try:
-        report = decode_last_line(line, AllReduceReport)
+        report = read_report(answer)
         measurement = MeasuredAllReduce(
             tuple(nodes),
             report.ranks,
@@ -76,6 +75,12 @@ def read_measurement(answer: CommandOutput, nodes: Sequence[str], gpu: str | Non
         return msgspec.convert(msgspec.to_builtins(measurement), MeasuredAllReduce)
     except ValueError:  # msgspec.ValidationError is a subclass of ValueError
         return None
+
+
+def read_report(answer: CommandOutput) -> AllReduceReport:
+    """The report of rank 0, which is one line of its output: NCCL may print lines before and after it. Raises ValueError."""
+    line = next((line for line in answer.stdout.splitlines() if '"iterations"' in line), answer.stdout)
+    return decode_last_line(line, AllReduceReport)
 
 
 def first_gpu_name(host: Host) -> str | None:
@@ -95,7 +100,7 @@ def judge_all_reduce(answer: CommandOutput, *, cores: int) -> Outcome:
         advice = "is the loopback interface up (ip link show lo), or is /dev/shm full (df /dev/shm)? -v shows the output"
         return Outcome(False, f"the {test} failed: {last_python_error(answer)}", advice, transcript=answer.stderr)
     try:
-        report = decode_last_line(answer.stdout, AllReduceReport)
+        report = read_report(answer)
     except ValueError as error:
         return Outcome(False, f"the output of the {test} cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
     if report.wrong:

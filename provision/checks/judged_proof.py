@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from provision.check import Outcome
-from provision.checks import all_reduce, gpus, torch
+from provision.checks import all_reduce, gpus, torch, transport
 from provision.checks.node_proof import MEET_S, NodeProof, Proofs
 from provision.checks.trial import PRODUCT_S
-from provision.fact import decode_last_line
 from provision.facts.node_types import NodeType
 from shardlab.cluster.all_reduce import MeasuredAllReduce, bus_bandwidth
 from shardlab.remote.remote import CommandOutput
@@ -38,14 +37,16 @@ def judge_proofs(node_type: NodeType, proofs: Proofs, folder: str, requested_gpu
     for proof in proofs.nodes:
         if (fault := _find_fault(proof, requested_gpus)) is not None:
             return Outcome(False, f"{kind}: {proof.host.host}: {fault.says}", fault.advice, transcript=fault.transcript)
-    reports = [proof for proof in proofs.nodes if proof.together is not None and '"clock_spread_s"' in proof.together.stdout]
-    first = reports[0] if reports else proofs.nodes[0]
-    rate_text = f"; {_describe_all_reduce(first.together)}" if reports and first.together is not None else ""
+    outputs = [proof.together for proof in proofs.nodes if proof.together is not None]
+    reports = [output for output in outputs if '"clock_spread_s"' in output.stdout]
+    first = proofs.nodes[0]
+    all_reduce_text, advice = _describe_all_reduce(reports[0], proofs.nodes) if reports else ("", None)
+    rate_text = f"; {all_reduce_text}" if reports else ""
     first_gpus = first.host.gpus
     gpu_text = f"{len(first_gpus)} x {first_gpus[0].name}" if first_gpus else "no GPU"
     version = first.trial.torch.version or ""
     text = f"{kind}: torch {version} works on {len(proofs.nodes)} nodes ({gpu_text}){rate_text}{torch.untried_remark(version)}"
-    return Outcome(True, text, all_reduces=tuple(_read_measurements(proofs.nodes)))
+    return Outcome(True, text, advice, all_reduces=tuple(_read_measurements(proofs.nodes)))
 
 
 def _read_measurements(proofs: Sequence[NodeProof]) -> Iterator[MeasuredAllReduce]:
@@ -113,7 +114,7 @@ def _check_shared_folder(proof: NodeProof) -> Outcome:
 
 def _check_all_reduce(answer: CommandOutput) -> Outcome:
     """Returns a passed Outcome if the sums of all nodes are exact and their clocks agree."""
-    report = _read_report(answer)
+    report = all_reduce.read_report(answer)
     if report.wrong:
         return Outcome(False, f"the all-reduce between nodes gave {report.wrong} wrong sums", "do not train here")
     if report.clock_spread_s is not None and report.clock_spread_s > MOST_CLOCK_S:
@@ -123,13 +124,15 @@ def _check_all_reduce(answer: CommandOutput) -> Outcome:
     return Outcome(True, "")
 
 
-def _read_report(answer: CommandOutput) -> all_reduce.AllReduceReport:
-    """The report of the all-reduce, found among the lines that rank 0 printed."""
-    line = next(line for line in answer.stdout.splitlines() if '"clock_spread_s"' in line)
-    return decode_last_line(line, all_reduce.AllReduceReport)
-
-
-def _describe_all_reduce(answer: CommandOutput) -> str:
-    report = _read_report(answer)
+def _describe_all_reduce(answer: CommandOutput, proofs: Sequence[NodeProof]) -> tuple[str, str | None]:
+    """Returns (a clause about the all-reduce between nodes and its transport, advice if the transport is not the fast one)."""
+    report = all_reduce.read_report(answer)
     rate = bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
-    return f"all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {rate:.2f} GB/s"
+    text = f"all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {rate:.2f} GB/s"
+    if report.backend != "nccl":
+        return text, None
+    active_links = [link.name for proof in proofs for link in proof.rdma if link.state == "ACTIVE"]
+    devices = [*active_links, *(name for proof in proofs for name in proof.slingshot)]
+    transports = transport.read_transports([proof.together for proof in proofs if proof.together is not None])
+    clause, advice = transport.judge_transport(transports, devices)
+    return text + clause, advice

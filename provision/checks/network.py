@@ -1,4 +1,8 @@
-"""Checks an all-reduce between all nodes, and that its data is sent only over the network on which the nodes train."""
+"""Checks an all-reduce between all nodes, and that its data is sent only over the network on which the nodes train.
+
+It uses NCCL if all nodes have GPUs that torch can use, else Gloo. The kernel's counters of an interface do not count RDMA: if
+NCCL takes RDMA, its devices are checked instead.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,17 @@ from collections.abc import Sequence
 import msgspec
 
 from provision.check import Check, Outcome, absent_nodes_note, map_targets
-from provision.checks.all_reduce import FORMULA, AllReduceReport, add_measurement, explain_failure
+from provision.checks.all_reduce import FORMULA, add_measurement, explain_failure, first_gpu_name, read_report
+from provision.checks.transport import judge_transport, read_transports
 from provision.cloudlab import experiment_interfaces
-from provision.fact import Unanswered, decode_last_line
+from provision.fact import Unanswered
 from provision.facts.addresses import ADDRESSES
+from provision.facts.host import HOST
+from provision.facts.rdma import RDMA, RdmaLink
+from provision.facts.torch import TORCH
 from provision.operation import Site, Target
 from shardlab.cluster.all_reduce import bus_bandwidth
+from shardlab.hardware.nccl_log import NCCL_LOG, NcclTransports
 from shardlab.remote.remote import CommandOutput
 
 PORT = 29411
@@ -33,8 +42,9 @@ def run(site: Site, target: Target) -> Outcome:
         return Outcome(None, f"there is only one node{absent_nodes_note(site)}")
     nics = [_find_interface(target) for target in targets]
     controls = [_find_control_interface(target) for target in targets]
+    backend = "nccl" if all(_has_nccl(target) for target in targets) else "gloo"
     before = map_targets(targets, _read_sent_bytes)
-    answers = map_targets(targets, lambda member: _launch_rank(targets, member, nics[targets.index(member)]))
+    answers = map_targets(targets, lambda member: _launch_rank(backend, targets, member, nics[targets.index(member)]))
     after = map_targets(targets, _read_sent_bytes)
     failed_targets = [(failing, answer) for failing, answer in zip(targets, answers, strict=True) if answer.code != 0]
     if failed_targets:
@@ -45,25 +55,29 @@ def run(site: Site, target: Target) -> Outcome:
             False, f"an all-reduce of {len(targets)} nodes failed; {first.node.name}: {why}", advice, transcript=answer.stderr
         )
     sent_bytes = [_subtract_counters(*pair) for pair in zip(before, after, strict=True)]
-    outcome = judge_network(answers[0], nics, sent_bytes, absent_nodes_note(site), controls)
-    return add_measurement(outcome, answers[0], [member.node.name for member in targets], None)
+    links = [target.facts[RDMA] for target in targets] if backend == "nccl" else []
+    outcome = judge_network(answers, nics, sent_bytes, absent_nodes_note(site), controls, links)
+    gpu = first_gpu_name(targets[0].facts[HOST]) if backend == "nccl" else None
+    return add_measurement(outcome, answers[0], [member.node.name for member in targets], gpu)
 
 
 def judge_network(
-    answer: CommandOutput,
+    answers: Sequence[CommandOutput],
     nics: list[str],
     sent_by_nic: list[dict[str, int]],
     absent_note: str = "",
     controls: Sequence[tuple[str, str] | None] = (),
+    links: Sequence[Sequence[RdmaLink]] = (),
 ) -> Outcome:
     """Returns a passed Outcome if the sums are exact and the data was sent over the right interfaces.
 
-    nics: the interface of each node that should carry the data. sent_by_nic: for each node, the bytes sent during the test, by
-    interface. absent_note: names the nodes that did not take part, such as `; without gpu1`. controls: for each node, (name of
-    the node, name of its interface on the control network of an experiment); None: the node is on no control network.
+    answers: the output of the rank of each node, the first of which is rank 0. nics: the interface of each node that should
+    carry the data. sent_by_nic: for each node, the bytes sent during the test, by interface. absent_note: names the nodes that
+    did not take part, such as `; without gpu1`. controls: for each node, (name of the node, name of its interface on the
+    control network of an experiment); None: the node is on no control network. links: the RDMA links of each node.
     """
     try:
-        report = decode_last_line(answer.stdout, AllReduceReport)
+        report = read_report(answers[0])
     except ValueError as error:
         return Outcome(
             False, f"the output of the all-reduce cannot be read: {error}", "try again: provision CLUSTER.yaml verify"
@@ -73,6 +87,7 @@ def judge_network(
             False, f"{report.wrong} wrong sums between nodes", "do not train here: check the network cards and memory"
         )
     rate = bus_bandwidth(report.ranks, report.bytes, report.time_s)
+    transports = read_transports(answers)
     intended_bytes = min(counts.get(nic, 0) for nic, counts in zip(nics, sent_by_nic, strict=True))
     strays = [
         f"{nic} {count / 1e6:.0f} MB"
@@ -82,6 +97,12 @@ def judge_network(
     ]
     expected_bytes = 2 * (report.ranks - 1) / report.ranks * report.bytes * report.iterations
     nic_names = ", ".join(sorted(set(nics)))
+    if control_devices := _find_control_devices(controls, links, transports):
+        return Outcome(
+            False,
+            f"NCCL uses RDMA over the control network, which is only for logins: {', '.join(control_devices)}",
+            "name the devices of the experiment network in /etc/nccl.conf of each node: NCCL_IB_HCA==mlx5_2 (docs/networks.md)",
+        )
     if control_traffic := _control_traffic(controls, sent_by_nic, expected_bytes):
         text = f"the control network, which is only for logins, carried data of the all-reduce: {', '.join(control_traffic)}"
         return Outcome(
@@ -90,7 +111,7 @@ def judge_network(
             "are the addresses of the nodes in the cluster file those of the experiment network, and does /etc/hosts on each "
             "node list these addresses?",
         )
-    if strays or intended_bytes < expected_bytes * 0.9:
+    if transports.rdma is not True and (strays or intended_bytes < expected_bytes * 0.9):
         elsewhere = ", ".join(strays) or "nothing"
         text = f"{intended_bytes / 1e6:.0f} of {expected_bytes / 1e6:.0f} MB were sent over {nic_names}; elsewhere: {elsewhere}"
         return Outcome(
@@ -99,8 +120,27 @@ def judge_network(
     figures = {name: value for name, value in msgspec.to_builtins(report).items() if name != "times"}
     measured_values = {**figures, "bus_bandwidth_gb_per_s": rate / 1e9, "formula": FORMULA}
     bandwidth = f"bus bandwidth {rate / 1e9 * 8:.2f} Gbit/s ({FORMULA}){absent_note}"
-    text = f"all-reduce of {report.ranks} nodes over {nic_names} is exact; {bandwidth}"
-    return Outcome(True, text, measured=measured_values)
+    text, advice = f"all-reduce of {report.ranks} nodes over {nic_names} is exact; {bandwidth}", None
+    if report.backend == "nccl":
+        active_links = [link.name for node_links in links for link in node_links if link.state == "ACTIVE"]
+        clause, advice = judge_transport(transports, active_links)
+        text += clause
+    return Outcome(True, text, advice, measured=measured_values)
+
+
+def _find_control_devices(
+    controls: Sequence[tuple[str, str] | None], links: Sequence[Sequence[RdmaLink]], transports: NcclTransports
+) -> list[str]:
+    """A phrase for each node of which NCCL may use an RDMA device that belongs to the interface on the control network."""
+    if "NET/IB" not in transports.channels:
+        return []
+    used_devices = {label.partition(" ")[0] for label in transports.devices}
+    return [
+        f"{control[0]} {link.device} ({control[1]})"
+        for control, node_links in zip(controls, links)
+        for link in node_links
+        if control is not None and link.nic == control[1] and link.device in used_devices
+    ]
 
 
 def _control_traffic(controls: Sequence[tuple[str, str] | None], sent: Sequence[dict[str, int]], expected: float) -> list[str]:
@@ -121,11 +161,17 @@ def _find_control_interface(target: Target) -> tuple[str, str] | None:
     return (target.node.name, control) if control is not None else None
 
 
-def _launch_rank(targets: list[Target], target: Target, nic: str) -> CommandOutput:
+def _has_nccl(target: Target) -> bool:
+    torch = target.facts[TORCH]
+    return bool(torch.gpus) and "nccl" in torch.backends
+
+
+def _launch_rank(backend: str, targets: list[Target], target: Target, nic: str) -> CommandOutput:
     python = target.node.python
     rank, first = targets.index(target), targets[0].node.address
-    argv = [python, "-m", "provision.checks._all_reduce_ranks", "gloo", str(len(targets)), str(rank), f"{first}:{PORT}"]
-    return target.node.run(argv, timeout_s=LIMIT_S, env={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": nic})
+    argv = [python, "-m", "provision.checks._all_reduce_ranks", backend, str(len(targets)), str(rank), f"{first}:{PORT}"]
+    interface = {"GLOO_SOCKET_IFNAME": nic, "NCCL_SOCKET_IFNAME": f"={nic}"}
+    return target.node.run(argv, timeout_s=LIMIT_S, env={"OMP_NUM_THREADS": "1", **interface, **NCCL_LOG})
 
 
 def _find_interface(target: Target) -> str:

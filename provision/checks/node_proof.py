@@ -30,6 +30,8 @@ class NodeProof(msgspec.Struct, frozen=True):
     together: CommandOutput | None = None
     """The all-reduce between the nodes; None: it did not run."""
     rdma: list[RdmaLink] = []
+    slingshot: list[str] = []
+    """The Slingshot devices, such as cxi0; the kernel does not list them among the RDMA devices."""
 
 
 class Proofs(NamedTuple):

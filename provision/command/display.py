@@ -192,6 +192,9 @@ def show_checks(output: Output, findings: Sequence[Finding]) -> None:
     output.print_table(
         "checks", ("node", "check", "result", "what"), rows, [label_and_color[f.outcome.passed][1] for f in findings]
     )
+    for finding in findings:
+        if finding.outcome.passed and finding.outcome.advice is not None:
+            output.print_line(f"{finding.node}: {finding.check}: {finding.outcome.advice}.", "yellow")
     failed_findings = [finding for finding in findings if finding.outcome.passed is False]
     for finding in failed_findings:
         output.print_detail(finding.outcome.transcript)

@@ -130,7 +130,7 @@ def sentences_of_checks():
     slow = all_reduce.judge_all_reduce(answer(None), cores=8)
     yield "provision/checks/all_reduce.py", f"{slow.says} | {slow.advice}"
     yield "provision/checks/all_reduce.py", all_reduce.explain_failure(answer(None), 90.0)
-    yield "provision/checks/judged_proof.py", judged_proof._describe_all_reduce(of_report(clock_spread_s=0.25))
+    yield "provision/checks/judged_proof.py", judged_proof._describe_all_reduce(of_report(clock_spread_s=0.25), [])[0]
     for changes in ({"clock_spread_s": 3.25}, {"clock_spread_s": 0.5, "wrong": 7}):
         yield "provision/checks/judged_proof.py", judged_proof._check_all_reduce(of_report(**changes)).says
     yield "provision/checks/compiled.py", compiled.judge_compiled(answer(stdout='{"difference": 0.00325}')).says
@@ -139,7 +139,7 @@ def sentences_of_checks():
     for counts, controls in (
         (sent, ()), ([{"eth0": 2 * 10**8}] * 2, ()), ([{"eth0": 10**6}] * 2, ()), (sent, [("gpu1", "eth1"), ("gpu2", "eth1")]),
     ):  # fmt: skip
-        outcome = network.judge_network(of_report(), ["eth0", "eth0"], counts, "; without gpu3", controls)
+        outcome = network.judge_network([of_report()], ["eth0", "eth0"], counts, "; without gpu3", controls)
         yield "provision/checks/network.py", f"{outcome.passed}: {outcome.says}"
     for offset in (clock.Offset(1.25, 0.0125), clock.Offset(-0.5, 0.25)):
         yield "provision/clock.py", f"{offset} {offset.agrees} {offset.is_decided}"

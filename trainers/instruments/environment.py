@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # Names, or the beginnings of names, of environment variables that change how the libraries work. They are recorded, because not
 # only users but also the system images of clusters set them.
-VARIABLES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "UCX_", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS",
-             "PYTORCH_", "TORCH_DISTRIBUTED_DEBUG")  # fmt: skip
+VARIABLES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "UCX_", "FI_", "OFI_NCCL_", "OMP_", "MKL_", "CUDA_VISIBLE_DEVICES",
+             "CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_", "TORCH_DISTRIBUTED_DEBUG")  # fmt: skip
 
 
 def write(path: Path, ranks: Ranks) -> None:

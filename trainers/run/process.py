@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files, plugin_source
+from shardlab.hardware.nccl_log import NCCL_LOG
 from shardlab.plugins import own_code
 from shardlab.plugins.plugin_kind import STRATEGIES, WORKLOADS
 from shardlab.runs import checkpoint
@@ -21,9 +22,6 @@ from trainers.ranks import hang_dump, stage, world_check
 from trainers.ranks.out_of_memory import is_out_of_memory
 from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import Ranks
-
-# With these variables, NCCL logs once how its ranks are connected; `collect` reads from the log whether the run used RDMA.
-NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 
 
 def run_rank(path: Path) -> str:
@@ -37,7 +35,7 @@ def run_rank(path: Path) -> str:
     run_dir = RunDir(path.absolute())
     record, process_rank = run_dir.read_run(), Rank.from_environment(os.environ)
     launcher_stderr = _redirect_output(run_dir.rank_log(process_rank.rank))
-    for name, value in NCCL_LOG.items():
+    for name, value in NCCL_LOG.items():  # `collect` reads from the log whether the run used RDMA
         os.environ.setdefault(name, value)
     hang_dump.arm(record.cell.hang_limit_s)
     try:

@@ -7,7 +7,7 @@ import support_collect as support
 
 from collect import summary
 from collect.reading import load
-from collect.sources import nccl_log
+from shardlab.hardware import nccl_log
 from shardlab.workspace.workspace import Workspace
 
 # Lines of a log, in the formats that NCCL's source files net.cc, p2p.cc, shm.cc and net_ib.cc print.
@@ -22,6 +22,15 @@ gpu0:41:52 [0] NCCL INFO NET/Socket : Using [0]ens1f0:10.0.0.1<0> [1]bond0.7:10.
 gpu0:41:61 [0] NCCL INFO Channel 00/0 : 1[c1000] -> 0[41000] [receive] via NET/Socket/0
 gpu0:41:61 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct
 """
+# Lines of the plug-in aws-ofi-nccl, in the formats that its releases 1.6 to 1.17 print.
+SLINGSHOT = b"""nid1:7:9 [0] NCCL INFO NET/OFI Selected Provider is cxi (found 4 nics)
+nid1:7:9 [0] NCCL INFO Using network AWS Libfabric
+nid1:7:9 [0] NCCL INFO Channel 00/0 : 3[c1000] -> 4[3000] [send] via NET/AWS Libfabric/2/GDRDMA
+"""
+EFA = b"""ip-10-0-0-1:7:9 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa-direct (found 32 nics)
+ip-10-0-0-1:7:9 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/Libfabric/0/GDRDMA
+"""
+LIBFABRIC_TCP = SLINGSHOT.replace(b"cxi", b"tcp").replace(b"/GDRDMA", b"")
 INSIDE = b"gpu0:41:61 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC\n"
 PLUGIN = b"gpu0:41:61 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/AWS\n"
 
@@ -44,7 +53,25 @@ def test_nccls_lines_say_the_transports():
     assert told(INSIDE).rdma is False
     assert told(PLUGIN).rdma is None
     assert told(b"").rdma is None
+    assert (told(SLINGSHOT).rdma, told(EFA).rdma, told(LIBFABRIC_TCP).rdma) == (True, True, False)
+    assert told(SLINGSHOT.replace(b"cxi", b"other")).rdma is None
     assert told(RDMA.splitlines()[1]).rdma is None  # a line "Using network IB" shows no connection
+
+
+@pytest.mark.parametrize(
+    ("log", "text"),
+    [
+        (RDMA, "NET/IB on mlx5_0 (RoCE), mlx5_2 (IB), with GPUDirect RDMA"),
+        (SOCKET, "NET/Socket on ens1f0, bond0.7"),
+        (SLINGSHOT, "NET/AWS Libfabric on cxi, with GPUDirect RDMA"),
+        (EFA, "NET/Libfabric on efa, with GPUDirect RDMA"),
+        (LIBFABRIC_TCP, "NET/AWS Libfabric on tcp"),
+        (INSIDE, None),
+    ],
+    ids=["rdma", "tcp", "slingshot", "efa", "libfabric over tcp", "one node"],
+)
+def test_the_transports_between_nodes_are_told_in_words(log, text):
+    assert told(log).describe() == text
 
 
 @pytest.mark.parametrize(

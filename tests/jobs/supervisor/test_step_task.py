@@ -110,3 +110,17 @@ def test_a_node_looks_for_its_way_to_the_nodes_of_its_job(listed, names, tmp_pat
     with pytest.raises(RendezvousError, match="no way"):
         step_task.main([str(tmp_path), "--", "true"])
     assert asked == [names]
+
+
+@pytest.mark.parametrize("own", [None, "hsn"], ids=["nothing", "the user's"])
+def test_ranks_get_the_interfaces_that_the_user_named_else_ours(own, tmp_path, monkeypatch):
+    """The last word of the command writes what a rank would see."""
+    monkeypatch.setenv(RENDEZVOUS, "127.0.0.1:29501")
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+        if own is not None:
+            monkeypatch.setenv(name, own)
+    monkeypatch.setenv("SLURM_LOCALID", "1")  # no sampler
+    seen = tmp_path / "seen"
+    step_task.main([str(tmp_path), "--", "sh", "-c", f'echo "$NCCL_SOCKET_IFNAME $GLOO_SOCKET_IFNAME" > {seen}'])
+    assert seen.read_text().split() == (["=lo", "lo"] if own is None else [own, own])

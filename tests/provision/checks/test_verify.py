@@ -118,3 +118,10 @@ def test_an_advice_ends_with_a_period_or_a_question_mark(capsys, advice):
     display.show_checks(Output(), [Finding("n1", "gpus", Outcome(False, "NVML sees no GPU.", advice))])
     said = f"n1: gpus: NVML sees no GPU. Advice: {advice}{'' if advice.endswith('?') else '.'}\n"
     assert said in capsys.readouterr().out
+
+
+def test_the_advice_of_a_check_that_passed_with_a_warning_is_printed(capsys):
+    display.show_checks(Output(), [Finding("n1", "network", Outcome(True, "exact; WARNING: NCCL fell back to TCP", "load it"))])
+    printed = capsys.readouterr().out
+    assert "n1: network: load it.\n" in printed
+    assert "not verified" not in printed

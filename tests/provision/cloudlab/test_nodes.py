@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -22,10 +23,12 @@ from provision.facts.files import FILES
 from provision.facts.host import HOST
 from provision.facts.mounts import Mount, MountPlace
 from provision.facts.packages import PACKAGES, Packages
+from provision.facts.rdma import RDMA, RdmaLink
 from provision.facts.room import FreeSpace
 from provision.facts.services import SERVICES
 from provision.facts.slurm_here import SLURM_HERE, SlurmHere
 from provision.facts.system import SYSTEM
+from provision.facts.torch import TORCH, Torch
 from provision.operation import Nothing, Site, Target
 from provision.operations import extra_disks, fstab, inventory, nfs, packages, space, workspaces
 from provision.provider import find_provider
@@ -251,7 +254,7 @@ SENT = 10_000_000  # bytes that each of two nodes sends in theory
 )
 def test_at_most_two_percent_of_the_data_may_use_the_control_network(control, passed):
     grown = [{"ens5f0": SENT, "eno1": control}, {"ens5f0": SENT, "eno1": 5}]
-    outcome = network.judge_network(REPORT, ["ens5f0", "ens5f0"], grown, controls=[("gpu0", "eno1"), ("gpu1", "eno1")])
+    outcome = network.judge_network([REPORT], ["ens5f0", "ens5f0"], grown, controls=[("gpu0", "eno1"), ("gpu1", "eno1")])
     assert outcome.passed is passed
     assert passed or "the control network, which is only for logins, carried data of the all-reduce: gpu0 sent" in outcome.says
     assert "gpu1" not in outcome.says
@@ -260,10 +263,66 @@ def test_at_most_two_percent_of_the_data_may_use_the_control_network(control, pa
 def test_a_rendezvous_on_the_control_address_does_not_pass_as_the_right_interface():
     """The cluster file names the control addresses by mistake, so each node's own interface is the control interface."""
     grown = [{"eno1": SENT}, {"eno1": SENT}]
-    assert network.judge_network(REPORT, ["eno1", "eno1"], grown).passed is True
-    outcome = network.judge_network(REPORT, ["eno1", "eno1"], grown, controls=[("gpu0", "eno1"), ("gpu1", "eno1")])
+    assert network.judge_network([REPORT], ["eno1", "eno1"], grown).passed is True
+    outcome = network.judge_network([REPORT], ["eno1", "eno1"], grown, controls=[("gpu0", "eno1"), ("gpu1", "eno1")])
     assert outcome.passed is False
     assert "gpu0 sent 10 MB over eno1, gpu1 sent 10 MB over eno1" in outcome.says
+
+
+NCCL = (
+    "gpu0:4:5 [0] NCCL INFO NET/IB : Using [0]mlx5_2:1/RoCE [RO]; OOB ens5f0:10.10.1.1<0>\n"
+    "gpu0:4:6 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"
+)
+LINKS = [RdmaLink("mlx5_0", 1, "ACTIVE", "Ethernet", "eno1", []), RdmaLink("mlx5_2", 1, "ACTIVE", "Ethernet", "ens5f0", [])]
+NOTHING = [{"ens5f0": 5, "eno1": 5}] * 2  # the kernel's counters of an interface do not count RDMA
+
+
+def judged_nccl(log):
+    answer = CommandOutput(0, log + REPORT.stdout.replace("gloo", "nccl") + "\n", "")
+    controls = [("gpu0", "eno1"), ("gpu1", "eno1")]
+    return network.judge_network([answer, answer], ["ens5f0", "ens5f0"], NOTHING, controls=controls, links=[LINKS, LINKS])
+
+
+def test_rdma_over_the_experiment_network_passes_and_over_the_control_network_fails():
+    outcome = judged_nccl(NCCL)
+    assert outcome.passed is True
+    assert "; NCCL took NET/IB on mlx5_2 (RoCE)" in outcome.says
+    outcome = judged_nccl(NCCL.replace("mlx5_2", "mlx5_0"))
+    assert outcome.passed is False
+    assert "NCCL uses RDMA over the control network, which is only for logins: gpu0 mlx5_0 (eno1), gpu1 mlx5_0" in outcome.says
+    assert judged_nccl("").passed is False  # without RDMA, the bytes of the interface count
+
+
+class RecordingNode:
+    """A node that records its commands; its all-reduce answers with the report of NCCL over RDMA."""
+
+    port, user, identity, wheelhouse, may_sudo, python = None, None, None, None, True, "/p/bin/python"
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name, self.host, self.address, self.calls = name, address, address, []
+
+    def run(self, argv, *, timeout_s, env=None, stdin=b"", root=False, secret=False):
+        self.calls.append((argv, env or {}))
+        answer = NCCL + REPORT.stdout.replace("gloo", "nccl") + "\n"
+        return CommandOutput(0, "ens5f0 5\n" if argv[0] == "sh" else answer, "")
+
+
+@pytest.mark.parametrize(("gpus", "backend"), [([4, 4], "nccl"), ([4, None], "gloo"), ([None, None], "gloo")])
+def test_the_all_reduce_between_nodes_uses_nccl_if_all_nodes_have_gpus(gpus, backend):
+    targets = []
+    for number, count in enumerate(gpus, 1):
+        recording = RecordingNode(f"gpu{number}", f"10.10.1.{number}")
+        facts = Facts(recording)
+        torch = Torch(version="2.13.0", gpus=count, backends=["gloo", "nccl"])
+        facts.answers |= {ADDRESSES.name: {"ens5f0": [recording.address]}, TORCH.name: torch, RDMA.name: LINKS}
+        facts.answers[HOST.name] = SimpleNamespace(gpus=[SimpleNamespace(name="A100")])
+        targets.append(Target(recording, facts, NodeEntry(name=recording.name, host=recording.host)))
+    outcome = network.run(Site(cluster.Cluster(schema=1, name="bench", provider="ssh"), None, targets), targets[0])
+    for rank, target in enumerate(targets):
+        ((argv, env),) = [call for call in target.node.calls if call[0][0] != "sh"]
+        assert argv[3:] == [backend, "2", str(rank), "10.10.1.1:29411"]
+        assert (env["NCCL_SOCKET_IFNAME"], env["NCCL_DEBUG"]) == ("=ens5f0", "INFO")
+    assert outcome.passed is True, outcome
 
 
 # Tests of the all-reduce over two real networks, in network namespaces.

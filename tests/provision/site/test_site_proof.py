@@ -77,6 +77,38 @@ def test_nodes_with_successful_checks_pass():
     assert judged(proof(tasks=1, words=["g1"], together=None)).passed, "a job of one node"
 
 
+SOCKET_LOG = """g1:4:5 [0] NCCL INFO NET/Socket : Using [0]ens1f0:10.0.0.1<0>
+g1:4:6 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0
+"""
+RDMA_LOG = """g1:4:5 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.0.0.1<0>
+g1:4:6 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
+"""
+FELL_BACK = "WARNING: NCCL fell back to TCP (NET/Socket on ens1f0), although there are RDMA devices"
+
+
+@pytest.mark.parametrize(
+    ("log", "devices", "says"),
+    [
+        (RDMA_LOG, {}, "NCCL took NET/IB on mlx5_0 (IB), with GPUDirect RDMA"),
+        (SOCKET_LOG, {}, f"{FELL_BACK} (mlx5_0/1)"),
+        (SOCKET_LOG, {"rdma": [], "slingshot": ["cxi0", "cxi1"]}, f"{FELL_BACK} (cxi0, cxi1)"),
+        (SOCKET_LOG, {"rdma": []}, "NCCL took NET/Socket on ens1f0"),
+        (SOCKET_LOG, {"rdma": [RdmaLink("mlx5_0", 1, "DOWN", "InfiniBand", "ib0", [])]}, "NCCL took NET/Socket on ens1f0"),
+        ("", {}, "its transport is not known, because NCCL's log names none"),
+    ],
+    ids=["rdma", "fell back", "fell back on slingshot", "no rdma", "rdma is down", "no log"],
+)
+def test_a_proof_says_which_transport_nccl_took_and_warns_of_tcp(log, devices, says):
+    """The log is recorded: no such hardware was there. NCCL may print lines before and after the report."""
+    answer = CommandOutput(
+        0, log + REPORT.format(wrong=0, spread=0.01) + "g1:4:6 [0] NCCL INFO comm 0x1 - Destroy COMPLETE\n", ""
+    )
+    outcome = judged(proof("g1", together=answer, **devices), proof("g2", **devices))
+    assert outcome.passed
+    assert says in outcome.says
+    assert (outcome.advice is not None) is ("WARNING" in says)
+
+
 def test_the_all_reduces_of_a_job_that_passed_are_kept_for_the_inventory():
     times = [{"bytes": 16384, "seconds": 2e-5, "fastest_s": 1e-5, "slowest_s": 3e-5, "bus_bandwidth_gb_per_s": 0.8}]
     report = json.loads(REPORT.format(wrong=0, spread=0.01)) | {"times": times}

@@ -1,4 +1,4 @@
-"""Reads from the log of a rank which transports NCCL uses (needs NCCL_DEBUG=INFO).
+"""Reads from the log of a rank which transports NCCL uses (needs NCCL_LOG).
 
 A log may contain any text, so only lines in the exact format of NCCL are used. Only the beginning of a long log is read,
 because NCCL writes these lines when it connects.
@@ -14,18 +14,25 @@ import msgspec
 
 from shardlab.files import files
 
+# With these variables, NCCL logs once how its ranks are connected.
+NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 MOST_BYTES = 8 << 20  # at most this many bytes are read, from the beginning of a log
 MOST_DEVICES = 32
 # A line about a connection, such as: Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA
 _CHANNEL = re.compile(
     rb"NCCL INFO Channel \d{1,4}(?:/\d{1,4})? : \d{1,6}\[[0-9a-f]{1,16}\] -> \d{1,6}\[[0-9a-f]{1,16}\]"
-    rb"(?: \[(?:send|receive)\])? via (NET/[A-Za-z]{1,24}|P2P|SHM)([/A-Za-z0-9:+()-]{0,64})"
+    rb"(?: \[(?:send|receive)\])? via (NET/(?:AWS )?[A-Za-z_]{1,24}|P2P|SHM)([/A-Za-z0-9:+()-]{0,64})"
 )
 # A line about RDMA devices, such as: NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/IB [RO]; OOB eno1:10.0.0.1<0>
 _DEVICES = re.compile(rb"NCCL INFO NET/IB : Using ([^\n;]{1,2000})")
 _DEVICE = re.compile(rb"\[\d{1,3}\]([A-Za-z0-9_.-]{1,32}):\d{1,3}/(RoCE|IB)(?![A-Za-z])")
 _SOCKETS = re.compile(rb"NCCL INFO NET/Socket : Using ([^\n;]{1,2000})")
 _SOCKET = re.compile(rb"\[\d{1,3}\]([A-Za-z0-9_.@-]{1,15}):")
+# A line of the plug-in aws-ofi-nccl, such as: NET/OFI Selected Provider is cxi (found 4 nics)
+_PROVIDER = re.compile(rb"NCCL INFO NET/OFI Selected [Pp]rovider is ([a-z0-9_]{1,24})")
+_OFI = {"NET/AWS Libfabric", "NET/Libfabric"}  # the names of this plug-in in lines about connections
+# Providers of libfabric: those of EFA, Slingshot, InfiniBand and Omni-Path use RDMA, the others use TCP.
+_RDMA_PROVIDERS, _TCP_PROVIDERS = {"efa", "cxi", "verbs", "psm2", "psm3", "opx"}, {"tcp", "sockets", "udp"}
 
 
 class NcclTransports(msgspec.Struct, omit_defaults=True):
@@ -35,11 +42,13 @@ class NcclTransports(msgspec.Struct, omit_defaults=True):
     """The number of connections by transport: P2P (NVLink or PCIe within a node), SHM (memory of the node), NET/IB (RDMA),
     NET/Socket (TCP), or NET/ and the name of a plug-in."""
     gpudirect: int = 0
-    """The number of NET/IB connections that bypass the memory of the hosts (GPUDirect RDMA)."""
+    """The number of connections between nodes that bypass the memory of the hosts (GPUDirect RDMA)."""
     devices: list[str] = []
     """The RDMA devices that NCCL uses, each with its link, such as `mlx5_0 (RoCE)`."""
     interfaces: list[str] = []
     """The network interfaces that NET/Socket uses."""
+    providers: list[str] = []
+    """The providers of libfabric that the plug-in aws-ofi-nccl chose, such as `cxi` (Slingshot) or `efa`."""
 
     @property
     def rdma(self) -> bool | None:
@@ -47,9 +56,23 @@ class NcclTransports(msgspec.Struct, omit_defaults=True):
 
         None if this is not known, because the logs name no transports, or only a plug-in that may or may not use RDMA.
         """
-        if any(name.startswith("NET/") and name not in ("NET/IB", "NET/Socket") for name in self.channels):
-            return True if "NET/IB" in self.channels else None  # a plug-in (of a cloud, for example) may or may not use RDMA
-        return "NET/IB" in self.channels if self.channels else None
+        if "NET/IB" in self.channels:
+            return True
+        plugins = {name for name in self.channels if name.startswith("NET/")} - {"NET/Socket"}
+        if not plugins:
+            return False if self.channels else None
+        if not plugins <= _OFI or not self.providers:
+            return None
+        if _RDMA_PROVIDERS.issuperset(self.providers):
+            return True
+        return False if _TCP_PROVIDERS.issuperset(self.providers) else None
+
+    def describe(self) -> str | None:
+        """The transports between nodes in words, such as `NET/IB on mlx5_0 (IB), with GPUDirect RDMA`; None: there are none."""
+        notes = {"NET/IB": self.devices, "NET/Socket": self.interfaces, **dict.fromkeys(_OFI, self.providers)}
+        names = sorted(name for name in self.channels if name.startswith("NET/"))
+        texts = [f"{name} on {', '.join(notes[name])}" if notes.get(name) else name for name in names]
+        return f"{' and '.join(texts)}{', with GPUDirect RDMA' if self.gpudirect else ''}" if texts else None
 
 
 def read_transports(logs: Iterable[Path]) -> NcclTransports:
@@ -69,11 +92,17 @@ def add_log(transports: NcclTransports, log: bytes) -> None:
     for name, details in _CHANNEL.findall(log):
         transport = name.decode()
         transports.channels[transport] = transports.channels.get(transport, 0) + 1
-        transports.gpudirect += transport == "NET/IB" and b"/GDRDMA" in details
+        transports.gpudirect += transport.startswith("NET/") and b"/GDRDMA" in details
     for pattern, device_pattern, names in ((_DEVICES, _DEVICE, transports.devices), (_SOCKETS, _SOCKET, transports.interfaces)):
         for line in pattern.findall(log):
             for match in device_pattern.finditer(line):
                 words = [group.decode() for group in match.groups()]
                 label = f"{words[0]} ({words[1]})" if len(words) > 1 else words[0]
-                if label not in names and len(names) < MOST_DEVICES:
-                    names.append(label)
+                _add_name(names, label)
+    for match in _PROVIDER.finditer(log):
+        _add_name(transports.providers, match[1].decode())
+
+
+def _add_name(names: list[str], name: str) -> None:
+    if name not in names and len(names) < MOST_DEVICES:
+        names.append(name)

@@ -1,0 +1,77 @@
+"""Which network interfaces NCCL and Gloo use for TCP on this machine.
+
+The user's or the site's choice comes first, else all interfaces of the network through which the nodes reach each other. NCCL
+also uses the interfaces to set up RDMA. What applied is on record in env/HOST.json of a run.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from shardlab.files import files
+
+NCCL, GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
+SITE_FILE = Path("/etc/nccl.conf")  # NCCL reads this file and the user's; a variable of the environment replaces their lines
+MOST_BYTES = 1 << 20
+
+
+def choose_socket_interfaces(environment: Mapping[str, str], interface: str) -> dict[str, str]:
+    """The variables that tell NCCL and Gloo their interfaces. A variable that the user or the site has set is left out.
+
+    environment: the variables of the ranks. interface: the interface through which this node reaches the other nodes.
+    """
+    names = list_network_interfaces(interface)
+    # "=" means exactly these names; without "=", NCCL takes each name as a prefix. Gloo takes exact names.
+    values = {GLOO: ",".join(names), NCCL: f"={','.join(names)}"}
+    is_set = {GLOO: bool(environment.get(GLOO)), NCCL: bool(environment.get(NCCL)) or _is_in_nccl_files(environment)}
+    return {name: value for name, value in values.items() if not is_set[name]}
+
+
+def list_network_interfaces(interface: str) -> list[str]:
+    """The interface, and the other interfaces of the same IP network that are up and at least as fast, sorted by name.
+
+    A node of a fast network may have several, such as hsn0 to hsn3. An interface of another network is never named: it may be
+    a control network, which must carry no data.
+    """
+    addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
+    own_networks = {_find_network(entry.address, entry.netmask) for entry in addresses.get(interface, ())} - {None}
+    own_speed = states[interface].speed if interface in states else 0  # Mbit/s; 0: not known
+    others = [
+        name
+        for name, entries in addresses.items()
+        if name != interface
+        and (state := states.get(name)) is not None
+        and state.isup
+        and state.speed >= own_speed
+        and any(_find_network(entry.address, entry.netmask) in own_networks for entry in entries)
+    ]
+    return sorted([interface, *others])
+
+
+def _find_network(address: str, netmask: str | None) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    """The IP network of an address; None for a loopback or link-local address, a single address and a MAC address."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+        prefix = bin(int(ipaddress.ip_address(netmask or ""))).count("1")
+    except ValueError:
+        return None
+    network = ipaddress.ip_network(f"{ip}/{prefix}", strict=False)
+    return None if ip.is_loopback or ip.is_link_local or network.num_addresses == 1 else network
+
+
+def _is_in_nccl_files(environment: Mapping[str, str]) -> bool:
+    """Whether the site's or the user's file of NCCL names the interfaces."""
+    user_file = environment.get("NCCL_CONF_FILE") or f"{environment.get('HOME', '')}/.nccl.conf"
+    for path in (Path(user_file), SITE_FILE):
+        try:
+            with files.open_regular(path) as handle:
+                if re.search(rb"(?m)^\s*NCCL_SOCKET_IFNAME\s*=", handle.read(MOST_BYTES)):
+                    return True
+        except OSError:
+            continue
+    return False
