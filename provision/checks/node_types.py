@@ -110,8 +110,10 @@ def run(site: Site, target: Target) -> Outcome:
         proven_nodes.record_proven_nodes(site, proven_types)
     failed = next((outcome for outcome in outcomes if not outcome.passed), None)
     sentence = "; ".join([*(outcome.says for outcome in outcomes), *left_out])
-    advice = failed.advice if failed else next((outcome.advice for outcome in outcomes if outcome.advice), None)
-    return Outcome(failed is None, sentence, advice, transcript=failed.transcript if failed else "")
+    advised = failed or next((outcome for outcome in outcomes if outcome.advice), None)
+    return Outcome(
+        failed is None, sentence, advised.advice if advised else None, transcript=failed.transcript if failed else ""
+    )
 
 
 def _cluster_variants(cluster: Cluster) -> list[Cluster]:

@@ -1,7 +1,7 @@
 """Which network interfaces NCCL and Gloo use for TCP on this machine.
 
-The user's or the site's choice comes first, else all interfaces of the network through which the nodes reach each other. NCCL
-also uses the interfaces to set up RDMA. What applied is on record in env/HOST.json of a run.
+The user's or the site's choice comes first. Else NCCL gets all interfaces of the network through which the nodes reach each
+other, and Gloo one of them. NCCL also uses the interfaces to set up RDMA. What applied is on record in env/HOST.json of a run.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def choose_socket_interfaces(environment: Mapping[str, str], interface: str) -> 
 
     environment: the variables of the ranks. interface: the interface through which this node reaches the other nodes.
     """
-    names = list_network_interfaces(interface)
-    # "=" means exactly these names; without "=", NCCL takes each name as a prefix. Gloo takes exact names.
-    values = {GLOO: ",".join(names), NCCL: f"={','.join(names)}"}
+    # "=" means exactly these names; without "=", NCCL takes each name as a prefix. Gloo gets one interface: it hangs if the
+    # nodes do not have the same number of interfaces, for example because a link is down.
+    values = {GLOO: interface, NCCL: f"={','.join(list_network_interfaces(interface))}"}
     is_set = {GLOO: bool(environment.get(GLOO)), NCCL: bool(environment.get(NCCL)) or _is_in_nccl_files(environment)}
     return {name: value for name, value in values.items() if not is_set[name]}
 
