@@ -12,7 +12,8 @@ import msgspec
 from jobs.slurm.commands import call_slurm
 from shardlab.cluster.address import Address
 from shardlab.remote import shared_connection
-from shardlab.remote.remote import ssh_command
+from shardlab.remote.login_shell import login_shell_argv
+from shardlab.remote.ssh_command import ssh_command, wrap_for_any_shell
 from shardlab.terminal.notation import format_amount
 
 ANSWER_S = 10.0
@@ -60,7 +61,7 @@ def read_site_shares(address: Address, account: str | None) -> list[AccountShare
     ssh = ssh_command(address)
     if not shared_connection.is_open(ssh):
         return []
-    words = [*ssh, shlex.join(["bash", "-lc", shlex.join(_sshare_argv(account))])]
+    words = [*ssh, wrap_for_any_shell(shlex.join(login_shell_argv(shlex.join(_sshare_argv(account)))))]
     try:
         answer = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False, start_new_session=True

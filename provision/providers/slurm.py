@@ -7,7 +7,7 @@ import json
 from pathlib import PurePosixPath
 
 from provision import software
-from provision.nodes.login_node import LocalLoginNode, LoginNode
+from provision.nodes.login_node import LocalLoginNode, LoginNode, make_login_node
 from provision.provider import Provider
 from provision.site import python as site_python
 from shardlab.cluster import container
@@ -32,7 +32,7 @@ def nodes(cluster: Cluster, workspace: Workspace) -> list[LoginNode] | list[Loca
         cluster.ssh.host_keys,
         shared=True,
     )
-    return [LoginNode(ssh_address, python)]
+    return [make_login_node(ssh_address, python)]
 
 
 def environment_folder(cluster: Cluster) -> PurePosixPath:

@@ -1,13 +1,15 @@
-"""The SSH connection to a login node that provision, jobs and collect share, so that a site asks for a second factor only once.
+"""SSH connections that several commands share.
 
-OpenSSH's own client keeps the connection open in the background (ControlMaster, ControlPersist). Other commands reach the
-connection through a socket. The socket is in a folder that only this user can open, because everybody who can open the socket
-can log in.
+provision, jobs and collect share one connection to a login node, so that a site asks for a second factor only once. provision
+has a connection of its own to each node, and closes it at its end. OpenSSH's own client keeps a connection open in the
+background (ControlMaster, ControlPersist). Commands reach the connection through a socket. The socket is in a folder that only
+this user can open, because everybody who can open the socket can log in.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import subprocess
 import sys
@@ -17,9 +19,12 @@ from pathlib import Path
 
 from shardlab.errors import ShardlabError
 from shardlab.files import files, own_folder
+from shardlab.remote import login_failure
 
-KEEP_OPEN = "4h"  # how long the connection stays open after the last command that used it
+KEEP_OPEN = "4h"  # how long the connection to a login node stays open after the last command that used it
+KEEP_OWN_OPEN_S = 60.0  # the same for a connection of one process, which closes it unless the process is killed
 LOGIN_S = 300.0  # time limit of a login; long, because a person may have to find a hardware token or a phone
+SILENT_LOGIN_S = 40.0  # the same if nobody can be asked
 # The longest path of the folder of the sockets, in bytes. The path of a socket has at most 107 bytes, and OpenSSH adds 58 bytes
 # to the path of the folder.
 MAX_FOLDER_BYTES = 49
@@ -55,49 +60,59 @@ def connection_options() -> list[str]:
     return ["-o", "ControlMaster=auto", "-o", f"ControlPath={socket}", "-o", f"ControlPersist={KEEP_OPEN}"]
 
 
+def new_socket() -> Path:
+    """The path of the socket of a new connection that only this process uses."""
+    return socket_folder() / secrets.token_hex(8)
+
+
+def own_connection_options(socket: Path) -> list[str]:
+    """The options with which a command of OpenSSH uses the connection of this process that `open_connection` opened."""
+    return ["-o", "ControlMaster=no", "-o", f"ControlPath={socket}", "-o", f"ControlPersist={KEEP_OWN_OPEN_S:g}"]
+
+
 def is_open(command: Sequence[str]) -> bool:
     """Whether the shared connection is open, so that a command needs no login. command: as in `open_connection`."""
     check_command = [*_before_host(command), "-O", "check", *_host_words(command)]
     return subprocess.run(check_command, capture_output=True, check=False).returncode == 0
 
 
-def open_connection(command: Sequence[str], host: str) -> None:
+def close_connection(command: Sequence[str]) -> None:
+    """Close the shared connection; commands that use it end. command: as in `open_connection`."""
+    subprocess.run([*_before_host(command), "-O", "exit", *_host_words(command)], capture_output=True, check=False)
+
+
+def open_connection(command: Sequence[str], host: str, *, may_ask: bool = True) -> None:
     """Open the shared connection if it is not open. The user answers on the terminal if the site asks for a password or code.
 
-    command: a command of OpenSSH as a list of words: `ssh` with `connection_options()`, then `--` and the host.
-    host: the name of the host for messages.
+    command: a command of OpenSSH as a list of words: `ssh` with options of this module, then `--` and the host.
+    host: the name of the host for messages. may_ask: whether the user may be asked.
     Raises NoLogin.
     """
-    words = list(command)
-    if is_open(words):
+    if is_open(command):
         return
-    may_ask = sys.stdin.isatty()
-    words_before_host, host_words = _before_host(words), _host_words(words)
-    # ssh uses the first value of an option, so BatchMode comes before the options in `command`.
-    login = [
-        words_before_host[0],
-        "-o",
-        f"BatchMode={'no' if may_ask else 'yes'}",
-        *words_before_host[1:],
-        "-f",
-        "-N",
-        *host_words,
-    ]
+    may_ask = may_ask and sys.stdin.isatty()
+    (ssh, *options), host_words = _before_host(command), _host_words(command)
+
+    def login(batch_mode: str, *further_options: str) -> list[str]:
+        # ssh uses the first value of an option, so BatchMode comes before the options in `command`.
+        return [ssh, "-o", f"BatchMode={batch_mode}", *further_options, *options, "-f", "-N", *host_words]
+
+    argv = login("no" if may_ask else "yes", *login_failure.LOG_LEVEL, "-o", "ControlMaster=auto")
+    limit_s = LOGIN_S if may_ask else SILENT_LOGIN_S
     with tempfile.TemporaryFile() as errors:  # not a pipe, which the ssh in the background would keep open
         try:
-            exit_code: int | None = subprocess.run(login, stdout=errors, stderr=errors, timeout=LOGIN_S, check=False).returncode
+            exit_code = subprocess.run(argv, stdout=errors, stderr=errors, timeout=limit_s, check=False).returncode
         except subprocess.TimeoutExpired:
-            exit_code = None
+            raise NoLogin(f"{host}: the login did not finish within {limit_s:g} s.") from None
         errors.seek(0)
-        error_lines = errors.read().decode("utf-8", "replace").strip().splitlines()
-    if exit_code is None:
-        raise NoLogin(f"{host}: the login did not finish within {LOGIN_S:g} s.")
-    if exit_code != 0:
-        reason = error_lines[-1].strip().rstrip(".") if error_lines else f"ssh ended with code {exit_code}"
-        if may_ask or "denied" not in reason:
-            raise NoLogin(f"{host}: {reason}.")
-        manual_login = shlex.join(login).replace("BatchMode=yes", "BatchMode=no")
-        raise NoLogin(f"{host}: {reason}. If the login needs a password or a code, log in once on a terminal: {manual_login}")
+        output = errors.read().decode("utf-8", "replace")
+    if exit_code == 0:
+        return
+    sentence = login_failure.describe_login_failure(host, output)
+    if may_ask or KEEP_OPEN not in " ".join(options) or "denied" not in sentence:
+        raise NoLogin(sentence)
+    manual_login = shlex.join(login("no"))
+    raise NoLogin(f"{sentence} If the login needs a password or a code, log in once on a terminal: {manual_login}")
 
 
 def _before_host(words: Sequence[str]) -> list[str]:
