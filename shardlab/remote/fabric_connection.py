@@ -27,12 +27,20 @@ class SshRunner(runners.Local):  # type: ignore[misc]  # invoke has no types tha
 
     def __init__(self, context: SshConnection, inline_env: bool) -> None:
         super().__init__(context)  # inline_env does not matter: the command itself sets its environment
+        self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, command: str, shell: str, env: dict[str, str]) -> None:
         """Start ssh in a session of its own: otherwise Ctrl-C would end ssh, but not the command on the machine."""
         pipe = subprocess.PIPE
         argv = [*self.context.ssh_words, command]
         self.process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+
+    def stop(self) -> None:
+        """Close the pipes of ssh after its end."""
+        super().stop()
+        for stream in (self.process.stdout, self.process.stderr) if self.process is not None else ():
+            if stream is not None:
+                stream.close()
 
     def handle_stdin(self, *, input_: CommandInput, output: Any, echo: bool = False) -> None:
         """Send the input of the command when its mark has arrived, and then the end of the input."""
@@ -41,6 +49,8 @@ class SshRunner(runners.Local):  # type: ignore[misc]  # invoke has no types tha
             if time.monotonic() > deadline:
                 break
             time.sleep(self.input_sleep)
+        assert self.process is not None
+        assert self.process.stdin is not None
         try:
             with self.process.stdin as stdin:
                 if self._has_mark(input_.mark):

@@ -85,20 +85,20 @@ def open_connection(command: Sequence[str], host: str, *, may_ask: bool = True) 
     """Open the shared connection if it is not open. The user answers on the terminal if the site asks for a password or code.
 
     command: a command of OpenSSH as a list of words: `ssh` with options of this module, then `--` and the host.
-    host: the name of the host for messages. may_ask: whether the user may be asked.
+    host: the name of the host for messages. may_ask: whether the user may be asked if there is a terminal.
     Raises NoLogin.
     """
     if is_open(command):
         return
-    may_ask = may_ask and sys.stdin.isatty()
+    asks = may_ask and sys.stdin.isatty()
     (ssh, *options), host_words = _before_host(command), _host_words(command)
 
     def login(batch_mode: str, *further_options: str) -> list[str]:
         # ssh uses the first value of an option, so BatchMode comes before the options in `command`.
         return [ssh, "-o", f"BatchMode={batch_mode}", *further_options, *options, "-f", "-N", *host_words]
 
-    argv = login("no" if may_ask else "yes", *login_failure.LOG_LEVEL, "-o", "ControlMaster=auto")
-    limit_s = LOGIN_S if may_ask else SILENT_LOGIN_S
+    argv = login("no" if asks else "yes", *login_failure.LOG_LEVEL, "-o", "ControlMaster=auto")
+    limit_s = LOGIN_S if asks else SILENT_LOGIN_S
     with tempfile.TemporaryFile() as errors:  # not a pipe, which the ssh in the background would keep open
         try:
             exit_code = subprocess.run(argv, stdout=errors, stderr=errors, timeout=limit_s, check=False).returncode
@@ -109,7 +109,7 @@ def open_connection(command: Sequence[str], host: str, *, may_ask: bool = True) 
     if exit_code == 0:
         return
     sentence = login_failure.describe_login_failure(host, output)
-    if may_ask or KEEP_OPEN not in " ".join(options) or "denied" not in sentence:
+    if asks or not may_ask or "denied" not in sentence:
         raise NoLogin(sentence)
     manual_login = shlex.join(login("no"))
     raise NoLogin(f"{sentence} If the login needs a password or a code, log in once on a terminal: {manual_login}")

@@ -70,7 +70,10 @@ def describe_lost_command(host: str, code: int | None, stdout: str, stderr: str)
 
 def _login_rules(address: Address, settings: Mapping[str, str]) -> list[str]:
     """The options for the login on a machine. settings: OpenSSH's settings for this machine."""
-    user_files = _NEXT_FILE.split(settings.get("userknownhostsfile", str(Path("~/.ssh/known_hosts").expanduser())))
+    default_file = str(Path("~/.ssh/known_hosts").expanduser())
+    user_files = _NEXT_FILE.split(settings.get("userknownhostsfile", default_file))
+    if any(name.endswith("/.ssh/known_hosts") for name in user_files):
+        user_files.insert(0, default_file)  # another file than OpenSSH's if HOME is not the home folder of the account
     files = [_escape_path(address.known_hosts, quotes=True)] if address.known_hosts is not None else []
     files += [name.replace("\\", "\\\\").replace('"', '\\"') for name in user_files if name != "none"]
     known_hosts = " ".join(f'"{name}"' for name in dict.fromkeys(files)) or "none"

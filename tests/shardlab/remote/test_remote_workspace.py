@@ -8,8 +8,9 @@ import pytest
 
 from shardlab.cluster.address import Address
 from shardlab.errors import ShardlabError
-from shardlab.remote.remote import CommandOutput, Remote, ssh_command
+from shardlab.remote.remote import CommandOutput, Remote
 from shardlab.remote.remote_workspace import RemoteWorkspace
+from shardlab.remote.ssh_command import ssh_command
 
 THERE = RemoteWorkspace(
     schema=1, cluster="far", host="gpu0", port=22, user="alice", identity=None, known_hosts="/w/known",
@@ -56,7 +57,7 @@ def test_given_bytes_arrive_as_standard_input(ssh):
     ("script", "login", "says"),
     [
         ("echo 'error: no such matrix' >&2; exit 2", "true", "gpu0: no such matrix"),
-        ("true", "printf 'Connection refused\\r\\n' >&2; exit 255", "gpu0: Connection refused"),
+        ("true", "printf 'Connection refused\\r\\n' >&2; exit 255", "gpu0: Connection refused."),
         ("exit 137", "true", "gpu0: exit code 137, and no answer"),
     ],
 )
@@ -75,7 +76,7 @@ def test_files_are_put_by_root_with_their_content_on_standard_input():
 
     remote = Recorded(Address("gpu0"))
     remote.put(b"content", "/etc/x", mode=0o640, owner="root:slurm")
-    assert remote.options == {"timeout_s": 60, "stdin": b"content", "root": True}
+    assert remote.options == {"timeout_s": 600, "stdin": b"content", "root": True}
     assert remote.argv[-3:][1:] == ["root:slurm", "640"]
 
 
