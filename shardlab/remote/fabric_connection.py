@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import IO, Any
 
 import fabric
 from invoke import runners
@@ -13,21 +14,21 @@ from invoke import runners
 START_S = 60.0  # seconds in which the startup files of the login shell must end, before the input of a command is given up
 
 
-class CommandInput(NamedTuple):
+class CommandInput(io.BytesIO):
     """The input of a command, which is sent after the command has printed its mark: a startup file could read it otherwise."""
 
-    mark: str
-    content: bytes
+    def __init__(self, mark: str, content: bytes) -> None:
+        super().__init__(content)
+        self.mark = mark
 
 
-class SshRunner(runners.Local):  # type: ignore[misc]  # invoke has no types that mypy accepts here
+class SshRunner(runners.Local):
     """Runs one command: starts `ssh` on this machine with the command as its last word."""
 
     read_chunk_size = 1 << 16
 
     def __init__(self, context: SshConnection, inline_env: bool) -> None:
         super().__init__(context)  # inline_env does not matter: the command itself sets its environment
-        self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, command: str, shell: str, env: dict[str, str]) -> None:
         """Start ssh in a session of its own: otherwise Ctrl-C would end ssh, but not the command on the machine."""
@@ -38,23 +39,25 @@ class SshRunner(runners.Local):  # type: ignore[misc]  # invoke has no types tha
     def stop(self) -> None:
         """Close the pipes of ssh after its end."""
         super().stop()
-        for stream in (self.process.stdout, self.process.stderr) if self.process is not None else ():
+        process: subprocess.Popen[bytes] | None = getattr(self, "process", None)  # None: ssh did not start
+        for stream in (process.stdout, process.stderr) if process is not None else ():
             if stream is not None:
                 stream.close()
 
-    def handle_stdin(self, *, input_: CommandInput, output: Any, echo: bool = False) -> None:
+    def handle_stdin(self, input_: IO[Any], output: IO[Any], echo: bool = False) -> None:
         """Send the input of the command when its mark has arrived, and then the end of the input."""
+        assert isinstance(input_, CommandInput)
+        assert self.process.stdin is not None
+        content = input_.getvalue()
         deadline = time.monotonic() + START_S
-        while input_.content and not self._has_mark(input_.mark) and not self.process_is_finished:
+        while content and not self._has_mark(input_.mark) and not self.process_is_finished:
             if time.monotonic() > deadline:
                 break
             time.sleep(self.input_sleep)
-        assert self.process is not None
-        assert self.process.stdin is not None
         try:
             with self.process.stdin as stdin:
                 if self._has_mark(input_.mark):
-                    stdin.write(input_.content)
+                    stdin.write(content)
         except BrokenPipeError:
             return  # the command ended before it read its whole input; its exit code says why
 
