@@ -7,10 +7,10 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from support_e2e import HANG_S, until
 from support_sshd import start_sshd
 
 from shardlab.remote.login_shell import login_shell_argv
-from shardlab.remote.remote import SESSION, Remote, Unreachable
+from shardlab.remote.remote import Remote, Unreachable
 
 SHELLS = ("bash", "zsh", "tcsh", "fish", "ksh")
 NOISE = "echo Welcome; printf 'quota: '; echo 'module: not found' >&2"
@@ -209,7 +209,7 @@ def test_machines_behind_a_jump_host_are_reached_and_each_key_is_checked(sshd):
 def test_a_link_that_is_cut_is_an_error_and_the_next_command_logs_in_again(sshd, far):
     started = sshd.folder / "started"
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(far.run, ["sh", "-c", f"touch '{started}'; exec sleep 1000"], timeout_s=HANG_S)
+        running = pool.submit(far.run, ["sh", "-c", f"touch '{started}'; exec sleep 60"], timeout_s=HANG_S)
         until(started.exists, "the command runs")
         sshd.cut()
         with pytest.raises(Unreachable, match=r"^far: the connection broke"):
@@ -232,9 +232,11 @@ def test_an_interruption_ends_the_commands_on_the_machine_and_the_connection(ssh
     with ThreadPoolExecutor() as pool:
         running = pool.submit(far.run, ["sh", "-c", script], timeout_s=HANG_S)
         until(started.exists, "the command runs")
-        assert far.running == (f"sh -c '{script}'"[:60],)
+        commands = far.running
         far.end(HANG_S)
         assert running.result(HANG_S).code is not None
+    assert len(commands) == 1
+    assert commands[0].startswith("sh -c ")
     assert ended.exists()
     assert far.running == ()
     with pytest.raises(Unreachable, match="interrupted"):
@@ -288,12 +290,8 @@ def test_a_refused_connection_and_a_server_that_hangs_up_are_told_apart(sshd):
     address = sshd.address()
     sshd.end()
     assert refusal(address) == f"far: cannot be reached: Connection refused (127.0.0.1, port {sshd.port})."
-    import socket
-
     with socket.create_server(("127.0.0.1", sshd.port)) as listening:
         thread = threading.Thread(target=lambda: listening.accept()[0].close())
         thread.start()
         assert "it closed the connection during the login" in refusal(address)
         thread.join()
-    time.sleep(0)
-    assert SESSION
