@@ -24,6 +24,7 @@ from shardlab.remote import login_failure
 KEEP_OPEN = "4h"  # how long the connection to a login node stays open after the last command that used it
 KEEP_OWN_OPEN_S = 60.0  # the same for a connection of one process, which closes it unless the process is killed
 LOGIN_S = 300.0  # time limit of a login; long, because a person may have to find a hardware token or a phone
+JUMP_FAILED = "closed by UNKNOWN port 65535"  # what OpenSSH says if the connection to a proxy jump failed
 SILENT_LOGIN_S = 40.0  # the same if nobody can be asked
 # The longest path of the folder of the sockets, in bytes. The path of a socket has at most 107 bytes, and OpenSSH adds 58 bytes
 # to the path of the folder.
@@ -99,20 +100,30 @@ def open_connection(command: Sequence[str], host: str, *, may_ask: bool = True) 
 
     argv = login("no" if asks else "yes", *login_failure.LOG_LEVEL, "-o", "ControlMaster=auto")
     limit_s = LOGIN_S if asks else SILENT_LOGIN_S
-    with tempfile.TemporaryFile() as errors:  # not a pipe, which the ssh in the background would keep open
-        try:
-            exit_code = subprocess.run(argv, stdout=errors, stderr=errors, timeout=limit_s, check=False).returncode
-        except subprocess.TimeoutExpired:
-            raise NoLogin(f"{host}: the login did not finish within {limit_s:g} s.") from None
-        errors.seek(0)
-        output = errors.read().decode("utf-8", "replace")
-    if exit_code == 0:
-        return
+    try:
+        exit_code, output = _run_ssh(argv, limit_s)
+        if exit_code == 0:
+            return
+        if not asks and JUMP_FAILED in output:
+            # For a connection that stays open, OpenSSH drops the messages of proxy jumps.
+            output = _run_ssh(
+                [ssh, "-o", "ControlPath=none", *login_failure.LOG_LEVEL, *options, *host_words, "true"], limit_s
+            )[1]
+    except subprocess.TimeoutExpired:
+        raise NoLogin(f"{host}: the login did not finish within {limit_s:g} s.") from None
     sentence = login_failure.describe_login_failure(host, output)
     if asks or not may_ask or "denied" not in sentence:
         raise NoLogin(sentence)
     manual_login = shlex.join(login("no"))
     raise NoLogin(f"{sentence} If the login needs a password or a code, log in once on a terminal: {manual_login}")
+
+
+def _run_ssh(argv: Sequence[str], limit_s: float) -> tuple[int, str]:
+    """Run ssh. Returns (exit code, its messages). Raises TimeoutExpired."""
+    with tempfile.TemporaryFile() as errors:  # not a pipe, which the ssh in the background would keep open
+        exit_code = subprocess.run(argv, stdout=errors, stderr=errors, timeout=limit_s, check=False).returncode
+        errors.seek(0)
+        return exit_code, errors.read().decode("utf-8", "replace")
 
 
 def _before_host(words: Sequence[str]) -> list[str]:

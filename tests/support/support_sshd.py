@@ -1,4 +1,4 @@
-"""A real sshd of Debian on a loopback port, with a login shell and a home folder of the test's choice, and a client of its own."""
+"""A real sshd on a loopback port, with a login shell and a home folder of the test's choice, and a client of its own."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ cd "$HOME" && exec {shell} -c "$SSH_ORIGINAL_COMMAND"
 
 
 class Sshd:
-    """A running server. `home`: the home folder of a login. `config`: the ssh_config of the client, which `ssh` on PATH reads in
-    place of the user's; it has the host `far`, whose key is not known yet."""
+    """A running server. `home`: the home folder of a login. `config`: the configuration that `ssh` on PATH reads in place of
+    the user's; it has the host `far`, whose key is not known yet."""
 
     def __init__(self, folder: Path, monkeypatch: Any, shell: str = "bash") -> None:
         self.folder, self.home = folder, folder / "there"

@@ -20,6 +20,7 @@ import pytest
 from support_e2e import HANG_S, until
 from support_sshd import start_sshd
 
+from shardlab.remote import fabric_connection
 from shardlab.remote.login_shell import login_shell_argv
 from shardlab.remote.remote import Remote, Unreachable
 
@@ -83,7 +84,8 @@ def test_commands_run_whatever_the_login_shell_is_and_its_startup_file_prints(tm
 
 
 @pytest.mark.parametrize("program", ["exec sh", "exit 0", "echo 'This account is closed.'; exit 0"])
-def test_a_startup_file_that_swallows_commands_is_named_and_gets_no_input(sshd, far, program):
+def test_a_startup_file_that_swallows_commands_is_named_and_gets_no_input(sshd, far, program, monkeypatch):
+    monkeypatch.setattr(fabric_connection, "START_S", 2.0)
     (sshd.home / ".bashrc").write_text(f"{program}\n")
     with pytest.raises(Unreachable) as caught:
         far.run(["sh"], timeout_s=HANG_S, stdin=f"touch {sshd.folder}/ran\n".encode())
