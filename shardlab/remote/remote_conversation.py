@@ -154,7 +154,7 @@ class RemoteConversation:
             exit_code = CONNECTION_FAILED
         self._errors.seek(0)
         errors = self._errors.read(MOST_ERRORS)
-        if self._start_mark not in errors:
+        if not self._has_started and self._start_mark not in errors:
             return ShardlabError(describe_lost_command(self.remote.host, exit_code, "", errors.decode("utf-8", "replace")))
         error_text = "\n".join((errors.rpartition(self._start_mark)[2]).decode("utf-8", "replace").strip().splitlines())
         if self._has_started and (exit_code == CONNECTION_FAILED or exit_code < 0):

@@ -68,6 +68,23 @@ def test_an_answer_without_a_document_gives_an_error_with_the_output(ssh, script
     assert str(caught.value) == says
 
 
+@pytest.mark.parametrize("says", ["", "echo 'This account is closed.'"])
+def test_a_login_shell_that_runs_another_program_is_no_success(ssh, says):
+    """`ssh` ends with 0 although the command did not run."""
+    ssh("echo '{}'", login=f"{says}\nexit 0")
+    for run in (lambda: THERE.ask("jobs", ["status"], dict[str, int]), lambda: THERE.hand_over("jobs", ["status"])):
+        with pytest.raises(ShardlabError) as caught:
+            run()
+        assert str(caught.value).startswith("gpu0: the login shell did not run our command, ended with 0, and printed: ")
+        assert ("This account is closed" in str(caught.value)) == bool(says)
+
+
+def test_a_command_with_a_terminal_passes_on_its_output_but_not_that_of_startup_files(ssh, capsys):
+    ssh("echo 'two runs'; exit 3", shell="echo Welcome; printf 'quota: '")
+    assert THERE.hand_over("jobs", ["status"]) == 3
+    assert capsys.readouterr().out == "two runs\n"
+
+
 def test_files_are_put_by_root_with_their_content_on_standard_input():
     class Recorded(Remote):
         def run(self, argv, **options):
