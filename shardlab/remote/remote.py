@@ -187,12 +187,10 @@ class Remote:
         if f"{mark} " in result.stderr:
             return CommandOutput(result.exited, result.stdout, result.stderr)
         self.close()
-        has_begun = f"{mark}\n" in result.stdout
-        why = describe_lost_command(self.address.host, result.exited, result.stdout, result.stderr)
-        if has_begun:
-            last_line = next(reversed(result.stderr.replace(mark, "").strip().splitlines()), "ssh gave no reason")
-            why = f"{self.address.host}: the connection broke: {last_line.strip().rstrip('.')}."
-        raise Unreachable(why)
+        if f"{mark}\n" not in result.stdout:
+            raise Unreachable(describe_lost_command(self.address.host, result.exited, result.stdout, result.stderr))
+        last_line = next(reversed(result.stderr.replace(mark, "").strip().splitlines()), "ssh gave no reason")
+        raise Unreachable(f"{self.address.host}: the connection broke: {last_line.strip().rstrip('.')}.")
 
     def _open_connection(self) -> SshConnection:
         """The connection, after a login if it is not open. Raises Unreachable."""
@@ -201,8 +199,7 @@ class Remote:
         with self._lock:
             connection = self._connection
             if connection is None:
-                socket = None if self.address.shared else shared_connection.new_socket()
-                words = ssh_command(self.address, socket=socket)
+                words = ssh_command(self.address, own_connection=not self.address.shared)
                 connection = SshConnection(self.address.host, words, lambda: self._log_in(words), lambda: self._log_out(words))
             elif len(self._running) <= 1 and time.monotonic() - self._used_s > shared_connection.KEEP_OWN_OPEN_S / 2:
                 connection.close()  # OpenSSH may have closed it

@@ -24,8 +24,8 @@ from shardlab.remote import login_failure
 KEEP_OPEN = "4h"  # how long the connection to a login node stays open after the last command that used it
 KEEP_OWN_OPEN_S = 60.0  # the same for a connection of one process, which closes it unless the process is killed
 LOGIN_S = 300.0  # time limit of a login; long, because a person may have to find a hardware token or a phone
-JUMP_FAILED = "closed by UNKNOWN port 65535"  # what OpenSSH says if the connection to a proxy jump failed
 SILENT_LOGIN_S = 40.0  # the same if nobody can be asked
+JUMP_FAILED = "closed by UNKNOWN port 65535"  # what OpenSSH says if the connection to a proxy jump failed
 # The longest path of the folder of the sockets, in bytes. The path of a socket has at most 107 bytes, and OpenSSH adds 58 bytes
 # to the path of the folder.
 MAX_FOLDER_BYTES = 49
@@ -61,25 +61,25 @@ def connection_options() -> list[str]:
     return ["-o", "ControlMaster=auto", "-o", f"ControlPath={socket}", "-o", f"ControlPersist={KEEP_OPEN}"]
 
 
-def new_socket() -> Path:
-    """The path of the socket of a new connection that only this process uses."""
-    return socket_folder() / secrets.token_hex(8)
-
-
-def own_connection_options(socket: Path) -> list[str]:
-    """The options with which a command of OpenSSH uses the connection of this process that `open_connection` opened."""
+def own_connection_options() -> list[str]:
+    """The options with which commands of OpenSSH use a new connection of this process, after `open_connection` opened it."""
+    socket = socket_folder() / secrets.token_hex(8)
     return ["-o", "ControlMaster=no", "-o", f"ControlPath={socket}", "-o", f"ControlPersist={KEEP_OWN_OPEN_S:g}"]
 
 
 def is_open(command: Sequence[str]) -> bool:
     """Whether the shared connection is open, so that a command needs no login. command: as in `open_connection`."""
-    check_command = [*_before_host(command), "-O", "check", *_host_words(command)]
-    return subprocess.run(check_command, capture_output=True, check=False).returncode == 0
+    return _control_connection(command, "check") == 0
 
 
 def close_connection(command: Sequence[str]) -> None:
     """Close the shared connection; commands that use it end. command: as in `open_connection`."""
-    subprocess.run([*_before_host(command), "-O", "exit", *_host_words(command)], capture_output=True, check=False)
+    _control_connection(command, "exit")
+
+
+def _control_connection(command: Sequence[str], request: str) -> int:
+    words = [*_before_host(command), "-O", request, *_host_words(command)]
+    return subprocess.run(words, capture_output=True, check=False).returncode
 
 
 def open_connection(command: Sequence[str], host: str, *, may_ask: bool = True) -> None:
@@ -106,9 +106,8 @@ def open_connection(command: Sequence[str], host: str, *, may_ask: bool = True) 
             return
         if not asks and JUMP_FAILED in output:
             # For a connection that stays open, OpenSSH drops the messages of proxy jumps.
-            output = _run_ssh(
-                [ssh, "-o", "ControlPath=none", *login_failure.LOG_LEVEL, *options, *host_words, "true"], limit_s
-            )[1]
+            argv = [ssh, "-o", "ControlPath=none", *login_failure.LOG_LEVEL, *options, *host_words, "true"]
+            output = _run_ssh(argv, limit_s)[1]
     except subprocess.TimeoutExpired:
         raise NoLogin(f"{host}: the login did not finish within {limit_s:g} s.") from None
     sentence = login_failure.describe_login_failure(host, output)

@@ -23,11 +23,11 @@ CONNECTION_FAILED = 255  # the exit code of ssh if the connection failed
 _NEXT_FILE = re.compile(r" (?=[/~%$]|none$)")  # between two files in the output of `ssh -G`, which has no quotes
 
 
-def ssh_command(address: Address, *, terminal: bool = False, socket: Path | None = None) -> list[str]:
+def ssh_command(address: Address, *, terminal: bool = False, own_connection: bool = False) -> list[str]:
     """An `ssh` command, as a list of words, that logs in to a machine and never asks for input.
 
     The caller adds one word: what the shell there executes, made by `wrap_for_any_shell`. terminal: whether the command needs a
-    terminal. socket: the socket of a connection that this process has opened and that the command uses; None: no such one.
+    terminal. own_connection: whether the command uses a connection that `shared_connection.open_connection` opened with it.
     """
     target = JumpHost(address.host, address.user, address.port)
     settings = proxy_jump.read_settings(target)
@@ -36,7 +36,7 @@ def ssh_command(address: Address, *, terminal: bool = False, socket: Path | None
     words += ["-i", _escape_path(address.identity)] if address.identity is not None else []
     if address.shared:  # OpenSSH itself follows the proxy jumps, because a jump may ask for a code
         return [*words, *shared_connection.connection_options(), *target.words]
-    words += shared_connection.own_connection_options(socket) if socket is not None else []
+    words += shared_connection.own_connection_options() if own_connection else []
     jumps = proxy_jump.find_jumps(settings)
     proxy = proxy_jump.proxy_option(jumps, lambda jump: _login_rules(address, proxy_jump.read_settings(jump)))
     return [*words, *proxy, *target.words]

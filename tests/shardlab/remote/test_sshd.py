@@ -94,7 +94,7 @@ def test_a_startup_file_that_swallows_commands_is_named_and_gets_no_input(sshd, 
     assert not (sshd.folder / "ran").exists()
 
 
-def test_what_the_login_shell_says_is_in_the_error(sshd, far):
+def test_an_error_says_what_the_login_shell_printed(sshd, far):
     (sshd.home / ".bashrc").write_text("echo 'quota exceeded on /home' >&2; exit 7\n")
     with pytest.raises(Unreachable, match="ended with 7, and printed: quota exceeded on /home"):
         far.run(["true"], timeout_s=HANG_S)
