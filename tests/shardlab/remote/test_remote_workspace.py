@@ -79,7 +79,7 @@ def test_a_login_shell_that_runs_another_program_is_no_success(ssh, says):
         assert ("This account is closed" in str(caught.value)) == bool(says)
 
 
-def test_a_command_with_a_terminal_passes_on_its_output_but_not_that_of_startup_files(ssh, capsys):
+def test_output_of_a_command_on_a_terminal_comes_without_that_of_startup_files(ssh, capsys):
     ssh("echo 'two runs'; exit 3", shell="echo Welcome; printf 'quota: '")
     assert THERE.hand_over("jobs", ["status"]) == 3
     assert capsys.readouterr().out == "two runs\n"
