@@ -20,7 +20,7 @@ import pytest
 from support_e2e import HANG_S, until
 from support_sshd import start_sshd
 
-from shardlab.remote import fabric_connection
+from shardlab.remote import fabric_connection, shared_connection
 from shardlab.remote.login_shell import login_shell_argv
 from shardlab.remote.remote import Remote, Unreachable
 
@@ -44,8 +44,9 @@ def sshd(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def far(sshd):
-    """The machine `far`, whose host key the workspace knows."""
+def far(sshd, monkeypatch):
+    """The machine `far`, whose host key the workspace knows. OpenSSH does not close a connection by itself."""
+    monkeypatch.setattr(shared_connection, "KEEP_OWN_OPEN_S", 7000.0)
     remote = Remote(sshd.address(), may_sudo=False)
     yield remote
     remote.close()
@@ -250,7 +251,9 @@ USES = """
 import os, sys
 from pathlib import Path
 from shardlab.cluster.address import Address
+from shardlab.remote import shared_connection
 from shardlab.remote.remote import Remote
+shared_connection.KEEP_OWN_OPEN_S = 7000  # OpenSSH does not close the connection by itself
 known, limit_s, *argv = sys.argv[1:]
 print(Remote(Address("far", known_hosts=Path(known)), may_sudo=False).run(argv, timeout_s=float(limit_s)).code)
 """
