@@ -173,8 +173,9 @@ class Remote:
 
         from shardlab.remote.fabric_connection import CommandInput
 
-        connection = self._open_connection()
-        if self._ended:  # checked after the command is in _running, so that `end` sees each command that starts
+        connection = None if self._ended else self._open_connection()
+        if connection is None or self._ended:  # checked after the command is in _running, so that `end` sees each command
+            self.close()
             raise Unreachable(f"{self.address.host}: this program was interrupted.")
         try:
             result = connection.run(
