@@ -9,7 +9,8 @@ HTA := .venv-hta
 OS_RELEASE ?= /etc/os-release
 # What tests use of the system, as COMMAND:PACKAGE of Debian; COMMAND/COMMAND: any of these commands will do.
 TOOLS := chromium/google-chrome:chromium systemd-nspawn:systemd-container debootstrap:debootstrap ch-run:charliecloud-runtime ip:iproute2
-TOOLS += ssh-keygen:openssh-client rsync:rsync pdflatex:texlive-latex-recommended pdftotext:poppler-utils zsh:zsh fish:fish tcsh:tcsh g++:g++
+TOOLS += ssh-keygen:openssh-client rsync:rsync pdflatex:texlive-latex-recommended pdftotext:poppler-utils zsh:zsh fish:fish tcsh:tcsh ksh:ksh g++:g++
+TOOLS += sshd:openssh-server
 # The number of workers, and which tests share one: tests/support/support_lanes.py.
 SIDE_BY_SIDE = --numprocesses auto --dist loadscope --no-loadscope-reorder $(if $(SHUFFLE),--shuffle=$(SHUFFLE))
 # The seed of the random order of tests: `new` draws one and prints it, `make test SHUFFLE=` runs tests in the order of their files.

@@ -47,7 +47,8 @@ def handle_interruption(nodes: Sequence[Node], count_changes: Callable[[], int |
 def _end_commands_and_exit(nodes: Sequence[Node], count_changes: Callable[[], int | None]) -> None:
     """End all commands on the nodes in parallel, report which of them ended, and end this process."""
     running = [node for node in nodes if node.running]
-    threads = [threading.Thread(target=node.end, args=(LIMIT_S,), daemon=True) for node in running]
+    # All nodes, because a node on which no command runs may have an open connection.
+    threads = [threading.Thread(target=node.end, args=(LIMIT_S,), daemon=True) for node in nodes]
     threads.append(threading.Thread(target=_end_children, daemon=True))
     deadline = time.monotonic() + LIMIT_S + 0.1
     for thread in threads:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from jobs.run_queue import QueueScheduler, RunQueue
 from jobs.ssh import node_lock
 from jobs.ssh.step import make_login_argv, read_last_ssh_line
 from shardlab.errors import ShardlabError
-from shardlab.remote.remote import CONNECT_S
+from shardlab.remote.ssh_command import CONNECT_S, describe_lost_command
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace import inventory
 from shardlab.workspace.inventory import InventoryNode
@@ -129,13 +130,15 @@ def _try_login(node: InventoryNode, run_dir: RunDir) -> str:
     run_dir.log.mkdir(exist_ok=True)
     log = run_dir.log / f"ssh.{node.name}.log"
     log.unlink(missing_ok=True)
+    mark = secrets.token_hex(8)
+    argv = make_login_argv(node, log, "true", mark)
     try:
-        result = subprocess.run(
-            [*make_login_argv(node, log), "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False
-        )
+        result = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S, check=False)
     except subprocess.TimeoutExpired:
         return f"not within {ANSWER_S:g} s"
-    return (read_last_ssh_line(log) or f"exit code {result.returncode}") if result.returncode else ""
+    if f"{mark}\n" in result.stdout:
+        return ""
+    return read_last_ssh_line(log) or describe_lost_command(node.name, result.returncode, result.stdout, result.stderr)
 
 
 def _record_wait(run_dir: RunDir, why: str) -> None:

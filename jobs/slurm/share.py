@@ -13,7 +13,8 @@ from jobs.slurm.commands import call_slurm
 from shardlab.cluster.address import Address
 from shardlab.cluster.slurm_cluster import address_cluster
 from shardlab.remote import shared_connection
-from shardlab.remote.remote import ssh_command
+from shardlab.remote.login_shell import login_shell_argv
+from shardlab.remote.ssh_command import ssh_command, wrap_for_any_shell
 from shardlab.terminal.notation import format_amount
 
 ANSWER_S = 10.0
@@ -61,7 +62,8 @@ def read_site_shares(address: Address, account: str | None, cluster: str | None)
     ssh = ssh_command(address)
     if not shared_connection.is_open(ssh):
         return []
-    words = [*ssh, shlex.join(["bash", "-lc", shlex.join(address_cluster(_sshare_argv(account), cluster))])]
+    command = shlex.join(address_cluster(_sshare_argv(account), cluster))
+    words = [*ssh, wrap_for_any_shell(shlex.join(login_shell_argv(command)))]
     try:
         answer = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False, start_new_session=True

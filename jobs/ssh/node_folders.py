@@ -94,7 +94,7 @@ def _prepare_node(workspace: Workspace, run_dir: RunDir, node: InventoryNode, to
     log = run_dir.log / f"ssh.{node.name}.log"
     words = ["sh", "-euc", PREPARE_SCRIPT, "prepare", str(run_dir.path), token, node.name]
     words += [str(workspace.shardlab_folder), TOKEN]
-    argv = [*make_login_argv(node, log), shlex.join(words)]
+    argv = make_login_argv(node, log, shlex.join(words))
     try:
         result = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False)
     except subprocess.TimeoutExpired:

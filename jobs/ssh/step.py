@@ -32,7 +32,7 @@ from shardlab.cluster.address import Address
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
-from shardlab.remote.remote import ssh_command
+from shardlab.remote.ssh_command import ssh_command, wrap_for_any_shell
 from shardlab.runs import placement
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
@@ -84,7 +84,7 @@ class NodeSession:
         self._log, self._text = (log := run_dir.log / f"ssh.{node.name}.log"), bytearray()
         log.unlink(missing_ok=True)  # remove the log of an earlier start
         self.process = subprocess.Popen(
-            [*make_login_argv(node, log), f"exec {shlex.quote(node.python or '')} -P -m jobs.ssh.node_task"],
+            make_login_argv(node, log, f"exec {shlex.quote(node.python or '')} -P -m jobs.ssh.node_task"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # so that a signal for the process group of this process does not end ssh
@@ -151,11 +151,11 @@ BETWEEN_NODES = (
 )
 
 
-def make_login_argv(node: InventoryNode, log: Path) -> list[str]:
-    """The argv with which this node logs in to another node; a command may be appended. ssh writes its own errors into
-    `log`."""
+def make_login_argv(node: InventoryNode, log: Path, script: str, mark: str = "") -> list[str]:
+    """The argv with which this node runs a script of sh on another node. ssh writes its own errors into `log`. mark: as for
+    `wrap_for_any_shell`."""
     words = ssh_command(Address(node.address_between_nodes, node.port, node.user))
-    return [words[0], "-E", str(log), *words[1:]]
+    return [words[0], "-E", str(log), *words[1:], wrap_for_any_shell(script, mark)]
 
 
 def read_last_ssh_line(log: Path) -> str:

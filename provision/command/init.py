@@ -21,8 +21,8 @@ from provision.facts.rdma import RDMA, RdmaLink
 from provision.facts.shared_folders import SHARED_FOLDERS, SharedFolder
 from provision.facts.system import SYSTEM, System
 from provision.nodes.local_node import LocalNode
-from provision.nodes.login_node import LoginNode, login_address
-from provision.providers.ssh import SshNode
+from provision.nodes.login_node import login_address, make_login_node
+from provision.nodes.ssh_node import SshNode
 from provision.site import proposal, requests, survey
 from provision.site.proposal import Proposal, RequestKeys, TypedPartition
 from provision.site.survey import Survey
@@ -89,7 +89,7 @@ def _parse_login(text: str, option: str) -> Login:
 
 
 def _make_site_file(output: Output, login: Login | None) -> str:
-    node = LocalNode() if login is None else LoginNode(login_address(login.host, login.user, login.port))
+    node = LocalNode() if login is None else make_login_node(login_address(login.host, login.user, login.port))
     machine_name = "this machine" if login is None else login.host
     output.print_remark(f"asking {machine_name} for its partitions, accounts, modules and folders", style="dim")
     clusters = survey.list_chosen_clusters(node)

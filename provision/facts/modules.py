@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from provision.fact import Fact
+from shardlab.remote.login_shell import login_shell_argv
 
 # `module` is a function of the login shell. Lmod and environment-modules both write the list to standard error.
 PROGRAM = "module --terse avail 2>&1 || true"
@@ -29,7 +30,7 @@ _MODULE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z")
 
 
 def command(python: str) -> list[str]:
-    return ["bash", "-lc", PROGRAM]
+    return login_shell_argv(PROGRAM)
 
 
 def parse(stdout: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from provision.fact import Fact
+from shardlab.remote.login_shell import login_shell_argv
 
 PROGRAM = """\
 for name in python3.14 python3.13 python3.12 python3.11 python3; do
@@ -17,7 +18,7 @@ OLDEST = (3, 11)
 
 
 def command(python: str) -> list[str]:
-    return ["bash", "-lc", PROGRAM]
+    return login_shell_argv(PROGRAM)
 
 
 def parse(stdout: str) -> dict[str, tuple[int, int]]:

@@ -7,6 +7,7 @@ import re
 import msgspec
 
 from provision.fact import Fact
+from shardlab.remote.login_shell import login_shell_argv
 
 # Commands by which sites show quotas in a form of their own. Their output is not read; only their names are shown to the user.
 SITE_COMMANDS = ("myquota", "quotas", "showquota", "diskquota", "mmlsquota-all", "check-quota", "cquota")
@@ -61,7 +62,7 @@ class Quotas(msgspec.Struct, frozen=True):
 
 
 def command(python: str) -> list[str]:
-    return ["bash", "-lc", PROGRAM]
+    return login_shell_argv(PROGRAM)
 
 
 def parse(stdout: str) -> Quotas:

@@ -8,6 +8,7 @@ import re
 import msgspec
 
 from provision.fact import Fact
+from shardlab.remote.login_shell import login_shell_argv
 
 NETWORK = {
     "nfs",
@@ -63,7 +64,7 @@ class SharedFolder(msgspec.Struct, frozen=True):
 
 
 def command(python: str) -> list[str]:
-    return ["bash", "-lc", PROGRAM]
+    return login_shell_argv(PROGRAM)
 
 
 def parse(stdout: str) -> tuple[SharedFolder, ...]:

@@ -8,13 +8,14 @@ import msgspec
 
 from provision.fact import Fact
 from provision.facts.slurm_text import is_name, parse_names, parse_pairs
+from shardlab.remote.login_shell import PRINT_PATH
 
 SHARDLAB_HEADER = "# Written by shardlab's provision"  # the beginning of slurm.conf if shardlab wrote the file
 CONF = "/etc/slurm/slurm.conf"
 ANSWER_S = 10  # the time limit of each command; commands of Slurm retry for minutes if the controller does not answer
 PROGRAM = f"""\
 if command -v scontrol > /dev/null 2>&1; then echo is_in_path=yes
-else path=$(bash -lc 'printf "\\n%s\\n" "$PATH"' 2> /dev/null < /dev/null | tail -n 1); PATH=${{path:-$PATH}}; fi
+else path=$({PRINT_PATH}) || exit 1; PATH=$path; fi
 test ! -e {CONF} || echo conf={CONF}
 is_ours() {{ head -n 1 "$1" 2> /dev/null | grep -q "^{SHARDLAB_HEADER}" && echo is_ours=yes; }}
 is_ours {CONF}

@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import PurePosixPath
 
-from provision.nodes.login_node import LocalLoginNode, LoginNode
+from provision.nodes.login_node import LocalLoginNode, LoginNode, make_login_node
 from provision.provider import Provider
 from provision.site import python as site_python
 from provision.site import requests
@@ -34,7 +34,7 @@ def nodes(cluster: Cluster, workspace: Workspace) -> list[LoginNode] | list[Loca
         cluster.ssh.host_keys,
         shared=True,
     )
-    node = LoginNode(ssh_address, python)
+    node = make_login_node(ssh_address, python)
     node.variables = requests.cluster_variables(cluster.slurm.cluster if cluster.slurm is not None else None)
     return [node]
 

@@ -2,102 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import shlex
-import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Unpack
-
-import msgspec
 
 from provision import software
-from provision.interruption import STOPPING
-from provision.node import RunOptions
+from provision.nodes.ssh_node import SshNode
 from provision.provider import Provider
 from shardlab.cluster.address import Address
 from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.cluster_keys import LOCAL_FOLDER, NodeEntry
-from shardlab.files import files
-from shardlab.remote.remote import CommandOutput, Remote, Unreachable
+from shardlab.remote.remote import Remote
 from shardlab.workspace.workspace import Workspace
-
-NO_ROOT = CommandOutput(1, "", "this needs root, and cluster.yaml says ssh.sudo: false")
-MOST_LOGGED = 2000  # the most characters of stdout and of stderr of a command that the log of a node keeps
-
-
-class SshNode(msgspec.Struct, eq=False):
-    """A machine that is reached by SSH."""
-
-    name: str
-    host: str
-    port: int | None
-    user: str | None
-    identity: Path | None
-    python: str
-    remote: Remote
-    log: Path | None = None
-    """The file that records every command on the machine and its result, but never the input of a command; None: no log."""
-    wheelhouse: str | None = None
-    """A folder of wheels on the machine, from which pip installs; None: pip uses its index."""
-    may_sudo: bool = True
-    venv_python: str = "python3"
-    own_address: str | None = None
-    """The address on the network of the ranks; None: `host`."""
-
-    @property
-    def address(self) -> str:
-        """The node's address on the network on which the nodes train."""
-        return self.own_address or self.host
-
-    def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> CommandOutput:
-        """Run a command on the node, as `Node.run` describes, and log it. Raises Unreachable."""
-        root, is_secret = options.get("root", False), options.pop("secret", False)
-        if root and not self.may_sudo:
-            return NO_ROOT
-        with self._name_unreachable():
-            answer = self.remote.run(argv, **options)  # type: ignore[misc]  # `secret` was taken out above
-        self._log(("sudo " if root else "") + shlex.join(argv), CommandOutput(answer.code, "", "") if is_secret else answer)
-        return answer
-
-    @property
-    def running(self) -> tuple[str, ...]:
-        """The beginnings of the commands that this program runs on the node now."""
-        return self.remote.running
-
-    def end(self, limit_s: float) -> None:
-        """End the running commands on the node, as `Node.end` describes."""
-        self.remote.end(limit_s)
-
-    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
-        """Write a file on the node, as `Node.put` describes, and log it. Raises Unreachable."""
-        if owner and not self.may_sudo:
-            return NO_ROOT
-        with self._name_unreachable():
-            answer = self.remote.put(content, path, mode=mode, owner=owner)
-        self._log(f"put {path} ({len(content)} bytes, {mode:o}, {owner})", answer)
-        return answer
-
-    @contextlib.contextmanager
-    def _name_unreachable(self) -> Iterator[None]:
-        """The context of a command: adds the node's name to Unreachable. Raises Unreachable if this process was interrupted."""
-        try:
-            if STOPPING.is_set():
-                raise Unreachable(f"{self.name}: this program was interrupted.")
-            yield
-        except Unreachable as error:
-            error.node = self.name
-            raise
-
-    def _log(self, action: str, answer: CommandOutput) -> None:
-        if self.log is None:
-            return
-        files.make_folder(self.log.parent)
-        time_text = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        lines = [f"{time_text} $ {action}", *(answer.stdout[-MOST_LOGGED:] + answer.stderr[-MOST_LOGGED:]).splitlines()]
-        with files.as_workspace_error("write"):
-            text = "\n  ".join(lines) + f"\n  -> {'ended at its limit' if answer.code is None else answer.code}\n"
-            files.append(self.log, text.encode(errors="replace"))
 
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:

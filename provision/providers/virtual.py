@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+from provision.nodes.ssh_node import SshNode
 from provision.operation import Change, LocalCall, Nothing
 from provision.operations import packages
 from provision.practice import base, making, network, python, shared
@@ -14,7 +15,6 @@ from provision.practice.base import USER, PracticeNodeError, run
 from provision.practice.machine import STATE, WHEELS, PracticeMachine, list_machine_folders, remove_unused_folders
 from provision.provider import Provider
 from provision.providers import ssh
-from provision.providers.ssh import SshNode
 from shardlab.cluster.cluster import Cluster
 from shardlab.files import files
 from shardlab.remote.remote import Unreachable

@@ -10,6 +10,7 @@ from provision import software
 from provision.operation import Write
 from shardlab.cluster import container, tool_caches
 from shardlab.cluster.cluster import Cluster
+from shardlab.remote.login_shell import login_shell_argv
 
 
 def write_scripts(cluster: Cluster, folder: PurePosixPath, source: str) -> list[Write]:
@@ -81,4 +82,4 @@ def wrap_with_modules(cluster: Cluster, argv: Sequence[str], variables: Sequence
     lines += [f"export {name}='{value}'" for name, value in variables]
     # The test of an exit code is on a line of its own, because a line of slurm.setup may end with a comment.
     text = "\n".join([*(f"{line}\ntest $? = 0 || exit 1" for line in lines), 'exec "$@"'])
-    return ["bash", "-lc", text, "bash", *argv]
+    return login_shell_argv(text, *argv)

@@ -1,8 +1,7 @@
-"""Finds the machines through which an SSH connection to a machine goes (ProxyJump in `~/.ssh/config`) by asking OpenSSH.
+"""Asks OpenSSH what `~/.ssh/config` says about a machine, and through which machines a connection to it goes (ProxyJump).
 
-The library fabric cannot be used for this: it uses several jumps in the opposite order, and treats `ProxyJump none` as a jump
-through a machine named none. OpenSSH's own ProxyJump cannot be used either: OpenSSH applies the options for host keys on its
-command line only to the last machine.
+OpenSSH's own ProxyJump is used only for shared connections: OpenSSH applies the options for host keys on its command line only
+to the last machine.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -35,44 +34,38 @@ class JumpHost(msgspec.Struct, frozen=True):
         return [*port, *user, "--", self.host]
 
 
-class Route(msgspec.Struct, frozen=True):
-    """How to connect to a machine."""
+def read_settings(machine: JumpHost) -> dict[str, str]:
+    """The settings of OpenSSH for a machine (`ssh -G`), by their names in small letters. Empty if OpenSSH is not installed or
+    does not answer within LIMIT_S."""
+    try:
+        ssh_output = subprocess.run(["ssh", "-G", *machine.words], capture_output=True, timeout=LIMIT_S, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    lines = ssh_output.decode("utf-8", "surrogateescape").splitlines()
+    return dict(line.split(" ", 1) for line in lines if " " in line)
 
+
+def find_jumps(settings: Mapping[str, str]) -> tuple[JumpHost, ...]:
+    """The machines through which a connection goes, in the order of the connections. settings: those of the last machine."""
     jumps: tuple[JumpHost, ...] = ()
-    """The machines through which the connection goes, in the order of the connections."""
-    command: str = ""
-    """The ProxyCommand of `~/.ssh/config` if there are no jumps; else empty."""
-
-
-def find_route(target: JumpHost) -> Route | None:
-    """The route to this machine; None if OpenSSH is not installed or does not answer within LIMIT_S."""
-    found_jumps: tuple[JumpHost, ...] = ()
-    first_machine = target
     while True:
-        try:
-            ssh_command = ["ssh", "-G", *first_machine.words]
-            ssh_output = subprocess.run(ssh_command, capture_output=True, text=True, timeout=LIMIT_S, check=False).stdout
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        settings = dict(line.split(" ", 1) for line in ssh_output.splitlines() if " " in line)
         jump_list = settings.get("proxyjump", "none")
-        jumps = (
-            [] if jump_list == "none" else [jump for name in jump_list.split(",") if (jump := _parse_jump(name)) is not None]
-        )
-        if not jumps or jumps[0] in found_jumps:  # no further jumps, or the jumps form a circle
-            return Route(found_jumps, "" if found_jumps else settings.get("proxycommand", ""))
-        found_jumps = (*jumps, *found_jumps)
-        first_machine = jumps[0]
+        names = [] if jump_list == "none" else jump_list.split(",")
+        further_jumps = [jump for name in names if (jump := _parse_jump(name)) is not None]
+        if not further_jumps or further_jumps[0] in jumps:  # no further jumps, or the jumps form a circle
+            return jumps
+        jumps = (*further_jumps, *jumps)
+        settings = read_settings(jumps[0])
 
 
-def proxy_option(jumps: Sequence[JumpHost], rules: Sequence[str]) -> list[str]:
+def proxy_option(jumps: Sequence[JumpHost], rules: Callable[[JumpHost], Sequence[str]]) -> list[str]:
     """The option with which an OpenSSH command connects through the machines `jumps`; empty if there are no jumps.
 
-    rules: further options, such as the options for host keys, for the login on each of these machines.
+    rules: returns further options for the login on one of these machines, such as the options for host keys.
     """
     proxy_words: list[str] = []
     for jump in jumps:
-        words = shlex.join([*rules, *proxy_words, *jump.words]).replace("%", "%%")
+        words = shlex.join([*rules(jump), *proxy_words, *jump.words]).replace("%", "%%")
         proxy_words = ["-o", f"ProxyCommand=ssh -W '[%h]:%p' {words}"]  # OpenSSH replaces %h and %p, and turns %% into %
     return proxy_words
 

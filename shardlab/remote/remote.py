@@ -1,36 +1,31 @@
-"""Runs commands on other machines over SSH, and checks host keys. No other file imports fabric.
-
-fabric alone would trust every host key, even a changed key, because its Connection sets AutoAddPolicy and loads no known hosts.
-This module loads the keys in `~/.ssh/known_hosts` and the keys of the workspace. If the key of a machine is unknown, the login
-is refused with the fingerprint, unless the cluster file has `host_keys: accept-new`. If the key has changed, the login is
-always refused.
-"""
+"""Runs commands on another machine. The user's OpenSSH makes the connection; fabric's Connection carries the commands."""
 
 from __future__ import annotations
 
-import base64
+import atexit
 import contextlib
 import hashlib
 import secrets
 import shlex
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from shardlab.cluster.address import Address
 from shardlab.errors import ShardlabError
 from shardlab.files import files
-from shardlab.remote import proxy_jump, shared_connection
-from shardlab.remote.proxy_jump import JumpHost
+from shardlab.remote import shared_connection
+from shardlab.remote.ssh_command import describe_lost_command, ssh_command, wrap_for_any_shell
 
-CONNECT_S = 10.0  # time limit of a connection and of a login
-KEEPALIVE_S = 15  # seconds between two keepalive messages
-GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL for a remote command; this process waits 2 * GRACE_S longer for the answer
-CHUNK_BYTES = 1 << 16  # bytes that are received at a time
+if TYPE_CHECKING:  # importing fabric takes long, and most commands reach no other machine
+    from shardlab.remote.fabric_connection import SshConnection
+
+GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL for a remote command; this process waits 3 * GRACE_S longer for the answer
+MOST_SESSIONS = 8  # commands that run at the same time on one connection; OpenSSH's server allows 10 (MaxSessions)
 # An environment variable of every remote command that this process starts. `Remote.end` finds the commands by this variable.
 SESSION = f"SHARDLAB_SESSION={secrets.token_hex(8)}"
 
@@ -78,12 +73,15 @@ class Unreachable(ShardlabError):
 class Remote:
     """A machine that is reached over SSH. The first command logs in; later commands of all threads use the same connection."""
 
-    def __init__(self, address: Address, *, may_sudo: bool = True) -> None:
-        """may_sudo: whether the method `end` may use sudo, without which it cannot end commands of root."""
+    def __init__(self, address: Address, *, may_sudo: bool = True, prepare: str = "") -> None:
+        """may_sudo: whether the method `end` may use sudo, without which it cannot end commands of root. prepare: lines of sh
+        that run before each command."""
         self.address = address
-        self._may_sudo = may_sudo
+        self._may_sudo, self._prepare = may_sudo, prepare
         self._lock = threading.Lock()
-        self._connection: Any = None
+        self._sessions = threading.BoundedSemaphore(MOST_SESSIONS)
+        self._connection: SshConnection | None = None
+        self._used_s = 0.0  # when the connection was used last
         self._running: dict[str, str] = {}  # the beginning of each running command, by the mark of the command
         self._ended = False
 
@@ -102,52 +100,36 @@ class Remote:
         standard input of the command. root: whether to run the command with sudo. All users of the machine can read argv and
         env, so a secret must be passed by `stdin`. Raises Unreachable.
         """
-        words = [
-            "env",
-            "LC_ALL=C",
-            "PYTHONSAFEPATH=1",
-            SESSION,
-            *(f"{name}={value}" for name, value in (env or {}).items()),
-            *argv,
-        ]
+        words = ["env", "LC_ALL=C", "PYTHONSAFEPATH=1", SESSION, *(f"{name}={value}" for name, value in (env or {}).items())]
         # `timeout` on the machine ends the command even if this process has ended. sudo comes before `timeout`: otherwise
         # `timeout` could not end a process of root.
-        words = [*(["sudo", "-n", "--"] if root else []), "timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", *words]
-        mark = secrets.token_hex(8)  # printed on a line before the output of the command, because a .bashrc may print text too
-        # `cat` reads the rest of the input, so that the session ends only after the end of its input. If the end of the input
-        # came when the session is over, the server would close the connection, and all other commands would fail.
-        # If a signal ended the command, $? is 128 + the number of the signal.
-        script = f"echo {mark}; echo {mark} >&2; {shlex.join(words)}; code=$?; cat > /dev/null; exit $code"
+        sudo = ["sudo", "-n", "--"] if root else []
+        command = shlex.join([*sudo, "timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", *words, *argv])
+        mark = secrets.token_hex(8)
+        # The line with the exit code proves that the command ended, and not only the connection.
+        script = f"({self._prepare}{command}); echo {mark} $? >&2"
         start_s = time.monotonic()
         try:
-            transport = self._transport()
             self._running[mark] = shorten_command(argv)
-            if self._ended:  # checked after the command is in _running, so that `end` sees each command that starts
-                raise Unreachable(f"{self.address.host}: this program was interrupted.")
-            channel = transport.open_session(timeout=CONNECT_S)
-            channel.exec_command(f"exec sh -c {shlex.quote(script)}")
-            answer = _exchange_streams(channel, stdin, timeout_s + 3 * GRACE_S)
-        except Unreachable:
-            raise
-        except Exception as error:
-            self.close()
-            raise Unreachable(f"{self.address.host}: the connection broke: {_error_reason(error)}.") from error
+            with self._sessions:
+                output = self._run_script(script, mark, stdin, timeout_s + 3 * GRACE_S)
         finally:
             self._running.pop(mark, None)
-        timed_out = (
-            answer.code in (124, 137) and time.monotonic() - start_s >= timeout_s
-        )  # exit codes of `timeout` at the time limit
-        code = None if timed_out else answer.code
-        return CommandOutput(code, _text_after_mark(mark, answer.stdout), _text_after_mark(mark, answer.stderr))
+        stdout, stderr = (text.partition(f"{mark}\n")[2] for text in (output.stdout, output.stderr))
+        errors, has_ended, end = stderr.rpartition(f"{mark} ")
+        code = int(end) if has_ended else None
+        # `timeout` exits with 124 or 137 at the time limit. A command that was killed also exits with 137, but earlier.
+        timed_out = code in (124, 137) and time.monotonic() - start_s >= timeout_s
+        return CommandOutput(None if timed_out else code, stdout, errors if has_ended else stderr)
 
-    def put(self, content: bytes, path: str, *, mode: int, owner: str, timeout_s: float = 60) -> CommandOutput:
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write the file `path` on the machine, completely or not at all. The content is sent as standard input.
 
         mode: the permissions of the file. owner: user and group as for chown, set by root; empty: the user who logs in writes
         the file without root. Raises Unreachable.
         """
         argv = put_command(content, path, mode=mode, owner=owner)
-        return self.run(argv, timeout_s=timeout_s, stdin=content, root=bool(owner))
+        return self.run(argv, timeout_s=_sending_limit_s(content), stdin=content, root=bool(owner))
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -161,61 +143,86 @@ class Remote:
         """
         self._ended = True
         deadline = time.monotonic() + limit_s
-        with contextlib.suppress(Exception):  # if the connection broke, the commands stay in `running`
-            transport = self._connection.transport  # not locked: another thread holds the lock during a login
-            pattern = f"[{SESSION[0]}]{SESSION[1:]}"  # does not match the command line of pkill itself
-            kill = shlex.quote(f"pkill -TERM -f {shlex.quote(pattern)}")
-            channel = transport.open_session(timeout=limit_s)
-            channel.settimeout(limit_s)
-            channel.exec_command(f"sudo -n sh -c {kill} || sh -c {kill}" if self._may_sudo else f"sh -c {kill}")
+        connection = self._connection  # not locked: another thread holds the lock during a login
+        if connection is not None and self._running:
+            # The brackets prevent that pkill matches its own command line.
+            kill = f"pkill -TERM -f '[{SESSION[0]}]{SESSION[1:]}'"
+            argv = [*connection.ssh_words, wrap_for_any_shell(f"sudo -n {kill} || {kill}" if self._may_sudo else kill)]
+            null = subprocess.DEVNULL
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the commands stay in `running`
+                subprocess.run(argv, stdin=null, stdout=null, stderr=null, timeout=limit_s, check=False, start_new_session=True)
         while self._running and time.monotonic() < deadline:
             time.sleep(0.02)
+        if connection is not None:
+            connection.close()
 
     def close(self) -> None:
-        """Log out; the next command logs in again."""
+        """Log out, unless other processes share the connection; the next command logs in again."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
 
-    def _transport(self) -> Any:
+    def _run_script(self, script: str, mark: str, stdin: bytes, limit_s: float) -> CommandOutput:
+        """Run a script of sh on the machine. The exit code in the result is None after `limit_s` seconds.
+
+        mark: as for `wrap_for_any_shell`; the script prints it once more on standard error, with the exit code. Raises
+        Unreachable if the script did not begin, or if its end did not arrive.
+        """
+        from invoke.exceptions import CommandTimedOut
+
+        from shardlab.remote.fabric_connection import CommandInput
+
+        connection = None if self._ended else self._open_connection()
+        if connection is None or self._ended:  # checked after the command is in _running, so that `end` sees each command
+            self.close()
+            raise Unreachable(f"{self.address.host}: this program was interrupted.")
+        try:
+            result = connection.run(
+                wrap_for_any_shell(script, mark), in_stream=CommandInput(mark, stdin), hide=True, warn=True, echo=False,
+                encoding="utf-8", timeout=limit_s,
+            )  # fmt: skip
+        except CommandTimedOut as error:
+            return CommandOutput(None, error.result.stdout, error.result.stderr)
+        self._used_s = time.monotonic()
+        if f"{mark} " in result.stderr:
+            return CommandOutput(result.exited, result.stdout, result.stderr)
+        self.close()
+        if f"{mark}\n" not in result.stdout:
+            raise Unreachable(describe_lost_command(self.address.host, result.exited, result.stdout, result.stderr))
+        last_line = next(reversed(result.stderr.replace(mark, "").strip().splitlines()), "ssh gave no reason")
+        raise Unreachable(f"{self.address.host}: the connection broke: {last_line.strip().rstrip('.')}.")
+
+    def _open_connection(self) -> SshConnection:
+        """The connection, after a login if it is not open. Raises Unreachable."""
+        from shardlab.remote.fabric_connection import SshConnection
+
         with self._lock:
-            transport = self._connection.transport if self._connection is not None else None
-            if transport is None or not transport.is_active():
-                self._connection = _log_in(self.address)
-                transport = self._connection.transport
-                transport.set_keepalive(KEEPALIVE_S)
-            return transport
+            connection = self._connection
+            if connection is None:
+                words = ssh_command(self.address, own_connection=not self.address.shared)
+                connection = SshConnection(self.address.host, words, lambda: self._log_in(words), lambda: self._log_out(words))
+            elif len(self._running) <= 1 and time.monotonic() - self._used_s > shared_connection.KEEP_OWN_OPEN_S / 2:
+                connection.close()  # OpenSSH may have closed it
+            connection.open()
+            self._connection, self._used_s = connection, time.monotonic()
+            return connection
 
+    def _log_in(self, words: Sequence[str]) -> None:
+        if self.address.host_keys == "accept-new" and self.address.known_hosts is not None:
+            files.make_folder(self.address.known_hosts.parent)
+        try:
+            shared_connection.open_connection(words, self.address.host, may_ask=self.address.shared)
+        except shared_connection.NoLogin as error:
+            raise Unreachable(str(error)) from None
+        except FileNotFoundError:
+            raise Unreachable(f"{self.address.host}: this machine has no command ssh: apt install openssh-client.") from None
+        atexit.register(self.close)
 
-def ssh_command(address: Address, *, terminal: bool = False) -> list[str]:
-    """An `ssh` command, as a list of words, that logs in to a machine. The caller adds one word: what the shell there executes.
-
-    It is used for remote commands that run for a long time or need a terminal (`terminal`). It never asks for input. The host
-    keys of the machine and of proxy jumps are checked with the same files and rules as in `Remote`.
-    """
-    workspace_files = [address.known_hosts] if address.known_hosts is not None else []
-    known_hosts_files = " ".join(
-        f'"{_escape_path(path, quotes=True)}"' for path in [*workspace_files, Path("~/.ssh/known_hosts").expanduser()]
-    )
-    rules = [
-        "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S:g}", "-o", f"UserKnownHostsFile={known_hosts_files}",
-        "-o", f"StrictHostKeyChecking={'accept-new' if address.host_keys == 'accept-new' else 'yes'}",
-    ]  # fmt: skip
-    words = ["ssh", "-q" if terminal else "-T", *rules, "-o", f"ServerAliveInterval={KEEPALIVE_S}"]
-    words += ["-t"] if terminal else []
-    words += ["-i", _escape_path(address.identity)] if address.identity is not None else []
-    target = JumpHost(address.host, address.user, address.port)
-    if address.shared:  # OpenSSH itself follows the proxy jumps, because a jump may ask for a code
-        return [*words, *shared_connection.connection_options(), *target.words]
-    route = proxy_jump.find_route(target)
-    return [*words, *(proxy_jump.proxy_option(route.jumps, rules) if route is not None else []), *target.words]
-
-
-def _escape_path(path: Path, *, quotes: bool = False) -> str:
-    """A path for an option of ssh. Every % is doubled, because ssh replaces %x. quotes: whether to escape " and backslashes."""
-    text = str(path).replace("%", "%%")
-    return text.replace("\\", "\\\\").replace('"', '\\"') if quotes else text
+    def _log_out(self, words: Sequence[str]) -> None:
+        atexit.unregister(self.close)
+        if not self.address.shared:
+            shared_connection.close_connection(words)
 
 
 def put_command(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
@@ -223,168 +230,14 @@ def put_command(content: bytes, path: str, *, mode: int, owner: str) -> list[str
     return ["sh", "-c", PUT_SCRIPT, "put", path, hashlib.sha256(content).hexdigest(), secrets.token_hex(4), owner, f"{mode:o}"]
 
 
-def wrap_for_any_shell(script: str) -> str:
-    """A command that runs a sh script in any login shell: in base64, because csh allows no newline or `!` in quotes."""
-    return f"exec sh -c 'eval \"$(echo {base64.b64encode(script.encode()).decode()} | base64 -d)\"'"
-
-
 def shorten_command(argv: Sequence[str]) -> str:
     """The first 60 characters of a command, on one line, for messages."""
     return " ".join(shlex.join(argv).split())[:60]
 
 
-def key_fingerprint(key: bytes) -> str:
-    """The SHA-256 fingerprint of a public key, in the format of ssh-keygen -l."""
-    return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
+def _sending_limit_s(content: bytes) -> float:
+    """The time limit for sending a file, in seconds: 10 minutes, or the time at 4 Mbit/s if that is longer.
 
-
-def _exchange_streams(channel: Any, stdin: bytes, silence_s: float) -> CommandOutput:
-    """Send the input of a remote command and receive its output until the command ends.
-
-    channel: paramiko's channel on which the command was started. The exit code in the result is None if the machine sends
-    nothing for `silence_s` seconds. Raises OSError if the connection ends before the command ends.
+    At this rate, a gigabyte of torch is sent in time over the internet connection of a home.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
-    channel.settimeout(silence_s)
-    with ThreadPoolExecutor(3) as pool:
-        sending = pool.submit(_send_input, channel, stdin)
-        streams = [pool.submit(_receive_output, read) for read in (channel.recv, channel.recv_stderr)]
-        stdout, stderr = (stream.result() for stream in streams)
-        has_ended = channel.status_event.wait(0 if None in (stdout, stderr) else silence_s)
-        code = channel.recv_exit_status() if has_ended else None
-        channel.close()
-        sending.result()
-    if code == -1:
-        raise OSError("it was closed before the command ended")
-    return CommandOutput(code, *((stream or b"").decode("utf-8", "replace") for stream in (stdout, stderr)))
-
-
-def _send_input(channel: Any, stdin: bytes) -> None:
-    with contextlib.suppress(OSError):  # the command ended before it read all input; its exit status says why
-        channel.sendall(stdin)
-        channel.shutdown_write()
-
-
-def _receive_output(read: Callable[[int], bytes]) -> bytes | None:
-    """Receive the whole output of a command on one stream; None if nothing arrives for the timeout of the channel."""
-    parts = []
-    try:
-        while part := read(CHUNK_BYTES):
-            parts.append(part)
-    except TimeoutError:
-        return None
-    return b"".join(parts)
-
-
-def _text_after_mark(mark: str, text: str) -> str:
-    """The text after the line that ends with the mark; empty if there is no such line."""
-    return text.partition(mark + "\n")[2]
-
-
-def _log_in(address: Address) -> Any:
-    """Log in and return the Connection of fabric. Raises Unreachable."""
-    import paramiko
-
-    host, port = address.host, address.port
-    connections = _make_connections(address)
-    try:
-        for connection in connections:
-            is_target = connection is connections[-1]
-            host, port = (address if is_target else connection).host, connection.port
-            connection.client.load_system_host_keys()
-            if address.known_hosts is not None and address.known_hosts.exists():
-                connection.client.load_host_keys(str(address.known_hosts))
-            connection.client.set_missing_host_key_policy(_host_key_policy(address))
-            connection.open()
-    except Unreachable:
-        raise
-    except (OSError, EOFError, paramiko.SSHException) as error:
-        raise Unreachable(f"{host}: {_login_error_reason(error, host, port, address)}") from None
-    return connections[-1]
-
-
-def _make_connections(address: Address) -> list[Any]:
-    """fabric's connections to the proxy jumps, in order, and at the end to the machine itself. No connection is open yet."""
-    import fabric
-
-    def connection(machine: JumpHost, gateway: Any, connect_options: dict[str, Any]) -> Any:
-        timeout_s = int(CONNECT_S)
-        return fabric.Connection(
-            machine.host, machine.user, machine.port, gateway=gateway, connect_timeout=timeout_s, connect_kwargs=connect_options
-        )
-
-    connect_options: dict[str, Any] = {"banner_timeout": CONNECT_S, "auth_timeout": CONNECT_S}
-    if address.identity is not None:
-        connect_options["key_filename"] = str(address.identity)
-    target = JumpHost(address.host, address.user, address.port)
-    route = proxy_jump.find_route(target)
-    # If the gateway is None, fabric looks for a gateway in ~/.ssh/config; if it is '', fabric uses no gateway.
-    gateway: Any = route.command if route is not None else None
-    jump_connections = []
-    for jump in route.jumps if route is not None else ():
-        gateway = connection(jump, gateway, {})
-        jump_connections.append(gateway)
-    return [*jump_connections, connection(target, gateway, connect_options)]
-
-
-def _host_key_policy(address: Address) -> Any:
-    """The policy of paramiko for unknown host keys: refuse the login, or store the key if the address allows accept-new."""
-    import paramiko
-
-    def missing(_client: Any, hostname: str, key: Any) -> None:
-        if address.host_keys == "strict" or address.known_hosts is None:
-            raise Unreachable(
-                f"{hostname}: its host key is not known: {key.get_name()} {key_fingerprint(key.asbytes())}. Compare it with "
-                "one that the machine's console or provider shows, then log in once with ssh, or write host_keys: accept-new "
-                "under ssh in the cluster file."
-            )
-        _store_host_key(address.known_hosts, hostname, key)
-
-    return type("Policy", (paramiko.MissingHostKeyPolicy,), {"missing_host_key": staticmethod(missing)})()
-
-
-def _login_error_reason(error: Exception, host: str, port: int | None, address: Address) -> str:
-    """Why a login failed. The text is the second part of a sentence that begins with the name of the machine."""
-    import paramiko
-
-    if isinstance(error, paramiko.BadHostKeyException):
-        file_option = ["-f", str(address.known_hosts)] if address.known_hosts else []
-        forget_command = shlex.join(["ssh-keygen", "-R", host if port == 22 else f"[{host}]:{port}", *file_option])
-        return (
-            f"its host key CHANGED: known is {key_fingerprint(error.expected_key.asbytes())}, found is "
-            f"{key_fingerprint(error.key.asbytes())}. If the machine was reinstalled, remove the old key: {forget_command}. "
-            "Otherwise the connection may be intercepted."
-        )
-    if isinstance(error, paramiko.PasswordRequiredException):
-        return "the key needs a passphrase; add it to an agent: ssh-add."
-    if isinstance(error, paramiko.AuthenticationException):
-        if "saw EOF" in str(error):  # the machine closed the connection without an answer about keys: it may be booting
-            return "it closed the connection during the login: it may be starting, or have too many logins."
-        return f"it accepts no SSH key of this user: {_error_reason(error)}."
-    if str(error) == "No authentication methods available":
-        return (
-            "found no SSH key: no SSH agent has a key, and ~/.ssh has no key with a default name. Add a key to an agent "
-            "(ssh-add), or set ssh.identity in the cluster file to the path of a key."
-        )
-    return f"cannot be reached: {_error_reason(error)}."
-
-
-_HOST_KEYS_LOCK = threading.Lock()
-
-
-def _store_host_key(known_hosts: Path, hostname: str, key: Any) -> None:
-    with _HOST_KEYS_LOCK:
-        old_content = files.read(known_hosts, follow=True) if known_hosts.exists() else b""
-        files.make_folder(known_hosts.parent)
-        files.write_atomic(known_hosts, old_content + f"{hostname} {key.get_name()} {key.get_base64()}\n".encode())
-
-
-def _error_reason(error: BaseException) -> str:
-    """The reason of an error in words, without the number of an OSError, which is None in errors of paramiko."""
-    errors_by_address = getattr(error, "errors", None)  # paramiko's NoValidConnectionsError contains an error for each address
-    if isinstance(error, OSError) and isinstance(errors_by_address, dict) and errors_by_address:
-        reasons = dict.fromkeys(f"{_error_reason(cause)} (port {address[1]})" for address, cause in errors_by_address.items())
-        return ", ".join(reasons)
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return reason.strip().rstrip(".") or type(error).__name__
+    return max(600.0, len(content) / 5e5)

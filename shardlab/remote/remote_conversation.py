@@ -23,9 +23,9 @@ import msgspec
 from shardlab.errors import ShardlabError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS, decoder
-from shardlab.remote.remote import ssh_command, wrap_for_any_shell
-from shardlab.remote.remote_workspace import CONNECTION_FAILED, MOST_BYTES, RemoteWorkspace
+from shardlab.remote.remote_workspace import MOST_BYTES, RemoteWorkspace
 from shardlab.remote.rsync import POLL_S
+from shardlab.remote.ssh_command import CONNECTION_FAILED, describe_lost_command
 
 BLOCK = 1 << 17  # bytes that are read from the connection at a time
 SILENCE_S = 3600.0  # seconds without data after which the command is given up: it may hash many files before it answers
@@ -78,14 +78,11 @@ class RemoteConversation:
         # Returns True if the command must end early. It is called several times a second while no data arrives.
         self.must_stop: Callable[[], bool] = lambda: False
         self.remote, self._command_name, self._has_started = remote, command_name, False
-        start_mark = secrets.token_hex(
-            8
-        )  # printed on a line before the output of the command, because a .bashrc may print text too
-        self._start_mark = f"{start_mark}\n".encode()
-        script = f"echo {start_mark}; echo {start_mark} >&2; exec {remote.shell_command(module, [])}"
+        mark = secrets.token_hex(8)
+        self._start_mark = f"{mark}\n".encode()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__. No pipe: nobody would read it meanwhile
-        argv = [*ssh_command(remote.address), wrap_for_any_shell(script)]
         pipe = subprocess.PIPE
+        argv = remote.command(module, [], mark)
         self._process = subprocess.Popen(argv, bufsize=0, stdin=pipe, stdout=pipe, stderr=self._errors)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -157,7 +154,8 @@ class RemoteConversation:
             exit_code = CONNECTION_FAILED
         self._errors.seek(0)
         errors = self._errors.read(MOST_ERRORS)
-        # If the mark is missing, the command did not start, and ssh says why.
+        if not self._has_started and self._start_mark not in errors:
+            return ShardlabError(describe_lost_command(self.remote.host, exit_code, "", errors.decode("utf-8", "replace")))
         error_text = "\n".join((errors.rpartition(self._start_mark)[2]).decode("utf-8", "replace").strip().splitlines())
         if self._has_started and (exit_code == CONNECTION_FAILED or exit_code < 0):
             return ConnectionLost(self.remote.host, "the connection broke in the middle of an answer")

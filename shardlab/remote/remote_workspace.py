@@ -30,7 +30,7 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files, json_file
 from shardlab.files.decoders import DECODE_FAULTS, decoder
 from shardlab.remote import rsync, shared_connection, terminal_relay
-from shardlab.remote.remote import ssh_command, wrap_for_any_shell
+from shardlab.remote.ssh_command import CONNECTION_FAILED, describe_lost_command, ssh_command, wrap_for_any_shell
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
@@ -49,7 +49,6 @@ NO_SHARED_FOLDER = (
     "the cluster {}: it has no folder that all nodes share, in which the jobs of Slurm find their runs. Set storage.shared in "
     "its file."
 )
-CONNECTION_FAILED = 255  # exit code of ssh if the connection fails
 
 T = TypeVar("T")
 
@@ -93,18 +92,15 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         identity = Path(self.identity) if self.identity else None
         return Address(self.host, self.port, self.user, identity, Path(self.known_hosts), self.host_keys, self.shared)
 
-    def command(self, module: str, arguments: Sequence[str], *, terminal: bool = False) -> list[str]:
+    def command(self, module: str, arguments: Sequence[str], mark: str, *, terminal: bool = False) -> list[str]:
         """The ssh command, as a list of words, that runs a shardlab command on the cluster for the workspace there.
 
-        module: the Python module of the shardlab command. arguments: its verb and options. terminal: whether the shardlab
-        command draws on the terminal of this machine.
+        module: the Python module of the shardlab command. arguments: its verb and options. mark: as for `wrap_for_any_shell`.
+        terminal: whether the shardlab command draws on the terminal of this machine.
         """
-        return [*ssh_command(self.address, terminal=terminal), f"exec {self.shell_command(module, arguments)}"]
-
-    def shell_command(self, module: str, arguments: Sequence[str]) -> str:
-        """The shardlab command for the workspace on the cluster, as text for a shell there. Arguments: as in `command`."""
         verb = arguments[:1]  # --workspace comes right after the verb: after an argument `--`, it would not be an option
-        return shlex.join([self.python, "-P", "-m", module, *verb, "--workspace", self.workspace, *arguments[1:]])
+        words = [self.python, "-P", "-m", module, *verb, "--workspace", self.workspace, *arguments[1:]]
+        return [*ssh_command(self.address, terminal=terminal), wrap_for_any_shell(f"exec {shlex.join(words)}", mark)]
 
     def ask(
         self,
@@ -124,22 +120,19 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         Raises ShardlabError with the error of the command, or if the document is not of the type `target_type`.
         """
         self.log_in()
-        # A line with the mark comes before the output of the command, because a .bashrc may print text before the command does.
         mark = secrets.token_hex(8)
         mark_line = f"{mark}\n".encode()
-        script = f"echo {mark}; echo {mark} >&2; exec {self.shell_command(module, [*arguments, '--json'])}"
-        code, *streams = _run_remote_command(
-            [*ssh_command(self.address), wrap_for_any_shell(script)], input_bytes, limit_s, must_stop
-        )
+        argv = self.command(module, [*arguments, "--json"], mark)
+        code, *streams = _run_remote_command(argv, input_bytes, limit_s, must_stop)
         is_too_large = len(streams[0]) >= MOST_BYTES
-        document, errors = (
-            streams[0].partition(mark_line)[2],
-            streams[1].rpartition(mark_line)[2],
-        )  # if the mark is missing, ssh failed
+        document, errors = streams[0].partition(mark_line)[2], streams[1].rpartition(mark_line)[2]
         if code is None and not is_too_large:
             raise ShardlabError(f"{self.host}: {module} did not answer within {limit_s:g} s.")
         if document and not is_too_large and (code is None or code == CONNECTION_FAILED or code < 0):
             raise ShardlabError(f"{self.host}: the connection broke in the middle of an answer; run the same command again.")
+        if mark_line not in streams[0]:
+            texts = [stream.decode("utf-8", "replace") for stream in streams]
+            raise ShardlabError(describe_lost_command(self.host, code, *texts))
         if not document:
             error_text = "\n".join(errors.decode("utf-8", "replace").strip().splitlines())  # the lines of ssh end with \\r\\n
             raise ShardlabError(f"{self.host}: {error_text.removeprefix('error: ') or f'exit code {code}, and no answer'}")
@@ -165,7 +158,11 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         """
         self.log_in()
         terminal = sys.stdout.isatty() and sys.stdin.isatty()
-        code = terminal_relay.relay_command(self.command(module, arguments, terminal=terminal), terminal=terminal)
+        mark = secrets.token_hex(8)
+        argv = self.command(module, arguments, mark, terminal=terminal)
+        code, early_text = terminal_relay.relay_command(argv, terminal=terminal, mark=mark)
+        if early_text is not None and code != CONNECTION_FAILED:
+            raise ShardlabError(describe_lost_command(self.host, code, early_text, ""))
         if code == CONNECTION_FAILED:
             raise ShardlabError(f"{self.host}: the connection broke or was refused; submitted runs continue.")
         return code

@@ -19,7 +19,7 @@ import msgspec
 
 from shardlab.cluster.address import Address
 from shardlab.errors import ShardlabError
-from shardlab.remote.remote import ssh_command, wrap_for_any_shell
+from shardlab.remote.ssh_command import ssh_command, wrap_for_any_shell
 
 # Options for files from a machine that is not trusted: only regular files and folders are copied, and only this user may read
 # them.
@@ -80,7 +80,7 @@ def remote_words(address: Address, path: str) -> tuple[str, list[str]]:
 
     The startup files of the login shell there may print text, and the shell may be any.
     """
-    start = wrap_for_any_shell(f'echo {MARK}; echo {MARK} >&2; exec "$@"') + " sh "
+    start = wrap_for_any_shell('exec "$@"', MARK) + " sh "
     login = _LOGIN.format(ssh=shlex.join(ssh_command(address)), start=shlex.quote(start), mark=MARK)
     return f"host:{path}", ["--blocking-io", f"--rsh={shlex.join(['sh', '-c', login, 'sh'])}"]  # `cat` needs blocking I/O
 

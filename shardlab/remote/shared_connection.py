@@ -1,13 +1,15 @@
-"""The SSH connection to a login node that provision, jobs and collect share, so that a site asks for a second factor only once.
+"""SSH connections that several commands share.
 
-OpenSSH's own client keeps the connection open in the background (ControlMaster, ControlPersist). Other commands reach the
-connection through a socket. The socket is in a folder that only this user can open, because everybody who can open the socket
-can log in.
+provision, jobs and collect share one connection to a login node, so that a site asks for a second factor only once. provision
+has a connection of its own to each node, and closes it at its end. OpenSSH's own client keeps a connection open in the
+background (ControlMaster, ControlPersist). Commands reach the connection through a socket. The socket is in a folder that only
+this user can open, because everybody who can open the socket can log in.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import subprocess
 import sys
@@ -17,9 +19,13 @@ from pathlib import Path
 
 from shardlab.errors import ShardlabError
 from shardlab.files import files, own_folder
+from shardlab.remote import login_failure
 
-KEEP_OPEN = "4h"  # how long the connection stays open after the last command that used it
+KEEP_OPEN = "4h"  # how long the connection to a login node stays open after the last command that used it
+KEEP_OWN_OPEN_S = 60.0  # the same for a connection of one process, which closes it unless the process is killed
 LOGIN_S = 300.0  # time limit of a login; long, because a person may have to find a hardware token or a phone
+SILENT_LOGIN_S = 40.0  # the same if nobody can be asked
+JUMP_FAILED = "closed by UNKNOWN port 65535"  # what OpenSSH says if the connection to a proxy jump failed
 # The longest path of the folder of the sockets, in bytes. The path of a socket has at most 107 bytes, and OpenSSH adds 58 bytes
 # to the path of the folder.
 MAX_FOLDER_BYTES = 49
@@ -55,49 +61,68 @@ def connection_options() -> list[str]:
     return ["-o", "ControlMaster=auto", "-o", f"ControlPath={socket}", "-o", f"ControlPersist={KEEP_OPEN}"]
 
 
+def own_connection_options() -> list[str]:
+    """The options with which commands of OpenSSH use a new connection of this process, after `open_connection` opened it."""
+    socket = socket_folder() / secrets.token_hex(8)
+    return ["-o", "ControlMaster=no", "-o", f"ControlPath={socket}", "-o", f"ControlPersist={KEEP_OWN_OPEN_S:g}"]
+
+
 def is_open(command: Sequence[str]) -> bool:
     """Whether the shared connection is open, so that a command needs no login. command: as in `open_connection`."""
-    check_command = [*_before_host(command), "-O", "check", *_host_words(command)]
-    return subprocess.run(check_command, capture_output=True, check=False).returncode == 0
+    return _control_connection(command, "check") == 0
 
 
-def open_connection(command: Sequence[str], host: str) -> None:
+def close_connection(command: Sequence[str]) -> None:
+    """Close the shared connection; commands that use it end. command: as in `open_connection`."""
+    _control_connection(command, "exit")
+
+
+def _control_connection(command: Sequence[str], request: str) -> int:
+    words = [*_before_host(command), "-O", request, *_host_words(command)]
+    return subprocess.run(words, capture_output=True, check=False).returncode
+
+
+def open_connection(command: Sequence[str], host: str, *, may_ask: bool = True) -> None:
     """Open the shared connection if it is not open. The user answers on the terminal if the site asks for a password or code.
 
-    command: a command of OpenSSH as a list of words: `ssh` with `connection_options()`, then `--` and the host.
-    host: the name of the host for messages.
+    command: a command of OpenSSH as a list of words: `ssh` with options of this module, then `--` and the host.
+    host: the name of the host for messages. may_ask: whether the user may be asked if there is a terminal.
     Raises NoLogin.
     """
-    words = list(command)
-    if is_open(words):
+    if is_open(command):
         return
-    may_ask = sys.stdin.isatty()
-    words_before_host, host_words = _before_host(words), _host_words(words)
-    # ssh uses the first value of an option, so BatchMode comes before the options in `command`.
-    login = [
-        words_before_host[0],
-        "-o",
-        f"BatchMode={'no' if may_ask else 'yes'}",
-        *words_before_host[1:],
-        "-f",
-        "-N",
-        *host_words,
-    ]
+    asks = may_ask and sys.stdin.isatty()
+    (ssh, *options), host_words = _before_host(command), _host_words(command)
+
+    def login(batch_mode: str, *further_options: str) -> list[str]:
+        # ssh uses the first value of an option, so BatchMode comes before the options in `command`.
+        return [ssh, "-o", f"BatchMode={batch_mode}", *further_options, *options, "-f", "-N", *host_words]
+
+    argv = login("no" if asks else "yes", *login_failure.LOG_LEVEL, "-o", "ControlMaster=auto")
+    limit_s = LOGIN_S if asks else SILENT_LOGIN_S
+    try:
+        exit_code, output = _run_ssh(argv, limit_s)
+        if exit_code == 0:
+            return
+        if not asks and JUMP_FAILED in output:
+            # For a connection that stays open, OpenSSH drops the messages of proxy jumps.
+            argv = [ssh, "-o", "ControlPath=none", *login_failure.LOG_LEVEL, *options, *host_words, "true"]
+            output = _run_ssh(argv, limit_s)[1]
+    except subprocess.TimeoutExpired:
+        raise NoLogin(f"{host}: the login did not finish within {limit_s:g} s.") from None
+    sentence = login_failure.describe_login_failure(host, output)
+    if asks or not may_ask or "denied" not in sentence:
+        raise NoLogin(sentence)
+    manual_login = shlex.join(login("no"))
+    raise NoLogin(f"{sentence} If the login needs a password or a code, log in once on a terminal: {manual_login}")
+
+
+def _run_ssh(argv: Sequence[str], limit_s: float) -> tuple[int, str]:
+    """Run ssh. Returns (exit code, its messages). Raises TimeoutExpired."""
     with tempfile.TemporaryFile() as errors:  # not a pipe, which the ssh in the background would keep open
-        try:
-            exit_code: int | None = subprocess.run(login, stdout=errors, stderr=errors, timeout=LOGIN_S, check=False).returncode
-        except subprocess.TimeoutExpired:
-            exit_code = None
+        exit_code = subprocess.run(argv, stdout=errors, stderr=errors, timeout=limit_s, check=False).returncode
         errors.seek(0)
-        error_lines = errors.read().decode("utf-8", "replace").strip().splitlines()
-    if exit_code is None:
-        raise NoLogin(f"{host}: the login did not finish within {LOGIN_S:g} s.")
-    if exit_code != 0:
-        reason = error_lines[-1].strip().rstrip(".") if error_lines else f"ssh ended with code {exit_code}"
-        if may_ask or "denied" not in reason:
-            raise NoLogin(f"{host}: {reason}.")
-        manual_login = shlex.join(login).replace("BatchMode=yes", "BatchMode=no")
-        raise NoLogin(f"{host}: {reason}. If the login needs a password or a code, log in once on a terminal: {manual_login}")
+        return exit_code, errors.read().decode("utf-8", "replace")
 
 
 def _before_host(words: Sequence[str]) -> list[str]:

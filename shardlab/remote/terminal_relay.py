@@ -31,10 +31,14 @@ class TerminalFilter:
     """Filters one output stream of a command, which arrives in parts.
 
     drawing: whether to pass on the escape sequences that rich uses for live tables. Only one stream of a command may draw.
+    mark: text up to the line that ends with this word is dropped; empty: no text.
     """
 
-    def __init__(self, *, drawing: bool) -> None:
+    def __init__(self, *, drawing: bool, mark: str = "") -> None:
         self._drawing = drawing
+        self._mark = re.compile(rf".*?{mark}\r?\n", re.S)
+        self.early_text: str | None = "" if mark else None
+        """The text before the mark, as long as the mark has not come; then None."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._unfinished = ""
         self._cursor_line = 0  # the line of the cursor, counted from the line on which this stream began
@@ -44,7 +48,13 @@ class TerminalFilter:
 
         last: whether no further part follows.
         """
-        text = self._unfinished + self._decoder.decode(part, last)
+        text = self._decoder.decode(part, last)
+        if self.early_text is not None:
+            text = self.early_text + text
+            mark = self._mark.match(text)
+            self.early_text = None if mark else text[-PART_BYTES:]
+            text = text[mark.end() :] if mark else ""
+        text = self._unfinished + text
         incomplete = None if last else _UNFINISHED.search(text)
         self._unfinished = incomplete[0] if incomplete else ""
         text = text[: incomplete.start()] if incomplete else text
@@ -70,17 +80,20 @@ class TerminalFilter:
         return f"\x1b[{lines}A" if lines else ""
 
 
-def relay_command(argv: Sequence[str], *, terminal: bool) -> int:
-    """Run a command with the standard input of this process, print its filtered output, and return its exit code.
+def relay_command(argv: Sequence[str], *, terminal: bool, mark: str) -> tuple[int, str | None]:
+    """Run a command with the standard input of this process, and print its filtered output.
 
-    argv: the words of the command. terminal: whether the command draws live tables on the terminal.
+    argv: the words of the command. terminal: whether the command draws live tables on the terminal. mark: the command prints
+    it on a line; earlier text on standard output is dropped.
+    Returns (exit code, the earlier text if the mark did not come, otherwise None).
     """
+    output_filter = TerminalFilter(drawing=terminal, mark=mark)
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     try:
         with selectors.DefaultSelector() as pipes:
-            pipes.register(process.stdout, selectors.EVENT_READ, (TerminalFilter(drawing=terminal), sys.stdout))
+            pipes.register(process.stdout, selectors.EVENT_READ, (output_filter, sys.stdout))
             pipes.register(process.stderr, selectors.EVENT_READ, (TerminalFilter(drawing=False), sys.stderr))
             while pipes.get_map():
                 ready = pipes.select(DRAIN_S)
@@ -90,7 +103,7 @@ def relay_command(argv: Sequence[str], *, terminal: bool) -> int:
                     text_filter, stream = key.data
                     if not _relay_part(key.fd, text_filter, stream):
                         pipes.unregister(key.fileobj)
-        return process.wait()
+        return process.wait(), output_filter.early_text
     finally:
         _end_process(process)
         process.stdout.close()

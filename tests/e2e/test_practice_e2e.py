@@ -9,10 +9,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import paramiko
 import psutil
 import pytest
-from paramiko.common import cMSG_CHANNEL_EOF
 from support_e2e import HANG_S, until
 from support_long import only_in_long_form
 from support_practice import WHY, states
@@ -402,20 +400,11 @@ def test_a_remote_command_past_its_limit_is_ended(practice):
     until(lambda: node.run(["pgrep", "-f", "[s]leep 4321"], timeout_s=HANG_S).stdout == "", "the command ends")
 
 
-def test_a_late_end_of_the_input_breaks_no_other_command(practice, monkeypatch):
-    """OpenSSH's server disconnects a client that signals the end of the input of a command that has ended. The signal is
-    delayed here, and the other commands on the same connection must still complete."""
-    send = paramiko.Transport._send_user_message
-
-    def late(transport, message):
-        if message.asbytes()[:1] == cMSG_CHANNEL_EOF:
-            time.sleep(0.5)
-        send(transport, message)
-
-    monkeypatch.setattr(paramiko.Transport, "_send_user_message", late)
+def test_a_command_that_ends_before_it_reads_its_input_breaks_no_other_command(practice):
     node = practice.nodes["work1"]
     with ThreadPoolExecutor() as pool:
-        answers = pool.map(lambda words: node.run(words, timeout_s=HANG_S), [["true"], ["sleep", "1"], ["false"]])
+        commands = [(["true"], b"x" * 10_000_000), (["sleep", "1"], b""), (["false"], b"x" * 10_000_000)]
+        answers = pool.map(lambda command: node.run(command[0], timeout_s=HANG_S, stdin=command[1]), commands)
         assert [answer.code for answer in answers] == [0, 0, 1]
 
 

@@ -1,6 +1,7 @@
 """Commands about a cluster whose controller is another machine: what shardlab sends to the controller, and what it refuses
 before it sends anything."""
 
+import base64
 import json
 import os
 import shutil
@@ -18,8 +19,8 @@ from shardlab.cluster.address import Address
 from shardlab.errors import InputError
 from shardlab.remote import proxy_jump, remote_workspace
 from shardlab.remote.proxy_jump import JumpHost
-from shardlab.remote.remote import ssh_command
 from shardlab.remote.remote_workspace import RemoteWorkspace
+from shardlab.remote.ssh_command import ssh_command
 from shardlab.verb import Invocation
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
@@ -111,7 +112,7 @@ def test_words_with_spaces_and_quotes_arrive_unchanged_at_a_remote_command(tmp_p
     folder = tmp_path / 'it\'s a "workspace" $HOME;'
     there = RemoteWorkspace(**{**{name: getattr(THERE, name) for name in THERE.__struct_fields__}, "python": sys.executable})
     there = RemoteWorkspace(**{**{name: getattr(there, name) for name in there.__struct_fields__}, "workspace": str(folder)})
-    *ssh, host, command = there.command("shardlab.remote.upload", ["--json"])
+    *ssh, host, command = there.command("shardlab.remote.upload", ["--json"], "")
     assert (ssh[0], host) == ("ssh", "10.9.9.1")
     assert 'UserKnownHostsFile="/w s/known"' in " ".join(ssh)
     given = json.dumps({"matrices/a b.yaml": "text", "cluster.yaml": "c"}).encode()
@@ -160,11 +161,19 @@ def test_tokens_of_ssh_in_paths_are_escaped():
     assert "/100%%h" in words
     assert 'UserKnownHostsFile="/a \\"b\\" %%d"' in " ".join(words)
     first, second = JumpHost("gate"), JumpHost("inner", "alice", 2222)
-    assert proxy_jump.proxy_option([first], ["-o", "X=50%"]) == ["-o", "ProxyCommand=ssh -W '[%h]:%p' -o X=50%% -- gate"]
-    assert proxy_jump.proxy_option([first, second], []) == [
+    assert proxy_jump.proxy_option([first], lambda _: ["-o", "X=50%"]) == [
+        "-o",
+        "ProxyCommand=ssh -W '[%h]:%p' -o X=50%% -- gate",
+    ]
+    assert proxy_jump.proxy_option([first, second], lambda _: []) == [
         "-o",
         "ProxyCommand=ssh -W '[%h]:%p' -o 'ProxyCommand=ssh -W '\"'\"'[%%h]:%%p'\"'\"' -- gate' -p 2222 -l alice -- inner",
     ]
+
+
+def sent_script(argv):
+    """The script that the last word of an ssh command runs, as `wrap_for_any_shell` packs it."""
+    return base64.b64decode(argv[-1].split("echo ")[1].split(" ")[0]).decode()
 
 
 @NEEDS_SSH
@@ -181,13 +190,13 @@ def test_tokens_of_ssh_in_paths_are_escaped():
     ],
 )
 def test_the_jump_host_is_read_from_the_output_of_ssh(tmp_path, monkeypatch, text, jump):
-    """`proxy_jump.find_route` asks the real OpenSSH command `ssh -G`; only the configuration file of ssh is written by the
+    """`proxy_jump` asks the real OpenSSH command `ssh -G`; only the configuration file of ssh is written by the
     test."""
     (tmp_path / "config").write_text(f"Host far\n  ProxyJump {text}\n")
     (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config "$@"\n')
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert proxy_jump.find_route(JumpHost("far")) == proxy_jump.Route(() if jump is None else (jump,))
+    assert proxy_jump.find_jumps(proxy_jump.read_settings(JumpHost("far"))) == (() if jump is None else (jump,))
 
 
 class Controller:
@@ -235,7 +244,9 @@ def test_words_behind_two_hyphens_are_no_options(workspace, invocation, monkeypa
     words = ["logs", "--workspace", "here", "--", "--workspace"]
     assert on_controller.run_remotely(there, invocation(*words)) == 0
     assert there.handed == ("jobs", ["logs", "--", "--workspace"])
-    assert THERE.command("jobs", ["logs", "--", "run"])[-1].endswith(""" logs --workspace '/shared/it'"'"'s' -- run""")
+    assert sent_script(THERE.command("jobs", ["logs", "--", "run"], "")).endswith(
+        """ logs --workspace '/shared/it'"'"'s' -- run"""
+    )
 
 
 def lend(workspace, expires):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +88,22 @@ def make_home(folder: Path, monkeypatch: Any) -> Path:
 
 
 def _execute(channel: paramiko.Channel, command: bytes) -> None:
-    stdin = b"".join(iter(lambda: channel.recv(1 << 16), b""))
-    done = subprocess.run(["sh", "-c", os.fsdecode(command)], input=stdin, capture_output=True, check=False)
-    channel.sendall(done.stdout)
-    channel.sendall_stderr(done.stderr)
-    channel.send_exit_status(done.returncode)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["sh", "-c", os.fsdecode(command)], stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0) as process:
+        streams = [(process.stdout, channel.sendall), (process.stderr, channel.sendall_stderr)]
+        threads = [threading.Thread(target=_pass_on, args=(partial(stream.read, 1 << 16), send)) for stream, send in streams]
+        for thread in threads:
+            thread.start()
+        with contextlib.suppress(BrokenPipeError):
+            _pass_on(partial(channel.recv, 1 << 16), process.stdin.write)
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        for thread in threads:
+            thread.join()
+    channel.send_exit_status(process.returncode)
     channel.close()
+
+
+def _pass_on(read: Callable[[], bytes], write: Callable[[bytes], object]) -> None:
+    for part in iter(read, b""):
+        write(part)

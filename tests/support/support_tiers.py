@@ -118,6 +118,7 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_small_multiples": (),
     "test_light_install": (),
     "test_rsync": (),
+    "test_sshd": (),
     "test_report_browser": (),
     "test_hta": (),
     "test_watch_browser": (),

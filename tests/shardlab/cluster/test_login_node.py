@@ -13,10 +13,10 @@ from jobs.planning import plan
 from jobs.rendering import render
 from provision import cli as provision_cli
 from provision.command import progress
-from provision.nodes import login_node as of_site
+from provision.nodes.login_node import login_address, make_login_node
 from shardlab.cluster import cluster, login_node
 from shardlab.errors import InputError
-from shardlab.remote import shared_connection
+from shardlab.remote import remote, shared_connection
 from shardlab.remote.remote import Unreachable
 from shardlab.verb import Invocation
 from shardlab.workspace.workspace import Workspace
@@ -146,7 +146,9 @@ def test_the_connection_is_opened_once(ssh):
     for _ in range(3):
         shared_connection.open_connection(["ssh", "-T", "--", "login1"], "login1")
     calls = (ssh / "calls").read_text().splitlines()
-    assert [call for call in calls if "check" not in call] == ["-o BatchMode=yes -T -f -N -- login1"]
+    assert [call for call in calls if "check" not in call] == [
+        "-o BatchMode=yes -o LogLevel=DEBUG1 -o ControlMaster=auto -T -f -N -- login1"
+    ]
 
 
 def test_without_a_terminal_an_error_says_how_to_log_in(ssh, monkeypatch):
@@ -205,8 +207,8 @@ def login(tmp_path, monkeypatch):
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
-    monkeypatch.setattr(of_site, "GRACE_S", 0.5)
-    return of_site.LoginNode(of_site.login_address("login1"))
+    monkeypatch.setattr(remote, "GRACE_S", 0.5)
+    return make_login_node(login_address("login1"))
 
 
 @pytest.mark.parametrize(

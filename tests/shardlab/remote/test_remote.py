@@ -13,7 +13,8 @@ from support_e2e import HANG_S
 from support_ssh_server import SshServer, make_home
 
 from shardlab.cluster.address import Address
-from shardlab.remote.remote import Remote, Unreachable, key_fingerprint, put_command
+from shardlab.remote.login_failure import key_fingerprint
+from shardlab.remote.remote import Remote, Unreachable, put_command
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import pytest
 
 from shardlab.cluster.address import Address
 from shardlab.errors import ShardlabError
-from shardlab.remote.remote import CommandOutput, Remote, ssh_command
+from shardlab.remote.remote import CommandOutput, Remote
 from shardlab.remote.remote_workspace import RemoteWorkspace
+from shardlab.remote.ssh_command import ssh_command
 
 THERE = RemoteWorkspace(
     schema=1, cluster="far", host="gpu0", port=22, user="alice", identity=None, known_hosts="/w/known",
@@ -56,7 +57,7 @@ def test_given_bytes_arrive_as_standard_input(ssh):
     ("script", "login", "says"),
     [
         ("echo 'error: no such matrix' >&2; exit 2", "true", "gpu0: no such matrix"),
-        ("true", "printf 'Connection refused\\r\\n' >&2; exit 255", "gpu0: Connection refused"),
+        ("true", "printf 'Connection refused\\r\\n' >&2; exit 255", "gpu0: Connection refused."),
         ("exit 137", "true", "gpu0: exit code 137, and no answer"),
     ],
 )
@@ -67,6 +68,23 @@ def test_an_answer_without_a_document_gives_an_error_with_the_output(ssh, script
     assert str(caught.value) == says
 
 
+@pytest.mark.parametrize("says", ["", "echo 'This account is closed.'"])
+def test_a_login_shell_that_runs_another_program_is_no_success(ssh, says):
+    """`ssh` ends with 0 although the command did not run."""
+    ssh("echo '{}'", login=f"{says}\nexit 0")
+    for run in (lambda: THERE.ask("jobs", ["status"], dict[str, int]), lambda: THERE.hand_over("jobs", ["status"])):
+        with pytest.raises(ShardlabError) as caught:
+            run()
+        assert str(caught.value).startswith("gpu0: the login shell did not run our command, ended with 0, and printed: ")
+        assert ("This account is closed" in str(caught.value)) == bool(says)
+
+
+def test_output_of_a_command_on_a_terminal_comes_without_that_of_startup_files(ssh, capsys):
+    ssh("echo 'two runs'; exit 3", shell="echo Welcome; printf 'quota: '")
+    assert THERE.hand_over("jobs", ["status"]) == 3
+    assert capsys.readouterr().out == "two runs\n"
+
+
 def test_files_are_put_by_root_with_their_content_on_standard_input():
     class Recorded(Remote):
         def run(self, argv, **options):
@@ -75,7 +93,7 @@ def test_files_are_put_by_root_with_their_content_on_standard_input():
 
     remote = Recorded(Address("gpu0"))
     remote.put(b"content", "/etc/x", mode=0o640, owner="root:slurm")
-    assert remote.options == {"timeout_s": 60, "stdin": b"content", "root": True}
+    assert remote.options == {"timeout_s": 600, "stdin": b"content", "root": True}
     assert remote.argv[-3:][1:] == ["root:slurm", "640"]
 
 

@@ -1,0 +1,81 @@
+"""Says in one sentence why a login failed and what helps, from the messages of OpenSSH."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardlab.files import files
+
+LOG_LEVEL = ["-o", "LogLevel=DEBUG1"]  # with it, a login that fails names the fingerprint and the keys that were offered
+_DETAIL = re.compile(r"^(debug\d: |OpenSSH_|\s*$)")
+# From here on, the machine has proved its host key, and its banner may contain any text.
+_HOST_KEY_ACCEPTED = "SSH2_MSG_SERVICE_ACCEPT received"
+_HOST = r"([A-Za-z0-9_.:%\[\]-]+)"
+_UNKNOWN = re.compile(rf"host key is known for {_HOST} and you have requested strict checking")
+_CHANGED = re.compile(rf"^Host key for {_HOST} has changed", re.M)
+_OFFENDING = re.compile(r"^Offending \S+ key in (.+):(\d+)$", re.M)
+_FOUND_KEY = re.compile(r"^debug1: Server host key: (\S+ SHA256:\S+)$", re.M)
+_NO_CONNECTION = re.compile(r"^(?:ssh: )?connect to (?:host|address) (\S+) port (\d+): (.+)$", re.M)
+_CLOSED = re.compile(r"^(?:kex_exchange_identification: )?(?:Connection (?:closed|reset)|read: Connection reset)", re.M)
+
+
+def describe_login_failure(host: str, output: str) -> str:
+    """The sentence for a login that failed. host: the name of the machine. output: what `ssh` printed with LOG_LEVEL."""
+    lines = [line.rstrip() for line in output.splitlines()]
+    text = "\n".join(lines)
+    before_login = text.partition(_HOST_KEY_ACCEPTED)[0]
+    found_key = next(reversed(_FOUND_KEY.findall(before_login)), "its fingerprint is not known")
+    messages = [line for line in lines if not _DETAIL.match(line)]
+    if unknown := _UNKNOWN.search(before_login):
+        return (
+            f"{unknown[1]}: its host key is not known: {found_key}. Compare it with one that the machine's console or provider "
+            "shows, then log in once with ssh, or write host_keys: accept-new under ssh in the cluster file."
+        )
+    if changed := _CHANGED.search(before_login):
+        return _describe_changed_key(changed[1], found_key, _OFFENDING.search(before_login))
+    if "Permission denied (" in text or "Too many authentication failures" in text:
+        return f"{host}: {_describe_refusal(text, messages)}"
+    if refused := _NO_CONNECTION.search(text):
+        place = f"port {refused[2]}" if refused[1] == host else f"{refused[1]}, port {refused[2]}"
+        return f"{host}: cannot be reached: {refused[3]} ({place})."
+    if _CLOSED.search(text):
+        return f"{host}: it closed the connection during the login: it may be starting, or have too many logins."
+    reason = messages[-1].removeprefix("ssh: ").rstrip(".") if messages else "ssh gave no reason"
+    return f"{host}: cannot be reached: {reason}."
+
+
+def key_fingerprint(key: bytes) -> str:
+    """The SHA-256 fingerprint of a public key, in the format of ssh-keygen -l."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
+
+
+def _describe_changed_key(name: str, found_key: str, offending: re.Match[str] | None) -> str:
+    """name: the machine, as files of host keys name it. offending: the file and the line of the known key."""
+    known_key, file_option = "another one", []
+    if offending is not None:
+        file_option = ["-f", offending[1]]
+        lines = files.read(Path(offending[1]), follow=True).decode(errors="replace").splitlines()[int(offending[2]) - 1 :][:1]
+        key = re.search(r" (?:ssh|ecdsa|sk)-\S+ ([A-Za-z0-9+/=]+)", lines[0]) if lines else None
+        known_key = key_fingerprint(base64.b64decode(key[1])) if key is not None else known_key
+    forget_command = shlex.join(["ssh-keygen", "-R", name, *file_option])
+    return (
+        f"{name}: its host key CHANGED: known is {known_key}, found is {found_key}. If the machine was reinstalled, remove the "
+        f"old key: {forget_command}. Otherwise the connection may be intercepted."
+    )
+
+
+def _describe_refusal(text: str, messages: Sequence[str]) -> str:
+    """Why a machine accepted no key of this user. messages: the lines of `text` without details."""
+    if "debug1: Server accepts key: " in text:  # the key could not be used, because nobody can be asked for its passphrase
+        return "the key needs a passphrase; add it to an agent: ssh-add."
+    if "debug1: Authentications that can continue" in text and "debug1: Offering public key: " not in text:
+        return (
+            "found no SSH key: no SSH agent has a key, and ~/.ssh has no key with a default name. Add a key to an agent "
+            f"(ssh-add), or set ssh.identity in the cluster file to the path of a key. {messages[-1].rstrip('.')}."
+        )
+    return f"it accepts no SSH key of this user: {messages[-1].rstrip('.')}."

@@ -1,0 +1,90 @@
+"""Makes the command lines of OpenSSH with which shardlab runs a command on another machine.
+
+The user's OpenSSH makes every connection, with the user's configuration. Only settings that would break the commands of a
+program are replaced, such as RemoteCommand. Host keys are compared with the file of the workspace, with the files that the
+user's configuration names, and with the global files. If the key of a machine is unknown, the login is refused, unless the
+cluster file has `host_keys: accept-new`. If the key has changed, the login is always refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from shardlab.cluster.address import Address
+from shardlab.remote import proxy_jump, shared_connection
+from shardlab.remote.proxy_jump import JumpHost
+
+CONNECT_S = 10.0  # time limit of a connection
+KEEPALIVE_S = 15  # seconds between two keepalive messages; the connection is given up after three messages without an answer
+CONNECTION_FAILED = 255  # the exit code of ssh if the connection failed
+_NEXT_FILE = re.compile(r" (?=[/~%$]|none$)")  # between two files in the output of `ssh -G`, which has no quotes
+
+
+def ssh_command(address: Address, *, terminal: bool = False, own_connection: bool = False) -> list[str]:
+    """An `ssh` command, as a list of words, that logs in to a machine and never asks for input.
+
+    The caller adds one word: what the shell there executes, made by `wrap_for_any_shell`. terminal: whether the command needs a
+    terminal. own_connection: whether the command uses a connection that `shared_connection.open_connection` opened with it.
+    """
+    target = JumpHost(address.host, address.user, address.port)
+    settings = proxy_jump.read_settings(target)
+    words = ["ssh", "-q" if terminal else "-T", *_login_rules(address, settings)]
+    words += ["-o", f"ServerAliveInterval={KEEPALIVE_S}", "-o", "ClearAllForwardings=yes", *(["-t"] if terminal else [])]
+    words += ["-i", _escape_path(address.identity)] if address.identity is not None else []
+    if address.shared:  # OpenSSH itself follows the proxy jumps, because a jump may ask for a code
+        return [*words, *shared_connection.connection_options(), *target.words]
+    words += shared_connection.own_connection_options() if own_connection else []
+    jumps = proxy_jump.find_jumps(settings)
+    proxy = proxy_jump.proxy_option(jumps, lambda jump: _login_rules(address, proxy_jump.read_settings(jump)))
+    return [*words, *proxy, *target.words]
+
+
+def wrap_for_any_shell(script: str, mark: str = "") -> str:
+    """A command line that runs a sh script in any login shell: in base64, because csh allows no newline or `!` in quotes.
+
+    mark: a word that the script prints on a line of both outputs before it begins. It proves that the script ran, and not only
+    a startup file of the login shell, whose output comes before the mark; empty: no mark.
+    """
+    script = f"echo {mark}; echo {mark} >&2\n{script}" if mark else script
+    return f"exec sh -c 'eval \"$(echo {base64.b64encode(script.encode()).decode()} | base64 -d)\"'"
+
+
+def describe_lost_command(host: str, code: int | None, stdout: str, stderr: str) -> str:
+    """The sentence for a command that did not begin: its mark is missing.
+
+    code: the exit code of ssh. stdout, stderr: what ssh and the login shell printed.
+    """
+    lines = [line.strip() for stream in (stdout, stderr) for line in stream.splitlines()[-1:] if line.strip()]
+    words = lines[-1].rstrip(".") if lines else "nothing"
+    if code == CONNECTION_FAILED or code is None or code < 0:
+        return f"{host}: {words if lines else 'the connection broke'}."
+    return (
+        f"{host}: the login shell did not run our command, ended with {code}, and printed: {words}. If a startup file such as "
+        "~/.bashrc or ~/.profile starts another program (exec) or ends the shell (exit), let it do this only on a terminal: "
+        "[ -t 0 ] && exec ..."
+    )
+
+
+def _login_rules(address: Address, settings: Mapping[str, str]) -> list[str]:
+    """The options for the login on a machine. settings: OpenSSH's settings for this machine."""
+    default_file = str(Path("~/.ssh/known_hosts").expanduser())
+    user_files = _NEXT_FILE.split(settings.get("userknownhostsfile", default_file))
+    if any(name.endswith("/.ssh/known_hosts") for name in user_files):
+        user_files.insert(0, default_file)  # another file than OpenSSH's if HOME is not the home folder of the account
+    files = [_escape_path(address.known_hosts, quotes=True)] if address.known_hosts is not None else []
+    files += [name.replace("\\", "\\\\").replace('"', '\\"') for name in user_files if name != "none"]
+    known_hosts = " ".join(f'"{name}"' for name in dict.fromkeys(files)) or "none"
+    return [
+        "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S:g}", "-o", "RemoteCommand=none",
+        "-o", f"UserKnownHostsFile={known_hosts}", "-o", "HashKnownHosts=no",
+        "-o", f"StrictHostKeyChecking={'accept-new' if address.host_keys == 'accept-new' else 'yes'}",
+    ]  # fmt: skip
+
+
+def _escape_path(path: Path, *, quotes: bool = False) -> str:
+    """A path for an option of ssh. Every % is doubled, because ssh replaces %x. quotes: whether to escape " and backslashes."""
+    text = str(path).replace("%", "%%")
+    return text.replace("\\", "\\\\").replace('"', '\\"') if quotes else text
