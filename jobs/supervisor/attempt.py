@@ -30,7 +30,7 @@ from jobs import claim
 from jobs.launcher import launcher
 from jobs.node import node_processes, rendezvous, wait_for_gpus
 from jobs.node.hang_detection import HangWatch
-from jobs.slurm import query, states
+from jobs.slurm import allocation, query, states
 from jobs.slurm.commands import OutageWatch, is_down
 from jobs.ssh import node_folders, step
 from jobs.status import retry_budget
@@ -42,6 +42,7 @@ from shardlab.hardware import host
 from shardlab.runs import suspension
 from shardlab.runs.run import SAVE_AT
 from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import TOLD
 from shardlab.terminal import console
 
 CLAIMED_CODE, OUT_OF_TIME_CODE, NOT_FOUND_CODE, TOLD_TO_END_CODE = 75, 124, 127, 143
@@ -181,6 +182,8 @@ class Attempt:
 
     def _record_start(self) -> None:
         signal.signal(signal.SIGTERM, self._note_signal)
+        if self.in_slurm:  # SIGUSR1 (`--signal=B:USR1@60`) asks for a checkpoint, which the ranks save once they have started
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         data: dict[str, Any] = {"job": claim.current_job_id(), "restarts": claim.count_job_restarts()} if self.in_slurm else {}
         data |= {next_try.SEARCH: True} if self.run.search is not None else {}
         self._record_event("started", **host.identify_this_process(), **data)
@@ -216,9 +219,9 @@ class Attempt:
         if self._is_cancelled():
             self.why = CANCELLED_WHY
             return "cancelled"
-        if self.in_slurm and self.is_told_to_end:  # the ranks received the signal too, and ended before this process ended them
+        if self.in_slurm and (self.is_told_to_end or self._has_slurm_ended_ranks()):
             self.why = TOLD_TO_END_WHY
-            return "told"
+            return TOLD
         if lost_event := next((event for event in self.folder.events() if event.event == step.LOST), None):
             self.why = str(lost_event.data.get("why", ""))
             return "node_fail"
@@ -226,6 +229,15 @@ class Attempt:
             self.why = states.WHY["PREEMPTED"]
             return "preempted"
         return None
+
+    def _has_slurm_ended_ranks(self) -> bool:
+        """Whether Slurm told the ranks to end, but this process not (yet). Ranks that save a checkpoint record the signal.
+        When an allocation ends, `salloc` sends no signal to its command, to which this process belongs."""
+        is_rank_told = any(
+            event.event == "timeout" and event.data.get("signal") == "SIGTERM" and event.wall_s > self.begun
+            for event in self.folder.events()
+        )
+        return is_rank_told or (self.run.scheduler == "allocation" and allocation.has_ended(claim.current_job_id()))
 
     def _prepare_start(self) -> dict[str, str]:
         """Do what must be done before the ranks start; return additional variables for the environment of the ranks.
@@ -302,6 +314,8 @@ class Attempt:
                 **_make_save_at_variable(self.limit_s, deadline),
             }
             ranks = node_processes.start_process(container.replace_node_disk(self.command), log.fileno(), environment)
+        if self.in_slurm:
+            signal.signal(signal.SIGUSR1, lambda number, _frame: ranks.send_signal(number))
         hang_watch, reason = HangWatch(self.folder, self.run.cell.hang_limit_s), None
         with suspension.SuspensionWatch() as suspension_watch:  # starts a thread: must come after the start (fork) of the ranks
             while (code := ranks.poll()) is None:
@@ -330,7 +344,7 @@ class Attempt:
             if self._is_cancelled():
                 return "cancelled"
         if self.is_told_to_end:
-            return "cancelled" if not self.in_slurm or self._is_cancelled() else "told"
+            return "cancelled" if not self.in_slurm or self._is_cancelled() else TOLD
         if time.monotonic() > deadline and not (self.folder.result.exists() and self._waits_for_controller()):
             return "timeout"
         return "hung" if hang_watch.is_over() and not self._waits_for_controller() else None
@@ -358,7 +372,7 @@ class Attempt:
     def _describe_reason(self, reason: str, hang_watch: HangWatch) -> str:
         if reason == "hung":
             return hang_watch.why()
-        texts = {"timeout": f"ended at its time limit of {self.limit_s} s", "cancelled": CANCELLED_WHY, "told": TOLD_TO_END_WHY}
+        texts = {"timeout": f"ended at its time limit of {self.limit_s} s", "cancelled": CANCELLED_WHY, TOLD: TOLD_TO_END_WHY}
         return texts.get(reason, "")
 
 
