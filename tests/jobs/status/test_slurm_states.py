@@ -15,7 +15,7 @@ import pytest
 from support_cells import CELL
 from support_trust import make_own
 
-from jobs.schedulers import slurm
+from jobs.schedulers import allocation, slurm
 from jobs.slurm import query, states
 from jobs.status import reconcile
 from shardlab.files import files
@@ -361,6 +361,24 @@ def test_a_job_dropped_by_the_controller_is_unknown_without_sacct(run_of, says, 
         says(sacct=accounts, squeue="")
         verdict = seen(tmp_path, folder).verdict
         assert (verdict.state, f"does not know its job 12{words}" in verdict.why) == ("unknown", True), verdict
+
+
+def test_slurm_says_why_a_run_in_an_allocation_was_told_to_end(run_of, says, tmp_path):
+    """The answer is recorded. A job that started after the end of the run is another job with the same number."""
+    told = OWN["told to end while it saved"]
+    folder = run_of((("started", {"job": "7", "restarts": 0}), *told[1:]))
+    make_own(tmp_path)
+    says(sbatch="")  # this machine has Slurm's commands
+
+    def judge():
+        (observed,) = allocation.SCHEDULER.observe(Workspace(tmp_path), [reconcile.read_run_on_disk(folder)])
+        return observed.verdict
+
+    for start_s, state in ((time.time(), "failed"), (time.time() - AGO, "cancelled")):
+        says(sacct=f"7|interactive|CANCELLED by 0|{int(start_s)}|{int(start_s)}|work1|None\n", squeue=AWAY)
+        assert judge().state == state
+    says(sacct=(99, "sacct: must not be asked"), squeue=(99, "squeue: must not be asked"))
+    assert judge().state == folder.judge().state == "cancelled"
 
 
 @pytest.mark.parametrize(
