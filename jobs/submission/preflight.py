@@ -1,6 +1,7 @@
 """Asks Slurm about each distinct request before a run folder is written: `sbatch --test-only` submits nothing.
 
-Slurm may accept a job that no node can ever run, and leave it pending. --test-only rejects such a request at once.
+Slurm may accept a job that no node can ever run, and leave it pending. --test-only rejects such a request at once, but not a
+request above the limits of its partition, which are therefore read and compared.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from jobs.rendering import render
 from jobs.rendering import sbatch_options as request
 from jobs.rendering.render import RenderContext
-from jobs.slurm import query
+from jobs.slurm import partitions, query
 from jobs.slurm.commands import SlurmOutput, call_slurm, has_slurm_commands
 from jobs.slurm.submission import NO_ROOM
 from shardlab.errors import InputError
@@ -29,20 +30,21 @@ _REJECTED_FOR_NOW = re.compile(rf"{NO_ROOM.pattern}|nodes are busy|node not avai
 _NO_SUCH_NODES = re.compile(r"node configuration is not available")
 _UNAVAILABLE = re.compile(r"(?im)^(?:down|drain|fail|maint|reboot|unknown|power|future|inval|resv|reserved)")
 _COMMAND = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?")
+_OPTION = re.compile(r"(?m)^#SBATCH (\S+)")  # the user's own template may add options
 _SAYS_NOTHING = "Unspecified error"  # a line that Slurm adds to the message of a submit plugin
 # Patterns of Slurm's words, each with the keys of the cluster file that decide the rejected part of the request.
 _KEYS_BY_PATTERN = {
     r"account/partition": ("slurm.account", "slurm.partition"),
     r"(?i:account)": ("slurm.account",),
-    r"(?i:partition)": ("slurm.partition",),
     r"(?i:qos)": ("slurm.qos",),
     r"feature": ("slurm.constraint",),
     r"license": ("slurm.licenses",),
     r"node name": ("slurm.exclude",),
-    r"(?i:time limit|wall)": ("slurm.time",),
+    r"(?i:time limit|wall)": ("slurm.time", "slurm.max_time", "slurm.partition"),
     r"(?i:gres|gpu)|generic resource": ("slurm.gpu_request", "gpus.type", "gpus.per_node"),
     r"(?i:memory)": ("slurm.mem",),
-    r"(?i:node count|max_?nodes)": ("slurm.max_nodes",),
+    r"(?i:node count|max_?nodes)": ("slurm.max_nodes", "slurm.partition"),
+    r"(?i:partition)": ("slurm.partition",),
     r"processors|CPU count": ("slurm.cpus_per_rank",),
     r"node configuration": ("slurm.partition", "slurm.constraint", "slurm.mem", "gpus.type", "gpus.per_node"),
 }
@@ -59,17 +61,23 @@ def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool 
     runs_by_options: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         runs_by_options.setdefault(request.list_sbatch_options(run, context.where), []).append(run)
-    sentences = []
+    sentences, partition_limits = [], None
     with tempfile.TemporaryDirectory(prefix="shardlab-") as temporary:
         script = Path(temporary) / "job.sbatch"
         for options, equal in runs_by_options.items():
-            script.write_text(render.render_script(equal[0], Path(temporary), context.where, context.own_templates))
+            text = render.render_script(equal[0], Path(temporary), context.where, context.own_templates)
+            script.write_text(text)
             count = len(equal) if pack else 1
-            answer = _test_request(script, [f"--time={request.compute_limit_minutes(equal[0]) * count}"] if count > 1 else [])
+            time_options = [f"--time={request.compute_limit_minutes(equal[0]) * count}"] if count > 1 else []
+            answer = _test_request(script, time_options)
             if query.is_unanswered(answer):
                 return
+            if partition_limits is None:
+                partition_limits = partitions.read_partitions(TEST_S)
             if answer.code != 0 and not _is_rejected_for_now(answer, options):
                 sentences.append(describe_rejection(equal, join_error_lines(answer.stderr)))
+            elif why := partitions.find_exceeded_limit(partition_limits, [*_OPTION.findall(text), *time_options]):
+                sentences.append(describe_rejection(equal, why, "Slurm would never start"))
     if sentences:
         raise InputError("\n".join([*sentences, "Nothing was rendered, and nothing was submitted."]))
 
@@ -96,10 +104,11 @@ def join_error_lines(stderr: str) -> str:
     return "; ".join(informative_lines) or "sbatch gave no reason"
 
 
-def describe_rejection(runs: Sequence[Run], why: str) -> str:
-    """A sentence about a request that Slurm would reject: its cells, Slurm's words, and the keys of the cluster file."""
+def describe_rejection(runs: Sequence[Run], why: str, what: str = "Slurm would reject") -> str:
+    """A sentence about a request that Slurm would reject: its cells, Slurm's words, and the keys of the cluster file. what: the
+    beginning of the sentence."""
     names = list(dict.fromkeys(run.cell.name() for run in runs))
     rest = f" and {len(names) - MOST_NAMED_CELLS} more" if len(names) > MOST_NAMED_CELLS else ""
     keys = next((keys for pattern, keys in _KEYS_BY_PATTERN.items() if re.search(pattern, why)), ())
     note = f" Decided in the cluster file by: {', '.join(keys)}." if keys else ""
-    return f"Slurm would reject {len(runs)} run(s) ({', '.join(names[:MOST_NAMED_CELLS])}{rest}): {why.rstrip('.')}.{note}"
+    return f"{what} {len(runs)} run(s) ({', '.join(names[:MOST_NAMED_CELLS])}{rest}): {why.rstrip('.')}.{note}"

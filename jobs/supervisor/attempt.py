@@ -35,6 +35,7 @@ from jobs.slurm.commands import OutageWatch, is_down
 from jobs.ssh import node_folders, step
 from jobs.status import retry_budget
 from jobs.supervisor import hold, next_try, retries
+from jobs.supervisor.failure_cause import find_failure_cause
 from shardlab.cluster import container
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.files import files, source_digest
@@ -108,6 +109,7 @@ class Attempt:
         code, reason = self._supervise_command(variables)
         if reason is None and code != 0:
             reason = self._reason_of_failure()
+            self.why = self.why or find_failure_cause(self.folder.path, self.folder.job_log)
         if reason == "superseded":
             if self.tracker is not None:
                 self.tracker.end(wait_s=0)
@@ -194,7 +196,7 @@ class Attempt:
         Returns (exit code, the reason for which this process ended the command; None if the command ended by itself).
         """
         self.sampler = node_processes.Sampler(self.folder) if self.ranks_here else None
-        kills_before = node_processes.oom_kills()
+        oom_watch = node_processes.OomWatch()
         reason: str | None
         try:
             code, reason = self._run_command(variables)
@@ -207,8 +209,8 @@ class Attempt:
         node_processes.end_strays(str(self.folder.path))
         if self.ranks_here:
             node_processes.remove_data_copies(self.folder)
-        if self.ranks_here and code != 0 and reason is None and node_processes.oom_kills() > kills_before:
-            self._record_event("oom", why="out of host memory: the kernel's OOM killer ended a process during the run")
+        if self.ranks_here and code != 0 and reason is None:
+            oom_watch.record(self.folder)
         return code, reason
 
     def _reason_of_failure(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 import msgspec
@@ -27,6 +28,8 @@ SENDING = ("submitting", "submitted", "refused")  # events of a submission; refu
 HOLDING = ("held", "released")  # held: the run must not start before a person releases it; released: it may start again
 TOLD = "told"  # the reason of an end: Slurm told the run to end, and only Slurm knows why
 ENDED_IN_SLURM = "ended_in_slurm"  # the event with which a command records a final state that it learnt from Slurm
+# The event of a node: the kernel's OOM killer ended a process of the machine, and it is not known whether of this run.
+OOM_ON_MACHINE = "oom_on_machine"
 STARTS_AND_ENDS = ("started", "exited")
 FINAL = frozenset(STATES) - {"planned", "pending", "running", "unknown"}  # the states in which a run can end
 
@@ -159,5 +162,13 @@ def _judge_ended(
         return JudgedState("timeout", str(by_name["timeout"].data.get("why", "")))
     if purpose_text:  # the other ranks failed because this rank was gone
         return JudgedState("failed", purpose_text)
-    failed_event = by_name.get("failed")
-    return JudgedState("failed", str((failed_event or exited).data.get("why") or f"exit code {code}"))
+    # The supervisor knows why a rank that was killed wrote nothing; the other ranks only saw that it was gone.
+    reasons = (event.data.get("why") for event in (exited, by_name.get("failed")) if event is not None)
+    why = str(next(filter(None, reasons), _describe_exit_code(code)))
+    return JudgedState("failed", f"{why}; {by_name[OOM_ON_MACHINE].data.get('why')}" if OOM_ON_MACHINE in by_name else why)
+
+
+def _describe_exit_code(code: object) -> str:
+    """An exit code, with the name of the signal that ended the process if the exit code is 128 + the number of a signal."""
+    number = code - 128 if isinstance(code, int) else 0
+    return f"exit code {code}" + (f" ({signal.Signals(number).name})" if number in signal.valid_signals() else "")

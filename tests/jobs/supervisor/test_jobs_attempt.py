@@ -150,14 +150,21 @@ def test_a_run_that_started_with_other_packages_fails_with_the_reason(folder):
     assert "packages changed since the run was submitted" in folder.judge().why
 
 
-@pytest.mark.parametrize(("kills", "state"), [((4, 5), "oom"), ((4, 4), "failed")])
-def test_a_run_during_which_the_kernel_killed_for_memory_is_out_of_memory(folder, kills, state):
+@pytest.mark.parametrize(
+    ("kills", "of_job", "state", "words"),
+    [
+        ((4, 5), True, "oom", "out of host memory: the kernel's OOM killer"),
+        ((4, 5), False, "failed", "exit code 137 (SIGKILL); perhaps out of memory: the kernel ended a process on "),
+        ((4, 4), False, "failed", "exit code 137 (SIGKILL)"),
+    ],
+)
+def test_a_run_is_out_of_memory_only_if_its_own_job_counts_a_kill(folder, kills, of_job, state, words):
     # A test cannot change the kernel's counter of out-of-memory kills, so the test replaces the function that reads it.
-    counter = f"kills = iter({kills}); node_processes.oom_kills = lambda: next(kills)"
+    counter = f"kills = iter({kills}); node_processes.count_oom_kills = lambda: (next(kills), {of_job})"
     assert supervised(folder, "sh", "-c", "kill -KILL $$", before=counter).returncode == 137
     verdict = folder.judge()
-    assert verdict.state == state
-    assert ("out of host memory: the kernel's OOM killer" in verdict.why) == (state == "oom")
+    assert (verdict.state, words in verdict.why) == (state, True), verdict
+    assert ("perhaps" in verdict.why) == (kills == (4, 5) and not of_job)
 
 
 @pytest.fixture
