@@ -385,7 +385,7 @@ def _combine_with_job(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedSta
     if slurm_state == "pending":
         if own_verdict.held and (not job.reason or "held" in job.reason.lower()):
             return own_verdict
-        return JudgedState("pending", "started again by Slurm" if has_started else "")
+        return _judge_waiting(job, "started again by Slurm" if has_started else "")
     if slurm_state == "running":
         waiting_for = "waits for the earlier runs in its job" if is_shared else "its job is starting"
         return JudgedState("running") if has_started or own_verdict.state == "running" else JudgedState("pending", waiting_for)
@@ -400,6 +400,14 @@ def _combine_with_job(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedSta
     return JudgedState(slurm_state, states.WHY[state])
 
 
+def _judge_waiting(job: Job, why: str) -> JudgedState:
+    """The state of a run whose job waits: pending, and held if Slurm holds the job after a failed start. why: why the job waits
+    again; ''."""
+    reason = job.reason if states.translate_state(job.state) == "pending" else ""
+    why = "; ".join(filter(None, (why, states.explain_waiting(reason))))
+    return JudgedState("pending", why, held=bool(states.HELD_AFTER_LAUNCH.match(reason)))
+
+
 def judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState:
     """The state of a run whose records have an end. Slurm may start the run again, or may know the reason of the end better."""
     verdict, slurm_state = run.verdict, states.translate_state(job.state)
@@ -409,8 +417,8 @@ def judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState
     reason = end.data.get("reason")
     begun_since = slurm_state == "running" and job.start_s is not None and job.start_s > end.wall_s
     if slurm_state == "pending" or begun_since:
-        return JudgedState(
-            "pending", f"started again by Slurm, after {'Slurm told it to end' if reason == TOLD else verdict.state}"
+        return _judge_waiting(
+            job, f"started again by Slurm, after {'Slurm told it to end' if reason == TOLD else verdict.state}"
         )
     if slurm_state == "running" and not is_shared:  # Slurm may start the run again, and does not yet say why the run ended
         return JudgedState("running", f"its job is ending, after {verdict.state}: {verdict.why}")

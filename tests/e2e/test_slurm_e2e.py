@@ -23,7 +23,7 @@ from shardlab.runs.suspension import MIN_SUSPENSION_S
 pytestmark = pytest.mark.e2e
 # A key of the cluster file that makes jobs wait in the queue, for tests in which no job has to run.
 HELD = "extra: {begin: now+1hour}"
-SAVES = "  instruments: {checkpoints: {every_steps: 100}}\naxes: {strategy: [ddp], gpus: [2]}"
+SAVES = "  instruments: {checkpoints: {every_steps: 20}}\naxes: {strategy: [ddp], gpus: [2]}"
 SEEDS = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
 # A script that prints the states (such as T: stopped) of the ranks and supervisors on a node, each state once.
 PROCESS_STATES = (
@@ -377,7 +377,7 @@ def test_a_preempted_run_waits_if_slurm_requeues_it_and_is_preempted_otherwise(s
 
 def begin_saving_run(one):
     """Submit a run that saves checkpoints, and wait until it has saved one. Returns the number of its job."""
-    one.jobs("submit", "--matrix", one.matrix(SAVES, steps=3000))
+    one.jobs("submit", "--matrix", one.matrix(SAVES, steps=600))
     one.until(lambda: complete_checkpoints(one.folders()[0].path), "it saves a checkpoint")
     assert not one.events("exited")
     return one.events("submitted")[0].data["job"]
@@ -390,7 +390,7 @@ def must_go_on_to_its_end(one, job):
         one.slurm.answer("head", "scontrol", "update", f"JobId={job}", "StartTime=now")  # it would wait for two minutes
         return one.events("resumed")
 
-    assert one.until(goes_on, "it resumes")[0].data["step"] >= 100
+    assert one.until(goes_on, "it resumes")[0].data["step"] >= 20
     one.until(lambda: one.states() == ["completed"], "it completes")
     assert [event.data["restarts"] for event in one.events("started")] == [0, 1]
 
@@ -405,29 +405,32 @@ def must_be_recorded(one, state):
 
 def test_runs_that_save_checkpoints_are_cancelled_or_resume_as_slurm_is_told(study):
     gone, again = study(suffix="-gone"), study(suffix="-again")
-    jobs = [begin_saving_run(one) for one in (gone, again)]
-    gone.slurm.run("head", f"scancel {jobs[0]}")
-    gone.slurm.run("head", f"scontrol requeue {jobs[1]}")
+    gone.slurm.run("head", f"scancel {begin_saving_run(gone)}")
     must_be_recorded(gone, "cancelled")
+    job = begin_saving_run(again)
+    again.slurm.run("head", f"scontrol requeue {job}")
     again.until(lambda: again.states() == ["pending"], "Slurm has it again")
-    must_go_on_to_its_end(again, jobs[1])
+    must_go_on_to_its_end(again, job)
 
 
 def test_preempted_runs_that_save_checkpoints_resume(study):
     again, gone = study(suffix="-again"), study("partition: cancelled", "-gone")
     both = "Nodes=work1,work2 DefMemPerCPU=100"
     partitions = [f"PartitionName=urgent PriorityTier=10 {both}", f"PartitionName=cancelled PreemptMode=CANCEL {both}"]
+    urgent_job = "sbatch --parsable -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 600'"
     with again.slurm.configured("PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE", *partitions):
         again.until(again.slurm.idle, "the nodes are there")
-        jobs = [begin_saving_run(one) for one in (again, gone)]
-        taken = again.slurm.run("head", "sbatch --parsable -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 600'").strip()
-        must_be_recorded(gone, "preempted")
+        job, taken = begin_saving_run(again), again.slurm.run("head", urgent_job).strip()
         again.until(lambda: again.states() == ["pending"], "Slurm has it again")
         again.slurm.run("head", f"scancel {taken}")
-        must_go_on_to_its_end(again, jobs[0])
+        must_go_on_to_its_end(again, job)
+        begin_saving_run(gone)
+        taken = gone.slurm.run("head", urgent_job).strip()
+        must_be_recorded(gone, "preempted")
+        gone.slurm.run("head", f"scancel {taken}")
         assert [(run["attempt"], run["state"]) for run in gone.json("retry")["runs"]] == [(2, "pending")]
         gone.until(lambda: gone.states() == ["completed"], "the next attempt completes")
-        assert gone.events("resumed")[0].data["step"] >= 100
+        assert gone.events("resumed")[0].data["step"] >= 20
         for one in (again, gone):
             one.end()
 

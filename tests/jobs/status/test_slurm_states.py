@@ -338,6 +338,40 @@ def line(raw, *, token=TOKEN):
     return f"{JOB}|{token}|{raw}|1795283038|1795283081|work1|None\n"
 
 
+@pytest.mark.parametrize(
+    ("reason", "words", "held"),
+    [
+        ("Priority", "", False),
+        ("None", "", False),
+        ("PartitionTimeLimit", "lower `time_limit` of the cell or slurm.time", False),
+        ("PartitionNodeLimit", "more or fewer nodes than the partition has now", False),
+        ("launch failed requeued held", "`jobs retry` or `jobs retry --only held` releases it", True),
+        ("launch_failed_requeued_held", "after a failed start (launch_failed_requeued_held)", True),
+        ("JobHoldMaxRequeue", "after a failed start", True),
+        ("JobHeldUser", "`scontrol release`", False),
+        ("JobHeldAdmin", "an administrator of the cluster holds its job", False),
+        ("DependencyNeverSatisfied", "did not end as required", False),
+        ("BadConstraints", "slurm.constraint", False),
+        ("ReqNodeNotAvail, UnavailableNodes:work1", "`sinfo -R` says why", False),
+        ("InvalidAccount", "slurm.account", False),
+        ("InvalidQOS", "slurm.qos", False),
+        ("AssocGrpCpuLimit", "starts when other jobs have ended", False),
+        ("QOSMaxJobsPerUserLimit", "starts when other jobs have ended", False),
+        ("QOSMaxWallDurationPerJobLimit", "Slurm never starts it", False),
+    ],
+)
+@pytest.mark.parametrize("own", ["waits", "runs", "failed"])
+def test_the_reason_of_a_waiting_job_is_explained_if_it_does_not_pass_by_itself(
+    run_of, says, tmp_path, own, reason, words, held
+):
+    folder = run_of(OWN[own])
+    text = line("PENDING").replace("|None\n", f"|{reason}\n")
+    says(sacct=text, squeue=text)
+    verdict = seen(tmp_path, folder).verdict
+    assert (verdict.state, words in verdict.why, verdict.held) == ("pending", True, held), verdict
+    assert ("started again by Slurm" in verdict.why) == (own != "waits")
+
+
 def test_a_number_that_slurm_gave_out_again_is_another_job(run_of, says, tmp_path):
     says(sacct=line("COMPLETED", token="other.1"), squeue="")
     found = seen(tmp_path, run_of(OWN["runs"]))
