@@ -38,44 +38,33 @@ WHY = {
 }
 
 HELD_AFTER_LAUNCH = re.compile("JobHoldMaxRequeue|launch.failed.requeued.held")
-# Why a job waits, in Slurm's words (`%r` of squeue), for reasons that do not pass by themselves or that a person should know:
-# the pattern of the reason, and the sentence, in which REASON stands for Slurm's words.
+# The reasons for which a job waits (`%r` of squeue) that do not pass by themselves or that a person should know. Each is a
+# pattern of Slurm's words, with a clause that says what helps; Slurm's words are added in brackets.
 WAITS = {
-    HELD_AFTER_LAUNCH: "Slurm holds it after a failed start (REASON): `jobs retry` or `jobs retry --only held` releases it",
-    re.compile("JobHeldUser"): "its job is held (REASON): `scontrol release` with its number lets it start",
-    re.compile("JobHeldAdmin"): "an administrator of the cluster holds its job (REASON) and can release it",
-    re.compile(
-        "PartitionTimeLimit"
-    ): "Slurm never starts it, because its time limit is above the limit of the partition (REASON): "
-    "cancel it, then lower `time_limit` of the cell or slurm.time, or change slurm.partition, and submit it again",
-    re.compile("PartitionNodeLimit"): "it asks for more or fewer nodes than the partition has now, without nodes that are down "
-    "(REASON): if `sinfo` shows too few nodes, cancel it, then change `nnodes` of the cell or slurm.partition",
-    re.compile("Partition(Down|Inactive)"): "its partition is down (REASON): it starts when the partition is up",
-    re.compile("BadConstraints"): "no node fits its request (REASON): if no node is down, cancel it, then change "
-    "slurm.constraint, slurm.gpu_request or slurm.mem, and submit it again",
-    re.compile("DependencyNeverSatisfied"): "Slurm never starts it, because a job that it waits for did not end as required "
-    "(REASON): cancel it and submit it again",
-    re.compile("InvalidAccount|AccountNotAllowed"): "Slurm does not accept its account (REASON): cancel it, then change "
-    "slurm.account, and submit it again",
-    re.compile(
-        "InvalidQOS|QOSNotAllowed"
-    ): "Slurm does not accept its QOS (REASON): cancel it, then change slurm.qos, and submit it again",
-    re.compile(
-        "ReqNodeNotAvail|Reservation"
-    ): "nodes that it needs are down, drained or reserved (REASON): `sinfo -R` says why",
-    re.compile(
-        "(Assoc|QOS)Max.*Per(Job|Node)"
-    ): "Slurm never starts it, because it asks for more than one job may have (REASON): "
-    "cancel it, then ask for less, and submit it again; `sacctmgr show assoc` and `sacctmgr show qos` show the limits",
-    re.compile(
-        "(Assoc|QOS)(Grp|Max)"
-    ): "a limit of its account or QOS is used up (REASON): it starts when other jobs have ended",
+    HELD_AFTER_LAUNCH.pattern: "Slurm holds it after a failed start; `jobs retry` or `jobs retry --only held` releases it",
+    "JobHeldUser": "its job is held; `scontrol release` with its number lets it start",
+    "JobHeldAdmin": "an administrator of the cluster holds its job and can release it",
+    "PartitionTimeLimit": "Slurm never starts it, because its time limit is above the limit of the partition; cancel it, lower "
+    "`time_limit` of the cell or slurm.time, or change slurm.partition, and submit it again",
+    "PartitionNodeLimit": "its partition has too few nodes for it now; if no node is down, cancel it and change `nnodes` or "
+    "slurm.partition",
+    "Partition(Down|Inactive)": "it starts when its partition is up",
+    "BadConstraints": "no node fits it; if no node is down, cancel it and change slurm.constraint, slurm.gpu_request or "
+    "slurm.mem",
+    "DependencyNeverSatisfied": "Slurm never starts it, because a job that it waits for did not end as required; cancel it and "
+    "submit it again",
+    "InvalidAccount|AccountNotAllowed": "Slurm does not accept its account; cancel it and change slurm.account",
+    "InvalidQOS|QOSNotAllowed": "Slurm does not accept its QOS; cancel it and change slurm.qos",
+    "ReqNodeNotAvail|Reservation": "nodes that it needs are down, drained or reserved; `sinfo -R` says why",
+    "(Assoc|QOS)Max.*Per(Job|Node)": "Slurm never starts it, because it asks for more than one job may have; cancel it and ask "
+    "for less (`sacctmgr show assoc` and `sacctmgr show qos` show the limits)",
+    "(Assoc|QOS)(Grp|Max)": "a limit of its account or QOS is used up; it starts when other jobs have ended",
 }
 
 
 def explain_waiting(reason: str) -> str:
-    """A sentence about the reason for which a job waits, from WAITS; '' for other reasons, which pass by themselves."""
-    return next((text.replace("REASON", reason) for pattern, text in WAITS.items() if pattern.match(reason)), "")
+    """A clause about the reason for which a job waits, from WAITS; '' for other reasons, which pass by themselves."""
+    return next((f"{clause} ({reason})" for pattern, clause in WAITS.items() if re.match(pattern, reason)), "")
 
 
 def bare_state(raw: str) -> str:

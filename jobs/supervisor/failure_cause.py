@@ -29,8 +29,7 @@ def find_failure_cause(run_path: Path, job_log: Path) -> str:
     except OSError:
         return ""
     for match in _SIGNALLED.finditer(log):
-        number = int(match["torchrun"] or match["deepspeed"])
-        if number in signal.valid_signals() and number not in _CONSEQUENCES:
-            rank = f"rank {match['rank'].decode()}" if match["rank"] else "a rank"
-            return f"{signal.Signals(number).name} ended {rank}; see log/job.log"
+        number, rank = int(match["torchrun"] or match["deepspeed"]), (match["rank"] or b"").decode()
+        if name := next((known.name for known in signal.Signals if known == number and known not in _CONSEQUENCES), ""):
+            return f"{name} ended {f'rank {rank}' if rank else 'a rank'}; see log/job.log"
     return ""

@@ -96,7 +96,8 @@ def find_learnt_end(events: Sequence[Event]) -> JudgedState | None:
     records = count_starts_and_ends(events)
     learnt = [event for event in events if event.event == ENDED_IN_SLURM and event.data.get("records") == records]
     data = max(learnt, key=lambda event: event.wall_s).data if learnt else {}
-    return JudgedState(data["state"], str(data.get("why", ""))) if data.get("state") in FINAL - {"completed"} else None
+    state = str(data.get("state"))
+    return JudgedState(state, str(data.get("why", ""))) if state in FINAL - {"completed"} else None
 
 
 def drop_learnt_ends(events: Sequence[Event]) -> list[Event]:
@@ -170,5 +171,5 @@ def _judge_ended(
 
 def _describe_exit_code(code: object) -> str:
     """An exit code, with the name of the signal that ended the process if the exit code is 128 + the number of a signal."""
-    number = code - 128 if isinstance(code, int) else 0
-    return f"exit code {code}" + (f" ({signal.Signals(number).name})" if number in signal.valid_signals() else "")
+    names = [f" ({number.name})" for number in signal.Signals if isinstance(code, int) and number == code - 128]
+    return f"exit code {code}{''.join(names)}"

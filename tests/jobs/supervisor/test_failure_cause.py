@@ -30,7 +30,7 @@ def test_the_signal_that_ended_a_rank_is_read_from_the_output_of_torchrun(tmp_pa
         (DEEPSPEED.format(-9), "SIGKILL ended a rank; see log/job.log"),
         (DEEPSPEED.format(-15) + DEEPSPEED.format(-6), "SIGABRT ended a rank; see log/job.log"),
         (DEEPSPEED.format(-15), ""),  # the launcher or a person ended this rank
-        (DEEPSPEED.format(-99), ""),
+        (DEEPSPEED.format(-99) + DEEPSPEED.format(-40), ""),  # 40 is a signal without a name
         (DEEPSPEED.format(1), ""),
         ("", ""),
     ],
