@@ -197,7 +197,9 @@ def count_oom_kills() -> tuple[int, bool]:
     kills = 0
     for counter in counters or [Path("/proc/vmstat")]:
         with contextlib.suppress(OSError):  # the cgroup of a step that has ended is removed
-            kills += sum(int(line.split()[1]) for line in counter.read_text().splitlines() if line.startswith("oom_kill "))
+            kills += sum(
+                int(line.split()[1]) for line in files.read(counter).decode().splitlines() if line.startswith("oom_kill ")
+            )
     return kills, bool(counters)
 
 

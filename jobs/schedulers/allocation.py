@@ -52,12 +52,12 @@ class AllocationScheduler(QueueScheduler):
     def observe(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
         """The state of each run. Slurm is asked once why it ended runs that it told to end, until their state is recorded."""
         observed_runs = super().observe(workspace, runs)
-        ends = {position: end for position, run in enumerate(runs) if (end := _find_unexplained_end(run)) is not None}
-        jobs = {position: _find_job(runs[position]) for position in ends}
+        end_events = {position: end for position, run in enumerate(runs) if (end := _find_unexplained_end(run)) is not None}
+        jobs = {position: _find_job(runs[position]) for position in end_events}
         if not (numbers := sorted(set(jobs.values()) - {""})) or not has_slurm_commands():
             return observed_runs
-        answer = query.find_jobs(numbers, min(end.wall_s for end in ends.values()))
-        for position, end in ends.items():
+        answer = query.find_jobs(numbers, min(end.wall_s for end in end_events.values()))
+        for position, end in end_events.items():
             job = answer.jobs.get(jobs[position])
             if job is not None and job.start_s is not None and job.start_s <= end.wall_s:  # else the number was given again
                 verdict = slurm.judge_after_end(runs[position], job, is_shared=True)

@@ -342,14 +342,14 @@ def _observe_run(run: RunOnDisk, sending: Event | None, answer: JobsFound, fault
 def record_learnt_ends(workspace: Workspace, runs: Sequence[RunOnDisk], observed_runs: Sequence[ObservedRun]) -> None:
     """Record each final state that only Slurm knew as an event of its run, so that the state does not change if Slurm forgets
     the job or does not answer, and so that `collect` knows it too. Does nothing if this user may not act in the workspace."""
-    ends = [
+    learnt_pairs = [
         (run, observed)
         for run, observed in zip(runs, observed_runs, strict=True)
         if observed.verdict.state in FINAL and observed.verdict.state != run.verdict.state
     ]
-    if not ends or not workspace_trust.is_allowed(workspace):
+    if not learnt_pairs or not workspace_trust.is_allowed(workspace):
         return
-    for run, observed in ends:
+    for run, observed in learnt_pairs:
         with contextlib.suppress(WorkspaceError):  # for example, the file system is read-only
             events = run.folder.events()
             if run.folder.judge_with_result(events, run.run)[0].state != run.verdict.state:

@@ -104,11 +104,11 @@ def join_error_lines(stderr: str) -> str:
     return "; ".join(informative_lines) or "sbatch gave no reason"
 
 
-def describe_rejection(runs: Sequence[Run], why: str, what: str = "Slurm would reject") -> str:
-    """A sentence about a request that Slurm would reject: its cells, Slurm's words, and the keys of the cluster file. what: the
-    beginning of the sentence."""
+def describe_rejection(runs: Sequence[Run], why: str, beginning: str = "Slurm would reject") -> str:
+    """A sentence about a request that Slurm would reject: its cells, Slurm's words, and the keys of the cluster file.
+    beginning: the beginning of the sentence."""
     names = list(dict.fromkeys(run.cell.name() for run in runs))
     rest = f" and {len(names) - MOST_NAMED_CELLS} more" if len(names) > MOST_NAMED_CELLS else ""
     keys = next((keys for pattern, keys in _KEYS_BY_PATTERN.items() if re.search(pattern, why)), ())
     note = f" Decided in the cluster file by: {', '.join(keys)}." if keys else ""
-    return f"{what} {len(runs)} run(s) ({', '.join(names[:MOST_NAMED_CELLS])}{rest}): {why.rstrip('.')}.{note}"
+    return f"{beginning} {len(runs)} run(s) ({', '.join(names[:MOST_NAMED_CELLS])}{rest}): {why.rstrip('.')}.{note}"

@@ -30,6 +30,6 @@ def find_failure_cause(run_path: Path, job_log: Path) -> str:
         return ""
     for match in _SIGNALLED.finditer(log):
         number, rank = int(match["torchrun"] or match["deepspeed"]), (match["rank"] or b"").decode()
-        if name := next((known.name for known in signal.Signals if known == number and known not in _CONSEQUENCES), ""):
+        if name := next((entry.name for entry in signal.Signals if entry == number and entry not in _CONSEQUENCES), ""):
             return f"{name} ended {f'rank {rank}' if rank else 'a rank'}; see log/job.log"
     return ""

@@ -419,19 +419,20 @@ def test_preempted_runs_that_save_checkpoints_resume(study):
     urgent_job = "sbatch --parsable -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 600'"
     with again.slurm.configured("PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE", *partitions):
         again.until(again.slurm.idle, "the nodes are there")
-        job, taken = begin_saving_run(again), again.slurm.run("head", urgent_job).strip()
-        again.until(lambda: again.states() == ["pending"], "Slurm has it again")
-        again.slurm.run("head", f"scancel {taken}")
-        must_go_on_to_its_end(again, job)
-        begin_saving_run(gone)
-        taken = gone.slurm.run("head", urgent_job).strip()
-        must_be_recorded(gone, "preempted")
-        gone.slurm.run("head", f"scancel {taken}")
-        assert [(run["attempt"], run["state"]) for run in gone.json("retry")["runs"]] == [(2, "pending")]
-        gone.until(lambda: gone.states() == ["completed"], "the next attempt completes")
-        assert gone.events("resumed")[0].data["step"] >= 20
-        for one in (again, gone):
-            one.end()
+        try:
+            job, taken = begin_saving_run(again), again.slurm.run("head", urgent_job).strip()
+            again.until(lambda: again.states() == ["pending"], "Slurm has it again")
+            again.slurm.run("head", f"scancel {taken}")
+            must_go_on_to_its_end(again, job)
+            begin_saving_run(gone)
+            taken = gone.slurm.run("head", urgent_job).strip()
+            must_be_recorded(gone, "preempted")
+            gone.slurm.run("head", f"scancel {taken}")
+            assert [(run["attempt"], run["state"]) for run in gone.json("retry")["runs"]] == [(2, "pending")]
+            gone.until(lambda: gone.states() == ["completed"], "the next attempt completes")
+            assert gone.events("resumed")[0].data["step"] >= 20
+        finally:
+            again.slurm.run("head", "scancel --me --partition=urgent,cancelled")
 
 
 def test_a_run_in_an_allocation_that_is_cancelled_while_it_saves_is_cancelled(study):

@@ -432,7 +432,7 @@ def test_a_final_state_learnt_from_slurm_stays_when_slurm_forgets_the_job(run_of
     assert sum(event.event == ENDED_IN_SLURM for event in folder.events()) == 1
 
 
-def test_a_restart_by_slurm_and_an_end_that_the_run_records_supersede_what_was_learnt(run_of, says, tmp_path):
+def test_a_later_start_or_end_of_the_run_supersedes_a_state_learnt_from_slurm(run_of, says, tmp_path):
     folder = run_of(OWN["runs"])
     make_own(tmp_path)
     says(sacct=line("PREEMPTED"), squeue=line("PREEMPTED"))
