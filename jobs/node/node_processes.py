@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,7 +123,9 @@ def start_process(command: list[str], log: int | None, environment: dict[str, st
             preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
         )
     except OSError as error:
-        problem = "is not installed" if isinstance(error, FileNotFoundError) else f"cannot be started ({error.strerror})"
+        # If PATH has a folder that this user may not read, the error of a missing program is `Permission denied`.
+        is_missing = isinstance(error, FileNotFoundError) or shutil.which(command[0], path=environment.get("PATH")) is None
+        problem = "is not installed" if is_missing else f"cannot be started ({error.strerror})"
         raise CannotStart(f"{command[0]} {problem} on {gethostname()}.") from None
 
 

@@ -23,12 +23,16 @@ MOST_GPUS = 1_000_000  # the most GPUs for which a user may ask a prediction
 def add_matrix_options(parser: Parser, *, archives: bool = False) -> None:
     """Add the options that select cells of a matrix. archives: whether the matrix may also come from an archive."""
     matrix_help = "name of a shipped matrix, or path of a matrix file (a path contains / or ends in .yaml)"
-    source = parser.add_mutually_exclusive_group(required=True)
-    matrix_option = source.add_argument("--matrix", metavar="NAME|FILE", help=matrix_help)
+    # A group of one option would be printed in parentheses by some releases of Python 3.11.
+    group = parser.add_mutually_exclusive_group(required=True) if archives else None
+    if group is None:
+        matrix_option = parser.add_argument("--matrix", required=True, metavar="NAME|FILE", help=matrix_help)
+    else:
+        matrix_option = group.add_argument("--matrix", metavar="NAME|FILE", help=matrix_help)
     completion.offer_completions(matrix_option, lambda _: matrix.shipped_matrices(), endings=(".yaml", ".yml"))
-    if archives:
+    if group is not None:
         from_help = "the matrix of an archive, as `collect archive` writes it"
-        source.add_argument("--from", dest="archive", metavar="FILE", help=from_help)
+        group.add_argument("--from", dest="archive", metavar="FILE", help=from_help)
     add_cluster(parser)
     parser.add_argument("--where", metavar="EXPR", help='only cells for which this expression is true, such as "gpus > 1"')
     parser.add_argument("--repeats", type=int, metavar="N", help="number of runs of each cell (default: as set in the matrix)")

@@ -24,7 +24,9 @@ def read_own_manifest() -> bytes:
     """The manifest of this node's experiment. Raises InputError if the command fails."""
     command_text, alternative = " ".join(COMMAND), "Set cloudlab.manifest to a file instead."
     try:
-        process = subprocess.run(COMMAND, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False)
+        # Its path, because a folder in PATH that this user may not read would hide the reason why it cannot be executed.
+        command = [shutil.which(COMMAND[0]) or COMMAND[0], *COMMAND[1:]]
+        process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise InputError(f"{command_text}: did not end within {TIMEOUT_S:g} s. {alternative}") from None
     except OSError as error:  # the command cannot be started, for example because its interpreter is missing

@@ -3,6 +3,7 @@
 The real make, venv and pip run in a copy of the Makefile beside a tiny project, whose installation takes seconds.
 """
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import support_tiny_project
+from packaging.specifiers import SpecifierSet
 from support_long import only_long
 
 ROOT = Path(__file__).parents[2]
@@ -191,3 +193,15 @@ def test_pip_unpacks_in_the_temporary_folder_if_it_has_room(project, tmp_path, n
     done = run_make(project, ".venv/installed", *words, TMPDIR=str(tmp_path / "elsewhere"))
     assert done.returncode == 0, done.stderr
     assert (project / "built-in").read_text().startswith(str(tmp_path / unpacks))
+
+
+def test_the_tested_packages_run_on_the_first_release_of_the_oldest_python():
+    """Debian 12 has Python 3.11.2: a package that needs 3.11.5 would let `make test` fail there."""
+    pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    needs = {
+        package.metadata["Name"]: package.metadata["Requires-Python"]
+        for package in importlib.metadata.distributions()
+        if package.metadata["Name"].lower() in pinned and package.metadata["Requires-Python"]
+    }
+    assert len(needs) > 50
+    assert {name: need for name, need in needs.items() if not SpecifierSet(need).contains("3.11.0")} == {}

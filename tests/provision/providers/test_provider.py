@@ -9,6 +9,7 @@ from provision import order
 from provision.operation import Nothing
 from provision.plan import MACHINE
 from provision.provider import NOTHING_TO_DO, Provider, find_provider
+from provision.providers import virtual
 from shardlab import registry
 from shardlab.cluster.cluster import Cluster
 from shardlab.errors import ShardlabError, UnknownName
@@ -91,6 +92,7 @@ def test_a_provider_has_its_functions_operations_and_checks(name):
     assert (functions, made.operations, made.checks, made.additional) == PROVIDERS[name]
 
 
-def test_provider_local_locks_no_cluster_and_practice_nodes_lock_theirs():
+def test_provider_local_locks_no_cluster_and_practice_nodes_lock_theirs(tmp_path, monkeypatch):
+    monkeypatch.setattr(virtual, "LOCKS", tmp_path / "locks")  # else this test needs root
     assert find_provider("local").locks(CLUSTER) == []
     assert len(find_provider("virtual").locks(CLUSTER)) > 0
