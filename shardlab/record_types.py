@@ -17,6 +17,7 @@ from shardlab.files.decoders import decoder
 LARGEST = 2**63 - 1  # the largest number that a column of 64 bits can contain
 RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}\Z"
 HOST_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,252}\Z"
+SLURM_CLUSTER_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,62}\Z"
 TOKEN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}\.[0-9a-f]{10}\Z"
 
 RunId = Annotated[str, msgspec.Meta(pattern=RUN_ID_PATTERN)]
@@ -25,6 +26,7 @@ HostName = Annotated[str, msgspec.Meta(pattern=HOST_PATTERN)]  # a host name, an
 Token = Annotated[str, msgspec.Meta(pattern=TOKEN_PATTERN)]  # the name of a job that jobs.slurm.submission chose
 # A job of Slurm, or a task of an array; "": none.
 JobNumber = Annotated[str, msgspec.Meta(pattern=r"^([0-9]{1,18}(_[0-9]{1,9})?)?\Z")]
+SlurmClusterName = Annotated[str, msgspec.Meta(pattern=SLURM_CLUSTER_PATTERN)]  # a cluster of Slurm, for its option --clusters
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]  # a SHA-256 in hexadecimal digits
 BootId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9-]{1,64}\Z")]
 
@@ -47,6 +49,8 @@ class EventData(msgspec.Struct):
 
     job: JobNumber | None = None
     """The job of Slurm that executes the run."""
+    cluster: SlurmClusterName | None = None
+    """The cluster of Slurm to which the job was submitted; null: the default cluster of the machine that submitted it."""
     token: Token | None = None
     pid: ProcessId | msgspec.UnsetType = msgspec.UNSET
     """If the key is there, it has a value."""

@@ -243,6 +243,7 @@ def _list_cluster_names(cluster: Cluster) -> list[tuple[str, str]]:
         users.add(node.user)
     if cluster.slurm is not None:
         accounts |= {cluster.slurm.account, cluster.slurm.qos}
+        sites.add(cluster.slurm.cluster)
     if cluster.cloudlab is not None:
         accounts.add(cluster.cloudlab.project)
         sites.add(cluster.cloudlab.site)
@@ -253,7 +254,7 @@ def _list_cluster_names(cluster: Cluster) -> list[tuple[str, str]]:
 
 def _list_run_names(loaded: Loaded) -> list[tuple[str, str]]:
     hosts = {name for loaded_run in loaded.runs for name in loaded_run.folder.hosts()}
-    sites = {_domain_of_host(name) for name in hosts}
+    sites = {_domain_of_host(name) for name in hosts} | {run.folder.read_run().slurm_cluster or "" for run in loaded.runs}
     return [("host", name) for name in sorted(hosts)] + [("site", name) for name in sorted(filter(None, sites))]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import re
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import psutil
 
-from jobs.slurm.commands import call_slurm
+from jobs.slurm.commands import call_slurm, own_cluster
 from shardlab.errors import ShardlabError
 
 RENDEZVOUS, RENDEZVOUS_ID = "SHARDLAB_RENDEZVOUS", "SHARDLAB_RENDEZVOUS_ID"
@@ -24,6 +25,9 @@ PORTS = range(20_000, 30_000)  # possible ports of a rendezvous; Linux gives onl
 # Environment variables. NODE: the number of this node in its run, from 0 (set only without Slurm). NODES: the names or
 # addresses of all nodes of the run, separated by commas.
 NODE, NODES = "SHARDLAB_NODE", "SHARDLAB_NODES"
+# Interfaces that connect containers and virtual machines with their own machine: docker, podman, LXC, libvirt, Kubernetes.
+_CONTAINER_INTERFACE = re.compile(r"^(docker|br-[0-9a-f]{12}\Z|veth|virbr|vnet|cni|flannel|cali|podman|lxc|lxd|vb-|ve-)")
+_DOCKER_BRIDGE = "172.17.0.1"  # each machine with docker has this address, for its own containers
 
 
 class RendezvousError(ShardlabError):
@@ -82,14 +86,15 @@ def find_rendezvous_interface(rendezvous: str, other_nodes: Sequence[str]) -> Re
     host = rendezvous.rpartition(":")[0].strip("[]")
     if ipaddress.ip_address(host).is_loopback:
         return RendezvousInterface("lo", host)
-    interfaces = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
+    interfaces = _interfaces_by_address()
     remote = host
     if host in interfaces:
         remote = next((address for name in other_nodes if (address := _resolve_host(name)) and address not in interfaces), host)
     with socket.socket(socket.AF_INET6 if ":" in remote else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((remote, 9))  # for a UDP socket, connect sends nothing: it only asks the kernel for the route
         own_address = probe.getsockname()[0]
-    if own_address not in interfaces or ipaddress.ip_address(own_address).is_loopback:
+    own_ip = ipaddress.ip_address(own_address)
+    if own_address not in interfaces or own_ip.is_loopback or own_ip.is_link_local:
         this_host = socket.gethostname()
         raise RendezvousError(
             f"{this_host}: the route to {remote} uses the address {own_address}, which no other node can reach."
@@ -108,14 +113,14 @@ def _job_node_names() -> list[str]:
 
 def _resolve_first_node(node: str) -> str:
     """The address at which the other nodes reach the first node: resolved from its name, or from Slurm's NodeAddr if its name
-    resolves to a loopback or to nothing. Raises RendezvousError."""
+    resolves to no address that they can reach. Raises RendezvousError."""
     address = _resolve_host(node)
-    if address is None or ipaddress.ip_address(address).is_loopback:
-        output_words = call_slurm(["scontrol", "show", "node", node]).stdout.split()
+    if address is None or _find_address_fault(address):
+        output_words = call_slurm(["scontrol", "show", "node", node], cluster=own_cluster()).stdout.split()
         stated_address = next((word.partition("=")[2] for word in output_words if word.startswith("NodeAddr=")), node)
         address = _resolve_host(stated_address)
-    if address is None or ipaddress.ip_address(address).is_loopback:
-        resolved_text = address or "no address"
+    if address is None or (fault := _find_address_fault(address)):
+        resolved_text = "no address" if address is None else f"{address}, {fault}"
         raise RendezvousError(
             f"{node}: its name resolves to {resolved_text}, so other nodes cannot reach it. Check /etc/hosts on {node}."
         )
@@ -128,6 +133,18 @@ def _resolve_host(name: str) -> str | None:
     except OSError:
         return None
     addresses = [str(entry[4][0]) for entry in entries]
-    return next((address for address in addresses if not ipaddress.ip_address(address).is_loopback), None) or next(
-        iter(addresses), None
-    )
+    return next((address for address in addresses if not _find_address_fault(address)), next(iter(addresses), None))
+
+
+def _find_address_fault(address: str) -> str:
+    """Why other nodes cannot reach an address, as a noun with its article; '' if they may reach it."""
+    ip, interface = ipaddress.ip_address(address), _interfaces_by_address().get(address.partition("%")[0])
+    if ip.is_loopback or ip.is_link_local:
+        return "a loopback address" if ip.is_loopback else "a link-local address"
+    is_of_containers = address == _DOCKER_BRIDGE if interface is None else _CONTAINER_INTERFACE.match(interface)
+    return "an address for the containers of one machine" if is_of_containers else ""
+
+
+def _interfaces_by_address() -> dict[str, str]:
+    """The network interfaces of this machine, by their addresses."""
+    return {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}

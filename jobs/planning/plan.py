@@ -29,6 +29,7 @@ from jobs.status.select import is_true_for_cell, parse_condition
 from shardlab import extras
 from shardlab.cluster import login_node
 from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.slurm_cluster import choose_slurm_cluster
 from shardlab.cluster.slurm_keys import Gpus
 from shardlab.errors import InputError, MissingExtra
 from shardlab.hardware import host
@@ -183,7 +184,8 @@ def _gpu_type_capacity(cluster: Cluster) -> Capacity:
     if cluster.slurm is not None:
         limits = [cluster.slurm.max_nodes, None if cluster.provider == "slurm" else len(cluster.with_role("worker"))]
         nodes = min((limit for limit in limits if limit is not None), default=None)
-        return Capacity(nodes=nodes, gpus=gpus, longest_s=cluster.slurm.max_time_s)
+        has_slices = cluster.gpus is not None and cluster.gpus.are_slices
+        return Capacity(nodes=nodes, gpus=gpus, longest_s=cluster.slurm.max_time_s, has_slices=has_slices)
     if cluster.provider != "local":
         return Capacity(nodes=len(cluster.with_role("worker")), gpus=gpus, per_rank=False)
     observed_host = host.read_host()
@@ -214,11 +216,11 @@ def read_account_shares(plan: MatrixPlan, workspace: Workspace) -> list[AccountS
     if cluster.slurm is None:
         return []
     if on_controller.starts_runs_here(cluster):
-        return share.read_shares(cluster.slurm.account)
+        return share.read_shares(cluster.slurm.account, choose_slurm_cluster(cluster))
     if cluster.login is None or not inventory.inventory_path(workspace).exists():
         return []
     address, _ = inventory.find_controller(workspace, cluster)
-    return share.read_site_shares(address, cluster.slurm.account)
+    return share.read_site_shares(address, cluster.slurm.account, cluster.slurm.cluster)
 
 
 def leave_out_cells_over_memory(plan: MatrixPlan) -> tuple[MatrixPlan, list[str]]:

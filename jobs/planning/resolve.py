@@ -37,6 +37,8 @@ class Capacity(msgspec.Struct, frozen=True):
     """Whether the scheduler can start a task for each rank, and not only for each node."""
     longest_s: int | None = None
     """The largest time limit of a run, in seconds; None: not known."""
+    has_slices: bool = False
+    """Whether the GPUs are slices of GPUs (MIG)."""
     types: dict[str, Capacity] = {}
     """For each GPU type that a cell may name: the capacity for cells with this type."""
 
@@ -385,6 +387,9 @@ def _why_time_too_long(cell: Cell, machine: Capacity) -> str | None:
 
 
 def _why_too_few_gpus(cell: Cell, machine: Capacity) -> str | None:
+    if machine.has_slices and cell.launcher != "fork" and cell.gpus > 1:
+        why = "the cluster's GPUs are slices of GPUs (MIG), between which ranks cannot communicate"
+        return f"needs {cell.gpus} GPUs, but {why}. Allowed: cells with one GPU."
     if machine.gpus is not None and cell.launcher != "fork" and cell.gpus > machine.gpus * cell.nnodes:
         return f"needs {cell.gpus} GPUs, the cluster has {machine.gpus} per node."
     return None

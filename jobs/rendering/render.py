@@ -26,6 +26,7 @@ from shardlab import __version__
 from shardlab.cluster import container, tool_caches
 from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.login_node import PYTHON_VARIABLE
+from shardlab.cluster.slurm_cluster import choose_slurm_cluster
 from shardlab.errors import ShardlabError
 from shardlab.files import files, source_digest
 from shardlab.hardware import host
@@ -165,8 +166,11 @@ def make_remarks(context: RenderContext) -> list[str]:
 
 
 def make_cluster_record(context: RenderContext) -> dict[str, str]:
-    """The name and the provider of the cluster, as run.json records them."""
-    return {"name": context.where.name, "provider": context.where.provider}
+    """The name and the provider of the cluster, and the cluster of Slurm if one is chosen, as run.json records them. Raises
+    InputError."""
+    slurm_cluster = choose_slurm_cluster(context.where) if context.scheduler == "slurm" else None
+    chosen = {"slurm": slurm_cluster} if slurm_cluster is not None else {}
+    return {"name": context.where.name, "provider": context.where.provider, **chosen}
 
 
 def make_run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from jobs.launcher import launcher
+from shardlab.cluster import sbatch_request
 from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.slurm_keys import Slurm
 from shardlab.runs.run import Run
@@ -23,6 +24,7 @@ def list_sbatch_options(run: Run, cluster: Cluster) -> tuple[str, ...]:
     run_launcher = launcher(run.launcher)
     tasks = run.world.nproc_per_node if run_launcher.per_rank else 1
     named_values = {
+        "clusters": run.slurm_cluster,
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
@@ -31,14 +33,7 @@ def list_sbatch_options(run: Run, cluster: Cluster) -> tuple[str, ...]:
     }
     words = [f"{name}={value}" for name, value in named_values.items() if value is not None]
     words += [f"nodes={run.world.nnodes}", f"ntasks-per-node={tasks}"]
-    if gpus := count_gpus_per_node(run, cluster):
-        gpu_prefix = f"{cluster.gpus.type}:" if cluster.gpus and cluster.gpus.type else ""
-        requests = {
-            "gpus-per-node": f"gpus-per-node={gpu_prefix}{gpus}",
-            "gres": f"gres=gpu:{gpu_prefix}{gpus}",
-            "gpus": f"gpus={gpu_prefix}{gpus * run.world.nnodes}",
-        }
-        words.append(requests[slurm.gpu_request])
+    words += sbatch_request.gpu_options(cluster, count_gpus_per_node(run, cluster), run.world.nnodes)
     takes_whole_nodes = slurm.exclusive and run.traces is None  # a run that reads traces is not timed: it may share nodes
     words.append("exclusive" if takes_whole_nodes else f"cpus-per-task={count_cpus_per_task(run, cluster, slurm, tasks)}")
     if slurm.mem is not None or takes_whole_nodes:
@@ -53,8 +48,7 @@ def list_sbatch_options(run: Run, cluster: Cluster) -> tuple[str, ...]:
     words += [f"exclude={','.join(excluded)}"] if excluded else []
     # Variables of the submitting shell are not exported: they may not fit the nodes, and must not affect the measurement.
     words += ["open-mode=append", "export=NONE", *run_launcher.sbatch]
-    words += [name if value is None else f"{name}={value}" for name, value in slurm.extra.items()]
-    return tuple(f"--{option}" for option in words)
+    return tuple(f"--{option}" for option in sbatch_request.change_options(slurm, words))
 
 
 def count_gpus_per_node(run: Run, cluster: Cluster) -> int:

@@ -15,10 +15,10 @@ from jobs import claim
 from jobs.rendering import scripts
 from jobs.scheduler import ObservedRun, RunOnDisk, Scheduler, SchedulerFull, SubmitOptions
 from jobs.slurm import query, states, submission
-from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call_slurm, read_number_setting
+from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call_slurm, own_cluster, read_number_setting
 from jobs.slurm.query import Job, JobsFound
 from jobs.slurm.submission import Kind, Submission
-from shardlab.errors import ShardlabError, WorkspaceError
+from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.files import files
 from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
@@ -31,6 +31,7 @@ from shardlab.runs.state import (
     drop_learnt_ends,
     find_last_sending,
     find_learnt_end,
+    name_job,
     sent_job,
 )
 from shardlab.workspace import workspace_trust
@@ -68,9 +69,10 @@ class SlurmScheduler(Scheduler):
         Raises JobRefused if Slurm rejects a job, ControllerUnreachable, and SchedulerFull if, because of a limit, Slurm accepts
         not even a job with a single run.
         """
-        earlier_jobs = _find_unended_jobs(workspace, submit_options.after)
+        cluster = run_dirs[0].read_run().slurm_cluster  # all runs of a submission have the same cluster
+        earlier_jobs = _find_unended_jobs(workspace, submit_options.after, cluster)
         is_one_job = submit_options.pack or len(run_dirs) == 1
-        largest = len(run_dirs) if is_one_job else max(1, read_number_setting("MaxArraySize", 1001))
+        largest = len(run_dirs) if is_one_job else max(1, read_number_setting("MaxArraySize", 1001, cluster))
         groups = _group_by_options(run_dirs)
         while groups:
             equal_runs = groups[0]
@@ -104,27 +106,44 @@ class SlurmScheduler(Scheduler):
         return submission.describe_damaged(workspace)
 
     def observe(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
-        """The state of each run, from its own records and from one query to Slurm for all jobs."""
+        """The state of each run, from its own records and from one query to each cluster of Slurm for all its jobs."""
+        runs_by_cluster: dict[str | None, list[RunOnDisk]] = {}
+        for run in runs:
+            note = find_last_sending(run.events)
+            runs_by_cluster.setdefault(note.data.get("cluster") if note is not None else None, []).append(run)
+        observed_by_id: dict[str, ObservedRun] = {}
+        for cluster, group in runs_by_cluster.items():
+            group_ids = [run.folder.run_id for run in group]
+            observed_by_id |= zip(group_ids, self._observe_on_cluster(workspace, group, cluster), strict=True)
+        return [observed_by_id[run.folder.run_id] for run in runs]
+
+    def _observe_on_cluster(self, workspace: Workspace, runs: Sequence[RunOnDisk], cluster: str | None) -> list[ObservedRun]:
+        """As `observe`, for runs that were submitted to the same cluster of Slurm."""
         notes = [find_last_sending(run.events) for run in runs]
         jobs = [str(note.data["job"]) for note in notes if note is not None and note.data.get("job")]
         job_numbers = sorted({job.split("_")[0] for job in jobs})
         since_s = min((note.wall_s for note in notes if note is not None), default=0.0)
-        answer = query.find_jobs(job_numbers, since_s, _unfinished_job_ids(runs, notes))
+        answer = query.find_jobs(job_numbers, since_s, _unfinished_job_ids(runs, notes), cluster)
         unfinished_packs = _find_unfinished_packs(workspace) if any(claim.is_packed(run.events) for run in runs) else set()
         is_open = any(note is not None and note.event == "submitting" for note in notes)
         unreadable_reasons = submission.find_unreadable(workspace) if is_open else {}
         observed_runs = []
         for run, note in zip(runs, notes, strict=True):
             observed = _observe_run(run, note, answer, unreadable_reasons)
-            is_leftover = observed.id not in unfinished_packs and _is_leftover(run, answer.jobs.get(observed.id))
-            observed_runs.append(msgspec.structs.replace(observed, leftover=is_leftover))
+            name = name_job(observed.id, cluster) if observed.id != "-" else "-"
+            is_leftover = name not in unfinished_packs and _is_leftover(run, answer.jobs.get(observed.id))
+            observed_runs.append(msgspec.structs.replace(observed, id=name, leftover=is_leftover))
         record_learnt_ends(workspace, runs, observed_runs)
         return observed_runs
 
     def cancel(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
         """Record that the runs are cancelled, then cancel their jobs. Raises ControllerUnreachable if Slurm does not answer."""
         cancelled_ids = {run.run.run_id for run in runs}
-        packs = {pack.job for pack in _pack_submissions(workspace) if cancelled_ids >= _unfinished_run_ids(workspace, pack)}
+        packs = {
+            name_job(pack.job, pack.cluster)
+            for pack in _pack_submissions(workspace)
+            if pack.job and cancelled_ids >= _unfinished_run_ids(workspace, pack)
+        }
         jobs: dict[str, str] = {}
         for run in runs:
             sending = find_last_sending(run.events)
@@ -136,8 +155,8 @@ class SlurmScheduler(Scheduler):
             if job and (not claim.is_packed(run.events) or job in packs):
                 jobs[job] = token
         try:
-            for numbers in query.split_into_parts(query.select_own_jobs(jobs)):
-                answer = call_slurm(["scancel", *numbers])
+            for cluster, numbers in query.select_own_jobs(jobs):
+                answer = call_slurm(["scancel", *numbers], cluster=cluster)
                 if answer.code != 0 and query.is_unanswered(answer):
                     raise ControllerUnreachable(answer.error_line, "")
         except ControllerUnreachable as outage:
@@ -149,19 +168,19 @@ class SlurmScheduler(Scheduler):
 
     def cancel_jobs(self, jobs: Sequence[str]) -> str:
         """Cancel jobs that `observe` has just found under their tokens. Returns '', or Slurm's words if it cancelled none."""
-        answer = call_slurm(["scancel", *jobs])
-        return "" if answer.code == 0 else answer.error_line
+        answers = [call_slurm(["scancel", *numbers], cluster=cluster) for cluster, numbers in query.split_by_command(jobs)]
+        return next((answer.error_line for answer in answers if answer.code != 0), "")
 
     def hold(self, jobs: Mapping[str, str]) -> str:
         """Hold pending jobs, then requeue the job of this process as a held job, which ends this process. Returns Slurm's words
         if Slurm did not requeue the job."""
         with contextlib.suppress(ControllerUnreachable):  # a run that starts now checks its packages and holds itself
-            for numbers in query.split_into_parts(query.select_own_jobs(jobs)):
-                call_slurm(["scontrol", "hold", ",".join(numbers)])
+            for cluster, numbers in query.select_own_jobs(jobs):
+                call_slurm(["scontrol", "hold", ",".join(numbers)], cluster=cluster)
         own_job = claim.current_job_id()
         # Slurm requeues only jobs with Requeue=1. The run counts its restarts itself, so this allows no additional restarts.
-        call_slurm(["scontrol", "update", f"JobId={own_job}", "Requeue=1"])
-        answer = call_slurm(["scontrol", "requeuehold", own_job])
+        call_slurm(["scontrol", "update", f"JobId={own_job}", "Requeue=1"], cluster=own_cluster())
+        answer = call_slurm(["scontrol", "requeuehold", own_job], cluster=own_cluster())
         if not answer.ends_own_job:
             return answer.error_line
         time.sleep(ENDED_S)  # until Slurm ends this process; otherwise a job with several runs (`--pack`) starts its next run
@@ -169,8 +188,8 @@ class SlurmScheduler(Scheduler):
 
     def release(self, jobs: Mapping[str, str]) -> None:
         """Release held jobs. Raises ShardlabError if Slurm does not release them."""
-        for numbers in query.split_into_parts(query.select_own_jobs(jobs)):
-            answer = call_slurm(["scontrol", "release", ",".join(numbers)])
+        for cluster, numbers in query.select_own_jobs(jobs):
+            answer = call_slurm(["scontrol", "release", ",".join(numbers)], cluster=cluster)
             if answer.code != 0 and not _NOT_HELD_ANY_MORE.search(answer.stderr):
                 raise ShardlabError(
                     f"Slurm does not release the held runs: {answer.error_line}. They stay held; run the command again."
@@ -197,8 +216,9 @@ def _is_leftover(run: RunOnDisk, job: Job | None) -> bool:
 
 
 def _find_unfinished_packs(workspace: Workspace) -> set[str]:
-    """The numbers of the packed allocations that contain a run that has not ended."""
-    return {pack.job for pack in _pack_submissions(workspace) if pack.job and _unfinished_run_ids(workspace, pack)}
+    """The jobs of the packed allocations that contain a run that has not ended, as `name_job` names them."""
+    packs = _pack_submissions(workspace)
+    return {name_job(pack.job, pack.cluster) for pack in packs if pack.job and _unfinished_run_ids(workspace, pack)}
 
 
 def _pack_submissions(workspace: Workspace) -> list[submission.Submission]:
@@ -227,11 +247,20 @@ def _unfinished_run_ids(workspace: Workspace, sent_job: Submission) -> set[str]:
     return {run_id for run_id in sent_job.runs if not RunDir(workspace.runs / run_id).has_ended()}
 
 
-def _find_unended_jobs(workspace: Workspace, runs: Sequence[str]) -> list[str]:
-    """The jobs of those of these runs that have not ended: Slurm may have forgotten others. Raises ControllerUnreachable."""
+def _find_unended_jobs(workspace: Workspace, runs: Sequence[str], cluster: str | None) -> list[str]:
+    """The numbers of the jobs of those of these runs that have not ended: Slurm may have forgotten others. Raises
+    ControllerUnreachable, and InputError if such a job is not on the cluster `cluster`, because no job waits for a job of
+    another cluster."""
     run_folders = [RunDir(workspace.runs / run) for run in runs]
     jobs = dict(folder.sent_job() for folder in run_folders if not folder.has_ended())
-    return query.select_own_jobs({job: token for job, token in jobs.items() if job})
+    groups = query.select_own_jobs({job: token for job, token in jobs.items() if job})
+    for job_cluster, numbers in groups:
+        if job_cluster != cluster:
+            raise InputError(
+                f"--after: the job {name_job(numbers[0], job_cluster)} is on another cluster of Slurm than the new runs. "
+                "Allowed: runs of the same cluster (slurm.cluster), because no job waits for a job of another cluster."
+            )
+    return [number for _, numbers in groups for number in numbers]
 
 
 def _group_by_options(run_dirs: Sequence[RunDir]) -> list[list[RunDir]]:
@@ -291,6 +320,7 @@ def _submit_job(
         script=str(script),
         options=options,
         created_s=time.time(),
+        cluster=first_run.slurm_cluster,
     )
     submission.record_intent(workspace, sent_job)
     submission.send_submission(workspace, sent_job)

@@ -8,7 +8,7 @@ import msgspec
 
 from jobs import claim
 from jobs.slurm import states
-from jobs.slurm.commands import call_slurm
+from jobs.slurm.commands import call_slurm, own_cluster
 from shardlab.errors import InputError
 
 _NODES = re.compile(r"\bNumNodes=(\d+)")
@@ -31,7 +31,7 @@ def read_own_allocation() -> Allocation:
             "--in-allocation: this process is in no job of Slurm (SLURM_JOB_ID is not set); start it inside `salloc` or in a "
             "notebook's job, or leave --in-allocation out."
         )
-    answer = call_slurm(["scontrol", "--oneliner", "show", "job", claim.current_job_id()])
+    answer = call_slurm(["scontrol", "--oneliner", "show", "job", claim.current_job_id()], cluster=own_cluster())
     allocation = parse_allocation(answer.stdout)
     if answer.code != 0 or allocation is None:
         raise InputError(f"--in-allocation: Slurm does not say what the job {claim.current_job_id()} has: {answer.error_line}.")
@@ -40,7 +40,7 @@ def read_own_allocation() -> Allocation:
 
 def has_ended(job: str) -> bool:
     """Whether an allocation has ended or is ending. False if Slurm does not answer."""
-    answer = call_slurm(["scontrol", "--oneliner", "show", "job", job])
+    answer = call_slurm(["scontrol", "--oneliner", "show", "job", job], cluster=own_cluster())
     if answer.code != 0:
         return _UNKNOWN_JOB in answer.stderr
     state = _STATE.search(answer.stdout)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shardlab.cluster.slurm_cluster import address_cluster, drop_cluster_headers
 from shardlab.errors import ShardlabError
 
 LIMIT_S = 60.0
@@ -91,9 +92,43 @@ def has_slurm_commands() -> bool:
     return shutil.which("sbatch") is not None
 
 
-def call_slurm(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Pattern[str] | None = None) -> SlurmOutput:
-    """Run a command of Slurm. limit_s: seconds after which the command is ended. enough: if this pattern is found in the error
-    output, the command is ended at once. Raises ShardlabError if this machine does not have the command."""
+def forget_job() -> None:
+    """Remove the variables of a Slurm job from the environment of this process and of the processes that it starts.
+
+    A run that Slurm does not start may be started in the shell of a job (`srun --pty bash`), or in a container inside a job.
+    The variables describe the task of this shell, such as the number of its node, and not the run.
+    """
+    for name in [name for name in os.environ if name.startswith(("SLURMD_", *DROPPED)) and name not in KEPT_VARIABLES]:
+        del os.environ[name]
+
+
+def own_cluster() -> str | None:
+    """The cluster of the job in which this process runs; None outside of a job."""
+    return os.environ.get("SLURM_CLUSTER_NAME") or None
+
+
+def _needs_option(cluster: str | None) -> bool:
+    """Whether Slurm's commands address this cluster only if they name it.
+
+    The nodes of a cluster address their own cluster. With the option --clusters, a command would ask Slurm's database, which
+    nodes may not reach and some sites do not have. A process inside `salloc` may run on the login node of another cluster.
+    """
+    if cluster is None or cluster != own_cluster():
+        return cluster is not None
+    return "SLURMD_NODENAME" not in os.environ and read_setting("ClusterName", limit_s=ASK_S) not in ("", cluster)
+
+
+def call_slurm(
+    argv: Sequence[str],
+    *,
+    cluster: str | None = None,
+    limit_s: float = LIMIT_S,
+    enough: re.Pattern[str] | None = None,
+) -> SlurmOutput:
+    """Run a command of Slurm. cluster: the cluster that the command addresses; None: the default cluster of this machine.
+    limit_s: seconds after which the command is ended. enough: if this pattern is found in the error output, the command is
+    ended at once. Raises ShardlabError if this machine does not have the command."""
+    argv = address_cluster(argv, cluster if _needs_option(cluster) else None)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED) or name in KEPT_VARIABLES}
     # Slurm prints times as seconds since the epoch, so the time zones of this machine and of the controller do not matter, and
     # prints the list of an array's tasks in full length.
@@ -111,7 +146,8 @@ def call_slurm(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Patt
                 left_s = max(0.0, deadline - time.monotonic())
                 try:
                     output, errors = process.communicate(timeout=left_s if enough is None else min(left_s, LISTEN_S))
-                    return SlurmOutput(process.returncode, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace"))
+                    text = drop_cluster_headers(output.decode("utf-8", "replace"))
+                    return SlurmOutput(process.returncode, text, errors.decode("utf-8", "replace"))
                 except subprocess.TimeoutExpired as timeout:
                     output, errors = timeout.stdout or b"", timeout.stderr or b""
                 answer = SlurmOutput(None, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace"))
@@ -122,14 +158,15 @@ def call_slurm(argv: Sequence[str], *, limit_s: float = LIMIT_S, enough: re.Patt
 
 
 def is_down() -> bool:
-    """Whether `scontrol ping` says that no controller is up. False if `scontrol` says nothing."""
-    output = call_slurm(["scontrol", "ping"]).stdout
+    """Whether `scontrol ping` says that no controller of this job's cluster is up. False if `scontrol` says nothing."""
+    output = call_slurm(["scontrol", "ping"], cluster=own_cluster()).stdout
     return " is DOWN" in output and " is UP" not in output
 
 
-def read_setting(name: str, *, limit_s: float = LIMIT_S) -> str:
-    """The value of an entry of the controller's configuration, such as ClusterName; '' if it cannot be read."""
-    answer = call_slurm(["scontrol", "show", "config"], limit_s=limit_s)
+def read_setting(name: str, *, cluster: str | None = None, limit_s: float = LIMIT_S) -> str:
+    """The value of an entry of the controller's configuration, such as ClusterName; '' if it cannot be read. cluster: as in
+    `call_slurm`."""
+    answer = call_slurm(["scontrol", "show", "config"], cluster=cluster, limit_s=limit_s)
     for line in answer.stdout.splitlines() if answer.code == 0 else ():
         key, _, value = line.partition("=")
         if key.strip() == name:
@@ -137,7 +174,8 @@ def read_setting(name: str, *, limit_s: float = LIMIT_S) -> str:
     return ""
 
 
-def read_number_setting(name: str, otherwise: int) -> int:
-    """A number of the controller's configuration, such as MaxArraySize; `otherwise` if it cannot be read."""
-    words = read_setting(name).split()  # some values have a unit behind the number
+def read_number_setting(name: str, otherwise: int, cluster: str | None) -> int:
+    """A number of the controller's configuration, such as MaxArraySize; `otherwise` if it cannot be read. cluster: as in
+    `call_slurm`."""
+    words = read_setting(name, cluster=cluster).split()  # some values have a unit behind the number
     return int(words[0]) if words and words[0].isdigit() else otherwise

@@ -12,10 +12,10 @@ _WORD = re.compile(r"(\w+)=(\S*)")
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?\Z")
 
 
-def read_partitions(limit_s: float) -> list[dict[str, str]]:
-    """The partitions, each as the words that Slurm prints about it, such as MaxTime; empty if Slurm does not answer. limit_s:
-    as in `call_slurm`."""
-    answer = call_slurm(["scontrol", "--oneliner", "show", "partition"], limit_s=limit_s)
+def read_partitions(limit_s: float, cluster: str | None) -> list[dict[str, str]]:
+    """The partitions, each as the words that Slurm prints about it, such as MaxTime; empty if Slurm does not answer. limit_s,
+    cluster: as in `call_slurm`."""
+    answer = call_slurm(["scontrol", "--oneliner", "show", "partition"], cluster=cluster, limit_s=limit_s)
     partitions = [dict(_WORD.findall(line)) for line in answer.stdout.splitlines() if answer.code == 0]
     return [partition for partition in partitions if "PartitionName" in partition]
 

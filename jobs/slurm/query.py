@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 import msgspec
 
 from jobs.slurm import states
-from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call_slurm
+from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call_slurm, own_cluster
+from shardlab.runs.state import name_job
 
 # The columns that sacct and squeue print: the same columns in the same order, so that one parser reads both outputs.
 SACCT = ("JobID", "JobName", "State", "Submit", "Start", "NodeList", "Reason")
@@ -63,25 +64,27 @@ class JobsFound(msgspec.Struct, frozen=True):
         return not (self.why_not or self.accounting_error)
 
 
-def find_jobs(numbers: Sequence[str], since_s: float, unfinished_ids: Set[str] = frozenset()) -> JobsFound:
-    """The latest state of each of these jobs, and of each task of a job array.
+def find_jobs(
+    numbers: Sequence[str], since_s: float, unfinished_ids: Set[str] = frozenset(), cluster: str | None = None
+) -> JobsFound:
+    """The latest state of each of these jobs of a cluster, and of each task of a job array.
 
     numbers: numbers of jobs; an array has one number. since_s: no job was submitted before this time. unfinished_ids: ids
     of jobs that may wait or run. The accounting lags behind for such jobs, so the controller (squeue) is asked first; if the
-    controller knows all these jobs, sacct is not called."""
+    controller knows all these jobs, sacct is not called. cluster: as in `call_slurm`."""
     if not numbers:
         return JobsFound({}, "")
-    queue = _call_squeue() if unfinished_ids else None
+    queue = _call_squeue(cluster) if unfinished_ids else None
     if queue is not None and queue.code == 0 and unfinished_ids <= (listed_jobs := _parse_listed_jobs(queue, numbers)).keys():
         return JobsFound(listed_jobs, "")
-    accounts = call_slurm([*_sacct_argv(since_s), f"--jobs={','.join(numbers)}"])
+    accounts = call_slurm([*_sacct_argv(since_s), f"--jobs={','.join(numbers)}"], cluster=cluster)
     jobs_by_id = {job.id: job for job in _parse_jobs(accounts.stdout)} if accounts.code == 0 else {}
     unknown = {number for number in numbers if not any(job.startswith(f"{number}_") or job == number for job in jobs_by_id)}
     has_unsettled = not all(states.is_settled(job.state) for job in jobs_by_id.values())
     if queue is None and accounts.code == 0 and not unknown and not has_unsettled:
         return JobsFound(jobs_by_id, "")
     # The accounting lags by seconds behind a start or an end of a job, and does not say what a job waits for.
-    queue = queue or _call_squeue()
+    queue = queue or _call_squeue(cluster)
     if queue.code != 0:
         return JobsFound(jobs_by_id, queue.error_line)
     jobs_by_id |= _parse_listed_jobs(queue, numbers)
@@ -92,46 +95,65 @@ def find_jobs(numbers: Sequence[str], since_s: float, unfinished_ids: Set[str] =
     return JobsFound(jobs_by_id, "", "" if has_answered else accounts.error_line)
 
 
-def find_jobs_by_name(name: str, since_s: float) -> list[Job]:
-    """The jobs with this name that the controller or the accounting lists. Raises ControllerUnreachable."""
-    queue = call_slurm(["squeue", "-h", "--me", "--states=all", f"--name={name}", f"--format={SQUEUE}"])
+def find_jobs_by_name(name: str, since_s: float, cluster: str | None) -> list[Job]:
+    """The jobs with this name that the controller or the accounting of a cluster lists. cluster: as in `call_slurm`. Raises
+    ControllerUnreachable."""
+    queue = call_slurm(["squeue", "-h", "--me", "--states=all", f"--name={name}", f"--format={SQUEUE}"], cluster=cluster)
     if queue.code != 0:
         raise ControllerUnreachable(queue.error_line, f"It is not known whether Slurm has a job named {name}.")
     jobs = {job.id.split("_")[0]: job for job in _parse_jobs(queue.stdout) if job.name == name}
-    accounts = call_slurm([*_sacct_argv(since_s), f"--name={name}"])
+    accounts = call_slurm([*_sacct_argv(since_s), f"--name={name}"], cluster=cluster)
     if accounts.code == 0:
         jobs |= {job.id.split("_")[0]: job for job in _parse_jobs(accounts.stdout) if job.name == name}
     return list(jobs.values())
 
 
-def select_own_jobs(jobs: Mapping[str, str]) -> list[str]:
-    """Those of these jobs that Slurm lists under the name that we gave them. Raises ControllerUnreachable.
+def select_own_jobs(jobs: Mapping[str, str]) -> list[tuple[str | None, Sequence[str]]]:
+    """Those of these jobs that Slurm lists under the name that we gave them, as `split_by_command` returns them. Raises
+    ControllerUnreachable.
 
     A number from a record is not enough to cancel, hold or release a job, or to wait for it: Slurm gives numbers again, and the
-    author of an archive can write any number. jobs: number of a job or of a task of an array -> token, which is the job's name.
+    author of an archive can write any number. jobs: a job or a task of an array, as `sent_job` names it -> token, which is the
+    job's name.
     """
     own_jobs: dict[str, str] = {}
-    for names in split_into_parts(sorted(set(jobs.values()))):
-        queue = _call_squeue(f"--name={','.join(names)}")
-        if queue.code != 0:
-            raise ControllerUnreachable(queue.error_line, "No job was changed; run the command again when Slurm is back.")
-        own_jobs |= {job.id: job.name for job in _parse_jobs(queue.stdout)}
-    return [number for number, name in jobs.items() if own_jobs.get(number) == name]
+    for cluster, numbers in _group_by_cluster(jobs).items():
+        for names in _split_into_parts(sorted({jobs[name_job(number, cluster)] for number in numbers})):
+            queue = _call_squeue(cluster, f"--name={','.join(names)}")
+            if queue.code != 0:
+                raise ControllerUnreachable(queue.error_line, "No job was changed; run the command again when Slurm is back.")
+            own_jobs |= {name_job(job.id, cluster): job.name for job in _parse_jobs(queue.stdout)}
+    return split_by_command([job for job, token in jobs.items() if own_jobs.get(job) == token])
+
+
+def split_by_command(jobs: Iterable[str]) -> list[tuple[str | None, Sequence[str]]]:
+    """Jobs, as `sent_job` names them, in groups for one command each: (the cluster as in `call_slurm`, the numbers of at most
+    MOST_JOBS_PER_COMMAND jobs of this cluster)."""
+    return [(cluster, part) for cluster, numbers in _group_by_cluster(jobs).items() for part in _split_into_parts(numbers)]
+
+
+def _group_by_cluster(jobs: Iterable[str]) -> dict[str | None, list[str]]:
+    """The numbers of the jobs of each cluster."""
+    numbers: dict[str | None, list[str]] = {}
+    for job in jobs:
+        cluster, _, number = job.rpartition(":")
+        numbers.setdefault(cluster or None, []).append(number)
+    return numbers
 
 
 def is_preempted(job: str) -> bool:
     """Whether Slurm is preempting this running job. A preempted job that gets time to end first receives only a signal, which
     does not tell the reason."""
-    return bool(_PREEMPTED.search(call_slurm(["scontrol", "show", "job", job]).stdout))
+    return bool(_PREEMPTED.search(call_slurm(["scontrol", "show", "job", job], cluster=own_cluster()).stdout))
 
 
-def split_into_parts(jobs: Sequence[str]) -> list[Sequence[str]]:
+def _split_into_parts(jobs: Sequence[str]) -> list[Sequence[str]]:
     """Numbers or names of jobs, in parts of at most MOST_JOBS_PER_COMMAND jobs."""
     return [jobs[begin : begin + MOST_JOBS_PER_COMMAND] for begin in range(0, len(jobs), MOST_JOBS_PER_COMMAND)]
 
 
-def _call_squeue(*options: str) -> SlurmOutput:
-    return call_slurm(["squeue", "-h", "-r", "--me", "--states=all", *options, f"--format={SQUEUE}"])
+def _call_squeue(cluster: str | None, *options: str) -> SlurmOutput:
+    return call_slurm(["squeue", "-h", "-r", "--me", "--states=all", *options, f"--format={SQUEUE}"], cluster=cluster)
 
 
 def _parse_listed_jobs(queue: SlurmOutput, listed_numbers: Sequence[str]) -> dict[str, Job]:

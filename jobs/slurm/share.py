@@ -11,6 +11,7 @@ import msgspec
 
 from jobs.slurm.commands import call_slurm
 from shardlab.cluster.address import Address
+from shardlab.cluster.slurm_cluster import address_cluster
 from shardlab.remote import shared_connection
 from shardlab.remote.remote import ssh_command
 from shardlab.terminal.notation import format_amount
@@ -43,24 +44,24 @@ class AccountShare(msgspec.Struct, frozen=True):
         return f"{format_amount(self.left)} of {format_amount(self.limit)} {hours} left"
 
 
-def read_shares(account: str | None) -> list[AccountShare]:
+def read_shares(account: str | None, cluster: str | None) -> list[AccountShare]:
     """For each resource that is limited, the share with the fewest hours left; empty if sshare does not answer.
 
-    account: the name of a Slurm account; None: all accounts of the user.
+    account: the name of a Slurm account; None: all accounts of the user. cluster: as in `call_slurm`.
     """
     if shutil.which("sshare") is None:
         return []
-    answer = call_slurm(_sshare_argv(account), limit_s=ANSWER_S)
+    answer = call_slurm(_sshare_argv(account), cluster=cluster, limit_s=ANSWER_S)
     return parse_shares(answer.stdout, account) if answer.code == 0 else []
 
 
-def read_site_shares(address: Address, account: str | None) -> list[AccountShare]:
+def read_site_shares(address: Address, account: str | None, cluster: str | None) -> list[AccountShare]:
     """As `read_shares`, but `sshare` is called on the site's machine at `address`, over an SSH connection that is already open.
     If no connection is open, returns an empty list, so that nobody is asked to log in."""
     ssh = ssh_command(address)
     if not shared_connection.is_open(ssh):
         return []
-    words = [*ssh, shlex.join(["bash", "-lc", shlex.join(_sshare_argv(account))])]
+    words = [*ssh, shlex.join(["bash", "-lc", shlex.join(address_cluster(_sshare_argv(account), cluster))])]
     try:
         answer = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False, start_new_session=True

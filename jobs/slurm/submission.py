@@ -19,10 +19,11 @@ import msgspec
 from jobs import claim
 from jobs.slurm import query
 from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call_slurm, read_number_setting
+from shardlab.cluster.sbatch_request import advise_on_rejection
 from shardlab.errors import ShardlabError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
-from shardlab.record_types import Count, JobNumber, RunId, Token, WallTime
+from shardlab.record_types import SLURM_CLUSTER_PATTERN, Count, JobNumber, RunId, SlurmClusterName, Token, WallTime
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL, find_last_sending
 from shardlab.workspace import workspace_trust
@@ -34,7 +35,7 @@ NAMED = 20  # the most runs that a line names, because a terminal may cut longer
 Kind = Literal["one", "array", "pack"]
 SubmitOption = Annotated[str, msgspec.Meta(pattern=r"^--(output|array|dependency)=")]  # the options that `jobs submit` adds
 _NOT_IN_A_TOKEN = re.compile(r"[^A-Za-z0-9._-]")
-_JOB_ID = re.compile(r"^(\d+)(?:;[A-Za-z0-9_-]+)?\Z")
+_JOB_ID = re.compile(rf"^(\d+)(?:;({SLURM_CLUSTER_PATTERN[1:-2]}))?\Z")
 # After sbatch has printed these words, it retries for two minutes. shardlab ends sbatch instead, because Slurm may accept a
 # smaller array now.
 _BUSY = re.compile(r"temporarily unable to accept job|job queue full")
@@ -43,7 +44,7 @@ _BUSY = re.compile(r"temporarily unable to accept job|job queue full")
 # the limit on requests.
 NO_ROOM = re.compile(
     rf"{_BUSY.pattern}|(?i:submit_?jobs?)|MaxJobCount|[Tt]emporarily unavailable|Unable to create job record|"
-    r"Rate limit exceeded|Invalid job array specification"
+    r"Rate limit exceeded|Invalid job array specification|(?i:job arrays? (?:is|are) not)"
 )
 
 
@@ -58,6 +59,8 @@ class Submission(msgspec.Struct, kw_only=True):
     script: Annotated[str, msgspec.Meta(pattern=r"^/")]
     options: list[SubmitOption]
     created_s: WallTime
+    cluster: SlurmClusterName | None = None
+    """The cluster of Slurm to which the job is sent; null: the default cluster."""
     state: Literal["intended", "sent", "refused"] = "intended"
     job: JobNumber | None = None
     why: str = ""
@@ -95,7 +98,7 @@ def record_intent(workspace: Workspace, submission: Submission) -> None:
     files.make_folder(submissions_folder(workspace))
     _write_submission(workspace, submission)
     for position, run in enumerate(submission.runs):
-        _record_event(workspace, run, "submitting", scheduler="slurm", token=submission.token, position=position)
+        _record_event(workspace, run, "submitting", **_describe_sending(submission, position))
 
 
 def send_submission(workspace: Workspace, submission: Submission) -> None:
@@ -210,7 +213,7 @@ def settle_submission(workspace: Workspace, submission: Submission) -> str:
 
 def _find_out_outcome(workspace: Workspace, submission: Submission, answer: SlurmOutput) -> None:
     """Handle an answer that does not say whether the job exists: look for the job as long as Slurm may still create it."""
-    deadline = time.monotonic() + MESSAGES * read_number_setting("MessageTimeout", 10)
+    deadline = time.monotonic() + MESSAGES * read_number_setting("MessageTimeout", 10, submission.cluster)
     while True:
         if _adopt_job(workspace, submission):
             return
@@ -227,8 +230,10 @@ def _call_sbatch(workspace: Workspace, submission: Submission) -> SlurmOutput | 
     """Call sbatch. Returns None if Slurm created the job, or the output of sbatch if the output does not say whether the job
     exists. Raises JobRefused."""
     argv = ["sbatch", "--parsable", f"--job-name={submission.token}", *submission.options, submission.script]
-    answer = call_slurm(argv, enough=_BUSY)
+    answer = call_slurm(argv, cluster=submission.cluster, enough=_BUSY)
     if answer.code == 0 and (match := _JOB_ID.match(answer.stdout.strip())):
+        # sbatch prints the cluster only if a cluster was named. The user's own template may name another cluster.
+        submission.cluster = match[2] or submission.cluster
         _record_sent(workspace, submission, match[1])
         return None
     if answer.code == 0 or query.is_unanswered(answer):
@@ -239,7 +244,7 @@ def _call_sbatch(workspace: Workspace, submission: Submission) -> SlurmOutput | 
 def _adopt_job(workspace: Workspace, submission: Submission) -> bool:
     """Whether Slurm has a job with this token. If so, the job's number is recorded. Raises ControllerUnreachable."""
     try:
-        jobs = query.find_jobs_by_name(submission.token, submission.created_s)
+        jobs = query.find_jobs_by_name(submission.token, submission.created_s, submission.cluster)
     except ControllerUnreachable as outage:
         raise _outcome_unknown(submission, outage.why) from None
     if not jobs:
@@ -269,13 +274,17 @@ def _record_sent(workspace: Workspace, submission: Submission, job: str) -> None
             workspace,
             run,
             "submitted",
-            scheduler="slurm",
-            token=submission.token,
-            position=position,
+            **_describe_sending(submission, position),
             kind=submission.kind,
             job=submission.job_id_at(position),
         )
     _write_submission(workspace, submission)
+
+
+def _describe_sending(submission: Submission, position: int) -> dict[str, Any]:
+    """The data of the events `submitting` and `submitted` of the run at this position."""
+    cluster = {} if submission.cluster is None else {"cluster": submission.cluster}
+    return {"scheduler": "slurm", "token": submission.token, "position": position, **cluster}
 
 
 def _record_refusal(workspace: Workspace, submission: Submission, answer: SlurmOutput) -> JobRefused:
@@ -289,7 +298,8 @@ def _record_refusal(workspace: Workspace, submission: Submission, answer: SlurmO
     # The submission file is removed, because the events of the runs record the refusal. Otherwise, a command that waits at a
     # limit for days would leave a file for each try.
     _remove_files(workspace, submission)
-    return SlurmLimitReached(why) if limit else JobRefused(f"Slurm rejected the job of {', '.join(submission.runs)}: {why}.")
+    sentence = f"Slurm rejected the job of {', '.join(submission.runs)}: {why.rstrip('.')}. {advise_on_rejection(why)}".rstrip()
+    return SlurmLimitReached(why) if limit else JobRefused(sentence)
 
 
 def _record_event(workspace: Workspace, run_id: str, event_kind: str, *, sync: bool = False, **data: Any) -> None:

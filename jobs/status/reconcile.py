@@ -15,6 +15,7 @@ from jobs.slurm import states
 from jobs.status import retry_budget
 from shardlab import run_guard
 from shardlab.cluster.lease import Lease
+from shardlab.cluster.slurm_cluster import address_cluster
 from shardlab.errors import ShardlabError
 from shardlab.files import gc_pause
 from shardlab.matrix.batch_search import BatchSearch
@@ -243,7 +244,9 @@ def _make_unreadable_status(run_dir: RunDir, error: ShardlabError) -> Status:
     with contextlib.suppress(ShardlabError):  # the events of the run may be damaged, too
         job, token = run_dir.sent_job()
         if job:
-            way_out += f" (its job {job} may be queued or running: `scancel --name={token} {job}` cancels it)"
+            cluster, _, number = job.rpartition(":")
+            words = address_cluster(["scancel", f"--name={token}", number], cluster or None)
+            way_out += f" (its job {job} may be queued or running: `{' '.join(words)}` cancels it)"
     return Status(
         id=run_dir.run_id,
         cell=None,

@@ -17,6 +17,7 @@ from jobs.rendering.render import RenderContext
 from jobs.slurm import partitions, query
 from jobs.slurm.commands import SlurmOutput, call_slurm, has_slurm_commands
 from jobs.slurm.submission import NO_ROOM
+from shardlab.cluster.sbatch_request import advise_on_rejection
 from shardlab.errors import InputError
 from shardlab.runs.run import Run
 
@@ -32,22 +33,6 @@ _UNAVAILABLE = re.compile(r"(?im)^(?:down|drain|fail|maint|reboot|unknown|power|
 _COMMAND = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?")
 _OPTION = re.compile(r"(?m)^#SBATCH (\S+)")  # the user's own template may add options
 _SAYS_NOTHING = "Unspecified error"  # a line that Slurm adds to the message of a submit plugin
-# Patterns of Slurm's words, each with the keys of the cluster file that decide the rejected part of the request.
-_KEYS_BY_PATTERN = {
-    r"account/partition": ("slurm.account", "slurm.partition"),
-    r"(?i:account)": ("slurm.account",),
-    r"(?i:qos)": ("slurm.qos",),
-    r"feature": ("slurm.constraint",),
-    r"license": ("slurm.licenses",),
-    r"node name": ("slurm.exclude",),
-    r"(?i:time limit|wall)": ("slurm.time", "slurm.max_time", "slurm.partition"),
-    r"(?i:gres|gpu)|generic resource": ("slurm.gpu_request", "gpus.type", "gpus.per_node"),
-    r"(?i:memory)": ("slurm.mem",),
-    r"(?i:node count|max_?nodes)": ("slurm.max_nodes", "slurm.partition"),
-    r"(?i:partition)": ("slurm.partition",),
-    r"processors|CPU count": ("slurm.cpus_per_rank",),
-    r"node configuration": ("slurm.partition", "slurm.constraint", "slurm.mem", "gpus.type", "gpus.per_node"),
-}
 
 
 def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool = False) -> None:
@@ -69,11 +54,11 @@ def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool 
             script.write_text(text)
             count = len(equal) if pack else 1
             time_options = [f"--time={request.compute_limit_minutes(equal[0]) * count}"] if count > 1 else []
-            answer = _test_request(script, time_options)
+            answer = _test_request(script, time_options, equal[0].slurm_cluster)
             if query.is_unanswered(answer):
                 return
             if partition_limits is None:
-                partition_limits = partitions.read_partitions(TEST_S)
+                partition_limits = partitions.read_partitions(TEST_S, equal[0].slurm_cluster)
             if answer.code != 0 and not _is_rejected_for_now(answer, options):
                 sentences.append(describe_rejection(equal, join_error_lines(answer.stderr)))
             elif why := partitions.find_exceeded_limit(partition_limits, [*_OPTION.findall(text), *time_options]):
@@ -82,8 +67,10 @@ def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool 
         raise InputError("\n".join([*sentences, "Nothing was rendered, and nothing was submitted."]))
 
 
-def _test_request(script: Path, options: Sequence[str]) -> SlurmOutput:
-    return call_slurm(["sbatch", "--test-only", *options, str(script)], limit_s=TEST_S, enough=_REJECTED_FOR_NOW)
+def _test_request(script: Path, options: Sequence[str], cluster: str | None) -> SlurmOutput:
+    return call_slurm(
+        ["sbatch", "--test-only", *options, str(script)], cluster=cluster, limit_s=TEST_S, enough=_REJECTED_FOR_NOW
+    )
 
 
 def _is_rejected_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
@@ -93,8 +80,8 @@ def _is_rejected_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
         return True
     if answer.find_error_line(_NO_SUCH_NODES) is None:
         return False
-    partition = [option for option in options if option.startswith("--partition=")]
-    return bool(_UNAVAILABLE.search(call_slurm(["sinfo", "-h", "-N", "-o", "%T", *partition], limit_s=TEST_S).stdout))
+    place = [option for option in options if option.startswith(("--clusters=", "--partition="))]
+    return bool(_UNAVAILABLE.search(call_slurm(["sinfo", *place, "-h", "-N", "-o", "%T"], limit_s=TEST_S).stdout))
 
 
 def join_error_lines(stderr: str) -> str:
@@ -109,6 +96,5 @@ def describe_rejection(runs: Sequence[Run], why: str, beginning: str = "Slurm wo
     beginning: the beginning of the sentence."""
     names = list(dict.fromkeys(run.cell.name() for run in runs))
     rest = f" and {len(names) - MOST_NAMED_CELLS} more" if len(names) > MOST_NAMED_CELLS else ""
-    keys = next((keys for pattern, keys in _KEYS_BY_PATTERN.items() if re.search(pattern, why)), ())
-    note = f" Decided in the cluster file by: {', '.join(keys)}." if keys else ""
-    return f"{beginning} {len(runs)} run(s) ({', '.join(names[:MOST_NAMED_CELLS])}{rest}): {why.rstrip('.')}.{note}"
+    cells = f"{', '.join(names[:MOST_NAMED_CELLS])}{rest}"
+    return f"{beginning} {len(runs)} run(s) ({cells}): {why.rstrip('.')}. {advise_on_rejection(why)}".rstrip()

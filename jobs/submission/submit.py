@@ -300,7 +300,7 @@ def must_be_of_cluster(run_dir: RunDir, context: render.RenderContext) -> None:
         run_cluster = run_dir.read_run().cluster
     except ShardlabError:
         return
-    if run_cluster != render.make_cluster_record(context):
+    if (run_cluster.get("name"), run_cluster.get("provider")) != (context.where.name, context.where.provider):
         raise InputError(
             f"{run_dir.path}: was run on cluster {run_cluster.get('name')!r}, not {context.where.name!r}; runs of two "
             "clusters cannot be compared as one matrix. Use another --workspace for each cluster."

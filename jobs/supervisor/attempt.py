@@ -31,7 +31,7 @@ from jobs.launcher import launcher
 from jobs.node import node_processes, rendezvous, wait_for_gpus
 from jobs.node.hang_detection import HangWatch
 from jobs.slurm import allocation, query, states
-from jobs.slurm.commands import OutageWatch, is_down
+from jobs.slurm.commands import OutageWatch, forget_job, is_down
 from jobs.ssh import node_folders, step
 from jobs.status import retry_budget
 from jobs.supervisor import hold, next_try, retries
@@ -398,6 +398,10 @@ def main(argv: list[str]) -> int:
     run_dir = RunDir(Path(argv[0]).absolute())
     run_dir.log.mkdir(exist_ok=True)
     attempt = Attempt(run_dir, argv[2:])
+    if (
+        not attempt.in_slurm
+    ):  # the scheduler says on which nodes the run is, and not the shell in which `jobs submit` was called
+        forget_job()
     code = attempt.main()
     if attempt.run.search is not None:
         next_try.replace_process(run_dir, code)

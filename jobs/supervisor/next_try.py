@@ -107,7 +107,9 @@ def _render_next_try(run_dir: RunDir, run: Run, path: SearchPath) -> RunDir:
         source = msgspec.structs.replace(source, predicted=predictions)
     sending = find_last_sending(run_dir.events())
     sending_data = sending.data if sending is not None else {}
-    submission_data: dict[str, Any] = {key: sending_data[key] for key in ("scheduler", "token", "job") if key in sending_data}
+    submission_data: dict[str, Any] = {
+        key: sending_data[key] for key in ("scheduler", "token", "job", "cluster") if key in sending_data
+    }
     submission_data |= host.identify_this_process()
 
     def claim_new(new: RunDir) -> None:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from jobs import claim
-from jobs.slurm.commands import ENDED_S, call_slurm
+from jobs.slurm.commands import ENDED_S, call_slurm, own_cluster
 from jobs.status.retry_budget import REQUEUED, list_resumable_attempts, list_retried_states, read_lost_nodes
 from shardlab.errors import ShardlabError
 from shardlab.runs import prediction
@@ -64,17 +64,17 @@ def requeue_job(run_dir: RunDir, run: Run, state: str) -> str:
     Returns '', or Slurm's words if Slurm does not start the job again. In a packed allocation, this process waits until Slurm
     ends it: if this process returned, the allocation would start its next run.
     """
-    job, events = claim.current_job_id(), run_dir.events()
+    job, cluster, events = claim.current_job_id(), own_cluster(), run_dir.events()
     used_retries = list_retried_states(run, events).count(state) + 1
     why = f"retry {used_retries} of {run.retries_after(state)} after {state}"
     run_dir.write_event("attempt", REQUEUED, after=state, why=why)
     # Slurm requeues only jobs with Requeue=1. A job with Requeue=0 belongs to a run that Slurm must not restart of its own
     # accord. If Slurm restarts the run of its own accord after this command, the next start of the run finds that the restart
     # was not allowed.
-    call_slurm(["scontrol", "update", f"JobId={job}", "Requeue=1"])
+    call_slurm(["scontrol", "update", f"JobId={job}", "Requeue=1"], cluster=cluster)
     if is_packed := claim.is_packed(events):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Slurm may end this process before the next command returns
-    answer = call_slurm(["scontrol", "requeue", job])
+    answer = call_slurm(["scontrol", "requeue", job], cluster=cluster)
     if answer.ends_own_job and is_packed:
         time.sleep(ENDED_S)
     return "" if answer.ends_own_job else answer.error_line

@@ -49,6 +49,8 @@ def judge_driver(nvidia: Nvidia, gpus: int) -> Outcome | None:
         nvml = f"; nvidia-smi: {nvidia.why_no_nvml}" if nvidia.why_no_nvml else ""
         text = f"the driver is incomplete, or its parts differ in version ({nvidia.versions}{nouveau}){nvml}"
         return Outcome(False, text, "run: provision CLUSTER.yaml --only nvidia, which repairs the driver or says why it cannot")
+    if nvidia.faults:
+        return Outcome(False, f"a GPU does not answer nvidia-smi: {'; '.join(nvidia.faults)}", "see: sudo dmesg | grep -i xid")
     if not len(nvidia.gpus) == len(nvidia.seen) == gpus:
         text = f"the cluster file requests {gpus} GPUs, the PCI bus has {len(nvidia.gpus)}, the driver sees {len(nvidia.seen)}"
         return Outcome(
@@ -76,6 +78,7 @@ def judge_product(answer: CommandOutput, nvidia: Nvidia) -> Outcome:
         return Outcome(False, sentence, "do not train here: look at nvidia-smi -q -d ECC")
     measured_values: dict[str, float | int | str] = {"gpus": len(errors), "driver": nvidia.nvml or ""}
     sentence = f"all parts of the driver have version {nvidia.nvml}; {len(errors)} x {nvidia.seen[0].name} compute exactly"
+    sentence += "".join(f"; nvidia-smi warns: {remark}" for remark in nvidia.remarks)
     return Outcome(True, sentence, measured=measured_values)
 
 

@@ -25,6 +25,7 @@ from provision.operation import Site, Target
 from provision.site import requests
 from shardlab.cluster import container
 from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.sbatch_request import advise_on_rejection
 
 WAIT_S = 900.0
 POLL_S = 5.0
@@ -42,6 +43,7 @@ job=$(cat job)
 if ! state=$(squeue -h -j "$job" -o '%T %r' 2>&1); then
     case $state in *'nvalid job id'*) state= ;; *) printf '%s\\n' "$state" >&2; exit 1 ;; esac
 fi
+state=$(printf '%s\\n' "$state" | sed '/^CLUSTER: /d')
 printf 'job=%s %s\\n' "$job" "${{state:-ENDED}}"
 """
 SUBMIT = f"""\
@@ -85,7 +87,8 @@ def run(site: Site, target: Target) -> Outcome:
             continue
         if (rejection := _submit_proof_job(cluster, target, folder, kind, unsuitable)) is not None:
             sentence = f"{kind!s}: Slurm rejects the job: {rejection}"
-            return Outcome(False, sentence, "change the keys under slurm in the cluster file as Slurm's words say")
+            advice = advise_on_rejection(rejection) or "change the keys under slurm in the cluster file as Slurm's words say"
+            return Outcome(False, sentence, advice)
     deadline, ended_at = time.monotonic() + WAIT_S, dict[str, float]()
     while True:
         results = {folder: _read_proofs(target, folder) for folder in folders}
@@ -134,7 +137,7 @@ def _select_types(cluster: Cluster, node_types: tuple[NodeType, ...], partition:
     the most nodes is included.
     node_types: all node types of the site. partition: the partition of the runs; None: any partition.
     """
-    larger = [kind for kind in node_types if partition in (None, kind.partition)]
+    larger = [kind for kind in node_types if partition is None or kind.partition in partition.split(",")]
     constraint = cluster.slurm.constraint if cluster.slurm is not None else None
     is_plain = constraint is not None and not set(constraint) & set("|()[]*")  # otherwise only sbatch can evaluate it
     features = [word for word in constraint.split("&") if is_name(word)] if constraint is not None and is_plain else []
@@ -154,6 +157,8 @@ def _select_types(cluster: Cluster, node_types: tuple[NodeType, ...], partition:
 def _has_gpus(node_type: NodeType, cluster: Cluster) -> bool:
     requested = cluster.gpus
     assert requested is not None
+    if cluster.slurm is not None and cluster.slurm.gpu_request == "none":  # Slurm counts no GPUs
+        return True
     return any(gpu.count >= requested.per_node and requested.type in (None, gpu.type) for gpu in node_type.gpus)
 
 
@@ -194,11 +199,12 @@ def _submit_proof_job(cluster: Cluster, target: Target, folder: str, node_type: 
     gpu_count = cluster.gpus.per_node if cluster.gpus is not None else 0
     count = min(2, node_type.count, cluster.slurm.max_nodes or 2 if cluster.slurm is not None else 2)
     excluded = ",".join([*(cluster.slurm.exclude if cluster.slurm is not None else []), *([unsuitable] if unsuitable else [])])
+    no_requeue = [] if cluster.slurm is not None and "requeue" in cluster.slurm.omit else ["--no-requeue"]
     options = [
         "--job-name=shardlab-prove",
         f"--output={folder}/prove.log",
         *requests.sbatch_options(cluster, nodes=count, minutes=MINUTES, gpus=gpu_count, cpus=_requested_cpus(node_type)),
-        "--no-requeue",  # a requeued job would find the files of its first start
+        *no_requeue,  # a requeued job would find the files of its first start
         *([f"--exclude={excluded}"] if excluded else []),  # all names in one option: sbatch uses only the last --exclude
     ]
     script = templates.render(

@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 import templates
 from provision.cloudlab import cluster_file
 from provision.fact import Fact, Facts
@@ -18,17 +20,16 @@ from provision.facts.quotas import Quota
 from provision.facts.rdma import RDMA, RdmaLink
 from provision.facts.shared_folders import SHARED_FOLDERS, SharedFolder
 from provision.facts.system import SYSTEM, System
-from provision.node import Node
 from provision.nodes.local_node import LocalNode
 from provision.nodes.login_node import LoginNode, login_address
 from provision.providers.ssh import SshNode
-from provision.site import proposal, survey
-from provision.site.proposal import Proposal, TypedPartition
+from provision.site import proposal, requests, survey
+from provision.site.proposal import Proposal, RequestKeys, TypedPartition
 from provision.site.survey import Survey
 from shardlab.cluster.address import Address
 from shardlab.cluster.cluster_keys import Login
 from shardlab.cluster.login_node import is_login_node
-from shardlab.cluster.slurm_keys import MOST_CPUS_PER_RANK, MOST_NODES
+from shardlab.cluster.slurm_keys import MOST_NODES, is_slice
 from shardlab.errors import InputError
 from shardlab.matrix.cell_sizes import format_seconds
 from shardlab.remote.remote import Remote
@@ -88,10 +89,12 @@ def _parse_login(text: str, option: str) -> Login:
 
 
 def _make_site_file(output: Output, login: Login | None) -> str:
-    node: Node = LocalNode() if login is None else LoginNode(login_address(login.host, login.user, login.port))
+    node = LocalNode() if login is None else LoginNode(login_address(login.host, login.user, login.port))
     machine_name = "this machine" if login is None else login.host
     output.print_remark(f"asking {machine_name} for its partitions, accounts, modules and folders", style="dim")
-    answers = survey.survey_site(node)
+    clusters = survey.list_chosen_clusters(node)
+    node.variables = requests.cluster_variables(next(iter(clusters), None))
+    answers = msgspec.structs.replace(survey.survey_site(node), clusters=clusters)
     for sentence in answers.unknown.values():
         output.print_remark(sentence, style="yellow")
     if not answers.partitions:
@@ -100,33 +103,42 @@ def _make_site_file(output: Output, login: Login | None) -> str:
             f"({answers.unknown.get('partitions', 'none is visible to this user')}). Allowed: a login node of a Slurm cluster."
         )
     proposed = proposal.propose_partition(answers)
-    return render_site_file(login, answers, proposed, survey.find_rejections(node, proposal.propose_gpu_requests(proposed)))
+    kind = proposed.node_type
+    if kind is not None and (cpus := survey.count_job_cpus(node, kind.names)) is not None and 0 < cpus < kind.cpus:
+        proposed = msgspec.structs.replace(proposed, node_type=msgspec.structs.replace(kind, cpus=cpus))
+    return render_site_file(login, answers, proposed, survey.find_rejections(node, proposal.propose_requests(proposed)))
 
 
-def render_site_file(login: Login | None, site: Survey, proposed: Proposal, rejection_by_request: dict[str, str | None]) -> str:
-    """The cluster file of a Slurm site. rejection_by_request: for each way to request a GPU, why Slurm would reject it, or
+def render_site_file(
+    login: Login | None, site: Survey, proposed: Proposal, rejection_by_request: dict[RequestKeys, str | None]
+) -> str:
+    """The cluster file of a Slurm site. rejection_by_request: for each request that was tried, why Slurm would reject it, or
     None."""
     partition, node_type = proposed.partition, proposed.node_type
     accepted = [request for request, why in rejection_by_request.items() if why is None]
     undecided = [request for request, why in rejection_by_request.items() if why is not None and survey.UNDECIDED.search(why)]
-    gpus = node_type.gpus[0] if node_type is not None and node_type.gpus else None
+    keys = next(iter([*accepted, *undecided]), None)
+    gpus = proposal.choose_gpus(node_type) if node_type is not None else None
     return templates.render(
         "cluster/slurm.yaml.j2",
         cluster_name=_cluster_name(site.settings.cluster or (login.host if login else "site")),
         login=login,
+        clusters=site.clusters,
         partition=partition,
         partition_table=_partition_lines(site),
         account=proposed.account,
         accounts=proposed.accounts,
         qos=proposed.qos,
         needed_qos=proposed.needed_qos,
-        gpu_request=next(iter([*accepted, *undecided]), None),
+        gpu_request=keys.gpu_request if keys is not None else None,
+        omit=keys.omit if keys is not None else (),
+        has_slices=gpus is not None and is_slice(gpus.type or ""),
         request_table=[f"{request}: {_answer_text(why)}" for request, why in rejection_by_request.items()],
         time=format_seconds(proposal.propose_time_s(partition)),
         limits=_partition_limits(partition) if partition is not None else {},
         typed_partitions=_typed_partition_entries(proposal.propose_typed_partitions(site, proposed)),
-        exclusive=partition is None or partition.is_exclusive or gpus is None,
-        cpus_per_rank=min(max(1, node_type.cpus // gpus.count), MOST_CPUS_PER_RANK) if node_type and gpus else None,
+        exclusive=proposal.uses_whole_nodes(proposed),
+        cpus_per_rank=proposal.cpus_per_rank(node_type) if node_type and gpus else None,
         gpus=gpus,
         folder=proposed.folder,
         free=_free_text(proposed.folder) if proposed.folder is not None else None,
@@ -267,7 +279,7 @@ def _list_gpu_names(facts: Facts) -> list[str]:
     """A text for each GPU of a node, even if the driver is not installed there."""
     nvidia = facts[_NVIDIA]
     if nvidia.seen:
-        return [gpu.name for gpu in nvidia.seen]
+        return [gpu.name if gpu.fault is None else f"a GPU that does not answer ({gpu.fault})" for gpu in nvidia.seen]
     return [f"NVIDIA GPU {gpu.device:#06x} (without a driver)" for gpu in nvidia.gpus]
 
 

@@ -8,12 +8,13 @@ import msgspec
 
 from provision.fact import Fact
 from provision.facts.slurm_text import is_name
+from shardlab.cluster.slurm_cluster import drop_cluster_headers
 from shardlab.cluster.slurm_keys import MOST_GPUS
 from shardlab.matrix.cell import GPU_TYPE
 
 FORMAT = "%R|%D|%c|%m|%G|%f|%N"
 MOST_FEATURES = 32
-_GPU = re.compile(r"^gpu(?::([^:()]+))?:(\d+)\Z")
+_GPU = re.compile(r"^gpu(?::([^:()]*[^:()\d][^:()]*))?(?::no_consume)?(?::(\d+))?\Z")  # without a number: one GPU
 _TYPE = re.compile(GPU_TYPE)
 _NAMES = re.compile(r"^[A-Za-z0-9._,\[\]-]{1,20000}\Z")
 _SOCKETS = re.compile(r"\([^()]*\)")  # the sockets of a generic resource, such as `(S:0-1)` after `gpu:a100:4`
@@ -52,7 +53,7 @@ def command(python: str) -> list[str]:
 def parse(stdout: str) -> tuple[NodeType, ...]:
     """The types of nodes in the output of sinfo. Raises ValueError if a line has another form."""
     types = []
-    for line in stdout.splitlines():
+    for line in drop_cluster_headers(stdout).splitlines():
         words = line.split("|")
         if len(words) != 7:
             raise ValueError(f"found {line[:80]!r}. Allowed: {FORMAT}.")
@@ -75,12 +76,11 @@ def parse(stdout: str) -> tuple[NodeType, ...]:
 
 def parse_gpus(gres: str) -> tuple[GpuGres, ...]:
     """The GPUs in a list of generic resources, such as `gpu:a100:4(S:0-1),nvme:1`."""
-    matches = (_GPU.match(word) for word in _SOCKETS.sub("", gres).split(","))
-    return tuple(
-        GpuGres(match[1], int(match[2]))
-        for match in matches
-        if match and 0 < int(match[2]) <= MOST_GPUS and (match[1] is None or _TYPE.match(match[1]))
-    )
+    counts: dict[str | None, int] = {}  # by type; Slurm adds the counts of words with the same type
+    for word in _SOCKETS.sub("", gres).split(","):
+        if (match := _GPU.match(word.strip())) and (match[1] is None or _TYPE.match(match[1])):
+            counts[match[1]] = counts.get(match[1], 0) + int(match[2] or 1)
+    return tuple(GpuGres(kind, count) for kind, count in counts.items() if 0 < count <= MOST_GPUS)
 
 
 NODE_TYPES = Fact("node types", command, parse, timeout_s=60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from provision.fact import Fact
+from shardlab.cluster.slurm_cluster import drop_cluster_headers
 
 FORMAT = "%N|%t|%u|%E"
 FLAGS = "*~#!%$@^-+"  # characters with which a state may end, such as * for a node that does not respond
@@ -30,7 +31,7 @@ def command(python: str) -> list[str]:
 def parse(stdout: str) -> dict[str, SlurmNode]:
     """The nodes of Slurm, by name. Raises ValueError."""
     nodes = {}
-    for line in stdout.splitlines():
+    for line in drop_cluster_headers(stdout).splitlines():
         words = line.split("|", 3)
         if len(words) != 4:
             raise ValueError(f"found {line[:80]!r}. Allowed: {FORMAT}.")

@@ -18,11 +18,9 @@ for device in /sys/bus/pci/devices/*; do
 done
 say loaded "$(head -n 1 /proc/driver/nvidia/version 2>/dev/null)"
 say module "$(modinfo -F version nvidia 2>/dev/null)"
-if said=$(nvidia-smi --query-gpu={SMI} --format=csv,noheader,nounits 2>&1); then
-    printf '%s\\n' "$said" | sed 's/^/gpu=/'
-else
-    say why_no_nvml "$(printf '%s\\n' "$said" | head -n 1)"
-fi
+said=$(nvidia-smi --query-gpu={SMI} --format=csv,noheader,nounits 2>&1)
+test $? = 0 || say why_no_nvml "$(printf '%s\\n' "$said" | head -n 1)"
+printf '%s\\n' "$said" | sed 's/^/gpu=/'    # whatever the code: 14 is a warning, and the rows of other GPUs may be complete
 grep -q '^nouveau ' /proc/modules && say nouveau 1
 if ! test -d /sys/firmware/efi; then
     say secure_boot 0
@@ -33,6 +31,11 @@ else
 fi
 apt-mark showhold 2>/dev/null | sed 's/^/held=/'
 """
+_VERSION = re.compile(r"^[0-9][0-9.]*\Z")
+# nvidia-smi's words for a GPU that does not answer; [N/A] and [Not Supported] only mean that the GPU lacks a setting.
+_FAULT = re.compile(
+    r"ERR!|Unknown Error|GPU is lost|requires reset|Unable to determine the device handle|fallen off the bus", re.I
+)
 _LOADED = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9.]+)")
 
 
@@ -58,6 +61,8 @@ class GpuSettings(msgspec.Struct, frozen=True):
     """None if the GPU does not have this setting."""
     ecc: bool | None
     """None if the GPU does not have this setting."""
+    fault: str | None = None
+    """What nvidia-smi shows in place of a value if the GPU does not answer; None: the GPU answers."""
 
 
 class Nvidia(msgspec.Struct, frozen=True):
@@ -74,6 +79,8 @@ class Nvidia(msgspec.Struct, frozen=True):
     nvml: str | None = None
     """The version of the library NVML. None if it is missing."""
     why_no_nvml: str | None = None
+    remarks: list[str] = []
+    """Lines of nvidia-smi beside the rows of GPUs, such as the warning that an infoROM is corrupted."""
     seen: list[GpuSettings] = []
     """The GPUs that the driver sees."""
     nouveau: bool = False
@@ -87,6 +94,12 @@ class Nvidia(msgspec.Struct, frozen=True):
     def works(self) -> bool:
         """Whether kernel module, module on disk and NVML have the same version, and nouveau is not loaded."""
         return self.loaded is not None and self.loaded == self.module == self.nvml and not self.nouveau
+
+    @property
+    def faults(self) -> list[str]:
+        """Each GPU that does not answer, with nvidia-smi's words."""
+        rows = [f"GPU {index} ({gpu.uuid}): {gpu.fault}" for index, gpu in enumerate(self.seen) if gpu.fault is not None]
+        return rows + [remark for remark in self.remarks if _FAULT.search(remark)]
 
     @property
     def versions(self) -> str:
@@ -104,10 +117,13 @@ def parse(stdout: str) -> Nvidia:
     pairs = [line.split("=", 1) for line in stdout.splitlines() if "=" in line]
     values = dict(pairs)
     devices = [_parse_pci(value) for key, value in pairs if key == "pci"]
-    rows = [value.split(", ", 5) for key, value in pairs if key == "gpu"]
-    if any(len(row) != 6 for row in rows):
-        raise ValueError(f"a line of nvidia-smi does not have the columns {SMI}: {rows[0]!r}.")
-    versions = {row[0] for row in rows}
+    # The reason is one of the lines, and a complete row if nvidia-smi printed its warning last.
+    lines = dict.fromkeys(value for key, value in pairs if key in ("why_no_nvml", "gpu"))
+    rows = [line.split(", ", 5) for line in lines if _is_row(line)]
+    remarks = ["".join(char if char.isprintable() else "?" for char in line)[:200] for line in lines if not _is_row(line)]
+    if not rows and remarks and "why_no_nvml" not in values:
+        raise ValueError(f"a line of nvidia-smi does not have the columns {SMI}: {remarks[0]!r}.")
+    versions = {row[0] for row in rows if _VERSION.match(row[0])}
     if len(versions) > 1:
         raise ValueError(f"NVML reports several driver versions: {', '.join(sorted(versions))}.")
     loaded = _LOADED.search(values.get("loaded", ""))
@@ -117,12 +133,25 @@ def parse(stdout: str) -> Nvidia:
         loaded=loaded[1] if loaded else None,
         module=values.get("module") or None,
         nvml=versions.pop() if versions else None,
-        why_no_nvml=values.get("why_no_nvml") or None,
-        seen=[GpuSettings(row[4], row[5], *(_parse_switch(word) for word in row[1:4])) for row in rows],
+        why_no_nvml=None if rows else values.get("why_no_nvml") or None,
+        remarks=[remark for remark in remarks if rows and remark],
+        seen=[_parse_row(row) for row in rows],
         nouveau="nouveau" in values,
         secure_boot={"0": False, "1": True}.get(values.get("secure_boot", "")),
         held=sorted(value for key, value in pairs if key == "held"),
     )
+
+
+def _is_row(line: str) -> bool:
+    """Whether a line of nvidia-smi is the row of a GPU, which has all columns."""
+    columns = line.split(", ", 5)
+    return len(columns) == 6 and bool(_VERSION.match(columns[0]) or _FAULT.search(columns[0]))
+
+
+def _parse_row(columns: list[str]) -> GpuSettings:
+    persistence, mig, ecc = (_parse_switch(word) for word in columns[1:4])
+    fault = next((column for column in columns if _FAULT.search(column)), None)
+    return GpuSettings(columns[4], columns[5], persistence, mig, ecc, fault)
 
 
 def _parse_pci(text: str) -> PciDevice:

@@ -7,7 +7,8 @@ import re
 import msgspec
 
 from provision.fact import Fact
-from provision.facts.slurm_text import is_name, parse_duration_s, parse_limit, parse_names, parse_pairs
+from provision.facts.slurm_text import is_name, parse_limit, parse_names, parse_pairs
+from shardlab.cluster.slurm_time import parse_duration_s
 
 
 class SitePartition(msgspec.Struct, frozen=True):

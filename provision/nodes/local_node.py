@@ -38,6 +38,8 @@ class LocalNode(msgspec.Struct, eq=False):
     wheelhouse: str | None = None
     may_sudo: bool = True
     venv_python: str = sys.executable
+    variables: dict[str, str] = {}
+    """Environment variables of each command on this machine."""
 
     def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> CommandOutput:
         """Run `argv` in a session of its own, as `Node.run` describes. At the time limit, its descendants are ended, too.
@@ -46,7 +48,7 @@ class LocalNode(msgspec.Struct, eq=False):
         """
         argv = ["sudo", "-n", "--", *argv] if options.get("root") and os.geteuid() != 0 else argv
         # LC_ALL: parsers need untranslated text. PYTHONSAFEPATH: Python must not import a folder `jobs` of the current folder.
-        environment = {**os.environ, "LC_ALL": "C", "PYTHONSAFEPATH": "1", **(options.get("env") or {})}
+        environment = {**os.environ, "LC_ALL": "C", "PYTHONSAFEPATH": "1", **self.variables, **(options.get("env") or {})}
         try:
             process = subprocess.Popen(
                 argv,

@@ -50,6 +50,7 @@ class LoginNode:
         self.wheelhouse: str | None = None
         self.may_sudo = False
         self.venv_python = "python3"
+        self.variables: dict[str, str] = {}  # environment variables of each command on the login node
         self._command = ssh_command(address)
         self._running: dict[str, str] = {}  # mark of a running command, made by `run` -> first words of the command
         self._is_open = False
@@ -82,7 +83,7 @@ class LoginNode:
         self._log_in()
         mark = secrets.token_hex(8)  # printed before the command's output: text before the mark comes from a shell profile
         timeout_s = options["timeout_s"]
-        script = _make_script(argv, options.get("env") or {}, timeout_s, mark)
+        script = _make_script(argv, self.variables | dict(options.get("env") or {}), timeout_s, mark)
         with tempfile.TemporaryFile() as inputs, tempfile.TemporaryFile() as outputs, tempfile.TemporaryFile() as errors:
             inputs.write(options.get("stdin", b""))
             inputs.seek(0)

@@ -7,6 +7,7 @@ import shlex
 from provision.fact import Unanswered
 from provision.facts.slurm_here import SLURM_HERE, KnownNode, SlurmHere
 from provision.operation import Nothing, Site, Target
+from shardlab.cluster.cluster_keys import HOST_NAME
 
 UNUSABLE_STATES = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "INVAL", "NOT_RESPONDING", "UNKNOWN"}
 
@@ -38,6 +39,10 @@ def find_existing_slurm(site: Site) -> SlurmHere | None:
                 f"{slurm.conf} was not written by shardlab, and Slurm's controller does not answer. Nothing of this Slurm "
                 "was changed. Start it, to use it as it is; or remove this Slurm, to have shardlab install one",
             )
+    for target in site.active_targets:
+        if not HOST_NAME.match(target.node.name):
+            allowed = "at most 31 small letters, digits and hyphens"
+            raise _node_error(target, f"no Slurm is installed that uses this name. Allowed for a Slurm of shardlab: {allowed}")
     return None
 
 

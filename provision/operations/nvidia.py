@@ -50,6 +50,9 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     nvidia = target.facts[NVIDIA]
     if not nvidia.gpus:
         raise Unanswered(f"{name}: the cluster file requests {requested_gpus} GPUs, but its PCI bus has no NVIDIA GPU")
+    if nvidia.faults:
+        advice = "No run should use it: the kernel's reason is in `sudo dmesg | grep -i xid`; reset or replace the GPU"
+        raise Unanswered(f"{name}: a GPU does not answer nvidia-smi: {'; '.join(nvidia.faults)}. {advice}")
     cuda = _find_torch_cuda(target)
     generations = _find_generations(name, nvidia)
     if (why := gpu_generations.explain_unsupported(generations, target.facts[SYSTEM].arch, cuda)) is not None:
@@ -59,7 +62,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
             f"{name}: MIG divides {divided_gpus} of its GPUs, but runs need whole GPUs: sudo nvidia-smi -mig 0, then reboot"
         )
     is_sufficient = nvidia.works and _driver_branch(nvidia) >= gpu_generations.oldest_driver_branch(cuda)
-    works_text = f"driver {nvidia.nvml} works with {len(nvidia.seen)} GPUs"
+    remark = "".join(f"; nvidia-smi warns: {remark}" for remark in nvidia.remarks)
+    works_text = f"driver {nvidia.nvml} works with {len(nvidia.seen)} GPUs{remark}"
     if is_sufficient and not target.node.may_sudo:
         return Nothing(f"{works_text}; without root, it is not changed")
     if is_sufficient and _find_ubuntu_driver(target) is None:

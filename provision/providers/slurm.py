@@ -10,9 +10,11 @@ from provision import software
 from provision.nodes.login_node import LocalLoginNode, LoginNode
 from provision.provider import Provider
 from provision.site import python as site_python
+from provision.site import requests
 from shardlab.cluster import container
 from shardlab.cluster.address import Address
 from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.slurm_cluster import choose_slurm_cluster
 from shardlab.workspace.workspace import Workspace
 
 
@@ -21,7 +23,8 @@ def nodes(cluster: Cluster, workspace: Workspace) -> list[LoginNode] | list[Loca
     python = f"{environment_folder(cluster)}/bin/python"
     login = cluster.login
     if login is None:
-        return [LocalLoginNode(name="login", python=python)]
+        variables = requests.cluster_variables(choose_slurm_cluster(cluster))
+        return [LocalLoginNode(name="login", python=python, variables=variables)]
     identity = workspace.resolve_path(cluster.ssh.identity) if cluster.ssh.identity else None
     ssh_address = Address(
         login.host,
@@ -32,7 +35,9 @@ def nodes(cluster: Cluster, workspace: Workspace) -> list[LoginNode] | list[Loca
         cluster.ssh.host_keys,
         shared=True,
     )
-    return [LoginNode(ssh_address, python)]
+    node = LoginNode(ssh_address, python)
+    node.variables = requests.cluster_variables(cluster.slurm.cluster if cluster.slurm is not None else None)
+    return [node]
 
 
 def environment_folder(cluster: Cluster) -> PurePosixPath:

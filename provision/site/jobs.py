@@ -6,6 +6,7 @@ from provision.fact import Unanswered
 from provision.node import Node, last_line
 from provision.operation import RunCommand
 from provision.site import requests
+from shardlab.cluster.sbatch_request import advise_on_rejection
 
 JOB_NAME = "shardlab-provision"  # the name of these jobs
 # Submits the script $1 and waits for the job. If the job failed, prints the last line of its log $2 as the reason.
@@ -24,9 +25,21 @@ done
 """
 
 
+class SubmitScript(RunCommand, frozen=True):
+    """A change by a job. If Slurm rejects the job, the error names the keys of the cluster file that decide its request."""
+
+    def make(self, node: Node) -> None:
+        try:
+            super().make(node)
+        except Unanswered as error:
+            advice = advise_on_rejection(str(error)) if "sbatch: error:" in str(error) else ""
+            sentence = f"{str(error).rstrip('.')}. {advice}" if advice else str(error)
+            raise Unanswered(sentence, dict.fromkeys(error.reasons_by_node, sentence)) from None
+
+
 def submit_script(description: str, script: str, log: str, limit_s: float) -> RunCommand:
     """The change that submits a script as a job and waits until the job ends. log: the path of the job's log."""
-    return RunCommand(description, ["sh", "-c", SUBMIT, "submit", script, log], limit_s, root=False)
+    return SubmitScript(description, ["sh", "-c", SUBMIT, "submit", script, log], limit_s, root=False)
 
 
 def check_no_waiting_job(node: Node, script: str, work: str) -> None:

@@ -12,15 +12,36 @@ from provision.facts.node_types import GpuGres, NodeType
 from provision.facts.partitions import SitePartition
 from provision.facts.pythons import OLDEST
 from provision.facts.shared_folders import SharedFolder
+from provision.site.requests import sbatch_options
 from provision.site.survey import Survey
+from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.slurm_keys import MOST_CPUS_PER_RANK, GpuRequest, Gpus, Omittable, Slurm, is_slice
 
 HOUR_S = 3600
 LONGEST_S = 1000 * 86_400 - 1  # the longest time that a cluster file allows: less than 1000 days
 PYTHON_MODULES = ("python", "python3", "cpython", "cray-python")
-REQUESTS = ("gpus-per-node", "gres", "gpus")
+REQUESTS: tuple[GpuRequest, ...] = ("gpus-per-node", "gres", "gpus")
+OMISSIONS: tuple[tuple[Omittable, ...], ...] = ((), ("mem",), ("exclusive",), ("mem", "exclusive"))
 _LARGE = re.compile(r"^[A-Z_]*(SCRATCH|WORK|PROJECT)[A-Z0-9_]*\Z")
 _LARGE_PATH = re.compile(r"scratch|work|project", re.I)
 _VERSION = re.compile(r"/(\d+)\.(\d+)")
+
+
+class RequestKeys(NamedTuple):
+    """The keys of the cluster file that decide how jobs request GPUs and whole nodes."""
+
+    gpu_request: GpuRequest | None
+    """None: the nodes have no GPUs that Slurm counts."""
+    omit: tuple[Omittable, ...] = ()
+
+    def __str__(self) -> str:
+        omit = f"omit: [{', '.join(self.omit)}]" if self.omit else ""
+        return ", ".join(filter(None, [self.gpu_request, omit])) or "no GPU"
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether the request is only worth trying if Slurm rejects all others."""
+        return self.gpu_request == "none" or bool(self.omit)
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -144,17 +165,48 @@ def propose_time_s(partition: SitePartition | None) -> int:
     return min((partition.max_time_s if partition is not None else None) or HOUR_S, HOUR_S)
 
 
-def propose_gpu_requests(proposal: Proposal) -> dict[str, list[str]]:
-    """For each way to request a GPU, the options of sbatch that use this way. Empty if no partition with GPUs is proposed."""
-    node_type, partition = proposal.node_type, proposal.partition
-    if node_type is None or partition is None or not node_type.gpus:
+def propose_requests(proposal: Proposal) -> dict[RequestKeys, list[str]]:
+    """For each way in which runs may request a whole node, the options of sbatch; the best way first, and last those for sites
+    that reject an option. Empty if no partition is proposed."""
+    partition, node_type = proposal.partition, proposal.node_type
+    if partition is None or node_type is None:
         return {}
-    option_values = {"partition": partition.name, "account": proposal.account, "qos": proposal.needed_qos}
-    common_options = [f"--{option}={value}" for option, value in option_values.items() if value is not None]
-    gpu = node_type.gpus[0]
-    name = f"{gpu.type}:" if gpu.type else ""
-    options = {"gpus-per-node": f"--gpus-per-node={name}1", "gres": f"--gres=gpu:{name}1", "gpus": f"--gpus={name}1"}
-    return {request: [*common_options, options[request]] for request in REQUESTS}
+    gpu = choose_gpus(node_type)
+    gpus = Gpus(gpu.count, gpu.type) if gpu is not None else None
+    per_node, cpus = (gpu.count, gpu.count * cpus_per_rank(node_type)) if gpu is not None else (0, 1)
+    ways: list[GpuRequest | None] = [None] if gpus is None else [*REQUESTS]
+    options_by_keys: dict[RequestKeys, list[str]] = {}
+    for keys in [RequestKeys(way, omit) for omit in OMISSIONS for way in ([*ways, "none"] if gpus is not None else ways)]:
+        slurm = Slurm(
+            partition=partition.name,
+            account=proposal.account,
+            qos=proposal.needed_qos,
+            gpu_request=keys.gpu_request or "none",
+            exclusive=uses_whole_nodes(proposal),
+            omit=list(keys.omit),
+        )
+        cluster = Cluster(schema=1, name="site", provider="slurm", slurm=slurm, gpus=gpus)
+        options = sbatch_options(cluster, nodes=1, minutes=5, gpus=per_node, cpus=cpus)
+        if options not in options_by_keys.values():
+            options_by_keys[keys] = options
+    return options_by_keys
+
+
+def uses_whole_nodes(proposal: Proposal) -> bool:
+    """Whether runs get whole nodes: nodes without GPUs, and those of a partition that gives only whole nodes."""
+    partition, node_type = proposal.partition, proposal.node_type
+    return partition is None or partition.is_exclusive or node_type is None or not node_type.gpus
+
+
+def choose_gpus(node_type: NodeType) -> GpuGres | None:
+    """The GPUs of a node that runs use: whole GPUs before slices (MIG), then the type with most GPUs; None if it has none."""
+    return max(node_type.gpus, key=lambda gpu: (not is_slice(gpu.type or ""), gpu.count), default=None)
+
+
+def cpus_per_rank(node_type: NodeType) -> int:
+    """The processors of a node that each rank may have."""
+    gpu = choose_gpus(node_type)
+    return min(max(1, node_type.cpus // (gpu.count if gpu is not None else 1)), MOST_CPUS_PER_RANK)
 
 
 def _find_largest_type(site: Survey, partition: str, *, gpus: bool) -> NodeType | None:

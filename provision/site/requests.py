@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from shardlab.cluster import sbatch_request
 from shardlab.cluster.cluster import Cluster
+from shardlab.cluster.slurm_cluster import VARIABLE
+from shardlab.cluster.slurm_keys import Slurm
 
 # Removes variables of the login shell: SBATCH_PARTITION and others would change a request, SQUEUE_STATES would hide jobs.
+# SLURM_CLUSTERS stays, because it says which cluster Slurm's commands address (`variables` of the login node).
 WITHOUT_VARIABLES = r"""
 for name in $(env | sed -n 's/^\(S\(LURM\|BATCH\|QUEUE\)_[A-Z0-9_]*\)=.*/\1/p'); do
-    test "$name" = SLURM_CONF || unset "$name"
+    case $name in SLURM_CONF | SLURM_CLUSTERS) ;; *) unset "$name" ;; esac
 done
 """
-
 
 PIP_CPUS = 2
 
@@ -20,13 +25,13 @@ def sbatch_options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | No
 
     minutes: the time limit of the job.
     gpus: the number of GPUs per node for a job that tests nodes; with slurm.exclusive, the job gets whole nodes. None: for a
-    job that installs packages; the job gets `cpus` CPUs of any node, and one GPU if the partition has GPUs, because some
-    partitions accept no job without a GPU.
+    job that installs packages; the job gets `cpus` CPUs of any node, and the GPUs of slurm.provision.
     cpus: the number of CPUs per node, unless the job gets whole nodes.
     """
-    slurm = cluster.slurm
-    assert slurm is not None
+    assert cluster.slurm is not None
+    slurm, provision = _use_own_values(cluster.slurm, tests_nodes=gpus is not None), cluster.slurm.provision
     option_values = {
+        "clusters": slurm.cluster,
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
@@ -34,31 +39,43 @@ def sbatch_options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | No
         "licenses": slurm.licenses,
         "exclude": ",".join(slurm.exclude) or None,
     }
-    arguments = [f"--{name}={value}" for name, value in option_values.items() if value is not None]
+    words = [f"{name}={value}" for name, value in option_values.items() if value is not None]
     longest_s = slurm.max_time_s  # some sites accept a job with a longer time limit but never start the job
     minutes = minutes if longest_s is None else max(1, min(minutes, longest_s // 60))
-    arguments += [f"--nodes={nodes}", "--ntasks-per-node=1", f"--time={minutes}", "--export=NONE"]
+    words += [f"nodes={nodes}", "ntasks-per-node=1", f"time={minutes}", "export=NONE"]
     if gpus is not None and slurm.exclusive:
-        arguments += ["--exclusive", f"--mem={slurm.mem or 0}"]  # --mem=0: all memory of the node
+        words += ["exclusive", f"mem={slurm.mem or 0}"]  # mem=0: all memory of the node
     else:
-        arguments.append(f"--cpus-per-task={cpus}")
-        arguments += [f"--mem={slurm.mem}"] if slurm.mem is not None else []
-    per_node = cluster.gpus.per_node if cluster.gpus is not None else 0
-    gpu_count = min(1, per_node) if gpus is None else gpus
-    if gpu_count:
-        arguments.append(gpu_option(cluster, gpu_count, nodes))
-    arguments += [f"--{name}" if value is None else f"--{name}={value}" for name, value in slurm.extra.items()]
-    return arguments
+        words.append(f"cpus-per-task={cpus}")
+        words += [f"mem={slurm.mem}"] if slurm.mem is not None else []
+    if gpus is None:
+        per_node = cluster.gpus.per_node if cluster.gpus is not None else 0
+        # some partitions accept no job without a GPU
+        gpus = provision.gpus if provision is not None and provision.gpus is not None else min(1, per_node)
+    words += sbatch_request.gpu_options(cluster, gpus, nodes)
+    return [f"--{option}" for option in sbatch_request.change_options(slurm, words)]
 
 
-def gpu_option(cluster: Cluster, per_node: int, nodes: int) -> str:
-    """The option of sbatch that requests GPUs in the way that the cluster file names in slurm.gpu_request."""
-    assert cluster.slurm is not None
-    name = f"{cluster.gpus.type}:" if cluster.gpus is not None and cluster.gpus.type else ""
-    match cluster.slurm.gpu_request:
-        case "gres":
-            return f"--gres=gpu:{name}{per_node}"
-        case "gpus":
-            return f"--gpus={name}{per_node * nodes}"
-        case "gpus-per-node":
-            return f"--gpus-per-node={name}{per_node}"
+def cluster_variables(cluster: str | None) -> dict[str, str]:
+    """The variable by which Slurm's commands on a login node address this cluster; empty for None, the default cluster."""
+    return {} if cluster is None else {VARIABLE: cluster}
+
+
+def _use_own_values(slurm: Slurm, *, tests_nodes: bool) -> Slurm:
+    """The keys `slurm` for a job of `provision`, with the values of slurm.provision.
+
+    tests_nodes: whether the job tests the nodes of runs, which are in the partition of runs.
+    """
+    own = slurm.provision
+    if own is None or (tests_nodes and own.partition is not None):
+        return slurm
+    extra = slurm.extra if own.extra is None else own.extra
+    account, qos = own.account or slurm.account, own.qos or (slurm.qos if own.partition is None else None)
+    if tests_nodes:
+        return msgspec.structs.replace(slurm, account=account, qos=qos)
+    if own.partition is None:
+        own_time = own.time or slurm.max_time
+        constraint = own.constraint or slurm.constraint
+        return msgspec.structs.replace(slurm, account=account, qos=qos, constraint=constraint, max_time=own_time, extra=extra)
+    values = {"account": account, "qos": qos, "constraint": own.constraint, "max_time": own.time, "extra": extra}
+    return msgspec.structs.replace(slurm, partition=own.partition, exclude=[], mem=None, **values)

@@ -17,6 +17,7 @@ from shardlab.cluster import cloudlab_keys, environment_keys, slurm_keys
 from shardlab.cluster.cloudlab_keys import Cloudlab
 from shardlab.cluster.cluster_keys import (
     HOST,
+    HOST_NAME,
     LOCAL_FOLDER,
     Data,
     DataSet,
@@ -271,6 +272,10 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
     for index, entry in enumerate(cluster.nodes):
         if entry.name in names[:index]:
             raise text.error(("nodes", index, "name"), f"the name {entry.name} is used twice. Allowed: each name once.")
+        if cluster.provider != "ssh" and not HOST_NAME.match(entry.name):
+            raise text.error(
+                ("nodes", index, "name"), f"found {entry.name!r}. Allowed: at most 31 small letters, digits and hyphens."
+            )
         if cluster.provider in ("ssh", "cloudlab") and not (entry.host and HOST.match(entry.host)):
             allowed = "Allowed: an address, or a name from ~/.ssh/config."
             raise text.error(("nodes", index), f"found the host {entry.host!r}. {allowed}")

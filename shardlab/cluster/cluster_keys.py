@@ -9,7 +9,23 @@ import msgspec
 
 from shardlab.record_types import HOST_PATTERN, HostName, Sha256
 
-Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}\Z")]
+Name = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[a-z0-9][a-z0-9-]{0,30}\Z",
+        extra={"allowed": "up to 31 small letters, digits and hyphens, not first a hyphen"},
+    ),
+]
+
+# A node of an installed Slurm may have a name that no host that we set up has; Cluster._check_installed is stricter.
+NodeName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z",
+        extra={"allowed": "up to 63 letters, digits and the signs . _ -, beginning with a letter or digit"},
+    ),
+]
+HOST_NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,30}\Z")  # the name of a node that shardlab sets up itself
 
 Role = Literal["controller", "worker"]
 
@@ -85,8 +101,9 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node of the cluster."""
 
-    name: Name
-    """The name of the node, which no other node has."""
+    name: NodeName
+    """The name of the node, which no other node has. If Slurm is installed already (provider ssh), the name that Slurm uses;
+    otherwise at most 31 small letters, digits and hyphens."""
     host: str | None = None
     """The address for the login, or a name from ~/.ssh/config. Required for provider ssh, not allowed for provider virtual."""
     address: Annotated[str, msgspec.Meta(pattern=IPV4)] | None = None

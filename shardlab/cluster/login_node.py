@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 
+from shardlab.cluster.slurm_cluster import drop_cluster_headers
 from shardlab.errors import InputError
 
 ANSWER_S = 10.0  # time limit of sinfo
@@ -15,8 +16,10 @@ PYTHON_VARIABLE = "SHARDLAB_PYTHON"
 
 
 def is_login_node() -> bool:
-    """Whether this machine is a login node: Slurm's commands work here, and this process is not in a job."""
-    if shutil.which("sbatch") is None or shutil.which("sinfo") is None or "SLURM_JOB_ID" in os.environ:
+    """Whether this machine is a login node: Slurm's commands work here, and this process is not on a node of a job.
+
+    A process in a shell of `salloc` is in a job too, but the shell may run on the login node."""
+    if shutil.which("sbatch") is None or shutil.which("sinfo") is None or "SLURMD_NODENAME" in os.environ:
         return False
     try:
         sinfo = subprocess.run(["sinfo", "--noheader", "--format=%P"], capture_output=True, timeout=ANSWER_S, check=False)
@@ -24,7 +27,7 @@ def is_login_node() -> bool:
         return False
     except subprocess.TimeoutExpired:
         return True  # Slurm's controller is busy, but Slurm is installed, so this is a login node
-    return sinfo.returncode == 0 and bool(sinfo.stdout.strip())
+    return sinfo.returncode == 0 and bool(drop_cluster_headers(sinfo.stdout.decode("utf-8", "replace")).strip())
 
 
 def must_not_be_login_node(*, here_option: bool) -> None:
@@ -32,6 +35,7 @@ def must_not_be_login_node(*, here_option: bool) -> None:
     --here, which switches this check off."""
     if not here_option and is_login_node():
         raise InputError(
-            "this machine is a login node of a Slurm cluster (sinfo answers, and this process is in no job). Training here "
-            "would disturb other users. To use Slurm, run: provision init > cluster.yaml. To train here all the same: --here."
+            "this machine is a login node of a Slurm cluster (sinfo answers, and this process is not on a node of a job). "
+            "Training here would disturb other users. To use Slurm, run: provision init > cluster.yaml. To train here all the "
+            "same: --here."
         )

@@ -101,6 +101,10 @@ def _mismatch_sentence(data: Any, target_type: Any, detail: str) -> str:
         return f"found {describe_value(data)}. Allowed: {allowed}."
     if plain_type is str and isinstance(data, int | float) and not isinstance(data, bool):
         return f'expected text, found {describe_value(data)}; write it in quotes, as YAML drops digits ("3.10" becomes 3.1).'
+    members = get_args(target_type) if get_origin(target_type) in (Union, types.UnionType) else (target_type,)
+    metas = [meta for member in members for meta in getattr(member, "__metadata__", ()) if isinstance(data, str)]
+    if (words := next((meta.extra["allowed"] for meta in metas if meta.extra), None)) is not None:
+        return f"found {describe_value(data)}. Allowed: {words}."
     detail = detail[0].lower() + detail[1:] if detail else "is not allowed"
     return f"found {describe_value(data)}: {detail}."
 

@@ -60,7 +60,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Planned as a rehearsal (docs/design/rehearsal.md); the same key of its result says what the run was."""
     world: World
     cluster: dict[str, str]
-    """Name and provider of the cluster."""
+    """Name and provider of the cluster; with the key `slurm`, also the cluster of Slurm to which the run is submitted."""
     data_path: str
     """The folder of data sets."""
     data_stage: Literal["node"] | None = None
@@ -120,6 +120,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def may_be_retried(self) -> bool:
         """Whether there is a state after which the run may be started again automatically."""
         return any(self.retries_after(state) for state in Retry.__struct_fields__)
+
+    @property
+    def slurm_cluster(self) -> str | None:
+        """The cluster of Slurm to which the run is submitted; None: the default cluster."""
+        return self.cluster.get("slurm")
 
     def retries_after(self, state: str) -> int:
         """How often the run may be started again automatically after it ended in this state."""

@@ -139,9 +139,16 @@ def find_last_sending(ordered: Sequence[Event]) -> Event | None:
 
 
 def sent_job(sending: Event | None) -> tuple[str, str]:
-    """(number, token) of the job of a run in Slurm; two empty texts if it has none. sending: from `find_last_sending`."""
+    """(job, token) of a run in Slurm, the job as `name_job` names it; two empty texts if it has none. sending: from
+    `find_last_sending`."""
     data = sending.data if sending is not None else {}
-    return (data["job"], data["token"]) if data.get("job") and data.get("token") else ("", "")
+    return (name_job(data["job"], data.get("cluster")), data["token"]) if data.get("job") and data.get("token") else ("", "")
+
+
+def name_job(number: str, cluster: str | None) -> str:
+    """The name of a job of Slurm for people and for our own commands, such as `101`, or `cm4:101` if it was submitted to a
+    cluster that is not the default. Each cluster numbers its own jobs."""
+    return number if cluster is None else f"{cluster}:{number}"
 
 
 def _judge_ended(

@@ -147,7 +147,11 @@ def read_node_bytes(workspace: Workspace, cluster: Cluster) -> int | None:
         return None
     if cluster.provider == "slurm":
         partition = None if cluster.slurm is None else cluster.slurm.partition
-        sizes = [kind.memory_mib << 20 for kind in inventory.node_types if partition in (None, kind.partition)]
+        sizes = [
+            kind.memory_mib << 20
+            for kind in inventory.node_types
+            if partition is None or kind.partition in partition.split(",")
+        ]
     else:
         sizes = [node.facts.memory_bytes or 0 for node in inventory.with_role("worker") or inventory.nodes]
     return min(sizes, default=0) or None

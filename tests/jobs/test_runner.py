@@ -109,7 +109,7 @@ def test_records_of_an_earlier_start_are_moved_aside_unless_there_is_a_checkpoin
 def test_a_refusal_of_a_job_names_the_submission_that_it_refuses(workspace, monkeypatch, capsys):
     """The event `refused` has the name of the Slurm job as token of the refused submission."""
     folder = submitted(workspace, 1)
-    files.write_json(folder.run_json, msgspec.structs.replace(folder.read_run(), source="/of other source"))
+    files.write_json(folder.run_json, msgspec.structs.replace(folder.read_run(), source="/of other source", scheduler="slurm"))
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NAME", "m.0123456789")
     assert attempt.main([str(folder.path), "--", "true"]) == attempt.CHANGED_CODE

@@ -137,12 +137,13 @@ def test_a_job_with_the_number_and_another_name_is_not_cancelled(queue, study):
 def test_only_jobs_with_our_name_are_held_released_and_waited_for(queue, study):
     give_number_again(queue, "1_0", "somebodys-training")
     (token,) = {sent.token for sent in submission.list_submissions(study.workspace)}
-    assert query.select_own_jobs({"1_0": token, "1_1": token}) == ["1_1"]
+    assert query.select_own_jobs({"1_0": token, "1_1": token}) == [(None, ["1_1"])]
     slurm.SCHEDULER.hold({"1_0": token, "1_1": token})
     slurm.SCHEDULER.release({"1_0": token, "1_1": token})
     changed = [call for call in queue.calls("scontrol") if call[0] in ("hold", "release")]
     assert changed == [["hold", "1_1"], ["release", "1_1"]]
-    assert slurm._find_unended_jobs(study.workspace, [folder.run_id for folder in study.workspace.all_runs()]) == ["1_1"]
+    run_ids = [folder.run_id for folder in study.workspace.all_runs()]
+    assert slurm._find_unended_jobs(study.workspace, run_ids, None) == ["1_1"]
 
 
 def test_no_job_is_cancelled_while_slurm_does_not_answer(queue, study, capsys):

@@ -52,7 +52,9 @@ from pathlib import Path
 name, words = Path(sys.argv[0]).name, sys.argv[1:]
 here = Path(sys.argv[0]).parent
 options = dict(word.partition("=")[::2] for word in words if word.startswith("--"))
-rules, queue = json.loads((here / "rules.json").read_text()), json.loads((here / "queue.json").read_text())
+cluster = options.get("--clusters")
+queue_file = here / ("queue.json" if cluster is None else f"queue.{{cluster}}.json")
+rules, queue = json.loads((here / "rules.json").read_text()), json.loads(queue_file.read_text())
 if "--test-only" not in words:
     with (here / "calls").open("a") as log:
         log.write(json.dumps([name, *words]) + "\\n")
@@ -60,10 +62,11 @@ if "--test-only" not in words:
 
 def end(code, *lines):
     print(*lines, sep="\\n", file=sys.stderr if code else sys.stdout)
-    (here / "queue.json").write_text(json.dumps(queue))
+    queue_file.write_text(json.dumps(queue))
     sys.exit(code)
 
 
+headers = [] if cluster is None else [f"CLUSTER: {{cluster}}"]
 (here / f"{{name}}.environment").write_text(json.dumps(dict(os.environ)))
 if rules["away"] or name in rules["unreachable"]:
     end(1, f"{{name}}: error: Unable to contact slurm controller (connect failure)")
@@ -71,7 +74,7 @@ if "--test-only" in words:
     wrong = [says for part, says in rules["rejects"].items() if part in " ".join(words) + Path(words[-1]).read_text()]
     end(1 if wrong else 0, *(line for says in wrong[:1] for line in says.split("\\n")))
 if name == "sinfo":
-    end(0, *rules["node_states"])
+    end(0, *headers, *rules["node_states"])
 if name == "sbatch":
     if Path(words[-1]).parent.name in rules["never"]:
         end(1, "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified")
@@ -87,7 +90,8 @@ if name == "sbatch":
     queue["most"] = max(queue["most"], len(queue["tasks"]))
     if rules["loses_answers"]:
         end(1, "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
-    end(0, *(line.replace("NUMBER", str(queue["last"])) for line in rules["answers"]))
+    number = str(queue["last"]) if cluster is None else f"{{queue['last']}};{{cluster}}"
+    end(0, *(line.replace("NUMBER", number) for line in rules["answers"]))
 if name == "scancel":
     queue["tasks"] = [task for task in queue["tasks"] if not {{task[0], task[0].split("_")[0]}} & set(words)]
     end(0)
@@ -102,7 +106,7 @@ if name == "squeue":
         if queue["looks"] == rules["interrupts_at"]:
             os.kill(os.getppid(), 2)
     listed = [(id, job) for id, job, _, _ in queue["tasks"] if wanted is None or job in names]
-    end(0, *(f"{{id}}|{{job}}|PENDING|1|N/A||{{rules['reason']}}" for id, job in listed))
+    end(0, *headers, *(f"{{id}}|{{job}}|PENDING|1|N/A||{{rules['reason']}}" for id, job in listed))
 if name == "scontrol" and sys.argv[-1] == "partition":
     end(0, *rules["partitions"])
 if name == "scontrol":
@@ -158,9 +162,21 @@ class Queue:
         }
         (self.folder / "rules.json").write_text(json.dumps(rules | given))
 
-    def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "queue.json").read_text())
+    def add_cluster(self, name: str) -> None:
+        """Add a cluster to which commands with the option --clusters go. It numbers its own jobs, from 1."""
+        (self.folder / f"queue.{name}.json").write_text(json.dumps({"last": 0, "most": 0, "looks": 0, "tasks": []}))
+
+    def state(self, cluster: str | None = None) -> dict[str, Any]:
+        """The state of a cluster: how many tasks wait, and others. cluster: None: the default cluster."""
+        file = self.folder / ("queue.json" if cluster is None else f"queue.{cluster}.json")
+        found: dict[str, Any] = json.loads(file.read_text())
         return found
+
+    def add_job_of_user(self, number: int, name: str) -> None:
+        """Let a job of the user, which is not a run, wait on the default cluster."""
+        state = self.state()
+        state["tasks"].append([str(number), name, "/bin/true", 0])
+        (self.folder / "queue.json").write_text(json.dumps(state))
 
     def environment(self, name: str) -> dict[str, str]:
         """The environment variables of the last call of a command."""

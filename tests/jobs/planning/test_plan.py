@@ -12,7 +12,7 @@ from support_trust import make_own
 from jobs import on_controller
 from jobs.cli import main
 from jobs.planning import cell_differences, datasets, plan
-from jobs.planning.resolve import Capacity, resolve_cells
+from jobs.planning.resolve import Capacity, find_misfits, resolve_cells
 from jobs.rendering import render
 from jobs.rendering import sbatch_options as request
 from shardlab.cluster import cluster
@@ -192,6 +192,14 @@ def test_a_matrix_that_does_not_fit_gets_a_filter_for_the_cells_that_fit(tmp_pat
     chosen = [cell for cell in every if where is None or cell.seed == 1]
     found = plan.suggest_options(asked, every, chosen, machine, where)
     assert [one for one in found if "--where" in one] == ([says] if says else [])
+
+
+def test_only_cells_with_one_gpu_fit_slices_of_gpus(tmp_path):
+    asked = matrix.load_matrix(Path(written(tmp_path, "axes: {gpus: [1, 2]}\n")))
+    cells = resolve_cells(asked)
+    (misfit,) = find_misfits(asked, cells, Capacity(1, 14, has_slices=True), cells)
+    assert "needs 2 GPUs, but the cluster's GPUs are slices of GPUs (MIG)" in misfit.why
+    assert find_misfits(asked, cells, Capacity(1, 14), cells) == []
 
 
 SITE = """\

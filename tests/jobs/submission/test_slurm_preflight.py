@@ -6,6 +6,7 @@ from support_queue import Queue, Study
 from jobs.schedulers import slurm
 from jobs.slurm import partitions
 from jobs.submission import preflight
+from shardlab.cluster import sbatch_request
 
 NODES = "allocation failure: Requested node configuration is not available"
 ACCOUNT = "sbatch: error: This site needs an account.\nallocation failure: Unspecified error"
@@ -52,6 +53,29 @@ def test_the_words_of_a_submit_plugin_are_repeated(study, queue, capsys):
     assert "Unspecified" not in said
 
 
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("Batch job submission failed: Invalid generic resource (gres) specification", "slurm.gpu_request (none"),
+        ("Requested GRES option unsupported by configured SelectType plugin", "slurm.gpu_request (none"),
+        ("Invalid account or account/partition combination specified", "slurm.account, slurm.partition"),
+        ("Invalid qos specification", "slurm.qos"),
+        ("Invalid feature specification", "slurm.constraint"),
+        ("Memory specification can not be satisfied", "slurm.mem, slurm.omit: [mem]"),
+        ("exclusive allocations are not allowed in this partition", "slurm.exclusive, slurm.omit: [exclusive]"),
+        ("invalid partition specified: gpux", "slurm.partition."),
+        ("Invalid node name specified", "slurm.exclude"),
+        ("CPU count per node can not be satisfied", "slurm.cpus_per_rank"),
+    ],
+)
+def test_slurms_words_for_a_rejection_lead_to_the_keys_that_decide_it(words, key):
+    assert sbatch_request.advise_on_rejection(words).startswith(f"Decided in the cluster file by: {key}")
+
+
+def test_a_rejection_without_known_words_names_no_key():
+    assert sbatch_request.advise_on_rejection("Zero Bytes were transmitted or received") == ""
+
+
 def test_nodes_that_are_down_now_reject_nothing(study, queue):
     queue.rule(rejects={"--nodes=2": NODES}, node_states=["idle", "drained"])
     assert study.jobs("submit") == 0
@@ -82,7 +106,7 @@ def test_a_pack_is_asked_with_its_whole_time(study, queue, capsys):
     queue.rule(rejects={"--time=126": "allocation failure: Requested time limit is invalid (missing or exceeds some limit)"})
     assert study.jobs("submit", "--dry-run") == 0
     assert study.jobs("submit", "--pack") == 2
-    assert "by: slurm.time, slurm.max_time, slurm.partition." in capsys.readouterr().err
+    assert "by: slurm.time." in capsys.readouterr().err
 
 
 SMALL = "PartitionName=batch AllowQos=ALL Default=YES MaxNodes=1 MaxTime=00:30:00 MinNodes=0"
@@ -95,7 +119,7 @@ def test_a_request_above_a_limit_of_its_partition_is_named(study, queue, capsys)
     said = capsys.readouterr().err
     why = "the time limit 63 min is above MaxTime=00:30:00 of the partition batch"
     assert said.count("Slurm would never start 2 run(s) (ddp-gpt2-tiny-g4-b4-") == 2
-    assert said.count(f"{why}. Decided in the cluster file by: slurm.time, slurm.max_time, slurm.partition.") == 2
+    assert said.count(f"{why}. Decided in the cluster file by: slurm.time.") == 2
     assert untouched(study)
     assert queue.calls("sbatch") == []
     assert sum(words[-1] == "partition" for words in queue.calls("scontrol")) == 1
@@ -119,10 +143,10 @@ def test_a_request_above_a_limit_of_its_partition_is_named(study, queue, capsys)
 def test_the_limits_of_a_partition_are_compared_with_a_request(queue, options, words):
     others = ("PartitionName=long MaxNodes=UNLIMITED MaxTime=UNLIMITED", "PartitionName=short MaxNodes=1 MaxTime=00:10:00", "?")
     queue.rule(partitions=[SMALL, *others])
-    why = partitions.find_exceeded_limit(partitions.read_partitions(20), options)
+    why = partitions.find_exceeded_limit(partitions.read_partitions(20, None), options)
     assert (words in why, bool(why)) == (True, bool(words)), why
     queue.rule(away=True)
-    assert partitions.find_exceeded_limit(partitions.read_partitions(20), options) == ""
+    assert partitions.find_exceeded_limit(partitions.read_partitions(20, None), options) == ""
 
 
 def test_a_retry_is_checked_with_test_only(study, queue, capsys):

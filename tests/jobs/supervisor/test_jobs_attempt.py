@@ -312,6 +312,28 @@ def test_a_run_that_slurm_does_not_requeue_is_given_back(folder, scontrol):
     assert "`jobs submit` or `jobs retry` submits it" in folder.judge().why
 
 
+SHELL_OF_A_JOB = {
+    "SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu[01-02]", "SLURM_NODEID": "1", "SLURM_PROCID": "1", "SLURM_LOCALID": "1",
+    "SLURM_RESTART_COUNT": "1", "SLURMD_NODENAME": "gpu02", "SLURM_CPUS_ON_NODE": "1", "PMI_RANK": "1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scheduler", ["local", "ssh", "allocation"])
+def test_only_a_run_inside_slurm_reads_the_variables_of_a_job(folder, tmp_path, scheduler):
+    """A run may be started in the shell of `srun --pty`, or in a container inside a job, which has no Slurm commands."""
+    shown, is_of_slurm = tmp_path / "shown", scheduler == "allocation"
+    if is_of_slurm:
+        (tmp_path / "scontrol").write_text("#!/bin/sh\nprintf 'gpu01\\ngpu02\\n'\n")
+        (tmp_path / "scontrol").chmod(0o755)
+    write_run(folder, scheduler=scheduler)
+    done = supervised(folder, "sh", "-c", f"env > {shown}", **SHELL_OF_A_JOB, PATH=f"{tmp_path}:/usr/bin:/bin")
+    assert "no command scontrol" not in done.stderr
+    names = {line.partition("=")[0] for line in shown.read_text().splitlines()}
+    assert names & set(SHELL_OF_A_JOB) == (set(SHELL_OF_A_JOB) if is_of_slurm else set())
+    started = next(event for event in folder.events() if event.event == "started")
+    assert started.data.get("job") == ("42" if is_of_slurm else None)
+
+
 def test_the_command_gets_the_disk_of_its_node(folder, tmp_path):
     shown = tmp_path / "shown"
     supervised(folder, "sh", "-c", f'printf %s "$1" > {shown}', "sh", "$SHARDLAB_NODE_DISK, $HOME", TMPDIR=str(tmp_path))

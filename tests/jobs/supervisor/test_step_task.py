@@ -1,6 +1,7 @@
 """A task of a Slurm job step: its command line, the nodes of its job, and the address at which other nodes reach this node."""
 
 import socket
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -34,6 +35,41 @@ def test_the_first_node_gives_an_address_that_other_nodes_can_reach(monkeypatch)
     monkeypatch.setattr(rendezvous_module.socket, "getaddrinfo", lambda *words, **options: entries)
     monkeypatch.setenv("SLURMD_NODENAME", "gpu0")
     assert choose_rendezvous(2)[RENDEZVOUS].rpartition(":")[0] == own[0]
+
+
+IPV4, IPV6 = socket.AF_INET, socket.AF_INET6
+
+
+def addresses_of_first_node(monkeypatch, *addresses):
+    """Let the name of the first node resolve to these addresses, in this order."""
+    entries = [(IPV6 if ":" in text else IPV4, socket.SOCK_STREAM, 6, "", (text, 0)) for text in addresses]
+    monkeypatch.setattr(rendezvous_module.socket, "getaddrinfo", lambda *words, **options: entries)
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu0")
+
+
+@pytest.mark.parametrize(
+    "other", ["169.254.7.7", "fe80::1%eth0", "172.17.0.1", "10.88.0.1", "127.0.1.1"], ids=["v4", "v6", "docker", "podman", "lo"]
+)
+def test_an_address_that_other_nodes_cannot_reach_is_no_rendezvous(other, tmp_path, monkeypatch):
+    """The name of a node may resolve to all its addresses, link-local ones and those of bridges for containers too."""
+    bridge = SimpleNamespace(address="10.88.0.1")
+    monkeypatch.setattr(rendezvous_module.psutil, "net_if_addrs", lambda: {"cni-podman0": [bridge]})
+    addresses_of_first_node(monkeypatch, other, "192.0.2.7")
+    assert choose_rendezvous(2)[RENDEZVOUS].rpartition(":")[0] == "192.0.2.7"
+    addresses_of_first_node(monkeypatch, other)
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho NodeAddr=gpu0\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(RendezvousError, match=f"gpu0: its name resolves to {other}, an? .*, so other nodes cannot reach it"):
+        choose_rendezvous(2)
+
+
+def test_an_address_of_a_network_card_is_a_rendezvous_although_docker_uses_the_same_elsewhere(monkeypatch):
+    card = SimpleNamespace(address="172.17.0.1")
+    monkeypatch.setattr(rendezvous_module.psutil, "net_if_addrs", lambda: {"eno1": [card]})
+    addresses_of_first_node(monkeypatch, "172.17.0.1")
+    assert choose_rendezvous(2)[RENDEZVOUS].rpartition(":")[0] == "172.17.0.1"
 
 
 @pytest.mark.parametrize("words", [[], ["--"], ["sleep", "1"], ["sleep", "--"], ["!", "true"]])

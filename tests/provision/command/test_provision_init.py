@@ -13,11 +13,12 @@ from provision.facts import associations, modules, node_types, partitions, pytho
 from provision.facts.node_types import GpuGres
 from provision.facts.quotas import Quota, Quotas
 from provision.facts.rdma import RdmaLink
-from provision.facts.slurm_text import parse_duration_s
 from provision.site import proposal
+from provision.site.proposal import RequestKeys as K
 from provision.site.survey import Survey
 from shardlab.cluster import cluster
 from shardlab.cluster.cluster_keys import CardBandwidth, Login, Network
+from shardlab.cluster.slurm_time import parse_duration_s
 
 CONFIG = """\
 Configuration data as of 2026-05-04T10:00:00
@@ -70,7 +71,7 @@ def described(tmp_path, survey: Survey, rejected: dict[str, str | None], login: 
 
 
 def test_a_site_becomes_a_cluster_file(tmp_path):
-    rejected = {"gpus-per-node": None, "gres": None, "gpus": "Batch job submission failed: use --gpus-per-node"}
+    rejected = {K("gpus-per-node"): None, K("gres"): None, K("gpus"): "Batch job submission failed: use --gpus-per-node"}
     text, made = described(tmp_path, site(), rejected, Login("login1.example.edu", "alice"))
     assert made.provider == "slurm"
     assert made.name == "perl-mutter"
@@ -101,12 +102,13 @@ def test_keys_that_a_site_leaves_open_are_left_for_the_user(tmp_path):
 
 
 def test_the_first_request_that_slurm_accepts_is_proposed(tmp_path):
-    _, made = described(tmp_path, site(), {"gpus-per-node": "Invalid generic resource", "gres": None, "gpus": None})
+    _, made = described(tmp_path, site(), {K("gpus-per-node"): "Invalid generic resource", K("gres"): None, K("gpus"): None})
     assert made.slurm is not None
     assert made.slurm.gpu_request == "gres"
-    asked = proposal.propose_gpu_requests(proposal.propose_partition(site()))
-    assert asked["gres"] == ["--partition=gpu-a100", "--account=abc_g", "--gres=gpu:a100:1"]
-    assert list(asked) == ["gpus-per-node", "gres", "gpus"]
+    asked = proposal.propose_requests(proposal.propose_partition(site()))
+    words = "--partition=gpu-a100 --account=abc_g --nodes=1 --ntasks-per-node=1 --time=5 --export=NONE --cpus-per-task=64"
+    assert asked[K("gres")] == [*words.split(), "--gres=gpu:a100:4"]
+    assert list(asked) == [K("gpus-per-node"), K("gres"), K("gpus"), K("none")]  # without exclusive, mem is not sent
 
 
 def test_a_partition_that_accepts_none_of_the_users_accounts_is_not_proposed():
@@ -114,7 +116,12 @@ def test_a_partition_that_accepts_none_of_the_users_accounts_is_not_proposed():
     made = proposal.propose_partition(only_others)
     assert made.partition is not None
     assert made.partition.name == "cpu"
-    assert proposal.propose_gpu_requests(made) == {}
+    assert list(map(str, proposal.propose_requests(made))) == [
+        "no GPU",
+        "omit: [mem]",
+        "omit: [exclusive]",
+        "omit: [mem, exclusive]",
+    ]
 
 
 def test_an_account_that_the_partition_denies_is_not_proposed(tmp_path):
@@ -138,6 +145,9 @@ def test_names_that_are_no_plain_words_are_left_out():
         ("(null)", ()),
         ("gpu:a100:4(S:0-1)", (GpuGres("a100", 4),)),
         ("gpu:2", (GpuGres(None, 2),)),
+        ("gpu", (GpuGres(None, 1),)),
+        ("gpu:tesla,shard:tesla:8,mps:400", (GpuGres("tesla", 1),)),
+        ("gpu:nv1080:1,gpu:nv1080:1,gpu:nv1080:1(IDX:2,3),gpu:k80:no_consume:2", (GpuGres("nv1080", 3), GpuGres("k80", 2))),
         ("gpu:h100:4,gpu:h100_1g.10gb:14,nvme:1", (GpuGres("h100", 4), GpuGres("h100_1g.10gb", 14))),
         ("mps:100,gpu:0", ()),
         ("gpu:$(id):4", ()),
@@ -297,7 +307,7 @@ def test_a_quota_command_that_is_missing_or_hangs_is_skipped(tmp_path):
 
 def test_nodes_that_are_all_down_decide_nothing_about_the_request_for_gpus(tmp_path):
     why = "Requested node configuration is not available"
-    text, made = described(tmp_path, site(), {"gpus-per-node": "use gres", "gres": why, "gpus": why})
+    text, made = described(tmp_path, site(), {K("gpus-per-node"): "use gres", K("gres"): why, K("gpus"): why})
     assert made.slurm is not None
     assert made.slurm.gpu_request == "gres"
     assert f"gres: ask: {why}; are all nodes down now?" in text

@@ -17,6 +17,7 @@ from provision.facts.slurm_here import SLURM_HERE, KnownNode, SlurmHere
 from provision.facts.tools import TOOLS
 from provision.operation import Nothing
 from provision.operations import hosts, inventory, munge, packages, slurm, slurm_files, users
+from provision.operations.existing_slurm import find_existing_slurm
 from shardlab.hardware import host
 from tests.provision.operations.test_operations import RUNNING, site, with_files
 
@@ -91,6 +92,18 @@ def test_a_lacking_existing_slurm_is_reported_with_advice_for_its_administrator(
     one = with_slurm(there)
     with pytest.raises(Unanswered, match=says):
         slurm.plan_nodes(one, one.targets[0])
+
+
+def test_names_of_nodes_may_be_those_of_an_existing_slurm_but_not_of_one_that_is_installed():
+    one = with_slurm(THERE)
+    one.targets[1].node.name = "GPUC960"
+    assert find_existing_slurm(one) == THERE
+    for target in one.targets:
+        target.facts.answers[SLURM_HERE.name] = SlurmHere()
+    with pytest.raises(Unanswered, match=r"GPUC960: no Slurm is installed that uses this name\. Allowed .*small letters"):
+        find_existing_slurm(one)
+    one.targets[1].node.name = "w1"
+    assert find_existing_slurm(one) is None
 
 
 @pytest.mark.parametrize("state", ["IDLE", "MIXED", "ALLOCATED+CLOUD", "IDLE+CLOUD+POWERED_DOWN", "COMPLETING"])

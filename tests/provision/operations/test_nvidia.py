@@ -149,6 +149,58 @@ def test_the_facts_of_a_working_nvidia_machine_are_parsed():
         nvidia_fact.parse("gpu=No devices were found\n")
 
 
+ROW = "580.105.08, Enabled, Disabled, Enabled, NVIDIA X, GPU-{}"
+INFOROM = "WARNING: infoROM is corrupted at gpu 0000:0B:00.0"
+
+
+def nvidia_smi(tmp_path, lines, code) -> nvidia_fact.Nvidia:
+    """Returns what the script of the fact finds if nvidia-smi prints these lines and ends with this code."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"exit {code}\n")
+    program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    argv = nvidia_fact.command("python3")
+    stdout = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False).stdout
+    own_lines = [line for line in stdout.splitlines() if line.startswith(("gpu=", "why_no_nvml="))]
+    driver = [f"loaded={OPEN.format('580.105.08')}", "module=580.105.08"]
+    return nvidia_fact.parse("\n".join([*own_lines, *driver]))
+
+
+@pytest.mark.parametrize("code", [0, 6, 14])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_warning_beside_complete_rows_is_a_remark(tmp_path, code, is_first):
+    rows = [ROW.format(1), ROW.format(2)]
+    found = nvidia_smi(tmp_path, [INFOROM, *rows] if is_first else [*rows, INFOROM], code)
+    assert (found.works, len(found.seen), found.why_no_nvml, found.remarks, found.faults) == (True, 2, None, [INFOROM], [])
+
+
+def test_without_rows_the_reason_or_the_wrong_line_is_quoted(tmp_path):
+    assert nvidia_smi(tmp_path, [MISMATCH], 18).why_no_nvml == MISMATCH
+    with pytest.raises(ValueError, match=r"580\.105\.08, Enabled'"):
+        nvidia_smi(tmp_path, ["580.105.08, Enabled"], 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("580.105.08, [Unknown Error], [N/A], ERR!, NVIDIA X, GPU-2", "GPU 1 (GPU-2): [Unknown Error]"),
+        ("[GPU requires reset], [GPU requires reset], [N/A], [N/A], X, GPU-2", "GPU 1 (GPU-2): [GPU requires reset]"),
+        (
+            "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system to recover this GPU",
+            "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.",
+        ),
+    ],
+)
+def test_a_gpu_that_does_not_answer_is_named_and_no_reboot_is_planned(tmp_path, line, named):
+    found = nvidia_smi(tmp_path, [ROW.format(1), line], 15)
+    assert found.works
+    assert any(fault.startswith(named) for fault in found.faults)
+    outcome = driver_check.judge_driver(found, 2)
+    assert not outcome.passed
+    assert named in outcome.says
+    assert nvidia_smi(tmp_path, ["580.105.08, [Not Supported], [N/A], [N/A], X, GPU-2"], 0).faults == []
+
+
 def test_the_facts_of_a_broken_nvidia_machine_are_parsed():
     half = said(A100_SXM, 4, loaded=OPEN.format("580.95.05"), module="580.105.08", why=MISMATCH)
     assert (half.works, half.nvml, half.why_no_nvml) == (False, None, MISMATCH)

@@ -12,9 +12,12 @@ from support_long import LONG
 from provision import cli
 from provision.facts import associations, modules, node_types, partitions, pythons, quotas, shared_folders, slurm_settings
 from provision.facts.shared_folders import SharedFolder
-from provision.site import proposal, survey
+from provision.providers import slurm
+from provision.site import proposal, requests, survey
+from provision.site.proposal import RequestKeys
 from shardlab.cluster import cluster
 from shardlab.remote.remote import CommandOutput
+from shardlab.workspace.workspace import Workspace
 from tests.provision.command.test_provision_init import (
     ACCOUNTS,
     CONFIG,
@@ -28,6 +31,7 @@ from tests.provision.command.test_provision_init import (
     site,
 )
 
+GPUS = RequestKeys("gpus")
 GPU_PARTITION = "AllowQos=normal,high Default=NO DefaultTime=NONE"
 
 
@@ -42,8 +46,8 @@ def test_a_partition_that_does_not_allow_the_default_qos_gets_one_that_it_allows
     text, made = described(tmp_path, site(partitions=with_qos), {})
     assert made.slurm is not None
     assert (made.slurm.partition, made.slurm.account, made.slurm.qos) == ("gpu-a100", "abc_g", "high")
-    asked = proposal.propose_gpu_requests(proposal.propose_partition(site(partitions=with_qos)))
-    assert asked["gres"] == ["--partition=gpu-a100", "--account=abc_g", "--qos=high", "--gres=gpu:a100:1"]
+    asked = proposal.propose_requests(proposal.propose_partition(site(partitions=with_qos)))
+    assert asked[RequestKeys("gres")][:3] == ["--partition=gpu-a100", "--account=abc_g", "--qos=high"]
     assert "the partition does not allow the default QOS of the account; it allows: high\n" in text
     denies = changed(GPU_PARTITION, "AllowQos=ALL DenyQos=normal Default=NO")
     assert proposal.propose_partition(site(partitions=denies)).needed_qos == "high"
@@ -92,7 +96,7 @@ def test_limits_that_no_run_reaches_are_left_out(tmp_path):
 
 
 def test_if_slurm_rejects_each_request_for_gpus_the_administrators_are_asked(tmp_path):
-    text, _ = described(tmp_path, site(), dict.fromkeys(proposal.REQUESTS, "not now"))
+    text, _ = described(tmp_path, site(), dict.fromkeys(map(RequestKeys, proposal.REQUESTS), "not now"))
     assert "gpu_request: gpus-per-node # ask: " in text
 
 
@@ -109,7 +113,85 @@ def test_the_words_of_a_submit_plugin_are_found_between_its_lines_and_those_of_s
         def run(self, argv, *, timeout_s):
             return CommandOutput(1, "", said)
 
-    assert survey.find_rejections(Login(), {"gpus": []}) == {"gpus": "jobs need --gpus-per-node; see the ?[1mdocs"}
+    assert survey.find_rejections(Login(), {GPUS: []}) == {GPUS: "jobs need --gpus-per-node; see the ?[1mdocs"}
+
+
+class AnsweringLogin:
+    """A login node whose sbatch rejects requests with certain options, and whose scontrol prints a text."""
+
+    def __init__(self, rejects, why="Batch job submission failed: rejected", nodes=""):
+        self.rejects, self.why, self.nodes, self.tests = rejects, why, nodes, 0
+
+    def run(self, argv, *, timeout_s):
+        if argv[0] == "scontrol":
+            return CommandOutput(0, self.nodes, "")
+        self.tests += 1
+        options = [word.partition("=")[0] for word in argv if word.startswith("--")]
+        is_rejected = any(option in self.rejects for option in options)
+        return CommandOutput(int(is_rejected), "", f"sbatch: error: {self.why}" if is_rejected else "")
+
+
+GPU_OPTIONS = ("--gpus", "--gres", "--gpus-per-node")
+WHOLE_NODES = changed("OverSubscribe=NO", "OverSubscribe=EXCLUSIVE")
+
+
+@pytest.mark.parametrize(
+    ("rejects", "lines"),
+    [
+        (("--gpus-per-node",), ["  gpu_request: gres"]),
+        (GPU_OPTIONS, ["  gpu_request: none"]),
+        (("--mem",), ["  gpu_request: gpus-per-node", "  omit: [mem] "]),
+        (("--exclusive", "--mem", *GPU_OPTIONS), ["  gpu_request: none", "  omit: [mem, exclusive] "]),
+    ],
+)
+def test_the_keys_without_an_option_that_slurm_rejects_are_written(rejects, lines, tmp_path):
+    answers = site(partitions=WHOLE_NODES)
+    requests = proposal.propose_requests(proposal.propose_partition(answers))
+    text, made = described(tmp_path, answers, survey.find_rejections(AnsweringLogin(rejects), requests))
+    assert all(f"\n{line}" in text for line in lines)
+    assert made.slurm.exclusive  # the keys are read back
+    assert ("omit:" in text) == (len(lines) == 2)
+
+
+def test_a_rejected_account_is_not_answered_by_requests_with_other_options():
+    requests = proposal.propose_requests(proposal.propose_partition(site(partitions=WHOLE_NODES)))
+    login = AnsweringLogin(("--export",), "Invalid account or account/partition combination specified")
+    assert None not in survey.find_rejections(login, requests).values()
+    assert login.tests == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "cpus"),
+    [
+        ("CPUTot=64 CPUEfctv=60 ThreadsPerCore=2 CoreSpecCount=2", 60),
+        ("CPUTot=64 ThreadsPerCore=2 CoreSpecCount=4 MemSpecLimit=1024", 56),
+        ("CPUTot=64 ThreadsPerCore=1 CPUSpecList=0-1,32", 61),
+        ("CPUTot=64", 64),
+        ("State=IDLE", None),
+    ],
+)
+def test_processors_that_slurm_reserves_are_not_proposed_for_ranks(words, cpus):
+    nodes = f"NodeName=g1 {words}\nNodeName=g2 CPUTot=64\n" if cpus is not None else f"NodeName=g1 {words}\n"
+    assert survey.count_job_cpus(AnsweringLogin((), nodes=nodes), "g[1-2]") == cpus
+    assert survey.count_job_cpus(AnsweringLogin((), nodes=nodes), "") is None
+
+
+def test_slices_of_gpus_are_named_and_whole_gpus_are_preferred(tmp_path):
+    def of(gres):
+        return site(node_types=node_types.parse(f"gpu-a100|2|128|1000000|{gres}|x|d[1-2]\n"))
+
+    text, made = described(tmp_path, of("gpu:a100_1g.5gb:14(S:0-1)"), {})
+    assert (made.gpus.per_node, made.gpus.type, made.gpus.are_slices) == (14, "a100_1g.5gb", True)
+    assert "slices of GPUs (MIG)" in text
+    text, made = described(tmp_path, of("gpu:a100_1g.5gb:14,gpu:a100:6"), {})
+    assert (made.gpus.per_node, made.gpus.type) == (6, "a100")
+    assert "MIG" not in text
+
+
+def test_nodes_without_counted_gpus_lead_to_a_question(tmp_path):
+    text, made = described(tmp_path, site(node_types=node_types.parse("gpu-a100|9|40|1000|(null)|x|c[1-9]\n")), {})
+    assert made.gpus is None
+    assert "# gpus: {per_node: 4}    # ask: do the nodes have GPUs?" in text
 
 
 def test_a_long_list_of_modules_does_not_hide_those_with_python(tmp_path):
@@ -155,9 +237,9 @@ def login(tmp_path, monkeypatch):
         (folder / name).write_text(answer)
     scripts = {
         "scontrol": f'cat "{folder}/$2"',
-        "sinfo": f'test "$SINFO_PARTITION" || cat {folder}/nodes',
+        "sinfo": f'test -z "$SLURM_CLUSTERS" || echo "CLUSTER: $SLURM_CLUSTERS"\ntest "$SINFO_PARTITION" || cat {folder}/nodes',
         "sacctmgr": f'cat {folder}/accounts || {{ echo "accounting is disabled" >&2; exit 1; }}',
-        "sbatch": f'echo "$SBATCH_PARTITION $*" >> {folder}/asked',
+        "sbatch": f'echo "$SBATCH_PARTITION $*" >> {folder}/asked; echo "$SLURM_CLUSTERS" >> {folder}/clusters',
     }
     for name, script in scripts.items():
         (folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -165,7 +247,8 @@ def login(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}/bin", prepend=os.pathsep)
     for name in ("SINFO_PARTITION", "SBATCH_PARTITION"):
         monkeypatch.setenv(name, "cpu")
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for name in ("SLURMD_NODENAME", "SLURM_CLUSTERS"):
+        monkeypatch.delenv(name, raising=False)
     return folder
 
 
@@ -188,6 +271,49 @@ def test_the_login_node_is_asked_and_nothing_is_submitted_or_written(tmp_path, l
     assert cli.main(words) == 2
     assert "this machine: Slurm shows no partition" in capsys.readouterr().err
     assert list((tmp_path / "desk").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("shell", "login_shell", "proposed"),
+    [("cm4", "", "cm4"), ("", "cm4", "cm4"), ("cm4,inter", "", "cm4"), ("", "", None), ("$(id)", "", None)],
+)
+def test_the_cluster_that_the_users_shell_chooses_is_asked_and_proposed(
+    tmp_path, login, monkeypatch, capsys, shell, login_shell, proposed
+):
+    if shell:
+        monkeypatch.setenv("SLURM_CLUSTERS", shell)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".bash_profile").write_text(f"echo welcome\n{f'export SLURM_CLUSTERS={login_shell}' if login_shell else ''}\n")
+    assert cli.main(["init", "--site", "--workspace", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "cluster.yaml").write_text(text)
+    made = cluster.load_cluster(tmp_path / "cluster.yaml")
+    assert made.slurm is not None
+    assert (made.slurm.cluster, made.gpus is not None) == (proposed, True)
+    assert ("one file per cluster: cm4, inter" in text) == ("," in shell)
+    if proposed is not None:
+        assert set((login / "clusters").read_text().split()) == {proposed}
+
+
+def test_a_file_is_not_proposed_for_all_clusters_together(tmp_path, login, monkeypatch, capsys):
+    monkeypatch.setenv("SLURM_CLUSTERS", "all")
+    assert cli.main(["init", "--site", "--workspace", str(tmp_path)]) == 2
+    assert "SLURM_CLUSTERS is 'all'. Allowed: the name of one cluster." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("with_login", [True, False])
+def test_provision_addresses_the_cluster_of_the_file(tmp_path, monkeypatch, with_login):
+    monkeypatch.setenv("SLURM_CLUSTERS", "inter")
+    login = "login: {host: login1}\n" if with_login else ""
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"schema: 1\nname: c\nprovider: slurm\n{login}slurm: {{cluster: cm4}}\nstorage: {{shared: /s}}\n")
+    described_site = cluster.load_cluster(file)
+    (node,) = slurm.nodes(described_site, Workspace(tmp_path))
+    assert node.variables == {"SLURM_CLUSTERS": "cm4"}
+    if not with_login:
+        answer = node.run(["sh", "-c", f"{requests.WITHOUT_VARIABLES} echo $SLURM_CLUSTERS"], timeout_s=60)
+        assert answer.stdout == "cm4\n"
+    assert requests.sbatch_options(described_site, nodes=1, minutes=1)[0] == "--clusters=cm4"
 
 
 HOSTILE = [
@@ -221,6 +347,6 @@ def test_hostile_answers_become_a_file_that_can_be_read_or_no_answer(tmp_path, s
                 known[name] = fact.parse(answer)
             except ValueError:
                 continue  # `provision init` treats it as missing
-        rejected = {"gpus-per-node": generator.choice(HOSTILE), "gres": generator.choice([None, *HOSTILE])}
+        rejected = {RequestKeys("gres"): generator.choice(HOSTILE), GPUS: generator.choice([None, *HOSTILE])}
         text, _ = described(tmp_path, survey.Survey(**known), rejected)
         assert all(char.isprintable() or char == "\n" for char in text)

@@ -305,6 +305,15 @@ def test_a_job_that_waits_in_the_queue_is_not_submitted_twice(tmp_path, commands
     assert len(submitted(commands)) == 1
 
 
+def test_the_state_of_a_job_is_read_below_the_name_of_its_cluster(tmp_path, commands):
+    site, target = at(tmp_path, partition="other")
+    (tmp_path / "shared").mkdir()
+    (commands / "state").write_text("CLUSTER: cm4\nPENDING Resources\n")
+    assert "not proven yet, job 7 is PENDING Resources" in node_types.run(site, target).says
+    (commands / "state").write_text("CLUSTER: cm4\n")  # Slurm does not list the job any more
+    assert "job 7 is" not in node_types.run(site, target).says
+
+
 def test_the_words_with_which_slurm_rejects_a_job_are_repeated(tmp_path, commands):
     site, target = at(tmp_path, partition="other")
     (tmp_path / "shared").mkdir()

@@ -59,6 +59,22 @@ SITE = "schema: 1\nname: site\nprovider: slurm\nslurm: {partition: gpu}\nstorage
             SITE.replace("partition: gpu", "partition: gpu, extra: {gpus: '4'}"),
             "gpus is not allowed, because `jobs` controls it",
         ),
+        *(
+            (
+                SITE.replace("gpu}", f"gpu, extra: {{{name}: cm4}}}}"),
+                f"slurm.extra.{name}: {name} is not allowed, because `jobs` controls it. Allowed: the key slurm.cluster.",
+            )
+            for name in ("clusters", "cluster", "M")
+        ),
+        *(
+            (SITE.replace("gpu}", f"gpu, cluster: {name!r}}}"), "4:34: slurm.cluster: found ")
+            for name in ("cm4,inter", "all", "$(id)", "-x", "")
+        ),
+        (
+            SITE.replace("provider: slurm", "provider: virtual").replace("gpu}", "gpu, cluster: cm4}")
+            + "nodes: [{name: a, roles: [controller]}, {name: b}]\n",
+            "slurm.cluster: not allowed with provider virtual, whose Slurm has one cluster",
+        ),
         (
             SITE.replace("provider: slurm", "provider: virtual") + "login: {host: a}\nnodes: [{name: a}]\n",
             "only with provider slurm",

@@ -42,14 +42,19 @@ def client(tmp_path, monkeypatch):
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     return folder
 
 
-def test_a_machine_where_slurm_answers_outside_a_job_is_a_login_node(client, monkeypatch):
+def test_a_machine_where_slurm_answers_on_no_node_of_a_job_is_a_login_node(client, monkeypatch):
     assert login_node.is_login_node()
     monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert login_node.is_login_node()  # `salloc` starts a shell on the login node
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu7")
     assert not login_node.is_login_node()
-    monkeypatch.delenv("SLURM_JOB_ID")
+    monkeypatch.delenv("SLURMD_NODENAME")
+    (client / "sinfo").write_text("#!/bin/sh\necho CLUSTER: cm4\n")
+    assert not login_node.is_login_node()
     (client / "sinfo").write_text("#!/bin/sh\nexit 1\n")
     assert not login_node.is_login_node()
     (client / "sbatch").unlink()
