@@ -17,7 +17,7 @@ from shardlab.record_types import TOKEN_PATTERN
 from shardlab.runs import checkpoint
 from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import find_last_sending
+from shardlab.runs.state import TOLD, drop_learnt_ends, find_last_sending
 
 OWNER_FILE = "job"
 # The names of a run's records. The records of an earlier start must not be mixed with the records of this start.
@@ -118,7 +118,8 @@ def _may_start_again(run_dir: RunDir) -> bool:
     A job may contain several runs (--pack). Runs of the job that completed, or that a person cancelled, must not run again.
     Runs that ended for a reason of their own must not run again either, unless their supervisor asked for this restart.
     """
-    state, events = run_dir.judge().state, run_dir.events()
+    events = drop_learnt_ends(run_dir.events())  # Slurm starts the run again after what was learnt from Slurm
+    state = run_dir.judge_with_result(events)[0].state
     if state in ("completed", "cancelled"):
         return False
     end_event = next((event for event in reversed(events) if event.event == "exited"), None)
@@ -143,7 +144,7 @@ def _states_caused_by_run(events: Sequence[Event], end_event: Event) -> set[str]
     The state `failed` is included only for a run of a packed allocation, because another run of the job may have caused the
     restart. If the job has only this run, a failing node may have ended the run, and Slurm restarts the job for this reason.
     """
-    failed_by_itself = is_packed(events) and end_event.data.get("reason") != "told"
+    failed_by_itself = is_packed(events) and end_event.data.get("reason") != TOLD
     return {"oom", "timeout", "hung", *(["failed"] if failed_by_itself else [])}
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -64,14 +65,24 @@ class WorkspaceError(ShardlabError):
         action: the action that failed, as a verb such as `read`.
         """
         path_text = f" {Path(error.filename)}" if error.filename else ""
+        folder_advice = _advise_folder(Path(error.filename or ""))
         advice = {
             errno.ENOSPC: "the disk is full; free some space and run the same command again",
             errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
-            errno.EROFS: "the file system is read-only; choose another folder with --workspace",
-            errno.EACCES: "permission denied; choose another folder with --workspace",
-            errno.EPERM: "permission denied; choose another folder with --workspace",
+            errno.EROFS: f"the file system is read-only; {folder_advice}",
+            errno.EACCES: f"permission denied; {folder_advice}",
+            errno.EPERM: f"permission denied; {folder_advice}",
         }.get(error.errno or 0, error.strerror or str(error))
         return cls(f"cannot {action}{path_text}: {advice}.")
+
+
+def _advise_folder(path: Path) -> str:
+    """What helps if nothing can be written at a path: the variable or the option with which the user chooses another folder."""
+    for variable, default in (("XDG_CACHE_HOME", "~/.cache"), ("XDG_STATE_HOME", "~/.local/state")):
+        folder = Path(os.environ.get(variable) or os.path.expanduser(default))  # noqa: PTH111 - Path's raises without a home
+        if path.is_absolute() and (path.is_relative_to(folder) or folder.is_relative_to(path)):
+            return f"set {variable} to a folder in which you may write"
+    return "if it is in the workspace, choose another folder with --workspace"
 
 
 class MissingExtra(ShardlabError):

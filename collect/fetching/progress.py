@@ -105,6 +105,8 @@ class TransferProgress:
     def _report_arrived(self, number: int, arrived_bytes: int) -> None:
         with self._lock:
             now_s = self._clock()
+            if not any(self._arrived):  # the wait for the first bytes, in which the other end hashes files, is no transfer
+                self._samples.clear()
             self._arrived[number] = arrived_bytes
             self._samples.append((now_s, sum(self._arrived)))
             while len(self._samples) > 2 and self._samples[1][0] <= now_s - WINDOW_S:

@@ -21,6 +21,7 @@ from shardlab.errors import ShardlabError, WorkspaceError
 from shardlab.files import files
 from shardlab.runs.record import SAMPLER_ENDED, TRACKER_ENDED
 from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import OOM_ON_MACHINE
 
 # The most starts of the sampler on a node. If the sampler has ended this often, the cause (such as a full disk) is permanent.
 SAMPLER_STARTS = 4
@@ -173,30 +174,54 @@ def is_of_run(pid: int, run_dir: RunDir) -> bool:
         return False
 
 
-def oom_kills() -> int:
-    """The number of processes that the kernel's OOM killer has ended because memory ran out.
+class OomWatch:
+    """Tells whether the kernel's OOM killer ended a process since this object was made."""
 
-    Counts the processes of this job if the job's cgroup has a counter; otherwise all processes of this machine since its boot,
-    of any user. 0 if the kernel does not count them.
+    def __init__(self) -> None:
+        self._kills_before = count_oom_kills()
+
+    def record(self, run_dir: RunDir) -> None:
+        """If the OOM killer ended a process of this job, record the event `oom`. If only the machine counts, of all its users,
+        record the event OOM_ON_MACHINE."""
+        (kills, is_of_job), host = count_oom_kills(), gethostname()
+        if kills <= self._kills_before[0]:
+            return
+        if is_of_job:
+            why = f"out of host memory: the kernel's OOM killer ended a process on {host} during the run"
+        else:
+            why = f"perhaps out of memory: the kernel ended a process on {host} during the run, perhaps of another job"
+        run_dir.write_event(f"node-{host}", "oom" if is_of_job else OOM_ON_MACHINE, why=why)
+
+
+def count_oom_kills() -> tuple[int, bool]:
+    """The number of processes that the kernel's OOM killer has ended because memory ran out, and whether only processes of this
+    job were counted. If the job's cgroup has no counter, all processes of this machine since its boot count, of any user."""
+    counters = find_oom_counters(Path("/proc/self/cgroup").read_text())
+    kills = 0
+    for counter in counters or [Path("/proc/vmstat")]:
+        with contextlib.suppress(OSError):  # the cgroup of a step that has ended is removed
+            kills += sum(
+                int(line.split()[1]) for line in files.read(counter).decode().splitlines() if line.startswith("oom_kill ")
+            )
+    return kills, bool(counters)
+
+
+def find_oom_counters(cgroups: str, cgroup_root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
+    """The files that count the processes of this job ended by the OOM killer; empty if its cgroup has no such file.
+
+    In version 2, the file of a job includes the cgroups below it; in version 1, each cgroup counts only its own processes.
+    cgroups: the text of /proc/self/cgroup. cgroup_root: the folder in which the cgroups are mounted.
     """
-    for line in find_oom_counter(Path("/proc/self/cgroup").read_text()).read_text().splitlines():
-        if line.startswith("oom_kill "):
-            return int(line.split()[1])
-    return 0
-
-
-def find_oom_counter(cgroups: str, cgroup_root: Path = Path("/sys/fs/cgroup")) -> Path:
-    """The file that counts the processes ended by the OOM killer: of the job's own cgroup if possible, else /proc/vmstat.
-
-    The cgroup of a job (version 2, which includes the cgroups below it) does not count processes of other jobs. cgroups: the
-    text of /proc/self/cgroup. cgroup_root: the folder in which the cgroups are mounted.
-    """
-    own_cgroup = next((line.removeprefix("0::") for line in cgroups.splitlines() if line.startswith("0::")), "")
-    if match := _JOB_CGROUP.match(own_cgroup):
-        events = cgroup_root / match[0].lstrip("/") / "memory.events"
-        if events.exists():
-            return events
-    return Path("/proc/vmstat")
+    for line in cgroups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if (match := _JOB_CGROUP.match(path)) is None:
+            continue
+        job_path = match[0].lstrip("/")
+        if controllers == "" and (events := cgroup_root / job_path / "memory.events").exists():
+            return [events]
+        if "memory" in controllers.split(",") and (job := cgroup_root / "memory" / job_path).exists():
+            return sorted(job.rglob("memory.oom_control"))
+    return []
 
 
 def _is_marked(process: psutil.Process, mark: str) -> bool:

@@ -32,6 +32,7 @@ class PlannedMachine(msgspec.Struct, frozen=True):
     """The price of a GPU for an hour."""
 
 
+PRACTICE_GPU = "practice"  # the type of GPUs that exist only in Slurm's configuration: ranks compute on the CPU
 NO_GPU = PlannedMachine(on_gpu=False)
 
 
@@ -42,7 +43,7 @@ def plan_machine(cluster: Cluster, gpu_type: str | None, all_reduces: Sequence[M
     if cluster.provider == "local":
         return _plan_this_machine(cluster, all_reduces)
     gpus = cluster.for_gpu_type(gpu_type).gpus
-    if gpus is None or not gpus.per_node:
+    if gpus is None or not gpus.per_node or gpus.type == PRACTICE_GPU:
         return NO_GPU
     model = None if gpus.type is None else gpu.find_gpu_model(gpus.type, gpus.memory_gib)
     return _make_machine(cluster, gpus.type or "", model, gpu.capacity(model, gpus.memory_gib), all_reduces)

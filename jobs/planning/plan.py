@@ -13,6 +13,7 @@ import msgspec
 from jobs import on_controller
 from jobs.launcher import launcher
 from jobs.planner import gpu, predict
+from jobs.planner.machine import PRACTICE_GPU
 from jobs.planning import batch_searches, gpu_hours, plan_predictions, tiny_twin
 from jobs.planning import repeats as number_of_runs
 from jobs.planning.gpu_hours import CellHours
@@ -376,7 +377,7 @@ def _make_remarks(cells: Sequence[Cell], machine: Capacity, cluster: Cluster, re
         for name in sorted({cell.launcher for cell in cells if launcher(cell.launcher).needs}):
             programs = " and ".join(launcher(name).needs)
             remarks.append(f"the launcher {name} needs {programs} on each node; `jobs plan` cannot check the nodes.")
-    if cluster.provider == "virtual":
+    if cluster.provider == "virtual" or any(gpus.type == PRACTICE_GPU for gpus in _list_gpus(cells, cluster)):
         remarks.append("practice nodes: their GPUs exist only in Slurm; every rank is a process on this machine's CPU.")
     else:
         explained = [gpu.explain_name(gpus.type or "", gpus.memory_gib) for gpus in _list_gpus(cells, cluster)]

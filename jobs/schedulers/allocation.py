@@ -10,10 +10,14 @@ from collections.abc import Sequence
 
 from jobs import claim
 from jobs.run_queue import QueueScheduler, RunQueue
-from jobs.scheduler import SubmitOptions
-from jobs.slurm import allocation
+from jobs.scheduler import ObservedRun, RunOnDisk, SubmitOptions
+from jobs.schedulers import slurm
+from jobs.slurm import allocation, query
+from jobs.slurm.commands import has_slurm_commands
 from shardlab.errors import ShardlabError
+from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import TOLD
 from shardlab.workspace.workspace import Workspace
 
 ENDED_WHY = (
@@ -45,6 +49,22 @@ class AllocationScheduler(QueueScheduler):
         if claim.current_job_id():
             super().attend(workspace)
 
+    def observe(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
+        """The state of each run. Slurm is asked once why it ended runs that it told to end, until their state is recorded."""
+        observed_runs = super().observe(workspace, runs)
+        end_events = {position: end for position, run in enumerate(runs) if (end := _find_unexplained_end(run)) is not None}
+        jobs = {position: _find_job(runs[position]) for position in end_events}
+        if not (numbers := sorted(set(jobs.values()) - {""})) or not has_slurm_commands():
+            return observed_runs
+        answer = query.find_jobs(numbers, min(end.wall_s for end in end_events.values()))
+        for position, end in end_events.items():
+            job = answer.jobs.get(jobs[position])
+            if job is not None and job.start_s is not None and job.start_s <= end.wall_s:  # else the number was given again
+                verdict = slurm.judge_after_end(runs[position], job, is_shared=True)
+                observed_runs[position] = ObservedRun(verdict, job.id, job.state)
+        slurm.record_learnt_ends(workspace, runs, observed_runs)
+        return observed_runs
+
     def may_start(self, run_dir: RunDir) -> bool:
         """Whether the allocation of this process still exists, so that the run may start. If the allocation has ended, the
         state of the run becomes `planned` again, with the reason."""
@@ -52,6 +72,18 @@ class AllocationScheduler(QueueScheduler):
             return True
         run_dir.write_event("queue", "refused", why=ENDED_WHY.format(job=claim.current_job_id()))
         return False
+
+
+def _find_unexplained_end(run: RunOnDisk) -> Event | None:
+    """The last end of a run if Slurm told the run to end and the state is still `failed`; else None."""
+    end = next((event for event in reversed(run.events) if event.event == "exited"), None)
+    is_unexplained = end is not None and end.data.get("reason") == TOLD and run.verdict.state == "failed"
+    return end if is_unexplained else None
+
+
+def _find_job(run: RunOnDisk) -> str:
+    """The number of the allocation in which the run last started; '' if it is not recorded."""
+    return next((str(event.data.get("job", "")) for event in reversed(run.events) if event.event == "started"), "")
 
 
 SCHEDULER = AllocationScheduler()

@@ -18,11 +18,23 @@ from jobs.slurm import query, states, submission
 from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call_slurm, own_cluster, read_number_setting
 from jobs.slurm.query import Job, JobsFound
 from jobs.slurm.submission import Kind, Submission
-from shardlab.errors import InputError, ShardlabError
+from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.files import files
 from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL, JudgedState, find_last_sending, name_job, sent_job
+from shardlab.runs.state import (
+    ENDED_IN_SLURM,
+    FINAL,
+    TOLD,
+    JudgedState,
+    count_starts_and_ends,
+    drop_learnt_ends,
+    find_last_sending,
+    find_learnt_end,
+    name_job,
+    sent_job,
+)
+from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
 SCRIPT = "job.sbatch"
@@ -121,6 +133,7 @@ class SlurmScheduler(Scheduler):
             name = name_job(observed.id, cluster) if observed.id != "-" else "-"
             is_leftover = name not in unfinished_packs and _is_leftover(run, answer.jobs.get(observed.id))
             observed_runs.append(msgspec.structs.replace(observed, id=name, leftover=is_leftover))
+        record_learnt_ends(workspace, runs, observed_runs)
         return observed_runs
 
     def cancel(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
@@ -346,15 +359,45 @@ def _observe_run(run: RunOnDisk, sending: Event | None, answer: JobsFound, fault
         raw = f"{raw} in Slurm's accounting; the controller does not answer: {answer.why_not}"
     if run.verdict.state in FINAL and answer.why_not and states.translate_state(job.state) == "running":
         return ObservedRun(run.verdict, job_id, raw)  # the accounting may know the end later than the run's records
+    learnt_end = find_learnt_end(run.events)
+    if learnt_end is not None:
+        run = _judge_by_records(run, run.events)  # Slurm may have started the run again
     if run.verdict.state not in FINAL and states.translate_state(job.state) not in ("pending", "running"):
         run = _reread_run(run)
     is_shared = claim.is_packed(run.events) or run.run.search is not None
-    return ObservedRun(_combine_with_job(run, job, is_shared=is_shared), job_id, raw)
+    verdict = _combine_with_job(run, job, is_shared=is_shared)
+    return ObservedRun(learnt_end if learnt_end is not None and verdict.state == "unknown" else verdict, job_id, raw)
+
+
+def record_learnt_ends(workspace: Workspace, runs: Sequence[RunOnDisk], observed_runs: Sequence[ObservedRun]) -> None:
+    """Record each final state that only Slurm knew as an event of its run, so that the state does not change if Slurm forgets
+    the job or does not answer, and so that `collect` knows it too. Does nothing if this user may not act in the workspace."""
+    learnt_pairs = [
+        (run, observed)
+        for run, observed in zip(runs, observed_runs, strict=True)
+        if observed.verdict.state in FINAL and observed.verdict.state != run.verdict.state
+    ]
+    if not learnt_pairs or not workspace_trust.is_allowed(workspace):
+        return
+    for run, observed in learnt_pairs:
+        with contextlib.suppress(WorkspaceError):  # for example, the file system is read-only
+            events = run.folder.events()
+            if run.folder.judge_with_result(events, run.run)[0].state != run.verdict.state:
+                continue  # the run has gone on, or another command has recorded the state
+            state, why, records = observed.verdict.state, observed.verdict.why, count_starts_and_ends(events)
+            run.folder.write_event(
+                "controller", ENDED_IN_SLURM, sync=False, state=state, why=why, job=observed.id, records=records
+            )
 
 
 def _reread_run(run: RunOnDisk) -> RunOnDisk:
     """Read the run again: it may have recorded its end after it was first read and before Slurm was asked."""
-    events = run.folder.events()
+    return _judge_by_records(run, run.folder.events())
+
+
+def _judge_by_records(run: RunOnDisk, events: Sequence[Event]) -> RunOnDisk:
+    """The run with the state by these events of it, without what was learnt from Slurm earlier."""
+    events = drop_learnt_ends(events)
     return RunOnDisk(run.folder, run.run, events, *run.folder.judge_with_result(events, run.run))
 
 
@@ -368,11 +411,11 @@ def _combine_with_job(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedSta
     state = states.bare_state(job.state)
     has_started = any(event.event == "started" for event in run.events)
     if own_verdict.state in FINAL:
-        return _judge_after_end(run, job, is_shared=is_shared)
+        return judge_after_end(run, job, is_shared=is_shared)
     if slurm_state == "pending":
         if own_verdict.held and (not job.reason or "held" in job.reason.lower()):
             return own_verdict
-        return JudgedState("pending", "started again by Slurm" if has_started else "")
+        return _judge_waiting(job, "started again by Slurm" if has_started else "")
     if slurm_state == "running":
         waiting_for = "waits for the earlier runs in its job" if is_shared else "its job is starting"
         return JudgedState("running") if has_started or own_verdict.state == "running" else JudgedState("pending", waiting_for)
@@ -387,7 +430,15 @@ def _combine_with_job(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedSta
     return JudgedState(slurm_state, states.WHY[state])
 
 
-def _judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState:
+def _judge_waiting(job: Job, why: str) -> JudgedState:
+    """The state of a run whose job waits: pending, and held if Slurm holds the job after a failed start. why: why the job waits
+    again; ''."""
+    reason = job.reason if states.translate_state(job.state) == "pending" else ""
+    why = "; ".join(filter(None, (why, states.explain_waiting(reason))))
+    return JudgedState("pending", why, held=bool(states.HELD_AFTER_LAUNCH.match(reason)))
+
+
+def judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState:
     """The state of a run whose records have an end. Slurm may start the run again, or may know the reason of the end better."""
     verdict, slurm_state = run.verdict, states.translate_state(job.state)
     end = next((event for event in reversed(run.events) if event.event == "exited"), None)
@@ -396,8 +447,8 @@ def _judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedStat
     reason = end.data.get("reason")
     begun_since = slurm_state == "running" and job.start_s is not None and job.start_s > end.wall_s
     if slurm_state == "pending" or begun_since:
-        return JudgedState(
-            "pending", f"started again by Slurm, after {'Slurm told it to end' if reason == 'told' else verdict.state}"
+        return _judge_waiting(
+            job, f"started again by Slurm, after {'Slurm told it to end' if reason == TOLD else verdict.state}"
         )
     if slurm_state == "running" and not is_shared:  # Slurm may start the run again, and does not yet say why the run ended
         return JudgedState("running", f"its job is ending, after {verdict.state}: {verdict.why}")
@@ -405,16 +456,23 @@ def _judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedStat
         return JudgedState("cancelled", f"cancelled while it waited to be started again, after {verdict.state}")
     # If the run failed without a recorded reason, the reason for which Slurm ended the job may be the cause. If the job has
     # several runs, the job ended later than this run, so its reason counts only if Slurm told this run to end.
-    if verdict.state != "failed" or reason not in (None, "told") or (is_shared and reason is None):
+    if verdict.state != "failed" or reason not in (None, TOLD) or (is_shared and reason is None):
         return verdict
     return JudgedState(slurm_state, states.WHY[states.bare_state(job.state)]) if slurm_state in ONLY_SLURM_KNOWS else verdict
 
 
 def _judge_missing(run: RunOnDisk, sending: Event, answer: JobsFound) -> JudgedState:
     """The state of a run whose job is not in Slurm's answer."""
-    if run.verdict.state in FINAL or not answer.complete or time.time() - sending.wall_s < LAG_S:
+    if run.verdict.state in FINAL or answer.why_not or time.time() - sending.wall_s < LAG_S:
         return run.verdict
-    own_verdict = _reread_run(run).verdict
+    own_verdict, job = _reread_run(run).verdict, str(sending.data["job"])
     if own_verdict.state in FINAL:
         return own_verdict
-    return JudgedState("unknown", f"Slurm does not know its job {sending.data['job']}, and the run did not record its end")
+    array, _, task = job.partition("_")
+    is_array_known = any(
+        other.name == sending.data.get("token") for number, other in answer.jobs.items() if number.startswith(f"{array}_")
+    )
+    if task and is_array_known and own_verdict.state == "pending" and answer.complete:
+        return JudgedState("cancelled", f"removed from Slurm's queue: Slurm lists other tasks of the array {array}, but not it")
+    accounting = f" (its accounting does not answer: {answer.accounting_error})" if answer.accounting_error else ""
+    return JudgedState("unknown", f"Slurm does not know its job {job}{accounting}, and the run did not record its end")

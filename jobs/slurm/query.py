@@ -55,8 +55,13 @@ class JobsFound(msgspec.Struct, frozen=True):
     """The jobs that were found, by id."""
     why_not: str
     """Why Slurm's controller could not be asked, or ''."""
-    complete: bool
-    """Whether it is certain that Slurm does not know the jobs that are missing in `jobs`."""
+    accounting_error: str = ""
+    """Why Slurm's accounting did not answer, so that only the controller has said which jobs it knows; or ''."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is certain that Slurm does not know the jobs that are missing in `jobs`."""
+        return not (self.why_not or self.accounting_error)
 
 
 def find_jobs(
@@ -68,25 +73,26 @@ def find_jobs(
     of jobs that may wait or run. The accounting lags behind for such jobs, so the controller (squeue) is asked first; if the
     controller knows all these jobs, sacct is not called. cluster: as in `call_slurm`."""
     if not numbers:
-        return JobsFound({}, "", complete=True)
+        return JobsFound({}, "")
     queue = _call_squeue(cluster) if unfinished_ids else None
     if queue is not None and queue.code == 0 and unfinished_ids <= (listed_jobs := _parse_listed_jobs(queue, numbers)).keys():
-        return JobsFound(listed_jobs, "", complete=True)
+        return JobsFound(listed_jobs, "")
     accounts = call_slurm([*_sacct_argv(since_s), f"--jobs={','.join(numbers)}"], cluster=cluster)
     jobs_by_id = {job.id: job for job in _parse_jobs(accounts.stdout)} if accounts.code == 0 else {}
     unknown = {number for number in numbers if not any(job.startswith(f"{number}_") or job == number for job in jobs_by_id)}
     has_unsettled = not all(states.is_settled(job.state) for job in jobs_by_id.values())
     if queue is None and accounts.code == 0 and not unknown and not has_unsettled:
-        return JobsFound(jobs_by_id, "", complete=True)
+        return JobsFound(jobs_by_id, "")
     # The accounting lags by seconds behind a start or an end of a job, and does not say what a job waits for.
     queue = queue or _call_squeue(cluster)
     if queue.code != 0:
-        return JobsFound(jobs_by_id, queue.error_line, complete=False)
+        return JobsFound(jobs_by_id, queue.error_line)
     jobs_by_id |= _parse_listed_jobs(queue, numbers)
     # If Slurm keeps no accounting, the controller's list is complete: it has all jobs, and ended jobs for MinJobAge seconds.
     # Before Slurm 23.11.4, sacct may return exit code 0 although it prints an error.
     is_accounting_complete = accounts.code == 0 and "error:" not in accounts.stderr
-    return JobsFound(jobs_by_id, "", complete=is_accounting_complete or DISABLED in accounts.stderr)
+    has_answered = is_accounting_complete or DISABLED in accounts.stderr
+    return JobsFound(jobs_by_id, "", "" if has_answered else accounts.error_line)
 
 
 def find_jobs_by_name(name: str, since_s: float, cluster: str | None) -> list[Job]:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from jobs.scheduler import ObservedRun, RunOnDisk, group_by_scheduler, scheduler
+from jobs.slurm import states
 from jobs.status import retry_budget
 from shardlab import run_guard
 from shardlab.cluster.lease import Lease
@@ -93,6 +94,11 @@ class Status(msgspec.Struct, kw_only=True):
     def is_held_in_queue(self) -> bool:
         """Whether the run's job is in the queue and held, so that the job is released instead of submitted."""
         return self.held and self.state == "pending"
+
+    @property
+    def is_held_after_launch(self) -> bool:
+        """Whether Slurm holds the run's job after a failed start on a node."""
+        return self.is_held_in_queue and states.HELD_AFTER_LAUNCH.search(self.scheduler["raw"]) is not None
 
 
 def read_statuses(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[Status]:

@@ -1,6 +1,7 @@
 """Asks Slurm about each distinct request before a run folder is written: `sbatch --test-only` submits nothing.
 
-Slurm may accept a job that no node can ever run, and leave it pending. --test-only rejects such a request at once.
+Slurm may accept a job that no node can ever run, and leave it pending. --test-only rejects such a request at once, but not a
+request above the limits of its partition, which are therefore read and compared.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from jobs.rendering import render
 from jobs.rendering import sbatch_options as request
 from jobs.rendering.render import RenderContext
-from jobs.slurm import query
+from jobs.slurm import partitions, query
 from jobs.slurm.commands import SlurmOutput, call_slurm, has_slurm_commands
 from jobs.slurm.submission import NO_ROOM
 from shardlab.cluster.sbatch_request import advise_on_rejection
@@ -30,6 +31,7 @@ _REJECTED_FOR_NOW = re.compile(rf"{NO_ROOM.pattern}|nodes are busy|node not avai
 _NO_SUCH_NODES = re.compile(r"node configuration is not available")
 _UNAVAILABLE = re.compile(r"(?im)^(?:down|drain|fail|maint|reboot|unknown|power|future|inval|resv|reserved)")
 _COMMAND = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?")
+_OPTION = re.compile(r"(?m)^#SBATCH (\S+)")  # the user's own template may add options
 _SAYS_NOTHING = "Unspecified error"  # a line that Slurm adds to the message of a submit plugin
 
 
@@ -44,18 +46,23 @@ def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool 
     runs_by_options: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         runs_by_options.setdefault(request.list_sbatch_options(run, context.where), []).append(run)
-    sentences = []
+    sentences, partition_limits = [], None
     with tempfile.TemporaryDirectory(prefix="shardlab-") as temporary:
         script = Path(temporary) / "job.sbatch"
         for options, equal in runs_by_options.items():
-            script.write_text(render.render_script(equal[0], Path(temporary), context.where, context.own_templates))
+            text = render.render_script(equal[0], Path(temporary), context.where, context.own_templates)
+            script.write_text(text)
             count = len(equal) if pack else 1
             time_options = [f"--time={request.compute_limit_minutes(equal[0]) * count}"] if count > 1 else []
             answer = _test_request(script, time_options, equal[0].slurm_cluster)
             if query.is_unanswered(answer):
                 return
+            if partition_limits is None:
+                partition_limits = partitions.read_partitions(TEST_S, equal[0].slurm_cluster)
             if answer.code != 0 and not _is_rejected_for_now(answer, options):
                 sentences.append(describe_rejection(equal, join_error_lines(answer.stderr)))
+            elif why := partitions.find_exceeded_limit(partition_limits, [*_OPTION.findall(text), *time_options]):
+                sentences.append(describe_rejection(equal, why, "Slurm would never start"))
     if sentences:
         raise InputError("\n".join([*sentences, "Nothing was rendered, and nothing was submitted."]))
 
@@ -84,9 +91,10 @@ def join_error_lines(stderr: str) -> str:
     return "; ".join(informative_lines) or "sbatch gave no reason"
 
 
-def describe_rejection(runs: Sequence[Run], why: str) -> str:
-    """A sentence about a request that Slurm would reject: its cells, Slurm's words, and the keys of the cluster file."""
+def describe_rejection(runs: Sequence[Run], why: str, beginning: str = "Slurm would reject") -> str:
+    """A sentence about a request that Slurm would reject: its cells, Slurm's words, and the keys of the cluster file.
+    beginning: the beginning of the sentence."""
     names = list(dict.fromkeys(run.cell.name() for run in runs))
     rest = f" and {len(names) - MOST_NAMED_CELLS} more" if len(names) > MOST_NAMED_CELLS else ""
     cells = f"{', '.join(names[:MOST_NAMED_CELLS])}{rest}"
-    return f"Slurm would reject {len(runs)} run(s) ({cells}): {why.rstrip('.')}. {advise_on_rejection(why)}".rstrip()
+    return f"{beginning} {len(runs)} run(s) ({cells}): {why.rstrip('.')}. {advise_on_rejection(why)}".rstrip()

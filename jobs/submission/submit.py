@@ -155,7 +155,8 @@ def decide_retries(
     - The new attempt resumes from the newest checkpoint of the earlier attempts, if there is a checkpoint. The ranks check
       whether the checkpoint is intact.
     - A run that is rendered but not submitted, because an earlier retry or a queue returned it, is submitted without changes.
-    - If `states` contains HELD, held runs are released; they stay the same attempt.
+    - If `states` contains HELD, held runs are released; they stay the same attempt. Runs whose jobs Slurm holds after a failed
+      start are released in any case.
 
     trust: whether code that came with a fetched run may be executed. Nothing is changed. Raises InputError if one of these runs
     was submitted to another cluster, or if its code must not be executed.
@@ -164,6 +165,10 @@ def decide_retries(
     last_ids = {run_dir.run_id for run_dir in select_last_attempts(RunDir(workspace.runs / status.id) for status in runs)}
     for last_status in (status for status in runs if status.id in last_ids):
         run_dir = RunDir(workspace.runs / last_status.id)
+        if last_status.is_held_after_launch:
+            must_be_of_cluster(run_dir, source)
+            decisions.append(RunDecision(run_dir.read_run(), True, "was held by Slurm after a failed start", last_status))
+            continue
         if last_status.is_held_in_queue and HELD in states:
             must_be_of_cluster(run_dir, source)
             held_run = run_dir.read_run()

@@ -30,11 +30,12 @@ from jobs import claim
 from jobs.launcher import launcher
 from jobs.node import node_processes, rendezvous, wait_for_gpus
 from jobs.node.hang_detection import HangWatch
-from jobs.slurm import query, states
+from jobs.slurm import allocation, query, states
 from jobs.slurm.commands import OutageWatch, forget_job, is_down
 from jobs.ssh import node_folders, step
 from jobs.status import retry_budget
 from jobs.supervisor import hold, next_try, retries
+from jobs.supervisor.failure_cause import find_failure_cause
 from shardlab.cluster import container
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.files import files, source_digest
@@ -42,6 +43,7 @@ from shardlab.hardware import host
 from shardlab.runs import suspension
 from shardlab.runs.run import SAVE_AT
 from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import TOLD
 from shardlab.terminal import console
 
 CLAIMED_CODE, OUT_OF_TIME_CODE, NOT_FOUND_CODE, TOLD_TO_END_CODE = 75, 124, 127, 143
@@ -107,6 +109,7 @@ class Attempt:
         code, reason = self._supervise_command(variables)
         if reason is None and code != 0:
             reason = self._reason_of_failure()
+            self.why = self.why or find_failure_cause(self.folder.path, self.folder.job_log)
         if reason == "superseded":
             if self.tracker is not None:
                 self.tracker.end(wait_s=0)
@@ -181,6 +184,8 @@ class Attempt:
 
     def _record_start(self) -> None:
         signal.signal(signal.SIGTERM, self._note_signal)
+        if self.in_slurm:  # SIGUSR1 (`--signal=B:USR1@60`) asks for a checkpoint, which the ranks save once they have started
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         data: dict[str, Any] = {"job": claim.current_job_id(), "restarts": claim.count_job_restarts()} if self.in_slurm else {}
         data |= {next_try.SEARCH: True} if self.run.search is not None else {}
         self._record_event("started", **host.identify_this_process(), **data)
@@ -191,7 +196,7 @@ class Attempt:
         Returns (exit code, the reason for which this process ended the command; None if the command ended by itself).
         """
         self.sampler = node_processes.Sampler(self.folder) if self.ranks_here else None
-        kills_before = node_processes.oom_kills()
+        oom_watch = node_processes.OomWatch()
         reason: str | None
         try:
             code, reason = self._run_command(variables)
@@ -204,8 +209,8 @@ class Attempt:
         node_processes.end_strays(str(self.folder.path))
         if self.ranks_here:
             node_processes.remove_data_copies(self.folder)
-        if self.ranks_here and code != 0 and reason is None and node_processes.oom_kills() > kills_before:
-            self._record_event("oom", why="out of host memory: the kernel's OOM killer ended a process during the run")
+        if self.ranks_here and code != 0 and reason is None:
+            oom_watch.record(self.folder)
         return code, reason
 
     def _reason_of_failure(self) -> str | None:
@@ -216,9 +221,9 @@ class Attempt:
         if self._is_cancelled():
             self.why = CANCELLED_WHY
             return "cancelled"
-        if self.in_slurm and self.is_told_to_end:  # the ranks received the signal too, and ended before this process ended them
+        if self.in_slurm and (self.is_told_to_end or self._has_slurm_ended_ranks()):
             self.why = TOLD_TO_END_WHY
-            return "told"
+            return TOLD
         if lost_event := next((event for event in self.folder.events() if event.event == step.LOST), None):
             self.why = str(lost_event.data.get("why", ""))
             return "node_fail"
@@ -226,6 +231,15 @@ class Attempt:
             self.why = states.WHY["PREEMPTED"]
             return "preempted"
         return None
+
+    def _has_slurm_ended_ranks(self) -> bool:
+        """Whether Slurm told the ranks to end, but this process not (yet). Ranks that save a checkpoint record the signal.
+        When an allocation ends, `salloc` sends no signal to its command, to which this process belongs."""
+        is_rank_told = any(
+            event.event == "timeout" and event.data.get("signal") == "SIGTERM" and event.wall_s > self.begun
+            for event in self.folder.events()
+        )
+        return is_rank_told or (self.run.scheduler == "allocation" and allocation.has_ended(claim.current_job_id()))
 
     def _prepare_start(self) -> dict[str, str]:
         """Do what must be done before the ranks start; return additional variables for the environment of the ranks.
@@ -302,6 +316,8 @@ class Attempt:
                 **_make_save_at_variable(self.limit_s, deadline),
             }
             ranks = node_processes.start_process(container.replace_node_disk(self.command), log.fileno(), environment)
+        if self.in_slurm:
+            signal.signal(signal.SIGUSR1, lambda number, _frame: ranks.send_signal(number))
         hang_watch, reason = HangWatch(self.folder, self.run.cell.hang_limit_s), None
         with suspension.SuspensionWatch() as suspension_watch:  # starts a thread: must come after the start (fork) of the ranks
             while (code := ranks.poll()) is None:
@@ -330,7 +346,7 @@ class Attempt:
             if self._is_cancelled():
                 return "cancelled"
         if self.is_told_to_end:
-            return "cancelled" if not self.in_slurm or self._is_cancelled() else "told"
+            return "cancelled" if not self.in_slurm or self._is_cancelled() else TOLD
         if time.monotonic() > deadline and not (self.folder.result.exists() and self._waits_for_controller()):
             return "timeout"
         return "hung" if hang_watch.is_over() and not self._waits_for_controller() else None
@@ -358,7 +374,7 @@ class Attempt:
     def _describe_reason(self, reason: str, hang_watch: HangWatch) -> str:
         if reason == "hung":
             return hang_watch.why()
-        texts = {"timeout": f"ended at its time limit of {self.limit_s} s", "cancelled": CANCELLED_WHY, "told": TOLD_TO_END_WHY}
+        texts = {"timeout": f"ended at its time limit of {self.limit_s} s", "cancelled": CANCELLED_WHY, TOLD: TOLD_TO_END_WHY}
         return texts.get(reason, "")
 
 

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     if is_first_here:
         _wait_for_free_gpus(run_dir)
     sampler = node_processes.Sampler(run_dir) if is_first_here else None
-    kills_before = node_processes.oom_kills()
+    oom_watch = node_processes.OomWatch()
     try:
         ranks = node_processes.start_process(command, None, environment)
     except node_processes.CannotStart as error:
@@ -72,9 +72,8 @@ def main(argv: list[str]) -> int:
     node_processes.end_strays(mark)
     if is_first_here:
         node_processes.remove_data_copies(run_dir)
-    if code and node_processes.oom_kills() > kills_before:
-        why = f"out of host memory: the kernel's OOM killer ended a process on {gethostname()} during the run"
-        run_dir.write_event(f"node-{gethostname()}", "oom", why=why)
+    if code:
+        oom_watch.record(run_dir)
     return 128 - code if code < 0 else code
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from jobs.status.reconcile import Status
 from jobs.status.select import select_runs
 from jobs.verb import JobsVerb
@@ -39,6 +42,14 @@ class StatusVerb(JobsVerb):
         return int(not sending.tidy_runs(out, workspace, runs))
 
 
+def _count_states(runs: Sequence[Status]) -> str:
+    """How many of the runs that were to be cancelled are cancelled, and the states of the others."""
+    counts = Counter(run.state for run in runs)
+    cancelled_count = counts.pop("cancelled", 0)
+    others = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return f"{cancelled_count} run(s) cancelled." + (f" Not cancelled: {others}." if others else "")
+
+
 class CancelVerb(JobsVerb):
     """Cancel runs that are pending or running."""
 
@@ -62,9 +73,7 @@ class CancelVerb(JobsVerb):
         )
         leftover_count = sum(run.leftover for run in runs)
         if cancelled or not leftover_count:
-            out.print_line(
-                f"{len(cancelled)} run(s) cancelled." if cancelled else "nothing to cancel: all selected runs have ended."
-            )
+            out.print_line(_count_states(cancelled) if cancelled else "nothing to cancel: all selected runs have ended.")
         out.print_document({"runs": cancelled})
         tidied = sending.tidy_runs(out, workspace, runs)
         return 0 if tidied and all(run.state in state.FINAL for run in cancelled) else 1

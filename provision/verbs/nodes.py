@@ -263,9 +263,9 @@ def _run_checks(out: Output, work: NodesWork, steps: Sequence[OperationStep], *,
 
     replaces: whether the measured times of all-reduces replace all earlier times in the inventory.
     """
-    failed = {step.node: step.operation for step in steps if step.state == "failed"}
+    failed = {step.node: ": ".join([f"{step.operation} failed", *step.says[-1:]]) for step in steps if step.state == "failed"}
     administrator_operations = display.administrator_operations(steps)
-    findings = [Finding(node, "operations", Outcome(False, f"{name} failed", RERUN_HINT)) for node, name in failed.items()]
+    findings = [Finding(node, "operations", Outcome(False, why, RERUN_HINT)) for node, why in failed.items()]
     findings += [
         Finding(name, "administrator", Outcome(False, f"an administrator has to do: {', '.join(names)}", ROOT_HINT))
         for name, names in administrator_operations.items()

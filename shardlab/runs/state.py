@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 import msgspec
@@ -25,6 +26,11 @@ STATES = {
 }
 SENDING = ("submitting", "submitted", "refused")  # events of a submission; refused: the scheduler or a node rejected the run
 HOLDING = ("held", "released")  # held: the run must not start before a person releases it; released: it may start again
+TOLD = "told"  # the reason of an end: Slurm told the run to end, and only Slurm knows why
+ENDED_IN_SLURM = "ended_in_slurm"  # the event with which a command records a final state that it learnt from Slurm
+# The event of a node: the kernel's OOM killer ended a process of the machine, and it is not known whether of this run.
+OOM_ON_MACHINE = "oom_on_machine"
+STARTS_AND_ENDS = ("started", "exited")
 FINAL = frozenset(STATES) - {"planned", "pending", "running", "unknown"}  # the states in which a run can end
 
 
@@ -47,6 +53,8 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
     steps_asked: the number of timed steps that the run must have; None: not known, because the length of the run is given in
     epochs and there is no result.json, which would contain the number.
     """
+    if (learnt := find_learnt_end(events)) is not None:
+        return learnt
     ordered = sorted(events, key=lambda e: e.wall_s)
     # If the ranks were started again in the same folder, only the events since the last start count.
     starts = [position for position, event in enumerate(ordered) if event.event == "started"]
@@ -77,6 +85,29 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
                 return JudgedState(state, f"waits: {waiting_event.data.get('why', '')}" if waiting_event else "")
         return JudgedState("unknown", "no event says that it was rendered")
     return _judge_ended(by_name, exited, has_result, steps, steps_asked)
+
+
+def find_learnt_end(events: Sequence[Event]) -> JudgedState | None:
+    """The final state of a run that a command learnt from Slurm and recorded; None if there is none, or if the run has started
+    or recorded its end since. events: the events of the run.
+
+    The event holds how many starts and ends the run had, because the clocks of nodes differ from the clock of the command.
+    """
+    records = count_starts_and_ends(events)
+    learnt = [event for event in events if event.event == ENDED_IN_SLURM and event.data.get("records") == records]
+    data = max(learnt, key=lambda event: event.wall_s).data if learnt else {}
+    state = str(data.get("state"))
+    return JudgedState(state, str(data.get("why", ""))) if state in FINAL - {"completed"} else None
+
+
+def drop_learnt_ends(events: Sequence[Event]) -> list[Event]:
+    """The events of a run without the final states that were learnt from Slurm."""
+    return [event for event in events if event.event != ENDED_IN_SLURM]
+
+
+def count_starts_and_ends(events: Sequence[Event]) -> int:
+    """How often the supervisors of a run recorded a start or an end. events: the events of the run."""
+    return sum(event.event in STARTS_AND_ENDS for event in events)
 
 
 def _find_last_hold(ordered: Sequence[Event]) -> Event | None:
@@ -135,9 +166,17 @@ def _judge_ended(
         return JudgedState("completed", purpose_text)
     if "oom" in by_name:
         return JudgedState("oom", str(by_name["oom"].data.get("why", "out of memory")))
-    if "timeout" in by_name:
+    if "timeout" in by_name and reason != TOLD:  # ranks that Slurm tells to end save a checkpoint as at a time limit
         return JudgedState("timeout", str(by_name["timeout"].data.get("why", "")))
     if purpose_text:  # the other ranks failed because this rank was gone
         return JudgedState("failed", purpose_text)
-    failed_event = by_name.get("failed")
-    return JudgedState("failed", str((failed_event or exited).data.get("why") or f"exit code {code}"))
+    # The supervisor knows why a rank that was killed wrote nothing; the other ranks only saw that it was gone.
+    reasons = (event.data.get("why") for event in (exited, by_name.get("failed")) if event is not None)
+    why = str(next(filter(None, reasons), _describe_exit_code(code)))
+    return JudgedState("failed", f"{why}; {by_name[OOM_ON_MACHINE].data.get('why')}" if OOM_ON_MACHINE in by_name else why)
+
+
+def _describe_exit_code(code: object) -> str:
+    """An exit code, with the name of the signal that ended the process if the exit code is 128 + the number of a signal."""
+    names = [f" ({number.name})" for number in signal.Signals if isinstance(code, int) and number == code - 128]
+    return f"exit code {code}{''.join(names)}"

@@ -442,7 +442,7 @@ def mounted(folder: Path, *options: str):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("-o", "ro"), "the file system is read-only; choose another folder"),
+        (("-o", "ro"), "the file system is read-only; if it is in the workspace, choose another folder with --workspace"),
         (("-o", "size=16k"), "the disk is full; free some"),
     ],
 )

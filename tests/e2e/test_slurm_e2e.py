@@ -23,6 +23,7 @@ from shardlab.runs.suspension import MIN_SUSPENSION_S
 pytestmark = pytest.mark.e2e
 # A key of the cluster file that makes jobs wait in the queue, for tests in which no job has to run.
 HELD = "extra: {begin: now+1hour}"
+SAVES = "  instruments: {checkpoints: {every_steps: 20}}\naxes: {strategy: [ddp], gpus: [2]}"
 SEEDS = "axes: {strategy: [single], seed: [1, 2, 3, 4]}"
 # A script that prints the states (such as T: stopped) of the ranks and supervisors on a node, each state once.
 PROCESS_STATES = (
@@ -372,6 +373,79 @@ def test_a_preempted_run_waits_if_slurm_requeues_it_and_is_preempted_otherwise(s
         assert [(run["attempt"], run["state"]) for run in gone.json("retry")["runs"]] == [(2, "pending")]
         for one in (again, gone):
             one.end()
+
+
+def begin_saving_run(one):
+    """Submit a run that saves checkpoints, and wait until it has saved one. Returns the number of its job."""
+    one.jobs("submit", "--matrix", one.matrix(SAVES, steps=600))
+    one.until(lambda: complete_checkpoints(one.folders()[0].path), "it saves a checkpoint")
+    assert not one.events("exited")
+    return one.events("submitted")[0].data["job"]
+
+
+def must_go_on_to_its_end(one, job):
+    """Wait until a run that Slurm has requeued completes, and check that it resumed from its checkpoint."""
+
+    def goes_on():
+        one.slurm.answer("head", "scontrol", "update", f"JobId={job}", "StartTime=now")  # it would wait for two minutes
+        return one.events("resumed")
+
+    assert one.until(goes_on, "it resumes")[0].data["step"] >= 20
+    one.until(lambda: one.states() == ["completed"], "it completes")
+    assert [event.data["restarts"] for event in one.events("started")] == [0, 1]
+
+
+def must_be_recorded(one, state):
+    """Check that Slurm's word is shown, and recorded for `collect`."""
+    one.until(lambda: one.states() == [state], "Slurm says why")
+    (folder,) = one.folders()
+    assert folder.judge().state == state
+
+
+def test_runs_that_save_checkpoints_are_cancelled_or_resume_as_slurm_is_told(study):
+    gone, again = study(suffix="-gone"), study(suffix="-again")
+    gone.slurm.run("head", f"scancel {begin_saving_run(gone)}")
+    must_be_recorded(gone, "cancelled")
+    job = begin_saving_run(again)
+    again.slurm.run("head", f"scontrol requeue {job}")
+    again.until(lambda: again.states() == ["pending"], "Slurm has it again")
+    must_go_on_to_its_end(again, job)
+
+
+def test_preempted_runs_that_save_checkpoints_resume(study):
+    again, gone = study(suffix="-again"), study("partition: cancelled", "-gone")
+    both = "Nodes=work1,work2 DefMemPerCPU=100"
+    partitions = [f"PartitionName=urgent PriorityTier=10 {both}", f"PartitionName=cancelled PreemptMode=CANCEL {both}"]
+    urgent_job = "sbatch --parsable -p urgent -N2 --exclusive -o /dev/null --wrap 'sleep 600'"
+    with again.slurm.configured("PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE", *partitions):
+        again.until(again.slurm.idle, "the nodes are there")
+        try:
+            job, taken = begin_saving_run(again), again.slurm.run("head", urgent_job).strip()
+            again.until(lambda: again.states() == ["pending"], "Slurm has it again")
+            again.slurm.run("head", f"scancel {taken}")
+            must_go_on_to_its_end(again, job)
+            begin_saving_run(gone)
+            taken = gone.slurm.run("head", urgent_job).strip()
+            must_be_recorded(gone, "preempted")
+            gone.slurm.run("head", f"scancel {taken}")
+            assert [(run["attempt"], run["state"]) for run in gone.json("retry")["runs"]] == [(2, "pending")]
+            gone.until(lambda: gone.states() == ["completed"], "the next attempt completes")
+            assert gone.events("resumed")[0].data["step"] >= 20
+        finally:
+            again.slurm.run("head", "scancel --me --partition=urgent,cancelled")
+
+
+def test_a_run_in_an_allocation_that_is_cancelled_while_it_saves_is_cancelled(study):
+    one = study()
+    words = ["submit", "--matrix", one.matrix(SAVES, steps=FOREVER), "--in-allocation", "--wait"]
+    jobs = [one.slurm.python, "-P", "-m", "jobs", *words, "--workspace", str(one.path)]
+    salloc = ["salloc", "--quiet", "--job-name=mine", "--nodes=1", "--exclusive", "--gpus-per-node=2", *jobs]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(one.slurm.answer, "head", *salloc)
+        one.until(lambda: one.folders() and complete_checkpoints(one.folders()[0].path), "it saves a checkpoint")
+        one.slurm.run("head", "scancel --me --name=mine")
+        must_be_recorded(one, "cancelled")
+        assert waiting.result().code != 0
 
 
 def test_a_suspended_run_continues_and_its_suspension_is_recorded(study):

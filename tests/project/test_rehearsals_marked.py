@@ -291,6 +291,8 @@ NODES = "nodes: [{name: n0, host: 10.9.9.1, roles: [controller, worker]}]\n"
         (f"provider: ssh\n{NODES}", "torchrun", True),
         (f"provider: ssh\n{NODES}gpus: {{per_node: 2}}\n", "torchrun", False),
         (f"provider: ssh\n{NODES}gpus: {{per_node: 2}}\n", "fork", True),
+        ("provider: slurm\nstorage: {shared: /s}\nslurm: {}\ngpus: {per_node: 2, type: practice}\n", "torchrun", True),
+        ("provider: slurm\nstorage: {shared: /s}\nslurm: {}\ngpus: {per_node: 2, type: a100}\n", "torchrun", False),
         (f"provider: ssh\n{NODES}", TRACE, False),  # reads traces, and computes nothing on any device
     ],
 )

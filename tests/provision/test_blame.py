@@ -13,9 +13,11 @@ from provision.operations import munge, slurm
 from provision.operations.inventory import INVENTORY
 from provision.plan import PlanObserver, converge
 from provision.providers.ssh import SshNode
+from provision.verbs import nodes
 from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.cluster_keys import NodeEntry
 from shardlab.remote.remote import Unreachable
+from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 from tests.provision.operations.test_operations import RUNNING, site
 
@@ -63,6 +65,10 @@ def test_a_worker_unreachable_for_the_inventory_fails_and_not_the_controller(tmp
     }
     assert steps[0].says == ["not changed: the inventory describes all nodes, and w2 cannot be asked"]
     assert "10.0.0.3: cannot be reached" in steps[1].says[0]
+    work = nodes.NodesWork(one, [worker], [], set(), None)
+    (finding,) = nodes._run_checks(Output(), work, steps, replaces=False)
+    assert (finding.node, finding.outcome.says.startswith("inventory failed: ")) == ("w2", True)
+    assert "10.0.0.3: cannot be reached" in finding.outcome.says
 
 
 def test_a_controller_that_goes_away_while_a_worker_copies_from_it_fails_itself():

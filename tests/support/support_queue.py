@@ -107,6 +107,8 @@ if name == "squeue":
             os.kill(os.getppid(), 2)
     listed = [(id, job) for id, job, _, _ in queue["tasks"] if wanted is None or job in names]
     end(0, *headers, *(f"{{id}}|{{job}}|PENDING|1|N/A||{{rules['reason']}}" for id, job in listed))
+if name == "scontrol" and sys.argv[-1] == "partition":
+    end(0, *rules["partitions"])
 if name == "scontrol":
     end(0, "ClusterName = c", f"MaxArraySize = {{rules['says_largest_array']}}", "MessageTimeout = 0 sec")
 end(1, "Slurm accounting storage is disabled")
@@ -127,7 +129,7 @@ class Queue:
     - loses_answers: whether sbatch reports a timeout although Slurm has the job.
     - reason: the reason that Slurm gives for tasks that wait.
     - rejects: maps a part of a script or a command line to the error with which `sbatch --test-only` rejects it.
-    - node_states: the lines that sinfo prints.
+    - node_states: the lines that sinfo prints. partitions: the lines that `scontrol show partition` prints.
     """
 
     def __init__(self, folder: Path, monkeypatch: Any) -> None:
@@ -156,6 +158,7 @@ class Queue:
             "reason": "None",
             "rejects": {},
             "node_states": ["idle"],
+            "partitions": [],
         }
         (self.folder / "rules.json").write_text(json.dumps(rules | given))
 

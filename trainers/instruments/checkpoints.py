@@ -40,7 +40,11 @@ RECORDED_WITHIN_S = 1.0
 
 class OutOfTime(Exception):
     """Raised when all ranks have saved a checkpoint and must end, because of a signal or because the time limit is near. The
-    message says why, and after which step."""
+    message says why, and after which step. signal: the name of the signal that this rank received, or ''."""
+
+    def __init__(self, message: str, signal: str) -> None:
+        super().__init__(message)
+        self.signal = signal
 
 
 class ResumePoint(msgspec.Struct, frozen=True):
@@ -89,6 +93,7 @@ class Checkpoints(Instrument):
         self._load_s: float | None = None
         self._saved_step, self._saves, self._bytes, self._save_s, self._agreement_s = 0, 0, 0, 0.0, 0.0
         self._end_reason = ""  # why the run has to end; empty as long as this rank knows no reason
+        self._end_signal = ""  # the name of the last signal that this rank received; empty if it received none
         self._pending_agreement: tuple[torch.Tensor, dist.Work] | None = None
         self._save_at = self._first_save_at = float(os.environ.get(SAVE_AT, "inf"))
         self._began_s, self._last_check_s = time.time(), time.monotonic()
@@ -96,7 +101,8 @@ class Checkpoints(Instrument):
             signal.signal(number, self._handle_signal)
 
     def _handle_signal(self, number: int, _frame: object) -> None:
-        self._end_reason = f"signal {signal.Signals(number).name}"
+        self._end_signal = signal.Signals(number).name
+        self._end_reason = f"signal {self._end_signal}"
         if number == signal.SIGTERM:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -236,7 +242,8 @@ class Checkpoints(Instrument):
         """Save a checkpoint, unless this step is already saved, and return the exception with which the rank ends."""
         if self._saved_step != step:
             self.after(step)
-        return OutOfTime(f"{self._end_reason or 'another rank was told to end'}: saved after step {step}")
+        why = self._end_reason or "another rank was told to end"
+        return OutOfTime(f"{why}: saved after step {step}", self._end_signal)
 
     def collect_results(self) -> dict[str, Any]:
         """saves: number of saved checkpoints. bytes: size of the last checkpoint. save_s: mean seconds of this rank per

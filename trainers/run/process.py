@@ -119,6 +119,7 @@ def _end_process(error: BaseException, run_dir: RunDir, process_rank: Rank, laun
         if event == "oom" and failed_stage is not None:
             why = f"{why} (while {failed_stage})"
         os.write(launcher_stderr, f"rank {process_rank.rank}: {why}\n".encode())
-        run_dir.write_event(f"rank-{process_rank.rank:05d}", event, why=why, stage=failed_stage)
+        signal_name = getattr(error, "signal", None) if event == "timeout" else None
+        run_dir.write_event(f"rank-{process_rank.rank:05d}", event, why=why, stage=failed_stage, signal=signal_name)
     finally:
         os._exit(1)

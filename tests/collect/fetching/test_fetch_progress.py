@@ -24,7 +24,7 @@ def test_remarks_name_bytes_rate_and_time_left_of_all_transfers_together():
     assert said == []
     clock.now += 1
     second(30 * MIB)
-    assert said == ["40.0 of 200.0 MiB, 20.0 MiB/s, 8 s left"]
+    assert said == ["40.0 of 200.0 MiB, 30.0 MiB/s, 5 s left"]
     clock.now += 9
     first(60 * MIB)
     assert len(said) == 1
@@ -41,6 +41,18 @@ def test_no_rate_and_no_remaining_time_are_shown_while_nothing_arrives():
     clock.now += 3
     report(0)
     assert said == ["0.0 of 100.0 MiB"]
+
+
+def test_the_wait_for_the_first_bytes_does_not_count_as_a_slow_transfer():
+    """After a broken connection, the other end first hashes what it had sent before."""
+    clock, said = Clock(), []
+    report = TransferProgress(said.append, clock=clock).begin(1000 * MIB)
+    clock.now += 60
+    report(MIB // 10)
+    assert said == ["0.1 of 1,000.0 MiB"]
+    clock.now += 10
+    report(200 * MIB)
+    assert said[1:] == ["200.0 of 1,000.0 MiB, 20.0 MiB/s, 40 s left"]
 
 
 def test_a_wait_is_reported_once():

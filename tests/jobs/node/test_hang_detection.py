@@ -130,10 +130,15 @@ IN_JOB = "12:memory:/other\n0::/system.slice/n1_slurmstepd.scope/job_71/step_0/u
 
 def test_a_job_with_a_cgroup_counts_its_own_lack_of_memory(tmp_path):
     events = tmp_path / "system.slice/n1_slurmstepd.scope/job_71/memory.events"
-    # The job's cgroup has no memory.events yet, so the counter of the whole machine is used.
-    assert str(node_processes.find_oom_counter(IN_JOB, tmp_path)) == "/proc/vmstat"
+    assert node_processes.find_oom_counters(IN_JOB, tmp_path) == []  # the job's cgroup has no memory.events yet
     events.parent.mkdir(parents=True)
     events.write_text("low 0\nhigh 0\nmax 5\noom 1\noom_kill 1\noom_group_kill 0\n")
-    assert node_processes.find_oom_counter(IN_JOB, tmp_path) == events
-    for elsewhere in ("0::/user.slice/user-1000.slice\n", "9:memory:/slurm/uid_1000/job_71/step_0\n", "0::/job_71x/y\n", ""):
-        assert str(node_processes.find_oom_counter(elsewhere, tmp_path)) == "/proc/vmstat"
+    assert node_processes.find_oom_counters(IN_JOB, tmp_path) == [events]
+    in_job_v1 = "9:cpuset:/slurm/uid_1000/job_71\n9:memory:/slurm/uid_1000/job_71/step_0/task_0\n0::/\n"
+    for elsewhere in ("0::/user.slice/user-1000.slice\n", in_job_v1, "0::/job_71x/y\n", ""):
+        assert node_processes.find_oom_counters(elsewhere, tmp_path) == []
+    kills = [tmp_path / "memory/slurm/uid_1000/job_71" / path / "memory.oom_control" for path in (".", "step_0/task_0")]
+    for file in kills:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+    assert node_processes.find_oom_counters(in_job_v1, tmp_path) == kills

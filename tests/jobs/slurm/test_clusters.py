@@ -175,7 +175,7 @@ def test_a_retry_inside_a_job_requeues_it_on_its_cluster(study, queue, monkeypat
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "cm4")
     assert retries.requeue_job(folder, folder.read_run(), "failed") == ""
-    calls = [words for words in queue.calls("scontrol") if "config" not in words]
+    calls = [words for words in queue.calls("scontrol") if "show" not in words]
     assert calls == [["--clusters=cm4", "update", "JobId=9", "Requeue=1"], ["--clusters=cm4", "requeue", "9"]]
 
 

@@ -13,15 +13,16 @@ from pathlib import Path
 import msgspec
 import pytest
 from support_cells import CELL
+from support_trust import make_own
 
-from jobs.schedulers import slurm
+from jobs.schedulers import allocation, slurm
 from jobs.slurm import query, states
 from jobs.status import reconcile
 from shardlab.files import files
 from shardlab.runs.record import Event, LineWriter, Result, StepRecord
 from shardlab.runs.run import Run, World
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL, STATES
+from shardlab.runs.state import ENDED_IN_SLURM, FINAL, STATES
 from shardlab.workspace.workspace import Workspace
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "slurm"
@@ -127,6 +128,11 @@ OWN = {  # maps the name of a history to the events that a run wrote after its s
     "failed with a word": (STARTED, ("failed", {"why": "peer left"}), ("exited", {"code": 1, "reason": None})),
     "failed for a reason": (STARTED, ("exited", {"code": 1, "reason": "failed", "why": "packages changed"})),
     "told to end": (STARTED, ("exited", {"code": 143, "reason": "told", "why": "SIGTERM"})),
+    "told to end while it saved": (
+        STARTED,
+        ("timeout", {"why": "signal SIGTERM: saved after step 7", "signal": "SIGTERM"}),
+        ("exited", {"code": 143, "reason": "told", "why": "SIGTERM"}),
+    ),
     "oom": (STARTED, ("oom", {"why": "CUDA"}), ("exited", {"code": 1, "reason": None})),
     "timeout": (STARTED, ("exited", {"code": 143, "reason": "timeout", "why": "3 s"})),
     "hung": (STARTED, ("exited", {"code": 143, "reason": "hung", "why": "rank 1"})),
@@ -244,6 +250,11 @@ def together(run_of, says, tmp_path):
         ("told to end", "PENDING", "pending", "started again by Slurm"),
         ("told to end", "CANCELLED by 1000", "cancelled", "in Slurm"),
         ("told to end", "FAILED", "failed", "SIGTERM"),
+        ("told to end while it saved", "PREEMPTED", "preempted", "another job"),
+        ("told to end while it saved", "PENDING", "pending", "after Slurm told it to end"),
+        ("told to end while it saved", "CANCELLED by 1000", "cancelled", "in Slurm"),
+        ("told to end while it saved", "TIMEOUT", "timeout", "Slurm ended the job"),
+        ("told to end while it saved", "FAILED", "failed", "SIGTERM"),
         ("oom", "FAILED", "oom", "CUDA"),
         ("oom", "OUT_OF_MEMORY", "oom", "CUDA"),
         ("oom", "CANCELLED by 0", "oom", "CUDA"),
@@ -327,6 +338,40 @@ def line(raw, *, token=TOKEN):
     return f"{JOB}|{token}|{raw}|1795283038|1795283081|work1|None\n"
 
 
+@pytest.mark.parametrize(
+    ("reason", "words", "held"),
+    [
+        ("Priority", "", False),
+        ("None", "", False),
+        ("PartitionTimeLimit", "lower `time_limit` of the cell or slurm.time", False),
+        ("PartitionNodeLimit", "its partition has too few nodes for it now", False),
+        ("launch failed requeued held", "`jobs retry` or `jobs retry --only held` releases it", True),
+        ("launch_failed_requeued_held", "releases it (launch_failed_requeued_held)", True),
+        ("JobHoldMaxRequeue", "after a failed start", True),
+        ("JobHeldUser", "`scontrol release`", False),
+        ("JobHeldAdmin", "an administrator of the cluster holds its job", False),
+        ("DependencyNeverSatisfied", "did not end as required", False),
+        ("BadConstraints", "slurm.constraint", False),
+        ("ReqNodeNotAvail, UnavailableNodes:work1", "`sinfo -R` says why", False),
+        ("InvalidAccount", "slurm.account", False),
+        ("InvalidQOS", "slurm.qos", False),
+        ("AssocGrpCpuLimit", "starts when other jobs have ended", False),
+        ("QOSMaxJobsPerUserLimit", "starts when other jobs have ended", False),
+        ("QOSMaxWallDurationPerJobLimit", "Slurm never starts it", False),
+    ],
+)
+@pytest.mark.parametrize("own", ["waits", "runs", "failed"])
+def test_the_reason_of_a_waiting_job_is_explained_if_it_does_not_pass_by_itself(
+    run_of, says, tmp_path, own, reason, words, held
+):
+    folder = run_of(OWN[own])
+    text = line("PENDING").replace("|None\n", f"|{reason}\n")
+    says(sacct=text, squeue=text)
+    verdict = seen(tmp_path, folder).verdict
+    assert (verdict.state, words in verdict.why, verdict.held) == ("pending", True, held), verdict
+    assert ("started again by Slurm" in verdict.why) == (own != "waits")
+
+
 def test_a_number_that_slurm_gave_out_again_is_another_job(run_of, says, tmp_path):
     says(sacct=line("COMPLETED", token="other.1"), squeue="")
     found = seen(tmp_path, run_of(OWN["runs"]))
@@ -343,9 +388,91 @@ def test_a_job_that_slurm_does_not_know_yet_is_waited_for(run_of, says, tmp_path
 
 def test_a_job_dropped_by_the_controller_is_unknown_without_sacct(run_of, says, tmp_path):
     folder = run_of(OWN["runs"])
-    says(sacct=NO_DATABASE, squeue="")
-    assert seen(tmp_path, folder).verdict.state == "running"
-    says(sacct=NO_ACCOUNTS, squeue="")
+    for accounts, words in (
+        (NO_DATABASE, " (its accounting does not answer: Problem talking to the database: "),
+        (NO_ACCOUNTS, ","),
+    ):
+        says(sacct=accounts, squeue="")
+        verdict = seen(tmp_path, folder).verdict
+        assert (verdict.state, f"does not know its job 12{words}" in verdict.why) == ("unknown", True), verdict
+
+
+def test_slurm_says_why_a_run_in_an_allocation_was_told_to_end(run_of, says, tmp_path):
+    """The answer is recorded. A job that started after the end of the run is another job with the same number."""
+    told = OWN["told to end while it saved"]
+    folder = run_of((("started", {"job": "7", "restarts": 0}), *told[1:]))
+    make_own(tmp_path)
+    says(sbatch="")  # this machine has Slurm's commands
+
+    def judge():
+        (observed,) = allocation.SCHEDULER.observe(Workspace(tmp_path), [reconcile.read_run_on_disk(folder)])
+        return observed.verdict
+
+    for start_s, state in ((time.time(), "failed"), (time.time() - AGO, "cancelled")):
+        says(sacct=f"7|interactive|CANCELLED by 0|{int(start_s)}|{int(start_s)}|work1|None\n", squeue=AWAY)
+        assert judge().state == state
+    says(sacct=(99, "sacct: must not be asked"), squeue=(99, "squeue: must not be asked"))
+    assert judge().state == folder.judge().state == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("own", "raw", "state"), [("runs", "FAILED", "failed"), ("told to end", "CANCELLED by 1", "cancelled")]
+)
+def test_a_final_state_learnt_from_slurm_stays_when_slurm_forgets_the_job(run_of, says, tmp_path, own, raw, state):
+    folder = run_of(OWN[own])
+    make_own(tmp_path)
+    says(sacct=line(raw), squeue="")
+    learnt = seen(tmp_path, folder).verdict
+    assert learnt.state == state
+    other_job = line("COMPLETED", token="other.1")
+    for accounts, queue in ((NO_DATABASE, ""), (NO_DATABASE, AWAY), ("", ""), (other_job, ""), (line("RUNNING"), AWAY)):
+        says(sacct=accounts, squeue=queue)
+        assert seen(tmp_path, folder).verdict == learnt
+    assert folder.judge() == learnt
+    assert sum(event.event == ENDED_IN_SLURM for event in folder.events()) == 1
+
+
+def test_a_later_start_or_end_of_the_run_supersedes_a_state_learnt_from_slurm(run_of, says, tmp_path):
+    folder = run_of(OWN["runs"])
+    make_own(tmp_path)
+    says(sacct=line("PREEMPTED"), squeue=line("PREEMPTED"))
+    assert seen(tmp_path, folder).verdict.state == "preempted"
+    says(sacct=line("PREEMPTED"), squeue=line("PENDING"))
+    assert seen(tmp_path, folder).verdict.state == "pending"
+    add(folder, [STARTED], time.time() - 1000)  # the clock of the node is slow
+    assert folder.judge().state == "running"
+    says(sacct=line("FAILED"), squeue="")
+    assert seen(tmp_path, folder).verdict.state == folder.judge().state == "failed"
+    add(folder, OWN["completed"][1:], time.time())
+    complete(folder)
+    assert seen(tmp_path, folder).verdict.state == folder.judge().state == "completed"
+
+
+def test_a_state_is_recorded_only_in_a_workspace_in_which_the_user_may_act(run_of, says, tmp_path):
+    folder = run_of(OWN["runs"])
+    says(sacct=line("FAILED"), squeue="")
+    assert seen(tmp_path, folder).verdict.state == "failed"
+    assert folder.judge().state == "running"
+
+
+def test_a_state_that_cannot_be_written_is_shown_nevertheless(run_of, says, tmp_path):
+    folder = run_of(OWN["failed"])
+    make_own(tmp_path)
+    read = reconcile.read_run_on_disk(folder)
+    folder.events_file("controller").mkdir()
+    says(sacct=line("OUT_OF_MEMORY"), squeue="")
+    assert seen(tmp_path, folder, read).verdict.state == "oom"
+
+
+@pytest.mark.parametrize(("own", "state"), [("waits", "cancelled"), ("runs", "unknown")])
+def test_a_waiting_task_that_slurm_has_removed_from_its_array_is_cancelled(run_of, says, tmp_path, own, state):
+    folder = run_of(OWN[own], job="12_5")
+    others = f"12_4|{TOKEN}|RUNNING|1795283038|1795283081|work1|None\n"
+    says(sacct=others, squeue=others)
+    assert seen(tmp_path, folder).verdict.state == state
+    says(sacct="", squeue="")
+    assert seen(tmp_path, folder).verdict.state == "unknown"
+    says(sacct=NO_DATABASE, squeue=others)  # the task may have ended before it wrote anything
     assert seen(tmp_path, folder).verdict.state == "unknown"
 
 

@@ -320,3 +320,18 @@ def test_the_pause_between_rejected_submissions_grows(tmp_path, queue, monkeypat
             tried.append(now[0])
     assert [later - earlier for earlier, later in itertools.pairwise(tried)] == [10, 20, 40, 80, 160, 320, 600, 600, 600, 600]
     assert not list(submission.submissions_folder(study.workspace).iterdir())
+
+
+@pytest.mark.parametrize("words", [[], ["--only", "held"]])
+def test_a_retry_releases_runs_whose_jobs_slurm_holds_after_a_failed_start(tmp_path, queue, words):
+    queue.rule(ends=0, reason="launch failed requeued held")
+    study = Study(tmp_path, 2)
+    assert study.jobs("submit", "--wait") == 1  # the command does not wait for runs that only a person can release
+    before = [folder.run_json.read_bytes() for folder in study.workspace.all_runs()]
+    assert study.jobs("retry", *words) == 0
+    assert ["release", "1_0,1_1"] in queue.calls("scontrol")
+    assert [folder.run_json.read_bytes() for folder in study.workspace.all_runs()] == before
+    assert study.times_sent() == {(1, 0)}
+    queue.rule(ends=0, reason="JobHeldUser")
+    assert study.jobs("retry", *words) == 0
+    assert sum(words[0] == "release" for words in queue.calls("scontrol")) == 1

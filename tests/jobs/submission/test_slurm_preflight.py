@@ -4,6 +4,7 @@ import pytest
 from support_queue import Queue, Study
 
 from jobs.schedulers import slurm
+from jobs.slurm import partitions
 from jobs.submission import preflight
 from shardlab.cluster import sbatch_request
 
@@ -106,6 +107,46 @@ def test_a_pack_is_asked_with_its_whole_time(study, queue, capsys):
     assert study.jobs("submit", "--dry-run") == 0
     assert study.jobs("submit", "--pack") == 2
     assert "by: slurm.time." in capsys.readouterr().err
+
+
+SMALL = "PartitionName=batch AllowQos=ALL Default=YES MaxNodes=1 MaxTime=00:30:00 MinNodes=0"
+
+
+def test_a_request_above_a_limit_of_its_partition_is_named(study, queue, capsys):
+    """Slurm would accept the job and never start it."""
+    queue.rule(partitions=[SMALL])
+    assert study.jobs("submit") == 2
+    said = capsys.readouterr().err
+    why = "the time limit 63 min is above MaxTime=00:30:00 of the partition batch"
+    assert said.count("Slurm would never start 2 run(s) (ddp-gpt2-tiny-g4-b4-") == 2
+    assert said.count(f"{why}. Decided in the cluster file by: slurm.time.") == 2
+    assert untouched(study)
+    assert queue.calls("sbatch") == []
+    assert sum(words[-1] == "partition" for words in queue.calls("scontrol")) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--time=31"], "the time limit 31 min is above MaxTime=00:30:00 of the partition batch"),
+        (["--time=5", "--time=31"], "the time limit 31 min is above"),
+        (["--partition=batch", "--time=1-0"], "the time limit 1440 min is above"),
+        (["--partition=batch,short", "--time=31"], "the time limit 31 min is above"),
+        (["--nodes=2", "--time=30"], "the node count 2 is above MaxNodes=1 of the partition batch"),
+        (["--nodes=1", "--time=30"], ""),
+        (["--nodes=1-2", "--time=00:30:00"], ""),
+        (["--partition=batch,long", "--time=31"], ""),
+        (["--partition=elsewhere", "--time=31"], ""),
+        (["--qos=extended", "--time=31"], ""),  # a QOS may have limits of its own
+    ],
+)
+def test_the_limits_of_a_partition_are_compared_with_a_request(queue, options, words):
+    others = ("PartitionName=long MaxNodes=UNLIMITED MaxTime=UNLIMITED", "PartitionName=short MaxNodes=1 MaxTime=00:10:00", "?")
+    queue.rule(partitions=[SMALL, *others])
+    why = partitions.find_exceeded_limit(partitions.read_partitions(20, None), options)
+    assert (words in why, bool(why)) == (True, bool(words)), why
+    queue.rule(away=True)
+    assert partitions.find_exceeded_limit(partitions.read_partitions(20, None), options) == ""
 
 
 def test_a_retry_is_checked_with_test_only(study, queue, capsys):

@@ -24,6 +24,7 @@ from shardlab.hardware import host
 from shardlab.runs.record import SCHEMA, Event, LineWriter, Sample
 from shardlab.runs.run import Run, World
 from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import ENDED_IN_SLURM
 from shardlab.workspace.workspace import Workspace
 
 
@@ -77,6 +78,20 @@ def test_a_restarted_job_may_claim_its_run_once_per_restart_and_no_other_job_may
     assert not claim.is_taken_over(folder)
     in_job(monkeypatch, "7", 0)
     assert claim.is_taken_over(folder)
+
+
+def test_a_run_that_slurm_told_to_end_while_it_saved_may_start_again(folder, monkeypatch):
+    """Neither the record of a rank that obeyed a signal nor a state that a command learnt from Slurm stops a restart."""
+    write_run(folder)
+    in_job(monkeypatch, "7", 0)
+    assert claim.claim_run(folder) == "first"
+    folder.write_event("attempt", "started")
+    folder.write_event("rank-00000", "timeout", why="signal SIGTERM: saved after step 7", signal="SIGTERM")
+    folder.write_event("attempt", "exited", code=143, reason="told", why="SIGTERM")
+    folder.write_event("controller", ENDED_IN_SLURM, state="cancelled", why="cancelled in Slurm", records=2)
+    assert folder.judge().state == "cancelled"
+    in_job(monkeypatch, "7", 1)
+    assert claim.claim_run(folder) == "again"
 
 
 def test_a_claim_without_an_owner_may_be_taken_only_by_a_restarted_job(folder, monkeypatch):
@@ -135,14 +150,21 @@ def test_a_run_that_started_with_other_packages_fails_with_the_reason(folder):
     assert "packages changed since the run was submitted" in folder.judge().why
 
 
-@pytest.mark.parametrize(("kills", "state"), [((4, 5), "oom"), ((4, 4), "failed")])
-def test_a_run_during_which_the_kernel_killed_for_memory_is_out_of_memory(folder, kills, state):
+@pytest.mark.parametrize(
+    ("kills", "of_job", "state", "words"),
+    [
+        ((4, 5), True, "oom", "out of host memory: the kernel's OOM killer"),
+        ((4, 5), False, "failed", "exit code 137 (SIGKILL); perhaps out of memory: the kernel ended a process on "),
+        ((4, 4), False, "failed", "exit code 137 (SIGKILL)"),
+    ],
+)
+def test_a_run_is_out_of_memory_only_if_its_own_job_counts_a_kill(folder, kills, of_job, state, words):
     # A test cannot change the kernel's counter of out-of-memory kills, so the test replaces the function that reads it.
-    counter = f"kills = iter({kills}); node_processes.oom_kills = lambda: next(kills)"
+    counter = f"kills = iter({kills}); node_processes.count_oom_kills = lambda: (next(kills), {of_job})"
     assert supervised(folder, "sh", "-c", "kill -KILL $$", before=counter).returncode == 137
     verdict = folder.judge()
-    assert verdict.state == state
-    assert ("out of host memory: the kernel's OOM killer" in verdict.why) == (state == "oom")
+    assert (verdict.state, words in verdict.why) == (state, True), verdict
+    assert ("perhaps" in verdict.why) == (kills == (4, 5) and not of_job)
 
 
 @pytest.fixture
@@ -330,11 +352,18 @@ ENDS = {  # name -> (command, changes of run.json, exit code of the supervisor, 
     "lost node": (["sh", "-c", "{lose}; exit 9"], {}, 9, "node_fail", "gpu7 is gone"),
     "preempted": (["sh", "-c", "exit 9"], {"scheduler": "slurm"}, 9, "preempted", "in favour of another job"),
     "failed in Slurm": (["sh", "-c", "touch {path}/done; exit 9"], {"scheduler": "slurm"}, 9, "failed", "exit code 9"),
+    "ranks told by Slurm": (["sh", "-c", "{tell}; exit 1"], {"scheduler": "slurm"}, 1, "failed", "Slurm told the run to end"),
+    "ranks told, without Slurm": (["sh", "-c", "{tell}; exit 1"], {}, 1, "timeout", "gpu7 is gone"),
+    "allocation ended": (["sh", "-c", "exit 1"], {"scheduler": "allocation"}, 1, "failed", "Slurm told the run to end"),
     "claimed before": (["true"], {"claimed": True}, 75, "pending", ""),
 }
-WRITTEN = {"cancel": "cancel_requested", "lose": step.LOST}  # word of a command -> the event that it writes
+WRITTEN = {"cancel": "cancel_requested", "lose": step.LOST, "tell": "timeout"}  # word of a command -> the event that it writes
 # What stands in for `scontrol`: the controller is up, and it preempts the job of a run that has written no file `done`.
-CONTROLLER = "#!/bin/sh\necho 'Slurmctld(primary) at head is UP'\ntest -e {0}/done || echo PreemptTime=2026-11-22T00:00:01\n"
+CONTROLLER = """\
+#!/bin/sh
+echo 'Slurmctld(primary) at head is UP'
+test -e {0}/done || echo JobState=CANCELLED PreemptTime=2026-11-22T00:00:01
+"""
 
 
 @pytest.fixture
@@ -352,7 +381,7 @@ def test_the_exit_code_and_the_state_of_a_run_follow_from_its_end(folder, tmp_pa
     (tmp_path / "bin/scontrol").write_text(CONTROLLER.format(folder.path))
     (tmp_path / "bin/scontrol").chmod(0o755)
     for event in WRITTEN.values():
-        data = {"node": "gpu7", "why": "gpu7 is gone"}
+        data = {"node": "gpu7", "why": "gpu7 is gone", "signal": "SIGTERM"}
         told = Event(schema=SCHEMA, event=event, writer="w", wall_s=4e9, host="h", data=data)  # after the start of the run
         (tmp_path / event).write_bytes(msgspec.json.encode(told) + b"\n")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")

@@ -4,7 +4,7 @@
 import pytest
 
 from shardlab.runs.record import Event
-from shardlab.runs.state import STATES, judge
+from shardlab.runs.state import ENDED_IN_SLURM, STATES, judge
 
 
 def events(*told: tuple[str, dict[str, object]]) -> list[Event]:
@@ -14,7 +14,13 @@ def events(*told: tuple[str, dict[str, object]]) -> list[Event]:
 
 
 EXITED_1 = (("exited", {"code": 1}),)
+SAVED = ("timeout", {"why": "saved", "signal": "SIGTERM"})
 RUN = (("rendered", {}), ("submitted", {}), ("started", {}))
+
+
+def learnt(state: str, records: int) -> tuple[str, dict[str, object]]:
+    """The event of a state that was learnt from Slurm when the run had recorded this many starts and ends."""
+    return ENDED_IN_SLURM, {"state": state, "why": "Slurm says so", "records": records}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +41,15 @@ RUN = (("rendered", {}), ("submitted", {}), ("started", {}))
         ((*RUN, ("failed", {"why": "boom"}), ("exited", {"code": 1})), (False, 0, 5), "failed", "boom"),
         ((*RUN, ("oom", {}), ("failed", {"why": "peer left"}), ("exited", {"code": 1})), (False, 0, 5), "oom", "memory"),
         ((*RUN, ("exited", {"code": 143, "reason": "timeout", "why": "10 s"})), (False, 0, 5), "timeout", "10 s"),
+        ((*RUN, SAVED, ("exited", {"code": 1, "reason": "told", "why": "SIGTERM"})), (False, 3, 5), "failed", "SIGTERM"),
+        ((*RUN, SAVED, ("exited", {"code": 1, "reason": "timeout", "why": "10 s"})), (False, 3, 5), "timeout", "10 s"),
+        ((*RUN, ("exited", {"code": 168})), (False, 0, 5), "failed", "exit code 168"),
+        ((*RUN, ("exited", {"code": 139})), (False, 0, 5), "failed", "exit code 139 (SIGSEGV)"),
+        ((*RUN, (ENDED_IN_SLURM, {"state": ["oom"], "records": 1})), (False, 0, 5), "running", ""),
+        ((*RUN, learnt("oom", 1)), (False, 0, 5), "oom", "Slurm"),
+        ((*RUN, learnt("oom", 1), *EXITED_1), (False, 0, 5), "failed", "exit code 1"),
+        ((*RUN, learnt("completed", 1)), (True, 5, 5), "running", ""),
+        ((*RUN, learnt("no such state", 1)), (False, 0, 5), "running", ""),
         ((*RUN, ("exited", {"code": 0, "reason": "cancelled"})), (True, 5, 5), "cancelled", ""),
         ((*RUN, ("exited", {"code": None, "reason": "node_fail"})), (False, 0, 5), "node_fail", ""),
         ((*RUN, ("exited", {"code": 0, "reason": "completed"})), (False, 0, 5), "failed", "no result.json"),

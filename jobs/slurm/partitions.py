@@ -1,0 +1,60 @@
+"""The limits of Slurm's partitions. By default (EnforcePartLimits=NO), Slurm accepts a job above a limit of its partition, and
+never starts it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from jobs.slurm.commands import call_slurm
+
+_WORD = re.compile(r"(\w+)=(\S*)")
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?\Z")
+
+
+def read_partitions(limit_s: float, cluster: str | None) -> list[dict[str, str]]:
+    """The partitions, each as the words that Slurm prints about it, such as MaxTime; empty if Slurm does not answer. limit_s,
+    cluster: as in `call_slurm`."""
+    answer = call_slurm(["scontrol", "--oneliner", "show", "partition"], cluster=cluster, limit_s=limit_s)
+    partitions = [dict(_WORD.findall(line)) for line in answer.stdout.splitlines() if answer.code == 0]
+    return [partition for partition in partitions if "PartitionName" in partition]
+
+
+def find_exceeded_limit(partitions: Sequence[dict[str, str]], options: Sequence[str]) -> str:
+    """A clause about the limit of its partition that a job exceeds; '' if a partition that the job may use allows it.
+
+    options: the sbatch options of the job; the last of equal options counts. A job with a QOS is not checked, because the QOS
+    may have limits of its own instead.
+    """
+    values = dict(option.removeprefix("--").partition("=")[::2] for option in options)
+    names = set(values["partition"].split(",")) if "partition" in values else None
+    usable = [
+        partition
+        for partition in partitions
+        if (partition["PartitionName"] in names if names is not None else partition.get("Default") == "YES")
+    ]
+    if "qos" in values or not usable:
+        return ""
+    clauses = [_describe_excess(partition, values) for partition in usable]
+    return clauses[0] if all(clauses) else ""
+
+
+def _describe_excess(partition: dict[str, str], values: dict[str, str]) -> str:
+    name, nodes = partition["PartitionName"], values.get("nodes", "")
+    requested_s, longest_s = _parse_time_s(values.get("time", "")), _parse_time_s(partition.get("MaxTime", ""))
+    if requested_s is not None and longest_s is not None and requested_s > longest_s:
+        return f"the time limit {requested_s // 60} min is above MaxTime={partition['MaxTime']} of the partition {name}"
+    most_nodes = partition.get("MaxNodes", "")
+    if nodes.isdigit() and most_nodes.isdigit() and int(nodes) > int(most_nodes):
+        return f"the node count {nodes} is above MaxNodes={most_nodes} of the partition {name}"
+    return ""
+
+
+def _parse_time_s(text: str) -> int | None:
+    """A time of Slurm, such as 30 (minutes), 01:00:00 or 1-12, in seconds; None for UNLIMITED and other words."""
+    if (match := _TIME.match(text)) is None:
+        return None
+    first, second, third = (int(match[name] or 0) for name in ("first", "second", "third"))
+    if match["days"] is not None:
+        return int(match["days"]) * 86400 + first * 3600 + second * 60 + third
+    return first * 3600 + second * 60 + third if match["third"] is not None else first * 60 + second
