@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Unpack
 
-from provision.node import RunOptions
 from provision.nodes.local_node import LocalNode
 from provision.nodes.ssh_node import SshNode
 from shardlab.cluster.address import Address
@@ -25,14 +22,6 @@ command -v sbatch > /dev/null 2>&1 || {{
 
 class LoginNode(SshNode, eq=False):
     """The login node of a Slurm site, if it is another machine. Commands that need root are refused."""
-
-    variables: dict[str, str] = {}
-    """Environment variables of each command on the login node."""
-
-    def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> CommandOutput:
-        """Run a command on the login node, as `Node.run` describes. Raises Unreachable."""
-        options["env"] = self.variables | dict(options.get("env") or {})
-        return super().run(argv, **options)
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file on the login node as the user, completely or not at all. owner: is ignored. Raises Unreachable."""

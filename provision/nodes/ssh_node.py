@@ -39,6 +39,8 @@ class SshNode(msgspec.Struct, eq=False):
     """The address on the network of the ranks; None: `host`."""
     why_no_root: str = "cluster.yaml says ssh.sudo: false"
     """The reason if `may_sudo` is false, as a clause."""
+    variables: dict[str, str] = {}
+    """Environment variables of each command on the machine."""
 
     @property
     def address(self) -> str:
@@ -50,6 +52,7 @@ class SshNode(msgspec.Struct, eq=False):
         root, is_secret = options.get("root", False), options.pop("secret", False)
         if root and not self.may_sudo:
             return self._refuse_root()
+        options["env"] = self.variables | dict(options.get("env") or {})
         with self._name_unreachable():
             answer = self.remote.run(argv, **options)  # type: ignore[misc]  # `secret` was taken out above
         self._log(("sudo " if root else "") + shlex.join(argv), CommandOutput(answer.code, "", "") if is_secret else answer)
