@@ -44,11 +44,11 @@ def read_constraints(requirements: tuple[str, ...] = ()) -> bytes:
 
 
 @functools.cache
-def required_packages(extras: tuple[str, ...] = EXTRAS, further: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """The requirements of shardlab with these extras, and `further` packages of the cluster file, which pip installs. The
-    commands of shardlab need no extra, because only ranks need torch."""
+def required_packages(extras: tuple[str, ...] = EXTRAS, own_packages: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The requirements of shardlab with these extras, and `own_packages`, the packages of the cluster file, which pip installs.
+    The commands of shardlab need no extra, because only ranks need torch."""
     applicable = {package for package in map(Requirement, metadata.requires("shardlab") or ()) if _is_needed(package, extras)}
-    return tuple(sorted({f"{package.name}{package.specifier}" for package in applicable} | set(further)))
+    return tuple(sorted({f"{package.name}{package.specifier}" for package in applicable} | set(own_packages)))
 
 
 def _is_needed(requirement: Requirement, extras: tuple[str, ...]) -> bool:
@@ -56,10 +56,10 @@ def _is_needed(requirement: Requirement, extras: tuple[str, ...]) -> bool:
 
 
 @functools.cache
-def packages_digest(extras: tuple[str, ...] = EXTRAS, further: tuple[str, ...] = ()) -> str:
+def packages_digest(extras: tuple[str, ...] = EXTRAS, own_packages: tuple[str, ...] = ()) -> str:
     """A digest of the required packages and their versions, 12 hexadecimal digits. The path of an environment contains it.
     Arguments: as for `required_packages`."""
-    words = [read_constraints(further), *map(str.encode, required_packages(extras, further))]
+    words = [read_constraints(own_packages), *map(str.encode, required_packages(extras, own_packages))]
     return hashlib.sha256(b"\n".join(words)).hexdigest()[:12]
 
 

@@ -24,10 +24,10 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     installed = target.facts[ENVIRONMENT]
     owner = target.facts[SYSTEM].user
     changes: list[Change] = []
-    further = tuple(site.cluster.environment.packages)
-    digest = software.packages_digest(further=further)
+    own_packages = tuple(site.cluster.environment.packages)
+    digest = software.packages_digest(own_packages=own_packages)
     if installed.packages != digest:
-        changes += _install_packages(folder, owner, node, further)
+        changes += _install_packages(folder, owner, node, own_packages)
     source = software.source_digest()
     if changes or installed.source != source:
         archive = f"{folder}/source-{source}.tar"
@@ -45,9 +45,9 @@ def _file_owner(node: Node, owner: str) -> str:
     return f"{owner}:" if node.may_sudo else ""
 
 
-def _install_packages(folder: PurePosixPath, owner: str, node: Node, further: tuple[str, ...]) -> list[Change]:
+def _install_packages(folder: PurePosixPath, owner: str, node: Node, own_packages: tuple[str, ...]) -> list[Change]:
     """The changes that make the environment with its packages. The last command writes a file that marks it as complete.
-    further: packages of the cluster file.
+    own_packages: packages of the cluster file.
 
     The environment is made in its final folder, because a Python environment cannot be moved.
     """
@@ -56,14 +56,18 @@ def _install_packages(folder: PurePosixPath, owner: str, node: Node, further: tu
     as_user, make_folder = (f"runuser -u {owner} -- ", f"install -d -o {owner}") if node.may_sudo else ("", "install -d")
     make_venv = f"rm -rf {folder}; {make_folder} {folder}; {as_user}{node.venv_python} -m venv {folder}"
     index_options = f"--no-index --find-links {wheelhouse}" if wheelhouse else ""
-    words = " ".join(f"'{word}'" for word in software.required_packages(further=further))
+    words = " ".join(f"'{word}'" for word in software.required_packages(own_packages=own_packages))
     pip = f"{as_user}{folder}/bin/python -m pip --disable-pip-version-check -q install"
     pip += f" {index_options} -c {constraints} {words}"
-    mark_complete = f"printf '%s\\n' {software.packages_digest(further=further)} > {folder}/packages.made"
+    mark_complete = f"printf '%s\\n' {software.packages_digest(own_packages=own_packages)} > {folder}/packages.made"
     return [
         shell_change(f"make a Python environment at {folder}", make_venv, timeout_s=300, root=node.may_sudo),
         Write(
-            "send the tested package versions", constraints, software.read_constraints(further), 0o644, _file_owner(node, owner)
+            "send the tested package versions",
+            constraints,
+            software.read_constraints(own_packages),
+            0o644,
+            _file_owner(node, owner),
         ),
         shell_change(
             "install the packages" + (f" from {wheelhouse}" if wheelhouse else ""),

@@ -63,7 +63,7 @@ def _find_environment_space(site: Site, target: Target) -> tuple[FreeSpace | Non
         environment_target
         for environment_site, environment_target in site.environments_of(target)
         if environment_target.facts[ENVIRONMENT].packages
-        != software.packages_digest(further=tuple(environment_site.cluster.environment.packages))
+        != software.packages_digest(own_packages=tuple(environment_site.cluster.environment.packages))
     ]
     if not missing:
         return None, []

@@ -54,9 +54,8 @@ def make_node(
     folder_suffix = "" if venv_python == "python3" else f"-{PurePosixPath(venv_python).parent.parent.name}"
     if cluster.environment in cluster.environments.values():  # two environments may differ only in their wheels
         folder_suffix += f"-{cluster.environment.digest()}"
-    python = (
-        f"{folder}/python-{software.packages_digest(further=tuple(cluster.environment.packages))}{folder_suffix}/bin/python"
-    )
+    digest = software.packages_digest(own_packages=tuple(cluster.environment.packages))
+    python = f"{folder}/python-{digest}{folder_suffix}/bin/python"
     remote = Remote(address, may_sudo=ssh.sudo)
     login = (entry.name, host, entry.port, address.user, identity)
     return SshNode(*login, python, remote, log, wheelhouse, ssh.sudo, venv_python, entry.address)

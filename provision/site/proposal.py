@@ -174,9 +174,9 @@ def propose_requests(proposal: Proposal) -> dict[RequestKeys, list[str]]:
     gpu = choose_gpus(node_type)
     gpus = Gpus(gpu.count, gpu.type) if gpu is not None else None
     per_node, cpus = (gpu.count, gpu.count * cpus_per_rank(node_type)) if gpu is not None else (0, 1)
-    ways: list[GpuRequest | None] = [None] if gpus is None else [*REQUESTS]
+    gpu_requests: list[GpuRequest | None] = [None] if gpus is None else [*REQUESTS, "none"]
     options_by_keys: dict[RequestKeys, list[str]] = {}
-    for keys in [RequestKeys(way, omit) for omit in OMISSIONS for way in ([*ways, "none"] if gpus is not None else ways)]:
+    for keys in [RequestKeys(gpu_request, omit) for omit in OMISSIONS for gpu_request in gpu_requests]:
         slurm = Slurm(
             partition=partition.name,
             account=proposal.account,

@@ -66,16 +66,16 @@ def _use_own_values(slurm: Slurm, *, tests_nodes: bool) -> Slurm:
 
     tests_nodes: whether the job tests the nodes of runs, which are in the partition of runs.
     """
-    own = slurm.provision
-    if own is None or (tests_nodes and own.partition is not None):
+    its_keys = slurm.provision
+    if its_keys is None or (tests_nodes and its_keys.partition is not None):
         return slurm
-    extra = slurm.extra if own.extra is None else own.extra
-    account, qos = own.account or slurm.account, own.qos or (slurm.qos if own.partition is None else None)
+    extra = slurm.extra if its_keys.extra is None else its_keys.extra
+    account, qos = its_keys.account or slurm.account, its_keys.qos or (slurm.qos if its_keys.partition is None else None)
     if tests_nodes:
         return msgspec.structs.replace(slurm, account=account, qos=qos)
-    if own.partition is None:
-        own_time = own.time or slurm.max_time
-        constraint = own.constraint or slurm.constraint
+    if its_keys.partition is None:
+        own_time = its_keys.time or slurm.max_time
+        constraint = its_keys.constraint or slurm.constraint
         return msgspec.structs.replace(slurm, account=account, qos=qos, constraint=constraint, max_time=own_time, extra=extra)
-    values = {"account": account, "qos": qos, "constraint": own.constraint, "max_time": own.time, "extra": extra}
-    return msgspec.structs.replace(slurm, partition=own.partition, exclude=[], mem=None, **values)
+    values = {"account": account, "qos": qos, "constraint": its_keys.constraint, "max_time": its_keys.time, "extra": extra}
+    return msgspec.structs.replace(slurm, partition=its_keys.partition, exclude=[], mem=None, **values)

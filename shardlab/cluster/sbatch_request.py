@@ -65,8 +65,8 @@ def change_options(slurm: Slurm, options: Sequence[str]) -> list[str]:
     omitted = {*slurm.omit, *(["no-requeue"] if "requeue" in slurm.omit else [])}
     if any(name in slurm.extra for name in _MEMORY_OPTIONS):
         omitted.add("mem")
-    kept = [option for option in options if option.partition("=")[0] not in omitted]
-    return kept + [name if value is None else f"{name}={_quote(str(value))}" for name, value in slurm.extra.items()]
+    sent_options = [option for option in options if option.partition("=")[0] not in omitted]
+    return sent_options + [name if value is None else f"{name}={_quote(str(value))}" for name, value in slurm.extra.items()]
 
 
 def _quote(value: str) -> str:

@@ -83,7 +83,7 @@ def test_an_anonymous_archive_does_not_depend_on_the_login(workspace, tmp_path, 
         assert not [member for member in zipped.namelist() if str(tmp_path).encode() in zipped.read(member)]
 
 
-def test_the_name_of_slurms_cluster_is_replaced_whether_a_file_or_the_environment_chose_it(tmp_path):
+def test_an_anonymous_archive_replaces_the_name_of_slurms_cluster(tmp_path):
     (tmp_path / "c.yaml").write_text("schema: 1\nname: c\nprovider: slurm\nslurm: {cluster: cm4}\nstorage: {shared: /s}\n")
     assert ("site", "cm4") in anonymous._list_cluster_names(cluster.load_cluster(tmp_path / "c.yaml"))
     folder = SimpleNamespace(hosts=lambda: ["gpu1"], read_run=lambda: SimpleNamespace(slurm_cluster="cm4"))

@@ -63,7 +63,7 @@ def workspace(tmp_path):
     return Workspace(tmp_path)
 
 
-def test_the_script_of_a_run_starts_the_interpreter_and_the_container_of_its_environment(workspace):
+def test_the_script_of_a_run_starts_the_python_of_its_environment(workspace):
     context = context_of(workspace)
     scripts = {}
     for name in (None, "other", "image"):
@@ -119,7 +119,7 @@ def test_an_interpreter_that_does_not_start_is_named_with_its_reason(workspace, 
         ),
     ],
 )
-def test_an_environment_that_provision_has_not_made_as_the_file_says_is_refused_and_planned_with_a_note(text, words, workspace):
+def test_an_environment_that_is_not_made_as_the_file_says_is_refused(text, words, workspace):
     made = context_of(workspace)
     (workspace.path / "cluster.yaml").write_text(text)
     site = cluster.load_cluster(workspace.path / "cluster.yaml")

@@ -65,7 +65,7 @@ def clusters_of(queue, name):
 
 
 @pytest.mark.parametrize("way", ["key", "environment"])
-def test_runs_are_sent_to_seen_on_and_cancelled_on_their_cluster_also_if_the_choice_changes(study, queue, monkeypatch, way):
+def test_runs_stay_with_their_cluster_also_if_the_choice_changes(study, queue, monkeypatch, way):
     choose(study, monkeypatch, way)
     assert study.jobs("submit") == 0
     assert clusters_of(queue, "sbatch") == ["cm4"]

@@ -65,7 +65,7 @@ def test_an_address_that_other_nodes_cannot_reach_is_no_rendezvous(other, tmp_pa
         choose_rendezvous(2)
 
 
-def test_an_address_of_a_network_card_is_a_rendezvous_although_docker_uses_the_same_elsewhere(monkeypatch):
+def test_a_network_card_may_have_the_address_that_docker_uses_elsewhere(monkeypatch):
     card = SimpleNamespace(address="172.17.0.1")
     monkeypatch.setattr(rendezvous_module.psutil, "net_if_addrs", lambda: {"eno1": [card]})
     addresses_of_first_node(monkeypatch, "172.17.0.1")

@@ -94,7 +94,7 @@ def test_a_lacking_existing_slurm_is_reported_with_advice_for_its_administrator(
         slurm.plan_nodes(one, one.targets[0])
 
 
-def test_names_of_nodes_may_be_those_of_an_existing_slurm_but_not_of_one_that_is_installed():
+def test_an_existing_slurm_may_have_node_names_that_an_installed_one_may_not():
     one = with_slurm(THERE)
     one.targets[1].node.name = "GPUC960"
     assert find_existing_slurm(one) == THERE

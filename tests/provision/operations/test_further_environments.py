@@ -64,8 +64,8 @@ def machines(folder: Path, text: str = NODES, **installed: InstalledEnvironment)
     return site
 
 
-def complete(further: tuple[str, ...] = ()) -> InstalledEnvironment:
-    return InstalledEnvironment(software.packages_digest(further=further), software.source_digest(), "3.11.2")
+def complete(own_packages: tuple[str, ...] = ()) -> InstalledEnvironment:
+    return InstalledEnvironment(software.packages_digest(own_packages=own_packages), software.source_digest(), "3.11.2")
 
 
 def test_the_environments_of_a_node_have_folders_and_packages_of_their_own(tmp_path):
@@ -120,7 +120,7 @@ def test_the_inventory_has_the_environments_that_exist_on_all_nodes(tmp_path):
     site = machines(tmp_path, default=complete(), more=complete(further))
     more = site.targets[0].environments["more"].node.python
     entry = ProvisionedEnvironment(
-        more, site.cluster.environments["more"].digest(), "3.11.2", software.packages_digest(further=further),
+        more, site.cluster.environments["more"].digest(), "3.11.2", software.packages_digest(own_packages=further),
         software.source_digest(),
     )  # fmt: skip
     assert inventory._list_environments(site) == {"more": entry}

@@ -7,6 +7,7 @@ import re
 import subprocess
 
 import pytest
+from support_e2e import HANG_S
 from support_long import LONG
 
 from provision import cli
@@ -311,7 +312,7 @@ def test_provision_addresses_the_cluster_of_the_file(tmp_path, monkeypatch, with
     (node,) = slurm.nodes(described_site, Workspace(tmp_path))
     assert node.variables == {"SLURM_CLUSTERS": "cm4"}
     if not with_login:
-        answer = node.run(["sh", "-c", f"{requests.WITHOUT_VARIABLES} echo $SLURM_CLUSTERS"], timeout_s=60)
+        answer = node.run(["sh", "-c", f"{requests.WITHOUT_VARIABLES} echo $SLURM_CLUSTERS"], timeout_s=HANG_S)
         assert answer.stdout == "cm4\n"
     assert requests.sbatch_options(described_site, nodes=1, minutes=1)[0] == "--clusters=cm4"
 
