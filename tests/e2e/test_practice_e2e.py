@@ -341,7 +341,8 @@ def test_a_skewed_clock_or_a_sudo_with_a_password_stops_only_its_node(practice):
     assert one["work2", "packages"]["state"] == "not reached"
     assert one["head", "slurm-controller"]["state"] == one["work1", "packages"]["state"] == "nothing to do"
     failed = {(check["node"], check["says"]) for check in said["checks"] if check["passed"] is False}
-    assert failed == {("work1", "clock failed"), ("work2", "space failed")}
+    places = (("work1", "clock"), ("work2", "space"))
+    assert failed == {(node, f"{name} failed: {one[node, name]['says'][-1]}") for node, name in places}
     assert outcome.passed is False
     assert re.match(r"\+[45]\.\d+ s from this machine's clock", outcome.says)
     assert practice.provision("plan")["changes"] == 0
