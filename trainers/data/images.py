@@ -84,9 +84,7 @@ def resize_images(images: np.ndarray, size: int) -> np.ndarray:
 @functools.cache
 def _compute_resize_weights(source_pixels: int, target_pixels: int) -> np.ndarray:
     """The weights for resizing one dimension from `source_pixels` to `target_pixels` pixels, (target_pixels,
-    source_pixels). Each row is a
-    triangle around
-    the centre of a target pixel, with the sum 1."""
+    source_pixels). Each row is a triangle around the centre of a target pixel, with the sum 1."""
     scale = source_pixels / target_pixels
     centres = (np.arange(target_pixels) + 0.5) * scale
     distance = np.abs(np.arange(source_pixels) + 0.5 - centres[:, None]) / max(scale, 1.0)
