@@ -30,7 +30,7 @@ _SOCKETS = re.compile(rb"NCCL INFO NET/Socket : Using ([^\n;]{1,2000})")
 _SOCKET = re.compile(rb"\[\d{1,3}\]([A-Za-z0-9_.@-]{1,15}):")
 # A line of the plug-in aws-ofi-nccl, such as: NET/OFI Selected Provider is cxi (found 4 nics)
 _PROVIDER = re.compile(rb"NCCL INFO NET/OFI Selected [Pp]rovider is ([a-z0-9_]{1,24})")
-_OFI = {"NET/AWS Libfabric", "NET/Libfabric"}  # the names of this plug-in in lines about connections
+_OFI = ("NET/AWS Libfabric", "NET/Libfabric")  # the names of this plug-in in lines about connections
 # Providers of libfabric: those of EFA, Slingshot, InfiniBand and Omni-Path use RDMA, the others use TCP.
 _RDMA_PROVIDERS, _TCP_PROVIDERS = {"efa", "cxi", "verbs", "psm2", "psm3", "opx"}, {"tcp", "sockets", "udp"}
 
@@ -61,7 +61,7 @@ class NcclTransports(msgspec.Struct, omit_defaults=True):
         plugins = {name for name in self.channels if name.startswith("NET/")} - {"NET/Socket"}
         if not plugins:
             return False if self.channels else None
-        if not plugins <= _OFI or not self.providers:
+        if not plugins.issubset(_OFI) or not self.providers:
             return None
         if _RDMA_PROVIDERS.issuperset(self.providers):
             return True

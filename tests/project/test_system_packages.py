@@ -28,6 +28,8 @@ PACKAGES = {  # of each command that is looked for
     "zsh": "zsh",
     "fish": "fish",
     "tcsh": "tcsh",
+    "ksh": "ksh",
+    "sshd": "openssh-server",
     "g++": "g++",
 }
 

@@ -46,8 +46,8 @@ def logins(cluster: Cluster, workspace: Workspace) -> str:
     lines = []
     for node in find_provider(cluster.provider).nodes(cluster, workspace):
         remote = getattr(node, "remote", None)
-        words = remote.address if remote is not None else getattr(node, "_command", None)  # ssh of a login node
-        lines.append(f"{node.name} {node.host} port={node.port} between={node.address} {words} wheels={node.wheelhouse}")
+        login = remote.address if remote is not None else None
+        lines.append(f"{node.name} {node.host} port={node.port} between={node.address} {login} wheels={node.wheelhouse}")
     return "\n".join(lines)
 
 

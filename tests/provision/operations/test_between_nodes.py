@@ -14,6 +14,7 @@ from provision.facts.addresses import ADDRESSES
 from provision.facts.files import FILES, NodeFile
 from provision.facts.services import SERVICES, Service
 from provision.facts.slurm_here import SLURM_HERE, SlurmHere
+from provision.facts.torch import TORCH, Torch
 from provision.operation import Site, Target
 from provision.operations import munge
 from provision.practice import base
@@ -48,7 +49,12 @@ def site(*nodes, roles=("worker", "worker"), **of_nodes):
     for node, role in zip(nodes, roles, strict=True):
         target = Target(node, Facts(node), NodeEntry(name=node.name, roles=[role]))
         addresses = {"eth0": [node.host], "eth1": ["10.0.0.9"]}
-        target.facts.answers = {ADDRESSES.name: addresses, SLURM_HERE.name: SlurmHere(), **of_nodes}
+        target.facts.answers = {
+            ADDRESSES.name: addresses,
+            SLURM_HERE.name: SlurmHere(),
+            TORCH.name: Torch("2.13.0"),
+            **of_nodes,
+        }
         targets.append(target)
     return Site(Cluster(schema=1, name="bench", provider="ssh", slurm=Slurm()), None, targets)
 

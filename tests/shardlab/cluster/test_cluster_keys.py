@@ -104,7 +104,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "ssh.host_keys": [
         Case("accept-new", MACHINES, "logins", "host_keys='accept-new'"),
-        Case("accept-new", SITE, "logins", "StrictHostKeyChecking=accept-new"),
+        Case("accept-new", SITE, "logins", "host_keys='accept-new'"),
     ],
     "ssh.between_nodes": [Case(True, MACHINES, "changes", "openssh-client")],
     "ssh.sudo": [Case(False, MACHINES, "states", "administrator", SHARED)],
