@@ -37,8 +37,8 @@ class Timeline(msgspec.Struct, frozen=True):
     end: dict[str, int]
     """After the step."""
     t_ms: list[float]
-    """The times of the points of the curves in ms, at most MOST_POINTS. If there were more changes, each point stands for several
-    consecutive changes and has the values of the change with the largest sum."""
+    """The times of the points of the curves in ms, at most MOST_POINTS. If there were more changes, each point stands for
+    several consecutive changes and has the values of the change with the largest sum."""
     phase: list[str]
     """The phase at each point."""
     points: dict[str, list[int]]
@@ -83,8 +83,8 @@ def compute_timeline(changes: Sequence[tuple[float, str, int, int]], find_catego
 
 
 def _thin_rows(rows: Sequence[tuple[float, str, list[int]]]) -> list[tuple[float, str, list[int]]]:
-    """Reduce rows to at most MOST_POINTS: the first row, the last row, and, of each group of consecutive rows between them, the row
-    with the largest sum."""
+    """Reduce rows to at most MOST_POINTS: the first row, the last row, and, of each group of consecutive rows between them, the
+    row with the largest sum."""
     inner_rows = rows[1:-1]
     group_size = -(-len(inner_rows) // (MOST_POINTS - 2)) or 1
     groups = [inner_rows[first : first + group_size] for first in range(0, len(inner_rows), group_size)]
