@@ -16,11 +16,8 @@ from shardlab.errors import InputError
 IMAGE_DATA_SETS = ("cifar10", "mnist", "imagenet", "synthetic")
 TOKEN_DATA_SETS = ("stdlib-text", "synthetic", "tokens")
 SPLITS = ("train", "validation")
-FOLDER_BY_DATA_SET = {
-    "cifar10": "cifar-10-batches-bin",
-    "mnist": "mnist",
-    "imagenet": "imagenet",
-}  # data set -> folder in the data path
+# The folder of each data set in the data path.
+FOLDER_BY_DATA_SET = {"cifar10": "cifar-10-batches-bin", "mnist": "mnist", "imagenet": "imagenet"}
 
 
 class DataSource(msgspec.Struct, frozen=True):
