@@ -122,9 +122,7 @@ def plan_matrix(
         cells = searches.cells
     finally:
         plugins.close()
-    selected_cells = [cell for cell in cells if where is None or is_true_for_cell(parse_condition(where), cell)]
-    if not selected_cells:
-        raise InputError(f"--where {where!r} selects none of the {len(cells)} cells.")
+    selected_cells = _select_cells(cells, where)
     misfits = find_misfits(requested, cells, machine, selected_cells)
     source = render.make_render_context(
         stored_name, cluster, workspace, wait_gpus_s=wait_gpus_s, in_allocation=in_allocation, track=track, plugins=plugins
@@ -150,6 +148,14 @@ def plan_matrix(
         advice=[*suggest_options(requested, cells, selected_cells, machine, where, plugins), ADAPT_HINT] if misfits else [],
         predicted=predictions,
     )
+
+
+def _select_cells(cells: list[Cell], where: str | None) -> list[Cell]:
+    """The cells for which the expression of --where is true; all if it is None. Raises InputError if there is none."""
+    selected_cells = [cell for cell in cells if where is None or is_true_for_cell(parse_condition(where), cell)]
+    if not selected_cells:
+        raise InputError(f"--where {where!r} selects none of the {len(cells)} cells.")
+    return selected_cells
 
 
 def find_own_plugins(workspace: Workspace, requested_matrix: Matrix, cluster: Cluster = THIS_MACHINE) -> OwnPlugins:

@@ -21,7 +21,7 @@ from jobs.plugins.own_plugins import OwnPlugins
 from jobs.rendering import frozen_source, run_environment, scripts
 from jobs.rendering import sbatch_options as request
 from jobs.rendering.preview import Preview
-from jobs.rendering.run_environment import RunEnvironment
+from jobs.rendering.run_environment import PythonEnvironment
 from jobs.scheduler import scheduler
 from jobs.status.reconcile import find_blocking_status
 from shardlab import __version__
@@ -104,9 +104,9 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
         """The search of which a run of this cell is a try; None if the cell belongs to no search."""
         return self.searches.get(batch_search.search_family_hash(cell)) if self.searches else None
 
-    def read_environment(self, name: str | None) -> RunEnvironment:
+    def read_environment(self, name: str | None) -> PythonEnvironment:
         """The Python environment of a cell, as it is now. name: as in the cell. Raises InputError if it cannot be used."""
-        default = RunEnvironment(self.packages, self.versions)
+        default = PythonEnvironment(self.packages, self.versions)
         if name is None or self.workspace is None or self.preview is not None:
             return default
         if name not in self._environments:
@@ -116,7 +116,7 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
         return self._environments[name]
 
     @cached_property
-    def _environments(self) -> dict[str, RunEnvironment]:
+    def _environments(self) -> dict[str, PythonEnvironment]:
         """The environments that were read, by name: each is read only once, because its interpreter has to start."""
         return {}
 

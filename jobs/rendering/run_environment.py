@@ -23,7 +23,7 @@ print(json.dumps({"packages": source_digest.digest_installed_packages(), "versio
 """
 
 
-class RunEnvironment(msgspec.Struct, frozen=True):
+class PythonEnvironment(msgspec.Struct, frozen=True):
     """A Python environment, as runs record it."""
 
     packages: str | None
@@ -34,15 +34,15 @@ class RunEnvironment(msgspec.Struct, frozen=True):
     """The path of the interpreter; None: the default environment, in which this process runs."""
 
 
-def read_environment(workspace: Workspace, cluster: Cluster, name: str) -> RunEnvironment:
+def read_environment(workspace: Workspace, cluster: Cluster, name: str) -> PythonEnvironment:
     """The environment with this name under `environments` of the cluster file. Raises InputError if `provision` has not made it
     as the cluster file says, or if its interpreter does not start."""
     python = inventory.find_environment(workspace, cluster, name).python
     if not os.access(python, os.X_OK):
-        return RunEnvironment(None, {}, python)
+        return PythonEnvironment(None, {}, python)
     try:
         answer = subprocess.run([python, "-P", "-c", PROGRAM], capture_output=True, timeout=ANSWER_S, check=True)
-        return msgspec.structs.replace(msgspec.json.decode(answer.stdout, type=RunEnvironment), python=python)
+        return msgspec.structs.replace(msgspec.json.decode(answer.stdout, type=PythonEnvironment), python=python)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
         output = getattr(error, "stderr", None) or str(error).encode()
         why = output.decode("utf-8", "replace").strip().splitlines()[-1]

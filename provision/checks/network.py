@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from provision.check import Check, Outcome, absent_nodes_note, map_targets
-from provision.checks.all_reduce import FORMULA, add_measurement, explain_failure, first_gpu_name, read_report
+from provision.checks.all_reduce import FORMULA, AllReduceReport, add_measurement, explain_failure, first_gpu_name, read_report
 from provision.checks.transport import judge_transport, read_transports
 from provision.cloudlab import experiment_interfaces
 from provision.fact import Unanswered
@@ -86,7 +86,6 @@ def judge_network(
         return Outcome(
             False, f"{report.wrong} wrong sums between nodes", "do not train here: check the network cards and memory"
         )
-    rate = bus_bandwidth(report.ranks, report.bytes, report.time_s)
     transports = read_transports(answers)
     intended_bytes = min(counts.get(nic, 0) for nic, counts in zip(nics, sent_by_nic, strict=True))
     strays = [
@@ -117,6 +116,15 @@ def judge_network(
         return Outcome(
             False, text, "which interface has the nodes' addresses (ip addr), and does /etc/hosts list these addresses?"
         )
+    return _describe_success(report, nic_names, absent_note, transports, links)
+
+
+def _describe_success(
+    report: AllReduceReport, nic_names: str, absent_note: str, transports: NcclTransports, links: Sequence[Sequence[RdmaLink]]
+) -> Outcome:
+    """The passed Outcome of an all-reduce, with what was measured and which transport NCCL took. Arguments: as in
+    `judge_network`."""
+    rate = bus_bandwidth(report.ranks, report.bytes, report.time_s)
     figures = {name: value for name, value in msgspec.to_builtins(report).items() if name != "times"}
     measured_values = {**figures, "bus_bandwidth_gb_per_s": rate / 1e9, "formula": FORMULA}
     bandwidth = f"bus bandwidth {rate / 1e9 * 8:.2f} Gbit/s ({FORMULA}){absent_note}"

@@ -100,14 +100,14 @@ def _ask_fact(facts: Facts, fact: Fact[Any]) -> None:
         return  # `facts` has stored the error in place of an answer
 
 
-class Request(Protocol):
+class TestedRequest(Protocol):
     """The keys of a request."""
 
     @property
     def is_fallback(self) -> bool: ...
 
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=TestedRequest)
 
 
 def find_rejections(node: Node, options_by_request: Mapping[R, list[str]]) -> dict[R, str | None]:
