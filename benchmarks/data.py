@@ -46,7 +46,7 @@ def main() -> None:
         folder = Path(name)
         bytes_an_image = write_images(folder / "imagenet", given.images, given.width, given.height)
         print(f"{given.images} JPEGs of {given.width} x {given.height}, {bytes_an_image / 1e3:.0f} kB each")
-        print(f"all threads: {imagenet.decoding_threads()}")
+        print(f"all threads: {imagenet.count_decoding_threads()}")
         compare(folder, given.images, given.batch, given.rounds)
         write_others(folder)
         others(folder, given.batch, given.rounds)
@@ -60,7 +60,7 @@ def compare(folder: Path, images: int, batch: int, rounds: int) -> None:
     agree(ours.read, plain)
     print(f"{'':30}{'ours':>10}{'plain':>10}{'ratio':>8}  middle 80 % of the rounds")
     clocks = [("1 thread", 1, time.perf_counter), ("1 thread, CPU time", 1, time.process_time)]
-    for label, threads, clock in [*clocks, ("all threads", imagenet.decoding_threads(), time.perf_counter)]:
+    for label, threads, clock in [*clocks, ("all threads", imagenet.count_decoding_threads(), time.perf_counter)]:
         with ThreadPoolExecutor(threads) as pool:
             ours._pool = pool
             rates = alternate([ours.read, plain], images, batch, rounds, clock)
@@ -73,7 +73,7 @@ def compare(folder: Path, images: int, batch: int, rounds: int) -> None:
 
 def plain_reader(paths: list[Path]) -> Read:
     """A reader that works like a usual training script: it reads one image after the other in the only thread of the worker."""
-    vision_library.load()
+    vision_library.import_torchvision()
     from torchvision import transforms
 
     steps = [transforms.Resize(256), transforms.CenterCrop(SIZE), transforms.ToTensor()]
@@ -151,12 +151,12 @@ def write_images(folder: Path, images: int, width: int, height: int) -> float:
 def write_others(folder: Path) -> None:
     """Write the files of CIFAR-10 and a token file, with random content."""
     generator = np.random.default_rng(0)
-    (folder / data_sets.FOLDERS["cifar10"]).mkdir()
+    (folder / data_sets.FOLDER_BY_DATA_SET["cifar10"]).mkdir()
     for name in (*cifar10.FILES["train"], *cifar10.FILES["validation"]):
         records = generator.integers(0, 256, (1000, cifar10.RECORD_BYTES), dtype=np.uint8)
         records[:, 0] %= cifar10.CLASSES
-        (folder / data_sets.FOLDERS["cifar10"] / name).write_bytes(records.tobytes())
-    tokens.write(folder / "some.tokens", [generator.integers(0, 50_257, 4 * 2**20)], 50_257)
+        (folder / data_sets.FOLDER_BY_DATA_SET["cifar10"] / name).write_bytes(records.tobytes())
+    tokens.write_token_file(folder / "some.tokens", [generator.integers(0, 50_257, 4 * 2**20)], 50_257)
 
 
 if __name__ == "__main__":

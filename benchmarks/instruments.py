@@ -88,10 +88,10 @@ def measure(one: Cell, run_dir: RunDir, ranks: Ranks, data: Path) -> tuple[float
     median of the steps that are not observed, or None if no step is observed; the seconds that the instruments take between
     steps).
     """
-    task = menu.workload(one.workload).build(one, data)
+    task = menu.find_workload(one.workload).build(one, data)
     order = DataOrder(task.source.items, one.global_batch_size, one.seed)
     torch.manual_seed(one.seed)
-    engine = menu.strategy(one.strategy).build(one, task, ranks)
+    engine = menu.find_strategy(one.strategy).build(one, task, ranks)
     watch = RunInstruments(
         selection.create_instruments(one, task, engine, run_dir, ranks, ranks, order, may_wait=True), ranks.device
     )

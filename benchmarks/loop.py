@@ -53,10 +53,10 @@ def main() -> None:
 def measure(one: Cell, rounds: int, folder: Path) -> tuple[list[float], list[float]]:
     """The milliseconds per step of our loop and of the bare loop in each round. The two loops take turns in being first."""
     ranks = Ranks(Rank())
-    task = menu.workload(one.workload).build(one, folder)
+    task = menu.find_workload(one.workload).build(one, folder)
     order = DataOrder(task.source.items, one.global_batch_size, one.seed)
     torch.manual_seed(one.seed)
-    engine = menu.strategy(one.strategy).build(one, task, ranks)
+    engine = menu.find_strategy(one.strategy).build(one, task, ranks)
     torch.manual_seed(one.seed)
     model = task.model().to(ranks.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -72,7 +72,7 @@ def measure(one: Cell, rounds: int, folder: Path) -> tuple[list[float], list[flo
     def without(_: int) -> float:
         started = time.perf_counter()
         for step in range(one.steps or 0):
-            batch = task.fetch(order.batch(TIMED, step), ranks.device)
+            batch = task.fetch(order.list_batch_items(TIMED, step), ranks.device)
             logits = model(input_ids=batch.inputs).logits
             cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).backward()
             optimizer.step()

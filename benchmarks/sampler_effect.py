@@ -69,10 +69,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         variables = sampler.stub(folder, given.gpus)
-        task = menu.workload(one.workload).build(one, folder)
+        task = menu.find_workload(one.workload).build(one, folder)
         order = DataOrder(task.source.items, one.global_batch_size, one.seed)
         torch.manual_seed(one.seed)
-        engine = menu.strategy(one.strategy).build(one, task, ranks)
+        engine = menu.find_strategy(one.strategy).build(one, task, ranks)
 
         def step_ms(path: Path) -> float:
             with LineWriter(path) as lines:

@@ -13,7 +13,7 @@ from trainers import menu
 def cell(workload: str, n_embd: int, **keys: Any) -> Cell:
     """A cell with the strategy `single`. n_embd: the width of gpt2-tiny, ignored for other workloads. keys: the values of
     further keys of the cell."""
-    options = {option.name: option.default for option in menu.workload(workload).options}
+    options = {option.name: option.default for option in menu.find_workload(workload).options}
     if workload == "gpt2-tiny":
         options["n_embd"] = n_embd
     plain = Cell(

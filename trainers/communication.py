@@ -64,18 +64,18 @@ def count_collectives() -> Iterator[list[Call]]:
 def _identify_collective(operator: Any, args: Any) -> Call | None:
     """The collective that an operator starts, or None if it is not a collective."""
     namespace, _, name = operator._schema.name.partition("::")
-    if namespace == "c10d" and name in _C10D:
-        collective, argument_index = _C10D[name]
-        return Call(collective, _tensor_bytes(args[argument_index]), _group_size(args))
-    if namespace == "_c10d_functional" and name in _FUNCTIONAL:
-        collective, grows_with_ranks = _FUNCTIONAL[name]
-        ranks = _named_group_size(args)
-        return Call(collective, _tensor_bytes(args[0]) * (ranks if grows_with_ranks else 1), ranks)
+    if namespace == "c10d" and name in _C10D_COLLECTIVES:
+        collective, argument_index = _C10D_COLLECTIVES[name]
+        return Call(collective, _count_payload_bytes(args[argument_index]), _find_group_size(args))
+    if namespace == "_c10d_functional" and name in _FUNCTIONAL_COLLECTIVES:
+        collective, grows_with_ranks = _FUNCTIONAL_COLLECTIVES[name]
+        rank_count = _find_group_size_by_name(args)
+        return Call(collective, _count_payload_bytes(args[0]) * (rank_count if grows_with_ranks else 1), rank_count)
     return None
 
 
 # c10d operator -> (collective, index of the argument whose size is the S bytes of `FACTORS`)
-_C10D = {
+_C10D_COLLECTIVES = {
     "allreduce_": ("all_reduce", 0),
     "allreduce_coalesced_": ("all_reduce", 0),
     "allgather_": ("all_gather", 0),
@@ -91,7 +91,7 @@ _C10D = {
 }
 # functional operator -> (collective; whether the S bytes of `FACTORS` are the size of the input times the number of ranks. If
 # not, the S bytes are the size of the input)
-_FUNCTIONAL = {
+_FUNCTIONAL_COLLECTIVES = {
     "all_reduce": ("all_reduce", False),
     "all_reduce_": ("all_reduce", False),
     "all_reduce_coalesced": ("all_reduce", False),
@@ -104,18 +104,18 @@ _FUNCTIONAL = {
 }
 
 
-def _tensor_bytes(value: Any) -> int:
+def _count_payload_bytes(value: Any) -> int:
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
-    return sum(map(_tensor_bytes, value)) if isinstance(value, list | tuple) else 0
+    return sum(map(_count_payload_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
-def _group_size(args: Iterable[Any]) -> int:
+def _find_group_size(args: Iterable[Any]) -> int:
     boxed_group = next(value for value in args if isinstance(value, torch.ScriptObject))
     return int(ProcessGroup.unbox(boxed_group).size())
 
 
-def _named_group_size(args: Iterable[Any]) -> int:
+def _find_group_size_by_name(args: Iterable[Any]) -> int:
     # The last string is the name of the group; an earlier string is the name of the reduction, such as `sum`.
     group_name = [value for value in args if isinstance(value, str)][-1]
     return int(_resolve_process_group(group_name).size())  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 # Number of logits that are cast at a time: 128 MiB in fp32, and as much for their log-softmax. On an H100, smaller chunks cost
 # time for the launches of kernels, and larger chunks are hardly faster (docs/gpus.md).
-CHUNK = 2**25
+CHUNK_LOGITS = 2**25
 # In fp16, the gradient is kept multiplied by this factor, because small probabilities would be rounded to 0. The largest
 # element is then 2^15; fp16 ends at 65504.
 FP16_FACTOR = 2.0**15
@@ -32,27 +32,29 @@ class _CrossEntropy(torch.autograd.Function):
         ctx: Any,
         logits: torch.Tensor,
         targets: torch.Tensor,
-        classes: int | None,
+        class_count: int | None,
         group: dist.ProcessGroup | None,
         with_gradient: bool,
     ) -> torch.Tensor:
         log_likelihood = torch.empty(len(logits), 1, dtype=torch.float32, device=logits.device)  # of the targets, as logarithms
         gradient = None
         if with_gradient:
-            gradient = torch.empty_like(logits) if classes is None else torch.zeros_like(logits)
+            gradient = torch.empty_like(logits) if class_count is None else torch.zeros_like(logits)
         ctx.factor = FP16_FACTOR if logits.dtype == torch.float16 else 1.0
-        first, width = _find_classes(logits, classes, group)
-        for rows in _row_slices(logits):
-            target = targets[rows, None] - first
-            is_here = torch.ones_like(target, dtype=torch.bool) if group is None else (target >= 0) & (target < width)
+        first_class, own_class_count = _locate_classes(logits, class_count, group)
+        for row_slice in _list_row_slices(logits):
+            target = targets[row_slice, None] - first_class
+            is_here = torch.ones_like(target, dtype=torch.bool) if group is None else (target >= 0) & (target < own_class_count)
             target = target.where(is_here, 0)
-            log_probabilities = _log_softmax(_take_classes(logits[rows], width).float(), group)
-            log_likelihood[rows] = log_probabilities.gather(1, target).where(is_here, 0.0)
+            log_probabilities = _log_softmax(_take_class_columns(logits[row_slice], own_class_count).float(), group)
+            log_likelihood[row_slice] = log_probabilities.gather(1, target).where(is_here, 0.0)
             if gradient is not None:
                 # softmax - onehot. Backward divides by the number of rows: in fp16, small quotients would be rounded to 0.
                 log_probabilities.exp_().scatter_add_(1, target, -is_here.float())
-                log_probabilities = log_probabilities[:, :width]
-                gradient[rows, :width] = log_probabilities if ctx.factor == 1 else log_probabilities.mul_(ctx.factor)
+                log_probabilities = log_probabilities[:, :own_class_count]
+                gradient[row_slice, :own_class_count] = (
+                    log_probabilities if ctx.factor == 1 else log_probabilities.mul_(ctx.factor)
+                )
             del log_probabilities  # before the next chunk is cast
         if group is not None:
             dist.all_reduce(log_likelihood, group=group)
@@ -76,21 +78,21 @@ def _multiply_in_place(tensor: torch.Tensor, factor: torch.Tensor) -> None:
     above 65504. A factor with dimensions is not rounded: both are cast to fp32. A CPU makes a copy in fp32 for this, of one
     chunk at a time.
     """
-    for rows in _row_slices(tensor):
-        tensor[rows].mul_(factor.reshape(1, 1))
+    for row_slice in _list_row_slices(tensor):
+        tensor[row_slice].mul_(factor.reshape(1, 1))
 
 
-def _find_classes(logits: torch.Tensor, classes: int | None, group: dist.ProcessGroup | None) -> tuple[int, int]:
+def _locate_classes(logits: torch.Tensor, class_count: int | None, group: dist.ProcessGroup | None) -> tuple[int, int]:
     """(the first class of which this rank has logits (..., n), the number of its classes); its other columns are padding.
-    classes, group: as in `cross_entropy`."""
+    class_count, group: as in `cross_entropy`."""
     columns = logits.shape[-1]
-    first = 0 if group is None else group.rank() * columns
-    return first, columns if classes is None else max(0, min(columns, classes - first))
+    first_class = 0 if group is None else group.rank() * columns
+    return first_class, columns if class_count is None else max(0, min(columns, class_count - first_class))
 
 
-def _take_classes(logits: torch.Tensor, width: int) -> torch.Tensor:
+def _take_class_columns(logits: torch.Tensor, class_count: int) -> torch.Tensor:
     """The first columns (..., width) of logits. Of a rank that has only padding: one column, of probability 0."""
-    return logits[..., :width] if width else torch.full_like(logits[..., :1], -torch.inf)
+    return logits[..., :class_count] if class_count else torch.full_like(logits[..., :1], -torch.inf)
 
 
 def _log_softmax(logits: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
@@ -106,7 +108,7 @@ def _log_softmax(logits: torch.Tensor, group: dist.ProcessGroup | None) -> torch
 
 
 def cross_entropy(
-    logits: torch.Tensor, targets: torch.Tensor, classes: int | None = None, group: dist.ProcessGroup | None = None
+    logits: torch.Tensor, targets: torch.Tensor, class_count: int | None = None, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
     """The mean cross-entropy over rows, 0-dim in fp32.
 
@@ -114,30 +116,32 @@ def cross_entropy(
     Both are computed in fp32. The gradient is rounded to the dtype of the logits before and after the division by rows. The
     loss has no second derivative.
 
-    logits: (rows, n), of any floating dtype. targets: (rows,) in int64. classes: number of real classes; the columns after them
+    logits: (rows, n), of any floating dtype. targets: (rows,) in int64. class_count: number of real classes; the columns
+    after them
     are padding and are ignored; None: all columns are classes. group: the ranks over which the columns are divided in equal
     slices, in order; the loss is then a collective, and each rank gets the gradient of its own logits. None: not divided.
     """
     with_gradient = torch.is_grad_enabled() and logits.requires_grad
-    loss: torch.Tensor = _CrossEntropy.apply(logits, targets, classes, group, with_gradient)  # type: ignore[no-untyped-call]
+    loss: torch.Tensor = _CrossEntropy.apply(logits, targets, class_count, group, with_gradient)  # type: ignore[no-untyped-call]
     return loss
 
 
 def count_correct(
-    logits: torch.Tensor, targets: torch.Tensor, classes: int | None = None, group: dist.ProcessGroup | None = None
+    logits: torch.Tensor, targets: torch.Tensor, class_count: int | None = None, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """The number of targets (...) that are the class with the largest of the logits (..., n); 0-dim, int64. classes, group: as
+    """The number of targets (...) that are the class with the largest of the logits (..., n); 0-dim, int64. class_count,
+    group: as
     in `cross_entropy`."""
-    first, width = _find_classes(logits, classes, group)
-    largest, winners = _take_classes(logits, width).max(-1)
+    first_class, own_class_count = _locate_classes(logits, class_count, group)
+    largest, winners = _take_class_columns(logits, own_class_count).max(-1)
     if group is not None:
         largest_of_all = largest.clone()
         dist.all_reduce(largest_of_all, dist.ReduceOp.MAX, group=group)
-        winners = (winners + first).where(largest == largest_of_all, torch.iinfo(torch.int64).max)
+        winners = (winners + first_class).where(largest == largest_of_all, torch.iinfo(torch.int64).max)
         dist.all_reduce(winners, dist.ReduceOp.MIN, group=group)
     return (winners == targets).sum()
 
 
-def _row_slices(logits: torch.Tensor) -> Iterator[slice]:
-    size = max(1, CHUNK // logits.shape[1])
-    return (slice(begin, begin + size) for begin in range(0, len(logits), size))
+def _list_row_slices(logits: torch.Tensor) -> Iterator[slice]:
+    row_count = max(1, CHUNK_LOGITS // logits.shape[1])
+    return (slice(begin, begin + row_count) for begin in range(0, len(logits), row_count))

@@ -42,14 +42,14 @@ def set_tf32(precision: str, device: torch.device) -> None:
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
-def tf32_in_effect(device: torch.device) -> bool | str:
+def read_tf32_setting(device: torch.device) -> bool | str:
     """Whether fp32 matrix products may run in TF32, read from torch's current settings."""
     if device.type != "cuda":
         return "no effect on a CPU"
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+def make_autocast_context(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """The context of a forward pass: torch's autocast for the precisions that use autocast, else an empty context."""
     if precision not in AUTOCAST:
         return nullcontext()

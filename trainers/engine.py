@@ -94,14 +94,14 @@ class Proven(Trained):
 
     def gradient_norm(self) -> float:
         """The L2 norm of the whole model's gradient. Called between `forward_backward` and `update`."""
-        return float(model_options.gradient_norm(self.model.parameters()))
+        return float(model_options.compute_gradient_norm(self.model.parameters()))
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         """The whole model's parameters by their names in `Task.model`, in fp32 on the CPU. A tied parameter is there only once.
 
         Rank 0 returns all parameters; other ranks may return an empty dict.
         """
-        return model_options.whole_parameters(self.model)
+        return model_options.gather_whole_parameters(self.model)
 
     def start_loss_scale(self, scale: float) -> None:
         """From the next step on, scale losses by `scale`, a power of two. Does nothing unless the precision is fp16."""
@@ -167,7 +167,10 @@ class Saved(ABC):
         A collective, called between steps. To load a checkpoint, write into the memory of the parts; then `finish_loading`.
         """
         named_parameters = [(model_options.plain_name(name), parameter) for name, parameter in self.model.named_parameters()]
-        return {**state_parts.parameter_parts(named_parameters, self.optimizer), **state_parts.buffer_parts(self.model)}
+        return {
+            **state_parts.make_parameter_parts(named_parameters, self.optimizer),
+            **state_parts.make_buffer_parts(self.model),
+        }
 
     def numbers(self) -> dict[str, float]:
         """Further state for a checkpoint, such as the loss scale: numbers by name, equal on all ranks."""

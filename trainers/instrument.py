@@ -68,7 +68,7 @@ class TrainTime:
         """Subtract the time that an instrument took between steps."""
         self._left_out_s += seconds
 
-    def seconds(self) -> float:
+    def read_seconds(self) -> float:
         """The time of all steps so far, in seconds."""
         return self.before_s + time.perf_counter() - self._started - self._left_out_s
 
@@ -81,10 +81,11 @@ class RunInstruments:
         instruments: Sequence[Instrument],
         device: torch.device,
         train_time: TrainTime | None = None,
-        note: Callable[[InstrumentAct], None] | None = None,
+        report: Callable[[InstrumentAct], None] | None = None,
     ) -> None:
-        """note: a function that is called each time an instrument has done something between steps; it may record this act."""
-        self._instruments, self._device, self._note = instruments, device, note
+        """report: a function that is called each time an instrument has done something between steps; it may record this
+        act."""
+        self._instruments, self._device, self._report = instruments, device, report
         self.train_time = train_time or TrainTime()
         self.cost_s = {instrument.name: 0.0 for instrument in instruments}
         self._ending_instruments: list[Instrument] = []
@@ -126,8 +127,11 @@ class RunInstruments:
         rank between steps, and `watched`, the steps that the instrument slowed down, if there are any."""
         results = {}
         for instrument in self._instruments:
-            watched = self._watched_steps[instrument.name]
-            costs = {"cost_s": round(self.cost_s[instrument.name], 6), **({"watched_steps": watched} if watched else {})}
+            watched_steps = self._watched_steps[instrument.name]
+            costs = {
+                "cost_s": round(self.cost_s[instrument.name], 6),
+                **({"watched_steps": watched_steps} if watched_steps else {}),
+            }
             results[instrument.name] = {**costs, **instrument.collect_results()}
         return results
 
@@ -142,8 +146,8 @@ class RunInstruments:
         self.train_time.exclude(took_s)
 
     def _report_act(self, instrument: Instrument, when: Literal["before", "after"], step: int, took_s: float) -> None:
-        if self._note is not None:
-            self._note(InstrumentAct(instrument.name, when, step, round(took_s, 6)))
+        if self._report is not None:
+            self._report(InstrumentAct(instrument.name, when, step, round(took_s, 6)))
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

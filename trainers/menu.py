@@ -27,12 +27,12 @@ _own_workloads: dict[tuple[str, str], Workload] = {}  # workloads of workspaces,
 _own_strategies: dict[tuple[str, str], Strategy] = {}  # strategies of workspaces, by (name, digest of the code)
 
 
-def strategies() -> dict[str, Strategy]:
+def load_strategies() -> dict[str, Strategy]:
     """Every strategy of the menu by name, in the order of the files in trainers/strategies."""
     return {variant.name: variant for module in registry.load_plugins("trainers.strategies") for variant in module.VARIANTS}
 
 
-def workloads() -> dict[str, Workload]:
+def load_workloads() -> dict[str, Workload]:
     """Every workload of the menu by name, in the order of the files in trainers/workloads."""
     return {variant.name: variant for module in registry.load_plugins("trainers.workloads") for variant in module.VARIANTS}
 
@@ -40,40 +40,40 @@ def workloads() -> dict[str, Workload]:
 def refuse(cell: Cell) -> str | None:
     """Why a resolved cell cannot be trained, as a sentence; None if it can be trained. `jobs` makes the same check when it
     reads a matrix."""
-    cell_strategy, cell_workload = strategy_of(cell), workload_of(cell)
+    cell_strategy, cell_workload = find_strategy_of_cell(cell), find_workload_of_cell(cell)
     for option in (*cell_strategy.options, *cell_workload.options):
         if (why := option.refuse(cell.options.get(option.name, option.default))) is not None:
             return f"{option.name}: {why}"
     return cell_strategy.refuse_precision(cell.precision) or cell_workload.refuse(cell) or cell_strategy.refuse(cell)
 
 
-def strategy(name: str) -> Strategy:
+def find_strategy(name: str) -> Strategy:
     """The strategy with this name. Raises UnknownName, which lists the menu."""
-    menu = strategies()
+    menu = load_strategies()
     if name not in menu:
         raise UnknownName("strategy", name, menu)
     return menu[name]
 
 
-def workload(name: str) -> Workload:
+def find_workload(name: str) -> Workload:
     """The workload with this name. Raises UnknownName, which lists the menu."""
-    menu = workloads()
+    menu = load_workloads()
     if name not in menu:
         raise UnknownName("workload", name, menu)
     return menu[name]
 
 
 def add_own_strategy(own_strategy: Strategy) -> None:
-    """Add a strategy of a workspace's own file, so that `strategy_of` finds it."""
+    """Add a strategy of a workspace's own file, so that `find_strategy_of_cell` finds it."""
     assert own_strategy.code is not None
     _own_strategies[own_strategy.name, own_strategy.code] = own_strategy
 
 
-def strategy_of(cell: Cell) -> Strategy:
+def find_strategy_of_cell(cell: Cell) -> Strategy:
     """The strategy of a cell. Raises UnknownName, which lists the menu, or InputError if the workspace's own strategy was not
     added."""
     if cell.strategy_code is None:
-        return strategy(cell.strategy)
+        return find_strategy(cell.strategy)
     own_strategy = _own_strategies.get((cell.strategy, cell.strategy_code))
     if own_strategy is None:
         raise InputError(f"the code {cell.strategy_code} of the strategy {cell.strategy} is not known here.")
@@ -81,7 +81,7 @@ def strategy_of(cell: Cell) -> Strategy:
 
 
 def add_own_workload(description: OwnWorkload, file: Path) -> Workload:
-    """Add a workload of a workspace's own file, so that `workload_of` finds it, and return it.
+    """Add a workload of a workspace's own file, so that `find_workload_of_cell` finds it, and return it.
 
     description: the description of the workload. file: the file that a rank executes, or the configuration that it reads.
     """
@@ -111,11 +111,11 @@ def _refuse_sequence_or_data(cell: Cell, *, longest: int | None) -> str | None:
     return refuse_tokens(cell) if "tokens_file" in cell.options else None
 
 
-def workload_of(cell: Cell) -> Workload:
+def find_workload_of_cell(cell: Cell) -> Workload:
     """The workload of a cell. Raises UnknownName, which lists the menu, or InputError if the workspace's own workload was not
     added."""
     if cell.workload_code is None:
-        return workload(cell.workload)
+        return find_workload(cell.workload)
     own_workload = _own_workloads.get((cell.workload, cell.workload_code))
     if own_workload is None:
         raise InputError(f"the code {cell.workload_code} of the workload {cell.workload} is not known here.")

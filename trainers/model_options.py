@@ -20,7 +20,7 @@ from trainers.model import activation_checkpointing
 if TYPE_CHECKING:
     from trainers.task import Task
 
-ALL = ("activation_checkpointing", "compile", "max_grad_norm")
+ALL_OPTIONS = ("activation_checkpointing", "compile", "max_grad_norm")
 _IN_CHAIN = re.compile(r"_at:([^.]+)")  # the names of blocks in trainers.model.activation_checkpointing.Chain
 _WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
@@ -35,7 +35,7 @@ def checkpoint_and_compile(cell: Cell, task: Task, model: nn.Module) -> nn.Modul
     return model
 
 
-def effective(model: nn.Module) -> dict[str, Any]:
+def count_changed_blocks(model: nn.Module) -> dict[str, Any]:
     """How many blocks of the model are recomputed in backward, and how many are compiled."""
     return {
         "checkpointed_blocks": activation_checkpointing.count_checkpointed(model),
@@ -43,15 +43,15 @@ def effective(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+def compute_gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
     """The L2 norm of all gradients (0-dim), over all shards if they are sharded (DTensor)."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     # torch.nn.utils.get_total_norm is not used, because it rounds each norm and their sum to the gradients' dtype.
-    norm = torch.linalg.vector_norm(torch.stack(_gradient_norms(gradients)))
+    norm = torch.linalg.vector_norm(torch.stack(_compute_gradient_norms(gradients)))
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def _gradient_norms(gradients: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def _compute_gradient_norms(gradients: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The L2 norm of each gradient (0-dim), in fp32."""
     if Version(torch.__version__).release >= (2, 14) and isinstance(gradients[0], DTensor):
         # With DTensors, `_foreach_norm` of torch 2.14 takes its dtype for a dimension (pull request 194033 of PyTorch).
@@ -59,12 +59,12 @@ def _gradient_norms(gradients: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     return torch._foreach_norm(gradients, 2, dtype=torch.float32)
 
 
-def clip(parameters: Iterable[nn.Parameter], max_norm: float, norm: torch.Tensor) -> None:
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, norm: torch.Tensor) -> None:
     """Scale all gradients by the ratio max_norm / norm if this ratio is below 1."""
     clip_grads_with_norm_(list(parameters), max_norm, norm)
 
 
-def free_gathered(model: nn.Module) -> None:
+def free_gathered_parameters(model: nn.Module) -> None:
     """Free the whole parameters that fully_shard (FSDP2) keeps after forward for a backward pass. Called after a forward pass
     that no backward pass follows."""
     for module in model.modules():
@@ -72,7 +72,7 @@ def free_gathered(model: nn.Module) -> None:
             module.reshard()
 
 
-def whole_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
+def gather_whole_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     """A model's parameters in fp32 on the CPU, by names without the prefixes of wrappers. Sharded parameters (DTensor) are
     gathered, so with them this is a collective."""
     weights = {}

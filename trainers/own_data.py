@@ -40,7 +40,7 @@ def token_file(path: str, seq_len: int) -> OwnData:
     """
     if seq_len < 1:
         raise InputError(f"{path}: found the sequence length {seq_len}. Allowed: from 1.")
-    tokens = FileTokens(_absolute_path(path), "train", seq_len, None)
+    tokens = FileTokens(_require_absolute_path(path), "train", seq_len, None)
 
     def batch(items: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         sequences = torch.from_numpy(tokens.read(items.numpy()))
@@ -58,7 +58,7 @@ def image_folder(path: str, size: int) -> OwnData:
     """
     if size < 1:
         raise InputError(f"{path}: found the size {size}. Allowed: from 1.")
-    root = _absolute_path(path)
+    root = _require_absolute_path(path)
     images = ImageFolders(root, "train", size, None, 0)
 
     def batch(items: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,7 +66,7 @@ def image_folder(path: str, size: int) -> OwnData:
         return torch.from_numpy(pixels), torch.from_numpy(labels)
 
     source = msgspec.structs.replace(images.source, name=f"images of {root.name}, {size} x {size}")
-    return OwnData(source, batch, images.classes, 1)
+    return OwnData(source, batch, images.class_count, 1)
 
 
 def tensors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], name: str = "tensors") -> OwnData:
@@ -93,7 +93,7 @@ def tensors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], name: str = "ten
     return OwnData(source, lambda items: (inputs[items], targets[items]), classes, 1)
 
 
-def _absolute_path(path: str) -> Path:
+def _require_absolute_path(path: str) -> Path:
     absolute_path = Path(path).expanduser()
     if not absolute_path.is_absolute():
         raise InputError(

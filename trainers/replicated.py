@@ -51,7 +51,7 @@ class ReplicatedEngine(Engine):
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context of a forward pass: torch's autocast, if the cell's precision uses autocast."""
-        return dtypes.autocast(self.cell.precision, self.device)
+        return dtypes.make_autocast_context(self.cell.precision, self.device)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Run backward and accumulate the gradients. loss: already divided by the number of micro-batches."""
@@ -96,7 +96,7 @@ class ReplicatedEngine(Engine):
         with torch.no_grad(), self.cast_context(), self.autocast():
             outputs = self.task.outputs(self.model, self._cast_inputs(batch))
             loss_and_correct = self.task.criterion(outputs, batch.targets), self.task.correct(outputs, batch.targets)
-        model_options.free_gathered(self.model)
+        model_options.free_gathered_parameters(self.model)
         return loss_and_correct
 
     def update(self) -> None:
@@ -108,14 +108,16 @@ class ReplicatedEngine(Engine):
 
     def clip(self, max_norm: float) -> None:
         """Scale the gradients by max_norm / norm if this ratio is below 1. norm: the L2 norm of all gradients."""
-        model_options.clip(self.model.parameters(), max_norm, model_options.gradient_norm(self.model.parameters()))
+        model_options.clip_gradients(
+            self.model.parameters(), max_norm, model_options.compute_gradient_norm(self.model.parameters())
+        )
 
     def start_loss_scale(self, scale: float) -> None:
         if self.scaler is not None:
             self.scaler.scale = scale
 
     def numbers(self) -> dict[str, float]:
-        return {} if self.scaler is None else self.scaler.numbers()
+        return {} if self.scaler is None else self.scaler.collect_numbers()
 
     def finish_loading(self, numbers: dict[str, float]) -> None:
         if self.scaler is not None:
@@ -129,20 +131,20 @@ class ReplicatedEngine(Engine):
             for value in entry.values()
             if hasattr(value, "dtype") and value.dim() > 0  # not the 0-dim step counters
         }
-        group = self.optimizer.param_groups[0]
+        parameter_group = self.optimizer.param_groups[0]
         return {
             "optimizer": type(self.optimizer).__name__,
-            "weight_decay": group["weight_decay"],
-            "last_lr": group["lr"],
-            "weights_dtype": _dtype_names(weight_dtypes),
-            "optimizer_state_dtype": _dtype_names(state_dtypes),
-            "output_dtype": _dtype_names({self._output_dtype} - {None}),
-            **model_options.effective(self.model),
+            "weight_decay": parameter_group["weight_decay"],
+            "last_lr": parameter_group["lr"],
+            "weights_dtype": _join_dtype_names(weight_dtypes),
+            "optimizer_state_dtype": _join_dtype_names(state_dtypes),
+            "output_dtype": _join_dtype_names({self._output_dtype} - {None}),
+            **model_options.count_changed_blocks(self.model),
             "max_grad_norm": self.cell.max_grad_norm,
-            "tf32": dtypes.tf32_in_effect(self.device),
-            **(self.scaler.effective() if self.scaler is not None else {}),
+            "tf32": dtypes.read_tf32_setting(self.device),
+            **(self.scaler.read_effective_settings() if self.scaler is not None else {}),
         }
 
 
-def _dtype_names(kinds_of_tensors: set[Any]) -> str | None:
+def _join_dtype_names(kinds_of_tensors: set[Any]) -> str | None:
     return ", ".join(sorted(dtypes.dtype_name(dtype) for dtype in kinds_of_tensors)) or None

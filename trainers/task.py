@@ -58,7 +58,7 @@ class Task(ABC):
         run; None if they are not known."""
         return None
 
-    def validation(self) -> Task | None:
+    def open_validation(self) -> Task | None:
         """The same model and loss on the validation split, or None if the data has no validation split."""
         return None
 

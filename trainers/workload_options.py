@@ -22,7 +22,12 @@ def list_image_options(image_size: int, dropout: str | None, smallest: int = 1) 
     """
     rates = "the architecture has no dropout" if dropout is None else f"the architecture's own dropout: {dropout}"
     return (
-        Option("data", "synthetic", "the data set; the model's head has one output per class of it", choices=data_sets.IMAGES),
+        Option(
+            "data",
+            "synthetic",
+            "the data set; the model's head has one output per class of it",
+            choices=data_sets.IMAGE_DATA_SETS,
+        ),
         Option("image_size", image_size, "width and height of an image in pixels", least=smallest),
         Option("dropout", False, rates, choices=(False,) if dropout is None else (False, True)),
         Option(
@@ -35,7 +40,7 @@ def list_image_options(image_size: int, dropout: str | None, smallest: int = 1) 
 def list_token_options(data: str) -> tuple[Option, ...]:
     """The options of a language workload. data: the default data set."""
     return (
-        Option("data", data, "the data set of tokens", choices=data_sets.TOKENS),
+        Option("data", data, "the data set of tokens", choices=data_sets.TOKEN_DATA_SETS),
         Option(
             "tokens_file", None, "with data: tokens, a file that `python -m trainers tokenize` wrote", kind="str", nullable=True
         ),
@@ -55,31 +60,33 @@ def refuse_tokens(cell: Cell) -> str | None:
 class Shape(msgspec.Struct, frozen=True):
     """The shape of a transformer."""
 
-    layers: int
+    layer_count: int
     """Number of blocks."""
     width: int
     """Size of the hidden state."""
-    heads: int
+    head_count: int
     """Number of attention heads, a divisor of the width."""
 
-    def options(self) -> tuple[Option, ...]:
+    def list_options(self) -> tuple[Option, ...]:
         """The options `n_layer`, `n_embd` and `n_head`; their defaults are this shape."""
         return (
-            Option("n_layer", self.layers, "transformer blocks", least=1),
+            Option("n_layer", self.layer_count, "transformer blocks", least=1),
             Option("n_embd", self.width, "width", least=1),
-            Option("n_head", self.heads, "attention heads; a divisor of n_embd", least=1),
+            Option("n_head", self.head_count, "attention heads; a divisor of n_embd", least=1),
         )
 
 
-def shape_of(cell: Cell) -> Shape:
+def read_shape(cell: Cell) -> Shape:
     """The shape of the transformer that a cell asks for with its options."""
-    layers, width, heads = (cast("int", cell.options[name]) for name in ("n_layer", "n_embd", "n_head"))
-    return Shape(layers, width, heads)
+    layer_count, width, head_count = (cast("int", cell.options[name]) for name in ("n_layer", "n_embd", "n_head"))
+    return Shape(layer_count, width, head_count)
 
 
 def refuse_shape(cell: Cell) -> str | None:
     """Why a transformer with the shape that a cell asks for cannot be built, as a sentence, or None if it can."""
-    shape = shape_of(cell)
-    if shape.width % shape.heads:
-        return f"n_head: {shape.heads} does not divide the width of {shape.width} (n_embd). Allowed: a divisor of the width."
+    shape = read_shape(cell)
+    if shape.width % shape.head_count:
+        return (
+            f"n_head: {shape.head_count} does not divide the width of {shape.width} (n_embd). Allowed: a divisor of the width."
+        )
     return None

@@ -21,8 +21,8 @@ from trainers.run import loop
 
 def small(*, workload: str = "gpt2-tiny", strategy: str = "single", options: dict[str, Any] | None = None, **keys: Any) -> Cell:
     """A cell with one rank, with these keys and the default options of its workload and strategy."""
-    of_workload = menu.workload(workload)
-    defaults = {option.name: option.default for option in (*of_workload.options, *menu.strategy(strategy).options)}
+    of_workload = menu.find_workload(workload)
+    defaults = {option.name: option.default for option in (*of_workload.options, *menu.find_strategy(strategy).options)}
     plain = Cell(
         workload=workload, strategy=strategy, gpus=1, dp=1, global_batch_size=8, micro_batch_size=8,
         seq_len=of_workload.seq_len, steps=1, prove="off", optimizer=Optimizer("adamw", 1e-3),
@@ -47,11 +47,11 @@ def train(
     """
     dtypes.set_tf32(cell.precision, ranks.device)
     with tempfile.TemporaryDirectory() as folder:
-        task = menu.workload(cell.workload).build(cell, Path(folder))
+        task = menu.find_workload(cell.workload).build(cell, Path(folder))
         order = DataOrder(task.source.items, cell.global_batch_size, cell.seed)
         torch.manual_seed(cell.seed)
         with weights_on:
-            engine = menu.strategy(cell.strategy).build(cell, task, ranks)
+            engine = menu.find_strategy(cell.strategy).build(cell, task, ranks)
         step, passed = engine.forward_backward, 0
 
         def counted(*args: Any) -> torch.Tensor:

@@ -131,7 +131,7 @@ def _import() -> None:
     from trainers.tasks import vision_library
 
     os.environ["DS_ACCELERATOR"] = "cuda"
-    loads = {"torchvision": vision_library.load}  # first, because transformers uses operators of torchvision
+    loads = {"torchvision": vision_library.import_torchvision}  # first, because transformers uses operators of torchvision
     loads |= {name: partial(importlib.import_module, name) for name in LIBRARIES}
     for name, load in loads.items():
         try:

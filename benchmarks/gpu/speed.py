@@ -19,7 +19,7 @@ from shardlab.hardware import gpu_models, nvml
 from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.runs.record import LineWriter
 from trainers import dtypes, menu
-from trainers.cross_entropy import CHUNK
+from trainers.cross_entropy import CHUNK_LOGITS
 from trainers.cross_entropy import cross_entropy as our_loss
 from trainers.data.order import TIMED, DataOrder
 from trainers.instrument import RunInstruments
@@ -60,11 +60,11 @@ def beside_a_plain_loop(batch: int, steps: int, rounds: int, plain: type[PlainLo
     cell = small(**{**LARGE, "precision": plain.precision, "steps": steps, "warmup_steps": 0, **_batch(batch)})
     dtypes.set_tf32(cell.precision, ranks.device)
     with tempfile.TemporaryDirectory() as folder:
-        task = menu.workload(cell.workload).build(cell, Path(folder))
+        task = menu.find_workload(cell.workload).build(cell, Path(folder))
         order = DataOrder(task.source.items, cell.global_batch_size, cell.seed)
         try:
             with ranks.device:  # the weights are initialized on the GPU
-                engine = menu.strategy("single").build(cell, task, ranks)
+                engine = menu.find_strategy("single").build(cell, task, ranks)
                 beside = plain(task.model())
         except torch.OutOfMemoryError:
             return _out_of_memory()
@@ -78,7 +78,7 @@ def beside_a_plain_loop(batch: int, steps: int, rounds: int, plain: type[PlainLo
             torch.cuda.synchronize()
             began = time.perf_counter()
             for step in range(steps):
-                beside.step(task.fetch(order.batch(TIMED, step), ranks.device))
+                beside.step(task.fetch(order.list_batch_items(TIMED, step), ranks.device))
             torch.cuda.synchronize()
             return time.perf_counter() - began
 
@@ -170,7 +170,7 @@ def loss_beside_torchs(rows: int = 8192, columns: int = 50257, repeats: int = 10
     ratio = statistics.median(one / other for one, other in pairs)
     mine, other = (1000 * statistics.median(column) for column in zip(*pairs, strict=True))
     return {
-        "holds": ratio <= 1.2 and extra <= 3 * 4 * CHUNK,
+        "holds": ratio <= 1.2 and extra <= 3 * 4 * CHUNK_LOGITS,
         "ratio": ratio,
         "loss_ms": mine,
         "torchs_ms": other,
@@ -207,7 +207,7 @@ def _figures(cell: Cell, step_ms: float) -> Finding:
     The MFU is the model's FLOP/s (PaLM, 2022, appendix B) divided by the peak FLOP/s in the data sheet, in percent; None if the
     peak is not known.
     """
-    flops = menu.workload(cell.workload).flops_per_unit * cell.global_batch_size * (cell.seq_len or 1)
+    flops = menu.find_workload(cell.workload).flops_per_unit * cell.global_batch_size * (cell.seq_len or 1)
     name = torch.cuda.get_device_name()
     peak = gpu_models.peak_flops(name, cell.precision)
     mfu = None if peak is None else 100 * flops / (step_ms / 1000) / peak

@@ -54,7 +54,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def facts(self) -> ModelFacts:
         """What the planner knows of the model."""
-        return model_facts.find_model_facts(make_cell(self, menu.strategy("single")))
+        return model_facts.find_model_facts(make_cell(self, menu.find_strategy("single")))
 
 
 class Advice(msgspec.Struct, frozen=True):
@@ -147,7 +147,7 @@ def rule_facts(question: Question) -> dict[str, float | bool | str]:
         smaller = msgspec.structs.replace(
             question, gpus=world_size, nodes=nodes if world_size > 1 else 1, global_batch=world_size
         )
-        cell = make_cell(smaller, menu.strategy(strategy), checkpointing=checkpointing)
+        cell = make_cell(smaller, menu.find_strategy(strategy), checkpointing=checkpointing)
         return predict.predict_run(cell, machine).fits in ("yes", "likely")
 
     return {
@@ -167,7 +167,7 @@ def _list_sized_cells(question: Question) -> Iterator[list[Cell]]:
     """Yields, for every strategy that can train the workload, every choice of its degrees that suits the nodes, each activation
     checkpointing and each `sync`: the cells with the global batch, by micro-batch, the smallest first. If a strategy cannot
     divide the global batch, its only cell has another one."""
-    for strategy in menu.strategies().values():
+    for strategy in menu.load_strategies().values():
         if strategy.refuse_precision(question.precision) is not None or strategy.servers:
             continue
         checkpointings = ("none", "full") if "activation_checkpointing" in strategy.switches else ("none",)
@@ -186,7 +186,7 @@ def _list_sized_cells(question: Question) -> Iterator[list[Cell]]:
 
 def _can_be_compared(cell: Cell) -> bool:
     """Whether a cell can be trained, and does the same work as one process."""
-    return menu.strategy(cell.strategy).other_work(cell) is None and menu.refuse(cell) is None
+    return menu.find_strategy(cell.strategy).other_work(cell) is None and menu.refuse(cell) is None
 
 
 def _possible_degrees(strategy: Strategy, gpus: int, per_node: int) -> Iterator[tuple[int, int]]:
@@ -320,7 +320,7 @@ def _speed_key(advice: Advice) -> tuple[bool, float, float]:
 
 def _preference_key(advice: Advice) -> tuple[int, int]:
     strategy = sharding.find_strategy(advice.cell.strategy)
-    return ENGINES.index(strategy.engine.rpartition(".")[2]), list(menu.strategies()).index(strategy.name)
+    return ENGINES.index(strategy.engine.rpartition(".")[2]), list(menu.load_strategies()).index(strategy.name)
 
 
 def _explain_time(advice: Advice, best: Advice) -> Iterator[str]:

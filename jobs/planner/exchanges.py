@@ -48,7 +48,7 @@ def _describe_part(cell: Cell, facts: ModelFacts) -> ModelPart:
         elements = block_elements + (facts.front + facts.back) / 2
     elif cell.tp > 1:
         elements = block_elements + facts.front + facts.back - facts.tied
-    workload = menu.workload_of(cell)
+    workload = menu.find_workload_of_cell(cell)
     backward = BACKWARD_REDUCTIONS.get(workload.task.rpartition(".")[2])
     reductions = None if workload.counts is None else workload.counts.reductions
     return ModelPart(

@@ -26,7 +26,7 @@ def predict_host_bytes(
     if cell.servers:
         return None
     terms, ranks = memory.memory_terms(), -(-cell.gpus // cell.nnodes)
-    strategy, workload = sharding.find_strategy(cell.strategy), menu.workload_of(cell)
+    strategy, workload = sharding.find_strategy(cell.strategy), menu.find_workload_of_cell(cell)
     engine, parameters = strategy.engine.rpartition(".")[2], model_facts.find_model_facts(cell).parameters
     process = terms["rank_gpu" if on_gpu else "rank_fork" if cell.launcher == "fork" else "rank_process"].range(memory.MIB)
     if engine == "zero" and cell.launcher != "fork":

@@ -26,7 +26,7 @@ from shardlab.registry import Value
 from trainers import menu
 from trainers.model import precision
 from trainers.workload import Workload
-from trainers.workload_options import Shape, shape_of
+from trainers.workload_options import Shape, read_shape
 from trainers.workloads import gpt2, llama, vit
 
 
@@ -131,7 +131,7 @@ def _split_vocabulary(facts: ModelFacts, tp: int) -> ModelFacts:
 
 
 def _compute_model_facts(cell: Cell) -> ModelFacts:
-    workload = menu.workload_of(cell)
+    workload = menu.find_workload_of_cell(cell)
     if workload.file is not None:
         return _described_facts(cell, workload)
     family = workload.task.rpartition(".")[2]
@@ -141,29 +141,29 @@ def _compute_model_facts(cell: Cell) -> ModelFacts:
 
 
 def _gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:
-    shape, tokens = shape_of(cell), cast("int", cell.seq_len)
+    shape, tokens = read_shape(cell), cast("int", cell.seq_len)
     settings, multiple = workload.settings, cast("int", cell.options.get("pad_vocabulary", 1))
     table_rows = -(-settings["vocabulary"] // multiple) * multiple
     positions = max(settings["positions"], tokens)
-    unpadded = gpt2.parameters(shape, settings["vocabulary"], positions)
+    unpadded = gpt2.count_parameters(shape, settings["vocabulary"], positions)
     parameters = unpadded + (table_rows - settings["vocabulary"]) * shape.width
     unfused = 12 * shape.width if cell.options.get("gelu") == "unfused" else 0
     return ModelFacts(
         parameters=parameters,
-        blocks=shape.layers,
+        blocks=shape.layer_count,
         block_parameters=(block := 12 * shape.width**2 + 13 * shape.width),
         largest_block=block,
         front=(table_rows + positions) * shape.width,
         back=table_rows * shape.width + 2 * shape.width,
         tied=table_rows * shape.width,
-        flops_per_item=tokens * gpt2.flops_per_token(parameters, shape, tokens),
+        flops_per_item=tokens * gpt2.count_flops_per_token(parameters, shape, tokens),
         saved=_count_saved_bytes(
             cell, shape, tokens, extra_elements=unfused, logits=tokens * table_rows, head_parameters=table_rows * shape.width
         ),
         kind="transformer",
         how=FORMULA,
         unaligned_flops_per_item=6.0 * table_rows * shape.width * tokens if table_rows % ALIGNED else 0.0,
-        attention_flops_per_item=12.0 * shape.layers * shape.width * tokens**2,
+        attention_flops_per_item=12.0 * shape.layer_count * shape.width * tokens**2,
         head_flops_per_item=6.0 * table_rows * shape.width * tokens,
         vocabulary_rows=table_rows,
         width=shape.width,
@@ -175,7 +175,7 @@ FORMULA = "saved activations by formula (Korthikanti et al., 2022)"
 
 
 def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
-    shape, patch, classes = shape_of(cell), workload.settings["patch"], workload.settings["classes"]
+    shape, patch, classes = read_shape(cell), workload.settings["patch"], workload.settings["classes"]
     size = cast("int", cell.options["image_size"])
     tokens = (size // patch) ** 2 + 1
     width = shape.width
@@ -193,18 +193,18 @@ def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
     )
     inputs, cast_bytes = _count_image_bytes(cell, size)
     return ModelFacts(
-        parameters=shape.layers * block + front + back,
-        blocks=shape.layers,
+        parameters=shape.layer_count * block + front + back,
+        blocks=shape.layer_count,
         block_parameters=block,
         largest_block=block,
         front=front,
         back=back,
         tied=0,
-        flops_per_item=vit.flops_per_image(shape, size, patch, classes),
+        flops_per_item=vit.count_flops_per_image(shape, size, patch, classes),
         saved=msgspec.structs.replace(saved, head=saved.head + cast_bytes, inputs=inputs),
         kind="transformer",
         how=FORMULA,
-        attention_flops_per_item=12.0 * shape.layers * width * tokens**2,
+        attention_flops_per_item=12.0 * shape.layer_count * width * tokens**2,
         # the projection of patches, whose pixels need no gradient, and the classifier
         head_flops_per_item=4.0 * vit.CHANNELS * patch**2 * width * (tokens - 1) + 6.0 * width * classes,
         width=width,
@@ -234,7 +234,7 @@ def _count_saved_bytes(
         # 4 * stream: each of the two norms saves two numbers per token
         block_whole=tokens * (2 * width * stream + 4 * stream) + gathered,
         # 4 * heads: attention saves a sum in fp32 for each head
-        block_split=tokens * ((12 * width + extra_elements) * computed + 4 * shape.heads),
+        block_split=tokens * ((12 * width + extra_elements) * computed + 4 * shape.head_count),
         block_input=tokens * width * stream,
         head=tokens * width * (stream + computed) + logits * computed,
         logits=logits * computed,
@@ -246,26 +246,26 @@ def _count_saved_bytes(
 
 
 def _llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
-    shape, tokens, vocabulary = shape_of(cell), cast("int", cell.seq_len), workload.settings["vocabulary"]
+    shape, tokens, vocabulary = read_shape(cell), cast("int", cell.seq_len), workload.settings["vocabulary"]
     computed, stream = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
-    width, inner_width = shape.width, llama.inner_width(shape.width)
-    parameters = llama.parameters(shape, vocabulary)
+    width, inner_width = shape.width, llama.compute_inner_width(shape.width)
+    parameters = llama.count_parameters(shape, vocabulary)
     block = 4 * width**2 + 3 * width * inner_width + 2 * width
     autocast = cell.precision in precision.AUTOCAST
     # under autocast, each of the five layers that read a normed hidden state casts it
     gathered = tokens * (5 if autocast else 2) * width * computed
     return ModelFacts(
         parameters=parameters,
-        blocks=shape.layers,
+        blocks=shape.layer_count,
         block_parameters=block,
         largest_block=block,
         front=vocabulary * width,
         back=vocabulary * width + width,
         tied=0,
-        flops_per_item=tokens * llama.flops_per_token(parameters, shape, vocabulary, tokens),
+        flops_per_item=tokens * llama.count_flops_per_token(parameters, shape, vocabulary, tokens),
         saved=SavedBytes(
             block_whole=tokens * (2 * width * 4 + 8 + 2 * width * stream) + gathered,
-            block_split=tokens * (4 * width * computed + 4 * inner_width * computed + 4 * shape.heads),
+            block_split=tokens * (4 * width * computed + 4 * inner_width * computed + 4 * shape.head_count),
             block_input=tokens * width * stream,
             head=tokens * width * (4 + stream + computed) + tokens * vocabulary * computed,
             logits=tokens * vocabulary * computed,
@@ -276,7 +276,7 @@ def _llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
         ),
         kind="transformer",
         how=FORMULA,
-        attention_flops_per_item=12.0 * shape.layers * width * tokens**2,
+        attention_flops_per_item=12.0 * shape.layer_count * width * tokens**2,
         head_flops_per_item=6.0 * vocabulary * width * tokens,
         vocabulary_rows=vocabulary,
         width=width,
@@ -329,7 +329,7 @@ LAYERS = "n_layer"  # the option of a model by configuration that keeps only the
 def are_facts_known(cell: Cell) -> bool:
     """Whether the facts of a cell's model are known. The description of a workspace's own model is valid for its default
     options; of a model by configuration, the first blocks are known too."""
-    workload = menu.workload_of(cell)
+    workload = menu.find_workload_of_cell(cell)
     if workload.file is None or workload.has_default_options(cell):
         return True
     default = _find_default(workload, LAYERS)

@@ -54,8 +54,8 @@ def _flatten_cell(cell: Cell) -> dict[str, Any]:
 
 def _default_values(cell: Cell) -> dict[str, Any]:
     """The default values that the strategy and the workload of a cell give to keys that a matrix does not set."""
-    workload = menu.workload_of(cell)
-    options = (*menu.strategy_of(cell).options, *workload.options)
+    workload = menu.find_workload_of_cell(cell)
+    options = (*menu.find_strategy_of_cell(cell).options, *workload.options)
     option_defaults = {f"options.{option.name}": option.default for option in options}
     optimizer_defaults = {f"optimizer.{name}": value for name, value in msgspec.to_builtins(workload.optimizer).items()}
     return {"seq_len": workload.seq_len, **optimizer_defaults, **option_defaults}

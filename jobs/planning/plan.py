@@ -396,7 +396,7 @@ def _make_remarks(cells: Sequence[Cell], machine: Capacity, cluster: Cluster, re
         install = extras.install_command("trainers")
         remarks.append(f"torch is not installed here; before `jobs submit` on this machine, install it with: {install}")
     accumulating = [cell for cell in cells if cell.gradient_accumulation_steps > 1]
-    syncs = ((cell.strategy, menu.strategy_of(cell).sync(cell)) for cell in accumulating)
+    syncs = ((cell.strategy, menu.find_strategy_of_cell(cell).sync(cell)) for cell in accumulating)
     remarks += filter(None, [gradient_sync.describe_difference(syncs)])
     if rehearsal_count:
         cells_text = "every cell is" if rehearsal_count == len(cells) else f"{rehearsal_count} of {len(cells)} cells are"

@@ -233,7 +233,7 @@ def _add_refusals(
         ("workload", workload.refuse(cell)),
         ("strategy", strategy.refuse(cell)),
         ("nnodes", _why_uneven(cell, launcher)),
-        *observed_steps.refusals(cell, cell.steps),
+        *observed_steps.list_refusals(cell, cell.steps),
     ):
         if why is not None:
             named_options = [name for name in draft.options if why.startswith(f"{name}:") or f"({name})" in why]

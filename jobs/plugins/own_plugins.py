@@ -82,17 +82,17 @@ class OwnPlugins(msgspec.Struct, frozen=True):
 
     def workload_menu(self) -> dict[str, Workload]:
         """Every workload by name: the shipped workloads and the workspace's own workloads, which are registered, so that
-        `menu.workload_of` finds them from now on."""
+        `menu.find_workload_of_cell` finds them from now on."""
         own_entries = {name: menu.add_own_workload(entry, Path(entry.file)) for name, entry in self.workloads.by_name.items()}
-        return menu.workloads() | own_entries
+        return menu.load_workloads() | own_entries
 
     def strategy_menu(self) -> dict[str, Strategy]:
         """Every strategy by name: the shipped strategies and the workspace's own strategies, which are registered, so that
-        `menu.strategy_of` finds them from now on."""
+        `menu.find_strategy_of_cell` finds them from now on."""
         own_entries = {name: self._make_entry(strategy) for name, strategy in self.strategies.by_name.items()}
         for entry in own_entries.values():
             menu.add_own_strategy(entry)
-        return menu.strategies() | own_entries
+        return menu.load_strategies() | own_entries
 
     def close(self) -> None:
         """End the processes that were asked which cells are refused."""
@@ -121,9 +121,9 @@ def find_plugins(
     workloads, strategies: the names. models: the models that a matrix describes by a configuration file, by name.
     interpreters: as for `find_plugin_set`. Raises WorkspaceError.
     """
-    own_workloads = find_plugin_set(workspace, WORKLOADS, menu.workloads(), workloads, interpreters)
+    own_workloads = find_plugin_set(workspace, WORKLOADS, menu.load_workloads(), workloads, interpreters)
     add_models(workspace, own_workloads, models)
-    return OwnPlugins(own_workloads, find_plugin_set(workspace, STRATEGIES, menu.strategies(), strategies))
+    return OwnPlugins(own_workloads, find_plugin_set(workspace, STRATEGIES, menu.load_strategies(), strategies))
 
 
 def find_plugin_set(
@@ -169,7 +169,7 @@ def add_models(workspace: Workspace, workloads: PluginSet[OwnWorkload], models: 
                 raise InputError(
                     f"{WORKLOADS.folder}/{model.name}.py defines another workload {model.name}. Allowed: another file name."
                 )
-            if shipped := sorted({model.name, f"{model.name}-tiny"} & set(menu.workloads())):
+            if shipped := sorted({model.name, f"{model.name}-tiny"} & set(menu.load_workloads())):
                 raise InputError(f"the workload {shipped[0]} ships with shardlab. Allowed: its name, or another file name.")
             described_plugins = plugin_store.describe_plugins(workspace, WORKLOADS, model.source, model.seq_len)
             workloads.add_file(WORKLOADS, model.source, described_plugins, ())

@@ -275,7 +275,7 @@ def _must_be_resumable(saved_run: RunDir, cells: Sequence[Cell]) -> None:
     if not isinstance(manifest, CheckpointManifest):
         raise InputError(f"--resume-from: {manifest}.")
     for cell in cells:
-        options = [option.name for option in menu.workload_of(cell).options]
+        options = [option.name for option in menu.find_workload_of_cell(cell).options]
         why = explain_refused_resume(saved_cell, cell, manifest.layout, options)
         if cell.instruments.checkpoints is None:
             why = "the cell keeps no checkpoints itself (instruments.checkpoints)"

@@ -97,7 +97,7 @@ def _find_workload(invocation: Invocation) -> tuple[Workload, OwnPlugins]:
         entry = ModelByConfiguration(f"{file.parent.name}/{file.name}", seq_len=invocation.arguments.seq_len)
         model = model_file.read_model(entry, file.parent.parent)
         name, models = model.name, {model.name: model}
-    own_names = {name} - models.keys() - menu.workloads().keys()
+    own_names = {name} - models.keys() - menu.load_workloads().keys()
     plugins = find_plugins(invocation.workspace, own_names, (), models)
     if (fault := plugins.workloads.faults.get(name)) is not None:
         needs_length = models and invocation.arguments.seq_len is None
@@ -154,7 +154,7 @@ def _make_question(invocation: Invocation, workload: Workload, cluster: Cluster)
         raise InputError(f"--gpu: needed, because the cluster {cluster.name} has no GPUs. Allowed: a GPU model, such as a100.")
     if nodes > 1 and question.machine.between is None:
         raise InputError("--between-nodes: needed with several nodes, such as infiniband-hdr.")
-    if (why := workload.refuse(advise.make_cell(question, menu.strategy("single")))) is not None:
+    if (why := workload.refuse(advise.make_cell(question, menu.find_strategy("single")))) is not None:
         raise InputError(f"--workload {args.workload}: {why}")
     if args.global_batch is None:
         question = msgspec.structs.replace(question, global_batch=advise.choose_global_batch(question))

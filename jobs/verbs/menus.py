@@ -50,7 +50,7 @@ class StrategiesVerb(JobsVerb):
 
     def run(self, invocation: Invocation) -> int:
         out = invocation.out
-        own_strategies = find_plugin_set(invocation.workspace, STRATEGIES, menu.strategies())
+        own_strategies = find_plugin_set(invocation.workspace, STRATEGIES, menu.load_strategies())
         entries = sorted(OwnPlugins(strategies=own_strategies).strategy_menu().values(), key=_is_shipped)
         rows = [[entry.name, entry.summary, ", ".join(entry.precisions), _origin_text(entry)] for entry in entries]
         out.print_table("strategies", ["name", "what it does", "precisions", "from"], rows)
@@ -71,7 +71,7 @@ class WorkloadsVerb(JobsVerb):
 
     def run(self, invocation: Invocation) -> int:
         out = invocation.out
-        own_workloads = find_plugin_set(invocation.workspace, WORKLOADS, menu.workloads())
+        own_workloads = find_plugin_set(invocation.workspace, WORKLOADS, menu.load_workloads())
         entries = sorted(OwnPlugins(workloads=own_workloads).workload_menu().values(), key=_is_shipped)
         rows = [
             [item.name, item.summary, f"{item.parameters:,}", item.unit, _format_mflop(item.flops_per_unit), _origin_text(item)]

@@ -17,9 +17,9 @@ from trainers.data import data_sets
 
 DOCS = Path(__file__).parents[2] / "docs"
 BY_HAND = {
-    "strategies.md": menu.strategies(),
+    "strategies.md": menu.load_strategies(),
     "launchers.md": launchers(),
-    "data.md": {*data_sets.IMAGES, *data_sets.TOKENS},
+    "data.md": {*data_sets.IMAGE_DATA_SETS, *data_sets.TOKEN_DATA_SETS},
     "exports.md": export_formats(),
 }
 MENUS = """# Workloads and metrics
@@ -44,6 +44,6 @@ def test_each_name_is_in_a_row_of_its_page(page):
 
 
 def test_workloads_and_metrics_are_on_a_page_of_their_own():
-    workloads = [f"| `{w.name}` | {w.summary} | {w.parameters:,} | {w.unit} |" for w in menu.workloads().values()]
+    workloads = [f"| `{w.name}` | {w.summary} | {w.parameters:,} | {w.unit} |" for w in menu.load_workloads().values()]
     of_metrics = [f"| `{m.name}` | {m.unit} | {m.direction} | {m.definition} |" for m in metric.all_metrics()]
     same_as_golden("../../docs/menus.md", MENUS.format(workloads="\n".join(workloads), metrics="\n".join(of_metrics)))

@@ -61,12 +61,12 @@ LISTINGS = {
     "the traces of a run": lambda workspace: run_traces.select_regular_files((run(workspace).path / "trace").glob("*")),
     "the traces of a folder": lambda workspace: traces.find_trace_files(workspace, f"{run(workspace).path}/trace"),
     "the traces for jobs": lambda workspace: trace_runs._find_traces(run(workspace).path / "trace"),
-    "the numbers of ImageNet's classes": lambda workspace: image_list.class_names(workspace.path / "imagenet"),
+    "the numbers of ImageNet's classes": lambda workspace: image_list.list_class_names(workspace.path / "imagenet"),
     "a list of images": lambda workspace: image_digest(workspace, None),
     "a drawn subset of images": lambda workspace: image_digest(workspace, 4),
     "the classes of a data set": lambda workspace: formats.FORMATS["imagenet"].summary(workspace.path / "imagenet"),
     "the sizes of a data set": lambda workspace: list(formats.FORMATS["mnist"].summary(workspace.path / "workloads").items()),
-    "the texts of the standard library": lambda workspace: token_sets.source_files(workspace.path),
+    "the texts of the standard library": lambda workspace: token_sets.list_source_files(workspace.path),
 }  # fmt: skip
 
 

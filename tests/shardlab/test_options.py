@@ -9,7 +9,7 @@ from trainers import menu
 
 EVERY = {
     f"{entry.name} {option.name}": option
-    for entry in (*menu.strategies().values(), *menu.workloads().values())
+    for entry in (*menu.load_strategies().values(), *menu.load_workloads().values())
     for option in entry.options
 }
 NULLABLE = {  # maps options that allow null to the meaning of null; options whose null means "none" are not listed

@@ -60,7 +60,7 @@ def described(folder, model):
 def use(run_dir, model, known, **options):
     """Change the files of a run folder so that the run trains `model` instead of the workload that the folder was made for."""
     run = run_dir.read_run()
-    defaults = {option.name: option.default for option in (*menu.strategy(run.cell.strategy).options, *known.options)}
+    defaults = {option.name: option.default for option in (*menu.find_strategy(run.cell.strategy).options, *known.options)}
     cell: Cell = msgspec.structs.replace(
         run.cell, workload=known.name, seq_len=known.seq_len, workload_code=known.code, options=defaults | options
     )

@@ -19,7 +19,7 @@ def described(folder, text):
 
 def cell_of(known, strategy, **keys):
     """A cell with a workload of the workspace on two ranks, with the default options of the workload."""
-    options = {option.name: option.default for option in (*menu.strategy(strategy).options, *known.options)}
+    options = {option.name: option.default for option in (*menu.find_strategy(strategy).options, *known.options)}
     keys = {"gpus": 2, "dp": 1, "seq_len": None, "workload_code": known.code, "options": options} | keys
     return msgspec.structs.replace(CELL, workload=known.name, strategy=strategy, **keys)
 

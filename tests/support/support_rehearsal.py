@@ -32,24 +32,24 @@ import msgspec, torch
 from shardlab.matrix.cell import Cell
 from shardlab.plugins.plugin_kind import OwnWorkload
 from trainers import communication, menu
-from trainers.instruments.timing import clock_for
+from trainers.instruments.timing import make_clock
 from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import Ranks
 from trainers.tasks import vision_library
-vision_library.load()
+vision_library.import_torchvision()
 import deepspeed, transformers
 import deepspeed.runtime.zero.muon.original_muon
 from torch.profiler import ProfilerActivity, profile, record_function
 import numpy as np
 from trainers.rehearsal import rehearse
-from trainers.rehearsal.fake_group import fake_group, register_averaging_hook, infer_neighbour_shapes
+from trainers.rehearsal.fake_group import use_fake_group, register_averaging_hook, infer_neighbour_shapes
 
 STEPS = 5  # before the last one; more than any strategy needs until one step is like the next
 
 class Stepper:
     def __init__(self, cell, ranks):
-        self.strategy, self.task = menu.strategy(cell.strategy), menu.workload_of(cell).build(cell, Path(DATA))
-        self.engine, self.clock = self.strategy.build(cell, self.task, ranks), clock_for(ranks.device)
+        self.strategy, self.task = menu.find_strategy(cell.strategy), menu.find_workload_of_cell(cell).build(cell, Path(DATA))
+        self.engine, self.clock = self.strategy.build(cell, self.task, ranks), make_clock(ranks.device)
         register_averaging_hook(self.engine.model if ranks.backend == "fake" else None)
         items = np.arange(cell.micro_batch_size)
         self.batches = [self.task.fetch(items, ranks.device) for _ in range(cell.gradient_accumulation_steps)]
@@ -62,8 +62,8 @@ class Stepper:
 def collectives(cell, number, store):
     ranks = Ranks(Rank(number, number, cell.world_size, store, False, cell.world_size), cell.servers)
     if number >= cell.gpus:
-        menu.strategy(cell.strategy).build_server(
-            cell, menu.workload_of(cell).build(cell, Path(DATA)), ranks).serve()
+        menu.find_strategy(cell.strategy).build_server(
+            cell, menu.find_workload_of_cell(cell).build(cell, Path(DATA)), ranks).serve()
         return None
     stepper = Stepper(cell, ranks)
     for _ in range(STEPS):
@@ -76,8 +76,9 @@ def collectives(cell, number, store):
 
 def memory(cell, number, _):
     allocations = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    with fake_group(number, cell.world_size) as ranks, allocations as profiled:
-        with infer_neighbour_shapes(lambda: rehearse._fake_hidden(cell, menu.workload_of(cell).build(cell, Path(DATA)))):
+    with use_fake_group(number, cell.world_size) as ranks, allocations as profiled:
+        build_task = menu.find_workload_of_cell(cell).build
+        with infer_neighbour_shapes(lambda: rehearse._make_fake_hidden(cell, build_task(cell, Path(DATA)))):
             stepper = Stepper(cell, ranks)
             for _ in range(STEPS):
                 stepper.step()
@@ -119,7 +120,7 @@ for line in sys.stdin:
     cell, real, full_depth, own = msgspec.convert(json.loads(line), type=tuple[Cell, str, bool, OwnWorkload | None])
     if own is not None:
         menu.add_own_workload(own, Path(own.file))
-    answer = rehearse.rehearse(cell, Path(DATA), full_depth=full_depth)
+    answer = rehearse.rehearse_cell(cell, Path(DATA), full_depth=full_depth)
     measured = None
     if real == "memory":
         measured = forked(memory, cell, [rank.rank for rank in answer.ranks])

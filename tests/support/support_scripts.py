@@ -79,7 +79,7 @@ def _serve() -> None:
     """
     from trainers.forking import fork_server
 
-    for name in fork_server.preloaded_modules():
+    for name in fork_server.list_preloaded_modules():
         importlib.import_module(name)
     _tell("ready")
     for line in sys.stdin:

@@ -30,7 +30,7 @@ def make_case(dtype: str, classes: int | None) -> tuple[torch.Tensor, torch.Tens
 
 def compute(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
-    cross_entropy.CHUNK = 3 * COLUMNS // WORLD  # each chunk has three rows
+    cross_entropy.CHUNK_LOGITS = 3 * COLUMNS // WORLD  # each chunk has three rows
     answers = []
     for dtype, classes in CASES:
         logits, targets = make_case(dtype, classes)

@@ -35,7 +35,7 @@ class Bench:
 
     def run_dir(self, *, workload="gpt2-tiny", strategy="single", gpus=1, accumulation=1, options=None, data=None, **keys):
         """Make a run folder with its run.json. The default is a global batch of 8 and 10 steps of SGD."""
-        of_workload, of_strategy = menu.workload(workload), menu.strategy(strategy)
+        of_workload, of_strategy = menu.find_workload(workload), menu.find_strategy(strategy)
         batch = keys.pop("global_batch_size", 8)
         defaults = {option.name: option.default for option in (*of_workload.options, *of_strategy.options)}
         dp = gpus // keys.get("tp", 1) // keys.get("pp", 1)

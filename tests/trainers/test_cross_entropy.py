@@ -10,7 +10,7 @@ from trainers import cross_entropy
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 3e-5), (torch.bfloat16, 2**-7), (torch.float16, 2**-10)])
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_loss_and_gradient_are_torchs(monkeypatch, dtype, within, rows):
-    monkeypatch.setattr(cross_entropy, "CHUNK", 33 * 3)  # each chunk has three rows of 33 logits
+    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 33 * 3)  # each chunk has three rows of 33 logits
     generator = torch.Generator().manual_seed(rows)
     logits = (8 * torch.randn(rows, 33, generator=generator)).to(dtype).requires_grad_()
     targets = torch.randint(33, (rows,), generator=generator)

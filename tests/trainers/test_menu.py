@@ -15,21 +15,21 @@ pytest_plugins = ["support_trainers"]
 
 def test_the_menus_need_no_torch():
     code = (
-        "import sys; from trainers import menu; menu.strategies(); menu.workloads(); import trainers.forking.client\n"
+        "import sys; from trainers import menu; menu.load_strategies(); menu.load_workloads(); import trainers.forking.client\n"
         "print(sorted({'torch', 'transformers', 'numpy', 'psutil'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
 def test_the_menus_are_complete():
-    assert {"single", "ddp", "fsdp2", "fsdp2-zero2", "tp", "pp-1f1b", "tp-pp-fsdp2", "ps-sync"} <= set(menu.strategies())
-    assert {"gpt2-tiny", "vit-tiny", "resnet50", "resnet50-tiny", "llm-7b"} <= set(menu.workloads())
+    assert {"single", "ddp", "fsdp2", "fsdp2-zero2", "tp", "pp-1f1b", "tp-pp-fsdp2", "ps-sync"} <= set(menu.load_strategies())
+    assert {"gpt2-tiny", "vit-tiny", "resnet50", "resnet50-tiny", "llm-7b"} <= set(menu.load_workloads())
 
 
 @pytest.fixture(params=["gpt2-tiny", "vit-tiny"])
 def built(request, bench):
     """Returns (the workload, its task, the model of the task), with the default options of the workload."""
-    workload = menu.workload(request.param)
+    workload = menu.find_workload(request.param)
     run = bench.run_dir(workload=request.param).read_run()
     task = workload.build(run.cell, bench.data)
     return workload, task, task.model()
@@ -56,7 +56,7 @@ def test_the_learning_rate_rises_is_held_or_falls_to_nothing():
     rule = Optimizer(name="sgd", lr=2.0)
 
     def rates(name, rise, steps=10):
-        return [optimization.learning_rate(rule, Schedule(name, rise), step, steps, 1) for step in range(steps)]
+        return [optimization.compute_learning_rate(rule, Schedule(name, rise), step, steps, 1) for step in range(steps)]
 
     assert rates("constant", 0) == [2.0] * 10
     assert rates("constant", 3)[:4] == [0.5, 1.0, 1.5, 2.0]

@@ -49,20 +49,21 @@ def describe_strategy(strategy):
 
 
 def test_the_strategies_state_the_golden_facts():
-    lines = [line for strategy in menu.strategies().values() for line in describe_strategy(strategy)]
+    lines = [line for strategy in menu.load_strategies().values() for line in describe_strategy(strategy)]
     same_as_golden("facts/strategies.txt", "\n".join(lines) + "\n")
 
 
 def test_the_workloads_and_data_sets_state_the_golden_facts():
     lines = []
-    for workload in menu.workloads().values():
+    for workload in menu.load_workloads().values():
         lines += support_facts.describe(workload.name, workload, left_out=("name", "options"))
         lines += [f"  option {support_facts.format_fact(msgspec.structs.astuple(option))}" for option in workload.options]
         lines += [f"  option {option.name}: {option.allowed}" for option in workload.options]
     lines += [
-        f"{name}: {support_facts.format_fact(getattr(data_sets, name))}" for name in ("IMAGES", "TOKENS", "SPLITS", "FOLDERS")
+        f"{name}: {support_facts.format_fact(getattr(data_sets, name))}"
+        for name in ("IMAGE_DATA_SETS", "TOKEN_DATA_SETS", "SPLITS", "FOLDER_BY_DATA_SET")
     ]
-    for options in ({"data": name} for name in (*data_sets.IMAGES, *data_sets.TOKENS)):
+    for options in ({"data": name} for name in (*data_sets.IMAGE_DATA_SETS, *data_sets.TOKEN_DATA_SETS)):
         path = data_sets.find_data_path(options | {"tokens_file": "my.tokens"}, Path("/data"))
         lines += [f"{options}: {path and tuple(map(str, path))}"]
     for tokens_file in ("my.tokens", "/elsewhere/my.tokens", "../my.tokens"):
@@ -71,7 +72,7 @@ def test_the_workloads_and_data_sets_state_the_golden_facts():
 
 
 def make_cell(strategy, ranks, servers, keys, workload="gpt2-tiny"):
-    has_servers = menu.strategy(strategy).servers
+    has_servers = menu.find_strategy(strategy).servers
     keys = {"servers": servers, "optimizer": Optimizer("sgd", 0.1)} | keys if has_servers else keys
     return support_planner.cell(workload, strategy, ranks, **keys)
 
@@ -89,7 +90,7 @@ def judge(strategy, cells):
 
 def test_the_strategies_refuse_cells_with_the_golden_sentences():
     lines = []
-    for strategy in menu.strategies().values():
+    for strategy in menu.load_strategies().values():
         worlds = [
             (f"{ranks}+{servers} {keys}", make_cell(strategy.name, ranks, servers, keys)) for ranks, servers, keys in WORLDS
         ]
@@ -111,7 +112,7 @@ def test_the_strategies_refuse_cells_with_the_golden_sentences():
 
 def test_the_workloads_refuse_cells_with_the_golden_sentences():
     lines = []
-    for workload in menu.workloads().values():
+    for workload in menu.load_workloads().values():
         single = support_planner.cell(workload.name, "single")
         cells = [(f"seq_len={size}", msgspec.structs.replace(single, seq_len=size)) for size in (None, 1, 65, 4096)]
         cells += [

@@ -41,19 +41,19 @@ class CheckpointSaver:
         layout: `sharded`: each rank writes its own parts; `whole`: rank 0 gathers and writes whole tensors. On rank 0, returns
         (the entries of the files for the manifest, the sum of their bytes); on other ranks, ([], 0).
         """
-        state = self._name_parts({**self._engine.state(), **state_parts.random_state_parts(self._device)}, self._world)
+        state = self._name_parts({**self._engine.state(), **state_parts.make_random_state_parts(self._device)}, self._world)
         writer = ShardWriter(folder, self._rank)
         if layout == "whole":
             writer = GatheringWriter(folder, self._group, self._engine.element_order)
         save(state, storage_writer=writer, planner=SavingPlanner(), process_group=self._group)
         if self._rank:
             return [], 0
-        index = checkpoint.GrowingFile(folder / INDEX)
-        index.write(msgspec.json.encode(writer.index))
-        checkpoint_files = [*writer.files, index.close()]
+        index_file = checkpoint.GrowingFile(folder / INDEX)
+        index_file.write(msgspec.json.encode(writer.index))
+        checkpoint_files = [*writer.files, index_file.close()]
         return checkpoint_files, sum(file.bytes for file in checkpoint_files)
 
-    def load(self, path: Path, manifest: CheckpointManifest) -> None:
+    def load(self, checkpoint_folder: Path, manifest: CheckpointManifest) -> None:
         """Load an undamaged checkpoint into the engine. Raises InputError if it does not fit the engine.
 
         Buffers and the errors of PowerSGD differ between ranks, so a checkpoint has them for each rank. If the number of ranks
@@ -63,18 +63,22 @@ class CheckpointSaver:
         self._engine.allocate_optimizer_state(manifest.numbers)
         state: State = self._engine.state()
         if manifest.world == self._world:
-            state |= state_parts.random_state_parts(self._device)
+            state |= state_parts.make_random_state_parts(self._device)
         named_parts = self._name_parts(state, manifest.world)
-        index = msgspec.json.decode(files.read(path / INDEX), type=TensorIndex)
+        index = msgspec.json.decode(files.read(checkpoint_folder / INDEX), type=TensorIndex)
         is_whole = manifest.layout == "whole"
         for name, part in named_parts.items():
-            entry = index.tensors.get(name)
-            if entry is None:
-                raise InputError(f"{path}: has no tensor {name}, which this run needs (saved by {manifest.strategy}).")
-            if not is_whole and entry.shape != list(part.shape):
-                raise InputError(f"{path}: {name} has the shape {entry.shape}, expected {list(part.shape)}.")
+            tensor_entry = index.tensors.get(name)
+            if tensor_entry is None:
+                raise InputError(
+                    f"{checkpoint_folder}: has no tensor {name}, which this run needs (saved by {manifest.strategy})."
+                )
+            if not is_whole and tensor_entry.shape != list(part.shape):
+                raise InputError(
+                    f"{checkpoint_folder}: {name} has the shape {tensor_entry.shape}, expected {list(part.shape)}."
+                )
         file_sizes = {file.name: file.bytes for file in manifest.files}
-        reader = BoxReader(path, index, file_sizes, named_parts, self._engine.element_order if is_whole else None)
+        reader = BoxReader(checkpoint_folder, index, file_sizes, named_parts, self._engine.element_order if is_whole else None)
         with torch.no_grad():
             load(dict(named_parts), storage_reader=reader, planner=LoadingPlanner(), process_group=self._group)
             self._engine.finish_loading(manifest.numbers)

@@ -39,13 +39,14 @@ class TensorPart:
         return cls(tensor, tensor.shape, [0] * tensor.dim())
 
     @classmethod
-    def from_flat_shard(cls, memory: torch.Tensor, elements: int, begin: int) -> TensorPart:
+    def from_flat_shard(cls, memory: torch.Tensor, element_count: int, begin: int) -> TensorPart:
         """The part for a flat shard.
 
-        memory: the shard. elements: number of elements of the whole tensor. begin: index of the shard's first element in the
+        memory: the shard. element_count: number of elements of the whole tensor. begin: index of the shard's first element
+        in the
         flattened whole tensor.
         """
-        return cls(memory, (elements,), (begin,))
+        return cls(memory, (element_count,), (begin,))
 
     def size(self) -> torch.Size:
         return self.shape
@@ -56,46 +57,48 @@ class TensorPart:
     def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
         properties = TensorProperties.create_from_tensor(self.memory)
         (box,) = self.__create_chunk_list__()
-        data = TensorWriteData(chunk=box, properties=properties, size=self.shape)
-        return [WriteItem(MetadataIndex(name, self.offsets), WriteItemType.SHARD, tensor_data=data)]
+        write_data = TensorWriteData(chunk=box, properties=properties, size=self.shape)
+        return [WriteItem(MetadataIndex(name, self.offsets), WriteItemType.SHARD, tensor_data=write_data)]
 
 
 State = dict[str, TensorPart]
 
 
-def parameter_parts(named_parameters: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> State:
+def make_parameter_parts(named_parameters: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer) -> State:
     """The parts of parameters and of their optimizer state. named_parameters: (name, parameter), whole or as DTensor. If this
     rank has no element of a tensor, the tensor is left out."""
     parts = {}
     for name, parameter in named_parameters:
         parts[f"parameters/{name}"] = TensorPart.from_tensor(parameter)
-        for key, value in optimizer.state[parameter].items():
-            if isinstance(value, torch.Tensor):
-                parts[f"optimizer/{key}/{name}"] = TensorPart.from_tensor(value)
+        for state_name, state_value in optimizer.state[parameter].items():
+            if isinstance(state_value, torch.Tensor):
+                parts[f"optimizer/{state_name}/{name}"] = TensorPart.from_tensor(state_value)
     return {name: part for name, part in parts.items() if part.memory.numel()}
 
 
-def shard_parts(shards: Iterable[tuple[str, torch.Tensor, int, int]], optimizer_state: Iterable[dict[str, Any]]) -> State:
+def make_shard_parts(shards: Iterable[tuple[str, torch.Tensor, int, int]], optimizer_state: Iterable[dict[str, Any]]) -> State:
     """The parts of parameters with flat shards, and of their optimizer state, which is sharded in the same way.
 
     shards: for each parameter (name, memory of the shard, elements of the whole parameter, first element of the shard).
     optimizer_state: for each parameter, in the same order, the entry of the optimizer's state.
     """
     parts = {}
-    for (name, memory, elements, begin), state in zip(shards, optimizer_state, strict=True):
+    for (name, memory, element_count, begin), state in zip(shards, optimizer_state, strict=True):
         if not memory.numel():
             continue
-        parts[f"parameters/{name}"] = TensorPart.from_flat_shard(memory, elements, begin)
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                is_sharded = value.dim() > 0
-                parts[f"optimizer/{key}/{name}"] = (
-                    TensorPart.from_flat_shard(value, elements, begin) if is_sharded else TensorPart.from_tensor(value)
+        parts[f"parameters/{name}"] = TensorPart.from_flat_shard(memory, element_count, begin)
+        for state_name, state_value in state.items():
+            if isinstance(state_value, torch.Tensor):
+                is_sharded = state_value.dim() > 0
+                parts[f"optimizer/{state_name}/{name}"] = (
+                    TensorPart.from_flat_shard(state_value, element_count, begin)
+                    if is_sharded
+                    else TensorPart.from_tensor(state_value)
                 )
     return parts
 
 
-def buffer_parts(model: nn.Module) -> State:
+def make_buffer_parts(model: nn.Module) -> State:
     """The parts of a model's persistent buffers. Each rank saves its own buffers, because BatchNorm's statistics differ between
     ranks."""
     parts = {}
@@ -107,7 +110,7 @@ def buffer_parts(model: nn.Module) -> State:
     return parts
 
 
-def random_state_parts(device: torch.device) -> State:
+def make_random_state_parts(device: torch.device) -> State:
     """The parts of the states of torch's random generators, as copies. After loading, call `restore_random_state`."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":

@@ -92,7 +92,7 @@ class ShardWriter(StorageWriter):
     If several ranks have the same box, one of them writes it. After saving, `index` and `files` are set on the first rank.
     """
 
-    gathers = False
+    gathers_tensors = False
     index: TensorIndex
     files: list[CheckpointFile]
 
@@ -144,7 +144,7 @@ class ShardWriter(StorageWriter):
             tensor_metadata = metadata.state_dict_metadata[result.index.fqn]
             assert isinstance(tensor_metadata, TensorStorageMetadata)
             dtype = str(tensor_metadata.properties.dtype).removeprefix("torch.")
-            shape = box.sizes if self.gathers else list(tensor_metadata.size)
+            shape = box.sizes if self.gathers_tensors else list(tensor_metadata.size)
             tensors.setdefault(result.index.fqn, TensorEntry(dtype, shape, [])).boxes.append(box)
             files[file.name] = file
         self.index, self.files = TensorIndex(tensors), [files[name] for name in sorted(files)]
@@ -156,7 +156,7 @@ class GatheringWriter(ShardWriter):
     element_order: the method `Saved.element_order` of the engine, which orders elements of a tensor as in `Task.model`.
     """
 
-    gathers = True
+    gathers_tensors = True
 
     def __init__(self, folder: Path, group: dist.ProcessGroup, element_order: ElementOrder) -> None:
         super().__init__(folder, 0)
@@ -183,39 +183,46 @@ class GatheringWriter(ShardWriter):
             key=lambda entry: (entry[0][0], entry[1], entry[0][1]),
         )
         for position, (_, rank, item) in enumerate(sorted_items):
-            data, name = item.tensor_data, item.index.fqn
-            assert data is not None
-            assert data.chunk is not None
-            is_first_box = position == 0 or sorted_items[position - 1][2].index.fqn != name
-            is_last_box = position == len(sorted_items) - 1 or sorted_items[position + 1][2].index.fqn != name
+            tensor_data, tensor_name = item.tensor_data, item.index.fqn
+            assert tensor_data is not None
+            assert tensor_data.chunk is not None
+            is_first_box = position == 0 or sorted_items[position - 1][2].index.fqn != tensor_name
+            is_last_box = position == len(sorted_items) - 1 or sorted_items[position + 1][2].index.fqn != tensor_name
             if is_first_box:
-                target = torch.empty(data.size, dtype=data.properties.dtype)
-            box = torch.empty(data.chunk.sizes, dtype=data.properties.dtype)
+                whole_tensor = torch.empty(tensor_data.size, dtype=tensor_data.properties.dtype)
+            box = torch.empty(tensor_data.chunk.sizes, dtype=tensor_data.properties.dtype)
             if rank == 0:
                 local_box = planner.resolve_data(item)
                 assert isinstance(local_box, torch.Tensor)
                 box.copy_(local_box)
             else:
                 dist.recv(_flat_bytes(box), group_src=rank, group=self._group)
-            target[tuple(slice(offset, offset + length) for offset, length in zip(data.chunk.offsets, data.chunk.sizes))] = box
+            whole_tensor[
+                tuple(
+                    slice(offset, offset + length) for offset, length in zip(tensor_data.chunk.offsets, tensor_data.chunk.sizes)
+                )
+            ] = box
             if is_last_box:
-                order = self._element_order(name, target.shape)
-                target = target if order is None else target.flatten()[order]
-                yield (WriteItem(MetadataIndex(name, [0] * target.dim()), item.type, tensor_data=item.tensor_data), target)
+                element_order = self._element_order(tensor_name, whole_tensor.shape)
+                whole_tensor = whole_tensor if element_order is None else whole_tensor.flatten()[element_order]
+                yield (
+                    WriteItem(MetadataIndex(tensor_name, [0] * whole_tensor.dim()), item.type, tensor_data=item.tensor_data),
+                    whole_tensor,
+                )
 
 
 class BoxReader(StorageReader):
     """Reads checkpoints: maps the files into memory and copies the boxes that overlap with the parts of this rank.
 
-    folder: the folder of the checkpoint. sizes: file name -> bytes of the file. state: the parts to read.
-    order: for the layout `whole`, the method `Saved.element_order` of the engine; it allows that a tensor is read in
+    folder: the folder of the checkpoint. file_sizes: file name -> bytes of the file. state: the parts to read.
+    element_order: for the layout `whole`, the method `Saved.element_order` of the engine; it allows that a tensor is read in
     another shape with the same number of elements. For the layout `sharded`, None.
     """
 
     def __init__(
-        self, folder: Path, index: TensorIndex, sizes: dict[str, int], state: State, order: ElementOrder | None
+        self, folder: Path, index: TensorIndex, file_sizes: dict[str, int], state: State, element_order: ElementOrder | None
     ) -> None:
-        self._folder, self._sizes, self._element_order = folder, sizes, order
+        self._folder, self._sizes, self._element_order = folder, file_sizes, element_order
         self._entries = {name: self._reshape_entry(entry, state.get(name)) for name, entry in index.tensors.items()}
         self._mapped_files: dict[str, torch.Tensor] = {}
 
@@ -263,12 +270,17 @@ class BoxReader(StorageReader):
         entry = self._entries[name]
         box = next(box for box in entry.boxes if box.offsets == offsets)
         if box.file not in self._mapped_files:
-            path = str(self._folder / box.file)
-            self._mapped_files[box.file] = torch.from_file(path, shared=False, size=self._sizes[box.file], dtype=torch.uint8)
+            file_path = str(self._folder / box.file)
+            self._mapped_files[box.file] = torch.from_file(
+                file_path, shared=False, size=self._sizes[box.file], dtype=torch.uint8
+            )
         dtype = getattr(torch, entry.dtype)
         content = self._mapped_files[box.file].narrow(0, box.begin, math.prod(box.sizes) * dtype.itemsize).view(dtype)
-        if self._element_order is not None and (order := self._element_order(name, torch.Size(entry.shape))) is not None:
-            content = torch.empty_like(content).index_copy_(0, order.flatten(), content)
+        if (
+            self._element_order is not None
+            and (element_order := self._element_order(name, torch.Size(entry.shape))) is not None
+        ):
+            content = torch.empty_like(content).index_copy_(0, element_order.flatten(), content)
         return content.view(box.sizes)
 
 

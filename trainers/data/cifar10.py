@@ -25,7 +25,7 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # per channel of
 class Cifar10(ImageSet):
     """The images of one split. They are resized bilinearly if the model needs another size than 32 pixels."""
 
-    classes = CLASSES
+    class_count = CLASSES
 
     def __init__(self, folder: Path, split: str, size: int) -> None:
         """Raises InputError with the name of a file whose content is not a number of whole records with labels below 10."""
@@ -48,15 +48,17 @@ class Cifar10(ImageSet):
 
 def _read_records(path: Path, file_names: Sequence[str]) -> np.ndarray:
     try:
-        raw = np.fromfile(path, dtype=np.uint8)
+        file_bytes = np.fromfile(path, dtype=np.uint8)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file. Allowed: a folder with {', '.join(file_names)}.") from None
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read the data set") from error
-    if len(raw) == 0 or len(raw) % RECORD_BYTES:
-        raise InputError(f"{path}: found {len(raw)} bytes. Allowed: a multiple of {RECORD_BYTES}, the size of a record.")
-    records = raw.reshape(-1, RECORD_BYTES)
-    if (wrong := np.flatnonzero(records[:, 0] >= CLASSES)).size:
-        first = int(wrong[0])
-        raise InputError(f"{path}: record {first} has the label {records[first, 0]}. Allowed: 0 to {CLASSES - 1}.")
+    if len(file_bytes) == 0 or len(file_bytes) % RECORD_BYTES:
+        raise InputError(f"{path}: found {len(file_bytes)} bytes. Allowed: a multiple of {RECORD_BYTES}, the size of a record.")
+    records = file_bytes.reshape(-1, RECORD_BYTES)
+    if (wrong_records := np.flatnonzero(records[:, 0] >= CLASSES)).size:
+        first_wrong_record = int(wrong_records[0])
+        raise InputError(
+            f"{path}: record {first_wrong_record} has the label {records[first_wrong_record, 0]}. Allowed: 0 to {CLASSES - 1}."
+        )
     return records

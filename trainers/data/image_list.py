@@ -18,10 +18,10 @@ from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
 from trainers.data.images import draw_subset
-from trainers.data.made_once import make_once, writable_path
+from trainers.data.made_once import choose_writable_path, make_once
 
 SCHEMA = 1
-SUFFIXES = (".jpeg", ".jpg")
+JPEG_SUFFIXES = (".jpeg", ".jpg")
 
 
 class ListHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,32 +53,32 @@ class ImageList(msgspec.Struct, frozen=True):
     """The content of a list, and the SHA-256 of its file. Since the file contains the checksums of all images, this SHA-256
     identifies the content of the images too."""
 
-    head: ListHeader
+    header: ListHeader
     entries: list[ImageEntry]
     sha256: str
 
 
 def ensure_image_list(root: Path, split: str, subset: int | None, seed: int) -> ImageList:
-    """The list of `root/train` or `root/val`. If it does not exist, it is written to `list_path`.
+    """The list of `root/train` or `root/val`. If it does not exist, it is written to the path of `find_list_path`.
 
     The first caller reads every image of the list once, to compute its checksum; all later callers read only the list.
 
     split: `train` or `val`. subset: number of images to draw; None: all. seed: draws the subset. Raises InputError and
     WorkspaceError.
     """
-    path = list_path(root, split, subset, seed)
+    path = find_list_path(root, split, subset, seed)
     make_once(path, lambda temporary: _write_list(root, split, subset, seed, temporary))
     return read_list(path, split, subset)
 
 
-def list_path(root: Path, split: str, subset: int | None, seed: int) -> Path:
+def find_list_path(root: Path, split: str, subset: int | None, seed: int) -> Path:
     """The path of the list, which may not exist yet: next to `root`, or in the user's cache if the
     folder that contains `root` is not writable."""
     # Not inside `root`, because `root` may be a link to a folder of other users.
-    return writable_path(root.with_name(file_name(root, split, subset, seed)))
+    return choose_writable_path(root.with_name(make_list_file_name(root, split, subset, seed)))
 
 
-def file_name(root: Path, split: str, subset: int | None, seed: int) -> str:
+def make_list_file_name(root: Path, split: str, subset: int | None, seed: int) -> str:
     """The file name of a list. It contains everything that decides the content of the list."""
     subset_suffix = f"-{subset}-seed-{seed}" if subset else ""
     return f"{root.name}-{split}{subset_suffix}.list"
@@ -89,42 +89,49 @@ def read_list(path: Path, split: str, subset: int | None) -> ImageList:
     with files.as_workspace_error("read the list of images"):
         lines = path.read_bytes().splitlines()
     try:
-        head = msgspec.json.decode(lines[0] if lines else b"", type=ListHeader)
+        header = msgspec.json.decode(lines[0] if lines else b"", type=ListHeader)
     except DECODE_FAULTS as error:
         raise InputError(
             f"{path}:1: is not the header of an image list: {error}. Delete the file; the next run makes it again."
         ) from None
-    if head.schema != SCHEMA or head.split != split or head.images != len(lines) - 1 or head.images != (subset or head.found):
+    if (
+        header.schema != SCHEMA
+        or header.split != split
+        or header.images != len(lines) - 1
+        or header.images != (subset or header.found)
+    ):
         raise InputError(
             f"{path}: its first line does not match the lines after it, or the split and subset of this run. "
             "Delete the file; the next run makes it again."
         )
     decoder = msgspec.json.Decoder(ImageEntry)
     entries = []
-    for number, line in enumerate(lines[1:], start=2):
+    for line_number, line in enumerate(lines[1:], start=2):
         try:
-            entry = decoder.decode(line)
+            image_entry = decoder.decode(line)
         except DECODE_FAULTS as error:
-            raise InputError(f"{path}:{number}: is not an entry of an image list: {error}.") from None
-        parts = entry.path.split("/")
+            raise InputError(f"{path}:{line_number}: is not an entry of an image list: {error}.") from None
+        path_parts = image_entry.path.split("/")
         if (
-            not 0 <= entry.label < head.classes
-            or len(parts) != 3
-            or parts[0] != split
-            or not set(parts).isdisjoint({"", ".", ".."})
+            not 0 <= image_entry.label < header.classes
+            or len(path_parts) != 3
+            or path_parts[0] != split
+            or not set(path_parts).isdisjoint({"", ".", ".."})
         ):
-            allowed = f"{split}/CLASS/FILE, 0 to {head.classes - 1}"
-            raise InputError(f"{path}:{number}: found {entry.path!r} of class {entry.label}. Allowed: {allowed}.")
-        entries.append(entry)
-    return ImageList(head, entries, hashlib.sha256(b"\n".join(lines)).hexdigest())
+            allowed = f"{split}/CLASS/FILE, 0 to {header.classes - 1}"
+            raise InputError(
+                f"{path}:{line_number}: found {image_entry.path!r} of class {image_entry.label}. Allowed: {allowed}."
+            )
+        entries.append(image_entry)
+    return ImageList(header, entries, hashlib.sha256(b"\n".join(lines)).hexdigest())
 
 
-def class_names(root: Path) -> list[str]:
+def list_class_names(root: Path) -> list[str]:
     """The sorted names of the folders in `root/train`. The number of a class is the position of its folder in this list.
 
     Raises InputError if there are fewer than 2 classes.
     """
-    names = sorted(entry.name for entry in _scandir(root / "train") if entry.is_dir() and not entry.name.startswith("."))
+    names = sorted(entry.name for entry in _scan_folder(root / "train") if entry.is_dir() and not entry.name.startswith("."))
     if len(names) < 2:
         raise InputError(
             f"{root / 'train'}: found {len(names)} class folders. Allowed: at least 2, one per class, named by its wnid."
@@ -133,33 +140,45 @@ def class_names(root: Path) -> list[str]:
 
 
 def _write_list(root: Path, split: str, subset: int | None, seed: int, path: Path) -> None:
-    names = class_names(root)
-    images = [(name, label) for label, folder in enumerate(names) for name in _image_paths(root, split, folder)]
+    class_names = list_class_names(root)
+    labelled_paths = [
+        (name, label) for label, folder in enumerate(class_names) for name in _list_image_paths(root, split, folder)
+    ]
     unknown_classes = {
-        entry.name for entry in _scandir(root / split) if entry.is_dir() and not entry.name.startswith(".")
-    } - set(names)
+        entry.name for entry in _scan_folder(root / split) if entry.is_dir() and not entry.name.startswith(".")
+    } - set(class_names)
     if unknown_classes:
         raise InputError(
-            f"{root / split / min(unknown_classes)}: is not a class of {root / 'train'}. Allowed: its {len(names)} folders."
+            f"{root / split / min(unknown_classes)}: is not a class of {root / 'train'}. "
+            f"Allowed: its {len(class_names)} folders."
         )
-    if not images:
+    if not labelled_paths:
         raise InputError(f"{root / split}: found no image. Allowed: CLASS/*.JPEG, as in the official archive.")
-    listed_images = images if subset is None else [images[i] for i in draw_subset(len(images), subset, seed, str(root / split))]
-    header = ListHeader(SCHEMA, split, len(names), len(images), len(listed_images), None if subset is None else seed)
+    listed_images = (
+        labelled_paths
+        if subset is None
+        else [labelled_paths[i] for i in draw_subset(len(labelled_paths), subset, seed, str(root / split))]
+    )
+    header = ListHeader(
+        SCHEMA, split, len(class_names), len(labelled_paths), len(listed_images), None if subset is None else seed
+    )
     with files.as_workspace_error("read the data set"), ThreadPoolExecutor(8) as threads:
         digests = threads.map(files.file_sha256, [root / name for name, _ in listed_images])
         entries = [ImageEntry(name, label, digest) for (name, label), digest in zip(listed_images, digests, strict=True)]
     files.write_atomic(path, b"".join(msgspec.json.encode(line) + b"\n" for line in [header, *entries]))
 
 
-def _image_paths(root: Path, split: str, folder: str) -> list[str]:
-    path = root / split / folder
-    if split != "train" and not path.is_dir():
+def _list_image_paths(root: Path, split: str, folder: str) -> list[str]:
+    class_folder = root / split / folder
+    if split != "train" and not class_folder.is_dir():
         return []  # a validation split may have no images of some classes
-    return [f"{split}/{folder}/{name}" for name in sorted(e.name for e in _scandir(path) if e.name.lower().endswith(SUFFIXES))]
+    return [
+        f"{split}/{folder}/{name}"
+        for name in sorted(e.name for e in _scan_folder(class_folder) if e.name.lower().endswith(JPEG_SUFFIXES))
+    ]
 
 
-def _scandir(folder: Path) -> Iterable[os.DirEntry[str]]:
+def _scan_folder(folder: Path) -> Iterable[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardlab.errors import InputError, UnknownName
 from trainers.data import synthetic_images
 from trainers.data.cifar10 import Cifar10
-from trainers.data.data_sets import FOLDERS, IMAGES, SPLITS, missing_files_error
+from trainers.data.data_sets import FOLDER_BY_DATA_SET, IMAGE_DATA_SETS, SPLITS, make_missing_files_error
 from trainers.data.imagenet import ImageFolders
 from trainers.data.images import Subset
 from trainers.data.mnist import Mnist
@@ -24,7 +24,7 @@ def open_images(
 ) -> ImageSet:
     """Open one split of a data set. Its images have size x size pixels and three colours.
 
-    name: the data set, one of IMAGES.
+    name: the data set, one of IMAGE_DATA_SETS.
     split: `train` or `validation`.
     classes: number of classes of the synthetic set (None: 10). Sets in files have their own number (`ImageSet.classes`).
     subset: number of images of the training split, which are drawn by `subset_seed`; for the synthetic set, its number of
@@ -32,8 +32,8 @@ def open_images(
 
     Raises InputError if files are missing or damaged, or if the set has fewer images than `subset`, and WorkspaceError.
     """
-    if name not in IMAGES:
-        raise UnknownName("data set", name, IMAGES)
+    if name not in IMAGE_DATA_SETS:
+        raise UnknownName("data set", name, IMAGE_DATA_SETS)
     if split not in SPLITS:
         raise UnknownName("split", split, SPLITS)
     if size < 1 or (subset is not None and subset < 1):
@@ -43,9 +43,9 @@ def open_images(
     drawn_subset = subset if split == "train" else None
     if name == "synthetic":
         return synthetic_images.SyntheticImages(split, size, classes or synthetic_images.CLASSES, drawn_subset)
-    folder = data_path / FOLDERS[name]
+    folder = data_path / FOLDER_BY_DATA_SET[name]
     if not folder.is_dir():
-        raise missing_files_error(name, folder)
+        raise make_missing_files_error(name, folder)
     if name == "imagenet":
         return ImageFolders(folder, split, size, drawn_subset, subset_seed)
     full_split = SMALL_SETS[name](folder, split, size)

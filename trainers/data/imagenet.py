@@ -22,7 +22,7 @@ from trainers.data import image_list
 from trainers.data.data_sets import DataSource
 from trainers.data.images import ImageSet
 
-FOLDERS = {"train": "train", "validation": "val"}
+SPLIT_FOLDERS = {"train": "train", "validation": "val"}
 MARGIN = 256 / 224  # length of the image's shorter side / side of the square that is cut out
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # per channel of the training set, with pixels from 0 to 1
 MOST_PIXELS = 2**27  # twice the largest image of the official set; a larger image is damaged or an attack
@@ -34,8 +34,8 @@ class ImageFolders(ImageSet):
 
     def __init__(self, root: Path, split: str, size: int, subset: int | None, subset_seed: int) -> None:
         """Raises InputError with the file or folder that is missing or damaged."""
-        listing = image_list.ensure_image_list(root, FOLDERS[split], subset, subset_seed)
-        self.classes = listing.head.classes
+        listing = image_list.ensure_image_list(root, SPLIT_FOLDERS[split], subset, subset_seed)
+        self.class_count = listing.header.classes
         self._root, self._size, self._entries = root, size, listing.entries
         subset_text = "" if subset is None else f", {subset} images by seed {subset_seed}"
         self.source = DataSource(
@@ -44,13 +44,13 @@ class ImageFolders(ImageSet):
         self._pool: ThreadPoolExecutor | None = None
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        entries = [self._entries[int(index)] for index in indices]
-        images = np.empty((len(entries), 3, self._size, self._size), np.float32)
+        image_entries = [self._entries[int(index)] for index in indices]
+        images = np.empty((len(image_entries), 3, self._size, self._size), np.float32)
         if self._pool is None:  # made at the first use: a process that is forked later would inherit a pool without threads
-            self._pool = ThreadPoolExecutor(decoding_threads())
-        for _ in self._pool.map(self._decode_into, images, entries):
+            self._pool = ThreadPoolExecutor(count_decoding_threads())
+        for _ in self._pool.map(self._decode_into, images, image_entries):
             pass  # iterating over the results raises the exception of a thread
-        return images, np.array([entry.label for entry in entries], np.int64)
+        return images, np.array([entry.label for entry in image_entries], np.int64)
 
     def _decode_into(self, image: np.ndarray, entry: image_list.ImageEntry) -> None:
         path = self._root / entry.path
@@ -63,13 +63,13 @@ class ImageFolders(ImageSet):
         decode_image(content, path, self._size, image)
 
 
-def decode_image(content: bytes, path: Path, size: int, image: np.ndarray) -> None:
+def decode_image(file_content: bytes, path: Path, size: int, image: np.ndarray) -> None:
     """Decode, scale and normalise an image into `image`, (3, size, size) in float32.
 
-    content: the bytes of the file. path: the file, for the message of an InputError.
+    file_content: the bytes of the file. path: the file, for the message of an InputError.
     """
     try:
-        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as photo:  # a few official .JPEG files are PNG
+        with Image.open(io.BytesIO(file_content), formats=("JPEG", "PNG")) as photo:  # a few official .JPEG files are PNG
             if photo.width * photo.height > MOST_PIXELS:
                 raise InputError(f"{path}: found {photo.width} x {photo.height} pixels. Allowed: at most {MOST_PIXELS}.")
             side = min(photo.size) / MARGIN
@@ -87,7 +87,7 @@ def decode_image(content: bytes, path: Path, size: int, image: np.ndarray) -> No
     image -= mean / std
 
 
-def decoding_threads() -> int:
+def count_decoding_threads() -> int:
     """The number of threads with which a rank decodes images: its share of the processors that this process may use, at most 8.
 
     The processors are shared among the ranks of this host (LOCAL_WORLD_SIZE).

@@ -21,7 +21,7 @@ class ImageSet(ABC):
 
     source: DataSource
     """The record of the data set."""
-    classes: int
+    class_count: int
     """Number of classes, the same in every split; labels are 0 to classes - 1."""
 
     @abstractmethod
@@ -33,32 +33,32 @@ class ImageSet(ABC):
         """
 
 
-def draw_subset(items: int, subset: int, seed: int, name: str) -> np.ndarray:
-    """Draw `subset` of `items` items at random. Returns their indices in ascending order, (subset,) in int64.
+def draw_subset(item_count: int, subset_size: int, seed: int, set_name: str) -> np.ndarray:
+    """Draw `subset_size` of `item_count` items at random. Returns their indices in ascending order, (subset_size,) in int64.
 
-    name: the data set, for messages. Raises InputError if there are fewer items than `subset`.
+    set_name: the data set, for messages. Raises InputError if there are fewer items than `subset_size`.
     """
-    if subset > items:
-        raise InputError(f"subset: found {subset}, but {name} has {items} images. Allowed: at most {items}.")
+    if subset_size > item_count:
+        raise InputError(f"subset: found {subset_size}, but {set_name} has {item_count} images. Allowed: at most {item_count}.")
     # Raw random numbers are sorted, because NumPy guarantees that they are the same in all its versions. It does not guarantee
     # this for the result of `permutation`.
-    random_numbers = np.random.Philox(key=np.array([seed, 0], np.uint64)).random_raw(items)
-    return np.sort(np.argsort(random_numbers, kind="stable")[:subset])
+    random_numbers = np.random.Philox(key=np.array([seed, 0], np.uint64)).random_raw(item_count)
+    return np.sort(np.argsort(random_numbers, kind="stable")[:subset_size])
 
 
 class Subset(ImageSet):
-    """Some images of another set, `whole`. The checksum of the subset is computed from the checksum of `whole` and the
+    """Some images of another set, `full_set`. The checksum of the subset is computed from the checksum of `full_set` and the
     indices of the images."""
 
-    def __init__(self, whole: ImageSet, subset: int, seed: int) -> None:
-        """Raises InputError if `whole` has fewer than `subset` images."""
-        self._whole = whole
-        self._indices = draw_subset(whole.source.items, subset, seed, whole.source.name)
-        self.classes = whole.classes
-        digest = hashlib.sha256(bytes.fromhex(whole.source.sha256) + self._indices.astype("<i8").tobytes())
+    def __init__(self, full_set: ImageSet, subset: int, seed: int) -> None:
+        """Raises InputError if `full_set` has fewer than `subset` images."""
+        self._whole = full_set
+        self._indices = draw_subset(full_set.source.items, subset, seed, full_set.source.name)
+        self.class_count = full_set.class_count
+        digest = hashlib.sha256(bytes.fromhex(full_set.source.sha256) + self._indices.astype("<i8").tobytes())
         self.source = msgspec.structs.replace(
-            whole.source,
-            name=f"{whole.source.name}, {subset} images by seed {seed}",
+            full_set.source,
+            name=f"{full_set.source.name}, {subset} images by seed {seed}",
             sha256=digest.hexdigest(),
             items=subset,
         )
@@ -77,17 +77,17 @@ def resize_images(images: np.ndarray, size: int) -> np.ndarray:
     images = images.astype(np.float32, copy=False)
     if (height, width) == (size, size):
         return images
-    result: np.ndarray = _resize_weights(height, size) @ images @ _resize_weights(width, size).T
+    result: np.ndarray = _compute_resize_weights(height, size) @ images @ _compute_resize_weights(width, size).T
     return result
 
 
 @functools.cache
-def _resize_weights(source: int, target: int) -> np.ndarray:
-    """The weights for resizing one dimension from `source` to `target` pixels, (target, source). Each row is a triangle around
-    the centre of a target pixel, with the sum 1."""
-    scale = source / target
-    centres = (np.arange(target) + 0.5) * scale
-    distance = np.abs(np.arange(source) + 0.5 - centres[:, None]) / max(scale, 1.0)
+def _compute_resize_weights(source_pixels: int, target_pixels: int) -> np.ndarray:
+    """The weights for resizing one dimension from `source_pixels` to `target_pixels` pixels, (target_pixels,
+    source_pixels). Each row is a triangle around the centre of a target pixel, with the sum 1."""
+    scale = source_pixels / target_pixels
+    centres = (np.arange(target_pixels) + 0.5) * scale
+    distance = np.abs(np.arange(source_pixels) + 0.5 - centres[:, None]) / max(scale, 1.0)
     triangle = np.maximum(0.0, 1.0 - distance)
     weights: np.ndarray = (triangle / triangle.sum(axis=1, keepdims=True)).astype(np.float32)
     return weights

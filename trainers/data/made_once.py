@@ -12,7 +12,7 @@ from shardlab.cluster import data_cache
 from shardlab.files import files
 
 
-def writable_path(path: Path) -> Path:
+def choose_writable_path(path: Path) -> Path:
     """The path at which a file can be written: `path` if this file exists or if its folder is writable; otherwise a path with
     the same file name in this user's cache, because the data path may be a folder of the site in which users cannot write."""
     if path.exists() or not path.parent.exists() or data_cache.is_writable(path.parent):
@@ -20,8 +20,9 @@ def writable_path(path: Path) -> Path:
     return data_cache.cache_folder(path.parent) / path.name
 
 
-def make_once(path: Path, make: Callable[[Path], None]) -> None:
-    """Create `path` if it does not exist. `make` writes a temporary file, which is then renamed, so `path` is never incomplete.
+def make_once(path: Path, write_file: Callable[[Path], None]) -> None:
+    """Create `path` if it does not exist. `write_file` writes a temporary file, which is then renamed, so `path` is never
+    incomplete.
 
     A lock file ensures that only one process at a time creates the file. Raises WorkspaceError.
     """
@@ -30,10 +31,10 @@ def make_once(path: Path, make: Callable[[Path], None]) -> None:
     with files.hold_lock(path.parent / f".{path.name}.lock"), files.as_workspace_error("make the data set"):
         if path.exists():
             return
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        temporary_folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         try:
-            make(folder / path.name)
-            (folder / path.name).rename(path)
+            write_file(temporary_folder / path.name)
+            (temporary_folder / path.name).rename(path)
             files.sync_folder(path.parent)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(temporary_folder, ignore_errors=True)

@@ -34,7 +34,7 @@ MEAN, STD = 0.1307, 0.3081  # mean and deviation of all pixels of the official t
 class Mnist(ImageSet):
     """The images of one split, from its file of images and its file of labels."""
 
-    classes = CLASSES
+    class_count = CLASSES
 
     def __init__(self, folder: Path, split: str, size: int) -> None:
         """Raises InputError with the file if images do not have 28 x 28 pixels, or if there is not one label below 10 for each
@@ -52,9 +52,11 @@ class Mnist(ImageSet):
             first_wrong = int(wrong_labels[0])
             raise InputError(f"{labels_file}: label {first_wrong} is {self._labels[first_wrong]}. Allowed: 0 to {CLASSES - 1}.")
         self._size = size
-        note = {SIDE: "", SIDE + 2 * FRAME: " framed to 32 x 32"}.get(size, f" framed to 32 x 32, resized to {size} x {size}")
+        size_note = {SIDE: "", SIDE + 2 * FRAME: " framed to 32 x 32"}.get(
+            size, f" framed to 32 x 32, resized to {size} x {size}"
+        )
         self.source = DataSource(
-            name=f"MNIST, grey in three colours{note}",
+            name=f"MNIST, grey in three colours{size_note}",
             sha256=hashlib.sha256(self._planes.tobytes() + self._labels.tobytes()).hexdigest(),
             synthetic=False,
             items=len(self._labels),
@@ -68,40 +70,44 @@ class Mnist(ImageSet):
         return np.repeat(scaled, 3, axis=1), self._labels[indices].astype(np.int64)
 
 
-def read_idx(path: Path, dimensions: int) -> np.ndarray:
+def read_idx(path: Path, dimension_count: int) -> np.ndarray:
     """Read an IDX file of unsigned bytes into an array with this number of dimensions.
 
     Raises InputError for a wrong header before memory for the data is allocated.
     """
     try:
-        with _open_unpacked(path) as handle:
-            header = handle.read(4 + 4 * dimensions)
-            magic = bytes([0, 0, UNSIGNED_BYTES, dimensions])
-            if header[:4] != magic or len(header) < 4 + 4 * dimensions:
+        with _open_unpacked(path) as idx_file:
+            header = idx_file.read(4 + 4 * dimension_count)
+            magic = bytes([0, 0, UNSIGNED_BYTES, dimension_count])
+            if header[:4] != magic or len(header) < 4 + 4 * dimension_count:
                 raise InputError(
                     f"{path}: starts with {header[:4].hex(' ')}. Allowed: {magic.hex(' ')}, IDX of unsigned bytes."
                 )
-            shape = struct.unpack(f">{dimensions}I", header[4:])
+            shape = struct.unpack(f">{dimension_count}I", header[4:])
             byte_count = 1
             for size in shape:
                 byte_count *= size  # Python's integers do not overflow; NumPy's integers would
             if not 0 < byte_count <= MOST_BYTES:
                 raise InputError(f"{path}: its header announces {byte_count} bytes. Allowed: 1 to {MOST_BYTES}.")
             if path.suffix != ".gz" and path.stat().st_size != len(header) + byte_count:
-                raise _wrong_size_error(path, path.stat().st_size - len(header), byte_count)
-            content = handle.read(byte_count + 1)  # one byte more than the header announces, to notice a file that is too long
+                raise _make_wrong_size_error(path, path.stat().st_size - len(header), byte_count)
+            content = idx_file.read(
+                byte_count + 1
+            )  # one byte more than the header announces, to notice a file that is too long
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: the gzip file is damaged or incomplete: {error}.") from None
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read the data set") from error
     if len(content) != byte_count:
-        raise _wrong_size_error(path, len(content), byte_count)
+        raise _make_wrong_size_error(path, len(content), byte_count)
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def _wrong_size_error(path: Path, actual_bytes: int, promised: int) -> InputError:
-    found_text = f"found more than {promised}" if actual_bytes > promised else f"found {actual_bytes}"
-    return InputError(f"{path}: {found_text} bytes after the header. Allowed: {promised}, by the dimensions in its header.")
+def _make_wrong_size_error(path: Path, actual_bytes: int, promised_bytes: int) -> InputError:
+    found_text = f"found more than {promised_bytes}" if actual_bytes > promised_bytes else f"found {actual_bytes}"
+    return InputError(
+        f"{path}: {found_text} bytes after the header. Allowed: {promised_bytes}, by the dimensions in its header."
+    )
 
 
 def _open_unpacked(path: Path) -> BinaryIO:

@@ -24,9 +24,9 @@ from shardlab.runs.rundir import RunDir
 from trainers.data import data_sets, image_list, token_sets
 from trainers.ranks import hang_dump
 
-CHUNK = 1 << 24
-THREADS = 8
-BATCH = 10_000  # number of files that are queued at once: each queued file needs an object of more than 1 KiB
+CHUNK_BYTES = 1 << 24
+COPY_THREADS = 8
+FILES_PER_BATCH = 10_000  # number of files that are queued at once: each queued file needs an object of more than 1 KiB
 REPORT_S = 20.0  # seconds between two events while files are copied; without events, the supervisor would end the run as hung
 GIB = 1 << 30
 
@@ -56,25 +56,25 @@ def _reads_files(cell: Cell, data_path: Path) -> bool:
     return data_sets.find_data_path(cell.options, data_path) is not None or cell.options.get("data") == "stdlib-text"
 
 
-def _files_to_copy(cell: Cell, data_path: Path) -> dict[str, Path]:
+def _list_files_to_copy(cell: Cell, data_path: Path) -> dict[str, Path]:
     """The files that the cell reads, by their relative path in the copy. Raises InputError and WorkspaceError."""
-    source = data_sets.find_data_path(cell.options, data_path)
-    if source is None:
+    data_set = data_sets.find_data_path(cell.options, data_path)
+    if data_set is None:
         text_path = token_sets.ensure_stdlib_text(data_path)
-        return {token_sets.stdlib_file_name(): text_path}
-    if not source.path.exists():
-        raise InputError(source.refusal)
-    if source.name == "imagenet":
-        return _images_to_copy(cell, source.path)
-    if source.path.is_dir():
-        paths = sorted(path for path in source.path.rglob("*") if path.is_file())
+        return {token_sets.make_stdlib_file_name(): text_path}
+    if not data_set.path.exists():
+        raise InputError(data_set.refusal)
+    if data_set.name == "imagenet":
+        return _list_images_to_copy(cell, data_set.path)
+    if data_set.path.is_dir():
+        paths = sorted(path for path in data_set.path.rglob("*") if path.is_file())
         return {str(path.relative_to(data_path)): path for path in paths}
     if (why := data_sets.refuse_copy(cell.options)) is not None:
         raise InputError(why)
-    return {str(cell.options["tokens_file"]): source.path}
+    return {str(cell.options["tokens_file"]): data_set.path}
 
 
-def _images_to_copy(cell: Cell, root: Path) -> dict[str, Path]:
+def _list_images_to_copy(cell: Cell, root: Path) -> dict[str, Path]:
     """The images in the lists that the cell reads, and the lists themselves, so that no rank has to create the lists again."""
     splits: list[tuple[str, int | None]] = [("train", cell.options["subset"])]  # type: ignore[list-item]
     if cell.instruments.validation is not None:
@@ -83,7 +83,7 @@ def _images_to_copy(cell: Cell, root: Path) -> dict[str, Path]:
     for split, subset in splits:
         seed = int(str(cell.options["subset_seed"]))
         listing = image_list.ensure_image_list(root, split, subset, seed)
-        paths[image_list.file_name(root, split, subset, seed)] = image_list.list_path(root, split, subset, seed)
+        paths[image_list.make_list_file_name(root, split, subset, seed)] = image_list.find_list_path(root, split, subset, seed)
         paths |= {f"{root.name}/{entry.path}": root / entry.path for entry in listing.entries}
     return paths
 
@@ -94,31 +94,32 @@ def _copy_data_set(cell: Cell, data_path: Path, folder: Path, run_dir: RunDir) -
     Raises InputError if the data set is missing or if the node's disk is too small, and WorkspaceError.
     """
     start_s, progress = time.monotonic(), _Progress(run_dir)
-    parent, why = node_folder.choose_parent()
+    parent_folder, why = node_folder.choose_parent()
     with files.as_workspace_error("copy the data set"):
-        sources = _files_to_copy(cell, data_path)
+        sources_by_path = _list_files_to_copy(cell, data_path)
         total_bytes = 0
-        for path in sources.values():  # this may take minutes for ImageNet on a network disk, so it reports progress
+        for path in sources_by_path.values():  # this may take minutes for ImageNet on a network disk, so it reports progress
             total_bytes += path.stat().st_size
-            progress.add(0)
+            progress.add_bytes(0)
         free_bytes = shutil.disk_usage(folder).free
         if total_bytes > free_bytes:
             raise InputError(
-                f"{parent} ({why}): the data set has {total_bytes / GIB:.1f} GiB, and {free_bytes / GIB:.1f} GiB are free on "
+                f"{parent_folder} ({why}): the data set has {total_bytes / GIB:.1f} GiB, and "
+                f"{free_bytes / GIB:.1f} GiB are free on "
                 f"{gethostname()}. Set TMPDIR to a larger disk of the node, or remove `stage: node` under `data`."
             )
-        with ThreadPoolExecutor(THREADS) as pool:
-            relative_paths = list(sources)
-            for start in range(0, len(relative_paths), BATCH):
-                batch = relative_paths[start : start + BATCH]
-                for _ in pool.map(lambda name: _copy_file(sources[name], folder / name, progress), batch):
+        with ThreadPoolExecutor(COPY_THREADS) as pool:
+            relative_paths = list(sources_by_path)
+            for batch_start in range(0, len(relative_paths), FILES_PER_BATCH):
+                path_batch = relative_paths[batch_start : batch_start + FILES_PER_BATCH]
+                for _ in pool.map(lambda name: _copy_file(sources_by_path[name], folder / name, progress), path_batch):
                     pass  # iterating over the results raises the exception of a thread
     run_dir.write_event(
-        _event_writer(),
+        _name_event_writer(),
         "data_copied",
         sync=False,
         bytes=progress.copied,
-        files=len(sources),
+        files=len(sources_by_path),
         seconds=round(time.monotonic() - start_s, 3),
         folder=str(folder),
         why=why,
@@ -128,9 +129,9 @@ def _copy_data_set(cell: Cell, data_path: Path, folder: Path, run_dir: RunDir) -
 def _copy_file(source: Path, target: Path, progress: _Progress) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with source.open("rb") as reader, target.open("xb") as writer:
-        while chunk := reader.read(CHUNK):
+        while chunk := reader.read(CHUNK_BYTES):
             writer.write(chunk)
-            progress.add(len(chunk))
+            progress.add_bytes(len(chunk))
 
 
 class _Progress:
@@ -140,15 +141,15 @@ class _Progress:
         self.copied = 0
         self._run_dir, self._reported_s, self._lock = run_dir, time.monotonic(), threading.Lock()
 
-    def add(self, byte_count: int) -> None:
+    def add_bytes(self, byte_count: int) -> None:
         with self._lock:
             self.copied += byte_count
             if time.monotonic() - self._reported_s < REPORT_S:
                 return
             self._reported_s = time.monotonic()
             hang_dump.report_progress()
-            self._run_dir.write_event(_event_writer(), "data_copying", sync=False, bytes=self.copied)
+            self._run_dir.write_event(_name_event_writer(), "data_copying", sync=False, bytes=self.copied)
 
 
-def _event_writer() -> str:
+def _name_event_writer() -> str:
     return f"data-{gethostname()}"

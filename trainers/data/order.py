@@ -18,53 +18,63 @@ WARMUP, TIMED, PROOF = 0, 1, 2
 class DataOrder:
     """The items of each step: a new permutation of all items in every epoch, cut into global batches.
 
-    The items after the last whole global batch of an epoch are left out. rest: number of these items that are not left out,
+    The items after the last whole global batch of an epoch are left out. short_step_items: number of these items that are
+    not left out,
     because each timed epoch has a short step with them at its end.
     """
 
-    def __init__(self, items: int, global_batch_size: int, seed: int, rest: int = 0) -> None:
-        self._whole_batches = items // global_batch_size  # number of steps of an epoch that have a whole global batch
-        self.steps_per_epoch = self._whole_batches + (rest > 0)  # number of steps of a timed epoch, including the short step
+    def __init__(self, item_count: int, global_batch_size: int, seed: int, short_step_items: int = 0) -> None:
+        self._whole_batches = item_count // global_batch_size  # number of steps of an epoch that have a whole global batch
+        self.steps_per_epoch = self._whole_batches + (
+            short_step_items > 0
+        )  # number of steps of a timed epoch, including the short step
         if self._whole_batches == 0:
             raise InputError(
-                f"global_batch_size: found {global_batch_size}, but the data has {items} items. Allowed: at most {items}."
+                f"global_batch_size: found {global_batch_size}, but the data has {item_count} items. "
+                f"Allowed: at most {item_count}."
             )
-        self._items, self._batch_size, self._seed, self._rest = items, global_batch_size, seed, rest
+        self._items, self._batch_size, self._seed, self._rest = item_count, global_batch_size, seed, short_step_items
         self._current: tuple[tuple[int, int], np.ndarray] | None = None
 
-    def timed_steps(self, cell: Cell) -> int:
+    def count_timed_steps(self, cell: Cell) -> int:
         """The number of timed steps of a cell, whose length is given in steps or in epochs."""
         return cell.steps if cell.steps is not None else (cell.epochs or 0) * self.steps_per_epoch
 
-    def with_rest(self, share: int) -> DataOrder:
-        """The same order with an additional short step at the end of each timed epoch. share: the number of items of one rank
+    def with_short_step(self, rank_items: int) -> DataOrder:
+        """The same order with an additional short step at the end of each timed epoch. rank_items: the number of items of
+        one rank
         in a step; the short step has as many whole shares as the remaining items allow."""
         leftover = self._items % self._batch_size
-        return DataOrder(self._items, self._batch_size, self._seed, leftover - leftover % share)
+        return DataOrder(self._items, self._batch_size, self._seed, leftover - leftover % rank_items)
 
-    def items_in(self, phase: int, step: int) -> int:
+    def count_items(self, phase: int, step: int) -> int:
         """The number of items in the global batch of a step. step: 0, 1, ... in the phase."""
         return self._batch_size if self._locate_step(phase, step)[1] < self._whole_batches else self._rest
 
-    def batch(self, phase: int, step: int) -> np.ndarray:
-        """The indices of the items in the global batch of a step, (items_in(phase, step),). step: 0, 1, ... in the phase."""
+    def list_batch_items(self, phase: int, step: int) -> np.ndarray:
+        """The indices of the items in the global batch of a step, (count_items(phase, step),). step: 0, 1, ... in the phase."""
         epoch, position = self._locate_step(phase, step)
         begin = position * self._batch_size
-        return self._permute_items(phase, epoch)[begin : begin + self.items_in(phase, step)]
+        return self._permute_items(phase, epoch)[begin : begin + self.count_items(phase, step)]
 
-    def micro_batches(self, phase: int, step: int, *, part: int, parts: int, size: int) -> list[np.ndarray]:
-        """The micro-batches of one slice of a step's global batch, as indices of `size` items each.
+    def list_micro_batches(
+        self, phase: int, step: int, *, slice_index: int, slice_count: int, micro_batch_size: int
+    ) -> list[np.ndarray]:
+        """The micro-batches of one slice of a step's global batch, as indices of `micro_batch_size` items each.
 
-        The global batch is divided into `parts` equal slices; `part` is the number of the slice, from 0. In a short step, the
+        The global batch is divided into `slice_count` equal slices; `slice_index` is the number of the slice, from 0. In a
+        short
+        step, the
         first slices have their full size and all later slices are empty. Raises InputError if the sizes are not divisible.
         """
-        share, remainder = divmod(self._batch_size, parts)
-        if remainder or share % size:
+        share, remainder = divmod(self._batch_size, slice_count)
+        if remainder or share % micro_batch_size:
             raise InputError(
-                f"global_batch_size: {self._batch_size} cannot be divided into {parts} slices of micro-batches of {size} items."
+                f"global_batch_size: {self._batch_size} cannot be divided into {slice_count} slices of "
+                f"micro-batches of {micro_batch_size} items."
             )
-        slice_items = self.batch(phase, step)[part * share : (part + 1) * share]
-        return [slice_items[begin : begin + size] for begin in range(0, len(slice_items), size)]
+        slice_items = self.list_batch_items(phase, step)[slice_index * share : (slice_index + 1) * share]
+        return [slice_items[begin : begin + micro_batch_size] for begin in range(0, len(slice_items), micro_batch_size)]
 
     def _locate_step(self, phase: int, step: int) -> tuple[int, int]:
         """The place of a step in the order of a phase: (number of its epoch, position of the step in this epoch), both from

@@ -8,10 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
-AHEAD = 2  # number of steps that are fetched ahead: one is ready, and the next one is being fetched
+STEPS_AHEAD = 2  # number of steps that are fetched ahead: one is ready, and the next one is being fetched
 
 
-def prefetch_results(steps: Iterable[Callable[[], T]], most_ahead: int = AHEAD) -> Generator[T, None, None]:
+def prefetch_results(fetch_functions: Iterable[Callable[[], T]], most_ahead: int = STEPS_AHEAD) -> Generator[T, None, None]:
     """Call functions in a thread and yield their results in order.
 
     The thread calls up to `most_ahead` functions before their results are requested. If a function raises an error, the error
@@ -20,7 +20,7 @@ def prefetch_results(steps: Iterable[Callable[[], T]], most_ahead: int = AHEAD) 
     futures: deque[Future[T]] = deque()
     pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:
-        fetches = iter(steps)
+        fetches = iter(fetch_functions)
         for fetch in fetches:
             futures.append(pool.submit(fetch))
             if len(futures) > most_ahead:

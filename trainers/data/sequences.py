@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from trainers.data.data_sets import DataSource
 
-VALIDATION = 10  # the last tenth of the sequences is the validation split
+VALIDATION_DIVISOR = 10  # the last tenth of the sequences is the validation split
 
 
 class TokenSet(ABC):
@@ -30,8 +30,9 @@ class TokenSet(ABC):
         """
 
 
-def split_range(sequences: int, split: str) -> tuple[int, int]:
-    """Which sequences of a set belong to a split: (index of the first sequence, number of sequences). sequences: the number of
+def locate_split(sequence_count: int, split: str) -> tuple[int, int]:
+    """Which sequences of a set belong to a split: (index of the first sequence, number of sequences). sequence_count: the
+    number of
     sequences in the whole set. split: `train` or `validation`."""
-    held_out = sequences // VALIDATION
-    return (0, sequences - held_out) if split == "train" else (sequences - held_out, held_out)
+    held_out = sequence_count // VALIDATION_DIVISOR
+    return (0, sequence_count - held_out) if split == "train" else (sequence_count - held_out, held_out)

@@ -10,9 +10,9 @@ from shardlab.errors import InputError
 from trainers.data.data_sets import DataSource
 from trainers.data.images import ImageSet
 
-CLASSES, ITEMS = 10, {"train": 2_000, "validation": 500}
+CLASSES, ITEMS_BY_SPLIT = 10, {"train": 2_000, "validation": 500}
 SEED, VERSION = 10, 1  # if the rule for the images changes, the version must change, because it is in the checksum
-COARSE = 4  # the pattern of a class has 4 x 4 fields in each colour
+PATTERN_FIELDS = 4  # the pattern of a class has 4 x 4 fields in each colour
 PATTERN, NOISE = 1.3, 1.15  # half-widths of two uniform distributions; a pixel is their sum, with standard deviation 1
 
 
@@ -25,19 +25,21 @@ class SyntheticImages(ImageSet):
         2 classes."""
         if classes < 2:
             raise InputError(f"classes: found {classes}. Allowed: at least 2, or there is nothing to learn.")
-        self.classes, self._size = classes, size
-        count = items or ITEMS[split]
+        self.class_count, self._size = classes, size
+        item_count = items or ITEMS_BY_SPLIT[split]
         self._first_index = 0 if split == "train" else 2**40  # far above each number of a `train` image: no common image
-        random_numbers = np.random.Philox(key=np.array([SEED, 2**63], np.uint64)).random_raw(classes * 3 * COARSE**2) / 2.0**64
-        patterns = (2 * random_numbers - 1).reshape(classes, 3, COARSE, COARSE) * PATTERN - NOISE
-        self._fields = np.arange(size) * COARSE // size
+        random_numbers = (
+            np.random.Philox(key=np.array([SEED, 2**63], np.uint64)).random_raw(classes * 3 * PATTERN_FIELDS**2) / 2.0**64
+        )
+        patterns = (2 * random_numbers - 1).reshape(classes, 3, PATTERN_FIELDS, PATTERN_FIELDS) * PATTERN - NOISE
+        self._fields = np.arange(size) * PATTERN_FIELDS // size
         self._patterns = patterns.astype(np.float32)[..., self._fields]  # patterns with `size` columns, but only COARSE rows
-        rule = f"synthetic images {VERSION}, seed {SEED}, {split}, {count} of {size} x {size} in {classes} classes"
+        rule = f"synthetic images {VERSION}, seed {SEED}, {split}, {item_count} of {size} x {size} in {classes} classes"
         self.source = DataSource(
             name=f"synthetic images, {size} x {size}, {classes} classes",
             sha256=hashlib.sha256(rule.encode()).hexdigest(),
             synthetic=True,
-            items=count,
+            items=item_count,
         )
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -50,7 +52,7 @@ class SyntheticImages(ImageSet):
             # gives 8 pixels.
             generator = np.random.Philox(key=np.array([SEED, self._first_index + int(index)], np.uint64))
             random_numbers = generator.random_raw(1 + (value_count + 7) // 8)
-            labels[row] = random_numbers[0] % self.classes
+            labels[row] = random_numbers[0] % self.class_count
             noise = random_numbers[1:].view(np.uint8)[:value_count].reshape(3, size, size)
             np.multiply(noise, np.float32(2 * NOISE / 255), out=images[row])
             images[row] += self._patterns[labels[row]].take(self._fields, axis=1)

@@ -9,13 +9,13 @@ import numpy as np
 
 from shardlab.errors import InputError
 from trainers.data.data_sets import DataSource
-from trainers.data.sequences import TokenSet, split_range
+from trainers.data.sequences import TokenSet, locate_split
 
-VOCABULARY, SEQUENCES = 256, 10_000
+VOCABULARY, SEQUENCE_COUNT = 256, 10_000
 SEED, VERSION = 10, 1  # if the rule for the tokens changes, the version must change, because it is in the checksum
 # If the vocabulary is larger than 256, only its first 256 tokens are used; else a short run would hardly see any token twice.
 MOST_SYMBOLS = 256
-SURPRISE = 0.1  # the probability that a token is random, with the same probability for each symbol
+RANDOM_TOKEN_PROBABILITY = 0.1  # the probability that a token is random, with the same probability for each symbol
 
 
 class SyntheticTokens(TokenSet):
@@ -31,29 +31,31 @@ class SyntheticTokens(TokenSet):
             raise InputError(f"vocabulary: found {vocabulary}. Allowed: at least 2, or there is nothing to learn.")
         self.vocabulary = vocabulary
         self._symbols = min(vocabulary, MOST_SYMBOLS)
-        self._first_index, items = split_range(SEQUENCES, split)
+        self._first_index, sequence_count = locate_split(SEQUENCE_COUNT, split)
         factors, terms = [1], [0]  # the rule applied k times is: factors[k] * token + terms[k]
         for _ in range(seq_len):
             factors.append(5 * factors[-1] % self._symbols)
             terms.append((5 * terms[-1] + 3) % self._symbols)
         self._factors, self._terms = np.array(factors), np.array(terms)
-        rule = f"synthetic tokens {VERSION}, seed {SEED}, {split}, {items} of {seq_len} + 1 below {self._symbols}"
+        rule = f"synthetic tokens {VERSION}, seed {SEED}, {split}, {sequence_count} of {seq_len} + 1 below {self._symbols}"
         self.source = DataSource(
             name=f"synthetic tokens below {self._symbols}",
             sha256=hashlib.sha256(rule.encode()).hexdigest(),
             synthetic=True,
-            items=items,
+            items=sequence_count,
         )
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         length = len(self._factors)
-        numbers = np.empty((len(indices), length), np.uint64)
+        random_numbers = np.empty((len(indices), length), np.uint64)
         for row, index in enumerate(indices):
-            numbers[row] = np.random.Philox(key=np.array([SEED, self._first_index + int(index)], np.uint64)).random_raw(length)
+            random_numbers[row] = np.random.Philox(key=np.array([SEED, self._first_index + int(index)], np.uint64)).random_raw(
+                length
+            )
         # The lower 32 bits of a draw select the random symbol; the upper 32 bits decide whether the token is random.
-        random_tokens = (numbers % 2**32 % self._symbols).astype(np.int64)
+        random_tokens = (random_numbers % 2**32 % self._symbols).astype(np.int64)
         positions = np.arange(length)
-        random_positions = np.where(numbers >> 32 < int(SURPRISE * 2**32), positions, 0)
+        random_positions = np.where(random_numbers >> 32 < int(RANDOM_TOKEN_PROBABILITY * 2**32), positions, 0)
         # For each position, the position of the last random token, from which the rule computes this token. The first token of
         # a sequence is always random.
         last_random = np.maximum.accumulate(random_positions, axis=1)

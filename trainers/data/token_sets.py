@@ -10,15 +10,22 @@ import numpy as np
 
 from shardlab.errors import InputError, UnknownName
 from trainers.data import tokens
-from trainers.data.data_sets import SPLITS, TOKENS, DataSource, missing_token_file_error, token_file_path
-from trainers.data.made_once import make_once, writable_path
-from trainers.data.sequences import VALIDATION, TokenSet, split_range
+from trainers.data.data_sets import SPLITS, TOKEN_DATA_SETS, DataSource, find_token_file, make_missing_token_file_error
+from trainers.data.made_once import choose_writable_path, make_once
+from trainers.data.sequences import VALIDATION_DIVISOR, TokenSet, locate_split
 from trainers.data.synthetic_tokens import VOCABULARY, SyntheticTokens
 from trainers.data.tokens import TokenFile
 
 MOST_BYTES = 8 * 2**20  # the largest size of the text from the standard library
-BYTES = 256  # the vocabulary of a text whose tokens are its bytes
-LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}  # folders whose files are not used
+BYTE_VOCABULARY = 256  # the vocabulary of a text whose tokens are its bytes
+SKIPPED_FOLDERS = {
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+}  # folders whose files are not used
 
 
 def open_tokens(
@@ -26,7 +33,7 @@ def open_tokens(
 ) -> TokenSet:
     """Open one split of a set. The last tenth of the sequences is for validation, all other sequences are for training.
 
-    name: the data set, one of TOKENS.
+    name: the data set, one of TOKEN_DATA_SETS.
     split: `train` or `validation`.
     seq_len: tokens of a sequence.
     vocabulary: size of the model's vocabulary. It must contain all tokens of a file; the synthetic set draws tokens from it.
@@ -37,15 +44,15 @@ def open_tokens(
     Raises InputError if the file is missing or damaged, if a token is too large for the model, or if there are too few tokens;
     and WorkspaceError.
     """
-    if name not in TOKENS:
-        raise UnknownName("data set", name, TOKENS)
+    if name not in TOKEN_DATA_SETS:
+        raise UnknownName("data set", name, TOKEN_DATA_SETS)
     if split not in SPLITS:
         raise UnknownName("split", split, SPLITS)
     if (name == "tokens") != (tokens_file is not None):
         raise InputError(f"tokens_file: found {tokens_file!r} with the data set {name}. Allowed: a path, only with tokens.")
     if name == "synthetic":
         return SyntheticTokens(split, seq_len, vocabulary or VOCABULARY)
-    path = ensure_stdlib_text(data_path) if tokens_file is None else token_file_path(tokens_file, data_path)
+    path = ensure_stdlib_text(data_path) if tokens_file is None else find_token_file(tokens_file, data_path)
     return FileTokens(path, split, seq_len, vocabulary)
 
 
@@ -55,16 +62,18 @@ class FileTokens(TokenSet):
     def __init__(self, path: Path, split: str, seq_len: int, vocabulary: int | None) -> None:
         """Raises InputError with the file if it is missing or damaged, or does not fit the model."""
         if not path.exists():
-            raise missing_token_file_error(path)
+            raise make_missing_token_file_error(path)
         self._file, self._seq_len = TokenFile(path), seq_len
         self.vocabulary = self._file.vocabulary
         if vocabulary is not None and self.vocabulary > vocabulary:
             raise InputError(f"{path}: has a vocabulary of {self.vocabulary}. Allowed: at most the model's, {vocabulary}.")
-        self._first_index, items = split_range(self._file.count_sequences(seq_len), split)
-        if items == 0:
-            text = f"{path}: {len(self._file.tokens)} tokens make {self._file.count_sequences(seq_len)} sequences of {seq_len}"
-            raise InputError(f"{text}, too few for the {split} split. Allowed: at least {VALIDATION} sequences.")
-        self.source = DataSource(name=path.stem, sha256=self._file.sha256, synthetic=False, items=items)
+        self._first_index, sequence_count = locate_split(self._file.count_sequences(seq_len), split)
+        if sequence_count == 0:
+            sizes_text = (
+                f"{path}: {len(self._file.tokens)} tokens make {self._file.count_sequences(seq_len)} sequences of {seq_len}"
+            )
+            raise InputError(f"{sizes_text}, too few for the {split} split. Allowed: at least {VALIDATION_DIVISOR} sequences.")
+        self.source = DataSource(name=path.stem, sha256=self._file.sha256, synthetic=False, items=sequence_count)
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         return self._file.read_sequences(self._first_index + indices, self._seq_len)
@@ -76,29 +85,31 @@ def ensure_stdlib_text(data_path: Path) -> Path:
     If the file does not exist, it is written into the data folder, or into the user's cache if the data folder is not writable.
     The version of Python is part of the name, because each version has a different text. Raises WorkspaceError.
     """
-    path = writable_path(data_path / stdlib_file_name())
+    path = choose_writable_path(data_path / make_stdlib_file_name())
     make_once(path, _write_stdlib_text)
     return path
 
 
-def stdlib_file_name() -> str:
+def make_stdlib_file_name() -> str:
     """The name of the file with the standard library's source."""
     return f"stdlib-text-{platform.python_version()}.tokens"
 
 
-def source_files(library: Path) -> list[Path]:
+def list_source_files(library: Path) -> list[Path]:
     """The library's .py files, sorted by path, without tests and without installed packages."""
     relative_paths = (path.relative_to(library) for path in library.rglob("*.py"))
-    return [library / path for path in sorted(relative_paths, key=Path.as_posix) if not LEFT_OUT.intersection(path.parts)]
+    return [
+        library / path for path in sorted(relative_paths, key=Path.as_posix) if not SKIPPED_FOLDERS.intersection(path.parts)
+    ]
 
 
 def _write_stdlib_text(path: Path) -> None:
     library = Path(sysconfig.get_path("stdlib"))
-    text = bytearray()
-    for source in source_files(library):
-        if len(text) >= MOST_BYTES:
+    source_text = bytearray()
+    for source_file in list_source_files(library):
+        if len(source_text) >= MOST_BYTES:
             break
-        text += source.read_bytes()
-    if not text:
+        source_text += source_file.read_bytes()
+    if not source_text:
         raise InputError(f"{library}: has no Python source to train on; this Python was installed without .py files.")
-    tokens.write(path, [np.frombuffer(text[:MOST_BYTES], dtype=np.uint8)], BYTES)
+    tokens.write_token_file(path, [np.frombuffer(source_text[:MOST_BYTES], dtype=np.uint8)], BYTE_VOCABULARY)

@@ -15,38 +15,39 @@ from trainers.data import tokens
 if TYPE_CHECKING:
     import numpy as np
 
-PIECE = 2**20  # bytes read at a time
+PIECE_BYTES = 2**20  # bytes read at a time
 LONGEST_LINE = 2**24  # characters; a longer line is cut at any place
 # A place where a text may be cut: a line end before a character that is not a space. A tokenizer may join line ends and spaces
 # with the characters after them, but it never joins such a character with the line before.
 LINE_END = re.compile(r"\n(?=\S)")
 
 
-def tokenize_texts(texts: list[Path], out: Path, tokenizer: str) -> str:
-    """Write the tokens of the texts to `out` and return a sentence about the file. There is no separator between the texts.
+def tokenize_texts(text_files: list[Path], token_file: Path, tokenizer: str) -> str:
+    """Write the tokens of the texts to `token_file` and return a sentence about the file. There is no separator between the
+    texts.
 
     tokenizer: `bytes`, or the path of a tokenizer.json of the tokenizers library. The library gets a text in pieces of about
     1 MiB that end at a line end. Raises InputError if a text is missing, empty or not UTF-8, or if the tokenizer cannot be
     read; and WorkspaceError.
     """
-    for text in texts:
-        if not text.is_file():
-            raise InputError(f"{text}: no such file. Allowed: text files.")
-        if out.exists() and out.samefile(text):
-            raise InputError(f"--out: {out} is also one of the input texts. Allowed: another file.")
+    for text_file in text_files:
+        if not text_file.is_file():
+            raise InputError(f"{text_file}: no such file. Allowed: text files.")
+        if token_file.exists() and token_file.samefile(text_file):
+            raise InputError(f"--out: {token_file} is also one of the input texts. Allowed: another file.")
     if tokenizer == "bytes":
-        vocabulary, pieces = 256, _byte_tokens(texts)
+        vocabulary, pieces = 256, _read_byte_tokens(text_files)
     else:
         vocabulary, encode = _load_tokenizer(Path(tokenizer))
-        pieces = (encode(piece) for text in texts for piece in _split_at_line_ends(text))
-    count = tokens.write(out, pieces, vocabulary)
-    return f"{out}: {count} tokens, with ids from 0 to {vocabulary - 1}"
+        pieces = (encode(piece) for text_file in text_files for piece in _split_at_line_ends(text_file))
+    token_count = tokens.write_token_file(token_file, pieces, vocabulary)
+    return f"{token_file}: {token_count} tokens, with ids from 0 to {vocabulary - 1}"
 
 
-def _byte_tokens(texts: Iterable[Path]) -> Iterator[np.ndarray]:
+def _read_byte_tokens(text_files: Iterable[Path]) -> Iterator[np.ndarray]:
     import numpy as np
 
-    return (np.frombuffer(piece, np.uint8) for text in texts for piece in _read_pieces(text))
+    return (np.frombuffer(piece, np.uint8) for text_file in text_files for piece in _read_pieces(text_file))
 
 
 def _load_tokenizer(path: Path) -> tuple[int, Callable[[str], np.ndarray]]:
@@ -69,12 +70,12 @@ def _load_tokenizer(path: Path) -> tuple[int, Callable[[str], np.ndarray]]:
     return vocabulary, lambda piece: np.array(tokenizer.encode(piece, add_special_tokens=False).ids, np.uint32)
 
 
-def _split_at_line_ends(text: Path) -> Iterator[str]:
+def _split_at_line_ends(text_file: Path) -> Iterator[str]:
     """Read a text file in pieces. A piece ends at the last line end that was read; the text after it is in the next piece."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     pending_text, bytes_read = "", 0
     try:
-        for piece in _read_pieces(text):
+        for piece in _read_pieces(text_file):
             bytes_read += len(piece)
             pending_text += decoder.decode(piece)
             line_ends = [match.end() for match in LINE_END.finditer(pending_text)]
@@ -88,16 +89,16 @@ def _split_at_line_ends(text: Path) -> Iterator[str]:
     except UnicodeDecodeError as error:
         byte_offset = bytes_read - len(error.object) + error.start
         allowed = "Allowed: UTF-8, or --tokenizer bytes"
-        raise InputError(f"{text}: byte {byte_offset} is not UTF-8 text: {error.reason}. {allowed}.") from None
+        raise InputError(f"{text_file}: byte {byte_offset} is not UTF-8 text: {error.reason}. {allowed}.") from None
     if pending_text:
         yield pending_text
 
 
-def _read_pieces(text: Path) -> Iterator[bytes]:
+def _read_pieces(text_file: Path) -> Iterator[bytes]:
     is_empty = True
-    with files.as_workspace_error("read the text"), text.open("rb") as handle:
-        while piece := handle.read(PIECE):
+    with files.as_workspace_error("read the text"), text_file.open("rb") as opened_file:
+        while piece := opened_file.read(PIECE_BYTES):
             is_empty = False
             yield piece
     if is_empty:
-        raise InputError(f"{text}: the file is empty. Allowed: text files.")
+        raise InputError(f"{text_file}: the file is empty. Allowed: text files.")

@@ -30,7 +30,7 @@ from shardlab.files import files
 MAGIC = b"SHLTOKEN"
 VERSION = 1
 HEADER = struct.Struct("<8sIIQQ32s")
-DTYPES = {2: "<u2", 4: "<u4"}
+DTYPE_BY_WIDTH = {2: "<u2", 4: "<u4"}
 
 
 class TokenFile:
@@ -38,9 +38,11 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         """Raises InputError with the file if it is not a complete and undamaged token file."""
-        width, count, self.vocabulary, digest = _read_header(path)
+        bytes_per_token, token_count, self.vocabulary, digest = _read_header(path)
         self.sha256 = digest.hex()
-        self.tokens: np.ndarray = np.memmap(path, dtype=DTYPES[width], mode="r", offset=HEADER.size, shape=(count,))
+        self.tokens: np.ndarray = np.memmap(
+            path, dtype=DTYPE_BY_WIDTH[bytes_per_token], mode="r", offset=HEADER.size, shape=(token_count,)
+        )
         if hashlib.sha256(self.tokens.data).digest() != digest:
             raise InputError(f"{path}: the tokens do not match the checksum in the header (SHA-256 differs).")
         if (largest := int(self.tokens.max())) >= self.vocabulary:
@@ -57,26 +59,27 @@ class TokenFile:
         return self.tokens[offsets].astype(np.int64)
 
 
-def write(path: Path, pieces: Iterable[np.ndarray], vocabulary: int) -> int:
+def write_token_file(path: Path, token_arrays: Iterable[np.ndarray], vocabulary: int) -> int:
     """Write a token file and return its number of tokens.
 
-    pieces: 1-dimensional arrays of tokens, in order. vocabulary: every token is smaller; up to 2^16, tokens are written in
+    token_arrays: 1-dimensional arrays of tokens, in order. vocabulary: every token is smaller; up to 2^16, tokens are
+    written in
     uint16, else in uint32. Raises InputError if there is no token, and WorkspaceError; after an error, `path` is unchanged.
     """
-    width = 2 if vocabulary <= 2**16 else 4
-    count, digest = 0, hashlib.sha256()
-    with files.open_atomic(path) as handle:
-        handle.write(bytes(HEADER.size))  # room for the header, whose values are known only at the end
-        for piece in pieces:
-            token_bytes = piece.astype(DTYPES[width], copy=False).tobytes()
+    bytes_per_token = 2 if vocabulary <= 2**16 else 4
+    token_count, digest = 0, hashlib.sha256()
+    with files.open_atomic(path) as token_file:
+        token_file.write(bytes(HEADER.size))  # room for the header, whose values are known only at the end
+        for token_array in token_arrays:
+            token_bytes = token_array.astype(DTYPE_BY_WIDTH[bytes_per_token], copy=False).tobytes()
             digest.update(token_bytes)
-            handle.write(token_bytes)
-            count += len(piece)
-        if not count:
+            token_file.write(token_bytes)
+            token_count += len(token_array)
+        if not token_count:
             raise InputError(f"{path}: found no tokens to write. Allowed: texts with at least one token.")
-        handle.seek(0)
-        handle.write(HEADER.pack(MAGIC, VERSION, width, count, vocabulary, digest.digest()))
-    return count
+        token_file.seek(0)
+        token_file.write(HEADER.pack(MAGIC, VERSION, bytes_per_token, token_count, vocabulary, digest.digest()))
+    return token_count
 
 
 def _read_header(path: Path) -> tuple[int, int, int, bytes]:
@@ -84,22 +87,24 @@ def _read_header(path: Path) -> tuple[int, int, int, bytes]:
 
     All checks that do not need the tokens themselves are made here. Raises InputError and WorkspaceError.
     """
-    with files.as_workspace_error("read the data set"), path.open("rb") as handle:
-        size, raw = os.fstat(handle.fileno()).st_size, handle.read(HEADER.size)
-    if len(raw) < HEADER.size:
-        raise InputError(f"{path}: found {size} bytes. Allowed: a token file, whose header alone has {HEADER.size} bytes.")
-    magic, version, width, count, vocabulary, digest = HEADER.unpack(raw)
+    with files.as_workspace_error("read the data set"), path.open("rb") as token_file:
+        file_bytes, header_bytes = os.fstat(token_file.fileno()).st_size, token_file.read(HEADER.size)
+    if len(header_bytes) < HEADER.size:
+        raise InputError(
+            f"{path}: found {file_bytes} bytes. Allowed: a token file, whose header alone has {HEADER.size} bytes."
+        )
+    magic, version, bytes_per_token, token_count, vocabulary, digest = HEADER.unpack(header_bytes)
     if magic != MAGIC:
         raise InputError(f"{path}: is not a token file: it starts with {magic!r}, not with {MAGIC!r}.")
     if version != VERSION:
         raise InputError(f"{path}: found version {version} of the token file format. Allowed: {VERSION}.")
-    if width not in DTYPES:
-        raise InputError(f"{path}: found {width} bytes per token. Allowed: {', '.join(map(str, DTYPES))}.")
-    if count == 0:
+    if bytes_per_token not in DTYPE_BY_WIDTH:
+        raise InputError(f"{path}: found {bytes_per_token} bytes per token. Allowed: {', '.join(map(str, DTYPE_BY_WIDTH))}.")
+    if token_count == 0:
         raise InputError(f"{path}: found no tokens. Allowed: a file with at least one.")
-    if size != HEADER.size + count * width:
+    if file_bytes != HEADER.size + token_count * bytes_per_token:
         raise InputError(
-            f"{path}: found {size} bytes. Allowed: {HEADER.size + count * width}, "
-            f"because its header announces {count} tokens of {width} bytes."
+            f"{path}: found {file_bytes} bytes. Allowed: {HEADER.size + token_count * bytes_per_token}, "
+            f"because its header announces {token_count} tokens of {bytes_per_token} bytes."
         )
-    return width, count, vocabulary, digest
+    return bytes_per_token, token_count, vocabulary, digest

@@ -12,10 +12,11 @@ from trainers.theory.zero import BUCKET_ELEMENTS, count_sent_gradient_bytes
 NEVER = 10**9  # a number of steps that no run reaches
 
 
-def make_config(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> dict[str, Any]:
+def make_config(cell: Cell, stage: int, *, element_count: int, pin_memory: bool) -> dict[str, Any]:
     """The configuration for a cell and a ZeRO stage.
 
-    elements: number of elements of all parameters of the model. pin_memory: whether offloaded tensors are in pinned memory.
+    element_count: number of elements of all parameters of the model. pin_memory: whether offloaded tensors are in pinned
+    memory.
     """
     is_pure, is_fp16 = cell.precision == "bf16-pure", cell.precision == "fp16"
     is_bf16 = cell.precision == "bf16" or is_pure
@@ -33,12 +34,12 @@ def make_config(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> d
             "bf16_master_weights_and_grads": is_pure,
             "bf16_optimizer_states": is_pure,
         },
-        "fp16": {"enabled": is_fp16, **(_dynamic_scale_keys() if is_fp16 else {})},
+        "fp16": {"enabled": is_fp16, **(_make_dynamic_scale_keys() if is_fp16 else {})},
         "torch_autocast": {"enabled": False},
         # The optimizer is torch's optimizer, made by trainers.model.optimization, as for every other strategy.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": {"stage": stage, **_zero_section(cell, stage, elements, pin_memory)},
+        "zero_optimization": {"stage": stage, **_make_zero_section(cell, stage, element_count, pin_memory)},
         "steps_per_print": NEVER,
         "wall_clock_breakdown": False,
         "memory_breakdown": False,
@@ -50,14 +51,14 @@ def make_config(cell: Cell, stage: int, *, elements: int, pin_memory: bool) -> d
     return config
 
 
-def _dynamic_scale_keys() -> dict[str, Any]:
+def _make_dynamic_scale_keys() -> dict[str, Any]:
     """The keys that make DeepSpeed scale losses by the rule of trainers.model.loss_scaling, as far as DeepSpeed can do this.
     Unlike that rule, DeepSpeed stops the run if the scale is too small."""
     return {
         "auto_cast": True,  # DeepSpeed casts the inputs to fp16, because images come in fp32
         "loss_scale": 0,  # 0: the scale is dynamic
-        "initial_scale_power": int(math.log2(loss_scaling.START)),
-        "loss_scale_window": loss_scaling.INTERVAL,
+        "initial_scale_power": int(math.log2(loss_scaling.START_SCALE)),
+        "loss_scale_window": loss_scaling.GROWTH_INTERVAL,
         "hysteresis": 1,  # number of overflows after which the scale is halved
         "consecutive_hysteresis": False,
         "min_loss_scale": 1,
@@ -65,12 +66,12 @@ def _dynamic_scale_keys() -> dict[str, Any]:
     }
 
 
-def _zero_section(cell: Cell, stage: int, elements: int, pin_memory: bool) -> dict[str, Any]:
+def _make_zero_section(cell: Cell, stage: int, element_count: int, pin_memory: bool) -> dict[str, Any]:
     """The part `zero_optimization` of the configuration: buckets (sizes in elements), prefetching, ZeRO++ and offloading."""
     if stage == 0:
         return {}
     options = cell.options
-    default_bucket = min(elements + elements % 2, BUCKET_ELEMENTS)  # DeepSpeed refuses buckets of odd size
+    default_bucket = min(element_count + element_count % 2, BUCKET_ELEMENTS)  # DeepSpeed refuses buckets of odd size
     section: dict[str, Any] = {
         "reduce_bucket_size": options["reduce_bucket_size"] or default_bucket,
         "overlap_comm": options["overlap_comm"],

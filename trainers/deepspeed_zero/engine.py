@@ -48,44 +48,49 @@ class ZeroEngine(ReplicatedEngine):
         self.stage = stage
         divisor = 2 * ranks.world_size  # ZeRO++ quantises only parameters whose size is divisible by this number
         self._matrix_elements = sum(p.numel() for p in model.parameters() if p.dim() > 1 and p.numel() % divisor == 0)
-        elements = [p.numel() for p in model.parameters() if p.requires_grad]
-        self.config = deepspeed_config.make_config(cell, stage, elements=sum(elements), pin_memory=ranks.device.type == "cuda")
+        element_counts = [p.numel() for p in model.parameters() if p.requires_grad]
+        self.config = deepspeed_config.make_config(
+            cell, stage, element_count=sum(element_counts), pin_memory=ranks.device.type == "cuda"
+        )
         low_dtype = dtypes.cast_dtype(cell.precision)
         if deferred is not None:
             blocks = activation_checkpointing.list_units(task, model)
-            initial = _build_sharded(model, deferred, blocks, ranks, self.config, low_dtype)
+            initial_weights = _build_sharded(model, deferred, blocks, ranks, self.config, low_dtype)
         else:
             # DeepSpeed moves this rank's part of the model to the device, at stage 3 one parameter at a time. `initial` has the
             # fp32 weights without a copy, because casting the model allocates new memory for each parameter.
-            initial = {name: p.detach() for name, p in model.named_parameters()} if low_dtype else {}
+            initial_weights = {name: p.detach() for name, p in model.named_parameters()} if low_dtype else {}
             model.to(low_dtype or dtypes.weight_dtype(cell.precision))
         super().__init__(cell, task, ranks, model)
         self.scaler = None  # shardlab's loss scaler is not used, because DeepSpeed has its own
         # The number of elements of each parameter before sharding, because afterwards its size is 0, and the order of use.
-        self._elements_by_id = dict(zip((id(p) for p in model.parameters() if p.requires_grad), elements, strict=True))
+        self._elements_by_id = dict(zip((id(p) for p in model.parameters() if p.requires_grad), element_counts, strict=True))
         self._parameter_uses = _list_parameter_uses(model)
         self.model, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=self.config)
-        self._write_initial_weights(initial, whole=deferred is None)
+        self._write_initial_weights(initial_weights, whole=deferred is None)
 
-    def _write_initial_weights(self, initial: dict[str, torch.Tensor], *, whole: bool) -> None:
+    def _write_initial_weights(self, initial_weights: dict[str, torch.Tensor], *, whole: bool) -> None:
         """Write the initial fp32 weights into the optimizer. Without this, DeepSpeed's fp32 weights would be the initial
         weights rounded to 16 bits.
 
-        initial: the initial weights by name. whole: whether `initial` has whole parameters; if not, it has this rank's parts.
+        initial_weights: the initial weights by name. whole: whether `initial_weights` has whole parameters; if not, it has
+        this rank's parts.
         """
-        stage0_weights = self._stage0_weights()
+        stage0_weights = self._map_stage0_weights()
         for name, parameter in self.model.module.named_parameters():
-            if name in initial and self.stage == 3:
+            if name in initial_weights and self.stage == 3:
                 # DeepSpeed's function that sets a whole parameter fails if the parameter's size is not divisible by the number
                 # of ranks.
-                weight_part = _slice_for_rank(initial[name], self.data_rank, self.data_ranks) if whole else initial[name]
+                weight_part = (
+                    _slice_for_rank(initial_weights[name], self.data_rank, self.data_ranks) if whole else initial_weights[name]
+                )
                 safe_set_local_fp32_param(parameter, weight_part.to(self.device))
-            elif name in initial and self.stage:
-                safe_set_full_fp32_param(parameter, initial[name].to(self.device))
-            elif name in initial:
-                stage0_weights[parameter].detach().copy_(initial[name])
+            elif name in initial_weights and self.stage:
+                safe_set_full_fp32_param(parameter, initial_weights[name].to(self.device))
+            elif name in initial_weights:
+                stage0_weights[parameter].detach().copy_(initial_weights[name])
 
-    def _stage0_weights(self) -> dict[torch.Tensor, torch.Tensor]:
+    def _map_stage0_weights(self) -> dict[torch.Tensor, torch.Tensor]:
         """At stage 0, where nothing is sharded: a dict from each 16-bit weight of the model to its fp32 weight. Empty at other
         stages."""
         optimizer = self.model.optimizer
@@ -102,7 +107,7 @@ class ZeroEngine(ReplicatedEngine):
         if self.stage == 0 and self.cell.precision == "fp16":
             # At stage 0, DeepSpeed 0.19 divides gradients by the loss scale in `step`, but it never multiplies the loss by
             # this scale.
-            loss = loss * self._deepspeed_scaler().cur_scale
+            loss = loss * self._find_deepspeed_scaler().cur_scale
         self.model.backward(loss, scale_wrt_gas=False)  # the loss is already divided by the number of micro-batches
 
     def update(self) -> None:
@@ -111,17 +116,17 @@ class ZeroEngine(ReplicatedEngine):
     def gradient_norm(self) -> float:
         parameters = self.model.module.parameters()
         squares = [gradient.float().square().sum() for gradient in self._gather_whole(parameters, gradients=True)]
-        scale = self._deepspeed_scaler().cur_scale if self.cell.precision == "fp16" else 1.0
+        scale = self._find_deepspeed_scaler().cur_scale if self.cell.precision == "fp16" else 1.0
         return float(torch.stack(squares).sum().sqrt()) / scale
 
-    def _deepspeed_scaler(self) -> Any:
+    def _find_deepspeed_scaler(self) -> Any:
         """DeepSpeed's object with the loss scale of an fp16 run (`cur_scale`). Gradients stay scaled until the step."""
         optimizer = self.model.optimizer
         return optimizer.loss_scaler if self.stage else optimizer.loss_scale_config
 
     def start_loss_scale(self, scale: float) -> None:
         if self.cell.precision == "fp16":
-            self._deepspeed_scaler().cur_scale = scale
+            self._find_deepspeed_scaler().cur_scale = scale
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         names, parameters = zip(*self.model.module.named_parameters(), strict=True)
@@ -135,13 +140,13 @@ class ZeroEngine(ReplicatedEngine):
         """The whole weight of each parameter, or its whole gradient, on every rank. A collective."""
         if self.stage:
             return gather_state.gather_whole(parameters, gradients=gradients)
-        stage0_weights = {} if gradients else self._stage0_weights()
+        stage0_weights = {} if gradients else self._map_stage0_weights()
         return (safe_get_full_grad(p) if gradients else stage0_weights.get(p, p) for p in parameters)
 
     def tensors_by_category(self) -> dict[str, list[torch.Tensor]]:
         tensors, zero_optimizer = super().tensors_by_category(), self.model.optimizer
-        averaged = getattr(zero_optimizer, "averaged_gradients", {}).values()
-        tensors["gradient"] += [gradient for group in averaged for gradient in group or () if gradient is not None]
+        averaged_gradients = getattr(zero_optimizer, "averaged_gradients", {}).values()
+        tensors["gradient"] += [gradient for group in averaged_gradients for gradient in group or () if gradient is not None]
         if self.stage == 3:
             parameters = list(self.model.module.parameters())
             if zero_optimizer.grad_partitions_flat_buffer is not None:
@@ -156,8 +161,8 @@ class ZeroEngine(ReplicatedEngine):
         return tensors
 
     def state(self) -> State:
-        parts = zero_state.checkpoint_parts(self.model, self.optimizer, self._elements_by_id)
-        return {**parts, **state_parts.buffer_parts(self.model.module)}
+        parts = zero_state.make_checkpoint_parts(self.model, self.optimizer, self._elements_by_id)
+        return {**parts, **state_parts.make_buffer_parts(self.model.module)}
 
     def allocate_optimizer_state(self, numbers: dict[str, float]) -> None:
         zero_state.allocate_optimizer_state(self.model, self.optimizer)
@@ -179,24 +184,30 @@ class ZeroEngine(ReplicatedEngine):
 
         After its use a parameter is freed, unless it is needed again within max_reuse_distance elements.
         """
-        section = self.config["zero_optimization"]
-        threshold, distance = (section[f"stage3_{name}"] for name in ("param_persistence_threshold", "max_reuse_distance"))
+        zero_section = self.config["zero_optimization"]
+        threshold, reuse_distance = (
+            zero_section[f"stage3_{name}"] for name in ("param_persistence_threshold", "max_reuse_distance")
+        )
         fetched_elements, used_elements = 0, 0
         last_use: dict[int, int] = {}  # id of a parameter -> number of elements that were used up to its last use
         for parameter in self._parameter_uses:
-            size = self._elements_by_id[parameter]
-            if size > threshold and (parameter not in last_use or used_elements - last_use[parameter] >= distance):
-                fetched_elements += size
-            used_elements += size
+            element_count = self._elements_by_id[parameter]
+            if element_count > threshold and (
+                parameter not in last_use or used_elements - last_use[parameter] >= reuse_distance
+            ):
+                fetched_elements += element_count
+            used_elements += element_count
             last_use[parameter] = used_elements
-        return fetched_elements, sum(size for size in self._elements_by_id.values() if size <= threshold)
+        return fetched_elements, sum(
+            element_count for element_count in self._elements_by_id.values() if element_count <= threshold
+        )
 
     def textbook_bytes(self) -> float:
         return (3 if self.stage == 3 else 2) * float(precision.weight_bytes(self.cell.precision)) * self.parameters()
 
     def effective(self) -> dict[str, Any]:
         engine = self.model
-        zero = engine._config.zero_config
+        zero_config = engine._config.zero_config
         settings: dict[str, Any] = {
             **super().effective(),
             "zero_stage": int(engine.zero_optimization_stage()),
@@ -206,23 +217,25 @@ class ZeroEngine(ReplicatedEngine):
             "gradients_added_up_as": dtype_name(engine.get_data_types()[1]),
         }
         if self.cell.precision == "fp16":
-            settings |= {"loss_scale": self._deepspeed_scaler().cur_scale, "skipped_steps": engine.skipped_steps}
+            settings |= {"loss_scale": self._find_deepspeed_scaler().cur_scale, "skipped_steps": engine.skipped_steps}
         if self.stage:
             settings |= {
                 "reduce_bucket_size": getattr(engine.optimizer, "reduce_bucket_size", None),
-                "overlap_comm": bool(getattr(engine.optimizer, "overlap_comm", self.stage == 3 and zero.overlap_comm)),
-                "offload_optimizer": zero.offload_optimizer.device if zero.offload_optimizer else "none",
+                "overlap_comm": bool(getattr(engine.optimizer, "overlap_comm", self.stage == 3 and zero_config.overlap_comm)),
+                "offload_optimizer": zero_config.offload_optimizer.device if zero_config.offload_optimizer else "none",
             }
         if self.stage == 3:
             parameters = list(engine.module.parameters())
             settings |= {
                 "uncut_parameters": sum(p.ds_numel for p in parameters if p.ds_persist),
                 "shard_parameters": sum(p.ds_tensor.numel() for p in parameters),
-                "offload_param": zero.offload_param.device if zero.offload_param else "none",
-                "max_reuse_distance": zero.max_reuse_distance,
-                "hpz_partition_size": parameters[0].ds_secondary_tensor_group_size if zero.zero_hpz_partition_size > 1 else 1,
-                "quantized_weights": zero.zero_quantized_weights,
-                "quantized_gradients": zero.zero_quantized_gradients,
+                "offload_param": zero_config.offload_param.device if zero_config.offload_param else "none",
+                "max_reuse_distance": zero_config.max_reuse_distance,
+                "hpz_partition_size": parameters[0].ds_secondary_tensor_group_size
+                if zero_config.zero_hpz_partition_size > 1
+                else 1,
+                "quantized_weights": zero_config.zero_quantized_weights,
+                "quantized_gradients": zero_config.zero_quantized_gradients,
             }
         return settings
 
@@ -259,19 +272,19 @@ def _list_parameter_uses(model: nn.Module) -> list[int]:
     wrappers = [module for module in model.modules() if isinstance(module, CheckpointWrapper)]
     wrapper_of = {id(module): wrapper for wrapper in wrappers for module in wrapper.modules()}
 
-    def trained_ids(module: nn.Module) -> list[int]:
+    def list_trained_ids(module: nn.Module) -> list[int]:
         return [id(p) for p in module.parameters(recurse=False) if p.requires_grad]
 
-    users = [module for module in model.modules() if trained_ids(module)]
-    order = list(users)
+    modules_with_parameters = [module for module in model.modules() if list_trained_ids(module)]
+    use_order = list(modules_with_parameters)
     previous_wrapper: nn.Module | None = None
-    for module in reversed(users):
+    for module in reversed(modules_with_parameters):
         wrapper = wrapper_of.get(id(module))
         if wrapper is not None and wrapper is not previous_wrapper:
-            order += [inner for inner in wrapper.modules() if trained_ids(inner) and inner is not module]
+            use_order += [inner for inner in wrapper.modules() if list_trained_ids(inner) and inner is not module]
         previous_wrapper = wrapper
-        order.append(module)
-    return [parameter for module in order for parameter in trained_ids(module)]
+        use_order.append(module)
+    return [parameter for module in use_order for parameter in list_trained_ids(module)]
 
 
 def _build_sharded(
@@ -287,20 +300,20 @@ def _build_sharded(
     config: DeepSpeed's configuration. cast_to: the dtype to which the weights are cast; None: they are not cast. Returns this
     rank's parts of the fp32 weights by name, in host memory; an empty dict if `cast_to` is None.
     """
-    parts: dict[str, torch.Tensor] = {}
-    init: Any = None
+    initial_weights: dict[str, torch.Tensor] = {}
+    zero_init: Any = None
     for module in (*blocks, model):
         deferred.fill(module)
         if cast_to is not None:
             for name, parameter in model.named_parameters():
-                if not parameter.is_meta and name not in parts:
-                    parts[name] = _slice_for_rank(parameter.detach(), ranks.rank, ranks.world_size).cpu()
+                if not parameter.is_meta and name not in initial_weights:
+                    initial_weights[name] = _slice_for_rank(parameter.detach(), ranks.rank, ranks.world_size).cpu()
             module.to(cast_to)
-        if init is None:  # one object for all blocks: each object allocates buffers if parameters are offloaded to NVMe
-            init = deepspeed.zero.Init(module=module, config_dict_or_path=config)
+        if zero_init is None:  # one object for all blocks: each object allocates buffers if parameters are offloaded to NVMe
+            zero_init = deepspeed.zero.Init(module=module, config_dict_or_path=config)
         else:
-            init._convert_to_zero_parameters(module.parameters())
-    return parts
+            zero_init._convert_to_zero_parameters(module.parameters())
+    return initial_weights
 
 
 def _slice_for_rank(parameter: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:

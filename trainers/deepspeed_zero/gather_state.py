@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_grad
 
-BUCKET = 2**24  # elements per collective: 64 MiB in fp32; a rank needs memory for two copies of these elements
+BUCKET_ELEMENTS = 2**24  # elements per collective: 64 MiB in fp32; a rank needs memory for two copies of these elements
 
 
 def gather_whole(parameters: Iterable[Any], *, gradients: bool) -> Iterator[torch.Tensor]:
@@ -25,7 +25,7 @@ def gather_whole(parameters: Iterable[Any], *, gradients: bool) -> Iterator[torc
     bucket: list[Any] = []
     for parameter in parameters:
         bucket.append(parameter)
-        if sum(map(_count_elements, bucket)) >= BUCKET:
+        if sum(map(_count_elements, bucket)) >= BUCKET_ELEMENTS:
             yield from _gather_bucket(bucket, gradients)
             bucket = []
     if bucket:

@@ -18,29 +18,40 @@ from trainers.checkpointing import state_parts
 from trainers.checkpointing.state_parts import State
 
 
-def checkpoint_parts(engine: Any, inner_optimizer: torch.optim.Optimizer, sizes: dict[int, int]) -> State:
+def make_checkpoint_parts(engine: Any, inner_optimizer: torch.optim.Optimizer, elements_by_id: dict[int, int]) -> State:
     """This rank's parts of the fp32 weights and of the optimizer state.
 
-    engine: the engine of DeepSpeed. inner_optimizer: torch's optimizer, which DeepSpeed's optimizer may wrap. sizes: number of
+    engine: the engine of DeepSpeed. inner_optimizer: torch's optimizer, which DeepSpeed's optimizer may wrap.
+    elements_by_id: number of
     elements of each whole parameter, by the parameter's id.
     """
-    outer = engine.optimizer
+    zero_optimizer = engine.optimizer
     named_parameters = [(model_options.plain_name(name), p) for name, p in engine.module.named_parameters()]
-    if outer is inner_optimizer:
-        return state_parts.parameter_parts(named_parameters, inner_optimizer)
-    if isinstance(outer, FP16_UnfusedOptimizer):
-        masters = {id(low): high for half, full in zip(outer.fp16_groups, outer.fp32_groups) for low, high in zip(half, full)}
-        return state_parts.parameter_parts([(name, masters[id(p)]) for name, p in named_parameters], inner_optimizer)
+    if zero_optimizer is inner_optimizer:
+        return state_parts.make_parameter_parts(named_parameters, inner_optimizer)
+    if isinstance(zero_optimizer, FP16_UnfusedOptimizer):
+        fp32_weights = {
+            id(low): high
+            for half, full in zip(zero_optimizer.fp16_groups, zero_optimizer.fp32_groups)
+            for low, high in zip(half, full)
+        }
+        return state_parts.make_parameter_parts([(name, fp32_weights[id(p)]) for name, p in named_parameters], inner_optimizer)
     shares, states = [], []
     for name, parameter in named_parameters:
-        flat, start, count, begin = _locate_shard(outer, parameter)
-        count = min(count, sizes[id(parameter)] - begin)  # the share of the last rank may end with padding
-        if count <= 0:
+        flat_weights, start, shard_elements, begin = _locate_shard(zero_optimizer, parameter)
+        shard_elements = min(
+            shard_elements, elements_by_id[id(parameter)] - begin
+        )  # the share of the last rank may end with padding
+        if shard_elements <= 0:
             continue
-        shares.append((name, flat.narrow(0, start, count), sizes[id(parameter)], begin))
-        state_tensors = {key: value for key, value in inner_optimizer.state[flat].items() if isinstance(value, torch.Tensor)}
-        states.append({k: v.narrow(0, start, count) if v.shape == flat.shape else v for k, v in state_tensors.items()})
-    return state_parts.shard_parts(shares, states)
+        shares.append((name, flat_weights.narrow(0, start, shard_elements), elements_by_id[id(parameter)], begin))
+        state_tensors = {
+            key: value for key, value in inner_optimizer.state[flat_weights].items() if isinstance(value, torch.Tensor)
+        }
+        states.append(
+            {k: v.narrow(0, start, shard_elements) if v.shape == flat_weights.shape else v for k, v in state_tensors.items()}
+        )
+    return state_parts.make_shard_parts(shares, states)
 
 
 def allocate_optimizer_state(engine: Any, inner_optimizer: torch.optim.Optimizer) -> None:
@@ -71,13 +82,22 @@ def finish_loading(engine: Any) -> None:
         zero_optimizer.update_lp_params()
 
 
-def _locate_shard(outer: Any, parameter: Any) -> tuple[torch.Tensor, int, int, int]:
+def _locate_shard(zero_optimizer: Any, parameter: Any) -> tuple[torch.Tensor, int, int, int]:
     """Where this rank's shard of a parameter is: (flat tensor of fp32 weights, index of the shard's first element in this
     tensor, number of its elements, index of its first element in the flattened parameter)."""
     if hasattr(parameter, "ds_id"):
-        group, start, count = map(int, outer.grad_position[outer.get_param_id(parameter)])
-        return (outer.fp32_partitioned_groups_flat[group], start, count, count * outer._get_param_partition_rank(parameter))
-    groups = outer.fp32_groups_flat_partition if isinstance(outer, BF16_Optimizer) else outer.single_partition_of_fp32_groups
+        group, start, count = map(int, zero_optimizer.grad_position[zero_optimizer.get_param_id(parameter)])
+        return (
+            zero_optimizer.fp32_partitioned_groups_flat[group],
+            start,
+            count,
+            count * zero_optimizer._get_param_partition_rank(parameter),
+        )
+    groups = (
+        zero_optimizer.fp32_groups_flat_partition
+        if isinstance(zero_optimizer, BF16_Optimizer)
+        else zero_optimizer.single_partition_of_fp32_groups
+    )
     mapping = parameter._hp_mapping
     if mapping is None:
         return groups[0], 0, 0, 0

@@ -20,7 +20,7 @@ from shardlab.plugins.plugin_kind import ModelCounts, SavedBytes
 from trainers import cross_entropy
 from trainers.model.cast_weights import cast_weights
 from trainers.model.counted_flops import FlopCount, count_block_parameters
-from trainers.rehearsal.fake_tensors import fake_tensors, make_fake
+from trainers.rehearsal.fake_tensors import make_fake, use_fake_tensors
 from trainers.task import Batch, Task
 from trainers.tasks.configured import CausalTask
 
@@ -28,7 +28,7 @@ from trainers.tasks.configured import CausalTask
 Styles = Callable[[nn.Module, int], dict[str, str]]
 # The dtype of the copies of weights, and whether autocast is used.
 PRECISIONS = {"fp32": (None, False), "bf16": (torch.bfloat16, False), "bf16-autocast": (None, True)}
-ITEMS = 2  # the items of a batch; BatchNorm cannot train with fewer
+BATCH_ITEMS = 2  # the items of a batch; BatchNorm cannot train with fewer
 
 
 def count_model(
@@ -40,22 +40,31 @@ def count_model(
     over which numbers of tensor-parallel ranks; no degrees: they cannot be split.
     """
     blocks, modules, config = list(task.blocks(model)), list(model.modules()), getattr(task, "config", None)
-    inner = {module for block in blocks for module in block.modules()}
+    block_modules = {module for block in blocks for module in block.modules()}
     first_block = modules.index(blocks[0]) if blocks else len(modules)
-    front, back = (
-        {weight for module in part if module not in inner for weight in module._parameters.values() if weight is not None}
-        for part in (modules[:first_block], modules[first_block:])
+    front_weights, back_weights = (
+        {
+            weight
+            for module in module_group
+            if module not in block_modules
+            for weight in module._parameters.values()
+            if weight is not None
+        }
+        for module_group in (modules[:first_block], modules[first_block:])
     )
-    end_sizes = [sum(weight.numel() for weight in part if weight.requires_grad) for part in (front, back, front & back)]
+    end_sizes = [
+        sum(weight.numel() for weight in module_group if weight.requires_grad)
+        for module_group in (front_weights, back_weights, front_weights & back_weights)
+    ]
     tp_degree = next(iter(degrees), 1)
-    splits = [*styles(copy.deepcopy(blocks[0]), tp_degree).values()] if degrees else []
+    split_styles = [*styles(copy.deepcopy(blocks[0]), tp_degree).values()] if degrees else []
     saved_by_precision = dict[str, SavedBytes]()
     for precision, (cast, autocast) in PRECISIONS.items():
         with suppress(Exception):  # a model may be unable to compute without real data, or in 16 bits
-            saved_by_precision[precision] = _count_saved(shallow, cast, styles, tp_degree, autocast=autocast)
+            saved_by_precision[precision] = _count_saved_bytes(shallow, cast, styles, tp_degree, autocast=autocast)
     return ModelCounts(
         kind="transformer" if flops.attention_flops and (config is None or hasattr(config, "num_attention_heads"))
-        else "convolution" if any(isinstance(module, nn.Conv2d) for module in inner) else "unknown",
+        else "convolution" if any(isinstance(module, nn.Conv2d) for module in block_modules) else "unknown",
         block_flops=flops.block_flops,
         attention_flops=flops.attention_flops,
         other_flops=max(0.0, flops.flops * task.units_per_item - flops.block_flops),
@@ -63,28 +72,34 @@ def count_model(
         width=getattr(config, "hidden_size", None),
         saved=saved_by_precision,
         end_parameters=(end_sizes[0], end_sizes[1], end_sizes[2]),
-        reductions=(splits.count("rows"), splits.count("columns")) if splits else None,
+        reductions=(split_styles.count("rows"), split_styles.count("columns")) if split_styles else None,
         is_causal=isinstance(task, CausalTask),
     )  # fmt: skip
 
 
-def _count_saved(task: Task, cast: torch.dtype | None, styles: Styles, tp_degree: int, *, autocast: bool) -> SavedBytes:
+def _count_saved_bytes(task: Task, cast: torch.dtype | None, styles: Styles, tp_degree: int, *, autocast: bool) -> SavedBytes:
     """What the model of a task saves on tensors without memory. cast, autocast: as in PRECISIONS. tp_degree: number of ranks
     over which blocks are split by `styles`; 1: they cannot be split. Raises the error of the model if it cannot compute."""
-    items = task.fetch(np.arange(1), torch.device("cpu"))
+    one_item = task.fetch(np.arange(1), torch.device("cpu"))
     # Without the kernel that never writes the matrix of attention, a CPU saves more than a GPU, so nothing is counted.
     # Chunks of logits change no count, and take time.
-    with fake_tensors() as mode, sdpa_kernel(SDPBackend.FLASH_ATTENTION), patch.object(cross_entropy, "CHUNK", sys.maxsize):
+    with (
+        use_fake_tensors() as mode,
+        sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+        patch.object(cross_entropy, "CHUNK_LOGITS", sys.maxsize),
+    ):
         model = make_fake(task.model(), mode).train()
-        count = partial(_count_pass, task, model, items, cast=cast, autocast=autocast)
-        once_bytes, twice_bytes, split = count(ITEMS), count(2 * ITEMS), 0.0
+        count_pass = partial(_count_pass, task, model, one_item, cast=cast, autocast=autocast)
+        once_bytes, twice_bytes, split = count_pass(BATCH_ITEMS), count_pass(2 * BATCH_ITEMS), 0.0
         weights = max(0.0, 2 * once_bytes["block"] - twice_bytes["block"])
         if tp_degree > 1:
             for block in dict.fromkeys(task.blocks(model)):
                 _narrow_block(block, styles(block, tp_degree), tp_degree)
             # autocast copies only weights that are split
-            split = max(0.0, ((once_bytes["block"] - count(ITEMS)["block"]) / (1 - 1 / tp_degree) - weights) / ITEMS)
-    per_item = {name: (twice_bytes[name] - size) / ITEMS for name, size in once_bytes.items()}
+            split = max(
+                0.0, ((once_bytes["block"] - count_pass(BATCH_ITEMS)["block"]) / (1 - 1 / tp_degree) - weights) / BATCH_ITEMS
+            )
+    per_item = {name: (twice_bytes[name] - size) / BATCH_ITEMS for name, size in once_bytes.items()}
     return SavedBytes(
         block_whole=per_item["block"] - split,
         block_split=split,
@@ -94,7 +109,7 @@ def _count_saved(task: Task, cast: torch.dtype | None, styles: Styles, tp_degree
         weights=weights,
         head_weights=max(0.0, 2 * once_bytes["outside"] - twice_bytes["outside"]),
         # the targets of a language model are its inputs, one position later
-        inputs=sum({part.untyped_storage().data_ptr(): part.nbytes for part in (items.inputs, items.targets)}.values()),
+        inputs=sum({part.untyped_storage().data_ptr(): part.nbytes for part in (one_item.inputs, one_item.targets)}.values()),
         block_squared=per_item["squared"],
     )
 
@@ -143,7 +158,7 @@ def _count_pass(
     for hook in hooks:
         hook.remove()
     sizes, squared, logits = [0.0] * (len(blocks) + 1), [0.0] * (len(blocks) + 1), outputs.nbytes
-    for tensor, place in (entry for number, entry in saved_tensors.items() if number not in ignored):
+    for tensor, place in (entry for storage_number, entry in saved_tensors.items() if storage_number not in ignored):
         sizes[place] += tensor.untyped_storage().nbytes()
         squared[place] += tensor.untyped_storage().nbytes() if tensor.ndim == 4 and tensor.shape[-1] == tensor.shape[-2] else 0
         if place == len(blocks) and tensor.numel() == outputs.numel():

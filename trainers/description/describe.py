@@ -40,7 +40,7 @@ def describe_file(file: Path, seq_len: int | None = None) -> PluginDescription[A
     try:
         source = plugin_source.read_plugin(file)
         if file.suffix == model_file.SUFFIX:
-            vision_library.load()  # needed before any model of transformers is imported
+            vision_library.import_torchvision()  # needed before any model of transformers is imported
             from trainers.description import describe_model
 
             return PluginDescription(describe_model.describe_configuration(source, seq_len))
@@ -62,29 +62,31 @@ def _describe_workloads(source: PluginSource) -> list[OwnWorkload]:
     return workloads
 
 
-def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, sizes: dict[str, Value]) -> OwnWorkload:
-    options = tuple(option.with_default(sizes.get(option.name, option.default)) for option in plugin.options)
+def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, tiny_values: dict[str, Value]) -> OwnWorkload:
+    options = tuple(option.with_default(tiny_values.get(option.name, option.default)) for option in plugin.options)
     task = OwnTask(plugin, source.digest, {option.name: option.default for option in options})
-    task.must_repeat_items()
+    task.check_items_repeat()
     try:
         with torch.device("meta"):
             model = task.model()
     except ShardlabError:
         raise
     except Exception as error:
-        why = own_code.describe_error(plugin.file, error)
-        raise InputError(f"{why} model() has to work on torch's meta device, on which FSDP and ZeRO-3 build it.") from error
+        error_text = own_code.describe_error(plugin.file, error)
+        raise InputError(
+            f"{error_text} model() has to work on torch's meta device, on which FSDP and ZeRO-3 build it."
+        ) from error
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if not parameters:
         raise InputError(f"{plugin.file}: the module of model() has no parameters to train.")
     flop_count, flops_source = _count_flops(plugin, task)
     plan = task.plan() if plugin.tensor_parallel is not None or plugin.pipeline is not None else None
-    degrees = plan.degrees() if plan is not None and plugin.tensor_parallel is not None else ()
+    degrees = plan.find_degrees() if plan is not None and plugin.tensor_parallel is not None else ()
     if plan is not None and plugin.pipeline is not None:
-        plan.stage(model, 0, 1)
+        plan.build_stage(model, 0, 1)
     return OwnWorkload(
         name=name,
-        summary=plugin.summary if not sizes else f"the twin of {source.name}: {plugin.summary}",
+        summary=plugin.summary if not tiny_values else f"the twin of {source.name}: {plugin.summary}",
         code=source.digest,
         file=str(source.file),
         unit=plugin.unit,
@@ -108,7 +110,7 @@ def _count_flops(plugin: OwnModel, task: OwnTask) -> tuple[FlopCount | None, str
     if plugin.flops_per_unit is not None:  # where they are is not known; most are in blocks
         return FlopCount(plugin.flops_per_unit, [], plugin.flops_per_unit * task.units_per_item, 0.0), FLOPS_FROM_FILE
     try:
-        counted = counted_flops.count_flops(task, Batch(*task.items(np.arange(1))))
+        counted = counted_flops.count_flops(task, Batch(*task.read_items(np.arange(1))))
     except Exception as error:  # noqa: BLE001 - the model may need data to compute
         return None, f"not counted: {own_code.describe_error(plugin.file, error)}"
-    return (counted, counted_flops.SOURCE) if counted.flops else (None, "not counted: the model has no matrix product")
+    return (counted, counted_flops.FLOPS_SOURCE) if counted.flops else (None, "not counted: the model has no matrix product")

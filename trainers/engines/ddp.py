@@ -21,7 +21,7 @@ from trainers import model_options
 from trainers.checkpointing.state_parts import TensorPart
 from trainers.communication import bytes_of
 from trainers.dtypes import weight_dtype
-from trainers.instruments.timing import clock_for
+from trainers.instruments.timing import make_clock
 from trainers.replicated import ReplicatedEngine
 from trainers.strategies.ddp import WITHOUT_GPU
 from trainers.theory.term import ModelPart, Term
@@ -60,9 +60,9 @@ class DdpEngine(ReplicatedEngine):
         )  # torch itself does not switch `join` off after the step, and a validation may follow
 
     def theory(self) -> list[Term]:
-        return list_ddp_terms(self.cell, self.model_part())
+        return list_ddp_terms(self.cell, self.make_model_part())
 
-    def model_part(self) -> ModelPart:
+    def make_model_part(self) -> ModelPart:
         """The sizes on which the theory depends."""
         elements = sum(p.numel() for p in self.model.parameters())
         return ModelPart(elements=elements, buffer_bytes=bytes_of(self.model.buffers()))
@@ -92,7 +92,7 @@ class PowerSgdEngine(DdpEngine):
     powersgd_state: PowerSGDState
 
     def theory(self) -> list[Term]:
-        model_part = msgspec.structs.replace(self.model_part(), powersgd_bytes=_powersgd_bytes(self.model))
+        model_part = msgspec.structs.replace(self.make_model_part(), powersgd_bytes=_count_powersgd_bytes(self.model))
         return cast("list[Term]", list_powersgd_terms(self.cell, model_part))
 
     def state(self) -> State:
@@ -108,7 +108,7 @@ class PowerSgdEngine(DdpEngine):
     def allocate_optimizer_state(self, numbers: dict[str, float]) -> None:
         """Make steps on one item without updates, until DDP has chosen its buckets and PowerSGD has allocated its state."""
         super().allocate_optimizer_state(numbers)
-        clock = clock_for(self.device)
+        clock = make_clock(self.device)
         clock.start()
         batch = self.task.fetch(np.zeros(self.cell.micro_batch_size, dtype=np.int64), self.device)
         for _ in range(EXACT_STEPS + (numbers.get("powersgd_iterations", 0) > EXACT_STEPS)):
@@ -120,7 +120,7 @@ class PowerSgdEngine(DdpEngine):
         self.powersgd_state.iter = int(numbers.get("powersgd_iterations", 0))  # 0: another strategy saved the checkpoint
 
 
-def _powersgd_bytes(model: nn.Module) -> tuple[int, int]:
+def _count_powersgd_bytes(model: nn.Module) -> tuple[int, int]:
     """The bytes that PowerSGD sends: (bytes of the gradients that it does not compress, bytes of the two factors of all other
     gradients).
 
@@ -158,11 +158,11 @@ def _build_wrapped(cell: Cell, task: Task, ranks: Ranks, engine_class: type[E]) 
     engine = engine_class(cell, task, ranks, ddp_model)
     engine.joins = cell.options.get("join") is True
     if cell.options.get("comm_hook", "none") == "bf16":
-        ddp_model.register_comm_hook(ranks.world_size, _bf16_hook)
+        ddp_model.register_comm_hook(ranks.world_size, _average_in_bf16)
     return engine
 
 
-def _bf16_hook(world_size, bucket):  # type: ignore[no-untyped-def]  # DDP accepts only its own classes as annotations, or none
+def _average_in_bf16(world_size, bucket):  # type: ignore[no-untyped-def]  # DDP accepts only its own classes as annotations, or none
     """A communication hook of DDP: average a bucket of gradients in bf16. Torch's own hook does the same, but not on a CPU."""
     rounded = bucket.buffer().to(torch.bfloat16).div_(world_size)
     pending = dist.all_reduce(rounded, async_op=True).get_future()

@@ -21,7 +21,7 @@ from trainers.dtypes import cast_dtype, dtype_name, weight_dtype
 from trainers.model import activation_checkpointing
 from trainers.model.deferred_init import Deferred
 from trainers.model.precision import weight_bytes
-from trainers.parallel.fsdp import replicas_mesh
+from trainers.parallel.fsdp import make_replicas_mesh
 from trainers.replicated import ReplicatedEngine
 from trainers.strategies.fsdp1 import HYBRID, WITHOUT_GPU
 from trainers.theory.fsdp import RESHARDING, list_fsdp1_terms
@@ -66,22 +66,22 @@ class Fsdp1Engine(ReplicatedEngine):
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         with FullyShardedDataParallel.summon_full_params(self.model, writeback=False):
-            return model_options.whole_parameters(self.model)
+            return model_options.gather_whole_parameters(self.model)
 
     def state(self) -> State:
         if self._sharding == "NO_SHARD":
             return super().state()
         names = {id(p): model_options.plain_name(name) for name, p in self.model.named_parameters()}
-        shares, states = [], []
+        shards, states = [], []
         for unit in FullyShardedDataParallel.fsdp_modules(self.model):
             # No public interface tells which part of a parameter a flat shard has, so private fields are read. The version of
             # torch is pinned, and a test resumes a run with FSDP1.
             flat = unit._handle.flat_param  # type: ignore[union-attr]
             for parameter, shard_info, shape in zip(flat._params or (), flat._shard_param_infos, flat._shapes):
                 if shard_info.in_shard:
-                    shares.append((names[id(parameter)], parameter, shape.numel(), shard_info.intra_param_start_idx or 0))
+                    shards.append((names[id(parameter)], parameter, shape.numel(), shard_info.intra_param_start_idx or 0))
                     states.append(self.optimizer.state[parameter])
-        return {**state_parts.shard_parts(shares, states), **state_parts.buffer_parts(self.model)}
+        return {**state_parts.make_shard_parts(shards, states), **state_parts.make_buffer_parts(self.model)}
 
     def parameters(self) -> int:
         return self._block_elements + self._rest_elements
@@ -116,7 +116,7 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, sharding: str) -> Fsdp1Engine
     options = cell.options
     if options["offload"] == "cpu" and ranks.device.type == "cpu":
         raise InputError(f"offload: {WITHOUT_GPU}")
-    mesh = replicas_mesh(cell, ranks) if sharding in HYBRID else None
+    mesh = make_replicas_mesh(cell, ranks) if sharding in HYBRID else None
     deferred = Deferred(task, ranks, weight_dtype(cell.precision))
     model = model_options.checkpoint_and_compile(cell, task, deferred.model)
     blocks = activation_checkpointing.list_units(task, model) if options["wrap"] == "block" else []

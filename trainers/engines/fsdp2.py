@@ -18,7 +18,7 @@ from trainers.model import activation_checkpointing
 from trainers.model.deferred_init import Deferred
 from trainers.model.precision import weight_bytes
 from trainers.parallel import fsdp
-from trainers.parallel.fsdp import FullySharded, replicas_mesh
+from trainers.parallel.fsdp import FullySharded, make_replicas_mesh
 from trainers.theory.fsdp import list_fsdp2_terms
 from trainers.theory.term import ModelPart, Term
 
@@ -75,7 +75,7 @@ class Fsdp2Engine(FullySharded):
         wrapped = [m for m in self.model.modules() if isinstance(m, FSDPModule)]
         return {
             **super().effective(),
-            **fsdp.effective(self.model, activation_checkpointing.list_units(self.task, self.model)),
+            **fsdp.read_effective_settings(self.model, activation_checkpointing.list_units(self.task, self.model)),
             "mesh": list(next(self.model.parameters()).device_mesh.shape),  # type: ignore[attr-defined]
             "prefetch": max(len(m._get_fsdp_state()._states_to_forward_prefetch) for m in wrapped),
             "parameters_on": str(next(self.model.parameters()).device),
@@ -89,11 +89,11 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, reshard_after_forward: bool, 
     reshard_after_forward: free the gathered parameters of a block after forward and gather them again for backward; if false,
     they are kept for backward. replicated: shard over the ranks of each replica (a 2-D mesh), not over all ranks.
     """
-    mesh = replicas_mesh(cell, ranks) if replicated else ranks.mesh((ranks.world_size,))
+    mesh = make_replicas_mesh(cell, ranks) if replicated else ranks.make_mesh((ranks.world_size,))
     cpu_offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
     shard_options: dict[str, Any] = {
         "mesh": mesh,
-        "mp_policy": fsdp.mixed_precision_policy(cell.precision),
+        "mp_policy": fsdp.make_mixed_precision_policy(cell.precision),
         "offload_policy": cpu_offload if cell.options["offload"] == "cpu" else OffloadPolicy(),
     }
     deferred = Deferred(task, ranks, weight_dtype(cell.precision))

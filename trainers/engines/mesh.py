@@ -23,22 +23,24 @@ class ShardedTensorEngine(FullySharded, TensorEngine):
     ranks."""
 
     def effective(self) -> dict[str, Any]:
-        return {**super().effective(), **fsdp.effective(self.mesh_model.module, self.mesh_model.blocks)}
+        return {**super().effective(), **fsdp.read_effective_settings(self.mesh_model.module, self.mesh_model.blocks)}
 
 
 class MeshPipelineEngine(PipelineEngine):
     """Pipeline parallelism in which blocks may also be split over the tp ranks and sharded over the dp ranks."""
 
     def effective(self) -> dict[str, Any]:
-        settings, degrees = super().effective(), menu.strategy_of(self.cell).degrees
+        settings, degrees = super().effective(), menu.find_strategy_of_cell(self.cell).degrees
         if "tp" in degrees:
             settings["split_layers"] = count_split_layers(self.mesh_model)
-        return settings | (fsdp.effective(self.mesh_model.module, self.mesh_model.blocks) if "dp" in degrees else {})
+        return settings | (
+            fsdp.read_effective_settings(self.mesh_model.module, self.mesh_model.blocks) if "dp" in degrees else {}
+        )
 
 
 def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine | PipelineEngine:
     """The engine for the mesh dimensions (`degrees`) of the cell's strategy."""
-    degrees = menu.strategy_of(cell).degrees
+    degrees = menu.find_strategy_of_cell(cell).degrees
     if "pp" not in degrees:
         sequence = bool(cell.options["sequence_parallel"])
         model = MeshModel(cell, task, ranks, split=True, sequence=sequence, reshard_after_forward=True)

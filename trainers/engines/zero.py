@@ -10,7 +10,7 @@ from shardlab.matrix.cell import Cell
 from trainers import model_options
 from trainers.dtypes import weight_dtype
 from trainers.model.deferred_init import Deferred
-from trainers.strategies.zero import quantizing_options
+from trainers.strategies.zero import name_quantizing_options
 
 if TYPE_CHECKING:
     from trainers.deepspeed_zero.engine import ZeroEngine
@@ -27,7 +27,7 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, stage: int) -> ZeroEngine:
     os.environ["LOCAL_RANK"] = str(ranks.local_rank if ranks.device.index is None else ranks.device.index)
     from trainers.deepspeed_zero import engine  # this import reads DS_ACCELERATOR
 
-    if (names := quantizing_options(cell)) and not engine.has_quantiser():
+    if (names := name_quantizing_options(cell)) and not engine.has_quantiser():
         raise InputError(
             f"{names}: DeepSpeed must compile its quantiser, but there is no nvcc on this node (CUDA_HOME, PATH). "
             "Allowed: false, or install the CUDA toolkit of the CUDA version that torch uses."
@@ -46,5 +46,5 @@ def _refuse_without_gpu(cell: Cell) -> None:
         raise InputError("offloading to nvme needs a GPU, and this rank has none. Allowed: cpu.")
     if cell.precision == "fp16":  # checked here, because DeepSpeed itself does not refuse fp16 on every CPU
         raise InputError("DeepSpeed's fp16 needs a GPU, and this rank has none. Allowed: bf16.")
-    if names := quantizing_options(cell):
+    if names := name_quantizing_options(cell):
         raise InputError(f"{names}: DeepSpeed's quantiser needs a GPU, and this rank has none. Allowed: false.")

@@ -24,15 +24,15 @@ START_LIMIT_S = 300  # time to import torch and transformers from a slow disk wh
 POLL_INTERVAL_S = 0.02
 # The environment variables that the warm parent gets from the client that starts it. The ranks of a run get the whole
 # environment of the client that requests the run.
-INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "USER", "XDG_RUNTIME_DIR")
+INHERITED_VARIABLES = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "USER", "XDG_RUNTIME_DIR")
 
 
-def run_forked(path: Path) -> int:
-    """Train the run whose folder is `path` with forked ranks on this machine's CPU, and return its exit code.
+def run_forked(run_folder: Path) -> int:
+    """Train the run whose folder is `run_folder` with forked ranks on this machine's CPU, and return its exit code.
 
     If this process ends for any reason, the run ends too. Raises InputError and ShardlabError.
     """
-    run_dir = RunDir(path.absolute())
+    run_dir = RunDir(run_folder.absolute())
     world_size = run_dir.read_run().world.world_size
     sys.stderr.write("rehearsal: ranks are forked on this machine's CPU; their times say nothing about a GPU.\n")
     sys.stderr.flush()
@@ -42,18 +42,18 @@ def run_forked(path: Path) -> int:
         "environment": dict(os.environ),
         "folder": str(Path.cwd()),
     }
-    socket_file = address.socket_path()
+    socket_file = address.find_socket_path()
     try:
         while True:
             with _connect_to_warm_parent(socket_file) as connection:
                 try:
-                    address.send(connection, request, [1, 2])
-                    start_message, _ = address.receive(connection)
+                    address.send_message(connection, request, [1, 2])
+                    start_message, _ = address.receive_message(connection)
                 except (BrokenPipeError, ConnectionResetError):
                     start_message = None
                 if start_message is None:
                     continue  # the warm parent, which was idle, has just ended; the run has not begun, so try again
-                end_message, _ = address.receive(connection)
+                end_message, _ = address.receive_message(connection)
                 if end_message is None:
                     raise ShardlabError(f"{run_dir.path}: the parent process of its ranks was killed, and so were the ranks.")
                 return int(end_message["exit_code"])
@@ -98,14 +98,14 @@ def _is_starting(socket_file: Path) -> bool:
 
 
 def _start_warm_parent(socket_file: Path) -> subprocess.Popen[bytes]:
-    environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     with files.open_append(address.log_path(socket_file)) as log:
         return subprocess.Popen(
             [sys.executable, "-m", "trainers", "warm", str(socket_file)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd=address.SOURCE,
+            cwd=address.SOURCE_ROOT,
             env={**environment, "CUDA_VISIBLE_DEVICES": ""},
             start_new_session=True,  # so that Ctrl-C in this terminal does not end the warm parent
         )

@@ -28,10 +28,10 @@ from trainers.forking import address, fork_ranks
 IDLE_S = 180
 # Modules that ranks import in addition to the engines and tasks of the menus. If a module is missing in this list, runs only
 # start more slowly.
-PRELOADED = ("numpy.ma", "psutil", "pynvml", "trainers.run.loop")
+PRELOADED_MODULES = ("numpy.ma", "psutil", "pynvml", "trainers.run.loop")
 # For each optional library: the modules that are imported if the library is installed, including modules that its engine and
 # its optimizers import only when they are created.
-OPTIONAL = {
+OPTIONAL_MODULES = {
     "deepspeed": (
         "deepspeed",
         "deepspeed.comm.mori",
@@ -46,37 +46,40 @@ OPTIONAL = {
 }
 
 
-def serve(path: Path) -> int:
-    """Answer requests at the socket `path`, until there was no request and no run for IDLE_S seconds. Returns the exit code 0.
+def serve(socket_file: Path) -> int:
+    """Answer requests at the socket `socket_file`, until there was no request and no run for IDLE_S seconds. Returns the
+    exit code 0.
 
     Returns at once if another warm parent is running.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    with files.open_append(address.lock_path(path)) as lock:
+    with files.open_append(address.lock_path(socket_file)) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return 0
         _import_everything()
-        path.unlink(missing_ok=True)  # left by a warm parent that was killed
+        socket_file.unlink(missing_ok=True)  # left by a warm parent that was killed
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(str(path))
+            listener.bind(str(socket_file))
             listener.listen(128)
-            _serve_requests(listener, lock.fileno(), path)
+            _serve_requests(listener, lock.fileno(), socket_file)
     return 0
 
 
-def preloaded_modules() -> list[str]:
+def list_preloaded_modules() -> list[str]:
     """The modules that ranks import, except optional libraries."""
-    modules = {strategy.engine for strategy in menu.strategies().values()} | {entry.task for entry in menu.workloads().values()}
-    return [*PRELOADED, *sorted(modules)]
+    modules = {strategy.engine for strategy in menu.load_strategies().values()} | {
+        entry.task for entry in menu.load_workloads().values()
+    }
+    return [*PRELOADED_MODULES, *sorted(modules)]
 
 
 def _import_everything() -> None:
-    for name in preloaded_modules():
+    for name in list_preloaded_modules():
         importlib.import_module(name)
     os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed reads this variable only when it is imported
-    for library, names in OPTIONAL.items():
+    for library, names in OPTIONAL_MODULES.items():
         if importlib.util.find_spec(library) is not None:
             for name in names:
                 importlib.import_module(name)
@@ -85,57 +88,57 @@ def _import_everything() -> None:
     gc.freeze()  # then the garbage collector of a forked process does not write to these objects: pages stay shared
 
 
-def _serve_requests(listener: socket.socket, lock: int, path: Path) -> None:
+def _serve_requests(listener: socket.socket, lock: int, socket_file: Path) -> None:
     """Fork a parent process for every connection of this user, until there was no request and no run for IDLE_S seconds.
 
     If the source has changed or was removed since this process started, the socket is removed, and the client starts a new warm
     parent. This is necessary because ranks still import some modules. This process ends when its last run has ended.
     """
-    runs: dict[int, int] = {}  # pidfd -> pid
+    pid_by_descriptor: dict[int, int] = {}  # pidfd -> pid
     is_current = True
     idle_since = time.monotonic()
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
-        while runs or (is_current and time.monotonic() - idle_since < IDLE_S):
-            for key, _ in selector.select(None if runs else IDLE_S):
+        while pid_by_descriptor or (is_current and time.monotonic() - idle_since < IDLE_S):
+            for selector_key, _ in selector.select(None if pid_by_descriptor else IDLE_S):
                 idle_since = time.monotonic()
-                if key.fileobj is not listener:
-                    selector.unregister(key.fd)
-                    os.waitpid(runs.pop(key.fd), 0)
-                    os.close(key.fd)
+                if selector_key.fileobj is not listener:
+                    selector.unregister(selector_key.fd)
+                    os.waitpid(pid_by_descriptor.pop(selector_key.fd), 0)
+                    os.close(selector_key.fd)
                     continue
                 connection, _ = listener.accept()
                 with connection:
                     if not address.is_same_user(connection):
                         continue
-                    if address.warm_parent_key() != path.stem:
+                    if address.compute_warm_parent_key() != socket_file.stem:
                         is_current = False
                         selector.unregister(listener)
                         listener.close()
-                        address.remove_socket(path)
+                        address.remove_socket(socket_file)
                         break
                     sys.stdout.flush()
                     sys.stderr.flush()
                     if (pid := os.fork()) == 0:
-                        _become_parent_of_run(connection, [listener.fileno(), lock, *runs])
+                        _become_parent_of_run(connection, [listener.fileno(), lock, *pid_by_descriptor])
                     with contextlib.suppress(ProcessLookupError):
                         descriptor = os.pidfd_open(pid)
-                        runs[descriptor] = pid
+                        pid_by_descriptor[descriptor] = pid
                         selector.register(descriptor, selectors.EVENT_READ)
     if is_current:
-        address.remove_socket(path)
+        address.remove_socket(socket_file)
 
 
 def _become_parent_of_run(connection: socket.socket, inherited_descriptors: list[int]) -> None:
     """In the forked process: close the descriptors of the warm parent, execute the run, and exit."""
-    code = 1
+    exit_code = 1
     try:
         for descriptor in inherited_descriptors:
             os.close(descriptor)
         fork_ranks.serve_run(connection)
-        code = 0
+        exit_code = 0
     except BaseException:  # noqa: BLE001 - no exception of the forked process may reach the parent's code
         traceback.print_exc()
         sys.stderr.flush()
     finally:
-        os._exit(code)
+        os._exit(exit_code)

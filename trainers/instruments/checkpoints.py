@@ -97,13 +97,13 @@ class Checkpoints(Instrument):
         self._pending_agreement: tuple[torch.Tensor, dist.Work] | None = None
         self._save_at = self._first_save_at = float(os.environ.get(SAVE_AT, "inf"))
         self._began_s, self._last_check_s = time.time(), time.monotonic()
-        for number in (signal.SIGUSR1, signal.SIGTERM):
-            signal.signal(number, self._handle_signal)
+        for signal_number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(signal_number, self._handle_signal)
 
-    def _handle_signal(self, number: int, _frame: object) -> None:
-        self._end_signal = signal.Signals(number).name
+    def _handle_signal(self, signal_number: int, _frame: object) -> None:
+        self._end_signal = signal.Signals(signal_number).name
         self._end_reason = f"signal {self._end_signal}"
-        if number == signal.SIGTERM:
+        if signal_number == signal.SIGTERM:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def resume(self) -> ResumePoint | None:
@@ -115,29 +115,31 @@ class Checkpoints(Instrument):
         Raises InputError if the run has records but no checkpoint from which it can resume, or if its nodes share no folder and
         none of the checkpoints that run.json names can be used.
         """
-        runs = [self._run_dir, *(RunDir(self._run_dir.path.parent / name) for name in self._run.resume)]
-        for run, path in self._list_candidates(runs):
+        run_dirs = [self._run_dir, *(RunDir(self._run_dir.path.parent / name) for name in self._run.resume)]
+        for candidate_run, path in self._list_candidates(run_dirs):
             manifest = checkpoint.read_manifest(path)
-            why = manifest if isinstance(manifest, str) else self._find_damage(path, manifest, run)
-            if self._is_true_on_any_rank(why is not None):
-                if why is not None:
-                    self._write_event("checkpoint_passed_over", why=why)
+            damage = manifest if isinstance(manifest, str) else self._find_damage(path, manifest, candidate_run)
+            if self._is_true_on_any_rank(damage is not None):
+                if damage is not None:
+                    self._write_event("checkpoint_passed_over", why=damage)
                 continue
             assert isinstance(manifest, CheckpointManifest)
             is_same_cell = manifest.cell_hash == self._run.cell_hash
-            records = _read_records(run, self._rank, manifest.step) if is_same_cell else []
+            records = _read_records(candidate_run, self._rank, manifest.step) if is_same_cell else []
             files.make_folder(self._run_dir.steps_file(self._rank).parent)
-            lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
-            files.write_atomic(self._run_dir.steps_file(self._rank), lines)
+            record_lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+            files.write_atomic(self._run_dir.steps_file(self._rank), record_lines)
             self._load_checkpoint(path, manifest)
             if self._rank == 0:
                 for begin, end in (
-                    suspension.read_suspensions(run.events()) if is_same_cell and run is not self._run_dir else ()
+                    suspension.read_suspensions(candidate_run.events())
+                    if is_same_cell and candidate_run is not self._run_dir
+                    else ()
                 ):
                     # The suspensions of the earlier attempt are copied, because its records and times are part of this run now.
                     self._write_event(suspension.EVENT, seconds=end - begin, ended_s=end)
-                self._write_event("resumed", step=manifest.step, run=run.run_id)
-            self._saved_step = manifest.step if run is self._run_dir else 0
+                self._write_event("resumed", step=manifest.step, run=candidate_run.run_id)
+            self._saved_step = manifest.step if candidate_run is self._run_dir else 0
             self._train_time.before_s = manifest.train_time_s if is_same_cell else 0.0
             return ResumePoint(manifest.step, records)
         # If the nodes share no folder, the first node has checked a checkpoint and sent it to the other nodes. So all nodes
@@ -163,7 +165,7 @@ class Checkpoints(Instrument):
             if timed_steps != list(range(manifest.step - len(timed_steps) + 1, manifest.step + 1)) or not timed_steps:
                 return f"{path}: the records of rank {self._rank} end before step {manifest.step} of the checkpoint"
         else:
-            options = [option.name for option in menu.workload_of(self._run.cell).options]
+            options = [option.name for option in menu.find_workload_of_cell(self._run.cell).options]
             if (
                 why := checkpoint.explain_refused_resume(run_dir.read_run().cell, self._run.cell, manifest.layout, options)
             ) is not None:
@@ -174,7 +176,7 @@ class Checkpoints(Instrument):
         return step % self._every == 0
 
     def after(self, step: int) -> None:
-        start_s, train_time_s = time.perf_counter(), self._train_time.seconds()
+        start_s, train_time_s = time.perf_counter(), self._train_time.read_seconds()
         if self._rank == 0 or self._leads_node:
             checkpoint.begin_checkpoint(self._run_dir.path, step)
         self._peers.barrier()
@@ -215,13 +217,15 @@ class Checkpoints(Instrument):
     def _is_save_time(self) -> bool:
         """Whether the time in the variable SHARDLAB_SAVE_AT has come. The durations of suspensions are added to this time as
         soon as the supervisor has recorded them."""
-        since_s, self._last_check_s = time.monotonic() - self._last_check_s, time.monotonic()
+        elapsed_s, self._last_check_s = time.monotonic() - self._last_check_s, time.monotonic()
         if time.time() < self._save_at:
             return False
-        if since_s > suspension.MIN_SUSPENSION_S:  # the last call was long ago: the run may have been suspended since
+        if elapsed_s > suspension.MIN_SUSPENSION_S:  # the last call was long ago: the run may have been suspended since
             time.sleep(RECORDED_WITHIN_S)
         new_suspensions = [
-            suspended for suspended in suspension.read_suspensions(self._run_dir.events()) if suspended[1] > self._began_s
+            suspended_span
+            for suspended_span in suspension.read_suspensions(self._run_dir.events())
+            if suspended_span[1] > self._began_s
         ]
         self._save_at = self._first_save_at + suspension.total_duration_s(new_suspensions)
         return time.time() >= self._save_at
@@ -229,13 +233,13 @@ class Checkpoints(Instrument):
     def _agree_to_end(self) -> bool:
         must_end = False
         if self._pending_agreement is not None:
-            flag, work = self._pending_agreement
-            work.wait()
+            flag, all_reduce_work = self._pending_agreement
+            all_reduce_work.wait()
             must_end = bool(flag.item())
         flag = torch.tensor([float(bool(self._end_reason))])
-        work = dist.all_reduce(flag, group=self._group, async_op=True)
-        assert work is not None
-        self._pending_agreement = (flag, work)
+        all_reduce_work = dist.all_reduce(flag, group=self._group, async_op=True)
+        assert all_reduce_work is not None
+        self._pending_agreement = (flag, all_reduce_work)
         return must_end
 
     def end_run(self, step: int) -> OutOfTime:
@@ -263,11 +267,12 @@ class Checkpoints(Instrument):
             self._load_checkpoint(path, manifest)
         return results if self._load_s is None else {**results, "load_s": round(self._load_s, 6)}
 
-    def _list_candidates(self, runs: Sequence[RunDir]) -> Iterator[tuple[RunDir, Path]]:
-        """Yields (run, path) for each checkpoint that rank 0 finds: for each run in the order of `runs`, the newest first. A
+    def _list_candidates(self, run_dirs: Sequence[RunDir]) -> Iterator[tuple[RunDir, Path]]:
+        """Yields (run, path) for each checkpoint that rank 0 finds: for each run in the order of `run_dirs`, the newest
+        first. A
         collective: all ranks use the list of rank 0, because a network file system may show other files to other nodes."""
         local_checkpoints = [
-            (run_index, path) for run_index, run in enumerate(runs) for path in checkpoint.complete_checkpoints(run.path)
+            (run_index, path) for run_index, run in enumerate(run_dirs) for path in checkpoint.complete_checkpoints(run.path)
         ]
         for position in range(int(self._peers.all_gather_numbers([float(len(local_checkpoints))])[0, 0])):
             candidate = [0.0, 0.0]
@@ -277,7 +282,7 @@ class Checkpoints(Instrument):
                     float(checkpoint.step_of_checkpoint(local_checkpoints[position][1])),
                 ]
             run_number, step = (int(value) for value in self._peers.all_gather_numbers(candidate)[0])
-            yield runs[run_number], checkpoint.checkpoint_path(runs[run_number].path, step)
+            yield run_dirs[run_number], checkpoint.checkpoint_path(run_dirs[run_number].path, step)
 
     def _is_true_on_any_rank(self, flag: bool) -> bool:
         return bool(self._peers.all_gather_numbers([float(flag)]).max())
@@ -286,7 +291,11 @@ class Checkpoints(Instrument):
         self._run_dir.write_event(f"rank-{self._rank:05d}", event_kind, **data)
 
 
-def _read_records(run: RunDir, rank: int, step: int) -> list[StepRecord]:
+def _read_records(run_dir: RunDir, rank: int, step: int) -> list[StepRecord]:
     """A rank's warm-up records, and its timed records up to a step. If a step was recorded twice, the last record is used."""
-    records = {(not entry.warmup, entry.step): entry for entry in run.steps(rank).records if entry.warmup or entry.step <= step}
-    return [records[key] for key in sorted(records)]
+    records = {
+        (not record.warmup, record.step): record
+        for record in run_dir.steps(rank).records
+        if record.warmup or record.step <= step
+    }
+    return [records[order_key] for order_key in sorted(records)]

@@ -18,7 +18,7 @@ class MemoryMeter:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 
-    def read(self) -> dict[str, int]:
+    def read_sizes(self) -> dict[str, int]:
         """Bytes by kind: `rss`, the resident memory now; on a GPU also `allocated` and `reserved`, the peaks since `start`."""
         sizes = {"rss": int(self._process.memory_info().rss)}
         if self._device.type == "cuda":

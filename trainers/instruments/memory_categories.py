@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from trainers.strategy import Strategy
 
 SCHEMA = 1
-STATES = {"adam": 2, "adamw": 2, "sgd": 1}  # number of state tensors that the optimizer has for each parameter
-UNKNOWN = (
+STATE_TENSORS = {"adam": 2, "adamw": 2, "sgd": 1}  # number of state tensors that the optimizer has for each parameter
+UNKNOWN_REMARK = (
     "the part of the CUDA allocator's peak that is in no category: memory that operators allocate internally, rounding to "
     "blocks, and memory from before the step that no operator of the step uses"
 )
@@ -54,7 +54,7 @@ class MemoryCategories(Instrument):
 
     def before(self, step: int) -> None:
         if step != self._steps[0]:
-            self._step_memory.next_step()
+            self._step_memory.begin_next_step()
             return
         self._step_memory = StepMemory(self._engine, self._ranks.device)
         self._step_memory.__enter__()
@@ -66,12 +66,12 @@ class MemoryCategories(Instrument):
             return
         memory = self._step_memory
         memory.__exit__(None, None, None)
-        self._timeline = compute_timeline(memory.log.changes, memory.category)
+        self._timeline = compute_timeline(memory.log.changes, memory.find_category)
         content: dict[str, Any] = {"schema": SCHEMA, "rank": self._ranks.rank, "device": self._ranks.device.type}
         content |= {"step": self._steps[0], "steps": len(self._steps)}
         if self._ranks.device.type == "cuda":
             self._unknown_bytes = max(0, self._allocated - sum(self._timeline.peak.values()))
-            content |= {"allocated": self._allocated, "unknown": self._unknown_bytes, "unknown_is": UNKNOWN}
+            content |= {"allocated": self._allocated, "unknown": self._unknown_bytes, "unknown_is": UNKNOWN_REMARK}
         files.make_folder(self._path.parent)
         files.write_json(self._path, {**content, "categories": CATEGORIES, **msgspec.to_builtins(self._timeline)}, sync=False)
         del self._step_memory
@@ -81,22 +81,22 @@ class MemoryCategories(Instrument):
         """The results, from the rank with the highest peak. peak_bytes: bytes by category at the peak. largest_bytes: the
         maximum of each category. estimate_bytes: the estimate by formula, if there is one. A collective."""
         assert self._timeline is not None, "the step was refused or made"
-        total = sum(self._timeline.peak.values())
-        row = [total, self._unknown_bytes, *self._timeline.peak.values(), *self._timeline.most.values()]
-        rows = self._peers.all_gather_numbers(row)
-        highest_row = [int(value) for value in rows[rows[:, 0].argmax()]]
+        peak_total = sum(self._timeline.peak.values())
+        rank_numbers = [peak_total, self._unknown_bytes, *self._timeline.peak.values(), *self._timeline.most.values()]
+        numbers_by_rank = self._peers.all_gather_numbers(rank_numbers)
+        highest_row = [int(value) for value in numbers_by_rank[numbers_by_rank[:, 0].argmax()]]
         peak, largest = highest_row[2 : 2 + len(CATEGORIES)], highest_row[2 + len(CATEGORIES) :]
         results: dict[str, Any] = {"step": self._steps[0], "peak_bytes": dict(zip(CATEGORIES, peak, strict=True))}
         results["largest_bytes"] = dict(zip(CATEGORIES, largest, strict=True))
         if self._ranks.device.type == "cuda":
             results["peak_bytes"]["unknown"] = highest_row[1]
-            results["unknown_is"] = UNKNOWN
+            results["unknown_is"] = UNKNOWN_REMARK
         estimate_bytes = estimate_cell_memory(self._engine.parameters(), self._cell, self._strategy)
         return results if estimate_bytes is None else {**results, "estimate_bytes": estimate_bytes}
 
 
 def estimate_memory(
-    parameters: int, precision: str, optimizer: Optimizer, *, ranks_by_category: dict[str, int] | None = None
+    parameter_count: int, precision: str, optimizer: Optimizer, *, ranks_by_category: dict[str, int] | None = None
 ) -> dict[str, int]:
     """The bytes of parameters, gradients and optimizer state on one rank, estimated by the formula of papers, not measured.
 
@@ -107,19 +107,24 @@ def estimate_memory(
     The study of GPT-2 on two H100s uses the same estimate in its section 4.2.1: its numbers (474.70, 474.70 and 949.40 MiB) are
     the bytes of 124,439,808 parameters with 4 bytes each.
 
-    parameters: number of trainable parameters of the whole model. ranks_by_category: category -> number of ranks over which
+    parameter_count: number of trainable parameters of the whole model. ranks_by_category: category -> number of ranks over
+    which
     it is sharded; a category that is missing here is not sharded.
     """
-    size = 2 if precision == "bf16-pure" else 4
-    states = STATES[optimizer.name] if optimizer.name != "sgd" or optimizer.momentum else 0
-    unsharded = {"parameter": size * parameters, "gradient": size * parameters, "optimizer_state": states * size * parameters}
+    element_bytes = 2 if precision == "bf16-pure" else 4
+    state_tensors = STATE_TENSORS[optimizer.name] if optimizer.name != "sgd" or optimizer.momentum else 0
+    unsharded = {
+        "parameter": element_bytes * parameter_count,
+        "gradient": element_bytes * parameter_count,
+        "optimizer_state": state_tensors * element_bytes * parameter_count,
+    }
     return {category: -(-nbytes // (ranks_by_category or {}).get(category, 1)) for category, nbytes in unsharded.items()}
 
 
-def estimate_cell_memory(parameters: int, cell: Cell, strategy: Strategy) -> dict[str, int] | None:
+def estimate_cell_memory(parameter_count: int, cell: Cell, strategy: Strategy) -> dict[str, int] | None:
     """The estimate for a cell with this strategy; None if the strategy divides the model in another way than by sharding over
     data-parallel ranks."""
     if strategy.cuts is None:
         return None
-    sharded = dict.fromkeys(strategy.cuts, cell.shards)
-    return estimate_memory(parameters, cell.precision, cell.optimizer, ranks_by_category=sharded)
+    ranks_by_category = dict.fromkeys(strategy.cuts, cell.shards)
+    return estimate_memory(parameter_count, cell.precision, cell.optimizer, ranks_by_category=ranks_by_category)

@@ -18,7 +18,7 @@ CATEGORIES = {
     "buffer": "other memory that is kept from step to step: DDP's buckets, buffers of modules, the batch",
     "temporary": "all other memory: intermediate results, gradients before the optimizer reads them, buffers of collectives",
 }
-POINTS = 1000
+MOST_POINTS = 1000
 
 
 class Timeline(msgspec.Struct, frozen=True):
@@ -37,59 +37,59 @@ class Timeline(msgspec.Struct, frozen=True):
     end: dict[str, int]
     """After the step."""
     t_ms: list[float]
-    """The times of the points of the curves in ms, at most POINTS. If there were more changes, each point stands for several
-    consecutive changes and has the values of the change with the largest sum."""
+    """The times of the points of the curves in ms, at most MOST_POINTS. If there were more changes, each point stands for
+    several consecutive changes and has the values of the change with the largest sum."""
     phase: list[str]
     """The phase at each point."""
     points: dict[str, list[int]]
     """The bytes at each point, by category."""
 
 
-def compute_timeline(changes: Sequence[tuple[float, str, int, int]], category: Callable[[int], str]) -> Timeline:
+def compute_timeline(changes: Sequence[tuple[float, str, int, int]], find_category: Callable[[int], str]) -> Timeline:
     """Compute the curves of a step.
 
     changes: (seconds since the start of the step, phase, number of the storage, added bytes; negative if released). Storages
-    that existed before the step have a change at 0 s. category: returns the category of a storage by its number.
+    that existed before the step have a change at 0 s. find_category: returns the category of a storage by its number.
     """
     category_names = list(CATEGORIES)
     category_index = {name: index for index, name in enumerate(category_names)}
     sizes = [0] * len(category_names)
     rows: list[tuple[float, str, list[int]]] = [(0.0, "outside", sizes)]
-    for t_s, phase, number, nbytes in sorted(changes, key=lambda change: change[0]):
+    for t_s, phase, storage_number, nbytes in sorted(changes, key=lambda change: change[0]):
         sizes = list(sizes)
-        sizes[category_index[category(number)]] += nbytes
-        row = (t_s * 1000, phase, sizes)
+        sizes[category_index[find_category(storage_number)]] += nbytes
+        curve_row = (t_s * 1000, phase, sizes)
         if t_s == 0.0:
-            rows[0] = row
+            rows[0] = curve_row
         else:
-            rows.append(row)
-    t_ms, phase, peak = max(rows, key=_total_bytes)
+            rows.append(curve_row)
+    t_ms, phase, peak = max(rows, key=_sum_bytes)
     curve = _thin_rows(rows)
 
-    def by_category(values: Sequence[Any]) -> dict[str, Any]:
+    def group_by_category(values: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(category_names, values, strict=True))
 
     return Timeline(
         peak_t_ms=t_ms,
         peak_phase=phase,
-        peak=by_category(peak),
-        most=by_category([max(row[2][index] for row in rows) for index in range(len(category_names))]),
-        start=by_category(rows[0][2]),
-        end=by_category(rows[-1][2]),
-        t_ms=[round(row[0], 4) for row in curve],
-        phase=[row[1] for row in curve],
-        points=by_category([[row[2][index] for row in curve] for index in range(len(category_names))]),
+        peak=group_by_category(peak),
+        most=group_by_category([max(curve_row[2][index] for curve_row in rows) for index in range(len(category_names))]),
+        start=group_by_category(rows[0][2]),
+        end=group_by_category(rows[-1][2]),
+        t_ms=[round(curve_row[0], 4) for curve_row in curve],
+        phase=[curve_row[1] for curve_row in curve],
+        points=group_by_category([[curve_row[2][index] for curve_row in curve] for index in range(len(category_names))]),
     )
 
 
 def _thin_rows(rows: Sequence[tuple[float, str, list[int]]]) -> list[tuple[float, str, list[int]]]:
-    """Reduce rows to at most POINTS: the first row, the last row, and, of each group of consecutive rows between them, the row
-    with the largest sum."""
-    between = rows[1:-1]
-    size = -(-len(between) // (POINTS - 2)) or 1
-    groups = [between[first : first + size] for first in range(0, len(between), size)]
-    return [rows[0], *(max(group, key=_total_bytes) for group in groups), *rows[-1:][: len(rows) - 1]]
+    """Reduce rows to at most MOST_POINTS: the first row, the last row, and, of each group of consecutive rows between them, the
+    row with the largest sum."""
+    inner_rows = rows[1:-1]
+    group_size = -(-len(inner_rows) // (MOST_POINTS - 2)) or 1
+    groups = [inner_rows[first : first + group_size] for first in range(0, len(inner_rows), group_size)]
+    return [rows[0], *(max(group, key=_sum_bytes) for group in groups), *rows[-1:][: len(rows) - 1]]
 
 
-def _total_bytes(row: tuple[float, str, list[int]]) -> int:
+def _sum_bytes(row: tuple[float, str, list[int]]) -> int:
     return sum(row[2])

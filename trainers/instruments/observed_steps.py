@@ -10,7 +10,7 @@ from shardlab.matrix.cell import Cell
 MEMORY_FROM = 2  # the first step is not typical, because the optimizer allocates its state in it
 
 
-def memory_step(cell: Cell) -> int:
+def choose_memory_step(cell: Cell) -> int:
     """The step whose memory is recorded: the first step from MEMORY_FROM on that is not profiled."""
     profile = cell.instruments.profile
     if profile is not None and profile.first_step <= MEMORY_FROM < profile.first_step + profile.steps:
@@ -18,37 +18,44 @@ def memory_step(cell: Cell) -> int:
     return MEMORY_FROM
 
 
-def memory_steps(cell: Cell) -> range:
+def choose_memory_steps(cell: Cell) -> range:
     """The steps whose memory is recorded: one step, or `memory_steps` consecutive steps with `memory: categories`."""
-    first, instruments = memory_step(cell), cell.instruments
+    first, instruments = choose_memory_step(cell), cell.instruments
     return range(first, first + (instruments.memory_steps if instruments.memory == "categories" else 1))
 
 
-def refusals(cell: Cell, steps: int | None, *, cuda: bool | None = None) -> Iterator[tuple[str, str]]:
+def list_refusals(cell: Cell, timed_steps: int | None, *, cuda: bool | None = None) -> Iterator[tuple[str, str]]:
     """Yields (cell key, reason) for each instrument of a cell that its run cannot have.
 
-    steps: number of timed steps; None if it depends on the data. cuda: whether ranks have GPUs; None if this is not known yet.
+    timed_steps: number of timed steps; None if it depends on the data. cuda: whether ranks have GPUs; None if this is not
+    known yet.
     """
-    yield from _fault_refusals(cell, steps)
+    yield from _list_fault_refusals(cell, timed_steps)
     profile, memory = cell.instruments.profile, cell.instruments.memory
     if profile is not None:
-        last = profile.first_step + profile.steps - 1
-        if steps is not None and last > steps:
-            window = f"steps {profile.first_step} to {last}" if profile.steps > 1 else f"step {last}"
-            yield "instruments.profile", f"found {window}, but the last timed step is {steps}. Allowed: 1 to {steps}."
+        last_profiled = profile.first_step + profile.steps - 1
+        if timed_steps is not None and last_profiled > timed_steps:
+            profiled_window = f"steps {profile.first_step} to {last_profiled}" if profile.steps > 1 else f"step {last_profiled}"
+            yield (
+                "instruments.profile",
+                f"found {profiled_window}, but the last timed step is {timed_steps}. Allowed: 1 to {timed_steps}.",
+            )
         if not profile.ranks or max(profile.ranks) >= cell.gpus:
             yield "instruments.profile", f"ranks: found {profile.ranks}. Allowed: one or more of 0 to {cell.gpus - 1}."
     if memory != "categories" and cell.instruments.memory_steps > 1:
         yield "instruments.memory_steps", f"found {cell.instruments.memory_steps} with memory: {memory}. Allowed: 1."
     if memory == "peak":
         return
-    if steps is not None and (step := memory_step(cell)) > steps:
-        after = ", the first that is not profiled" if step != MEMORY_FROM else ""
-        yield "instruments.memory", f"{memory} needs timed step {step}{after}: found steps: {steps}. Allowed: more steps."
-    recorded_steps = memory_steps(cell)
-    if len(recorded_steps) > 1 and steps is not None and recorded_steps[-1] > steps >= recorded_steps[0]:
-        why = f"found steps {recorded_steps[0]} to {recorded_steps[-1]}, but the last timed step is {steps}."
-        yield "instruments.memory_steps", f"{why} Allowed: 1 to {steps - recorded_steps[0] + 1}."
+    if timed_steps is not None and (step := choose_memory_step(cell)) > timed_steps:
+        reason_for_step = ", the first that is not profiled" if step != MEMORY_FROM else ""
+        yield (
+            "instruments.memory",
+            f"{memory} needs timed step {step}{reason_for_step}: found steps: {timed_steps}. Allowed: more steps.",
+        )
+    recorded_steps = choose_memory_steps(cell)
+    if len(recorded_steps) > 1 and timed_steps is not None and recorded_steps[-1] > timed_steps >= recorded_steps[0]:
+        why = f"found steps {recorded_steps[0]} to {recorded_steps[-1]}, but the last timed step is {timed_steps}."
+        yield "instruments.memory_steps", f"{why} Allowed: 1 to {timed_steps - recorded_steps[0] + 1}."
     if profile is not None and recorded_steps[0] < profile.first_step <= recorded_steps[-1]:
         why = f"found steps {recorded_steps[0]} to {recorded_steps[-1]}, but step {profile.first_step} is profiled."
         yield "instruments.memory_steps", f"{why} Allowed: 1 to {profile.first_step - recorded_steps[0]}."
@@ -61,11 +68,11 @@ def refusals(cell: Cell, steps: int | None, *, cuda: bool | None = None) -> Iter
         )
 
 
-def _fault_refusals(cell: Cell, steps: int | None) -> Iterator[tuple[str, str]]:
+def _list_fault_refusals(cell: Cell, timed_steps: int | None) -> Iterator[tuple[str, str]]:
     slowed_rank, lost_rank = cell.instruments.straggler, cell.instruments.lost_worker
     for key, fault in (("straggler", slowed_rank), ("lost_worker", lost_rank)):
         if fault is not None and fault.rank >= cell.gpus:
             yield f"instruments.{key}", f"rank: found {fault.rank}. Allowed: 0 to {cell.gpus - 1}, the ranks that train."
-    if lost_rank is not None and steps is not None and lost_rank.step > steps:
-        allowed = f"Allowed: 2 to {steps}." if steps > 1 else "Allowed: a run of two steps or more."
-        yield "instruments.lost_worker", f"step: found {lost_rank.step}, but the last timed step is {steps}. {allowed}"
+    if lost_rank is not None and timed_steps is not None and lost_rank.step > timed_steps:
+        allowed = f"Allowed: 2 to {timed_steps}." if timed_steps > 1 else "Allowed: a run of two steps or more."
+        yield "instruments.lost_worker", f"step: found {lost_rank.step}, but the last timed step is {timed_steps}. {allowed}"

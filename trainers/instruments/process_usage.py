@@ -23,13 +23,13 @@ class ProcessUsage:
         kernel does not have are absent."""
         counters: dict[str, Any] = {"cpu_s": time.process_time()}
         try:
-            text = os.pread(self._io, 4096, 0) if self._io is not None else b""
+            counter_text = os.pread(self._io, 4096, 0) if self._io is not None else b""
         except OSError:
             return counters
-        for line in text.splitlines():
-            name, _, value = line.partition(b":")
-            if name in _COUNTERS:
-                counters[_COUNTERS[name]] = int(value)
+        for line in counter_text.splitlines():
+            counter_name, _, counter_value = line.partition(b":")
+            if counter_name in _COUNTERS:
+                counters[_COUNTERS[counter_name]] = int(counter_value)
         return counters
 
     def close(self) -> None:

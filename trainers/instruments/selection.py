@@ -37,11 +37,11 @@ def create_instruments(
 
     may_wait: whether ranks may wait for each other before the last step. Raises InputError if an instrument is impossible.
     """
-    for key, why in observed_steps.refusals(cell, order.timed_steps(cell), cuda=ranks.device.type == "cuda"):
+    for key, why in observed_steps.list_refusals(cell, order.count_timed_steps(cell), cuda=ranks.device.type == "cuda"):
         raise InputError(f"{key}: {why}")
     instruments: list[Instrument] = []
-    instruments += _memory_instruments(cell, engine, run_dir, ranks, peers)
-    instruments += _profile_instruments(cell, run_dir, ranks, peers)
+    instruments += _create_memory_instruments(cell, engine, run_dir, ranks, peers)
+    instruments += _create_profile_instruments(cell, run_dir, ranks, peers)
     if cell.instruments.validation is not None:
         path = run_dir.validation_file
         instruments.append(
@@ -50,17 +50,17 @@ def create_instruments(
     return instruments
 
 
-def _memory_instruments(cell: Cell, engine: Engine, run_dir: RunDir, ranks: Ranks, peers: Peers) -> list[Instrument]:
-    steps = observed_steps.memory_steps(cell)
+def _create_memory_instruments(cell: Cell, engine: Engine, run_dir: RunDir, ranks: Ranks, peers: Peers) -> list[Instrument]:
+    steps = observed_steps.choose_memory_steps(cell)
     if cell.instruments.memory == "categories":
         path = run_dir.memory_file(ranks.rank)
-        return [MemoryCategories(cell, menu.strategy_of(cell), engine, path, steps, ranks, peers)]
+        return [MemoryCategories(cell, menu.find_strategy_of_cell(cell), engine, path, steps, ranks, peers)]
     if cell.instruments.memory == "snapshot":
         return [MemorySnapshot(run_dir.snapshot_file(ranks.rank), steps[0], ranks, peers)]
     return []
 
 
-def _profile_instruments(cell: Cell, run_dir: RunDir, ranks: Ranks, peers: Peers) -> list[Instrument]:
+def _create_profile_instruments(cell: Cell, run_dir: RunDir, ranks: Ranks, peers: Peers) -> list[Instrument]:
     if cell.instruments.profile is None:
         return []
     return [Profiler(cell.instruments.profile, run_dir.trace_file(ranks.rank), ranks, peers)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trainers.ranks.ranks import Peers, Ranks
 
 SCHEMA = 1
-ENTRIES = 200_000  # limit of the history; a step of a large model has some ten thousand entries
+MOST_ENTRIES = 200_000  # limit of the history; a step of a large model has some ten thousand entries
 
 
 class MemorySnapshot(Instrument):
@@ -33,7 +33,7 @@ class MemorySnapshot(Instrument):
         return step == self._step
 
     def before(self, step: int) -> None:
-        torch.cuda.memory._record_memory_history(max_entries=ENTRIES, stacks="python", device=self._ranks.device)
+        torch.cuda.memory._record_memory_history(max_entries=MOST_ENTRIES, stacks="python", device=self._ranks.device)
 
     def after(self, step: int) -> None:
         snapshot = torch.cuda.memory._snapshot(self._ranks.device)

@@ -41,16 +41,16 @@ class StepMemory:
         if error is None:
             self._record_categories(self._engine.tensors_by_category())
 
-    def next_step(self) -> None:
+    def begin_next_step(self) -> None:
         """Record that another step of the engine begins, whose backward pass allocates gradients again."""
         self._searching = True
 
-    def category(self, number: int) -> str:
+    def find_category(self, storage_number: int) -> str:
         """The category of the storage with this number in the log. It is known only after the step."""
-        storage = self.log.storages[number]
-        return self._category_by_number.get(number) or self._category_by_use(storage)
+        storage = self.log.storages[storage_number]
+        return self._category_by_number.get(storage_number) or self._find_category_by_use(storage)
 
-    def _category_by_use(self, storage: TensorStorage) -> str:
+    def _find_category_by_use(self, storage: TensorStorage) -> str:
         if storage.as_weight:
             return "gathered"
         return "buffer" if storage.stays else "activation" if storage.saved else "temporary"

@@ -76,15 +76,15 @@ class StorageLog(TorchDispatchMode):
     def __enter__(self) -> StorageLog:
         self._began = time.perf_counter()
         # FSDP frees and allocates storages by this method, which is not an operator, so the method is replaced during the step.
-        self._resize = resize = torch.UntypedStorage.resize_
+        self._resize = original_resize = torch.UntypedStorage.resize_
 
-        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+        def resize_and_record(storage: torch.UntypedStorage, size: int) -> Any:
             self._find_or_record(storage)
-            result = resize(storage, size)
+            result = original_resize(storage, size)
             self._record_size(storage)
             return result
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
+        torch.UntypedStorage.resize_ = resize_and_record  # type: ignore[method-assign, assignment]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -101,22 +101,22 @@ class StorageLog(TorchDispatchMode):
         if any(hasattr(tensor_class, "__tensor_flatten__") for tensor_class in types):
             # After NotImplemented, DTensor and similar classes call operators on their inner tensors, which have the memory.
             return NotImplemented
-        inputs = list(_plain_tensors(pytree.tree_leaves((args, kwargs))))
-        self._enter_phase(_current_phase())
+        inputs = list(_list_plain_tensors(pytree.tree_leaves((args, kwargs))))
+        self._enter_phase(_find_current_phase())
         for tensor in inputs:
             storage = self._find_or_record(tensor.untyped_storage())
             if storage is not None and (isinstance(tensor, torch.nn.Parameter) or cast_weights.is_copy(tensor)):
                 storage.as_weight = True
         outputs = operator(*args, **(kwargs or {}))
-        for tensor in _plain_tensors(pytree.tree_leaves(outputs)):
+        for tensor in _list_plain_tensors(pytree.tree_leaves(outputs)):
             self._find_or_record(tensor.untyped_storage(), is_output=True)
         return outputs
 
     def find_storage(self, tensor: torch.Tensor) -> TensorStorage | None:
         """The storage of a tensor, or of a DTensor's local tensor; None if it is on another device. A storage that was not
         known is recorded from now on."""
-        local = getattr(tensor, "_local_tensor", tensor)
-        return self._find_or_record(local.untyped_storage()) if _is_plain(local) else None
+        local_tensor = getattr(tensor, "_local_tensor", tensor)
+        return self._find_or_record(local_tensor.untyped_storage()) if _is_plain(local_tensor) else None
 
     def _enter_phase(self, phase: str) -> None:
         """Detect the end of a forward or a backward pass. phase: the phase of the operator that runs next."""
@@ -138,7 +138,7 @@ class StorageLog(TorchDispatchMode):
         self._live[memory._cdata] = storage
         self._release_callbacks[storage.number] = weakref.ref(memory, partial(self._record_release, memory._cdata, storage))
         self._record_change(storage, storage.nbytes)
-        if is_output and _current_phase() == FORWARD:
+        if is_output and _find_current_phase() == FORWARD:
             self._forward_storages[storage.number] = storage
         return storage
 
@@ -155,17 +155,17 @@ class StorageLog(TorchDispatchMode):
 
     def _record_change(self, storage: TensorStorage, nbytes: int) -> None:
         elapsed_s = time.perf_counter() - self._began if self._began else 0.0
-        self.changes.append(StorageChange(elapsed_s, _current_phase(), storage.number, nbytes))
+        self.changes.append(StorageChange(elapsed_s, _find_current_phase(), storage.number, nbytes))
 
 
-def _current_phase() -> str:
+def _find_current_phase() -> str:
     """The current phase. It is FORWARD if gradients are enabled; this is also so when backward recomputes a part of forward."""
     if torch.is_grad_enabled():
         return FORWARD
     return BACKWARD if torch._C._current_graph_task_id() != -1 else OUTSIDE
 
 
-def _plain_tensors(leaves: Iterable[Any]) -> Iterator[torch.Tensor]:
+def _list_plain_tensors(leaves: Iterable[Any]) -> Iterator[torch.Tensor]:
     return (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and _is_plain(leaf))
 
 

@@ -16,11 +16,11 @@ class StepReading(ABC):
     """The times of one step. On a GPU they are known only when the GPU has finished the step."""
 
     @abstractmethod
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the times can be read without waiting for the device."""
 
     @abstractmethod
-    def parts_ms(self) -> dict[str, float]:
+    def read_parts_ms(self) -> dict[str, float]:
         """Milliseconds by part (PARTS). Their sum is the time of the step. Waits until the device has finished the step."""
 
 
@@ -62,10 +62,10 @@ class HostReading(StepReading):
     def __init__(self, marks: Sequence[tuple[str, float]]) -> None:
         self._marks = marks
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         return True
 
-    def parts_ms(self) -> dict[str, float]:
+    def read_parts_ms(self) -> dict[str, float]:
         return _sum_by_part([(part, (end - begin) * 1000) for (_, begin), (part, end) in pairwise(self._marks)])
 
 
@@ -90,15 +90,15 @@ class CudaReading(StepReading):
     def __init__(self, marks: Sequence[tuple[str, torch.cuda.Event]]) -> None:
         self._marks = marks
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         return bool(self._marks[-1][1].query())  # type: ignore[no-untyped-call]
 
-    def parts_ms(self) -> dict[str, float]:
+    def read_parts_ms(self) -> dict[str, float]:
         self._marks[-1][1].synchronize()
         return _sum_by_part([(part, begin.elapsed_time(end)) for (_, begin), (part, end) in pairwise(self._marks)])
 
 
-def clock_for(device: torch.device) -> Clock:
+def make_clock(device: torch.device) -> Clock:
     """The clock for a device: `CudaClock` on a GPU, else `HostClock`."""
     return CudaClock() if device.type == "cuda" else HostClock()
 

@@ -49,21 +49,22 @@ class Validator(Instrument):
         wait for each other before the last step; if not, only the last step is followed by a validation. Raises InputError if
         the data set has no validation split, or if the split is smaller than a global batch.
         """
-        split = task.validation()
+        split = task.open_validation()
         if split is None:
             raise InputError(
                 f"instruments.validation: the data of {cell.workload} has no validation split. Allowed: leave validation out."
             )
-        items = min(settings.items or split.source.items, split.source.items)
-        self._batches = items // cell.global_batch_size
+        item_count = min(settings.items or split.source.items, split.source.items)
+        self._batches = item_count // cell.global_batch_size
         if self._batches == 0:
             raise InputError(
-                f"instruments.validation: {items} validation items do not fill a global batch of {cell.global_batch_size}. "
+                f"instruments.validation: {item_count} validation items do not fill a global batch of "
+                f"{cell.global_batch_size}. "
                 "Allowed: a smaller global batch, or more items."
             )
         self._cell, self._split, self._engine, self._ranks, self._peers = cell, split, engine, ranks, peers
         self._every = settings.interval_steps(order.steps_per_epoch)
-        self._steps, self._may_wait, self._path = order.timed_steps(cell), may_wait, path
+        self._steps, self._may_wait, self._path = order.count_timed_steps(cell), may_wait, path
         self._last_record: ValidationRecord | None = None
 
     def due(self, step: int) -> bool:
@@ -74,19 +75,21 @@ class Validator(Instrument):
             self._peers.barrier()
         self._engine.refresh()
         loss = torch.zeros((), device=self._ranks.device)
-        correct = torch.zeros((), dtype=torch.int64, device=self._ranks.device)
-        targets = 0
+        correct_predictions = torch.zeros((), dtype=torch.int64, device=self._ranks.device)
+        target_count = 0
         self._engine.model.eval()
         try:
-            for batches in prefetch_results(partial(self._fetch_batches, number) for number in range(self._batches)):
+            for batches in prefetch_results(
+                partial(self._fetch_batches, batch_number) for batch_number in range(self._batches)
+            ):
                 for batch in batches:
                     batch_loss, batch_correct = self._engine.evaluate(batch)
                     loss += batch_loss / (len(batches) * self._batches)
-                    correct += batch_correct
-                    targets += batch.targets.numel()
+                    correct_predictions += batch_correct
+                    target_count += batch.targets.numel()
         finally:
             self._engine.model.train()
-        sums = self._peers.all_gather_numbers([float(loss), float(correct), float(targets)])
+        sums = self._peers.all_gather_numbers([float(loss), float(correct_predictions), float(target_count)])
         self._last_record = ValidationRecord(
             schema=SCHEMA,
             step=step,
@@ -105,12 +108,15 @@ class Validator(Instrument):
             return {}
         return {"items": self._last_record.items, "loss": self._last_record.loss, "accuracy": self._last_record.accuracy}
 
-    def _fetch_batches(self, number: int) -> list[Batch]:
-        share, micro = self._cell.global_batch_size // self._engine.data_ranks, self._cell.micro_batch_size
-        begin = number * self._cell.global_batch_size + self._engine.data_rank * share
-        return [self._split.fetch(indices, self._ranks.device) for indices in _micro_batch_indices(begin, share, micro)]
+    def _fetch_batches(self, batch_number: int) -> list[Batch]:
+        rank_items, micro_batch_size = self._cell.global_batch_size // self._engine.data_ranks, self._cell.micro_batch_size
+        begin = batch_number * self._cell.global_batch_size + self._engine.data_rank * rank_items
+        return [
+            self._split.fetch(indices, self._ranks.device)
+            for indices in _list_micro_batch_indices(begin, rank_items, micro_batch_size)
+        ]
 
 
-def _micro_batch_indices(begin: int, share: int, micro_batch_size: int) -> Iterator[np.ndarray]:
-    for start in range(begin, begin + share, micro_batch_size):
+def _list_micro_batch_indices(begin: int, rank_items: int, micro_batch_size: int) -> Iterator[np.ndarray]:
+    for start in range(begin, begin + rank_items, micro_batch_size):
         yield np.arange(start, start + micro_batch_size)

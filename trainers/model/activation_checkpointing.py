@@ -58,11 +58,11 @@ def checkpoint_blocks(setting: str, task: Task, model: nn.Module) -> None:
     segments than blocks.
     """
     blocks = list(task.blocks(model))
-    kind, _, number = setting.partition("-")
+    kind, _, interval_text = setting.partition("-")
     if kind == "segments":
-        _chain_segments(model, blocks, int(number))
+        _chain_segments(model, blocks, int(interval_text))
         return
-    interval = 1 if kind == "full" else int(number)
+    interval = 1 if kind == "full" else int(interval_text)
     chosen_ids = {id(block) for index, block in enumerate(blocks) if index % interval == 0}
     apply_activation_checkpointing(model, checkpoint_wrapper_fn=_wrap_module, check_fn=lambda module: id(module) in chosen_ids)
 
@@ -83,14 +83,16 @@ def _chain_segments(model: nn.Module, blocks: Sequence[nn.Module], segments: int
             f"activation_checkpointing: found segments-{segments} for {len(blocks)} blocks. "
             f"Allowed: up to segments-{len(blocks)}."
         )
-    names = {id(module): name for name, module in model.named_modules()}
+    module_names = {id(module): name for name, module in model.named_modules()}
     bounds = [len(blocks) * index // segments for index in range(segments + 1)]
     # The last segment is not checkpointed: backward begins with it, so that recomputing its activations would save no memory.
     for begin, end in pairwise(bounds[:-1]):
         segment = blocks[begin:end]
-        model.set_submodule(names[id(segment[0])], _wrap_module(Chain([(names[id(block)], block) for block in segment])))
+        model.set_submodule(
+            module_names[id(segment[0])], _wrap_module(Chain([(module_names[id(block)], block) for block in segment]))
+        )
         for block in segment[1:]:
-            model.set_submodule(names[id(block)], MovedBlock())
+            model.set_submodule(module_names[id(block)], MovedBlock())
 
 
 def _wrap_module(module: nn.Module) -> nn.Module:
@@ -98,10 +100,10 @@ def _wrap_module(module: nn.Module) -> nn.Module:
     if not batch_norms:
         return checkpoint_wrapper(module)
 
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    def make_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _keep_statistics(batch_norms)
 
-    return checkpoint_wrapper(module, context_fn=contexts)
+    return checkpoint_wrapper(module, context_fn=make_contexts)
 
 
 @contextmanager

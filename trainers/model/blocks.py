@@ -19,11 +19,11 @@ class Blocks:
     def find_blocks(self, model: nn.Module) -> list[nn.Module]:
         """The blocks of a model, or their wrappers if the model is wrapped. The first call needs a model without wrappers."""
         if self._names is None:
-            self._names = block_names(model)
+            self._names = find_block_names(model)
         return [model.get_submodule(name) for name in self._names]
 
 
-def block_names(model: nn.Module) -> list[str]:
+def find_block_names(model: nn.Module) -> list[str]:
     """The names of the blocks of a model, in order.
 
     If transformers marks layers for checkpointing, they are the blocks. Else the blocks are members of lists (`nn.Sequential`,
@@ -31,25 +31,25 @@ def block_names(model: nn.Module) -> list[str]:
     """
     marked_names = [name for name, module in model.named_modules() if isinstance(module, GradientCheckpointingLayer)]
     if marked_names:
-        return list(_outermost_paths(marked_names))
+        return list(_list_outermost_paths(marked_names))
     members: dict[type, dict[str, nn.Module]] = defaultdict(dict)
-    for outer, module in model.named_modules():
-        for inner, member in module.named_children() if isinstance(module, (nn.Sequential, nn.ModuleList)) else ():
+    for outer_name, module in model.named_modules():
+        for inner_name, member in module.named_children() if isinstance(module, (nn.Sequential, nn.ModuleList)) else ():
             is_list = isinstance(member, (nn.Sequential, nn.ModuleList))
             if not is_list and any(True for _ in member.children()) and any(True for _ in member.parameters()):
-                members[type(member)][f"{outer}.{inner}" if outer else inner] = member
+                members[type(member)][f"{outer_name}.{inner_name}" if outer_name else inner_name] = member
     groups = [group for group in members.values() if len(group) > 1]
     if not groups:
         return []
-    return list(_outermost_paths(max(groups, key=lambda group: (_count_parameters(group.values()), len(group)))))
+    return list(_list_outermost_paths(max(groups, key=lambda group: (_count_parameters(group.values()), len(group)))))
 
 
-def block_class_names(blocks: Sequence[nn.Module]) -> str:
+def join_block_class_names(blocks: Sequence[nn.Module]) -> str:
     """The name of the blocks' class; the names of several classes are joined by `and`."""
     return " and ".join(Counter(type(block).__name__ for block in blocks))
 
 
-def _outermost_paths(paths: Sequence[str] | dict[str, nn.Module]) -> Iterator[str]:
+def _list_outermost_paths(paths: Sequence[str] | dict[str, nn.Module]) -> Iterator[str]:
     last_path = None
     for path in paths:  # a module comes directly before all modules inside it, so `last` is the only name to compare with
         if last_path is None or not path.startswith(f"{last_path}."):

@@ -16,14 +16,14 @@ from shardlab.errors import InputError
 from trainers.model import unpacked_attention
 
 Kind = Literal["causal language model", "masked language model", "image classifier"]
-CLASSES: dict[Kind, dict[str, Any]] = {
+MODEL_CLASSES: dict[Kind, dict[str, Any]] = {
     "causal language model": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "masked language model": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     "image classifier": modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
 }
-LAYERS = "num_hidden_layers"
+LAYERS_KEY = "num_hidden_layers"
 MOST_LAYERS = 1000
-IGNORED = ("dtype", "torch_dtype", "use_cache", "output_attentions", "output_hidden_states", "return_dict")
+IGNORED_KEYS = ("dtype", "torch_dtype", "use_cache", "output_attentions", "output_hidden_states", "return_dict")
 # The sizes of a tiny twin: narrow layers, a small vocabulary and small images.
 HEADS, HEAD_WIDTH, VOCABULARY, EXPERTS, PATCH, PATCHES_A_SIDE = 4, 16, 512, 4, 8, 4
 MULTIPLE = 16  # the width of an MLP in a tiny twin is a multiple of this number
@@ -40,18 +40,20 @@ class Architecture(NamedTuple):
     """The name of the class in configurations."""
 
 
-def find_architecture(values: dict[str, Any]) -> Architecture:
-    """The class of models that a configuration names. values: the content of the configuration.
+def find_architecture(config_values: dict[str, Any]) -> Architecture:
+    """The class of models that a configuration names. config_values: the content of the configuration.
 
     Raises InputError, without the name of the file, if the configuration names no class that shardlab can train.
     """
-    model_type, class_names = values.get("model_type"), values.get("architectures")
+    model_type, class_names = config_values.get("model_type"), config_values.get("architectures")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING_NAMES:
         found_text = "no model_type" if model_type is None else f"the model_type {str(model_type)[:40]!r}"
         raise InputError(f"has {found_text}. Allowed: one that transformers {transformers.__version__} knows, such as llama.")
-    kind_by_class = {name: kind for kind, classes in CLASSES.items() for name in _as_tuple(classes.get(model_type))}
+    kind_by_class = {name: kind for kind, classes in MODEL_CLASSES.items() for name in _as_tuple(classes.get(model_type))}
     if not kind_by_class:
-        raise InputError(f"{model_type} of transformers has no model that can be trained here. Allowed: {', '.join(CLASSES)}.")
+        raise InputError(
+            f"{model_type} of transformers has no model that can be trained here. Allowed: {', '.join(MODEL_CLASSES)}."
+        )
     allowed = ", ".join(f"{name} ({kind})" for name, kind in kind_by_class.items())
     if class_names is None and len(kind_by_class) == 1:
         class_names = list(kind_by_class)
@@ -61,91 +63,95 @@ def find_architecture(values: dict[str, Any]) -> Architecture:
     return Architecture(kind_by_class[class_names[0]], getattr(transformers, class_names[0]), model_type)
 
 
-def shrink_to_twin(architecture: Architecture, values: dict[str, Any]) -> dict[str, Any]:
+def shrink_to_twin(architecture: Architecture, config_values: dict[str, Any]) -> dict[str, Any]:
     """The content of the configuration of a tiny twin, which is a much smaller model of the same class. The configuration may
     be invalid for transformers, so the caller must try to build the twin."""
-    changed_keys = _shrink_keys(make_config(architecture, values, dropout=True))
-    unchanged = {key: value for key, value in values.items() if key not in changed_keys}
+    changed_keys = _shrink_keys(make_config(architecture, config_values, dropout=True))
+    unchanged = {key: value for key, value in config_values.items() if key not in changed_keys}
     for name, key_name in CONFIG_MAPPING[architecture.model_type].attribute_map.items():
         if key_name in changed_keys:
             unchanged.pop(name, None)  # remove the other names of the same key, so that the old value does not remain
     return unchanged | changed_keys
 
 
-def make_config(architecture: Architecture, values: dict[str, Any], *, dropout: bool, layers: int | None = None) -> Any:
+def make_config(
+    architecture: Architecture, config_values: dict[str, Any], *, dropout: bool, layer_count: int | None = None
+) -> Any:
     """Make the configuration object of transformers from the content of a configuration.
 
-    dropout: whether the rates of dropout stay; if not, they are set to 0. layers: number of blocks to keep, from the first one
+    dropout: whether the rates of dropout stay; if not, they are set to 0. layer_count: number of blocks to keep, from the
+    first one
     on; None: all. Raises InputError, without the name of the file, if transformers refuses the configuration, or if the model
     cannot be trained here.
     """
-    used_values = {key: value for key, value in values.items() if key not in IGNORED}
+    used_values = {key: value for key, value in config_values.items() if key not in IGNORED_KEYS}
     try:
         config = CONFIG_MAPPING[architecture.model_type].from_dict(used_values)
     except Exception as error:
-        raise InputError(f"transformers refuses it: {error_line(error)}") from error
+        raise InputError(f"transformers refuses it: {summarize_error(error)}") from error
     if getattr(config, "sub_configs", None):
         raise InputError(
             f"{architecture.model_type} consists of several models. Allowed: one model, such as its text model alone."
         )
     if getattr(config, "is_encoder_decoder", False):
-        raise InputError(f"{architecture.model_type} has an encoder and a decoder. Allowed: {', '.join(CLASSES)}.")
+        raise InputError(f"{architecture.model_type} has an encoder and a decoder. Allowed: {', '.join(MODEL_CLASSES)}.")
     # Whether models of this type can be used both with a causal mask and without a mask; the key `is_decoder` decides.
-    also_masked = architecture.model_type in CLASSES["masked language model"]
+    also_masked = architecture.model_type in MODEL_CLASSES["masked language model"]
     if architecture.kind == "causal language model" and also_masked and getattr(config, "is_decoder", True) is False:
         raise InputError('is_decoder: found false, so that each token sees those after it. Allowed: "is_decoder": true.')
-    depth = getattr(config, LAYERS, None)
+    configured_layers = getattr(config, LAYERS_KEY, None)
     for name, value in (
-        (LAYERS, depth),
+        (LAYERS_KEY, configured_layers),
         *((f"depths[{stage}]", stage_depth) for stage, stage_depth in enumerate(getattr(config, "depths", None) or ())),
     ):
         if isinstance(value, int) and value > MOST_LAYERS:
             raise InputError(f"{name}: found {value}. Allowed: up to {MOST_LAYERS}.")
-    if layers is not None and layers != depth:
-        shorten_model(config, layers)
+    if layer_count is not None and layer_count != configured_layers:
+        shorten_model(config, layer_count)
     if hasattr(config, "use_cache"):
         config.use_cache = False
     if not dropout:
-        for name in dropout_keys(config):
+        for name in list_dropout_keys(config):
             setattr(config, name, 0.0)
     return config
 
 
-def dropout_keys(config: Any) -> list[str]:
+def list_dropout_keys(config: Any) -> list[str]:
     """The keys of a configuration whose values are rates above 0 of dropout or of other noise (jitter)."""
-    values = config.to_dict()
-    words = ("drop", "jitter")
+    config_values = config.to_dict()
+    key_words = ("drop", "jitter")
     return [
         name
-        for name, value in values.items()
-        if any(word in name for word in words) and type(value) in (int, float) and value > 0
+        for name, value in config_values.items()
+        if any(word in name for word in key_words) and type(value) in (int, float) and value > 0
     ]
 
 
-def shorten_model(config: Any, layers: int) -> None:
-    """Change a configuration in place so that the model has only its first `layers` blocks. Lists that have one entry for each
+def shorten_model(config: Any, layer_count: int) -> None:
+    """Change a configuration in place so that the model has only its first `layer_count` blocks. Lists that have one entry
+    for each
     block are cut to the same length."""
-    depth = getattr(config, LAYERS)
+    configured_layers = getattr(config, LAYERS_KEY)
     for name, value in config.to_dict().items():
-        if isinstance(value, list) and len(value) == depth:
-            setattr(config, name, value[:layers])
-    setattr(config, LAYERS, layers)
+        if isinstance(value, list) and len(value) == configured_layers:
+            setattr(config, name, value[:layer_count])
+    setattr(config, LAYERS_KEY, layer_count)
 
 
 def build_model(architecture: Architecture, config: Any) -> nn.Module:
     """Build the model with random weights. config: the configuration object from `make_config`. Raises InputError, without the
     name of the file, if transformers cannot build the model."""
     if architecture.kind != "image classifier" and getattr(architecture.model, "_supports_sdpa", False):
-        config._attn_implementation = unpacked_attention.register_attention()
+        config._attn_implementation = unpacked_attention.register_unpacked_attention()
     try:
         return cast("nn.Module", architecture.model(config))
     except (MemoryError, RuntimeError):
         raise  # torch reports a lack of memory as a RuntimeError; the rank's process records this error as `oom`
     except Exception as error:
-        raise InputError(f"transformers cannot build it: {error_line(error)}") from error
+        raise InputError(f"transformers cannot build it: {summarize_error(error)}") from error
 
 
-def error_line(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     """The type and the message of an error in one line with a period, for the end of a sentence."""
     message = " ".join(str(error).split())[:200].rstrip(".")
     return f"{type(error).__name__}: {message}." if message else f"{type(error).__name__}."
@@ -163,32 +169,38 @@ def _shrink_keys(config: Any) -> dict[str, Any]:
     """
     changes: dict[str, Any] = {}
 
-    def number(name: str) -> int:
+    def read_number(name: str) -> int:
         value = getattr(config, name, None)
         return value if type(value) is int and value > 0 else 0
 
-    width, heads, key_value_heads = number("hidden_size"), number("num_attention_heads"), number("num_key_value_heads")
+    width, heads, key_value_heads = (
+        read_number("hidden_size"),
+        read_number("num_attention_heads"),
+        read_number("num_key_value_heads"),
+    )
     if width and heads:
         twin_heads = min(heads, HEADS)
         changes |= {"num_attention_heads": twin_heads, "hidden_size": twin_heads * HEAD_WIDTH}
         if key_value_heads:
             twin_key_value_heads = max(1, twin_heads * key_value_heads // heads)
             changes["num_key_value_heads"] = twin_key_value_heads if twin_heads % twin_key_value_heads == 0 else twin_heads
-        if number("head_dim"):
+        if read_number("head_dim"):
             changes["head_dim"] = HEAD_WIDTH
         for key in ("intermediate_size", "moe_intermediate_size"):
-            if number(key):
-                changes[key] = max(1, number(key) * twin_heads * HEAD_WIDTH // (width * MULTIPLE)) * MULTIPLE
+            if read_number(key):
+                changes[key] = max(1, read_number(key) * twin_heads * HEAD_WIDTH // (width * MULTIPLE)) * MULTIPLE
     for key in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if number(key):
-            changes[key] = min(number(key), EXPERTS)
-    if number("num_experts_per_tok"):
-        changes["num_experts_per_tok"] = min(number("num_experts_per_tok"), EXPERTS // 2)
-    if number("vocab_size"):
-        changes["vocab_size"] = min(number("vocab_size"), VOCABULARY)
-        changes |= {key: 0 for key in config.to_dict() if key.endswith("_token_id") and number(key) >= changes["vocab_size"]}
-    if number("patch_size") and number("image_size"):
-        changes["patch_size"] = min(number("patch_size"), PATCH)
+        if read_number(key):
+            changes[key] = min(read_number(key), EXPERTS)
+    if read_number("num_experts_per_tok"):
+        changes["num_experts_per_tok"] = min(read_number("num_experts_per_tok"), EXPERTS // 2)
+    if read_number("vocab_size"):
+        changes["vocab_size"] = min(read_number("vocab_size"), VOCABULARY)
+        changes |= {
+            key: 0 for key in config.to_dict() if key.endswith("_token_id") and read_number(key) >= changes["vocab_size"]
+        }
+    if read_number("patch_size") and read_number("image_size"):
+        changes["patch_size"] = min(read_number("patch_size"), PATCH)
         changes["image_size"] = changes["patch_size"] * PATCHES_A_SIDE
     depths = getattr(config, "depths", None)
     if isinstance(depths, list):

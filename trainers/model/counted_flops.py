@@ -20,8 +20,11 @@ from trainers.task import Batch
 if TYPE_CHECKING:
     from trainers.task import Task
 
-ATTENTION = (torch.ops.aten.bmm, torch.ops.aten.baddbmm)  # on the meta device; products with weights are other operators
-SOURCE = "matrix products, convolutions and attention of forward and backward, counted by torch.utils.flop_counter"
+ATTENTION_OPERATORS = (
+    torch.ops.aten.bmm,
+    torch.ops.aten.baddbmm,
+)  # on the meta device; products with weights are other operators
+FLOPS_SOURCE = "matrix products, convolutions and attention of forward and backward, counted by torch.utils.flop_counter"
 
 
 class ExpertProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -39,7 +42,7 @@ class FlopCount(NamedTuple):
 
     flops: float
     """Floating-point operations of forward and backward for one unit (a token, an image)."""
-    unused: list[str]
+    unused_parameters: list[str]
     """Names of the parameters that got no gradient."""
     block_flops: float
     """The operations of all blocks for one item."""
@@ -58,12 +61,14 @@ def count_flops(task: Task, items: Batch) -> FlopCount:
         model = task.model().eval()  # not in training mode, in which BatchNorm needs more than one item
     with ExpertProducts(), make_flop_counter() as flop_mode:  # type: ignore[no-untyped-call]
         task.criterion(task.outputs(model, batch), batch.targets).backward()  # type: ignore[no-untyped-call]
-    unused = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]
+    unused_parameters = [
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None
+    ]
     counts, names = flop_mode.get_flop_counts(), {module: name for name, module in model.named_modules()}
-    in_blocks = [counts.get(f"{type(model).__name__}.{names[block]}", {}) for block in dict.fromkeys(task.blocks(model))]
-    attention_flops = sum(block.get(operator, 0) for block in in_blocks for operator in ATTENTION)
+    block_counts = [counts.get(f"{type(model).__name__}.{names[block]}", {}) for block in dict.fromkeys(task.blocks(model))]
+    attention_flops = sum(block.get(operator, 0) for block in block_counts for operator in ATTENTION_OPERATORS)
     flops = float(flop_mode.get_total_flops()) / task.units_per_item
-    return FlopCount(flops, unused, sum(sum(block.values()) for block in in_blocks), attention_flops)
+    return FlopCount(flops, unused_parameters, sum(sum(block.values()) for block in block_counts), attention_flops)
 
 
 def count_block_parameters(blocks: Sequence[nn.Module]) -> tuple[int, ...]:
@@ -79,13 +84,13 @@ def count_block_parameters(blocks: Sequence[nn.Module]) -> tuple[int, ...]:
 
 def make_flop_counter() -> FlopCounterMode:
     """A context that counts operations as the text SOURCE says, by torch's formulas except for the backward of convolutions."""
-    formulas: dict[Any, Any] = {torch.ops.aten.convolution_backward: _convolution_backward_flops}
+    formulas: dict[Any, Any] = {torch.ops.aten.convolution_backward: _count_convolution_backward_flops}
     # a row or column of `left` belongs to one expert, so the number of experts does not count
     formulas[torch.ops.aten._grouped_mm] = lambda left, right, *_, **__: 2 * left[-2] * left[-1] * right[-1]
     return FlopCounterMode(display=False, custom_mapping=formulas)
 
 
-def _convolution_backward_flops(
+def _count_convolution_backward_flops(
     gradient: torch.Size,
     inputs: torch.Size,
     weight: torch.Size,

@@ -34,12 +34,14 @@ class Deferred:
         # keep its whole weights in memory.
         self._initial_values: dict[torch.Tensor, torch.Tensor] = {}
         if ranks.rank == 0:
-            for meta, initialized in zip(self.model.modules(), task.model().modules(), strict=True):
-                self._initial_values |= {tensor: getattr(initialized, name).detach() for name, tensor in _direct_tensors(meta)}
-        holders = Counter(tensor for module in self.model.modules() for _, tensor in _direct_tensors(module))
+            for meta_module, initialized_module in zip(self.model.modules(), task.model().modules(), strict=True):
+                self._initial_values |= {
+                    tensor: getattr(initialized_module, name).detach() for name, tensor in _list_direct_tensors(meta_module)
+                }
+        holder_counts = Counter(tensor for module in self.model.modules() for _, tensor in _list_direct_tensors(module))
         # Only tied weights are kept here, so that they stay tied (`Module.to_empty` would untie them). Other weights are not
         # kept: after sharding, whole weights would stay in memory.
-        self._tied = {tensor: torch.empty(0) for tensor, count in holders.items() if count > 1}
+        self._tied = {tensor: torch.empty(0) for tensor, count in holder_counts.items() if count > 1}
         self._sent: set[torch.Tensor] = set()
 
     def fill(self, outer: nn.Module, *, keep: bool = True) -> None:
@@ -53,7 +55,7 @@ class Deferred:
 
     def fill_direct(self, module: nn.Module, *, keep: bool = True) -> None:
         """As `fill`, but only for the module's own tensors, not for the tensors of its submodules. A collective as well."""
-        for name, tensor in _direct_tensors(module):
+        for name, tensor in _list_direct_tensors(module):
             if tensor.is_meta:
                 self._fill_tensor(module, name, tensor, keep)
 
@@ -77,7 +79,7 @@ class Deferred:
             setattr(module, name, filled)
 
 
-def _direct_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _list_direct_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """A module's own parameters and buffers, without the parameters and buffers of its submodules."""
     yield from module.named_buffers(recurse=False, remove_duplicate=False)
     yield from module.named_parameters(recurse=False, remove_duplicate=False)

@@ -25,23 +25,23 @@ def freeze_statistics(task: Task, indices: np.ndarray, device: torch.device) -> 
     networks overflow.
     """
 
-    def model() -> nn.Module:
+    def build_frozen_model() -> nn.Module:
         network = task.model()
         _freeze_batch_norms(network, task, indices, device)
         return network
 
     frozen_task = copy.copy(task)
-    frozen_task.model = model  # type: ignore[method-assign]
+    frozen_task.model = build_frozen_model  # type: ignore[method-assign]
     return frozen_task
 
 
-def batch_norm_layers(model: nn.Module) -> list[nn.Module]:
+def list_batch_norm_layers(model: nn.Module) -> list[nn.Module]:
     """The BatchNorm layers of a model."""
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
 def _freeze_batch_norms(model: nn.Module, task: Task, indices: np.ndarray, device: torch.device) -> None:
-    batch_norms = batch_norm_layers(model)
+    batch_norms = list_batch_norm_layers(model)
     if not batch_norms:
         return
     if not next(model.parameters()).is_meta:  # the statistics of a meta model are broadcast with its weights (deferred_init)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-START = 65536.0
-GROWTH, INTERVAL = 2.0, 2000  # after INTERVAL steps in a row without an overflow, the scale is multiplied by GROWTH
+START_SCALE = 65536.0
+GROWTH, GROWTH_INTERVAL = 2.0, 2000  # after INTERVAL steps in a row without an overflow, the scale is multiplied by GROWTH
 BACKOFF = 0.5  # after each step with an overflow, the scale is multiplied by BACKOFF
 
 
@@ -27,7 +27,7 @@ class LossScaler:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.scale, self.skipped = START, 0
+        self.scale, self.skipped = START_SCALE, 0
         self.overflowed = torch.zeros((), device=device)  # above 0 if a gradient of this rank in the step is not finite
         self._good_steps = 0
 
@@ -38,11 +38,13 @@ class LossScaler:
     def unscale(self, gradients: Iterable[torch.Tensor]) -> None:
         """Scale the gradients of a whole step back, in place, and record whether any of them is infinite or NaN."""
         self.overflowed.zero_()
-        by_device: dict[torch.device, list[torch.Tensor]] = {}  # offloaded gradients are on the CPU, others on the GPU
+        gradients_by_device: dict[
+            torch.device, list[torch.Tensor]
+        ] = {}  # offloaded gradients are on the CPU, others on the GPU
         for gradient in gradients:
             local_gradient = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            by_device.setdefault(local_gradient.device, []).append(local_gradient)
-        for device, device_gradients in by_device.items():
+            gradients_by_device.setdefault(local_gradient.device, []).append(local_gradient)
+        for device, device_gradients in gradients_by_device.items():
             overflow_flag = torch.zeros((), device=device)
             inverse_scale = torch.full((), 1 / self.scale, device=device)
             torch._amp_foreach_non_finite_check_and_unscale_(device_gradients, overflow_flag, inverse_scale)
@@ -60,21 +62,21 @@ class LossScaler:
             self._good_steps = 0
             return False
         self._good_steps += 1
-        if self._good_steps == INTERVAL:
+        if self._good_steps == GROWTH_INTERVAL:
             self.scale *= GROWTH
             self._good_steps = 0
         return True
 
-    def numbers(self) -> dict[str, float]:
+    def collect_numbers(self) -> dict[str, float]:
         """The state of the scaler for a checkpoint, as numbers by name."""
         return {"loss_scale": self.scale, "skipped_steps": float(self.skipped), "made_in_a_row": float(self._good_steps)}
 
     def load_numbers(self, numbers: dict[str, float]) -> None:
         """Set the state of the scaler from the numbers of a checkpoint. If the checkpoint has no such numbers, because its run
         had another precision, the defaults are used."""
-        self.scale = numbers.get("loss_scale", START)
+        self.scale = numbers.get("loss_scale", START_SCALE)
         self.skipped, self._good_steps = int(numbers.get("skipped_steps", 0)), int(numbers.get("made_in_a_row", 0))
 
-    def effective(self) -> dict[str, Any]:
+    def read_effective_settings(self) -> dict[str, Any]:
         """For `knobs.effective` of result.json: the scale of the next step, the number of skipped steps (warm-up included)."""
         return {"loss_scale": self.scale, "skipped_steps": self.skipped}

@@ -11,32 +11,38 @@ from torch import nn
 from shardlab.matrix.cell import Optimizer, Schedule
 
 
-def make_optimizer(config: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def make_optimizer(settings: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Make the torch optimizer that a cell asks for. parameters: whole parameters or shards."""
-    if config.name == "sgd":
-        return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-    optimizer_class = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-    betas = config.beta1, config.beta2
+    if settings.name == "sgd":
+        return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    optimizer_class = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
+    betas = settings.beta1, settings.beta2
     return optimizer_class(
-        parameters, lr=config.lr, betas=betas, eps=config.eps, weight_decay=config.weight_decay, fused=config.fused or None
+        parameters,
+        lr=settings.lr,
+        betas=betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        fused=settings.fused or None,
     )
 
 
-def learning_rate(settings: Optimizer, schedule: Schedule, step: int, steps: int, data_ranks: int) -> float:
+def compute_learning_rate(settings: Optimizer, schedule: Schedule, step: int, step_count: int, data_ranks: int) -> float:
     """The learning rate of a step.
 
     With linear scaling (`lr_scaling`), the full rate is `data_ranks` times the rate of the optimizer (Goyal et al., 2017).
     The rate rises linearly and reaches the full rate at step `lr_warmup_steps`. After this step it stays constant, or falls
     (linearly, or as a cosine) such that it would be 0 at the step after the last one.
 
-    settings: the optimizer of the cell. step: 0, 1, ..., steps - 1. steps: number of all steps, including the untimed warm-up
+    settings: the optimizer of the cell. step: 0, 1, ..., steps - 1. step_count: number of all steps, including the untimed
+    warm-up
     steps. data_ranks: number of slices of the global batch.
     """
     warmup_steps = schedule.lr_warmup_steps
     full_rate = settings.lr * (data_ranks if schedule.lr_scaling == "linear" else 1)
     if step < warmup_steps:
         return full_rate * (step + 1) / (warmup_steps + 1)
-    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+    progress = (step - warmup_steps) / max(1, step_count - warmup_steps)
     if schedule.name == "cosine":
         return full_rate * 0.5 * (1 + math.cos(math.pi * progress))
     return full_rate * (1 - progress) if schedule.name == "linear" else full_rate

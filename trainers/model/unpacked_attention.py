@@ -15,18 +15,18 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-NAME = "unpacked_sdpa"
+ATTENTION_NAME = "unpacked_sdpa"
 
 
 @functools.cache
-def register_attention() -> str:
+def register_unpacked_attention() -> str:
     """Register the attention with transformers and return its name. Call `vision_library.load()` before."""
-    AttentionInterface.register(NAME, sdpa_attention_forward)
-    AttentionMaskInterface.register(NAME, _make_mask)
-    return NAME
+    AttentionInterface.register(ATTENTION_NAME, sdpa_attention_forward)
+    AttentionMaskInterface.register(ATTENTION_NAME, _make_mask)
+    return ATTENTION_NAME
 
 
-def unpadded_mask(tokens: torch.Tensor) -> torch.Tensor:
+def make_unpadded_mask(tokens: torch.Tensor) -> torch.Tensor:
     """The padding mask (items, positions) of sequences without padding. If this mask is given, transformers does not check
     whether sequences are packed."""
     return torch.ones_like(tokens)
@@ -34,6 +34,6 @@ def unpadded_mask(tokens: torch.Tensor) -> torch.Tensor:
 
 def _make_mask(*sizes: Any, attention_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor | None:
     """Make a mask as transformers does, but without reading the padding mask from the GPU. attention_mask: the mask from
-    `unpadded_mask`; it is ignored, because its content is known."""
+    `make_unpadded_mask`; it is ignored, because its content is known."""
     mask: torch.Tensor | None = sdpa_mask(*sizes, attention_mask=None, **options)
     return mask

@@ -27,38 +27,38 @@ class MeshModelEngine(ReplicatedEngine):
     """An engine over a mesh. The ranks of the mesh dimensions tp and pp share one model and one slice of the data; the
     dimension dp is the number of slices."""
 
-    pipelined = False  # whether the model is divided into stages
+    is_pipelined = False  # whether the model is divided into stages
 
     def __init__(self, cell: Cell, ranks: Ranks, mesh_model: MeshModel) -> None:
         super().__init__(cell, mesh_model.task, ranks, mesh_model.module)
         self.mesh_model = mesh_model
         self.data_rank, self.data_ranks = mesh_model.mesh["dp"].get_local_rank(), mesh_model.mesh["dp"].size()
-        self.optimizer = optimization.make_optimizer(cell.optimizer, mesh_model.parameter_groups())
+        self.optimizer = optimization.make_optimizer(cell.optimizer, mesh_model.make_parameter_groups())
 
     def clip(self, max_norm: float) -> None:
-        self.mesh_model.clip(max_norm)
+        self.mesh_model.clip_gradients(max_norm)
 
     def sum_overflow(self, overflowed: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(overflowed)  # summed over the whole mesh, because every rank has another part of the gradient
         return overflowed
 
     def gradient_norm(self) -> float:
-        return float(self.mesh_model.gradient_norm())
+        return float(self.mesh_model.compute_gradient_norm())
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
-        return self.mesh_model.whole_parameters()
+        return self.mesh_model.gather_whole_parameters()
 
     def state(self) -> State:
-        parts = state_parts.parameter_parts(self.mesh_model.task_parameters(), self.optimizer)
+        parts = state_parts.make_parameter_parts(self.mesh_model.list_task_parameters(), self.optimizer)
         parts = {name: self.mesh_model.cut_padding(name.rpartition("/")[2], part) for name, part in parts.items()}
         parts = {name: part for name, part in parts.items() if part.memory.numel()}
-        return {**parts, **state_parts.buffer_parts(self.model)}
+        return {**parts, **state_parts.make_buffer_parts(self.model)}
 
     def element_order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
-        return self.mesh_model.element_order(name.rpartition("/")[2], shape)
+        return self.mesh_model.find_element_order(name.rpartition("/")[2], shape)
 
     def parameters(self) -> int:
-        return self.mesh_model.parameters
+        return self.mesh_model.parameter_count
 
     def effective(self) -> dict[str, Any]:
         mesh = self.mesh_model.mesh
@@ -71,16 +71,16 @@ class MeshModelEngine(ReplicatedEngine):
     def theory(self) -> list[Term]:
         mesh_model, cell, plan = self.mesh_model, self.cell, self.task.plan()
         part = ModelPart(
-            elements=sum(mesh_model.padded.values()),
+            elements=sum(mesh_model.padded_elements.values()),
             blocks=len(mesh_model.blocks),
-            block_elements=mesh_model.padded[True],
+            block_elements=mesh_model.padded_elements[True],
             hidden_elements=cell.micro_batch_size * math.prod(plan.hidden),
-            recomputed_blocks=model_options.effective(mesh_model.module)["checkpointed_blocks"],
+            recomputed_blocks=model_options.count_changed_blocks(mesh_model.module)["checkpointed_blocks"],
             reductions=(plan.forward_reductions, plan.backward_reductions) if cell.tp > 1 else None,
             has_split_embedding=mesh_model.split_embedding,
             split_logit_rows=cell.micro_batch_size * plan.hidden[0] if mesh_model.split_head else 0,
             partial_elements=mesh_model.count_partial_elements(),
             messages=mesh_model.count_messages(),
-            tied=tuple((local_tensor(p).numel(), holders) for p, holders in mesh_model.tied_parameters()),
+            tied=tuple((local_tensor(p).numel(), holders) for p, holders in mesh_model.list_tied_parameters()),
         )
-        return cast("list[Term]", list_mesh_terms(cell, part, pipelined=self.pipelined))
+        return cast("list[Term]", list_mesh_terms(cell, part, pipelined=self.is_pipelined))

@@ -34,24 +34,25 @@ class FullySharded(ReplicatedEngine):
         return nullcontext()
 
 
-def replicas_mesh(cell: Cell, ranks: Ranks) -> DeviceMesh:
+def make_replicas_mesh(cell: Cell, ranks: Ranks) -> DeviceMesh:
     """The 2-D mesh (replicas, shards). Ranks of a replica have consecutive numbers, so they are on one node if possible."""
-    return ranks.mesh((ranks.world_size // cell.shards, cell.shards), ("replicas", "shards"))
+    return ranks.make_mesh((ranks.world_size // cell.shards, cell.shards), ("replicas", "shards"))
 
 
-def mixed_precision_policy(precision: str) -> MixedPrecisionPolicy:
+def make_mixed_precision_policy(precision: str) -> MixedPrecisionPolicy:
     """The policy of `fully_shard` for a precision: the dtypes in which it gathers parameters and reduces gradients."""
     low_dtype = cast_dtype(precision)
     return MixedPrecisionPolicy(param_dtype=low_dtype, reduce_dtype=torch.float32) if low_dtype else MixedPrecisionPolicy()
 
 
-def count_padded_elements(shape: torch.Size, ranks: int) -> int:
-    """The number of elements of a parameter when it is sharded over ranks: its rows are padded to a multiple of `ranks`."""
+def count_padded_elements(shape: torch.Size, rank_count: int) -> int:
+    """The number of elements of a parameter when it is sharded over ranks: its rows are padded to a multiple of
+    `rank_count`."""
     rows = shape[0] if shape else 1
-    return shape.numel() // rows * -(-rows // ranks) * ranks
+    return shape.numel() // rows * -(-rows // rank_count) * rank_count
 
 
-def effective(model: nn.Module, blocks: Iterable[nn.Module]) -> dict[str, Any]:
+def read_effective_settings(model: nn.Module, blocks: Iterable[nn.Module]) -> dict[str, Any]:
     """How `fully_shard` has sharded a model, for `knobs.effective` of result.json. blocks: the separately sharded blocks.
 
     The settings are read from private fields, because torch has no public interface for them. The version of torch is pinned,
@@ -61,7 +62,7 @@ def effective(model: nn.Module, blocks: Iterable[nn.Module]) -> dict[str, Any]:
         id(module): group
         for module in model.modules()
         if isinstance(module, FSDPModule)
-        for group in _parameter_groups(module._get_fsdp_state())
+        for group in _list_parameter_groups(module._get_fsdp_state())
     }
     policies = {group.mp_policy for group in groups.values()}
     assert len(policies) == 1, f"one policy was given to all groups, found {policies}"
@@ -74,7 +75,7 @@ def effective(model: nn.Module, blocks: Iterable[nn.Module]) -> dict[str, Any]:
     }
 
 
-def _parameter_groups(state: Any) -> list[Any]:
+def _list_parameter_groups(state: Any) -> list[Any]:
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:
         groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]

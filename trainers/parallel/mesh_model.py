@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def make_mesh(cell: Cell, ranks: Ranks) -> DeviceMesh:
     """The mesh (pp, dp, tp) of all ranks. tp sends the most bytes, so its ranks have consecutive numbers; pp sends least."""
-    return ranks.mesh((cell.pp, cell.dp, cell.tp), ("pp", "dp", "tp"))
+    return ranks.make_mesh((cell.pp, cell.dp, cell.tp), ("pp", "dp", "tp"))
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -72,8 +72,8 @@ class MeshModel:
         self.stages, self._plan, self._split, self.sequence = stages, task.plan(), split, sequence
         deferred = Deferred(task, ranks, dtypes.weight_dtype(cell.precision))
         model = deferred.model
-        self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        self.parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        self._shape_by_name = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self.parameter_count = sum(p.numel() for p in model.parameters() if p.requires_grad)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         bare_blocks = list(task.blocks(model))
         model_options.checkpoint_and_compile(cell, task, model)
@@ -86,8 +86,8 @@ class MeshModel:
         self._divide(model, names)
         kept_modules = {id(module) for module in self.module.modules()}
         self.blocks = [block for block in wrapped_blocks if id(block) in kept_modules]
-        self.padded = {True: 0, False: 0}
-        self._partial: set[str] = set()
+        self.padded_elements = {True: 0, False: 0}
+        self._partial_names: set[str] = set()
         # One block at a time, so that a rank never has two whole blocks in memory.
         for block, wrapped_block in zip(bare_blocks, wrapped_blocks, strict=True):
             deferred.fill(block, keep=id(wrapped_block) in kept_modules)
@@ -101,22 +101,24 @@ class MeshModel:
         if is_tied and self.split_embedding and self.split_head:
             vocabulary[1].weight = vocabulary[0].weight
         for part in self.parts.values() if reshard_after_forward is not None else ():
-            other_parameters = [p for p in part.parameters() if not isinstance(p, DTensor) or "dp" not in _mesh_dimensions(p)]
+            other_parameters = [
+                p for p in part.parameters() if not isinstance(p, DTensor) or "dp" not in _list_mesh_dimensions(p)
+            ]
             self._shard(part, cell.precision, other_parameters, is_block=False, reshard=False)
 
     def _divide(self, model: nn.Module, names: dict[int, str]) -> None:
         """Divide the model into all stages of the pipeline and keep the stages of this rank. names: id of parameter -> name."""
-        all_parts = [self._plan.stage(model, index, self.stages) for index in range(self.stages)] or [model]
+        all_parts = [self._plan.build_stage(model, index, self.stages) for index in range(self.stages)] or [model]
         stage_rank, pipeline_size = self.mesh["pp"].get_local_rank(), self.mesh["pp"].size()
         self.parts = {index: part for index, part in enumerate(all_parts) if index % pipeline_size == stage_rank}
         self.module = nn.ModuleList(self.parts.values()) if self.stages else model
         self._names = {model_options.plain_name(name): names[id(p)] for name, p in self.module.named_parameters()}
-        holders: dict[str, set[int]] = {}
+        ranks_by_name: dict[str, set[int]] = {}
         for index, part in enumerate(all_parts):
             for parameter in part.parameters():
-                holders.setdefault(names[id(parameter)], set()).add(index % pipeline_size)
-        self._holders = {name: sorted(ranks) for name, ranks in holders.items()}
-        self._tied_groups = self._create_tied_groups({tuple(ranks) for ranks in self._holders.values() if len(ranks) > 1})
+                ranks_by_name.setdefault(names[id(parameter)], set()).add(index % pipeline_size)
+        self._ranks_by_name = {name: sorted(ranks) for name, ranks in ranks_by_name.items()}
+        self._tied_groups = self._create_tied_groups({tuple(ranks) for ranks in self._ranks_by_name.values() if len(ranks) > 1})
 
     def _distribute(self, block: nn.Module, wrapped: nn.Module, precision: str, reshard: bool | None) -> None:
         """Split a block of this rank over the tp ranks if the model is split; shard it over the dp ranks if it is sharded.
@@ -125,7 +127,7 @@ class MeshModel:
         """
         if self._split:
             partial_ids = set(map(id, self._plan.split(block, self.mesh["tp"], sequence=self.sequence)))
-            self._partial |= {name for name, p in self.task_parameters() if id(p) in partial_ids}
+            self._partial_names |= {name for name, p in self.list_task_parameters() if id(p) in partial_ids}
         if reshard is not None:
             self._shard(wrapped, precision, list(wrapped.parameters()), is_block=True, reshard=reshard)
 
@@ -141,8 +143,8 @@ class MeshModel:
         for name, parameter in layer._parameters.items():
             if parameter is not None:
                 rows = parameter.detach()
-                if missing := -len(rows) % mesh.size():  # padded with zeros to equal numbers of rows
-                    rows = nn.functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing))
+                if missing_rows := -len(rows) % mesh.size():  # padded with zeros to equal numbers of rows
+                    rows = nn.functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing_rows))
                 rows = distribute_tensor(rows, mesh, [Shard(0)], src_data_rank=None)  # None: all ranks have equal weights
                 layer._parameters[name] = nn.Parameter(rows, requires_grad=parameter.requires_grad)
         if isinstance(layer, nn.Embedding):
@@ -152,7 +154,7 @@ class MeshModel:
 
     def cut_padding(self, name: str, part: TensorPart) -> TensorPart:
         """The part of a parameter, or of its optimizer state, without the rows that pad a split embedding or head."""
-        shape = self._shapes[name]
+        shape = self._shape_by_name[name]
         if part.shape[:1] <= shape[:1] or part.shape[1:] != shape[1:]:
             return part
         return TensorPart(part.memory[: max(0, shape[0] - part.offsets[0])], shape, part.offsets)
@@ -166,8 +168,10 @@ class MeshModel:
         blocks), because backward needs these parameters at once.
         """
         mesh = self.mesh["dp"]
-        self.padded[is_block] += sum(fsdp.count_padded_elements(local_tensor(p).shape, mesh.size()) for p in parameters)
-        fully_shard(module, mesh=mesh, mp_policy=fsdp.mixed_precision_policy(precision), reshard_after_forward=reshard)
+        self.padded_elements[is_block] += sum(
+            fsdp.count_padded_elements(local_tensor(p).shape, mesh.size()) for p in parameters
+        )
+        fully_shard(module, mesh=mesh, mp_policy=fsdp.make_mixed_precision_policy(precision), reshard_after_forward=reshard)
 
     def _create_tied_groups(self, position_groups: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], dist.ProcessGroup]:
         """Create the process groups of ranks of a pipeline that share a tied weight. A collective of all ranks.
@@ -183,21 +187,23 @@ class MeshModel:
                 groups[positions] = group
         return groups
 
-    def task_parameters(self) -> list[tuple[str, nn.Parameter]]:
+    def list_task_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """This rank's parameters, with the names that they have in `Task.model`."""
         return [(self._names[model_options.plain_name(name)], p) for name, p in self.module.named_parameters()]
 
-    def parameter_groups(self) -> list[nn.Parameter]:
+    def make_parameter_groups(self) -> list[nn.Parameter]:
         """The parameter groups for an optimizer: one group for each mesh, because fused optimizers do not support parameters of
         several meshes in one group."""
         groups: dict[object, list[nn.Parameter]] = {}
-        for _, parameter in self.task_parameters():
+        for _, parameter in self.list_task_parameters():
             groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
         return [{"params": group} for group in groups.values()]  # type: ignore[misc]
 
-    def tied_parameters(self) -> list[tuple[nn.Parameter, int]]:
+    def list_tied_parameters(self) -> list[tuple[nn.Parameter, int]]:
         """For each tied parameter that other ranks of this pipeline have too: (parameter, number of ranks that have it)."""
-        return [(p, len(self._holders[name])) for name, p in self.task_parameters() if len(self._holders[name]) > 1]
+        return [
+            (p, len(self._ranks_by_name[name])) for name, p in self.list_task_parameters() if len(self._ranks_by_name[name]) > 1
+        ]
 
     def count_messages(self) -> int:
         """The number of hidden states and their gradients that this rank sends to other stages for each micro-batch."""
@@ -205,8 +211,8 @@ class MeshModel:
 
     def sum_tied_gradients(self) -> None:
         """Sum the gradients of each tied weight over the stages that have the weight."""
-        for name, parameter in self.task_parameters():
-            holders = tuple(self._holders[name])
+        for name, parameter in self.list_task_parameters():
+            holders = tuple(self._ranks_by_name[name])
             if len(holders) > 1:
                 assert parameter.grad is not None, f"{name} got no gradient"
                 dist.all_reduce(local_tensor(parameter.grad), group=self._tied_groups[holders])
@@ -214,7 +220,11 @@ class MeshModel:
     def sum_partial_gradients(self) -> None:
         """Sum over the tp ranks the gradients of parameters that see only a slice of the positions on each rank, such as layer
         norms with sequence parallelism."""
-        gradients = [local_tensor(p.grad) for name, p in self.task_parameters() if name in self._partial and p.grad is not None]
+        gradients = [
+            local_tensor(p.grad)
+            for name, p in self.list_task_parameters()
+            if name in self._partial_names and p.grad is not None
+        ]
         if gradients:
             flat_gradients = torch.cat([gradient.flatten() for gradient in gradients])
             dist.all_reduce(flat_gradients, group=self.mesh["tp"].get_group())
@@ -223,15 +233,15 @@ class MeshModel:
 
     def count_partial_elements(self) -> int:
         """The number of elements, on this rank, of the parameters whose gradients `sum_partial_gradients` sums."""
-        return sum(local_tensor(p).numel() for name, p in self.task_parameters() if name in self._partial)
+        return sum(local_tensor(p).numel() for name, p in self.list_task_parameters() if name in self._partial_names)
 
-    def gradient_norm(self) -> torch.Tensor:
+    def compute_gradient_norm(self) -> torch.Tensor:
         """The L2 norm (0-dim) of the whole model's gradient; replicated parameters count once. A collective."""
         squares = torch.zeros((), device=self.mesh.device_type)
-        for name, parameter in self.task_parameters():
+        for name, parameter in self.list_task_parameters():
             if parameter.grad is not None:
                 norm = torch.linalg.vector_norm(local_tensor(parameter.grad), dtype=torch.float32)
-                squares += norm.square() / (self._count_copies(parameter) * len(self._holders[name]))
+                squares += norm.square() / (self._count_copies(parameter) * len(self._ranks_by_name[name]))
         dist.all_reduce(squares)
         return squares.sqrt()
 
@@ -243,34 +253,36 @@ class MeshModel:
         placement_sizes = zip(parameter.placements, parameter.device_mesh.shape)
         return ranks // math.prod(size for placement, size in placement_sizes if not placement.is_replicate())
 
-    def clip(self, max_norm: float) -> None:
+    def clip_gradients(self, max_norm: float) -> None:
         """Scale the gradients by max_norm / norm if this ratio is below 1. A collective."""
-        scale = torch.clamp(max_norm / (self.gradient_norm() + 1e-6), max=1.0)  # 1e-6 as in torch.nn.utils.clip_grad_norm_
-        for _, parameter in self.task_parameters():
+        scale = torch.clamp(
+            max_norm / (self.compute_gradient_norm() + 1e-6), max=1.0
+        )  # 1e-6 as in torch.nn.utils.clip_grad_norm_
+        for _, parameter in self.list_task_parameters():
             if parameter.grad is not None:
                 local_tensor(parameter.grad).mul_(scale)
 
-    def whole_parameters(self) -> dict[str, torch.Tensor]:
+    def gather_whole_parameters(self) -> dict[str, torch.Tensor]:
         """The whole model's parameters, as in `Engine.whole_parameters`. A collective."""
-        rank_parameters, weights = dict(self.task_parameters()), {}
-        pipeline, stage_rank = self.mesh["pp"].get_group(), self.mesh["pp"].get_local_rank()
-        for name, shape in self._shapes.items():
+        rank_parameters, weights = dict(self.list_task_parameters()), {}
+        pipeline_group, stage_rank = self.mesh["pp"].get_group(), self.mesh["pp"].get_local_rank()
+        for name, shape in self._shape_by_name.items():
             whole_parameter = torch.zeros(shape, device=self.mesh.device_type)
             if name in rank_parameters:
                 parameter = rank_parameters[name].detach()
                 parameter = _gather_dtensor(parameter) if isinstance(parameter, DTensor) else parameter
                 parameter = self._plan.restore_parameter(name, parameter, self.mesh["tp"].size()) if self._split else parameter
                 parameter = parameter[: len(whole_parameter)] if parameter.dim() else parameter  # without rows of padding
-                if stage_rank == self._holders[name][0]:
+                if stage_rank == self._ranks_by_name[name][0]:
                     whole_parameter.copy_(parameter)
             if self.mesh["pp"].size() > 1:
-                dist.all_reduce(whole_parameter, group=pipeline)  # this sum is a broadcast: all ranks but one add zeros
+                dist.all_reduce(whole_parameter, group=pipeline_group)  # this sum is a broadcast: all ranks but one add zeros
             weights[name] = whole_parameter.cpu()
         return weights
 
-    def element_order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
+    def find_element_order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
         """As `Engine.element_order`, for the parameter with this name, or for optimizer state of the same shape."""
-        if not self._split or name not in self._shapes or shape.numel() != self._shapes[name].numel():
+        if not self._split or name not in self._shape_by_name or shape.numel() != self._shape_by_name[name].numel():
             return None
         indices = torch.arange(shape.numel()).view(shape)
         restored = self._plan.restore_parameter(name, indices, self.mesh["tp"].size())
@@ -295,7 +307,7 @@ def _embed_tokens(layer: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _mesh_dimensions(tensor: DTensor) -> tuple[str, ...]:
+def _list_mesh_dimensions(tensor: DTensor) -> tuple[str, ...]:
     return tensor.device_mesh.mesh_dim_names or ()
 
 

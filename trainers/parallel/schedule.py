@@ -45,12 +45,12 @@ class Pipeline:
         self._schedule = schedule_class(
             self._stages if schedule == "interleaved" else self._stages[0],
             cell.gradient_accumulation_steps,
-            loss_fn=self._loss,
+            loss_fn=self._compute_loss,
             scale_grads=False,  # each loss is already divided by the number of micro-batches
         )
 
     @property
-    def stages(self) -> int:
+    def stage_count(self) -> int:
         """The number of stages of the whole pipeline."""
         return self._mesh_model.stages
 
@@ -64,14 +64,14 @@ class Pipeline:
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context of a forward pass: torch's autocast, if the cell's precision uses autocast."""
-        return dtypes.autocast(self._cell.precision, self._device)
+        return dtypes.make_autocast_context(self._cell.precision, self._device)
 
-    def _loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def _compute_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         self._output_dtype = outputs.dtype
         loss = self._task.criterion(outputs, targets) / self._cell.gradient_accumulation_steps
         return loss if self.scaler is None else self.scaler.scale_loss(loss)  # scaled here, because the schedule calls backward
 
-    def step(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
+    def make_step(self, micro_batches: Sequence[Batch], clock: Clock) -> torch.Tensor:
         """Accumulate the gradients of a step on this rank's stages. Returns the mean loss (0-dim), on every rank."""
         for stage in self._stages:
             stage.clock = clock
@@ -90,8 +90,8 @@ class Pipeline:
         loss = torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self._device)
         if self.scaler is not None:
             loss /= self.scaler.scale
-        if self._pp > 1:
-            dist.broadcast(loss, group=self._group, group_src=(self.stages - 1) % self._pp)
+        if self._pipeline_size > 1:
+            dist.broadcast(loss, group=self._group, group_src=(self.stage_count - 1) % self._pipeline_size)
         clock.mark(BACKWARD)
         return loss
 
@@ -105,25 +105,29 @@ class Pipeline:
         hidden = dtypes.cast_inputs(batch.inputs, self._cell.precision)
         loss_and_correct = torch.zeros(2, dtype=torch.float64, device=self._device)
         with torch.no_grad(), self.cast_context(), self.autocast():
-            for index in range(self.stages):
-                owner, before, after = (number % self._pp for number in (index, index - 1, index + 1))
-                if owner != stage_rank:
+            for index in range(self.stage_count):
+                owner_rank, previous_rank, next_rank = (
+                    number % self._pipeline_size for number in (index, index - 1, index + 1)
+                )
+                if owner_rank != stage_rank:
                     continue
-                if index > 0 and before != stage_rank:
-                    hidden = torch.empty(len(batch.inputs), *self._task.plan().hidden, dtype=self._between, device=self._device)
-                    dist.recv(hidden, group=self._group, group_src=before)
+                if index > 0 and previous_rank != stage_rank:
+                    hidden = torch.empty(
+                        len(batch.inputs), *self._task.plan().hidden, dtype=self._hidden_dtype, device=self._device
+                    )
+                    dist.recv(hidden, group=self._group, group_src=previous_rank)
                 hidden = self._mesh_model.parts[index](hidden)
-                if index == self.stages - 1:
+                if index == self.stage_count - 1:
                     correct = self._task.correct(hidden, batch.targets)
                     loss_and_correct = torch.stack([self._task.criterion(hidden, batch.targets).double(), correct.double()])
-                elif after != stage_rank:
-                    dist.send(hidden.contiguous(), group=self._group, group_dst=after)
-        if self._pp > 1:
-            dist.broadcast(loss_and_correct, group=self._group, group_src=(self.stages - 1) % self._pp)
+                elif next_rank != stage_rank:
+                    dist.send(hidden.contiguous(), group=self._group, group_dst=next_rank)
+        if self._pipeline_size > 1:
+            dist.broadcast(loss_and_correct, group=self._group, group_src=(self.stage_count - 1) % self._pipeline_size)
         return loss_and_correct[0].float(), loss_and_correct[1].long()
 
     @property
-    def _between(self) -> torch.dtype:
+    def _hidden_dtype(self) -> torch.dtype:
         """The dtype of hidden states between stages."""
         return dtypes.stream_dtype(self._cell.precision)
 
@@ -132,15 +136,15 @@ class Pipeline:
         which must not happen in a timed step."""
         batch = self._task.fetch(np.zeros(self._cell.micro_batch_size, dtype=np.int64), self._device)
         with self.autocast():  # PyTorch's schedule infers shapes with the modules, not with `Stage`, which would use autocast
-            self.step([batch] * self._cell.gradient_accumulation_steps, clock)
+            self.make_step([batch] * self._cell.gradient_accumulation_steps, clock)
 
     @property
-    def _pp(self) -> int:
+    def _pipeline_size(self) -> int:
         return self._mesh_model.mesh["pp"].size()
 
-    def effective(self) -> dict[str, Any]:
+    def read_effective_settings(self) -> dict[str, Any]:
         """The settings that took effect, from the schedule and the stages of all ranks of this pipeline. A collective."""
-        block_counts = model_options.effective(self._mesh_model.module)
+        block_counts = model_options.count_changed_blocks(self._mesh_model.module)
         dtype_index = DTYPES.index(self._output_dtype) if self._stages[-1].is_last and self._output_dtype else 0
         summed_counts = torch.tensor([*block_counts.values(), dtype_index], device=self._device)
         dist.all_reduce(summed_counts, group=self.group)
@@ -160,8 +164,8 @@ class Stage(PipelineStage):
 
     clock: Clock
 
-    def __init__(self, pipeline: Pipeline, part: torch.nn.Module, index: int, device: torch.device) -> None:
-        super().__init__(part, index, pipeline.stages, device, group=pipeline.group)
+    def __init__(self, pipeline: Pipeline, stage_module: torch.nn.Module, index: int, device: torch.device) -> None:
+        super().__init__(stage_module, index, pipeline.stage_count, device, group=pipeline.group)
         self._autocast = pipeline.autocast
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:

@@ -29,14 +29,14 @@ class Ledger:
     pull_interval above 1, this includes the worker's own updates that it has not pulled.
     """
 
-    def __init__(self, workers: int, mode: Mode) -> None:
+    def __init__(self, worker_count: int, mode: Mode) -> None:
         self.mode = mode
         self.updates = 0  # the number of updates so far, which is also the version of the parameters
-        self.steps = [0] * workers  # number of steps that each worker has pushed
+        self.steps = [0] * worker_count  # number of steps that each worker has pushed
         self.pulls = 0  # number of pushes of all workers with which they pulled parameters
         self.staleness: Counter[int] = Counter()  # staleness -> number of pushes
         self.largest_lead = 0  # the most steps that a worker was ahead of the slowest worker when it began a step
-        self.present = set(range(workers))
+        self.present_workers = set(range(worker_count))
         self.lost: set[int] = set()
 
     def record_push(self, worker: int, version: int) -> float:
@@ -56,17 +56,17 @@ class Ledger:
 
     def may_begin(self, worker: int) -> bool:
         """Whether a worker may begin its next step now."""
-        return self.mode.staleness_bound is None or self._steps_ahead(worker) <= self.mode.staleness_bound
+        return self.mode.staleness_bound is None or self._count_steps_ahead(worker) <= self.mode.staleness_bound
 
     def record_begin(self, worker: int) -> None:
         """Record that a worker begins its next step."""
-        self.largest_lead = max(self.largest_lead, self._steps_ahead(worker))
+        self.largest_lead = max(self.largest_lead, self._count_steps_ahead(worker))
 
     def record_leave(self, worker: int, *, is_lost: bool) -> None:
         """Record that a worker has ended; no other worker waits for it any more."""
-        self.present.discard(worker)
+        self.present_workers.discard(worker)
         if is_lost:
             self.lost.add(worker)
 
-    def _steps_ahead(self, worker: int) -> int:
-        return self.steps[worker] - min(self.steps[other] for other in self.present)
+    def _count_steps_ahead(self, worker: int) -> int:
+        return self.steps[worker] - min(self.steps[other_worker] for other_worker in self.present_workers)

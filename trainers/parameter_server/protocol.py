@@ -19,7 +19,7 @@ from torch.distributed import Work
 if TYPE_CHECKING:
     from trainers.ranks.ranks import Ranks
 
-FIELDS = 4  # number of float64 values in a header: kind, a, b, c of a request; a, b, c and an unused value of a reply
+HEADER_FIELDS = 4  # number of float64 values in a header: kind, a, b, c of a request; a, b, c and an unused value of a reply
 
 
 class Kind(IntEnum):
@@ -53,20 +53,21 @@ class ServerLink:
     """Messages between the workers and servers of a run, over their process group. A call raises RuntimeError if the other rank
     is lost. `other` is always the rank of the sender or receiver at the other end."""
 
-    def __init__(self, ranks: Ranks, *, workers: int = 0) -> None:
-        """Create the process group, and a second group of the first ranks, whose size is `workers`. A collective of all ranks.
+    def __init__(self, ranks: Ranks, *, worker_count: int = 0) -> None:
+        """Create the process group, and a second group of the first ranks, whose size is `worker_count`. A collective of all
+        ranks.
 
         Servers take part in making the workers' group: torch 2.14 counts the groups that a rank makes, and puts the number into
         their names, so that ranks that made different numbers of groups would wait for each other forever.
         """
         self._group = dist.new_group(list(range(ranks.world_size)), backend="gloo")
-        self.workers = dist.new_group(list(range(workers)), backend="gloo") if workers else None
+        self.workers = dist.new_group(list(range(worker_count)), backend="gloo") if worker_count else None
         self._pending_sends: dict[int, list[Work]] = {}  # keeps the sent tensors in memory until the other rank has answered
 
     def send(self, other_rank: int, header: tuple[float, ...], payload: torch.Tensor | None = None) -> None:
         """Begin to send a message, without waiting for the receiver. The payload must not change until the receiver has
         answered. header: up to FIELDS numbers."""
-        numbers = torch.tensor([*header, *[0.0] * (FIELDS - len(header))], dtype=torch.float64)
+        numbers = torch.tensor([*header, *[0.0] * (HEADER_FIELDS - len(header))], dtype=torch.float64)
         works = [dist.isend(part, dst=other_rank, group=self._group) for part in (numbers, payload) if part is not None]
         self._pending_sends[other_rank] = [work for work in works if work is not None]
 
@@ -77,19 +78,20 @@ class ServerLink:
 
     def receive_header(self, other_rank: int) -> list[float]:
         """Wait for the header of the next message from the rank `other_rank` and return its numbers."""
-        numbers: list[float] = self.receive(other_rank, torch.empty(FIELDS, dtype=torch.float64)).tolist()
+        numbers: list[float] = self.receive(other_rank, torch.empty(HEADER_FIELDS, dtype=torch.float64)).tolist()
         return numbers
 
-    def receive(self, other_rank: int, into: torch.Tensor) -> torch.Tensor:
-        """Wait for the payload that follows a header, and write it into the tensor `into`, which is returned."""
-        dist.recv(into, src=other_rank, group=self._group)
-        return into
+    def receive(self, other_rank: int, target: torch.Tensor) -> torch.Tensor:
+        """Wait for the payload that follows a header, and write it into the tensor `target`, which is returned."""
+        dist.recv(target, src=other_rank, group=self._group)
+        return target
 
 
-def server_slices(elements: int, servers: int) -> list[slice]:
+def list_server_slices(element_count: int, server_count: int) -> list[slice]:
     """The slice of the flat vector of all parameters that each server has. The sizes differ by at most one element.
 
-    A slice may begin or end inside a parameter, because SGD updates each element independently. elements: size of the vector.
+    A slice may begin or end inside a parameter, because SGD updates each element independently. element_count: size of the
+    vector.
     """
-    bounds = [elements * server // servers for server in range(servers + 1)]
+    bounds = [element_count * server // server_count for server in range(server_count + 1)]
     return [slice(begin, end) for begin, end in pairwise(bounds)]

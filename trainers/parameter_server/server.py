@@ -53,11 +53,11 @@ class ParameterServer(Server):
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, mode: Mode) -> None:
         """Initialize the share of the parameters from the cell's seed. Workers do the same, so no weights are sent."""
-        self._link = ServerLink(ranks, workers=cell.gpus if mode.waits else 0)
+        self._link = ServerLink(ranks, worker_count=cell.gpus if mode.waits else 0)
         model = task.model().to(weight_dtype(cell.precision))
         all_parameters = parameters_to_vector(p.detach() for p in model.parameters() if p.requires_grad)
         self._cell, self._rank = cell, ranks.rank
-        server_slice = protocol.server_slices(all_parameters.numel(), cell.servers)[ranks.rank - cell.gpus]
+        server_slice = protocol.list_server_slices(all_parameters.numel(), cell.servers)[ranks.rank - cell.gpus]
         self._parameters = torch.nn.Parameter(all_parameters[server_slice].clone())
         self._parameters.grad = torch.zeros_like(self._parameters)
         self._optimizer = optimization.make_optimizer(cell.optimizer, [self._parameters])
@@ -68,16 +68,16 @@ class ParameterServer(Server):
         self._meet_numbers: dict[int, torch.Tensor] = {}
 
     def serve(self) -> None:
-        listeners = [
+        listener_threads = [
             threading.Thread(target=self._serve_worker, args=(worker,), daemon=True) for worker in range(self._cell.gpus)
         ]
-        for listener in listeners:
-            listener.start()
-        while self._ledger.present:
+        for listener_thread in listener_threads:
+            listener_thread.start()
+        while self._ledger.present_workers:
             self._handle_request(self._requests.get())
             self._release_workers()
-        for listener in listeners:
-            listener.join()
+        for listener_thread in listener_threads:
+            listener_thread.join()
 
     def theory(self) -> list[Term]:
         return [make_pull_term(self._cell, float(bytes_of([self._parameters])))]
@@ -87,8 +87,8 @@ class ParameterServer(Server):
         gradient = torch.empty_like(self._parameters, requires_grad=False)
         try:
             while True:
-                code, a, b, c = self._link.receive_header(worker)
-                kind, payload = Kind(int(code)), None
+                kind_code, a, b, c = self._link.receive_header(worker)
+                kind, payload = Kind(int(kind_code)), None
                 if kind is Kind.PUSH:
                     payload = self._link.receive(worker, gradient)
                 elif kind is Kind.RESTORE:
@@ -115,9 +115,9 @@ class ParameterServer(Server):
         elif request.kind is Kind.RESTORE:
             self._restore_state(request)
         elif request.kind is Kind.ASK:
-            self._send_text(worker, msgspec.json.encode(self._server_counts()))
+            self._send_text(worker, msgspec.json.encode(self._collect_counts()))
         elif request.kind is Kind.MEET:
-            self._meet_numbers[worker] = self._numbers_of_request(request)
+            self._meet_numbers[worker] = self._read_meet_numbers(request)
             self._answer_meets()
         else:
             is_lost = request.kind is Kind.LOST
@@ -134,7 +134,7 @@ class ParameterServer(Server):
             self._unanswered[request.worker] = request
             return
         self._queued[request.worker] = request
-        if self._queued.keys() == self._ledger.present:
+        if self._queued.keys() == self._ledger.present_workers:
             self._apply_pushes([self._queued[worker] for worker in sorted(self._queued)])  # a fixed order: rounding repeats
             self._unanswered, self._queued = self._queued, {}
 
@@ -174,14 +174,14 @@ class ParameterServer(Server):
     def _answer_meets(self) -> None:
         """Answer all MEET requests if every worker that is left has sent MEET. The numbers of a worker that was lost after its
         MEET are in the answer too."""
-        if not self._meet_numbers or not self._meet_numbers.keys() >= self._ledger.present:
+        if not self._meet_numbers or not self._meet_numbers.keys() >= self._ledger.present_workers:
             return
         rows = torch.stack([self._meet_numbers[worker] for worker in sorted(self._meet_numbers)])
-        for worker in self._meet_numbers.keys() & self._ledger.present:
+        for worker in self._meet_numbers.keys() & self._ledger.present_workers:
             self._send_reply(worker, (len(rows),), rows if rows.numel() else None)
         self._meet_numbers = {}
 
-    def _numbers_of_request(self, request: Request) -> torch.Tensor:
+    def _read_meet_numbers(self, request: Request) -> torch.Tensor:
         return torch.empty(0, dtype=torch.float64) if request.payload is None else request.payload
 
     def _send_parameters(self, request: Request, *, with_parameters: bool) -> None:
@@ -196,7 +196,7 @@ class ParameterServer(Server):
         with contextlib.suppress(RuntimeError):  # the worker is lost; the thread that listens to it reports this
             self._link.send(worker, header, payload)
 
-    def _server_counts(self) -> dict[str, Any]:
+    def _collect_counts(self) -> dict[str, Any]:
         group = self._optimizer.param_groups[0]
         state_dtypes = {
             dtype_name(value.dtype)

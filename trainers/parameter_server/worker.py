@@ -44,9 +44,9 @@ class WorkerEngine(ReplicatedEngine):
         self._mode, self._steps = mode, 0
         self._flatten_parameters()
         self._servers = range(cell.gpus, cell.world_size)
-        self._slices = dict(zip(self._servers, protocol.server_slices(self._parameters.numel(), cell.servers)))
+        self._slices = dict(zip(self._servers, protocol.list_server_slices(self._parameters.numel(), cell.servers)))
         self._versions = dict.fromkeys(self._servers, 0.0)  # server -> version of its parameters that this worker has
-        self._link = ServerLink(ranks, workers=cell.gpus if mode.waits else 0)
+        self._link = ServerLink(ranks, worker_count=cell.gpus if mode.waits else 0)
         self._workers = self._link.workers
         self._has_momentum = ranks.rank == 0 and cell.optimizer.momentum > 0  # whether this worker saves and restores momentum
         self._momentum_buffer: torch.Tensor | None = None  # memory for the servers' momentum while a checkpoint is loaded
@@ -149,11 +149,13 @@ class WorkerEngine(ReplicatedEngine):
 
     def gradient_norm(self) -> float:
         """The norm of the mean gradient of all workers, if the servers wait for all workers; else of this worker's gradient."""
-        mean = self._gradients.cpu().clone()
+        mean_gradient = self._gradients.cpu().clone()
         if self._workers is not None:
-            dist.all_reduce(mean, group=self._workers)
-            mean /= self.data_ranks
-        return float(torch.linalg.vector_norm(mean, dtype=torch.float64))  # fp32 would lose digits in one sum over all elements
+            dist.all_reduce(mean_gradient, group=self._workers)
+            mean_gradient /= self.data_ranks
+        return float(
+            torch.linalg.vector_norm(mean_gradient, dtype=torch.float64)
+        )  # fp32 would lose digits in one sum over all elements
 
     def refresh(self) -> None:
         if not self._mode.waits:  # other workers, and with an interval this worker, may have pushed since the last pull
@@ -163,17 +165,17 @@ class WorkerEngine(ReplicatedEngine):
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         self.refresh()
-        return model_options.whole_parameters(self.model)
+        return model_options.gather_whole_parameters(self.model)
 
     def theory(self) -> list[Term]:
         return list_worker_terms(self.cell, ModelPart(elements=self._gradients.numel()), waits=self._mode.waits)
 
     def textbook_bytes(self) -> float:
-        return 2.0 * self._parameter_bytes()  # psi for pushed gradients, psi for pulled parameters
+        return 2.0 * self._count_parameter_bytes()  # psi for pushed gradients, psi for pulled parameters
 
     def total_sent_bytes(self) -> dict[str, float] | None:
         """As `Accounted.total_sent_bytes`. Workers push and pull in every run, so the first server's counts replace a proof."""
-        counts, psi = self._request_counts(), self._parameter_bytes()
+        counts, psi = self._request_counts(), self._count_parameter_bytes()
         pushes = sum(counts["pushes_by_worker"])
         gradients = self.cell.gpus * sum(term.sent_bytes for term in self.theory())
         theory = gradients + make_pull_term(self.cell, psi).sent_bytes
@@ -186,7 +188,7 @@ class WorkerEngine(ReplicatedEngine):
         self._link.send(self._servers[0], (Kind.ASK,))
         return self._receive_counts(self._servers[0])
 
-    def _parameter_bytes(self) -> float:
+    def _count_parameter_bytes(self) -> float:
         return float(self._gradients.numel() * self._gradients.element_size())
 
     def effective(self) -> dict[str, Any]:
@@ -204,9 +206,9 @@ class WorkerEngine(ReplicatedEngine):
         }
 
     def _receive_counts(self, server: int) -> dict[str, Any]:
-        text = self._link.receive(server, torch.empty(int(self._link.receive_header(server)[0]), dtype=torch.uint8))
-        content: dict[str, Any] = msgspec.json.decode(bytes(text.tolist()))
-        return content
+        counts_json = self._link.receive(server, torch.empty(int(self._link.receive_header(server)[0]), dtype=torch.uint8))
+        counts: dict[str, Any] = msgspec.json.decode(bytes(counts_json.tolist()))
+        return counts
 
     def training_peers(self, ranks: Ranks) -> Peers:
         return ServerPeers(self._link, self._servers[0], self.device)
@@ -227,10 +229,10 @@ class ServerPeers:
     def all_gather_numbers(self, numbers: Sequence[float]) -> np.ndarray:
         """Gather the numbers of all workers that have not ended. Every worker passes n numbers. Returns an array (workers, n)
         in float64, in the order of ranks."""
-        row = torch.tensor(numbers, dtype=torch.float64)
-        self._link.send(self._server, (Kind.MEET, len(row)), row if len(row) else None)
-        rows = torch.empty(int(self._link.receive_header(self._server)[0]), len(row), dtype=torch.float64)
-        return (self._link.receive(self._server, rows) if rows.numel() else rows).numpy()
+        sent_numbers = torch.tensor(numbers, dtype=torch.float64)
+        self._link.send(self._server, (Kind.MEET, len(sent_numbers)), sent_numbers if len(sent_numbers) else None)
+        gathered_numbers = torch.empty(int(self._link.receive_header(self._server)[0]), len(sent_numbers), dtype=torch.float64)
+        return (self._link.receive(self._server, gathered_numbers) if gathered_numbers.numel() else gathered_numbers).numpy()
 
     def barrier(self) -> None:
         """Wait until every worker that has not ended has called `barrier` and its device is idle."""

@@ -33,7 +33,7 @@ class Split(NamedTuple):
     vocabulary_layers: tuple[str, str] | None = None
     """As in `ModelPlan`."""
 
-    def styles(self, _: nn.Module, __: int) -> dict[str, str]:
+    def map_styles(self, _: nn.Module, __: int) -> dict[str, str]:
         """`columns` or `rows` by the name of each split layer, for any block and number of ranks."""
         return dict.fromkeys(self.columns, "columns") | dict.fromkeys(self.rows, "rows")
 
@@ -47,11 +47,11 @@ def derive_split(model: nn.Module, blocks: Sequence[nn.Module], config: Any) -> 
     if not tensor_plan or not blocks:
         return "transformers has no tensor-parallel plan for its blocks"
     names = {id(module): name for name, module in model.named_modules()}
-    base = f"{model.base_model_prefix}." if names[id(blocks[0])].startswith(f"{model.base_model_prefix}.") else ""
+    name_prefix = f"{model.base_model_prefix}." if names[id(blocks[0])].startswith(f"{model.base_model_prefix}.") else ""
     styles = {
         key.partition(".*.")[2]: style
         for key, style in tensor_plan.items()
-        if ".*." in key and names[id(blocks[0])].removeprefix(base).startswith(f"{key.partition('.*.')[0]}.")
+        if ".*." in key and names[id(blocks[0])].removeprefix(name_prefix).startswith(f"{key.partition('.*.')[0]}.")
     }
     if unsupported_style := next((style for style in styles.values() if style not in (COLUMNS, ROWS)), None):
         return f"its plan in transformers has layers that are {unsupported_style}, which is not supported here"
@@ -61,16 +61,18 @@ def derive_split(model: nn.Module, blocks: Sequence[nn.Module], config: Any) -> 
         return "its plan in transformers is not that of attention and an MLP"
     for block in blocks:
         layers = {id(part) for name in styles if isinstance(part := _find_module(block, name), nn.Linear)}
-        sections = {id(part): part for name in styles if (part := _find_module(block, name.rpartition(".")[0])) is not None}
-        holders = {id(module) for part in sections.values() for module in part.modules() if module._parameters}
-        if len(layers) < len(styles) or holders != layers:
+        sections_by_id = {
+            id(part): part for name in styles if (part := _find_module(block, name.rpartition(".")[0])) is not None
+        }
+        parameter_holders = {id(module) for part in sections_by_id.values() for module in part.modules() if module._parameters}
+        if len(layers) < len(styles) or parameter_holders != layers:
             return "its plan in transformers leaves out layers of its blocks"
     heads = [getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")]
-    sizes = [_find_linear(blocks[0], name).out_features for name in columns] + [
+    divided_sizes = [_find_linear(blocks[0], name).out_features for name in columns] + [
         _find_linear(blocks[0], name).in_features for name in rows
     ]
-    divisible = math.gcd(*sizes, *(size for size in heads if isinstance(size, int)))
-    degrees = tuple(ranks for ranks in range(2, divisible + 1) if divisible % ranks == 0)
+    common_divisor = math.gcd(*divided_sizes, *(size for size in heads if isinstance(size, int)))
+    degrees = tuple(ranks for ranks in range(2, common_divisor + 1) if common_divisor % ranks == 0)
     return Split(columns, rows, degrees, _find_vocabulary_layers(model, names, config))
 
 
@@ -92,7 +94,7 @@ class DerivedPlan(ModelPlan):
             add_gathering_hook(block.get_submodule(name.rpartition(".")[0]), mesh)
         return [parameter for parameter in block.parameters() if not isinstance(parameter, DTensor)]
 
-    def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
+    def build_stage(self, model: nn.Module, index: int, stage_count: int) -> nn.Module:
         raise AssertionError("refused at plan time: nobody wrote how to divide the model into stages")
 
 

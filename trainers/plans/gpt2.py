@@ -10,10 +10,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from trainers.plans.plan import POSITIONS, ModelPlan, stage_slice
+from trainers.plans.plan import POSITIONS, ModelPlan, slice_stage_blocks
 
-TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-FUSED = ("attn.c_attn.weight", "attn.c_attn.bias")
+TRANSPOSED_WEIGHTS = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+FUSED_PARAMETERS = ("attn.c_attn.weight", "attn.c_attn.bias")
 
 
 class Gpt2Plan(ModelPlan):
@@ -25,7 +25,7 @@ class Gpt2Plan(ModelPlan):
         _, width = self.hidden
         # ColwiseParallel supports only nn.Linear and not Conv1D of transformers. The rows of q|k|v are reordered, so that each
         # of the equal slices contains whole heads of q, of k and of v.
-        layer.attn.c_attn = _to_linear(layer.attn.c_attn, fused_rows(width, mesh.size()))
+        layer.attn.c_attn = _to_linear(layer.attn.c_attn, order_fused_rows(width, mesh.size()))
         layer.attn.split_size = width // mesh.size()
         layer.attn.c_proj = _to_linear(layer.attn.c_proj)
         layer.mlp.c_fc, layer.mlp.c_proj = _to_linear(layer.mlp.c_fc), _to_linear(layer.mlp.c_proj)
@@ -40,30 +40,30 @@ class Gpt2Plan(ModelPlan):
         return [*layer.ln_1.parameters(), *layer.ln_2.parameters()] if sequence else []
 
     def restore_parameter(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
-        if name.endswith(FUSED):
-            parameter = parameter[torch.argsort(fused_rows(self.hidden[1], ranks)).to(parameter.device)]
-        return parameter.t() if name.endswith(TRANSPOSED) else parameter
+        if name.endswith(FUSED_PARAMETERS):
+            parameter = parameter[torch.argsort(order_fused_rows(self.hidden[1], ranks)).to(parameter.device)]
+        return parameter.t() if name.endswith(TRANSPOSED_WEIGHTS) else parameter
 
-    def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
-        return Gpt2Stage(model, index, count)
+    def build_stage(self, model: nn.Module, index: int, stage_count: int) -> nn.Module:
+        return Gpt2Stage(model, index, stage_count)
 
 
 class Gpt2Stage(nn.Module):
     """A pipeline stage of GPT-2. The first stage gets token ids (items, positions), each other stage a hidden state. The last
     stage returns logits (items, positions, vocabulary), each other stage a hidden state."""
 
-    def __init__(self, model: nn.Module, index: int, count: int) -> None:
+    def __init__(self, model: nn.Module, index: int, stage_count: int) -> None:
         super().__init__()
         full_model = cast("Any", model)
         # Without a mask, attention is causal in every implementation except `eager`.
         assert full_model.config._attn_implementation != "eager", "a stage gives its blocks no mask"
         body = full_model.transformer
-        first, last = index == 0, index == count - 1
-        self.wte: nn.Module | None = body.wte if first else None
-        self.wpe: nn.Module | None = body.wpe if first else None
-        self.h = nn.ModuleList(body.h[stage_slice(len(body.h), index, count)])
-        self.ln_f: nn.Module | None = body.ln_f if last else None
-        self.lm_head: nn.Module | None = full_model.lm_head if last else None
+        is_first, is_last = index == 0, index == stage_count - 1
+        self.wte: nn.Module | None = body.wte if is_first else None
+        self.wpe: nn.Module | None = body.wpe if is_first else None
+        self.h = nn.ModuleList(body.h[slice_stage_blocks(len(body.h), index, stage_count)])
+        self.ln_f: nn.Module | None = body.ln_f if is_last else None
+        self.lm_head: nn.Module | None = full_model.lm_head if is_last else None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = inputs
@@ -76,7 +76,7 @@ class Gpt2Stage(nn.Module):
         return hidden
 
 
-def fused_rows(width: int, ranks: int) -> torch.Tensor:
+def order_fused_rows(width: int, ranks: int) -> torch.Tensor:
     """The indices (3 * width,) that reorder the rows of q|k|v to q0|k0|v0|q1|k1|v1|..., so that rank 0 gets q0|k0|v0."""
     return torch.arange(3 * width).reshape(3, ranks, width // ranks).transpose(0, 1).flatten()
 

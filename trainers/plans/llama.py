@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trainers.plans.derived import DerivedPlan, Split
-from trainers.plans.plan import stage_slice
+from trainers.plans.plan import slice_stage_blocks
 
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
@@ -25,26 +25,26 @@ class LlamaPlan(DerivedPlan):
     def __init__(self, positions: int, width: int) -> None:
         super().__init__(positions, width, SPLIT)
 
-    def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
-        return LlamaStage(model, index, count)
+    def build_stage(self, model: nn.Module, index: int, stage_count: int) -> nn.Module:
+        return LlamaStage(model, index, stage_count)
 
 
 class LlamaStage(nn.Module):
     """A pipeline stage of LLaMA. The first stage gets token ids (items, positions), each other stage a hidden state. The last
     stage returns logits (items, positions, vocabulary), each other stage a hidden state."""
 
-    def __init__(self, model: nn.Module, index: int, count: int) -> None:
+    def __init__(self, model: nn.Module, index: int, stage_count: int) -> None:
         super().__init__()
         full_model = cast("Any", model)
         # Without a mask, attention is causal in every implementation except `eager`.
         assert full_model.config._attn_implementation != "eager", "a stage gives its blocks no mask"
         body = full_model.model
-        first, last = index == 0, index == count - 1
-        self.embed_tokens: nn.Module | None = body.embed_tokens if first else None
+        is_first, is_last = index == 0, index == stage_count - 1
+        self.embed_tokens: nn.Module | None = body.embed_tokens if is_first else None
         self.rotary_emb = body.rotary_emb  # without parameters: each stage computes the position embeddings itself
-        self.layers = nn.ModuleList(body.layers[stage_slice(len(body.layers), index, count)])
-        self.norm: nn.Module | None = body.norm if last else None
-        self.lm_head: nn.Module | None = full_model.lm_head if last else None
+        self.layers = nn.ModuleList(body.layers[slice_stage_blocks(len(body.layers), index, stage_count)])
+        self.norm: nn.Module | None = body.norm if is_last else None
+        self.lm_head: nn.Module | None = full_model.lm_head if is_last else None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = self.embed_tokens(inputs) if self.embed_tokens is not None else inputs

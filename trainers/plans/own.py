@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from shardlab.errors import InputError
-from trainers.plans.plan import ModelPlan, stage_slice
+from trainers.plans.plan import ModelPlan, slice_stage_blocks
 
 if TYPE_CHECKING:
     from trainers.plugins.own_model import OwnModel
@@ -60,7 +60,7 @@ class OwnPlan(ModelPlan):
 
     def _check_widths(self) -> None:
         """Raises InputError if a split layer reads or writes a tensor of another width than the hidden state between blocks."""
-        for name, style in self._block_layers(1).items():
+        for name, style in self._list_block_layers(1).items():
             layer = self._first_block.get_submodule(name)
             assert isinstance(layer, nn.Linear)
             width = layer.in_features if style == "columns" else layer.out_features
@@ -72,25 +72,28 @@ class OwnPlan(ModelPlan):
                     "layers that write it by rows."
                 )
 
-    def degrees(self) -> tuple[int, ...]:
+    def find_degrees(self) -> tuple[int, ...]:
         """The numbers of ranks, from 2, over which the blocks can be split; empty if no number divides all split layers.
 
         Raises the InputError of the file if it refuses all possible numbers.
         """
-        sizes = [_divided_size(self._first_block.get_submodule(name), style) for name, style in self._block_layers(1).items()]
-        common_divisor = math.gcd(*sizes)
+        divided_sizes = [
+            _find_divided_size(self._first_block.get_submodule(name), style)
+            for name, style in self._list_block_layers(1).items()
+        ]
+        common_divisor = math.gcd(*divided_sizes)
         divisors = [ranks for ranks in range(2, min(common_divisor, MOST_RANKS) + 1) if common_divisor % ranks == 0]
         possible_degrees = tuple(ranks for ranks in divisors if self._can_split(ranks))
         if divisors and not possible_degrees:
-            self._block_layers(divisors[0])  # raises the error of the file for this number of ranks
+            self._list_block_layers(divisors[0])  # raises the error of the file for this number of ranks
         return possible_degrees
 
-    def _block_layers(self, ranks: int) -> dict[str, str]:
+    def _list_block_layers(self, ranks: int) -> dict[str, str]:
         return split_layers(self._plugin, copy.deepcopy(self._first_block), ranks)
 
     def _can_split(self, ranks: int) -> bool:
         try:
-            self._block_layers(ranks)
+            self._list_block_layers(ranks)
         except (InputError, RuntimeError):
             return False
         return True
@@ -101,32 +104,42 @@ class OwnPlan(ModelPlan):
         parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return []
 
-    def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
-        if count > self.count:
-            raise InputError(f"{self._plugin.file}: the model has {self.count} blocks, too few for {count} pipeline stages.")
-        pair = self._plugin.call("pipeline", model)
-        if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(module, nn.Module) for module in pair)):
+    def build_stage(self, model: nn.Module, index: int, stage_count: int) -> nn.Module:
+        if stage_count > self.count:
             raise InputError(
-                f"{self._plugin.file}: pipeline() returned a {type(pair).__name__}. Allowed: (module before the "
+                f"{self._plugin.file}: the model has {self.count} blocks, too few for {stage_count} pipeline stages."
+            )
+        outer_modules = self._plugin.call_function("pipeline", model)
+        if not (
+            isinstance(outer_modules, tuple)
+            and len(outer_modules) == 2
+            and all(isinstance(module, nn.Module) for module in outer_modules)
+        ):
+            raise InputError(
+                f"{self._plugin.file}: pipeline() returned a {type(outer_modules).__name__}. Allowed: (module before the "
                 "blocks, module behind them)."
             )
         blocks = list(self._find_blocks(model))
-        self._check_coverage(model, [*pair, *blocks])
-        part = blocks[stage_slice(len(blocks), index, count)]
-        return OwnStage(pair[0] if index == 0 else None, part, pair[1] if index == count - 1 else None)
+        self._check_coverage(model, [*outer_modules, *blocks])
+        stage_blocks = blocks[slice_stage_blocks(len(blocks), index, stage_count)]
+        return OwnStage(
+            outer_modules[0] if index == 0 else None, stage_blocks, outer_modules[1] if index == stage_count - 1 else None
+        )
 
     def _check_coverage(self, model: nn.Module, modules: Sequence[nn.Module]) -> None:
         """Raises InputError if a parameter of the model is in none of these modules. Modules that are not part of the model do
         not count."""
         model_modules = {id(module) for module in model.modules()}
-        covered = {
+        covered_parameters = {
             id(parameter)
-            for outer in modules
-            for module in outer.modules()
+            for covered_module in modules
+            for module in covered_module.modules()
             if id(module) in model_modules
             for parameter in module.parameters(recurse=False)
         }
-        if missing := next((name for name, parameter in model.named_parameters() if id(parameter) not in covered), None):
+        if missing := next(
+            (name for name, parameter in model.named_parameters() if id(parameter) not in covered_parameters), None
+        ):
             raise InputError(
                 f"{self._plugin.file}: pipeline(): the parameter {missing} is neither before the blocks, in a block nor behind "
                 "them."
@@ -152,7 +165,7 @@ class OwnStage(nn.Module):
         return hidden if self.behind is None else self.behind(hidden)
 
 
-def _divided_size(layer: Any, style: str) -> int:
+def _find_divided_size(layer: Any, style: str) -> int:
     """The size of the dimension of a linear layer that is divided over the ranks. style: `columns` or `rows`."""
     return int(layer.out_features if style == "columns" else layer.in_features)
 
@@ -163,7 +176,7 @@ def split_layers(plugin: OwnModel, block: nn.Module, ranks: int) -> dict[str, st
     The function may change the block. Raises InputError if it returns anything else, or if the size of a layer cannot be
     divided by the number of ranks.
     """
-    styles = plugin.call("tensor_parallel", block, ranks)
+    styles = plugin.call_function("tensor_parallel", block, ranks)
     if not isinstance(styles, dict) or not styles or not all(style in STYLES for style in styles.values()):
         raise InputError(
             f"{plugin.file}: tensor_parallel() returned {styles!r:.80}. Allowed: 'columns' or 'rows' for each layer that is "
@@ -176,8 +189,8 @@ def split_layers(plugin: OwnModel, block: nn.Module, ranks: int) -> dict[str, st
                 f"{plugin.file}: tensor_parallel(): a block has no linear layer {name!r:.40}. "
                 f"Allowed: {', '.join(linear_layers) or 'none'}."
             )
-        if _divided_size(linear_layers[name], style) % ranks:
-            size = _divided_size(linear_layers[name], style)
+        if _find_divided_size(linear_layers[name], style) % ranks:
+            size = _find_divided_size(linear_layers[name], style)
             raise InputError(
                 f"{plugin.file}: tensor_parallel(): the {size} {style} of the layer {name} cannot be divided by {ranks}."
             )

@@ -45,8 +45,8 @@ class ModelPlan(ABC):
         return parameter
 
     @abstractmethod
-    def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
-        """The pipeline stage `index` (from 0) of `count` stages. It uses modules of the model, without copies.
+    def build_stage(self, model: nn.Module, index: int, stage_count: int) -> nn.Module:
+        """The pipeline stage `index` (from 0) of `stage_count` stages. It uses modules of the model, without copies.
 
         The first stage gets the model's inputs, the last stage returns its outputs. Between stages, a hidden state
         (items, *hidden) is passed on.
@@ -56,10 +56,12 @@ class ModelPlan(ABC):
 POSITIONS = 1  # the index of the dimension `positions` in a hidden state (items, positions, width)
 
 
-def stage_slice(blocks: int, index: int, count: int) -> slice:
-    """The blocks of stage `index` of `count` stages: consecutive blocks, as equal in number as possible. blocks: number of all
+def slice_stage_blocks(block_count: int, index: int, stage_count: int) -> slice:
+    """The blocks of stage `index` of `stage_count` stages: consecutive blocks, as equal in number as possible. block_count:
+    number
+    of all
     blocks."""
-    return slice(index * blocks // count, (index + 1) * blocks // count)
+    return slice(index * block_count // stage_count, (index + 1) * block_count // stage_count)
 
 
 def add_sequence_hooks(first: nn.Module, last: nn.Module, mesh: DeviceMesh) -> None:

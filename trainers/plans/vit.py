@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from trainers.plans.plan import ModelPlan, stage_slice
+from trainers.plans.plan import ModelPlan, slice_stage_blocks
 
 
 class VitPlan(ModelPlan):
@@ -28,22 +28,22 @@ class VitPlan(ModelPlan):
         parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
         return []
 
-    def stage(self, model: nn.Module, index: int, count: int) -> nn.Module:
-        return VitStage(model, index, count)
+    def build_stage(self, model: nn.Module, index: int, stage_count: int) -> nn.Module:
+        return VitStage(model, index, stage_count)
 
 
 class VitStage(nn.Module):
     """A pipeline stage of a Vision Transformer. The first stage gets images (items, colours, height, width), each other
     stage a hidden state. The last stage returns logits (items, classes), each other stage a hidden state."""
 
-    def __init__(self, model: nn.Module, index: int, count: int) -> None:
+    def __init__(self, model: nn.Module, index: int, stage_count: int) -> None:
         super().__init__()
         full_model = cast("Any", model)
-        body, last = full_model.vit, index == count - 1
+        body, is_last = full_model.vit, index == stage_count - 1
         self.embeddings: nn.Module | None = body.embeddings if index == 0 else None
-        self.layers = nn.ModuleList(body.layers[stage_slice(len(body.layers), index, count)])
-        self.layernorm: nn.Module | None = body.layernorm if last else None
-        self.classifier: nn.Module | None = full_model.classifier if last else None
+        self.layers = nn.ModuleList(body.layers[slice_stage_blocks(len(body.layers), index, stage_count)])
+        self.layernorm: nn.Module | None = body.layernorm if is_last else None
+        self.classifier: nn.Module | None = full_model.classifier if is_last else None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = self.embeddings(inputs) if self.embeddings is not None else inputs

@@ -19,7 +19,7 @@ from shardlab.plugins import own_code
 from shardlab.registry import Option, Value
 from trainers.own_data import OwnData
 
-KINDS = (bool, int, float, str)
+OPTION_TYPES = (bool, int, float, str)
 FUNCTIONS = ("model", "batch", "loss", "blocks", "tensor_parallel", "pipeline")
 OPTIMIZER = Optimizer(name="adamw", lr=1e-3)
 
@@ -61,7 +61,7 @@ class OwnModel(msgspec.Struct, frozen=True):
     tiny: dict[str, Value] | None
     """The options of the tiny twin. None: there is no tiny twin."""
 
-    def call(self, name: str, *arguments: Any, **options: Any) -> Any:
+    def call_function(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Call the function `name` of the file and return its result.
 
         Raises InputError with the line if the function raises an error. MemoryError and RuntimeError are not converted, because
@@ -81,53 +81,53 @@ def load_definitions(source: PluginSource) -> OwnModel:
 
 
 def _check_definitions(file: str, module: ModuleType) -> OwnModel:
-    defined = vars(module)
-    data = _read_data(file, defined)
+    definitions = vars(module)
+    data = _read_data(file, definitions)
     for name in ("model", "batch"):
-        if name not in defined and (name == "model" or data is None):
+        if name not in definitions and (name == "model" or data is None):
             raise InputError(
                 f"{file}: defines no function `{name}`. Needed: model(), and either DATA or batch(items) and the number ITEMS."
             )
     for name in FUNCTIONS:
-        if name in defined and not callable(defined[name]):
+        if name in definitions and not callable(definitions[name]):
             raise InputError(f"{file}: {name} is no function.")
-    items = _read_number(file, defined, "ITEMS", None) if data is None else data.source.items
-    options = _read_options(file, defined["model"])
+    items = _read_number(file, definitions, "ITEMS", None) if data is None else data.source.items
+    options = _read_options(file, definitions["model"])
     return OwnModel(
         file=file,
         summary=next(iter((inspect.getdoc(module) or "").splitlines()), "") or "without a description",
-        model=defined["model"],
-        batch=defined["batch"] if data is None else data.batch,
-        loss=defined.get("loss"),
-        blocks=defined.get("blocks"),
-        tensor_parallel=defined.get("tensor_parallel"),
-        pipeline=defined.get("pipeline"),
+        model=definitions["model"],
+        batch=definitions["batch"] if data is None else data.batch,
+        loss=definitions.get("loss"),
+        blocks=definitions.get("blocks"),
+        tensor_parallel=definitions.get("tensor_parallel"),
+        pipeline=definitions.get("pipeline"),
         data=data,
         items=items,
-        unit=_read_unit(file, defined.get("UNIT", "items")),
-        units_per_item=_read_number(file, defined, "UNITS_PER_ITEM", 1 if data is None else data.units_per_item),
-        flops_per_unit=_read_flops(file, defined.get("FLOPS_PER_UNIT")),
-        optimizer=_read_optimizer(file, defined.get("OPTIMIZER")),
+        unit=_read_unit(file, definitions.get("UNIT", "items")),
+        units_per_item=_read_number(file, definitions, "UNITS_PER_ITEM", 1 if data is None else data.units_per_item),
+        flops_per_unit=_read_flops(file, definitions.get("FLOPS_PER_UNIT")),
+        optimizer=_read_optimizer(file, definitions.get("OPTIMIZER")),
         options=options,
-        tiny=_read_tiny(file, defined.get("TINY"), options),
+        tiny=_read_tiny(file, definitions.get("TINY"), options),
     )
 
 
-def _read_data(file: str, defined: Mapping[str, Any]) -> OwnData | None:
-    data = defined.get("DATA")
+def _read_data(file: str, definitions: Mapping[str, Any]) -> OwnData | None:
+    data = definitions.get("DATA")
     if data is None:
         return None
     if not isinstance(data, OwnData):
         raise InputError(f"{file}: DATA is a {type(data).__name__}. Allowed: what a function of trainers.own_data returns.")
-    if double_names := [name for name in ("batch", "ITEMS") if name in defined]:
+    if double_names := [name for name in ("batch", "ITEMS") if name in definitions]:
         raise InputError(f"{file}: defines DATA and {double_names[0]}. Allowed: either DATA, or batch and ITEMS.")
     return data
 
 
-def _read_number(file: str, defined: Mapping[str, Any], name: str, default: int | None) -> int:
-    value = defined.get(name, default)
+def _read_number(file: str, definitions: Mapping[str, Any], name: str, default: int | None) -> int:
+    value = definitions.get(name, default)
     if type(value) is not int or value < 1:
-        found_text = "nothing" if name not in defined else _short_repr(value)
+        found_text = "nothing" if name not in definitions else _short_repr(value)
         raise InputError(f"{file}: {name}: found {found_text}. Allowed: a whole number from 1.")
     return value
 
@@ -161,15 +161,15 @@ def _read_options(file: str, model: Callable[..., Any]) -> tuple[Option, ...]:
     """
     code_object = getattr(model, "__code__", None)
     location = f"{file}:{code_object.co_firstlineno}" if code_object is not None else file
-    hints = _type_hints(model)
+    hints = _read_type_hints(model)
     options = []
     for name, parameter in inspect.signature(model).parameters.items():
         default, hint = parameter.default, hints.get(name)
-        option_type = next((allowed for allowed in KINDS if hint is allowed or allowed in get_args(hint)), type(default))
+        option_type = next((allowed for allowed in OPTION_TYPES if hint is allowed or allowed in get_args(hint)), type(default))
         if (
             parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            or type(default) not in KINDS
-            or option_type not in KINDS
+            or type(default) not in OPTION_TYPES
+            or option_type not in OPTION_TYPES
         ):
             raise InputError(
                 f"{location}: model: the parameter {name} has no default that a matrix can write. Allowed: true or false, a "
@@ -180,7 +180,7 @@ def _read_options(file: str, model: Callable[..., Any]) -> tuple[Option, ...]:
     return tuple(options)
 
 
-def _type_hints(model: Callable[..., Any]) -> dict[str, Any]:
+def _read_type_hints(model: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(model)
     except (NameError, TypeError, AttributeError):  # an annotation uses a name that is imported only for type checkers

@@ -27,7 +27,7 @@ from shardlab.plugins.plugin_kind import STRATEGIES, OwnStrategy, RefusalAnswer,
 from trainers import menu
 from trainers.strategy import Strategy
 
-ENGINES = "trainers.engines"
+ENGINES_PACKAGE = "trainers.engines"
 FUNCTIONS = ("refuse", "unprovable", "other_work")  # the fields of Strategy whose functions return a sentence or None
 
 
@@ -51,7 +51,7 @@ def load_strategy_file(source: PluginSource) -> list[Strategy]:
 
 
 def add_strategies(file: Path, code: str | None) -> None:
-    """Add the strategies of a user's file, so that `menu.strategy_of` finds them.
+    """Add the strategies of a user's file, so that `menu.find_strategy_of_cell` finds them.
 
     code: the digest of the file when the run was submitted. Raises InputError if the file has changed since then.
     """
@@ -65,7 +65,7 @@ def describe_strategies(source: PluginSource) -> list[OwnStrategy]:
     strategies = load_strategy_file(source)
     for strategy in strategies:
         _check_engine(str(source.file), strategy)
-    return [_plain_fields(source, strategy) for strategy in strategies]
+    return [_describe_strategy(source, strategy) for strategy in strategies]
 
 
 def answer_questions(file: Path, questions: Iterable[bytes], answers: IO[bytes]) -> None:
@@ -74,18 +74,20 @@ def answer_questions(file: Path, questions: Iterable[bytes], answers: IO[bytes])
 
     If the file itself has an error, this error is the answer to every question.
     """
-    fault, strategies = "", dict[str, Strategy]()
+    file_error, strategies = "", dict[str, Strategy]()
     try:
         strategies = {strategy.name: strategy for strategy in load_strategy_file(plugin_source.read_plugin(file))}
     except ShardlabError as error:
-        fault = str(error)
-    for line in questions:
-        question = msgspec.json.decode(line, type=RefusalQuestion)
+        file_error = str(error)
+    for question_line in questions:
+        question = msgspec.json.decode(question_line, type=RefusalQuestion)
         try:
             if (own_workload := question.own_workload) is not None:
                 menu.add_own_workload(own_workload, Path(own_workload.file))
             reply = (
-                RefusalAnswer(fault=fault) if fault else RefusalAnswer(why=strategies[question.strategy].refuse(question.cell))
+                RefusalAnswer(fault=file_error)
+                if file_error
+                else RefusalAnswer(why=strategies[question.strategy].refuse(question.cell))
             )
         except ShardlabError as error:
             reply = RefusalAnswer(fault=str(error))
@@ -99,12 +101,13 @@ def _check_strategy(source: PluginSource, strategy: Strategy, module: str) -> St
     module: the name of the file's module. Raises InputError.
     """
     file = str(source.file)
-    helpers = {name.removesuffix(".py") for name in source.contents if name.startswith("_")}
-    shipped = {f"{ENGINES}.{name}" for name in registry.plugin_names(ENGINES)}
-    if strategy.engine not in {module, *helpers, *shipped}:
+    helper_modules = {name.removesuffix(".py") for name in source.contents if name.startswith("_")}
+    shipped_engines = {f"{ENGINES_PACKAGE}.{name}" for name in registry.plugin_names(ENGINES_PACKAGE)}
+    if strategy.engine not in {module, *helper_modules, *shipped_engines}:
         raise InputError(
             f"{file}: {strategy.name}: engine: found {str(strategy.engine)[:60]!r}. Allowed: a helper beside the file "
-            f"({', '.join(sorted(helpers)) or 'a file whose name begins with _'}), __name__, or {', '.join(sorted(shipped))}."
+            f"({', '.join(sorted(helper_modules)) or 'a file whose name begins with _'}), __name__, or "
+            f"{', '.join(sorted(shipped_engines))}."
         )
     if not isinstance(strategy.settings, dict):
         raise InputError(f"{file}: {strategy.name}: settings is no dict.")
@@ -112,15 +115,15 @@ def _check_strategy(source: PluginSource, strategy: Strategy, module: str) -> St
     for name in (*FUNCTIONS, "communication_period"):
         if not callable(getattr(strategy, name)):
             raise InputError(f"{file}: {strategy.name}: {name} is no function of a cell.")
-        allowed = (int, type(None)) if name == "communication_period" else (str, type(None))
-        functions[name] = partial(_call_own_function, file, strategy.name, name, getattr(strategy, name), allowed)
+        allowed_types = (int, type(None)) if name == "communication_period" else (str, type(None))
+        functions[name] = partial(_call_own_function, file, strategy.name, name, getattr(strategy, name), allowed_types)
     checked_strategy = msgspec.structs.replace(strategy, code=source.digest, file=file, **functions)
-    _plain_fields(source, checked_strategy)
+    _describe_strategy(source, checked_strategy)
     return checked_strategy
 
 
 def _call_own_function(
-    file: str, strategy: str, name: str, function: Callable[[Cell], Any], allowed: tuple[type, ...], cell: Cell
+    file: str, strategy: str, name: str, function: Callable[[Cell], Any], allowed_types: tuple[type, ...], cell: Cell
 ) -> Any:
     """Call a function of the file for a cell and return its result.
 
@@ -133,13 +136,13 @@ def _call_own_function(
         raise
     except (Exception, SystemExit) as error:
         raise InputError(f"{own_code.describe_error(file, error)} So {name} of {strategy} is not known.") from error
-    if type(result) not in allowed:
-        allowed_text = "a whole number or None" if int in allowed else "a sentence or None"
+    if type(result) not in allowed_types:
+        allowed_text = "a whole number or None" if int in allowed_types else "a sentence or None"
         raise InputError(f"{file}: {name} of {strategy} returned {repr(result)[:60]}. Allowed: {allowed_text}.")
     return result
 
 
-def _plain_fields(source: PluginSource, strategy: Strategy) -> OwnStrategy:
+def _describe_strategy(source: PluginSource, strategy: Strategy) -> OwnStrategy:
     """The fields of a strategy that are plain data, without its functions. Raises InputError if a field has a wrong type."""
     fields = {name: getattr(strategy, name) for name in OwnStrategy.__struct_fields__ if name not in ("code", "file")}
     try:

@@ -28,7 +28,7 @@ from shardlab.runs.record import SameWork
 from trainers import communication, menu
 from trainers.data.order import PROOF, DataOrder
 from trainers.engine import Server
-from trainers.instruments.timing import clock_for
+from trainers.instruments.timing import make_clock
 from trainers.model import frozen_statistics
 from trainers.proof import proof_seeds
 from trainers.ranks.out_of_memory import is_out_of_memory
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from trainers.task import Task
 
 # Number of steps, for a strategy with the same communication in every step. The bytes of the last step are counted.
-STEPS = 3
+LEAST_STEPS = 3
 # If the communication of a strategy repeats only after more steps than this, its bytes are not counted.
-MOST_COUNTED = 64
+MOST_COUNTED_STEPS = 64
 # Keys of a cell that have no effect on the numbers of the proof.
-WITHOUT_EFFECT = keys_with_role(Role.NODES, Role.START, Role.LENGTH, Role.OPTIMIZER, Role.INSTRUMENTS, Role.BOOKKEEPING)
+KEYS_WITHOUT_EFFECT = keys_with_role(Role.NODES, Role.START, Role.LENGTH, Role.OPTIMIZER, Role.INSTRUMENTS, Role.BOOKKEEPING)
 LIBRARIES = ("torch", "torchvision", "transformers", "deepspeed")  # the libraries whose versions can change the numbers
 # The first loss scale for fp16. Torch's default of 65536 is not used, because with many models the first steps overflow; the
 # strategy and the reference then skip these steps, and nothing is compared. With this scale, gradients overflow above
@@ -54,7 +54,7 @@ SGD = Optimizer(name="sgd", lr=0.01, momentum=0.9)
 # BatchNorm is frozen with the statistics of this many micro-batches, in one forward pass. Without gradients, they fit in
 # memory. One micro-batch is not enough: with two items, some variances are almost 0, and they amplify rounding until equal work
 # looks different (resnet50-tiny on 8 ranks: gradient norms differed by 8e-4 on some processors; with 8 micro-batches by 1e-7).
-STATISTICS = 8
+STATISTICS_BATCHES = 8
 
 
 ONE_PROCESS: dict[str, Any] = {
@@ -100,11 +100,11 @@ class Trajectory(msgspec.Struct):
 
     losses: list[float]
     """The global loss of each step."""
-    norms: list[float]
+    gradient_norms: list[float]
     """The global gradient norm of each step."""
-    before: dict[str, torch.Tensor]
+    start_parameters: dict[str, torch.Tensor]
     """The whole parameters by name before the first step."""
-    after: dict[str, torch.Tensor]
+    end_parameters: dict[str, torch.Tensor]
     """The whole parameters by name after the last step."""
     sent_bytes: float | None
     """Counted bytes that this rank sent per step (mean over the counted steps); None if no step was counted."""
@@ -114,23 +114,23 @@ class Trajectory(msgspec.Struct):
     """Bytes that the backend sends per step for the counted collectives; for those of the theory if none were counted."""
     textbook_bytes: float | None
     """Bytes that this rank sends per step according to textbooks; None if they give no number."""
-    normalising: bool = False
+    has_batch_norm: bool = False
     """Whether the model has BatchNorm."""
 
 
-def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | None) -> SameWork:
+def prove_same_work(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | None) -> SameWork:
     """Compare the strategy of a cell with one process and return the verdict, the same on every rank.
 
     A collective, called before the engine of the run is built. When it returns, all memory of the proof is free again.
 
     folder: verdicts are stored here under a digest of the computation, and reused; None: the verdict is not stored.
     """
-    strategy = menu.strategy_of(cell)
+    strategy = menu.find_strategy_of_cell(cell)
     if cell.prove == "off":
         return SameWork(verdict="not proven", why="the cell says prove: off")
     if (why := strategy.unprovable(cell)) is not None:
         return SameWork(verdict="not provable", why=why)
-    stored_path = folder / f"{computation_digest(cell, ranks.trains_on)}.json" if folder is not None else None
+    stored_path = folder / f"{digest_computation(cell, ranks.trains_on)}.json" if folder is not None else None
     # Only rank 0 reads the stored file, and all ranks use what it read. If each rank read the file, some ranks might find it
     # and others not: another run may write the file at this moment, and other nodes may not have it.
     stored_content = files.read(stored_path) if stored_path is not None and ranks.rank == 0 and stored_path.exists() else b""
@@ -148,18 +148,18 @@ def prove(cell: Cell, task: Task, data_path: Path, ranks: Ranks, folder: Path | 
     return same_work
 
 
-def computation_digest(cell: Cell, device: str) -> str:
+def digest_computation(cell: Cell, device: str) -> str:
     """The digest of a computation: of everything that can change its numbers in the cell, the software and the device.
 
     device: the name of the device that the ranks train on.
     """
-    cell_values = {name: value for name, value in msgspec.to_builtins(cell).items() if name not in WITHOUT_EFFECT}
+    cell_values = {name: value for name, value in msgspec.to_builtins(cell).items() if name not in KEYS_WITHOUT_EFFECT}
     packages = {name: version for name, version in host.packages().items() if name in LIBRARIES}
-    text = msgspec.json.encode([cell_values, device, packages, _source_digest()], order="deterministic")
-    return hashlib.sha256(text).hexdigest()[:16]
+    digested_content = msgspec.json.encode([cell_values, device, packages, _digest_source()], order="deterministic")
+    return hashlib.sha256(digested_content).hexdigest()[:16]
 
 
-def _source_digest() -> str:
+def _digest_source() -> str:
     """The digest of the trainers' source: a proof is only valid for the code that made it."""
     sha256 = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
@@ -169,42 +169,46 @@ def _source_digest() -> str:
 
 def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Strategy) -> tuple[SameWork, bool]:
     """Compare once. Returns (the verdict, whether the model has BatchNorm), the same on every rank."""
-    plain = msgspec.structs.replace(cell, optimizer=SGD, schedule=Schedule())
+    plain_cell = msgspec.structs.replace(cell, optimizer=SGD, schedule=Schedule())
     remarks = []
-    if plain.options.get("dropout"):
-        plain = msgspec.structs.replace(plain, options={**plain.options, "dropout": False})
+    if plain_cell.options.get("dropout"):
+        plain_cell = msgspec.structs.replace(plain_cell, options={**plain_cell.options, "dropout": False})
         remarks.append("dropout is off here, but on in the run")
     other_work = strategy.other_work(cell)
-    if smaller := {} if other_work else _choose_smaller_options(cell, ranks):
-        plain = msgspec.structs.replace(plain, options={**plain.options, **smaller})
-        remarks.append("at reduced depth (" + ", ".join(f"{name}: {size}" for name, size in smaller.items()) + ")")
-    if plain.options != cell.options:
-        task = menu.workload_of(plain).build(plain, data_path)
+    if smaller_options := {} if other_work else _choose_smaller_options(cell, ranks):
+        plain_cell = msgspec.structs.replace(plain_cell, options={**plain_cell.options, **smaller_options})
+        remarks.append("at reduced depth (" + ", ".join(f"{name}: {size}" for name, size in smaller_options.items()) + ")")
+    if plain_cell.options != cell.options:
+        task = menu.find_workload_of_cell(plain_cell).build(plain_cell, data_path)
     order = DataOrder(task.source.items, cell.global_batch_size, cell.seed)
-    items = order.batch(PROOF, 0)[: STATISTICS * cell.micro_batch_size]
-    frozen = frozen_statistics.freeze_statistics(task, items, ranks.device)
+    statistics_items = order.list_batch_items(PROOF, 0)[: STATISTICS_BATCHES * cell.micro_batch_size]
+    frozen_task = frozen_statistics.freeze_statistics(task, statistics_items, ranks.device)
     steps = _count_steps(cell, strategy)
     if other_work is not None:  # the strategy cannot be compared with one process; only its bytes are counted
         counts_bytes = _count_counted_steps(cell, strategy) > 0
-        sent_bytes = _sum_sent_bytes(cell, ranks, _make_steps(plain, frozen, ranks, strategy, steps)) if counts_bytes else None
+        sent_bytes = (
+            _sum_sent_bytes(cell, ranks, _make_steps(plain_cell, frozen_task, ranks, strategy, steps)) if counts_bytes else None
+        )
         return SameWork(verdict="other work", why=other_work, communication_bytes=sent_bytes), False
-    single = msgspec.structs.replace(plain, **ONE_PROCESS)
-    reference = _run_reference(single, frozen, ranks, steps) if ranks.rank == 0 else None
-    result = _make_steps(plain, frozen, ranks, strategy, steps)
-    if result.normalising and (cell.dp > 1 or cell.gradient_accumulation_steps > 1):
+    single_cell = msgspec.structs.replace(plain_cell, **ONE_PROCESS)
+    reference = _run_reference(single_cell, frozen_task, ranks, steps) if ranks.rank == 0 else None
+    strategy_result = _make_steps(plain_cell, frozen_task, ranks, strategy, steps)
+    if strategy_result.has_batch_norm and (cell.dp > 1 or cell.gradient_accumulation_steps > 1):
         share_text = f"its own {cell.micro_batch_size} of {cell.global_batch_size} items"
         remarks.append(f"BatchNorm is frozen here; in the run each rank and pass normalises by {share_text}")
     differences, comparable = (0.0, 0.0, 0.0), True
     if reference is not None:
-        comparable = _can_be_compared(reference) and (_is_finite(result) or not cell.precision.startswith("fp16"))
+        comparable = _can_be_compared(reference) and (_is_finite(strategy_result) or not cell.precision.startswith("fp16"))
         if comparable:
-            differences = _measure_differences(result, reference)
-    rows = ranks.all_gather_numbers([*differences, float(reference is not None), float(comparable), float(result.normalising)])
+            differences = _measure_differences(strategy_result, reference)
+    rows = ranks.all_gather_numbers(
+        [*differences, float(reference is not None), float(comparable), float(strategy_result.has_batch_norm)]
+    )
     loss, norm, parameters, has_reference, is_comparable = map(float, rows[0, :-1])
     has_jumps = bool(rows[:, -1].any())
-    sent_bytes = _sum_sent_bytes(cell, ranks, result)
+    sent_bytes = _sum_sent_bytes(cell, ranks, strategy_result)
     if not (has_reference and is_comparable):
-        why = (
+        refusal = (
             (
                 f"the gradients of one process, or in fp16 those of the strategy, are not finite in the first {steps} steps, "
                 f"or move no parameter in {cell.precision}, so a comparison would show nothing"
@@ -212,7 +216,9 @@ def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy:
             if has_reference
             else "one process does not have enough memory for the reference"
         )
-        return SameWork(verdict="not provable", why=why, communication_bytes=None if smaller else sent_bytes), has_jumps
+        return SameWork(
+            verdict="not provable", why=refusal, communication_bytes=None if smaller_options else sent_bytes
+        ), has_jumps
     tolerance = TOLERANCES[cell.precision]
     with_remarks = "".join(f"; {remark}" for remark in remarks)
     return SameWork(
@@ -223,7 +229,9 @@ def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy:
         loss_difference=loss,
         gradient_norm_difference=norm,
         parameter_difference=parameters,
-        communication_bytes=None if smaller else sent_bytes,  # the bytes of a smaller model are not those of the cell's model
+        communication_bytes=None
+        if smaller_options
+        else sent_bytes,  # the bytes of a smaller model are not those of the cell's model
     ), has_jumps
 
 
@@ -232,12 +240,12 @@ def _choose_smaller_options(cell: Cell, ranks: Ranks) -> dict[str, int]:
 
     A collective, with the same result on all ranks.
     """
-    workload = menu.workload_of(cell)
-    smaller = {name: size for name, size in workload.proof_options.items() if _is_above(cell.options[name], size)}
-    if cell.pp > 1 and workload.blocks in smaller:
-        smaller[workload.blocks] = max(smaller[workload.blocks], cell.pp * cell.stages_per_rank)
-    fits = float(ranks.rank > 0 or not smaller or _fits_in_memory(workload.parameters, ranks.device))
-    return {} if ranks.all_gather_numbers([fits])[0, 0] else smaller
+    workload = menu.find_workload_of_cell(cell)
+    smaller_options = {name: size for name, size in workload.proof_options.items() if _is_above(cell.options[name], size)}
+    if cell.pp > 1 and workload.blocks in smaller_options:
+        smaller_options[workload.blocks] = max(smaller_options[workload.blocks], cell.pp * cell.stages_per_rank)
+    fits_in_memory = float(ranks.rank > 0 or not smaller_options or _fits_in_memory(workload.parameters, ranks.device))
+    return {} if ranks.all_gather_numbers([fits_in_memory])[0, 0] else smaller_options
 
 
 def _is_above(value: bool | int | float | str | None, size: int) -> bool:
@@ -261,21 +269,22 @@ def _fits_in_memory(parameters: int, device: torch.device) -> bool:
 def _count_steps(cell: Cell, strategy: Strategy) -> int:
     """The number of steps that the proof makes: the first two steps, whose communication may differ from all later steps, and
     then one whole period of the strategy's communication, or one step if the period is not counted."""
-    return STEPS - 1 + (_count_counted_steps(cell, strategy) or 1)
+    return LEAST_STEPS - 1 + (_count_counted_steps(cell, strategy) or 1)
 
 
 def _count_counted_steps(cell: Cell, strategy: Strategy) -> int:
     """The number of steps at the end of the proof in which bytes are counted: one period of the strategy's communication, or 0
-    if the period is unknown or longer than MOST_COUNTED."""
+    if the period is unknown or longer than MOST_COUNTED_STEPS."""
     period = strategy.communication_period(cell) or 0
-    return period if period <= MOST_COUNTED else 0
+    return period if period <= MOST_COUNTED_STEPS else 0
 
 
-def _run_reference(single: Cell, task: Task, ranks: Ranks, steps: int) -> Trajectory | None:
-    """The results of the steps in one process, or None if this process runs out of memory. single: the cell for one process."""
+def _run_reference(single_cell: Cell, task: Task, ranks: Ranks, steps: int) -> Trajectory | None:
+    """The results of the steps in one process, or None if this process runs out of memory. single_cell: the cell for one
+    process."""
     trajectory = None
     try:
-        trajectory = _make_steps(single, task, ranks.as_single_process(), menu.strategy("single"), steps)
+        trajectory = _make_steps(single_cell, task, ranks.as_single_process(), menu.find_strategy("single"), steps)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -291,8 +300,8 @@ def _sum_sent_bytes(cell: Cell, ranks: Ranks, strategy_result: Trajectory) -> di
     `counted` is absent if no step was counted, `textbook` if textbooks give no number. A collective.
     """
     not_counted = float(strategy_result.sent_bytes is None)
-    row = [strategy_result.sent_bytes or 0.0, strategy_result.theory_bytes, strategy_result.wire_bytes, not_counted]
-    counted, theory, wire, uncounted_ranks = ranks.all_gather_numbers(row).sum(axis=0)
+    rank_bytes = [strategy_result.sent_bytes or 0.0, strategy_result.theory_bytes, strategy_result.wire_bytes, not_counted]
+    counted, theory, wire, uncounted_ranks = ranks.all_gather_numbers(rank_bytes).sum(axis=0)
     sent = {"theory": float(theory), "wire": float(wire)}
     if not uncounted_ranks:
         sent["counted"] = float(counted)
@@ -301,22 +310,25 @@ def _sum_sent_bytes(cell: Cell, ranks: Ranks, strategy_result: Trajectory) -> di
 
 def _can_be_compared(reference: Trajectory) -> bool:
     """Whether a strategy can be compared with the reference: its gradients must be finite, and its parameters have changed."""
-    return _is_finite(reference) and _squared_movement(reference) > 0
+    return _is_finite(reference) and _measure_squared_movement(reference) > 0
 
 
 def _is_finite(result: Trajectory) -> bool:
     """Whether all gradient norms are finite. In fp16, the gradients of a rank's part of the batch can overflow although
     the gradients of the whole batch do not."""
-    return all(map(math.isfinite, result.norms))
+    return all(map(math.isfinite, result.gradient_norms))
 
 
 def _measure_differences(result: Trajectory, reference: Trajectory) -> tuple[float, float, float]:
     """The largest differences of losses and of gradient norms, and the distance of the parameters."""
-    loss, norm = _max_difference(result.losses, reference.losses), _max_difference(result.norms, reference.norms)
-    return loss, norm, _parameter_distance(result, reference)
+    loss_difference, norm_difference = (
+        _find_largest_difference(result.losses, reference.losses),
+        _find_largest_difference(result.gradient_norms, reference.gradient_norms),
+    )
+    return loss_difference, norm_difference, _measure_parameter_distance(result, reference)
 
 
-def _max_difference(values: list[float], reference_values: list[float]) -> float:
+def _find_largest_difference(values: list[float], reference_values: list[float]) -> float:
     """The largest difference in any step, relative to the reference. It is infinite if a difference is NaN or infinite; `max`
     alone could ignore a NaN."""
     differences = [abs(value - expected) / abs(expected) for value, expected in zip(values, reference_values, strict=True)]
@@ -333,38 +345,40 @@ def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps:
     torch.manual_seed(cell.seed)
     if strategy.servers and ranks.rank >= cell.gpus:
         return _serve_steps(strategy.build_server(cell, task, ranks), steps, ranks.backend)
-    to_count = _count_counted_steps(cell, strategy)
+    counted_steps = _count_counted_steps(cell, strategy)
     engine = strategy.build(cell, task, ranks)
     engine.start_loss_scale(LOSS_SCALE)
     peers = engine.training_peers(ranks)
-    order, clock = DataOrder(task.source.items, cell.global_batch_size, cell.seed), clock_for(ranks.device)
-    before = engine.whole_parameters()
-    losses, norms, calls = [], [], list[communication.Call]()
+    order, clock = DataOrder(task.source.items, cell.global_batch_size, cell.seed), make_clock(ranks.device)
+    start_parameters = engine.whole_parameters()
+    losses, gradient_norms, calls = [], [], list[communication.Call]()
     for step in range(steps):
-        slices = order.micro_batches(PROOF, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
+        slices = order.list_micro_batches(
+            PROOF, step, slice_index=engine.data_rank, slice_count=engine.data_ranks, micro_batch_size=cell.micro_batch_size
+        )
         batches = [task.fetch(indices, ranks.device) for indices in slices]
         clock.start()
         # Counting disables torch.compile, so bytes are counted only in the last period, which is usually only the last step.
-        counts_bytes = step >= steps - to_count
-        with _count_if(counts_bytes) as while_computing:
+        counts_bytes = step >= steps - counted_steps
+        with _count_collectives_if(counts_bytes) as calls_while_computing:
             loss = engine.forward_backward(batches, clock)
-        norms.append(engine.gradient_norm())
-        with _count_if(counts_bytes) as while_updating:
+        gradient_norms.append(engine.gradient_norm())
+        with _count_collectives_if(counts_bytes) as calls_while_updating:
             engine.update()
-        calls += [*while_computing, *while_updating]
+        calls += [*calls_while_computing, *calls_while_updating]
         losses.append(float(peers.all_gather_numbers([float(loss)]).mean()))
     engine.finish()
     terms = engine.theory()
     result = Trajectory(
         losses=losses,
-        norms=norms,
-        before=before,
-        after=engine.whole_parameters(),
-        sent_bytes=sum(call.sent_bytes for call in calls) / to_count if to_count else None,
+        gradient_norms=gradient_norms,
+        start_parameters=start_parameters,
+        end_parameters=engine.whole_parameters(),
+        sent_bytes=sum(call.sent_bytes for call in calls) / counted_steps if counted_steps else None,
         theory_bytes=sum(term.sent_bytes for term in terms),
-        wire_bytes=sum(entry.wire_bytes(ranks.backend) for entry in (calls if to_count else terms)) / (to_count or 1),
+        wire_bytes=sum(entry.wire_bytes(ranks.backend) for entry in (calls if counted_steps else terms)) / (counted_steps or 1),
         textbook_bytes=engine.textbook_bytes(),
-        normalising=bool(frozen_statistics.batch_norm_layers(engine.model)),
+        has_batch_norm=bool(frozen_statistics.list_batch_norm_layers(engine.model)),
     )
     engine.close()
     _free_engine(engine, ranks)
@@ -385,7 +399,7 @@ def _serve_steps(server: Server, steps: int, backend: str) -> Trajectory:
     )  # fmt: skip
 
 
-def _count_if(is_on: bool) -> AbstractContextManager[list[communication.Call]]:
+def _count_collectives_if(is_on: bool) -> AbstractContextManager[list[communication.Call]]:
     return communication.count_collectives() if is_on else nullcontext([])
 
 
@@ -396,17 +410,23 @@ def _free_engine(engine: Engine, ranks: Ranks) -> None:
         torch.cuda.empty_cache()
 
 
-def _parameter_distance(result: Trajectory, reference: Trajectory) -> float:
+def _measure_parameter_distance(result: Trajectory, reference: Trajectory) -> float:
     """The L2 distance between the final parameters of the strategy and of the reference, relative to the L2 distance that the
     reference's parameters moved. Infinite if the names differ, or if the parameters differed before the first step."""
-    if result.after.keys() != reference.after.keys():
+    if result.end_parameters.keys() != reference.end_parameters.keys():
         return float("inf")
-    squared = sum(float((result.after[name] - parameter).square().sum()) for name, parameter in reference.after.items())
-    squared_movement = _squared_movement(reference)
-    start_distance = sum(float((result.before[name] - start).square().sum()) for name, start in reference.before.items())
+    squared = sum(
+        float((result.end_parameters[name] - parameter).square().sum()) for name, parameter in reference.end_parameters.items()
+    )
+    squared_movement = _measure_squared_movement(reference)
+    start_distance = sum(
+        float((result.start_parameters[name] - start).square().sum()) for name, start in reference.start_parameters.items()
+    )
     return float("inf") if start_distance > 1e-6 * squared_movement else (squared / squared_movement) ** 0.5
 
 
-def _squared_movement(result: Trajectory) -> float:
+def _measure_squared_movement(result: Trajectory) -> float:
     """The square of the L2 distance that the parameters moved."""
-    return sum(float((parameter - result.before[name]).square().sum()) for name, parameter in result.after.items())
+    return sum(
+        float((parameter - result.start_parameters[name]).square().sum()) for name, parameter in result.end_parameters.items()
+    )

@@ -14,23 +14,26 @@ from shardlab.runs.record import SameWork
 SEEDS = 3  # the most seeds
 
 
-def prove_with_seeds(compare: Callable[[int], tuple[SameWork, bool]], seed: int) -> SameWork:
+def prove_with_seeds(prove_with_seed: Callable[[int], tuple[SameWork, bool]], seed: int) -> SameWork:
     """The verdict with the first seed, or with one of the next seeds if the work looks different with the first and is proven
     with that seed.
 
-    compare: compares the work with a seed; returns the verdict, and whether the model has BatchNorm. A collective. seed: the
+    prove_with_seed: compares the work with a seed; returns the verdict, and whether the model has BatchNorm. A collective.
+    seed: the
     seed of the run.
     """
-    first, has_jumps = compare(seed)
-    for other in range(seed + 1, seed + SEEDS):
-        if first.verdict != "different" or not has_jumps:
+    first_verdict, has_jumps = prove_with_seed(seed)
+    for other_seed in range(seed + 1, seed + SEEDS):
+        if first_verdict.verdict != "different" or not has_jumps:
             break
-        other_verdict, _ = compare(other)
+        other_verdict, _ = prove_with_seed(other_seed)
         if other_verdict.verdict == "proven":
             other_verdict.why += (
-                f"; with seed {other}: with seed {seed}, the gradient norm differs by {first.gradient_norm_difference:.1e} and "
-                f"the parameters by {first.parameter_difference:.1e}, because rounding can look like other work in a model "
+                f"; with seed {other_seed}: with seed {seed}, the gradient norm differs by "
+                f"{first_verdict.gradient_norm_difference:.1e} and "
+                f"the parameters by {first_verdict.parameter_difference:.1e}, "
+                "because rounding can look like other work in a model "
                 "whose gradients jump"
             )
             return other_verdict
-    return first
+    return first_verdict

@@ -6,13 +6,13 @@ import sys
 
 # Parts of the messages of out-of-memory errors without an exception type of their own. Such errors come from torch on a CPU,
 # and from the libraries that torch uses on a GPU.
-OUT_OF_MEMORY = (
+OUT_OF_MEMORY_MESSAGES = (
     "can't allocate memory", "CUDA error: out of memory", "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
     "Cuda failure 2 'out of memory'", "Failed to CUDA calloc",  # from NCCL, which does not use torch's allocator
 )  # fmt: skip
 # Errors with several possible causes. They count as out of memory if less than HARDLY_FREE of the GPU's memory is free.
-MAYBE_OUT_OF_MEMORY = ("CUBLAS_STATUS_NOT_INITIALIZED", "unable to find an engine to execute this computation")
+POSSIBLE_OUT_OF_MEMORY_MESSAGES = ("CUBLAS_STATUS_NOT_INITIALIZED", "unable to find an engine to execute this computation")
 HARDLY_FREE = 0.05  # share of the GPU's memory
 
 
@@ -24,12 +24,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError):
         return False
     message = str(error)
-    return any(words in message for words in OUT_OF_MEMORY) or (
-        any(words in message for words in MAYBE_OUT_OF_MEMORY) and _free_share() < HARDLY_FREE
+    return any(message_part in message for message_part in OUT_OF_MEMORY_MESSAGES) or (
+        any(message_part in message for message_part in POSSIBLE_OUT_OF_MEMORY_MESSAGES) and _read_free_share() < HARDLY_FREE
     )
 
 
-def _free_share() -> float:
+def _read_free_share() -> float:
     """The free share of the GPU's memory, from 0 to 1. It is 1 if there is no GPU, or if the free memory cannot be read."""
     import torch
 

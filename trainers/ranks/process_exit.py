@@ -5,8 +5,8 @@ import sys
 from typing import NoReturn
 
 
-def exit_at_once(code: int) -> NoReturn:
+def exit_at_once(exit_code: int) -> NoReturn:
     """Flush standard output and standard error and end this process. Functions registered with `atexit` do not run."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(exit_code)

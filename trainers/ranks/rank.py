@@ -8,7 +8,7 @@ import msgspec
 
 from shardlab.errors import InputError
 
-STORE = "SHARDLAB_STORE"  # set by the fork launcher: the path of the file that its ranks use as rendezvous
+STORE_VARIABLE = "SHARDLAB_STORE"  # set by the fork launcher: the path of the file that its ranks use as rendezvous
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -35,17 +35,19 @@ class Rank(msgspec.Struct, frozen=True):
         if len(present_names) < len(names):
             absent = ", ".join(name for name in names if name not in environment)
             raise InputError(f"the environment has {', '.join(present_names)} but not {absent}; a launcher sets all three.")
-        rank, local_rank, world_size = (read_number(environment, name) for name in names)
+        rank, local_rank, world_size = (read_whole_number(environment, name) for name in names)
         if not (rank < world_size and local_rank < world_size):
             raise InputError(f"RANK={rank} and LOCAL_RANK={local_rank} do not fit WORLD_SIZE={world_size}.")
         is_slurm_task = environment.get("SLURM_LOCALID") == str(local_rank)
-        local_world_size = read_number(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else world_size
-        return cls(rank, local_rank, world_size, environment.get(STORE), is_slurm_task, max(1, local_world_size))
+        local_world_size = (
+            read_whole_number(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else world_size
+        )
+        return cls(rank, local_rank, world_size, environment.get(STORE_VARIABLE), is_slurm_task, max(1, local_world_size))
 
 
-def read_number(environment: Mapping[str, str], name: str) -> int:
+def read_whole_number(environment: Mapping[str, str], variable: str) -> int:
     """The whole number, from 0, in a variable of an environment. Raises InputError if the variable has another value."""
-    text = environment[name]
-    if not (text.isascii() and text.isdigit()):
-        raise InputError(f"{name}: found {text!r}. Allowed: a whole number from 0.")
-    return int(text)
+    value_text = environment[variable]
+    if not (value_text.isascii() and value_text.isdigit()):
+        raise InputError(f"{variable}: found {value_text!r}. Allowed: a whole number from 0.")
+    return int(value_text)

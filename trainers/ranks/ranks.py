@@ -17,11 +17,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardlab.errors import InputError
 from shardlab.hardware import host
-from trainers.ranks.rank import Rank, read_number
+from trainers.ranks.rank import Rank, read_whole_number
 
 # The timeout of a collective is WAITS hang limits plus MARGIN_S seconds. A rank may already have waited almost one hang limit
 # when the last other rank makes progress; from then on, the supervisor waits another hang limit.
-WAITS, MARGIN_S = 2, 60
+WAITS_PER_HANG_LIMIT, MARGIN_S = 2, 60
 
 
 def choose_device(process_rank: Rank, servers: int, *, gpus: int) -> tuple[str, str]:
@@ -78,7 +78,7 @@ class Ranks:
         # With its default timeouts (10 or 30 minutes), torch could end a rank that may still wait, or end a hanging rank before
         # every rank has logged its stacks. The defaults themselves are replaced, because process groups that strategies create
         # use the defaults and not the timeout of the first group.
-        timeout = timedelta(seconds=WAITS * hang_limit_s + MARGIN_S)
+        timeout = timedelta(seconds=WAITS_PER_HANG_LIMIT * hang_limit_s + MARGIN_S)
         for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
             setattr(distributed_c10d, name, timeout)
         rendezvous: dict[str, Any]
@@ -95,7 +95,7 @@ class Ranks:
             **rendezvous,
         )
 
-    def mesh(self, shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
+    def make_mesh(self, shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
         """A mesh of all ranks in the order of their numbers; the last dimension has consecutive ranks. A collective."""
         return init_device_mesh(self.device.type, shape, mesh_dim_names=names)
 
@@ -108,18 +108,20 @@ class Ranks:
     def all_gather_numbers(self, numbers: Sequence[float]) -> np.ndarray:
         """Gather the numbers of all ranks. Every rank passes n numbers. Returns an array (world_size, n) in float64. A
         collective."""
-        row = torch.tensor(numbers, dtype=torch.float64, device=self.device if self.backend == "nccl" else "cpu")
+        sent_numbers = torch.tensor(numbers, dtype=torch.float64, device=self.device if self.backend == "nccl" else "cpu")
         if self.world_size == 1:
-            return row[None].cpu().numpy()
-        rows = [torch.empty_like(row) for _ in range(self.world_size)]
-        dist.all_gather(rows, row)
-        return torch.stack(rows).cpu().numpy()
+            return sent_numbers[None].cpu().numpy()
+        gathered_numbers = [torch.empty_like(sent_numbers) for _ in range(self.world_size)]
+        dist.all_gather(gathered_numbers, sent_numbers)
+        return torch.stack(gathered_numbers).cpu().numpy()
 
     def broadcast_from_first(self, content: bytes) -> bytes:
         """Broadcast bytes from rank 0: every rank gets the content that rank 0 passes. A collective."""
         size = int(self.all_gather_numbers([float(len(content))])[0, 0])
-        row = content if self.rank == 0 else bytes(size)
-        return bytes(int(number) for number in self.all_gather_numbers([float(byte) for byte in row])[0]) if size else b""
+        sent_bytes = content if self.rank == 0 else bytes(size)
+        return (
+            bytes(int(number) for number in self.all_gather_numbers([float(byte) for byte in sent_bytes])[0]) if size else b""
+        )
 
     def barrier(self) -> None:
         """Wait until every rank has called `barrier` and its device is idle."""
@@ -132,7 +134,7 @@ class Ranks:
         dist.destroy_process_group()
 
 
-def count_threads(process_rank: Rank, environment: Mapping[str, str], usable: int, *, gpus: bool) -> int:
+def count_threads(process_rank: Rank, environment: Mapping[str, str], usable_processors: int, *, gpus: bool) -> int:
     """The number of threads that a rank uses.
 
     On a node with GPUs, the number is the rank's share of the node's processors. OMP_NUM_THREADS is ignored there, because
@@ -140,17 +142,20 @@ def count_threads(process_rank: Rank, environment: Mapping[str, str], usable: in
     number is OMP_NUM_THREADS, or else 1. A single rank on a node without GPUs also uses this number, because its time is
     compared with the time of several ranks with one thread each.
 
-    usable: number of processors that this process may use. gpus: whether the node has GPUs. Raises InputError if a variable is
+    usable_processors: number of processors that this process may use. gpus: whether the node has GPUs. Raises InputError if
+    a variable is
     not a number.
     """
     if gpus:
         # Slurm may bind each rank to its own processors; then `usable` is already one rank's share. SLURM_CPUS_ON_NODE is the
         # number of processors for all ranks of the node.
-        node_processors = read_number(environment, "SLURM_CPUS_ON_NODE") if "SLURM_CPUS_ON_NODE" in environment else usable
-        return max(1, min(usable, node_processors // process_rank.local_world_size))
+        node_processors = (
+            read_whole_number(environment, "SLURM_CPUS_ON_NODE") if "SLURM_CPUS_ON_NODE" in environment else usable_processors
+        )
+        return max(1, min(usable_processors, node_processors // process_rank.local_world_size))
     if "OMP_NUM_THREADS" not in environment:
         return 1
-    requested = read_number(environment, "OMP_NUM_THREADS")
+    requested = read_whole_number(environment, "OMP_NUM_THREADS")
     if requested == 0:
         raise InputError("OMP_NUM_THREADS: found 0. Allowed: a number from 1.")
     return requested

@@ -18,21 +18,23 @@ from shardlab.runs.rehearsed import Answer, RehearsalRequest, Rehearsed
 from trainers import menu
 from trainers.plugins import own_strategy
 
-NICE = 10  # the niceness of a rehearsal: it uses all processors, and other processes of this machine must go first
+NICENESS = 10  # the niceness of a rehearsal: it uses all processors, and other processes of this machine must go first
 
 
-def run_rehearsal(file: Path | None, cache: Path | None, *, full_depth: bool) -> int:
+def run_rehearsal(request_file: Path | None, cache_folder: Path | None, *, full_depth: bool) -> int:
     """Write the result of a rehearsal as JSON to standard output; all other output goes to standard error.
 
-    file: the file with the request; None: standard input. cache: a folder with earlier results, which is made if it does not
+    request_file: the file with the request; None: standard input. cache_folder: a folder with earlier results, which is made
+    if it
+    does not
     exist. Raises InputError if the request is not valid.
     """
-    request = _read_request(file)
+    request = _read_request(request_file)
     answer_out = _reserve_standard_output()
-    cached_path = None if cache is None else cache / f"{request.cache_key(full_depth=full_depth)}.json"
+    cached_path = None if cache_folder is None else cache_folder / f"{request.cache_key(full_depth=full_depth)}.json"
     answer = None if cached_path is None else rehearsed.read_answer(cached_path)
     if answer is None:
-        answer = _rehearse_request(request, Path() if file is None else file.parent, full_depth=full_depth)
+        answer = _rehearse_request(request, Path() if request_file is None else request_file.parent, full_depth=full_depth)
         if cached_path is not None and isinstance(answer, Rehearsed):
             files.make_folder(cached_path.parent)
             files.write_json(cached_path, answer)
@@ -41,14 +43,14 @@ def run_rehearsal(file: Path | None, cache: Path | None, *, full_depth: bool) ->
     return 0
 
 
-def _read_request(file: Path | None) -> RehearsalRequest:
+def _read_request(request_file: Path | None) -> RehearsalRequest:
     try:
-        content = sys.stdin.buffer.read() if file is None else files.read(file, follow=True)
+        content = sys.stdin.buffer.read() if request_file is None else files.read(request_file, follow=True)
         return msgspec.json.decode(content, type=RehearsalRequest)
     except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}.") from error
+        raise InputError(f"{request_file}: cannot be read: {error.strerror}.") from error
     except msgspec.DecodeError as error:
-        location, allowed = file or "standard input", "JSON with a resolved `cell`, such as a run's run.json"
+        location, allowed = request_file or "standard input", "JSON with a resolved `cell`, such as a run's run.json"
         raise InputError(f"{location}: no request: {error}. Allowed: {allowed}.") from error
 
 
@@ -63,18 +65,18 @@ def _reserve_standard_output() -> int:
 
 def _rehearse_request(request: RehearsalRequest, folder: Path, *, full_depth: bool) -> Answer:
     """Rehearse the cell of a request. folder: the folder of the request, such as the folder of a run."""
-    os.nice(NICE)
+    os.nice(NICENESS)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the result must not depend on the GPUs of this machine
     sys.dont_write_bytecode = True  # so that Python writes no __pycache__ beside the user's files
     if (workload := request.own_workload) is not None:
-        copy = folder / WORKLOADS.folder / Path(workload.file).name
-        menu.add_own_workload(workload, copy if workload.is_data else Path(workload.file))
+        workload_file = folder / WORKLOADS.folder / Path(workload.file).name
+        menu.add_own_workload(workload, workload_file if workload.is_data else Path(workload.file))
     if (strategy := request.own_strategy) is not None:
         own_strategy.add_strategies(Path(strategy.file), request.cell.strategy_code)
     from trainers.tasks import vision_library
 
-    vision_library.load()  # needed before any model of transformers is imported
+    vision_library.import_torchvision()  # needed before any model of transformers is imported
     from trainers.rehearsal import rehearse
 
     with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as data_path:
-        return rehearse.rehearse(request.cell, Path(data_path), full_depth=full_depth)
+        return rehearse.rehearse_cell(request.cell, Path(data_path), full_depth=full_depth)

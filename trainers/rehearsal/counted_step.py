@@ -17,7 +17,7 @@ from trainers.instruments.memory_timeline import CATEGORIES
 from trainers.instruments.step_memory import StepMemory
 from trainers.instruments.storages import StorageLog
 from trainers.model import counted_flops
-from trainers.rehearsal.fake_tensors import DEVICE, live_fake_tensors
+from trainers.rehearsal.fake_tensors import DEVICE, list_live_fake_tensors
 
 if TYPE_CHECKING:
     from trainers.engine import Engine
@@ -46,14 +46,14 @@ def count_step(engine: Engine, batches: Sequence[Batch], clock: Clock) -> Counte
     """Make a step on fake tensors (which have shapes, but no memory), and record it. Earlier steps must have allocated the
     optimizer's state."""
     memory, operations = StepMemory(engine, DEVICE, _SectionLog), _Operations()
-    for tensor in live_fake_tensors():
+    for tensor in list_live_fake_tensors():
         memory.log.find_storage(tensor)  # the log would not find tensors that no operator reads, or that the step replaces
     clock.start()
     with memory, operations, communication.count_collectives() as calls:
         engine.forward_backward(batches, clock)
         engine.update()
     assert isinstance(memory.log, _SectionLog)
-    peaks, memory_after = _compute_peaks(memory.log, memory.category)
+    peaks, memory_after = _compute_peaks(memory.log, memory.find_category)
     return CountedStep(peaks, memory_after, list(Counter(calls).items()), float(operations.flops))
 
 
@@ -71,23 +71,23 @@ class _SectionLog(StorageLog):  # type: ignore[no-untyped-call]
         super()._record_change(*change)
 
 
-def _compute_peaks(log: _SectionLog, category: Callable[[int], str]) -> tuple[dict[str, Memory], Memory]:
+def _compute_peaks(log: _SectionLog, find_category: Callable[[int], str]) -> tuple[dict[str, Memory], Memory]:
     """Compute (the memory at the peak of each section, the memory after the step), in bytes by category."""
     sizes = dict.fromkeys(CATEGORIES, 0)
     changes = list(zip(log.changes, log.sections, strict=True))
     for change, _ in changes:
         if change.t_s == 0.0:
-            sizes[category(change.number)] += change.nbytes
+            sizes[find_category(change.number)] += change.nbytes
     peaks: dict[str, Memory] = {}
     step_changes = [(change, section) for change, section in changes if change.t_s > 0.0]
     for section, grouped in groupby(step_changes, key=lambda pair: pair[1]):
         section_changes = list(grouped)
         for index, (change, _) in enumerate(section_changes):
-            sizes[category(change.number)] += change.nbytes
-            half = f" {1 + 2 * index // len(section_changes)}" if section == BACKWARD else ""
-            highest = peaks.get(section + half)
-            if highest is None or sum(sizes.values()) > sum(highest.values()):
-                peaks[section + half] = dict(sizes)
+            sizes[find_category(change.number)] += change.nbytes
+            half_suffix = f" {1 + 2 * index // len(section_changes)}" if section == BACKWARD else ""
+            highest_memory = peaks.get(section + half_suffix)
+            if highest_memory is None or sum(sizes.values()) > sum(highest_memory.values()):
+                peaks[section + half_suffix] = dict(sizes)
     return peaks, sizes
 
 

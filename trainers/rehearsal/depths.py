@@ -22,9 +22,9 @@ LOW_DEPTH_BLOCKS, ADDED_BLOCKS = (
 )  # blocks per rank at the smaller depth (some are neither the first nor the last), and how many more at the larger depth
 
 
-def blocks_option(cell: Cell) -> str | None:
+def find_blocks_option(cell: Cell) -> str | None:
     """The name of the option with the number of repeated blocks; None if the workload has no such option."""
-    workload = menu.workload_of(cell)
+    workload = menu.find_workload_of_cell(cell)
     if workload.is_data and "n_layer" in cell.options:
         return "n_layer"
     return workload.blocks
@@ -36,25 +36,25 @@ def choose_depths(cell: Cell) -> tuple[int, int] | None:
     With both numbers, blocks are divided as in the cell: equally among the stages of a pipeline, and equally into segments or
     groups of activation checkpointing.
     """
-    name = blocks_option(cell)
+    blocks_option = find_blocks_option(cell)
     # DeepSpeed's buckets, and the parameters that stage 3 keeps gathered, have the same size whatever the number of blocks is.
-    if name is None or menu.strategy_of(cell).engine == "trainers.engines.zero":
+    if blocks_option is None or menu.find_strategy_of_cell(cell).engine == "trainers.engines.zero":
         return None
-    blocks, stages = cast("int", cell.options[name]), cell.pp * cell.stages_per_rank
+    block_count, stage_count = cast("int", cell.options[blocks_option]), cell.pp * cell.stages_per_rank
     _, _, group = cell.activation_checkpointing.partition("-")
-    block_unit = math.lcm(stages, int(group or 1))
-    if blocks <= MOST_WHOLE_BLOCKS * cell.pp or blocks % block_unit:
+    block_unit = math.lcm(stage_count, int(group or 1))
+    if block_count <= MOST_WHOLE_BLOCKS * cell.pp or block_count % block_unit:
         return None
-    low = block_unit * -(-LOW_DEPTH_BLOCKS * cell.pp // block_unit)
-    high = low + block_unit * -(-ADDED_BLOCKS * cell.pp // block_unit)
-    return (low, high) if high < blocks else None
+    low_depth = block_unit * -(-LOW_DEPTH_BLOCKS * cell.pp // block_unit)
+    high_depth = low_depth + block_unit * -(-ADDED_BLOCKS * cell.pp // block_unit)
+    return (low_depth, high_depth) if high_depth < block_count else None
 
 
-def cell_at_depth(cell: Cell, blocks: int) -> Cell:
-    """A copy of the cell whose model has `blocks` blocks."""
-    name = blocks_option(cell)
-    assert name is not None
-    return msgspec.structs.replace(cell, options={**cell.options, name: blocks})
+def make_cell_at_depth(cell: Cell, block_count: int) -> Cell:
+    """A copy of the cell whose model has `block_count` blocks."""
+    blocks_option = find_blocks_option(cell)
+    assert blocks_option is not None
+    return msgspec.structs.replace(cell, options={**cell.options, blocks_option: block_count})
 
 
 class DepthLine:
@@ -62,7 +62,7 @@ class DepthLine:
 
     def __init__(self, depths: tuple[int, int], cell: Cell) -> None:
         shallow_depth, deep_depth = depths
-        blocks = cast("int", cell.options[blocks_option(cell) or ""])
+        blocks = cast("int", cell.options[find_blocks_option(cell) or ""])
         self._relative_depth = (blocks - deep_depth) / (deep_depth - shallow_depth)
 
     def extrapolate(self, shallow_value: float, deep_value: float) -> float:

@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainers.parallel.schedule import Stage
 from trainers.ranks.ranks import Ranks
-from trainers.rehearsal.fake_tensors import RealIntegers, real_tensors
+from trainers.rehearsal.fake_tensors import RealIntegers, use_real_tensors
 
 
 class FakeRanks(Ranks):
@@ -34,9 +34,9 @@ class FakeRanks(Ranks):
         self.rank, self.local_rank, self.world_size = rank, 0, world_size
         self.trains_on, self.backend, self.device = "cpu", "fake", torch.device("cpu")
 
-    def mesh(self, shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
-        with real_tensors():
-            return super().mesh(shape, names)
+    def make_mesh(self, shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
+        with use_real_tensors():
+            return super().make_mesh(shape, names)
 
     def all_gather_numbers(self, numbers: Sequence[float]) -> np.ndarray:
         """Return the result as if every rank had passed the same numbers as this rank."""
@@ -47,18 +47,18 @@ class FakeRanks(Ranks):
 
 
 @contextmanager
-def fake_group(rank: int, world_size: int) -> Iterator[FakeRanks]:
+def use_fake_group(rank: int, world_size: int) -> Iterator[FakeRanks]:
     """In the `with` block, this process acts as rank number `rank` of `world_size` ranks."""
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         with (
-            _replace_attribute(dist, "all_reduce", _all_reduce),
-            _replace_attribute(dist, "new_group", _new_group),
+            _replace_attribute(dist, "all_reduce", _fake_all_reduce),
+            _replace_attribute(dist, "new_group", _make_fake_group),
             # DistributedDataParallel's check of shapes reads, in C++, memory that fake tensors do not have.
-            _replace_attribute(DistributedDataParallel, "_pre_forward", _pre_forward),
+            _replace_attribute(DistributedDataParallel, "_pre_forward", _run_fake_pre_forward),
             # FSDP1 takes a tensor with the address 0 for a tensor without memory, and all fake tensors have this address.
             _replace_attribute(_flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0),
-            _replace_attribute(_flat_param, "_same_storage", _same_storage),
+            _replace_attribute(_flat_param, "_same_storage", _share_storage),
             _replace_attribute(_fsdp_param, "_chunk_with_empty", _Chunks),
             # An optimizer without fused kernels updates weights together on a GPU, but not on a CPU.
             _replace_attribute(optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
@@ -86,7 +86,7 @@ class _Chunks(Sequence[torch.Tensor]):
         return self._tensor.narrow(self._dim, begin, size) if size > 0 else self._tensor.new_empty(0)
 
 
-def _same_storage(left: torch.Tensor, right: torch.Tensor) -> bool:
+def _share_storage(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors, or the local parts of DTensors, share memory."""
     first, second = (getattr(tensor, "_local_tensor", tensor).untyped_storage() for tensor in (left, right))
     return bool(first._cdata == second._cdata)
@@ -111,12 +111,12 @@ class _FinishedWork:
         return future
 
 
-def _all_reduce(tensor: torch.Tensor, *args: Any, async_op: bool = False, **kwargs: Any) -> _FinishedWork | None:
+def _fake_all_reduce(tensor: torch.Tensor, *args: Any, async_op: bool = False, **kwargs: Any) -> _FinishedWork | None:
     _real_all_reduce(tensor, *args, **kwargs)
     return _FinishedWork([tensor]) if async_op else None
 
 
-def _new_group(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
+def _make_fake_group(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
     """Replaces `dist.new_group`: makes a group with the backend `fake`, whichever backend the caller asks for."""
     return _real_new_group(*args, **kwargs)
 
@@ -125,15 +125,15 @@ def register_averaging_hook(model: object) -> None:
     """Register a communication hook that averages gradients with a DistributedDataParallel that has no hook. Without a hook,
     its C++ part would wait for a result that the backend `fake` does not give."""
     if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
-        model.register_comm_hook(None, _averaging_hook)
+        model.register_comm_hook(None, _average_bucket)
 
 
-def _averaging_hook(_, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own classes as annotations or none
+def _average_bucket(_, bucket):  # type: ignore[no-untyped-def]  # DDP wants its own classes as annotations or none
     return _average_over_ranks(bucket.buffer().div_(dist.get_world_size()))
 
 
 def _average_over_ranks(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    _all_reduce(buffer)
+    _fake_all_reduce(buffer)
     future = torch.futures.Future[torch.Tensor]()
     future.set_result(buffer)
     return future
@@ -142,7 +142,7 @@ def _average_over_ranks(buffer: torch.Tensor) -> torch.futures.Future[torch.Tens
 _real_pre_forward = DistributedDataParallel._pre_forward
 
 
-def _pre_forward(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+def _run_fake_pre_forward(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
     # In this call, the C++ part of DistributedDataParallel compares the order of gradients among ranks, with real integers.
     with RealIntegers():  # type: ignore[no-untyped-call]
         return _real_pre_forward(model, *args, **kwargs)  # type: ignore[no-untyped-call]

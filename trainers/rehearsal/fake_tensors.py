@@ -26,24 +26,24 @@ DEVICE = torch.device("meta")  # the device of the storages of fake tensors, wha
 
 
 @contextmanager
-def fake_tensors() -> Iterator[FakeTensorMode]:
+def use_fake_tensors() -> Iterator[FakeTensorMode]:
     """In the `with` block, new tensors are fake. Operations whose inputs are all real give real tensors."""
-    apply = nn.Module._apply
-    nn.Module._apply = _apply  # type: ignore[method-assign]
+    original_apply = nn.Module._apply
+    nn.Module._apply = _apply_to_fake  # type: ignore[method-assign]
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, _RealNumbers():  # type: ignore[no-untyped-call]
             yield mode
     finally:
-        nn.Module._apply = apply  # type: ignore[method-assign]
+        nn.Module._apply = original_apply  # type: ignore[method-assign]
 
 
-def live_fake_tensors() -> list[FakeTensor]:
+def list_live_fake_tensors() -> list[FakeTensor]:
     """All fake tensors that still exist. If they were real tensors, they would occupy memory."""
     gc.collect()  # otherwise, unused tensors in reference cycles would still exist
     return [value for value in gc.get_objects() if issubclass(type(value), FakeTensor) and value.device.type != "meta"]
 
 
-real_tensors = unset_fake_temporarily
+use_real_tensors = unset_fake_temporarily
 """A context for use inside `fake_tensors`: in it, new tensors are real."""
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -53,11 +53,11 @@ def with_real_tensors(function: C) -> C:
     """The same function, but the tensors that it makes are real, also if it is called inside `fake_tensors`."""
 
     @wraps(function)
-    def called(*arguments: Any, **options: Any) -> Any:
-        with real_tensors():
+    def call_with_real_tensors(*arguments: Any, **options: Any) -> Any:
+        with use_real_tensors():
             return function(*arguments, **options)
 
-    return called  # type: ignore[return-value]
+    return call_with_real_tensors  # type: ignore[return-value]
 
 
 def make_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
@@ -80,7 +80,7 @@ class _RealNumbers(ExpertProducts):  # type: ignore[no-untyped-call]
             return NotImplemented  # then DTensor and similar classes call operators on their inner tensors
         keyword_arguments = kwargs or {}
         if operator is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
-            return _zero_of_dtype(args[0].dtype)
+            return _make_zero(args[0].dtype)
         tensors = [leaf for leaf in pytree.tree_leaves((args, keyword_arguments)) if isinstance(leaf, torch.Tensor)]
         if tensors and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
             with unset_fake_temporarily():
@@ -100,14 +100,14 @@ class RealIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return operator(*args, **keyword_arguments)
 
 
-def _zero_of_dtype(dtype: torch.dtype) -> float | int | bool:
+def _make_zero(dtype: torch.dtype) -> float | int | bool:
     """The number that is read from a fake tensor: zero, so that the overflow flag says that no gradient has overflowed."""
     if dtype is torch.bool:
         return False
     return 0.0 if dtype.is_floating_point else 0
 
 
-def _apply(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+def _apply_to_fake(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
     """Replaces nn.Module._apply. It changes the data of fake parameters instead of swapping the parameters: torch 2.13 cannot
     swap them, because FakeTensorMode has weak references to fake tensors."""
     for child in module.children() if recurse else ():

@@ -18,7 +18,7 @@ import msgspec
 from shardlab.errors import ShardlabError
 from shardlab.hardware import host
 from trainers.rehearsal.counted_step import CountedStep
-from trainers.run.process import error_sentence
+from trainers.run.process import summarize_error
 
 
 class StepFailed(ShardlabError):
@@ -33,16 +33,19 @@ def rehearse_steps(steps: Sequence[Callable[[], CountedStep]]) -> list[CountedSt
         try:
             while waiting_steps or step_by_child:
                 while waiting_steps and len(step_by_child) < host.count_usable_processors():
-                    number = waiting_steps.popleft()
-                    step_by_child[_fork_step(steps[number], Path(folder, str(number)))] = number
-                child, status = os.wait()
-                if (failed_step := step_by_child.pop(child, None)) is not None and status:
-                    raise StepFailed(_failure_sentence(Path(folder, str(failed_step)), status))
+                    step_number = waiting_steps.popleft()
+                    step_by_child[_fork_step(steps[step_number], Path(folder, str(step_number)))] = step_number
+                child, wait_status = os.wait()
+                if (failed_step := step_by_child.pop(child, None)) is not None and wait_status:
+                    raise StepFailed(_describe_failure(Path(folder, str(failed_step)), wait_status))
         finally:
             for child in step_by_child:
                 os.kill(child, 9)
                 os.waitpid(child, 0)
-        return [msgspec.json.decode(Path(folder, str(number)).read_bytes(), type=CountedStep) for number in range(len(steps))]
+        return [
+            msgspec.json.decode(Path(folder, str(step_number)).read_bytes(), type=CountedStep)
+            for step_number in range(len(steps))
+        ]
 
 
 def _fork_step(step: Callable[[], CountedStep], path: Path) -> int:
@@ -50,18 +53,18 @@ def _fork_step(step: Callable[[], CountedStep], path: Path) -> int:
     process id."""
     if (pid := os.fork()) != 0:
         return pid
-    code = 1
+    exit_code = 1
     try:
         path.write_bytes(msgspec.json.encode(step()))
-        code = 0
+        exit_code = 0
     except BaseException as error:  # noqa: BLE001 - a forked process must not return into the code of its parent
         traceback.print_exception(error)
-        path.write_text(error_sentence(error))
+        path.write_text(summarize_error(error))
     finally:
-        os._exit(code)
+        os._exit(exit_code)
 
 
-def _failure_sentence(path: Path, status: int) -> str:
-    if path.exists() and (why := path.read_text()):
-        return why
+def _describe_failure(path: Path, status: int) -> str:
+    if path.exists() and (error_text := path.read_text()):
+        return error_text
     return f"the process of a step ended with {os.waitstatus_to_exitcode(status)}."

@@ -24,13 +24,13 @@ from shardlab.runs.rehearsed import (
     RehearsedRank,
 )
 from trainers import dtypes, menu
-from trainers.instruments.timing import clock_for
+from trainers.instruments.timing import make_clock
 from trainers.rehearsal import counted_step, depths, fork_steps
 from trainers.rehearsal.counted_step import CountedStep
-from trainers.rehearsal.fake_group import FakeRanks, fake_group, infer_neighbour_shapes, register_averaging_hook
-from trainers.rehearsal.fake_tensors import fake_tensors, make_fake, with_real_tensors
-from trainers.rehearsal.substitutes import make_synthetic_task, substitute_settings, why_not_rehearsed
-from trainers.run.process import error_sentence
+from trainers.rehearsal.fake_group import FakeRanks, infer_neighbour_shapes, register_averaging_hook, use_fake_group
+from trainers.rehearsal.fake_tensors import make_fake, use_fake_tensors, with_real_tensors
+from trainers.rehearsal.substitutes import make_synthetic_task, refuse_rehearsal, substitute_settings
+from trainers.run.process import summarize_error
 from trainers.task import Batch
 
 if TYPE_CHECKING:
@@ -55,19 +55,21 @@ EXTRAPOLATED_PCT = 2.0
 error was less than 0.01 percent for FSDP1, FSDP2, DDP and tensor parallelism."""
 
 
-def rehearse(cell: Cell, data_path: Path, *, full_depth: bool) -> Answer:
+def rehearse_cell(cell: Cell, data_path: Path, *, full_depth: bool) -> Answer:
     """Rehearse a cell and return the result. full_depth: whether to rehearse a deep model with all its blocks. data_path: a
     folder for data that tasks make, such as a text. If a library raises an error, the result says that the rehearsal failed."""
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     try:
-        if (why := menu.refuse(cell) or why_not_rehearsed(cell)) is not None:
-            return NotRehearsed(SCHEMA, cell.hash(), why, time.perf_counter() - began)
+        if (why := menu.refuse(cell) or refuse_rehearsal(cell)) is not None:
+            return NotRehearsed(SCHEMA, cell.hash(), why, time.perf_counter() - start_s)
         rehearsed_cell, remarks = substitute_settings(cell)
         depth_pair = None if full_depth else depths.choose_depths(rehearsed_cell)
         ranks = _rehearse_ranks(rehearsed_cell, data_path, depth_pair)
     except Exception as error:  # noqa: BLE001 - a library may fail on fake tensors; the planner then uses its formula
         traceback.print_exception(error)
-        return NotRehearsed(SCHEMA, cell.hash(), f"the rehearsal failed: {error_sentence(error)}", time.perf_counter() - began)
+        return NotRehearsed(
+            SCHEMA, cell.hash(), f"the rehearsal failed: {summarize_error(error)}", time.perf_counter() - start_s
+        )
     return Rehearsed(
         schema=SCHEMA,
         cell=cell.hash(),
@@ -79,7 +81,7 @@ def rehearse(cell: Cell, data_path: Path, *, full_depth: bool) -> Answer:
         error_pct=ERROR_PCT if depth_pair is None else ERROR_PCT + EXTRAPOLATED_PCT,
         error_from=ERROR_FROM,
         remarks=tuple(remarks),
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - start_s,
     )
 
 
@@ -93,11 +95,11 @@ def _list_rehearsed_ranks(cell: Cell) -> list[tuple[int, int]]:
 def _rehearse_ranks(cell: Cell, data_path: Path, depth_pair: tuple[int, int] | None) -> tuple[RehearsedRank, ...]:
     """The results for each kind of rank. depth_pair: the two rehearsed numbers of blocks; None: no extrapolation."""
     rehearsed_ranks = _list_rehearsed_ranks(cell)
-    cells = [cell] if depth_pair is None else [depths.cell_at_depth(cell, blocks) for blocks in depth_pair]
-    tasks = [
+    cells = [cell] if depth_pair is None else [depths.make_cell_at_depth(cell, blocks) for blocks in depth_pair]
+    count_tasks = [
         partial(_count_step_of_rank, shallow_cell, data_path, rank) for rank, _ in rehearsed_ranks for shallow_cell in cells
     ]
-    steps = fork_steps.rehearse_steps(tasks)
+    steps = fork_steps.rehearse_steps(count_tasks)
     if depth_pair is None:
         step_results = [(step, depths.to_rehearsed_collectives(dict(step.calls))) for step in steps]
     else:
@@ -108,12 +110,14 @@ def _rehearse_ranks(cell: Cell, data_path: Path, depth_pair: tuple[int, int] | N
             for low, high in pairs
         ]
     return tuple(
-        _rank_result(rank, same_stage_ranks, step, collectives)
+        _make_rank_result(rank, same_stage_ranks, step, collectives)
         for (rank, same_stage_ranks), (step, collectives) in zip(rehearsed_ranks, step_results, strict=True)
     )
 
 
-def _rank_result(rank: int, equal_ranks: int, step: CountedStep, collectives: tuple[RehearsedCollective, ...]) -> RehearsedRank:
+def _make_rank_result(
+    rank: int, equal_ranks: int, step: CountedStep, collectives: tuple[RehearsedCollective, ...]
+) -> RehearsedRank:
     peak = max(step.peaks.values(), key=lambda memory: sum(memory.values()))
     return RehearsedRank(
         rank=rank,
@@ -130,10 +134,10 @@ def _count_step_of_rank(cell: Cell, data_path: Path, rank: int) -> CountedStep:
     """Make the counted step of the rank with this number, in a fake process group. Raises InputError, which names the line, if
     the user's code cannot compute with fake tensors."""
     try:
-        with fake_group(rank, cell.world_size) as ranks:
+        with use_fake_group(rank, cell.world_size) as ranks:
             return rehearse_step(cell, data_path, ranks)
     except RuntimeError as error:
-        file = menu.workload_of(cell).file
+        file = menu.find_workload_of_cell(cell).file
         if file is None or own_code.find_error_line(error, Path(file).parent) is None:
             raise
         raise InputError(f"{own_code.describe_error(file, error)} {NO_VALUES}") from error
@@ -143,14 +147,14 @@ def rehearse_step(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
     """Build the engine of this rank on fake tensors, make the first steps, and count the next step."""
     task = make_synthetic_task(cell, data_path)
     build_model = task.model
-    with fake_tensors() as mode, infer_neighbour_shapes(lambda: _fake_hidden(cell, task)):
+    with use_fake_tensors() as mode, infer_neighbour_shapes(lambda: _make_fake_hidden(cell, task)):
         for name in ("fetch", "plan"):  # both read data, and the user's function `batch` may read it with any library
             setattr(task, name, with_real_tensors(getattr(task, name)))
         task.model = lambda: make_fake(build_model(), mode)  # type: ignore[method-assign]
         torch.manual_seed(cell.seed)
-        engine, clock = menu.strategy_of(cell).build(cell, task, ranks), clock_for(ranks.device)
+        engine, clock = menu.find_strategy_of_cell(cell).build(cell, task, ranks), make_clock(ranks.device)
         register_averaging_hook(engine.model)
-        batches = [_fake_batch(mode, task, cell) for _ in range(cell.gradient_accumulation_steps)]
+        batches = [_make_fake_batch(mode, task, cell) for _ in range(cell.gradient_accumulation_steps)]
         for _ in range(_count_first_steps(cell)):
             clock.start()
             engine.forward_backward(batches, clock)
@@ -167,12 +171,12 @@ def _count_first_steps(cell: Cell) -> int:
     return max(FIRST_STEPS.get(cell.strategy, 1), 2 if cell.optimizer.name == "sgd" else 1)
 
 
-def _fake_batch(mode: FakeTensorMode, task: Task, cell: Cell) -> Batch:
+def _make_fake_batch(mode: FakeTensorMode, task: Task, cell: Cell) -> Batch:
     """A micro-batch of fake tensors, with the shapes of the task's data."""
     batch = task.fetch(np.arange(cell.micro_batch_size) % task.source.items, torch.device("cpu"))
     return Batch(mode.from_tensor(batch.inputs), mode.from_tensor(batch.targets))
 
 
-def _fake_hidden(cell: Cell, task: Task) -> torch.Tensor:
+def _make_fake_hidden(cell: Cell, task: Task) -> torch.Tensor:
     """A tensor with the shape and dtype of the hidden state of a micro-batch between two blocks."""
     return torch.empty(cell.micro_batch_size, *task.plan().hidden, dtype=dtypes.stream_dtype(cell.precision))

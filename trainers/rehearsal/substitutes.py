@@ -16,18 +16,18 @@ from trainers.workload_options import IMAGENET_CLASSES
 if TYPE_CHECKING:
     from trainers.task import Task
 
-OFFLOADING = ("offload", "offload_optimizer", "offload_param")
-CLASSES = {"cifar10": cifar10.CLASSES, "mnist": mnist.CLASSES, "imagenet": IMAGENET_CLASSES}
+OFFLOADING_OPTIONS = ("offload", "offload_optimizer", "offload_param")
+CLASS_COUNTS = {"cifar10": cifar10.CLASSES, "mnist": mnist.CLASSES, "imagenet": IMAGENET_CLASSES}
 
 
-def why_not_rehearsed(cell: Cell) -> str | None:
+def refuse_rehearsal(cell: Cell) -> str | None:
     """Why a cell cannot be rehearsed, as a sentence, or None."""
-    for name in OFFLOADING:
+    for name in OFFLOADING_OPTIONS:
         if cell.options.get(name, "none") != "none":
             return f"{name}: a rehearsal has one kind of memory and cannot tell tensors on the host from tensors on the GPU."
     if cell.options.get("sync_batch_norm") is True:
         return "sync_batch_norm: torch's SyncBatchNorm runs on a GPU only."
-    if name := zero.quantizing_options(cell):
+    if name := zero.name_quantizing_options(cell):
         return f"{name}: DeepSpeed must compile its quantiser and run it on a GPU."
     return None
 
@@ -51,13 +51,13 @@ def make_synthetic_task(cell: Cell, data_path: Path) -> Task:
     """The task of a cell, with synthetic data of the same shape instead of the cell's data set, whose files may be missing."""
     data = cell.options.get("data")
     if data is None:
-        return menu.workload_of(cell).build(cell, data_path)
+        return menu.find_workload_of_cell(cell).build(cell, data_path)
     options = {**cell.options, "data": "synthetic"}
     options |= {name: None for name in ("tokens_file", "subset") if name in options}
-    task = menu.workload_of(cell).build(msgspec.structs.replace(cell, options=options), data_path)
-    if isinstance(data, str) and data in CLASSES:
+    task = menu.find_workload_of_cell(cell).build(msgspec.structs.replace(cell, options=options), data_path)
+    if isinstance(data, str) and data in CLASS_COUNTS:
         from trainers.tasks.image_task import ImageTask  # it imports a library that language models do not need
 
         assert isinstance(task, ImageTask), "only these read labelled images"
-        task.use_synthetic_images(CLASSES[data])
+        task.use_synthetic_images(CLASS_COUNTS[data])
     return task

@@ -33,7 +33,7 @@ from trainers.instruments.checkpoints import Checkpoints, ResumePoint
 from trainers.instruments.faults import LostRank, StragglerDelay
 from trainers.instruments.memory import MemoryMeter
 from trainers.instruments.process_usage import ProcessUsage
-from trainers.instruments.timing import DATA, OPTIMIZER, StepReading, clock_for
+from trainers.instruments.timing import DATA, OPTIMIZER, StepReading, make_clock
 from trainers.model import optimization
 from trainers.proof import proof
 from trainers.ranks import clock_check, hang_dump
@@ -43,7 +43,7 @@ from trainers.run import result
 from trainers.task import Batch, Task
 from trainers.tasks.device_copy import SideStream
 
-SLOTS = 3  # number of host tensors for losses: of this step, of the previous step, and one in reserve
+LOSS_SLOTS = 3  # number of host tensors for losses: of this step, of the previous step, and one in reserve
 GIB = 2**30
 
 
@@ -61,19 +61,19 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
 def _train_on_data(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
     """Train as `train` says. data_path: the folder or file from which this rank reads its data."""
     cell = run.cell
-    strategy, workload = menu.strategy_of(cell), menu.workload_of(cell)
+    strategy, workload = menu.find_strategy_of_cell(cell), menu.find_workload_of_cell(cell)
     if (why := menu.refuse(cell)) is not None:
         raise InputError(why)
     if cell.instruments.checkpoints is not None and strategy.no_checkpoints:
         raise InputError(f"{cell.strategy} cannot save checkpoints: {strategy.no_checkpoints}.")
     if ranks.local_rank == 0:
-        environment.write(run_dir.environment(gethostname()), ranks)
+        environment.write_environment(run_dir.environment(gethostname()), ranks)
     dtypes.set_tf32(cell.precision, ranks.device)
     task = workload.build(cell, data_path)
     order = DataOrder(task.source.items, cell.global_batch_size, cell.seed)
-    proofs = Path(run.proofs_path) if run.proofs_path else None
+    proofs_folder = Path(run.proofs_path) if run.proofs_path else None
     with note_stage("proving"):
-        same_work = proof.prove(cell, task, data_path, ranks, proofs)
+        same_work = proof.prove_same_work(cell, task, data_path, ranks, proofs_folder)
     torch.manual_seed(cell.seed)
     if strategy.servers and ranks.rank >= cell.gpus:
         strategy.build_server(cell, task, ranks).serve()
@@ -83,16 +83,16 @@ def _train_on_data(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> 
             _limit_memory(cell.memory_limit_gib, ranks.device)
         engine = strategy.build(cell, task, ranks)
         if engine.joins:
-            order = order.with_rest(cell.gpu_batch_size)
+            order = order.with_short_step(cell.gpu_batch_size)
         # For dropout: ranks with different data get different seeds, ranks that share a model and its data get the same seed.
         torch.manual_seed(cell.seed + 1 + engine.data_rank)
         peers = engine.training_peers(ranks)
         instruments, resume_point = _create_instruments(run, run_dir, ranks, peers, task, engine, order)
-    may_wait = not menu.strategy_of(cell).tolerates_lost_ranks
+    may_wait = not menu.find_strategy_of_cell(cell).tolerates_lost_ranks
     if may_wait:
         clock_check.measure_clock_offsets(run, run_dir, ranks, peers, "start")
-    with note_stage("training"), LineWriter(run_dir.steps_file(ranks.rank)) as lines:
-        recorder = Recorder(lines, resume_point.records if resume_point else ())
+    with note_stage("training"), LineWriter(run_dir.steps_file(ranks.rank)) as step_lines:
+        recorder = Recorder(step_lines, resume_point.records if resume_point else ())
         delay = StragglerDelay(cell.instruments.straggler, ranks.rank, ranks.device)
         train_time_s = _run_steps(cell, task, order, engine, ranks.device, peers, recorder, instruments, resume_point, delay)
     if may_wait:
@@ -105,11 +105,11 @@ def _train_on_data(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> 
         loss=recorder.loss,
         peak_bytes=recorder.peak_bytes,
         step_ms=recorder.step_ms,
-        watched=recorder.watched,
-        items=[order.items_in(TIMED, first_step + step) for step in range(len(recorder.step_ms))],
+        watched_flags=recorder.watched,
+        items_by_step=[order.count_items(TIMED, first_step + step) for step in range(len(recorder.step_ms))],
         from_first_step=first_step == 0,
     )
-    result.write(
+    result.write_result(
         run, run_dir, ranks, peers, rank_result, engine, task, order.steps_per_epoch, same_work, instruments.collect_results(),
         resumed_from_step=resume_point.step if resume_point else None,
     )  # fmt: skip
@@ -122,7 +122,7 @@ def _create_instruments(
     """Create the instruments that the cell asks for, and load a checkpoint if the run resumes. Returns (the instruments, the
     point from which the run resumes, or None if it starts from step 0)."""
     cell, train_time = run.cell, TrainTime()
-    may_wait = not menu.strategy_of(cell).tolerates_lost_ranks
+    may_wait = not menu.find_strategy_of_cell(cell).tolerates_lost_ranks
     instruments = selection.create_instruments(cell, task, engine, run_dir, ranks, peers, order, may_wait=may_wait)
     resume_point = None
     if (settings := cell.instruments.checkpoints) is not None:
@@ -131,8 +131,8 @@ def _create_instruments(
         instruments.append(checkpoints)  # so late that a checkpoint is saved after all other instruments have run
     if cell.instruments.lost_worker is not None:
         instruments.append(LostRank(cell.instruments.lost_worker, ranks.rank, run_dir))
-    note = partial(instrument_span.write_span, run_dir, ranks.rank)
-    return RunInstruments(instruments, ranks.device, train_time, note), resume_point
+    write_act = partial(instrument_span.write_span, run_dir, ranks.rank)
+    return RunInstruments(instruments, ranks.device, train_time, write_act), resume_point
 
 
 def _run_steps(
@@ -155,7 +155,10 @@ def _run_steps(
     """
     first_step = resume_point.step if resume_point else 0
     settled_step = first_step + cell.warmup_steps if resume_point else 0
-    phases = ((WARMUP, range(0 if resume_point else cell.warmup_steps)), (TIMED, range(first_step, order.timed_steps(cell))))
+    phases = (
+        (WARMUP, range(0 if resume_point else cell.warmup_steps)),
+        (TIMED, range(first_step, order.count_timed_steps(cell))),
+    )
     maker = StepMaker(cell, task, order, engine, device, phases, delay)
     for phase, steps in phases:
         peers.barrier()  # no rank starts its timed steps before all ranks are ready
@@ -166,7 +169,7 @@ def _run_steps(
             if is_watched:
                 instruments.before(step + 1)
             is_slow = is_watched or (phase == TIMED and step < settled_step)
-            recorder.add(maker.make_step(phase, step, is_watched=is_slow, continues=continues and not is_watched))
+            recorder.add_step(maker.make_step(phase, step, is_watched=is_slow, continues=continues and not is_watched))
             if phase == WARMUP:
                 continues = True
                 continue
@@ -181,7 +184,7 @@ def _run_steps(
                 raise exception
         recorder.write_remaining()
     maker.close()
-    return instruments.train_time.seconds()
+    return instruments.train_time.read_seconds()
 
 
 class StepMaker:
@@ -201,8 +204,8 @@ class StepMaker:
         this rank on purpose; None: not."""
         self._delay = delay
         self._cell, self._task, self._order, self._engine, self._device = cell, task, order, engine, device
-        self._timed_steps = order.timed_steps(cell)
-        self._clock, self._memory, self._late_loss = clock_for(device), MemoryMeter(device), LateLoss(device)
+        self._timed_steps = order.count_timed_steps(cell)
+        self._clock, self._memory, self._late_loss = make_clock(device), MemoryMeter(device), LateLoss(device)
         self._usage = ProcessUsage()
         self._side_stream = SideStream(device)
         self._fetched = prefetch_results(partial(self._fetch_batches, phase, step) for phase, steps in phases for step in steps)
@@ -211,7 +214,9 @@ class StepMaker:
         """Fetch the batches of a step. Returns (number of units of data in this rank's batches, the batches, a CUDA event that
         completes when the batches are on the GPU)."""
         engine, size = self._engine, self._cell.micro_batch_size
-        item_slices = self._order.micro_batches(phase, step, part=engine.data_rank, parts=engine.data_ranks, size=size)
+        item_slices = self._order.list_micro_batches(
+            phase, step, slice_index=engine.data_rank, slice_count=engine.data_ranks, micro_batch_size=size
+        )
         with self._side_stream.copy_context():
             batches = [self._task.fetch(indices, self._device) for indices in item_slices]
         return sum(map(len, item_slices)) * self._task.units_per_item, batches, self._side_stream.record_copies()
@@ -231,7 +236,7 @@ class StepMaker:
         if self._delay is not None:
             self._delay.wait()
         clock.mark(DATA)
-        is_whole = self._order.items_in(phase, step) == self._cell.global_batch_size
+        is_whole = self._order.count_items(phase, step) == self._cell.global_batch_size
         with nullcontext() if is_whole else engine.join():
             loss = self._late_loss.start_copy(engine.forward_backward(batches, clock)) if batches else None
             if batches:
@@ -248,14 +253,16 @@ class StepMaker:
             units=units,
             reading=clock.stop(),
             loss=loss,
-            memory=self._memory.read(),
+            memory=self._memory.read_sizes(),
             usage=self._usage.read(),
         )
 
     def _set_learning_rate(self, phase: int, step: int) -> None:
         cell, earlier_steps = self._cell, 0 if phase == WARMUP else self._cell.warmup_steps
         steps = cell.warmup_steps + self._timed_steps
-        rate = optimization.learning_rate(cell.optimizer, cell.schedule, earlier_steps + step, steps, self._engine.data_ranks)
+        rate = optimization.compute_learning_rate(
+            cell.optimizer, cell.schedule, earlier_steps + step, steps, self._engine.data_ranks
+        )
         optimization.set_learning_rate(self._engine.optimizer, rate)
 
     def close(self) -> None:
@@ -272,7 +279,7 @@ class LateLoss:
 
     def __init__(self, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
-        self._slots = [torch.empty((), pin_memory=True) for _ in range(SLOTS)] if on_gpu else []
+        self._slots = [torch.empty((), pin_memory=True) for _ in range(LOSS_SLOTS)] if on_gpu else []
         self._next = 0
 
     def start_copy(self, loss: torch.Tensor) -> torch.Tensor:
@@ -282,7 +289,7 @@ class LateLoss:
         """
         if not self._slots:
             return loss
-        slot = self._slots[self._next % SLOTS]
+        slot = self._slots[self._next % LOSS_SLOTS]
         self._next += 1
         return slot.copy_(loss, non_blocking=True)
 
@@ -307,9 +314,9 @@ class Recorder:
     """Writes each step record as soon as the step's times and loss are known, at most one step later, so that training never
     waits for a record."""
 
-    def __init__(self, lines: LineWriter, earlier_records: Sequence[StepRecord] = ()) -> None:
+    def __init__(self, step_lines: LineWriter, earlier_records: Sequence[StepRecord] = ()) -> None:
         """earlier_records: the records that are already in the file, if the run resumed from a checkpoint."""
-        self._lines = lines
+        self._lines = step_lines
         self._finished_steps: deque[FinishedStep] = deque()
         self.step_ms: list[float] = []  # times of the timed steps
         self.watched: list[bool] = []  # for each timed step, whether an instrument slowed it down
@@ -319,10 +326,10 @@ class Recorder:
             sizes = {"allocated": record.allocated_bytes, "reserved": record.reserved_bytes, "rss": record.rss_bytes}
             self._count_record(record, {kind: size for kind, size in sizes.items() if size is not None})
 
-    def add(self, finished_step: FinishedStep) -> None:
+    def add_step(self, finished_step: FinishedStep) -> None:
         """Add a step. Writes the records of all steps before it, and its own record if its times are already known."""
         self._finished_steps.append(finished_step)
-        while self._finished_steps and (len(self._finished_steps) > 1 or self._finished_steps[0].reading.ready()):
+        while self._finished_steps and (len(self._finished_steps) > 1 or self._finished_steps[0].reading.is_ready()):
             self._write(self._finished_steps.popleft())
 
     def write_remaining(self) -> None:
@@ -331,11 +338,11 @@ class Recorder:
             self._write(self._finished_steps.popleft())
 
     def _write(self, finished: FinishedStep) -> None:
-        parts = finished.reading.parts_ms()
-        step_ms, loss = sum(parts.values()), None if finished.loss is None else float(finished.loss)
+        parts_ms = finished.reading.read_parts_ms()
+        step_ms, loss = sum(parts_ms.values()), None if finished.loss is None else float(finished.loss)
         if loss is not None and not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} at step {finished.step}{' of the warm-up' * finished.warmup}")
-        times: dict[str, Any] = {f"{part}_ms": part_ms for part, part_ms in parts.items()}
+        times: dict[str, Any] = {f"{part}_ms": part_ms for part, part_ms in parts_ms.items()}
         memory: dict[str, Any] = {f"{kind}_bytes": size for kind, size in finished.memory.items()}
         record = StepRecord(
             schema=SCHEMA,
@@ -373,11 +380,11 @@ def _limit_memory(limit_gib: float, device: torch.device) -> None:
     the limit, torch raises an error that it cannot allocate memory.
     """
     if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gib * GIB / total), device)
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gib * GIB / total_bytes), device)
         return
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_read_data_bytes() + int(limit_gib * GIB), hard))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (_read_data_bytes() + int(limit_gib * GIB), hard_limit))
 
 
 def _read_data_bytes() -> int:

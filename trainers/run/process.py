@@ -24,20 +24,20 @@ from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import Ranks
 
 
-def run_rank(path: Path) -> str:
-    """Train as one rank of the run whose folder is `path`. All output goes to the rank's log.
+def run_rank(run_folder: Path) -> str:
+    """Train as one rank of the run whose folder is `run_folder`. All output goes to the rank's log.
 
     Returns the backend of the process group when the run is complete. If an error occurs, an event of the run, a traceback in
     the log and one sentence on the launcher's standard error are written. Then the process exits at once with code 1; if it did
-    not exit, the other ranks would hang in a collective. Raises InputError if `path` is not the folder of a run, or if the
-    launcher's environment is contradictory.
+    not exit, the other ranks would hang in a collective. Raises InputError if `run_folder` is not the folder of a run, or if
+    the launcher's environment is contradictory.
     """
-    run_dir = RunDir(path.absolute())
+    run_dir = RunDir(run_folder.absolute())
     record, process_rank = run_dir.read_run(), Rank.from_environment(os.environ)
     launcher_stderr = _redirect_output(run_dir.rank_log(process_rank.rank))
     for name, value in NCCL_LOG.items():  # `collect` reads from the log whether the run used RDMA
         os.environ.setdefault(name, value)
-    hang_dump.arm(record.cell.hang_limit_s)
+    hang_dump.start_timer(record.cell.hang_limit_s)
     try:
         _check_start(record, run_dir, process_rank)
         if (workload := record.own_workload) is not None:
@@ -60,22 +60,23 @@ def run_rank(path: Path) -> str:
         sys.stderr.flush()
 
 
-def error_sentence(error: BaseException, run: Path | None = None) -> str:
+def summarize_error(error: BaseException, run_folder: Path | None = None) -> str:
     """An error as one line: its type and the first line of its message; for errors of shardlab, only the first line.
 
-    run: the folder of the run. If the error was raised in one of the run's plug-in files, the line names this file and the line
+    run_folder: the folder of the run. If the error was raised in one of the run's plug-in files, the line names this file
+    and the line
     in it.
     """
     first_line = next(iter(str(error).splitlines()), "")
     if isinstance(error, ShardlabError):
         return first_line
     error_text = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
-    folders = [run / name for name in plugin_source.CARRIED_FOLDERS] if run is not None else []
+    folders = [run_folder / name for name in plugin_source.CARRIED_FOLDERS] if run_folder is not None else []
     error_location = next((location for folder in folders if (location := own_code.find_error_line(error, folder))), None)
     return error_text if error_location is None else f"{error_location}: {error_text}"
 
 
-def _error_event(error: BaseException) -> str:
+def _name_error_event(error: BaseException) -> str:
     """The name of the event with which a rank records an error: `timeout`, `oom` or `failed`."""
     checkpoints = sys.modules.get("trainers.instruments.checkpoints")
     if checkpoints is not None and isinstance(error, checkpoints.OutOfTime):
@@ -115,11 +116,15 @@ def _end_process(error: BaseException, run_dir: RunDir, process_rank: Rank, laun
     try:
         traceback.print_exception(error)
         sys.stderr.flush()
-        event, failed_stage, why = _error_event(error), stage.find_stage_of_error(error), error_sentence(error, run_dir.path)
-        if event == "oom" and failed_stage is not None:
+        event_name, failed_stage, why = (
+            _name_error_event(error),
+            stage.find_stage_of_error(error),
+            summarize_error(error, run_dir.path),
+        )
+        if event_name == "oom" and failed_stage is not None:
             why = f"{why} (while {failed_stage})"
         os.write(launcher_stderr, f"rank {process_rank.rank}: {why}\n".encode())
-        signal_name = getattr(error, "signal", None) if event == "timeout" else None
-        run_dir.write_event(f"rank-{process_rank.rank:05d}", event, why=why, stage=failed_stage, signal=signal_name)
+        signal_name = getattr(error, "signal", None) if event_name == "timeout" else None
+        run_dir.write_event(f"rank-{process_rank.rank:05d}", event_name, why=why, stage=failed_stage, signal=signal_name)
     finally:
         os._exit(1)

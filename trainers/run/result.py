@@ -35,15 +35,15 @@ class RankResult(msgspec.Struct, frozen=True):
     """Peak memory by kind (`allocated`, `reserved`, `rss`)."""
     step_ms: list[float]
     """Milliseconds of each timed step."""
-    watched: list[bool]
+    watched_flags: list[bool]
     """For each timed step, whether an instrument slowed it down."""
-    items: list[int]
+    items_by_step: list[int]
     """Items of all ranks together in each timed step."""
     from_first_step: bool
     """Whether step_ms begins with the run's first timed step, even if the run resumed from a checkpoint."""
 
 
-def write(
+def write_result(
     run: Run,
     run_dir: RunDir,
     ranks: Ranks,
@@ -67,10 +67,10 @@ def write(
     kinds = sorted(result.peak_bytes)
     peaks = [result.peak_bytes[kind] for kind in kinds]
     rows = peers.all_gather_numbers([result.train_time_s, result.loss, *peaks, *result.step_ms])
-    gpu_numbers = peers.all_gather_numbers(_gpu_numbers(ranks.device))
+    gpu_numbers = peers.all_gather_numbers(_read_gpu_numbers(ranks.device))
     knobs = _collect_knobs(run, engine)
     parameters = engine.parameters() - task.padding
-    sent_bytes = same_work.communication_bytes or _theory_bytes(run, peers, engine, ranks.backend)
+    sent_bytes = same_work.communication_bytes or _sum_theory_bytes(run, peers, engine, ranks.backend)
     peers.barrier()
     if ranks.rank == 0:
         timing = _Timing.from_rows(run, result, rows, len(kinds), task.units_per_item)
@@ -83,15 +83,15 @@ def write(
             state=_judge_state(run, len(rows)),
             rehearsal=is_rehearsal(run.cell, run.cluster, on_cpu=bool(np.isnan(gpu_numbers).any())),
             steps=earlier_steps + len(timing.steps_ms),
-            unit=menu.workload_of(run.cell).unit,
+            unit=menu.find_workload_of_cell(run.cell).unit,
             resumed_from_step=resumed_from_step,
             final_loss=float(np.nanmean(rows[:, 1])),
             final_accuracy=instruments.get("validation", {}).get("accuracy"),
             throughput_per_s=timing.throughput_per_s,
             step_time_ms=timing.spread_ms,
             train_time_s=timing.train_time_s,
-            epoch_time_s=_epoch_seconds(timing.steps_ms, steps_per_epoch) if in_epochs else None,
-            peak_memory_bytes=_peak_memory(kinds, rows, instruments),
+            epoch_time_s=_sum_epoch_seconds(timing.steps_ms, steps_per_epoch) if in_epochs else None,
+            peak_memory_bytes=_find_peak_memory(kinds, rows, instruments),
             parameters=parameters,
             flops_per_unit=task.flops_per_unit(),
             same_work=same_work,
@@ -100,15 +100,15 @@ def write(
             instruments=instruments,
             knobs=knobs,
             versions=host.packages(),
-            gpus=_gpu_names(gpu_numbers),
+            gpus=_format_gpu_names(gpu_numbers),
         ))  # fmt: skip
     peers.barrier()
 
 
 def _collect_knobs(run: Run, engine: Accounted) -> dict[str, Any]:
     """The settings that the cell asks for and those in effect. Every rank calls it, because it may be a collective."""
-    effective = {"sync": menu.strategy_of(run.cell).sync(run.cell), **engine.effective()}
-    return {"asked": _requested_settings(run), "effective": effective}
+    effective = {"sync": menu.find_strategy_of_cell(run.cell).sync(run.cell), **engine.effective()}
+    return {"asked": _list_requested_settings(run), "effective": effective}
 
 
 def _judge_state(run: Run, finished_ranks: int) -> str:
@@ -135,20 +135,20 @@ class _Timing(msgspec.Struct, frozen=True):
     seconds of these steps."""
 
     @classmethod
-    def from_rows(cls, run: Run, rank_result: RankResult, rows: np.ndarray, kinds: int, units_per_item: int) -> _Timing:
+    def from_rows(cls, run: Run, rank_result: RankResult, rows: np.ndarray, kind_count: int, units_per_item: int) -> _Timing:
         """Compute the times. rows: the gathered numbers, with a row for each rank: its time, its loss, its peak memory by
         kind, and the time of each step; the shape is (ranks, 2 + kinds + steps)."""
-        train_time_s, steps_ms = float(rows[:, 0].max()), rows[:, 2 + kinds :].max(axis=0)
-        is_counted = ~np.array(rank_result.watched, dtype=bool)
+        train_time_s, steps_ms = float(rows[:, 0].max()), rows[:, 2 + kind_count :].max(axis=0)
+        is_counted = ~np.array(rank_result.watched_flags, dtype=bool)
         if not is_counted.any():
             return cls(train_time_s, steps_ms, None, None)
         finished_share = len(rows) / run.cell.gpus  # ranks have equal shares of every batch
-        units = int(np.array(rank_result.items)[is_counted].sum()) * units_per_item * finished_share
+        units = int(np.array(rank_result.items_by_step)[is_counted].sum()) * units_per_item * finished_share
         throughput_per_s = units / (float(steps_ms[is_counted].sum()) / 1000)
         return cls(train_time_s, steps_ms, _compute_spread(steps_ms[is_counted]), throughput_per_s)
 
 
-def _theory_bytes(run: Run, peers: Peers, engine: Accounted, backend: str) -> dict[str, float] | None:
+def _sum_theory_bytes(run: Run, peers: Peers, engine: Accounted, backend: str) -> dict[str, float] | None:
     """The bytes that all ranks send in a step by theory: `theory`, `wire` and, if textbooks give a number, `textbook`.
 
     With parameter servers, they are `theory`, `counted` and `textbook`. None if a rank was lost. A collective.
@@ -164,7 +164,7 @@ def _theory_bytes(run: Run, peers: Peers, engine: Accounted, backend: str) -> di
     return {**bytes_by_kind, **({"textbook": textbook * run.cell.gpus} if textbook is not None else {})}
 
 
-def _requested_settings(run: Run) -> dict[str, Any]:
+def _list_requested_settings(run: Run) -> dict[str, Any]:
     """The options, precision and optimizer that the cell asked for."""
     cell = run.cell
     return {
@@ -177,7 +177,7 @@ def _requested_settings(run: Run) -> dict[str, Any]:
     }
 
 
-def _peak_memory(kinds: list[str], rows: np.ndarray, instruments: dict[str, dict[str, Any]]) -> dict[str, int]:
+def _find_peak_memory(kinds: list[str], rows: np.ndarray, instruments: dict[str, dict[str, Any]]) -> dict[str, int]:
     """Peak bytes of memory by kind, of the rank with the highest peak.
 
     If the instrument `memory` recorded a step, also the bytes by category (parameters, gradients, ...) at the peak of this
@@ -193,12 +193,12 @@ def _compute_spread(steps_ms: np.ndarray) -> Spread:
     return Spread(median=median, mean=float(steps_ms.mean()), p5=p5, p95=p95, n=len(steps_ms))
 
 
-def _epoch_seconds(steps_ms: np.ndarray, steps_per_epoch: int) -> list[float]:
+def _sum_epoch_seconds(steps_ms: np.ndarray, steps_per_epoch: int) -> list[float]:
     """The duration of each epoch in seconds, which is the sum of the times of its steps."""
     return [float(epoch.sum()) / 1000 for epoch in steps_ms.reshape(-1, steps_per_epoch)]
 
 
-def _gpu_numbers(device: torch.device) -> list[float]:
+def _read_gpu_numbers(device: torch.device) -> list[float]:
     """The UUID of this GPU in 4 numbers of 32 bits, which float64 holds exactly; NaN for a CPU."""
     if device.type != "cuda":
         return [math.nan] * 4
@@ -206,8 +206,8 @@ def _gpu_numbers(device: torch.device) -> list[float]:
     return [float(int.from_bytes(uuid_bytes[start : start + 4])) for start in range(0, 16, 4)]
 
 
-def _gpu_names(rows: np.ndarray) -> list[str]:
-    """The UUIDs of GPUs as NVML writes them (GPU-...), without duplicates. rows: for each rank its `_gpu_numbers`."""
+def _format_gpu_names(rows: np.ndarray) -> list[str]:
+    """The UUIDs of GPUs as NVML writes them (GPU-...), without duplicates. rows: for each rank its `_read_gpu_numbers`."""
     uuids: dict[str, None] = {}
     for row in rows:
         if not any(map(math.isnan, row)):

@@ -54,7 +54,7 @@ OPTIONS = (
 )
 
 
-def _strategy(name: str, sharding: str, summary: str) -> Strategy:
+def _make_strategy(name: str, sharding: str, summary: str) -> Strategy:
     return Strategy(
         name=f"fsdp1-{name}",
         summary=summary,
@@ -72,11 +72,13 @@ def _strategy(name: str, sharding: str, summary: str) -> Strategy:
 
 
 VARIANTS = (
-    _strategy("full-shard", "FULL_SHARD", "PyTorch FSDP1: parameters, gradients and optimizer state sharded (as ZeRO stage 3)"),
-    _strategy("shard-grad-op", "SHARD_GRAD_OP", "FSDP1 that keeps parameters gathered until backward (as ZeRO stage 2)"),
-    _strategy("no-shard", "NO_SHARD", "FSDP1 that shards nothing (as DDP, without its buckets)"),
-    _strategy("hybrid-shard", "HYBRID_SHARD", "FSDP1 that shards within a group of ranks and replicates across groups"),
-    _strategy(
+    _make_strategy(
+        "full-shard", "FULL_SHARD", "PyTorch FSDP1: parameters, gradients and optimizer state sharded (as ZeRO stage 3)"
+    ),
+    _make_strategy("shard-grad-op", "SHARD_GRAD_OP", "FSDP1 that keeps parameters gathered until backward (as ZeRO stage 2)"),
+    _make_strategy("no-shard", "NO_SHARD", "FSDP1 that shards nothing (as DDP, without its buckets)"),
+    _make_strategy("hybrid-shard", "HYBRID_SHARD", "FSDP1 that shards within a group of ranks and replicates across groups"),
+    _make_strategy(
         "hybrid-shard-zero2", "_HYBRID_SHARD_ZERO2", "as fsdp1-hybrid-shard, but parameters stay gathered until backward"
     ),
 )

@@ -49,7 +49,7 @@ OPTIONS = (
 )
 
 
-def _strategy(name: str, summary: str, *, reshard_after_forward: bool, replicated: bool) -> Strategy:
+def _make_strategy(name: str, summary: str, *, reshard_after_forward: bool, replicated: bool) -> Strategy:
     return Strategy(
         name=name,
         summary=summary,
@@ -67,25 +67,25 @@ def _strategy(name: str, summary: str, *, reshard_after_forward: bool, replicate
 
 
 VARIANTS = (
-    _strategy(
+    _make_strategy(
         "fsdp2",
         "parameters, gradients and optimizer state sharded (PyTorch fully_shard; as ZeRO stage 3)",
         reshard_after_forward=True,
         replicated=False,
     ),
-    _strategy(
+    _make_strategy(
         "fsdp2-zero2",
         "as fsdp2, but parameters stay gathered from forward to backward (as ZeRO stage 2)",
         reshard_after_forward=False,
         replicated=False,
     ),
-    _strategy(
+    _make_strategy(
         "fsdp2-hsdp",
         "sharded within a group of ranks, replicated across groups (hybrid sharding)",
         reshard_after_forward=True,
         replicated=True,
     ),
-    _strategy(
+    _make_strategy(
         "fsdp2-hsdp-zero2",
         "as fsdp2-hsdp, but parameters stay gathered from forward to backward",
         reshard_after_forward=False,

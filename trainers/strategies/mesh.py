@@ -10,8 +10,8 @@ from shardlab.matrix.gradient_sync import LAST_PASS
 from shardlab.registry import Option
 from trainers.model.precision import ALL, REASONS, SHARDED
 from trainers.strategies.fsdp2 import SYNC
-from trainers.strategies.pipeline import why_not_1f1b, why_not_staged
-from trainers.strategies.tensor import SEQUENCE_PARALLEL, why_not_split
+from trainers.strategies.pipeline import refuse_1f1b_schedule, refuse_stages
+from trainers.strategies.tensor import SEQUENCE_PARALLEL, refuse_tensor_split
 from trainers.strategies.tensor import refuse as refuse_split
 from trainers.strategy import Strategy
 from trainers.theory.fsdp import divide_sharded
@@ -23,14 +23,14 @@ Refuse = Callable[[Cell], str | None]
 def refuse_pipeline(cell: Cell) -> str | None:
     if cell.sync != LAST_PASS:
         return f"sync: found {cell.sync}, but torch's pipelines reduce gradients after the last pass. Allowed: {LAST_PASS}."
-    return why_not_staged(cell) or why_not_1f1b(cell)
+    return refuse_stages(cell) or refuse_1f1b_schedule(cell)
 
 
 def refuse_split_pipeline(cell: Cell) -> str | None:
-    return why_not_split(cell) or refuse_pipeline(cell)
+    return refuse_tensor_split(cell) or refuse_pipeline(cell)
 
 
-def _strategy(name: str, degrees: tuple[str, ...], summary: str, refuse: Refuse, *options: Option) -> Strategy:
+def _make_strategy(name: str, degrees: tuple[str, ...], summary: str, refuse: Refuse, *options: Option) -> Strategy:
     return Strategy(
         name=name,
         summary=summary,
@@ -48,7 +48,7 @@ def _strategy(name: str, degrees: tuple[str, ...], summary: str, refuse: Refuse,
 
 
 VARIANTS = (
-    _strategy(
+    _make_strategy(
         "tp-fsdp2",
         ("dp", "tp"),
         "each block's linear layers split over tp, all parameters of a rank sharded over dp (FSDP2)",
@@ -56,14 +56,14 @@ VARIANTS = (
         SEQUENCE_PARALLEL,
         SYNC,
     ),
-    _strategy(
+    _make_strategy(
         "tp-pp",
         ("tp", "pp"),
         "1F1B pipeline over pp, each block's linear layers split over tp",
         refuse_split_pipeline,
     ),
-    _strategy("pp-fsdp2", ("dp", "pp"), "1F1B pipeline over pp, each stage sharded over dp", refuse_pipeline, SYNC),
-    _strategy(
+    _make_strategy("pp-fsdp2", ("dp", "pp"), "1F1B pipeline over pp, each stage sharded over dp", refuse_pipeline, SYNC),
+    _make_strategy(
         "tp-pp-fsdp2",
         ("dp", "tp", "pp"),
         "1F1B pipeline over pp, linear layers split over tp, all parameters of a rank sharded over dp (FSDP2)",

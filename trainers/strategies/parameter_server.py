@@ -27,20 +27,23 @@ def refuse(cell: Cell) -> str | None:
     return None
 
 
-SUPPORTED = ("activation_checkpointing", "compile")  # no clipping, because no server knows the norm of the whole gradient
+SUPPORTED_SWITCHES = (
+    "activation_checkpointing",
+    "compile",
+)  # no clipping, because no server knows the norm of the whole gradient
 NO_COMMON_STEP = "workers are at different steps, so the parameters never belong to one step of all workers"
 OWN_ORDER = "each worker's gradient is applied on its own, in the order of arrival, so no two runs do the same work"
 PULL_INTERVAL = Option("pull_interval", 1, "a worker pulls parameters once in this many pushes", least=1)
 
 
-def unprovable(cell: Cell) -> str:
+def explain_unprovable(cell: Cell) -> str:
     """Why an asynchronous server cannot be compared with one process."""
     interval = cell.options.get("pull_interval", 1)
     pull_remark = f"; workers pull parameters once in {interval} pushes, so their own last pushes are missing in them too"
     return OWN_ORDER + (pull_remark if interval != 1 else "")
 
 
-def pull_period(cell: Cell) -> int:
+def find_pull_period(cell: Cell) -> int:
     """The number of steps after which the communication of a worker repeats."""
     interval = cell.options.get("pull_interval", 1)
     assert isinstance(interval, int)
@@ -58,7 +61,7 @@ VARIANTS = (
         servers=True,
         theory_of_memory=divide_worker,
         theory_of_communication=partial(list_worker_terms, waits=True),
-        switches=SUPPORTED,
+        switches=SUPPORTED_SWITCHES,
     ),
     Strategy(
         name="ps-async",
@@ -69,10 +72,10 @@ VARIANTS = (
         servers=True,
         theory_of_memory=divide_worker,
         theory_of_communication=partial(list_worker_terms, waits=False),
-        switches=SUPPORTED,
+        switches=SUPPORTED_SWITCHES,
         options=(PULL_INTERVAL,),
-        unprovable=unprovable,
-        communication_period=pull_period,
+        unprovable=explain_unprovable,
+        communication_period=find_pull_period,
         no_checkpoints=NO_COMMON_STEP,
         tolerates_lost_ranks=True,
     ),
@@ -85,14 +88,14 @@ VARIANTS = (
         servers=True,
         theory_of_memory=divide_worker,
         theory_of_communication=partial(list_worker_terms, waits=False),
-        switches=SUPPORTED,
+        switches=SUPPORTED_SWITCHES,
         options=(
             Option("staleness_bound", 4, "maximum number of steps that a worker may be ahead of the slowest worker", least=0),
             Option("staleness_weighted", True, "weight a gradient by 1 / (1 + updates since its worker pulled parameters)"),
             PULL_INTERVAL,
         ),
-        unprovable=unprovable,
-        communication_period=pull_period,
+        unprovable=explain_unprovable,
+        communication_period=find_pull_period,
         no_checkpoints=NO_COMMON_STEP,
         tolerates_lost_ranks=True,
     ),

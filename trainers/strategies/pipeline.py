@@ -14,28 +14,28 @@ from trainers.theory.mesh import list_mesh_terms
 from trainers.workload import Workload
 
 
-def why_not_staged(cell: Cell) -> str | None:
+def refuse_stages(cell: Cell) -> str | None:
     """Why the blocks of a cell's workload cannot be divided into stages, as a sentence, or None."""
-    workload, per_rank = menu.workload_of(cell), cell.stages_per_rank
-    stages = cell.pp * per_rank
+    workload, stages_per_rank = menu.find_workload_of_cell(cell), cell.stages_per_rank
+    stage_count = cell.pp * stages_per_rank
     if workload.file is not None:
-        return _why_own_is_not_staged(cell, workload, stages)
+        return _refuse_own_stages(cell, workload, stage_count)
     if workload.blocks is None:
-        names = ", ".join(name for name, other in menu.workloads().items() if other.blocks is not None)
-        return f"{cell.strategy} cannot divide {cell.workload} into pipeline stages. Allowed workloads: {names}."
+        workload_names = ", ".join(name for name, other in menu.load_workloads().items() if other.blocks is not None)
+        return f"{cell.strategy} cannot divide {cell.workload} into pipeline stages. Allowed workloads: {workload_names}."
     blocks = cell.options[workload.blocks]
     assert isinstance(blocks, int)
-    if stages > blocks:
-        found_text = f"pp: {cell.pp}" + (f" with {per_rank} stages per rank" if per_rank > 1 else "")
+    if stage_count > blocks:
+        found_text = f"pp: {cell.pp}" + (f" with {stages_per_rank} stages per rank" if stages_per_rank > 1 else "")
         return (
-            f"{cell.workload} has {blocks} blocks ({workload.blocks}), too few for {stages} stages: found {found_text}. "
-            f"Allowed pp: up to {blocks // per_rank}."
+            f"{cell.workload} has {blocks} blocks ({workload.blocks}), too few for {stage_count} stages: found {found_text}. "
+            f"Allowed pp: up to {blocks // stages_per_rank}."
         )
     return None
 
 
-def _why_own_is_not_staged(cell: Cell, workload: Workload, stages: int) -> str | None:
-    """As `why_not_staged`, for a workspace's own workload. If a cell changes the options of the workload, the number of blocks
+def _refuse_own_stages(cell: Cell, workload: Workload, stages: int) -> str | None:
+    """As `refuse_stages`, for a workspace's own workload. If a cell changes the options of the workload, the number of blocks
     may be different; in this case, only the ranks check the number."""
     if not workload.most_stages and workload.is_data:
         return (
@@ -52,7 +52,7 @@ def _why_own_is_not_staged(cell: Cell, workload: Workload, stages: int) -> str |
     return None
 
 
-def why_not_1f1b(cell: Cell) -> str | None:
+def refuse_1f1b_schedule(cell: Cell) -> str | None:
     """Why the 1F1B schedule (one forward, one backward) is not possible for a cell, as a sentence, or None.
 
     The schedule needs at least as many micro-batches as stages.
@@ -66,11 +66,11 @@ def why_not_1f1b(cell: Cell) -> str | None:
 
 
 def _refuse_gpipe(cell: Cell) -> str | None:
-    return why_not_staged(cell)
+    return refuse_stages(cell)
 
 
 def _refuse_1f1b(cell: Cell) -> str | None:
-    return why_not_staged(cell) or why_not_1f1b(cell)
+    return refuse_stages(cell) or refuse_1f1b_schedule(cell)
 
 
 def _refuse_interleaved(cell: Cell) -> str | None:
@@ -81,10 +81,10 @@ def _refuse_interleaved(cell: Cell) -> str | None:
             f"the interleaved schedule cannot divide {passes} micro-batches per step into {rounds} equal rounds "
             f"on {cell.pp} ranks. Allowed: a multiple of {cell.pp}."
         )
-    return why_not_staged(cell)
+    return refuse_stages(cell)
 
 
-def _strategy(name: str, schedule: str, summary: str, refuse: Callable[[Cell], str | None], *options: Option) -> Strategy:
+def _make_strategy(name: str, schedule: str, summary: str, refuse: Callable[[Cell], str | None], *options: Option) -> Strategy:
     return Strategy(
         name=name,
         summary=summary,
@@ -100,9 +100,11 @@ def _strategy(name: str, schedule: str, summary: str, refuse: Callable[[Cell], s
 
 
 VARIANTS = (
-    _strategy("pp-gpipe", "gpipe", "all micro-batches forward, then all backward (Huang et al., 2019)", _refuse_gpipe),
-    _strategy("pp-1f1b", "1f1b", "forward and backward alternate, so fewer activations are kept (PipeDream)", _refuse_1f1b),
-    _strategy(
+    _make_strategy("pp-gpipe", "gpipe", "all micro-batches forward, then all backward (Huang et al., 2019)", _refuse_gpipe),
+    _make_strategy(
+        "pp-1f1b", "1f1b", "forward and backward alternate, so fewer activations are kept (PipeDream)", _refuse_1f1b
+    ),
+    _make_strategy(
         "pp-interleaved",
         "interleaved",
         "1F1B with several stages per rank: a smaller bubble, more messages (Narayanan et al., 2021)",

@@ -13,14 +13,17 @@ from trainers.theory.mesh import list_mesh_terms
 from trainers.workload import Workload
 
 
-def why_not_split(cell: Cell) -> str | None:
+def refuse_tensor_split(cell: Cell) -> str | None:
     """Why the blocks of a cell's workload cannot be split over the cell's tp ranks, as a sentence, or None."""
-    workload = menu.workload_of(cell)
+    workload = menu.find_workload_of_cell(cell)
     if workload.file is not None:
-        return _why_own_is_not_split(cell, workload)
+        return _refuse_own_split(cell, workload)
     if workload.heads is None:
-        names = ", ".join(name for name, other in menu.workloads().items() if other.heads is not None)
-        return f"{cell.strategy} cannot split {cell.workload}: it defines no split of its layers. Allowed workloads: {names}."
+        workload_names = ", ".join(name for name, other in menu.load_workloads().items() if other.heads is not None)
+        return (
+            f"{cell.strategy} cannot split {cell.workload}: it defines no split of its layers. "
+            f"Allowed workloads: {workload_names}."
+        )
     heads = cell.options[workload.heads]
     assert isinstance(heads, int)
     if heads % cell.tp:
@@ -29,8 +32,9 @@ def why_not_split(cell: Cell) -> str | None:
     return None
 
 
-def _why_own_is_not_split(cell: Cell, workload: Workload) -> str | None:
-    """As `why_not_split`, for a workspace's own workload. If a cell changes the options of the workload, the sizes of layers
+def _refuse_own_split(cell: Cell, workload: Workload) -> str | None:
+    """As `refuse_tensor_split`, for a workspace's own workload. If a cell changes the options of the workload, the sizes of
+    layers
     may be different; in this case, only the ranks check the sizes."""
     if not workload.tensor_degrees and workload.is_data:
         return (
@@ -47,7 +51,7 @@ def _why_own_is_not_split(cell: Cell, workload: Workload) -> str | None:
     return None
 
 
-def why_not_in_slices(cell: Cell) -> str | None:
+def refuse_sequence_slices(cell: Cell) -> str | None:
     """Why the positions of a sequence cannot be split over the cell's tp ranks, as a sentence, or None.
 
     Always None if the option sequence_parallel is off.
@@ -65,7 +69,7 @@ def why_not_in_slices(cell: Cell) -> str | None:
 
 
 def refuse(cell: Cell) -> str | None:
-    return why_not_split(cell) or why_not_in_slices(cell)
+    return refuse_tensor_split(cell) or refuse_sequence_slices(cell)
 
 
 SEQUENCE_PARALLEL = Option("sequence_parallel", False, "between split layers, each rank keeps only a slice of the positions")

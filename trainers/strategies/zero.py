@@ -44,20 +44,20 @@ def _refuse_zeropp(cell: Cell) -> str | None:
         return f"hpz_partition_size: found {size} on {cell.gpus} ranks. Allowed: a divisor of {cell.gpus}; 1: no second copy."
     if cell.options.get("quantized_gradients") is True and cell.nnodes == 1:
         return "quantized_gradients: DeepSpeed quantises gradients only between nodes: found nnodes: 1. Allowed: false."
-    if cell.launcher == "fork" and (names := quantizing_options(cell)):
+    if cell.launcher == "fork" and (names := name_quantizing_options(cell)):
         return f"{names}: DeepSpeed's quantiser needs a GPU, and the launcher fork runs ranks on the CPU. Allowed: false."
     return None
 
 
-def quantizing_options(cell: Cell) -> str:
+def name_quantizing_options(cell: Cell) -> str:
     """The names of the options of a cell that are on and quantise messages, joined by `and`; an empty string if none is on."""
     return " and ".join(name for name in ("quantized_weights", "quantized_gradients") if cell.options.get(name) is True)
 
 
-def unprovable(cell: Cell) -> str | None:
+def explain_unprovable(cell: Cell) -> str | None:
     """Why a cell is not compared with one process, as a sentence, or None. The quantisers of ZeRO++ round the values of a
     group to 255 or 15 levels, so the values differ too much from those of one process."""
-    if names := quantizing_options(cell):
+    if names := name_quantizing_options(cell):
         return f"{names}: ZeRO++ rounds what it sends to integers of 8 or 4 bits, which no tolerance of a precision covers"
     return None
 
@@ -87,7 +87,7 @@ BUCKET = Option(
 OVERLAP = "reduce gradients while backward still runs"
 
 
-def _bucket_options(*, overlaps: bool) -> tuple[Option, ...]:
+def _make_bucket_options(*, overlaps: bool) -> tuple[Option, ...]:
     """The options of stages 1 and 2. overlaps: the default of overlap_comm (DeepSpeed has no overlap for stage 1 in bf16)."""
     return (
         COMMUNICATION,
@@ -142,10 +142,10 @@ ALL_CUT = (
 )
 NO_PURE = "without ZeRO, DeepSpeed keeps an fp32 copy of the bf16 weights"
 CUTS = ("", "parameter", "gradient", "optimizer_state")  # ZeRO stage n shards the last n entries of this tuple
-HONOURED = ("activation_checkpointing", "max_grad_norm")
+SUPPORTED_SWITCHES = ("activation_checkpointing", "max_grad_norm")
 
 
-def _strategy(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
+def _make_strategy(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy:
     return Strategy(
         name=f"zero{stage}",
         summary=summary,
@@ -155,20 +155,22 @@ def _strategy(stage: int, summary: str, options: tuple[Option, ...]) -> Strategy
         engine="trainers.engines.zero",
         settings={"stage": stage},
         options=options,
-        switches=HONOURED,
+        switches=SUPPORTED_SWITCHES,
         sync=lambda _: EVERY_PASS if stage >= 2 else LAST_PASS,
         cuts=CUTS[4 - stage :],
         theory_of_memory=partial(divide_zero, stage=stage),
         theory_of_communication=partial(list_zero_terms, stage=stage),
-        unprovable=unprovable,
+        unprovable=explain_unprovable,
     )
 
 
 VARIANTS = (
-    _strategy(0, "a whole model on every rank, run by DeepSpeed without ZeRO: the reference for its stages", (COMMUNICATION,)),
-    _strategy(1, "optimizer state sharded over the ranks (DeepSpeed ZeRO stage 1)", _bucket_options(overlaps=False)),
-    _strategy(
-        2, "optimizer state and gradients sharded over the ranks (DeepSpeed ZeRO stage 2)", _bucket_options(overlaps=True)
+    _make_strategy(
+        0, "a whole model on every rank, run by DeepSpeed without ZeRO: the reference for its stages", (COMMUNICATION,)
     ),
-    _strategy(3, "optimizer state, gradients and parameters sharded over the ranks (DeepSpeed ZeRO stage 3)", ALL_CUT),
+    _make_strategy(1, "optimizer state sharded over the ranks (DeepSpeed ZeRO stage 1)", _make_bucket_options(overlaps=False)),
+    _make_strategy(
+        2, "optimizer state and gradients sharded over the ranks (DeepSpeed ZeRO stage 2)", _make_bucket_options(overlaps=True)
+    ),
+    _make_strategy(3, "optimizer state, gradients and parameters sharded over the ranks (DeepSpeed ZeRO stage 3)", ALL_CUT),
 )

@@ -6,4 +6,4 @@ import torchvision and the models of transformers.
 
 from trainers.tasks import vision_library
 
-vision_library.load()
+vision_library.import_torchvision()

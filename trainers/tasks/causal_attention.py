@@ -13,11 +13,11 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 # transformers builds no mask for a name that it does not know. A name with "flash" in it would require flash-attn.
-NAME = "causal_sdpa"
+ATTENTION_NAME = "causal_sdpa"
 
 
 @functools.cache
-def register() -> str:
+def register_causal_attention() -> str:
     """Register torch's attention with transformers and return its name. Call `vision_library.load()` before."""
-    AttentionInterface.register(NAME, sdpa_attention_forward)
-    return NAME
+    AttentionInterface.register(ATTENTION_NAME, sdpa_attention_forward)
+    return ATTENTION_NAME

@@ -27,7 +27,7 @@ from trainers.plans import derived
 from trainers.task import Batch, Task
 from trainers.tasks import vision_classifier
 from trainers.tasks.convolutional_task import mix_batch_norms
-from trainers.tasks.device_copy import to_device
+from trainers.tasks.device_copy import copy_to_device
 from trainers.tasks.image_task import ImageTask
 from trainers.tasks.token_task import TokenTask
 
@@ -67,7 +67,7 @@ class CausalTask(Transformer, TokenTask):
         super().__init__(cell, data_path, config.vocab_size)
 
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        return _logits(self._architecture, model, batch.inputs)
+        return _compute_logits(self._architecture, model, batch.inputs)
 
     @functools.cached_property
     def _plan(self) -> ModelPlan:
@@ -92,8 +92,10 @@ class MaskedTask(Transformer, TokenTask):
         self.set_architecture(architecture, config)
         assert cell.seq_len is not None, "the workload has a default"
         self._masked_positions = max(1, round(MASKED * cell.seq_len))
-        token = getattr(config, "mask_token_id", None)
-        self._mask_token = token if isinstance(token, int) and 0 <= token < config.vocab_size else config.vocab_size - 1
+        mask_token = getattr(config, "mask_token_id", None)
+        self._mask_token = (
+            mask_token if isinstance(mask_token, int) and 0 <= mask_token < config.vocab_size else config.vocab_size - 1
+        )
         super().__init__(cell, data_path, config.vocab_size)
 
     def _use_tokens(self, tokens: TokenSet) -> None:
@@ -112,11 +114,11 @@ class MaskedTask(Transformer, TokenTask):
         masked = tokens.copy()
         np.put_along_axis(masked, positions, self._mask_token, axis=1)
         inputs = np.concatenate([masked, positions], axis=1)
-        return Batch(inputs=to_device(inputs, device), targets=to_device(targets, device))
+        return Batch(inputs=copy_to_device(inputs, device), targets=copy_to_device(targets, device))
 
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         tokens, positions = batch.inputs[:, : self.seq_len], batch.inputs[:, self.seq_len :]
-        logits = _logits(self._architecture, model, tokens)
+        logits = _compute_logits(self._architecture, model, tokens)
         return logits.gather(1, positions[..., None].expand(-1, -1, logits.shape[-1]))
 
 
@@ -136,10 +138,10 @@ class ClassifierTask(Transformer, ImageTask):
         return cast("torch.Tensor", model(pixel_values=images).logits)
 
 
-def _logits(architecture: Architecture, model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+def _compute_logits(architecture: Architecture, model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     extra_inputs = {}
     if "attention_mask" in inspect.signature(architecture.model.forward).parameters:
-        extra_inputs["attention_mask"] = unpacked_attention.unpadded_mask(tokens)
+        extra_inputs["attention_mask"] = unpacked_attention.make_unpadded_mask(tokens)
     return cast("torch.Tensor", model(input_ids=tokens, **extra_inputs).logits)
 
 
@@ -150,19 +152,19 @@ TASKS: dict[str, Any] = {
 }
 
 
-def make_task(content: dict[str, Any], cell: Cell, data_path: Path, *, twin: bool) -> Task:
+def make_task(configuration_content: dict[str, Any], cell: Cell, data_path: Path, *, twin: bool) -> Task:
     """The task of a model, by the content of its configuration file.
 
     twin: whether to make the task of its tiny twin. Raises InputError without the name of the file.
     """
     dropout = bool(cell.options.get("dropout", False))
-    if "torchvision" in content:
-        return vision_classifier.build(cell, data_path, content["torchvision"], twin=twin)
-    values = content["transformers"]
-    architecture = configuration.find_architecture(values)
-    layers = cast("int | None", cell.options.get("n_layer"))
-    values = configuration.shrink_to_twin(architecture, values) if twin else values
-    config = configuration.make_config(architecture, values, dropout=dropout, layers=layers)
+    if "torchvision" in configuration_content:
+        return vision_classifier.build(cell, data_path, configuration_content["torchvision"], twin=twin)
+    config_values = configuration_content["transformers"]
+    architecture = configuration.find_architecture(config_values)
+    layer_count = cast("int | None", cell.options.get("n_layer"))
+    config_values = configuration.shrink_to_twin(architecture, config_values) if twin else config_values
+    config = configuration.make_config(architecture, config_values, dropout=dropout, layer_count=layer_count)
     task: Task = TASKS[architecture.kind](cell, data_path, architecture, config)
     return task
 

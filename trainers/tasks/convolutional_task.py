@@ -63,21 +63,27 @@ class ConvolutionalTask(ImageTask):
         the meta device, which needs no memory."""
         with torch.device("meta"):
             model, image = self.model().eval(), torch.empty(1, 3, self.image_size, self.image_size)
-        return flops_per_image(model, image)
+        return count_flops_per_image(model, image)
 
 
-def flops_per_image(model: nn.Module, image: torch.Tensor) -> float:
+def count_flops_per_image(model: nn.Module, image: torch.Tensor) -> float:
     """Floating-point operations of forward and backward for one image, (1, 3, size, size), by the rule in FLOPS_SOURCE."""
-    counts: list[int] = []
+    layer_flops: list[int] = []
 
-    def count(layer: Any, _: object, output: torch.Tensor) -> None:
-        counts.append(output.numel() * layer.weight[0].numel())  # an element of the output is a sum over its channel's weights
+    def record_layer_flops(layer: Any, _: object, output: torch.Tensor) -> None:
+        layer_flops.append(
+            output.numel() * layer.weight[0].numel()
+        )  # an element of the output is a sum over its channel's weights
 
-    hooks = [layer.register_forward_hook(count) for layer in model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    hooks = [
+        layer.register_forward_hook(record_layer_flops)
+        for layer in model.modules()
+        if isinstance(layer, (nn.Conv2d, nn.Linear))
+    ]
     model(image)
     for hook in hooks:
         hook.remove()
-    return 6.0 * sum(counts) - 2.0 * counts[0]
+    return 6.0 * sum(layer_flops) - 2.0 * layer_flops[0]
 
 
 def find_dropout_modules(model: nn.Module) -> list[nn.Module]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 
-def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+def copy_to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Copy an array to the device, as a tensor. On a GPU the copy is asynchronous, on the current stream."""
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
@@ -47,7 +47,7 @@ class SideStream:
         """
         if copy_event is None:
             return
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(copy_event)
+        current_stream = torch.cuda.current_stream(self._device)
+        current_stream.wait_event(copy_event)
         for tensor in tensors:
-            tensor.record_stream(current)
+            tensor.record_stream(current_stream)

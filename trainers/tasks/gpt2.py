@@ -14,15 +14,15 @@ from trainers.plans.gpt2 import Gpt2Plan
 from trainers.plans.plan import ModelPlan
 from trainers.tasks import causal_attention
 from trainers.tasks.token_task import TokenTask
-from trainers.workload_options import shape_of
-from trainers.workloads.gpt2 import GELU, flops_per_token, parameters
+from trainers.workload_options import read_shape
+from trainers.workloads.gpt2 import GELU, count_flops_per_token, count_parameters
 
 
 class Gpt2Task(TokenTask):
     """The task of GPT-2. positions: number of rows of the position embedding; more if the cell's sequences are longer."""
 
     def __init__(self, cell: Cell, data_path: Path, *, vocabulary: int, positions: int) -> None:
-        self._shape = shape_of(cell)
+        self._shape = read_shape(cell)
         super().__init__(cell, data_path, vocabulary)
         multiple = cast("int", cell.options["pad_vocabulary"])
         self._rows = -(-vocabulary // multiple) * multiple
@@ -34,15 +34,15 @@ class Gpt2Task(TokenTask):
         return cast("nn.Module", GPT2LMHeadModel(GPT2Config(
             vocab_size=self._rows,
             n_positions=self._positions,
-            n_layer=self._shape.layers,
+            n_layer=self._shape.layer_count,
             n_embd=self._shape.width,
-            n_head=self._shape.heads,
+            n_head=self._shape.head_count,
             resid_pdrop=0.0,  # no dropout: with it, strategies that do the same work would give different results
             embd_pdrop=0.0,
             attn_pdrop=0.0,
             use_cache=False,
             activation_function=GELU[cast("str", self._cell.options["gelu"])],
-            attn_implementation=causal_attention.register(),
+            attn_implementation=causal_attention.register_causal_attention(),
             bos_token_id=0,
             eos_token_id=0,
         )))  # fmt: skip
@@ -54,7 +54,7 @@ class Gpt2Task(TokenTask):
         return Gpt2Plan(self.seq_len, self._shape.width)
 
     def flops_per_unit(self) -> float:
-        return flops_per_token(parameters(self._shape, self.vocabulary, self._positions), self._shape, self.seq_len)
+        return count_flops_per_token(count_parameters(self._shape, self.vocabulary, self._positions), self._shape, self.seq_len)
 
 
 build = Gpt2Task

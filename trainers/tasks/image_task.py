@@ -14,7 +14,7 @@ from shardlab.matrix.cell import Cell
 from trainers.data.image_sets import open_images
 from trainers.data.synthetic_images import SyntheticImages
 from trainers.task import Batch, Task
-from trainers.tasks.device_copy import to_device
+from trainers.tasks.device_copy import copy_to_device
 
 if TYPE_CHECKING:
     from trainers.data.images import ImageSet
@@ -38,7 +38,7 @@ class ImageTask(Task):
     @property
     def classes(self) -> int:
         """The number of classes of the data, which is also the number of outputs of the model."""
-        return self._images.classes
+        return self._images.class_count
 
     def use_synthetic_images(self, classes: int) -> None:
         """Read synthetic images from now on, with this number of classes."""
@@ -58,13 +58,13 @@ class ImageTask(Task):
 
     def _use_images(self, images: ImageSet) -> None:
         self._images = images
-        self.source = msgspec.structs.replace(images.source, classes=images.classes)
+        self.source = msgspec.structs.replace(images.source, classes=images.class_count)
 
-    def validation(self) -> Task:
-        other = copy.copy(self)
-        other._use_images(self._open_split("validation", self.classes))
-        return other
+    def open_validation(self) -> Task:
+        validation_task = copy.copy(self)
+        validation_task._use_images(self._open_split("validation", self.classes))
+        return validation_task
 
     def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
         images, labels = self._images.read(indices)
-        return Batch(inputs=to_device(images, device), targets=to_device(labels, device))
+        return Batch(inputs=copy_to_device(images, device), targets=copy_to_device(labels, device))

@@ -14,28 +14,28 @@ from trainers.plans.llama import LlamaPlan
 from trainers.plans.plan import ModelPlan
 from trainers.tasks import causal_attention
 from trainers.tasks.token_task import TokenTask
-from trainers.workload_options import shape_of
-from trainers.workloads.llama import flops_per_token, inner_width, parameters
+from trainers.workload_options import read_shape
+from trainers.workloads.llama import compute_inner_width, count_flops_per_token, count_parameters
 
 
 class LlamaTask(TokenTask):
     def __init__(self, cell: Cell, data_path: Path, *, vocabulary: int) -> None:
-        self._shape = shape_of(cell)
+        self._shape = read_shape(cell)
         super().__init__(cell, data_path, vocabulary)
 
     def model(self) -> nn.Module:
         return cast("nn.Module", LlamaForCausalLM(LlamaConfig(
             vocab_size=self.vocabulary,
             hidden_size=self._shape.width,
-            intermediate_size=inner_width(self._shape.width),
-            num_hidden_layers=self._shape.layers,
-            num_attention_heads=self._shape.heads,
-            num_key_value_heads=self._shape.heads,
+            intermediate_size=compute_inner_width(self._shape.width),
+            num_hidden_layers=self._shape.layer_count,
+            num_attention_heads=self._shape.head_count,
+            num_key_value_heads=self._shape.head_count,
             max_position_embeddings=self.seq_len,
             attention_dropout=0.0,
             tie_word_embeddings=False,
             use_cache=False,
-            attn_implementation=causal_attention.register(),
+            attn_implementation=causal_attention.register_causal_attention(),
             bos_token_id=0,
             eos_token_id=0,
         )))  # fmt: skip
@@ -47,7 +47,7 @@ class LlamaTask(TokenTask):
         return LlamaPlan(self.seq_len, self._shape.width)
 
     def flops_per_unit(self) -> float:
-        return flops_per_token(parameters(self._shape, self.vocabulary), self._shape, self.vocabulary, self.seq_len)
+        return count_flops_per_token(count_parameters(self._shape, self.vocabulary), self._shape, self.vocabulary, self.seq_len)
 
 
 build = LlamaTask

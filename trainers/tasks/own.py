@@ -23,7 +23,7 @@ from trainers.plans.own import OwnPlan
 from trainers.plugins import own_model
 from trainers.plugins.own_model import OwnModel
 from trainers.task import Batch, Task
-from trainers.tasks.device_copy import to_device
+from trainers.tasks.device_copy import copy_to_device
 
 FLOPS_FROM_FILE = "FLOPS_PER_UNIT of the file"
 
@@ -44,18 +44,20 @@ class OwnTask(Task):
         self._plan: OwnPlan | None = None
 
     def model(self) -> nn.Module:
-        module = self._plugin.call("model", **self._options)
+        module = self._plugin.call_function("model", **self._options)
         if not isinstance(module, nn.Module):
-            raise InputError(f"{self._plugin.file}: model() returned {_describe(module)}. Allowed: a torch.nn.Module.")
+            raise InputError(f"{self._plugin.file}: model() returned {_describe_value(module)}. Allowed: a torch.nn.Module.")
         return module
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         if self._plugin.blocks is None:
-            return repeated_blocks(model)
-        listed_blocks = list(self._plugin.call("blocks", model))
+            return find_repeated_blocks(model)
+        listed_blocks = list(self._plugin.call_function("blocks", model))
         module_ids = {id(module) for module in model.modules()}
         if foreign_block := next((block for block in listed_blocks if id(block) not in module_ids), None):
-            raise InputError(f"{self._plugin.file}: blocks() returned {_describe(foreign_block)} that is not in the model.")
+            raise InputError(
+                f"{self._plugin.file}: blocks() returned {_describe_value(foreign_block)} that is not in the model."
+            )
         return listed_blocks
 
     def plan(self) -> OwnPlan:
@@ -67,11 +69,12 @@ class OwnTask(Task):
     def _make_plan(self) -> OwnPlan:
         shapes: list[tuple[int, ...]] = []
 
-        def note(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        def record_shapes(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             values = [*inputs, output]
             if len(values) != 2 or not all(isinstance(value, torch.Tensor) for value in values):
                 raise InputError(
-                    f"{self._plugin.file}: a block takes {_describe(inputs)} and returns {_describe(output)}. Needed for "
+                    f"{self._plugin.file}: a block takes {_describe_value(inputs)} and "
+                    f"returns {_describe_value(output)}. Needed for "
                     "tensor and pipeline parallelism: blocks that take one tensor and return one."
                 )
             shapes.extend(tuple(value.shape[1:]) for value in values)
@@ -79,8 +82,8 @@ class OwnTask(Task):
         with torch.device("meta"):
             model = self.model().eval()
         for block in self.blocks(model):
-            block.register_forward_hook(note)
-        inputs, targets = (part.to("meta") for part in self.items(np.arange(1)))
+            block.register_forward_hook(record_shapes)
+        inputs, targets = (part.to("meta") for part in self.read_items(np.arange(1)))
         try:
             with torch.no_grad():
                 self.outputs(model, Batch(inputs, targets))
@@ -95,31 +98,31 @@ class OwnTask(Task):
         if self._plugin.flops_per_unit is not None:
             return self._plugin.flops_per_unit
         try:
-            return counted_flops.count_flops(self, Batch(*self.items(np.arange(1)))).flops or None
+            return counted_flops.count_flops(self, Batch(*self.read_items(np.arange(1)))).flops or None
         except Exception:  # noqa: BLE001 - a user's code may raise anything on the meta device; `jobs workloads` shows why
             return None
 
     def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
-        inputs, targets = self.items(indices)
-        return Batch(inputs=to_device(inputs.numpy(), device), targets=to_device(targets.numpy(), device))
+        inputs, targets = self.read_items(indices)
+        return Batch(inputs=copy_to_device(inputs.numpy(), device), targets=copy_to_device(targets.numpy(), device))
 
-    def items(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    def read_items(self, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """The (inputs, targets) of the items with these indices, (n,), on the CPU. Raises InputError if the function `batch` of
         the file does not return two tensors with one entry for each item."""
-        batch = self._plugin.call("batch", torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64)))
+        batch = self._plugin.call_function("batch", torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64)))
         fits = isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(part, torch.Tensor) for part in batch)
         if not fits or any(part.ndim == 0 or len(part) != len(indices) or part.device.type != "cpu" for part in batch):
             raise InputError(
-                f"{self._plugin.file}: batch() returned {_describe(batch)} for {len(indices)} items. Allowed: (inputs, "
+                f"{self._plugin.file}: batch() returned {_describe_value(batch)} for {len(indices)} items. Allowed: (inputs, "
                 "targets), two tensors on the CPU, whose first dimension is the number of items."
             )
         return cast("tuple[torch.Tensor, torch.Tensor]", tuple(part.detach().contiguous() for part in batch))
 
-    def must_repeat_items(self) -> None:
+    def check_items_repeat(self) -> None:
         """Raises InputError if two calls of `batch` for the same items return different tensors, because strategies would then
         train on different data."""
         indices = np.arange(min(2, self.source.items))
-        for first, second in zip(self.items(indices), self.items(indices), strict=True):
+        for first, second in zip(self.read_items(indices), self.read_items(indices), strict=True):
             if not torch.equal(first, second):
                 raise InputError(
                     f"{self._plugin.file}: batch() returned other tensors for the same items. Needed: the same item at each "
@@ -132,15 +135,17 @@ class OwnTask(Task):
             inputs = inputs.to(next(model.parameters()).dtype)
         outputs = model(inputs)
         if not isinstance(outputs, torch.Tensor):
-            raise InputError(f"{self._plugin.file}: the model returned {_describe(outputs)}. Allowed: a tensor.")
+            raise InputError(f"{self._plugin.file}: the model returned {_describe_value(outputs)}. Allowed: a tensor.")
         return outputs
 
     def criterion(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self._plugin.loss is None:
             return super().criterion(outputs, targets)
-        loss = self._plugin.call("loss", outputs.float(), targets)
+        loss = self._plugin.call_function("loss", outputs.float(), targets)
         if not isinstance(loss, torch.Tensor) or loss.ndim:
-            raise InputError(f"{self._plugin.file}: loss() returned {_describe(loss)}. Allowed: the mean loss, a 0-dim tensor.")
+            raise InputError(
+                f"{self._plugin.file}: loss() returned {_describe_value(loss)}. Allowed: the mean loss, a 0-dim tensor."
+            )
         return loss
 
 
@@ -150,25 +155,29 @@ def build(cell: Cell, data_path: Path, *, file: Path) -> OwnTask:
     source = plugin_source.read_submitted_plugin(file, cell.workload_code)
     plugin = own_model.load_definitions(source)
     task = OwnTask(plugin, source.digest, {entry.name: cell.options.get(entry.name, entry.default) for entry in plugin.options})
-    task.must_repeat_items()
+    task.check_items_repeat()
     return task
 
 
-def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+def find_repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a model, found by a rule: the members of the longest list (`nn.ModuleList` or `nn.Sequential`)
     whose members all have the same class and have parameters. Empty if there is no such list."""
-    best: list[nn.Module] = []
+    longest_list: list[nn.Module] = []
     for module in model.modules():
         members = list(module) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
-        classes = Counter(type(member) for member in members)
-        if len(classes) == 1 and len(members) > max(1, len(best)) and all(any(True for _ in m.parameters()) for m in members):
-            best = members
-    return best
+        type_counts = Counter(type(member) for member in members)
+        if (
+            len(type_counts) == 1
+            and len(members) > max(1, len(longest_list))
+            and all(any(True for _ in m.parameters()) for m in members)
+        ):
+            longest_list = members
+    return longest_list
 
 
-def _describe(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)} on {value.device.type}"
     if isinstance(value, tuple):
-        return f"a tuple of {len(value)}: ({', '.join(map(_describe, value))})"[:200]
+        return f"a tuple of {len(value)}: ({', '.join(map(_describe_value, value))})"[:200]
     return f"a {type(value).__name__}"

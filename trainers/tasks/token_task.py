@@ -13,7 +13,7 @@ from torch import nn
 from shardlab.matrix.cell import Cell
 from trainers.data.token_sets import open_tokens
 from trainers.task import Batch, Task
-from trainers.tasks.device_copy import to_device
+from trainers.tasks.device_copy import copy_to_device
 
 if TYPE_CHECKING:
     from trainers.data.sequences import TokenSet
@@ -30,26 +30,26 @@ class TokenTask(Task):
         self._use_tokens(self._open_split("train"))
 
     def _open_split(self, split: str) -> TokenSet:
-        file = self._cell.options["tokens_file"]
+        tokens_file = self._cell.options["tokens_file"]
         return open_tokens(
             cast("str", self._cell.options["data"]),
             self._data_path,
             split,
             seq_len=self.seq_len,
             vocabulary=self.vocabulary,
-            tokens_file=None if file is None else str(file),
+            tokens_file=None if tokens_file is None else str(tokens_file),
         )
 
     def _use_tokens(self, tokens: TokenSet) -> None:
         self._tokens, self.source = tokens, tokens.source
 
-    def validation(self) -> Task:
-        other = copy.copy(self)
-        other._use_tokens(self._open_split("validation"))
-        return other
+    def open_validation(self) -> Task:
+        validation_task = copy.copy(self)
+        validation_task._use_tokens(self._open_split("validation"))
+        return validation_task
 
     def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
-        sequences = to_device(self._tokens.read(indices), device)
+        sequences = copy_to_device(self._tokens.read(indices), device)
         return Batch(inputs=sequences[:, :-1], targets=sequences[:, 1:])
 
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:

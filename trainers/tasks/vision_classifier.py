@@ -19,9 +19,9 @@ from trainers.workload_options import IMAGENET_CLASSES
 TWIN_CLASSES = 10
 
 
-def classifier_names() -> list[str]:
+def list_classifier_names() -> list[str]:
     """The names of the image classifiers of torchvision."""
-    library = vision_library.load()
+    library = vision_library.import_torchvision()
     return list(library.models.list_models(module=library.models))
 
 
@@ -31,9 +31,9 @@ def build_network(name: str, classes: int, *, twin: bool) -> nn.Module:
     classes: number of outputs. twin: whether to shorten it to its tiny twin. Raises InputError, without the name of the file,
     if torchvision cannot build it.
     """
-    library = vision_library.load()
-    if name not in classifier_names():
-        raise UnknownName("image classifier of torchvision", name, classifier_names())
+    library = vision_library.import_torchvision()
+    if name not in list_classifier_names():
+        raise UnknownName("image classifier of torchvision", name, list_classifier_names())
     try:
         model = cast("nn.Module", library.models.get_model(name, weights=None, num_classes=classes))
     except (MemoryError, RuntimeError):
@@ -48,16 +48,16 @@ def build_network(name: str, classes: int, *, twin: bool) -> nn.Module:
 def _shorten(model: nn.Module) -> None:
     """Remove blocks from a network, in place. Of each list of blocks, only the first block is kept, because later blocks do not
     change the shape of the data. If there is only one list, two blocks are kept."""
-    lists: dict[str, list[str]] = {}
-    for name in blocks.block_names(model):
+    names_by_list: dict[str, list[str]] = {}
+    for name in blocks.find_block_names(model):
         outer, _, inner = name.rpartition(".")
-        lists.setdefault(outer, []).append(inner)
-    keep = 1 if len(lists) > 1 else 2
-    for outer, members in lists.items():
+        names_by_list.setdefault(outer, []).append(inner)
+    kept_blocks = 1 if len(names_by_list) > 1 else 2
+    for outer, members in names_by_list.items():
         holder = model.get_submodule(outer)
-        for inner in members[keep:]:
+        for inner in members[kept_blocks:]:
             del holder._modules[inner]
-    for outer in lists:
+    for outer in names_by_list:
         holder = model.get_submodule(outer)
         if isinstance(holder, nn.ModuleList):  # a ModuleList needs consecutive numbers as names
             holder._modules = {str(number): module for number, module in enumerate(holder._modules.values())}

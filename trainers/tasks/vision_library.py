@@ -17,7 +17,7 @@ import torch
 
 
 @functools.cache
-def load() -> ModuleType:
+def import_torchvision() -> ModuleType:
     """Import torchvision in a way that works with this build of torch, and return it. Must be called before any model of
     transformers is imported."""
     spec = importlib.util.find_spec("torchvision")  # finds the package without importing it

@@ -15,15 +15,15 @@ from trainers.plans.plan import ModelPlan
 from trainers.plans.vit import VitPlan
 from trainers.task import Batch
 from trainers.tasks.image_task import ImageTask
-from trainers.workload_options import shape_of
-from trainers.workloads.vit import CHANNELS, DROPOUT, flops_per_image
+from trainers.workload_options import read_shape
+from trainers.workloads.vit import CHANNELS, DROPOUT, count_flops_per_image
 
 
 class VitTask(ImageTask):
     """The task of a Vision Transformer. patch: width and height of a patch in pixels; each patch is one position."""
 
     def __init__(self, cell: Cell, data_path: Path, *, classes: int, patch: int) -> None:
-        self._shape, self._patch = shape_of(cell), patch
+        self._shape, self._patch = read_shape(cell), patch
         super().__init__(cell, data_path, classes)
 
     def model(self) -> nn.Module:
@@ -34,8 +34,8 @@ class VitTask(ImageTask):
             num_labels=self.classes,
             hidden_size=self._shape.width,
             intermediate_size=4 * self._shape.width,
-            num_hidden_layers=self._shape.layers,
-            num_attention_heads=self._shape.heads,
+            num_hidden_layers=self._shape.layer_count,
+            num_attention_heads=self._shape.head_count,
             hidden_dropout_prob=DROPOUT if self.dropout else 0.0,
             attention_probs_dropout_prob=0.0,
         )))  # fmt: skip
@@ -47,7 +47,7 @@ class VitTask(ImageTask):
         return VitPlan((self.image_size // self._patch) ** 2 + 1, self._shape.width)  # + 1 for the class token
 
     def flops_per_unit(self) -> float:
-        return flops_per_image(self._shape, self.image_size, self._patch, self.classes)
+        return count_flops_per_image(self._shape, self.image_size, self._patch, self.classes)
 
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         return cast("torch.Tensor", model(pixel_values=batch.inputs).logits)

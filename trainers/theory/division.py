@@ -83,25 +83,25 @@ class Division(msgspec.Struct, frozen=True):
 def divide_by_cuts(cell: Cell, cuts: Collection[str] = ()) -> Division:
     """The division of a strategy of which only is known what it shards. cuts: as `Strategy.cuts`; empty: each rank holds the
     whole of its part of the model."""
-    weight, ranks = precision.weight_bytes(cell.precision), cell.shards
-    copy = precision.computed_bytes(cell.precision) if cell.precision in precision.CAST else 0
+    element_bytes, rank_count = precision.weight_bytes(cell.precision), cell.shards
+    copy_bytes = precision.computed_bytes(cell.precision) if cell.precision in precision.CAST else 0
     weight_ranks, gradient_ranks, optimizer_ranks = (
-        ranks if part in cuts else 1 for part in ("parameter", "gradient", "optimizer_state")
+        rank_count if part in cuts else 1 for part in ("parameter", "gradient", "optimizer_state")
     )
     accumulates = cell.gradient_accumulation_steps > 1
     division = Division(
-        weight,
+        element_bytes,
         weight_ranks,
-        weight,
+        element_bytes,
         gradient_ranks,
-        computed_bytes=copy or weight,
-        kept_gradient_bytes=weight if accumulates else 0,
+        computed_bytes=copy_bytes or element_bytes,
+        kept_gradient_bytes=element_bytes if accumulates else 0,
         # Backward casts the 16-bit gradients to the type of the weights when it has computed all of them.
-        waiting_gradient_bytes=copy,
-        reduced_bytes=weight if accumulates else copy,
+        waiting_gradient_bytes=copy_bytes,
+        reduced_bytes=element_bytes if accumulates else copy_bytes,
         optimizer_ranks=optimizer_ranks,
-        copy_bytes=copy,
+        copy_bytes=copy_bytes,
     )
     if weight_ranks == 1:
         return division
-    return msgspec.structs.replace(division, copy_bytes=0, gathers="blocks", gathered_bytes=copy or weight)
+    return msgspec.structs.replace(division, copy_bytes=0, gathers="blocks", gathered_bytes=copy_bytes or element_bytes)

@@ -31,20 +31,24 @@ def _count_bucket_elements(cell: Cell, elements: float) -> float:
 def divide_zero(cell: Cell, parameters: int, *, stage: int) -> Division:
     """What a rank of a ZeRO stage holds: the weights are in the precision of the computation, and the optimizer keeps fp32
     copies of the rank's part of them."""
-    options, ranks, pure = cell.options, cell.dp, cell.precision == "bf16-pure"
+    options, rank_count, pure = cell.options, cell.dp, cell.precision == "bf16-pure"
     computed, accumulates = precision.computed_bytes(cell.precision), cell.gradient_accumulation_steps > 1
     summed, sent = (2 if pure else 4), count_sent_gradient_bytes(cell)
     division = Division(
         computed,
         # Without a cast, stage 2 adds the gradients of a pass, in a buffer of their own, to those of earlier passes.
         gradient_bytes=(2 if stage == 2 and accumulates and summed == computed else 1) * (summed if stage >= 2 else computed),
-        gradient_ranks=ranks if stage >= 2 else 1,
+        gradient_ranks=rank_count if stage >= 2 else 1,
         computed_bytes=computed,
-        kept_gradient_bytes=summed / ranks if stage == 3 or (stage == 2 and accumulates) else computed if accumulates else 0,
+        kept_gradient_bytes=summed / rank_count
+        if stage == 3 or (stage == 2 and accumulates)
+        else computed
+        if accumulates
+        else 0,
         # a reduction in another type copies the gradients
         reduced_bytes=computed + (sent if sent != computed else 0) if stage >= 2 else computed if accumulates else 0,
         master_bytes=0 if computed == 4 and stage == 0 else summed,
-        optimizer_ranks=0 if options.get("offload_optimizer", "none") != "none" else ranks if stage else 1,
+        optimizer_ranks=0 if options.get("offload_optimizer", "none") != "none" else rank_count if stage else 1,
         norm_bytes=8 if stage in (1, 2) else 0,
         bucket_elements=_count_bucket_elements(cell, parameters),
         bucket_bytes=sent if stage == 3 else 0,
@@ -67,15 +71,15 @@ def divide_zero(cell: Cell, parameters: int, *, stage: int) -> Division:
             bucket_elements=0,
         )
     if stage == 1:  # the reduced gradients of the rank's part are copied
-        return msgspec.structs.replace(division, reduction_bytes=computed / ranks)
+        return msgspec.structs.replace(division, reduction_bytes=computed / rank_count)
     if stage < 3:
         return division
     partition_size = cast("int", options["hpz_partition_size"])
-    second_copy = computed * ranks // partition_size if partition_size > 1 else 0
+    second_copy = computed * rank_count // partition_size if partition_size > 1 else 0
     return msgspec.structs.replace(
         division,
         weight_bytes=computed + second_copy if options["offload_param"] == "none" else 0,
-        weight_ranks=ranks,
+        weight_ranks=rank_count,
         # DeepSpeed gathers parameters ahead of their use until max_live_parameters are gathered
         gathers="everything",
         gathered_bytes=computed,
@@ -91,21 +95,21 @@ def _keeps_parameters(cell: Cell, elements: float) -> bool:
 
 def list_zero_terms(cell: Cell, model_part: ModelPart, *, stage: int) -> list[Term] | None:
     """What a rank of a ZeRO stage sends in a step; None for ZeRO++ if the shapes of the parameters are not known."""
-    n, elements, passes = cell.dp, model_part.elements, cell.gradient_accumulation_steps
+    rank_count, elements, passes = cell.dp, model_part.elements, cell.gradient_accumulation_steps
     gradient_bytes, overlaps = elements * count_sent_gradient_bytes(cell), cell.options.get("overlap_comm") is True
     window: Window | None = None if not overlaps else "last_backward" if stage < 2 else "backward"
     calls = max(1, -(-elements // _count_bucket_elements(cell, elements)))
     if stage == 0:
-        return [Term("gradients, once a step", "all_reduce", gradient_bytes, n, calls=calls)]
-    flags = Term("gradient norm and overflow, once a step", "all_reduce", 2 * SCALAR_BYTES, n)
+        return [Term("gradients, once a step", "all_reduce", gradient_bytes, rank_count, calls=calls)]
+    flags = Term("gradient norm and overflow, once a step", "all_reduce", 2 * SCALAR_BYTES, rank_count)
     if stage < 3:
         # Also at stage 2, DeepSpeed all-reduces whole buckets; textbooks assume a reduce-scatter.
         times, when = (passes, "each pass") if stage == 2 else (1, "once a step")
         updated_bytes = elements * precision.computed_bytes(cell.precision)
         return [
-            Term(f"gradients, whole buckets to every rank, {when}", "all_reduce", gradient_bytes * times, n,
+            Term(f"gradients, whole buckets to every rank, {when}", "all_reduce", gradient_bytes * times, rank_count,
                  calls=calls * times, hides_in=window),
-            Term("updated parameters, once a step", "all_gather", updated_bytes, n, calls=calls),
+            Term("updated parameters, once a step", "all_gather", updated_bytes, rank_count, calls=calls),
             flags,
         ]  # fmt: skip
     gathers = _list_gather_terms(cell, model_part)
@@ -113,7 +117,7 @@ def list_zero_terms(cell: Cell, model_part: ModelPart, *, stage: int) -> list[Te
         return None
     quantized = model_part.matrix_elements if cell.options["quantized_gradients"] else 0
     exact_bytes = (elements - quantized) * count_sent_gradient_bytes(cell) * passes
-    reduces = Term("gradients, each pass", "reduce_scatter", exact_bytes, n, calls=calls * passes, hides_in=window)
+    reduces = Term("gradients, each pass", "reduce_scatter", exact_bytes, rank_count, calls=calls * passes, hides_in=window)
     return [*gathers, reduces, *_list_quantized_terms(cell, quantized), flags]
 
 
@@ -125,20 +129,22 @@ def _list_gather_terms(cell: Cell, model_part: ModelPart) -> list[Term] | None:
     less and needs more memory than textbooks say.
     """
     options, passes, elements = cell.options, cell.gradient_accumulation_steps, model_part.elements
-    hpz, weight = cast("int", options["hpz_partition_size"]), precision.computed_bytes(cell.precision)
+    partition_size, weight = cast("int", options["hpz_partition_size"]), precision.computed_bytes(cell.precision)
     if model_part.fetched is None:
-        if options["quantized_weights"] or options["quantized_gradients"] or hpz != 1:
+        if options["quantized_weights"] or options["quantized_gradients"] or partition_size != 1:
             return None
         fetches = passes if _keeps_parameters(cell, elements) else USES_PER_PASS * passes
         calls, fetched_bytes = (model_part.blocks + 1) * fetches, elements * weight * fetches
         name = "parameters, each time they are gathered"
         return [Term(name, "all_gather", fetched_bytes, cell.dp, calls=calls, hides_in="step")]
     fetched_elements, unsharded = model_part.fetched
-    sharded, itemsize = elements - unsharded, 1 if options["quantized_weights"] else weight
-    refetched, ranks = fetched_elements * passes - sharded, hpz if hpz > 1 else cell.dp
+    sharded, sent_element_bytes = elements - unsharded, 1 if options["quantized_weights"] else weight
+    refetched, ranks = fetched_elements * passes - sharded, partition_size if partition_size > 1 else cell.dp
     return [
-        Term("sharded parameters, once a step", "all_gather", sharded * itemsize, cell.dp),
-        Term("sharded parameters again, each time a pass needs a freed one", "all_gather", refetched * itemsize, ranks),
+        Term("sharded parameters, once a step", "all_gather", sharded * sent_element_bytes, cell.dp),
+        Term(
+            "sharded parameters again, each time a pass needs a freed one", "all_gather", refetched * sent_element_bytes, ranks
+        ),
         Term("parameters too small to be sharded, once a step", "all_gather", unsharded * weight, cell.dp),
     ]
 

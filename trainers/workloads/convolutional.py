@@ -43,10 +43,10 @@ def refuse(cell: Cell, *, smallest_single: int) -> str | None:
     return None
 
 
-def _workload(
+def _make_workload(
     name: str,
     summary: str,
-    parameters: int,
+    parameter_count: int,
     flops_per_unit: float,
     optimizer: Optimizer,
     dropout: str | None = None,
@@ -62,7 +62,7 @@ def _workload(
     return Workload(
         name=name,
         summary=f"{summary}, the twin of {original_name}" if twin else summary,
-        parameters=parameters,
+        parameters=parameter_count,
         unit="images",
         flops_per_unit=flops_per_unit,
         flops_source=FLOPS_SOURCE,
@@ -75,27 +75,27 @@ def _workload(
 
 
 VARIANTS = (
-    _workload("convnext-large-tiny", "ConvNeXt of 5 blocks with 16 to 96 channels",
+    _make_workload("convnext-large-tiny", "ConvNeXt of 5 blocks with 16 to 96 channels",
               202_490, 4_961_472.0, ADAMW, CONVNEXT_RATES),
-    _workload("convnext-large", "ConvNeXt-L (Liu et al., 2022), 36 blocks",
+    _make_workload("convnext-large", "ConvNeXt-L (Liu et al., 2022), 36 blocks",
               197_767_336, 206_110_798_848.0, ADAMW, CONVNEXT_RATES),
-    _workload("densenet121-tiny", "DenseNet of 3 dense blocks with 8 layers that grow by 12",
+    _make_workload("densenet121-tiny", "DenseNet of 3 dense blocks with 8 layers that grow by 12",
               64_486, 11_828_088.0, SGD),
-    _workload("densenet121", "DenseNet-121 (Huang et al., 2017), 4 dense blocks",
+    _make_workload("densenet121", "DenseNet-121 (Huang et al., 2017), 4 dense blocks",
               7_978_856, 16_768_942_080.0, SGD, smallest_single=64),
-    _workload("efficientnet-v2-l-tiny", "EfficientNetV2 of 6 blocks with 16 to 48 channels",
+    _make_workload("efficientnet-v2-l-tiny", "EfficientNetV2 of 6 blocks with 16 to 48 channels",
               101_388, 12_082_176.0, ADAMW, EFFICIENTNET_RATES),
-    _workload("efficientnet-v2-l", "EfficientNetV2-L (Tan and Le, 2021), 79 blocks",
+    _make_workload("efficientnet-v2-l", "EfficientNetV2-L (Tan and Le, 2021), 79 blocks",
               118_515_272, 73_365_455_232.0, ADAMW, EFFICIENTNET_RATES, smallest_single=33),
-    _workload("resnet50-tiny", "ResNet of 4 narrow bottlenecks", 305_386, 18_683_904.0, SGD),
-    _workload("resnet101-tiny", "ResNet of 5 narrow bottlenecks", 331_626, 19_298_304.0, SGD),
-    _workload("resnet50", "ResNet-50 (He et al., 2016), 16 bottlenecks",
+    _make_workload("resnet50-tiny", "ResNet of 4 narrow bottlenecks", 305_386, 18_683_904.0, SGD),
+    _make_workload("resnet101-tiny", "ResNet of 5 narrow bottlenecks", 331_626, 19_298_304.0, SGD),
+    _make_workload("resnet50", "ResNet-50 (He et al., 2016), 16 bottlenecks",
               25_557_032, 24_299_077_632.0, SGD, smallest_single=33),
-    _workload("resnet101", "ResNet-101 (He et al., 2016), 33 bottlenecks",
+    _make_workload("resnet101", "ResNet-101 (He et al., 2016), 33 bottlenecks",
               44_549_160, 46_572_404_736.0, SGD, smallest_single=33),
-    _workload("vgg16-tiny", "VGG of 13 convolutions with 4 to 32 channels",
+    _make_workload("vgg16-tiny", "VGG of 13 convolutions with 4 to 32 channels",
               163_054, 8_371_968.0, VGG_TWIN_ADAMW, VGG_RATES),
     # Most weights of a VGG are in 3 linear layers.
-    _workload("vgg16", "VGG-16 (Simonyan and Zisserman, 2015, configuration D)",
+    _make_workload("vgg16", "VGG-16 (Simonyan and Zisserman, 2015, configuration D)",
               138_357_544, 92_648_177_664.0, VGG_SGD, VGG_RATES),
 )  # fmt: skip

@@ -17,7 +17,7 @@ FLOPS_SOURCE = (
 )
 
 
-def flops_per_image(shape: Shape, image_size: int, patch_size: int, classes: int) -> float:
+def count_flops_per_image(shape: Shape, image_size: int, patch_size: int, classes: int) -> float:
     """Floating-point operations of forward and backward for one image, by FLOPS_SOURCE; a multiply-add counts as 2.
 
     A block has 12*d^2 weights. Each weight is used at S positions, in one multiply-add in forward and in two in backward. The
@@ -25,10 +25,10 @@ def flops_per_image(shape: Shape, image_size: int, patch_size: int, classes: int
     patches need no gradient, so a weight of the projection of patches counts 4 operations per position
     instead of 6. The head is used at one position.
     """
-    layers, width = shape.layers, shape.width
+    layer_count, width = shape.layer_count, shape.width
     patches = (image_size // patch_size) ** 2
     positions = patches + 1
-    blocks = 72.0 * layers * width**2 * positions + 12.0 * layers * width * positions**2
+    blocks = 72.0 * layer_count * width**2 * positions + 12.0 * layer_count * width * positions**2
     return blocks + 4.0 * CHANNELS * patch_size**2 * width * patches + 6.0 * width * classes
 
 
@@ -39,32 +39,32 @@ def refuse(cell: Cell, *, patch_size: int) -> str | None:
     return refuse_shape(cell)
 
 
-def _workload(
-    name: str, summary: str, parameters: int, shape: Shape, image_size: int, patch_size: int, classes: int
+def _make_workload(
+    name: str, summary: str, parameter_count: int, shape: Shape, image_size: int, patch_size: int, classes: int
 ) -> Workload:
     return Workload(
         name=name,
         summary=summary,
-        parameters=parameters,
+        parameters=parameter_count,
         unit="images",
-        flops_per_unit=flops_per_image(shape, image_size, patch_size, classes),
+        flops_per_unit=count_flops_per_image(shape, image_size, patch_size, classes),
         flops_source=FLOPS_SOURCE,
         optimizer=Optimizer(name="adamw", lr=1e-3),
         task="trainers.tasks.vit",
         settings={"classes": classes, "patch": patch_size},
         refuse=partial(refuse, patch_size=patch_size),
-        options=(*shape.options(), *list_image_options(image_size, f"{DROPOUT} behind each layer of a block")),
+        options=(*shape.list_options(), *list_image_options(image_size, f"{DROPOUT} behind each layer of a block")),
         heads="n_head",
         blocks="n_layer",
     )
 
 
 VARIANTS = (
-    _workload("vit-tiny", "Vision Transformer of 4 layers and width 64, 4 x 4 pixels a patch",
+    _make_workload("vit-tiny", "Vision Transformer of 4 layers and width 64, 4 x 4 pixels a patch",
               208_074, Shape(4, 64, 4), 32, 4, 10),
-    _workload("vit-b-32-tiny", "Vision Transformer of 4 layers and width 64, 8 x 8 pixels a patch, the twin of vit-b-32",
+    _make_workload("vit-b-32-tiny", "Vision Transformer of 4 layers and width 64, 8 x 8 pixels a patch, the twin of vit-b-32",
               214_218, Shape(4, 64, 4), 32, 8, 10),
-    _workload("vit-b-32",
+    _make_workload("vit-b-32",
               "Vision Transformer ViT-B/32: 12 layers, width 768, 32 x 32 pixels a patch (Dosovitskiy et al., 2021)",
               88_224_232, Shape(12, 768, 12), 224, 32, IMAGENET_CLASSES),
 )  # fmt: skip

@@ -79,7 +79,7 @@ def test_the_planner_sees_a_wrong_term_of_the_theory(monkeypatch):
 def test_every_strategy_on_the_menu_is_worked_out_or_not_known():
     """Each strategy has numbers by hand in this file or is in NOT_KNOWN, for which the planner gives no bytes."""
     by_hand = {row[0] for row in BY_HAND} | {row[0] for row in IN_PIPELINES}
-    assert by_hand | NOT_KNOWN == menu.strategies().keys()
+    assert by_hand | NOT_KNOWN == menu.load_strategies().keys()
     assert not by_hand & NOT_KNOWN
     assert exchanges.list_exchanges(cell("gpt2-tiny", "ddp-powersgd", 4)) is None
     assert exchanges.list_exchanges(cell("gpt2-tiny", "ps-sync", 4, servers=1)) is None

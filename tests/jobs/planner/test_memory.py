@@ -35,10 +35,10 @@ def states(one):
     return kept + gradient
 
 
-@pytest.mark.parametrize("workload", menu.workloads())
+@pytest.mark.parametrize("workload", menu.load_workloads())
 def test_parameters_by_place_add_up_to_those_of_the_menu(workload):
     facts = model_facts.find_model_facts(cell(workload))
-    assert facts.parameters == menu.workload(workload).parameters
+    assert facts.parameters == menu.find_workload(workload).parameters
     by_place = facts.blocks * facts.block_parameters + facts.front + facts.back - facts.tied
     # The sum may be a little smaller: if blocks differ in size, their mean size is rounded down.
     assert by_place == pytest.approx(facts.parameters, abs=100)
@@ -123,7 +123,7 @@ def _task_and_model(workload, **options):
     """Builds a model once for all precisions and batch sizes. Returns (its task, the model, the device of the model): on the
     meta device or the CPU."""
     given = cell(workload, "single", options={"data": "synthetic", **options})
-    task = menu.workload(workload).build(given, None)
+    task = menu.find_workload(workload).build(given, None)
     on_meta = "image_size" in given.options and workload.split("-")[0] != "vit"
     with torch.device("meta" if on_meta else "cpu") as device:
         return task, task.model().train(), device
@@ -150,7 +150,7 @@ def _saved(workload, precision, micro, **options):
         return tensor
 
     device = torch.device("cpu")
-    with cast_weights(model, dtypes.cast_dtype(precision)), dtypes.autocast(precision, device):
+    with cast_weights(model, dtypes.cast_dtype(precision)), dtypes.make_autocast_context(precision, device):
         held = [v for m in model.modules() for v in (*m._parameters.values(), *m._buffers.values()) if v is not None]
         weights |= {value.untyped_storage()._cdata for value in held}
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -189,7 +189,7 @@ def test_counted_networks_save_what_the_table_says(workload):
 
 
 def test_every_network_without_a_formula_is_in_the_table():
-    known = {name for name in menu.workloads() if model_facts.find_model_facts(cell(name)).kind == "unknown"}
+    known = {name for name in menu.load_workloads() if model_facts.find_model_facts(cell(name)).kind == "unknown"}
     assert not known
 
 
@@ -217,7 +217,7 @@ def test_more_ranks_never_need_more_memory_under_full_sharding(strategy):
     assert [found.likely for found in needed] == sorted((found.likely for found in needed), reverse=True)
 
 
-@pytest.mark.parametrize("strategy", [name for name, one in menu.strategies().items() if one.degrees == ("dp",)])
+@pytest.mark.parametrize("strategy", [name for name, one in menu.load_strategies().items() if one.degrees == ("dp",)])
 def test_every_range_is_ordered(strategy):
     one = cell("gpt2-large", strategy, 4, precision="bf16", optimizer=Optimizer(name="sgd", lr=0.1))
     found = memory.predict_memory(one)

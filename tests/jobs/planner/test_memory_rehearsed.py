@@ -29,7 +29,7 @@ SMALL_MODELS = (
     ("vit-b-32", (6, 12), (None,), (8, 16)),
 )
 # Parameter servers and PowerSGD are left out: of servers, and of the matrices of PowerSGD, the formula knows nothing.
-STRATEGIES = tuple(name for name, one in menu.strategies().items() if not one.servers and name != "ddp-powersgd")
+STRATEGIES = tuple(name for name, one in menu.load_strategies().items() if not one.servers and name != "ddp-powersgd")
 OPTIMIZERS = (Optimizer("adamw", 1e-4), Optimizer("adamw", 1e-4, fused=False), Optimizer("sgd", 0.1, momentum=0.9))
 CHECKPOINTING = ("none", "none", "full", "full", "every-2", "segments-2")
 
@@ -38,9 +38,9 @@ def draw_cell(numbers, models):
     """Draws a cell that can be trained."""
     while True:
         workload, blocks, lengths, micros = numbers.choice(models)
-        strategy = menu.strategy(numbers.choice(STRATEGIES))
+        strategy = menu.find_strategy(numbers.choice(STRATEGIES))
         degrees = {degree: numbers.choice((2, 4, 8) if degree == "dp" else (2, 4)) for degree in strategy.degrees}
-        names = {option.name for option in (*strategy.options, *menu.workload(workload).options)}
+        names = {option.name for option in (*strategy.options, *menu.find_workload(workload).options)}
         options = {"n_layer": numbers.choice(blocks)}
         for name, values in (
             ("sequence_parallel", (True, False)), ("pad_vocabulary", (1, 64)), ("gelu", ("fused", "unfused")),

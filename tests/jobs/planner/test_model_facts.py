@@ -19,7 +19,7 @@ ATTENTION = torch.ops.aten.bmm  # on the meta device, attention is products of o
 )
 def test_the_operations_of_attention_and_outside_of_blocks_are_what_torch_counts(workload, outside):
     one = cell(workload, "single", options={"data": "synthetic"})
-    task = menu.workload(workload).build(one, None)
+    task = menu.find_workload(workload).build(one, None)
     items = task.fetch(np.arange(1), torch.device("cpu"))
     with torch.device("meta"):
         model = task.model().eval()

@@ -54,7 +54,7 @@ def own_model(sizes, outside, *, unit="tokens", file="mine.json", options=(), co
 
 def in_place_of(shipped, known):
     """A cell like `shipped` that trains the model `known`."""
-    options = {option.name: option.default for option in (*menu.strategy(shipped.strategy).options, *known.options)}
+    options = {option.name: option.default for option in (*menu.find_strategy(shipped.strategy).options, *known.options)}
     kept = {name: value for name, value in shipped.options.items() if name in options and name != "n_layer"}
     return msgspec.structs.replace(
         shipped, workload=known.name, workload_code=known.code, seq_len=known.seq_len, options=options | kept
@@ -70,10 +70,10 @@ def equal_in_shape(workload):
 
 def mesh(strategy):
     """The degrees of a strategy on 8 GPUs, with 2 ranks in each dimension besides data parallelism."""
-    return {degree: 2 for degree in menu.strategy(strategy).degrees if degree != "dp"}
+    return {degree: 2 for degree in menu.find_strategy(strategy).degrees if degree != "dp"}
 
 
-@pytest.mark.parametrize("strategy", menu.strategies())
+@pytest.mark.parametrize("strategy", menu.load_strategies())
 @pytest.mark.parametrize("workload", ["llm-7b", "gpt2-large", "vit-b-32"])
 def test_the_lower_bound_of_a_model_is_below_the_prediction_of_its_shipped_twin(workload, strategy):
     known = equal_in_shape(workload)
@@ -109,15 +109,15 @@ def test_the_lower_bound_is_most_of_the_memory_without_activations(strategy, che
     assert bound.bytes.low >= 0.85 * sum(span.low for span in without.values())
 
 
-@pytest.mark.parametrize("strategy", menu.strategies())
+@pytest.mark.parametrize("strategy", menu.load_strategies())
 def test_a_model_without_a_known_reason_is_not_left_out(strategy):
     """Llama-3-8B fits 8 A100 of 80 GiB under sharding; the planner does not know its activations and gives no verdict. With
     plain data parallelism, its parameters alone do not fit."""
     known = own_model((218_112_000,) * 32, 1_050_677_248)
     one = in_place_of(cell("llm-7b", strategy, 8, passes=8, precision="bf16", **mesh(strategy)), known)
     found = predict.predict_run(one, A100)
-    whole = menu.strategy(strategy).cuts == () or "no-shard" in strategy or strategy in ("zero0", "zero1")
-    if not whole and not mesh(strategy) and not menu.strategy(strategy).servers:
+    whole = menu.find_strategy(strategy).cuts == () or "no-shard" in strategy or strategy in ("zero0", "zero1")
+    if not whole and not mesh(strategy) and not menu.find_strategy(strategy).servers:
         assert (found.fits, predict.list_cells_over_memory({one.name(): one}, {one.name(): found})) == (None, [])
     elif strategy in ("ddp", "single"):
         assert found.fits == "no"

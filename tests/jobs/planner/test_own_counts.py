@@ -90,7 +90,7 @@ def describe(model_type, seq_len, content):
 def own_cell(shipped, known, *, layers=None, **keys):
     """A cell like `shipped` that trains the model `known`, or its first `layers` blocks."""
     menu.add_own_workload(known, Path(known.file))
-    options = {option.name: option.default for option in (*menu.strategy(shipped.strategy).options, *known.options)}
+    options = {option.name: option.default for option in (*menu.find_strategy(shipped.strategy).options, *known.options)}
     kept = {name: value for name, value in shipped.options.items() if name in options and name != "n_layer"}
     kept |= {} if layers is None else {"n_layer": layers}
     own = {"workload": known.name, "workload_code": known.code, "seq_len": known.seq_len, "options": options | kept}
@@ -99,7 +99,7 @@ def own_cell(shipped, known, *, layers=None, **keys):
 
 def list_cells(workload, tensor_degrees):
     """Cells of a shipped workload for each strategy, precision and checkpointing that its twin by configuration can have."""
-    for strategy, entry in menu.strategies().items():
+    for strategy, entry in menu.load_strategies().items():
         if "pp" in entry.degrees or entry.servers or ("tp" in entry.degrees and not tensor_degrees):
             continue
         degrees = {degree: 2 for degree in entry.degrees if degree != "dp"}

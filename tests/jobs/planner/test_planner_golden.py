@@ -94,7 +94,7 @@ CELLS = {
 
 def test_every_cell_can_run_and_every_strategy_has_a_cell():
     assert {name: why for name, planned in CELLS.items() if (why := menu.refuse(planned)) is not None} == {}
-    assert {planned.strategy for planned in CELLS.values()} == set(menu.strategies())
+    assert {planned.strategy for planned in CELLS.values()} == set(menu.load_strategies())
 
 
 def make_machine(name, inside=None, between=None, price=None):
@@ -146,14 +146,14 @@ def write_golden(name, lines):
 
 def test_the_facts_of_all_models_have_their_golden_numbers():
     lines = []
-    for workload in menu.workloads():
+    for workload in menu.load_workloads():
         for precision in ("fp32", "bf16", "bf16-autocast", "bf16-pure"):
             options = [{}, {"gelu": "unfused"}] if "gelu" in cell(workload).options else [{}]
             for given in options:
                 facts = model_facts.find_model_facts(cell(workload, "single", precision=precision, options=given))
                 lines += describe(f"{workload}, {precision}{', unfused' * bool(given)}", facts)
     for workload in ("gpt2", "vit-b-32", "llm-1.3b"):
-        option = menu.workload(workload).blocks
+        option = menu.find_workload(workload).blocks
         lines += describe(
             f"{workload} with 5 blocks", model_facts.find_model_facts(cell(workload, "single", options={option: 5}))
         )

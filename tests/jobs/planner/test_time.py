@@ -337,7 +337,7 @@ def test_rules_name_strategies_of_the_menu_and_each_can_apply():
         for zero2 in (True, False)
     ]  # fmt: skip
     for rule in rules.read_rules():
-        assert set(rule.recommends) <= menu.strategies().keys(), rule.id
+        assert set(rule.recommends) <= menu.load_strategies().keys(), rule.id
         assert any(rule.applies(facts) for facts in every), rule.id
         assert not all(rule.applies(facts) for facts in every), rule.id
 

@@ -92,7 +92,7 @@ def test_every_claim_gives_a_truth_value(study):
 
 def test_every_workload_of_a_study_has_a_twin(study):
     _, cells = study
-    assert all(f"{cell.workload}-tiny" in menu.workloads() for cell in cells)
+    assert all(f"{cell.workload}-tiny" in menu.load_workloads() for cell in cells)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_notes_of_a_study_have_the_recomputed_numbers(name, printed, computed):
 def test_tiny_twins_have_distinct_hashes_and_record_the_cell_that_they_rehearse(study):
     """Each tiny twin has a hash and a name of its own and records the cell that it rehearses."""
     _, cells = study
-    twins = tiny_twin.make_twins(cells, menu.workloads())
+    twins = tiny_twin.make_twins(cells, menu.load_workloads())
     assert [twin.rehearses for twin in twins] == cells
     assert len({twin.hash() for twin in twins} | {cell.hash() for cell in cells}) == 2 * len(cells)
     assert len({twin.name() for twin in twins}) == len(cells)
@@ -130,8 +130,8 @@ def test_tiny_twins_have_distinct_hashes_and_record_the_cell_that_they_rehearse(
 
 def test_twins_have_the_ranks_and_passes_of_their_cells_and_little_work(study):
     _, cells = study
-    strategies = menu.strategies()
-    for twin in tiny_twin.make_twins(cells, menu.workloads()):
+    strategies = menu.load_strategies()
+    for twin in tiny_twin.make_twins(cells, menu.load_workloads()):
         cell = twin.rehearses
         for key in (
             "strategy",
@@ -157,7 +157,7 @@ def test_twins_have_the_ranks_and_passes_of_their_cells_and_little_work(study):
 
 def test_one_twin_of_a_study_goes_through_torchrun(study):
     _, cells = study
-    twins = tiny_twin.make_twins(cells, menu.workloads())
+    twins = tiny_twin.make_twins(cells, menu.load_workloads())
     launched = [twin for twin in twins if twin.launcher == "torchrun"]
     assert [twin.world_size for twin in launched] == [2]
     assert {twin.launcher for twin in twins} == {"fork", "torchrun"}
@@ -167,7 +167,7 @@ def test_all_twins_of_a_workload_scale_batches_by_the_same_factor(study):
     """All twins of a workload have batches that are smaller by the same factor."""
     _, cells = study
     by_workload = {}
-    for twin in tiny_twin.make_twins(cells, menu.workloads()):
+    for twin in tiny_twin.make_twins(cells, menu.load_workloads()):
         ratio = twin.rehearses.global_batch_size / twin.global_batch_size
         assert by_workload.setdefault(twin.workload, ratio) == ratio
         assert twin.rehearses.micro_batch_size / twin.micro_batch_size == ratio
@@ -184,7 +184,7 @@ def twins_of(folder, text):
     path = folder / "m.yaml"
     path.write_text(MATRIX + text)
     cells = resolve_cells(matrix.load_matrix(path))
-    return tiny_twin.make_twins(cells, menu.workloads()), tiny_twin.describe_dropped_settings(cells)
+    return tiny_twin.make_twins(cells, menu.load_workloads()), tiny_twin.describe_dropped_settings(cells)
 
 
 def test_cells_that_scaling_makes_equal_stay_two(tmp_path):

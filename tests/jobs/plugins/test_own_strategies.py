@@ -138,9 +138,9 @@ def test_a_rank_refuses_a_file_with_another_digest(tmp_path):
     code = plugin_source.read_plugin(tmp_path / "alone.py").digest
     own_strategy.add_strategies(tmp_path / "alone.py", code)
     cell = msgspec.structs.replace(CELL, strategy="alone", strategy_code=code, options={"wait": 1})
-    assert menu.strategy_of(cell).engine == "trainers.engines.single"
+    assert menu.find_strategy_of_cell(cell).engine == "trainers.engines.single"
     with pytest.raises(InputError, match="is not known here"):
-        menu.strategy_of(msgspec.structs.replace(cell, strategy_code="0" * 16))
+        menu.find_strategy_of_cell(msgspec.structs.replace(cell, strategy_code="0" * 16))
     (tmp_path / "alone.py").write_text(text_of() + "\n")
     with pytest.raises(InputError, match=f"has the digest .*, the run was submitted with {code}"):
         own_strategy.add_strategies(tmp_path / "alone.py", code)

@@ -456,7 +456,7 @@ def test_all_paths_of_a_copy_use_the_same_folder_for_notes_and_runs(as_nobody):
     assert as_nobody("look", StageRequest(str(data), "cifar10"))["ready"]
     program = (
         "import sys; from pathlib import Path; "
-        "from trainers.data.made_once import writable_path; print(writable_path(Path(sys.argv[1])))"
+        "from trainers.data.made_once import choose_writable_path; print(choose_writable_path(Path(sys.argv[1])))"
     )
     paths = [as_nobody.python("-c", program, folder / "imagenet-train.list").stdout.strip() for folder in (data, link)]
     (folder,) = (as_nobody.home / ".cache/shardlab/data").iterdir()

@@ -77,7 +77,7 @@ def test_an_impossible_fault_is_refused_at_its_place(tmp_path, old, new, why):
 
 def test_a_twin_keeps_its_fault_and_loses_its_worker_within_its_steps(tmp_path):
     text = MATRIX.replace("straggler: [null, {rank: 1, delay_ms: 50}]", "lost_worker: [null, {rank: 1, step: 9}]")
-    ordinary, lost = tiny_twin.make_twins(resolve_cells(loaded(tmp_path, text)), menu.workloads())
+    ordinary, lost = tiny_twin.make_twins(resolve_cells(loaded(tmp_path, text)), menu.load_workloads())
     assert (ordinary.instruments.lost_worker, lost.instruments.lost_worker) == (None, LostWorker(rank=1, step=3))
     assert (ordinary.launcher, lost.launcher) == ("torchrun", "fork")  # torchrun would end all ranks
 

@@ -20,7 +20,7 @@ from shardlab.runs.record import LineWriter
 from trainers import dtypes, menu
 from trainers.data.order import DataOrder
 from trainers.instrument import RunInstruments
-from trainers.instruments.timing import clock_for
+from trainers.instruments.timing import make_clock
 from trainers.parallel.mesh_model import MeshModel
 from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import Ranks
@@ -36,10 +36,10 @@ def waits(cell: dict[str, Any], data: str) -> dict[str, int]:
     asked = msgspec.convert(cell, Cell)
     ranks = Ranks(Rank()) if asked.gpus == 1 else _rank_0_of(asked.gpus)
     dtypes.set_tf32(asked.precision, ranks.device)
-    task = menu.workload(asked.workload).build(asked, Path(data))
+    task = menu.find_workload(asked.workload).build(asked, Path(data))
     order = DataOrder(task.source.items, asked.global_batch_size, asked.seed)
     torch.manual_seed(asked.seed)
-    engine = menu.strategy(asked.strategy).build(asked, task, ranks)
+    engine = menu.find_strategy(asked.strategy).build(asked, task, ranks)
     step, passed = engine.forward_backward, 0
     with tempfile.TemporaryDirectory() as folder, LineWriter(Path(folder) / "steps.jsonl") as lines:
         recorder, watch, found = loop.Recorder(lines, ()), RunInstruments([], ranks.device), Waits(counting=False)
@@ -75,9 +75,9 @@ def one_gpu(cell: dict[str, Any], data: str, index: int, local_rank: int) -> dic
     asked = msgspec.convert(cell, Cell)
     ranks = Ranks(Rank(local_rank=index))
     ranks.local_rank = local_rank
-    task = menu.workload(asked.workload).build(asked, Path(data))
+    task = menu.find_workload(asked.workload).build(asked, Path(data))
     torch.manual_seed(asked.seed)
-    engine = menu.strategy(asked.strategy).build(asked, task, ranks)
+    engine = menu.find_strategy(asked.strategy).build(asked, task, ranks)
     held = torch.empty(HELD_BYTES, dtype=torch.uint8, device=ranks.device)
     del held
     waits = 0
@@ -127,11 +127,11 @@ def one_rank_of(world: int, cell: dict[str, Any], data: str) -> dict[str, float]
     world: the number of ranks; the other ranks do not exist.
     """
     asked, ranks, task, found = _before_building(world, cell, data)
-    engine = menu.strategy(asked.strategy).build(asked, task, ranks)
+    engine = menu.find_strategy(asked.strategy).build(asked, task, ranks)
     found |= _built()
     torch.cuda.reset_peak_memory_stats()
     for _ in range(2):
-        clock = clock_for(ranks.device)
+        clock = make_clock(ranks.device)
         clock.start()
         engine.forward_backward([task.fetch(np.zeros(asked.micro_batch_size, np.int64), ranks.device)], clock)
         engine.update()
@@ -150,7 +150,7 @@ def one_stage_of(world: int, cell: dict[str, Any], data: str) -> dict[str, float
 
 def _before_building(world: int, cell: dict[str, Any], data: str) -> tuple[Cell, Ranks, Task, dict[str, float]]:
     asked, ranks = msgspec.convert(cell, Cell), _rank_0_of(world)
-    task = menu.workload(asked.workload).build(asked, Path(data))
+    task = menu.find_workload(asked.workload).build(asked, Path(data))
     weights = sum(p.numel() * 4 for p in task.model().parameters())
     block = max(sum(p.numel() * 4 for p in one.parameters()) for one in task.blocks(task.model()))
     gc.collect()

@@ -17,7 +17,7 @@ from trainers.data.order import TIMED, WARMUP, DataOrder
 @pytest.fixture
 def token_file(tmp_path):
     path = tmp_path / "some.tokens"
-    tokens.write(path, [np.arange(60), np.arange(60, 100)], 100)
+    tokens.write_token_file(path, [np.arange(60), np.arange(60, 100)], 100)
     return path
 
 
@@ -30,7 +30,7 @@ def test_tokens_come_back_as_samples_that_share_one_token(token_file):
 
 
 def test_wide_tokens_keep_their_width(tmp_path):
-    tokens.write(tmp_path / "wide", [np.array([0, 70_000])], 70_001)
+    tokens.write_token_file(tmp_path / "wide", [np.array([0, 70_000])], 70_001)
     assert tokens.TokenFile(tmp_path / "wide").tokens.tolist() == [0, 70_000]
 
 
@@ -76,7 +76,7 @@ def test_the_stdlib_is_the_same_text_each_time_and_without_tests(tmp_path):
     assert one.sha256 == two.sha256
     assert len(one.tokens) == token_sets.MOST_BYTES
     start = bytes(one.tokens[:2000].astype(np.uint8))
-    assert start in token_sets.source_files(token_sets.Path(token_sets.sysconfig.get_path("stdlib")))[0].read_bytes()
+    assert start in token_sets.list_source_files(token_sets.Path(token_sets.sysconfig.get_path("stdlib")))[0].read_bytes()
 
 
 def test_the_stdlib_text_has_only_its_own_modules_in_order(tmp_path):
@@ -92,7 +92,7 @@ def test_the_stdlib_text_has_only_its_own_modules_in_order(tmp_path):
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert [str(path.relative_to(tmp_path)) for path in token_sets.source_files(tmp_path)] == ["a.py", "a/z.py", "b.py"]
+    assert [str(path.relative_to(tmp_path)) for path in token_sets.list_source_files(tmp_path)] == ["a.py", "a/z.py", "b.py"]
 
 
 def _make_slowly(path, made):
@@ -134,29 +134,33 @@ def test_a_file_whose_making_fails_leaves_nothing_and_is_made_again(tmp_path):
 
 
 def test_an_epoch_takes_each_item_once_and_the_next_one_in_another_order():
-    order = DataOrder(items=103, global_batch_size=10, seed=1)
+    order = DataOrder(item_count=103, global_batch_size=10, seed=1)
     assert order.steps_per_epoch == 10
-    epochs = [np.concatenate([order.batch(TIMED, 10 * epoch + step) for step in range(10)]) for epoch in range(2)]
+    epochs = [np.concatenate([order.list_batch_items(TIMED, 10 * epoch + step) for step in range(10)]) for epoch in range(2)]
     for epoch in epochs:
         assert len(set(epoch.tolist())) == 100
         assert set(epoch.tolist()) <= set(range(103))
     assert epochs[0].tolist() != epochs[1].tolist()
-    assert order.batch(WARMUP, 0).tolist() != order.batch(TIMED, 0).tolist()
-    assert DataOrder(103, 10, seed=2).batch(TIMED, 0).tolist() != order.batch(TIMED, 0).tolist()
+    assert order.list_batch_items(WARMUP, 0).tolist() != order.list_batch_items(TIMED, 0).tolist()
+    assert DataOrder(103, 10, seed=2).list_batch_items(TIMED, 0).tolist() != order.list_batch_items(TIMED, 0).tolist()
 
 
 @pytest.mark.parametrize(("parts", "size"), [(1, 12), (1, 3), (2, 6), (2, 2), (3, 4), (6, 1)])
 def test_the_global_batch_does_not_depend_on_ranks_and_micro_batches(parts, size):
     """For every number of ranks and size of micro-batches, the micro-batches together are the same global batch."""
-    order = DataOrder(items=50, global_batch_size=12, seed=7)
-    cut = [order.micro_batches(TIMED, 5, part=part, parts=parts, size=size) for part in range(parts)]
-    assert np.concatenate([micro for part in cut for micro in part]).tolist() == order.batch(TIMED, 5).tolist()
+    order = DataOrder(item_count=50, global_batch_size=12, seed=7)
+    cut = [
+        order.list_micro_batches(TIMED, 5, slice_index=part, slice_count=parts, micro_batch_size=size) for part in range(parts)
+    ]
+    assert np.concatenate([micro for part in cut for micro in part]).tolist() == order.list_batch_items(TIMED, 5).tolist()
     assert {len(micro) for part in cut for micro in part} == {size}
 
 
 def test_a_batch_that_does_not_divide_or_exceeds_the_data_is_refused():
     with pytest.raises(InputError, match=r"found 9, but the data has 8 items\. Allowed: at most 8\."):
-        DataOrder(items=8, global_batch_size=9, seed=0)
+        DataOrder(item_count=8, global_batch_size=9, seed=0)
     for parts, size in ((3, 1), (2, 3)):
         with pytest.raises(InputError, match="cannot be divided"):
-            DataOrder(items=8, global_batch_size=8, seed=0).micro_batches(TIMED, 0, part=0, parts=parts, size=size)
+            DataOrder(item_count=8, global_batch_size=8, seed=0).list_micro_batches(
+                TIMED, 0, slice_index=0, slice_count=parts, micro_batch_size=size
+            )

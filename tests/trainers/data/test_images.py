@@ -50,7 +50,7 @@ def test_synthetic_images_follow_from_their_index(tmp_path, size):
     assert (images.shape, images.dtype, labels.dtype) == ((3, 3, size, size), np.float32, np.int64)
     assert np.array_equal(again.read(np.array([3]))[0][0], images[1])
     assert train.source == again.source
-    assert (train.source.synthetic, train.source.items, train.classes) == (True, 2000, 7)
+    assert (train.source.synthetic, train.source.items, train.class_count) == (True, 2000, 7)
     validation = opened(tmp_path, "synthetic", "validation", size=size, classes=7)
     assert validation.source.items == 500
     assert validation.source.sha256 != train.source.sha256
@@ -80,7 +80,7 @@ def test_cifar_is_read_plane_by_plane_and_split_as_published(tmp_path):
     members = cifar_members()
     put(tmp_path, members)
     train, validation = opened(tmp_path, "cifar10"), opened(tmp_path, "cifar10", "validation")
-    assert (train.source.items, validation.source.items, train.classes, train.source.synthetic) == (20, 4, 10, False)
+    assert (train.source.items, validation.source.items, train.class_count, train.source.synthetic) == (20, 4, 10, False)
     images, labels = train.read(np.array([5]))
     record = members[f"{CIFAR}/data_batch_2.bin"][3073 : 2 * 3073]
     assert labels.tolist() == [record[0]] == [1]
@@ -202,7 +202,7 @@ def imagenet_path(tmp_path):
 
 def test_imagenet_labels_come_from_all_folders_of_train(imagenet_path):
     train = opened(imagenet_path, "imagenet")
-    assert (train.source.items, train.classes, train.source.name) == (12, 3, "ImageNet, 32 x 32")
+    assert (train.source.items, train.class_count, train.source.name) == (12, 3, "ImageNet, 32 x 32")
     images, labels = train.read(np.arange(12))
     assert labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     validation = opened(imagenet_path, "imagenet", "validation")
@@ -221,7 +221,7 @@ def test_a_subset_of_imagenet_is_written_down_once_and_keeps_the_classes(imagene
     assert len(entries) == 3
     again = opened(imagenet_path, "imagenet", subset=3, subset_seed=38850191)
     assert again.source == some.source
-    assert (again.classes, again.source.items) == (3, 3)
+    assert (again.class_count, again.source.items) == (3, 3)
     assert path.stat().st_mtime_ns == stamp
     path.unlink()
     assert opened(imagenet_path, "imagenet", subset=3, subset_seed=38850191).source == some.source

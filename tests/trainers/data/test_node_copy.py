@@ -68,7 +68,7 @@ def test_a_missing_data_set_is_a_sentence_and_leaves_no_folder(staged):
 
 
 def test_all_files_of_several_batches_are_copied(staged, monkeypatch):
-    monkeypatch.setattr(node_copy, "BATCH", 2)
+    monkeypatch.setattr(node_copy, "FILES_PER_BATCH", 2)
     run, run_dir, _ = staged
     with node_copy.stage_data(run, run_dir) as copy:
         assert len(list((copy / "imagenet").rglob("*.JPEG"))) == sum(name.startswith("train") for name in imagenet_members())

@@ -58,7 +58,7 @@ def batches(bench, folder, strategy, **keys):
 def test_every_strategy_trains_on_the_same_items_in_the_same_order(bench, tmp_path, strategy, parts):
     found, cell = batches(bench, tmp_path, strategy, **({"tp": 2} if strategy == "tp" else {}))
     order = DataOrder(64, cell.global_batch_size, cell.seed)
-    expected = [order.batch(TIMED, step).tolist() for step in range(3)]
+    expected = [order.list_batch_items(TIMED, step).tolist() for step in range(3)]
     assert len(expected[0]) == 8
     if parts == 1:
         assert found[0] == found[1] == expected

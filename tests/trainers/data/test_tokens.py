@@ -16,7 +16,7 @@ def opened(folder, name, split="train", **keys):
 
 @pytest.fixture
 def token_path(tmp_path):
-    tokens.write(tmp_path / "some.tokens", [np.arange(331) % 50], 50)
+    tokens.write_token_file(tmp_path / "some.tokens", [np.arange(331) % 50], 50)
     return tmp_path
 
 
@@ -104,7 +104,7 @@ def tokenizer(tmp_path):
 
 @pytest.mark.parametrize("piece", [1, 2, 7, 2**20])
 def test_a_text_is_the_same_tokens_however_it_is_read(tmp_path, tokenizer, monkeypatch, piece):
-    monkeypatch.setattr(tokenizing, "PIECE", piece)
+    monkeypatch.setattr(tokenizing, "PIECE_BYTES", piece)
     (tmp_path / "text").write_text("ein Füßchen\n\n und\nFüßchen sonst\n" * 3, encoding="utf-8")
     assert tokenize(tmp_path / "text", "--out", tmp_path / "out", "--tokenizer", tokenizer) == 0
     file = tokens.TokenFile(tmp_path / "out")
@@ -113,7 +113,7 @@ def test_a_text_is_the_same_tokens_however_it_is_read(tmp_path, tokenizer, monke
 
 
 def test_a_line_without_end_is_cut(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizing, "PIECE", 4)
+    monkeypatch.setattr(tokenizing, "PIECE_BYTES", 4)
     monkeypatch.setattr(tokenizing, "LONGEST_LINE", 20)
     (tmp_path / "text").write_text("ein " * 50)
     tokenize(tmp_path / "text", "--out", tmp_path / "out", "--tokenizer", tokenizer)

@@ -19,7 +19,7 @@ ITEM = np.arange(1)
 
 
 def count(task, shallow=None, styles=None, degrees=()):
-    vision_library.load()  # before any model of transformers is imported
+    vision_library.import_torchvision()  # before any model of transformers is imported
     from trainers.description.count_model import count_model
 
     with torch.device("meta"):
@@ -29,13 +29,13 @@ def count(task, shallow=None, styles=None, degrees=()):
 
 
 def configured_task(folder, layers, **content):
-    vision_library.load()
-    from trainers.description.describe_model import one_process_cell
+    vision_library.import_torchvision()
+    from trainers.description.describe_model import make_one_process_cell
     from trainers.tasks import configured
 
     file = folder / write(folder, "llama", **{**SMALL, "num_hidden_layers": layers, **content})
     values = {"transformers": json.loads(file.read_text())}
-    return configured.make_task(values, one_process_cell("mine", 16, OPTIONS), Path(), twin=False)
+    return configured.make_task(values, make_one_process_cell("mine", 16, OPTIONS), Path(), twin=False)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-autocast"])

@@ -56,7 +56,7 @@ import torch, torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from support_trainers import Bench
 from trainers import communication, menu
-from trainers.instruments.timing import clock_for
+from trainers.instruments.timing import make_clock
 from trainers.ranks.ranks import Ranks
 from trainers.theory import fsdp
 from trainers.theory.term import Term
@@ -75,8 +75,8 @@ for number, (strategy, keys, counted) in enumerate(cells, 1):
         fsdp.Term = lambda name, op, size, *rest, **more: Term(name, op, size / 2, *rest, **more)
     cell = bench.run_dir(strategy=strategy, gpus=4, **keys).read_run().cell
     cell.options["data"] = "synthetic"
-    task = menu.workload(cell.workload).build(cell, folder)
-    engine, clock = menu.strategy(strategy).build(cell, task, Alone()), clock_for(torch.device("cpu"))
+    task = menu.find_workload(cell.workload).build(cell, folder)
+    engine, clock = menu.find_strategy(strategy).build(cell, task, Alone()), make_clock(torch.device("cpu"))
     calls = []
     for _ in range(3 if counted else 0):
         import numpy as np

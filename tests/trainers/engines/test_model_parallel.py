@@ -69,7 +69,7 @@ def losses_of(run_dir):
 def test_model_parallel_strategies_do_the_work_of_one_process_and_send_theorys_bytes(bench, strategy, gpus, keys):
     """This test compares the losses of 10 steps with those of one process. The same-work proof of the run compares the weights
     by name, before and after its steps, the gradient norms, and the bytes of a step."""
-    degrees = menu.strategy(strategy).degrees
+    degrees = menu.find_strategy(strategy).degrees
     keys = {**({degrees[0]: gpus} if len(degrees) == 1 else {}), **keys}
     run_dir = bench.complete(strategy=strategy, gpus=gpus, prove="auto", **keys)
     padding = {name: value for name, value in keys.get("options", {}).items() if name == "pad_vocabulary"}
@@ -145,7 +145,7 @@ def test_the_effective_options_are_read_from_the_running_model(bench):
         "split_layers": 8, "sharded_groups": 3, "checkpointed_blocks": 2, "reshard_after_forward": False,
         "output_dtype": "float32",
     }  # fmt: skip
-    assert result.parameters == menu.workload("gpt2-tiny").parameters
+    assert result.parameters == menu.find_workload("gpt2-tiny").parameters
 
 
 @only_in_long_form
@@ -182,18 +182,18 @@ def test_torchrun_gives_what_forked_ranks_give(bench, strategy, gpus, keys):
 )
 def test_an_impossible_model_parallel_cell_is_refused_before_a_rank_starts(bench, strategy, gpus, keys, why):
     cell = bench.run_dir(strategy=strategy, gpus=gpus, **keys).read_run().cell
-    assert why in menu.strategy(strategy).refuse(cell)
+    assert why in menu.find_strategy(strategy).refuse(cell)
 
 
 @pytest.mark.parametrize(("strategy", "what"), [("tp", "tp cannot split"), ("pp-gpipe", "pp-gpipe cannot divide")])
 def test_a_workload_without_a_plan_is_refused(bench, monkeypatch, strategy, what):
     bare = {
         name: msgspec.structs.replace(workload, heads=None, blocks=None) if name == "gpt2-tiny" else workload
-        for name, workload in menu.workloads().items()
+        for name, workload in menu.load_workloads().items()
     }
-    monkeypatch.setattr(menu, "workloads", lambda: bare)
+    monkeypatch.setattr(menu, "load_workloads", lambda: bare)
     cell = bench.run_dir(strategy=strategy, gpus=2, **{strategy[:2]: 2}).read_run().cell
-    why = menu.strategy(strategy).refuse(cell)
+    why = menu.find_strategy(strategy).refuse(cell)
     assert what in why
     able = [name for name, workload in bare.items() if workload.heads is not None]
     assert why.endswith(f"Allowed workloads: {', '.join(able)}.")

@@ -24,7 +24,7 @@ def smallest(bench, name):
     """Returns the keys of a small cell in which the strategy really divides its work. The cell has two ranks in each dimension
     of the strategy's mesh. If the strategy refuses this number of ranks, the cell has twice as many ranks, or else one rank.
     It has two micro-batches per step, and one parameter server if the strategy uses servers."""
-    strategy = menu.strategy(name)
+    strategy = menu.find_strategy(name)
     mesh = {degree: 2 for degree in strategy.degrees if degree != "dp"}
     keys = {"strategy": name, "accumulation": 2, "servers": int(strategy.servers), **mesh}
     for gpus in (2 ** len(strategy.degrees), 2 * 2 ** len(strategy.degrees), 1):
@@ -34,14 +34,16 @@ def smallest(bench, name):
 
 
 def test_only_strategies_that_declare_other_work_are_left_out_of_the_comparison(bench):
-    cells = {name: bench.run_dir(**smallest(bench, name)).read_run().cell for name in menu.strategies()}
+    cells = {name: bench.run_dir(**smallest(bench, name)).read_run().cell for name in menu.load_strategies()}
     declare = {
-        name for name, cell in cells.items() if menu.strategy(name).unprovable(cell) or menu.strategy(name).other_work(cell)
+        name
+        for name, cell in cells.items()
+        if menu.find_strategy(name).unprovable(cell) or menu.find_strategy(name).other_work(cell)
     }
     assert declare == DECLARE
 
 
-@pytest.mark.parametrize("name", [name for name in menu.strategies() if name not in DECLARE])
+@pytest.mark.parametrize("name", [name for name in menu.load_strategies() if name not in DECLARE])
 def test_a_strategy_does_the_work_of_one_process_and_sends_what_theory_says(bench, name):
     """Tests each strategy on the menu with its default options. This test compares the losses of 10 steps with those of one
     process. The same-work proof of the run compares the weights before and after its steps, the gradient norms and the bytes of

@@ -216,8 +216,8 @@ def test_sync_has_no_effect_in_one_pass_and_is_allowed_there(bench):
         changed = msgspec.structs.replace(cell, launcher="torchrun", options={**cell.options, "sync": "every_pass"})
         assert menu.refuse(changed) is None
         sizes = ModelPart(elements=1000, block_elements=800, blocks=4, hidden_elements=64, reductions=(2, 2))
-        terms = [menu.strategy(strategy).theory_of_communication(one, sizes) for one in (cell, changed)]
-        divisions = [menu.strategy(strategy).theory_of_memory(one, 1000) for one in (cell, changed)]
+        terms = [menu.find_strategy(strategy).theory_of_communication(one, sizes) for one in (cell, changed)]
+        divisions = [menu.find_strategy(strategy).theory_of_memory(one, 1000) for one in (cell, changed)]
         assert terms[0] == terms[1]
         assert divisions[0] == divisions[1]
 
@@ -225,10 +225,10 @@ def test_sync_has_no_effect_in_one_pass_and_is_allowed_there(bench):
 def test_integers_of_zero_plus_plus_need_a_gpu_and_are_not_provable(bench):
     run_dir = bench.run_dir(strategy="zero3", gpus=2, options={"quantized_weights": True}, launcher="torchrun", prove="auto")
     cell = run_dir.read_run().cell
-    assert menu.strategy("zero3").refuse(cell) is None
-    assert "quantized_weights: ZeRO++ rounds" in menu.strategy("zero3").unprovable(cell)
+    assert menu.find_strategy("zero3").refuse(cell) is None
+    assert "quantized_weights: ZeRO++ rounds" in menu.find_strategy("zero3").unprovable(cell)
     exact = msgspec.structs.replace(cell, options={**cell.options, "quantized_weights": False, "hpz_partition_size": 2})
-    assert menu.strategy("zero3").unprovable(exact) is None
+    assert menu.find_strategy("zero3").unprovable(exact) is None
     code, errors = bench.finish(run_dir)
     assert code == 1
     assert "quantized_weights: DeepSpeed's quantiser needs a GPU, and this rank has none. Allowed: false." in errors

@@ -27,10 +27,10 @@ def runtime(short, monkeypatch):
 
 
 def test_only_this_user_can_enter_the_folder_of_sockets(runtime):
-    folder = address.socket_folder()
+    folder = address.choose_socket_folder()
     assert folder == runtime / f"shardlab-{os.getuid()}"
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert address.socket_folder() == folder
+    assert address.choose_socket_folder() == folder
 
 
 @pytest.mark.parametrize("kind", ["open", "link", "file"])
@@ -46,11 +46,11 @@ def test_a_folder_that_others_could_have_prepared_is_not_used(short, monkeypatch
     else:
         path.mkdir()
         path.chmod(0o755)
-    folder = address.socket_folder()
+    folder = address.choose_socket_folder()
     assert folder.parent == short
     assert folder.name.startswith(f"{path.name}-")
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert address.socket_folder() == folder, "the next command finds the same folder"
+    assert address.choose_socket_folder() == folder, "the next command finds the same folder"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
@@ -61,10 +61,10 @@ def test_a_folder_made_first_by_another_user_does_not_stop_this_user(monkeypatch
         monkeypatch.setattr(tempfile, "tempdir", shared)
         make = f"mkdir -m 0700 {shared}/shardlab-0 {shared}/shardlab-0-aaaaaaaa && touch {shared}/shardlab-0/mine"
         subprocess.run(["sh", "-c", make], user=65534, group=65534, extra_groups=[], cwd="/", check=True)
-        folder = address.socket_folder()
+        folder = address.choose_socket_folder()
         found = folder.stat()
         assert (found.st_uid, found.st_mode & 0o777) == (0, 0o700)
-        assert address.socket_folder() == folder
+        assert address.choose_socket_folder() == folder
         look = subprocess.run(["ls", str(folder)], user=65534, group=65534, extra_groups=[], cwd="/", capture_output=True)
         assert look.returncode != 0
         assert [path.name for path in Path(shared, "shardlab-0").iterdir()] == ["mine"]
@@ -75,14 +75,14 @@ def test_a_runtime_folder_that_others_can_write_into_is_not_used(short, monkeypa
     (short / "runtime").chmod(0o777)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short / "runtime"))
     monkeypatch.setattr(tempfile, "tempdir", str(short))
-    assert address.socket_folder() == short / f"shardlab-{os.getuid()}"
+    assert address.choose_socket_folder() == short / f"shardlab-{os.getuid()}"
 
 
 def test_a_temporary_folder_in_which_nothing_can_be_made_is_one_sentence(short, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(short / "missing"))
     with pytest.raises(ShardlabError, match="Set XDG_RUNTIME_DIR to a folder of your own with mode 0700"):
-        address.socket_folder()
+        address.choose_socket_folder()
 
 
 def test_a_folder_whose_path_is_too_long_for_a_socket_is_not_used(tmp_path, monkeypatch):
@@ -92,7 +92,7 @@ def test_a_folder_whose_path_is_too_long_for_a_socket_is_not_used(tmp_path, monk
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     for runtime in ("", str(long)):
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
-        path = address.socket_path()
+        path = address.find_socket_path()
         assert path.parent.parent == Path("/tmp")
         with socket.socket(socket.AF_UNIX) as listener:
             path = path.with_name(f"{os.getpid():016}.sock")
@@ -104,14 +104,14 @@ def test_changed_code_has_another_socket(runtime, tmp_path, monkeypatch):
     for package in ("shardlab", "trainers"):
         (tmp_path / "source" / package).mkdir(parents=True)
         (tmp_path / "source" / package / "a.py").write_text("1")
-    monkeypatch.setattr(address, "SOURCE", tmp_path / "source")
-    seen = {address.socket_path()}
+    monkeypatch.setattr(address, "SOURCE_ROOT", tmp_path / "source")
+    seen = {address.find_socket_path()}
     (tmp_path / "source" / "trainers" / "a.py").write_text("2")
-    seen.add(address.socket_path())
+    seen.add(address.find_socket_path())
     (tmp_path / "source" / "trainers" / "a.py").rename(tmp_path / "source" / "trainers" / "b.py")
-    seen.add(address.socket_path())
+    seen.add(address.find_socket_path())
     monkeypatch.setattr(address.host, "packages", lambda: {"torch": "0"})
-    seen.add(address.socket_path())
+    seen.add(address.find_socket_path())
     assert len(seen) == 4
 
 
@@ -150,7 +150,7 @@ def test_noise_at_the_socket_harms_no_run(bench):
     assert bench.finish(bench.run_dir(steps=1))[0] == 0  # starts the fork server if there is none
     for noise in (b"", b"\x80\x04\x95", b"[]\n", b"{}\n", b'{"run_dir": 1'):
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(address.socket_path()))
+            connection.connect(str(address.find_socket_path()))
             connection.sendall(noise)
     assert bench.finish(bench.run_dir(steps=1))[0] == 0
 

@@ -18,7 +18,7 @@ from shardlab.matrix.cell import Instruments, Optimizer, Profile
 from trainers.engine import Accounted
 from trainers.instruments import environment, observed_steps
 from trainers.instruments.memory_categories import estimate_memory
-from trainers.instruments.memory_timeline import POINTS, compute_timeline
+from trainers.instruments.memory_timeline import MOST_POINTS, compute_timeline
 from trainers.instruments.step_memory import StepMemory
 
 pytest_plugins = ["support_trainers"]
@@ -196,7 +196,7 @@ def test_long_curves_keep_their_peak():
     changes = [(index / 1000, "forward", index, 100 if index == 5001 else index % 7) for index in range(20_000)]
     changes += [(index / 1000 + 0.0005, "forward", index, -nbytes) for index, (_, _, _, nbytes) in enumerate(changes)]
     found = compute_timeline(changes, lambda _: "temporary")
-    assert len(found.t_ms) <= POINTS
+    assert len(found.t_ms) <= MOST_POINTS
     assert max(found.points["temporary"]) == found.peak["temporary"] == 100
     assert found.end["temporary"] == 0
 
@@ -222,9 +222,11 @@ def test_gradients_are_found_in_each_of_several_steps():
     engine, psi = SmallEngine(), 4 * 500 * 400
     with StepMemory(engine, torch.device("cpu")) as memory:
         for _ in range(3):
-            memory.next_step()
+            memory.begin_next_step()
             engine.step()
-    changes = [(change.nbytes, memory.category(change.number)) for change in memory.log.changes if abs(change.nbytes) == psi]
+    changes = [
+        (change.nbytes, memory.find_category(change.number)) for change in memory.log.changes if abs(change.nbytes) == psi
+    ]
     assert changes == [(psi, "parameter"), *[(psi, "gradient"), (-psi, "gradient")] * 3]
 
 
@@ -242,7 +244,7 @@ def test_gradients_are_found_in_each_of_several_steps():
 def test_steps_whose_memory_cannot_be_followed_are_refused(look, steps, why):
     cell = msgspec.structs.replace(CELL, instruments=Instruments(**look))
     refused = [] if why is None else [("instruments.memory_steps", why)]
-    assert list(observed_steps.refusals(cell, steps)) == refused
+    assert list(observed_steps.list_refusals(cell, steps)) == refused
 
 
 def test_workers_of_parameter_servers_are_profiled(bench):
@@ -273,4 +275,4 @@ def test_a_socket_is_found_on_its_interface():
     names = {"10.0.0.7": "eth0", "fe80::1%eth1": "eth1"}
     asked = ("127.0.1.1", "::1", "::ffff:10.0.0.7", "fe80::1%eth1", "192.0.2.1")
     expected = ["lo (loopback)", "lo (loopback)", "eth0", "eth1", "unknown (192.0.2.1)"]
-    assert [environment.interface_of_address(address, names) for address in asked] == expected
+    assert [environment.find_interface(address, names) for address in asked] == expected

@@ -58,7 +58,7 @@ from pathlib import Path
 from shardlab.matrix.cell import Cell
 from trainers import menu
 from trainers.data.order import PROOF, DataOrder
-from trainers.instruments.timing import clock_for
+from trainers.instruments.timing import make_clock
 from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import Ranks
 
@@ -81,7 +81,7 @@ def overflow(engine, once=[True]):
     return undo
 
 def steps(number, ranks):
-    task, strategy = menu.workload(cell.workload).build(cell, Path(sys.argv[2])), menu.strategy(cell.strategy)
+    task, strategy = menu.find_workload(cell.workload).build(cell, Path(sys.argv[2])), menu.find_strategy(cell.strategy)
     torch.manual_seed(cell.seed)
     seen = []
     if number >= cell.gpus:
@@ -89,13 +89,14 @@ def steps(number, ranks):
         seen = [0.0] * 9
     else:
         engine = strategy.build(cell, task, ranks)
-        order, clock = DataOrder(task.source.items, cell.global_batch_size, cell.seed), clock_for(ranks.device)
+        order, clock = DataOrder(task.source.items, cell.global_batch_size, cell.seed), make_clock(ranks.device)
         for step, scale in enumerate((2.0**60, 2.0**10, 2.0**10)):
             engine.start_loss_scale(scale)
             undo = overflow(engine) if step == 1 and number == cell.gpus - 1 else lambda: None
             before = [getattr(p, "_local_tensor", p).detach().clone() for p in engine.model.parameters()]
-            parts = order.micro_batches(
-                PROOF, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
+            parts = order.list_micro_batches(
+                PROOF, step, slice_index=engine.data_rank, slice_count=engine.data_ranks,
+                micro_batch_size=cell.micro_batch_size)
             clock.start()
             engine.forward_backward([task.fetch(indices, ranks.device) for indices in parts], clock)
             engine.update()
@@ -152,7 +153,7 @@ def test_each_precision_does_the_work_of_one_process_in_its_dtypes(bench, precis
     assert found["output_dtype"] == ("float16" if precision.startswith("fp16") else "bfloat16")
     assert found.get("gradients_reduced_as", weights) == weights
     if precision.startswith("fp16"):
-        assert found["loss_scale"] * 2 ** found["skipped_steps"] == loss_scaling.START
+        assert found["loss_scale"] * 2 ** found["skipped_steps"] == loss_scaling.START_SCALE
     else:
         assert "loss_scale" not in found
 
@@ -243,9 +244,9 @@ def test_the_weights_of_batch_norm_are_rounded_under_every_strategy(bench, strat
 def test_the_scale_grows_after_steps_in_a_row_and_is_halved_by_an_overflow():
     """The loss scale doubles after INTERVAL steps without overflow. An overflow halves it and skips the step."""
     scaler, fine, overflowed = loss_scaling.LossScaler(torch.device("cpu")), torch.tensor(0.0), torch.tensor(2.0)
-    assert all(scaler.decide_step(fine) for _ in range(loss_scaling.INTERVAL - 1))
+    assert all(scaler.decide_step(fine) for _ in range(loss_scaling.GROWTH_INTERVAL - 1))
     assert (scaler.decide_step(overflowed), scaler.scale, scaler.skipped) == (False, 32768, 1)
-    assert all(scaler.decide_step(fine) for _ in range(loss_scaling.INTERVAL))
+    assert all(scaler.decide_step(fine) for _ in range(loss_scaling.GROWTH_INTERVAL))
     assert (scaler.scale, scaler.skipped) == (65536, 1)
 
 
@@ -259,7 +260,7 @@ def test_the_scale_grows_after_steps_in_a_row_and_is_halved_by_an_overflow():
     ],
 )
 def test_an_unsupported_precision_is_refused_before_a_rank_starts(bench, strategy, precision, why):
-    cell, variant = cell_of(bench, strategy=strategy, gpus=2, precision=precision), menu.strategy(strategy)
+    cell, variant = cell_of(bench, strategy=strategy, gpus=2, precision=precision), menu.find_strategy(strategy)
     assert why in (variant.refuse_precision(precision) or variant.refuse(cell))
 
 

@@ -292,13 +292,13 @@ from trainers.instruments.timing import HostClock
 from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import Ranks
 from trainers.tasks import vision_library
-vision_library.load()
+vision_library.import_torchvision()
 import torch.distributed.algorithms, transformers.models.gpt2.modeling_gpt2  # once, before the ranks are forked
 
 STEPS = 3
 def work(rank, cell, data, store):
-    ranks, strategy = Ranks(Rank(rank, rank, cell.world_size, store), cell.servers), menu.strategy(cell.strategy)
-    task = menu.workload(cell.workload).build(cell, Path(data))
+    ranks, strategy = Ranks(Rank(rank, rank, cell.world_size, store), cell.servers), menu.find_strategy(cell.strategy)
+    task = menu.find_workload(cell.workload).build(cell, Path(data))
     torch.manual_seed(0)
     if rank >= cell.gpus:
         server = strategy.build_server(cell, task, ranks)
@@ -309,7 +309,9 @@ def work(rank, cell, data, store):
         engine = strategy.build(cell, task, ranks)
         order, calls = DataOrder(task.source.items, cell.global_batch_size, 1), []
         for step in range(STEPS):
-            parts = order.micro_batches(TIMED, step, part=engine.data_rank, parts=engine.data_ranks, size=cell.micro_batch_size)
+            parts = order.list_micro_batches(
+                TIMED, step, slice_index=engine.data_rank, slice_count=engine.data_ranks,
+                micro_batch_size=cell.micro_batch_size)
             clock = HostClock(); clock.start()
             with count_collectives() as more:
                 engine.forward_backward([task.fetch(part, ranks.device) for part in parts], clock)
@@ -414,4 +416,4 @@ def test_the_ledger_gives_age_lead_and_weight_of_a_push():
     ledger.record_leave(2, is_lost=True)
     assert ledger.may_begin(0)
     assert ledger.may_begin(1)
-    assert (ledger.lost, ledger.present) == ({2}, {0, 1})
+    assert (ledger.lost, ledger.present_workers) == ({2}, {0, 1})

@@ -31,8 +31,8 @@ cell = msgspec.json.decode(sys.argv[1], type=Cell)
 BREAK
 def rank(number, store):
     ranks = Ranks(Rank(number, number, 2, store))
-    task = menu.workload(cell.workload).build(cell, Path(sys.argv[2]))
-    found = proof.prove(cell, task, Path(sys.argv[2]), ranks, None)
+    task = menu.find_workload(cell.workload).build(cell, Path(sys.argv[2]))
+    found = proof.prove_same_work(cell, task, Path(sys.argv[2]), ranks, None)
     if number == 0:
         print(msgspec.json.encode(found).decode())
     ranks.leave()
@@ -83,7 +83,7 @@ import torch.distributed as dist
 from trainers.communication import Term, bytes_of
 from trainers.engines.ddp import DdpEngine
 EVERY, BY_DESIGN = 8, SAYS
-real, update = menu.strategy, DdpEngine.update
+real, update = menu.find_strategy, DdpEngine.update
 DdpEngine.one_pass = lambda self, *, last: self.model.no_sync()
 DdpEngine.steps = 0
 def averaging(self):
@@ -95,7 +95,7 @@ def averaging(self):
 DdpEngine.update = averaging
 psi = lambda self: bytes_of(self.model.parameters())
 DdpEngine.theory = lambda self: [Term("parameters, a share of each step", "all_reduce", psi(self), self.data_ranks, 1 / EVERY)]
-menu.strategy = lambda name: msgspec.structs.replace(
+menu.find_strategy = lambda name: msgspec.structs.replace(
     real(name), communication_period=lambda cell: EVERY, other_work=lambda cell: BY_DESIGN) if name == "ddp" else real(name)
 """
 
@@ -109,8 +109,8 @@ proof._run_reference = lambda cell, task, ranks, steps: single(
 # The workload is already small and names no smaller model for the proof. This code gives it the smaller model of the full
 # workload, and makes the proof believe that the memory is too small for anything larger.
 NO_MEMORY = """
-real = menu.workload
-menu.workload = lambda name: msgspec.structs.replace(real(name), proof_options={"n_layer": 2})
+real = menu.find_workload
+menu.find_workload = lambda name: msgspec.structs.replace(real(name), proof_options={"n_layer": 2})
 proof._fits_in_memory = lambda parameters, device: False
 """
 
@@ -155,7 +155,7 @@ def test_the_same_work_in_a_strategy_that_does_not_say_so_is_called_different(be
 @pytest.mark.parametrize(("period", "walked", "counted"), [(1, 3, 1), (8, 10, 8), (64, 66, 64), (65, 3, 0), (None, 3, 0)])
 def test_a_whole_period_is_walked_and_counted_unless_it_is_too_long(period, walked, counted):
     """After two steps, the proof makes a whole period of communication and counts its bytes, or one step if it is too long."""
-    strategy = msgspec.structs.replace(menu.strategy("ddp"), communication_period=lambda _: period)
+    strategy = msgspec.structs.replace(menu.find_strategy("ddp"), communication_period=lambda _: period)
     assert (proof._count_steps(None, strategy), proof._count_counted_steps(None, strategy)) == (walked, counted)
 
 
@@ -187,23 +187,23 @@ def test_each_of_the_three_differences_decides_alone():
 
 @pytest.mark.parametrize("ours", [[1.0, math.nan], [math.nan, 1.0], [1.0, math.inf]])
 def test_a_loss_that_is_not_finite_is_infinitely_far_away(ours):
-    assert proof._max_difference(ours, [1.0, 1.0]) == math.inf
+    assert proof._find_largest_difference(ours, [1.0, 1.0]) == math.inf
 
 
 def test_weights_that_start_elsewhere_and_end_alike_are_not_the_same_work():
     """Two runs with different weights at the start do not do the same work, even if their last weights are equal."""
-    assert proof._parameter_distance(trajectory(), trajectory()) == 0
-    assert proof._parameter_distance(trajectory(before=0.1), trajectory()) == math.inf
+    assert proof._measure_parameter_distance(trajectory(), trajectory()) == 0
+    assert proof._measure_parameter_distance(trajectory(before=0.1), trajectory()) == math.inf
 
 
 CLIPPED_APART = """
 from trainers import model_options
 from torch.distributed.tensor import DTensor
-whole = model_options.gradient_norm
+whole = model_options.compute_gradient_norm
 def of_one_shard(parameters):
     grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters]
     return torch.nn.utils.get_total_norm(grads)
-model_options.clip = lambda parameters, max_norm, norm, real=model_options.clip: (
+model_options.clip_gradients = lambda parameters, max_norm, norm, real=model_options.clip_gradients: (
     parameters := list(parameters), real(parameters, max_norm, of_one_shard(parameters)))
 """
 

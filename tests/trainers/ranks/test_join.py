@@ -28,7 +28,7 @@ from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import Ranks
 from trainers.engines.ddp import DdpEngine
 from trainers.tasks import vision_library
-vision_library.load()
+vision_library.import_torchvision()
 
 run_dir, out = RunDir(Path(sys.argv[1])), Path(sys.argv[2])
 run = run_dir.read_run()
@@ -45,16 +45,17 @@ def ours(rank, store):
 
 def one_process():
     ranks = Ranks(Rank())
-    task = menu.workload(cell.workload).build(cell, Path(run.data_path))
+    task = menu.find_workload(cell.workload).build(cell, Path(run.data_path))
     torch.manual_seed(cell.seed)
-    engine = menu.strategy("single").build(cell, task, ranks)
+    engine = menu.find_strategy("single").build(cell, task, ranks)
     optimization.set_learning_rate(engine.optimizer, cell.optimizer.lr)
-    order = DataOrder(task.source.items, cell.global_batch_size, cell.seed, rest=4)
+    order = DataOrder(task.source.items, cell.global_batch_size, cell.seed, short_step_items=4)
     clock, losses = HostClock(), []
     for phase, count in ((WARMUP, cell.warmup_steps), (TIMED, order.steps_per_epoch)):
         for step in range(count):
             clock.start()
-            losses.append(float(engine.forward_backward([task.fetch(order.batch(phase, step), ranks.device)], clock)))
+            batch = task.fetch(order.list_batch_items(phase, step), ranks.device)
+            losses.append(float(engine.forward_backward([batch], clock)))
             engine.update()
     keep("one", engine, losses=losses)
 
@@ -118,6 +119,6 @@ def test_without_join_the_incomplete_last_step_is_not_trained(bench):
 def test_join_refuses_options_that_it_does_not_support(bench, change, options, words):
     """The option `join` needs epochs: 1 and refuses the options comm_hook and static_graph."""
     allowed = bench.run_dir(**JOINING, options={"join": True}).read_run().cell
-    assert menu.strategy("ddp").refuse(allowed) is None
+    assert menu.find_strategy("ddp").refuse(allowed) is None
     changed = msgspec.structs.replace(allowed, **change, options={**allowed.options, **options})
-    assert words in menu.strategy("ddp").refuse(changed)
+    assert words in menu.find_strategy("ddp").refuse(changed)

@@ -152,7 +152,7 @@ def test_no_whole_gradients_live_between_passes_that_reduce_them(cell_of, rehear
 
 
 def test_every_strategy_of_the_menu_is_compared_or_has_a_reason():
-    assert {case[0] for case in REAL_COLLECTIVES} | set(ONLY_REHEARSED) == set(menu.strategies())
+    assert {case[0] for case in REAL_COLLECTIVES} | set(ONLY_REHEARSED) == set(menu.load_strategies())
 
 
 @pytest.mark.parametrize("name", SHARDED if LONG else SHARDED[1:2])
@@ -200,7 +200,7 @@ def test_operations_are_those_of_the_formula(cell_of, rehearse):
     of the workload."""
     cell = cell_of("ddp", 2, {})
     answer, _ = rehearse(cell)
-    per_token = menu.workload("gpt2-tiny").flops_per_unit
+    per_token = menu.find_workload("gpt2-tiny").flops_per_unit
     assert answer.worst_rank.flops == pytest.approx(per_token * cell.gpu_batch_size * cell.seq_len, rel=0.02)
 
 

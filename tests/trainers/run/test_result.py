@@ -116,7 +116,7 @@ def test_repeated_parts_of_a_step_are_summed(monkeypatch):
     for part in (DATA, FORWARD, BACKWARD, FORWARD, BACKWARD):
         clock.mark(part)
     monkeypatch.undo()
-    assert clock.stop().parts_ms() == {"data": 1000.0, "forward": 6000.0, "backward": 8000.0, "optimizer": 0.0}
+    assert clock.stop().read_parts_ms() == {"data": 1000.0, "forward": 6000.0, "backward": 8000.0, "optimizer": 0.0}
 
 
 # A program that trains with an engine whose method `finish` sets all parameters to zero. It prints the names of the engine's

@@ -45,9 +45,9 @@ def smallest(bench, models, name, strategy):
     """Makes the folder of a run on the fewest ranks that the strategy accepts, with two ranks in each dimension of its mesh.
     Returns None if no plan of the strategy is known for the model."""
     model, (known, *_) = models(name)
-    mesh = {degree: 2 for degree in menu.strategy(strategy).degrees if degree != "dp"}
-    for gpus in (2 ** len(menu.strategy(strategy).degrees), 2 * 2 ** len(menu.strategy(strategy).degrees), 1):
-        servers = int(menu.strategy(strategy).servers)
+    mesh = {degree: 2 for degree in menu.find_strategy(strategy).degrees if degree != "dp"}
+    for gpus in (2 ** len(menu.find_strategy(strategy).degrees), 2 * 2 ** len(menu.find_strategy(strategy).degrees), 1):
+        servers = int(menu.find_strategy(strategy).servers)
         run_dir = bench.run_dir(strategy=strategy, gpus=gpus, accumulation=2, servers=servers, prove="auto", steps=2, **mesh)
         use(run_dir, model, known)
         why = menu.refuse(run_dir.read_run().cell)
@@ -59,7 +59,9 @@ def smallest(bench, models, name, strategy):
 
 
 def product():
-    return [(name, strategy) for name in CONFIGURATIONS for strategy in menu.strategies() if LONG or (name, strategy) in SHORT]
+    return [
+        (name, strategy) for name in CONFIGURATIONS for strategy in menu.load_strategies() if LONG or (name, strategy) in SHORT
+    ]
 
 
 @pytest.mark.parametrize(("name", "strategy"), product())
@@ -71,7 +73,7 @@ def test_a_model_without_a_written_plan_does_the_work_of_one_process(bench, mode
         code, errors = bench.finish(run_dir)
         assert code == 0, errors + "".join(log.read_text() for log in run_dir.log.glob("*"))
         assert run_dir.read_result().parameters == models(name)[1][0].parameters
-        assert_work(run_dir, menu.strategy(strategy))
+        assert_work(run_dir, menu.find_strategy(strategy))
 
 
 @pytest.mark.parametrize(("name", "strategy", "mode"), [
@@ -87,7 +89,7 @@ def test_a_model_without_a_written_plan_keeps_slices_of_the_positions(bench, mod
     code, errors = bench.finish(run_dir)
     assert code == 0, errors + "".join(log.read_text() for log in run_dir.log.glob("*"))
     assert run_dir.read_result().knobs["effective"]["sequence_parallel"]
-    assert_work(run_dir, menu.strategy(strategy))
+    assert_work(run_dir, menu.find_strategy(strategy))
 
 
 def assert_work(run_dir, strategy):
@@ -152,7 +154,7 @@ def test_a_structure_that_cannot_be_derived_is_refused_before_a_run_starts(model
     _, (known, _) = models("llama")
 
     def refusal(strategy, seq_len=SEQ_LEN, **keys):
-        options = {option.name: option.default for option in (*menu.strategy(strategy).options, *known.options)}
+        options = {option.name: option.default for option in (*menu.find_strategy(strategy).options, *known.options)}
         cell = cell_of(known, seq_len=seq_len, strategy=strategy, options=options | keys.pop("options", {}), **keys)
         return menu.refuse(cell)
 
@@ -168,7 +170,7 @@ def test_fewer_blocks_are_the_first_ones(models):
     """With a smaller n_layer, the model has this number of blocks."""
     _, (known, _) = models("mistral")
     assert len(task_of(known, n_layer=2).model().model.layers) == 2
-    assert menu.workload_of(cell_of(known)).proof_options == {"n_layer": 2}
+    assert menu.find_workload_of_cell(cell_of(known)).proof_options == {"n_layer": 2}
 
 
 def test_operations_and_parameters_are_those_of_the_formula(models):
@@ -186,15 +188,15 @@ def test_operations_of_grouped_convolutions_are_counted_as_those_of_shipped_netw
     import torch
 
     from trainers.tasks import vision_classifier, vision_library
-    from trainers.tasks.convolutional_task import flops_per_image
+    from trainers.tasks.convolutional_task import count_flops_per_image
 
-    vision_library.load()
+    vision_library.import_torchvision()
     options = {"image_size": 64, "dropout": False, "data": "synthetic", "subset": None, "subset_seed": 1, "channels_last": True}
     options |= {"cudnn_benchmark": False}
     task = vision_classifier.build(msgspec.structs.replace(CELL, options=options), tmp_path, "mobilenet_v2", twin=False)
     with torch.device("meta"):
         model, image = task.model().eval(), torch.empty(1, 3, 64, 64)
-    assert task.flops_per_unit() == flops_per_image(model, image)
+    assert task.flops_per_unit() == count_flops_per_image(model, image)
     assert {type(block).__name__ for block in task.blocks(model)} == {"InvertedResidual"}
 
 
@@ -250,7 +252,7 @@ def test_the_attention_mask_equals_that_of_transformers(models):
 
 def task_of(known, **options):
     cell = cell_of(known, options={option.name: option.default for option in known.options} | options)
-    return menu.workload_of(cell).build(cell, Path())
+    return menu.find_workload_of_cell(cell).build(cell, Path())
 
 
 def cell_of(known, **keys):

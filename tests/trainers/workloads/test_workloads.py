@@ -15,7 +15,7 @@ from trainers.task import Batch
 from trainers.tasks import vision_library
 
 pytest_plugins = ["support_trainers"]
-WORKLOADS = list(menu.workloads())
+WORKLOADS = list(menu.load_workloads())
 TINY = [name for name in WORKLOADS if name.endswith("-tiny")]
 
 
@@ -24,12 +24,12 @@ def task_of(tmp_path_factory):
     """Returns a function that builds the task of a workload with the given options, without starting a rank."""
     from support_trainers import Bench
 
-    vision_library.load()
+    vision_library.import_torchvision()
     bench = Bench(tmp_path_factory.mktemp("tasks"))
 
     def make(name, data_path=None, keys=None, **options):
         cell = bench.run_dir(workload=name, options=options, **(keys or {})).read_run().cell
-        return menu.workload(name).build(cell, data_path or bench.data)
+        return menu.find_workload(name).build(cell, data_path or bench.data)
 
     return make
 
@@ -48,14 +48,14 @@ def test_the_menu_has_what_the_studies_trained_and_a_twin_of_each():
         "resnet50": 25_557_032, "resnet101": 44_549_160, "densenet121": 7_978_856, "gpt2": 124_439_808,
         "gpt2-large": 774_030_080, "llm-1.3b": 1_345_423_360, "llm-7b": 6_738_415_616,
     }  # fmt: skip
-    assert {name: menu.workload(name).parameters for name in originals} == originals
-    twins = [menu.workload(f"{name}-tiny") for name in originals]
+    assert {name: menu.find_workload(name).parameters for name in originals} == originals
+    twins = [menu.find_workload(f"{name}-tiny") for name in originals]
     assert all(50_000 < twin.parameters < 500_000 for twin in twins)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_parameters_and_operations_stand_on_the_menu_as_they_are_in_the_model(name, task_of):
-    workload, task = menu.workload(name), task_of(name)
+    workload, task = menu.find_workload(name), task_of(name)
     model = on_meta(task)
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == workload.parameters
     assert task.flops_per_unit() == workload.flops_per_unit
@@ -78,7 +78,7 @@ def test_the_operations_are_those_that_torch_counts(name, task_of):
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
-    workload = menu.workload(name)
+    workload = menu.find_workload(name)
     task = task_of(name, **({workload.blocks: 2} if workload.blocks else {}))
     batch = task.fetch(np.arange(2), torch.device("cpu"))
     # Language models are built with fake tensors, because their library cannot build them on the meta device. Other models are
@@ -128,7 +128,9 @@ ONLY_LONG = ("gpt2-large-tiny", "llm-1.3b-tiny", "resnet101-tiny", "vit-b-32-tin
 def test_a_tiny_workload_has_something_to_learn(name, bench, task_of):
     import torch
 
-    run = bench.complete(workload=name, steps=30, global_batch_size=16, optimizer=menu.workload(name).optimizer, warmup_steps=0)
+    run = bench.complete(
+        workload=name, steps=30, global_batch_size=16, optimizer=menu.find_workload(name).optimizer, warmup_steps=0
+    )
     losses = [record.loss for record in run.steps(0).records]
     task = task_of(name)
     batch = task.fetch(np.array([0]), torch.device("cpu"))
@@ -137,7 +139,7 @@ def test_a_tiny_workload_has_something_to_learn(name, bench, task_of):
     # The median is compared, because the mean depends on single steps that differ between processors.
     assert np.median(losses[-10:]) < 0.85 * losses[0]
     result = run.read_result()
-    assert result.parameters == menu.workload(name).parameters
+    assert result.parameters == menu.find_workload(name).parameters
     assert result.data["classes"] == (10 if result.unit == "images" else None)
 
 
@@ -149,7 +151,7 @@ def test_right_answers_are_counted_and_the_validation_split_is_another(task_of):
     assert int(task.correct(outputs, torch.tensor([1, 2]))) == 1
     for name in ("vit-tiny", "gpt2-tiny", "llm-7b-tiny"):
         task = task_of(name)
-        other = task.validation()
+        other = task.open_validation()
         assert other.source.items < task.source.items
         assert other.source.classes == task.source.classes
         a, b = (t.fetch(np.arange(4), torch.device("cpu")).inputs for t in (task, other))
@@ -161,16 +163,16 @@ def test_right_answers_are_counted_and_the_validation_split_is_another(task_of):
 def test_the_head_has_the_classes_of_the_data(name, task_of, tmp_path):
     import torch
 
-    folder = tmp_path / data_sets.FOLDERS["cifar10"]
+    folder = tmp_path / data_sets.FOLDER_BY_DATA_SET["cifar10"]
     folder.mkdir()
     for file in (*cifar10.FILES["train"], *cifar10.FILES["validation"]):
         (folder / file).write_bytes(bytes([3] + [7] * (cifar10.RECORD_BYTES - 1)) * 4)
     task = task_of(name, tmp_path, data="cifar10")
-    assert (task.source.classes, task.source.items, task.validation().source.items) == (10, 20, 4)
+    assert (task.source.classes, task.source.items, task.open_validation().source.items) == (10, 20, 4)
     model = on_meta(task)
     last = [module for module in model.modules() if isinstance(module, torch.nn.Linear)][-1]
     assert last.out_features == 10
-    assert task.flops_per_unit() <= menu.workload(name).flops_per_unit
+    assert task.flops_per_unit() <= menu.find_workload(name).flops_per_unit
     batch = task.fetch(np.array([1]), torch.device("cpu"))
     assert batch.inputs.shape == (1, 3, task.image_size, task.image_size)
     assert batch.targets.tolist() == [3]
@@ -178,9 +180,9 @@ def test_the_head_has_the_classes_of_the_data(name, task_of, tmp_path):
 
 def test_other_sizes_have_other_operations(task_of):
     assert task_of("vgg16-tiny", image_size=64).flops_per_unit() > 2 * task_of("vgg16-tiny").flops_per_unit()
-    menus = menu.workload("gpt2-tiny").flops_per_unit
+    menus = menu.find_workload("gpt2-tiny").flops_per_unit
     assert task_of("gpt2-tiny", keys={"seq_len": 32}).flops_per_unit() == menus - 12 * 4 * 64 * 32
-    assert task_of("llm-7b-tiny", n_layer=3).flops_per_unit() < menu.workload("llm-7b-tiny").flops_per_unit
+    assert task_of("llm-7b-tiny", n_layer=3).flops_per_unit() < menu.find_workload("llm-7b-tiny").flops_per_unit
 
 
 def test_a_longer_sequence_gets_a_longer_position_table(task_of):
@@ -228,8 +230,8 @@ def test_an_impossible_option_of_a_workload_is_refused_in_a_sentence(name, optio
 
 
 def cell_of(name, options, **keys):
-    workload = menu.workload(name)
-    defaults = {option.name: option.default for option in (*workload.options, *menu.strategy("single").options)}
+    workload = menu.find_workload(name)
+    defaults = {option.name: option.default for option in (*workload.options, *menu.find_strategy("single").options)}
     known = {"strategy": "single", "gpus": 1, "dp": 1, "micro_batch_size": 1, "gradient_accumulation_steps": 1} | keys
     known |= {"workload": name, "seq_len": workload.seq_len and 8, "options": defaults | options}
     return msgspec.structs.replace(CELL, **known)
@@ -242,7 +244,7 @@ IMAGES = [(1, 1), (31, 1), (32, 1), (32, 2), (33, 1), (63, 1), (64, 1)]  # (imag
 
 def grid(name):
     """Yields cells of a workload. Some of their sizes are allowed and others must be refused."""
-    options = {option.name for option in menu.workload(name).options}
+    options = {option.name for option in menu.find_workload(name).options}
     for shape in SMALL_SHAPES if "n_embd" in options else [{}]:
         for size, items in IMAGES if "image_size" in options and not shape else [(None, 1)]:
             chosen = shape | {"data": "synthetic"} | ({"image_size": size} if size else {})
@@ -257,11 +259,11 @@ def test_an_accepted_cell_can_be_built_and_takes_a_micro_batch(name, tmp_path):
     micro-batch. Models without the option n_embd are large, so they are built on the meta device."""
     import torch
 
-    vision_library.load()
+    vision_library.import_torchvision()
     buildable = [cell for cell in grid(name) if menu.refuse(cell) is None]
     assert buildable
     for cell in buildable:
-        task = menu.workload(name).build(cell, tmp_path)
+        task = menu.find_workload(name).build(cell, tmp_path)
         with torch.device("cpu" if cell.options.keys() & {"n_embd"} else "meta"):
             model = task.model().train()
             if cell.seq_len is None:
@@ -273,7 +275,7 @@ def test_an_accepted_cell_can_be_built_and_takes_a_micro_batch(name, tmp_path):
 
 
 def test_an_architecture_without_dropout_refuses_the_option():
-    option = next(option for option in menu.workload("resnet50").options if option.name == "dropout")
+    option = next(option for option in menu.find_workload("resnet50").options if option.name == "dropout")
     assert option.refuse(True) == "found true. Allowed: false."
     assert option.refuse(False) is None
 
