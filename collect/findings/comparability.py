@@ -31,7 +31,7 @@ _VARIABLE_KEYS = keys_with_role(
 _LENGTH_KEYS = keys_with_role(Role.LENGTH, Role.DATA)
 
 
-def same_work(cell: Cell, other: Cell) -> bool:
+def asks_for_same_work(cell: Cell, other: Cell) -> bool:
     """Whether two cells train the same model on the same batches with the same instruments.
 
     They may differ only in how the ranks share the work.

@@ -1,4 +1,4 @@
-"""Compares the losses of cells that should do the same work. If their losses differ, the cells did different work."""
+"""Finds how far the losses of cells that should do the same work differ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from collect.findings.comparability import differ_only_in_launcher, group_families, same_work
+from collect.findings.comparability import asks_for_same_work, differ_only_in_launcher, group_families
 from collect.reading.load import Loaded, LoadedCell
 
 
@@ -61,7 +61,7 @@ def _is_launcher_pair(cell: LoadedCell, other: LoadedCell) -> bool:
 def _is_strategy_pair(cell: LoadedCell, other: LoadedCell) -> bool:
     """Whether two cells do the same work, and `other` has another strategy or more ranks than `cell`."""
     is_other_setup = other.cell.strategy != cell.cell.strategy or other.cell.gpus > cell.cell.gpus
-    return is_other_setup and same_work(cell.cell, other.cell)
+    return is_other_setup and asks_for_same_work(cell.cell, other.cell)
 
 
 def compare_pair(differ: str, cell: LoadedCell, other: LoadedCell) -> LossComparison:

@@ -1,1 +1,1 @@
-"""Reads profiler traces block by block and computes where the time of a step went, in exact integer nanoseconds."""
+"""Reads traces of torch's profiler (Kineto) block by block and computes where the time of a step went, in exact nanoseconds."""

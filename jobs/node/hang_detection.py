@@ -1,4 +1,4 @@
-"""Detects that the ranks of a run hang.
+"""Detects that the ranks of a run hang, by the key `hang_limit` of its cell (shardlab/matrix/cell.py).
 
 A run hangs if none of its files, except logs and telemetry, has changed for the time of its hang limit, the key `hang_limit` of
 a cell.

@@ -219,7 +219,7 @@ def _explain_step_time(
 def _why_no_time(cell: Cell, machine: PlannedMachine) -> str:
     """Why no time is predicted: a clause that names the first value that is missing."""
     if machine.gpu is None:
-        return f"shardlab/gpu_models.yaml does not list the GPU {machine.name or 'of this cluster; set gpus.type'}"
+        return f"shardlab/hardware/gpu_models.yaml does not list the GPU {machine.name or 'of this cluster; set gpus.type'}"
     if model_facts.find_model_facts(cell).flops_per_item is None:
         return "the operations of the model are not known"
     if (known_exchanges := exchanges.list_exchanges(cell)) is None:

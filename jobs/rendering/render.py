@@ -18,8 +18,7 @@ from jobs.launcher import launcher
 from jobs.planner import machine as planned_machine
 from jobs.plugins import own_plugins, plugin_store
 from jobs.plugins.own_plugins import OwnPlugins
-from jobs.rendering import frozen_source, run_environment, scripts
-from jobs.rendering import sbatch_options as request
+from jobs.rendering import frozen_source, run_environment, sbatch_options, scripts
 from jobs.rendering.preview import Preview
 from jobs.rendering.run_environment import PythonEnvironment
 from jobs.scheduler import scheduler
@@ -288,7 +287,7 @@ def render_script(run: Run, folder: Path, cluster: Cluster, own_templates: Path 
         values["command"] = [python, "-m", "jobs.ssh.step", ".", "--", *run_launcher.task(run, python)]
     else:
         values["command"] = run_launcher.srun(run, rank_python, container=container_options)
-        values["options"] = request.list_sbatch_options(run, cluster)
+        values["options"] = sbatch_options.list_sbatch_options(run, cluster)
     return scripts.render_template(scheduler(run.scheduler).TEMPLATE, own_templates, **values)
 
 

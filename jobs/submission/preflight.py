@@ -11,8 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs.rendering import render
-from jobs.rendering import sbatch_options as request
+from jobs.rendering import render, sbatch_options
 from jobs.rendering.render import RenderContext
 from jobs.slurm import partitions, query
 from jobs.slurm.commands import SlurmOutput, call_slurm, has_slurm_commands
@@ -45,7 +44,7 @@ def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool 
         return
     runs_by_options: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        runs_by_options.setdefault(request.list_sbatch_options(run, context.where), []).append(run)
+        runs_by_options.setdefault(sbatch_options.list_sbatch_options(run, context.where), []).append(run)
     sentences, partition_limits = [], None
     with tempfile.TemporaryDirectory(prefix="shardlab-") as temporary:
         script = Path(temporary) / "job.sbatch"
@@ -53,7 +52,7 @@ def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool 
             text = render.render_script(equal[0], Path(temporary), context.where, context.own_templates)
             script.write_text(text)
             count = len(equal) if pack else 1
-            time_options = [f"--time={request.compute_limit_minutes(equal[0]) * count}"] if count > 1 else []
+            time_options = [f"--time={sbatch_options.compute_limit_minutes(equal[0]) * count}"] if count > 1 else []
             answer = _test_request(script, time_options, equal[0].slurm_cluster)
             if query.is_unanswered(answer):
                 return

@@ -1,4 +1,5 @@
-"""The supervisor of one attempt at a run: claims the run, starts telemetry and ranks, and records how the run ended.
+"""The supervisor of one attempt at a run: claims the run, starts telemetry and ranks, enforces the time limit, and
+records how the run ended.
 
     python -m jobs.supervisor.attempt RUN_DIR -- COMMAND...
 
@@ -313,7 +314,7 @@ class Attempt:
                 **os.environ,
                 **variables,
                 node_processes.MARK: str(self.folder.path),
-                **_make_save_at_variable(self.limit_s, deadline),
+                **_make_last_checkpoint_variable(self.limit_s, deadline),
             }
             ranks = node_processes.start_process(container.replace_node_disk(self.command), log.fileno(), environment)
         if self.in_slurm:
@@ -378,7 +379,7 @@ class Attempt:
         return texts.get(reason, "")
 
 
-def _make_save_at_variable(limit_s: int | None, deadline: float) -> dict[str, str]:
+def _make_last_checkpoint_variable(limit_s: int | None, deadline: float) -> dict[str, str]:
     """The variable that tells ranks at which time (seconds since the epoch) they save a checkpoint and end; empty without a
     time limit.
 

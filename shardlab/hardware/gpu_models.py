@@ -44,7 +44,7 @@ class GpuModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 @functools.cache
 def all_models() -> tuple[GpuModel, ...]:
     """All GPU models of gpu_models.yaml, in the order of the file."""
-    content = resources.files("shardlab").joinpath("gpu_models.yaml").read_bytes()
+    content = resources.files("shardlab.hardware").joinpath("gpu_models.yaml").read_bytes()
     return msgspec.yaml.decode(content, type=tuple[GpuModel, ...])
 
 

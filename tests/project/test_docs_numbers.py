@@ -21,7 +21,7 @@ from collect.watch import live_page
 from jobs.node import node_processes
 from jobs.planner import advise, rules
 from jobs.planning import batch_searches, gpu_hours
-from jobs.rendering import sbatch_options as request
+from jobs.rendering import sbatch_options
 from jobs.schedulers import slurm
 from jobs.submission import backlog
 from provision import clock, gpu_generations
@@ -126,7 +126,7 @@ SENTENCES = [
     ("provision.md", {0.1: "at most a tenth of the traffic"}[network.MOST_STRAY_SHARE]),
     ("provision.md", f"installs driver {gpu_generations.LONG_SUPPORT_BRANCH}"),
     ("sites.md", {5: "five seconds"}[quotas.ANSWER_S]),
-    ("reference/cluster-file.md", f"null: {request.CPUS_PER_GPU} for a rank with a GPU"),
+    ("reference/cluster-file.md", f"null: {sbatch_options.CPUS_PER_GPU} for a rank with a GPU"),
     ("reference/matrix-file.md", f"null: {batch_searches.BOUND_FACTOR} times the largest value that the planner predicts"),
     ("reference/matrix-file.md", {"2": "observes, from timed step 2 on"}[
         written("trainers/instruments/observed_steps.py", "MEMORY_FROM")]),
@@ -149,7 +149,7 @@ SENTENCES = [
 ]  # fmt: skip
 # The table of docs/slurm.md: what it says instead of the default of the key.
 SLURM_KEYS = {"account": "none", "qos": "none", "constraint": "none", "partitions": "none", "extra": "none"}
-SLURM_KEYS["cpus_per_rank"] = f"{request.CPUS_PER_GPU} if the rank has a GPU, else 1"
+SLURM_KEYS["cpus_per_rank"] = f"{sbatch_options.CPUS_PER_GPU} if the rank has a GPU, else 1"
 
 
 @pytest.mark.parametrize("page", sorted({page for page, _ in SENTENCES}))

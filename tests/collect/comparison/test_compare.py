@@ -305,7 +305,7 @@ def test_cells_on_two_gpu_types_or_in_two_environments_are_compared_and_never_me
     matches = match_cells(loaded(a), loaded(b))
     assert [(one.key, one.a, one.b) for one in matches.differs] == [(key, "a100", "h100")]
     assert len(matches.pairs) == 1
-    assert not comparability.same_work(a, b)
+    assert not comparability.asks_for_same_work(a, b)
 
 
 def test_a_key_that_differs_in_opposite_directions_matches_no_cells():

@@ -8,8 +8,7 @@ import pytest
 from support_search import MATRIX
 
 from jobs.planning import plan
-from jobs.rendering import render
-from jobs.rendering import sbatch_options as request
+from jobs.rendering import render, sbatch_options
 from jobs.rendering.render import CLUSTER_FILE
 from jobs.submission.lease_schedule import estimate_time_left
 from shardlab.cluster import cluster
@@ -149,7 +148,7 @@ def test_the_job_of_a_search_has_time_for_all_its_tries(tmp_path, longest, minut
     where = cluster.load_cluster(written(tmp_path, SITE.replace("MAX", f'"{longest}"'), "c.yaml"))
     found = planned(tmp_path, BASE, where)
     run = render.make_run(found.cells[0], 1, 1, found.source)
-    assert f"--time={minutes}" in request.list_sbatch_options(run, where)
+    assert f"--time={minutes}" in sbatch_options.list_sbatch_options(run, where)
     predicted = found.predicted[found.cells[0].name()]
     assert predicted.time_s is None or predicted.time_s.high < 600
     assert estimate_time_left(run, {run.cell.name(): 1.0}, predicted) == (6 * 600, " (by time limits)")

@@ -13,8 +13,7 @@ from jobs import on_controller
 from jobs.cli import main
 from jobs.planning import cell_differences, datasets, plan
 from jobs.planning.resolve import Capacity, find_misfits, resolve_cells
-from jobs.rendering import render
-from jobs.rendering import sbatch_options as request
+from jobs.rendering import render, sbatch_options
 from shardlab.cluster import cluster
 from shardlab.errors import InputError, ShardlabError
 from shardlab.matrix import matrix
@@ -232,7 +231,7 @@ def test_a_cell_goes_to_the_partition_of_its_gpu_type(tmp_path):
     assert "-a100-" in names[0]
     assert len(set(names)) == 3
     runs = [render.make_run(cell, 1, 1, asked.source) for cell in asked.cells]
-    options = [request.list_sbatch_options(run, asked.source.where) for run in runs]
+    options = [sbatch_options.list_sbatch_options(run, asked.source.where) for run in runs]
     assert [words[0] for words in options] == ["--partition=a", "--partition=h", "--partition=small"]
     gpus = ["--gpus-per-node=a100:4", "--gpus-per-node=h100:8", "--gpus-per-node=2"]
     assert [word for words in options for word in words if "gpus" in word] == gpus

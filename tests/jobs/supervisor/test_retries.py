@@ -14,8 +14,7 @@ from support_e2e import HANG_S
 from support_trust import make_own
 
 from jobs import claim
-from jobs.rendering import render
-from jobs.rendering import sbatch_options as request
+from jobs.rendering import render, sbatch_options
 from jobs.run_queue import RunQueue
 from jobs.status import retry_budget
 from jobs.status.reconcile import read_statuses
@@ -297,7 +296,7 @@ def test_numbers_of_retries_default_to_those_of_the_cluster(workspace, requeue, 
     run = render.make_run(CELL, 1, 1, context(workspace, where=where, scheduler="slurm", retry=retry))
     assert (run.retries_after("node_fail"), run.retries_after("timeout")) == (of_node, of_timeout)
     assert run.retries_after("preempted") == of_node  # a run cannot tell this from a lost node
-    assert word in request.list_sbatch_options(run, where)
+    assert word in sbatch_options.list_sbatch_options(run, where)
     here = render.make_run(CELL, 1, 1, context(workspace, retry=Retry()))
     assert not here.may_be_retried
 

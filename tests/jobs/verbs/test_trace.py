@@ -15,8 +15,7 @@ from collect.cli import main as collect
 from collect.traces import merged, part
 from jobs import cli
 from jobs.launcher import launcher, launchers
-from jobs.rendering import render
-from jobs.rendering import sbatch_options as request
+from jobs.rendering import render, sbatch_options
 from jobs.status.reconcile import read_statuses
 from jobs.verbs import trace_runs
 from shardlab.cluster import cluster
@@ -160,7 +159,7 @@ def test_a_folder_that_the_nodes_do_not_see_is_refused(tmp_path):
 def test_a_run_needs_no_gpu_and_no_node_of_its_own(tmp_path):
     workspace = Workspace(tmp_path / "workspace")
     _, run = written(workspace, SLURM)
-    options = request.list_sbatch_options(run, cluster.load_cluster(workspace.path / "cluster.yaml"))
+    options = sbatch_options.list_sbatch_options(run, cluster.load_cluster(workspace.path / "cluster.yaml"))
     assert not [option for option in options if "gpu" in option and "partition" not in option]
     assert "--exclusive" not in options
     assert "--cpus-per-task=1" in options
