@@ -15,7 +15,7 @@ from jobs import claim
 from jobs.rendering import scripts
 from jobs.scheduler import ObservedRun, RunOnDisk, Scheduler, SchedulerFull, SubmitOptions
 from jobs.slurm import query, states, submission
-from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call_slurm, own_cluster, read_number_setting
+from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call_slurm, own_cluster, read_number_setting, read_setting
 from jobs.slurm.query import Job, JobsFound
 from jobs.slurm.submission import Kind, Submission
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
@@ -131,7 +131,9 @@ class SlurmScheduler(Scheduler):
         for run, note in zip(runs, notes, strict=True):
             observed = _observe_run(run, note, answer, unreadable_reasons)
             name = name_job(observed.id, cluster) if observed.id != "-" else "-"
-            is_leftover = name not in unfinished_packs and _is_leftover(run, answer.jobs.get(observed.id))
+            # Slurm may start a run again after an end that was learnt from Slurm: such an end makes no job a leftover.
+            by_records = run if find_learnt_end(run.events) is None else _judge_by_records(run, run.events)
+            is_leftover = name not in unfinished_packs and _is_leftover(by_records, answer.jobs.get(observed.id))
             observed_runs.append(msgspec.structs.replace(observed, id=name, leftover=is_leftover))
         record_learnt_ends(workspace, runs, observed_runs)
         return observed_runs
@@ -255,7 +257,8 @@ def _find_unended_jobs(workspace: Workspace, runs: Sequence[str], cluster: str |
     jobs = dict(folder.sent_job() for folder in run_folders if not folder.has_ended())
     groups = query.select_own_jobs({job: token for job, token in jobs.items() if job})
     for job_cluster, numbers in groups:
-        if job_cluster != cluster:
+        # sbatch may name the default cluster although no cluster was chosen, for example in a federation.
+        if job_cluster != cluster and (cluster is not None or job_cluster != read_setting("ClusterName")):
             raise InputError(
                 f"--after: the job {name_job(numbers[0], job_cluster)} is on another cluster of Slurm than the new runs. "
                 "Allowed: runs of the same cluster (slurm.cluster), because no job waits for a job of another cluster."
@@ -320,11 +323,17 @@ def _submit_job(
         script=str(script),
         options=options,
         created_s=time.time(),
-        cluster=first_run.slurm_cluster,
+        cluster=_find_named_cluster(_read_script_options(run_dirs[0])) or first_run.slurm_cluster,
     )
     submission.record_intent(workspace, sent_job)
     submission.send_submission(workspace, sent_job)
     return sent_job.job
+
+
+def _find_named_cluster(options: Sequence[str]) -> str | None:
+    """The cluster of Slurm that these options of a script name: the user's own template may name another one than the cluster
+    file. None if they name none."""
+    return next((option.partition("=")[2] for option in options if option.startswith("--clusters=")), None)
 
 
 def _escape_percent(path: Path) -> str:
@@ -371,11 +380,13 @@ def _observe_run(run: RunOnDisk, sending: Event | None, answer: JobsFound, fault
 
 def record_learnt_ends(workspace: Workspace, runs: Sequence[RunOnDisk], observed_runs: Sequence[ObservedRun]) -> None:
     """Record each final state that only Slurm knew as an event of its run, so that the state does not change if Slurm forgets
-    the job or does not answer, and so that `collect` knows it too. Does nothing if this user may not act in the workspace."""
+    the job or does not answer, and so that `collect` knows it too. An event with a state that is not final withdraws an earlier
+    one, because Slurm starts the run again. Does nothing if this user may not act in the workspace."""
     learnt_pairs = [
         (run, observed)
         for run, observed in zip(runs, observed_runs, strict=True)
-        if observed.verdict.state in FINAL and observed.verdict.state != run.verdict.state
+        if observed.verdict.state != run.verdict.state
+        and (observed.verdict.state in FINAL or find_learnt_end(run.events) is not None)
     ]
     if not learnt_pairs or not workspace_trust.is_allowed(workspace):
         return
@@ -472,7 +483,7 @@ def _judge_missing(run: RunOnDisk, sending: Event, answer: JobsFound) -> JudgedS
     is_array_known = any(
         other.name == sending.data.get("token") for number, other in answer.jobs.items() if number.startswith(f"{array}_")
     )
-    if task and is_array_known and own_verdict.state == "pending" and answer.complete:
+    if task and is_array_known and own_verdict.state == "pending" and answer.has_accounting:
         return JudgedState("cancelled", f"removed from Slurm's queue: Slurm lists other tasks of the array {array}, but not it")
     accounting = f" (its accounting does not answer: {answer.accounting_error})" if answer.accounting_error else ""
     return JudgedState("unknown", f"Slurm does not know its job {job}{accounting}, and the run did not record its end")

@@ -57,6 +57,8 @@ class JobsFound(msgspec.Struct, frozen=True):
     """Why Slurm's controller could not be asked, or ''."""
     accounting_error: str = ""
     """Why Slurm's accounting did not answer, so that only the controller has said which jobs it knows; or ''."""
+    has_accounting: bool = False
+    """Whether the accounting has said which jobs it knows; without accounting, Slurm soon forgets ended jobs."""
 
     @property
     def complete(self) -> bool:
@@ -92,7 +94,7 @@ def find_jobs(
     # Before Slurm 23.11.4, sacct may return exit code 0 although it prints an error.
     is_accounting_complete = accounts.code == 0 and "error:" not in accounts.stderr
     has_answered = is_accounting_complete or DISABLED in accounts.stderr
-    return JobsFound(jobs_by_id, "", "" if has_answered else accounts.error_line)
+    return JobsFound(jobs_by_id, "", "" if has_answered else accounts.error_line, is_accounting_complete)
 
 
 def find_jobs_by_name(name: str, since_s: float, cluster: str | None) -> list[Job]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -24,12 +25,14 @@ from provision.site import requests
 from shardlab.cluster.slurm_cluster import ALL, VARIABLE
 from shardlab.errors import InputError
 from shardlab.record_types import SLURM_CLUSTER_PATTERN
+from shardlab.remote.login_shell import login_shell_argv
 
 T = TypeVar("T")
 SURVEY_FACTS: list[Fact[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, MODULES, SHARED_FOLDERS, PYTHONS, QUOTAS]
 TEST_S = 60.0
 SHOW_CLUSTERS = f"""\
-test -n "${VARIABLE}" || {VARIABLE}=$(bash -lc 'printf "\\n%s\\n" "${VARIABLE}"' 2> /dev/null < /dev/null | tail -n 1)
+test -n "${VARIABLE}" || {VARIABLE}=$({shlex.join(login_shell_argv(f'echo "clusters=${VARIABLE}"'))} < /dev/null 2> /dev/null |
+    sed -n 's/^clusters=//p')
 printf '%s\\n' "${VARIABLE}"
 """
 # If Slurm gives this answer, it is not known whether a request is possible: Slurm gives the same answer if suitable nodes exist

@@ -21,7 +21,7 @@ MOST_DEVICES = 32
 # A line about a connection, such as: Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA
 _CHANNEL = re.compile(
     rb"NCCL INFO Channel \d{1,4}(?:/\d{1,4})? : \d{1,6}\[[0-9a-f]{1,16}\] -> \d{1,6}\[[0-9a-f]{1,16}\]"
-    rb"(?: \[(?:send|receive)\])? via (NET/(?:AWS )?[A-Za-z_]{1,24}|P2P|SHM)([/A-Za-z0-9:+()-]{0,64})"
+    rb"(?: \[(?:send|receive)\])? via (NET/(?:AWS )?[A-Za-z0-9_]{1,24}|P2P|SHM)([/A-Za-z0-9:+()-]{0,64})"
 )
 # A line about RDMA devices, such as: NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/IB [RO]; OOB eno1:10.0.0.1<0>
 _DEVICES = re.compile(rb"NCCL INFO NET/IB : Using ([^\n;]{1,2000})")
@@ -56,7 +56,7 @@ class NcclTransports(msgspec.Struct, omit_defaults=True):
 
         None if this is not known, because the logs name no transports, or only a plug-in that may or may not use RDMA.
         """
-        if "NET/IB" in self.channels:
+        if any(name.startswith("NET/IB") for name in self.channels) or self.gpudirect:  # NET/IBext: the plug-in of HPC-X
             return True
         plugins = {name for name in self.channels if name.startswith("NET/")} - {"NET/Socket"}
         if not plugins:

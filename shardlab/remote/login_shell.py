@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import shlex
 
-# $1: the script; then its arguments. The script itself writes to descriptor 3. Startup files read nothing from standard input,
-# and what they print on standard output is dropped.
+# $1: the script; then its arguments. Startup files read nothing from standard input, and what they print on standard output, up
+# to the line with the mark, is dropped. They get no descriptor but the three standard ones: a program that they leave in the
+# background, such as ssh-agent, closes only these, and would keep all others open.
+_MARK = "shardlab: the login shell runs our command"
 _RUN = """\
 text=$1; shift
-exec 4>&1 6<&0
-ran=$(bash -lc "$text" bash "$@" 3>&1 4>&4 6<&6 > /dev/null < /dev/null)
-code=$?
-test -z "$ran" || exit "$code"
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf -- "$folder"' EXIT; trap 'exit 1' HUP INT TERM
+cat > "$folder/input"
+{ SHARDLAB_INPUT="$folder/input" bash -lc "$text" bash "$@" < /dev/null; echo $? > "$folder/code"; } |
+    while IFS= read -r line; do case $line in *MARK) : > "$folder/ran"; exec cat;; esac; done
+code=$(cat "$folder/code")
+test ! -e "$folder/ran" || exit "$code"
 files=$(cd && grep -lsE '(^|[;&|[:space:]])(exec|exit)([[:space:]]|$)' \\
     /etc/profile .bash_profile .bash_login .profile .bashrc | tr '\\n' ' ')
 echo "the login shell (bash -l) did not run our command (exit code $code): a startup file starts another program (exec) or" \\
     "ends the shell; look in ${files:-/etc/profile and ~/.bash_profile }and let it do this only on a terminal:" \\
     '[ -t 0 ] && exec ...' >&2
 exit 1
-"""
-_BEGIN = "echo ran >&3; exec <&6 >&4 3>&- 4>&- 6<&-\n"
+""".replace("*MARK", f"*'{_MARK}'")
+_BEGIN = f'echo {_MARK}; exec < "$SHARDLAB_INPUT"; unset SHARDLAB_INPUT\n'
 
 
 def login_shell_argv(script: str, *arguments: str) -> list[str]:
@@ -31,4 +36,4 @@ def login_shell_argv(script: str, *arguments: str) -> list[str]:
 
 
 # A line of sh that prints the PATH of a login shell.
-PRINT_PATH = shlex.join(login_shell_argv("printf '%s\\n' \"$PATH\""))
+PRINT_PATH = shlex.join(login_shell_argv("printf '%s\\n' \"$PATH\"")) + " < /dev/null"

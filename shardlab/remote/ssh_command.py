@@ -79,6 +79,7 @@ def _login_rules(address: Address, settings: Mapping[str, str]) -> list[str]:
     known_hosts = " ".join(f'"{name}"' for name in dict.fromkeys(files)) or "none"
     return [
         "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S:g}", "-o", "RemoteCommand=none",
+        "-o", "StdinNull=no",
         "-o", f"UserKnownHostsFile={known_hosts}", "-o", "HashKnownHosts=no",
         "-o", f"StrictHostKeyChecking={'accept-new' if address.host_keys == 'accept-new' else 'yes'}",
     ]  # fmt: skip
