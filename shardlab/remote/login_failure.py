@@ -71,6 +71,8 @@ def _describe_changed_key(name: str, found_key: str, offending: re.Match[str] | 
 
 def _describe_refusal(text: str, messages: Sequence[str]) -> str:
     """Why a machine accepted no key of this user. messages: the lines of `text` without details."""
+    if "with partial success" in text:  # the site wants a password or a code, too
+        return f"it accepts the SSH key and asks for more: {messages[-1].rstrip('.')}."
     if "debug1: Server accepts key: " in text:  # the key could not be used, because nobody can be asked for its passphrase
         return "the key needs a passphrase; add it to an agent: ssh-add."
     if "debug1: Authentications that can continue" in text and "debug1: Offering public key: " not in text:
