@@ -185,10 +185,9 @@ def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy:
     frozen_task = frozen_statistics.freeze_statistics(task, statistics_items, ranks.device)
     steps = _count_steps(cell, strategy)
     if other_work is not None:  # the strategy cannot be compared with one process; only its bytes are counted
-        counts_bytes = _count_counted_steps(cell, strategy) > 0
-        sent_bytes = (
-            _sum_sent_bytes(cell, ranks, _make_steps(plain_cell, frozen_task, ranks, strategy, steps)) if counts_bytes else None
-        )
+        sent_bytes = None
+        if _count_counted_steps(cell, strategy) > 0:
+            sent_bytes = _sum_sent_bytes(cell, ranks, _make_steps(plain_cell, frozen_task, ranks, strategy, steps))
         return SameWork(verdict="other work", why=other_work, communication_bytes=sent_bytes), False
     single_cell = msgspec.structs.replace(plain_cell, **ONE_PROCESS)
     reference = _run_reference(single_cell, frozen_task, ranks, steps) if ranks.rank == 0 else None
@@ -220,12 +219,11 @@ def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy:
             verdict="not provable", why=refusal, communication_bytes=None if smaller_options else sent_bytes
         ), has_jumps
     tolerance = TOLERANCES[cell.precision]
-    with_remarks = "".join(f"; {remark}" for remark in remarks)
     return SameWork(
         verdict="proven" if _is_within(tolerance, loss, norm, parameters) else "different",
         why=f"compared to one process, {steps} steps with SGD, {cell.precision}: loss differs by {loss:.1e}, gradient norm by "
         f"{norm:.1e}, parameters by {parameters:.1e} of their movement (allowed {tolerance.loss:.0e}, "
-        f"{tolerance.gradient_norm:.0e}, {tolerance.parameters:.0e}){with_remarks}",
+        f"{tolerance.gradient_norm:.0e}, {tolerance.parameters:.0e}){''.join(f'; {remark}' for remark in remarks)}",
         loss_difference=loss,
         gradient_norm_difference=norm,
         parameter_difference=parameters,

@@ -439,6 +439,7 @@ def test_a_later_start_or_end_of_the_run_supersedes_a_state_learnt_from_slurm(ru
     assert seen(tmp_path, folder).verdict.state == "preempted"
     says(sacct=line("PREEMPTED"), squeue=line("PENDING"))
     assert seen(tmp_path, folder).verdict.state == "pending"
+    assert folder.judge().state == "running"  # what was learnt is withdrawn: the report agrees
     add(folder, [STARTED], time.time() - 1000)  # the clock of the node is slow
     assert folder.judge().state == "running"
     says(sacct=line("FAILED"), squeue="")
@@ -446,6 +447,16 @@ def test_a_later_start_or_end_of_the_run_supersedes_a_state_learnt_from_slurm(ru
     add(folder, OWN["completed"][1:], time.time())
     complete(folder)
     assert seen(tmp_path, folder).verdict.state == folder.judge().state == "completed"
+
+
+def test_a_job_that_a_person_requeues_after_a_learnt_end_is_no_leftover(run_of, says, tmp_path):
+    folder = run_of(OWN["runs"])
+    make_own(tmp_path)
+    says(sacct=line("CANCELLED"), squeue=line("CANCELLED"))
+    assert seen(tmp_path, folder).verdict.state == "cancelled"
+    says(sacct=line("PENDING"), squeue=line("PENDING"))
+    observed = seen(tmp_path, folder)
+    assert (observed.verdict.state, observed.leftover) == ("pending", False)
 
 
 def test_a_state_is_recorded_only_in_a_workspace_in_which_the_user_may_act(run_of, says, tmp_path):
