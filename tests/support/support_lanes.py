@@ -25,6 +25,7 @@ ON_PRACTICE_NODES = {
     "test_site_e2e": f"{NODES}1",
     "test_cloudlab_e2e": f"{NODES}2",
     "test_slurm_e2e": f"{NODES}2",
+    "test_slurm_faults_e2e": f"{NODES}2",
     "test_slurm_launchers": f"{NODES}2",
     "test_slurm_jump_e2e": f"{NODES}2",
     "test_ssh_e2e": f"{NODES}2",

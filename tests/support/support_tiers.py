@@ -33,6 +33,7 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_readme_e2e": (),
     "test_site_e2e": (),
     "test_slurm_e2e": (),
+    "test_slurm_faults_e2e": (),
     "test_slurm_jump_e2e": (),
     "test_slurm_launchers": (),
     "test_ssh_e2e": (),

@@ -227,9 +227,7 @@ def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy:
         loss_difference=loss,
         gradient_norm_difference=norm,
         parameter_difference=parameters,
-        communication_bytes=None
-        if smaller_options
-        else sent_bytes,  # the bytes of a smaller model are not those of the cell's model
+        communication_bytes=None if smaller_options else sent_bytes,  # of a smaller model, they are not those of the cell's
     ), has_jumps
 
 
