@@ -56,7 +56,7 @@ class NcclTransports(msgspec.Struct, omit_defaults=True):
 
         None if this is not known, because the logs name no transports, or only a plug-in that may or may not use RDMA.
         """
-        if any(name.startswith("NET/IB") for name in self.channels) or self.gpudirect:  # NET/IBext: the plug-in of HPC-X
+        if any(name.startswith("NET/IB") for name in self.channels):  # NET/IBext is the plug-in of HPC-X
             return True
         plugins = {name for name in self.channels if name.startswith("NET/")} - {"NET/Socket"}
         if not plugins:

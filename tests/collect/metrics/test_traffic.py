@@ -47,6 +47,8 @@ def test_nccls_lines_say_the_transports():
     assert (found.channels, found.gpudirect) == ({"NET/IB": 4, "P2P": 2}, 2)
     assert found.devices == ["mlx5_0 (RoCE)", "mlx5_2 (IB)"]
     assert found.rdma is True
+    plugin = told(RDMA.replace(b"NET/IB/", b"NET/IBext_v8/"))
+    assert (plugin.channels["NET/IBext_v8"], plugin.rdma) == (2, True)
     found = told(SOCKET)
     assert (found.channels, found.interfaces) == ({"NET/Socket": 1, "SHM": 1}, ["ens1f0", "bond0.7"])
     assert found.rdma is False
