@@ -399,9 +399,8 @@ def main(argv: list[str]) -> int:
     run_dir = RunDir(Path(argv[0]).absolute())
     run_dir.log.mkdir(exist_ok=True)
     attempt = Attempt(run_dir, argv[2:])
-    if (
-        not attempt.in_slurm
-    ):  # the scheduler says on which nodes the run is, and not the shell in which `jobs submit` was called
+    # Without Slurm, the scheduler says on which nodes the run is, and not the shell in which `jobs submit` was called.
+    if not attempt.in_slurm:
         forget_job()
     code = attempt.main()
     if attempt.run.search is not None:

@@ -9,15 +9,16 @@ import msgspec
 
 from shardlab.record_types import HOST_PATTERN, HostName, Sha256
 
+HOST_NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,30}\Z")  # also the name of a node that shardlab sets up itself
 Name = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"^[a-z0-9][a-z0-9-]{0,30}\Z",
+        pattern=HOST_NAME.pattern,
         extra={"allowed": "up to 31 small letters, digits and hyphens, not first a hyphen"},
     ),
 ]
 
-# A node of an installed Slurm may have a name that no host that we set up has; Cluster._check_installed is stricter.
+# A node of an existing Slurm may have any name of a host. The names of nodes that shardlab sets up itself must match HOST_NAME.
 NodeName = Annotated[
     str,
     msgspec.Meta(
@@ -25,7 +26,6 @@ NodeName = Annotated[
         extra={"allowed": "up to 63 letters, digits and the signs . _ -, beginning with a letter or digit"},
     ),
 ]
-HOST_NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,30}\Z")  # the name of a node that shardlab sets up itself
 
 Role = Literal["controller", "worker"]
 

@@ -76,7 +76,10 @@ def check_site(text: document.Document, environment: Environment, path: document
 
 
 def check_local_environment(text: document.Document, environment: Environment, path: document.KeyPath) -> None:
-    """Check the keys for provider local, which installs nothing. Raises InputError with file:line:column. path: as above."""
+    """Check the keys for provider local, which installs nothing. Raises InputError with file:line:column.
+
+    path: the place of the environment in the cluster file.
+    """
     if environment != Environment(use=environment.use) or environment.use is None:
         raise text.error(
             path, "found other keys than use. Allowed with provider local: use, the folder of an environment that has shardlab."
@@ -86,8 +89,10 @@ def check_local_environment(text: document.Document, environment: Environment, p
 def check_installed_environment(
     text: document.Document, environment: Environment, provider: str, path: document.KeyPath
 ) -> None:
-    """Check the keys for other providers. Raises InputError with file:line:column for a key that is only for provider slurm.
-    path: as above."""
+    """Check that no key of the environment is only for provider slurm. Raises InputError with file:line:column.
+
+    provider: the provider of the cluster, not slurm. path: the place of the environment in the cluster file.
+    """
     for key in ("modules", "python", "use", "container", "runtime"):
         if getattr(environment, key):
             raise text.error((*path, key), f"not allowed with provider {provider}. Allowed: only with provider slurm.")

@@ -1,8 +1,6 @@
 """Tests of `jobs` on a real Slurm: each run starts exactly once, no run is lost, and no failed run is reported as completed."""
 
-import hashlib
 import json
-import os
 import shutil
 import signal
 import time
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 from support_e2e import HANG_S, clock, holds_pause
 from support_long import LONG, only_in_long_form
-from support_slurm import FOREVER, MATRIX, RANKS, Desk, Study
+from support_slurm import FOREVER, MATRIX, RANKS, Desk, studies
 
 import templates
 from shardlab.runs import suspension
@@ -33,19 +31,8 @@ PROCESS_STATES = (
 
 @pytest.fixture
 def study(slurm, request):
-    made: list[Study] = []
-    test = request.node.name
-    # The names of workspaces have at most 45 characters of the names of their tests. This suffix keeps two workspaces apart
-    # whose tests' names begin alike.
-    its_own = hashlib.sha256(test.encode()).hexdigest()[:6]
-
-    def make(more: str = "", suffix: str = "") -> Study:
-        made.append(Study.new(slurm, f"{test[5:50]}-{its_own}-{os.getpid()}{suffix}", more))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.end()
+    with studies(slurm, request.node.name) as make:
+        yield make
 
 
 def while_slurmctld_is_away(desk, twin, held, without_accounts):

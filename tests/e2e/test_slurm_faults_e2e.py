@@ -2,16 +2,14 @@
 no process is left, and the command that a user would type next goes on. All tests belong to the long form."""
 
 import contextlib
-import hashlib
-import os
 import subprocess
 import sys
 import time
 
 import pytest
-from support_e2e import HANG_S
+from support_e2e import HANG_S, until
 from support_long import only_in_long_form
-from support_slurm import FOREVER, RANKS, Study
+from support_slurm import FOREVER, RANKS, Study, studies
 
 from provision.practice.network import interface_name
 
@@ -26,20 +24,11 @@ COUNTED = 'echo "$*" >> {log}; exec /usr/bin/{command} "$@"'
 
 @pytest.fixture
 def study(slurm, request):
-    made: list[Study] = []
-    test = request.node.name
-    its_own = hashlib.sha256(test.encode()).hexdigest()[:6]
-
-    def make(more: str = "", suffix: str = "") -> Study:
-        made.append(Study.new(slurm, f"{test[5:40]}-{its_own}-{os.getpid()}{suffix}", more))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.end()
+    with studies(slurm, request.node.name) as make:
+        yield make
     for name in ("work1", "work2"):
-        made[0].until(lambda name=name: not slurm.run(name, RANKS).strip(), f"no rank is left on {name}")
-        made[0].until(lambda name=name: not slurm.run(name, SUPERVISORS).strip(), f"no supervisor is left on {name}")
+        until(lambda name=name: not slurm.run(name, RANKS).strip(), f"no rank is left on {name}")
+        until(lambda name=name: not slurm.run(name, SUPERVISORS).strip(), f"no supervisor is left on {name}")
 
 
 def submit(one: Study, cells: str = ONE_NODE, *, steps: int = FOREVER, keys: str = "") -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -222,6 +224,23 @@ class Study:
 
     def end(self) -> None:
         self.start("cancel", "--all")
+
+
+@contextlib.contextmanager
+def studies(slurm: SlurmCluster, test: str) -> Iterator[Callable[..., Study]]:
+    """A function that makes workspaces for a test, with the arguments `more` and `suffix`. Their runs are ended at the end."""
+    made: list[Study] = []
+    # The names of workspaces have at most 45 characters of the names of their tests. This suffix keeps two workspaces apart
+    # whose tests' names begin alike.
+    its_own = hashlib.sha256(test.encode()).hexdigest()[:6]
+
+    def make(more: str = "", suffix: str = "") -> Study:
+        made.append(Study.new(slurm, f"{test[5:50]}-{its_own}-{os.getpid()}{suffix}", more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
 
 
 class Desk:
