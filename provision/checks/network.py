@@ -110,13 +110,16 @@ def judge_network(
             "are the addresses of the nodes in the cluster file those of the experiment network, and does /etc/hosts on each "
             "node list these addresses?",
         )
-    is_tcp = report.backend != "nccl" or transports.rdma is False  # the counters of interfaces count no RDMA
-    if is_tcp and (strays or intended_bytes < expected_bytes * 0.9):
+    # The counters of interfaces count no RDMA. If NCCL's log names no transport, only they can show where the data was sent.
+    is_counted = report.backend != "nccl" or transports.rdma is False or not transports.channels
+    if is_counted and (strays or intended_bytes < expected_bytes * 0.9):
         elsewhere = ", ".join(strays) or "nothing"
         text = f"{intended_bytes / 1e6:.0f} of {expected_bytes / 1e6:.0f} MB were sent over {nic_names}; elsewhere: {elsewhere}"
-        return Outcome(
-            False, text, "which interface has the nodes' addresses (ip addr), and does /etc/hosts list these addresses?"
-        )
+        advice = "which interface has the nodes' addresses (ip addr), and does /etc/hosts list these addresses?"
+        if report.backend == "nccl" and not transports.channels:
+            text += "; RDMA cannot be ruled out, because NCCL's log names no transport"
+            advice = "remove NCCL_DEBUG_FILE from /etc/nccl.conf and ~/.nccl.conf of the nodes"
+        return Outcome(False, text, advice)
     return _describe_success(report, nic_names, absent_note, transports, links)
 
 

@@ -195,7 +195,7 @@ def test_the_fact_about_an_existing_slurm_is_read(tmp_path, is_ours):
 
 
 def test_a_machine_without_slurm_says_so_at_once(tmp_path):
-    for name in ("sh", "bash", "head", "grep", "tail", "sed", "timeout"):
+    for name in ("sh", "bash", "head", "grep", "tail", "sed", "timeout", "cat", "mktemp", "rm", "tr"):
         (tmp_path / name).symlink_to(f"/usr/bin/{name}")
     environment = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
     done = subprocess.run(slurm_here.command(""), env=environment, capture_output=True, text=True, check=True)
