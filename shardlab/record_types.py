@@ -50,7 +50,7 @@ class EventData(msgspec.Struct):
     job: JobNumber | None = None
     """The job of Slurm that executes the run."""
     cluster: SlurmClusterName | None = None
-    """The cluster of Slurm to which the job was submitted; null: the default cluster of the machine that submitted it."""
+    """The cluster of Slurm that has the job; null: the default cluster of the machine that submitted the job."""
     token: Token | None = None
     pid: ProcessId | msgspec.UnsetType = msgspec.UNSET
     """If the key is there, it has a value."""

@@ -395,9 +395,16 @@ def record_learnt_ends(workspace: Workspace, runs: Sequence[RunOnDisk], observed
             events = run.folder.events()
             if run.folder.judge_with_result(events, run.run)[0].state != run.verdict.state:
                 continue  # the run has gone on, or another command has recorded the state
-            state, why, records = observed.verdict.state, observed.verdict.why, count_starts_and_ends(events)
+            cluster, _, number = observed.id.rpartition(":")
             run.folder.write_event(
-                "controller", ENDED_IN_SLURM, sync=False, state=state, why=why, job=observed.id, records=records
+                "controller",
+                ENDED_IN_SLURM,
+                sync=False,
+                state=observed.verdict.state,
+                why=observed.verdict.why,
+                job=number,
+                cluster=cluster or None,
+                records=count_starts_and_ends(events),
             )
 
 

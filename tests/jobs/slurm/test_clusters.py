@@ -12,6 +12,7 @@ from jobs.schedulers import slurm
 from jobs.slurm import query, submission
 from jobs.slurm.commands import call_slurm, is_down
 from jobs.supervisor import retries
+from shardlab.runs.state import ENDED_IN_SLURM
 
 SITE = "schema: 1\nname: c\nprovider: slurm\nslurm: {partition: gpu}\nstorage: {shared: SHARED}\n"
 JOB_OF_USER = [["1", "my-production-job", "/bin/true", 0]]
@@ -202,6 +203,18 @@ def test_a_request_is_tested_on_the_cluster_of_the_runs(study, queue, capsys):
     (study.workspace.path / "m.yaml").write_text(study.matrix.read_text().replace("[0, 1]", "[2, 3]"))
     assert study.jobs("submit") == 2
     assert "No cluster 'cm4' known by database. Decided in the cluster file by: slurm.cluster." in capsys.readouterr().err
+
+
+def test_a_final_state_learnt_from_another_cluster_is_recorded_as_of_there(study, queue):
+    write_cluster(study, ", cluster: cm4")
+    assert study.jobs("submit", "--where", "seed == 0") == 0
+    (folder,) = study.workspace.all_runs()
+    (_, token) = folder.sent_job()
+    (queue.folder / "squeue").write_text("#!/bin/sh\n")
+    (queue.folder / "sacct").write_text(f"#!/bin/sh\necho '1|{token}|CANCELLED by 1|1|Unknown|None assigned|None'\n")
+    assert [status.state for status in study.statuses()] == study.states() == ["cancelled"]
+    (learnt,) = (event.data for event in folder.events(strict=True) if event.event == ENDED_IN_SLURM)
+    assert (learnt["job"], learnt["cluster"]) == ("1", "cm4")
 
 
 def test_a_run_cannot_wait_for_a_run_of_another_cluster(study, queue, capsys):

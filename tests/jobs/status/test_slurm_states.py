@@ -415,6 +415,31 @@ def test_slurm_says_why_a_run_in_an_allocation_was_told_to_end(run_of, says, tmp
     assert judge().state == folder.judge().state == "cancelled"
 
 
+def answer_per_cluster(folder, name, rows):
+    """Let a stand-in for one of Slurm's commands print a row for each cluster; '': without the option --clusters."""
+    cases = "".join(f"*\"{key and f' --clusters={key} '}\"*) echo '{row}' ;;\n" for key, row in rows.items())
+    (folder / "bin" / name).write_text(f'#!/bin/sh\ncase " $* " in\n{cases}esac\n')
+    (folder / "bin" / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(("cluster", "state", "job"), [("cm4", "cancelled", "cm4:7"), ("c", "timeout", "7")])
+def test_an_allocation_of_another_cluster_is_asked_for_there(run_of, says, tmp_path, cluster, state, job):
+    """The default cluster has an allocation with the same number, and a cluster without a database has no --clusters."""
+    told = OWN["told to end while it saved"]
+    folder = run_of((("started", {"job": "7", "restarts": 0, "cluster": cluster}), *told[1:]))
+    make_own(tmp_path)
+    since_s = int(time.time() - AGO)
+    says(sbatch="", squeue="", scontrol="ClusterName = c\n")
+    row = f"7|interactive|STATE|{since_s}|{since_s}|work1|None"
+    rows = {"c": "", "cm4": row.replace("STATE", "CANCELLED by 0"), "": row.replace("STATE", "TIMEOUT")}
+    answer_per_cluster(tmp_path, "sacct", rows)
+    (observed,) = allocation.SCHEDULER.observe(Workspace(tmp_path), [reconcile.read_run_on_disk(folder)])
+    assert (observed.verdict.state, observed.id) == (state, job)
+    assert folder.judge().state == state
+    learnt = [event.data for event in folder.events(strict=True) if event.event == ENDED_IN_SLURM]
+    assert [(data["job"], data["cluster"]) for data in learnt] == [("7", "cm4" if cluster == "cm4" else None)]
+
+
 @pytest.mark.parametrize(
     ("own", "raw", "state"), [("runs", "FAILED", "failed"), ("told to end", "CANCELLED by 1", "cancelled")]
 )
