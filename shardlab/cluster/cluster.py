@@ -141,6 +141,12 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         return self if name not in self.environments else msgspec.structs.replace(self, environment=self.environments[name])
 
+    @property
+    def is_in_further_environment(self) -> bool:
+        """Whether `environment` is one of `environments`, which `for_environment` chose. Objects are compared and not keys: the
+        default stays the default if a further environment has equal keys."""
+        return any(self.environment is further for further in self.environments.values())
+
     def all_environments(self) -> dict[document.KeyPath, Environment]:
         """All environments, each with its place in the cluster file; the default environment comes first."""
         environments: dict[document.KeyPath, Environment] = {("environment",): self.environment}
