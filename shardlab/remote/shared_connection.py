@@ -110,7 +110,8 @@ def open_connection(command: Sequence[str], host: str, *, may_ask: bool = True) 
             output = _run_ssh(argv, limit_s)[1]
     except subprocess.TimeoutExpired:
         raise NoLogin(f"{host}: the login did not finish within {limit_s:g} s.") from None
-    sentence = login_failure.describe_login_failure(host, output)
+    keeps_host_keys = not any('"/dev/null"' in option for option in options)
+    sentence = login_failure.describe_login_failure(host, output, keeps_host_keys=keeps_host_keys)
     if asks or not may_ask or "denied" not in sentence:
         raise NoLogin(sentence)
     manual_login = shlex.join(login("no"))

@@ -75,8 +75,10 @@ def _login_rules(address: Address, settings: Mapping[str, str]) -> list[str]:
     if any(name.endswith("/.ssh/known_hosts") for name in user_files):
         user_files.insert(0, default_file)  # another file than OpenSSH's if HOME is not the home folder of the account
     files = [_escape_path(address.known_hosts, quotes=True)] if address.known_hosts is not None else []
-    files += [name.replace("\\", "\\\\").replace('"', '\\"') for name in user_files if name != "none"]
-    known_hosts = " ".join(f'"{name}"' for name in dict.fromkeys(files)) or "none"
+    # `none` must stand alone, but other files precede it; /dev/null is as empty.
+    user_files = ["/dev/null" if name == "none" else name for name in user_files]
+    files += [name.replace("\\", "\\\\").replace('"', '\\"') for name in user_files]
+    known_hosts = " ".join(f'"{name}"' for name in dict.fromkeys(files))
     return [
         "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S:g}", "-o", "RemoteCommand=none",
         "-o", "StdinNull=no",
