@@ -23,7 +23,6 @@ from shardlab.cluster.cluster_keys import (
     DataSet,
     Lan,
     Login,
-    Name,
     Network,
     NodeEntry,
     Role,
@@ -35,6 +34,7 @@ from shardlab.cluster.slurm_keys import Gpus, Slurm
 from shardlab.errors import InputError
 from shardlab.files import document, validation
 from shardlab.matrix.cell import EnvironmentName
+from shardlab.record_types import ShortName
 from shardlab.url import remove_secrets
 
 Release = Literal["bookworm", "trixie", "sid"]  # releases of Debian
@@ -52,7 +52,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     schema: Literal[1]
     """The version of the format."""
-    name: Name
+    name: ShortName
     """The name of the cluster, which reports and names of files contain."""
     provider: Literal["local", "ssh", "virtual", "slurm", "cloudlab"]
     """Where the machines come from. local: this machine is the only node. ssh: existing machines, listed under `nodes`.
