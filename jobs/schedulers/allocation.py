@@ -56,7 +56,7 @@ class AllocationScheduler(QueueScheduler):
         is recorded."""
         observed_runs = super().observe(workspace, runs)
         end_events = {position: end for position, run in enumerate(runs) if (end := _find_unexplained_end(run)) is not None}
-        jobs = {position: job for position in end_events if (job := _find_job(runs[position])) is not None}
+        jobs = {position: place for position in end_events if (place := _find_job(runs[position])) is not None}
         if not jobs or not has_slurm_commands():
             return observed_runs
         since_s = min(end.wall_s for end in end_events.values())
