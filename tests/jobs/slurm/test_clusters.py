@@ -225,6 +225,38 @@ def test_a_run_cannot_wait_for_a_run_of_another_cluster(study, queue, capsys):
     assert "the job 1 is on another cluster of Slurm than the new runs" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("cluster", "code"), [("c", 0), ("cm4", 2)])
+def test_in_a_federation_a_run_waits_only_for_a_run_of_the_same_cluster(study, queue, capsys, cluster, code):
+    """sbatch names the cluster that it took, although no cluster was chosen; c is the default cluster."""
+    file = queue.folder / f"queue.{cluster}.json"
+    file.unlink(missing_ok=True)
+    file.symlink_to("queue.json")
+    queue.rule(ends=0, answers=[f"NUMBER;{cluster}"])
+    assert study.jobs("submit", "--where", "seed == 0") == 0
+    (folder,) = study.workspace.all_runs()
+    job = folder.sent_job()[0]
+    assert job.startswith(f"{cluster}:")
+    assert study.jobs("submit", "--after", folder.run_id) == code
+    options = [word for words in queue.calls("sbatch") for word in words if word.startswith("--dependency")]
+    assert options == ([f"--dependency=afterany:{job.partition(':')[2]}"] if code == 0 else [])
+    assert (f"the job {job} is on another cluster" in capsys.readouterr().err) == (code != 0)
+
+
+def test_a_template_of_the_user_may_name_the_cluster(study, queue):
+    """Commands about the runs go to the cluster that the script names, also if the answer of sbatch was lost."""
+    template = study.workspace.own_templates / slurm.SCHEDULER.TEMPLATE
+    template.write_text(template.read_text().replace("#!/bin/bash\n", "#!/bin/bash\n#SBATCH --clusters=cm4\n"))
+    queue.rule(ends=0, loses_answers=True, unreachable=["squeue", "sacct"])
+    assert study.jobs("submit") == 1
+    queue.rule(ends=0)
+    assert study.jobs("submit") == 0
+    assert clusters_of(queue, "sbatch") == ["cm4"]
+    assert [status.scheduler["id"] for status in study.statuses()] == ["cm4:1_0", "cm4:1_1"]
+    assert study.jobs("cancel", "--all") == 0
+    assert queue.state("cm4")["tasks"] == []
+    assert queue.state()["tasks"] == JOB_OF_USER
+
+
 def test_the_cluster_that_sbatch_answers_is_recorded(study, queue):
     """The user's own template names the cluster in a line that shardlab does not write."""
     queue.rule(ends=0, answers=["NUMBER;cm4"])

@@ -397,6 +397,16 @@ def test_a_job_dropped_by_the_controller_is_unknown_without_sacct(run_of, says, 
         assert (verdict.state, f"does not know its job 12{words}" in verdict.why) == ("unknown", True), verdict
 
 
+@pytest.mark.parametrize(
+    ("accounts", "state"), [("", "cancelled"), (NO_DATABASE, "unknown"), (NO_ACCOUNTS, "unknown"), (AWAY, "unknown")]
+)
+def test_a_task_that_slurm_does_not_list_is_cancelled_only_if_the_accounting_answers(run_of, says, tmp_path, accounts, state):
+    """Without accounting, the controller soon forgets tasks that have ended, and still lists other tasks of the array."""
+    folder = run_of(OWN["waits"], kind="array", job=f"{JOB}_1")
+    says(sacct=accounts, squeue=line("RUNNING").replace(f"{JOB}|", f"{JOB}_2|", 1))
+    assert seen(tmp_path, folder).verdict.state == state
+
+
 def test_slurm_says_why_a_run_in_an_allocation_was_told_to_end(run_of, says, tmp_path):
     """The answer is recorded. A job that started after the end of the run is another job with the same number."""
     told = OWN["told to end while it saved"]

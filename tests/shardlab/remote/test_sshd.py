@@ -23,6 +23,7 @@ from support_sshd import start_sshd
 from shardlab.remote import fabric_connection, shared_connection
 from shardlab.remote.login_shell import login_shell_argv
 from shardlab.remote.remote import Remote, Unreachable
+from shardlab.remote.ssh_command import ssh_command
 
 SHELLS = ("bash", "zsh", "tcsh", "fish", "ksh")
 NOISE = "echo Welcome; printf 'quota: '; echo 'module: not found' >&2"
@@ -133,11 +134,22 @@ def test_fabric_carries_the_commands_and_paramiko_opens_no_connection(far, monke
 def test_settings_of_the_user_that_break_programs_do_not_count(sshd):
     sshd.configure(
         "RemoteCommand tmux new -A -s main", "RequestTTY yes", "BatchMode no", f"LocalForward {sshd.port} 127.0.0.1:9",
-        "ExitOnForwardFailure yes", "StrictHostKeyChecking no",
+        "ExitOnForwardFailure yes", "StrictHostKeyChecking no", "StdinNull yes", "ForkAfterAuthentication yes",
+        "SessionType none",
     )  # fmt: skip
     assert answers(sshd.address())
+    remote = Remote(sshd.address(), may_sudo=False)
+    assert remote.run(["cat"], timeout_s=HANG_S, stdin=b"input").stdout == "input"
+    remote.close()
     sshd.know(sshd.known_hosts, "another.host")
     assert "its host key is not known" in refusal(sshd.address(known_hosts=sshd.known_hosts))
+
+
+def test_an_ssh_without_new_settings_gets_no_option_for_them(sshd):
+    """OpenSSH before 8.7 refuses to start with an option that it does not know."""
+    assert not {"StdinNull", "SessionType", "ForkAfterAuthentication"} & {
+        word.partition("=")[0] for word in ssh_command(sshd.address())
+    }
 
 
 @pytest.mark.parametrize("setting", ["UserKnownHostsFile", "GlobalKnownHostsFile"])
