@@ -56,11 +56,11 @@ class AllocationScheduler(QueueScheduler):
         is recorded."""
         observed_runs = super().observe(workspace, runs)
         end_events = {position: end for position, run in enumerate(runs) if (end := _find_unexplained_end(run)) is not None}
-        jobs = {position: place for position in end_events if (place := _find_job(runs[position])) is not None}
+        jobs = {position: own_job for position in end_events if (own_job := _find_job(runs[position])) is not None}
         if not jobs or not has_slurm_commands():
             return observed_runs
         since_s = min(end.wall_s for end in end_events.values())
-        for cluster in {cluster for cluster, _ in jobs.values()}:
+        for cluster in dict.fromkeys(cluster for cluster, _ in jobs.values()):
             numbers = sorted({number for job_cluster, number in jobs.values() if job_cluster == cluster})
             asked_cluster = None if cluster is None or cluster == read_setting("ClusterName") else cluster
             answer = query.find_jobs(numbers, since_s, cluster=asked_cluster)

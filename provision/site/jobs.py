@@ -67,11 +67,11 @@ def say_why_job_waits(node: Node, script: str, work: str) -> Iterator[None]:
         while not has_ended.wait(ASK_S):
             with contextlib.suppress(Unanswered, Unreachable):
                 job = _find_job(node, script)
-                if job is not None and "PENDING" in job and job != printed_job and not has_ended.is_set():
+                if job is not None and "PENDING: " in job and job != printed_job and not has_ended.is_set():
                     Output().print_remark(f"{node.name}: {work}: waits for job {job}")
                     printed_job = job
 
-    asking_thread = threading.Thread(target=ask)
+    asking_thread = threading.Thread(target=ask, daemon=True)
     asking_thread.start()
     try:
         yield
@@ -101,4 +101,5 @@ def _find_job(node: Node, script: str) -> str | None:
         return None
     job, state, reason = lines[0].split("|", 2)
     why = slurm_waiting.explain_waiting(reason, slurm_waiting.FOR_PROVISION) or reason
-    return f"{job} ({state}{f': {why}' if state == 'PENDING' else ''})"
+    # Slurm gives the reason None until it has looked at a new job.
+    return f"{job} ({state}{f': {why}' if state == 'PENDING' and why != 'None' else ''})"

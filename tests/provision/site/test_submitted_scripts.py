@@ -42,12 +42,14 @@ def test_a_job_of_provision_that_slurm_rejects_names_the_keys(words, advice):
     assert caught.value.reasons_by_node == {"login": str(caught.value)}
 
 
-# Stand-ins: the job ends when squeue has been asked twice.
-WAITING_SBATCH = 'until test "$(wc -l < "$0.asked")" -ge 2; do sleep 0.02; done'
+# Stand-ins: the job ends when squeue has been asked three times. Slurm knows the reason only the second time.
+WAITING_SBATCH = 'until test "$(wc -l < "$0.asked")" -ge 3; do sleep 0.02; done'
 WAITING_SQUEUE = """\
 echo asked >> "$(dirname "$0")/sbatch.asked"
 echo "6|PENDING|JobHeldUser|/s/other.sh"
-echo "7|PENDING|PartitionTimeLimit|$SCRIPT"
+reason=PartitionTimeLimit
+test "$(wc -l < "$(dirname "$0")/sbatch.asked")" -ge 2 || reason=None
+echo "7|PENDING|$reason|$SCRIPT"
 """
 
 
