@@ -63,8 +63,12 @@ class Site(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, cluster=self.cluster.for_environment(name), targets=targets, environment=name)
 
     def environments_of(self, target: Target) -> list[tuple[Site, Target]]:
-        """The site and the node `target` in each environment of the cluster file; the default environment comes first."""
-        return [(self, target), *((self.in_environment(name), other) for name, other in target.environments.items())]
+        """The site and the node `target` in each environment of the cluster file; the default environment comes first. Further
+        environments with equal keys have the same interpreter, so that only the first of them is listed."""
+        members = {target.node.python: (self, target)}
+        for name, other in target.environments.items():
+            members.setdefault(other.node.python, (self.in_environment(name), other))
+        return list(members.values())
 
     @property
     def is_practice(self) -> bool:

@@ -20,14 +20,33 @@ HOST_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,252}\Z"
 SLURM_CLUSTER_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,62}\Z"
 TOKEN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}\.[0-9a-f]{10}\Z"
 
+
+def limit_text(pattern: str, allowed: str) -> msgspec.Meta:
+    """The rule for a text in a file of the user. allowed: what the pattern allows, in words that complete the sentence
+    "Allowed: ..."."""
+    return msgspec.Meta(pattern=pattern, extra={"allowed": allowed})
+
+
+ShortName = Annotated[
+    str, limit_text(r"^[a-z0-9][a-z0-9-]{0,30}\Z", "up to 31 small letters, digits and hyphens, not first a hyphen")
+]
+AbsolutePath = Annotated[
+    str, limit_text(r"^/[A-Za-z0-9._/-]+\Z", "a path that begins with / and has only letters, digits and the signs . _ / -")
+]
 RunId = Annotated[str, msgspec.Meta(pattern=RUN_ID_PATTERN)]
 MatrixName = RunId  # the name of a matrix, or of the runs that analyse one folder of traces
-HostName = Annotated[str, msgspec.Meta(pattern=HOST_PATTERN)]  # a host name, an address, a node of Slurm
+# a host name, an address, a node of Slurm
+HostName = Annotated[
+    str, limit_text(HOST_PATTERN, "letters, digits and the signs . _ : -, beginning with a letter, digit or _")
+]
 Token = Annotated[str, msgspec.Meta(pattern=TOKEN_PATTERN)]  # the name of a job that jobs.slurm.submission chose
 # A job of Slurm, or a task of an array; "": none.
 JobNumber = Annotated[str, msgspec.Meta(pattern=r"^([0-9]{1,18}(_[0-9]{1,9})?)?\Z")]
-SlurmClusterName = Annotated[str, msgspec.Meta(pattern=SLURM_CLUSTER_PATTERN)]  # a cluster of Slurm, for its option --clusters
-Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]  # a SHA-256 in hexadecimal digits
+SlurmClusterName = Annotated[  # a cluster of Slurm, for its option --clusters
+    str,
+    limit_text(SLURM_CLUSTER_PATTERN, "up to 63 letters, digits and the signs _ . + -, beginning with a letter, digit or _"),
+]
+Sha256 = Annotated[str, limit_text(r"^[0-9a-f]{64}\Z", "the 64 hexadecimal digits of a SHA-256, in small letters")]
 BootId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9-]{1,64}\Z")]
 
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=LARGEST)]
@@ -50,7 +69,7 @@ class EventData(msgspec.Struct):
     job: JobNumber | None = None
     """The job of Slurm that executes the run."""
     cluster: SlurmClusterName | None = None
-    """The cluster of Slurm to which the job was submitted; null: the default cluster of the machine that submitted it."""
+    """The cluster of Slurm that has the job; null: the default cluster of the machine that submitted the job."""
     token: Token | None = None
     pid: ProcessId | msgspec.UnsetType = msgspec.UNSET
     """If the key is there, it has a value."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -26,8 +25,8 @@ print(json.dumps({"packages": source_digest.digest_installed_packages(), "versio
 class PythonEnvironment(msgspec.Struct, frozen=True):
     """A Python environment, as runs record it."""
 
-    packages: str | None
-    """The digest of the installed packages; None: the environment is on another machine, so it is not known here."""
+    packages: str
+    """The digest of the installed packages."""
     versions: dict[str, str]
     """The versions of packages by name."""
     python: str | None = None
@@ -35,17 +34,15 @@ class PythonEnvironment(msgspec.Struct, frozen=True):
 
 
 def read_environment(workspace: Workspace, cluster: Cluster, name: str) -> PythonEnvironment:
-    """The environment with this name under `environments` of the cluster file. Raises InputError if `provision` has not made it
-    as the cluster file says, or if its interpreter does not start."""
+    """The environment with this name under `environments` of the cluster file, for runs that this machine starts. Raises
+    InputError if `provision` has not made it as the cluster file says, or if its interpreter is gone or does not start."""
     python = inventory.find_environment(workspace, cluster, name).python
-    if not os.access(python, os.X_OK):
-        return PythonEnvironment(None, {}, python)
     try:
         answer = subprocess.run([python, "-P", "-c", PROGRAM], capture_output=True, timeout=ANSWER_S, check=True)
         return msgspec.structs.replace(msgspec.json.decode(answer.stdout, type=PythonEnvironment), python=python)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
-        output = getattr(error, "stderr", None) or str(error).encode()
-        why = output.decode("utf-8", "replace").strip().splitlines()[-1]
+        output = (getattr(error, "stderr", None) or b"").decode("utf-8", "replace").strip() or getattr(error, "strerror", None)
+        why = (output or str(error)).splitlines()[-1]
         raise InputError(f"the environment {name}: {python} does not start: {why}. Run: provision CLUSTER.yaml") from None
 
 

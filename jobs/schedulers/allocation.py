@@ -13,11 +13,11 @@ from jobs.run_queue import QueueScheduler, RunQueue
 from jobs.scheduler import ObservedRun, RunOnDisk, SubmitOptions
 from jobs.schedulers import slurm
 from jobs.slurm import allocation, query
-from jobs.slurm.commands import has_slurm_commands
+from jobs.slurm.commands import CLUSTER_VARIABLE, has_slurm_commands, own_cluster, read_setting
 from shardlab.errors import ShardlabError
 from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import TOLD
+from shardlab.runs.state import TOLD, name_job
 from shardlab.workspace.workspace import Workspace
 
 ENDED_WHY = (
@@ -36,10 +36,12 @@ class AllocationScheduler(QueueScheduler):
     def submit(self, workspace: Workspace, run_dirs: Sequence[RunDir], submit_options: SubmitOptions) -> None:
         """Submit runs, in this order, and start a runner in this allocation. Raises ShardlabError if the workspace has a runner
         in another allocation."""
-        other_job = RunQueue(self.NAME, workspace).read_runner_variable("SLURM_JOB_ID")
-        if other_job is not None and other_job != claim.current_job_id():
+        queue = RunQueue(self.NAME, workspace)
+        other_job, other_cluster = (queue.read_runner_variable(name) for name in ("SLURM_JOB_ID", CLUSTER_VARIABLE))
+        if other_job is not None and (other_job, other_cluster or None) != (claim.current_job_id(), own_cluster()):
             raise ShardlabError(
-                f"{workspace.path}: runs of this workspace are being started in the allocation {other_job}, not in this one. "
+                f"{workspace.path}: runs of this workspace are being started in the allocation "
+                f"{name_job(other_job, other_cluster or None)}, not in this one. "
                 "Wait until they have ended, or use another --workspace."
             )
         super().submit(workspace, run_dirs, submit_options)
@@ -50,18 +52,24 @@ class AllocationScheduler(QueueScheduler):
             super().attend(workspace)
 
     def observe(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
-        """The state of each run. Slurm is asked once why it ended runs that it told to end, until their state is recorded."""
+        """The state of each run. Each cluster of Slurm is asked once why it ended runs that it told to end, until their state
+        is recorded."""
         observed_runs = super().observe(workspace, runs)
         end_events = {position: end for position, run in enumerate(runs) if (end := _find_unexplained_end(run)) is not None}
-        jobs = {position: _find_job(runs[position]) for position in end_events}
-        if not (numbers := sorted(set(jobs.values()) - {""})) or not has_slurm_commands():
+        jobs = {position: own_job for position in end_events if (own_job := _find_job(runs[position])) is not None}
+        if not jobs or not has_slurm_commands():
             return observed_runs
-        answer = query.find_jobs(numbers, min(end.wall_s for end in end_events.values()))
-        for position, end in end_events.items():
-            job = answer.jobs.get(jobs[position])
-            if job is not None and job.start_s is not None and job.start_s <= end.wall_s:  # else the number was given again
-                verdict = slurm.judge_after_end(runs[position], job, is_shared=True)
-                observed_runs[position] = ObservedRun(verdict, job.id, job.state)
+        since_s = min(end.wall_s for end in end_events.values())
+        for cluster in dict.fromkeys(cluster for cluster, _ in jobs.values()):
+            numbers = sorted({number for job_cluster, number in jobs.values() if job_cluster == cluster})
+            asked_cluster = None if cluster is None or cluster == read_setting("ClusterName") else cluster
+            answer = query.find_jobs(numbers, since_s, cluster=asked_cluster)
+            for position, (job_cluster, number) in jobs.items():
+                job = answer.jobs.get(number) if job_cluster == cluster else None
+                # A job that started after the end of the run has been given the same number.
+                if job is not None and job.start_s is not None and job.start_s <= end_events[position].wall_s:
+                    verdict = slurm.judge_after_end(runs[position], job, is_shared=True)
+                    observed_runs[position] = ObservedRun(verdict, name_job(job.id, asked_cluster), job.state)
         slurm.record_learnt_ends(workspace, runs, observed_runs)
         return observed_runs
 
@@ -81,9 +89,11 @@ def _find_unexplained_end(run: RunOnDisk) -> Event | None:
     return end if is_unexplained else None
 
 
-def _find_job(run: RunOnDisk) -> str:
-    """The number of the allocation in which the run last started; '' if it is not recorded."""
-    return next((str(event.data.get("job", "")) for event in reversed(run.events) if event.event == "started"), "")
+def _find_job(run: RunOnDisk) -> tuple[str | None, str] | None:
+    """(the cluster of Slurm, the number) of the allocation in which the run last started; None if it is not recorded. The
+    cluster is None if only the number is recorded."""
+    data = next((event.data for event in reversed(run.events) if event.event == "started"), {})
+    return (data.get("cluster"), str(data["job"])) if data.get("job") else None
 
 
 SCHEDULER = AllocationScheduler()

@@ -18,6 +18,7 @@ from jobs.slurm import query, states, submission
 from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call_slurm, own_cluster, read_number_setting, read_setting
 from jobs.slurm.query import Job, JobsFound
 from jobs.slurm.submission import Kind, Submission
+from shardlab.cluster import slurm_waiting
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.files import files
 from shardlab.runs.record import Event
@@ -395,9 +396,16 @@ def record_learnt_ends(workspace: Workspace, runs: Sequence[RunOnDisk], observed
             events = run.folder.events()
             if run.folder.judge_with_result(events, run.run)[0].state != run.verdict.state:
                 continue  # the run has gone on, or another command has recorded the state
-            state, why, records = observed.verdict.state, observed.verdict.why, count_starts_and_ends(events)
+            cluster, _, number = observed.id.rpartition(":")
             run.folder.write_event(
-                "controller", ENDED_IN_SLURM, sync=False, state=state, why=why, job=observed.id, records=records
+                "controller",
+                ENDED_IN_SLURM,
+                sync=False,
+                state=observed.verdict.state,
+                why=observed.verdict.why,
+                job=number,
+                cluster=cluster or None,
+                records=count_starts_and_ends(events),
             )
 
 
@@ -445,8 +453,8 @@ def _judge_waiting(job: Job, why: str) -> JudgedState:
     """The state of a run whose job waits: pending, and held if Slurm holds the job after a failed start. why: why the job waits
     again; ''."""
     reason = job.reason if states.translate_state(job.state) == "pending" else ""
-    why = "; ".join(filter(None, (why, states.explain_waiting(reason))))
-    return JudgedState("pending", why, held=bool(states.HELD_AFTER_LAUNCH.match(reason)))
+    why = "; ".join(filter(None, (why, slurm_waiting.explain_waiting(reason, slurm_waiting.FOR_RUNS))))
+    return JudgedState("pending", why, held=bool(slurm_waiting.HELD_AFTER_LAUNCH.match(reason)))
 
 
 def judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState:

@@ -21,6 +21,7 @@ ENDED_S = 60.0  # longer than Slurm needs to end a job that it requeues
 # Variables with these prefixes, set by a job or by the user, would act as options of Slurm's commands.
 DROPPED = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMI_", "PMIX_", "SALLOC_")
 KEPT_VARIABLES = ("SLURM_CONF",)
+CLUSTER_VARIABLE = "SLURM_CLUSTER_NAME"  # Slurm sets it in each job: the name of the cluster of the job
 # The exit codes of a command that SIGTERM or SIGKILL ended, as Python and as a shell report them.
 _ENDED_BY_SIGNAL = tuple(code for number in (signal.SIGTERM, signal.SIGKILL) for code in (-number, 128 + number))
 _PREFIX = re.compile(r"^[a-z_]+(?: error)?: (?:error: |fatal: )?")
@@ -104,7 +105,7 @@ def forget_job() -> None:
 
 def own_cluster() -> str | None:
     """The cluster of the job in which this process runs; None outside of a job."""
-    return os.environ.get("SLURM_CLUSTER_NAME") or None
+    return os.environ.get(CLUSTER_VARIABLE) or None
 
 
 def _needs_option(cluster: str | None) -> bool:

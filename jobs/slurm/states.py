@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 WAITING_STATES = {
     "PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "EXPEDITING",
     "POWER_UP_NODE",
@@ -36,35 +34,6 @@ WHY = {
     "PREEMPTED": "Slurm preempted the job in favour of another job",
     "CANCELLED": "cancelled in Slurm",
 }
-
-HELD_AFTER_LAUNCH = re.compile("JobHoldMaxRequeue|launch.failed.requeued.held")
-# The reasons for which a job waits (`%r` of squeue) that do not pass by themselves or that a person should know. Each is a
-# pattern of Slurm's words, with a clause that says what helps; Slurm's words are added in brackets.
-WAITS = {
-    HELD_AFTER_LAUNCH.pattern: "Slurm holds it after a failed start; `jobs retry` or `jobs retry --only held` releases it",
-    "JobHeldUser": "its job is held; `scontrol release` with its number lets it start",
-    "JobHeldAdmin": "an administrator of the cluster holds its job and can release it",
-    "PartitionTimeLimit": "Slurm never starts it, because its time limit is above the limit of the partition; cancel it, lower "
-    "`time_limit` of the cell or slurm.time, or change slurm.partition, and submit it again",
-    "PartitionNodeLimit": "its partition has too few nodes for it now; if no node is down, cancel it and change `nnodes` or "
-    "slurm.partition",
-    "Partition(Down|Inactive)": "it starts when its partition is up",
-    "BadConstraints": "no node fits it; if no node is down, cancel it and change slurm.constraint, slurm.gpu_request or "
-    "slurm.mem",
-    "DependencyNeverSatisfied": "Slurm never starts it, because a job that it waits for did not end as required; cancel it and "
-    "submit it again",
-    "InvalidAccount|AccountNotAllowed": "Slurm does not accept its account; cancel it and change slurm.account",
-    "InvalidQOS|QOSNotAllowed": "Slurm does not accept its QOS; cancel it and change slurm.qos",
-    "ReqNodeNotAvail|Reservation": "nodes that it needs are down, drained or reserved; `sinfo -R` says why",
-    "(Assoc|QOS)Max.*Per(Job|Node)": "Slurm never starts it, because it asks for more than one job may have; cancel it and ask "
-    "for less (`sacctmgr show assoc` and `sacctmgr show qos` show the limits)",
-    "(Assoc|QOS)(Grp|Max)": "a limit of its account or QOS is used up; it starts when other jobs have ended",
-}
-
-
-def explain_waiting(reason: str) -> str:
-    """A clause about the reason for which a job waits, from WAITS; '' for other reasons, which pass by themselves."""
-    return next((f"{clause} ({reason})" for pattern, clause in WAITS.items() if re.match(pattern, reason)), "")
 
 
 def bare_state(raw: str) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from jobs.scheduler import ObservedRun, RunOnDisk, group_by_scheduler, scheduler
-from jobs.slurm import states
 from jobs.status import retry_budget
 from shardlab import run_guard
+from shardlab.cluster import slurm_waiting
 from shardlab.cluster.lease import Lease
 from shardlab.cluster.slurm_cluster import address_cluster
 from shardlab.errors import ShardlabError
@@ -98,7 +98,7 @@ class Status(msgspec.Struct, kw_only=True):
     @property
     def is_held_after_launch(self) -> bool:
         """Whether Slurm holds the run's job after a failed start on a node."""
-        return self.is_held_in_queue and states.HELD_AFTER_LAUNCH.search(self.scheduler["raw"]) is not None
+        return self.is_held_in_queue and slurm_waiting.HELD_AFTER_LAUNCH.search(self.scheduler["raw"]) is not None
 
 
 def read_statuses(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[Status]:

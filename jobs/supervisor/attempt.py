@@ -32,7 +32,7 @@ from jobs.launcher import launcher
 from jobs.node import node_processes, rendezvous, wait_for_gpus
 from jobs.node.hang_detection import HangWatch
 from jobs.slurm import allocation, query, states
-from jobs.slurm.commands import OutageWatch, forget_job, is_down
+from jobs.slurm.commands import OutageWatch, forget_job, is_down, own_cluster
 from jobs.ssh import node_folders, step
 from jobs.status import retry_budget
 from jobs.supervisor import hold, next_try, retries
@@ -188,6 +188,8 @@ class Attempt:
         if self.in_slurm:  # SIGUSR1 (`--signal=B:USR1@60`) asks for a checkpoint, which the ranks save once they have started
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         data: dict[str, Any] = {"job": claim.current_job_id(), "restarts": claim.count_job_restarts()} if self.in_slurm else {}
+        if self.run.scheduler == "allocation" and (cluster := own_cluster()) is not None:
+            data["cluster"] = cluster  # a submitted run has it in the event `submitted`
         data |= {next_try.SEARCH: True} if self.run.search is not None else {}
         self._record_event("started", **host.identify_this_process(), **data)
 

@@ -49,7 +49,7 @@ def hold_alike_runs(run_dir: RunDir, run: Run, why: str) -> str:
     return scheduler(run.scheduler).hold(jobs)
 
 
-def accept_packages(run: Run, packages: str | None, versions: dict[str, str]) -> Run:
+def accept_packages(run: Run, packages: str, versions: dict[str, str]) -> Run:
     """The run.json with which a held run is released. It names the packages that are installed now, but still the copy of
     shardlab's source with which the run was submitted.
 

@@ -154,9 +154,10 @@ def _print_scripts(invocation: Invocation, runs: Sequence[Run], source: RenderCo
 
 def _print_preview_note(out: Output, source: RenderContext) -> None:
     if source.preview is not None:
+        further_clause = ", and asks Slurm whether it accepts the requests" if source.scheduler == "slurm" else ""
         out.print_remark(
-            f"note: made from the cluster file, without asking {source.where.name}: whether it has the data sets, and whether "
-            "Slurm accepts the requests, is checked by `jobs submit`."
+            f"note: made from the cluster file, without asking {source.where.name}: `jobs submit` asks it for the data sets"
+            f"{further_clause}."
         )
 
 

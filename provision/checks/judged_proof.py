@@ -9,6 +9,7 @@ from provision.checks import all_reduce, gpus, torch, transport
 from provision.checks.node_proof import MEET_S, NodeProof, Proofs
 from provision.checks.trial import PRODUCT_S
 from provision.facts.node_types import NodeType
+from shardlab.cluster import slurm_waiting
 from shardlab.cluster.all_reduce import MeasuredAllReduce, bus_bandwidth
 from shardlab.remote.remote import CommandOutput
 
@@ -24,9 +25,11 @@ def judge_proofs(node_type: NodeType, proofs: Proofs, folder: str, requested_gpu
     cluster file requests."""
     kind = str(node_type)
     if proofs.state != "ENDED" and not proofs.has_all():
+        word, _, reason = proofs.state.partition(" ")
+        clause = slurm_waiting.explain_waiting(reason, slurm_waiting.FOR_PROVISION)
         return Outcome(
             False,
-            f"{kind}: not proven yet, job {proofs.job} is {proofs.state}",
+            f"{kind}: not proven yet, job {proofs.job} is {f'{word}: {clause}' if clause else proofs.state}",
             "run `provision verify` when the job has ended",
         )
     if not proofs.nodes:

@@ -100,7 +100,7 @@ def _check_packages(site: Site, target: Target, folder: PurePosixPath) -> Packag
             entry, ["env", f"--chdir={folder}", starter, "-c", software.LISTING_PROGRAM], folder, MAKE_S, advice
         )
     options = [
-        "--job-name=shardlab-packages",
+        f"--job-name={jobs.LISTING_NAME}",
         f"--output={folder}/packages.log",
         *requests.sbatch_options(site.cluster, nodes=1, minutes=LIST_MINUTES),
     ]
@@ -113,7 +113,7 @@ def _check_packages(site: Site, target: Target, folder: PurePosixPath) -> Packag
         program=software.LISTING_PROGRAM,
     )
     argv = ["sh", "-c", SUBMIT_AND_SHOW, "submit", str(folder), text]
-    return PackageCheck(entry, argv, folder, INSTALL_S, advice)
+    return PackageCheck(entry, argv, folder, INSTALL_S, advice, job_script=f"{folder}/list_packages.sh")
 
 
 def _mark_packages(folder: PurePosixPath, digest: str) -> Write:

@@ -53,7 +53,7 @@ def environment_folder(cluster: Cluster) -> PurePosixPath:
     ]
     if keys.container is not None:
         digest_values += [keys.runtime, keys.container, container.mounted_folders(cluster), site_python.has_gpus(cluster)]
-    if keys in cluster.environments.values():
+    if cluster.is_in_further_environment:
         digest_values.append(keys.digest())
     content = json.dumps(digest_values)
     return PurePosixPath(cluster.storage.shared) / f"python-{hashlib.sha256(content.encode()).hexdigest()[:12]}"

@@ -52,7 +52,7 @@ def make_node(
     log = workspace.shardlab_folder / "log" / f"{entry.name}.log"
     folder = f"{cluster.storage.shared}/shardlab" if cluster.storage.shared else LOCAL_FOLDER
     folder_suffix = "" if venv_python == "python3" else f"-{PurePosixPath(venv_python).parent.parent.name}"
-    if cluster.environment in cluster.environments.values():  # two environments may differ only in their wheels
+    if cluster.is_in_further_environment:  # two environments may differ only in their wheels
         folder_suffix += f"-{cluster.environment.digest()}"
     digest = software.packages_digest(own_packages=tuple(cluster.environment.packages))
     python = f"{folder}/python-{digest}{folder_suffix}/bin/python"

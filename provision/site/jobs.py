@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+
 from provision.fact import Unanswered
 from provision.node import Node, last_line
 from provision.operation import RunCommand
 from provision.site import requests
+from shardlab.cluster import slurm_waiting
 from shardlab.cluster.sbatch_request import advise_on_rejection
+from shardlab.remote.remote import Unreachable
+from shardlab.terminal.console import Output
 
 JOB_NAME = "shardlab-provision"  # the name of these jobs
+LISTING_NAME = "shardlab-packages"  # the name of jobs that list the packages of a container image
+ASK_S = 30.0  # seconds between two questions why a job waits
 # Submits the script $1 and waits for the job. If the job failed, prints the last line of its log $2 as the reason.
 SUBMIT = f"""\
 {requests.WITHOUT_VARIABLES}
 rm -f -- "$2"
 sbatch --wait --parsable "$1" || {{ test ! -s "$2" || echo "$(tail -n 1 "$2") (see $2)" >&2; exit 1; }}
 """
-# Prints a job that waits or runs with the script $1. A second job with this script would write to the same folder.
+# Prints a job that waits or runs with the script $1, as JOB|STATE|REASON. A second job would write to the same folder.
 WAITING = f"""\
 {requests.WITHOUT_VARIABLES}
-jobs=$(squeue --noheader --user "$(id -un)" --name {JOB_NAME} --format '%i %T %o') || exit 1
-printf '%s\\n' "$jobs" | while read -r job state script; do
-    test "$script" != "$1" || printf '%s (%s)\\n' "$job" "$state"
+jobs=$(squeue --noheader --user "$(id -un)" --name {JOB_NAME},{LISTING_NAME} --format '%i|%T|%r|%o') || exit 1
+printf '%s\\n' "$jobs" | while IFS='|' read -r job state reason script; do
+    test "$script" != "$1" || printf '%s|%s|%s\\n' "$job" "$state" "$reason"
 done
 """
 
 
 class SubmitScript(RunCommand, frozen=True):
-    """A change by a job. If Slurm rejects the job, the error names the keys of the cluster file that decide its request."""
+    """A change by a job. While the job waits in the queue, the reason is printed. If Slurm rejects the job, the error names the
+    keys of the cluster file that decide its request."""
 
     def make(self, node: Node) -> None:
+        script = self.argv[-2]
         try:
-            super().make(node)
+            with say_why_job_waits(node, script, self.description):
+                super().make(node)
         except Unanswered as error:
             advice = advise_on_rejection(str(error)) if "sbatch: error:" in str(error) else ""
             sentence = f"{str(error).rstrip('.')}. {advice}" if advice else str(error)
@@ -42,15 +54,52 @@ def submit_script(description: str, script: str, log: str, limit_s: float) -> Ru
     return SubmitScript(description, ["sh", "-c", SUBMIT, "submit", script, log], limit_s, root=False)
 
 
+@contextlib.contextmanager
+def say_why_job_waits(node: Node, script: str, work: str) -> Iterator[None]:
+    """During the block, which waits for the job of a script, print why the job waits in the queue, each reason once.
+
+    script: the path of the script. work: what the job does, for the message.
+    """
+    has_ended = threading.Event()
+
+    def ask() -> None:
+        printed_job = None
+        while not has_ended.wait(ASK_S):
+            with contextlib.suppress(Unanswered, Unreachable):
+                job = _find_job(node, script)
+                if job is not None and "PENDING: " in job and job != printed_job and not has_ended.is_set():
+                    Output().print_remark(f"{node.name}: {work}: waits for job {job}")
+                    printed_job = job
+
+    asking_thread = threading.Thread(target=ask, daemon=True)
+    asking_thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        asking_thread.join()
+
+
 def check_no_waiting_job(node: Node, script: str, work: str) -> None:
     """Check that no job of an earlier command with this script still waits or runs. Raises Unanswered if there is one.
 
     work: what the job does, as a clause for the error.
     """
-    answer = node.run(["sh", "-c", WAITING, "waiting", script], timeout_s=60)
-    if answer.code != 0:
-        raise Unanswered(f"{node.name}: squeue does not say which jobs wait: {last_line(answer)}")
-    if job := answer.stdout.strip():
+    if (job := _find_job(node, script)) is not None:
         raise Unanswered(
             f"{node.name}: job {job} of an earlier command {work}. When the job has ended, run the same command again."
         )
+
+
+def _find_job(node: Node, script: str) -> str | None:
+    """The job with this script that waits or runs, with its state and why it waits, such as `7 (PENDING: Priority)`; None if
+    there is none. Raises Unanswered."""
+    answer = node.run(["sh", "-c", WAITING, "waiting", script], timeout_s=60)
+    if answer.code != 0:
+        raise Unanswered(f"{node.name}: squeue does not say which jobs wait: {last_line(answer)}")
+    if not (lines := answer.stdout.splitlines()):
+        return None
+    job, state, reason = lines[0].split("|", 2)
+    why = slurm_waiting.explain_waiting(reason, slurm_waiting.FOR_PROVISION) or reason
+    # Slurm gives the reason None until it has looked at a new job.
+    return f"{job} ({state}{f': {why}' if state == 'PENDING' and why != 'None' else ''})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
@@ -10,6 +11,7 @@ from provision import software
 from provision.fact import Unanswered
 from provision.node import Node, last_line
 from provision.operation import failure_reason
+from provision.site import jobs
 
 
 class PackageCheck:
@@ -20,12 +22,22 @@ class PackageCheck:
     folder: the folder of the environment, in which the differences are recorded.
     limit_s: the time limit of the command, which may wait in the queue.
     advice: what to do if the packages cannot be listed.
+    job_script: the script of the job that the command submits and waits for; None: the command submits no job.
     """
 
     script = ""
 
-    def __init__(self, setting: str, argv: Sequence[str], folder: PurePosixPath, limit_s: float, advice: str) -> None:
+    def __init__(
+        self,
+        setting: str,
+        argv: Sequence[str],
+        folder: PurePosixPath,
+        limit_s: float,
+        advice: str,
+        job_script: str | None = None,
+    ) -> None:
         self.setting, self.argv, self.folder, self.limit_s, self.advice = setting, argv, folder, limit_s, advice
+        self.job_script = job_script
         self._differences: str | None = None
 
     @property
@@ -41,7 +53,10 @@ class PackageCheck:
 
     def make(self, node: Node) -> None:
         """Check the packages. Raises Unanswered if they cannot be listed, or if a needed package is missing."""
-        answer = node.run(self.argv, timeout_s=self.limit_s)
+        with contextlib.ExitStack() as during_job:
+            if self.job_script is not None:
+                during_job.enter_context(jobs.say_why_job_waits(node, self.job_script, self.description))
+            answer = node.run(self.argv, timeout_s=self.limit_s)
         if answer.code is None:
             raise Unanswered(f"{node.name}: {self.setting}: its packages were not listed within {self.limit_s:g} s")
         if answer.code != 0:

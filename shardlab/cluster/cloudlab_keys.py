@@ -11,14 +11,31 @@ import msgspec
 
 from shardlab.cloudlab.cloudlab_manifest import Experiment, ManifestInterface, ManifestNode
 from shardlab.errors import InputError
+from shardlab.record_types import limit_text
 
-Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")]
+Word = Annotated[
+    str,
+    limit_text(
+        r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z",
+        "up to 63 letters, digits and the signs _ . -, beginning with a letter or digit",
+    ),
+]
 TOKEN_VARIABLE = "CLOUDLAB_TOKEN"  # the variable with the token of the portal; it is secret, so runs do not get it
 EXTRA_DISK = "/mydata"  # the folder at which the local disk of a node is mounted, by a blockstore or by mkextrafs.pl
 MOST_NAMED_NODES = 5  # largest number of nodes that a message names
 NFS_FOLDERS = ("/proj", "/users")  # CloudLab's folders of projects and users: they are on NFS over the control network
 
-ImageName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+/-]{0,200}\Z")]
+DiskImage = Annotated[
+    str,
+    limit_text(
+        r"^[A-Za-z0-9][A-Za-z0-9_.:+/-]{0,200}\Z",
+        "the name of a disk image, with letters, digits and the signs _ . : + / -",
+    ),
+]
+PortalAddress = Annotated[
+    str,
+    limit_text(r"^https://[A-Za-z0-9.-]+(?::\d{1,5})?(?:/[A-Za-z0-9._/-]*)?\Z", "an address that begins with https://"),
+]
 
 
 class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,7 +53,7 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The site (aggregate), such as wisc. The same hardware type may have other GPUs at another site."""
     nodes: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     """The number of nodes to request."""
-    image: ImageName = "UBUNTU24-64-STD"
+    image: DiskImage = "UBUNTU24-64-STD"
     """The disk image; a name without a project means an image of the project emulab-ops."""
     hours: Annotated[int, msgspec.Meta(ge=1, le=24 * 14)] = 16
     """The number of hours for which the nodes are requested; the portal may grant fewer."""
@@ -50,9 +67,7 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rate of the experiment network in Mbit/s; null: the best that the nodes have."""
     blockstore_gib: Annotated[int, msgspec.Meta(ge=0, le=100_000)] | None = None
     """The size in GiB of a local disk at /mydata on each node; 0: all free space; null: no such disk."""
-    portal_url: Annotated[str, msgspec.Meta(pattern=r"^https://[A-Za-z0-9.-]+(?::\d{1,5})?(?:/[A-Za-z0-9._/-]*)?\Z")] | None = (
-        None
-    )
+    portal_url: PortalAddress | None = None
     """The address of the portal's API, https only; null: the address of CloudLab's portal."""
 
     @property

@@ -23,7 +23,6 @@ from shardlab.cluster.cluster_keys import (
     DataSet,
     Lan,
     Login,
-    Name,
     Network,
     NodeEntry,
     Role,
@@ -35,6 +34,7 @@ from shardlab.cluster.slurm_keys import Gpus, Slurm
 from shardlab.errors import InputError
 from shardlab.files import document, validation
 from shardlab.matrix.cell import EnvironmentName
+from shardlab.record_types import ShortName
 from shardlab.url import remove_secrets
 
 Release = Literal["bookworm", "trixie", "sid"]  # releases of Debian
@@ -52,7 +52,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     schema: Literal[1]
     """The version of the format."""
-    name: Name
+    name: ShortName
     """The name of the cluster, which reports and names of files contain."""
     provider: Literal["local", "ssh", "virtual", "slurm", "cloudlab"]
     """Where the machines come from. local: this machine is the only node. ssh: existing machines, listed under `nodes`.
@@ -140,6 +140,12 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         name: the value in a cell: None, or one of `environments`. If it is None or unknown, the cluster is returned unchanged.
         """
         return self if name not in self.environments else msgspec.structs.replace(self, environment=self.environments[name])
+
+    @property
+    def is_in_further_environment(self) -> bool:
+        """Whether `environment` is one of `environments`, which `for_environment` chose. Objects are compared and not keys: the
+        default stays the default if a further environment has equal keys."""
+        return any(self.environment is further for further in self.environments.values())
 
     def all_environments(self) -> dict[document.KeyPath, Environment]:
         """All environments, each with its place in the cluster file; the default environment comes first."""

@@ -7,29 +7,26 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shardlab.record_types import HOST_PATTERN, HostName, Sha256
+from shardlab.record_types import HOST_PATTERN, AbsolutePath, HostName, Sha256, ShortName, limit_text
 
-HOST_NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,30}\Z")  # also the name of a node that shardlab sets up itself
-Name = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=HOST_NAME.pattern,
-        extra={"allowed": "up to 31 small letters, digits and hyphens, not first a hyphen"},
-    ),
-]
-
+HOST_NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,30}\Z")  # the name of a node that shardlab sets up itself
 # A node of an existing Slurm may have any name of a host. The names of nodes that shardlab sets up itself must match HOST_NAME.
 NodeName = Annotated[
     str,
-    msgspec.Meta(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z",
-        extra={"allowed": "up to 63 letters, digits and the signs . _ -, beginning with a letter or digit"},
+    limit_text(
+        r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z",
+        "up to 63 letters, digits and the signs . _ -, beginning with a letter or digit",
     ),
 ]
 
 Role = Literal["controller", "worker"]
 
 IPV4 = r"^(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?!\Z)|\Z)){4}\Z"
+Ipv4Address = Annotated[str, limit_text(IPV4, "an IPv4 address, such as 10.10.1.1")]
+MacAddress = Annotated[
+    str, limit_text(r"^(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\Z", "a MAC address in small letters, such as 02:00:5e:10:00:01")
+]
+DiskPath = Annotated[str, limit_text(r"^/dev/[A-Za-z0-9][A-Za-z0-9._:+/-]*\Z", "the path of a disk, such as /dev/nvme0n1")]
 
 HOST = re.compile(HOST_PATTERN)
 
@@ -106,12 +103,12 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     otherwise at most 31 small letters, digits and hyphens."""
     host: str | None = None
     """The address for the login, or a name from ~/.ssh/config. Required for provider ssh, not allowed for provider virtual."""
-    address: Annotated[str, msgspec.Meta(pattern=IPV4)] | None = None
+    address: Ipv4Address | None = None
     """The IPv4 address of the node on the network on which the nodes train, if `host` is on another network (provider ssh);
     Slurm, NFS and the ranks use only this network. null: `host` is on this network."""
-    mac: Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\Z")] | None = None
+    mac: MacAddress | None = None
     """The MAC address of the interface that has `address`; taken from the manifest of the experiment (provider cloudlab)."""
-    control: Annotated[str, msgspec.Meta(pattern=IPV4)] | None = None
+    control: Ipv4Address | None = None
     """The address of the node on the control network, which is for logins only; taken from the manifest of the experiment
     (provider cloudlab)."""
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
@@ -163,13 +160,13 @@ class Lan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folders and disks of the nodes."""
 
-    shared: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+\Z")] | None = None
+    shared: AbsolutePath | None = None
     """The absolute path of a folder that all nodes share. Practice nodes share the folder that has this path on this
     machine."""
-    server: Name | None = None
+    server: ShortName | None = None
     """The node that exports the shared folder to the other nodes by NFS; null: all nodes already have the folder."""
-    disk: Annotated[str, msgspec.Meta(pattern=r"^/dev/[A-Za-z0-9][A-Za-z0-9._:+/-]*\Z")] | None = None
+    disk: DiskPath | None = None
     """A whole empty disk that has the same name on every node, on which `provision` creates a file system. A disk that is not
     empty is never changed."""
-    mount: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+\Z")] | None = None
+    mount: AbsolutePath | None = None
     """The folder where the file system of `disk` is mounted."""

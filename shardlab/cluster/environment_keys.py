@@ -8,34 +8,50 @@ from typing import Annotated, Literal
 import msgspec
 
 from shardlab.files import document
+from shardlab.record_types import AbsolutePath, limit_text
 
 Runtime = Literal["apptainer", "pyxis", "charliecloud"]
+ModuleName = Annotated[
+    str, limit_text(r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z", "a module, such as cuda/12.6, with letters, digits and _ . + / -")
+]
+PythonPath = Annotated[
+    str, limit_text(r"^/[A-Za-z0-9._/+-]+\Z", "a path that begins with / and has only letters, digits and the signs . _ / + -")
+]
+ImageName = Annotated[
+    str,
+    limit_text(
+        r"^[A-Za-z0-9/][A-Za-z0-9._/:@#+-]{0,400}\Z",
+        "a path or the name of an image, with letters, digits and the signs . _ / : @ # + -",
+    ),
+]
+PinnedPackage = Annotated[
+    str,
+    limit_text(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}==[A-Za-z0-9][A-Za-z0-9.+!]{0,99}\Z", "NAME==VERSION, such as einops==0.8.1"),
+]
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A Python environment of the nodes."""
 
-    modules: list[Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z")]] = []
+    modules: list[ModuleName] = []
     """Environment modules that are loaded before any command of shardlab runs (provider slurm)."""
-    python: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/+-]+\Z")] | None = None
+    python: PythonPath | None = None
     """The interpreter from which the environment is made (provider slurm); null: python3 after the modules are loaded."""
     build: Literal["auto", "job", "login"] = "auto"
     """Where the packages are downloaded and installed (provider slurm). job: both in a job. login: both on the login node.
     auto: installed in a job; downloaded on the login node or, if no package index answers there, on the machine where
     `provision` runs."""
-    use: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/+-]+\Z")] | None = None
+    use: PythonPath | None = None
     """An existing virtual or conda environment that is used as it is (provider slurm); null: `provision` makes one."""
-    container: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/:@#+-]{0,400}\Z")] | None = None
+    container: ImageName | None = None
     """The image in which ranks run (provider slurm), with all packages that ranks need; null: no container. Apptainer: the
     path of an image file. Charliecloud: the path of a folder or a SquashFS file. Pyxis: a path, or an image of a registry."""
     runtime: Runtime | None = None
     """The program that starts the container; required with `container`."""
-    wheelhouse: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+\Z")] | None = None
+    wheelhouse: AbsolutePath | None = None
     """A folder of wheels on every node, from which pip installs without a network; null: pip uses its index. With practice
     nodes, it is a folder of this machine, which the nodes can only read; null: `provision` makes this folder."""
-    packages: list[
-        Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}==[A-Za-z0-9][A-Za-z0-9.+!]{0,99}\Z")]
-    ] = []
+    packages: list[PinnedPackage] = []
     """Further packages, such as einops==0.8.1, that `provision` installs beside the tested packages. A package in this list
     replaces the tested version of the same package. Not allowed with `use` and `container`, whose packages are used as they
     are."""

@@ -10,7 +10,7 @@ import msgspec
 from shardlab.cluster.slurm_time import parse_time_limit
 from shardlab.files import document
 from shardlab.matrix.cell import GpuType
-from shardlab.record_types import SlurmClusterName
+from shardlab.record_types import SlurmClusterName, limit_text
 
 MOST_GPUS = 64  # the largest allowed number of GPUs of a node
 MOST_NODES = 100_000  # the largest allowed number of nodes of a job
@@ -19,40 +19,40 @@ MOST_CPUS_PER_RANK = 1024
 # $ and ` have a meaning only in a shell; they are not allowed, because own templates may use options in a command.
 SbatchText = Annotated[
     str,
-    msgspec.Meta(
-        pattern=r"^[!%&(-\[\]-_a-~](?:[ !%&(-\[\]-_a-~]{0,398}[!%&(-\[\]-_a-~])?\Z",
-        extra={"allowed": "up to 400 printable ASCII characters without quotes and the signs \\ # $ `, spaces only inside"},
+    limit_text(
+        r"^[!%&(-\[\]-_a-~](?:[ !%&(-\[\]-_a-~]{0,398}[!%&(-\[\]-_a-~])?\Z",
+        "up to 400 printable ASCII characters without quotes and the signs \\ # $ `, spaces only inside",
     ),
 ]
 SbatchWord = Annotated[
     str,
-    msgspec.Meta(
-        pattern=r"^[!%&(-\[\]-_a-~]{1,400}\Z",
-        extra={"allowed": "up to 400 printable ASCII characters without spaces, quotes and the signs \\ # $ `"},
+    limit_text(
+        r"^[!%&(-\[\]-_a-~]{1,400}\Z",
+        "up to 400 printable ASCII characters without spaces, quotes and the signs \\ # $ `",
     ),
 ]
-SbatchOption = Annotated[str, msgspec.Meta(pattern=r"^([a-z][a-z0-9-]{1,40}|M)\Z")]  # -M is refused by its name, see below
+SbatchOption = Annotated[  # -M is refused by its name, see below
+    str, limit_text(r"^([a-z][a-z0-9-]{1,40}|M)\Z", "the long name of an option of sbatch, such as reservation")
+]
 PartitionName = Annotated[
     str,
-    msgspec.Meta(
-        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:@+,-]{0,200}\Z",
-        extra={"allowed": "letters, digits and the signs _ . : @ + -, and commas between several partitions"},
+    limit_text(
+        r"^[A-Za-z0-9_][A-Za-z0-9_.:@+,-]{0,200}\Z",
+        "letters, digits and the signs _ . : @ + -, and commas between several partitions",
     ),
 ]
 MemorySize = Annotated[
     str,
-    msgspec.Meta(
-        pattern=r"^[0-9]{1,9}[KMGTkmgt]?\Z",
-        extra={
-            "allowed": "a whole number of MiB, or of the unit K, M, G or T that follows it, such as 1536G (Slurm reads no 1.5T)"
-        },
+    limit_text(
+        r"^[0-9]{1,9}[KMGTkmgt]?\Z",
+        "a whole number of MiB, or of the unit K, M, G or T that follows it, such as 1536G (Slurm reads no 1.5T)",
     ),
 ]
 NodeNames = Annotated[
     str,
-    msgspec.Meta(
-        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]{0,400}\Z",
-        extra={"allowed": "a name of a node or names such as gpu[01-04], with letters, digits and the signs _ . , [ ] -"},
+    limit_text(
+        r"^[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]{0,400}\Z",
+        "a name of a node or names such as gpu[01-04], with letters, digits and the signs _ . , [ ] -",
     ),
 ]
 ExtraOptions = dict[SbatchOption, SbatchText | int | None]

@@ -12,16 +12,22 @@ import msgspec
 
 from shardlab.matrix.faults import LostWorker, SlowedRank
 from shardlab.matrix.gradient_sync import LAST_PASS
-from shardlab.record_types import Count, Integer, Measured, Positive, Ranks, WholeSeconds
+from shardlab.record_types import Count, Integer, Measured, Positive, Ranks, ShortName, WholeSeconds, limit_text
 
 FASTEST_HZ = 50.0  # largest rate of telemetry; at 100 Hz, the sampler made the ranks on its node slower by a fifth
 SLOWEST_HZ = 0.5  # smallest rate of telemetry: 1 sample in 2 s, because a node without samples for 10 s may be treated as lost
 TELEMETRY_HZ = 2.0  # default rate of telemetry
 ServerCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
-Checkpointing = Annotated[str, msgspec.Meta(pattern=r"^(none|full|every-[1-9][0-9]{0,3}|segments-[1-9][0-9]{0,3})\Z")]
-EnvironmentName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,30}\Z")]  # as in the cluster file
+Checkpointing = Annotated[
+    str,
+    limit_text(
+        r"^(none|full|every-[1-9][0-9]{0,3}|segments-[1-9][0-9]{0,3})\Z",
+        "none, full, every-N or segments-N with a number from 1 to 9999",
+    ),
+]
+EnvironmentName = ShortName  # as in the cluster file
 GPU_TYPE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
-GpuType = Annotated[str, msgspec.Meta(pattern=GPU_TYPE)]
+GpuType = Annotated[str, limit_text(GPU_TYPE, "up to 63 letters, digits and the signs _ . -, beginning with a letter or digit")]
 # Options that belong to strategies, also if all cells of a matrix have them. With this value, an option is not in the hash of a
 # cell, because cells of older versions lack the option.
 STRATEGY_OPTIONS = {"sync": LAST_PASS}

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from shardlab.record_types import limit_text
 from shardlab.terminal import printable
 
 CITATION_FILE = "CITATION.cff"
@@ -33,9 +34,9 @@ class Citation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The year in which the study was published."""
     published: str = ""
     """Where the study was published, such as the name of a journal or a conference."""
-    doi: Annotated[str, msgspec.Meta(pattern=r"^(10\.[0-9]{4,9}/[^\s{}\\%#]+)?\Z")] = ""
+    doi: Annotated[str, limit_text(r"^(10\.[0-9]{4,9}/[^\s{}\\%#]+)?\Z", "a DOI, such as 10.1145/3458817.3476209")] = ""
     """The DOI, without an address before it."""
-    url: Annotated[str, msgspec.Meta(pattern=r"^(https?://[^\s{}\\]+)?\Z")] = ""
+    url: Annotated[str, limit_text(r"^(https?://[^\s{}\\]+)?\Z", "an address that begins with https:// or http://")] = ""
     """The address of the study."""
 
 

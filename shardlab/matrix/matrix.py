@@ -28,6 +28,7 @@ from shardlab.matrix.expression import Expression, ExpressionError
 from shardlab.matrix.model_file import ModelByConfiguration, ModelFile
 from shardlab.matrix.retry import Retry
 from shardlab.matrix.study import Assumed, Claim, Deviation, Note, PrintedTable, Reported, Setting, Traces
+from shardlab.record_types import limit_text
 
 MAX_CELLS = 100_000
 PlacedValues = dict[str, tuple[Any, KeyPath]]  # cell key -> (value of the key, path of this value in the matrix file)
@@ -48,7 +49,13 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     schema: Literal[1]
     """The version of the format."""
-    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,40}\Z")]
+    name: Annotated[
+        str,
+        limit_text(
+            r"^[a-z0-9][a-z0-9._-]{0,40}\Z",
+            "up to 41 small letters, digits and the signs . _ -, beginning with a letter or digit",
+        ),
+    ]
     """The name of the matrix, as in `--matrix`."""
     title: str = ""
     """One line that says what the matrix compares."""

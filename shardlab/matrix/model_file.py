@@ -19,7 +19,7 @@ from shardlab.errors import InputError
 from shardlab.files import plugin_source
 from shardlab.files.document import Document, KeyPath, Problem
 from shardlab.files.plugin_source import PluginSource
-from shardlab.record_types import Positive
+from shardlab.record_types import Positive, limit_text
 
 SUFFIX = ".json"  # suffix of a configuration, and of its copy in a run folder
 LONGEST_NAME = 40  # characters of the name of a model
@@ -47,7 +47,7 @@ class ModelByConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     transformers: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     """The path of a configuration of the transformers library (config.json), within the folder of the matrix."""
-    torchvision: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,40}\Z")] | None = None
+    torchvision: Annotated[str, limit_text(r"^[a-z0-9_]{1,40}\Z", "up to 40 small letters, digits and _")] | None = None
     """The name of an image classifier of torchvision."""
     seq_len: Positive | None = None
     """The number of tokens of a sequence, if the model is a language model; a cell may set another value."""

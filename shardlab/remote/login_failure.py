@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -18,23 +19,34 @@ _HOST_KEY_ACCEPTED = "SSH2_MSG_SERVICE_ACCEPT received"
 _HOST = r"([A-Za-z0-9_.:%\[\]-]+)"
 _UNKNOWN = re.compile(rf"host key is known for {_HOST} and you have requested strict checking")
 _CHANGED = re.compile(rf"^Host key for {_HOST} has changed", re.M)
+_REVOKED = re.compile(rf"^\S+ host key for {_HOST} was revoked|^Host key \S+ \S+ revoked by file (.+)$", re.M)
 _OFFENDING = re.compile(r"^Offending \S+ key in (.+):(\d+)$", re.M)
 _FOUND_KEY = re.compile(r"^debug1: Server host key: (\S+ SHA256:\S+)$", re.M)
 _NO_CONNECTION = re.compile(r"^(?:ssh: )?connect to (?:host|address) (\S+) port (\d+): (.+)$", re.M)
 _CLOSED = re.compile(r"^(?:kex_exchange_identification: )?(?:Connection (?:closed|reset)|read: Connection reset)", re.M)
 
 
-def describe_login_failure(host: str, output: str) -> str:
-    """The sentence for a login that failed. host: the name of the machine. output: what `ssh` printed with LOG_LEVEL."""
+def describe_login_failure(host: str, output: str, *, keeps_host_keys: bool = True) -> str:
+    """The sentence for a login that failed. host: the name of the machine. output: what `ssh` printed with LOG_LEVEL.
+    keeps_host_keys: whether `ssh` of the user keeps the host keys of new machines."""
     lines = [line.rstrip() for line in output.splitlines()]
     text = "\n".join(lines)
     before_login = text.partition(_HOST_KEY_ACCEPTED)[0]
     found_key = next(reversed(_FOUND_KEY.findall(before_login)), "its fingerprint is not known")
     messages = [line for line in lines if not _DETAIL.match(line)]
+    if revoked := _REVOKED.search(before_login):
+        place = "a line @revoked in a file of known host keys" if revoked[2] is None else f"the file {revoked[2]}"
+        return (
+            f"{revoked[1] or host}: its host key {found_key} is revoked by {place}, because somebody may have stolen it. Do "
+            "not log in to this machine until its administrator has given it a new key."
+        )
     if unknown := _UNKNOWN.search(before_login):
+        log_in = "log in once with ssh"
+        if not keeps_host_keys:
+            log_in = f"name another UserKnownHostsFile than /dev/null in your SSH configuration and {log_in}"
         return (
             f"{unknown[1]}: its host key is not known: {found_key}. Compare it with one that the machine's console or provider "
-            "shows, then log in once with ssh, or write host_keys: accept-new under ssh in the cluster file."
+            f"shows, then {log_in}, or write host_keys: accept-new under ssh in the cluster file."
         )
     if changed := _CHANGED.search(before_login):
         return _describe_changed_key(changed[1], found_key, _OFFENDING.search(before_login))
@@ -45,7 +57,8 @@ def describe_login_failure(host: str, output: str) -> str:
         return f"{host}: cannot be reached: {refused[3]} ({place})."
     if _CLOSED.search(text):
         return f"{host}: it closed the connection during the login: it may be starting, or have too many logins."
-    reason = messages[-1].removeprefix("ssh: ").rstrip(".") if messages else "ssh gave no reason"
+    reasons = [line for line in messages if line != "Host key verification failed."] or messages or ["ssh gave no reason"]
+    reason = reasons[-1].removeprefix("ssh: ").rstrip(".")
     return f"{host}: cannot be reached: {reason}."
 
 
@@ -56,16 +69,18 @@ def key_fingerprint(key: bytes) -> str:
 
 def _describe_changed_key(name: str, found_key: str, offending: re.Match[str] | None) -> str:
     """name: the machine, as files of host keys name it. offending: the file and the line of the known key."""
-    known_key, file_option = "another one", []
-    if offending is not None:
-        file_option = ["-f", offending[1]]
-        lines = files.read(Path(offending[1]), follow=True).decode(errors="replace").splitlines()[int(offending[2]) - 1 :][:1]
+    known_key, advice = "another one", "replace the old key where your SSH configuration takes it from"
+    # The file does not exist if the key comes from a command (KnownHostsCommand).
+    if offending is not None and (file := Path(offending[1])).is_file():
+        lines = files.read(file, follow=True).decode(errors="replace").splitlines()[int(offending[2]) - 1 :][:1]
         key = re.search(r" (?:ssh|ecdsa|sk)-\S+ ([A-Za-z0-9+/=]+)", lines[0]) if lines else None
         known_key = key_fingerprint(base64.b64decode(key[1])) if key is not None else known_key
-    forget_command = shlex.join(["ssh-keygen", "-R", name, *file_option])
+        advice = f"ask the administrator of your machine to replace the old key in {file}"
+        if all(os.access(path, os.W_OK, effective_ids=True) for path in (file, file.parent)):  # ssh-keygen writes a new file
+            advice = f"remove the old key: {shlex.join(['ssh-keygen', '-R', name, '-f', offending[1]])}"
     return (
-        f"{name}: its host key CHANGED: known is {known_key}, found is {found_key}. If the machine was reinstalled, remove the "
-        f"old key: {forget_command}. Otherwise the connection may be intercepted."
+        f"{name}: its host key CHANGED: known is {known_key}, found is {found_key}. If the machine was reinstalled, {advice}. "
+        "Otherwise the connection may be intercepted."
     )
 
 

@@ -152,7 +152,7 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         )
 
     def hand_over(self, module: str, arguments: Sequence[str]) -> int:
-        """Run a shardlab command on the cluster with this terminal as its input and output; returns its exit code.
+        """Run a shardlab command on the cluster, with this terminal as its input if there is one; returns its exit code.
 
         module, arguments: as in `command`. Raises ShardlabError.
         """

@@ -95,8 +95,8 @@ def open_connection(command: Sequence[str], host: str, *, may_ask: bool = True) 
     (ssh, *options), host_words = _before_host(command), _host_words(command)
 
     def login(batch_mode: str, *further_options: str) -> list[str]:
-        # ssh uses the first value of an option, so BatchMode comes before the options in `command`.
-        return [ssh, "-o", f"BatchMode={batch_mode}", *further_options, *options, "-f", "-N", *host_words]
+        # ssh uses the first value of an option, so these come before the options in `command`.
+        return [ssh, "-f", "-N", "-o", f"BatchMode={batch_mode}", *further_options, *options, *host_words]
 
     argv = login("no" if asks else "yes", *login_failure.LOG_LEVEL, "-o", "ControlMaster=auto")
     limit_s = LOGIN_S if asks else SILENT_LOGIN_S
@@ -110,7 +110,8 @@ def open_connection(command: Sequence[str], host: str, *, may_ask: bool = True) 
             output = _run_ssh(argv, limit_s)[1]
     except subprocess.TimeoutExpired:
         raise NoLogin(f"{host}: the login did not finish within {limit_s:g} s.") from None
-    sentence = login_failure.describe_login_failure(host, output)
+    keeps_host_keys = not any('"/dev/null"' in option for option in options)
+    sentence = login_failure.describe_login_failure(host, output, keeps_host_keys=keeps_host_keys)
     if asks or not may_ask or "denied" not in sentence:
         raise NoLogin(sentence)
     manual_login = shlex.join(login("no"))

@@ -75,14 +75,24 @@ def _login_rules(address: Address, settings: Mapping[str, str]) -> list[str]:
     if any(name.endswith("/.ssh/known_hosts") for name in user_files):
         user_files.insert(0, default_file)  # another file than OpenSSH's if HOME is not the home folder of the account
     files = [_escape_path(address.known_hosts, quotes=True)] if address.known_hosts is not None else []
-    files += [name.replace("\\", "\\\\").replace('"', '\\"') for name in user_files if name != "none"]
-    known_hosts = " ".join(f'"{name}"' for name in dict.fromkeys(files)) or "none"
+    # `none` must stand alone, but other files precede it; /dev/null is as empty.
+    user_files = ["/dev/null" if name == "none" else name for name in user_files]
+    files += [name.replace("\\", "\\\\").replace('"', '\\"') for name in user_files]
+    known_hosts = " ".join(f'"{name}"' for name in dict.fromkeys(files))
     return [
         "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S:g}", "-o", "RemoteCommand=none",
-        "-o", "StdinNull=no",
+        *_replace_session_settings(settings),
         "-o", f"UserKnownHostsFile={known_hosts}", "-o", "HashKnownHosts=no",
         "-o", f"StrictHostKeyChecking={'accept-new' if address.host_keys == 'accept-new' else 'yes'}",
     ]  # fmt: skip
+
+
+def _replace_session_settings(settings: Mapping[str, str]) -> list[str]:
+    """Options in place of settings of the user with which a command gets no input, goes to the background or does not start.
+    OpenSSH before 8.7 refuses to start with such an option, but also has no such settings."""
+    needed_values = {"StdinNull": "no", "ForkAfterAuthentication": "no", "SessionType": "default"}
+    changed = [f"{name}={value}" for name, value in needed_values.items() if settings.get(name.lower(), value) != value]
+    return [word for setting in changed for word in ("-o", setting)]
 
 
 def _escape_path(path: Path, *, quotes: bool = False) -> str:

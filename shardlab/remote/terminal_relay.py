@@ -81,14 +81,16 @@ class TerminalFilter:
 
 
 def relay_command(argv: Sequence[str], *, terminal: bool, mark: str) -> tuple[int, str | None]:
-    """Run a command with the standard input of this process, and print its filtered output.
+    """Run a command and print its filtered output.
 
-    argv: the words of the command. terminal: whether the command draws live tables on the terminal. mark: the command prints
-    it on a line; earlier text on standard output is dropped.
+    argv: the words of the command. terminal: whether the command draws live tables on the terminal, and reads from it; other
+    input is not for the command: it may be a list that a script of the user reads. mark: the command prints it on a line;
+    earlier text on standard output is dropped.
     Returns (exit code, the earlier text if the mark did not come, otherwise None).
     """
     output_filter = TerminalFilter(drawing=terminal, mark=mark)
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    stdin = None if terminal else subprocess.DEVNULL
+    process = subprocess.Popen(argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     try:

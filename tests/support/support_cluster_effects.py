@@ -70,18 +70,21 @@ def states(cluster: Cluster, workspace: Workspace) -> str:
 
 
 def _two_machines(cluster: Cluster, workspace: Workspace) -> Site:
+    targets = _make_targets(cluster, workspace)
+    for name in cluster.environments:
+        for target, other in zip(targets, _make_targets(cluster.for_environment(name), workspace), strict=True):
+            target.environments[name] = other
+    return Site(cluster, workspace, targets)
+
+
+def _make_targets(cluster: Cluster, workspace: Workspace) -> list[Target]:
     of_nodes = find_provider(cluster.provider)
     found = pretend.read_pretended_facts(FACTS, of_nodes.nodes(cluster, workspace))
     for facts in found:
         for path in ("/srv/disk", "/srv/shared"):
             facts.answers |= {mount_fact(path).name: MountPlace(), room_fact(path).name: facts[room_fact("/")]}
         facts.answers[disk_fact("/dev/nvme9n1").name] = Disk("/dev/nvme9n1")
-    targets = [Target(facts.node, facts, entry) for facts, entry in zip(found, cluster.nodes, strict=True)]
-    for name in cluster.environments:
-        others = _two_machines(msgspec.structs.replace(cluster.for_environment(name), environments={}), workspace).targets
-        for target, other in zip(targets, others, strict=True):
-            target.environments[name] = other
-    return Site(cluster, workspace, targets)
+    return [Target(facts.node, facts, entry) for facts, entry in zip(found, cluster.nodes, strict=True)]
 
 
 class LoginWithoutJobs:

@@ -12,7 +12,7 @@ import pytest
 from support_cells import CELL
 
 from jobs.planning import plan
-from jobs.rendering import render
+from jobs.rendering import preview, render
 from jobs.ssh import step
 from jobs.submission import submit
 from shardlab import __version__
@@ -41,7 +41,7 @@ environments: {other: {packages: [einops==0.8.1]}}
 """
 
 
-def context_of(workspace, text=SITE, python="/scratch/a/python-0123456789ab/bin/python"):
+def context_of(workspace, text=SITE, python=sys.executable):
     """The values that all runs on the cluster of a file have in common, after `provision` has made its environments."""
     file = workspace.path / "cluster.yaml"
     file.write_text(text)
@@ -63,19 +63,23 @@ def workspace(tmp_path):
     return Workspace(tmp_path)
 
 
-def test_the_script_of_a_run_starts_the_python_of_its_environment(workspace):
-    context = context_of(workspace)
+def test_the_script_of_a_run_starts_the_python_of_its_environment(workspace, tmp_path):
+    python = tmp_path / "python-0123456789ab/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    context = context_of(workspace, python=str(python))
     scripts = {}
     for name in (None, "other", "image"):
         scripts[name] = render.render_script(run_in(context, name), Path("/scratch/a/runs/r"), context.where, None)
-    supervisor = "exec /scratch/a/python-0123456789ab/bin/python -m jobs.supervisor.attempt"
+    supervisor = f"exec {python} -m jobs.supervisor.attempt"
     assert [supervisor in scripts[name] for name in (None, "other", "image")] == [False, True, True]
     assert ["--container-image=/project/torch.sif" in scripts[name] for name in (None, "other", "image")] == [
         False,
         False,
         True,
     ]
-    assert "/scratch/a/python-0123456789ab/bin/rank-python" in scripts["image"]
+    assert f"{python.parent}/rank-python" in scripts["image"]
 
 
 def test_a_run_records_the_packages_of_its_environment_and_not_those_of_this_process(workspace, tmp_path):
@@ -94,10 +98,18 @@ def test_a_run_records_the_packages_of_its_environment_and_not_those_of_this_pro
     assert run_in(context, None).python is None
 
 
-def test_the_packages_of_an_environment_on_another_machine_are_unknown(workspace):
-    run = run_in(context_of(workspace), "other")
-    assert run.python == "/scratch/a/python-0123456789ab/bin/python"
-    assert run.packages is None
+@pytest.mark.parametrize("text", [SITE, NODES])
+def test_an_environment_whose_interpreter_is_gone_is_refused_before_anything_is_written(workspace, text):
+    words = "the environment other: /gone/bin/python does not start: No such file or directory. Run: provision CLUSTER.yaml"
+    with pytest.raises(InputError, match=re.escape(words)):
+        run_in(context_of(workspace, text, "/gone/bin/python"), "other")
+
+
+def test_scripts_for_reading_need_no_interpreter_of_an_environment(workspace):
+    context = context_of(workspace, python="/gone/bin/python")
+    script_preview = preview.make_preview(workspace, context.where, on_login_node=False)
+    run = run_in(render.render_for_reading(context, script_preview), "other")
+    assert run.python is None
 
 
 def test_an_interpreter_that_does_not_start_is_named_with_its_reason(workspace, tmp_path):
@@ -141,4 +153,4 @@ def test_tasks_on_nodes_without_slurm_start_in_the_environment_of_the_run(worksp
     context = context_of(workspace, NODES)
     folders = [render.write(run_in(context, name), workspace.runs, context) for name in ("other", None)]
     pythons = [step.read_chosen_nodes(folder, folder.read_run())[0].python for folder in folders]
-    assert pythons == ["/scratch/a/python-0123456789ab/bin/python", "/scratch/a/python-default/bin/python"]
+    assert pythons == [sys.executable, "/scratch/a/python-default/bin/python"]

@@ -1,20 +1,26 @@
 """Tests of `jobs submit --in-allocation`: which nodes and GPUs shardlab finds in a Slurm allocation, and what it refuses."""
 
 import os
+import subprocess
 
 import msgspec
+import psutil
 import pytest
 from support_golden import run_of
 from support_queue import Queue, Study
 
 from jobs.rendering import render
+from jobs.run_queue import Runner
+from jobs.scheduler import SubmitOptions
 from jobs.schedulers import allocation as in_allocation
 from jobs.schedulers import slurm
 from jobs.slurm import allocation
 from jobs.slurm.allocation import Allocation
 from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.slurm_keys import Slurm
+from shardlab.errors import ShardlabError
 from shardlab.files import files
+from shardlab.hardware import host
 from shardlab.runs.rundir import RunDir
 
 JOB = "JobId=7 JobName=interactive NumNodes=2 NumCPUs=8 TRES=cpu=8,mem=2G,node=2,billing=8,gres/gpu=4,gres/gpu:a100=4"
@@ -84,6 +90,25 @@ def test_runs_that_wait_when_their_allocation_ends_are_given_back(tmp_path, monk
     verdicts = [folder.judge() for folder in folders]
     assert [verdict.state for verdict in verdicts] == ["failed", "planned", "planned"]
     assert verdicts[1].why.startswith("the allocation 7 ended before the run started; `jobs submit` submits the run by sbatch")
+
+
+def test_a_runner_in_an_allocation_of_another_cluster_is_another_runner(tmp_path, monkeypatch):
+    """Two clusters may give the same number to two allocations."""
+    study = Study(tmp_path, 1)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "c")
+    runner = subprocess.Popen(["sleep", "600"], env=os.environ | {"SLURM_CLUSTER_NAME": "cm4"})
+    try:
+        started_s = psutil.Process(runner.pid).create_time()
+        record = Runner(schema=1, pid=runner.pid, created=started_s, boot_id=host.boot_id())
+        folder = study.workspace.shardlab_folder / "allocation"
+        folder.mkdir(parents=True)
+        files.write_json(folder / "runner.json", record)
+        with pytest.raises(ShardlabError, match="are being started in the allocation cm4:7, not in this one"):
+            in_allocation.SCHEDULER.submit(study.workspace, [], SubmitOptions())
+    finally:
+        runner.kill()
+        runner.wait()
 
 
 @pytest.mark.parametrize(

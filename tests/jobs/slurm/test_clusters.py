@@ -12,6 +12,7 @@ from jobs.schedulers import slurm
 from jobs.slurm import query, submission
 from jobs.slurm.commands import call_slurm, is_down
 from jobs.supervisor import retries
+from shardlab.runs.state import ENDED_IN_SLURM
 
 SITE = "schema: 1\nname: c\nprovider: slurm\nslurm: {partition: gpu}\nstorage: {shared: SHARED}\n"
 JOB_OF_USER = [["1", "my-production-job", "/bin/true", 0]]
@@ -204,12 +205,56 @@ def test_a_request_is_tested_on_the_cluster_of_the_runs(study, queue, capsys):
     assert "No cluster 'cm4' known by database. Decided in the cluster file by: slurm.cluster." in capsys.readouterr().err
 
 
+def test_a_final_state_learnt_from_another_cluster_is_recorded_as_of_there(study, queue):
+    write_cluster(study, ", cluster: cm4")
+    assert study.jobs("submit", "--where", "seed == 0") == 0
+    (folder,) = study.workspace.all_runs()
+    (_, token) = folder.sent_job()
+    (queue.folder / "squeue").write_text("#!/bin/sh\n")
+    (queue.folder / "sacct").write_text(f"#!/bin/sh\necho '1|{token}|CANCELLED by 1|1|Unknown|None assigned|None'\n")
+    assert [status.state for status in study.statuses()] == study.states() == ["cancelled"]
+    (learnt,) = (event.data for event in folder.events(strict=True) if event.event == ENDED_IN_SLURM)
+    assert (learnt["job"], learnt["cluster"]) == ("1", "cm4")
+
+
 def test_a_run_cannot_wait_for_a_run_of_another_cluster(study, queue, capsys):
     assert study.jobs("submit", "--where", "seed == 0") == 0
     (folder,) = study.workspace.all_runs()
     write_cluster(study, ", cluster: cm4")
     assert study.jobs("submit", "--after", folder.run_id) == 2
     assert "the job 1 is on another cluster of Slurm than the new runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("cluster", "code"), [("c", 0), ("cm4", 2)])
+def test_in_a_federation_a_run_waits_only_for_a_run_of_the_same_cluster(study, queue, capsys, cluster, code):
+    """sbatch names the cluster that it took, although no cluster was chosen; c is the default cluster."""
+    file = queue.folder / f"queue.{cluster}.json"
+    file.unlink(missing_ok=True)
+    file.symlink_to("queue.json")
+    queue.rule(ends=0, answers=[f"NUMBER;{cluster}"])
+    assert study.jobs("submit", "--where", "seed == 0") == 0
+    (folder,) = study.workspace.all_runs()
+    job = folder.sent_job()[0]
+    assert job.startswith(f"{cluster}:")
+    assert study.jobs("submit", "--after", folder.run_id) == code
+    options = [word for words in queue.calls("sbatch") for word in words if word.startswith("--dependency")]
+    assert options == ([f"--dependency=afterany:{job.partition(':')[2]}"] if code == 0 else [])
+    assert (f"the job {job} is on another cluster" in capsys.readouterr().err) == (code != 0)
+
+
+def test_a_template_of_the_user_may_name_the_cluster(study, queue):
+    """Commands about the runs go to the cluster that the script names, also if the answer of sbatch was lost."""
+    template = study.workspace.own_templates / slurm.SCHEDULER.TEMPLATE
+    template.write_text(template.read_text().replace("#!/bin/bash\n", "#!/bin/bash\n#SBATCH --clusters=cm4\n"))
+    queue.rule(ends=0, loses_answers=True, unreachable=["squeue", "sacct"])
+    assert study.jobs("submit") == 1
+    queue.rule(ends=0)
+    assert study.jobs("submit") == 0
+    assert clusters_of(queue, "sbatch") == ["cm4"]
+    assert [status.scheduler["id"] for status in study.statuses()] == ["cm4:1_0", "cm4:1_1"]
+    assert study.jobs("cancel", "--all") == 0
+    assert queue.state("cm4")["tasks"] == []
+    assert queue.state()["tasks"] == JOB_OF_USER
 
 
 def test_the_cluster_that_sbatch_answers_is_recorded(study, queue):

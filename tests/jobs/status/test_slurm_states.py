@@ -397,6 +397,16 @@ def test_a_job_dropped_by_the_controller_is_unknown_without_sacct(run_of, says, 
         assert (verdict.state, f"does not know its job 12{words}" in verdict.why) == ("unknown", True), verdict
 
 
+@pytest.mark.parametrize(
+    ("accounts", "state"), [("", "cancelled"), (NO_DATABASE, "unknown"), (NO_ACCOUNTS, "unknown"), (AWAY, "unknown")]
+)
+def test_a_task_that_slurm_does_not_list_is_cancelled_only_if_the_accounting_answers(run_of, says, tmp_path, accounts, state):
+    """Without accounting, the controller soon forgets tasks that have ended, and still lists other tasks of the array."""
+    folder = run_of(OWN["waits"], kind="array", job=f"{JOB}_1")
+    says(sacct=accounts, squeue=line("RUNNING").replace(f"{JOB}|", f"{JOB}_2|", 1))
+    assert seen(tmp_path, folder).verdict.state == state
+
+
 def test_slurm_says_why_a_run_in_an_allocation_was_told_to_end(run_of, says, tmp_path):
     """The answer is recorded. A job that started after the end of the run is another job with the same number."""
     told = OWN["told to end while it saved"]
@@ -413,6 +423,31 @@ def test_slurm_says_why_a_run_in_an_allocation_was_told_to_end(run_of, says, tmp
         assert judge().state == state
     says(sacct=(99, "sacct: must not be asked"), squeue=(99, "squeue: must not be asked"))
     assert judge().state == folder.judge().state == "cancelled"
+
+
+def answer_per_cluster(folder, name, rows):
+    """Let a stand-in for one of Slurm's commands print a row for each cluster; '': without the option --clusters."""
+    cases = "".join(f"*\"{key and f' --clusters={key} '}\"*) echo '{row}' ;;\n" for key, row in rows.items())
+    (folder / "bin" / name).write_text(f'#!/bin/sh\ncase " $* " in\n{cases}esac\n')
+    (folder / "bin" / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(("cluster", "state", "job"), [("cm4", "cancelled", "cm4:7"), ("c", "timeout", "7")])
+def test_an_allocation_of_another_cluster_is_asked_for_there(run_of, says, tmp_path, cluster, state, job):
+    """The default cluster has an allocation with the same number, and a cluster without a database has no --clusters."""
+    told = OWN["told to end while it saved"]
+    folder = run_of((("started", {"job": "7", "restarts": 0, "cluster": cluster}), *told[1:]))
+    make_own(tmp_path)
+    since_s = int(time.time() - AGO)
+    says(sbatch="", squeue="", scontrol="ClusterName = c\n")
+    row = f"7|interactive|STATE|{since_s}|{since_s}|work1|None"
+    rows = {"c": "", "cm4": row.replace("STATE", "CANCELLED by 0"), "": row.replace("STATE", "TIMEOUT")}
+    answer_per_cluster(tmp_path, "sacct", rows)
+    (observed,) = allocation.SCHEDULER.observe(Workspace(tmp_path), [reconcile.read_run_on_disk(folder)])
+    assert (observed.verdict.state, observed.id) == (state, job)
+    assert folder.judge().state == state
+    learnt = [event.data for event in folder.events(strict=True) if event.event == ENDED_IN_SLURM]
+    assert [(data["job"], data["cluster"]) for data in learnt] == [("7", "cm4" if cluster == "cm4" else None)]
 
 
 @pytest.mark.parametrize(

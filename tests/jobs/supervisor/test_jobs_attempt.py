@@ -315,6 +315,7 @@ def test_a_run_that_slurm_does_not_requeue_is_given_back(folder, scontrol):
 SHELL_OF_A_JOB = {
     "SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "gpu[01-02]", "SLURM_NODEID": "1", "SLURM_PROCID": "1", "SLURM_LOCALID": "1",
     "SLURM_RESTART_COUNT": "1", "SLURMD_NODENAME": "gpu02", "SLURM_CPUS_ON_NODE": "1", "PMI_RANK": "1",
+    "SLURM_CLUSTER_NAME": "cm4",
 }  # fmt: skip
 
 
@@ -331,7 +332,7 @@ def test_only_a_run_inside_slurm_reads_the_variables_of_a_job(folder, tmp_path, 
     names = {line.partition("=")[0] for line in shown.read_text().splitlines()}
     assert names & set(SHELL_OF_A_JOB) == (set(SHELL_OF_A_JOB) if is_of_slurm else set())
     started = next(event for event in folder.events() if event.event == "started")
-    assert started.data.get("job") == ("42" if is_of_slurm else None)
+    assert (started.data.get("job"), started.data.get("cluster")) == (("42", "cm4") if is_of_slurm else (None, None))
 
 
 def test_the_command_gets_the_disk_of_its_node(folder, tmp_path):

@@ -78,7 +78,8 @@ def test_scripts_are_printed_from_the_cluster_file_alone(kind, words, command):
     if words != ("plan",):
         assert "python-DIGEST/bin/python -m jobs.supervisor.attempt" in output.out
         assert "# unknown  python-DIGEST stands for" in output.out
-        assert "made from the cluster file, without asking far" in output.err
+        assert "made from the cluster file, without asking far: `jobs submit` asks it for the data sets" in output.err
+        assert ("Slurm" in output.err) == (kind != "ssh")
 
 
 def test_the_paths_are_those_on_the_cluster(command):

@@ -586,8 +586,8 @@ def test_a_managed_site_downloads_on_the_login_node_and_unpacks_in_a_job(tmp_pat
 
 def test_a_second_job_is_not_submitted_while_the_first_one_waits(tmp_path, managed):
     archive_ = tar(tmp_path / "set.tar", cifar_members(), zipped=True)
-    (managed.programs / "queue").write_text(f"77 PENDING {tmp_path}/shared/datasets/cifar10.sh\n")
-    with pytest.raises(Unanswered, match=r"job 77 .PENDING. of an earlier command stages the data set cifar10"):
+    (managed.programs / "queue").write_text(f"77|PENDING|Priority|{tmp_path}/shared/datasets/cifar10.sh\n")
+    with pytest.raises(Unanswered, match=r"job 77 .PENDING: Priority. of an earlier command stages the data set cifar10"):
         managed(archive_)
 
 

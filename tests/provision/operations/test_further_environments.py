@@ -136,6 +136,29 @@ def test_the_environments_of_a_site_have_folders_of_their_own(tmp_path):
     assert folders[0] == slurm.environment_folder(alone)
 
 
+@pytest.mark.parametrize(("text", "key"), [(NODES, "packages: [einops==0.8.1]"), (SITE, "modules: [cuda/13]")])
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_an_environment_with_the_keys_of_the_default_does_not_move_the_default(tmp_path, text, key, is_plain):
+    keys = "" if is_plain else key
+    head = f"{text.partition('environments:')[0]}environment: {{{keys}}}\n"
+    alone = load(tmp_path, head)
+    site = load(tmp_path, f"{head}environments: {{same: {{{keys}}}, again: {{{keys}}}}}\n")
+    provider, workspace = verbs.find_provider(site.provider), Workspace(tmp_path)
+
+    def python(member):
+        return provider.nodes(member, workspace)[0].python
+
+    assert python(site) == python(alone)
+    assert python(site.for_environment("same")) == python(site.for_environment("again")) != python(site)
+
+
+def test_environments_with_equal_keys_are_made_once(tmp_path):
+    texts = (NODES, f"{NODES}  more-again: {{packages: [einops==0.8.1]}}\n")
+    sites = [machines(tmp_path, text) for text in texts]
+    plain, doubled = ([change.description for change in SOFTWARE.plan(site, site.targets[0])] for site in sites)
+    assert doubled == plain != []
+
+
 def test_a_change_is_planned_anew_from_the_present_state_of_all_environments(tmp_path):
     """After an operation changed an environment, the answers about all environments of the node are asked again."""
     bench = load(tmp_path, f"schema: 1\nname: h\nprovider: local\nenvironments: {{other: {{use: {tmp_path}}}}}\n")

@@ -284,7 +284,8 @@ def test_the_cluster_that_the_users_shell_chooses_is_asked_and_proposed(
     if shell:
         monkeypatch.setenv("SLURM_CLUSTERS", shell)
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / ".bash_profile").write_text(f"echo welcome\n{f'export SLURM_CLUSTERS={login_shell}' if login_shell else ''}\n")
+    noise = "echo welcome\nprintf 'quota: '\ntrap 'echo goodbye' EXIT\n"
+    (tmp_path / ".bash_profile").write_text(noise + (f"export SLURM_CLUSTERS={login_shell}\n" if login_shell else ""))
     assert cli.main(["init", "--site", "--workspace", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     (tmp_path / "cluster.yaml").write_text(text)

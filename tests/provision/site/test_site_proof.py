@@ -333,7 +333,8 @@ def test_a_job_that_waits_in_the_queue_is_not_submitted_twice(tmp_path, commands
     for _ in range(2):
         outcome = node_types.run(site, target)
         assert outcome.passed is False
-        assert "not proven yet, job 7 is PENDING ReqNodeNotAvail" in outcome.says
+        assert "not proven yet, job 7 is PENDING: nodes that it needs are down, drained or reserved" in outcome.says
+        assert "(ReqNodeNotAvail, UnavailableNodes:o1)" in outcome.says
     assert len(submitted(commands)) == 1
 
 

@@ -181,7 +181,7 @@ def test_data_sets_are_named_shortly_or_with_where_they_come_from(tmp_path):
         ("[{name: mnist, archive: 'ftp://a.org/x'}]", "4:38: data.sets[0].archive", "Allowed: http://, https://, or a path."),
         ("[{name: mnist, archive: 'file:///etc/x'}]", "4:38: data.sets[0].archive", "Allowed: http://, https://, or a path."),
         ("[{name: mnist, archive: 'https://me:pw@a.org/x'}]", "4:38: data.sets[0].archive", "a user or password in it"),
-        ("[{name: mnist, archive: x, sha256: beef}]", "4:49: data.sets[0].sha256", "regex"),
+        ("[{name: mnist, archive: x, sha256: beef}]", "4:49: data.sets[0].sha256", "64 hexadecimal digits"),
         (f"[{{name: mnist, sha256: {SHA!r}}}]", "4:37: data.sets[0].sha256", "a checksum without an archive."),
     ],
 )

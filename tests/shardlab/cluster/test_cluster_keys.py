@@ -16,6 +16,9 @@ from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.cluster_keys import LinkName, SetName
 from shardlab.errors import InputError
 from shardlab.hardware import host
+from shardlab.matrix.cell import Draft
+from shardlab.matrix.matrix import MatrixFile
+from shardlab.matrix.model_file import ModelByConfiguration, ModelFile
 from shardlab.workspace.workspace import Workspace
 
 NODES = [{"name": "head", "host": "10.0.0.1", "roles": ["controller"]}, {"name": "work1", "host": "10.0.0.2"}]
@@ -156,7 +159,10 @@ CASES: dict[str, list[Case]] = {
         Case({"other": {"wheelhouse": "/opt/wheels"}}, PRACTICE, REFUSED, "environments.other.wheelhouse: not allowed with"),
         Case({"other": {"wheelhouse": "/proj/wheels"}}, LAB, REFUSED, "environments.other.wheelhouse: found /proj/wheels"),
         Case({"other": {"packages": ["einops==0.8.1"]}}, {"provider": "local"}, REFUSED, "Allowed with provider local: use"),
-        Case({"Other": {"use": "/opt/other"}}, {"provider": "local"}, REFUSED, "environments.Other: found the text 'Other'"),
+        Case(
+            {"Other": {"use": "/opt/other"}}, {"provider": "local"}, REFUSED,
+            "environments.Other: found the text 'Other'. Allowed: up to 31 small letters, digits and hyphens",
+        ),
     ],
     "slurm.partition": [
         Case("gpu,gpu-long", SITE, "job", "--partition=gpu,gpu-long"),
@@ -339,6 +345,18 @@ def test_each_key_and_each_allowed_value_of_a_cluster_file_is_in_the_table():
     written = {key: {value for case in cases for value in values_of(case)} for key, cases in CASES.items()}
     lacking = {key: values - written[key] for key, values in keys.items() if values - written[key]}
     assert lacking == {"schema": {1}}  # each file of the table has this value
+
+
+def metas_of(kind: Any) -> list[msgspec.Meta]:
+    """The rules for the values below a type of a file."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return [meta for field in msgspec.structs.fields(kind) for meta in metas_of(field.type)]
+    return [kind] if isinstance(kind, msgspec.Meta) else [meta for part in get_args(kind) for meta in metas_of(part)]
+
+
+@pytest.mark.parametrize("kind", [Cluster, MatrixFile, Draft, ModelFile, ModelByConfiguration])
+def test_each_text_that_must_match_a_pattern_has_words_that_say_what_is_allowed(kind):
+    assert [meta.pattern for meta in metas_of(kind) if meta.pattern is not None and not (meta.extra or {}).get("allowed")] == []
 
 
 def values_of(case: Case) -> list[Any]:

@@ -1,5 +1,8 @@
 """The sentence about a failed login, from the messages of OpenSSH."""
 
+import contextlib
+import os
+
 from shardlab.remote.login_failure import describe_login_failure
 
 SECOND_FACTOR = """\
@@ -23,3 +26,30 @@ def test_a_site_that_wants_a_second_factor_does_not_blame_the_key():
 def test_a_key_that_cannot_be_used_needs_its_passphrase():
     text = "".join(line for line in SECOND_FACTOR.splitlines(keepends=True) if "partial" not in line)
     assert "passphrase" in describe_login_failure("uni", text.replace("(keyboard-interactive)", "(publickey)"))
+
+
+@contextlib.contextmanager
+def without_root():
+    """In this context, the process has the rights of a user who is not root."""
+    user = os.geteuid()
+    try:
+        if user == 0:
+            os.seteuid(65534)
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def test_a_changed_key_in_the_file_of_all_users_is_replaced_by_an_administrator():
+    text = "Offending ED25519 key in /etc/passwd:1\nHost key for uni has changed and you have requested strict checking.\n"
+    with without_root():
+        said = describe_login_failure("uni", text)
+    assert (
+        "If the machine was reinstalled, ask the administrator of your machine to replace the old key in /etc/passwd." in said
+    )
+    assert "ssh-keygen" not in said
+
+
+def test_the_reason_stands_before_the_last_words_of_ssh():
+    text = "Error checking host key ED25519 SHA256:x in revoked keys file /gone: No such file\nHost key verification failed.\n"
+    assert describe_login_failure("uni", text).endswith("in revoked keys file /gone: No such file.")

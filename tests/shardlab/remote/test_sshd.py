@@ -23,6 +23,7 @@ from support_sshd import start_sshd
 from shardlab.remote import fabric_connection, shared_connection
 from shardlab.remote.login_shell import login_shell_argv
 from shardlab.remote.remote import Remote, Unreachable
+from shardlab.remote.ssh_command import ssh_command
 
 SHELLS = ("bash", "zsh", "tcsh", "fish", "ksh")
 NOISE = "echo Welcome; printf 'quota: '; echo 'module: not found' >&2"
@@ -133,11 +134,22 @@ def test_fabric_carries_the_commands_and_paramiko_opens_no_connection(far, monke
 def test_settings_of_the_user_that_break_programs_do_not_count(sshd):
     sshd.configure(
         "RemoteCommand tmux new -A -s main", "RequestTTY yes", "BatchMode no", f"LocalForward {sshd.port} 127.0.0.1:9",
-        "ExitOnForwardFailure yes", "StrictHostKeyChecking no",
+        "ExitOnForwardFailure yes", "StrictHostKeyChecking no", "StdinNull yes", "ForkAfterAuthentication yes",
+        "SessionType none",
     )  # fmt: skip
     assert answers(sshd.address())
+    remote = Remote(sshd.address(), may_sudo=False)
+    assert remote.run(["cat"], timeout_s=HANG_S, stdin=b"input").stdout == "input"
+    remote.close()
     sshd.know(sshd.known_hosts, "another.host")
     assert "its host key is not known" in refusal(sshd.address(known_hosts=sshd.known_hosts))
+
+
+def test_an_ssh_without_new_settings_gets_no_option_for_them(sshd):
+    """OpenSSH before 8.7 refuses to start with an option that it does not know."""
+    assert not {"StdinNull", "SessionType", "ForkAfterAuthentication"} & {
+        word.partition("=")[0] for word in ssh_command(sshd.address())
+    }
 
 
 @pytest.mark.parametrize("setting", ["UserKnownHostsFile", "GlobalKnownHostsFile"])
@@ -189,6 +201,40 @@ def test_a_changed_key_is_refused_and_the_advice_removes_it_from_the_right_file(
     assert subprocess.run(shlex.split(advice), capture_output=True, check=False).returncode == 0
     assert users.read_text() == ""
     assert "is not known" in refusal(sshd.address(known_hosts=sshd.known_hosts))
+
+
+@pytest.mark.parametrize("nowhere", ["/dev/null", "none"])
+def test_the_advice_for_an_unknown_key_fits_a_client_that_keeps_no_keys(sshd, nowhere):
+    sshd.configure(f"UserKnownHostsFile {nowhere}")
+    words = refusal(sshd.address(known_hosts=sshd.known_hosts))
+    assert f"its host key is not known: ssh-ed25519 {sshd.fingerprint}. Compare it" in words
+    assert "name another UserKnownHostsFile than /dev/null in your SSH configuration and log in once with ssh" in words
+    assert answers(sshd.address(host_keys="accept-new", known_hosts=sshd.known_hosts))
+    assert answers(sshd.address(known_hosts=sshd.known_hosts))
+
+
+@pytest.mark.parametrize("host_keys", ["strict", "accept-new"])
+@pytest.mark.parametrize("way", ["@revoked", "RevokedHostKeys"])
+def test_no_advice_helps_to_accept_a_revoked_key(sshd, way, host_keys):
+    file = sshd.folder / "revoked keys"
+    sshd.know(sshd.known_hosts)
+    if way == "@revoked":
+        sshd.known_hosts.write_text(f"{sshd.known_hosts.read_text()}@revoked * {sshd.public}\n")
+    else:
+        file.write_text(f"{sshd.public}\n")
+        sshd.configure(f'RevokedHostKeys "{file}"')
+    words = refusal(sshd.address(host_keys=host_keys, known_hosts=sshd.known_hosts))
+    place = "a line @revoked in a file of known host keys" if way == "@revoked" else f"the file {file}"
+    assert f"its host key ssh-ed25519 {sshd.fingerprint} is revoked by {place}, because" in words
+    assert words.endswith("Do not log in to this machine until its administrator has given it a new key.")
+
+
+def test_a_changed_key_from_a_command_is_not_removed_from_a_file(sshd):
+    sshd.configure("UserKnownHostsFile /dev/null", f"KnownHostsCommand /bin/echo [127.0.0.1]:{sshd.port} {sshd.public}")
+    sshd.install_anew()
+    words = refusal(sshd.address(known_hosts=sshd.known_hosts))
+    assert f"known is another one, found is ssh-ed25519 {sshd.fingerprint}. If the machine was reinstalled, replace" in words
+    assert "the old key where your SSH configuration takes it from. Otherwise" in words
 
 
 def test_machines_behind_a_jump_host_are_reached_and_each_key_is_checked(sshd):

@@ -4,12 +4,14 @@ control sequences are removed."""
 import itertools
 import os
 import re
+import subprocess
 import sys
 
 import pytest
 import support_collect as support
 from hypothesis import given
 from hypothesis import strategies as st
+from support_e2e import HANG_S
 from support_hostile import STEERING, on_terminal, steering
 
 from shardlab.remote.terminal_relay import TerminalFilter
@@ -76,6 +78,14 @@ def test_both_outputs_and_the_exit_code_pass(terminal):
     assert ":smile:err" in said
     assert said.endswith("code 7\n")
     assert steering(said, allowed="\n\r") == []
+
+
+def test_a_list_that_a_script_reads_is_no_input_of_the_command():
+    code = "from shardlab.remote import terminal_relay; terminal_relay.relay_command(['cat'], terminal=False, mark='')"
+    loop = 'while read line; do "$0" -c "$1"; echo "line $line"; done'
+    argv = ["bash", "-c", loop, sys.executable, code]
+    done = subprocess.run(argv, input=b"a\nb\n", capture_output=True, timeout=HANG_S, check=True)
+    assert done.stdout == b"line a\nline b\n"
 
 
 def test_a_leftover_background_process_does_not_block_the_relay():
