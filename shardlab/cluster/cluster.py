@@ -145,7 +145,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_in_further_environment(self) -> bool:
         """Whether `environment` is one of `environments`, which `for_environment` chose. Objects are compared and not keys: the
         default stays the default if a further environment has equal keys."""
-        return any(self.environment is further for further in self.environments.values())
+        return any(self.environment is other_environment for other_environment in self.environments.values())
 
     def all_environments(self) -> dict[document.KeyPath, Environment]:
         """All environments, each with its place in the cluster file; the default environment comes first."""

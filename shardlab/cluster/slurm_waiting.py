@@ -16,7 +16,7 @@ class WaitingAdvice(msgspec.Struct, frozen=True):
     """What decides the time limit of the job."""
     nodes: str
     """What decides the number of nodes of the job."""
-    again: str
+    resubmit: str
     """How the job is submitted again."""
 
 
@@ -40,14 +40,14 @@ WAITS = {
     "JobHeldUser": "its job is held; `scontrol release` with its number lets it start",
     "JobHeldAdmin": "an administrator of the cluster holds its job and can release it",
     "PartitionTimeLimit": "Slurm never starts it, because its time limit is above the limit of the partition; cancel it, lower "
-    "{advice.time}, or change slurm.partition, and {advice.again}",
+    "{advice.time}, or change slurm.partition, and {advice.resubmit}",
     "PartitionNodeLimit": "its partition has too few nodes for it now; if no node is down, cancel it and change {advice.nodes} "
     "or slurm.partition",
     "Partition(Down|Inactive)": "it starts when its partition is up",
     "BadConstraints": "no node fits it; if no node is down, cancel it and change slurm.constraint, slurm.gpu_request or "
     "slurm.mem",
     "DependencyNeverSatisfied": "Slurm never starts it, because a job that it waits for did not end as required; cancel it and "
-    "{advice.again}",
+    "{advice.resubmit}",
     "InvalidAccount|AccountNotAllowed": "Slurm does not accept its account; cancel it and change slurm.account",
     "InvalidQOS|QOSNotAllowed": "Slurm does not accept its QOS; cancel it and change slurm.qos",
     "ReqNodeNotAvail|Reservation": "nodes that it needs are down, drained or reserved; `sinfo -R` says why",

@@ -99,7 +99,7 @@ def test_a_run_records_the_packages_of_its_environment_and_not_those_of_this_pro
 
 
 @pytest.mark.parametrize("text", [SITE, NODES])
-def test_an_environment_whose_interpreter_is_gone_is_refused_before_anything_is_written(workspace, text):
+def test_an_environment_whose_interpreter_is_gone_is_refused(workspace, text):
     words = "the environment other: /gone/bin/python does not start: No such file or directory. Run: provision CLUSTER.yaml"
     with pytest.raises(InputError, match=re.escape(words)):
         run_in(context_of(workspace, text, "/gone/bin/python"), "other")

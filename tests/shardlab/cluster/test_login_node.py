@@ -147,7 +147,7 @@ def test_the_connection_is_opened_once(ssh):
         shared_connection.open_connection(["ssh", "-T", "--", "login1"], "login1")
     calls = (ssh / "calls").read_text().splitlines()
     assert [call for call in calls if "check" not in call] == [
-        "-o BatchMode=yes -o LogLevel=DEBUG1 -o ControlMaster=auto -T -f -N -- login1"
+        "-f -N -o BatchMode=yes -o LogLevel=DEBUG1 -o ControlMaster=auto -T -- login1"
     ]
 
 
@@ -155,7 +155,7 @@ def test_without_a_terminal_an_error_says_how_to_log_in(ssh, monkeypatch):
     (ssh / "refuses").touch()
     with pytest.raises(shared_connection.NoLogin) as caught:
         shared_connection.open_connection(["ssh", "-T", "--", "login1"], "login1")
-    assert "log in once on a terminal: ssh -o BatchMode=no -T -f -N -- login1" in str(caught.value)
+    assert "log in once on a terminal: ssh -f -N -o BatchMode=no -T -- login1" in str(caught.value)
 
 
 def test_the_folder_of_the_sockets_is_closed_to_others(tmp_path, monkeypatch):
