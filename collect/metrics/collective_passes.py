@@ -52,13 +52,13 @@ def _measure_pass(run: LoadedRun, collective: str, measure: Callable[[EventTally
 
 
 def _build_metric(
-    name: str, unit: str, direction: Direction, what: str, of_run_at: Callable[[LoadedRun, str], Quantity | None]
+    name: str, unit: str, direction: Direction, description: str, of_run_at: Callable[[LoadedRun, str], Quantity | None]
 ) -> Metric:
     return Metric(
         name=name,
         unit=unit,
         direction=direction,
-        definition=f"{what} in a pass (forward and backward of a micro-batch) that reduces gradients: in the profiled steps, "
+        definition=f"{description} in a pass (forward and backward of a micro-batch) that reduces gradients: in the profiled steps, "
         f"divided by these passes, of which `sync: last_pass` has 1 in a step. Mean over the profiled ranks. {OF}",
         of_run_at=of_run_at,
         argument="of",
