@@ -52,22 +52,33 @@ def _measure_pass(run: LoadedRun, collective: str, measure: Callable[[EventTally
 
 
 def _build_metric(
-    name: str, unit: str, direction: Direction, description: str, of_run_at: Callable[[LoadedRun, str], Quantity | None]
+    name: str, unit: str, direction: Direction, definition: str, of_run_at: Callable[[LoadedRun, str], Quantity | None]
 ) -> Metric:
     return Metric(
         name=name,
         unit=unit,
         direction=direction,
-        definition=f"{description} in a pass (forward and backward of a micro-batch) that reduces gradients: in the profiled steps, "
-        f"divided by these passes, of which `sync: last_pass` has 1 in a step. Mean over the profiled ranks. {OF}",
+        definition=f"{definition} Mean over the profiled ranks. {OF}",
         of_run_at=of_run_at,
         argument="of",
         example=EXAMPLE,
     )
 
 
+_PASS = (
+    "in a pass (forward and backward of a micro-batch) that reduces gradients: in the profiled steps, divided by these passes, "
+    "of which `sync: last_pass` has 1 in a step."
+)
 METRICS = (
-    _build_metric("collective_pass_count", "calls", "neither", "Calls of a collective", count_calls),
-    _build_metric("collective_pass_ms", "ms", "lower is better", "Sum of the durations of a collective's calls", sum_durations),
-    _build_metric("collective_call_ms", "ms", "lower is better", "Mean duration of a collective's calls", mean_duration),
+    _build_metric("collective_pass_count", "calls", "neither", f"Calls of a collective {_PASS}", count_calls),
+    _build_metric(
+        "collective_pass_ms", "ms", "lower is better", f"Sum of the durations of a collective's calls {_PASS}", sum_durations
+    ),
+    _build_metric(
+        "collective_call_ms",
+        "ms",
+        "lower is better",
+        "Mean duration of a collective's calls in the profiled steps, including the wait for other ranks.",
+        mean_duration,
+    ),
 )

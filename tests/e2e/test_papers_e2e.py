@@ -38,7 +38,7 @@ CLAIMS = {
     "paper3": {"p3-vgg-ratio", "p3-modified-vgg-68"},
     "paper4": {"p4-ddp-beats-tp-and-pp", "p4-tp-saves-memory", "p4-1.3b-checkpointing", "p4-7b-oom", "p4-pp-less-volume"},
 }  # fmt: skip
-ALL = {"paper2": 36, "paper1": 59, "paper4": 43, "paper3": 45}
+ALL = {"paper2": 36, "paper1": 59, "paper4": 45, "paper3": 45}
 FORKED = set() if LONG else set(SOME)  # studies in which SOME does not select the cell that uses torchrun
 CELLS = {"paper5": 10, **(ALL if LONG else {"paper2": 9, "paper1": 4, "paper4": 7, "paper3": 6})}
 # The matrix file of each study asks for repeated runs. Only `make test-long` repeats runs, and only those of one study: the 9
