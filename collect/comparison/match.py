@@ -13,7 +13,7 @@ import msgspec
 
 from collect.reading.load import LoadedCell
 from shardlab.matrix import cell_names
-from shardlab.matrix.cell import STRATEGY_OPTIONS, Role, keys_with_role
+from shardlab.matrix.cell import NEWER_OPTIONS, Role, keys_with_role
 
 # Keys in which two matched cells may differ, because these keys do not change which model is trained on which data. Options are
 # not included, because some options belong to the workload and change what is trained.
@@ -22,7 +22,7 @@ _MAY_DIFFER = keys_with_role(
 )
 # Keys of a cell that matching ignores: their values follow from other keys, or do not change the training.
 _IGNORED_KEYS = {"gpu_batch_size"} | keys_with_role(Role.BOOKKEEPING) - {"rehearses"}
-_NEWER = {f"options.{name}": value for name, value in STRATEGY_OPTIONS.items()}  # cells of older versions lack these options
+_NEWER = {f"options.{name}": value for name, value in NEWER_OPTIONS.items()}  # cells of older versions lack these options
 _Key = tuple[tuple[str, str], ...]
 
 

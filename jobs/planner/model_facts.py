@@ -1,8 +1,8 @@
 """What the planner must know about a cell's model: its parameters by place, its operations, and what autograd saves.
 
 For transformers, a formula gives what a block saves (Korthikanti et al., Reducing activation recomputation in large transformer
-models, 2022, section 4.1). Dropout masks and the attention matrix are left out: shipped models have no dropout, and attention
-never writes its matrix (Dao et al., 2022). The saved elements per token, where d is the width and i the width of the MLP:
+models, 2022, section 4.1). With dropout, a block also saves two masks of d bytes. The attention matrix is left out, because
+attention never writes it (Dao et al., 2022). The saved elements per token, where d is the width and i the width of the MLP:
 
     GPT-2, ViT   kept whole on tensor-parallel ranks: inputs of two norms 2d, inputs of the first layers of attention and MLP 2d
                  split over them: q, k, v 3d; input of the output layer d; before and behind GELU 8d
@@ -91,7 +91,7 @@ def counted_networks() -> dict[str, CountedNetwork]:
 # number (device_profile.UNALIGNED).
 ALIGNED = 8
 TOKEN_BYTES = 8  # an item of n tokens is loaded with n + 1, because its targets are its inputs, one position later
-_SHAPE_OPTIONS = ("n_layer", "n_embd", "n_head", "image_size", "gelu", "pad_vocabulary")
+_SHAPE_OPTIONS = ("n_layer", "n_embd", "n_head", "image_size", "gelu", "pad_vocabulary", "dropout")
 _facts_by_key: dict[tuple[object, ...], ModelFacts] = {}
 
 
@@ -230,9 +230,10 @@ def _count_saved_bytes(
     width = shape.width
     autocast = cell.precision in precision.AUTOCAST
     gathered = tokens * (inputs if autocast else 2) * width * computed
+    masks = 2 * width if cell.options.get("dropout") else 0
     return SavedBytes(
         # 4 * stream: each of the two norms saves two numbers per token
-        block_whole=tokens * (2 * width * stream + 4 * stream) + gathered,
+        block_whole=tokens * (2 * width * stream + 4 * stream + masks) + gathered,
         # 4 * heads: attention saves a sum in fp32 for each head
         block_split=tokens * ((12 * width + extra_elements) * computed + 4 * shape.head_count),
         block_input=tokens * width * stream,

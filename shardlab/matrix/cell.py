@@ -31,6 +31,8 @@ GpuType = Annotated[str, limit_text(GPU_TYPE, "up to 63 letters, digits and the 
 # Options that belong to strategies, also if all cells of a matrix have them. With this value, an option is not in the hash of a
 # cell, because cells of older versions lack the option.
 STRATEGY_OPTIONS = {"sync": LAST_PASS}
+# All options that are not in the hash of a cell if they have these values, because cells of older versions lack them.
+NEWER_OPTIONS: dict[str, object] = {**STRATEGY_OPTIONS, "dropout": None}
 Precision = Literal["fp32", "tf32", "bf16", "bf16-autocast", "fp16", "fp16-autocast", "bf16-pure"]
 State = Literal[
     "completed", "oom", "timeout", "failed", "cancelled", "node_fail", "preempted", "hung"
@@ -408,7 +410,7 @@ def cell_hash(cell: dict[str, Any]) -> str:
         instruments["checkpoints"] = {key: value for key, value in checkpoints.items() if key != "time_loading"}
     identity["instruments"] = instruments
     options = identity["options"].items()
-    identity["options"] = {key: value for key, value in options if (key, value) not in STRATEGY_OPTIONS.items()}
+    identity["options"] = {key: value for key, value in options if (key, value) not in NEWER_OPTIONS.items()}
     if cell.get("rehearses") is not None:
         identity["rehearses"] = cell_hash(cell["rehearses"])
     return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]

@@ -21,7 +21,7 @@ import msgspec
 
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
-from shardlab.matrix.cell import STRATEGY_OPTIONS, Cell, Role, keys_with_role
+from shardlab.matrix.cell import NEWER_OPTIONS, STRATEGY_OPTIONS, Cell, Role, keys_with_role
 from shardlab.record_types import Count, Measured, Seconds
 
 FOLDER = "checkpoints"
@@ -178,7 +178,12 @@ def explain_refused_resume(saved_cell: Cell, cell: Cell, layout: str, workload_o
     """
     cell_values, saved_values = msgspec.to_builtins(cell), msgspec.to_builtins(saved_cell)
     for values in (cell_values, saved_values):  # when gradients are reduced does not change what a checkpoint contains
-        values["options"] = {name: value for name, value in values["options"].items() if name not in STRATEGY_OPTIONS}
+        options = values["options"].items()
+        values["options"] = {
+            name: value
+            for name, value in options
+            if name not in STRATEGY_OPTIONS and (name, value) not in NEWER_OPTIONS.items()
+        }
     free_keys = _RANKS | (_STRATEGY if layout == "whole" else frozenset())
     differing_keys = sorted(key for key in cell_values if key not in free_keys and cell_values[key] != saved_values[key])
     differing_options = {name for name in workload_options if cell.options.get(name) != saved_cell.options.get(name)}

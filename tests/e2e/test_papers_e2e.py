@@ -18,13 +18,12 @@ from shardlab.runs.run import REHEARSAL
 
 pytestmark = pytest.mark.e2e
 SOME = {
-    "paper2": "strategy == 'single' and (steps == 20 or steps == 10 and micro_batch_size in [1, 4, 64] or workload == 'gpt2') "
+    "paper2": "strategy == 'single' and (steps == 20 or workload == 'gpt2' and (steps == 3 or micro_batch_size in [1, 4, 64])) "
     "or gpus == 2 and (strategy == 'ddp' or steps == 5 and strategy in ['fsdp1-full-shard', 'fsdp1-shard-grad-op'])",
     "paper1": "strategy in ['zero2', 'fsdp1-full-shard'] "
     "and (gpus == 8 and global_batch_size == 512 or gpus == 4 and global_batch_size == 256)",
     "paper4": "strategy == 'ddp' and gpus == 1 and workload != 'resnet50' "
-    "or workload == 'gpt2' and gpus == 2 "
-    "and (strategy == 'tp' or strategy == 'pp-gpipe' and gradient_accumulation_steps == 16)",
+    "or workload == 'gpt2' and gpus == 2 and global_batch_size == 16 and strategy != 'pp-1f1b'",
     "paper3": "workload == 'vgg16' and (strategy in ['ddp', 'fsdp1-full-shard'] and gpus < 4 "
     "or strategy in ['ps-sync', 'ps-ssp'] and gpus == 4)",
 }
@@ -33,15 +32,15 @@ CLAIMS = {
     "paper1": {"p1-deepspeed-scales-better", "p1-deepspeed-more-cpu"},
     "paper2": {
         "p2-ddp-no-memory-savings", "p2-batch-1-to-4", "p2-oom-at-64", "p2-overhead-62", "p2-idle-order", "p2-overlap-order",
-        "p2-exposed-order", "p2-raw-communication-order", "p2-fewer-calls", "p2-check-efficiency", "p2-check-overlap",
-        "p2-check-idle",
+        "p2-exposed-order", "p2-raw-communication-order", "p2-fewer-calls", "p2-larger-transfers", "p2-overhead-order",
+        "p2-check-efficiency", "p2-check-overlap", "p2-check-idle",
     },
     "paper3": {"p3-vgg-ratio", "p3-modified-vgg-68"},
-    "paper4": {"p4-ddp-beats-tp-and-pp", "p4-tp-saves-memory", "p4-1.3b-oom", "p4-7b-oom", "p4-pp-less-volume"},
+    "paper4": {"p4-ddp-beats-tp-and-pp", "p4-tp-saves-memory", "p4-1.3b-checkpointing", "p4-7b-oom", "p4-pp-less-volume"},
 }  # fmt: skip
-ALL = {"paper2": 28, "paper1": 59, "paper4": 37, "paper3": 45}
+ALL = {"paper2": 36, "paper1": 59, "paper4": 45, "paper3": 45}
 FORKED = set() if LONG else set(SOME)  # studies in which SOME does not select the cell that uses torchrun
-CELLS = {"paper5": 10, **(ALL if LONG else {"paper2": 9, "paper1": 4, "paper4": 5, "paper3": 6})}
+CELLS = {"paper5": 10, **(ALL if LONG else {"paper2": 9, "paper1": 4, "paper4": 7, "paper3": 6})}
 # The matrix file of each study asks for repeated runs. Only `make test-long` repeats runs, and only those of one study: the 9
 # cells that its claims use run twice, and the tenth cell runs once. With all repeats, the tests would take twice as long.
 # test_repeats.py checks that the matrix files ask for repeats; it starts no run.

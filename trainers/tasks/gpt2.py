@@ -15,7 +15,7 @@ from trainers.plans.plan import ModelPlan
 from trainers.tasks import causal_attention
 from trainers.tasks.token_task import TokenTask
 from trainers.workload_options import read_shape
-from trainers.workloads.gpt2 import GELU, count_flops_per_token, count_parameters
+from trainers.workloads.gpt2 import DROPOUT, GELU, count_flops_per_token, count_parameters
 
 
 class Gpt2Task(TokenTask):
@@ -31,15 +31,16 @@ class Gpt2Task(TokenTask):
         self._positions = max(positions, self.seq_len)
 
     def model(self) -> nn.Module:
+        dropout = DROPOUT if self._cell.options.get("dropout") else 0.0
         return cast("nn.Module", GPT2LMHeadModel(GPT2Config(
             vocab_size=self._rows,
             n_positions=self._positions,
             n_layer=self._shape.layer_count,
             n_embd=self._shape.width,
             n_head=self._shape.head_count,
-            resid_pdrop=0.0,  # no dropout: with it, strategies that do the same work would give different results
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
+            resid_pdrop=dropout,
+            embd_pdrop=dropout,
+            attn_pdrop=dropout,
             use_cache=False,
             activation_function=GELU[cast("str", self._cell.options["gelu"])],
             attn_implementation=causal_attention.register_causal_attention(),

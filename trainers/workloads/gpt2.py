@@ -17,6 +17,11 @@ PAD_OPTION = Option(
     "pad the rows of the token embedding to a multiple of this (64 suits tensor cores); padding is not counted",
     least=1,
 )  # fmt: skip
+DROPOUT = 0.1  # the rates of transformers' configuration of GPT-2
+DROPOUT_OPTION = Option(
+    "dropout", None, f"true: {DROPOUT} behind the embedding, in attention and behind each layer of a block; null: none",
+    choices=(True,), nullable=True,
+)  # fmt: skip
 FLOPS_SOURCE = (
     "per token 6N + 12*L*d*T (Chowdhery et al., PaLM, 2022, appendix B): N parameters, L layers, width d, sequence length T"
 )
@@ -58,7 +63,7 @@ def _make_workload(
         settings={"vocabulary": vocabulary, "positions": seq_len},
         refuse=refuse,
         seq_len=seq_len,
-        options=(*shape.list_options(), GELU_OPTION, PAD_OPTION, *list_token_options(data)),
+        options=(*shape.list_options(), GELU_OPTION, PAD_OPTION, DROPOUT_OPTION, *list_token_options(data)),
         heads="n_head",
         blocks="n_layer",
     )

@@ -21,6 +21,7 @@ from collect.metric import Compared, all_metrics
 from collect.metrics import (
     bubble,
     checkpoints,
+    collective_passes,
     energy,
     memory,
     memory_categories,
@@ -314,6 +315,20 @@ def test_shares_of_a_trace_are_of_its_span_and_collectives_of_a_step():
     alone = measured(TWO_RANKS).with_breakdowns([other])
     assert trace_shares.collective_mean_ms(alone) is None
     assert {metric.of_run(measured(TWO_RANKS)) for metric in trace_shares.METRICS} == {None}
+
+
+@pytest.mark.parametrize(("sync", "passes", "count", "ms"), [("last_pass", 4, 74, 10), ("every_pass", 4, 18.5, 2.5)])
+def test_collectives_of_one_kind_are_counted_in_a_pass_that_reduces_gradients(sync, passes, count, ms):
+    tallies = [EventTally("all_gather", 148, 20_000_000), EventTally("reduce_scatter", 6, 4_000_000)]
+    times = dict.fromkeys(("compute_ns", "communication_ns", "memory_ns", "non_compute_ns", "idle_ns", "overlap_ns"), 0)
+    rank = Breakdown(rank=0, source="gpu", steps=2, span_ns=100, collectives=tallies, kernels=[], **times)
+    result = msgspec.structs.replace(RESULT, knobs={"effective": {"sync": sync}})
+    found = measured(TWO_RANKS, result=result, gradient_accumulation_steps=passes).with_breakdowns([rank])
+    values = [metric.of_run_at(found, "all_gather").value for metric in collective_passes.METRICS]
+    assert values == [count, ms, pytest.approx(ms / count)]
+    assert {metric.of_run_at(found, "all_reduce") for metric in collective_passes.METRICS} == {None}
+    unknown = measured(TWO_RANKS, gradient_accumulation_steps=passes).with_breakdowns([rank])
+    assert collective_passes.count_calls(unknown, "all_gather") is None
 
 
 def test_without_checkpointing_hardware_and_model_flops_are_the_same():

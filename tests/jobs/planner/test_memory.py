@@ -172,6 +172,12 @@ def test_saved_activations_of_transformers_are_what_autograd_saves(workload, pre
     assert abs(error) < 0.02, f"{error:.1%}"
 
 
+def test_dropout_saves_two_masks_of_a_byte_per_width_and_token():
+    one, other = ({"dropout": True}, {})
+    dropping, plain = (model_facts.find_model_facts(cell("gpt2-tiny", options=options)).saved for options in (one, other))
+    assert dropping.block_whole - plain.block_whole == 64 * 2 * 64
+
+
 def test_unfused_gelu_saves_twelve_more_widths_a_token():
     counted = _saved("gpt2-tiny", "fp32", 2, gelu="unfused") - _saved("gpt2-tiny", "fp32", 2)
     # The factors are: sequences, tokens, blocks, tensors per block, width of a tensor, bytes per number.

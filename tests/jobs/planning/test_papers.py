@@ -12,7 +12,7 @@ from jobs.planning import tiny_twin
 from jobs.planning.resolve import resolve_cells
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
-from shardlab.matrix.cell_names import matches_cell
+from shardlab.matrix.cell_names import METRIC_ARGUMENTS, matches_cell
 from shardlab.matrix.expression import Expression
 from shardlab.workspace.workspace import Workspace
 from trainers import menu
@@ -20,18 +20,18 @@ from trainers import menu
 # How many cells each study has, counted by hand from the papers:
 # paper1: 7 strategies x (1 and 2 GPUs with one batch size, 4 and 8 GPUs with three) = 56, minus hybrid sharding on 1 and 2
 # GPUs; plus 5 cells: one process, FSDP of single blocks, activation checkpointing, gradient accumulation, and a pipeline.
-# paper2: (3 distributed strategies + the FSDP2 forms of 2 of them + the baseline) x (training, traces) = 12; 6 batch sizes; 2
-# measurements of memory; 2 strategies on 4 and 8 GPUs, whose speed the study predicts without running them; 4 forms of hybrid
-# sharding, which it describes.
+# paper2: (3 distributed strategies + the FSDP2 forms of 2 of them + the baseline) x (training, traces) = 12; 6 batch sizes of 2
+# models; 2 measurements of memory; 2 strategies on 4 and 8 GPUs, whose speed the study predicts without running them; 4 forms
+# of hybrid sharding, which it describes; NO_SHARD with and without no_sync.
 # paper3: (2 strategies + 3 parameter servers) x 3 networks x 1, 2, 4 GPUs.
-# paper4: ResNet-50: 4 cells; GPT-2: 3 with DDP, 1 with TP, 15 with pipelines, 1 with 1F1B; a model of 1.3 B parameters: 9; a
-# model of 7 B parameters: 4.
+# paper4: ResNet-50: 4 cells; GPT-2: 4 with DDP, 1 with TP, 16 with pipelines, 1 with 1F1B; a model of 1.3 B parameters: 12; a
+# model of 7 B parameters: 5; one of 65 B: 2.
 # paper5: (the baseline on one GPU + 2 systems x 2 and 4 GPUs) x (run time, memory).
 CELLS = {
     "paper1": 56 - 2 + 5,
-    "paper2": 12 + 6 + 2 + 4 + 4,
+    "paper2": 12 + 6 * 2 + 2 + 4 + 4 + 2,
     "paper3": 5 * 3 * 3,
-    "paper4": 4 + (3 + 1 + 15 + 1) + 9 + 4,
+    "paper4": 4 + (4 + 1 + 16 + 1) + 12 + 5 + 2,
     "paper5": 5 * 2,
 }
 
@@ -75,7 +75,8 @@ def test_every_call_of_every_claim_is_of_one_cell(study):
     found, cells = study
     assert len({claim.id for claim in found.file.claims}) == len(found.file.claims)
     for claim in found.file.claims:
-        for metric, wanted in Expression(claim.test).call_arguments:
+        for metric, given in Expression(claim.test).call_arguments:
+            wanted = {key: value for key, value in given.items() if key not in METRIC_ARGUMENTS}
             assert sum(matches_cell(cell, wanted) for cell in plain(cells)) == 1, (claim.id, metric, wanted)
 
 

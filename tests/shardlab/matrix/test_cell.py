@@ -87,6 +87,16 @@ def test_a_cell_of_a_version_without_the_option_sync_has_the_same_hash():
     assert (older.sync, CELL.sync) == ("last_pass", "last_pass")
 
 
+def test_a_cell_of_a_version_without_the_option_dropout_has_the_same_hash():
+    older, newer, dropping = (
+        msgspec.structs.replace(CELL, options={"replicas": 2, **options})
+        for options in ({}, {"dropout": None}, {"dropout": True})
+    )
+    assert older.hash() == newer.hash() != dropping.hash()
+    assert explain_refused_resume(older, newer, "sharded", ()) is None
+    assert explain_refused_resume(older, dropping, "sharded", ()) == "its cell differs in options"
+
+
 def test_a_checkpoint_contains_the_same_for_each_value_of_the_option_sync():
     older, newer, other = (
         msgspec.structs.replace(CELL, options=options)

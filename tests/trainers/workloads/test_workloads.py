@@ -191,7 +191,7 @@ def test_a_longer_sequence_gets_a_longer_position_table(task_of):
         assert on_meta(task).transformer.wpe.weight.shape == (rows, 64)
 
 
-@pytest.mark.parametrize("name", ["vgg16-tiny", "efficientnet-v2-l-tiny", "convnext-large-tiny", "vit-b-32-tiny"])
+@pytest.mark.parametrize("name", ["vgg16-tiny", "efficientnet-v2-l-tiny", "convnext-large-tiny", "vit-b-32-tiny", "gpt2-tiny"])
 def test_dropout_is_off_by_default(name, task_of):
     import torch
     from torchvision.ops import StochasticDepth
@@ -201,7 +201,7 @@ def test_dropout_is_off_by_default(name, task_of):
         return {module.p for module in found if isinstance(module, (torch.nn.Dropout, StochasticDepth))}
 
     assert rates() == {0.0}
-    assert max(rates(dropout=True)) == {"vgg": 0.5, "eff": 0.4, "con": 0.5, "vit": 0.1}[name[:3]]
+    assert max(rates(dropout=True)) == {"vgg": 0.5, "eff": 0.4, "con": 0.5, "vit": 0.1, "gpt": 0.1}[name[:3]]
 
 
 def test_a_subset_is_so_many_images(task_of):
