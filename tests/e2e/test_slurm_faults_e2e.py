@@ -2,6 +2,7 @@
 no process is left, and the command that a user would type next goes on. All tests belong to the long form."""
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -24,13 +25,12 @@ pytestmark = pytest.mark.e2e
 CHECKPOINTS = "  instruments: {checkpoints: {every_steps: 50}}\n"
 ONE_NODE, TWO_NODES = "axes: {strategy: [ddp], gpus: [2]}", "axes: {strategy: [ddp], gpus: [4]}"
 SUPERVISORS = "pgrep -f '[j]obs.supervisor.(attempt|step_task)' || true"
-RANK = r"^[^ ]* \(-u \)\?-m trainers run "
-SUPERVISOR = "-m jobs.supervisor.attempt "  # a part of its command line
+# Patterns of the command lines of a run's processes, for grep.
+RANK, SUPERVISOR = r"^[^ ]* -u -m trainers run ", "^[^ ]* -m jobs.supervisor.attempt "
 BIG_BYTES = 400 << 20
 OUTAGE_S = 120.0  # longer than Slurm waits for a lost node
 # Counts its calls in the file $LOG, then calls the real command.
 COUNTED = 'echo "$*" >> {log}; exec /usr/bin/{command} "$@"'
-
 # Ends Slurm's controller when it has just accepted three jobs, then calls the real command.
 KILLED_AT_THE_FOURTH_JOB = """\
 case "$*" in *--test-only*) exec /usr/bin/sbatch "$@";; esac
@@ -364,14 +364,13 @@ def test_a_full_shared_disk_is_named_and_the_same_command_goes_on(slurm, study, 
         twin.until(lambda: all(folder.steps(0).records for folder in twin.folders()) and twin.folders(), "both make steps")
         slurm.run("head", fill)
         twin.until(lambda: twin.states() == ["failed", "failed"], "both have failed")
-        print(twin.runs())
-        print(desk.run("jobs", "status"))
-        fetched = desk.run("collect", "fetch")
-        print(fetched)
+        assert all("the disk of" in run["why"] and run["why"].endswith("is full") for run in twin.runs())
+        assert "2 run(s): 2 failed" in desk.run("jobs", "status").stdout
+        fetched = json.loads(desk.run("collect", "fetch", "--json").stdout)
+        assert [(run["state"], run["complete"]) for run in fetched] == [("failed", True)] * 2
         ballast.unlink()
-        print(desk.run("jobs", "retry"))
-        twin.until(lambda: twin.states().count("running") == 2, "the next attempts run")
-        print(desk.run("collect", "fetch"))
+        assert "2 run(s) submitted" in desk.run("jobs", "retry").stdout
+        twin.until(lambda: twin.states() == ["running", "running"], "the next attempts run")
         twin.end()
 
 
