@@ -17,7 +17,7 @@ def gather_if_needed(workspace: Workspace, run_ids: Sequence[str], progress: Tra
         return {}
     from collect.fetching import gather  # imported only if it is needed: its imports take longer than a small transfer
 
-    return gather.gather(workspace, run_ids, progress)
+    return gather.gather_parts(workspace, run_ids, progress)
 
 
 def _has_parts(run_dir: RunDir) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from collect.metric import Metric
-from collect.metrics.memory import KINDS
+from collect.metrics.memory import MEMORY_KINDS
 from collect.reading.load import Loaded
 from collect.verdicts import reasons
 from collect.verdicts.printed_number import ParsedNumber, parse_number
@@ -15,7 +15,10 @@ from collect.verdicts.selection import STATE, Measurements, NoMeasurement
 from collect.verdicts.uncertain_number import UncertainNumber
 from shardlab.matrix.study import Reported
 
-_OF_A_CPU = {KINDS["rss_bytes"], "cpu"}  # kinds of numbers measured on a CPU; a study on GPUs measures them in another way
+_OF_A_CPU = {
+    MEMORY_KINDS["rss_bytes"],
+    "cpu",
+}  # kinds of numbers measured on a CPU; a study on GPUs measures them in another way
 
 
 class ReportedResult(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -75,61 +78,75 @@ def compare_reported_numbers(loaded: Loaded, measurements: Measurements) -> list
     return [_compare_reported_number(loaded, measurements, entry) for entry in loaded.expansion.reported]
 
 
-def _compare_reported_number(loaded: Loaded, measurements: Measurements, entry: Reported) -> ReportedResult:
-    result = ReportedResult(
-        where=entry.where,
-        metric=entry.metric,
-        cell=entry.cell,
-        printed=entry.printed,
-        kind=entry.kind,
-        head=entry.unit or "",
-        of=entry.of or "",
-        notes=reasons.notes_at(loaded, entry.where),
+def _compare_reported_number(loaded: Loaded, measurements: Measurements, reported_entry: Reported) -> ReportedResult:
+    reported_result = ReportedResult(
+        where=reported_entry.where,
+        metric=reported_entry.metric,
+        cell=reported_entry.cell,
+        printed=reported_entry.printed,
+        kind=reported_entry.kind,
+        head=reported_entry.unit or "",
+        of=reported_entry.of or "",
+        notes=reasons.notes_at(loaded, reported_entry.where),
     )
     try:
-        number: UncertainNumber | None = None
-        if result.metric == STATE:
-            row, state = measurements.state(result.cell)
-            result.measured, result.n = state, len(row.runs)
+        uncertain_number: UncertainNumber | None = None
+        if reported_result.metric == STATE:
+            row, state = measurements.state(reported_result.cell)
+            reported_result.measured, reported_result.n = state, len(row.runs)
         else:
-            selected_metric = measurements.find(result.metric, result.cell, entry.of, entry.against)
-            number = UncertainNumber(measurements, selected_metric)
-            row = selected_metric.row
-            result.against = selected_metric.compared_pair[1].row.id if selected_metric.compared_pair else ""
-            result.measured, result.low, result.high = number.value, number.low, number.high
-            result.n, result.how, result.unit = number.n, number.how, number.selected.unit
-        result.row = row.id
-    except NoMeasurement as unanswered:
-        result.why = unanswered.why
-    metric = measurements.metrics.get(result.metric)
-    try:
-        if metric is not None or result.metric == STATE:
-            result.reported = parse_number(result.printed, entry.unit, metric.unit if metric else "", change=_is_change(metric))
-    except ValueError as error:
-        result.why = "; ".join(filter(None, (result.why, str(error))))
-    if result.row is None or result.reported is None:
-        return result
-    cell = measurements.cell(row)
-    if rehearsal := reasons.rehearsal_reason(cell):
-        result.reasons = [*reasons.adaptation_clauses(entry), rehearsal]
-        return result
-    result.reasons = [
-        *reasons.adaptation_clauses(entry),
-        *_doubt_clauses(result, number),
-        *reasons.likely_reasons(loaded, cell, row, {result.metric}),
-    ]
-    if number and len({part.row.id for part in number.selected.parts if not part.metric.exact}) > 1:
-        unproven = [measurements.label(part.row) for part in number.selected.parts if not part.row.is_ranked]
-        if trouble := [part.row.gpu_trouble for part in number.selected.parts if part.row.gpu_trouble]:
-            result.why = (
-                f"not compared, because GPUs were shared, throttled or faulty while steps were timed: {'; '.join(trouble)}"
+            selected_metric = measurements.find(
+                reported_result.metric, reported_result.cell, reported_entry.of, reported_entry.against
             )
-            return result
-        if unproven:
-            result.why = f"not compared, because these cells are not known to do the same work: {'; '.join(unproven)}"
-            return result
-    _set_agreement(result, result.reported)
-    return result
+            uncertain_number = UncertainNumber(measurements, selected_metric)
+            row = selected_metric.row
+            reported_result.against = selected_metric.compared_pair[1].row.id if selected_metric.compared_pair else ""
+            reported_result.measured, reported_result.low, reported_result.high = (
+                uncertain_number.value,
+                uncertain_number.low,
+                uncertain_number.high,
+            )
+            reported_result.n, reported_result.how, reported_result.unit = (
+                uncertain_number.n,
+                uncertain_number.how,
+                uncertain_number.selected.unit,
+            )
+        reported_result.row = row.id
+    except NoMeasurement as unanswered:
+        reported_result.why = unanswered.why
+    metric = measurements.metrics.get(reported_result.metric)
+    try:
+        if metric is not None or reported_result.metric == STATE:
+            reported_result.reported = parse_number(
+                reported_result.printed, reported_entry.unit, metric.unit if metric else "", is_change=_is_change(metric)
+            )
+    except ValueError as error:
+        reported_result.why = "; ".join(filter(None, (reported_result.why, str(error))))
+    if reported_result.row is None or reported_result.reported is None:
+        return reported_result
+    cell = measurements.cell(row)
+    if rehearsal_reason := reasons.rehearsal_reason(cell):
+        reported_result.reasons = [*reasons.adaptation_clauses(reported_entry), rehearsal_reason]
+        return reported_result
+    reported_result.reasons = [
+        *reasons.adaptation_clauses(reported_entry),
+        *_doubt_clauses(reported_result, uncertain_number),
+        *reasons.likely_reasons(loaded, cell, row, {reported_result.metric}),
+    ]
+    if uncertain_number and len({part.row.id for part in uncertain_number.selected.parts if not part.metric.exact}) > 1:
+        unproven_labels = [measurements.label(part.row) for part in uncertain_number.selected.parts if not part.row.is_ranked]
+        if gpu_troubles := [part.row.gpu_trouble for part in uncertain_number.selected.parts if part.row.gpu_trouble]:
+            reported_result.why = (
+                f"not compared, because GPUs were shared, throttled or faulty while steps were timed: {'; '.join(gpu_troubles)}"
+            )
+            return reported_result
+        if unproven_labels:
+            reported_result.why = (
+                f"not compared, because these cells are not known to do the same work: {'; '.join(unproven_labels)}"
+            )
+            return reported_result
+    _set_agreement(reported_result, reported_result.reported)
+    return reported_result
 
 
 def _is_change(metric: Metric | None) -> bool:
@@ -137,35 +154,44 @@ def _is_change(metric: Metric | None) -> bool:
     return metric is not None and metric.of_cells is not None
 
 
-def _doubt_clauses(result: ReportedResult, number: UncertainNumber | None) -> list[str]:
+def _doubt_clauses(reported_result: ReportedResult, number: UncertainNumber | None) -> list[str]:
     """Clauses that say why the printed number is doubtful, or why the measured number is of another kind than the printed
     number."""
-    kinds = {"estimated": "the study computed its number", "assumed": "the study assumed its number: nobody measured it"}
-    remark = result.reported.remark if result.reported else ""
+    clause_of_kind = {
+        "estimated": "the study computed its number",
+        "assumed": "the study assumed its number: nobody measured it",
+    }
+    remark = reported_result.reported.remark if reported_result.reported else ""
     kind = number.selected.parts[0].kind if number else ""
     kind_clause = f"measured here: {kind}" if kind in _OF_A_CPU else ""
-    return [clause for clause in (kinds.get(result.kind, ""), remark, kind_clause) if clause]
+    return [clause for clause in (clause_of_kind.get(reported_result.kind, ""), remark, kind_clause) if clause]
 
 
-def _set_agreement(result: ReportedResult, printed_number: ParsedNumber) -> None:
-    if isinstance(result.measured, str) or printed_number.state:
-        result.comparable = isinstance(result.measured, str) and bool(printed_number.state)
-        result.agrees = result.measured == printed_number.state if result.comparable else None
+def _set_agreement(reported_result: ReportedResult, printed_number: ParsedNumber) -> None:
+    if isinstance(reported_result.measured, str) or printed_number.state:
+        reported_result.comparable = isinstance(reported_result.measured, str) and bool(printed_number.state)
+        reported_result.agrees = reported_result.measured == printed_number.state if reported_result.comparable else None
         return
-    assert result.measured is not None
+    assert reported_result.measured is not None
     assert printed_number.value is not None
-    if printed_number.unit != result.unit:
-        result.why = f"printed in {printed_number.unit or 'plain numbers'}, measured in {result.unit or 'plain numbers'}"
+    if printed_number.unit != reported_result.unit:
+        reported_result.why = (
+            f"printed in {printed_number.unit or 'plain numbers'}, measured in {reported_result.unit or 'plain numbers'}"
+        )
         return
-    result.comparable = True
-    low, high = (result.measured, result.measured) if result.low is None or result.high is None else (result.low, result.high)
+    reported_result.comparable = True
+    low, high = (
+        (reported_result.measured, reported_result.measured)
+        if reported_result.low is None or reported_result.high is None
+        else (reported_result.low, reported_result.high)
+    )
     if printed_number.relation == "=":
-        result.delta = result.measured - printed_number.value
-        result.ratio = result.measured / printed_number.value if printed_number.value else None
-        if result.low is None:
+        reported_result.delta = reported_result.measured - printed_number.value
+        reported_result.ratio = reported_result.measured / printed_number.value if printed_number.value else None
+        if reported_result.low is None:
             return
         assert printed_number.low is not None
         assert printed_number.high is not None
-        result.agrees = low <= printed_number.high and printed_number.low <= high
-    elif result.low is not None:
-        result.agrees = high > printed_number.value if printed_number.relation == ">" else low < printed_number.value
+        reported_result.agrees = low <= printed_number.high and printed_number.low <= high
+    elif reported_result.low is not None:
+        reported_result.agrees = high > printed_number.value if printed_number.relation == ">" else low < printed_number.value
