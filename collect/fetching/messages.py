@@ -38,7 +38,7 @@ class RunOffers(msgspec.Struct):
     runs: Count
     """How many OfferedRun messages follow."""
     descriptions: dict[str, bytes]
-    """The descriptions of matrices in .shardlab (`fetch_matrices.read`)."""
+    """The descriptions of matrices in .shardlab (`fetch_matrices.read_matrices`)."""
 
 
 class OfferedRun(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -33,9 +33,9 @@ def merge_figures(workspace: Workspace, set_name: str) -> list[FileFigures] | No
     unfinished_ids = [folder.run_id for folder, _, _ in latest_runs.values() if folder.judge().state != "completed"]
     if unfinished_ids:
         run_ids = ", ".join(unfinished_ids[:_MOST_NAMED_RUNS])
-        omitted_text = f" and {len(unfinished_ids) - _MOST_NAMED_RUNS} more" if len(unfinished_ids) > _MOST_NAMED_RUNS else ""
+        more_text = f" and {len(unfinished_ids) - _MOST_NAMED_RUNS} more" if len(unfinished_ids) > _MOST_NAMED_RUNS else ""
         raise InputError(
-            f"{set_name}: {len(unfinished_ids)} of {part_count} parts have not completed: {run_ids}{omitted_text}. `jobs status` "
+            f"{set_name}: {len(unfinished_ids)} of {part_count} parts have not completed: {run_ids}{more_text}. `jobs status` "
             "says why; on a remote cluster, `collect fetch` copies the runs first."
         )
     return sort_by_rank(

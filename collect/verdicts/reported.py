@@ -79,7 +79,7 @@ def compare_reported_numbers(loaded: Loaded, measurements: Measurements) -> list
 
 
 def _compare_reported_number(loaded: Loaded, measurements: Measurements, reported_entry: Reported) -> ReportedResult:
-    reported_result = ReportedResult(
+    reported = ReportedResult(
         where=reported_entry.where,
         metric=reported_entry.metric,
         cell=reported_entry.cell,
@@ -91,62 +91,58 @@ def _compare_reported_number(loaded: Loaded, measurements: Measurements, reporte
     )
     try:
         uncertain_number: UncertainNumber | None = None
-        if reported_result.metric == STATE:
-            row, state = measurements.state(reported_result.cell)
-            reported_result.measured, reported_result.n = state, len(row.runs)
+        if reported.metric == STATE:
+            row, state = measurements.state(reported.cell)
+            reported.measured, reported.n = state, len(row.runs)
         else:
-            selected_metric = measurements.find(
-                reported_result.metric, reported_result.cell, reported_entry.of, reported_entry.against
-            )
+            selected_metric = measurements.find(reported.metric, reported.cell, reported_entry.of, reported_entry.against)
             uncertain_number = UncertainNumber(measurements, selected_metric)
             row = selected_metric.row
-            reported_result.against = selected_metric.compared_pair[1].row.id if selected_metric.compared_pair else ""
-            reported_result.measured, reported_result.low, reported_result.high = (
+            reported.against = selected_metric.compared_pair[1].row.id if selected_metric.compared_pair else ""
+            reported.measured, reported.low, reported.high = (
                 uncertain_number.value,
                 uncertain_number.low,
                 uncertain_number.high,
             )
-            reported_result.n, reported_result.how, reported_result.unit = (
+            reported.n, reported.how, reported.unit = (
                 uncertain_number.n,
                 uncertain_number.how,
                 uncertain_number.selected.unit,
             )
-        reported_result.row = row.id
+        reported.row = row.id
     except NoMeasurement as unanswered:
-        reported_result.why = unanswered.why
-    metric = measurements.metrics.get(reported_result.metric)
+        reported.why = unanswered.why
+    metric = measurements.metrics.get(reported.metric)
     try:
-        if metric is not None or reported_result.metric == STATE:
-            reported_result.reported = parse_number(
-                reported_result.printed, reported_entry.unit, metric.unit if metric else "", is_change=_is_change(metric)
+        if metric is not None or reported.metric == STATE:
+            reported.reported = parse_number(
+                reported.printed, reported_entry.unit, metric.unit if metric else "", is_change=_is_change(metric)
             )
     except ValueError as error:
-        reported_result.why = "; ".join(filter(None, (reported_result.why, str(error))))
-    if reported_result.row is None or reported_result.reported is None:
-        return reported_result
+        reported.why = "; ".join(filter(None, (reported.why, str(error))))
+    if reported.row is None or reported.reported is None:
+        return reported
     cell = measurements.cell(row)
     if rehearsal_reason := reasons.rehearsal_reason(cell):
-        reported_result.reasons = [*reasons.adaptation_clauses(reported_entry), rehearsal_reason]
-        return reported_result
-    reported_result.reasons = [
+        reported.reasons = [*reasons.adaptation_clauses(reported_entry), rehearsal_reason]
+        return reported
+    reported.reasons = [
         *reasons.adaptation_clauses(reported_entry),
-        *_doubt_clauses(reported_result, uncertain_number),
-        *reasons.likely_reasons(loaded, cell, row, {reported_result.metric}),
+        *_doubt_clauses(reported, uncertain_number),
+        *reasons.likely_reasons(loaded, cell, row, {reported.metric}),
     ]
     if uncertain_number and len({part.row.id for part in uncertain_number.selected.parts if not part.metric.exact}) > 1:
         unproven_labels = [measurements.label(part.row) for part in uncertain_number.selected.parts if not part.row.is_ranked]
         if gpu_troubles := [part.row.gpu_trouble for part in uncertain_number.selected.parts if part.row.gpu_trouble]:
-            reported_result.why = (
+            reported.why = (
                 f"not compared, because GPUs were shared, throttled or faulty while steps were timed: {'; '.join(gpu_troubles)}"
             )
-            return reported_result
+            return reported
         if unproven_labels:
-            reported_result.why = (
-                f"not compared, because these cells are not known to do the same work: {'; '.join(unproven_labels)}"
-            )
-            return reported_result
-    _set_agreement(reported_result, reported_result.reported)
-    return reported_result
+            reported.why = f"not compared, because these cells are not known to do the same work: {'; '.join(unproven_labels)}"
+            return reported
+    _set_agreement(reported, reported.reported)
+    return reported
 
 
 def _is_change(metric: Metric | None) -> bool:
@@ -154,44 +150,42 @@ def _is_change(metric: Metric | None) -> bool:
     return metric is not None and metric.of_cells is not None
 
 
-def _doubt_clauses(reported_result: ReportedResult, number: UncertainNumber | None) -> list[str]:
+def _doubt_clauses(reported: ReportedResult, number: UncertainNumber | None) -> list[str]:
     """Clauses that say why the printed number is doubtful, or why the measured number is of another kind than the printed
     number."""
     clause_of_kind = {
         "estimated": "the study computed its number",
         "assumed": "the study assumed its number: nobody measured it",
     }
-    remark = reported_result.reported.remark if reported_result.reported else ""
+    remark = reported.reported.remark if reported.reported else ""
     kind = number.selected.parts[0].kind if number else ""
     kind_clause = f"measured here: {kind}" if kind in _OF_A_CPU else ""
-    return [clause for clause in (clause_of_kind.get(reported_result.kind, ""), remark, kind_clause) if clause]
+    return [clause for clause in (clause_of_kind.get(reported.kind, ""), remark, kind_clause) if clause]
 
 
-def _set_agreement(reported_result: ReportedResult, printed_number: ParsedNumber) -> None:
-    if isinstance(reported_result.measured, str) or printed_number.state:
-        reported_result.comparable = isinstance(reported_result.measured, str) and bool(printed_number.state)
-        reported_result.agrees = reported_result.measured == printed_number.state if reported_result.comparable else None
+def _set_agreement(reported: ReportedResult, printed_number: ParsedNumber) -> None:
+    if isinstance(reported.measured, str) or printed_number.state:
+        reported.comparable = isinstance(reported.measured, str) and bool(printed_number.state)
+        reported.agrees = reported.measured == printed_number.state if reported.comparable else None
         return
-    assert reported_result.measured is not None
+    assert reported.measured is not None
     assert printed_number.value is not None
-    if printed_number.unit != reported_result.unit:
-        reported_result.why = (
-            f"printed in {printed_number.unit or 'plain numbers'}, measured in {reported_result.unit or 'plain numbers'}"
-        )
+    if printed_number.unit != reported.unit:
+        reported.why = f"printed in {printed_number.unit or 'plain numbers'}, measured in {reported.unit or 'plain numbers'}"
         return
-    reported_result.comparable = True
+    reported.comparable = True
     low, high = (
-        (reported_result.measured, reported_result.measured)
-        if reported_result.low is None or reported_result.high is None
-        else (reported_result.low, reported_result.high)
+        (reported.measured, reported.measured)
+        if reported.low is None or reported.high is None
+        else (reported.low, reported.high)
     )
     if printed_number.relation == "=":
-        reported_result.delta = reported_result.measured - printed_number.value
-        reported_result.ratio = reported_result.measured / printed_number.value if printed_number.value else None
-        if reported_result.low is None:
+        reported.delta = reported.measured - printed_number.value
+        reported.ratio = reported.measured / printed_number.value if printed_number.value else None
+        if reported.low is None:
             return
         assert printed_number.low is not None
         assert printed_number.high is not None
-        reported_result.agrees = low <= printed_number.high and printed_number.low <= high
-    elif reported_result.low is not None:
-        reported_result.agrees = high > printed_number.value if printed_number.relation == ">" else low < printed_number.value
+        reported.agrees = low <= printed_number.high and printed_number.low <= high
+    elif reported.low is not None:
+        reported.agrees = high > printed_number.value if printed_number.relation == ">" else low < printed_number.value
