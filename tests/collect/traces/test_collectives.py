@@ -99,7 +99,7 @@ def test_an_rccl_kernel_is_named_by_its_arguments_and_otherwise_generic(tmp_path
     assert {one.name: one.count for one in told.collectives} == {"all_reduce": 2, "generic": 1}
     assert (told.communication_ns, told.compute_ns) == (13_000, 40_000)
     communication = find_communication(found, found.has_category("kernel"))
-    assert communication.rows.tolist() == [True, True, True, False]
+    assert communication.is_communication.tolist() == [True, True, True, False]
     assert [communication.operations[index].group for index in communication.operation_index[:3]] == ["3", "3", None]
 
 
