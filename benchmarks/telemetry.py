@@ -44,7 +44,7 @@ from collect.loading import sample_cache
 from collect.reading import read_many
 from shardlab.files import gc_pause
 metric.all_metrics()
-sample_cache.LEAST = 2**62 if sys.argv[3] == "decode" else sample_cache.LEAST
+sample_cache.LEAST_CACHED_BYTES = 2**62 if sys.argv[3] == "decode" else sample_cache.LEAST_CACHED_BYTES
 began = time.perf_counter()
 with gc_pause.pause_collector():
     (run,) = read_many.read_runs(Path(sys.argv[1]) / "runs", [sys.argv[2]], "verify" if sys.argv[3] == "verify" else "read")

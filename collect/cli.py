@@ -49,7 +49,7 @@ class FetchVerb(Verb):
         from collect.fetching import fetch_command
 
         args, workspace = invocation.arguments, invocation.workspace
-        return fetch_command.fetch_and_print(workspace, args.runs, invocation.out, prunes=args.prune, confirmed=args.yes)
+        return fetch_command.fetch_and_print(workspace, args.runs, invocation.out, must_prune=args.prune, is_confirmed=args.yes)
 
 
 class SummarizeVerb(ReadingVerb):
@@ -81,7 +81,7 @@ class SummarizeVerb(ReadingVerb):
         with gc_pause.pause_collector():
             loaded = load_matrix(workspace, arguments.matrix, "verify" if arguments.verify else "read")
             user_metrics = own_metrics.compute_own_metrics(workspace, loaded.expansion.name)
-            user_metrics.add_to(loaded)
+            user_metrics.add_to_runs(loaded)
             summary = summarize(loaded, comparability.baseline_strategy(arguments.baseline, loaded))
             summary.remarks.extend(user_metrics.remarks())
             folder = Path(arguments.out).absolute() if arguments.out else workspace.report

@@ -37,7 +37,7 @@ from collect.findings.trace_details import AttentionOfStep, DeviceMemory, IdleTi
 from collect.findings.trace_tables import Collective, OperatorDifferences, Rounding
 from collect.findings.traffic import RunTraffic, measure_traffic
 from collect.loading.loaded_run import Quantity
-from collect.loading.records import NO_FOLDER
+from collect.loading.records import NO_FOLDER_STATE
 from collect.loading.telemetry import Coverage
 from collect.metric import Compared, Metric, all_metrics, compute_quantities
 from collect.reading.load import Loaded, LoadedCell
@@ -430,5 +430,5 @@ def _list_failures(cell: LoadedCell) -> list[Failure]:
         Failure(run.run_id, cell.id, run.verdict.state, run.verdict.why, superseded)
         for runs, superseded in ((cell.runs, False), (cell.earlier, True))
         for run in runs
-        if run.verdict.state not in not_failed and run.verdict != NO_FOLDER
+        if run.verdict.state not in not_failed and run.verdict != NO_FOLDER_STATE
     ]

@@ -101,7 +101,7 @@ def finish_workspace(folder: Path, matrix: str, owner: Workspace) -> Summary:
     """
     staged_workspace = Workspace(folder)
     for run in staged_workspace.all_runs():
-        manifest.write(run, manifest.make_manifest(run, manifest.list_files(run.path), complete=True))
+        manifest.write_manifest(run, manifest.make_manifest(run, manifest.list_files(run.path), is_complete=True))
     return write_matrix_report(staged_workspace, matrix, owner)
 
 
@@ -111,8 +111,8 @@ def write_matrix_report(workspace: Workspace, matrix: str, owner: Workspace) -> 
     owner: as in `finish_workspace`.
     """
     loaded = load_matrix(workspace, matrix)
-    workspace_metrics = own_metrics.compute_own_metrics(workspace, matrix, owner=owner)
-    workspace_metrics.add_to(loaded)
+    workspace_metrics = own_metrics.compute_own_metrics(workspace, matrix, cache_owner=owner)
+    workspace_metrics.add_to_runs(loaded)
     summary = summarize(loaded, loaded.expansion.baseline)
     summary.remarks.extend(workspace_metrics.remarks())
     write_report.write_report(workspace.report, workspace, loaded, summary)

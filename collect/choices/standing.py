@@ -13,8 +13,8 @@ from collect.findings import comparability
 from collect.findings.row import CellRow
 from collect.findings.statistics import standard_error, t_975
 from collect.metric import Metric
-from collect.verdicts.claims import LEVEL
-from collect.verdicts.draws import DRAWS, Drawn, draw_mean, half_width
+from collect.verdicts.claims import ERROR_LEVEL
+from collect.verdicts.draws import DRAW_COUNT, DrawnValues, draw_mean, half_width
 from collect.verdicts.selection import Measurements
 
 ACCURACY = "final_accuracy_pct"
@@ -88,12 +88,12 @@ class _Mean:
         half_interval = t_975(self.error_and_degrees[1]) * self.error_and_degrees[0]
         return self.value - half_interval, self.value + half_interval
 
-    def draws(self) -> Drawn:
+    def draws(self) -> DrawnValues:
         """Random draws of the mean. A claim of a study about the same metric and cell uses the same draws. The error must be
         known."""
         assert self.error_and_degrees is not None
         mean_draws = draw_mean(self.value, *self.error_and_degrees, f"{self.metric.name} {self.row.id}")
-        return mean_draws if isinstance(mean_draws, np.ndarray) else np.full(DRAWS, mean_draws)
+        return mean_draws if isinstance(mean_draws, np.ndarray) else np.full(DRAW_COUNT, mean_draws)
 
 
 def rank_cells(measurements: Measurements, rows: Sequence[CellRow]) -> list[Standing]:
@@ -123,10 +123,10 @@ def _rank_by_criterion(measurements: Measurements, name: str, rows: Sequence[Cel
     numbers.sort(key=lambda number: (-number.value if higher_is_better else number.value, number.row.id))
     first, others = numbers[0], numbers[1:]
     word: Word
-    ahead = [_is_ahead(first, other, LEVEL) for other in others]
+    ahead = [_is_ahead(first, other, ERROR_LEVEL) for other in others]
     best, word = [first], "best"
     if not all(ahead):
-        level = LEVEL / len(others)
+        level = ERROR_LEVEL / len(others)
         best += [other for other, is_ahead in zip(others, ahead) if not (is_ahead and _is_ahead(first, other, level))]
         have_no_scatter = all(number.error_and_degrees is not None and number.error_and_degrees[0] == 0 for number in best)
         word = "equal" if have_no_scatter and (metric.exact or best[-1].value == first.value) else "not told apart"
@@ -172,7 +172,7 @@ def _is_ahead(best: _Mean, other: _Mean, level: float) -> bool | None:
         return True
     draws_of_best, draws_of_other = best.draws(), other.draws()
     ahead_count = int((draws_of_best > draws_of_other if best.value > other.value else draws_of_best < draws_of_other).sum())
-    return ahead_count >= (1 - level) * DRAWS
+    return ahead_count >= (1 - level) * DRAW_COUNT
 
 
 def _is_proven(number: _Mean) -> bool:

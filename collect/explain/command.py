@@ -34,7 +34,7 @@ def show_explanation(
     workspace_metrics = own_metrics.OwnMetrics()
     if metric_name not in shipped:
         workspace_metrics = own_metrics.compute_own_metrics(workspace, loaded.expansion.name)
-        workspace_metrics.add_to(loaded)
+        workspace_metrics.add_to_runs(loaded)
         for fault in workspace_metrics.faults:
             output.print_remark(fault, style="red")
     metric = explanation.find_metric(metric_name)

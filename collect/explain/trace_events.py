@@ -12,7 +12,7 @@ from collect.explain.read_file import EventPlace, ReadEvents
 from collect.metric import EventKind
 from collect.traces import gloo, matrix_products, memory_use, trace
 from collect.traces.activities import Activities, find_activities
-from collect.traces.event_decoder import MEMORY
+from collect.traces.event_decoder import MEMORY_EVENT_NAME
 from collect.traces.trace import Trace
 
 _Events = list[EventPlace]
@@ -47,19 +47,19 @@ def _list_events(
 def _list_compute(loaded: Trace, activities: Activities) -> _Events:
     if activities.source == "gpu":
         return _list_events_of_rows(
-            loaded, activities.rows[~activities.is_collective & loaded.has_category("kernel")[activities.rows]]
+            loaded, activities.event_rows[~activities.is_collective & loaded.has_category("kernel")[activities.event_rows]]
         )
     cpu_activity = gloo.find_activity(loaded)
     assert cpu_activity is not None  # `find_activities` has a result without a GPU only if `gloo.find_activity` has one
     is_within = (loaded.end_ns > cpu_activity.start_ns) & (loaded.start_ns < cpu_activity.end_ns)
-    return _list_events_of_rows(loaded, np.flatnonzero(cpu_activity.computing & is_within))
+    return _list_events_of_rows(loaded, np.flatnonzero(cpu_activity.is_computing & is_within))
 
 
 def _list_allocations(loaded_trace: Trace, activities: Activities) -> _Events:
     devices = memory_use.select_device_events(loaded_trace)
-    counted_devices = [device for device in devices if device[0] != memory_use.CPU] or devices  # as in `profiled_peak`
+    counted_devices = [device for device in devices if device[0] != memory_use.CPU_DEVICE] or devices  # as in `profiled_peak`
     rows = [row for _, before, inside in counted_devices for row in (*before, *inside)]
-    return [EventPlace(MEMORY, moment, 0) for moment in np.sort(loaded_trace.details.memory.at_ns[rows]).tolist()]
+    return [EventPlace(MEMORY_EVENT_NAME, moment, 0) for moment in np.sort(loaded_trace.details.memory.at_ns[rows]).tolist()]
 
 
 def _list_products(loaded_trace: Trace, activities: Activities) -> _Events:
@@ -69,11 +69,11 @@ def _list_products(loaded_trace: Trace, activities: Activities) -> _Events:
 
 _READERS: dict[EventKind, Callable[[Trace, Activities], _Events]] = {
     "compute": _list_compute,
-    "collectives": lambda loaded, active: _list_events_of_rows(loaded, active.rows[active.is_collective]),
+    "collectives": lambda loaded, active: _list_events_of_rows(loaded, active.event_rows[active.is_collective]),
     "memory operations": lambda loaded, active: _list_events_of_rows(
-        loaded, active.rows[loaded.has_category("gpu_memcpy", "gpu_memset")[active.rows]]
+        loaded, active.event_rows[loaded.has_category("gpu_memcpy", "gpu_memset")[active.event_rows]]
     ),
-    "launched work": lambda loaded, active: _list_events_of_rows(loaded, active.rows[active.launch_row >= 0]),
+    "launched work": lambda loaded, active: _list_events_of_rows(loaded, active.event_rows[active.launch_row >= 0]),
     "allocations": _list_allocations,
     "matrix products": _list_products,
     "profiler steps": lambda loaded, _: _list_events_of_rows(loaded, np.flatnonzero(gloo.find_steps(loaded))),

@@ -19,7 +19,7 @@ from shardlab.files import files
 from shardlab.terminal import printable
 from shardlab.terminal.table import Table
 
-_MARKS = {
+_ESCAPES = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
     "`": r"\textasciigrave{}",
@@ -27,31 +27,33 @@ _MARKS = {
     "[": "{[}", "*": "{*}",  # at the start of a row, LaTeX would read [ and * as arguments of the \\ that ends the row before
     "±": r"\ensuremath{\pm}", "×": r"\ensuremath{\times}", "²": r"\ensuremath{^2}", "µ": r"\ensuremath{\mu}",
 }  # fmt: skip
-_BY_CODE = str.maketrans(_MARKS)
+_ESCAPE_TABLE = str.maketrans(_ESCAPES)
 _LIGATURE = re.compile(r"([-,'])(?=\1)")  # LaTeX would replace two of these characters in a row by one other character
-_SPACE = re.compile(r" +")
-_HEAD = "% Needs \\usepackage{array, booktabs, longtable}.\n"
-_PAGE = 40  # the most rows that fit on one page
+_SPACES = re.compile(r" +")
+_FILE_HEAD = "% Needs \\usepackage{array, booktabs, longtable}.\n"
+_ROWS_PER_PAGE = 40  # the most rows that fit on one page
 # Widths in letters. _LINE_LETTERS: for each font size, the letters that fit on a line of an article. _SENTENCE: the width up to
 # which a column is widened; longer texts wrap. _GAP: the space between two columns, with a reserve for wide letters.
 _LINE_LETTERS = {"footnotesize": 78, "scriptsize": 88, "tiny": 104}
-_SENTENCE, _GAP = 60, 2
+_SENTENCE_LETTERS, _GAP_LETTERS = 60, 2
 
 
 @lru_cache(maxsize=4096)  # saves time, because many cells of a table have the same text
 def escape_latex(text: str) -> str:
     """The text in one line, with special characters escaped so that LaTeX prints them."""
-    return _LIGATURE.sub(r"\1{}", _SPACE.sub(" ", printable.one_line(text)).strip().translate(_BY_CODE))
+    return _LIGATURE.sub(r"\1{}", _SPACES.sub(" ", printable.one_line(text)).strip().translate(_ESCAPE_TABLE))
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one LaTeX file for each table."""
     for table in text_tables.make_text_tables(summary):
-        text = escape_latex(". ".join([text_tables.report_title(summary), table.title, *text_tables.general_remarks(summary)]))
+        caption_text = escape_latex(
+            ". ".join([text_tables.report_title(summary), table.title, *text_tables.general_remarks(summary)])
+        )
         label = re.sub(r"[^A-Za-z0-9]+", "-", f"{summary.matrix}-{table.name}")
-        caption = rf"\caption{{{text}.}}\label{{tab:{label}}}"
-        render = _multi_page_table if _has_sentences(table) or len(table.rows) > _PAGE else _floating_table
-        files.write_atomic(folder / f"{table.name}.tex", (_HEAD + render(table, caption)).encode())
+        caption = rf"\caption{{{caption_text}.}}\label{{tab:{label}}}"
+        render_table = _multi_page_table if _has_sentences(table) or len(table.rows) > _ROWS_PER_PAGE else _floating_table
+        files.write_atomic(folder / f"{table.name}.tex", (_FILE_HEAD + render_table(table, caption)).encode())
 
 
 def _has_sentences(table: Table[Any]) -> bool:
@@ -59,14 +61,14 @@ def _has_sentences(table: Table[Any]) -> bool:
 
 
 def _floating_table(table: Table[Any], caption: str) -> str:
-    size, columns = _choose_columns(table)
+    font_size, column_spec = _choose_columns(table)
     return "\n".join(
         [
             r"\begin{table}",
-            rf"\centering\{size}\setlength{{\tabcolsep}}{{2pt}}",
+            rf"\centering\{font_size}\setlength{{\tabcolsep}}{{2pt}}",
             caption,
             r"\begin{tabular}{",
-            *columns,
+            *column_spec,
             "}",
             r"\toprule",
             _table_line(table.headings),
@@ -81,13 +83,13 @@ def _floating_table(table: Table[Any], caption: str) -> str:
 
 
 def _multi_page_table(table: Table[Any], caption: str) -> str:
-    size, columns = _choose_columns(table)
+    font_size, column_spec = _choose_columns(table)
     return "\n".join(
         [
-            rf"\begingroup\{size}\setlength{{\tabcolsep}}{{2pt}}",
+            rf"\begingroup\{font_size}\setlength{{\tabcolsep}}{{2pt}}",
             r"\setlength{\LTcapwidth}{\linewidth}",
             r"\begin{longtable}{",
-            *columns,
+            *column_spec,
             "}",
             rf"{caption}\\",
             r"\toprule",
@@ -111,19 +113,23 @@ def _choose_columns(table: Table[Any]) -> tuple[str, list[str]]:
     """
     columns = list(zip(table.headings, *table.texts, strict=True))
     are_numbers = table.number_columns
-    widest_cells = [max(map(len, column)) + _GAP for column in columns]
+    widest_cells = [max(map(len, column)) + _GAP_LETTERS for column in columns]
     if sum(widest_cells) <= _LINE_LETTERS["footnotesize"]:
         return "footnotesize", ["  r" if is_number else "  l" for is_number in are_numbers]
     least_widths = [
-        _longest_word(column, whole_cells=is_number) + _GAP for column, is_number in zip(columns, are_numbers, strict=True)
+        _longest_word(column, whole_cells=is_number) + _GAP_LETTERS
+        for column, is_number in zip(columns, are_numbers, strict=True)
     ]
     if sum(least_widths) > _LINE_LETTERS["tiny"]:
-        least_widths = [_longest_word(column, whole_cells=False) + _GAP for column in columns]
-    extra = [max(min(widest, _SENTENCE) - least, 0) for widest, least in zip(widest_cells, least_widths, strict=True)]
-    size = next((name for name, line in _LINE_LETTERS.items() if line >= sum(least_widths)), "tiny")
-    scale = max(_LINE_LETTERS[size] - sum(least_widths), 0) / max(sum(extra), 1)
-    widths = [least + extra_width * scale for least, extra_width in zip(least_widths, extra, strict=True)]
-    return size, [
+        least_widths = [_longest_word(column, whole_cells=False) + _GAP_LETTERS for column in columns]
+    extra_widths = [
+        max(min(widest_cell, _SENTENCE_LETTERS) - least_width, 0)
+        for widest_cell, least_width in zip(widest_cells, least_widths, strict=True)
+    ]
+    font_size = next((name for name, line_letters in _LINE_LETTERS.items() if line_letters >= sum(least_widths)), "tiny")
+    scale = max(_LINE_LETTERS[font_size] - sum(least_widths), 0) / max(sum(extra_widths), 1)
+    widths = [least_width + extra_width * scale for least_width, extra_width in zip(least_widths, extra_widths, strict=True)]
+    return font_size, [
         _wrapped_column(letters / sum(widths), is_number) for letters, is_number in zip(widths, are_numbers, strict=True)
     ]
 
@@ -138,11 +144,11 @@ def _longest_word(column: Sequence[str], *, whole_cells: bool) -> int:
     return max(map(len, words), default=0)
 
 
-def _wrapped_column(share: float, is_number: bool) -> str:
+def _wrapped_column(line_share: float, is_number: bool) -> str:
     """The LaTeX specification of a column that wraps its text. share: the part of the line that the column fills, from 0 to
     1."""
-    side = "left" if is_number else "right"
-    return rf"  >{{\ragged{side}\arraybackslash}}p{{\dimexpr {share:.4f}\linewidth-2\tabcolsep}}"
+    aligned_side = "left" if is_number else "right"
+    return rf"  >{{\ragged{aligned_side}\arraybackslash}}p{{\dimexpr {line_share:.4f}\linewidth-2\tabcolsep}}"
 
 
 def _table_line(cells: list[str]) -> str:

@@ -17,28 +17,28 @@ from shardlab.terminal.table import Table
 
 # Characters that are escaped with a backslash (GitHub Flavored Markdown 0.29, section 2.4): punctuation that has a meaning in
 # Markdown, characters with which a list item can begin (section 5.2), and $, with which a formula begins on GitHub.
-_MARKS = re.compile(r"([\\`*_\[\]#<>|~$&]|^[-+]|(?<=^\d)[.)])")
-_SPACE = re.compile(r" +")
+_SPECIAL_CHARACTERS = re.compile(r"([\\`*_\[\]#<>|~$&]|^[-+]|(?<=^\d)[.)])")
+_SPACES = re.compile(r" +")
 
 
 @lru_cache(maxsize=4096)  # saves time, because many cells of a table have the same text
 def escape_markdown(text: str) -> str:
     """The text in one line, with special characters of Markdown escaped."""
-    return _MARKS.sub(r"\\\1", _SPACE.sub(" ", printable.one_line(text)).strip())
+    return _SPECIAL_CHARACTERS.sub(r"\\\1", _SPACES.sub(" ", printable.one_line(text)).strip())
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one Markdown file with all tables."""
-    parts = [f"# {escape_markdown(text_tables.report_title(summary))}", notation.format_time(summary.created_s)]
-    parts += ["\n".join(f"- {escape_markdown(remark)}" for remark in text_tables.general_remarks(summary))]
+    page_parts = [f"# {escape_markdown(text_tables.report_title(summary))}", notation.format_time(summary.created_s)]
+    page_parts += ["\n".join(f"- {escape_markdown(remark)}" for remark in text_tables.general_remarks(summary))]
     for table in text_tables.make_text_tables(summary):
-        parts += [f"**{escape_markdown(table.title)}**", _render_table(table)]
-    files.write_atomic(folder / "summary.md", ("\n\n".join(parts) + "\n").encode())
+        page_parts += [f"**{escape_markdown(table.title)}**", _render_table(table)]
+    files.write_atomic(folder / "summary.md", ("\n\n".join(page_parts) + "\n").encode())
 
 
 def _render_table(table: Table[Any]) -> str:
-    rule = ["---:" if is_number else "---" for is_number in table.number_columns]
-    rows = [list(map(escape_markdown, table.headings)), rule, *(list(map(escape_markdown, row)) for row in table.texts)]
+    rule_cells = ["---:" if is_number else "---" for is_number in table.number_columns]
+    rows = [list(map(escape_markdown, table.headings)), rule_cells, *(list(map(escape_markdown, row)) for row in table.texts)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -18,15 +18,15 @@ from collect.summary import Summary
 from collect.tracked_run import TrackedRun, TrackedStep
 from shardlab.files import files
 
-FOLDER = "mlruns"
-STATUS = {"completed": "FINISHED", "planned": "SCHEDULED", "pending": "SCHEDULED", "running": "RUNNING", "cancelled": "KILLED",
-          "preempted": "KILLED", "timeout": "KILLED"}  # fmt: skip
+STORE_FOLDER = "mlruns"
+STATUS_OF_STATE = {"completed": "FINISHED", "planned": "SCHEDULED", "pending": "SCHEDULED", "running": "RUNNING",
+    "cancelled": "KILLED",           "preempted": "KILLED", "timeout": "KILLED"}  # fmt: skip
 # MLflow writes a file store only if MLFLOW_ALLOW_FILE_STORE is set, because its new features need a database. A database needs
 # packages that are not in the extra. `mlflow migrate-filestore` converts the file store into a database.
 _SETTINGS = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
-_KEY = re.compile(r"[^\w./ -]")  # characters that MLflow does not allow in names
+_NOT_ALLOWED_IN_NAME = re.compile(r"[^\w./ -]")  # characters that MLflow does not allow in names
 _MAX_VALUE_CHARS = 6000  # the most characters of a parameter's value that MLflow stores
-_METRICS, _PARAMS = 1000, 100  # the most metrics and parameters that MLflow accepts in one request
+_METRICS_PER_REQUEST, _PARAMS_PER_REQUEST = 1000, 100  # the most metrics and parameters that MLflow accepts in one request
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, final_path: Path) -> None:
@@ -34,11 +34,11 @@ def write(loaded: Loaded, summary: Summary, folder: Path, final_path: Path) -> N
 
     final_path: the final path of `folder`, which MLflow writes into its files, because `folder` is renamed when it is complete.
     """
-    (folder / FOLDER).mkdir()  # if the folder exists, MLflow does not add its default experiment to it
+    (folder / STORE_FOLDER).mkdir()  # if the folder exists, MLflow does not add its default experiment to it
     with set_environment(**_SETTINGS):
-        client = import_package("mlflow.tracking").MlflowClient((folder / FOLDER).as_uri())
+        client = import_package("mlflow.tracking").MlflowClient((folder / STORE_FOLDER).as_uri())
         experiment = client.create_experiment(
-            tracked_run.experiment_name(loaded), artifact_location=(final_path / FOLDER / "artifacts").as_uri()
+            tracked_run.experiment_name(loaded), artifact_location=(final_path / STORE_FOLDER / "artifacts").as_uri()
         )
         for run in tracked_run.tracked_runs(loaded, summary):
             try:
@@ -66,7 +66,7 @@ class MlflowRun:
     def log(self, points: Sequence[TrackedStep]) -> None:
         """Log the values of steps. points: the steps, each with its number, its time, and its values by name."""
         self._log(
-            self._entities.Metric(_KEY.sub("_", name), value, int(1000 * point.wall_s), point.step)
+            self._entities.Metric(_NOT_ALLOWED_IN_NAME.sub("_", name), value, int(1000 * point.wall_s), point.step)
             for point in points
             for name, value in point.values.items()
         )
@@ -80,18 +80,21 @@ class MlflowRun:
             for key, value in _run_tags(run).items():
                 self._client.set_tag(self._id, key, value)
         self._log(self._entities.Metric(f"metrics/{name}", value, ended_ms or 0, 0) for name, value in run.metrics.items())
-        self._client.set_terminated(self._id, STATUS.get(run.state, "FAILED"), ended_ms)
+        self._client.set_terminated(self._id, STATUS_OF_STATE.get(run.state, "FAILED"), ended_ms)
 
     def _configure(self, config: dict[str, Any]) -> None:
         self._config |= config
-        params = [self._entities.Param(_KEY.sub("_", key), str(value)[:_MAX_VALUE_CHARS]) for key, value in config.items()]
-        for first in range(0, len(params), _PARAMS):
-            self._client.log_batch(self._id, params=params[first : first + _PARAMS])
+        params = [
+            self._entities.Param(_NOT_ALLOWED_IN_NAME.sub("_", key), str(value)[:_MAX_VALUE_CHARS])
+            for key, value in config.items()
+        ]
+        for first_index in range(0, len(params), _PARAMS_PER_REQUEST):
+            self._client.log_batch(self._id, params=params[first_index : first_index + _PARAMS_PER_REQUEST])
 
     def _log(self, metrics: Iterable[Any]) -> None:
         metric_list = list(metrics)
-        for first in range(0, len(metric_list), _METRICS):
-            self._client.log_batch(self._id, metrics=metric_list[first : first + _METRICS])
+        for first_index in range(0, len(metric_list), _METRICS_PER_REQUEST):
+            self._client.log_batch(self._id, metrics=metric_list[first_index : first_index + _METRICS_PER_REQUEST])
 
 
 def _run_tags(run: TrackedRun) -> dict[str, str]:
@@ -104,11 +107,13 @@ def follow(project: str, run: TrackedRun, folder: Path) -> MlflowRun:
     The MLflow run is stored in a file store that all runs share, or in the store that MLFLOW_TRACKING_URI names.
     """
     os.environ |= _SETTINGS
-    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-    client = import_package("mlflow.tracking").MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or (folder / FOLDER).as_uri())
+    (folder / STORE_FOLDER).mkdir(parents=True, exist_ok=True)
+    client = import_package("mlflow.tracking").MlflowClient(
+        os.environ.get("MLFLOW_TRACKING_URI") or (folder / STORE_FOLDER).as_uri()
+    )
     with files.hold_lock(folder / "mlflow.lock"):  # without a lock, two processes could create the same experiment twice
-        existing = client.get_experiment_by_name(project)
-        experiment = existing.experiment_id if existing is not None else client.create_experiment(project)
+        existing_experiment = client.get_experiment_by_name(project)
+        experiment = existing_experiment.experiment_id if existing_experiment is not None else client.create_experiment(project)
     for earlier_run in client.search_runs([experiment], f"attributes.run_name = '{run.id}'"):
         client.delete_run(earlier_run.info.run_id)
     return MlflowRun(client, experiment, run)
@@ -117,7 +122,7 @@ def follow(project: str, run: TrackedRun, folder: Path) -> MlflowRun:
 EXPORT = Export(
     name="mlflow",
     summary="one MLflow experiment in a file store",
-    holds=frozenset({FOLDER}),
+    holds=frozenset({STORE_FOLDER}),
     write=write,
     package="mlflow",
     follow=follow,

@@ -14,7 +14,7 @@ from collect.reading.load import Loaded
 from collect.summary import Summary
 from collect.tracked_run import TrackedRun, TrackedStep
 
-VERSION = "brain.Event:2"  # file format; the first event of a file states it (tensorflow/core/util/event.proto)
+FORMAT_VERSION = "brain.Event:2"  # file format; the first event of a file states it (tensorflow/core/util/event.proto)
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
@@ -63,13 +63,13 @@ class EventFile:
     def _begin(self, run: TrackedRun) -> None:
         """Write the version of the file format and the keys of the cell."""
         began_s, hparams = run.began_s or 0.0, import_package("tensorboard.plugins.hparams.summary_v2")
-        self._write(wall_time=began_s, file_version=VERSION)
+        self._write(wall_time=began_s, file_version=FORMAT_VERSION)
         simple_values = {key: value for key, value in run.config.items() if isinstance(value, bool | int | float | str)}
         self._write(wall_time=began_s, summary=hparams.hparams_pb(simple_values, trial_id=run.id, start_time_secs=began_s))
         self._records.flush()
 
-    def _write(self, **fields: Any) -> None:
-        self._records.write(self._event(**fields).SerializeToString())
+    def _write(self, **event_fields: Any) -> None:
+        self._records.write(self._event(**event_fields).SerializeToString())
 
 
 def follow(_project: str, run: TrackedRun, folder: Path) -> EventFile:

@@ -17,7 +17,7 @@ from collect.reading.load import Loaded
 from collect.summary import Summary
 from collect.tracked_run import TrackedRun, TrackedStep
 
-FOLDER = "wandb"  # the folder into which the library wandb writes runs
+WANDB_FOLDER = "wandb"  # the folder into which the library wandb writes runs
 
 
 def write(loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
@@ -33,7 +33,7 @@ def write(loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> 
         finally:
             wandb.teardown()
     atomic_folder.check_free_space(folder)  # the library's process that writes the runs reports no error if the disk is full
-    _remove_logs(folder / FOLDER)
+    _remove_logs(folder / WANDB_FOLDER)
 
 
 @contextlib.contextmanager
@@ -92,8 +92,8 @@ class WandbRun:
             if point.step != self._step:
                 self._step, self._wall_s = point.step, point.wall_s
             # Without these two values, the library would use the time at which `log` is called.
-            times = {"_timestamp": self._wall_s, "_runtime": self._wall_s - self._began_s}
-            self._run.log(point.values | times, step=point.step)
+            wandb_times = {"_timestamp": self._wall_s, "_runtime": self._wall_s - self._began_s}
+            self._run.log(point.values | wandb_times, step=point.step)
 
     def end(self, run: TrackedRun) -> None:
         """Write the metrics, and the configuration and tags that changed since the run was opened; then close the run."""
@@ -113,7 +113,7 @@ def follow(project: str, run: TrackedRun, folder: Path) -> WandbRun:
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     wandb = import_package("wandb")
     name_pattern = re.compile(rf"(offline-)?run-\d{{8}}_\d{{6}}-{re.escape(run.id)}")
-    for path in (folder / FOLDER).iterdir() if (folder / FOLDER).exists() else ():
+    for path in (folder / WANDB_FOLDER).iterdir() if (folder / WANDB_FOLDER).exists() else ():
         if name_pattern.fullmatch(path.name) and not path.is_symlink():
             shutil.rmtree(path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,11 +122,11 @@ def follow(project: str, run: TrackedRun, folder: Path) -> WandbRun:
 
 def _remove_logs(folder: Path) -> None:
     """Remove everything except the runs from the library's folder: logs about the export, and links to the temporary folder."""
-    for entry in folder.iterdir() if folder.exists() else ():
-        if entry.is_symlink() or entry.is_file():
-            entry.unlink()
+    for folder_entry in folder.iterdir() if folder.exists() else ():
+        if folder_entry.is_symlink() or folder_entry.is_file():
+            folder_entry.unlink()
             continue
-        for inner_path in entry.iterdir():
+        for inner_path in folder_entry.iterdir():
             if inner_path.is_dir():
                 shutil.rmtree(inner_path)
 
@@ -134,7 +134,7 @@ def _remove_logs(folder: Path) -> None:
 EXPORT = Export(
     name="wandb",
     summary="one offline run of Weights & Biases per run, for wandb sync",
-    holds=frozenset({FOLDER}),
+    holds=frozenset({WANDB_FOLDER}),
     write=write,
     package="wandb",
     follow=follow,

@@ -22,8 +22,8 @@ from collect.summary import Summary
 from shardlab.files import files
 from shardlab.terminal import printable
 
-FILE = "tables.xlsx"
-NARROWEST, WIDEST = 8, 60  # widths of columns in characters
+WORKBOOK_NAME = "tables.xlsx"
+NARROWEST_LETTERS, WIDEST_LETTERS = 8, 60  # widths of columns in characters
 Field = str | int | float | bool | None  # None: not known, an empty field
 
 
@@ -46,7 +46,7 @@ def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) ->
         _add_sheet(workbook, sheet)
     buffer = io.BytesIO()  # files.write_new names the reason if the disk is full
     workbook.save(buffer)
-    files.write_new(folder / FILE, buffer.getbuffer())
+    files.write_new(folder / WORKBOOK_NAME, buffer.getbuffer())
 
 
 def sheets(summary: Summary) -> list[Sheet]:
@@ -124,14 +124,20 @@ def _reported_sheet(summary: Summary) -> Sheet:
     headings = ["where", "cell", "metric", "of", "printed", "reported", "unit of reported", "measured", "low", "high"]
     headings += ["unit of measured", "state", "n", "measured / reported", "agrees", "kind", "why", "rehearsal"]
     rows: list[list[Field]] = []
-    lines = verdict_text.reported_lines(summary, summary.labels_by_cell)
-    for entry, line in zip(summary.reported, lines, strict=True):
+    reported_lines = verdict_text.reported_lines(summary, summary.labels_by_cell)
+    for entry, reported_line in zip(summary.reported, reported_lines, strict=True):
         is_state = isinstance(entry.measured, str)
         reported = entry.reported
-        row: list[Field] = [line.where, line.cell, line.metric, line.argument, entry.printed]
+        row: list[Field] = [
+            reported_line.where,
+            reported_line.cell,
+            reported_line.metric,
+            reported_line.argument,
+            entry.printed,
+        ]
         row += [reported.value, reported.unit] if reported and reported.value is not None else [None, None]
         row += [None if is_state else entry.measured, entry.low, entry.high, entry.unit, entry.measured if is_state else None]
-        row += [entry.n or None, entry.ratio, line.agrees, entry.kind, line.remarks, summary.rehearsal]
+        row += [entry.n or None, entry.ratio, reported_line.agrees, entry.kind, reported_line.remarks, summary.rehearsal]
         rows.append(row)
     return Sheet("reported", headings, rows)
 
@@ -143,9 +149,11 @@ def _add_sheet(workbook: Any, sheet: Sheet) -> None:
     worksheet.freeze_panes = "B2"
     worksheet.auto_filter.ref = f"A1:{column_letter(len(sheet.headings))}{len(sheet.rows) + 1}"
     for index, heading in enumerate(sheet.headings):
-        texts = [field for row in sheet.rows[:100] if isinstance(field := row[index], str)]
-        longest_text = max(map(len, [heading, *texts]))
-        worksheet.column_dimensions[column_letter(index + 1)].width = min(max(longest_text + 3, NARROWEST), WIDEST)
+        column_texts = [field for row in sheet.rows[:100] if isinstance(field := row[index], str)]
+        longest_text = max(map(len, [heading, *column_texts]))
+        worksheet.column_dimensions[column_letter(index + 1)].width = min(
+            max(longest_text + 3, NARROWEST_LETTERS), WIDEST_LETTERS
+        )
     worksheet.append([_make_cell(worksheet, heading, is_heading=True) for heading in sheet.headings])
     for row in sheet.rows:
         worksheet.append([_make_cell(worksheet, field) for field in row])
@@ -168,7 +176,7 @@ def _make_cell(sheet: Any, field: Field, is_heading: bool = False) -> Any:
 EXPORT = Export(
     name="xlsx",
     summary="the tables summary, runs, verdicts and reported numbers, as an Excel workbook with a sheet each",
-    holds=frozenset({FILE}),
+    holds=frozenset({WORKBOOK_NAME}),
     write=write,
     package="openpyxl",
 )

@@ -18,15 +18,15 @@ import zstandard
 
 from collect.fetching import manifest
 from collect.fetching.manifest import ManifestFile
-from collect.fetching.messages import BLOCK, FILE_OR_END, LENGTH, FileBegin, HeldFile, RunEnd
+from collect.fetching.messages import BLOCK_BYTES, BLOCK_LENGTH, FILE_OR_END, FileBegin, HeldFile, RunEnd
 from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.files.files import NotRegular
 from shardlab.remote.remote_conversation import RemoteConversation
 
-MOST_BLOCK = BLOCK + BLOCK // 16  # zstd makes a block that it cannot compress a little larger
+MOST_BLOCK_BYTES = BLOCK_BYTES + BLOCK_BYTES // 16  # zstd makes a block that it cannot compress a little larger
 
-_DECOMPRESSOR = zstandard.ZstdDecompressor(max_window_size=BLOCK)
+_DECOMPRESSOR = zstandard.ZstdDecompressor(max_window_size=BLOCK_BYTES)
 
 
 class HeldCopy(msgspec.Struct):
@@ -56,8 +56,8 @@ class Arrival:
         then read there. report_bytes: is called from time to time with the number of bytes that have come, over all runs."""
         self._conversation, self._shared_runs, self._report_bytes = conversation, shared_runs, report_bytes
         self._count = self._next_report_at = 0
-        self._buffer = memoryview(bytearray(MOST_BLOCK))
-        self._length = memoryview(bytearray(LENGTH.size))
+        self._buffer = memoryview(bytearray(MOST_BLOCK_BYTES))
+        self._length = memoryview(bytearray(BLOCK_LENGTH.size))
 
     def receive(self, run_id: str, staging: Path, local_copies: Mapping[str, HeldCopy]) -> ArrivedRun:
         """Receive all files of a run. staging: the folder of this run into which the files are written. local_copies: what is
@@ -69,8 +69,8 @@ class Arrival:
         is_alone = not os.path.lexists(staging)
         while not isinstance(message := self._conversation.receive(FILE_OR_END), RunEnd):
             manifest.check_name(message.name)
-            copy = local_copies.get(message.name)
-            if message.begin and (copy is None or copy.file.bytes != message.begin):
+            local_copy = local_copies.get(message.name)
+            if message.begin and (local_copy is None or local_copy.file.bytes != message.begin):
                 raise InputError(f"the cluster sends {message.name} from byte {message.begin} on, which was not asked for")
             blocks: Iterable[memoryview | bytes]
             if self._shared_runs:
@@ -79,10 +79,10 @@ class Arrival:
                 blocks = (self._receive_block(message, message.follows),)
             else:
                 blocks = self._receive_blocks(message)
-            path, held_copy = f"{staging}/{message.name}", copy if message.begin else None
+            staged_path, held_copy = f"{staging}/{message.name}", local_copy if message.begin else None
             # A file is never written twice into a new folder. Some file systems store `a` and `A` as the same file.
             extra_flags = os.O_EXCL if is_alone else os.O_TRUNC if held_copy is None else 0
-            arrived_files[message.name] = self._write_file(path, extra_flags, held_copy, blocks, message.mtime_ns)
+            arrived_files[message.name] = self._write_file(staged_path, extra_flags, held_copy, blocks, message.mtime_ns)
         self._report_bytes(self._count)
         return ArrivedRun(message, arrived_files, is_alone)
 
@@ -97,64 +97,70 @@ class Arrival:
         digest = hashlib.sha256()
         descriptor = _open_file(path, extra_flags)
         try:
-            size = 0
+            written_bytes = 0
             if held_copy is not None:
-                is_same = str(held_copy.path) == path
+                is_in_place = str(held_copy.path) == path
                 for block in _read_blocks(held_copy.path, 0, held_copy.file.bytes):
                     digest.update(block)
-                    files.write_all(descriptor, b"" if is_same else block)
-                    size += len(block)
-                os.lseek(descriptor, size, os.SEEK_SET)
+                    files.write_all(descriptor, b"" if is_in_place else block)
+                    written_bytes += len(block)
+                os.lseek(descriptor, written_bytes, os.SEEK_SET)
             for block in blocks:
                 digest.update(block)
                 files.write_all(descriptor, block)
-                size += len(block)
+                written_bytes += len(block)
                 self._count += len(block)
                 if self._count >= self._next_report_at:
-                    self._next_report_at = self._count + BLOCK
+                    self._next_report_at = self._count + BLOCK_BYTES
                     self._report_bytes(self._count)
             if held_copy is not None:
-                os.ftruncate(descriptor, size)
+                os.ftruncate(descriptor, written_bytes)
             os.utime(descriptor, ns=(mtime_ns, mtime_ns))
         finally:
             os.close(descriptor)
-        return ManifestFile(size, mtime_ns, digest.hexdigest())
+        return ManifestFile(written_bytes, mtime_ns, digest.hexdigest())
 
     def _receive_blocks(self, file: FileBegin) -> Iterator[memoryview | bytes]:
         while True:
             self._conversation.receive_into(self._length)
-            (length,) = LENGTH.unpack(self._length)
-            if not length:
+            (block_length,) = BLOCK_LENGTH.unpack(self._length)
+            if not block_length:
                 return
-            yield self._receive_block(file, length)
+            yield self._receive_block(file, block_length)
 
-    def _receive_block(self, file: FileBegin, length: int) -> memoryview | bytes:
-        if length > MOST_BLOCK:
-            raise InputError(f"the cluster sends a block of {length:,} bytes; allowed are {MOST_BLOCK:,}")
-        block = self._buffer[:length]
+    def _receive_block(self, file: FileBegin, block_length: int) -> memoryview | bytes:
+        if block_length > MOST_BLOCK_BYTES:
+            raise InputError(f"the cluster sends a block of {block_length:,} bytes; allowed are {MOST_BLOCK_BYTES:,}")
+        block = self._buffer[:block_length]
         self._conversation.receive_into(block)
         return _decompress_block(block, file.name) if file.is_compressed else block
 
 
-def _decompress_block(block: memoryview, name: str) -> bytes:
+def _decompress_block(block: memoryview, file_name: str) -> bytes:
     try:
-        size = zstandard.frame_content_size(block)
-        if not 0 <= size <= BLOCK:  # zstandard reserves as much memory as the block says; -1: the block does not say a size
-            size_text = "that does not say its size" if size < 0 else f"of {size:,} bytes; allowed are {BLOCK:,}"
-            raise InputError(f"the cluster sends {name} with a block {size_text}")
+        content_bytes = zstandard.frame_content_size(block)
+        if (
+            not 0 <= content_bytes <= BLOCK_BYTES
+        ):  # zstandard reserves as much memory as the block says; -1: the block does not say a size
+            size_text = (
+                "that does not say its size"
+                if content_bytes < 0
+                else f"of {content_bytes:,} bytes; allowed are {BLOCK_BYTES:,}"
+            )
+            raise InputError(f"the cluster sends {file_name} with a block {size_text}")
         return _DECOMPRESSOR.decompress(block, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise InputError(f"the cluster sends {name} with a block that zstd cannot decompress ({error})") from None
+        raise InputError(f"the cluster sends {file_name} with a block that zstd cannot decompress ({error})") from None
 
 
 def _open_file(path: str, extra_flags: int) -> int:
     """Open a file of the staging folder for writing, and make the folders around it. extra_flags: more flags of `open`."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | extra_flags
+    open_flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | extra_flags
     try:
-        return os.open(path, flags, 0o644)
+        return os.open(path, open_flags, 0o644)
     except FileNotFoundError:
         _make_folder(Path(path).parent)
-        return os.open(path, flags, 0o644)
+        return os.open(path, open_flags, 0o644)
 
 
 def _make_folder(folder: Path) -> None:
@@ -170,11 +176,11 @@ def _make_folder(folder: Path) -> None:
             raise
 
 
-def _read_blocks(path: Path, begin: int, end: int) -> Iterator[memoryview | bytes]:
+def _read_blocks(path: Path, begin_byte: int, end_byte: int) -> Iterator[memoryview | bytes]:
     """The bytes of a regular file from `begin` to `end`, in blocks; fewer bytes if the file is shorter, has vanished or is
     something else now, which the SHA-256 shows."""
     with contextlib.suppress(FileNotFoundError, NotRegular), files.open_regular(path) as file:
-        file.seek(begin)
-        while begin < end and (block := file.read(min(BLOCK, end - begin))):
-            begin += len(block)
+        file.seek(begin_byte)
+        while begin_byte < end_byte and (block := file.read(min(BLOCK_BYTES, end_byte - begin_byte))):
+            begin_byte += len(block)
             yield block

@@ -33,7 +33,9 @@ from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import STATES
 from shardlab.workspace.workspace import Workspace
 
-STAGING = ".incoming"  # the staging folder; it lies in runs/, so that a file can be moved into its run folder by a rename
+STAGING_FOLDER = (
+    ".incoming"  # the staging folder; it lies in runs/, so that a file can be moved into its run folder by a rename
+)
 
 
 class MissingFiles(msgspec.Struct):
@@ -42,9 +44,9 @@ class MissingFiles(msgspec.Struct):
     manifest: RunManifest
     names: list[str]
     """Names of the files that are missing on this machine, or differ here from the manifest."""
-    hashed: int
+    hashed_files: int
     """Number of files on this machine that were hashed to compare them with the manifest."""
-    is_here: bool = False
+    is_run_here: bool = False
     """Whether the run, including its manifest, is already on this machine."""
 
 
@@ -52,25 +54,25 @@ class ExpectedRun(msgspec.Struct):
     """A run that the cluster is asked to send."""
 
     offered: OfferedRun
-    names: list[str] | None
+    wanted_names: list[str] | None
     """The files that are wanted; None: all files of the run."""
-    held: dict[str, HeldCopy]
+    held_copies: dict[str, HeldCopy]
     """What is on this machine already, by name of the file."""
 
     @property
     def bytes(self) -> int:
         """The number of bytes that the cluster will send, if all copies on this machine are as on the cluster."""
         cluster_manifest = self.offered.manifest
-        size = (
+        files_bytes = (
             self.offered.bytes
             if cluster_manifest is None
-            else sum(cluster_manifest.files[name].bytes for name in self.names or ())
+            else sum(cluster_manifest.files[name].bytes for name in self.wanted_names or ())
         )
-        return max(0, size - sum(copy.file.bytes for copy in self.held.values()))
+        return max(0, files_bytes - sum(copy.file.bytes for copy in self.held_copies.values()))
 
     @property
-    def message(self) -> WantedRun:
-        return WantedRun(self.offered.run, self.names, {name: copy.file for name, copy in self.held.items()})
+    def wanted_run(self) -> WantedRun:
+        return WantedRun(self.offered.run, self.wanted_names, {name: copy.file for name, copy in self.held_copies.items()})
 
 
 def download_runs(
@@ -90,28 +92,30 @@ def download_runs(
         conversation.must_stop = progress.is_stopped  # the progress of the transfer now says what the command waits for
         staging = _make_staging_folder(workspace)
         with files.as_workspace_error("read"):
-            results, to_fetch = _compare_offers(workspace, staging, list({run.run: run for run in offered_runs}.values()))
+            result_of_run, expected_runs = _compare_offers(
+                workspace, staging, list({run.run: run for run in offered_runs}.values())
+            )
         is_shared = sees_workspace(cluster)
-        conversation.send(WantedRuns([run.message for run in to_fetch], is_shared))
-        report = _begin_progress(cluster, to_fetch, progress)
-        remaining_runs = deque(to_fetch)
-        arrival = Arrival(conversation, Path(cluster.workspace) / "runs" if is_shared else None, report)
+        conversation.send(WantedRuns([run.wanted_run for run in expected_runs], is_shared))
+        report_bytes = _begin_progress(cluster, expected_runs, progress)
+        remaining_runs = deque(expected_runs)
+        arrival = Arrival(conversation, Path(cluster.workspace) / "runs" if is_shared else None, report_bytes)
         try:
             with files.as_workspace_error("write"):
                 while remaining_runs:
-                    _receive_run(workspace, cluster, arrival, remaining_runs[0], results[remaining_runs[0].offered.run])
+                    _receive_run(workspace, cluster, arrival, remaining_runs[0], result_of_run[remaining_runs[0].offered.run])
                     remaining_runs.popleft()
         except ConnectionLost as error:
-            raise ShardlabError(_stopped_text(cluster, error.why, results, remaining_runs)) from None
+            raise ShardlabError(_stopped_text(cluster, error.why, result_of_run, remaining_runs)) from None
         fetch_matrices.store_matrices(workspace, offers.descriptions)
         if not patterns:
             shutil.rmtree(staging, ignore_errors=True)
-    return results
+    return result_of_run
 
 
 def _make_staging_folder(workspace: Workspace) -> Path:
     """Make the staging folder, into which files are transferred. Files that an interrupted download left there stay."""
-    staging = workspace.runs / STAGING
+    staging = workspace.runs / STAGING_FOLDER
     with files.as_workspace_error("write"):
         with contextlib.suppress(FileExistsError):
             staging.mkdir(mode=0o700)
@@ -126,48 +130,54 @@ def _compare_offers(
 ) -> tuple[dict[str, DownloadedRun], list[ExpectedRun]]:
     """Compare the runs that the cluster offers with the runs on this machine. Returns ({run id: result so far}, the runs that
     are wanted)."""
-    results: dict[str, DownloadedRun] = {}
+    result_of_run: dict[str, DownloadedRun] = {}
     to_fetch = []
     for run in offered_runs:
         state = run.state if run.state in STATES else "unknown"
-        results[run.run] = result = DownloadedRun(state, not_regular=run.not_regular, parts=run.parts)
+        result_of_run[run.run] = result = DownloadedRun(state, not_regular=run.not_regular, parts=run.parts)
         cluster_problems = [f"on the cluster: {problem}" for problem in run.problems]
-        names = None
+        wanted_names = None
         if run.manifest is not None:
             try:
                 missing_files = _find_missing_files(workspace, run.run, run.manifest)
             except (InputError, NotRegular) as error:
                 result.problems = [_problem_text(workspace, error), *cluster_problems]
                 continue
-            result.hashed, names = missing_files.hashed, missing_files.names
-            if missing_files.is_here:
+            result.hashed, wanted_names = missing_files.hashed_files, missing_files.names
+            if missing_files.is_run_here:
                 continue
-        if run.problems and names != []:
+        if run.problems and wanted_names != []:
             result.problems = cluster_problems
-        elif run.pruned and names:
-            result.problems = [_pruned_text(names)]
+        elif run.pruned and wanted_names:
+            result.problems = [_pruned_text(wanted_names)]
         else:
-            to_fetch.append(ExpectedRun(run, names, _held_files(workspace.runs / run.run, staging / "files" / run.run, names)))
-    return results, to_fetch
+            to_fetch.append(
+                ExpectedRun(
+                    run, wanted_names, _find_held_files(workspace.runs / run.run, staging / "files" / run.run, wanted_names)
+                )
+            )
+    return result_of_run, to_fetch
 
 
-def _held_files(run: Path, staging: Path, names: Sequence[str] | None) -> dict[str, HeldCopy]:
+def _find_held_files(run_path: Path, staging: Path, names: Sequence[str] | None) -> dict[str, HeldCopy]:
     """Find the files, or the beginnings of files, that are on this machine: in the run folder, or in the staging folder, where
     an interrupted transfer left them. names: the wanted files; None: all files."""
     own_manifest = None
     with contextlib.suppress(InputError, NotRegular):
-        own_manifest = manifest.read(RunDir(run)) if manifest.regular_file_status(run, manifest.NAME) else None
+        own_manifest = (
+            manifest.read_manifest(RunDir(run_path)) if manifest.regular_file_status(run_path, manifest.MANIFEST_FILE) else None
+        )
     held_copies: dict[str, HeldCopy] = {}
     wanted_names = None if names is None else set(names)
-    for folder, folder_manifest in ((run, own_manifest), (staging, None)):
+    for folder, folder_manifest in ((run_path, own_manifest), (staging, None)):
         if not files.is_folder(folder):
             continue
         for name, status in manifest.list_files(folder).regular.items():
             if (wanted_names is None or name in wanted_names) and status.st_size:
                 old_file = folder_manifest.files.get(name) if folder_manifest else None
                 is_unchanged = old_file is not None and manifest.is_unchanged(old_file, status)
-                file = old_file if old_file and is_unchanged else manifest.hash_file(folder / name, status)
-                held_copies[name] = HeldCopy(folder / name, HeldFile(file.bytes, file.sha256))
+                held_file = old_file if old_file and is_unchanged else manifest.hash_file(folder / name, status)
+                held_copies[name] = HeldCopy(folder / name, HeldFile(held_file.bytes, held_file.sha256))
     return held_copies
 
 
@@ -175,11 +185,11 @@ def _begin_progress(
     cluster: RemoteWorkspace, expected_runs: Sequence[ExpectedRun], progress: TransferProgress
 ) -> Callable[[int], None]:
     """Say how much will be transferred. Returns the function that is called with the number of bytes that have come."""
-    size = sum(run.bytes for run in expected_runs)
+    expected_bytes = sum(run.bytes for run in expected_runs)
     if not expected_runs:
         return lambda _count: None
-    progress.say(f"{cluster.host}: {len(expected_runs):,} run(s), {size / 2**20:,.1f} MiB")
-    return progress.begin(size)
+    progress.say(f"{cluster.host}: {len(expected_runs):,} run(s), {expected_bytes / 2**20:,.1f} MiB")
+    return progress.begin(expected_bytes)
 
 
 def _receive_run(
@@ -188,10 +198,10 @@ def _receive_run(
     """Receive the files of a run, and move them into the run folder if all of them are as on the cluster. Problems are added to
     `result`. Raises ShardlabError if the cluster sends something that is not allowed, and OSError if a file cannot be
     written."""
-    run_id, staging = run.offered.run, workspace.runs / STAGING
+    run_id, staging = run.offered.run, workspace.runs / STAGING_FOLDER
     folder = staging / "files" / run_id
     try:
-        arrived_run = arrival.receive(run_id, folder, run.held)
+        arrived_run = arrival.receive(run_id, folder, run.held_copies)
     except InputError as error:
         raise ShardlabError(f"{cluster.host}: {error}; the run {run_id} on this machine was not changed.") from None
     except (IsADirectoryError, NotADirectoryError, FileExistsError):
@@ -211,7 +221,7 @@ def _receive_run(
         return
     result.hashed += len(arrived_run.files)
     # The cluster sends nothing of a file that an interrupted transfer left complete.
-    arrived_digests = {name: copy.file.sha256 for name, copy in run.held.items() if copy.path.is_relative_to(folder)}
+    arrived_digests = {name: copy.file.sha256 for name, copy in run.held_copies.items() if copy.path.is_relative_to(folder)}
     arrived_digests |= {name: file.sha256 for name, file in arrived_run.files.items()}
     differing_names = [name for name in missing_files.names if arrived_digests.get(name) != cluster_manifest.files[name].sha256]
     if differing_names:
@@ -219,9 +229,9 @@ def _receive_run(
             f"{name}: the file that arrived is not the file in the cluster's manifest" for name in differing_names
         ]
         shutil.rmtree(folder, ignore_errors=True)
-    elif not missing_files.is_here:
+    elif not missing_files.is_run_here:
         is_whole = arrived_run.is_alone and bool(arrived_run.files) and arrived_run.files == cluster_manifest.files
-        if _put_run_in_place(workspace, staging, missing_files, is_whole=is_whole) and is_whole:
+        if _put_run_in_place(workspace, staging, missing_files, is_complete=is_whole) and is_whole:
             result.new_manifest = cluster_manifest
 
 
@@ -230,50 +240,54 @@ def _find_missing_files(workspace: Workspace, run_id: str, cluster_manifest: Run
 
     Raises InputError or NotRegular if the run cannot be downloaded.
     """
-    manifest.check_received(cluster_manifest, run_id)
+    manifest.check_received_manifest(cluster_manifest, run_id)
     run = RunDir(workspace.runs / run_id)
     own_manifest = None
     with contextlib.suppress(InputError, FileNotFoundError):  # if the manifest here is damaged, all files are compared
-        own_manifest = manifest.read(run) if manifest.regular_file_status(run.path, manifest.NAME) else None
+        own_manifest = manifest.read_manifest(run) if manifest.regular_file_status(run.path, manifest.MANIFEST_FILE) else None
     missing_files = MissingFiles(cluster_manifest, [], 0)
     if not os.path.lexists(run.path):
         missing_files.names = list(cluster_manifest.files)
         return missing_files
     for name, file in cluster_manifest.files.items():
-        status = manifest.regular_file_status(run.path, name)
-        if status is None:
+        file_status = manifest.regular_file_status(run.path, name)
+        if file_status is None:
             missing_files.names.append(name)
             continue
         own_file = own_manifest.files.get(name) if own_manifest else None
-        if own_file is None or not manifest.is_unchanged(own_file, status):
-            content = manifest.hash_file(run.path / name, status)
-            missing_files.hashed += 1
+        if own_file is None or not manifest.is_unchanged(own_file, file_status):
+            current_file = manifest.hash_file(run.path / name, file_status)
+            missing_files.hashed_files += 1
             if (
                 own_manifest is not None
                 and own_manifest.complete
                 and own_file is not None
-                and _was_changed_here(run.path / name, content, own_file)
+                and _was_changed_here(run.path / name, current_file, own_file)
             ):
                 # The file is not overwritten. `fetch_run` compares the run with its manifest and reports the difference.
-                return MissingFiles(own_manifest, [], missing_files.hashed, True)
-            own_file = content
+                return MissingFiles(own_manifest, [], missing_files.hashed_files, True)
+            own_file = current_file
         if own_file.sha256 != file.sha256:
             missing_files.names.append(name)
-    missing_files.is_here = (
+    missing_files.is_run_here = (
         not missing_files.names and own_manifest is not None and own_manifest.has_same_content(cluster_manifest)
     )
     return missing_files
 
 
-def _was_changed_here(path: Path, content: ManifestFile, old_file: ManifestFile) -> bool:
+def _was_changed_here(path: Path, current_file: ManifestFile, old_file: ManifestFile) -> bool:
     """Whether a file was changed on this machine after it was fetched.
 
     A file that differs from `old_file` (its entry in the manifest) but is not newer was left by an interrupted transfer.
     """
-    return content.sha256 != old_file.sha256 and content.mtime_ns > old_file.mtime_ns and not manifest.only_grew(path, old_file)
+    return (
+        current_file.sha256 != old_file.sha256
+        and current_file.mtime_ns > old_file.mtime_ns
+        and not manifest.only_grew(path, old_file)
+    )
 
 
-def _put_run_in_place(workspace: Workspace, staging: Path, missing_files: MissingFiles, *, is_whole: bool) -> bool:
+def _put_run_in_place(workspace: Workspace, staging: Path, missing_files: MissingFiles, *, is_complete: bool) -> bool:
     """Move the transferred files of a run into its folder in runs/, then write its manifest.
 
     If the run has no folder in runs/ yet, all files are first put together, and the folder appears in runs/ when it is
@@ -285,15 +299,15 @@ def _put_run_in_place(workspace: Workspace, staging: Path, missing_files: Missin
     run, arrived_folder = workspace.runs / run_id, staging / "files" / run_id
     is_new = not run.exists()
     expected_files = {name: missing_files.manifest.files[name] for name in missing_files.names}
-    if is_new and (is_whole or finish_folder(arrived_folder, expected_files, (manifest.NAME,))):
-        files.write_json(arrived_folder / manifest.NAME, missing_files.manifest, sync=False)
+    if is_new and (is_complete or finish_folder(arrived_folder, expected_files, (manifest.MANIFEST_FILE,))):
+        files.write_json(arrived_folder / manifest.MANIFEST_FILE, missing_files.manifest, sync=False)
         arrived_folder.rename(run)
         return True
     folder = staging / "whole" / run_id if is_new else run
     files.make_folder(folder)
     for name in missing_files.names:
         put_in_place(arrived_folder / name, folder / name, missing_files.manifest.files[name])
-    files.write_json(folder / manifest.NAME, missing_files.manifest, sync=False)
+    files.write_json(folder / manifest.MANIFEST_FILE, missing_files.manifest, sync=False)
     if is_new:
         folder.rename(run)
     shutil.rmtree(arrived_folder, ignore_errors=True)
@@ -303,9 +317,9 @@ def _put_run_in_place(workspace: Workspace, staging: Path, missing_files: Missin
 def _problem_text(workspace: Workspace, error: Exception) -> str:
     if not isinstance(error, NotRegular):
         return str(error)
-    place = Path(error.filename).relative_to(workspace.runs)
+    run_path = Path(error.filename).relative_to(workspace.runs)
     return (
-        f"{place} is {error.kind} on this machine, and collect fetch writes only to regular files and folders; "
+        f"{run_path} is {error.kind} on this machine, and collect fetch writes only to regular files and folders; "
         "remove it and run the same command again"
     )
 
@@ -316,8 +330,8 @@ def _pruned_text(names: Sequence[str]) -> str:
 
 
 def _stopped_text(
-    cluster: RemoteWorkspace, reason: str, results: Mapping[str, DownloadedRun], remaining_runs: Sequence[ExpectedRun]
+    cluster: RemoteWorkspace, reason: str, result_of_run: Mapping[str, DownloadedRun], remaining_runs: Sequence[ExpectedRun]
 ) -> str:
-    done = sum(not run.problems for run in results.values()) - len(remaining_runs)
-    so_far = f"{done} of {len(results)} runs are on this machine and were checked"
-    return f"{cluster.host}: the transfer stopped: {reason}. {so_far}; run the same command again to continue."
+    done_count = sum(not run.problems for run in result_of_run.values()) - len(remaining_runs)
+    progress_text = f"{done_count} of {len(result_of_run)} runs are on this machine and were checked"
+    return f"{cluster.host}: the transfer stopped: {reason}. {progress_text}; run the same command again to continue."

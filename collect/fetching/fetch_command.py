@@ -25,21 +25,23 @@ if TYPE_CHECKING:
     from collect.fetching.fetched_run import DownloadedRun, FetchedRun
     from collect.fetching.progress import TransferProgress
 
-WAITING = "another collect fetch is transferring files to this workspace; waiting until that command has ended."
+WAITING_REMARK = "another collect fetch is transferring files to this workspace; waiting until that command has ended."
 
 
-def fetch_and_print(workspace: Workspace, patterns: Sequence[str], output: Output, *, prunes: bool, confirmed: bool) -> int:
+def fetch_and_print(
+    workspace: Workspace, patterns: Sequence[str], output: Output, *, must_prune: bool, is_confirmed: bool
+) -> int:
     """Fetch runs, print a table of them, and return the exit code: 1 if a run is damaged or was not fetched completely.
 
     patterns: shell patterns of run ids; if there are none, all runs are fetched. prunes: whether to remove the fetched files on
     the cluster (--prune). confirmed: whether the files are removed without asking the user (--yes). Raises InputError if
     --prune is not possible or cannot be confirmed, or if a pattern matches no run.
     """
-    if prunes:
+    if must_prune:
         from collect.fetching import prune
 
         prune.must_be_stored_elsewhere(workspace)
-        if not confirmed and not sys.stdin.isatty():
+        if not is_confirmed and not sys.stdin.isatty():
             raise InputError("--prune was not confirmed. Allowed: the option --yes, or the answer `yes` on a terminal.")
     with _ask_for_runs(workspace, patterns, output) as conversation:
         from collect.fetching import progress
@@ -47,11 +49,15 @@ def fetch_and_print(workspace: Workspace, patterns: Sequence[str], output: Outpu
         with progress.show_progress(output) as transfer_progress:
             fetched_runs = _fetch_runs(workspace, patterns, conversation, transfer_progress)
     headings = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Truncated files (n)", "Corrupt lines (n)"]
-    rows = [
-        [run.run, run.state, *(f"{n:,}" for n in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt))]
+    run_rows = [
+        [
+            run.run,
+            run.state,
+            *(f"{count:,}" for count in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt)),
+        ]
         for run in fetched_runs
     ]
-    output.print_table("", headings, rows)
+    output.print_table("", headings, run_rows)
     for run in fetched_runs:
         if run.damage:
             output.print_remark(f"{run.run}: damaged records: {run.damage}", style="yellow")
@@ -75,8 +81,8 @@ def fetch_and_print(workspace: Workspace, patterns: Sequence[str], output: Outpu
         output.print_remark(f"{workspace.runs}: no runs yet.")
     unreadable_runs.print_unreadable_runs(output, [(RunDir(workspace.runs / run.run), run.unreadable) for run in fetched_runs])
     is_freed = True
-    if prunes:
-        is_freed = _remove_fetched(output, workspace, fetched_runs, is_confirmed=confirmed)
+    if must_prune:
+        is_freed = _remove_fetched(output, workspace, fetched_runs, is_confirmed=is_confirmed)
     output.print_document(fetched_runs)
     return 0 if is_freed and all(run.is_sound for run in fetched_runs) else 1
 
@@ -90,18 +96,18 @@ def _remove_fetched(output: Output, workspace: Workspace, fetched_runs: Sequence
     from collect.fetching import progress, prune
 
     with progress.show_progress(output) as transfer_progress:
-        places = prune.verify_files(workspace, fetched_runs, transfer_progress)
-    for place in places:
+        verified_places = prune.verify_files(workspace, fetched_runs, transfer_progress)
+    for place in verified_places:
         if place.runs:
-            files_text = f"{place.count:,} files of {len(place.runs):,} run(s), {place.size / 2**20:,.1f} MiB"
+            files_text = f"{place.file_count:,} files of {len(place.runs):,} run(s), {place.files_bytes / 2**20:,.1f} MiB"
             output.print_remark(f"{place.where}: {files_text}: their checksums are those of the files on this machine.")
-    if not any(place.runs for place in places):
+    if not any(place.runs for place in verified_places):
         output.print_remark("There is nothing to remove.")
     elif not is_confirmed and output.ask("Remove these files there? Type yes: ") != "yes":
         output.print_remark("Nothing was removed.")
         return True
     with progress.show_progress(output) as transfer_progress:
-        freed_places = prune.remove_verified_files(places, transfer_progress)
+        freed_places = prune.remove_verified_files(verified_places, transfer_progress)
     for run in fetched_runs:
         run.freed = [freed_place for freed_place in freed_places if freed_place.run == run.run]
     for freed_place in freed_places:
@@ -109,11 +115,11 @@ def _remove_fetched(output: Output, workspace: Workspace, fetched_runs: Sequence
             output.print_remark(f"{freed_place.where}: files of {freed_place.run} stay: {freed_place.why}", style="red")
     for where in dict.fromkeys(freed_place.where for freed_place in freed_places if freed_place.files):
         removed_in_place = [freed_place for freed_place in freed_places if freed_place.where == where]
-        count, size = (
+        file_count, files_bytes = (
             sum(freed_place.files for freed_place in removed_in_place),
             sum(freed_place.bytes for freed_place in removed_in_place),
         )
-        output.print_remark(f"{where}: {count:,} files removed, {size / 2**20:,.1f} MiB freed")
+        output.print_remark(f"{where}: {file_count:,} files removed, {files_bytes / 2**20:,.1f} MiB freed")
     return not any(freed_place.why for freed_place in freed_places)
 
 
@@ -133,7 +139,7 @@ def _ask_for_runs(workspace: Workspace, patterns: Sequence[str], output: Output)
     workspace_trust.must_be_allowed(workspace, f"log in to {cluster.host}")
     files.make_folder(workspace.runs)
     with (
-        files.hold_lock(workspace.shardlab_folder / "fetch.lock", lambda _descriptor: output.print_remark(WAITING)),
+        files.hold_lock(workspace.shardlab_folder / "fetch.lock", lambda _descriptor: output.print_remark(WAITING_REMARK)),
         RemoteConversation(cluster, "collect.fetching.sender", "collect fetch") as conversation,
     ):
         conversation.send(AskedRuns(list(patterns)))
@@ -158,11 +164,15 @@ def _fetch_runs(
 
         downloads_by_run = download.download_runs(workspace, patterns, conversation, progress)
     all_ids = sorted({*workspace.run_ids(), *downloads_by_run})
-    ids = match_run_ids(all_ids, patterns) if patterns else all_ids
-    parts = {run_id: run.parts for run_id, run in downloads_by_run.items()}
-    parts |= node_parts.gather_if_needed(workspace, [run_id for run_id in ids if run_id not in downloads_by_run], progress)
+    matching_ids = match_run_ids(all_ids, patterns) if patterns else all_ids
+    parts_of_run = {run_id: run.parts for run_id, run in downloads_by_run.items()}
+    parts_of_run |= node_parts.gather_if_needed(
+        workspace, [run_id for run_id in matching_ids if run_id not in downloads_by_run], progress
+    )
 
     def fetch_one_run(run_id: str) -> FetchedRun:
-        return fetched_run.fetch_run(RunDir(workspace.runs / run_id), downloads_by_run.get(run_id), parts.get(run_id, []))
+        return fetched_run.fetch_run(
+            RunDir(workspace.runs / run_id), downloads_by_run.get(run_id), parts_of_run.get(run_id, [])
+        )
 
-    return list(side_by_side.map_in_threads(fetch_one_run, ids))
+    return list(side_by_side.map_in_threads(fetch_one_run, matching_ids))

@@ -17,23 +17,27 @@ from shardlab.files.files import NotRegular, TooLarge
 from shardlab.matrix.expansion import LAST_MATRIX, Expansion, LastMatrix
 from shardlab.workspace.workspace import Workspace
 
-FOLDER = "matrices"  # the folder in .shardlab that contains the descriptions of matrices
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,40}\.json")
+MATRICES_FOLDER = "matrices"  # the folder in .shardlab that contains the descriptions of matrices
+_FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,40}\.json")
 
 
-def read(workspace: Workspace) -> dict[str, bytes]:
+def read_matrices(workspace: Workspace) -> dict[str, bytes]:
     """The files in which this workspace describes its matrices: {path relative to .shardlab: content}.
 
     A file that is not a regular file, or is too large, is left out. Raises WorkspaceError if a file cannot be read.
     """
-    contents = {}
-    names = [f"{FOLDER}/{name}" for name in files.list_names(workspace.shardlab_folder / FOLDER) if _NAME.fullmatch(name)]
+    content_of_file = {}
+    matrix_files = [
+        f"{MATRICES_FOLDER}/{name}"
+        for name in files.list_names(workspace.shardlab_folder / MATRICES_FOLDER)
+        if _FILE_NAME.fullmatch(name)
+    ]
     with files.as_workspace_error("read"):
-        for name in [*names, LAST_MATRIX]:
+        for name in [*matrix_files, LAST_MATRIX]:
             with contextlib.suppress(NotRegular, TooLarge):
                 if regular_file_status(workspace.shardlab_folder, name) is not None:
-                    contents[name] = files.read(workspace.shardlab_folder / name)
-    return contents
+                    content_of_file[name] = files.read(workspace.shardlab_folder / name)
+    return content_of_file
 
 
 def store_matrices(workspace: Workspace, received_files: Mapping[str, bytes]) -> None:
@@ -42,17 +46,17 @@ def store_matrices(workspace: Workspace, received_files: Mapping[str, bytes]) ->
     A file with a name that no description has is ignored. Raises ShardlabError if a description is not valid. In this case no
     file of this workspace is changed.
     """
-    contents: dict[str, bytes] = {}
+    content_of_file: dict[str, bytes] = {}
     for name in sorted(received_files):
-        folder, _, rest = name.rpartition("/")
-        if name != LAST_MATRIX and not (folder == FOLDER and _NAME.fullmatch(rest)):
+        folder, _, file_name = name.rpartition("/")
+        if name != LAST_MATRIX and not (folder == MATRICES_FOLDER and _FILE_NAME.fullmatch(file_name)):
             continue
         try:
-            contents[name] = received_files[name]
+            content_of_file[name] = received_files[name]
             if name == LAST_MATRIX:
-                decoder(LastMatrix).decode(contents[name])
+                decoder(LastMatrix).decode(content_of_file[name])
             else:
-                contents[name] = _set_local_path(workspace, contents[name])
+                content_of_file[name] = _set_local_path(workspace, content_of_file[name])
             regular_file_status(workspace.shardlab_folder.resolve(), name)
         except NotRegular as error:
             raise InputError(
@@ -61,20 +65,22 @@ def store_matrices(workspace: Workspace, received_files: Mapping[str, bytes]) ->
             ) from None
         except DECODE_FAULTS as error:
             raise ShardlabError(f"the cluster's .shardlab/{name} is not of this version: {error}.") from None
-    for name, content in contents.items():
-        target = workspace.shardlab_folder / name
-        if files.read(target) != content if target.exists() else True:
-            files.make_folder(target.parent)
-            files.write_atomic(target, content)
+    for name, content in content_of_file.items():
+        target_path = workspace.shardlab_folder / name
+        if files.read(target_path) != content if target_path.exists() else True:
+            files.make_folder(target_path.parent)
+            files.write_atomic(target_path, content)
 
 
-def _set_local_path(workspace: Workspace, content: bytes) -> bytes:
+def _set_local_path(workspace: Workspace, description: bytes) -> bytes:
     """The description of a matrix, with the path of the matrix file on this machine in place of the path on the cluster.
 
     If the path on this machine is not known, the description is not changed.
     """
     from shardlab.remote import remote_workspace  # imported only here: the cluster does not need it
 
-    expansion = decoder(Expansion).decode(content)
+    expansion = decoder(Expansion).decode(description)
     local_path = remote_workspace.local_matrix_path(workspace, expansion.path)
-    return content if local_path == expansion.path else files.encode_json(msgspec.structs.replace(expansion, path=local_path))
+    return (
+        description if local_path == expansion.path else files.encode_json(msgspec.structs.replace(expansion, path=local_path))
+    )

@@ -8,7 +8,7 @@ import msgspec
 
 from collect.fetching import manifest, pruning
 from collect.fetching.manifest import RunManifest
-from collect.loading.records import NO_FOLDER, RunRecords
+from collect.loading.records import NO_FOLDER_STATE, RunRecords
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL
@@ -87,7 +87,7 @@ class FetchedRun(msgspec.Struct, omit_defaults=True, kw_only=True):
         return not self.problems and not self.not_regular and not self.unreadable and not self.parts
 
 
-def fetch_run(run_dir: RunDir, download: DownloadedRun | None = None, parts: Sequence[str] = ()) -> FetchedRun:
+def fetch_run(run_dir: RunDir, downloaded_run: DownloadedRun | None = None, part_sentences: Sequence[str] = ()) -> FetchedRun:
     """Write the manifest of a run, or compare the run with the manifest of an earlier fetch. Differences are in `problems`.
 
     If the run no longer matches an earlier manifest, the manifest is not changed, because it shows what the run was before.
@@ -95,11 +95,11 @@ def fetch_run(run_dir: RunDir, download: DownloadedRun | None = None, parts: Seq
     download: the result of downloading the run if the cluster is remote. parts: sentences about nodes' parts of the run
     that are missing or differ (`FetchedRun.parts`).
     """
-    return check_run(run_dir, download, parts)[0]
+    return check_run(run_dir, downloaded_run, part_sentences)[0]
 
 
 def check_run(
-    run_dir: RunDir, download: DownloadedRun | None = None, parts: Sequence[str] = (), *, is_offer: bool = False
+    run_dir: RunDir, downloaded_run: DownloadedRun | None = None, part_sentences: Sequence[str] = (), *, is_offer: bool = False
 ) -> tuple[FetchedRun, RunManifest | None]:
     """Do what `fetch_run` does. Returns (the run, the content of its manifest.json).
 
@@ -108,43 +108,46 @@ def check_run(
     the caller hashes the files later.
     """
     records = RunRecords.read(run_dir, "open" if is_offer else "read")
-    state, damage = records.verdict.state, records.damage
+    state, record_damage = records.verdict.state, records.damage
     fetched_run = FetchedRun(
         run=run_dir.run_id,
-        state=download.state if download and records.verdict == NO_FOLDER else state,
-        complete=state in FINAL and not records.waits and not parts,
-        parts=list(parts),
+        state=downloaded_run.state if downloaded_run and records.verdict == NO_FOLDER_STATE else state,
+        complete=state in FINAL and not records.waits and not part_sentences,
+        parts=list(part_sentences),
         files=0,
         bytes=0,
-        hashed=download.hashed if download else 0,
-        truncated=len(damage.truncated),
-        corrupt=damage.lines,
-        damage=damage.describe(),
+        hashed=downloaded_run.hashed if downloaded_run else 0,
+        truncated=len(record_damage.truncated),
+        corrupt=record_damage.corrupt_line_count,
+        damage=record_damage.describe(),
         unreadable=records.unreadable,
         pruned=pruning.is_pruned(run_dir),
     )
-    if download:
-        fetched_run.problems, fetched_run.not_regular = download.problems, download.not_regular
-        if download.problems:
+    if downloaded_run:
+        fetched_run.problems, fetched_run.not_regular = downloaded_run.problems, downloaded_run.not_regular
+        if downloaded_run.problems:
             return fetched_run, None
-        if (new_manifest := download.new_manifest) is not None and (new_manifest.complete or not fetched_run.complete):
+        if (new_manifest := downloaded_run.new_manifest) is not None and (new_manifest.complete or not fetched_run.complete):
             _set_totals(fetched_run, new_manifest)
             return fetched_run, new_manifest
     try:
-        listing = manifest.list_files(run_dir.path)
-        fetched_run.not_regular = {**fetched_run.not_regular, **listing.other}
-        earlier_manifest = manifest.read(run_dir)
+        run_listing = manifest.list_files(run_dir.path)
+        fetched_run.not_regular = {**fetched_run.not_regular, **run_listing.other}
+        earlier_manifest = manifest.read_manifest(run_dir)
         if earlier_manifest is None or not earlier_manifest.complete:
             if is_offer:
-                fetched_run.files = len(listing.regular)
-                fetched_run.bytes = sum(file.st_size for file in listing.regular.values())
+                fetched_run.files = len(run_listing.regular)
+                fetched_run.bytes = sum(file.st_size for file in run_listing.regular.values())
                 return fetched_run, None
             current_manifest = manifest.make_manifest(
-                run_dir, listing, complete=fetched_run.complete, earlier=earlier_manifest if download else None
+                run_dir,
+                run_listing,
+                is_complete=fetched_run.complete,
+                earlier_manifest=earlier_manifest if downloaded_run else None,
             )
-            fetched_run.hashed += 0 if download else len(current_manifest.files)
+            fetched_run.hashed += 0 if downloaded_run else len(current_manifest.files)
         else:
-            current_manifest, difference = manifest.compare_with_manifest(run_dir, listing, earlier_manifest)
+            current_manifest, difference = manifest.compare_with_manifest(run_dir, run_listing, earlier_manifest)
             fetched_run.hashed += difference.hashed
             if fetched_run.pruned:
                 difference.vanished = [name for name in difference.vanished if pruning.is_kept(name)]
@@ -152,7 +155,7 @@ def check_run(
         _set_totals(fetched_run, current_manifest)
         if current_manifest == earlier_manifest or fetched_run.problems or fetched_run.pruned:
             return fetched_run, earlier_manifest
-        manifest.write(run_dir, current_manifest)
+        manifest.write_manifest(run_dir, current_manifest)
         return fetched_run, current_manifest
     except (InputError, WorkspaceError) as error:
         fetched_run.problems = [str(error)]

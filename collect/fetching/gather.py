@@ -34,11 +34,11 @@ from shardlab.workspace import inventory, workspace_trust
 from shardlab.workspace.inventory import InventoryNode
 from shardlab.workspace.workspace import Workspace
 
-GATHERED = "gathered"  # name of the event that is written when all parts of a run are on the first node
-STAGING = ".parts"  # the staging folder; it lies in runs/, so that a file can be moved into its run folder by a rename
-AT_ONCE = 16  # the most nodes that are asked at the same time
-ASK_S = 3600.0  # time limit for the answer of a node, which reads all files of its parts
-WAITING = "another collect fetch is gathering the parts of runs; waiting until that command has ended."
+GATHERED_EVENT = "gathered"  # name of the event that is written when all parts of a run are on the first node
+STAGING_FOLDER = ".parts"  # the staging folder; it lies in runs/, so that a file can be moved into its run folder by a rename
+MOST_NODES_AT_ONCE = 16  # the most nodes that are asked at the same time
+ANSWER_LIMIT_S = 3600.0  # time limit for the answer of a node, which reads all files of its parts
+WAITING_REMARK = "another collect fetch is gathering the parts of runs; waiting until that command has ended."
 
 
 class NodeParts(msgspec.Struct):
@@ -60,7 +60,7 @@ class NodeParts(msgspec.Struct):
     error: str = ""
     """The first error message of rsync."""
 
-    def file(self, run_path: str) -> ManifestFile:
+    def find_file(self, run_path: str) -> ManifestFile:
         """The size and the digest that a file has on the node. run_path: RUN_ID/NAME of the file."""
         run_id, _, name = run_path.partition("/")
         return self.manifests[run_id].files[name]
@@ -68,10 +68,10 @@ class NodeParts(msgspec.Struct):
     def find_arrived(self, staging: Path, names: Sequence[str]) -> set[str]:
         """The files, out of `names`, that were copied completely into the staging folder, by this or by an interrupted
         earlier command."""
-        return find_arrived_files(staging, {run_path: self.file(run_path) for run_path in names})
+        return find_arrived_files(staging, {run_path: self.find_file(run_path) for run_path in names})
 
 
-def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:
+def gather_parts(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:
     """Gather the parts of these runs. Skipped are runs that have not ended, and runs whose parts have already been gathered.
 
     Returns {run id: sentences}: one sentence for each part that is missing, and for each file that differs from the same file
@@ -81,33 +81,33 @@ def gather(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgr
     is_copy = remote_workspace.read_remote_workspace(workspace) is not None
     # Name of a node -> (name of its cluster, runs of which it has a part).
     runs_by_node: dict[str, tuple[str, list[RunDir]]] = {}
-    sentences: dict[str, list[str]] = {}
-    refusals: dict[str, list[str]] = {}
+    sentences_of_run: dict[str, list[str]] = {}
+    refusals_of_run: dict[str, list[str]] = {}
     for run in (RunDir(workspace.runs / run_id) for run_id in run_ids):
-        if (ungathered := _ungathered_placement(run)) is None:
+        if (cluster_and_placement := _find_ungathered_placement(run)) is None:
             continue
-        cluster, run_placement = ungathered
+        cluster, run_placement = cluster_and_placement
         if is_copy or run_placement.first_node != gethostname():
-            reason = f"the parts of its nodes are gathered on {run_placement.first_node}, and this machine is another one"
-            refusals[run.run_id] = [f"{reason}; run `collect fetch` on {run_placement.first_node}"]
+            refusal = f"the parts of its nodes are gathered on {run_placement.first_node}, and this machine is another one"
+            refusals_of_run[run.run_id] = [f"{refusal}; run `collect fetch` on {run_placement.first_node}"]
             continue
         for node in run_placement.nodes:
             runs_by_node.setdefault(node, (cluster, []))[1].append(run)
-            sentences[run.run_id] = []
+            sentences_of_run[run.run_id] = []
     if not runs_by_node:
-        return refusals
+        return refusals_of_run
     workspace_trust.must_be_allowed(workspace, f"log in to {', '.join(runs_by_node)}")
-    with files.hold_lock(workspace.shardlab_folder / "gather.lock", lambda _descriptor: progress.say(WAITING)) as lock:
+    with files.hold_lock(workspace.shardlab_folder / "gather.lock", lambda _descriptor: progress.say(WAITING_REMARK)) as lock:
         for run_id, run_sentences in _gather_from_nodes(workspace, runs_by_node, lock, progress):
-            sentences[run_id] += run_sentences
-    for run_id, run_sentences in sentences.items():
+            sentences_of_run[run_id] += run_sentences
+    for run_id, run_sentences in sentences_of_run.items():
         if not run_sentences:
-            RunDir(workspace.runs / run_id).write_event("collect", GATHERED)
-    return sentences | refusals
+            RunDir(workspace.runs / run_id).write_event("collect", GATHERED_EVENT)
+    return sentences_of_run | refusals_of_run
 
 
 def _gather_from_nodes(
-    workspace: Workspace, runs_by_node: Mapping[str, tuple[str, list[RunDir]]], lock: int, progress: TransferProgress
+    workspace: Workspace, runs_by_node: Mapping[str, tuple[str, list[RunDir]]], lock_descriptor: int, progress: TransferProgress
 ) -> list[tuple[str, list[str]]]:
     """Gather the parts of all nodes, AT_ONCE nodes at a time. Returns (run id, sentences) for each node and run.
 
@@ -116,23 +116,25 @@ def _gather_from_nodes(
     node is faster.
     """
 
-    def try_to_list(name: str) -> NodeParts:
-        cluster, runs = runs_by_node[name]
-        ids = [run.run_id for run in runs]
+    def try_to_list(node_name: str) -> NodeParts:
+        cluster, runs = runs_by_node[node_name]
+        run_ids = [run.run_id for run in runs]
         try:
-            return _list_node_parts(workspace, find_node(workspace, cluster, name), ids, progress)
+            return _list_node_parts(workspace, find_node(workspace, cluster, node_name), run_ids, progress)
         except ShardlabError as error:
-            return NodeParts(name, None, [(run_id, [f"the part of {name} is missing: {error}"]) for run_id in ids])
+            return NodeParts(
+                node_name, None, [(run_id, [f"the part of {node_name} is missing: {error}"]) for run_id in run_ids]
+            )
 
-    with ThreadPoolExecutor(max_workers=min(len(runs_by_node), AT_ONCE)) as pool:
+    with ThreadPoolExecutor(max_workers=min(len(runs_by_node), MOST_NODES_AT_ONCE)) as pool:
         try:
             all_parts = list(pool.map(try_to_list, runs_by_node))
             claimed_contents: set[tuple[str, str]] = set()
             for parts in all_parts:
-                content_keys = {run_path: (run_path, parts.file(run_path).sha256) for run_path in parts.missing}
+                content_keys = {run_path: (run_path, parts.find_file(run_path).sha256) for run_path in parts.missing}
                 parts.copied = [run_path for run_path in parts.missing if content_keys[run_path] not in claimed_contents]
                 claimed_contents |= {content_keys[run_path] for run_path in parts.copied}
-            list(pool.map(lambda parts: _copy_files(workspace, parts, lock, progress), all_parts))
+            list(pool.map(lambda parts: _copy_files(workspace, parts, lock_descriptor, progress), all_parts))
         except BaseException:
             progress.stop()  # else the pool would wait until the threads have ended their transfers
             raise
@@ -141,143 +143,162 @@ def _gather_from_nodes(
     return [run_sentences for parts in all_parts for run_sentences in parts.sentences]
 
 
-def _ungathered_placement(run_dir: RunDir) -> tuple[str, Placement] | None:
+def _find_ungathered_placement(run_dir: RunDir) -> tuple[str, Placement] | None:
     """(name of the cluster, placement) of a run that has ended and whose parts have not been gathered; None for other runs."""
     try:
         events = run_dir.events()
         run_placement = placement.read_placement(events)
-        if run_placement is None or any(event.event == GATHERED for event in events):
+        if run_placement is None or any(event.event == GATHERED_EVENT for event in events):
             return None
         return (run_dir.read_run().cluster["name"], run_placement) if run_dir.judge().state in FINAL else None
     except ShardlabError:  # the run cannot be read: `fetch_run` reports it later
         return None
 
 
-def find_node(workspace: Workspace, cluster: str, name: str) -> InventoryNode:
+def find_node(workspace: Workspace, cluster: str, node_name: str) -> InventoryNode:
     """The node of this name in the inventory. Raises InputError if the inventory has no node of this name with shardlab
     installed."""
-    node = next((node for node in inventory.read_inventory(workspace, cluster).nodes if node.name == name), None)
+    node = next((node for node in inventory.read_inventory(workspace, cluster).nodes if node.name == node_name), None)
     if node is None or node.python is None:
-        raise InputError(f"{inventory.inventory_path(workspace)}: lists no node {name} with shardlab.")
+        raise InputError(f"{inventory.inventory_path(workspace)}: lists no node {node_name} with shardlab.")
     return node
 
 
-def _list_node_parts(workspace: Workspace, node: InventoryNode, ids: list[str], progress: TransferProgress) -> NodeParts:
+def _list_node_parts(workspace: Workspace, node: InventoryNode, run_ids: list[str], progress: TransferProgress) -> NodeParts:
     """List the files that a node has of these runs, and find out which of them are missing on this machine. ids: the run ids.
 
     Raises ShardlabError if the node does not answer.
     """
     remote = workspace_on_node(workspace, node)
-    listed_parts = list_parts(remote, ids, progress)
-    parts = NodeParts(node.name, remote, [], {run_id: part.manifest for run_id, part in listed_parts.items()})
-    for run_id in ids:
+    listed_parts = list_parts(remote, run_ids, progress)
+    node_parts = NodeParts(node.name, remote, [], {run_id: part.manifest for run_id, part in listed_parts.items()})
+    for run_id in run_ids:
         sentences = []
         if run_id not in listed_parts:
             sentences.append(f"the part of {node.name} is missing: the node has no folder of this run")
         elif listed_parts[run_id].in_use:
             sentences.append(f"the part of {node.name} may grow: a process on the node still works in its folder")
-        for name, file in parts.manifests[run_id].files.items() if run_id in listed_parts else ():
-            if has_content(workspace.runs / run_id, name, file):
+        for name, part_file in node_parts.manifests[run_id].files.items() if run_id in listed_parts else ():
+            if has_content(workspace.runs / run_id, name, part_file):
                 continue
             if part_files.is_of_first_node(name):
                 sentences.append(f"{name} of {node.name} is not stored: only the first node writes this file")
             else:
-                parts.missing.append(f"{run_id}/{name}")
-        parts.sentences.append((run_id, sentences))
-    return parts
+                node_parts.missing.append(f"{run_id}/{name}")
+        node_parts.sentences.append((run_id, sentences))
+    return node_parts
 
 
-def list_parts(remote: RemoteWorkspace, ids: Sequence[str], progress: TransferProgress) -> dict[str, ListedPart]:
+def list_parts(remote: RemoteWorkspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, ListedPart]:
     """Ask a node for its parts of these runs, and check the answer. ids: the run ids. Returns {run id: part}.
 
     Raises ShardlabError if the node does not answer or the answer is not valid.
     """
-    must_stop = progress.while_waiting(f"{remote.mark}: the node reads the files of its parts of {len(ids):,} run(s).")
-    request = msgspec.json.encode(ids)
-    answer = remote.ask(
-        "collect.fetching.part_manifest", [], list[ListedPart], input_bytes=request, limit_s=ASK_S, must_stop=must_stop
+    must_stop = progress.while_waiting(f"{remote.mark}: the node reads the files of its parts of {len(run_ids):,} run(s).")
+    request_json = msgspec.json.encode(run_ids)
+    listed = remote.ask(
+        "collect.fetching.part_manifest",
+        [],
+        list[ListedPart],
+        input_bytes=request_json,
+        limit_s=ANSWER_LIMIT_S,
+        must_stop=must_stop,
     )
-    listed_parts = {part.manifest.run_id: part for part in answer if part.manifest.run_id in ids}
+    listed_parts = {part.manifest.run_id: part for part in listed if part.manifest.run_id in run_ids}
     for run_id, part in listed_parts.items():
-        manifest.check_received(part.manifest, run_id)
+        manifest.check_received_manifest(part.manifest, run_id)
     return listed_parts
 
 
-def _copy_files(workspace: Workspace, parts: NodeParts, lock: int, progress: TransferProgress) -> None:
+def _copy_files(workspace: Workspace, node_parts: NodeParts, lock_descriptor: int, progress: TransferProgress) -> None:
     """Copy the files in `parts.copied` from a node into a staging folder, and set `parts.arrived` and `parts.error`."""
-    if parts.remote is None:
+    if node_parts.remote is None:
         return
-    staging = _staging_folder(workspace, parts.node)
+    staging = _find_staging_folder(workspace, node_parts.node)
     with files.as_workspace_error("write"):
         staging.mkdir(parents=True, exist_ok=True, mode=0o700)
-    arrived_before = parts.find_arrived(staging, parts.copied)
-    files_to_copy = [run_path for run_path in parts.copied if run_path not in arrived_before]
-    report = None
+    arrived_before = node_parts.find_arrived(staging, node_parts.copied)
+    files_to_copy = [run_path for run_path in node_parts.copied if run_path not in arrived_before]
+    report_bytes = None
     if files_to_copy:
-        size = sum(parts.file(run_path).bytes for run_path in files_to_copy)
+        expected_bytes = sum(node_parts.find_file(run_path).bytes for run_path in files_to_copy)
         run_ids = {run_path.partition("/")[0] for run_path in files_to_copy}
         files_text = f"{len(files_to_copy):,} files of {len(run_ids):,} run(s)"
-        progress.say(f"{parts.node}: {files_text}, {size / 2**20:,.1f} MiB")
-        report = progress.begin(size)
-    transfer = Rsync(parts.remote, lock, progress.is_stopped)
+        progress.say(f"{node_parts.node}: {files_text}, {expected_bytes / 2**20:,.1f} MiB")
+        report_bytes = progress.begin(expected_bytes)
+    transfer = Rsync(node_parts.remote, lock_descriptor, progress.is_stopped)
     # --ignore-times: a file in the staging folder that is not the node's has to be replaced also if its size and time are equal
-    parts.error = transfer.copy_files(staging, files_to_copy, "--ignore-times", report=report).error
-    parts.arrived = arrived_before | parts.find_arrived(staging, files_to_copy)
+    node_parts.error = transfer.copy_files(staging, files_to_copy, "--ignore-times", report_bytes=report_bytes).error
+    node_parts.arrived = arrived_before | node_parts.find_arrived(staging, files_to_copy)
 
 
-def _store_files(workspace: Workspace, parts: NodeParts) -> None:
+def _store_files(workspace: Workspace, node_parts: NodeParts) -> None:
     """Move the files that arrived from a node into the run folders.
 
     Adds a sentence to `parts.sentences` for each file that did not arrive, and for each file that differs from a file on this
     machine.
     """
-    sentences, staging, has_all = dict(parts.sentences), _staging_folder(workspace, parts.node), True
-    for run_path in parts.missing:
+    sentences_of_run, staging, has_all_files = (
+        dict(node_parts.sentences),
+        _find_staging_folder(workspace, node_parts.node),
+        True,
+    )
+    for run_path in node_parts.missing:
         run_id, _, name = run_path.partition("/")
-        run, file = RunDir(workspace.runs / run_id), parts.file(run_path)
+        run, file = RunDir(workspace.runs / run_id), node_parts.find_file(run_path)
         if has_content(run.path, name, file):  # the file was already stored, because another node had the same file
             continue
-        if run_path not in parts.arrived:
-            has_all = False
-            why = f" (rsync: {parts.error})" if parts.error else ""
-            sentences[run_id].append(f"{name} of {parts.node} did not arrive as the node has it{why}")
-        elif why := _put_file_in_place(run, staging / run_id, name, file):
-            sentences[run_id].append(f"{name} of {parts.node} {why}")
-    if has_all and parts.remote is not None:  # if files did not arrive, the next command uses the files that did arrive
+        if run_path not in node_parts.arrived:
+            has_all_files = False
+            rsync_clause = f" (rsync: {node_parts.error})" if node_parts.error else ""
+            sentences_of_run[run_id].append(f"{name} of {node_parts.node} did not arrive as the node has it{rsync_clause}")
+        elif rsync_clause := _put_file_in_place(run, staging / run_id, name, file):
+            sentences_of_run[run_id].append(f"{name} of {node_parts.node} {rsync_clause}")
+    if (
+        has_all_files and node_parts.remote is not None
+    ):  # if files did not arrive, the next command uses the files that did arrive
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _staging_folder(workspace: Workspace, node: str) -> Path:
-    return workspace.runs / STAGING / node
+def _find_staging_folder(workspace: Workspace, node_name: str) -> Path:
+    return workspace.runs / STAGING_FOLDER / node_name
 
 
-def has_content(run: Path, name: str, file: ManifestFile) -> bool:
+def has_content(run_path: Path, file_name: str, manifest_file: ManifestFile) -> bool:
     """Whether a run folder has a file of this name and content.
 
     A file that can grow may also be longer, if it begins with this content.
     """
     try:
-        status = manifest.regular_file_status(run, name)
+        status = manifest.regular_file_status(run_path, file_name)
     except NotRegular:
         return False
-    length = file.bytes if part_files.is_growing(name) else None
-    return status is not None and status.st_size >= file.bytes and manifest.compute_digest(run / name, length) == file.sha256
+    compared_bytes = manifest_file.bytes if part_files.is_growing(file_name) else None
+    return (
+        status is not None
+        and status.st_size >= manifest_file.bytes
+        and manifest.compute_digest(run_path / file_name, compared_bytes) == manifest_file.sha256
+    )
 
 
-def _put_file_in_place(run: RunDir, staging: Path, name: str, file: ManifestFile) -> str:
+def _put_file_in_place(run: RunDir, staging: Path, file_name: str, manifest_file: ManifestFile) -> str:
     """Move a file that arrived into the run folder.
 
     Returns '', or the reason why the file was not moved, as the rest of a sentence that begins with the name of the file.
     """
     try:
-        status = manifest.regular_file_status(run.path, name)
+        status = manifest.regular_file_status(run.path, file_name)
     except NotRegular as error:
         return f"is not stored: {error.filename} is {error.kind}"
-    is_longer = part_files.is_growing(name) and status is not None and part_files.is_beginning(run.path / name, staging / name)
+    is_longer = (
+        part_files.is_growing(file_name)
+        and status is not None
+        and part_files.is_beginning(run.path / file_name, staging / file_name)
+    )
     if status is not None and not is_longer:
         return "is not stored: the file of this name on the first node has other content"
     with files.as_workspace_error("write"):
-        put_in_place(staging / name, run.path / name, file)
+        put_in_place(staging / file_name, run.path / file_name, manifest_file)
     return ""
 
 

@@ -15,11 +15,11 @@ from shardlab.files import files, json_file
 from shardlab.record_types import Count, Integer, RunId, Sha256
 from shardlab.runs.rundir import RunDir
 
-NAME = "manifest.json"
-SCHEMA = 1
-BLOCK = 1 << 20  # bytes that are read and hashed at a time
-MOST_NAME = 1000  # the most characters that the name of a file may have
-NO_NAME = "the cluster names {!r}, which is not a valid file name in a run"
+MANIFEST_FILE = "manifest.json"
+MANIFEST_SCHEMA = 1
+BLOCK_BYTES = 1 << 20  # bytes that are read and hashed at a time
+MOST_NAME_LENGTH = 1000  # the most characters that the name of a file may have
+INVALID_NAME_TEXT = "the cluster names {!r}, which is not a valid file name in a run"
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
@@ -43,10 +43,12 @@ class RunManifest(msgspec.Struct):
     complete: bool
     """Whether the run had ended when the manifest was made, so that its files should not change any more."""
 
-    def has_same_content(self, other: RunManifest) -> bool:
+    def has_same_content(self, other_manifest: RunManifest) -> bool:
         """Whether this manifest lists every file of `other` with the same content, and has the same value of `complete`."""
-        has_files = all(name in self.files and self.files[name].sha256 == file.sha256 for name, file in other.files.items())
-        return has_files and self.complete == other.complete
+        has_files = all(
+            name in self.files and self.files[name].sha256 == file.sha256 for name, file in other_manifest.files.items()
+        )
+        return has_files and self.complete == other_manifest.complete
 
 
 class Listing(msgspec.Struct):
@@ -78,32 +80,32 @@ class ManifestDifference(msgspec.Struct):
         return changed_clauses + [f"{name}: the file is missing" for name in self.vanished]
 
 
-def read(run_dir: RunDir) -> RunManifest | None:
+def read_manifest(run_dir: RunDir) -> RunManifest | None:
     """The manifest of a run, or None if the run has no manifest. Raises InputError if the manifest is damaged."""
     return json_file.read_json(
-        run_dir.path / NAME, RunManifest, "is not a manifest of this version: {}; remove it to make a new one."
+        run_dir.path / MANIFEST_FILE, RunManifest, "is not a manifest of this version: {}; remove it to make a new one."
     )
 
 
-def check_received(run_manifest: RunManifest, run_id: str) -> None:
+def check_received_manifest(run_manifest: RunManifest, run_id: str) -> None:
     """Check a manifest that another machine made. Raises InputError if it is the manifest of another run, or if a name in it
     is not an allowed path. The check is strict, because the names will be used as paths on this machine."""
-    if run_manifest.schema != SCHEMA or run_manifest.run_id != run_id:
-        ids = f"{run_manifest.schema} and run id {run_manifest.run_id!r}"
-        raise InputError(f"the cluster's manifest has schema {ids}. Expected: {SCHEMA} and {run_id!r}")
+    if run_manifest.schema != MANIFEST_SCHEMA or run_manifest.run_id != run_id:
+        id_text = f"{run_manifest.schema} and run id {run_manifest.run_id!r}"
+        raise InputError(f"the cluster's manifest has schema {id_text}. Expected: {MANIFEST_SCHEMA} and {run_id!r}")
     for name in run_manifest.files:
         check_name(name)
     folders = {name.rpartition("/")[0] for name in run_manifest.files}
     while folders:
-        if names := sorted(folders & run_manifest.files.keys()):  # a file cannot be a folder, too
-            raise InputError(NO_NAME.format(names[0][:100]))
+        if files_and_folders := sorted(folders & run_manifest.files.keys()):  # a file cannot be a folder, too
+            raise InputError(INVALID_NAME_TEXT.format(files_and_folders[0][:100]))
         folders = {folder.rpartition("/")[0] for folder in folders if "/" in folder}
 
 
 def check_name(name: str) -> None:
     """Check the name of a file that another machine sent. Raises InputError if a file of a run may not have this name."""
     if not _is_valid_name(name):
-        raise InputError(NO_NAME.format(name[:100]))
+        raise InputError(INVALID_NAME_TEXT.format(name[:100]))
 
 
 def _is_valid_name(name: str) -> bool:
@@ -115,32 +117,38 @@ def _is_valid_name(name: str) -> bool:
     # These conditions are fast, because a run may have thousands of files. Together they exclude an empty part between slashes,
     # and a part that begins with a dot.
     has_hidden_part = name.startswith(("/", ".")) or name.endswith("/") or "//" in name or "/." in name
-    is_manifest = name == NAME or name.startswith(f"{NAME}/")
-    return 0 < len(name) <= MOST_NAME and name.isprintable() and not has_hidden_part and not is_manifest
+    is_manifest = name == MANIFEST_FILE or name.startswith(f"{MANIFEST_FILE}/")
+    return 0 < len(name) <= MOST_NAME_LENGTH and name.isprintable() and not has_hidden_part and not is_manifest
 
 
-def write(run_dir: RunDir, manifest: RunManifest) -> None:
+def write_manifest(run_dir: RunDir, manifest: RunManifest) -> None:
     """Write manifest.json of a run."""
-    files.write_json(run_dir.path / NAME, manifest)
+    files.write_json(run_dir.path / MANIFEST_FILE, manifest)
 
 
-def make_manifest(run: RunDir, listing: Listing, *, complete: bool, earlier: RunManifest | None = None) -> RunManifest:
+def make_manifest(
+    run_dir: RunDir, listing: Listing, *, is_complete: bool, earlier_manifest: RunManifest | None = None
+) -> RunManifest:
     """Make the manifest of a run: hash every file that `listing` contains. Raises WorkspaceError if a file cannot be read.
 
     earlier: an earlier manifest. A file that still has the size and the time in this manifest is not hashed again.
     """
-    hashes: dict[str, ManifestFile] = {}
+    file_of_name: dict[str, ManifestFile] = {}
     with files.as_workspace_error("read"):
         for name, status in listing.regular.items():
-            old_file = earlier.files.get(name) if earlier else None
+            old_file = earlier_manifest.files.get(name) if earlier_manifest else None
             try:
-                hashes[name] = old_file if old_file and is_unchanged(old_file, status) else hash_file(run.path / name, status)
+                file_of_name[name] = (
+                    old_file if old_file and is_unchanged(old_file, status) else hash_file(run_dir.path / name, status)
+                )
             except FileNotFoundError:  # the run is still going on and removed the file
                 continue
-    return RunManifest(SCHEMA, run.run_id, hashes, complete)
+    return RunManifest(MANIFEST_SCHEMA, run_dir.run_id, file_of_name, is_complete)
 
 
-def compare_with_manifest(run_dir: RunDir, listing: Listing, old: RunManifest) -> tuple[RunManifest, ManifestDifference]:
+def compare_with_manifest(
+    run_dir: RunDir, listing: Listing, old_manifest: RunManifest
+) -> tuple[RunManifest, ManifestDifference]:
     """Compare a run with its manifest `old`. Returns (manifest of the run as it is now, difference from `old`).
 
     Only files whose size or time changed are read again. An event file that grew does not count as a difference, because events
@@ -150,7 +158,7 @@ def compare_with_manifest(run_dir: RunDir, listing: Listing, old: RunManifest) -
     current_files: dict[str, ManifestFile] = {}
     with files.as_workspace_error("read"):
         for name, status in listing.regular.items():
-            old_file = old.files.get(name)
+            old_file = old_manifest.files.get(name)
             if old_file and is_unchanged(old_file, status):
                 current_files[name] = old_file
                 continue
@@ -160,8 +168,8 @@ def compare_with_manifest(run_dir: RunDir, listing: Listing, old: RunManifest) -
                 difference.added.append(name)
             elif current_files[name].sha256 != old_file.sha256 and not only_grew(run_dir.path / name, old_file):
                 difference.changed.append(name)
-    difference.vanished = sorted(old.files.keys() - current_files.keys())
-    return RunManifest(SCHEMA, run_dir.run_id, current_files, True), difference
+    difference.vanished = sorted(old_manifest.files.keys() - current_files.keys())
+    return RunManifest(MANIFEST_SCHEMA, run_dir.run_id, current_files, True), difference
 
 
 def list_files(folder: Path) -> Listing:
@@ -186,80 +194,80 @@ def hash_file(path: Path, status: os.stat_result) -> ManifestFile:
     return ManifestFile(status.st_size, status.st_mtime_ns, compute_digest(path))
 
 
-def compute_digest(path: Path | str, length: int | None = None) -> str:
+def compute_digest(path: Path | str, hashed_bytes: int | None = None) -> str:
     """The SHA-256 of a regular file, or of its first `length` bytes.
 
     Raises OSError if the file cannot be read, and NotRegular if it is not a regular file.
     """
-    descriptor, size = files.open_descriptor(path)
+    descriptor, file_bytes = files.open_descriptor(path)
     try:
-        if size < BLOCK:  # one read: a run may have thousands of small files
-            content = os.read(descriptor, BLOCK)
-            if len(content) == size:
-                return hashlib.sha256(content[:length]).hexdigest()
+        if file_bytes < BLOCK_BYTES:  # one read: a run may have thousands of small files
+            content = os.read(descriptor, BLOCK_BYTES)
+            if len(content) == file_bytes:
+                return hashlib.sha256(content[:hashed_bytes]).hexdigest()
             os.lseek(descriptor, 0, os.SEEK_SET)  # the file changed since it was opened, so it is read from its start again
-        with open(descriptor, "rb", buffering=0, closefd=False) as handle:
-            if length is None:
-                return hashlib.file_digest(handle, "sha256").hexdigest()
+        with open(descriptor, "rb", buffering=0, closefd=False) as open_file:
+            if hashed_bytes is None:
+                return hashlib.file_digest(open_file, "sha256").hexdigest()
             digest = hashlib.sha256()
-            while length and (block := handle.read(min(BLOCK, length))):
+            while hashed_bytes and (block := open_file.read(min(BLOCK_BYTES, hashed_bytes))):
                 digest.update(block)
-                length -= len(block)
+                hashed_bytes -= len(block)
             return digest.hexdigest()
     finally:
         os.close(descriptor)
 
 
-def regular_file_status(folder: Path, name: str) -> os.stat_result | None:
+def regular_file_status(folder: Path, file_name: str) -> os.stat_result | None:
     """The status of the regular file `name` in a folder, or None if there is no entry of this name.
 
     name: a path relative to the folder. Raises NotRegular if the entry is not a regular file, or if `folder` or any folder on
     the path is not a folder.
     """
     path = str(folder)
-    for part in name.split("/"):
+    for name_part in file_name.split("/"):
         try:
-            mode = os.lstat(path).st_mode
+            folder_mode = os.lstat(path).st_mode
         except FileNotFoundError:
             return None
-        if not stat.S_ISDIR(mode):
-            raise files.NotRegular(path, files.describe_file_kind(mode))
-        path = f"{path}/{part}"
+        if not stat.S_ISDIR(folder_mode):
+            raise files.NotRegular(path, files.describe_file_kind(folder_mode))
+        path = f"{path}/{name_part}"
     try:
-        status = os.lstat(path)
+        file_status = os.lstat(path)
     except FileNotFoundError:
         return None
-    if not stat.S_ISREG(status.st_mode):
-        raise files.NotRegular(path, files.describe_file_kind(status.st_mode))
-    return status
+    if not stat.S_ISREG(file_status.st_mode):
+        raise files.NotRegular(path, files.describe_file_kind(file_status.st_mode))
+    return file_status
 
 
-def only_grew(path: Path, before: ManifestFile) -> bool:
+def only_grew(path: Path, earlier_file: ManifestFile) -> bool:
     """Whether a file is an event file that still begins with its earlier content, so that events were only appended."""
     if not (path.name.startswith("events.") and path.suffix == ".jsonl"):
         return False
-    return compute_digest(path, before.bytes) == before.sha256
+    return compute_digest(path, earlier_file.bytes) == earlier_file.sha256
 
 
 def _list_folder(folder: Path, prefix: str, listing: Listing) -> None:
     try:
-        with os.scandir(folder) as scanned:
-            entries = sorted(scanned, key=lambda entry: entry.name)
+        with os.scandir(folder) as folder_entries:
+            sorted_entries = sorted(folder_entries, key=lambda entry: entry.name)
     except FileNotFoundError:  # the run is still going on and removed the folder
         return
-    for entry in entries:
-        name = f"{prefix}{entry.name}"
-        if entry.name.startswith(".") or name == NAME:
+    for entry in sorted_entries:
+        entry_name = f"{prefix}{entry.name}"
+        if entry.name.startswith(".") or entry_name == MANIFEST_FILE:
             continue
         try:
-            status = entry.stat(follow_symlinks=False)
+            entry_status = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
             continue
         if not files.is_utf8(entry.name):
-            listing.other[name] = f"{files.describe_file_kind(status.st_mode)} whose name is not valid UTF-8"
-        elif stat.S_ISREG(status.st_mode):
-            listing.regular[name] = status
-        elif stat.S_ISDIR(status.st_mode):
-            _list_folder(folder / entry.name, f"{name}/", listing)
+            listing.other[entry_name] = f"{files.describe_file_kind(entry_status.st_mode)} whose name is not valid UTF-8"
+        elif stat.S_ISREG(entry_status.st_mode):
+            listing.regular[entry_name] = entry_status
+        elif stat.S_ISDIR(entry_status.st_mode):
+            _list_folder(folder / entry.name, f"{entry_name}/", listing)
         else:
-            listing.other[name] = files.describe_file_kind(status.st_mode)
+            listing.other[entry_name] = files.describe_file_kind(entry_status.st_mode)

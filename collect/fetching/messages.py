@@ -22,8 +22,8 @@ import msgspec
 from collect.fetching.manifest import RunManifest
 from shardlab.record_types import Count, Integer, RunId, Sha256
 
-BLOCK = 1 << 17  # the most bytes of a block, before it is compressed: so few that they stay in the cache of a processor
-LENGTH = struct.Struct(">I")  # how the length of a block is written
+BLOCK_BYTES = 1 << 17  # the most bytes of a block, before it is compressed: so few that they stay in the cache of a processor
+BLOCK_LENGTH = struct.Struct(">I")  # how the length of a block is written
 
 
 class AskedRuns(msgspec.Struct):
@@ -38,7 +38,7 @@ class RunOffers(msgspec.Struct):
     runs: Count
     """How many OfferedRun messages follow."""
     descriptions: dict[str, bytes]
-    """The descriptions of matrices in .shardlab (`fetch_matrices.read`)."""
+    """The descriptions of matrices in .shardlab (`fetch_matrices.read_matrices`)."""
 
 
 class OfferedRun(msgspec.Struct, omit_defaults=True, kw_only=True):

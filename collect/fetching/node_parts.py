@@ -12,12 +12,12 @@ from shardlab.workspace.workspace import Workspace
 
 
 def gather_if_needed(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:
-    """Do what `gather.gather` does, if any of these runs has parts on other nodes. Returns what `gather.gather` returns."""
+    """Do what `gather.gather_parts` does, if any of these runs has parts on other nodes. Returns what it returns."""
     if not any(_has_parts(RunDir(workspace.runs / run_id)) for run_id in run_ids):
         return {}
     from collect.fetching import gather  # imported only if it is needed: its imports take longer than a small transfer
 
-    return gather.gather(workspace, run_ids, progress)
+    return gather.gather_parts(workspace, run_ids, progress)
 
 
 def _has_parts(run_dir: RunDir) -> bool:

@@ -23,7 +23,7 @@ from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
 from shardlab.workspace.workspace import Workspace
 
-ENDS_S = 5.0  # how long to wait at most for the end of the processes of a run that has just ended
+END_LIMIT_S = 5.0  # how long to wait at most for the end of the processes of a run that has just ended
 
 
 class ListedPart(msgspec.Struct):
@@ -46,13 +46,13 @@ def is_in_use(folder: Path) -> bool:
 
 
 def _list_part(run: RunDir) -> ListedPart:
-    deadline_s = time.monotonic() + ENDS_S
+    deadline_s = time.monotonic() + END_LIMIT_S
     # The processes are checked before the files are listed, because the records are complete only after the processes have
     # ended. A folder with the folder `claim` is on the first node. It is not checked, because the supervisor of the run may
     # still be ending there.
     while (in_use := not run.claim.exists() and is_in_use(run.path)) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    return ListedPart(manifest.make_manifest(run, manifest.list_files(run.path), complete=False), in_use, run.claim.exists())
+    return ListedPart(manifest.make_manifest(run, manifest.list_files(run.path), is_complete=False), in_use, run.claim.exists())
 
 
 def main() -> int:
@@ -60,8 +60,8 @@ def main() -> int:
     arguments = console.Parser(prog="python -m collect.fetching.part_manifest", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     run_ids = json_file.decode_standard_input(sys.stdin.buffer.read(), list[RunId], "a list of run ids")
-    parts = [RunDir(workspace.runs / run_id) for run_id in run_ids]
-    console.Output.from_arguments(arguments).print_document([_list_part(part) for part in parts if part.run_json.exists()])
+    run_dirs = [RunDir(workspace.runs / run_id) for run_id in run_ids]
+    console.Output.from_arguments(arguments).print_document([_list_part(part) for part in run_dirs if part.run_json.exists()])
     return 0
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # only a terminal needs them, and their import takes as long 
     from rich.text import Text
 
 QUIET_S = 2.0  # after this many seconds without output, a remark says what the command waits for
-EVERY_S = 10.0  # seconds between two remarks about the progress
-WINDOW_S = 10.0  # the transfer rate is the mean over the last 10 seconds
+REMARK_EVERY_S = 10.0  # seconds between two remarks about the progress
+RATE_WINDOW_S = 10.0  # the transfer rate is the mean over the last 10 seconds
 MIB = 2**20
 
 
@@ -30,7 +30,7 @@ class TransferProgress:
 
     def __init__(
         self,
-        say: Callable[[str], None] = lambda _: None,
+        print_remark: Callable[[str], None] = lambda _: None,
         *,
         live: Live | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -40,7 +40,7 @@ class TransferProgress:
         say: prints a remark. live: a live display that shows the progress in place of remarks, from the first transfer on.
         clock: returns a time in seconds.
         """
-        self.say = say
+        self.say = print_remark
         self._live, self._clock = live, clock
         self._lock = threading.Lock()
         self._expected: list[int] = []  # for each transfer, its size in bytes
@@ -57,7 +57,7 @@ class TransferProgress:
         """Whether the command was interrupted."""
         return self._stopped.is_set()
 
-    def begin(self, size: int) -> Callable[[int], None]:
+    def begin(self, expected_bytes: int) -> Callable[[int], None]:
         """Register a new transfer of `size` bytes.
 
         Returns a function that the transfer calls with the number of bytes that have arrived so far.
@@ -68,14 +68,14 @@ class TransferProgress:
                 self._next_remark_s = self._clock() + QUIET_S
                 self._samples.append((self._clock(), 0))
                 is_first = True
-            number = len(self._expected)
-            self._expected.append(size)
+            transfer_number = len(self._expected)
+            self._expected.append(expected_bytes)
             self._arrived.append(0)
         # The live display starts only with the first transfer, because a login before that may ask for a code here.
         if is_first and self._live is not None:
             self._live.update(self)
             self._live.start()
-        return lambda arrived: self._report_arrived(number, arrived)
+        return lambda arrived_bytes: self._report_arrived(transfer_number, arrived_bytes)
 
     def while_waiting(self, text: str) -> Callable[[], bool]:
         """Returns a function that a loop calls repeatedly while it waits for an answer.
@@ -102,19 +102,19 @@ class TransferProgress:
 
         return Text(self.text())
 
-    def _report_arrived(self, number: int, arrived_bytes: int) -> None:
+    def _report_arrived(self, transfer_number: int, arrived_bytes: int) -> None:
         with self._lock:
             now_s = self._clock()
             if not any(self._arrived):  # the wait for the first bytes, in which the other end hashes files, is no transfer
                 self._samples.clear()
-            self._arrived[number] = arrived_bytes
+            self._arrived[transfer_number] = arrived_bytes
             self._samples.append((now_s, sum(self._arrived)))
-            while len(self._samples) > 2 and self._samples[1][0] <= now_s - WINDOW_S:
+            while len(self._samples) > 2 and self._samples[1][0] <= now_s - RATE_WINDOW_S:
                 self._samples.popleft()
             is_due = self._live is None and now_s >= self._next_remark_s and sum(self._arrived) < sum(self._expected)
             text = self._progress_text(now_s) if is_due else ""
             if is_due:
-                self._next_remark_s = now_s + EVERY_S
+                self._next_remark_s = now_s + REMARK_EVERY_S
         if text:
             self.say(text)
 
@@ -123,11 +123,12 @@ class TransferProgress:
             return ""
         expected_bytes, arrived_bytes = sum(self._expected), sum(self._arrived)
         first_s, first_bytes = self._samples[0]
-        rate = (arrived_bytes - first_bytes) / (time_s - first_s) if time_s > first_s else 0.0
-        words = f"{arrived_bytes / MIB:,.1f} of {expected_bytes / MIB:,.1f} MiB"
-        if rate <= 0:  # the rate is not known, or nothing arrives, so the time left cannot be computed
-            return words
-        return f"{words}, {rate / MIB:,.1f} MiB/s, {_format_duration(max(expected_bytes - arrived_bytes, 0) / rate)} left"
+        bytes_per_s = (arrived_bytes - first_bytes) / (time_s - first_s) if time_s > first_s else 0.0
+        progress_text = f"{arrived_bytes / MIB:,.1f} of {expected_bytes / MIB:,.1f} MiB"
+        if bytes_per_s <= 0:  # the rate is not known, or nothing arrives, so the time left cannot be computed
+            return progress_text
+        left_text = _format_duration(max(expected_bytes - arrived_bytes, 0) / bytes_per_s)
+        return f"{progress_text}, {bytes_per_s / MIB:,.1f} MiB/s, {left_text} left"
 
 
 def _format_duration(seconds: float) -> str:

@@ -27,8 +27,8 @@ from shardlab.runs import placement
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
 
-ASK_S = 3600.0  # time limit for an answer of the other machine, which reads all files that may be removed
-NOTHING = (
+ANSWER_LIMIT_S = 3600.0  # time limit for an answer of the other machine, which reads all files that may be removed
+NOTHING_TO_REMOVE = (
     "{}: the runs are stored in this folder alone, so there is nothing that `--prune` may remove. It frees a cluster of runs "
     "that were copied to another machine, or nodes that share no folder."
 )
@@ -57,12 +57,12 @@ class VerifiedFiles(msgspec.Struct):
     """One entry for each run whose files are not removed, with the reason."""
 
     @property
-    def count(self) -> int:
+    def file_count(self) -> int:
         # The number of files that may be removed, over all runs.
         return sum(len(run.files) for run in self.runs)
 
     @property
-    def size(self) -> int:
+    def files_bytes(self) -> int:
         """The size of the files that may be removed, in bytes."""
         return sum(file.bytes for run in self.runs for file in run.files.values())
 
@@ -73,7 +73,7 @@ class PrunePlace(msgspec.Struct):
     where: str
     """The host of the cluster, or the node."""
     remote: RemoteWorkspace
-    ids: list[str]
+    run_ids: list[str]
     """Ids of the runs that have files in this place."""
     is_part: bool
     """Whether the files are a node's parts of runs, and not whole runs on the cluster."""
@@ -88,14 +88,14 @@ def must_be_stored_elsewhere(workspace: Workspace) -> None:
     cluster = remote_workspace.read_for_changes(workspace)
     if cluster is None:
         if not any(placement.read_placement(RunDir(workspace.runs / run_id).events()) for run_id in workspace.run_ids()):
-            raise InputError(NOTHING.format(workspace.path))
+            raise InputError(NOTHING_TO_REMOVE.format(workspace.path))
         return
     try:
         is_same = files.read(workspace.path / remote_workspace.MARK_FILE).decode() == cluster.mark
     except (OSError, UnicodeDecodeError):
         is_same = False
     if is_same:
-        raise InputError(NOTHING.format(workspace.path))
+        raise InputError(NOTHING_TO_REMOVE.format(workspace.path))
 
 
 def verify_files(workspace: Workspace, fetched_runs: Sequence[FetchedRun], progress: TransferProgress) -> list[VerifiedFiles]:
@@ -104,17 +104,19 @@ def verify_files(workspace: Workspace, fetched_runs: Sequence[FetchedRun], progr
     Raises InputError if there is no other place (`must_be_stored_elsewhere`).
     """
     must_be_stored_elsewhere(workspace)
-    ids = []
+    removable_ids = []
     for run in fetched_runs:
         if run.complete and run.is_sound:
-            ids.append(run.run)
+            removable_ids.append(run.run)
         else:
-            why = "it is not whole on this machine" if run.complete or not run.is_sound else f"it has not ended ({run.state})"
-            progress.say(f"{run.run}: its files stay: {why}.")
-    places = _find_places(workspace, ids)
+            refusal = (
+                "it is not whole on this machine" if run.complete or not run.is_sound else f"it has not ended ({run.state})"
+            )
+            progress.say(f"{run.run}: its files stay: {refusal}.")
+    places = _find_places(workspace, removable_ids)
     if not places:
         return []
-    with ThreadPoolExecutor(max_workers=min(len(places), gather.AT_ONCE)) as pool:
+    with ThreadPoolExecutor(max_workers=min(len(places), gather.MOST_NODES_AT_ONCE)) as pool:
         try:
             return list(pool.map(lambda place: _verify_place(workspace, place, progress), places))
         except BaseException:
@@ -129,7 +131,7 @@ def remove_verified_files(places: Sequence[VerifiedFiles], progress: TransferPro
     """
     if not places:
         return []
-    with ThreadPoolExecutor(max_workers=min(len(places), gather.AT_ONCE)) as pool:
+    with ThreadPoolExecutor(max_workers=min(len(places), gather.MOST_NODES_AT_ONCE)) as pool:
         try:
             return [
                 freed
@@ -141,78 +143,93 @@ def remove_verified_files(places: Sequence[VerifiedFiles], progress: TransferPro
             raise
 
 
-def _find_places(workspace: Workspace, ids: Sequence[str]) -> list[PrunePlace]:
+def _find_places(workspace: Workspace, run_ids: Sequence[str]) -> list[PrunePlace]:
     remote = remote_workspace.read_remote_workspace(workspace)
     if remote is not None:
-        return [PrunePlace(remote.host, remote, list(ids), False)] if ids else []
+        return [PrunePlace(remote.host, remote, list(run_ids), False)] if run_ids else []
     ids_by_node: dict[tuple[str, str], list[str]] = {}
-    for run_id in ids:
+    for run_id in run_ids:
         run = RunDir(workspace.runs / run_id)
         run_placement = placement.read_placement(run.events())
         if run_placement is not None and run_placement.first_node == gethostname():
-            for name in run_placement.nodes:
-                ids_by_node.setdefault((run.read_run().cluster["name"], name), []).append(run_id)
+            for node_name in run_placement.nodes:
+                ids_by_node.setdefault((run.read_run().cluster["name"], node_name), []).append(run_id)
     return [
-        PrunePlace(name, gather.workspace_on_node(workspace, gather.find_node(workspace, cluster, name)), ids_of_node, True)
-        for (cluster, name), ids_of_node in ids_by_node.items()
+        PrunePlace(
+            node_name, gather.workspace_on_node(workspace, gather.find_node(workspace, cluster, node_name)), ids_of_node, True
+        )
+        for (cluster, node_name), ids_of_node in ids_by_node.items()
     ]
 
 
 def _verify_place(workspace: Workspace, place: PrunePlace, progress: TransferProgress) -> VerifiedFiles:
     verified_files = VerifiedFiles(place.where, place.remote, place.is_part)
     try:
-        listed_parts = gather.list_parts(place.remote, place.ids, progress)
+        listed_parts = gather.list_parts(place.remote, place.run_ids, progress)
     except ShardlabError as error:
-        verified_files.refused = [Freed(run_id, place.where, why=str(error)) for run_id in place.ids]
+        verified_files.refused = [Freed(run_id, place.where, why=str(error)) for run_id in place.run_ids]
         return verified_files
     for run_id, part in listed_parts.items():
         if part.has_claim and place.is_part:  # the run folder of the first node, not a part: nothing is removed from it
             continue
         place_manifest = part.manifest
-        names = [name for name in place_manifest.files if place.is_part or not is_kept(name)]
+        removable_names = [name for name in place_manifest.files if place.is_part or not is_kept(name)]
         differing_names = [
-            name for name in names if not gather.has_content(workspace.runs / run_id, name, place_manifest.files[name])
+            name
+            for name in removable_names
+            if not gather.has_content(workspace.runs / run_id, name, place_manifest.files[name])
         ]
         if differing_names:
-            why = f"{differing_names[0]} there is not the same as on this machine" + (
+            refusal = f"{differing_names[0]} there is not the same as on this machine" + (
                 f", and {len(differing_names) - 1} more" if differing_names[1:] else ""
             )
-            verified_files.refused.append(Freed(run_id, place.where, why=why))
-        elif names:
-            place_manifest.files = {name: place_manifest.files[name] for name in names}
+            verified_files.refused.append(Freed(run_id, place.where, why=refusal))
+        elif removable_names:
+            place_manifest.files = {name: place_manifest.files[name] for name in removable_names}
             verified_files.runs.append(place_manifest)
             if not place.is_part and placement.read_placement(RunDir(workspace.runs / run_id).events()) is not None:
                 verified_files.with_parts.append(run_id)
     return verified_files
 
 
-def _remove_from_place(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
-    refused_runs = [*place.refused]
-    if place.with_parts:  # the parts are removed first, because the cluster compares them with its own files of the runs
-        refused_runs += _free_parts(place, progress)
+def _remove_from_place(verified_place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
+    refused_runs = [*verified_place.refused]
+    if (
+        verified_place.with_parts
+    ):  # the parts are removed first, because the cluster compares them with its own files of the runs
+        refused_runs += _free_parts(verified_place, progress)
     staying_ids = {freed.run for freed in refused_runs if freed.why}
-    runs = [run for run in place.runs if run.run_id not in staying_ids]
+    runs = [run for run in verified_place.runs if run.run_id not in staying_ids]
     if not runs:
         return refused_runs
-    request = msgspec.json.encode(RemovalRequest(runs, place.is_part))
-    stop = progress.while_waiting(f"{place.where}: files are removed.")
+    request_json = msgspec.json.encode(RemovalRequest(runs, verified_place.is_part))
+    stop_waiting = progress.while_waiting(f"{verified_place.where}: files are removed.")
     try:
-        removed_runs = place.remote.ask(
-            "collect.fetching.removal", [], list[RemovedFiles], input_bytes=request, limit_s=ASK_S, must_stop=stop
+        removed_runs = verified_place.remote.ask(
+            "collect.fetching.removal",
+            [],
+            list[RemovedFiles],
+            input_bytes=request_json,
+            limit_s=ANSWER_LIMIT_S,
+            must_stop=stop_waiting,
         )
     except ShardlabError as error:
-        return refused_runs + [Freed(run.run_id, place.where, why=str(error)) for run in runs]
-    return refused_runs + [Freed(run.run, place.where, run.files, run.bytes, run.why) for run in removed_runs]
+        return refused_runs + [Freed(run.run_id, verified_place.where, why=str(error)) for run in runs]
+    return refused_runs + [Freed(run.run, verified_place.where, run.files, run.bytes, run.why) for run in removed_runs]
 
 
-def _free_parts(place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
+def _free_parts(verified_place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
     """Make the cluster remove the parts of runs from its nodes. The runs are those in `place.with_parts`."""
-    run_options = [word for run_id in place.with_parts for word in ("--run", run_id)]
-    stop = progress.while_waiting(f"{place.where}: the cluster verifies the parts of its nodes.")
+    run_options = [word for run_id in verified_place.with_parts for word in ("--run", run_id)]
+    stop_waiting = progress.while_waiting(f"{verified_place.where}: the cluster verifies the parts of its nodes.")
     try:
-        fetched_runs = place.remote.ask(
-            "collect", ["fetch", "--prune", "--yes", *run_options], list[RemotelyFetched], limit_s=ASK_S, must_stop=stop
+        fetched_runs = verified_place.remote.ask(
+            "collect",
+            ["fetch", "--prune", "--yes", *run_options],
+            list[RemotelyFetched],
+            limit_s=ANSWER_LIMIT_S,
+            must_stop=stop_waiting,
         )
     except ShardlabError as error:
-        return [Freed(run_id, place.where, why=str(error)) for run_id in place.with_parts]
+        return [Freed(run_id, verified_place.where, why=str(error)) for run_id in verified_place.with_parts]
     return [freed for run in fetched_runs for freed in run.freed]

@@ -18,7 +18,7 @@ import msgspec
 from collect.fetching import manifest
 from collect.fetching.manifest import RunManifest
 from collect.fetching.part_manifest import is_in_use
-from collect.fetching.pruning import MARK, is_kept
+from collect.fetching.pruning import PRUNED_MARK, is_kept
 from collect.loading.records import RunRecords
 from shardlab.errors import InputError
 from shardlab.files import files, json_file
@@ -60,18 +60,18 @@ def _remove_run_files(
     with files.as_workspace_error("write"):
         if not is_part:
             # The file MARK is written first. Otherwise, after an interruption, the removed files would look like lost files.
-            files.write_atomic(run.path / MARK, b"")
-        for name, file in run_manifest.files.items():
+            files.write_atomic(run.path / PRUNED_MARK, b"")
+        for file_name, file in run_manifest.files.items():
             try:
-                status = manifest.regular_file_status(run.path, name)
+                file_status = manifest.regular_file_status(run.path, file_name)
             except NotRegular:
-                status = None
-            if is_kept(name) and not is_part:
+                file_status = None
+            if is_kept(file_name) and not is_part:
                 continue
-            if status is None or not manifest.is_unchanged(file, status):
-                removed_files.why = f"{name} changed after it was verified"
+            if file_status is None or not manifest.is_unchanged(file, file_status):
+                removed_files.why = f"{file_name} changed after it was verified"
                 continue
-            (run.path / name).unlink()
+            (run.path / file_name).unlink()
             removed_files.files, removed_files.bytes = removed_files.files + 1, removed_files.bytes + file.bytes
         if is_part and not manifest.list_files(run.path).regular:
             (run.path / ".part").unlink(missing_ok=True)
@@ -110,10 +110,10 @@ def _find_resumed_runs(workspace: Workspace) -> dict[str, str]:
 
 
 def _remove_empty_folders(folder: Path, *, including_root: bool) -> None:
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_dir() and not path.is_symlink():
+    for entry_path in sorted(folder.rglob("*"), reverse=True):
+        if entry_path.is_dir() and not entry_path.is_symlink():
             with contextlib.suppress(OSError):  # a folder that still has files stays
-                path.rmdir()
+                entry_path.rmdir()
     if including_root:
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -123,12 +123,13 @@ def main() -> int:
     """Remove the files that standard input names, print the result, and return the exit code."""
     arguments = console.Parser(prog="python -m collect.fetching.removal", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    request = json_file.decode_standard_input(sys.stdin.buffer.read(), RemovalRequest, "a request of this version")
-    for run_manifest in request.runs:
-        manifest.check_received(run_manifest, run_manifest.run_id)
-    resuming_runs = {} if request.is_part else _find_resumed_runs(workspace)
+    removal_request = json_file.decode_standard_input(sys.stdin.buffer.read(), RemovalRequest, "a request of this version")
+    for run_manifest in removal_request.runs:
+        manifest.check_received_manifest(run_manifest, run_manifest.run_id)
+    resuming_runs = {} if removal_request.is_part else _find_resumed_runs(workspace)
     removed_files = [
-        _remove_run_files(workspace, run_manifest, resuming_runs, is_part=request.is_part) for run_manifest in request.runs
+        _remove_run_files(workspace, run_manifest, resuming_runs, is_part=removal_request.is_part)
+        for run_manifest in removal_request.runs
     ]
     console.Output.from_arguments(arguments).print_document(removed_files)
     return 0

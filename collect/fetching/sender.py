@@ -22,8 +22,8 @@ import zstandard
 from collect.fetching import fetch_matrices, fetched_run, manifest, node_parts, side_by_side
 from collect.fetching.manifest import Listing, ManifestFile, RunManifest
 from collect.fetching.messages import (
-    BLOCK,
-    LENGTH,
+    BLOCK_BYTES,
+    BLOCK_LENGTH,
     AskedRuns,
     FileBegin,
     HeldFile,
@@ -42,10 +42,12 @@ from shardlab.terminal import console
 from shardlab.workspace.workspace import Workspace, match_run_ids
 
 # Names of files that contain text, which is compressed. Other files of a run, such as traces, are compressed already.
-TEXT = (".jsonl", ".json", ".log", ".out", ".err", ".txt", ".yaml", ".sh", ".sbatch", ".csv")
-LEVEL = 1  # how thoroughly zstd compresses: higher levels need more time and make records no smaller
-MOST_WAITING = BLOCK  # bytes that are written at once: a run may have thousands of small files
-MOST_COPIED = 1 << 15  # the most bytes of a block of a large file that is copied, to be written together with other blocks
+TEXT_SUFFIXES = (".jsonl", ".json", ".log", ".out", ".err", ".txt", ".yaml", ".sh", ".sbatch", ".csv")
+ZSTD_LEVEL = 1  # how thoroughly zstd compresses: higher levels need more time and make records no smaller
+MOST_WAITING_BYTES = BLOCK_BYTES  # bytes that are written at once: a run may have thousands of small files
+MOST_COPIED_BYTES = (
+    1 << 15
+)  # the most bytes of a block of a large file that is copied, to be written together with other blocks
 
 T = TypeVar("T")
 
@@ -59,40 +61,42 @@ class Sender:
         self._encoder = msgspec.json.Encoder()
         self._unwritten: list[bytes] = []  # what is not yet written to `target`
         self._unwritten_bytes = 0  # size of `_unwritten` in bytes
-        self._memory = memoryview(bytearray(BLOCK))  # the block of a file that is being sent
-        self._compressor = zstandard.ZstdCompressor(level=LEVEL)
+        self._memory = memoryview(bytearray(BLOCK_BYTES))  # the block of a file that is being sent
+        self._compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
 
     def serve(self) -> None:
         """Offer runs and send those that are wanted. Raises InputError if a pattern matches no run, or a message is not
         valid."""
         offered_runs = self._offer_runs(self._receive_message(AskedRuns).patterns)
-        request = self._receive_message(WantedRuns)
-        for run in request.runs:
+        wanted_runs = self._receive_message(WantedRuns)
+        for run in wanted_runs.runs:
             if run.run not in offered_runs:
                 raise InputError(f"{run.run!r} was not offered.")
-            self.send(offered_runs[run.run], run, is_shared=request.is_shared)
+            self.send_run(offered_runs[run.run], run, is_shared=wanted_runs.is_shared)
         self._flush_output()
 
     def _offer_runs(self, patterns: list[str]) -> dict[str, OfferedRun]:
-        ids = match_run_ids(self._workspace.run_ids(), patterns) if patterns else self._workspace.run_ids()
-        parts = node_parts.gather_if_needed(self._workspace, ids, TransferProgress())
-        self._send_message(RunOffers(len(ids), fetch_matrices.read(self._workspace)))
+        matching_ids = match_run_ids(self._workspace.run_ids(), patterns) if patterns else self._workspace.run_ids()
+        part_sentences = node_parts.gather_if_needed(self._workspace, matching_ids, TransferProgress())
+        self._send_message(RunOffers(len(matching_ids), fetch_matrices.read_matrices(self._workspace)))
 
-        def offer(run_id: str) -> OfferedRun:
-            run, run_manifest = fetched_run.check_run(self._run_folder(run_id), None, parts.get(run_id, []), is_offer=True)
+        def offer_run(run_id: str) -> OfferedRun:
+            run, run_manifest = fetched_run.check_run(
+                self._run_folder(run_id), None, part_sentences.get(run_id, []), is_offer=True
+            )
             return OfferedRun(
                 run=run_id, state=run.state, complete=run.complete, bytes=run.bytes, manifest=run_manifest,
                 problems=run.problems, not_regular=run.not_regular, parts=run.parts, pruned=run.pruned,
             )  # fmt: skip
 
         offered_runs = {}
-        for run in side_by_side.map_in_threads(offer, ids):
+        for run in side_by_side.map_in_threads(offer_run, matching_ids):
             offered_runs[run.run] = run
             self._send_message(run)
         self._flush_output()
         return offered_runs
 
-    def send(self, offer: OfferedRun, wanted_run: WantedRun, *, is_shared: bool) -> None:
+    def send_run(self, offer: OfferedRun, wanted_run: WantedRun, *, is_shared: bool) -> None:
         """Send the wanted files of a run, and write its manifest if it has none. A file that cannot be sent is named in the
         RunEnd message.
 
@@ -105,7 +109,9 @@ class Sender:
             listing = manifest.list_files(run.path)
         except WorkspaceError as error:
             problems.append(str(error))
-        problems += [f"{name}: it is {kind}" for name, kind in listing.other.items() if name not in offer.not_regular]
+        problems += [
+            f"{name}: it is {entry_kind}" for name, entry_kind in listing.other.items() if name not in offer.not_regular
+        ]
         for name in listing.regular if wanted_run.names is None else wanted_run.names:
             old_file = offer.manifest.files.get(name) if offer.manifest else None
             try:
@@ -125,15 +131,15 @@ class Sender:
                 raise
             except OSError as error:
                 problems.append(f"{name}: {WorkspaceError.from_os_error(error, 'read')}")
-        new_manifest = None if offer.manifest else RunManifest(manifest.SCHEMA, run.run_id, sent_files, offer.complete)
+        new_manifest = None if offer.manifest else RunManifest(manifest.MANIFEST_SCHEMA, run.run_id, sent_files, offer.complete)
         self._send_message(RunEnd(new_manifest, problems))
         if new_manifest and not problems and not offer.problems and not offer.pruned:
             self._flush_output()  # so that the other machine goes on while the cluster waits for its own disk
             with contextlib.suppress(WorkspaceError):  # e.g. the disk is full: the run can be sent without a manifest here
-                manifest.write(run, new_manifest)
+                manifest.write_manifest(run, new_manifest)
 
     def _send_file(
-        self, run: Path, name: str, status: os.stat_result, receiver_copy: HeldFile | None, *, is_shared: bool
+        self, run: Path, name: str, file_status: os.stat_result, receiver_copy: HeldFile | None, *, is_shared: bool
     ) -> ManifestFile:
         """Send a file from where the other machine's copy ends. Returns the size and the digest of the file as it was sent.
 
@@ -141,32 +147,37 @@ class Sender:
         """
         descriptor, _ = files.open_descriptor(f"{run}/{name}")
         try:
-            size, begin, digest = status.st_size, 0, hashlib.sha256()
-            if receiver_copy is not None and receiver_copy.bytes <= size:
+            file_bytes, begin_byte, digest = file_status.st_size, 0, hashlib.sha256()
+            if receiver_copy is not None and receiver_copy.bytes <= file_bytes:
                 for block in self._read_blocks(descriptor, 0, receiver_copy.bytes):
                     digest.update(block)
-                    begin += len(block)
-                if begin != receiver_copy.bytes or digest.hexdigest() != receiver_copy.sha256:
-                    begin, digest = 0, hashlib.sha256()
-            if size and begin == size:  # the other machine has the whole file
-                return ManifestFile(size, status.st_mtime_ns, digest.hexdigest())
-            is_compressed = name.endswith(TEXT)
-            end = begin
+                    begin_byte += len(block)
+                if begin_byte != receiver_copy.bytes or digest.hexdigest() != receiver_copy.sha256:
+                    begin_byte, digest = 0, hashlib.sha256()
+            if file_bytes and begin_byte == file_bytes:  # the other machine has the whole file
+                return ManifestFile(file_bytes, file_status.st_mtime_ns, digest.hexdigest())
+            is_compressed = name.endswith(TEXT_SUFFIXES)
+            end = begin_byte
             if is_shared:
-                for block in self._read_blocks(descriptor, begin, size):
+                for block in self._read_blocks(descriptor, begin_byte, file_bytes):
                     digest.update(block)
                     end += len(block)
-                self._send_message(FileBegin(name, begin, end, status.st_mtime_ns))
-            elif size - begin <= BLOCK and len(block := self._read_block(descriptor, begin, size)) == size - begin:
+                self._send_message(FileBegin(name, begin_byte, end, file_status.st_mtime_ns))
+            elif (
+                file_bytes - begin_byte <= BLOCK_BYTES
+                and len(block := self._read_block(descriptor, begin_byte, file_bytes)) == file_bytes - begin_byte
+            ):
                 digest.update(block)
-                end = size
+                end = file_bytes
                 content = self._compressor.compress(block) if is_compressed else bytes(block)
-                self._send_message(FileBegin(name, begin, size, status.st_mtime_ns, is_compressed, len(content)))
+                self._send_message(
+                    FileBegin(name, begin_byte, file_bytes, file_status.st_mtime_ns, is_compressed, len(content))
+                )
                 self._write(content)
             else:
-                self._send_message(FileBegin(name, begin, size, status.st_mtime_ns, is_compressed))
+                self._send_message(FileBegin(name, begin_byte, file_bytes, file_status.st_mtime_ns, is_compressed))
                 try:
-                    for block in self._read_blocks(descriptor, begin, size):
+                    for block in self._read_blocks(descriptor, begin_byte, file_bytes):
                         digest.update(block)
                         end += len(block)
                         self._send_block(self._compressor.compress(block) if is_compressed else block)
@@ -174,21 +185,21 @@ class Sender:
                     self._send_block(b"")  # also if the file cannot be read further, so that the next message is understood
         finally:
             os.close(descriptor)
-        return ManifestFile(end, status.st_mtime_ns, digest.hexdigest())
+        return ManifestFile(end, file_status.st_mtime_ns, digest.hexdigest())
 
-    def _read_blocks(self, descriptor: int, begin: int, end: int) -> Iterator[memoryview]:
+    def _read_blocks(self, descriptor: int, begin_byte: int, end_byte: int) -> Iterator[memoryview]:
         """The bytes of a file from `begin` to `end` in blocks; fewer bytes if the file has become shorter.
 
         A block is valid until the next block is taken: all blocks are read into the same memory, because new memory for each
         block would take longer than reading the block.
         """
-        while begin < end and (block := self._read_block(descriptor, begin, end)):
-            begin += len(block)
+        while begin_byte < end_byte and (block := self._read_block(descriptor, begin_byte, end_byte)):
+            begin_byte += len(block)
             yield block
 
-    def _read_block(self, descriptor: int, begin: int, end: int) -> memoryview:
+    def _read_block(self, descriptor: int, begin_byte: int, end_byte: int) -> memoryview:
         """The bytes of a file from `begin` to `end`, at most one block; fewer bytes if the file has become shorter."""
-        return self._memory[: os.preadv(descriptor, [self._memory[: min(BLOCK, end - begin)]], begin)]
+        return self._memory[: os.preadv(descriptor, [self._memory[: min(BLOCK_BYTES, end_byte - begin_byte)]], begin_byte)]
 
     def _run_folder(self, run_id: str) -> RunDir:
         return RunDir(self._workspace.runs / run_id)
@@ -200,8 +211,8 @@ class Sender:
         self._write(self._encoder.encode(message) + b"\n")
 
     def _send_block(self, block: bytes | memoryview) -> None:
-        self._write(LENGTH.pack(len(block)))
-        if len(block) > MOST_COPIED:
+        self._write(BLOCK_LENGTH.pack(len(block)))
+        if len(block) > MOST_COPIED_BYTES:
             self._flush_output()
             self._write_through(block)
         else:
@@ -210,7 +221,7 @@ class Sender:
     def _write(self, content: bytes) -> None:
         self._unwritten.append(content)
         self._unwritten_bytes += len(content)
-        if self._unwritten_bytes > MOST_WAITING:
+        if self._unwritten_bytes > MOST_WAITING_BYTES:
             self._flush_output()
 
     def _flush_output(self) -> None:

@@ -18,7 +18,7 @@ from shardlab.remote import remote_workspace, rsync
 from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.remote.rsync import RsyncEnd
 
-OPTIONS = (
+RSYNC_OPTIONS = (
     *rsync.FROM_OTHERS,
     # Level 1 compresses records, which are text, well enough. For files that are already compressed, such as traces, the
     # default level needs twice the CPU time.
@@ -26,7 +26,7 @@ OPTIONS = (
     "--times", "--omit-dir-times",  # files get their times during the transfer, so most need no change after they have arrived
     "--timeout=120",
 )  # fmt: skip
-LARGE = 1 << 20  # files with more bytes than this are hashed in several threads at the same time
+LARGE_FILE_BYTES = 1 << 20  # files with more bytes than this are hashed in several threads at the same time
 
 
 class Rsync:
@@ -45,25 +45,25 @@ class Rsync:
             self._source, self._login = rsync.remote_words(cluster.address, self._source)
 
     def copy_files(
-        self, target: Path, names: Sequence[str], *options: str, report: Callable[[int], None] | None = None
+        self, target_folder: Path, file_names: Sequence[str], *options: str, report_bytes: Callable[[int], None] | None = None
     ) -> RsyncEnd:
         """Transfer files into the folder `target`.
 
         names: paths relative to the folder of all runs. options: further options of rsync. report: is called from time to time
         with the number of bytes that have arrived.
         """
-        if not names:
+        if not file_names:
             return RsyncEnd(0)
         # The staging folder is only accessible for this user. Below it, entries have the modes of new entries of this user.
-        modes = f"--chmod=D{rsync.apply_umask(0o755):o},F{rsync.apply_umask(0o644):o}"
+        mode_option = f"--chmod=D{rsync.apply_umask(0o755):o},F{rsync.apply_umask(0o644):o}"
         return rsync.run_rsync(
-            [*OPTIONS, modes, *self._login, *options],
-            names,
+            [*RSYNC_OPTIONS, mode_option, *self._login, *options],
+            file_names,
             self._source,
-            f"{target}/",
+            f"{target_folder}/",
             must_stop=self._must_stop,
             lock_descriptors=(self._lock,),
-            on_progress=report,
+            on_progress=report_bytes,
         )
 
 
@@ -83,29 +83,31 @@ def find_arrived_files(folder: Path, expected_files: Mapping[str, ManifestFile])
             return _has_content(f"{folder}/{name}", status_by_name[name].st_size, expected_files[name])
 
         present_names = [name for name in expected_files if name in status_by_name]
-        large = [name for name in present_names if expected_files[name].bytes > LARGE]
-        are_same = side_by_side.map_in_threads(has_arrived, large)
-        arrived_names = {name for name in present_names if expected_files[name].bytes <= LARGE and has_arrived(name)}
-        return arrived_names.union(name for name, is_same in zip(large, are_same, strict=True) if is_same)
+        large_names = [name for name in present_names if expected_files[name].bytes > LARGE_FILE_BYTES]
+        are_same = side_by_side.map_in_threads(has_arrived, large_names)
+        arrived_names = {name for name in present_names if expected_files[name].bytes <= LARGE_FILE_BYTES and has_arrived(name)}
+        return arrived_names.union(
+            name for name, has_arrived_here in zip(large_names, are_same, strict=True) if has_arrived_here
+        )
 
 
-def _has_content(path: str, size: int, file: ManifestFile) -> bool:
-    if size < file.bytes:
+def _has_content(path: str, file_bytes: int, file: ManifestFile) -> bool:
+    if file_bytes < file.bytes:
         return False
     try:
         if manifest.compute_digest(path, file.bytes) != file.sha256:
             return False
     except (FileNotFoundError, NotRegular):
         return False
-    if size > file.bytes:
+    if file_bytes > file.bytes:
         os.truncate(path, file.bytes)
     return True
 
 
-def put_in_place(source: Path, target: Path, file: ManifestFile) -> None:
+def put_in_place(staged_path: Path, final_path: Path, file: ManifestFile) -> None:
     """Move a file that arrived to its final path, and set the time that the manifest gives for it. Raises OSError."""
-    os.utime(source, ns=(file.mtime_ns, file.mtime_ns))
-    rsync.move_into_place(source, target)
+    os.utime(staged_path, ns=(file.mtime_ns, file.mtime_ns))
+    rsync.move_into_place(staged_path, final_path)
 
 
 def finish_folder(folder: Path, expected_files: Mapping[str, ManifestFile], other_names: Iterable[str]) -> bool:
@@ -120,28 +122,28 @@ def finish_folder(folder: Path, expected_files: Mapping[str, ManifestFile], othe
     """
     if not files.is_folder(folder):
         return False
-    modes = {stat.S_IFDIR: rsync.apply_umask(0o755), stat.S_IFREG: rsync.apply_umask(0o644)}
-    entries: list[tuple[str, os.stat_result]] = [(str(folder), os.lstat(folder))]
-    times: list[tuple[str, int]] = []
+    mode_of_type = {stat.S_IFDIR: rsync.apply_umask(0o755), stat.S_IFREG: rsync.apply_umask(0o644)}
+    status_of_path: list[tuple[str, os.stat_result]] = [(str(folder), os.lstat(folder))]
+    mtime_of_path: list[tuple[str, int]] = []
     present_names = set()
-    for path, status in entries:
+    for path, status in status_of_path:
         if stat.S_ISDIR(status.st_mode):
-            with os.scandir(path) as scanned:
-                entries += [(entry.path, entry.stat(follow_symlinks=False)) for entry in scanned]
+            with os.scandir(path) as folder_entries:
+                status_of_path += [(entry.path, entry.stat(follow_symlinks=False)) for entry in folder_entries]
             continue
         name = path[len(str(folder)) + 1 :]
         if not stat.S_ISREG(status.st_mode) or (name not in expected_files and name not in other_names):
             return False
         present_names.add(name)
         if name in expected_files and status.st_mtime_ns != expected_files[name].mtime_ns:
-            times.append((path, expected_files[name].mtime_ns))
+            mtime_of_path.append((path, expected_files[name].mtime_ns))
     if any(name not in present_names for name in expected_files):
         return False
-    for path, mtime_ns in times:
+    for path, mtime_ns in mtime_of_path:
         os.utime(path, ns=(mtime_ns, mtime_ns))
-    for path, status in entries:
-        if stat.S_IMODE(status.st_mode) != modes[stat.S_IFMT(status.st_mode)]:
-            Path(path).chmod(modes[stat.S_IFMT(status.st_mode)])
+    for path, status in status_of_path:
+        if stat.S_IMODE(status.st_mode) != mode_of_type[stat.S_IFMT(status.st_mode)]:
+            Path(path).chmod(mode_of_type[stat.S_IFMT(status.st_mode)])
     return True
 
 

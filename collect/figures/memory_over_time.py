@@ -12,7 +12,7 @@ from collect.drawing.small_multiples import draw_cell_lines
 from collect.drawing.traces import max_points_per_line, pick_points, scatter_trace, thin_points
 from collect.figure import INK, MAX_MARKED, MUTED, SERIES, CellMark, Figure, Group, count_left_out, order_by_visibility
 from collect.loading.loaded_run import LoadedRun
-from collect.metrics.memory import KINDS, find_memory_column
+from collect.metrics.memory import MEMORY_KINDS, find_memory_column
 from collect.sources.memory import MemoryCurves
 from collect.sources.steps import find_timed_window, select_unwatched
 from collect.traces.memory_use import MemoryUse
@@ -71,7 +71,7 @@ def _memory_curve(run: LoadedRun) -> tuple[str, list[float], list[int | None]] |
         return None
     value = pl.when(~pl.col("watched").any()).then(pl.col(column).max())
     rows = run.timed.group_by("step").agg(pl.max("wall_s") - timed_window[0], value=value).sort("step")
-    return KINDS[column], rows["wall_s"].to_list(), rows["value"].to_list()
+    return MEMORY_KINDS[column], rows["wall_s"].to_list(), rows["value"].to_list()
 
 
 def draw_profiled_memory(group: Group) -> Figure | None:

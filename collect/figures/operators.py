@@ -112,7 +112,7 @@ def mean_uses(mark: CellMark) -> dict[str, Use]:
 
 
 def _drop_wrappers(breakdown: Breakdown) -> list[EventTally]:
-    return [tally for tally in breakdown.kernels if not tally.name.startswith(gloo.WRAPPER)]
+    return [tally for tally in breakdown.kernels if not tally.name.startswith(gloo.AUTOGRAD_NODE)]
 
 
 def _use_kind(mark: CellMark) -> str | None:

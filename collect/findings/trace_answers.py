@@ -11,7 +11,7 @@ import msgspec
 from collect.findings.answer_section import REPEATS, AnswerSection, one_table
 from collect.findings.row import CellRow
 from collect.reading.load import Loaded, LoadedCell
-from collect.traces.answer_columns import RATE_COLUMNS, mib_column
+from collect.traces.answer_columns import BANDWIDTH_COLUMNS, mib_column
 from collect.traces.collectives import CollectiveUse
 from collect.traces.difference import StepDifference, compute_step_difference, make_difference_table
 from collect.traces.run_answers import RunAnswers
@@ -224,7 +224,7 @@ SECTIONS = {
             mib_column("Sent", lambda use: use.sent_bytes),
             Column("Mean of a call", lambda use: use.mean_us, "us"),
             Column("Transfer", lambda use: use.transfer_us, "us"),
-            *RATE_COLUMNS,
+            *BANDWIDTH_COLUMNS,
             Column("Name of the link", lambda use: use.link, is_number=False),
             REPEATS,
         ),

@@ -14,7 +14,7 @@ from collect.findings.row import CellRow
 from collect.findings.trace_answers import profiled_runs
 from collect.reading.load import Loaded, LoadedCell
 from collect.traces.answer_columns import (
-    ACHIEVED,
+    ACHIEVED_FLOPS_COLUMN,
     ATTENTION_COLUMNS,
     MOST_LAYERS,
     MOST_ROWS,
@@ -390,7 +390,7 @@ SECTIONS = {
         one_table(
             *SIZE_COLUMNS,
             Column("Time", lambda product: product.ms, "ms"),
-            ACHIEVED,
+            ACHIEVED_FLOPS_COLUMN,
             Column("n", lambda product: product.repeats),
             most_rows=MOST_ROWS,
         ),

@@ -19,7 +19,17 @@ from shardlab.terminal import moments
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
-COLUMNS = ["Cell", "Date (UTC)", "Workspace", "n", "Step time", "Throughput", "Train time", "Step / first", "What changed"]
+HISTORY_HEADINGS = [
+    "Cell",
+    "Date (UTC)",
+    "Workspace",
+    "n",
+    "Step time",
+    "Throughput",
+    "Train time",
+    "Step / first",
+    "What changed",
+]
 MOST_CHANGES = 4  # the most changes that a row of the table names
 
 
@@ -39,27 +49,33 @@ def show_history(workspace: Workspace, places: Sequence[str], since: str | None,
     places: folders of workspaces, or archives; empty: `workspace` only. since, until: times in ISO 8601 between which the runs
     were created; None: no limit. Raises InputError if a place has no matrix, or a time cannot be read.
     """
-    first, last = _parse_moment(since, "--since"), _parse_moment(until, "--until")
-    entries: list[HistoryRun] = []
-    skipped: list[str] = []
-    with contextlib.ExitStack() as opened:
+    first_moment, last_moment = _parse_moment(since, "--since"), _parse_moment(until, "--until")
+    history_runs: list[HistoryRun] = []
+    skipped_clauses: list[str] = []
+    with contextlib.ExitStack() as unpacked_archives:
         for place in places or [str(workspace.path)]:
             path = Path(place)
             if not path.exists():
                 raise InputError(f"{place}: no such folder or file. Allowed: folders of workspaces, and archives.")
-            source = Workspace(path) if path.is_dir() else opened.enter_context(archiving.unpack_as_workspace(path))
-            if not source.matrix_names():
+            place_workspace = (
+                Workspace(path) if path.is_dir() else unpacked_archives.enter_context(archiving.unpack_as_workspace(path))
+            )
+            if not place_workspace.matrix_names():
                 raise InputError(f"{place}: contains no matrix. Allowed: folders of workspaces, and archives.")
-            for name in source.matrix_names():
+            for name in place_workspace.matrix_names():
                 try:
-                    entries += periods.select_history_runs(place, load_matrix(source, name))
+                    history_runs += periods.select_history_runs(place, load_matrix(place_workspace, name))
                 except ShardlabError as error:
-                    skipped.append(f"{place}: {name}: {error}")
-        entries = [entry for entry in entries if (first is None or entry.at >= first) and (last is None or entry.at <= last)]
-        document = History(1, periods.build_histories(entries), skipped)
-    _print_history(output, document)
-    output.print_document(document)
-    return int(bool(skipped))
+                    skipped_clauses.append(f"{place}: {name}: {error}")
+        history_runs = [
+            entry
+            for entry in history_runs
+            if (first_moment is None or entry.at >= first_moment) and (last_moment is None or entry.at <= last_moment)
+        ]
+        history = History(1, periods.build_histories(history_runs), skipped_clauses)
+    _print_history(output, history)
+    output.print_document(history)
+    return int(bool(skipped_clauses))
 
 
 def _parse_moment(text: str | None, option: str) -> datetime | None:
@@ -71,39 +87,47 @@ def _parse_moment(text: str | None, option: str) -> datetime | None:
     return moment
 
 
-def _print_history(output: Output, document: History) -> None:
-    rows = []
-    for history in document.cells:
-        for number, period in enumerate(history.periods):
-            span = period.first[:10] if period.first[:10] == period.last[:10] else f"{period.first[:10]} to {period.last[:10]}"
-            figures = [_mean_text(period.metrics.get(name)) for name in ("step_time_ms", "throughput_per_s", "train_time_s")]
+def _print_history(output: Output, history_document: History) -> None:
+    period_rows = []
+    for history_of_cell in history_document.cells:
+        for period_number, period in enumerate(history_of_cell.periods):
+            dates_text = (
+                period.first[:10] if period.first[:10] == period.last[:10] else f"{period.first[:10]} to {period.last[:10]}"
+            )
+            mean_texts = [_mean_text(period.metrics.get(name)) for name in ("step_time_ms", "throughput_per_s", "train_time_s")]
             step_time = period.metrics.get("step_time_ms")
-            ratio = f"{step_time.ratio:.3f}" if step_time is not None and step_time.ratio is not None and number else ""
-            rows.append(
+            ratio_text = (
+                f"{step_time.ratio:.3f}" if step_time is not None and step_time.ratio is not None and period_number else ""
+            )
+            period_rows.append(
                 [
-                    "" if number else history.cell,
-                    span,
+                    "" if period_number else history_of_cell.cell,
+                    dates_text,
                     period.place,
                     str(len(period.runs)),
-                    *figures,
-                    ratio,
+                    *mean_texts,
+                    ratio_text,
                     _changes_text(period.changed),
                 ]
             )
-    if rows:
-        output.print_table("", COLUMNS, rows)
+    if period_rows:
+        output.print_table("", HISTORY_HEADINGS, period_rows)
     else:
         output.print_line("no run completed in this time.")
-    if any(cell_history.rehearsals for cell_history in document.cells):
+    if any(cell_history.rehearsals for cell_history in history_document.cells):
         output.print_remark("Some runs are rehearsals: their times say nothing about speed.", style="yellow")
-    for sentence in document.skipped:
+    for sentence in history_document.skipped:
         output.print_remark(sentence, style="red")
 
 
-def _mean_text(mean: HistoryMetric | None) -> str:
-    return verdict_text.format_quantity(mean.value, mean.unit) if mean is not None else ""
+def _mean_text(metric_mean: HistoryMetric | None) -> str:
+    return verdict_text.format_quantity(metric_mean.value, metric_mean.unit) if metric_mean is not None else ""
 
 
 def _changes_text(changes: Sequence[HistoryChange]) -> str:
-    texts = [f"{change.what}: {', '.join(change.before)} -> {', '.join(change.after)}" for change in changes[:MOST_CHANGES]]
-    return "; ".join([*texts, *([f"{len(changes) - MOST_CHANGES} more (--json)"] if len(changes) > MOST_CHANGES else [])])
+    change_texts = [
+        f"{change.what}: {', '.join(change.before)} -> {', '.join(change.after)}" for change in changes[:MOST_CHANGES]
+    ]
+    return "; ".join(
+        [*change_texts, *([f"{len(changes) - MOST_CHANGES} more (--json)"] if len(changes) > MOST_CHANGES else [])]
+    )

@@ -15,7 +15,7 @@ from collect.loading.loaded_run import LoadedRun
 from collect.reading.load import Loaded
 from shardlab.terminal import moments
 
-METRICS = ("step_time_ms", "throughput_per_s", "train_time_s", "peak_memory_bytes", "final_loss")
+HISTORY_METRICS = ("step_time_ms", "throughput_per_s", "train_time_s", "peak_memory_bytes", "final_loss")
 
 
 class HistoryRun(msgspec.Struct, frozen=True):
@@ -88,9 +88,11 @@ def select_history_runs(place: str, loaded: Loaded) -> list[HistoryRun]:
     """The completed runs of a matrix whose creation time is known. place: the workspace or archive, as the user named it."""
     history_runs = []
     for run in (run for cell in loaded.cells for run in cell.completed):
-        created = moments.parse_time_as_utc(run.run.created) if run.run is not None else None
-        if created is not None:
-            history_runs.append(HistoryRun(place, loaded.expansion.name, run, created, environment.collect_properties([run])))
+        created_at = moments.parse_time_as_utc(run.run.created) if run.run is not None else None
+        if created_at is not None:
+            history_runs.append(
+                HistoryRun(place, loaded.expansion.name, run, created_at, environment.collect_properties([run]))
+            )
     return history_runs
 
 
@@ -100,40 +102,52 @@ def build_histories(runs: Iterable[HistoryRun]) -> list[CellHistory]:
     Runs belong to the same cell if the hash of their cells is equal, so that they did equal work in the same way. A run that
     several workspaces contain is counted once, because copies of a run have the same id and time.
     """
-    by_cell: dict[str, dict[tuple[str, datetime], HistoryRun]] = {}
+    runs_by_cell: dict[str, dict[tuple[str, datetime], HistoryRun]] = {}
     for history_run in runs:
-        by_cell.setdefault(history_run.run.cell.hash(), {}).setdefault((history_run.run.run_id, history_run.at), history_run)
+        runs_by_cell.setdefault(history_run.run.cell.hash(), {}).setdefault(
+            (history_run.run.run_id, history_run.at), history_run
+        )
     return [
-        _build_history(sorted(group.values(), key=lambda entry: (entry.at, entry.run.run_id))) for group in by_cell.values()
+        _build_history(sorted(cell_runs.values(), key=lambda dated_run: (dated_run.at, dated_run.run.run_id)))
+        for cell_runs in runs_by_cell.values()
     ]
 
 
 def _build_history(runs: Sequence[HistoryRun]) -> CellHistory:
-    groups: list[list[HistoryRun]] = []
-    for entry in runs:
-        last = groups[-1][-1] if groups else None
-        if last is None or (last.place, last.matrix) != (entry.place, entry.matrix) or _find_changes(last, entry):
-            groups.append([])
-        groups[-1].append(entry)
-    first = _compute_means(groups[0])
+    period_runs: list[list[HistoryRun]] = []
+    for history_run in runs:
+        previous_run = period_runs[-1][-1] if period_runs else None
+        if (
+            previous_run is None
+            or (previous_run.place, previous_run.matrix) != (history_run.place, history_run.matrix)
+            or _find_changes(previous_run, history_run)
+        ):
+            period_runs.append([])
+        period_runs[-1].append(history_run)
+    first_means = _compute_means(period_runs[0])
     periods = []
-    for index, group in enumerate(groups):
+    for index, runs_of_period in enumerate(period_runs):
         metrics = {
-            name: HistoryMetric(value, unit, n, value / first[name][0] if name in first and value and first[name][0] else None)
-            for name, (value, unit, n) in _compute_means(group).items()
+            name: HistoryMetric(
+                value,
+                unit,
+                run_count,
+                value / first_means[name][0] if name in first_means and value and first_means[name][0] else None,
+            )
+            for name, (value, unit, run_count) in _compute_means(runs_of_period).items()
         }
         periods.append(
             HistoryPeriod(
-                place=group[0].place,
-                matrix=group[0].matrix,
-                first=_iso_text(group[0].at),
-                last=_iso_text(group[-1].at),
-                runs=[entry.run.run_id for entry in group],
+                place=runs_of_period[0].place,
+                matrix=runs_of_period[0].matrix,
+                first=_iso_text(runs_of_period[0].at),
+                last=_iso_text(runs_of_period[-1].at),
+                runs=[history_run.run.run_id for history_run in runs_of_period],
                 metrics=metrics,
-                changed=_find_changes(groups[index - 1][-1], group[0]) if index else [],
+                changed=_find_changes(period_runs[index - 1][-1], runs_of_period[0]) if index else [],
             )
         )
-    rehearsals = sum(entry.run.is_rehearsal for entry in runs)
+    rehearsals = sum(history_run.run.is_rehearsal for history_run in runs)
     return CellHistory(runs[0].run.cell.name(), rehearsals, periods)
 
 
@@ -142,13 +156,17 @@ def _compute_means(runs: Sequence[HistoryRun]) -> dict[str, tuple[float, str, in
 
     Metrics that were measured in different units or ways are left out.
     """
-    means: dict[str, tuple[float, str, int]] = {}
-    for name in METRICS:
-        values: list[Any] = [metric.compute_quantities(history_run.run).get(name) for history_run in runs]
+    mean_of_metric: dict[str, tuple[float, str, int]] = {}
+    for metric_name in HISTORY_METRICS:
+        values: list[Any] = [metric.compute_quantities(history_run.run).get(metric_name) for history_run in runs]
         known_values = [value for value in values if value is not None]
         if known_values and len({(value.unit, value.kind) for value in known_values}) == 1:
-            means[name] = (fmean(value.value for value in known_values), known_values[0].unit, len(known_values))
-    return means
+            mean_of_metric[metric_name] = (
+                fmean(value.value for value in known_values),
+                known_values[0].unit,
+                len(known_values),
+            )
+    return mean_of_metric
 
 
 def _find_changes(before: HistoryRun, after: HistoryRun) -> list[HistoryChange]:

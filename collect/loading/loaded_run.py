@@ -30,7 +30,7 @@ from shardlab.runs.run import RunIdParts, parse_run_id
 
 # Samples are moved into frames when there are this many: as records, they need several times more memory. With parts of 2,500
 # samples, a run of 230,000 samples needed a third more memory and as much time.
-PART = 500
+SAMPLES_PER_PART = 500
 
 
 class Quantity(msgspec.Struct, frozen=True):
@@ -67,9 +67,9 @@ class LoadedRun(RunRecords, dict=True):
 
     @property
     def _parts(self) -> RunIdParts:
-        parts = parse_run_id(self.run_id)
-        assert parts is not None, self.run_id
-        return parts
+        id_parts = parse_run_id(self.run_id)
+        assert id_parts is not None, self.run_id
+        return id_parts
 
     @property
     def completed(self) -> bool:
@@ -135,7 +135,7 @@ class LoadedRun(RunRecords, dict=True):
 
     def _add_samples(self, host: str, samples: list[Sample]) -> None:
         self.sample_records.setdefault(host, []).extend(samples)
-        if sum(map(len, self.sample_records.values())) >= PART:
+        if sum(map(len, self.sample_records.values())) >= SAMPLES_PER_PART:
             self._move_records()
 
     def _add_cached_samples(self, cached_samples: CachedSamples) -> None:
@@ -228,8 +228,10 @@ class LoadedRun(RunRecords, dict=True):
         if self.resumed:
             return []
         hosts = [host.host for host in self.hosts]
-        jumps = self.clock_steps
-        return telemetry.compute_coverage(self.run_id, self.timed, self.samples, hosts, self.sampler_ends, self.clocks, jumps)
+        clock_jumps = self.clock_steps
+        return telemetry.compute_coverage(
+            self.run_id, self.timed, self.samples, hosts, self.sampler_ends, self.clocks, clock_jumps
+        )
 
     @cached_property
     def clock_steps(self) -> dict[str, float]:
@@ -270,10 +272,10 @@ class LoadedRun(RunRecords, dict=True):
 
         The key `traces` of the matrix says whether the breakdowns are exact, or computed as HTA (Holistic Trace Analysis) does.
         """
-        return self.traces.judged
+        return self.traces.judged_breakdowns
 
     def with_breakdowns(self, breakdowns: list[Breakdown]) -> Self:
         """A copy of the run with other breakdowns, so that two ways of computing them from the same traces can be compared."""
-        copy = msgspec.structs.replace(self, quantities=None)
-        copy.__dict__.update(self.__dict__, breakdowns=breakdowns)
-        return copy
+        run_copy = msgspec.structs.replace(self, quantities=None)
+        run_copy.__dict__.update(self.__dict__, breakdowns=breakdowns)
+        return run_copy

@@ -44,11 +44,11 @@ from shardlab.runs.rundir import VALIDATION, RunDir, judge_records, was_rehearsa
 from shardlab.runs.state import JudgedState
 from shardlab.runs.suspension import Pause
 
-FOLDERS = ("env", "memory", "samples", "steps", "trace")  # the subfolders of a run folder that are read
-NO_FOLDER = JudgedState("planned", "no run folder yet")
-_RANK = re.compile(r"steps/rank-(\d{5,})\.jsonl")
-_HOST = re.compile(r"samples/([^/]+)\.jsonl")
-_EVENTS = re.compile(r"events\.(.*\.)?jsonl")
+READ_SUBFOLDERS = ("env", "memory", "samples", "steps", "trace")  # the subfolders of a run folder that are read
+NO_FOLDER_STATE = JudgedState("planned", "no run folder yet")
+_RANK_FILE = re.compile(r"steps/rank-(\d{5,})\.jsonl")
+_HOST_FILE = re.compile(r"samples/([^/]+)\.jsonl")
+_EVENT_FILE = re.compile(r"events\.(.*\.)?jsonl")
 
 # What is done with the files of samples. open: they are only opened, so their damage and the time of their last sample are not
 # known. verify: as read, and cached samples are compared with the lines by their SHA-256 (`sample_cache`).
@@ -66,16 +66,16 @@ class Damage(msgspec.Struct):
     not_followed: dict[str, str] = {}
     """Name of an entry that is no regular file or folder -> its kind, such as "a symlink"."""
 
-    def note(self, name: str, lines: RecordLines[R]) -> list[R]:
+    def note_damaged_lines(self, file_name: str, record_lines: RecordLines[R]) -> list[R]:
         """Note the damaged lines of a file or of a part of it, and return the records that could be read."""
-        if lines.truncated:
-            self.truncated.append(name)
-        if lines.corrupt:
-            self.corrupt[name] = self.corrupt.get(name, 0) + lines.corrupt
-        return lines.records
+        if record_lines.truncated:
+            self.truncated.append(file_name)
+        if record_lines.corrupt:
+            self.corrupt[file_name] = self.corrupt.get(file_name, 0) + record_lines.corrupt
+        return record_lines.records
 
     @property
-    def lines(self) -> int:
+    def corrupt_line_count(self) -> int:
         """The number of corrupt lines in all files of the run."""
         return sum(self.corrupt.values())
 
@@ -84,10 +84,10 @@ class Damage(msgspec.Struct):
 
     def describe(self) -> str:
         """The damage in words: one clause per damaged file."""
-        parts = [f"{name}: the last line is incomplete" for name in self.truncated]
-        parts += [f"{name}: {count} corrupt line{'s' * (count != 1)}" for name, count in self.corrupt.items()]
-        parts += [f"{name}: {kind}, which was not read" for name, kind in self.not_followed.items()]
-        return "; ".join(parts)
+        file_clauses = [f"{name}: the last line is incomplete" for name in self.truncated]
+        file_clauses += [f"{name}: {count} corrupt line{'s' * (count != 1)}" for name, count in self.corrupt.items()]
+        file_clauses += [f"{name}: {entry_kind}, which was not read" for name, entry_kind in self.not_followed.items()]
+        return "; ".join(file_clauses)
 
 
 class RunRecords(msgspec.Struct):
@@ -96,7 +96,7 @@ class RunRecords(msgspec.Struct):
     needs_frames: ClassVar[bool] = False
     """Whether `_add_cached_samples` gets the frames of samples."""
     folder: RunDir
-    verdict: JudgedState = NO_FOLDER
+    verdict: JudgedState = NO_FOLDER_STATE
     run: Run | None = None
     """run.json; None if the file is missing or damaged, then `verdict` says why."""
     result: Result | None = None
@@ -131,13 +131,13 @@ class RunRecords(msgspec.Struct):
         """Read a run folder and determine the state of the run. A damaged file raises no error; it is noted in `damage`."""
         records = cls(run_dir)
         try:
-            names = sorted(os.listdir(run_dir.path))  # noqa: PTH208 - only names are needed; making a Path for each entry takes most of the time
+            entry_names = sorted(os.listdir(run_dir.path))  # noqa: PTH208 - only names are needed; making a Path for each entry takes most of the time
         except (FileNotFoundError, NotADirectoryError):
             return records
         except OSError as error:
             records._note_unreadable(str(WorkspaceError.from_os_error(error, "read")))
         else:
-            if isinstance(fault := run_guard.run_guarded(lambda: records._read_files(names, telemetry)), ShardlabError):
+            if isinstance(fault := run_guard.run_guarded(lambda: records._read_files(entry_names, telemetry)), ShardlabError):
                 records._note_unreadable(str(fault))
         if records.unreadable:
             records.verdict = JudgedState("unknown", records.unreadable)
@@ -162,38 +162,46 @@ class RunRecords(msgspec.Struct):
         """Note the reason why the state of the run is unknown. If there are several reasons, the first reason is kept."""
         self.unreadable = self.unreadable or why
 
-    def _read_files(self, names: Sequence[str], telemetry: Telemetry) -> None:
+    def _read_files(self, entry_names: Sequence[str], telemetry: Telemetry) -> None:
         """Read all files of the run. names: the sorted names of the entries of the run folder."""
-        parts: dict[str, list[str]] = {}
-        for part in filter(names.__contains__, FOLDERS):
+        names_of_subfolder: dict[str, list[str]] = {}
+        for subfolder in filter(entry_names.__contains__, READ_SUBFOLDERS):
             try:
-                if (entries := self._list_subfolder(part)) is not None:
-                    parts[part] = entries
+                if (subfolder_names := self._list_subfolder(subfolder)) is not None:
+                    names_of_subfolder[subfolder] = subfolder_names
             except OSError as error:
                 self._note_unreadable(str(WorkspaceError.from_os_error(error, "read")))
-        self.profiled = "trace" in parts
-        for name in parts.get("steps", ()):
-            if match := _RANK.fullmatch(name):
+        self.profiled = "trace" in names_of_subfolder
+        for name in names_of_subfolder.get("steps", ()):
+            if match := _RANK_FILE.fullmatch(name):
                 self.step_records[int(match[1])] = self._read_records(name, StepRecord)
-        hosts = {name: match[1] for name in parts.get("samples", ()) if (match := _HOST.fullmatch(name))}
-        for name, host in hosts.items():
+        host_of_file = {
+            name: match[1] for name in names_of_subfolder.get("samples", ()) if (match := _HOST_FILE.fullmatch(name))
+        }
+        for name, host in host_of_file.items():
             self._read_samples(name, host, telemetry)
-        if VALIDATION in names:
+        if VALIDATION in entry_names:
             self.validation = self._read_records(VALIDATION, ValidationRecord)
-        events = [event for name in names if _EVENTS.fullmatch(name) for event in self._read_records(name, Event)]
+        events = [event for name in entry_names if _EVENT_FILE.fullmatch(name) for event in self._read_records(name, Event)]
         self.events = events = sorted(events, key=lambda event: event.wall_s)
-        for name in filter(_EVENTS.fullmatch, self.damage.corrupt):
-            if (line := find_damaged_line(f"{self.folder.path}/{name}", Event)) is not None:
-                self._note_unreadable(f"{self.folder.path}/{name}:{line[0]}: is not an event of this version: {line[1]}.")
+        for name in filter(_EVENT_FILE.fullmatch, self.damage.corrupt):
+            if (damaged_line := find_damaged_line(f"{self.folder.path}/{name}", Event)) is not None:
+                self._note_unreadable(
+                    f"{self.folder.path}/{name}:{damaged_line[0]}: is not an event of this version: {damaged_line[1]}."
+                )
         try:
             self.run = self.folder.read_run()
             self.result = self.folder.read_result()
             self.verdict = judge_records(self.run, self.result, self.events, self.step_records)
         except (InputError, WorkspaceError) as error:
             self._note_unreadable(str(error))
-        self.hosts = [host for name in parts.get("env", ()) if (host := read_host(f"{self.folder.path}/{name}")) is not None]
-        texts = [backend for event in events if event.event == "met" and isinstance(backend := event.data.get("backend"), str)]
-        self.backend = texts[-1] if texts else ""
+        self.hosts = [
+            host for name in names_of_subfolder.get("env", ()) if (host := read_host(f"{self.folder.path}/{name}")) is not None
+        ]
+        met_backends = [
+            backend for event in events if event.event == "met" and isinstance(backend := event.data.get("backend"), str)
+        ]
+        self.backend = met_backends[-1] if met_backends else ""
         end_events = (event for event in events if event.event in ("exited", "requeued", "cancelled"))
         last_end = max(end_events, key=lambda event: event.wall_s, default=None)
         self.waits = last_end is not None and last_end.event == "requeued"
@@ -204,27 +212,29 @@ class RunRecords(msgspec.Struct):
         self.last_record_s = max(moments_s)
         self._exclude_pauses(suspension.read_suspensions(events))
 
-    def _read_samples(self, name: str, host: str, telemetry: Telemetry) -> None:
+    def _read_samples(self, file_name: str, host: str, telemetry: Telemetry) -> None:
         """Read a file of samples. name: its path relative to the run folder. host: the name of the host in this path."""
-        last_s, begin = 0.0, 0
+        last_s, begin_byte = 0.0, 0
         try:
-            with files.as_workspace_error("read"), SampleLines(f"{self.folder.path}/{name}") as lines:
+            with files.as_workspace_error("read"), SampleLines(f"{self.folder.path}/{file_name}") as sample_lines:
                 if telemetry == "open":
                     return
-                verify, needs_frames = telemetry == "verify", self.needs_frames
+                must_verify, needs_frames = telemetry == "verify", self.needs_frames
                 if (
-                    cached_samples := sample_cache.read_cached_samples(lines, with_frames=needs_frames, verify=verify)
+                    cached_samples := sample_cache.read_cached_samples(
+                        sample_lines, with_frames=needs_frames, must_verify=must_verify
+                    )
                 ) is not None:
-                    last_s, begin = cached_samples.header.last_wall_s, cached_samples.header.end
-                    self.damage.note(name, RecordLines[Sample]([], corrupt=cached_samples.header.corrupt))
+                    last_s, begin_byte = cached_samples.header.last_wall_s, cached_samples.header.end
+                    self.damage.note_damaged_lines(file_name, RecordLines[Sample]([], corrupt=cached_samples.header.corrupt))
                     self._add_cached_samples(cached_samples)
-                for block in lines.read_blocks(begin):
-                    samples = self.damage.note(name, decode_lines(block, Sample))
+                for block in sample_lines.read_blocks(begin_byte):
+                    samples = self.damage.note_damaged_lines(file_name, decode_lines(block, Sample))
                     last_s = samples[-1].wall_s if samples else last_s
                     self._add_samples(host, samples)
         except WorkspaceError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
-                self._note_unread(name, error)
+                self._note_unread(file_name, error)
         self.last_record_s = max(self.last_record_s, last_s)
 
     def _add_samples(self, host: str, samples: list[Sample]) -> None:
@@ -236,38 +246,38 @@ class RunRecords(msgspec.Struct):
     def _add_cached_samples(self, cached_samples: CachedSamples) -> None:
         """Process the cached samples of one file, which come before its other samples."""
 
-    def _read_records(self, name: str, kind: type[R]) -> list[R]:
+    def _read_records(self, file_name: str, record_type: type[R]) -> list[R]:
         """The records that can be read from a file. Damaged lines are noted in `damage`, and also a file that is not a
         regular file."""
         try:
-            return self.damage.note(name, read_lines(f"{self.folder.path}/{name}", kind))
+            return self.damage.note_damaged_lines(file_name, read_lines(f"{self.folder.path}/{file_name}", record_type))
         except WorkspaceError as error:
-            self._note_unread(name, error)
+            self._note_unread(file_name, error)
             return []
 
-    def _note_unread(self, name: str, error: WorkspaceError) -> None:
+    def _note_unread(self, entry_name: str, error: WorkspaceError) -> None:
         """Note a file that could not be read, or is not a regular file."""
         if isinstance(error.__cause__, NotRegular):
-            self.damage.not_followed[name] = error.__cause__.kind
-        if not isinstance(error.__cause__, NotRegular) or _EVENTS.fullmatch(name):
+            self.damage.not_followed[entry_name] = error.__cause__.kind
+        if not isinstance(error.__cause__, NotRegular) or _EVENT_FILE.fullmatch(entry_name):
             self._note_unreadable(str(error))
 
-    def _list_subfolder(self, part: str) -> list[str] | None:
+    def _list_subfolder(self, subfolder: str) -> list[str] | None:
         """The sorted paths of the entries of a subfolder, relative to the run folder; None if there is no such subfolder.
 
         part: the name of the subfolder. An entry of this name that is not a folder is noted in `damage`. Raises OSError if the
         subfolder cannot be read.
         """
-        path = f"{self.folder.path}/{part}"
+        path = f"{self.folder.path}/{subfolder}"
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except NotADirectoryError:
-            self.damage.not_followed[part] = files.describe_file_kind(os.lstat(path).st_mode)
+            self.damage.not_followed[subfolder] = files.describe_file_kind(os.lstat(path).st_mode)
             return None
         except FileNotFoundError:
             return None
         try:
-            return [f"{part}/{name}" for name in sorted(os.listdir(descriptor))]  # noqa: PTH208 - pathlib cannot list a descriptor
+            return [f"{subfolder}/{name}" for name in sorted(os.listdir(descriptor))]  # noqa: PTH208 - pathlib cannot list a descriptor
         except OSError as error:
             error.filename = path  # so that the error message names the path and not the number of the descriptor
             raise
@@ -289,17 +299,17 @@ class RunRecords(msgspec.Struct):
             return
         self.paused = True
         self.step_records = {rank: list(suspension.mark_suspended(steps, pauses)) for rank, steps in self.step_records.items()}
-        timeless: dict[str, None] = dict.fromkeys(("throughput_per_s", "step_time_ms", "train_time_s", "epoch_time_s"))
-        self.result = msgspec.structs.replace(self.result, **timeless) if self.result else None
+        lost_metrics: dict[str, None] = dict.fromkeys(("throughput_per_s", "step_time_ms", "train_time_s", "epoch_time_s"))
+        self.result = msgspec.structs.replace(self.result, **lost_metrics) if self.result else None
 
 
 def _read_clocks(events: Sequence[Event]) -> dict[str, dict[str, ClockOffset]]:
-    clocks: dict[str, dict[str, ClockOffset]] = {}
+    offsets_of_host: dict[str, dict[str, ClockOffset]] = {}
     for event in events:
-        if event.event == CLOCK and (when := event.data.get("when")) in ("start", "end"):
+        if event.event == CLOCK and (side_of_run := event.data.get("when")) in ("start", "end"):
             with contextlib.suppress(msgspec.ValidationError):
-                clocks.setdefault(event.host, {})[when] = msgspec.convert(event.data, ClockOffset)
-    return clocks
+                offsets_of_host.setdefault(event.host, {})[side_of_run] = msgspec.convert(event.data, ClockOffset)
+    return offsets_of_host
 
 
 def read_host(path: str) -> Host | None:

@@ -30,11 +30,13 @@ from shardlab.runs.record import Sample, decode_lines
 if TYPE_CHECKING:  # frames need the extra `report`, which `collect fetch` works without
     from collect.sources.samples import Samples
 
-BLOCK = 1 << 21  # bytes of lines that are read and decoded at a time, because records need several times more memory
-LEAST = 1 << 20  # a file with fewer bytes is decoded each time: this takes 20 ms, and most runs of a sweep have such files
-LEAST_NEW = 1 << 18  # fewer new bytes are not added to the cache but decoded each time, which takes 5 ms
-MOST_BYTES = 2 << 30  # the largest size of the whole cache; the files that were not used for the longest time are removed
-_DIGEST = 64  # characters of a SHA-256
+BLOCK_BYTES = 1 << 21  # bytes of lines that are read and decoded at a time, because records need several times more memory
+LEAST_CACHED_BYTES = (
+    1 << 20
+)  # a file with fewer bytes is decoded each time: this takes 20 ms, and most runs of a sweep have such files
+LEAST_NEW_BYTES = 1 << 18  # fewer new bytes are not added to the cache but decoded each time, which takes 5 ms
+MOST_CACHE_BYTES = 2 << 30  # the largest size of the whole cache; the files that were not used for the longest time are removed
+_DIGEST_LENGTH = 64  # characters of a SHA-256
 
 
 class LinesState(msgspec.Struct, frozen=True):
@@ -90,144 +92,169 @@ class SampleLines:
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
-    def state(self) -> LinesState:
+    def read_state(self) -> LinesState:
         """The present state of the file. Raises OSError."""
-        status = os.fstat(self._descriptor)
+        file_status = os.fstat(self._descriptor)
         path_sha256 = hashlib.sha256(os.fsencode(os.path.realpath(self._path))).hexdigest()
-        return LinesState(path_sha256, status.st_ino, status.st_size, status.st_mtime_ns)
+        return LinesState(path_sha256, file_status.st_ino, file_status.st_size, file_status.st_mtime_ns)
 
-    def read_blocks(self, begin: int, end: int | None = None) -> Iterator[bytes]:
+    def read_blocks(self, begin_byte: int, end_byte: int | None = None) -> Iterator[bytes]:
         """The lines from a byte on, in blocks of whole lines. begin: a byte at which a line begins. Raises OSError.
 
         end: only whole lines before this byte are read; None: all lines are read, and if the last line of the file has no line
         break, it is the last block.
         """
-        rest: list[bytes] = []  # the beginning of a line whose end is in a later block
-        while end is None or begin < end:
+        line_beginning: list[bytes] = []  # the beginning of a line whose end is in a later block
+        while end_byte is None or begin_byte < end_byte:
             # One byte more than the file has: fewer bytes than requested are the end of the file.
-            read_size = min(BLOCK, end - begin if end is not None else self.size - begin + 1 if begin <= self.size else BLOCK)
-            block = os.pread(self._descriptor, read_size, begin)
-            begin += len(block)
-            if cut := block.rfind(b"\n") + 1:
-                yield b"".join([*rest, block[:cut]])
-                rest = []
-            rest.append(block[cut:])
+            read_size = min(
+                BLOCK_BYTES,
+                end_byte - begin_byte
+                if end_byte is not None
+                else self.size - begin_byte + 1
+                if begin_byte <= self.size
+                else BLOCK_BYTES,
+            )
+            block = os.pread(self._descriptor, read_size, begin_byte)
+            begin_byte += len(block)
+            if whole_bytes := block.rfind(b"\n") + 1:
+                yield b"".join([*line_beginning, block[:whole_bytes]])
+                line_beginning = []
+            line_beginning.append(block[whole_bytes:])
             if len(block) < read_size:
                 break
-        if end is None and any(rest):
-            yield b"".join(rest)
+        if end_byte is None and any(line_beginning):
+            yield b"".join(line_beginning)
 
-    def hash_beginning(self, end: int) -> hashlib._Hash:
+    def hash_beginning(self, end_byte: int) -> hashlib._Hash:
         """The SHA-256 of the first `end` bytes, to which later bytes can be added. Raises OSError."""
         digest = hashlib.sha256()
-        block, begin = memoryview(bytearray(1 << 18)), 0  # a block of this size stays in the cache of a processor core
-        while begin < end and (count := os.preadv(self._descriptor, [block[: end - begin]], begin)):
-            digest.update(block[:count])
-            begin += count
+        block, hashed_bytes = memoryview(bytearray(1 << 18)), 0  # a block of this size stays in the cache of a processor core
+        while hashed_bytes < end_byte and (
+            read_bytes := os.preadv(self._descriptor, [block[: end_byte - hashed_bytes]], hashed_bytes)
+        ):
+            digest.update(block[:read_bytes])
+            hashed_bytes += read_bytes
         return digest
 
 
-def read_cached_samples(lines: SampleLines, *, with_frames: bool, verify: bool) -> CachedSamples | None:
+def read_cached_samples(lines: SampleLines, *, with_frames: bool, must_verify: bool) -> CachedSamples | None:
     """The samples of all lines but the last LEAST_NEW bytes. They come from the cache, to which missing lines are added.
 
     with_frames: whether frames are needed, and not only the header. verify: whether to compare the SHA-256 of the lines also if
     the file has the same size and time as when it was cached. None: all lines must be decoded, because they are few, or because
     the packages of frames are not installed. Raises OSError if the lines cannot be read.
     """
-    if lines.size < LEAST:
+    if lines.size < LEAST_CACHED_BYTES:
         return None
-    state = lines.state()
-    cached_samples = _load_cached_samples(lines, state, with_frames=with_frames, verify=verify)
+    lines_state = lines.read_state()
+    cached_samples = _load_cached_samples(lines, lines_state, with_frames=with_frames, must_verify=must_verify)
     can_extend = all(map(importlib.util.find_spec, ("numpy", "polars")))
-    if not can_extend or state.bytes - (cached_samples.header.end if cached_samples else 0) < LEAST_NEW:
+    if not can_extend or lines_state.bytes - (cached_samples.header.end if cached_samples else 0) < LEAST_NEW_BYTES:
         return cached_samples
     if cached_samples is not None and cached_samples.frames is None:
-        cached_samples = _load_cached_samples(lines, state, with_frames=True, verify=False)
-    return _extend_cached_samples(lines, state, cached_samples)
+        cached_samples = _load_cached_samples(lines, lines_state, with_frames=True, must_verify=False)
+    return _extend_cached_samples(lines, lines_state, cached_samples)
 
 
-def _load_cached_samples(lines: SampleLines, state: LinesState, *, with_frames: bool, verify: bool) -> CachedSamples | None:
+def _load_cached_samples(
+    lines: SampleLines, lines_state: LinesState, *, with_frames: bool, must_verify: bool
+) -> CachedSamples | None:
     """The samples in the cache; None if the cache has no samples of these lines. Raises OSError if the lines cannot be read."""
     try:
-        path = _find_folder() / state.path_sha256
-        content = memoryview(files.read(path, MOST_BYTES))
-        header_end = bytes(content[: 1 << 16]).index(b"\n", _DIGEST)
-        header = decoder(CacheHeader).decode(content[_DIGEST:header_end])
+        cache_path = _find_cache_folder() / lines_state.path_sha256
+        cache_content = memoryview(files.read(cache_path, MOST_CACHE_BYTES))
+        header_end = bytes(cache_content[: 1 << 16]).index(b"\n", _DIGEST_LENGTH)
+        header = decoder(CacheHeader).decode(cache_content[_DIGEST_LENGTH:header_end])
     except (OSError, WorkspaceError, RuntimeError, ValueError, *DECODE_FAULTS):
         return None
-    is_sound = hashlib.sha256(content[_DIGEST:]).hexdigest().encode() == content[:_DIGEST]
-    is_same_path = header.lines.path_sha256 == state.path_sha256 and header.code == _digest_code()
-    if not is_sound or not is_same_path or header.end > state.bytes:
+    is_sound = hashlib.sha256(cache_content[_DIGEST_LENGTH:]).hexdigest().encode() == cache_content[:_DIGEST_LENGTH]
+    is_same_path = header.lines.path_sha256 == lines_state.path_sha256 and header.code == _compute_code_digest()
+    if not is_sound or not is_same_path or header.end > lines_state.bytes:
         return None
-    if (verify or header.lines != state) and lines.hash_beginning(header.end).hexdigest() != header.sha256:
+    if (must_verify or header.lines != lines_state) and lines.hash_beginning(header.end).hexdigest() != header.sha256:
         return None
-    edges = itertools.pairwise(itertools.accumulate(header.tables, initial=header_end + 1))
-    tables = [bytes(content[begin:end]) for begin, end in edges]
+    table_ranges = itertools.pairwise(itertools.accumulate(header.tables, initial=header_end + 1))
+    tables = [bytes(cache_content[table_begin:table_end]) for table_begin, table_end in table_ranges]
     frames = None
     if with_frames:
         from collect.sources import samples
 
         if (frames := samples.decode_parquet(tables)) is None:
             return None
-    if header.lines != state:
-        header = msgspec.structs.replace(header, lines=state)
+    if header.lines != lines_state:
+        header = msgspec.structs.replace(header, lines=lines_state)
         _store_tables(header, tables)
     with contextlib.suppress(OSError):
-        os.utime(path)  # the time of the last use
+        os.utime(cache_path)  # the time of the last use
     return CachedSamples(header, frames)
 
 
-def _extend_cached_samples(lines: SampleLines, state: LinesState, cached_samples: CachedSamples | None) -> CachedSamples | None:
+def _extend_cached_samples(
+    lines: SampleLines, lines_state: LinesState, cached_samples: CachedSamples | None
+) -> CachedSamples | None:
     """Decode the whole lines that the cache does not have, and store all in the cache. Raises OSError if the lines cannot be
     read."""
     from collect.sources import samples
 
-    begin, corrupt, last_wall_s = 0, 0, 0.0
-    parts: list[Samples] = []
+    begin_byte, corrupt_lines, last_wall_s = 0, 0, 0.0
+    sample_parts: list[Samples] = []
     if cached_samples is not None and cached_samples.frames is not None:
-        begin, corrupt, last_wall_s = (
+        begin_byte, corrupt_lines, last_wall_s = (
             cached_samples.header.end,
             cached_samples.header.corrupt,
             cached_samples.header.last_wall_s,
         )
-        parts.append(cached_samples.frames)
-    end, digest = begin, lines.hash_beginning(begin)
-    for block in lines.read_blocks(begin, state.bytes):
-        decoded = decode_lines(block, Sample)
+        sample_parts.append(cached_samples.frames)
+    end_byte, digest = begin_byte, lines.hash_beginning(begin_byte)
+    for block in lines.read_blocks(begin_byte, lines_state.bytes):
+        decoded_lines = decode_lines(block, Sample)
         digest.update(block)
-        end, corrupt = end + len(block), corrupt + decoded.corrupt
-        last_wall_s = decoded.records[-1].wall_s if decoded.records else last_wall_s
-        parts.append(samples.build_sample_part([{"": decoded.records}]))
-    if end == begin:  # the last line is very long and incomplete
+        end_byte, corrupt_lines = end_byte + len(block), corrupt_lines + decoded_lines.corrupt
+        last_wall_s = decoded_lines.records[-1].wall_s if decoded_lines.records else last_wall_s
+        sample_parts.append(samples.build_sample_part([{"": decoded_lines.records}]))
+    if end_byte == begin_byte:  # the last line is very long and incomplete
         return cached_samples
-    frames = samples.join_parts(parts)
-    tables = samples.encode_parquet(frames)
-    header = CacheHeader(_digest_code(), state, end, digest.hexdigest(), corrupt, last_wall_s, [len(table) for table in tables])
-    _store_tables(header, tables)
+    frames = samples.join_parts(sample_parts)
+    parquet_tables = samples.encode_parquet(frames)
+    header = CacheHeader(
+        _compute_code_digest(),
+        lines_state,
+        end_byte,
+        digest.hexdigest(),
+        corrupt_lines,
+        last_wall_s,
+        [len(table) for table in parquet_tables],
+    )
+    _store_tables(header, parquet_tables)
     return CachedSamples(header, frames)
 
 
 def _store_tables(header: CacheHeader, tables: list[bytes]) -> None:
     """Write a file of the cache, unless it cannot be written. A file that is larger than the whole cache may be is not kept."""
-    content = b"".join([msgspec.json.encode(header), b"\n", *tables])
+    cache_content = b"".join([msgspec.json.encode(header), b"\n", *tables])
     with contextlib.suppress(OSError, WorkspaceError, RuntimeError):
-        path = _find_folder() / header.lines.path_sha256
-        files.write_atomic(path, hashlib.sha256(content).hexdigest().encode() + content, sync=False, mode=0o600)
-        _remove_oldest(path.parent)
+        cache_path = _find_cache_folder() / header.lines.path_sha256
+        files.write_atomic(
+            cache_path, hashlib.sha256(cache_content).hexdigest().encode() + cache_content, sync=False, mode=0o600
+        )
+        _remove_oldest(cache_path.parent)
 
 
 def _remove_oldest(folder: Path) -> None:
     """Remove the files that were not used for the longest time, until the cache has at most MOST_BYTES. Raises OSError."""
-    with os.scandir(folder) as entries:
-        statuses = [(entry.stat(follow_symlinks=False), entry.path) for entry in entries]
-    total = 0
-    for _, size, path in sorted(((status.st_mtime_ns, status.st_size, path) for status, path in statuses), reverse=True):
-        total += size
-        if total > MOST_BYTES:
+    with os.scandir(folder) as cache_entries:
+        status_and_path = [(entry.stat(follow_symlinks=False), entry.path) for entry in cache_entries]
+    total_bytes = 0
+    for _, file_bytes, path in sorted(
+        ((status.st_mtime_ns, status.st_size, path) for status, path in status_and_path), reverse=True
+    ):
+        total_bytes += file_bytes
+        if total_bytes > MOST_CACHE_BYTES:
             Path(path).unlink(missing_ok=True)
 
 
-def _find_folder() -> Path:
+def _find_cache_folder() -> Path:
     """The folder of the cache, which only this user can open. It is made if it does not exist.
 
     Raises OSError, WorkspaceError or RuntimeError if it cannot be made, or would be in a folder of another user, as in a
@@ -241,6 +268,6 @@ def _find_folder() -> Path:
 
 
 @cache
-def _digest_code() -> str:
+def _compute_code_digest() -> str:
     """The digest of the source that decodes lines and makes frames."""
     return source_digest.digest_packages(("collect", "shardlab"))

@@ -59,8 +59,8 @@ def ideal_time(run: LoadedRun) -> Quantity | None:
 
 def simulated_throughput(run: LoadedRun) -> Quantity | None:
     """Micro-batches per duration of a forward pass, by theory: M / `simulated_time`. None whenever `simulated_time` is None."""
-    time = simulated_time(run)
-    return Quantity(run.cell.gradient_accumulation_steps / time.value, "") if time else None
+    step_time = simulated_time(run)
+    return Quantity(run.cell.gradient_accumulation_steps / step_time.value, "") if step_time else None
 
 
 def measured_bubble(run: LoadedRun) -> Quantity | None:
@@ -76,15 +76,17 @@ def measured_bubble(run: LoadedRun) -> Quantity | None:
     cell = run.cell
     if cell.pp < 2 or cell.options.get("stages_per_rank", 1) != 1:
         return None
-    rows = select_unwatched(run.timed).drop_nulls(["forward_ms", "backward_ms"])
+    phase_times = select_unwatched(run.timed).drop_nulls(["forward_ms", "backward_ms"])
     # The ranks of one stage have consecutive numbers (trainers/parallel/mesh_model.py).
     ranks_per_stage = cell.gpus // cell.pp
-    rows = rows.with_columns(stage=pl.col("rank") // ranks_per_stage, passes=pl.col("forward_ms") + pl.col("backward_ms"))
-    total_ms = float(rows.group_by("step", maintain_order=True).agg(pl.max("passes"))["passes"].sum())
-    first, last = rows.filter(pl.col("stage") == 0), rows.filter(pl.col("stage") == cell.pp - 1)
-    if total_ms <= 0 or first.is_empty() or last.is_empty():
+    phase_times = phase_times.with_columns(
+        stage=pl.col("rank") // ranks_per_stage, passes=pl.col("forward_ms") + pl.col("backward_ms")
+    )
+    total_ms = float(phase_times.group_by("step", maintain_order=True).agg(pl.max("passes"))["passes"].sum())
+    first_stage, last_stage = phase_times.filter(pl.col("stage") == 0), phase_times.filter(pl.col("stage") == cell.pp - 1)
+    if total_ms <= 0 or first_stage.is_empty() or last_stage.is_empty():
         return None
-    computed_ms = (float(first["forward_ms"].sum()) + float(last["backward_ms"].sum())) / ranks_per_stage
+    computed_ms = (float(first_stage["forward_ms"].sum()) + float(last_stage["backward_ms"].sum())) / ranks_per_stage
     return Quantity(100 * (1 - computed_ms / total_ms), "%", "of equally long stages") if computed_ms <= total_ms else None
 
 

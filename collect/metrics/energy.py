@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.loading.telemetry import covered_pct
+from collect.loading.telemetry import compute_covered_pct
 from collect.metric import Metric, MetricColumn, Reads
 from collect.metrics.network import LEAST_COVERAGE
 
@@ -24,15 +24,18 @@ def energy(run: LoadedRun) -> Quantity | None:
     The energy is computed from energy counters if each of these GPUs has a counter, else from power samples. None if a GPU has
     neither, if its samples cover less than 80 % of this time, or if the run was suspended or the clock of a host was set.
     """
-    if run.paused or run.clock_stepped or run.gpu_samples.is_empty() or (span := run.window) is None:
+    if run.paused or run.clock_stepped or run.gpu_samples.is_empty() or (timed_window := run.window) is None:
         return None
     run_gpus = run.result.gpus if run.result else None
     if run_gpus is not None and len(run.gpu_rows.rows_of_device) != len(run_gpus):
         return None  # some GPUs have no telemetry
-    for column, measure, kind in (("energy_j", _counter_energy, "counter"), ("power_w", _energy_from_power, "power samples")):
-        joules_of_gpus = [measure(times, values, span) for times, values in run.gpu_rows.values(column).values()]
+    for column, measure_joules, energy_kind in (
+        ("energy_j", _counter_energy, "counter"),
+        ("power_w", _energy_from_power, "power samples"),
+    ):
+        joules_of_gpus = [measure_joules(times, values, timed_window) for times, values in run.gpu_rows.values(column).values()]
         if None not in joules_of_gpus:
-            return Quantity(sum(joules for joules in joules_of_gpus if joules is not None), "J", kind)
+            return Quantity(sum(joules for joules in joules_of_gpus if joules is not None), "J", energy_kind)
     return None
 
 
@@ -64,10 +67,10 @@ def idle_power(run: LoadedRun) -> Quantity | None:
     if not isinstance(first_step_s, float):
         return None
     total_watts, measured_gpus = 0.0, 0
-    for times, watts, processes in run.gpu_rows.values("power_w", "processes").values():
+    for times, watts, process_counts in run.gpu_rows.values("power_w", "processes").values():
         if not len(times):
             continue
-        busy_rows = np.flatnonzero(processes > 0)
+        busy_rows = np.flatnonzero(process_counts > 0)
         idle_rows = slice(busy_rows[0] if len(busy_rows) else None)
         idle_watts = watts[idle_rows][times[idle_rows] < first_step_s]
         if len(idle_watts) < IDLE_SAMPLES:
@@ -76,36 +79,36 @@ def idle_power(run: LoadedRun) -> Quantity | None:
     return Quantity(total_watts, "W") if measured_gpus and (run_gpus is None or measured_gpus == len(run_gpus)) else None
 
 
-def _counter_energy(times: np.ndarray, counter: np.ndarray, span: tuple[float, float]) -> float | None:
+def _counter_energy(times: np.ndarray, counter: np.ndarray, timed_window: tuple[float, float]) -> float | None:
     """The growth of the energy counter of one GPU within the span, in joules, interpolated at both ends of the span.
 
     None if the samples do not extend beyond both ends of the span, if they cover less than 80 % of the span, or if the counter
     was reset. times, counter: of the samples of the GPU, ordered by time.
     """
-    if not len(times) or times[0] > span[0] or times[-1] < span[1] or (np.diff(counter) < 0).any():
+    if not len(times) or times[0] > timed_window[0] or times[-1] < timed_window[1] or (np.diff(counter) < 0).any():
         return None
-    if covered_pct(times, span) < 100 * LEAST_COVERAGE:
+    if compute_covered_pct(times, timed_window) < 100 * LEAST_COVERAGE:
         return None
-    first, last = np.interp(span, times, counter)
-    return float(last - first)
+    first_j, last_j = np.interp(timed_window, times, counter)
+    return float(last_j - first_j)
 
 
-def _energy_from_power(times: np.ndarray, power: np.ndarray, span: tuple[float, float]) -> float | None:
+def _energy_from_power(times: np.ndarray, power_w: np.ndarray, timed_window: tuple[float, float]) -> float | None:
     """The energy of one GPU within the span, in joules: the area under its power samples, by the trapezoidal rule.
 
     For parts of the span without samples, the mean power is used. None if the samples cover less than 80 % of the span.
     times, power: of the samples of the GPU, ordered by time.
     """
-    start, end = span
-    if covered_pct(times, span) < 100 * LEAST_COVERAGE:
+    start, end = timed_window
+    if compute_covered_pct(times, timed_window) < 100 * LEAST_COVERAGE:
         return None
-    first, last = max(start, times[0]), min(end, times[-1])
-    moments = np.concatenate(([first], times[(first < times) & (times < last)], [last]))
-    joules = np.trapezoid(np.interp(moments, times, power), moments)
-    return float(joules / (last - first) * (end - start))
+    first_s, last_s = max(start, times[0]), min(end, times[-1])
+    moments = np.concatenate(([first_s], times[(first_s < times) & (times < last_s)], [last_s]))
+    joules = np.trapezoid(np.interp(moments, times, power_w), moments)
+    return float(joules / (last_s - first_s) * (end - start))
 
 
-_WHILE = (
+_WHILE_TIMED = (
     "that the run trained on, between the ends of the first and the last timed step, by NVML's energy counters, or, if a GPU "
     "has no counter, by NVML's power samples (trapezoids between them). The energy of other GPUs, processors, memory and "
     "network is not included. Blank if there are no such samples, if they cover less than 80 % of that time, or if the clock "
@@ -118,7 +121,7 @@ METRICS = (
         of_all_steps=True,
         unit="J",
         direction="lower is better",
-        definition=f"Energy of the GPUs {_WHILE}",
+        definition=f"Energy of the GPUs {_WHILE_TIMED}",
         of_run=energy,
         reads=Reads(samples="window", events=True, result=("gpus",)),
     ),
@@ -128,7 +131,7 @@ METRICS = (
         of_all_steps=True,
         unit="J/unit",
         direction="lower is better",
-        definition=f"Energy per unit of data (token, image) of the steps in that time: of the GPUs {_WHILE}",
+        definition=f"Energy per unit of data (token, image) of the steps in that time: of the GPUs {_WHILE_TIMED}",
         of_run=energy_per_unit,
         reads=Reads(steps="timed", samples="window", events=True, result=("gpus", "unit")),
     ),

@@ -8,7 +8,7 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
 from collect.sources.steps import select_unwatched
 
-KINDS = {"allocated_bytes": "allocated on the GPU", "rss_bytes": "resident set of the process"}
+MEMORY_KINDS = {"allocated_bytes": "allocated on the GPU", "rss_bytes": "resident set of the process"}
 
 
 def peak_memory(run: LoadedRun) -> Quantity | None:
@@ -20,7 +20,7 @@ def peak_memory(run: LoadedRun) -> Quantity | None:
     column = find_memory_column(steps)
     if column is None:
         return None
-    return Quantity(_largest_size(steps[column]), "bytes", KINDS[column])
+    return Quantity(_largest_size(steps[column]), "bytes", MEMORY_KINDS[column])
 
 
 def find_memory_column(steps: pl.DataFrame) -> str | None:
@@ -30,25 +30,25 @@ def find_memory_column(steps: pl.DataFrame) -> str | None:
     """
     if 0 < steps["allocated_bytes"].null_count() < steps.height:
         return None
-    return next((name for name in KINDS if steps[name].count()), None)
+    return next((name for name in MEMORY_KINDS if steps[name].count()), None)
 
 
 def reserved_memory(run: LoadedRun) -> Quantity | None:
     """The largest memory that the GPU allocator had reserved, over ranks and timed steps, in bytes; None if a rank has no
     GPU."""
-    sizes = select_unwatched(run.timed)["reserved_bytes"]
-    if sizes.is_empty() or sizes.null_count():
+    reserved_bytes = select_unwatched(run.timed)["reserved_bytes"]
+    if reserved_bytes.is_empty() or reserved_bytes.null_count():
         return None
-    return Quantity(_largest_size(sizes), "bytes")
+    return Quantity(_largest_size(reserved_bytes), "bytes")
 
 
-def _largest_size(sizes: pl.Series) -> int:
-    size = sizes.max()
-    assert isinstance(size, int)
-    return size
+def _largest_size(sizes_bytes: pl.Series) -> int:
+    largest_bytes = sizes_bytes.max()
+    assert isinstance(largest_bytes, int)
+    return largest_bytes
 
 
-_HEADINGS = {KINDS["allocated_bytes"]: "Peak GPU memory", KINDS["rss_bytes"]: "Peak RSS"}
+_HEADINGS = {MEMORY_KINDS["allocated_bytes"]: "Peak GPU memory", MEMORY_KINDS["rss_bytes"]: "Peak RSS"}
 METRICS = (
     Metric(
         name="peak_memory_bytes",

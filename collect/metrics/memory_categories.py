@@ -19,20 +19,20 @@ CATEGORIES = {
     "temporary": "what is used and dropped, and what collectives work on",
 }
 
-ESTIMATE, PEAK = "instruments.memory.estimate_bytes", "instruments.memory.peak_bytes"  # keys of result.json
+ESTIMATE_KEY, PEAK_KEY = "instruments.memory.estimate_bytes", "instruments.memory.peak_bytes"  # keys of result.json
 _HEADINGS = ("Parameters", "Gathered", "Gradients", "Optimizer", "Master copy", "Activations", "Buffers", "Temporary")
 
 
 def estimated_memory(run: LoadedRun) -> Quantity | None:
     """The estimated size of parameters, gradients and optimizer state on a rank, in bytes; None if the run has no estimate."""
-    parts = read_result_value(run, ESTIMATE)
-    return Quantity(sum(parts.values()), "bytes") if parts else None
+    bytes_of_part = read_result_value(run, ESTIMATE_KEY)
+    return Quantity(sum(bytes_of_part.values()), "bytes") if bytes_of_part else None
 
 
 def peak_over_estimate(run: LoadedRun) -> Quantity | None:
     """The sum of all categories at the memory peak of the observed step, divided by the estimate."""
-    estimate, peak = estimated_memory(run), read_result_value(run, PEAK)
-    return Quantity(sum(peak.values()) / estimate.value, "x") if estimate and estimate.value and peak else None
+    estimate, peak_bytes = estimated_memory(run), read_result_value(run, PEAK_KEY)
+    return Quantity(sum(peak_bytes.values()) / estimate.value, "x") if estimate and estimate.value and peak_bytes else None
 
 
 METRICS = (
@@ -59,7 +59,7 @@ METRICS = (
         "ZeRO paper (Rajbhandari et al., 2020, section 3): 4 bytes per parameter, 4 for its gradient, 8 for Adam. Without "
         "activations.",
         of_run=estimated_memory,
-        reads=Reads(result=(ESTIMATE,)),
+        reads=Reads(result=(ESTIMATE_KEY,)),
         exact=True,
     ),
     Metric(
@@ -70,6 +70,6 @@ METRICS = (
         definition="All categories together at the peak of the observed step, divided by the estimate. Activations, buffers "
         "and temporary storage are not in the estimate.",
         of_run=peak_over_estimate,
-        reads=Reads(result=(ESTIMATE, PEAK)),
+        reads=Reads(result=(ESTIMATE_KEY, PEAK_KEY)),
     ),
 )

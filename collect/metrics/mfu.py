@@ -17,11 +17,15 @@ def mfu(run: LoadedRun) -> Quantity | None:
     None if the throughput, the FLOPs of a unit or the peak FLOP/s is not known.
     """
     flops = run.result.flops_per_unit if run.result else None
-    names = {gpu.name for host in run.hosts for gpu in host.gpus or ()}
-    if flops is None or len(names) != 1:
+    gpu_names = {gpu.name for host in run.hosts for gpu in host.gpus or ()}
+    if flops is None or len(gpu_names) != 1:
         return None
-    rate, peak = throughput(run), peak_flops(names.pop(), run.cell.precision)
-    return None if rate is None or peak is None else Quantity(100 * rate.value * flops / (peak * run.cell.gpus), "%")
+    throughput_per_s, peak_flops_per_s = throughput(run), peak_flops(gpu_names.pop(), run.cell.precision)
+    return (
+        None
+        if throughput_per_s is None or peak_flops_per_s is None
+        else Quantity(100 * throughput_per_s.value * flops / (peak_flops_per_s * run.cell.gpus), "%")
+    )
 
 
 def hfu(run: LoadedRun) -> Quantity | None:

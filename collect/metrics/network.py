@@ -8,13 +8,13 @@ import numpy as np
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.loading.telemetry import covered_pct
+from collect.loading.telemetry import compute_covered_pct
 from collect.metric import Metric, MetricColumn, Reads
 from collect.sources.device_rows import Counter, Device, DeviceRows
 from collect.sources.samples import INTERFACE
 
-PAUSES = ("rx_pauses", "tx_pauses", "rx_priority_pauses", "tx_priority_pauses")
-PORT = ("host", "device", "port")  # the columns that identify a port of an RDMA device
+PAUSE_COUNTERS = ("rx_pauses", "tx_pauses", "rx_priority_pauses", "tx_priority_pauses")
+PORT_COLUMNS = ("host", "device", "port")  # the columns that identify a port of an RDMA device
 RDMA_FAULTS = ("rx_errors", "tx_discards", "link_downed")
 LEAST_COVERAGE = 0.8  # share of the timed window that the samples of an interface must cover
 
@@ -36,31 +36,33 @@ def network_faults(run: LoadedRun) -> Quantity | None:
     if nics["rx_errors"].null_count() == nics.height:  # records of an older release of shardlab do not have these counters
         return None
     fault_counts = nics.select(pl.sum_horizontal("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", ignore_nulls=False))
-    total = _sum_growth(run, _select_counters(run.interface_rows.counters(fault_counts.to_series()), network_kind), "packets")
-    return None if total is None else Quantity(round(total.value), "packets")
+    fault_total = _sum_growth(
+        run, _select_counters(run.interface_rows.counters(fault_counts.to_series()), network_kind), "packets"
+    )
+    return None if fault_total is None else Quantity(round(fault_total.value), "packets")
 
 
 def pause_frames(run: LoadedRun) -> Quantity | None:
     """Pause frames of all kinds, sent and received, from the counters that network drivers have for pause frames."""
-    return _count_events(run, run.whole_samples.nics, INTERFACE, PAUSES, "frames")
+    return _count_events(run, run.whole_samples.nics, INTERFACE, PAUSE_COUNTERS, "frames")
 
 
 def rdma_faults(run: LoadedRun) -> Quantity | None:
     """Errors, discarded packets and link failures of all ports of RDMA devices."""
-    return _count_events(run, run.whole_samples.rdma, PORT, RDMA_FAULTS, "faults")
+    return _count_events(run, run.whole_samples.rdma, PORT_COLUMNS, RDMA_FAULTS, "faults")
 
 
 def _count_events(
-    run: LoadedRun, samples: pl.DataFrame, key: Sequence[str], columns: Sequence[str], unit: str
+    run: LoadedRun, samples: pl.DataFrame, device_columns: Sequence[str], counter_columns: Sequence[str], unit: str
 ) -> Quantity | None:
     """The growth of the counters `columns` of all devices together; None if no sample has any of them. key: the columns that
     identify a device."""
-    samples = samples.filter(pl.any_horizontal(pl.col(*columns).is_not_null()))
+    samples = samples.filter(pl.any_horizontal(pl.col(*counter_columns).is_not_null()))
     if samples.is_empty():
         return None
-    counters = DeviceRows(samples, key).counters(samples.select(pl.sum_horizontal(*columns)).to_series())
-    total = _sum_growth(run, counters.values(), unit)
-    return None if total is None else Quantity(round(total.value), unit)
+    counters = DeviceRows(samples, device_columns).counters(samples.select(pl.sum_horizontal(*counter_columns)).to_series())
+    growth_total = _sum_growth(run, counters.values(), unit)
+    return None if growth_total is None else Quantity(round(growth_total.value), unit)
 
 
 def rdma_bytes(run: LoadedRun) -> Quantity | None:
@@ -73,10 +75,13 @@ def rdma_bytes(run: LoadedRun) -> Quantity | None:
     if run.whole_samples.rdma.is_empty() and nics["rdma_tx_bytes"].null_count() == nics.height:
         return None
     nics = nics.drop_nulls("rdma_tx_bytes")
-    ports = run.whole_samples.rdma.drop_nulls("tx_bytes")
+    port_samples = run.whole_samples.rdma.drop_nulls("tx_bytes")
     has_driver_counter = pl.col("host").is_in(nics["host"].unique().to_list()) & (pl.col("link_layer") != "InfiniBand")
-    ports = ports.filter(~has_driver_counter.fill_null(value=False))
-    counter_groups = (DeviceRows(nics, INTERFACE).counters("rdma_tx_bytes"), DeviceRows(ports, PORT).counters("tx_bytes"))
+    port_samples = port_samples.filter(~has_driver_counter.fill_null(value=False))
+    counter_groups = (
+        DeviceRows(nics, INTERFACE).counters("rdma_tx_bytes"),
+        DeviceRows(port_samples, PORT_COLUMNS).counters("tx_bytes"),
+    )
     return _sum_growth(run, [counter for counters in counter_groups for counter in counters.values()], "bytes")
 
 
@@ -132,12 +137,16 @@ def sent_bounds(run: LoadedRun) -> tuple[float, float] | None:
             return None
         spread_s = max(abs(clock.offset_s) + clock.within_s for offsets in run.clocks.values() for clock in offsets.values())
     counters = [*_select_counters(run.interfaces, network_kind), *_select_counters(run.interfaces, lambda _: "loopback")]
-    growths = [growth_bounds(counter, run.window, spread_s) for counter in counters]
-    bounded = [bounds for bounds in growths if bounds is not None]
-    return (sum(least for least, _ in bounded), sum(most for _, most in bounded)) if len(bounded) == len(growths) else None
+    growth_or_none = [growth_bounds(counter, run.window, spread_s) for counter in counters]
+    known_bounds = [bounds for bounds in growth_or_none if bounds is not None]
+    return (
+        (sum(lower_bound for lower_bound, _ in known_bounds), sum(upper_bound for _, upper_bound in known_bounds))
+        if len(known_bounds) == len(growth_or_none)
+        else None
+    )
 
 
-def growth_bounds(counter: Counter, span: tuple[float, float], apart_s: float = 0.0) -> tuple[int, int] | None:
+def growth_bounds(counter: Counter, timed_window: tuple[float, float], apart_s: float = 0.0) -> tuple[int, int] | None:
     """Returns (lower bound, upper bound) of the growth of one counter within `span`.
 
     apart_s: by how many seconds the edges of `span` may be wrong.
@@ -148,20 +157,23 @@ def growth_bounds(counter: Counter, span: tuple[float, float], apart_s: float = 
 
     None if the counter went backwards, or if there are not enough samples before and after `span`.
     """
-    times, values, boots = counter
+    times, values, boot_ids = counter
 
-    def at(moment: float) -> tuple[int, int] | None:
+    def find_samples_around(moment: float) -> tuple[int, int] | None:
         low = int(times.searchsorted(moment - apart_s, "right")) - 2
         high = int(times.searchsorted(moment + apart_s, "left"))
         return None if low < 0 or high == len(times) else (low, high)
 
-    start, end = at(span[0]), at(span[1])
+    start, end = find_samples_around(timed_window[0]), find_samples_around(timed_window[1])
     if start is None or end is None:
         return None
     around_span = slice(start[0], end[1] + 1)
-    if not _never_decreases(values[around_span], boots[around_span]):
+    if not _never_decreases(values[around_span], boot_ids[around_span]):
         return None
-    low, high = (int(values[last]) - int(values[first]) for last, first in ((end[0], start[1]), (end[1], start[0])))
+    low, high = (
+        int(values[last_index]) - int(values[first_index])
+        for last_index, first_index in ((end[0], start[1]), (end[1], start[0]))
+    )
     return max(low, 0), high
 
 
@@ -169,12 +181,12 @@ def _sum_growth(run: LoadedRun, counters: Iterable[Counter], unit: str) -> Quant
     """The growth of all counters together while steps were timed; None if the growth of any counter is not known."""
     if run.window is None or run.clock_stepped:
         return None
-    growths = [counter_growth(counter, run.window) for counter in counters]
-    known_growths = [growth for growth in growths if growth is not None]
-    return Quantity(sum(known_growths), unit) if known_growths and len(known_growths) == len(growths) else None
+    growth_or_none = [counter_growth(counter, run.window) for counter in counters]
+    known_growths = [growth for growth in growth_or_none if growth is not None]
+    return Quantity(sum(known_growths), unit) if known_growths and len(known_growths) == len(growth_or_none) else None
 
 
-def counter_growth(counter: Counter, span: tuple[float, float]) -> float | None:
+def counter_growth(counter: Counter, timed_window: tuple[float, float]) -> float | None:
     """The growth of one counter within `span`; the values at both edges are interpolated between samples.
 
     None if the counter went backwards (reset, overflow, reboot), or if the samples cover less than LEAST_COVERAGE of the span.
@@ -182,31 +194,44 @@ def counter_growth(counter: Counter, span: tuple[float, float]) -> float | None:
     sample_times = counter.wall_s
     # The slice contains the samples within the span, the nearest sample before the span, and the nearest sample after the span.
     # If several samples have the same time as such a nearest sample, the slice contains all of them.
-    before, after = int(sample_times.searchsorted(span[0], "right")), int(sample_times.searchsorted(span[1], "left"))
-    first = int(sample_times.searchsorted(sample_times[before - 1], "left")) if before else 0
-    last = int(sample_times.searchsorted(sample_times[after], "right")) if after < len(sample_times) else len(sample_times)
-    times, values, boots = (column[first:last] for column in counter)
-    if len(times) < 2 or not _never_decreases(values, boots):
+    index_before, index_after = (
+        int(sample_times.searchsorted(timed_window[0], "right")),
+        int(sample_times.searchsorted(timed_window[1], "left")),
+    )
+    first_index = int(sample_times.searchsorted(sample_times[index_before - 1], "left")) if index_before else 0
+    last_index = (
+        int(sample_times.searchsorted(sample_times[index_after], "right"))
+        if index_after < len(sample_times)
+        else len(sample_times)
+    )
+    times, values, boot_ids = (column[first_index:last_index] for column in counter)
+    if len(times) < 2 or not _never_decreases(values, boot_ids):
         return None
-    start, end = max(span[0], float(times[0])), min(span[1], float(times[-1]))
-    if end - start < LEAST_COVERAGE * (span[1] - span[0]) or covered_pct(times, span) < 100 * LEAST_COVERAGE:
+    start, end = max(timed_window[0], float(times[0])), min(timed_window[1], float(times[-1]))
+    if (
+        end - start < LEAST_COVERAGE * (timed_window[1] - timed_window[0])
+        or compute_covered_pct(times, timed_window) < 100 * LEAST_COVERAGE
+    ):
         return None
     return _interpolate_counter(end, times, values) - _interpolate_counter(start, times, values)
 
 
-def _never_decreases(values: np.ndarray, boots: np.ndarray) -> bool:
+def _never_decreases(values: np.ndarray, boot_ids: np.ndarray) -> bool:
     """Whether a counter never went backwards, and the host was not started again."""
-    return bool((values[:-1] <= values[1:]).all()) and bool((boots == boots[:1]).all())
+    return bool((values[:-1] <= values[1:]).all()) and bool((boot_ids == boot_ids[:1]).all())
 
 
 def _interpolate_counter(moment: float, times: np.ndarray, values: np.ndarray) -> float:
     """The interpolated value of a counter at a moment between the first and the last of `times`."""
-    index = max(int(times.searchsorted(moment, "left")), 1)
-    (before_s, after_s), (before, after) = times[index - 1 : index + 1].tolist(), values[index - 1 : index + 1].tolist()
-    return float(before + (moment - before_s) / (after_s - before_s or 1) * (after - before))
+    index_after = max(int(times.searchsorted(moment, "left")), 1)
+    (before_s, after_s), (value_before, value_after) = (
+        times[index_after - 1 : index_after + 1].tolist(),
+        values[index_after - 1 : index_after + 1].tolist(),
+    )
+    return float(value_before + (moment - before_s) / (after_s - before_s or 1) * (value_after - value_before))
 
 
-_WHEN = "between the first and the last timed step. Blank as `network_bytes`, and where no counter is known."
+_WHEN_COUNTED = "between the first and the last timed step. Blank as `network_bytes`, and where no counter is known."
 _WHILE = (
     "between the first and the last timed step, from the kernel's counters, which count everything on the host. The counters "
     "are interpolated between samples at both ends. Blank if a counter went backwards, if the samples cover less than 80 % of "
@@ -254,7 +279,7 @@ METRICS = (
         unit="frames",
         direction="lower is better",
         definition="Pause frames (of the whole link, and of single traffic classes, which RoCE uses), sent and received, by "
-        f"the counters of network drivers, {_WHEN}",
+        f"the counters of network drivers, {_WHEN_COUNTED}",
         of_run=pause_frames,
         reads=Reads(samples="window"),
     ),
@@ -262,7 +287,7 @@ METRICS = (
         name="rdma_faults",
         unit="faults",
         direction="lower is better",
-        definition=f"Receive errors, discarded packets and link failures of all ports of RDMA devices {_WHEN}",
+        definition=f"Receive errors, discarded packets and link failures of all ports of RDMA devices {_WHEN_COUNTED}",
         of_run=rdma_faults,
         reads=Reads(samples="window"),
     ),

@@ -23,7 +23,7 @@ class OperatorClass(NamedTuple):
     """The pattern for operators, which is used if there is no GPU; None if the class contains no operators."""
 
 
-CLASSES = {
+OPERATOR_CLASSES = {
     # Kineto names a copy by the driver such as `Memcpy DtoD (Device -> Device)`. The only operator that copies is aten::copy_.
     "memory copies": OperatorClass(re.compile(r"^Memcpy\b"), re.compile(r"^aten::copy_$")),
     # The kernel of pointwise operators on aligned memory (PyTorch, aten/src/ATen/native/cuda/CUDALoops.cuh).
@@ -32,7 +32,9 @@ CLASSES = {
     "GEMM": OperatorClass(re.compile(r"gemm|^nvjet_", re.IGNORECASE), re.compile(r"^aten::(mm|addmm|bmm|baddbmm)$")),
 }
 
-OF_MEANING = "`of` is a name in whole words, or the beginning of names followed by *, or a class: " + ", ".join(CLASSES)
+OF_MEANING = "`of` is a name in whole words, or the beginning of names followed by *, or a class: " + ", ".join(
+    OPERATOR_CLASSES
+)
 EXAMPLE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
@@ -48,7 +50,7 @@ def operator_time(run: LoadedRun, name: str) -> Quantity | None:
     return _mean_per_step(run, name, "ms", lambda event_tally: event_tally.total_ns / 1e6)
 
 
-def find_pattern(name: str, source: str) -> re.Pattern[str] | None:
+def find_pattern(name: str, trace_source: str) -> re.Pattern[str] | None:
     """The pattern to search for in the names of kernels (source `gpu`) or operators (other sources).
 
     None if `name` is a class without operators and the source is not `gpu`.
@@ -58,13 +60,15 @@ def find_pattern(name: str, source: str) -> re.Pattern[str] | None:
     A name that is not a class must match whole words: CatArrayBatchedCopy does not match CatArrayBatchedCopy_contig. If the
     name ends in `*`, the last word may be longer, for names that the table of a study cuts off.
     """
-    if name in CLASSES:
-        return CLASSES[name].kernels if source == "gpu" else CLASSES[name].operators
+    if name in OPERATOR_CLASSES:
+        return OPERATOR_CLASSES[name].kernels if trace_source == "gpu" else OPERATOR_CLASSES[name].operators
     word_end = "" if name.endswith("*") else r"(?!\w)"
     return re.compile(rf"(?<!\w){re.escape(name.removesuffix('*'))}{word_end}")
 
 
-def _mean_per_step(run: LoadedRun, name: str, unit: str, measure: Callable[[EventTally], float]) -> Quantity | None:
+def _mean_per_step(
+    run: LoadedRun, operator_name: str, unit: str, measure_tally: Callable[[EventTally], float]
+) -> Quantity | None:
     """The sum of `measure` over all calls that match `name`, per step, as the mean over the ranks that were profiled by steps.
 
     measure: a function that returns the number of calls, or the time, of one kernel or operator.
@@ -75,12 +79,12 @@ def _mean_per_step(run: LoadedRun, name: str, unit: str, measure: Callable[[Even
     ranks = [breakdown for breakdown in run.breakdowns if breakdown.steps]
 
     def select_matching(rank: Breakdown) -> list[EventTally]:
-        pattern = find_pattern(name, rank.source)
-        return [kernels for kernels in rank.kernels if pattern and pattern.search(kernels.name)]
+        pattern = find_pattern(operator_name, rank.source)
+        return [tally for tally in rank.kernels if pattern and pattern.search(tally.name)]
 
     if not any(map(select_matching, ranks)) and any(rank.source != "gpu" for rank in ranks):
         return None
-    return mean_per_step(ranks, lambda rank: sum(map(measure, select_matching(rank))), unit)
+    return mean_per_step(ranks, lambda rank: sum(map(measure_tally, select_matching(rank))), unit)
 
 
 def operator_difference(compared: Compared) -> Quantity | None:

@@ -12,7 +12,12 @@ from collect.metrics.energy import energy
 from shardlab.runs.prediction import PredictedRange, Prediction, exact_range
 
 STEP_TIME, MEMORY, TRAFFIC, ENERGY = "step time", "memory", "traffic", "energy"
-UNITS = {STEP_TIME: "s", MEMORY: "bytes", TRAFFIC: "bytes", ENERGY: "J"}  # unit of a category, whose numbers are for one step
+UNIT_OF_CATEGORY = {
+    STEP_TIME: "s",
+    MEMORY: "bytes",
+    TRAFFIC: "bytes",
+    ENERGY: "J",
+}  # unit of a category, whose numbers are for one step
 JOULES_PER_KWH = 3.6e6
 
 
@@ -30,14 +35,16 @@ class ComparedPrediction(NamedTuple):
 def compare_predictions(run: LoadedRun) -> Iterator[ComparedPrediction]:
     """Compare each predicted number of a run with its measurement, if the run has one. Yields nothing if there is no
     prediction."""
-    predicted = run.predicted
-    if predicted is None or run.result is None or run.run is None:
+    prediction = run.predicted
+    if prediction is None or run.result is None or run.run is None:
         return
-    for category, unit in UNITS.items():
-        pairs = [(category, _PAIRS[category](run, predicted))]
+    for category, unit in UNIT_OF_CATEGORY.items():
+        category_pairs = [(category, _PAIR_OF_CATEGORY[category](run, prediction))]
         if category == MEMORY:
-            pairs += [(f"{MEMORY}: {name}", category_pair) for name, category_pair in _memory_pairs_by_category(run, predicted)]
-        for name, pair in pairs:
+            category_pairs += [
+                (f"{MEMORY}: {name}", category_pair) for name, category_pair in _memory_pairs_by_category(run, prediction)
+            ]
+        for name, pair in category_pairs:
             if pair is not None and pair[0].likely > 0:
                 yield ComparedPrediction(name, unit, *pair)
 
@@ -46,19 +53,19 @@ def _step_time_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRa
     """Returns (predicted step time, measured median step time), in seconds. None for rehearsals, whose times are not
     results."""
     assert run.result is not None
-    spread = None if run.is_rehearsal else run.result.step_time_ms
-    return None if spread is None or prediction.step_s is None else (prediction.step_s, spread.median / 1000)
+    step_times = None if run.is_rehearsal else run.result.step_time_ms
+    return None if step_times is None or prediction.step_s is None else (prediction.step_s, step_times.median / 1000)
 
 
 def _memory_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange, float] | None:
     """Returns (predicted memory of tensors, measured peak of the memory that the GPU allocator had allocated), in bytes."""
     assert run.result is not None
-    peak = read_result_value(run, "peak_memory_bytes.allocated")
-    if not peak or prediction.tensor_bytes is None:
+    peak_bytes = read_result_value(run, "peak_memory_bytes.allocated")
+    if not peak_bytes or prediction.tensor_bytes is None:
         return None
     if prediction.formula_tensor_bytes is None and prediction.memory_from != "rehearsal":
         return None  # the prediction is only a lower bound, which a measurement can exceed
-    return prediction.tensor_bytes, peak
+    return prediction.tensor_bytes, peak_bytes
 
 
 def _memory_pairs_by_category(run: LoadedRun, prediction: Prediction) -> Iterator[tuple[str, tuple[PredictedRange, float]]]:
@@ -98,7 +105,7 @@ def _energy_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange
     if joules is None or steps < 1 or prediction.energy_kwh is None or prediction.time_s is None or prediction.step_s is None:
         return None
     run_s, run_kwh, step_s = prediction.time_s, prediction.energy_kwh, prediction.step_s
-    low, likely, high = (
+    low_j, likely_j, high_j = (
         JOULES_PER_KWH * kwh / seconds * step
         for kwh, seconds, step in (
             (run_kwh.low, run_s.low, step_s.low),
@@ -106,7 +113,7 @@ def _energy_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange
             (run_kwh.high, run_s.high, step_s.high),
         )
     )
-    return PredictedRange(low, likely, high), joules.value / steps
+    return PredictedRange(low_j, likely_j, high_j), joules.value / steps
 
 
 def divide_by_prediction(run: LoadedRun, category: str) -> Quantity | None:
@@ -114,11 +121,11 @@ def divide_by_prediction(run: LoadedRun, category: str) -> Quantity | None:
     prediction = run.predicted
     if prediction is None or run.result is None or run.run is None:
         return None
-    pair = _PAIRS[category](run, prediction)
+    pair = _PAIR_OF_CATEGORY[category](run, prediction)
     return None if pair is None or pair[0].likely <= 0 else Quantity(pair[1] / pair[0].likely, "x")
 
 
-_PAIRS = {STEP_TIME: _step_time_pair, MEMORY: _memory_pair, TRAFFIC: _traffic_pair, ENERGY: _energy_pair}
+_PAIR_OF_CATEGORY = {STEP_TIME: _step_time_pair, MEMORY: _memory_pair, TRAFFIC: _traffic_pair, ENERGY: _energy_pair}
 
 
 METRICS = (

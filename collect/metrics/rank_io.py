@@ -15,10 +15,10 @@ def _sum_growth(run: LoadedRun, counter: str) -> Quantity | None:
     `counter`."""
     if run.timed.is_empty() or run.timed[counter].null_count():
         return None
-    growths = run.timed.group_by("rank").agg(pl.col(counter).last() - pl.col(counter).first())
-    if (growths[counter] < 0).any():  # a rank was restarted, so its counter began at 0 again
+    growth_of_rank = run.timed.group_by("rank").agg(pl.col(counter).last() - pl.col(counter).first())
+    if (growth_of_rank[counter] < 0).any():  # a rank was restarted, so its counter began at 0 again
         return None
-    return Quantity(int(growths[counter].sum()), "bytes")
+    return Quantity(int(growth_of_rank[counter].sum()), "bytes")
 
 
 METRICS = tuple(

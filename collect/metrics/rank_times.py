@@ -37,12 +37,16 @@ def waiting_by_rank(run: LoadedRun) -> dict[int, float]:
     """
     if not _ranks_have_equal_work(run):
         return {}
-    medians = select_unwatched(run.timed).group_by("rank").agg(pl.col(WAITING_PHASES).median()).sort("rank")
-    if medians.is_empty() or any(medians[phase].null_count() for phase in WAITING_PHASES):
+    phase_medians = select_unwatched(run.timed).group_by("rank").agg(pl.col(WAITING_PHASES).median()).sort("rank")
+    if phase_medians.is_empty() or any(phase_medians[phase].null_count() for phase in WAITING_PHASES):
         return {}
-    excess = medians.with_columns(pl.col(phase) - pl.col(phase).min() for phase in WAITING_PHASES)
+    waiting_ms = phase_medians.with_columns(pl.col(phase) - pl.col(phase).min() for phase in WAITING_PHASES)
     return dict(
-        zip(excess["rank"].to_list(), excess.select(pl.sum_horizontal(WAITING_PHASES)).to_series().to_list(), strict=True)
+        zip(
+            waiting_ms["rank"].to_list(),
+            waiting_ms.select(pl.sum_horizontal(WAITING_PHASES)).to_series().to_list(),
+            strict=True,
+        )
     )
 
 

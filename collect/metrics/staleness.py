@@ -7,28 +7,28 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
 from collect.metric_values import read_result_value
 
-COUNTS = "knobs.effective.staleness_counts"  # the key of result.json
+COUNTS_KEY = "knobs.effective.staleness_counts"  # the key of result.json
 
 
 def _staleness_counts(run: LoadedRun) -> dict[int, int]:
-    return {int(age): count for age, count in (read_result_value(run, COUNTS) or {}).items() if count}
+    return {int(age): count for age, count in (read_result_value(run, COUNTS_KEY) or {}).items() if count}
 
 
 def mean_staleness(run: LoadedRun) -> Quantity | None:
     """The mean staleness over all pushes of gradients; None if the run has no parameter server."""
-    counts = _staleness_counts(run)
-    if not counts:
+    count_of_age = _staleness_counts(run)
+    if not count_of_age:
         return None
-    return Quantity(sum(age * count for age, count in counts.items()) / sum(counts.values()), "updates")
+    return Quantity(sum(age * count for age, count in count_of_age.items()) / sum(count_of_age.values()), "updates")
 
 
 def largest_staleness(run: LoadedRun) -> Quantity | None:
     """The largest staleness of any push of gradients; None if the run has no parameter server."""
-    counts = _staleness_counts(run)
-    return Quantity(max(counts), "updates") if counts else None
+    count_of_age = _staleness_counts(run)
+    return Quantity(max(count_of_age), "updates") if count_of_age else None
 
 
-_WHAT = (
+_WHAT_IS_STALENESS = (
     "of a gradient: the number of updates of the parameters between the pull of the parameters from which a worker computed "
     "the gradient and its push (Ho et al., 2013). Counted by the first server over all pushes, including those of warm-up "
     "steps."
@@ -39,17 +39,17 @@ METRICS = (
         column=MetricColumn("times", 60, "Staleness, mean", 3),
         unit="updates",
         direction="lower is better",
-        definition=f"Mean staleness {_WHAT}",
+        definition=f"Mean staleness {_WHAT_IS_STALENESS}",
         of_run=mean_staleness,
-        reads=Reads(result=(COUNTS,)),
+        reads=Reads(result=(COUNTS_KEY,)),
     ),
     Metric(
         name="staleness_max",
         column=MetricColumn("times", 70, "Staleness, max", 3),
         unit="updates",
         direction="lower is better",
-        definition=f"Largest staleness {_WHAT}",
+        definition=f"Largest staleness {_WHAT_IS_STALENESS}",
         of_run=largest_staleness,
-        reads=Reads(result=(COUNTS,)),
+        reads=Reads(result=(COUNTS_KEY,)),
     ),
 )

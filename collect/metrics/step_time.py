@@ -12,8 +12,8 @@ def percentile_of_steps(run: LoadedRun, share: float) -> Quantity | None:
     The time of a step is the time of its slowest rank. Percentiles between two steps are interpolated linearly. share: which
     percentile, from 0 to 1.
     """
-    value = run.undisturbed["step_ms"].quantile(share, interpolation="linear")
-    return None if value is None else Quantity(value, "ms")
+    percentile_ms = run.undisturbed["step_ms"].quantile(share, interpolation="linear")
+    return None if percentile_ms is None else Quantity(percentile_ms, "ms")
 
 
 def _build_metric(name: str, share: float, statistic: str, column: MetricColumn | None = None) -> Metric:

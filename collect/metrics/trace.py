@@ -17,11 +17,15 @@ from collect.metric_values import mean_ms_per_step, mean_over_ranks
 if TYPE_CHECKING:
     from collect.traces.breakdown import Breakdown
 
-STEPS: tuple[EventKind, ...] = ("profiler steps",)
+PROFILER_STEPS: tuple[EventKind, ...] = ("profiler steps",)
 
 
 def _build_time_metric(
-    name: str, ns: Callable[[Breakdown], int | None], events: tuple[EventKind, ...], direction: Direction, definition: str
+    name: str,
+    get_ns: Callable[[Breakdown], int | None],
+    event_kinds: tuple[EventKind, ...],
+    direction: Direction,
+    definition: str,
 ) -> Metric:
     """Make a metric whose value is a time in ms per profiled step, or None if no rank was profiled by steps.
 
@@ -33,8 +37,8 @@ def _build_time_metric(
         unit="ms",
         direction=direction,
         definition=definition,
-        of_run=lambda run: mean_ms_per_step(run.breakdowns, ns),
-        reads=Reads(breakdown=(*events, *STEPS)),
+        of_run=lambda run: mean_ms_per_step(run.breakdowns, get_ns),
+        reads=Reads(breakdown=(*event_kinds, *PROFILER_STEPS)),
     )
 
 

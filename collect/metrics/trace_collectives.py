@@ -10,9 +10,9 @@ from collect.metric import Metric
 if TYPE_CHECKING:
     from collect.traces.collectives import CollectiveUse
 
-OF = "`of` is a collective as torch.distributed names it, such as all_gather."
+OF_MEANING = "`of` is a collective as torch.distributed names it, such as all_gather."
 EXAMPLE = "all_gather"
-_TIME = (
+_TIME_MEANING = (
     "The time is that of the transfer, without waiting for slow ranks, if all ranks were profiled; else the whole duration, so "
     "that the bandwidth is a lower bound. Over all process groups and profiled ranks."
 )
@@ -34,9 +34,13 @@ def bus_bandwidth(run: LoadedRun, collective: str) -> Quantity | None:
 
 def hidden_share(run: LoadedRun, collective: str) -> Quantity | None:
     """The share of the collective's time during which something computes, in percent; None if no rank called the collective."""
-    uses = _select_uses(run, collective)
-    total_ns = sum(use.total_ns for use in uses)
-    return Quantity(100 * sum(use.hidden_ns for use in uses) / total_ns, "%", run.traces.analyses[0].kind) if total_ns else None
+    collective_uses = _select_uses(run, collective)
+    total_ns = sum(use.total_ns for use in collective_uses)
+    return (
+        Quantity(100 * sum(use.hidden_ns for use in collective_uses) / total_ns, "%", run.traces.analyses[0].kind)
+        if total_ns
+        else None
+    )
 
 
 def _compute_bandwidth(
@@ -58,7 +62,7 @@ METRICS = (
         name="algorithm_bandwidth_gb_per_s",
         unit="GB/s",
         direction="higher is better",
-        definition=f"Size of a collective's messages over their time, in 1e9 bytes/s. {_TIME} {OF}",
+        definition=f"Size of a collective's messages over their time, in 1e9 bytes/s. {_TIME_MEANING} {OF_MEANING}",
         of_run_at=algorithm_bandwidth,
         argument="of",
         example=EXAMPLE,
@@ -68,7 +72,7 @@ METRICS = (
         unit="GB/s",
         direction="higher is better",
         definition="The algorithm bandwidth times the factor of nccl-tests for the collective and its number of ranks: what "
-        f"compares with the bandwidth of a link in one direction, in 1e9 bytes/s. {_TIME} {OF}",
+        f"compares with the bandwidth of a link in one direction, in 1e9 bytes/s. {_TIME_MEANING} {OF_MEANING}",
         of_run_at=bus_bandwidth,
         argument="of",
         example=EXAMPLE,
@@ -78,7 +82,7 @@ METRICS = (
         unit="%",
         direction="higher is better",
         definition="Share of the durations of a collective's calls during which something computes, over all process groups "
-        f"and profiled ranks. {OF}",
+        f"and profiled ranks. {OF_MEANING}",
         of_run_at=hidden_share,
         argument="of",
         example=EXAMPLE,

@@ -14,9 +14,23 @@ def layer_time(run: LoadedRun, module: str) -> Quantity | None:
     None if no trace records the module, or if the time of its backward pass is not known. module: the name of the module in the
     trace.
     """
-    layers = [(layer, entry) for entry in run.traces.analyses if entry.steps for layer in entry.layers if layer.name == module]
-    times = [(layer.forward + layer.backward) / entry.steps for layer, entry in layers if layer.backward is not None]
-    return Quantity(statistics.fmean(times) / 1e6, "ms", layers[0][1].kind) if times and len(times) == len(layers) else None
+    layers_of_rank = [
+        (layer, rank_analysis)
+        for rank_analysis in run.traces.analyses
+        if rank_analysis.steps
+        for layer in rank_analysis.layers
+        if layer.name == module
+    ]
+    ms_of_rank = [
+        (layer.forward + layer.backward) / rank_analysis.steps
+        for layer, rank_analysis in layers_of_rank
+        if layer.backward is not None
+    ]
+    return (
+        Quantity(statistics.fmean(ms_of_rank) / 1e6, "ms", layers_of_rank[0][1].kind)
+        if ms_of_rank and len(ms_of_rank) == len(layers_of_rank)
+        else None
+    )
 
 
 def profiled_peak(run: LoadedRun) -> Quantity | None:
@@ -24,10 +38,10 @@ def profiled_peak(run: LoadedRun) -> Quantity | None:
 
     If a trace records the memory of a GPU, the memory of CPUs is not considered.
     """
-    uses = [use for analysis in run.traces.analyses if analysis.steps for use in analysis.memory]
-    kind = "cpu" if all(use.device == "cpu" for use in uses) else "gpu"
-    sizes = [use.peak_bytes for use in uses if (use.device == "cpu") == (kind == "cpu")]
-    return Quantity(max(sizes), "bytes", kind) if sizes else None
+    memory_uses = [use for analysis in run.traces.analyses if analysis.steps for use in analysis.memory]
+    device_kind = "cpu" if all(use.device == "cpu" for use in memory_uses) else "gpu"
+    peak_bytes = [use.peak_bytes for use in memory_uses if (use.device == "cpu") == (device_kind == "cpu")]
+    return Quantity(max(peak_bytes), "bytes", device_kind) if peak_bytes else None
 
 
 def profiled_reserved(run: LoadedRun) -> Quantity | None:
@@ -35,9 +49,9 @@ def profiled_reserved(run: LoadedRun) -> Quantity | None:
 
     None if the trace of any rank does not record reserved memory.
     """
-    uses = [use for analysis in run.traces.analyses if analysis.steps for use in analysis.memory if use.device != "cpu"]
-    sizes = [use.peak_reserved_bytes for use in uses if use.peak_reserved_bytes is not None]
-    return Quantity(max(sizes), "bytes", "gpu") if sizes and len(sizes) == len(uses) else None
+    memory_uses = [use for analysis in run.traces.analyses if analysis.steps for use in analysis.memory if use.device != "cpu"]
+    reserved_bytes = [use.peak_reserved_bytes for use in memory_uses if use.peak_reserved_bytes is not None]
+    return Quantity(max(reserved_bytes), "bytes", "gpu") if reserved_bytes and len(reserved_bytes) == len(memory_uses) else None
 
 
 def matrix_product_rate(run: LoadedRun) -> Quantity | None:
@@ -58,13 +72,15 @@ def attention_time(run: LoadedRun, backend: str) -> Quantity | None:
     flash.
     """
     ranks = [rank for rank in run.traces.analyses if rank.steps]
-    uses = [[use.total_ns for use in rank.attention if use.backend == backend] for rank in ranks]
-    if not any(uses):
+    times_of_rank = [[use.total_ns for use in rank.attention if use.backend == backend] for rank in ranks]
+    if not any(times_of_rank):
         return None
-    sums = [
-        sum(times) / rank.steps for rank, row in zip(ranks, uses, strict=True) if len(times := _drop_unknown(row)) == len(row)
+    ns_per_step = [
+        sum(times) / rank.steps
+        for rank, rank_times in zip(ranks, times_of_rank, strict=True)
+        if len(times := _drop_unknown(rank_times)) == len(rank_times)
     ]
-    return Quantity(statistics.fmean(sums) / 1e6, "ms", ranks[0].kind) if len(sums) == len(ranks) else None
+    return Quantity(statistics.fmean(ns_per_step) / 1e6, "ms", ranks[0].kind) if len(ns_per_step) == len(ranks) else None
 
 
 def _drop_unknown(times: list[int | None]) -> list[int]:

@@ -14,11 +14,15 @@ def phase_time(run: LoadedRun, phase: str) -> Quantity | None:
     None if no rank has a time for this phase. phase: the name of the phase, such as backward.
     """
     ranks = [analysis for analysis in run.traces.analyses if analysis.steps]
-    if not any(time.phase == phase for rank in ranks for time in rank.phases):
+    if not any(phase_record.phase == phase for rank in ranks for phase_record in rank.phases):
         return None
 
     def sum_times(rank: RankAnalysis) -> int:
-        return sum(time.host_ns if time.device_ns is None else time.device_ns for time in rank.phases if time.phase == phase)
+        return sum(
+            phase_record.host_ns if phase_record.device_ns is None else phase_record.device_ns
+            for phase_record in rank.phases
+            if phase_record.phase == phase
+        )
 
     return mean_ms_per_step(ranks, sum_times)
 

@@ -32,11 +32,15 @@ def collective_ms(run: LoadedRun) -> Quantity | None:
 
 def collective_mean_ms(run: LoadedRun) -> Quantity | None:
     """The mean duration of a collective, in ms; None if no collective was called."""
-    time, count = collective_ms(run), collective_count(run)
-    return Quantity(time.value / count.value, "ms", time.kind) if time and count and count.value else None
+    ms_per_step, calls_per_step = collective_ms(run), collective_count(run)
+    return (
+        Quantity(ms_per_step.value / calls_per_step.value, "ms", ms_per_step.kind)
+        if ms_per_step and calls_per_step and calls_per_step.value
+        else None
+    )
 
 
-def _share_metric(name: str, ns: Callable[[Breakdown], int], direction: Direction, condition: str) -> Metric:
+def _share_metric(name: str, get_ns: Callable[[Breakdown], int], direction: Direction, condition: str) -> Metric:
     """Make a metric: a part of the profiled time in percent of this time, as the mean over the profiled ranks.
 
     ns: a function that returns this part for one rank, in ns. The value is None if no rank has a profiled time.
@@ -48,7 +52,7 @@ def _share_metric(name: str, ns: Callable[[Breakdown], int], direction: Directio
         definition=f"Share of the profiled time in which {condition}, as defined by the metric in ms. Mean over the profiled "
         "ranks.",
         of_run=lambda run: mean_over_ranks(
-            run.breakdowns, lambda rank: 100 * ns(rank) / rank.span_ns if rank.span_ns else None, "%"
+            run.breakdowns, lambda rank: 100 * get_ns(rank) / rank.span_ns if rank.span_ns else None, "%"
         ),
         reads=Reads(breakdown=WORK),
     )

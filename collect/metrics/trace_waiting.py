@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _NS_PER_US = 1e3
 
 
-def _build_idle_metric(name: str, ns: Callable[[IdleCauses], int], definition: str) -> Metric:
+def _build_idle_metric(name: str, get_ns: Callable[[IdleCauses], int], definition: str) -> Metric:
     """Make a metric whose value is the idle time that has one cause, in ms per profiled step.
 
     ns: a function that returns this idle time for one rank, in ns. The value is None if no trace with profiled steps records
@@ -28,7 +28,7 @@ def _build_idle_metric(name: str, ns: Callable[[IdleCauses], int], definition: s
         unit="ms",
         direction="lower is better",
         definition=definition,
-        of_run=lambda run: mean_ms_per_step(run.traces.analyses, lambda rank: None if rank.idle is None else ns(rank.idle)),
+        of_run=lambda run: mean_ms_per_step(run.traces.analyses, lambda rank: None if rank.idle is None else get_ns(rank.idle)),
         reads=Reads(trace=(*WORK, "profiler steps")),
     )
 
@@ -38,10 +38,12 @@ def launch_delay(run: LoadedRun) -> Quantity | None:
 
     None if no trace records launches.
     """
-    delays = [analysis.launches for analysis in run.traces.analyses if analysis.launches is not None]
-    if not delays:
+    launch_delays = [analysis.launches for analysis in run.traces.analyses if analysis.launches is not None]
+    if not launch_delays:
         return None
-    return Quantity(sum(delay.total_ns for delay in delays) / sum(delay.count for delay in delays) / _NS_PER_US, "us", "gpu")
+    return Quantity(
+        sum(delay.total_ns for delay in launch_delays) / sum(delay.count for delay in launch_delays) / _NS_PER_US, "us", "gpu"
+    )
 
 
 def waiting_time(run: LoadedRun) -> Quantity | None:
@@ -59,8 +61,8 @@ def waiting_share(run: LoadedRun) -> Quantity | None:
 
     None if the traces contain no call of a collective that was matched over several ranks.
     """
-    share = run.traces.answers.waits.lost_pct
-    return None if share is None else Quantity(share, "%", run.traces.analyses[0].kind)
+    lost_pct = run.traces.answers.waits.lost_pct
+    return None if lost_pct is None else Quantity(lost_pct, "%", run.traces.analyses[0].kind)
 
 
 def collective_skew(run: LoadedRun) -> Quantity | None:
@@ -68,8 +70,8 @@ def collective_skew(run: LoadedRun) -> Quantity | None:
 
     Only collectives that were found in the traces of several ranks count. None if there is no such collective.
     """
-    skews = run.traces.answers.waits.skew_ns
-    return Quantity(statistics.fmean(skews) / _NS_PER_US, "us", run.traces.analyses[0].kind) if skews else None
+    skews_ns = run.traces.answers.waits.skew_ns
+    return Quantity(statistics.fmean(skews_ns) / _NS_PER_US, "us", run.traces.analyses[0].kind) if skews_ns else None
 
 
 METRICS = (

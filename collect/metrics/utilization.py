@@ -29,12 +29,14 @@ def rank_cpu_utilization(run: LoadedRun) -> Quantity | None:
     """
     if run.paused or run.timed.is_empty() or run.timed["cpu_s"].null_count():
         return None
-    growths = run.timed.group_by("rank", maintain_order=True).agg(
+    growth_of_rank = run.timed.group_by("rank", maintain_order=True).agg(
         pl.col(name).last() - pl.col(name).first() for name in ("cpu_s", "t_s")
     )
-    if not (growths["cpu_s"] >= 0).all() or not (growths["t_s"] > 0).all():  # a rank was restarted, or has only one timed step
+    if (
+        not (growth_of_rank["cpu_s"] >= 0).all() or not (growth_of_rank["t_s"] > 0).all()
+    ):  # a rank was restarted, or has only one timed step
         return None
-    return Quantity(fmean((100 * growths["cpu_s"] / growths["t_s"]).to_list()), "%")
+    return Quantity(fmean((100 * growth_of_rank["cpu_s"] / growth_of_rank["t_s"]).to_list()), "%")
 
 
 def gpu_utilization(run: LoadedRun) -> Quantity | None:
@@ -47,12 +49,12 @@ def peak_gpu_memory(run: LoadedRun) -> Quantity | None:
 
     None if the memory size of any of these GPUs is not known.
     """
-    if run.gpu_samples.is_empty() or (span := run.window) is None:
+    if run.gpu_samples.is_empty() or (timed_window := run.window) is None:
         return None
-    rows = run.gpu_samples.select("wall_s", "uuid", "memory_used_bytes", "memory_total_bytes")
+    memory_rows = run.gpu_samples.select("wall_s", "uuid", "memory_used_bytes", "memory_total_bytes")
     # The sizes may be in a sample from before the window, so the shares are computed of all samples.
-    shares = select_window(add_memory_shares(rows, run.hosts), span)["memory_pct"]
-    return Quantity(float(shares.sort()[-1]), "%") if shares.len() else None
+    memory_pct = select_window(add_memory_shares(memory_rows, run.hosts), timed_window)["memory_pct"]
+    return Quantity(float(memory_pct.sort()[-1]), "%") if memory_pct.len() else None
 
 
 def add_memory_shares(gpus: pl.DataFrame, hosts: Sequence[Host]) -> pl.DataFrame:
@@ -60,11 +62,11 @@ def add_memory_shares(gpus: pl.DataFrame, hosts: Sequence[Host]) -> pl.DataFrame
 
     Returns no rows if the memory size of any of the GPUs is not known. hosts: the descriptions of the hosts.
     """
-    sizes = find_memory_sizes(gpus, hosts)
+    bytes_of_gpu = find_memory_sizes(gpus, hosts)
     samples = gpus.drop_nulls("memory_used_bytes")
-    if not set(samples["uuid"].unique()) <= sizes.keys():
+    if not set(samples["uuid"].unique()) <= bytes_of_gpu.keys():
         samples = samples.clear()
-    memory_size = pl.col("uuid").replace_strict(sizes, return_dtype=pl.Float64, default=None)
+    memory_size = pl.col("uuid").replace_strict(bytes_of_gpu, return_dtype=pl.Float64, default=None)
     return samples.with_columns(memory_pct=100 * pl.col("memory_used_bytes") / memory_size)
 
 
@@ -85,11 +87,11 @@ def _mean_of_means(run: LoadedRun, devices: DeviceRows, column: str) -> Quantity
         return None
     values_of_device: dict[str, list[np.ndarray]] = {}
     for device, (times, values) in devices.values(column).items():
-        first, last = times.searchsorted(run.window[0], "left"), times.searchsorted(run.window[1], "right")
-        if first < last:
-            values_of_device.setdefault(device[-1], []).append(values[first:last])
-    means = [float(np.concatenate(device_values).mean()) for device_values in values_of_device.values()]
-    return Quantity(sum(means) / len(means), "%") if means else None
+        first_index, last_index = times.searchsorted(run.window[0], "left"), times.searchsorted(run.window[1], "right")
+        if first_index < last_index:
+            values_of_device.setdefault(device[-1], []).append(values[first_index:last_index])
+    device_means = [float(np.concatenate(device_values).mean()) for device_values in values_of_device.values()]
+    return Quantity(sum(device_means) / len(device_means), "%") if device_means else None
 
 
 METRICS = (

@@ -7,9 +7,11 @@ from collect.metric import Metric, MetricColumn, Reads
 from collect.metric_values import read_result_value
 from collect.metrics.network import loopback_bytes, network_bytes, sent_bounds
 
-SENDING = {"checkpoints", "validation"}  # instruments whose collectives do not belong to any step
+SENDING_INSTRUMENTS = {"checkpoints", "validation"}  # instruments whose collectives do not belong to any step
 TOLERANCE_PCT = 6.0  # up to this difference, counters and collectives agree: 3 % error of the payload, 3 % packet headers
-MOST_OPEN = 0.03  # largest uncertainty of the counted bytes, as a share of the expected bytes; beyond it there is no result
+MOST_UNCERTAINTY = (
+    0.03  # largest uncertainty of the counted bytes, as a share of the expected bytes; beyond it there is no result
+)
 
 
 def wire_difference(run: LoadedRun) -> Quantity | None:
@@ -19,7 +21,7 @@ def wire_difference(run: LoadedRun) -> Quantity | None:
     Only for gloo, because the kernel counts all bytes that gloo sends. NCCL also uses NVLink, shared memory and RDMA, which the
     kernel does not count.
     """
-    if run.backend != "gloo" or run.run is None or run.result is None or SENDING & set(run.result.instruments):
+    if run.backend != "gloo" or run.run is None or run.result is None or SENDING_INSTRUMENTS & set(run.result.instruments):
         return None
     per_step = read_result_value(run, "communication_bytes.wire")
     network_sent, loopback_sent = network_bytes(run), loopback_bytes(run)
@@ -27,8 +29,8 @@ def wire_difference(run: LoadedRun) -> Quantity | None:
         return None
     # - 1: the bytes are counted from the end of the first timed step, so the bytes of this step are not included.
     expected_bytes = per_step * (run.world.height - 1)
-    bounds = sent_bounds(run)
-    if bounds is None or bounds[1] - bounds[0] > MOST_OPEN * expected_bytes:
+    sent_bytes_bounds = sent_bounds(run)
+    if sent_bytes_bounds is None or sent_bytes_bounds[1] - sent_bytes_bounds[0] > MOST_UNCERTAINTY * expected_bytes:
         return None
     counted_bytes = loopback_sent.value + (network_sent.value if network_sent else 0)
     return Quantity(100 * (counted_bytes / expected_bytes - 1), "%")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from collect.loading.loaded_run import LoadedRun
-from collect.loading.records import NO_FOLDER, Telemetry
+from collect.loading.records import NO_FOLDER_STATE, Telemetry
 from collect.reading import read_many
 from shardlab.files import gc_pause
 from shardlab.matrix.batch_search import try_cell
@@ -51,7 +51,7 @@ class Loaded(msgspec.Struct):
     @property
     def runs(self) -> list[LoadedRun]:
         """All runs of the matrix that have a run folder, including earlier attempts."""
-        return [run for cell in self.cells for run in (*cell.runs, *cell.earlier) if run.verdict != NO_FOLDER]
+        return [run for cell in self.cells for run in (*cell.runs, *cell.earlier) if run.verdict != NO_FOLDER_STATE]
 
 
 def load_matrix(workspace: Workspace, matrix: str | None, telemetry: Telemetry = "read") -> Loaded:
@@ -60,13 +60,15 @@ def load_matrix(workspace: Workspace, matrix: str | None, telemetry: Telemetry =
     Raises InputError if the workspace has no such matrix, or if its expansion cannot be read.
     """
     expansion, searches = _split_searched_cells(workspace, workspace.read_expansion(matrix))
-    attempts: dict[str, list[str]] = {}
+    ids_of_repeat: dict[str, list[str]] = {}
     for run_id in workspace.run_ids():
-        if parts := parse_run_id(run_id):
-            attempts.setdefault(parts.cell, []).append(run_id)
+        if id_parts := parse_run_id(run_id):
+            ids_of_repeat.setdefault(id_parts.cell, []).append(run_id)
     run_ids_of_cells: list[set[str]] = []
-    for entry in expansion.cells:
-        run_ids_of_cells.append({run_id for run_id in (*entry.runs, *attempts.get(entry.id, ())) if parse_run_id(run_id)})
+    for expanded_cell in expansion.cells:
+        run_ids_of_cells.append(
+            {run_id for run_id in (*expanded_cell.runs, *ids_of_repeat.get(expanded_cell.id, ())) if parse_run_id(run_id)}
+        )
     with gc_pause.pause_collector():
         run_ids = sorted(set().union(*run_ids_of_cells))
         runs = {run.run_id: run for run in read_many.read_runs(workspace.runs, run_ids, telemetry)}
@@ -76,7 +78,10 @@ def load_matrix(workspace: Workspace, matrix: str | None, telemetry: Telemetry =
         last_record = datetime.fromtimestamp(run.last_record_s, UTC)
         run.verdict = lease_cutoff.judge_by_records(run.verdict, lease, last_record, current_time)
     cells = zip(expansion.cells, run_ids_of_cells, strict=True)
-    loaded_cells = [_build_cell(entry.id, entry.cell, [runs[run_id] for run_id in ids]) for entry, ids in cells]
+    loaded_cells = [
+        _build_cell(expanded_cell.id, expanded_cell.cell, [runs[run_id] for run_id in cell_run_ids])
+        for expanded_cell, cell_run_ids in cells
+    ]
     return Loaded(expansion, loaded_cells, searches)
 
 
@@ -84,12 +89,12 @@ def _build_cell(cell_id: str, cell: Cell, runs: Iterable[LoadedRun]) -> LoadedCe
     by_repeat: dict[int, list[LoadedRun]] = {}
     for run in runs:
         by_repeat.setdefault(run.repeat, []).append(run)
-    latest, earlier = [], []
-    for _, attempts in sorted(by_repeat.items()):
-        attempts.sort(key=lambda run: run.attempt)
-        latest.append(attempts[-1])
-        earlier += attempts[:-1]
-    return LoadedCell(cell_id, cell, latest, earlier)
+    latest_runs, earlier_runs = [], []
+    for _, repeat_attempts in sorted(by_repeat.items()):
+        repeat_attempts.sort(key=lambda run: run.attempt)
+        latest_runs.append(repeat_attempts[-1])
+        earlier_runs += repeat_attempts[:-1]
+    return LoadedCell(cell_id, cell, latest_runs, earlier_runs)
 
 
 def _split_searched_cells(workspace: Workspace, expansion: Expansion) -> tuple[Expansion, list[SearchPath]]:
@@ -101,17 +106,22 @@ def _split_searched_cells(workspace: Workspace, expansion: Expansion) -> tuple[E
     """
     cells: list[ExpandedCell] = []
     search_paths: list[SearchPath] = []
-    for entry in expansion.cells:
-        if entry.search is None:
-            cells.append(entry)
+    for expanded_cell in expansion.cells:
+        if expanded_cell.search is None:
+            cells.append(expanded_cell)
             continue
-        repeats = range(1, len(entry.runs) + 1)
-        paths = [search_path.follow_search(workspace.runs, entry.cell, entry.search, repeat) for repeat in repeats]
+        repeat_numbers = range(1, len(expanded_cell.runs) + 1)
+        paths = [
+            search_path.follow_search(workspace.runs, expanded_cell.cell, expanded_cell.search, repeat)
+            for repeat in repeat_numbers
+        ]
         runs: dict[int, list[str]] = {}
         for path in paths:
             for attempt in path.tries:
                 runs.setdefault(attempt.size, []).append(attempt.run)
-        tried_cells = [(try_cell(entry.cell, size), names) for size, names in sorted(runs.items())]
-        cells += [ExpandedCell(cell.name(), cell, names, entry.search) for cell, names in tried_cells] or [entry]
+        tried_cells = [(try_cell(expanded_cell.cell, batch_size), run_ids) for batch_size, run_ids in sorted(runs.items())]
+        cells += [ExpandedCell(cell.name(), cell, run_ids, expanded_cell.search) for cell, run_ids in tried_cells] or [
+            expanded_cell
+        ]
         search_paths += paths
     return msgspec.structs.replace(expansion, cells=cells), search_paths

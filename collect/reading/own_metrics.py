@@ -26,7 +26,7 @@ from shardlab.plugins.plugin_kind import PluginKind
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
-NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
+METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 TIME_LIMIT_S = 3600  # time limit in seconds of the separate process, which itself reads all records of the matrix
 
 
@@ -57,23 +57,24 @@ class OwnMetrics(msgspec.Struct, frozen=True):
 
     def remarks(self) -> list[str]:
         """The remarks for a report: which file computed which metrics, and which metrics could not be computed."""
-        by_code: dict[tuple[str, str], list[str]] = {}
+        names_of_code: dict[tuple[str, str], list[str]] = {}
         for described in self.metrics:
-            by_code.setdefault((described.file, described.code), []).append(described.name)
-        texts = [
+            names_of_code.setdefault((described.file, described.code), []).append(described.name)
+        remark_texts = [
             f"own metrics of the workspace: {', '.join(names)} by {file} (digest {code})"
-            for (file, code), names in by_code.items()
+            for (file, code), names in names_of_code.items()
         ]
-        return [*texts, *self.faults]
+        return [*remark_texts, *self.faults]
 
     def add_to_menu(self) -> None:
         """Add these metrics, without their functions, to `collect.metric.all_metrics`. They replace those of earlier calls."""
         metric.set_workspace_metrics([
-            Metric(name=o.name, unit=o.unit, direction=o.direction, definition=o.definition, column=o.column, reads=o.reads)
-            for o in self.metrics
+            Metric(name=described.name, unit=described.unit, direction=described.direction,
+                   definition=described.definition, column=described.column, reads=described.reads)
+            for described in self.metrics
         ])  # fmt: skip
 
-    def add_to(self, loaded: Loaded) -> None:
+    def add_to_runs(self, loaded: Loaded) -> None:
         """Add these metrics to `collect.metric.all_metrics`, and their values to the runs of `loaded`."""
         self.add_to_menu()
         for run in loaded.runs:
@@ -81,71 +82,87 @@ class OwnMetrics(msgspec.Struct, frozen=True):
                 run.quantities = metric.compute_quantities(run) | self.values[run.run_id]
 
 
-METRICS = PluginKind("metric", "metrics", OwnMetrics)
+METRIC_PLUGINS = PluginKind("metric", "metrics", OwnMetrics)
 
 
-def compute_own_metrics(workspace: Workspace, matrix: str | None, *, owner: Workspace | None = None) -> OwnMetrics:
+def compute_own_metrics(workspace: Workspace, matrix: str | None, *, cache_owner: Workspace | None = None) -> OwnMetrics:
     """The metrics that the workspace defines itself, and their values for the runs of a matrix.
 
     matrix: the name of the matrix; None: no values are computed. owner: the workspace of which `workspace` is a copy, if it
     is one. If the user may not act in the owner (shardlab.workspace.workspace_trust), no file is executed, and
     `faults` of the result says so. Raises WorkspaceError if a file of the workspace cannot be read.
     """
-    folder = workspace.path / METRICS.folder
-    paths = plugin_source.plugin_files(folder)
-    if not paths:
+    folder = workspace.path / METRIC_PLUGINS.folder
+    plugin_paths = plugin_source.plugin_files(folder)
+    if not plugin_paths:
         return OwnMetrics()
-    words = ["collect.reading.own_metrics", str(workspace.path), matrix or "", *map(str, paths)]
+    arguments = ["collect.reading.own_metrics", str(workspace.path), matrix or "", *map(str, plugin_paths)]
     try:
-        workspace_trust.must_be_allowed(owner or workspace, f"execute {paths[0]}")
-        return plugin_process.ask_process(words, folder, METRICS.answer, TIME_LIMIT_S)
+        workspace_trust.must_be_allowed(cache_owner or workspace, f"execute {plugin_paths[0]}")
+        return plugin_process.ask_process(arguments, folder, METRIC_PLUGINS.answer, TIME_LIMIT_S)
     except InputError as error:
         return OwnMetrics(faults=[str(error)])
 
 
-def main(workspace: str, matrix: str, *words: str) -> None:
+def main(workspace: str, matrix: str, *path_words: str) -> None:
     """Write the metrics, their values, and the faults to a JSON file, in the form of `OwnMetrics`.
 
     workspace: the path of the workspace. matrix: the name of the matrix for whose runs values are computed; '': no values.
     words: the files that define metrics, then `--out`, then the JSON file.
     """
-    *paths, _, answer = words
-    described_metrics: list[DescribedMetric] = []
+    *paths, _, answer_path = path_words
+    describeds: list[DescribedMetric] = []
     faults: list[str] = []
-    defined: dict[str, tuple[str, Metric]] = {}  # name of a metric -> (path of the file that defines it, the metric)
+    defined_metrics: dict[str, tuple[str, Metric]] = {}  # name of a metric -> (path of the file that defines it, the metric)
     for path in map(Path, paths):
         try:
             source = plugin_source.read_plugin(path)
-            for entry in _check_metrics(path, getattr(own_code.execute_plugin(source), "METRICS", None)):
-                METRICS.must_be_new(path, entry.name, list_shipped_names(), {name: file for name, (file, _) in defined.items()})
-                defined[entry.name] = (str(path), entry)
-                facts = (entry.name, entry.unit, entry.direction, entry.definition, entry.column)
-                described_metrics.append(DescribedMetric(*facts, str(path), source.digest, entry.reads))
+            for own_metric in _check_metrics(path, getattr(own_code.execute_plugin(source), "METRICS", None)):
+                METRIC_PLUGINS.must_be_new(
+                    path, own_metric.name, list_shipped_names(), {name: file for name, (file, _) in defined_metrics.items()}
+                )
+                defined_metrics[own_metric.name] = (str(path), own_metric)
+                described_values = (
+                    own_metric.name,
+                    own_metric.unit,
+                    own_metric.direction,
+                    own_metric.definition,
+                    own_metric.column,
+                )
+                describeds.append(DescribedMetric(*described_values, str(path), source.digest, own_metric.reads))
         except InputError as error:
             faults.append(str(error))
-    values: dict[str, dict[str, Quantity]] = {}
-    runs = load_matrix(Workspace(Path(workspace)), matrix).runs if matrix and defined else []
+    value_of_run: dict[str, dict[str, Quantity]] = {}
+    runs = load_matrix(Workspace(Path(workspace)), matrix).runs if matrix and defined_metrics else []
     for run in (run for run in runs if run.completed):
-        run_values = {name: _compute_value(file, entry, run, faults) for name, (file, entry) in defined.items()}
-        values[run.run_id] = {name: value for name, value in run_values.items() if value is not None}
-    files.write_json(Path(answer), OwnMetrics(described_metrics, values, list(dict.fromkeys(faults))), sync=False)
+        run_values = {
+            name: _compute_value(file, own_metric, run, faults) for name, (file, own_metric) in defined_metrics.items()
+        }
+        value_of_run[run.run_id] = {name: value for name, value in run_values.items() if value is not None}
+    files.write_json(Path(answer_path), OwnMetrics(describeds, value_of_run, list(dict.fromkeys(faults))), sync=False)
 
 
 def list_shipped_names() -> set[str]:
     """The names of the metrics of shardlab, which a workspace cannot define again."""
-    return {*metric_names.KNOWN, *(shipped.name for shipped in metric.all_metrics())}
+    return {*metric_names.KNOWN, *(shipped_metric.name for shipped_metric in metric.all_metrics())}
 
 
-def _check_metrics(path: Path, value: object) -> list[Metric]:
+def _check_metrics(path: Path, metrics_value: object) -> list[Metric]:
     """Check the value of the variable METRICS of a file, and return its metrics as a list. path: the file. value: the value.
 
     Raises InputError if the value is not a tuple or list of metrics, or if a metric is not a function of one run.
     """
-    if not isinstance(value, (tuple, list)) or not value or not all(isinstance(own_metric, Metric) for own_metric in value):
+    if (
+        not isinstance(metrics_value, (tuple, list))
+        or not metrics_value
+        or not all(isinstance(own_metric, Metric) for own_metric in metrics_value)
+    ):
         raise InputError(f"{path}: METRICS is no tuple of metrics. Needed: METRICS = (Metric(...),) of collect.metric.")
-    for own_metric in value:
-        if not isinstance(own_metric.name, str) or not NAME.fullmatch(own_metric.name):
-            raise InputError(f"{path}: {str(own_metric.name)[:40]!r} cannot be the name of a metric. Allowed: {NAME.pattern}.")
+    for own_metric in metrics_value:
+        if not isinstance(own_metric.name, str) or not METRIC_NAME.fullmatch(own_metric.name):
+            raise InputError(
+                f"{path}: {str(own_metric.name)[:40]!r} cannot be the name of a metric. Allowed: {METRIC_NAME.pattern}."
+            )
         if own_metric.of_run is None or own_metric.of_run_at is not None or own_metric.of_cells is not None:
             raise InputError(f"{path}: the metric {own_metric.name} has no `of_run`, or has more. Allowed: metrics of one run.")
         try:
@@ -154,28 +171,28 @@ def _check_metrics(path: Path, value: object) -> list[Metric]:
             raise InputError(
                 f"{path}: `reads` of the metric {own_metric.name}: {error}. Needed: Reads of collect.metric."
             ) from error
-    return list(value)
+    return list(metrics_value)
 
 
-def _compute_value(file: str, entry: Metric, run: LoadedRun, faults: list[str]) -> Quantity | None:
+def _compute_value(file_name: str, own_metric: Metric, run: LoadedRun, faults: list[str]) -> Quantity | None:
     """The value of a metric for a run; None if the value is not known.
 
     If the function of the metric raises an error, or returns anything but a number in the right unit, the result is also None,
     and a sentence is added to `faults`.
     """
-    assert entry.of_run is not None
+    assert own_metric.of_run is not None
     try:
-        value = entry.of_run(run)
+        value = own_metric.of_run(run)
     except Exception as error:  # noqa: BLE001 - code of a user may raise any error
-        faults.append(f"{own_code.describe_error(file, error)} So {entry.name} of {run.run_id} is not known.")
+        faults.append(f"{own_code.describe_error(file_name, error)} So {own_metric.name} of {run.run_id} is not known.")
         return None
     if value is None:
         return None
     is_number = isinstance(value, Quantity) and type(value.value) in (int, float) and math.isfinite(value.value)
-    if not is_number or value.unit != entry.unit:
+    if not is_number or value.unit != own_metric.unit:
         faults.append(
-            f"{file}: {entry.name} of {run.run_id} is {str(value)[:80]}. Allowed: Quantity(NUMBER, {entry.unit!r}), or None "
-            "if it is not known."
+            f"{file_name}: {own_metric.name} of {run.run_id} is {str(value)[:80]}. Allowed: "
+            f"Quantity(NUMBER, {own_metric.unit!r}), or None if it is not known."
         )
         return None
     return value

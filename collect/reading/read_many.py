@@ -32,41 +32,47 @@ from collect.sources.steps import Frames
 from shardlab.runs.rundir import RunDir
 
 MOST_RECORDS = 50_000  # step records and samples are moved into frames, which need less memory, when there are this many
-MANY = 2_000  # with this many runs or more, several processes read; a start of a process takes as long as reading half of them
-PART = 100  # runs that a process reads per task: few, so that Ctrl-C does not wait long and the ids fit into a pipe's buffer
-PROCESSES = 4  # largest number of reading processes: more would not help, because one process must receive the runs from all
+PARALLEL_RUNS = (
+    2_000  # with this many runs or more, several processes read; a start of a process takes as long as reading half of them
+)
+RUNS_PER_TASK = (
+    100  # runs that a process reads per task: few, so that Ctrl-C does not wait long and the ids fit into a pipe's buffer
+)
+MOST_PROCESSES = (
+    4  # largest number of reading processes: more would not help, because one process must receive the runs from all
+)
 # Errors of the pool of processes. After such an error, this process reads the remaining runs itself. Causes of the errors:
 # there is no memory for another process or for the runs that a process sends; a value cannot be part of a message (text that
 # is not UTF-8); or a process died while the next process was started, so that the pool closed a pipe of the next
 # process (ValueError).
 _POOL_ERRORS = (BrokenProcessPool, OSError, MemoryError, OverflowError, ValueError)
 
-Packed = list[bytes]  # a batch of runs as bytes: the runs with coverage, then three frames of steps, then four of samples
+PackedRuns = list[bytes]  # a batch of runs as bytes: the runs with coverage, then three frames of steps, then four of samples
 
 
-def read_runs(runs: Path, run_ids: Sequence[str], telemetry: Telemetry = "read") -> Iterator[LoadedRun]:
+def read_runs(runs_folder: Path, run_ids: Sequence[str], telemetry: Telemetry = "read") -> Iterator[LoadedRun]:
     """Read these runs of the folder `runs`, in the order of `run_ids`."""
     read_count = 0
-    processes = min(len(os.sched_getaffinity(0)), PROCESSES)
-    if len(run_ids) >= MANY and processes > 1:
+    process_count = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+    if len(run_ids) >= PARALLEL_RUNS and process_count > 1:
         with contextlib.suppress(*_POOL_ERRORS):  # after an error of the pool, this process reads the remaining runs
-            for run in _read_in_processes(runs, run_ids, telemetry, processes):
+            for run in _read_in_processes(runs_folder, run_ids, telemetry, process_count):
                 read_count += 1
                 yield run
-    for batch in _read_batches(runs, run_ids[read_count:], telemetry):
+    for batch in _read_batches(runs_folder, run_ids[read_count:], telemetry):
         _split_frames(batch, *_build_frames(batch))
         yield from batch
 
 
-def _read_batches(runs: Path, run_ids: Sequence[str], telemetry: Telemetry) -> Iterator[list[LoadedRun]]:
+def _read_batches(runs_folder: Path, run_ids: Sequence[str], telemetry: Telemetry) -> Iterator[list[LoadedRun]]:
     batch: list[LoadedRun] = []
-    count = 0
+    record_count = 0
     for run_id in run_ids:
-        batch.append(run := LoadedRun.read(RunDir(runs / run_id), telemetry))
-        count += run.count
-        if count > MOST_RECORDS:
+        batch.append(run := LoadedRun.read(RunDir(runs_folder / run_id), telemetry))
+        record_count += run.count
+        if record_count > MOST_RECORDS:
             yield batch
-            batch, count = [], 0
+            batch, record_count = [], 0
     yield batch
 
 
@@ -83,18 +89,20 @@ def _build_frames(batch: Sequence[LoadedRun]) -> tuple[Frames, Samples]:
 
 def _split_frames(batch: Sequence[LoadedRun], step_frames: Frames, sample_frames: Samples) -> None:
     """Split the common frames of a batch: each run of the batch gets the rows that belong to it."""
-    parts = zip(*(steps.split_by_run(rows, len(batch)) for rows in (*step_frames, *sample_frames)), strict=True)
-    for run, (all_steps, timed_steps, world, *sample_rows) in zip(batch, parts, strict=True):
-        run.step_frames, run.samples = Frames(all_steps, timed_steps, world), Samples(*sample_rows)
+    run_frames = zip(*(steps.split_by_run(frame, len(batch)) for frame in (*step_frames, *sample_frames)), strict=True)
+    for run, (all_steps, timed_steps, world_steps, *sample_rows) in zip(batch, run_frames, strict=True):
+        run.step_frames, run.samples = Frames(all_steps, timed_steps, world_steps), Samples(*sample_rows)
 
 
-def _read_in_processes(runs: Path, run_ids: Sequence[str], telemetry: Telemetry, processes: int) -> Iterator[LoadedRun]:
-    parts = [run_ids[start : start + PART] for start in range(0, len(run_ids), PART)]
-    context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of polars hold
-    with ProcessPoolExecutor(processes, context, initializer=_prepare_process) as pool:
-        for answer in pool.map(read_and_pack, repeat(str(runs)), parts, repeat(telemetry)):
-            for packed in answer:
-                yield from _unpack_runs(packed)
+def _read_in_processes(
+    runs_folder: Path, run_ids: Sequence[str], telemetry: Telemetry, process_count: int
+) -> Iterator[LoadedRun]:
+    task_run_ids = [run_ids[first_index : first_index + RUNS_PER_TASK] for first_index in range(0, len(run_ids), RUNS_PER_TASK)]
+    spawn_context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of polars hold
+    with ProcessPoolExecutor(process_count, spawn_context, initializer=_prepare_process) as pool:
+        for packed_batches in pool.map(read_and_pack, repeat(str(runs_folder)), task_run_ids, repeat(telemetry)):
+            for packed_batch in packed_batches:
+                yield from _unpack_runs(packed_batch)
 
 
 def _prepare_process() -> None:
@@ -105,40 +113,40 @@ def _prepare_process() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def follow() -> None:
+    def exit_with_parent() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=follow, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
-def read_and_pack(runs: str, run_ids: Sequence[str], telemetry: Telemetry = "read") -> list[Packed]:
+def read_and_pack(runs_folder: str, run_ids: Sequence[str], telemetry: Telemetry = "read") -> list[PackedRuns]:
     """Read runs in a process of the pool. Returns one packed batch for each batch of runs.
 
     The metrics of completed runs are computed in this process, too; but not those of profiled runs, which need the traces.
     """
-    return [_pack_runs(batch) for batch in _read_batches(Path(runs), run_ids, telemetry)]
+    return [_pack_runs(batch) for batch in _read_batches(Path(runs_folder), run_ids, telemetry)]
 
 
-def _pack_runs(batch: Sequence[LoadedRun]) -> Packed:
+def _pack_runs(batch: Sequence[LoadedRun]) -> PackedRuns:
     frames = _build_frames(batch)
     _split_frames(batch, *frames)
     for run in batch:
         if run.completed and not run.profiled:
             metric.compute_quantities(run)
     runs_with_coverage = [(run, run.coverage) for run in batch]
-    packed = [msgspec.msgpack.encode(runs_with_coverage, enc_hook=lambda folder: str(folder.path))]
-    for rows in (rows for part in frames for rows in part):
-        rows.write_ipc_stream(stream := io.BytesIO())
-        packed.append(stream.getvalue())
-    return packed
+    packed_parts = [msgspec.msgpack.encode(runs_with_coverage, enc_hook=lambda folder: str(folder.path))]
+    for frame in (frame for frame_group in frames for frame in frame_group):
+        frame.write_ipc_stream(stream := io.BytesIO())
+        packed_parts.append(stream.getvalue())
+    return packed_parts
 
 
-def _unpack_runs(packed: Packed) -> list[LoadedRun]:
+def _unpack_runs(packed_parts: PackedRuns) -> list[LoadedRun]:
     runs_with_coverage = msgspec.msgpack.decode(
-        packed[0], type=list[tuple[LoadedRun, list[Coverage]]], dec_hook=lambda kind, path: kind(Path(path))
+        packed_parts[0], type=list[tuple[LoadedRun, list[Coverage]]], dec_hook=lambda path_type, path: path_type(Path(path))
     )
-    frames = [pl.read_ipc_stream(part) for part in packed[1:]]
+    frames = [pl.read_ipc_stream(frame_bytes) for frame_bytes in packed_parts[1:]]
     batch = [run for run, _ in runs_with_coverage]
     _split_frames(batch, Frames(*frames[:3]), Samples(*frames[3:]))
     for run, coverage in runs_with_coverage:

@@ -13,10 +13,10 @@ def print_unreadable_runs(output: Output, runs: Iterable[tuple[RunDir, str]]) ->
 
     runs: (folder of a run, why its records cannot be read; '' if they can be read).
     """
-    code = 0
+    exit_code = 0
     for folder, unreadable_reason in runs:
         if unreadable_reason:
             remedy = f"restore the file, or move the folder {folder.path} out of runs/, and run the same command again"
             output.print_remark(f"{folder.run_id}: set aside: {unreadable_reason.rstrip('.')}; {remedy}.", style="red")
-            code = 1
-    return code
+            exit_code = 1
+    return exit_code

@@ -9,7 +9,7 @@ import msgspec
 
 from collect.findings.traffic import HostTraffic, RunTraffic
 from collect.loading.loaded_run import LoadedRun
-from collect.loading.records import NO_FOLDER
+from collect.loading.records import NO_FOLDER_STATE
 from collect.reading.load import Loaded, LoadedCell
 from collect.summary import Summary
 from collect.verdicts import reasons
@@ -45,7 +45,7 @@ def cell_provenance(loaded: LoadedCell) -> CellProvenance:
 
 
 def _run_provenance(run: LoadedRun) -> RunProvenance:
-    if run.verdict == NO_FOLDER:
+    if run.verdict == NO_FOLDER_STATE:
         return RunProvenance([], None)
     records = {
         "run.json": run.run,

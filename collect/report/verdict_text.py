@@ -12,7 +12,7 @@ from collect.verdicts import reasons
 from collect.verdicts.claims import ClaimNumber, Verdict
 from collect.verdicts.printed_number import COUNTED
 from collect.verdicts.reported import ReportedResult
-from collect.verdicts.uncertain_number import ALONE, POOLED
+from collect.verdicts.uncertain_number import ALONE_TEXT, POOLED_TEXT
 from shardlab.terminal import notation
 
 STYLES = {"reproduced": "green", "contradicted": "red", "undecided": "yellow", "ambiguous": "yellow", "not run": "dim"}
@@ -72,7 +72,7 @@ def number_text(number: ClaimNumber) -> str:
     """A number in the test of a claim, as text: `call = 58.2 s (57.9 to 58.5, n = 3)`."""
     if isinstance(number.value, str):
         return f"{number.call} = {number.value}"
-    details = [f"n = {number.n}", number.how] if number.how not in ("", ALONE) else [number.how or f"n = {number.n}"]
+    details = [f"n = {number.n}", number.how] if number.how not in ("", ALONE_TEXT) else [number.how or f"n = {number.n}"]
     if number.low is not None and number.high is not None and number.low != number.high:
         details.insert(0, format_interval(number.low, number.high, number.unit))
     return f"{number.call} = {format_quantity(number.value, number.unit)} ({', '.join(details)})"
@@ -123,7 +123,7 @@ def reported_lines(summary: Summary, labels: Mapping[str, str]) -> list[Reported
 
 def uses_pooled_noise(summary: Summary) -> bool:
     """Whether the interval of any measured number was computed from the noise of all repeated cells."""
-    return any(entry.how == POOLED for entry in summary.reported)
+    return any(entry.how == POOLED_TEXT for entry in summary.reported)
 
 
 def reported_counts(summary: Summary) -> str:
@@ -148,7 +148,7 @@ def _reported_line(entry: ReportedResult, labels: Mapping[str, str], shared_reas
         if entry.low is not None and entry.high is not None and entry.low != entry.high:
             spread = format_interval(entry.low, entry.high, entry.unit)
     unshared = [clause for clause in entry.reasons if clause not in shared_reasons and not clause.startswith(reasons.ASSUMED)]
-    clauses = [clause for clause in (entry.why, *unshared, entry.how if entry.how == ALONE else "") if clause]
+    clauses = [clause for clause in (entry.why, *unshared, entry.how if entry.how == ALONE_TEXT else "") if clause]
     cell_filter = ", ".join(f"{key} {value}" for key, value in entry.cell.items())
     return ReportedLine(
         where=entry.where,

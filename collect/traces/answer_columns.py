@@ -9,35 +9,35 @@ from shardlab.terminal import notation
 from shardlab.terminal.table import Column
 
 Row = TypeVar("Row")
-Number = Callable[[Row], float | None]
+GetNumber = Callable[[Row], float | None]
 
 MOST_ROWS = 12  # the most rows of a run or cell that a table shows; the JSON documents contain all rows
 MOST_LAYERS = 40  # the same for the table of modules
 LONGEST_NAME = 72  # the most characters of the name of a kernel: names of C++ templates may have hundreds of characters
 
 
-def ms_column(heading: str, ns: Number[Row]) -> Column[Row]:
+def ms_column(heading: str, get_ns: GetNumber[Row]) -> Column[Row]:
     """A column of times in milliseconds. ns: the time of a row in nanoseconds; None: not known."""
-    return Column(heading, ns, "ms", scale=1e6)
+    return Column(heading, get_ns, "ms", scale=1e6)
 
 
-def us_column(heading: str, ns: Number[Row]) -> Column[Row]:
+def us_column(heading: str, get_ns: GetNumber[Row]) -> Column[Row]:
     """A column of times in microseconds. ns: the time of a row in nanoseconds; None: not known."""
-    return Column(heading, ns, "us", scale=1e3)
+    return Column(heading, get_ns, "us", scale=1e3)
 
 
-def mib_column(heading: str, size: Number[Row]) -> Column[Row]:
+def mib_column(heading: str, get_bytes: GetNumber[Row]) -> Column[Row]:
     """A column of sizes in MiB. size: the size of a row in bytes; None: not known."""
-    return Column(heading, size, "MiB", scale=notation.MIB)
+    return Column(heading, get_bytes, "MiB", scale=notation.MIB)
 
 
-def name_column(heading: str, name: Callable[[Row], str]) -> Column[Row]:
+def name_column(heading: str, get_name: Callable[[Row], str]) -> Column[Row]:
     """A column of names of operators or kernels, of which long names are cut."""
-    return Column(heading, name, longest=LONGEST_NAME, is_code=True, is_number=False)
+    return Column(heading, get_name, longest=LONGEST_NAME, is_code=True, is_number=False)
 
 
 # Columns that have the same values in the rows of a run, which the terminal shows, and in the rows of a cell, on the page.
-RATE_COLUMNS: tuple[Column[Any], ...] = (
+BANDWIDTH_COLUMNS: tuple[Column[Any], ...] = (
     Column("Hidden", lambda use: use.hidden_pct, "%"),
     Column("Algorithm bandwidth", lambda use: use.algorithm_gb_per_s, "GB/s"),
     Column("Bus bandwidth", lambda use: use.bus_gb_per_s, "GB/s"),
@@ -51,7 +51,7 @@ SIZE_COLUMNS: tuple[Column[Any], ...] = (
     Column("K", lambda product: product.k),
     Column("Calls", lambda product: product.calls),
 )
-ACHIEVED: Column[Any] = Column("Achieved", lambda product: product.flops_per_s, "TFLOP/s", scale=1e12)
+ACHIEVED_FLOPS_COLUMN: Column[Any] = Column("Achieved", lambda product: product.flops_per_s, "TFLOP/s", scale=1e12)
 ATTENTION_COLUMNS: tuple[Column[Any], ...] = (
     Column("Implementation", lambda use: use.backend),
     Column("Pass", lambda use: "backward" if use.backward else "forward"),

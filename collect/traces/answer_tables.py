@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from collect.traces import attention, layers, matrix_products
 from collect.traces.answer_columns import (
-    ACHIEVED,
+    ACHIEVED_FLOPS_COLUMN,
     ATTENTION_COLUMNS,
+    BANDWIDTH_COLUMNS,
     MOST_LAYERS,
     MOST_ROWS,
-    RATE_COLUMNS,
     SIZE_COLUMNS,
     mib_column,
     ms_column,
@@ -28,17 +28,17 @@ from shardlab.terminal.console import Output
 from shardlab.terminal.table import Column, Table
 
 Entry = TypeVar("Entry")
-_NO_CAUSE = "idle time by cause: the traces hold no calls that launch kernels, so the causes are not known."
+_NO_CAUSE_NOTE = "idle time by cause: the traces hold no calls that launch kernels, so the causes are not known."
 _ALL_RANKS = "all ranks together"
-_RANK: Column[Any] = Column("Rank", lambda row: row[0].rank)  # of rows that are pairs of a rank and one of its entries
+_RANK_COLUMN: Column[Any] = Column("Rank", lambda row: row[0].rank)  # of rows that are pairs of a rank and one of its entries
 
 
 def print_answer_tables(output: Output, answers: RunAnswers) -> None:
     """Print the tables that explain the time of a step. Where data is missing, a line says so, or says how to record it."""
     ranks = answers.ranks
-    waits, causes = make_waits_table(answers), make_idle_table(ranks)
+    waits_table, idle_table = make_waits_table(answers), make_idle_table(ranks)
     tables = (
-        *(make_collectives_table(answers), waits, causes, make_phases_table(ranks)),
+        *(make_collectives_table(answers), waits_table, idle_table, make_phases_table(ranks)),
         *(make_layers_table(ranks), make_memory_table(ranks), make_products_table(ranks), make_attention_table(ranks)),
     )
     for table in tables:
@@ -50,22 +50,22 @@ def print_answer_tables(output: Output, answers: RunAnswers) -> None:
 
 
 def _print_missing_details(output: Output, ranks: Sequence[RankAnalysis]) -> None:
-    kinds = (
+    detail_kinds = (
         ("modules", "stacks", any(analysis.layers for analysis in ranks)),
         ("memory", "memory", any(analysis.memory for analysis in ranks)),
         ("shapes of matrix products", "shapes", any(analysis.products for analysis in ranks)),
     )
-    missing_kinds = [(data, option) for data, option, is_recorded in kinds if not is_recorded]
+    missing_kinds = [(detail_name, option) for detail_name, option, is_recorded in detail_kinds if not is_recorded]
     if ranks and missing_kinds:
         output.print_line(
-            f"not recorded: {', '.join(data for data, _ in missing_kinds)}. "
+            f"not recorded: {', '.join(detail_name for detail_name, _ in missing_kinds)}. "
             f"`instruments: {{profile: {{{', '.join(f'{option}: true' for _, option in missing_kinds)}}}}}` records them."
         )
 
 
 def make_collectives_table(answers: RunAnswers) -> Table[Any]:
     """The collectives by process group, the longest total time first."""
-    uses = answers.collectives
+    collective_uses = answers.collectives
     columns: list[Column[Any]] = [
         Column("Collective", lambda use: use.collective),
         Column("Process group", lambda use: use.group.label, is_number=False),
@@ -75,43 +75,43 @@ def make_collectives_table(answers: RunAnswers) -> Table[Any]:
         ms_column("Total", lambda use: use.total_ns),
         us_column("Mean", lambda use: use.total_ns / use.calls),
         us_column("Transfer", lambda use: None if use.transfer_ns is None else use.transfer_ns / use.calls),
-        *RATE_COLUMNS,
+        *BANDWIDTH_COLUMNS,
         Column("Of link", lambda use: use.link_pct, "%"),
     ]
-    are_sizes_known = all(use.message_bytes is not None for use in uses)
+    are_sizes_known = all(use.message_bytes is not None for use in collective_uses)
     note = "blank bandwidth: the trace does not record the elements or the process group of each call."
     title = f"collectives by process group, {_ALL_RANKS}"
-    return Table(title, columns, uses, note="" if are_sizes_known else note, most_rows=MOST_ROWS)
+    return Table(title, columns, collective_uses, note="" if are_sizes_known else note, most_rows=MOST_ROWS)
 
 
 def make_waits_table(answers: RunAnswers) -> Table[Any]:
     """How long each rank waited for slow ranks. Without rows, the note says why this is not known."""
     waits = answers.waits
     columns: list[Column[Any]] = [
-        Column("Rank", lambda wait: wait.rank),
-        Column("Calls", lambda wait: wait.calls),
-        Column("Started last", lambda wait: wait.last),
-        ms_column("Waited", lambda wait: wait.waited_ns),
-        ms_column("Lost", lambda wait: wait.lost_ns),
-        Column("Lost", lambda wait: wait.lost_pct, "%"),
-        ms_column("Others waited for it", lambda wait: wait.caused_ns),
+        Column("Rank", lambda rank_wait: rank_wait.rank),
+        Column("Calls", lambda rank_wait: rank_wait.calls),
+        Column("Started last", lambda rank_wait: rank_wait.last),
+        ms_column("Waited", lambda rank_wait: rank_wait.waited_ns),
+        ms_column("Lost", lambda rank_wait: rank_wait.lost_ns),
+        Column("Lost", lambda rank_wait: rank_wait.lost_pct, "%"),
+        ms_column("Others waited for it", lambda rank_wait: rank_wait.caused_ns),
     ]
     if waits.why:
         note = f"waiting for slow ranks: not known, because {waits.why}." if answers.collectives else ""
         return Table("", columns, [], note=note)
-    slowest = waits.straggler
-    share = "" if waits.lost_pct is None else notation.format_number(waits.lost_pct)
-    title = f"waiting for slow ranks: {share} % of the time is lost"
-    title += f"; rank {slowest.rank} lets the others wait the longest" if slowest else ""
+    straggler = waits.straggler
+    lost_pct_text = "" if waits.lost_pct is None else notation.format_number(waits.lost_pct)
+    title = f"waiting for slow ranks: {lost_pct_text} % of the time is lost"
+    title += f"; rank {straggler.rank} lets the others wait the longest" if straggler else ""
     note = f"{waits.unmatched:,} calls are not matched over ranks: the ranks of the group called others in that step."
     return Table(title, columns, waits.ranks, note=note if waits.unmatched else "")
 
 
 def make_idle_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
     """The idle time of each rank by cause. Without rows, the note says if the causes of idle time are not known."""
-    rows = [(analysis, analysis.idle, analysis.launches) for analysis in ranks if analysis.idle is not None]
+    idle_rows = [(analysis, analysis.idle, analysis.launches) for analysis in ranks if analysis.idle is not None]
     columns: list[Column[Any]] = [
-        _RANK,
+        _RANK_COLUMN,
         ms_column("Idle", lambda row: row[0].idle_ns),
         ms_column("Host launched nothing", lambda row: row[1].host_ns),
         ms_column("Waiting for communication", lambda row: row[1].communication_ns),
@@ -119,14 +119,14 @@ def make_idle_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
         us_column("Launch delay, median", lambda row: None if row[2] is None else row[2].median_ns),
         us_column("Launch delay, longest", lambda row: None if row[2] is None else row[2].longest_ns),
     ]
-    has_unknown_causes = not rows and any(analysis.idle_ns for analysis in ranks)
-    return Table("idle time by cause", columns, rows, note=_NO_CAUSE if has_unknown_causes else "")
+    has_unknown_causes = not idle_rows and any(analysis.idle_ns for analysis in ranks)
+    return Table("idle time by cause", columns, idle_rows, note=_NO_CAUSE_NOTE if has_unknown_causes else "")
 
 
 def make_phases_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
     """The phases of each rank."""
     columns: list[Column[Any]] = [
-        _RANK,
+        _RANK_COLUMN,
         Column("Phase", lambda row: row[1].phase),
         ms_column("Host", lambda row: row[1].host_ns),
         ms_column("GPU", lambda row: row[1].device_ns),
@@ -147,47 +147,49 @@ def make_layers_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
         ms_column("Host, forward", lambda layer: layer.forward_host_ns),
         ms_column("Host, backward", lambda layer: layer.backward_host_ns),
     ]
-    rows = layers.sum_layers(layer for rank in ranks for layer in rank.layers)
-    return Table(f"modules with all that they call, {_ALL_RANKS}", columns, rows, most_rows=MOST_LAYERS)
+    layer_sums = layers.sum_layers(layer for rank in ranks for layer in rank.layers)
+    return Table(f"modules with all that they call, {_ALL_RANKS}", columns, layer_sums, most_rows=MOST_LAYERS)
 
 
 def make_memory_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
     """The memory of each device of each rank."""
     columns: list[Column[Any]] = [
-        _RANK,
+        _RANK_COLUMN,
         Column("Device", lambda row: row[1].device),
         mib_column("At the start", lambda row: row[1].start_bytes),
         mib_column("At the end", lambda row: row[1].end_bytes),
         mib_column("Peak", lambda row: row[1].peak_bytes),
         mib_column("Peak reserved", lambda row: row[1].peak_reserved_bytes),
     ]
-    rows = _pair_with_rank(ranks, lambda rank: rank.memory)
-    on_cpu = any(use.device == "cpu" for _, use in rows)
-    title = f"memory of the allocators in the profiled steps{'; cpu: since the recording began' if on_cpu else ''}"
-    return Table(title, columns, rows)
+    memory_rows = _pair_with_rank(ranks, lambda rank: rank.memory)
+    has_cpu_memory = any(use.device == "cpu" for _, use in memory_rows)
+    title = f"memory of the allocators in the profiled steps{'; cpu: since the recording began' if has_cpu_memory else ''}"
+    return Table(title, columns, memory_rows)
 
 
 def make_products_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
     """The matrix products, the longest time first."""
     products = matrix_products.sum_products(product for rank in ranks for product in rank.products)
     flops, time_ns = sum(product.flops for product in products), sum(product.total_ns for product in products)
-    achieved = f": {notation.format_number(flops / time_ns / 1000)} TFLOP/s" if time_ns else ""
-    untimed = sum(product.untimed for product in products)
-    note = f"{untimed:,} more products have no recorded kernels, so their time is not known." if untimed else ""
-    columns = (*SIZE_COLUMNS, ms_column("Time", lambda product: product.total_ns), ACHIEVED)
-    return Table(f"matrix products, {_ALL_RANKS}{achieved}", columns, products, note=note, most_rows=MOST_ROWS)
+    achieved_text = f": {notation.format_number(flops / time_ns / 1000)} TFLOP/s" if time_ns else ""
+    untimed_count = sum(product.untimed for product in products)
+    note = f"{untimed_count:,} more products have no recorded kernels, so their time is not known." if untimed_count else ""
+    columns = (*SIZE_COLUMNS, ms_column("Time", lambda product: product.total_ns), ACHIEVED_FLOPS_COLUMN)
+    return Table(f"matrix products, {_ALL_RANKS}{achieved_text}", columns, products, note=note, most_rows=MOST_ROWS)
 
 
 def make_attention_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
     """The implementations of attention, the longest time first."""
-    uses = attention.sum_attention(use for rank in ranks for use in rank.attention)
+    attention_uses = attention.sum_attention(use for rank in ranks for use in rank.attention)
     columns = (*ATTENTION_COLUMNS, ms_column("Time", lambda use: use.total_ns))
-    return Table(f"attention, {_ALL_RANKS}", columns, uses, most_rows=MOST_ROWS)
+    return Table(f"attention, {_ALL_RANKS}", columns, attention_uses, most_rows=MOST_ROWS)
 
 
 def make_breakdown_table(run: str, breakdowns: Sequence[Breakdown], *, like_hta: bool) -> Table[Breakdown]:
     """The time of each rank by what it does. like_hta: whether the times are rounded as HolisticTraceAnalysis rounds them."""
-    rounding = "as HolisticTraceAnalysis rounds: whole microseconds, without the last profiler step" if like_hta else "exact"
+    rounding_text = (
+        "as HolisticTraceAnalysis rounds: whole microseconds, without the last profiler step" if like_hta else "exact"
+    )
     columns: list[Column[Breakdown]] = [
         Column("Rank", lambda breakdown: breakdown.rank),
         Column("Source", lambda breakdown: breakdown.source),
@@ -203,32 +205,34 @@ def make_breakdown_table(run: str, breakdowns: Sequence[Breakdown], *, like_hta:
         ms_column("Exposed communication", lambda breakdown: breakdown.exposed_communication_ns),
     ]
     note = "non-compute: something runs but nothing computes (exposed communication and exposed memory operations)."
-    return Table(f"{run} ({rounding})", columns, breakdowns, note=note)
+    return Table(f"{run} ({rounding_text})", columns, breakdowns, note=note)
 
 
 def make_tally_table(title: str, heading: str, tallies: Sequence[EventTally]) -> Table[EventTally]:
     """The events by name, the longest total time first. heading: the heading of the names."""
-    counts, times_ns = Counter[str](), defaultdict[str, int](int)
+    count_of_name, ns_of_name = Counter[str](), defaultdict[str, int](int)
     for tally in tallies:
-        counts[tally.name] += tally.count
-        times_ns[tally.name] += tally.total_ns
-    rows = [EventTally(name, counts[name], ns) for name, ns in sorted(times_ns.items(), key=lambda item: -item[1])]
+        count_of_name[tally.name] += tally.count
+        ns_of_name[tally.name] += tally.total_ns
+    name_tallies = [
+        EventTally(name, count_of_name[name], ns) for name, ns in sorted(ns_of_name.items(), key=lambda item: -item[1])
+    ]
     columns: list[Column[EventTally]] = [
         name_column(heading, lambda tally: tally.name),
         Column("Calls", lambda tally: tally.count),
         ms_column("Total", lambda tally: tally.total_ns),
         us_column("Mean", lambda tally: tally.mean_ns),
     ]
-    return Table(f"{title}, {_ALL_RANKS}", columns, rows, most_rows=MOST_ROWS)
+    return Table(f"{title}, {_ALL_RANKS}", columns, name_tallies, most_rows=MOST_ROWS)
 
 
-def make_operators_table(run: str, against: str, differences: Sequence[OperatorDifference]) -> Table[OperatorDifference]:
+def make_operators_table(run: str, other_run: str, differences: Sequence[OperatorDifference]) -> Table[OperatorDifference]:
     """The operators that only one of two runs calls, or that they call a different number of times."""
-    counts = Counter(entry.change for entry in differences)
-    counts_text = ", ".join(f"{counts[change]} {change}" for change in ("new", "gone", "changed", "same"))
-    rows = [entry for entry in differences if entry.change != "same"]
-    title = f"{run} against {against}, per step and rank: {counts_text}"
-    return Table(title, operator_columns("against"), rows, most_rows=MOST_ROWS)
+    count_of_change = Counter(difference.change for difference in differences)
+    counts_text = ", ".join(f"{count_of_change[change]} {change}" for change in ("new", "gone", "changed", "same"))
+    changed_operators = [difference for difference in differences if difference.change != "same"]
+    title = f"{run} against {other_run}, per step and rank: {counts_text}"
+    return Table(title, operator_columns("against"), changed_operators, most_rows=MOST_ROWS)
 
 
 def _pair_with_rank(

@@ -28,21 +28,21 @@ from collect.traces.rank_sums import merge_rows
 from collect.traces.trace import Trace
 
 Backend = Literal["flash", "efficient", "cudnn", "flex", "fused", "math"]
-_OPERATORS: tuple[tuple[re.Pattern[str], Backend], ...] = (
+_OPERATOR_PATTERNS: tuple[tuple[re.Pattern[str], Backend], ...] = (
     (re.compile(r"aten::_(?:scaled_dot_product_)?flash_attention|flash_attn(?:_\d)?::"), "flash"),
     (re.compile(r"aten::_(?:scaled_dot_product_)?efficient_attention"), "efficient"),
     (re.compile(r"aten::_(?:scaled_dot_product_)?cudnn_attention"), "cudnn"),
     (re.compile(r"aten::_scaled_dot_product_fused_attention"), "fused"),
     (re.compile(r"aten::_scaled_dot_product_attention_math"), "math"),
 )
-_KERNELS: tuple[tuple[re.Pattern[str], Backend], ...] = (
+_KERNEL_PATTERNS: tuple[tuple[re.Pattern[str], Backend], ...] = (
     (re.compile(r"cudnn.*sdpa", re.IGNORECASE), "cudnn"),  # tried before flash, because a name of cuDNN may contain "flash"
     (re.compile(r"triton_\w*flex_attention"), "flex"),
     (re.compile(r"fmha_cutlass|AttentionBackwardKernel|\bAttentionKernel<"), "efficient"),
     (re.compile(r"\bflash::|\bpytorch_flash::|\bflash_(?:fwd|bwd)|FlashAttn(?:Fwd|Bwd)"), "flash"),
     (re.compile(r"aotriton|\battn_fwd\b|\bbwd_kernel_(?:dk_dv|dq|fuse)\b|FmhaFwd|FmhaBwd"), "flash"),  # the kernels of ROCm
 )
-_BACKWARD = re.compile(r"_backward|bwd|Backward|bprop", re.IGNORECASE)
+_BACKWARD_PATTERN = re.compile(r"_backward|bwd|Backward|bprop", re.IGNORECASE)
 MOST_KERNELS = 8  # the most kernel names in an AttentionUse
 
 
@@ -71,14 +71,14 @@ class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
 def sum_attention(uses: Iterable[AttentionUse]) -> list[AttentionUse]:
     """The attention of all ranks, added up by implementation, direction and name, the longest time first."""
     all_uses = list(uses)
-    kernels: dict[Hashable, dict[str, None]] = {}
+    kernels_of_key: dict[Hashable, dict[str, None]] = {}
     for use in all_uses:
-        kernels.setdefault(_sum_key(use), {}).update(dict.fromkeys(use.kernels))
-    totals = [
-        msgspec.structs.replace(use, kernels=list(kernels[_sum_key(use)])[:MOST_KERNELS])
+        kernels_of_key.setdefault(_sum_key(use), {}).update(dict.fromkeys(use.kernels))
+    summed_uses = [
+        msgspec.structs.replace(use, kernels=list(kernels_of_key[_sum_key(use)])[:MOST_KERNELS])
         for use in merge_rows(all_uses, _sum_key, ("calls", "total_ns"))
     ]
-    return sorted(totals, key=lambda entry: (-(entry.total_ns or 0), entry.backend, entry.name))
+    return sorted(summed_uses, key=lambda entry: (-(entry.total_ns or 0), entry.backend, entry.name))
 
 
 def _sum_key(use: AttentionUse) -> Hashable:
@@ -90,86 +90,91 @@ def find_attention(trace: Trace, activities: Activities) -> list[AttentionUse]:
     calls."""
     backend_of_label = [_backend_of_operator(label) for label in trace.labels]
     has_backend = [backend is not None for backend in backend_of_label]
-    rows = np.flatnonzero(trace.match_labels(trace.name, has_backend) & trace.has_category("cpu_op"))
-    rows = rows[gloo.starts_in_steps(trace, trace.start_ns[rows])]
-    spans = EventSpans(trace.name[rows], trace.thread[rows], trace.start_ns[rows], trace.end_ns[rows])
-    spans = spans.select(is_outermost(spans))
-    uses = [_measure_operator(trace, activities, spans, int(name), backend_of_label) for name in np.unique(spans.name)]
-    uses += _find_attention_kernels(trace, activities, _find_launching_spans(trace, activities, spans) < 0)
-    return sorted(uses, key=lambda use: (-(use.total_ns or 0), use.backend, use.name))
+    operator_rows = np.flatnonzero(trace.match_labels(trace.name, has_backend) & trace.has_category("cpu_op"))
+    operator_rows = operator_rows[gloo.starts_in_steps(trace, trace.start_ns[operator_rows])]
+    operator_spans = EventSpans(
+        trace.name[operator_rows], trace.thread[operator_rows], trace.start_ns[operator_rows], trace.end_ns[operator_rows]
+    )
+    operator_spans = operator_spans.select(is_outermost(operator_spans))
+    attention_uses = [
+        _measure_operator(trace, activities, operator_spans, int(label_index), backend_of_label)
+        for label_index in np.unique(operator_spans.name)
+    ]
+    attention_uses += _find_attention_kernels(trace, activities, _find_launching_spans(trace, activities, operator_spans) < 0)
+    return sorted(attention_uses, key=lambda use: (-(use.total_ns or 0), use.backend, use.name))
 
 
 def _backend_of_operator(name: str) -> Backend | None:
-    return next((backend for pattern, backend in _OPERATORS if pattern.match(name)), None)
+    return next((backend for pattern, backend in _OPERATOR_PATTERNS if pattern.match(name)), None)
 
 
 def _backend_of_kernel(name: str) -> Backend | None:
-    return next((backend for pattern, backend in _KERNELS if pattern.search(name)), None)
+    return next((backend for pattern, backend in _KERNEL_PATTERNS if pattern.search(name)), None)
 
 
 def _find_launching_spans(trace: Trace, activities: Activities, spans: EventSpans) -> NDArray[np.intp]:
-    """For each of `active.rows`, the index of the span during which the work was launched; -1 if it was launched during no
-    span."""
+    """For each of `activities.event_rows`, the index of the span during which the work was launched; -1 if it was
+    launched during no span."""
     launch_row = activities.launch_row
     span_index = np.full(len(launch_row), -1, np.intp)
     launch_known = launch_row >= 0
-    launches = launch_row[launch_known]
-    span_index[launch_known] = find_containing_spans(spans, trace.thread[launches], trace.start_ns[launches])
+    launch_rows = launch_row[launch_known]
+    span_index[launch_known] = find_containing_spans(spans, trace.thread[launch_rows], trace.start_ns[launch_rows])
     return span_index
 
 
 def _measure_operator(
-    trace: Trace, activities: Activities, spans: EventSpans, name: int, backend_of_label: list[Backend | None]
+    trace: Trace, activities: Activities, spans: EventSpans, label_index: int, backend_of_label: list[Backend | None]
 ) -> AttentionUse:
-    operator_spans = spans.select(spans.name == name)
-    backend = backend_of_label[name]
+    operator_spans = spans.select(spans.name == label_index)
+    backend = backend_of_label[label_index]
     assert backend is not None
     if activities.source == "gpu":
-        rows = activities.rows[_find_launching_spans(trace, activities, operator_spans) >= 0]
-        total_ns = sum(trace.duration_ns[rows].tolist()) if len(rows) else None
-        kernels = _longest_kernels(trace, rows[trace.has_category("kernel")[rows]])
+        event_rows = activities.event_rows[_find_launching_spans(trace, activities, operator_spans) >= 0]
+        total_ns = sum(trace.duration_ns[event_rows].tolist()) if len(event_rows) else None
+        kernel_names = _select_longest_kernels(trace, event_rows[trace.has_category("kernel")[event_rows]])
     else:
-        total_ns, kernels = sum((operator_spans.end_ns - operator_spans.start_ns).tolist()), []
+        total_ns, kernel_names = sum((operator_spans.end_ns - operator_spans.start_ns).tolist()), []
     return AttentionUse(
         backend=backend,
-        backward=_BACKWARD.search(trace.labels[name]) is not None,
-        name=trace.labels[name],
+        backward=_BACKWARD_PATTERN.search(trace.labels[label_index]) is not None,
+        name=trace.labels[label_index],
         by="operator",
         calls=len(operator_spans.name),
         total_ns=total_ns,
-        kernels=kernels,
+        kernels=kernel_names,
     )
 
 
 def _find_attention_kernels(trace: Trace, activities: Activities, outside_operators: NDArray[np.bool_]) -> list[AttentionUse]:
-    """Find kernels of attention by their names. outside_operators: which of `active.rows` were not launched by an operator of
-    attention."""
+    """Find kernels of attention by their names. outside_operators: which of `activities.event_rows` were not launched by an
+    operator of attention."""
     if activities.source != "gpu":
         return []
-    rows = activities.rows[outside_operators & ~activities.is_collective]
-    rows = rows[trace.has_category("kernel")[rows]]
-    uses = []
-    for name in np.unique(trace.name[rows]):
-        label = trace.labels[name]
-        if (backend := _backend_of_kernel(label)) is None:
+    event_rows = activities.event_rows[outside_operators & ~activities.is_collective]
+    event_rows = event_rows[trace.has_category("kernel")[event_rows]]
+    attention_uses = []
+    for label_index in np.unique(trace.name[event_rows]):
+        kernel_name = trace.labels[label_index]
+        if (backend := _backend_of_kernel(kernel_name)) is None:
             continue
-        kernel_rows = rows[trace.name[rows] == name]
-        uses.append(
+        kernel_rows = event_rows[trace.name[event_rows] == label_index]
+        attention_uses.append(
             AttentionUse(
                 backend=backend,
-                backward=_BACKWARD.search(label) is not None,
-                name=label,
+                backward=_BACKWARD_PATTERN.search(kernel_name) is not None,
+                name=kernel_name,
                 by="kernel",
                 calls=len(kernel_rows),
                 total_ns=sum(trace.duration_ns[kernel_rows].tolist()),
-                kernels=[label],
+                kernels=[kernel_name],
             )
         )
-    return uses
+    return attention_uses
 
 
-def _longest_kernels(trace: Trace, rows: NDArray[np.intp]) -> list[str]:
-    names, name_index = np.unique(trace.name[rows], return_inverse=True)
-    total_ns = np.zeros(len(names), np.int64)
-    np.add.at(total_ns, name_index, trace.duration_ns[rows])
-    return [trace.labels[names[index]] for index in np.argsort(-total_ns, kind="stable")[:MOST_KERNELS]]
+def _select_longest_kernels(trace: Trace, event_rows: NDArray[np.intp]) -> list[str]:
+    label_indexes, name_index = np.unique(trace.name[event_rows], return_inverse=True)
+    total_ns = np.zeros(len(label_indexes), np.int64)
+    np.add.at(total_ns, name_index, trace.duration_ns[event_rows])
+    return [trace.labels[label_indexes[index]] for index in np.argsort(-total_ns, kind="stable")[:MOST_KERNELS]]

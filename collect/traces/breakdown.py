@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from collect.traces import gloo, intervals
 from collect.traces.communication import find_communication
 from collect.traces.intervals import Intervals
-from collect.traces.launches import GPU_CATEGORIES, STEP, Launches, divide_by_launch
+from collect.traces.launches import GPU_CATEGORIES, STEP_NAME, Launches, divide_by_launch
 from collect.traces.trace import Trace
 
 Source = Literal["gpu", "gloo", "cpu"]
@@ -21,7 +21,7 @@ KNOWN_CATEGORIES = frozenset(
     {*GPU_CATEGORIES, "cpu_op", "user_annotation", "gpu_user_annotation", "cpu_instant_event", "python_function", "overhead"}
     | {"cuda_runtime", "cuda_driver", "cuda_sync", "cuda_event", "external_correlation", "ac2g", "fwdbwd", "Trace"}
 )
-_LOW = (1 << 32) - 1
+_LOW_32_BITS = (1 << 32) - 1
 
 
 class EventTally(msgspec.Struct, frozen=True):
@@ -114,24 +114,26 @@ def compute_breakdown(trace: Trace) -> Breakdown | None:
     accelerator with unknown categories.
     """
     gpu_events = divide_by_launch(trace)
-    if not (gpu_events.counted | gpu_events.before_recording).any():
+    if not (gpu_events.is_counted | gpu_events.before_recording).any():
         return None if count_unknown_categories(trace) else _compute_cpu_breakdown(trace)
-    kernel = gpu_events.counted & trace.has_category("kernel")
-    memory = gpu_events.counted & ~kernel
-    communicating = find_communication(trace, kernel)
-    collective = communicating.rows
-    compute, communicated, moved = (intervals.event_spans(trace, rows) for rows in (kernel & ~collective, collective, memory))
-    busy = intervals.event_spans(trace, kernel | memory)
-    rows = np.flatnonzero(collective)
+    is_kernel = gpu_events.is_counted & trace.has_category("kernel")
+    is_memory = gpu_events.is_counted & ~is_kernel
+    communication_kernels = find_communication(trace, is_kernel)
+    is_collective = communication_kernels.is_communication
+    compute, communication, memory_operations = (
+        intervals.event_spans(trace, event_mask) for event_mask in (is_kernel & ~is_collective, is_collective, is_memory)
+    )
+    busy = intervals.event_spans(trace, is_kernel | is_memory)
+    event_mask = np.flatnonzero(is_collective)
     exact_breakdown = _build_breakdown(
         trace,
         "gpu",
         int(busy.end[-1] - busy.start[0]) if len(busy.end) else 0,
         compute,
-        communicated,
-        moved,
-        collectives=_tally_collectives(trace, rows, communicating.names(rows)),
-        kernels=tally_events(trace, kernel | memory),
+        communication,
+        memory_operations,
+        collectives=_tally_collectives(trace, event_mask, communication_kernels.name_collectives(event_mask)),
+        kernels=tally_events(trace, is_kernel | is_memory),
     )
     return msgspec.structs.replace(
         exact_breakdown,
@@ -140,27 +142,27 @@ def compute_breakdown(trace: Trace) -> Breakdown | None:
     )
 
 
-def _measure_left_out(trace: Trace, gpu_events: Launches, rows: NDArray[np.bool_]) -> LeftOut | None:
-    if not rows.any():
+def _measure_left_out(trace: Trace, gpu_events: Launches, left_out_mask: NDArray[np.bool_]) -> LeftOut | None:
+    if not left_out_mask.any():
         return None
-    all_rows = gpu_events.counted | gpu_events.before_recording | gpu_events.outside_steps
-    total_ns, left_out_ns = (_sum_durations(trace.duration_ns[chosen]) for chosen in (all_rows, rows))
-    return LeftOut(int(np.count_nonzero(rows)), left_out_ns, 100 * left_out_ns / total_ns if total_ns else 0.0)
+    all_rows = gpu_events.is_counted | gpu_events.before_recording | gpu_events.outside_steps
+    total_ns, left_out_ns = (_sum_durations(trace.duration_ns[event_mask]) for event_mask in (all_rows, left_out_mask))
+    return LeftOut(int(np.count_nonzero(left_out_mask)), left_out_ns, 100 * left_out_ns / total_ns if total_ns else 0.0)
 
 
 def count_unknown_categories(trace: Trace) -> dict[str, int]:
     """The categories in a trace that Kineto uses neither for hosts nor for GPUs, with the number of their events."""
     categories, counts = np.unique(trace.category, return_counts=True)
     count_of_category = {trace.labels[category]: int(count) for category, count in zip(categories, counts, strict=True)}
-    return {name: count for name, count in count_of_category.items() if name not in KNOWN_CATEGORIES}
+    return {category_name: count for category_name, count in count_of_category.items() if category_name not in KNOWN_CATEGORIES}
 
 
 def _compute_cpu_breakdown(trace: Trace) -> Breakdown | None:
     cpu_activity = gloo.find_activity(trace)
     if cpu_activity is None:
         return None
-    source: Source = "gloo" if cpu_activity.collectives.any() else "cpu"
-    spans = np.flatnonzero(cpu_activity.collectives)
+    source: Source = "gloo" if cpu_activity.is_collective.any() else "cpu"
+    span_rows = np.flatnonzero(cpu_activity.is_collective)
     return _build_breakdown(
         trace,
         source,
@@ -168,18 +170,18 @@ def _compute_cpu_breakdown(trace: Trace) -> Breakdown | None:
         cpu_activity.compute,
         cpu_activity.communication,
         None,
-        collectives=_tally_collectives(trace, spans, gloo.name_collectives(trace, cpu_activity)),
-        kernels=tally_events(trace, cpu_activity.operators),
+        collectives=_tally_collectives(trace, span_rows, gloo.name_collectives(trace, cpu_activity)),
+        kernels=tally_events(trace, cpu_activity.is_operator),
     )
 
 
-def _tally_collectives(trace: Trace, rows: NDArray[np.intp], names: Sequence[str]) -> list[EventTally]:
+def _tally_collectives(trace: Trace, rows: NDArray[np.intp], collective_names: Sequence[str]) -> list[EventTally]:
     """Count the calls of each collective, and add up their durations.
 
     rows: the indexes of the calls in the trace. names: the name of the collective of each call.
     """
     return rename_tallies(
-        [EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(names, rows, strict=True)], str
+        [EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(collective_names, rows, strict=True)], str
     )
 
 
@@ -215,7 +217,7 @@ def _build_breakdown(
 
 def count_steps(trace: Trace) -> int:
     """The number of profiler steps in a trace."""
-    return sum(STEP.match(label) is not None for label in trace.labels)
+    return sum(STEP_NAME.match(label) is not None for label in trace.labels)
 
 
 def tally_events(
@@ -226,27 +228,32 @@ def tally_events(
     rows: the chosen events, as a boolean mask or as indexes. duration_ns: durations, one per chosen event, that replace the
     durations in the trace.
     """
-    durations = trace.duration_ns[rows] if duration_ns is None else duration_ns
-    labels, label_index = np.unique(trace.name[rows], return_inverse=True)
-    counts = np.bincount(label_index, minlength=len(labels))
-    low, high = np.zeros((2, len(labels)), np.int64)  # sums of the lower and the upper 32 bits: one sum may exceed 64 bits
-    np.add.at(low, label_index, durations & _LOW)
-    np.add.at(high, label_index, durations >> 32)
-    totals = [(int(above) << 32) + int(below) for above, below in zip(high, low, strict=True)]
-    tallies = [EventTally(trace.labels[label], int(n), ns) for label, n, ns in zip(labels, counts, totals, strict=True)]
+    durations_ns = trace.duration_ns[rows] if duration_ns is None else duration_ns
+    label_indexes, label_index = np.unique(trace.name[rows], return_inverse=True)
+    counts = np.bincount(label_index, minlength=len(label_indexes))
+    low_sums, high_sums = np.zeros(
+        (2, len(label_indexes)), np.int64
+    )  # sums of the lower and the upper 32 bits: one sum may exceed 64 bits
+    np.add.at(low_sums, label_index, durations_ns & _LOW_32_BITS)
+    np.add.at(high_sums, label_index, durations_ns >> 32)
+    totals_ns = [(int(high_sum) << 32) + int(low_sum) for high_sum, low_sum in zip(high_sums, low_sums, strict=True)]
+    tallies = [
+        EventTally(trace.labels[label_number], int(count), ns)
+        for label_number, count, ns in zip(label_indexes, counts, totals_ns, strict=True)
+    ]
     return sorted(tallies, key=lambda event_tally: (-event_tally.total_ns, event_tally.name))
 
 
 def _sum_durations(durations_ns: NDArray[np.int64]) -> int:
-    return (int(np.sum(durations_ns >> 32)) << 32) + int(np.sum(durations_ns & _LOW))
+    return (int(np.sum(durations_ns >> 32)) << 32) + int(np.sum(durations_ns & _LOW_32_BITS))
 
 
 def rename_tallies(tallies: Sequence[EventTally], rename: Callable[[str], str]) -> list[EventTally]:
     """Rename tallies, and add up tallies that then have the same name. The result is sorted by total time, the longest
     first."""
-    totals: dict[str, EventTally] = {}
+    tally_of_name: dict[str, EventTally] = {}
     for event_tally in tallies:
         name = rename(event_tally.name)
-        earlier = totals.get(name, EventTally(name, 0, 0))
-        totals[name] = EventTally(name, earlier.count + event_tally.count, earlier.total_ns + event_tally.total_ns)
-    return sorted(totals.values(), key=lambda entry: (-entry.total_ns, entry.name))
+        sum_so_far = tally_of_name.get(name, EventTally(name, 0, 0))
+        tally_of_name[name] = EventTally(name, sum_so_far.count + event_tally.count, sum_so_far.total_ns + event_tally.total_ns)
+    return sorted(tally_of_name.values(), key=lambda tally: (-tally.total_ns, tally.name))

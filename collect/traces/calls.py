@@ -11,7 +11,7 @@ from collect.traces import gloo, intervals
 from collect.traces.activities import Activities
 from collect.traces.collective import CollectiveOperation
 from collect.traces.intervals import Intervals
-from collect.traces.launches import STEP
+from collect.traces.launches import STEP_NAME
 from collect.traces.trace import Trace
 
 
@@ -34,8 +34,8 @@ class ProcessGroup(msgspec.Struct, frozen=True):
         """The text that tables show for the group: its name, description and size."""
         if self.mixed:
             return "several, not told apart"
-        called = f"{self.name} {self.description}".strip() or "not named"
-        return f"{called} ({self.size} {'rank' if self.size == 1 else 'ranks'})" if self.size else called
+        full_name = f"{self.name} {self.description}".strip() or "not named"
+        return f"{full_name} ({self.size} {'rank' if self.size == 1 else 'ranks'})" if self.size else full_name
 
 
 class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
@@ -64,37 +64,37 @@ class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
 
     def exposed_within(self, first_ns: int) -> int:
         """The exposed time (see `exposed_ns`) in the first `first_ns` nanoseconds of the call, in ns."""
-        pairs = zip(self.exposed[::2], self.exposed[1::2], strict=True)
-        return sum(max(0, min(offset + length, first_ns) - offset) for offset, length in pairs)
+        piece_pairs = zip(self.exposed[::2], self.exposed[1::2], strict=True)
+        return sum(max(0, min(offset + length, first_ns) - offset) for offset, length in piece_pairs)
 
 
 def list_calls(trace: Trace, activities: Activities) -> tuple[list[ProcessGroup], list[CollectiveCall]]:
     """Returns (process groups of a rank, calls of collectives on this rank, sorted by start)."""
-    rows = activities.rows[activities.is_collective]
+    call_rows = activities.event_rows[activities.is_collective]
     launch_rows = activities.launch_row[activities.is_collective]
     sole_group = _find_sole_group(trace)
-    groups: dict[ProcessGroup, int] = {}
+    group_numbers: dict[ProcessGroup, int] = {}
     group_of_operation = [
-        groups.setdefault(sole_group if collective.group is None else _build_group(collective), len(groups))
-        for collective in activities.operations
+        group_numbers.setdefault(sole_group if operation.group is None else _build_group(operation), len(group_numbers))
+        for operation in activities.operations
     ]
-    operation_indexes = activities.operation[activities.is_collective].tolist()
-    sizes = [message_bytes(collective) for collective in activities.operations]
-    start, end = trace.start_ns[rows], trace.end_ns[rows]
+    operation_indexes = activities.operation_index[activities.is_collective].tolist()
+    message_sizes = [compute_message_bytes(operation) for operation in activities.operations]
+    start, end = trace.start_ns[call_rows], trace.end_ns[call_rows]
     step = _find_steps_at(trace, np.where(launch_rows >= 0, trace.start_ns[launch_rows], start))
     columns = (
         [activities.operations[index].name for index in operation_indexes],
         [group_of_operation[index] for index in operation_indexes],
         step,
         (end - start).tolist(),
-        [sizes[index] for index in operation_indexes],
+        [message_sizes[index] for index in operation_indexes],
         compute_hidden_ns(start, end, activities.compute),
         find_exposed_pieces(start, end, activities),
     )
-    return list(groups), [CollectiveCall(*values) for values in zip(*columns, strict=True)]
+    return list(group_numbers), [CollectiveCall(*call_values) for call_values in zip(*columns, strict=True)]
 
 
-def message_bytes(operation: CollectiveOperation) -> int | None:
+def compute_message_bytes(operation: CollectiveOperation) -> int | None:
     """The size of the message of a collective as nccl-tests counts it, in bytes: the output of the rank for all_gather and
     recv, and its input for other collectives.
 
@@ -102,7 +102,7 @@ def message_bytes(operation: CollectiveOperation) -> int | None:
     """
     if operation.name in ("gather", "scatter", "barrier"):
         return None  # for gather and scatter, only the root has the size in its trace; a barrier sends no message
-    return operation.out_bytes if operation.name in ("all_gather", "recv") else operation.in_bytes
+    return operation.output_bytes if operation.name in ("all_gather", "recv") else operation.input_bytes
 
 
 def _build_group(operation: CollectiveOperation) -> ProcessGroup:
@@ -124,17 +124,17 @@ def _find_sole_group(trace: Trace) -> ProcessGroup:
     return ProcessGroup(groups[0].pg_name, tuple(groups[0].ranks), groups[0].pg_size, groups[0].pg_desc)
 
 
-def _find_steps_at(trace: Trace, moments: NDArray[np.int64]) -> list[int]:
+def _find_steps_at(trace: Trace, moments_ns: NDArray[np.int64]) -> list[int]:
     """The number of the profiler step (from its name) that contains each moment; -1 if no step contains the moment."""
-    rows = np.flatnonzero(gloo.find_steps(trace))
-    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
-    if not len(rows):
-        return [-1] * len(moments)
-    steps = [match for label in trace.name[rows] if (match := STEP.match(trace.labels[label]))]
-    numbers = np.array([int(step[1]) for step in steps], np.int64)
-    position = np.searchsorted(trace.start_ns[rows], moments, side="right") - 1
-    is_inside = (position >= 0) & (moments < trace.end_ns[rows][position])
-    return np.where(is_inside, numbers[position], -1).tolist()  # type: ignore[no-any-return]
+    step_rows = np.flatnonzero(gloo.find_steps(trace))
+    step_rows = step_rows[np.argsort(trace.start_ns[step_rows], kind="stable")]
+    if not len(step_rows):
+        return [-1] * len(moments_ns)
+    step_matches = [match for label in trace.name[step_rows] if (match := STEP_NAME.match(trace.labels[label]))]
+    step_numbers = np.array([int(step[1]) for step in step_matches], np.int64)
+    step_positions = np.searchsorted(trace.start_ns[step_rows], moments_ns, side="right") - 1
+    is_inside = (step_positions >= 0) & (moments_ns < trace.end_ns[step_rows][step_positions])
+    return np.where(is_inside, step_numbers[step_positions], -1).tolist()  # type: ignore[no-any-return]
 
 
 def compute_hidden_ns(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], compute: Intervals) -> list[int]:
@@ -157,18 +157,22 @@ def find_exposed_pieces(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], 
         return pieces_of_call
     start = np.clip(start_ns, activities.start_ns, activities.end_ns)
     end = np.clip(end_ns, activities.start_ns, activities.end_ns)
-    earlier = np.concatenate([[activities.start_ns], np.maximum.accumulate(end)[:-1]])
-    owned_start = np.maximum(start, earlier)
+    earlier_end = np.concatenate([[activities.start_ns], np.maximum.accumulate(end)[:-1]])
+    owned_start = np.maximum(start, earlier_end)
     is_owner = end > owned_start
-    owners = np.flatnonzero(is_owner)
-    bare = intervals.subtract_intervals(activities.communication, activities.compute)
+    owner_calls = np.flatnonzero(is_owner)
+    exposed_time = intervals.subtract_intervals(activities.communication, activities.compute)
     # `bare`: the times of communication without compute. `owned`: the part of each call that belongs to this call and to no
     # earlier call. The intervals of each list are disjoint and sorted, and the owned intervals cover all communication.
-    edges = np.unique(np.concatenate([owned_start[is_owner], end[is_owner], bare.start, bare.end]))
-    is_bare = np.searchsorted(bare.start, edges[:-1], side="right") > np.searchsorted(bare.end, edges[:-1], side="right")
-    pieces = np.flatnonzero(is_bare)
-    owner = owners[np.searchsorted(owned_start[is_owner], edges[pieces], side="right") - 1]
+    edges_ns = np.unique(np.concatenate([owned_start[is_owner], end[is_owner], exposed_time.start, exposed_time.end]))
+    is_exposed = np.searchsorted(exposed_time.start, edges_ns[:-1], side="right") > np.searchsorted(
+        exposed_time.end, edges_ns[:-1], side="right"
+    )
+    piece_indexes = np.flatnonzero(is_exposed)
+    call_of_piece = owner_calls[np.searchsorted(owned_start[is_owner], edges_ns[piece_indexes], side="right") - 1]
     start_of_call = start_ns.tolist()
-    for call, first, last in zip(owner.tolist(), edges[pieces].tolist(), edges[pieces + 1].tolist(), strict=True):
-        pieces_of_call[call] += (first - start_of_call[call], last - first)
+    for call_index, piece_start, piece_end in zip(
+        call_of_piece.tolist(), edges_ns[piece_indexes].tolist(), edges_ns[piece_indexes + 1].tolist(), strict=True
+    ):
+        pieces_of_call[call_index] += (piece_start - start_of_call[call_index], piece_end - piece_start)
     return pieces_of_call

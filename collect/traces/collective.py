@@ -39,7 +39,7 @@ _INPUT_TYPES = {
     "c10::BFloat16": "BFloat16",
     "c10::complex<float>": "ComplexFloat",
 }
-GLOO = "gloo:"  # the prefix of the names of gloo's spans
+GLOO_PREFIX = "gloo:"  # the prefix of the names of gloo's spans
 _TORCH_NAMES = (  # (start of the name of a collective, without underscores; name of this collective in torch.distributed)
     ("allreduce", "all_reduce"),
     ("allgather", "all_gather"),
@@ -56,16 +56,16 @@ _TORCH_NAMES = (  # (start of the name of a collective, without underscores; nam
 )
 _NCCL_NAME = re.compile(r"nccl\w*?Kernel_([A-Za-z]+)")  # a kernel, such as ncclDevKernel_AllReduce_Sum_f32_RING_LL
 _OLD_NCCL_NAME = re.compile(r"nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AllToAll)\w*Kernel")
-_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_WORD_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
 # The name of a C++ function in a trace: its return type, its namespaces, and the name itself.
-_FUNCTION = re.compile(r"(?:\w+ )?((?:\w+::|\(anonymous namespace\)::)*)(\w+)")
+_FUNCTION_NAME = re.compile(r"(?:\w+ )?((?:\w+::|\(anonymous namespace\)::)*)(\w+)")
 # Kernels of collectives without NCCL: symmetric memory of PyTorch, own all-reduces of vLLM, SGLang, TensorRT-LLM and AITER.
-_CUSTOM = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce", re.IGNORECASE)
-_DISPATCH = re.compile(r"\A(?:dispatch|combine)\b")  # the kernels of DeepEP that communicate
+_CUSTOM_COLLECTIVE = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce", re.IGNORECASE)
+_DEEP_EP_COLLECTIVE = re.compile(r"\A(?:dispatch|combine)\b")  # the kernels of DeepEP that communicate
 # The prefix of the names of kernels that Inductor generates. Inductor names a kernel after the operators that it replaces, so
 # the name may contain the name of a collective, although the kernel is no collective.
-_GENERATED = "triton_"
-_RANKS = re.compile(r"\d{1,9}")
+_TRITON_PREFIX = "triton_"
+_RANK_DIGITS = re.compile(r"\d{1,9}")
 
 
 _Dimension = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -92,12 +92,12 @@ class CollectiveOperation(NamedTuple):
     """The type of the elements in the words of c10, such as BFloat16."""
 
     @property
-    def in_bytes(self) -> int | None:
+    def input_bytes(self) -> int | None:
         """The input of this rank in bytes; None if the elements or the size of their type are not known."""
         return _byte_size(self.in_elements, self.dtype)
 
     @property
-    def out_bytes(self) -> int | None:
+    def output_bytes(self) -> int | None:
         """The output of this rank in bytes; None if the elements or the size of their type are not known."""
         return _byte_size(self.out_elements, self.dtype)
 
@@ -124,7 +124,7 @@ def parse_operation(texts: CollectiveTexts) -> CollectiveOperation | None:
     if not name:
         return None
     size = parse_count(texts.group_size)
-    ranks = tuple(int(digits) for digits in _RANKS.findall(texts.ranks.decode("latin-1")))
+    ranks = tuple(int(digits) for digits in _RANK_DIGITS.findall(texts.ranks.decode("latin-1")))
     return CollectiveOperation(
         name=find_torch_name(name),
         group=_parse_string(texts.group) or (str(number) if (number := parse_count(texts.group)) is not None else None),
@@ -137,7 +137,7 @@ def parse_operation(texts: CollectiveTexts) -> CollectiveOperation | None:
     )
 
 
-def parse_gloo_span(span: str, dimensions: bytes, types: bytes) -> CollectiveOperation | None:
+def parse_gloo_span(span_name: str, dimensions: bytes, types: bytes) -> CollectiveOperation | None:
     """The collective of a span of gloo, with the number of elements in its input.
 
     None if the inputs are not tensors of one known type.
@@ -147,42 +147,46 @@ def parse_gloo_span(span: str, dimensions: bytes, types: bytes) -> CollectiveOpe
     """
     try:
         shapes = msgspec.json.decode(dimensions, type=list[list[_Dimension]])
-        names = msgspec.json.decode(types, type=list[str])
+        type_names = msgspec.json.decode(types, type=list[str])
     except DECODE_FAULTS:
         return None
-    if not shapes or len(shapes) != len(names) or len(set(names)) != 1 or names[0] not in _INPUT_TYPES:
+    if not shapes or len(shapes) != len(type_names) or len(set(type_names)) != 1 or type_names[0] not in _INPUT_TYPES:
         return None
-    elements = sum(map(math.prod, shapes))
-    if elements >= 1 << 62:
+    element_count = sum(map(math.prod, shapes))
+    if element_count >= 1 << 62:
         return None
-    return CollectiveOperation(find_torch_name(span.removeprefix(GLOO)), in_elements=elements, dtype=_INPUT_TYPES[names[0]])
+    return CollectiveOperation(
+        find_torch_name(span_name.removeprefix(GLOO_PREFIX)), in_elements=element_count, dtype=_INPUT_TYPES[type_names[0]]
+    )
 
 
 def find_torch_name(name: str) -> str:
     """The name of a collective in torch.distributed: `_allgather_base` is an all_gather. An unknown name is not changed."""
-    plain = name.replace("_", "").lower()
-    return next((torch_name for start, torch_name in _TORCH_NAMES if plain.startswith(start)), name)
+    plain_name = name.replace("_", "").lower()
+    return next((torch_name for start, torch_name in _TORCH_NAMES if plain_name.startswith(start)), name)
 
 
-def find_kernel_collective(kernel: str) -> str | None:
+def find_kernel_collective(kernel_name: str) -> str | None:
     """The collective that a kernel carries out, by the name of the kernel alone; None if the kernel is not a collective.
 
     For example, ncclDevKernel_AllReduce_Sum_f32_RING_LL(...) is an all_reduce. ncclDevKernel_Generic(...) of RCCL may be any
     collective, so the result is `generic`.
     """
-    if match := _OLD_NCCL_NAME.match(kernel) or _NCCL_NAME.match(kernel):
-        return _CAPITAL.sub("_", match[1]).lower()
-    if kernel.startswith("nccl"):
-        return kernel if "Kernel" in kernel else None
-    if kernel.startswith("msccl"):  # MSCCL and MSCCL++ run programs, so the name does not say which collective the kernel is
+    if match := _OLD_NCCL_NAME.match(kernel_name) or _NCCL_NAME.match(kernel_name):
+        return _WORD_BOUNDARY.sub("_", match[1]).lower()
+    if kernel_name.startswith("nccl"):
+        return kernel_name if "Kernel" in kernel_name else None
+    if kernel_name.startswith(
+        "msccl"
+    ):  # MSCCL and MSCCL++ run programs, so the name does not say which collective the kernel is
         return "generic"
-    match = _FUNCTION.match(kernel)
-    if match is None or kernel.startswith(_GENERATED):
+    match = _FUNCTION_NAME.match(kernel_name)
+    if match is None or kernel_name.startswith(_TRITON_PREFIX):
         return None
-    if "deep_ep::" in match[1] and (dispatch := _DISPATCH.match(match[2])):
-        return dispatch[0]
-    if custom := _CUSTOM.search(match[2]):
-        return "all_reduce" if custom[0] == "cross_device_reduce" else find_torch_name(custom[0])
+    if "deep_ep::" in match[1] and (deep_ep_match := _DEEP_EP_COLLECTIVE.match(match[2])):
+        return deep_ep_match[0]
+    if custom_match := _CUSTOM_COLLECTIVE.search(match[2]):
+        return "all_reduce" if custom_match[0] == "cross_device_reduce" else find_torch_name(custom_match[0])
     return None
 
 
@@ -193,8 +197,8 @@ def parse_count(text: bytes) -> int | None:
 
 
 def _byte_size(elements: int | None, dtype: str | None) -> int | None:
-    size = ELEMENT_BYTES.get(dtype or "")
-    return None if elements is None or size is None else elements * size
+    element_bytes = ELEMENT_BYTES.get(dtype or "")
+    return None if elements is None or element_bytes is None else elements * element_bytes
 
 
 def _parse_string(text: bytes) -> str:

@@ -97,8 +97,8 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def link_pct(self) -> float | None:
         """The bus bandwidth in percent of the bandwidth of the link."""
-        bus = self.bus_gb_per_s
-        return 100 * bus / self.link_gb_per_s if bus is not None and self.link_gb_per_s else None
+        bus_gb_per_s = self.bus_gb_per_s
+        return 100 * bus_gb_per_s / self.link_gb_per_s if bus_gb_per_s is not None and self.link_gb_per_s else None
 
 
 def compute_collective_uses(ranks: Sequence[RankAnalysis], waits: RankWaits) -> list[CollectiveUse]:
@@ -106,41 +106,41 @@ def compute_collective_uses(ranks: Sequence[RankAnalysis], waits: RankWaits) -> 
 
     waits: for the calls that were matched over ranks, how long a rank waited for slow ranks.
     """
-    calls: dict[tuple[str, ProcessGroup], list[tuple[CollectiveCall, int | None]]] = {}
+    calls_of_group: dict[tuple[str, ProcessGroup], list[tuple[CollectiveCall, int | None]]] = {}
     for rank_index, analysis in enumerate(ranks):
-        for index, call in enumerate(analysis.calls):
-            key = call.name, analysis.groups[call.group]
-            calls.setdefault(key, []).append((call, waits.waited.get((rank_index, index))))
-    collective_uses = [_compute_use(ranks, name, group, group_calls) for (name, group), group_calls in calls.items()]
+        for call_index, call in enumerate(analysis.calls):
+            name_and_group = call.name, analysis.groups[call.group]
+            calls_of_group.setdefault(name_and_group, []).append((call, waits.waited.get((rank_index, call_index))))
+    collective_uses = [_compute_use(ranks, name, group, group_calls) for (name, group), group_calls in calls_of_group.items()]
     return sorted(collective_uses, key=lambda use: (-use.total_ns, use.collective, use.group.name, use.group.ranks))
 
 
 def _compute_use(
     ranks: Sequence[RankAnalysis], name: str, group: ProcessGroup, calls: Sequence[tuple[CollectiveCall, int | None]]
 ) -> CollectiveUse:
-    sizes = [call.message_bytes for call, _ in calls]
-    known_sizes = [size for size in sizes if size is not None]
-    waited_ns = [ns for _, ns in calls if ns is not None]
+    message_sizes = [call.message_bytes for call, _ in calls]
+    known_sizes = [size for size in message_sizes if size is not None]
+    waited_ns = [waiting_ns for _, waiting_ns in calls if waiting_ns is not None]
     gpu = _find_gpu_model(ranks, group)
-    link = gpu_models.find_gpu_model(gpu) if gpu else None
+    gpu_model = gpu_models.find_gpu_model(gpu) if gpu else None
     return CollectiveUse(
         collective=name,
         group=group,
         calls=len(calls),
         total_ns=sum(call.duration_ns for call, _ in calls),
-        message_bytes=sum(known_sizes) if len(known_sizes) == len(sizes) else None,
+        message_bytes=sum(known_sizes) if len(known_sizes) == len(message_sizes) else None,
         hidden_ns=sum(call.hidden_ns for call, _ in calls),
         matched=len(waited_ns),
         waited_ns=sum(waited_ns),
-        link=link.link if link else None,
-        link_gb_per_s=link.link_gb_per_s / 2 if link else None,
+        link=gpu_model.link if gpu_model else None,
+        link_gb_per_s=gpu_model.link_gb_per_s / 2 if gpu_model else None,
     )
 
 
 def _find_gpu_model(ranks: Sequence[RankAnalysis], group: ProcessGroup) -> str:
     """The GPU model of the ranks of a group, if all of these ranks were profiled on one host with one GPU model; else ""."""
-    by_rank = {analysis.rank: analysis for analysis in ranks}
-    members = [by_rank.get(rank) for rank in group.ranks]
-    hosts_and_gpus = {(analysis.host, analysis.gpu) if analysis else ("", "") for analysis in members}
-    host, gpu = hosts_and_gpus.pop() if len(hosts_and_gpus) == 1 else ("", "")
-    return gpu if host else ""
+    analysis_of_rank = {analysis.rank: analysis for analysis in ranks}
+    member_analyses = [analysis_of_rank.get(rank) for rank in group.ranks]
+    hosts_and_gpus = {(analysis.host, analysis.gpu) if analysis else ("", "") for analysis in member_analyses}
+    host, gpu_model = hosts_and_gpus.pop() if len(hosts_and_gpus) == 1 else ("", "")
+    return gpu_model if host else ""

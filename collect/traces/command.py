@@ -25,7 +25,7 @@ from shardlab.terminal.console import Output
 from shardlab.terminal.table import Table
 from shardlab.workspace.workspace import Workspace
 
-_FIGURES = ("exposed_communication_ns", "overlap_pct")
+_DERIVED_FIGURES = ("exposed_communication_ns", "overlap_pct")
 
 
 def find_trace_files(workspace: Workspace, run: str) -> list[Path]:
@@ -35,8 +35,14 @@ def find_trace_files(workspace: Workspace, run: str) -> list[Path]:
     """
     is_path = "/" in run
     folder = Path(run) if is_path else workspace.find_run(run).path / "trace"
-    traces = [path for path in folder.glob("*.json*") if not path.name.startswith(".")]
-    paths = [folder] if is_path and folder.is_file() else sorted(traces) if is_path else run_traces.select_regular_files(traces)
+    trace_paths = [path for path in folder.glob("*.json*") if not path.name.startswith(".")]
+    paths = (
+        [folder]
+        if is_path and folder.is_file()
+        else sorted(trace_paths)
+        if is_path
+        else run_traces.select_regular_files(trace_paths)
+    )
     if not paths:
         raise InputError(
             f"{folder}: no traces. Allowed: a run whose cell has instruments: {{profile: ...}}, "
@@ -54,43 +60,45 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
     run: a run id, a path, or the name of the jobs that `jobs trace` submitted to read a run's traces. against: another run to
     compare with, or None. like_hta: whether to compute with the rounding of HolisticTraceAnalysis.
     """
-    run_ids = [name for name in (run, against) if name and "/" not in name]
-    rehearsals = [name for name in run_ids if RunDir(workspace.runs / name).is_rehearsal()]
-    for name in rehearsals:
-        output.print_remark(f"{name} is a {REHEARSAL}.", style="yellow")
-    header: dict[str, Any] = {"run": run, "rehearsals": rehearsals}
+    run_ids = [run_id for run_id in (run, against) if run_id and "/" not in run_id]
+    rehearsals = [run_id for run_id in run_ids if RunDir(workspace.runs / run_id).is_rehearsal()]
+    for run_id in rehearsals:
+        output.print_remark(f"{run_id} is a {REHEARSAL}.", style="yellow")
+    document_header: dict[str, Any] = {"run": run, "rehearsals": rehearsals}
     if "/" not in run and (merged_figures := merged.merge_figures(workspace, run)) is not None:
         if against or like_hta:
             raise InputError(
                 f"{run}: the runs of `jobs trace` keep exact figures only. Allowed: no --against and no --like-hta."
             )
-        return _print_report(output, header, merged_figures)
+        return _print_report(output, document_header, merged_figures)
     paths = find_trace_files(workspace, run)
     if against is None and not like_hta:  # traces are read one after another, because thousands would not fit into memory
-        return _print_report(output, header, sort_by_rank([compute_file_figures(source.read_trace(path)) for path in paths]))
+        return _print_report(
+            output, document_header, sort_by_rank([compute_file_figures(source.read_trace(path)) for path in paths])
+        )
     other_paths = find_trace_files(workspace, against) if against else []
     traces = sorted(map(source.read_trace, paths), key=lambda trace: rank_sort_key(trace.rank, str(trace.path)))
     other_traces = [source.read_trace(path) for path in other_paths]
-    damage = [f"{trace.path}: {sentence}" for trace in other_traces for sentence in describe_damage(trace)]
+    damage_sentences = [f"{trace.path}: {sentence}" for trace in other_traces for sentence in describe_damage(trace)]
     comparison = None
     if against:
         other_figures = [compute_file_figures(entry) for entry in other_traces]
-        comparison = TraceComparison(against, compare_trace_operators(traces, other_traces), other_figures, damage)
+        comparison = TraceComparison(against, compare_trace_operators(traces, other_traces), other_figures, damage_sentences)
     if not like_hta:
-        return _print_report(output, header, [compute_file_figures(trace) for trace in traces], comparison)
+        return _print_report(output, document_header, [compute_file_figures(trace) for trace in traces], comparison)
     breakdowns, failures = _compute_like_hta(traces)
     trace_damage = [f"{trace.path}: {sentence}" for trace in traces for sentence in describe_damage(trace)]
     _print_breakdowns(output, run, breakdowns, like_hta=True)
-    collectives = [entry for breakdown in breakdowns for entry in breakdown.collectives]
-    if collectives:
-        output.show_table(answer_tables.make_tally_table("collectives", "Collective", collectives))
+    collective_tallies = [entry for breakdown in breakdowns for entry in breakdown.collectives]
+    if collective_tallies:
+        output.show_table(answer_tables.make_tally_table("collectives", "Collective", collective_tallies))
     _print_kernels(output, breakdowns)
     if comparison:
         output.show_table(answer_tables.make_operators_table(run, comparison.against, comparison.operators))
-    duplicates = _describe_duplicates([(trace.rank, trace.path) for trace in traces])
-    _print_remarks(output, breakdowns, duplicates, [*failures, *trace_damage, *damage])
-    document = header | {"like_hta": True, "ranks": [_breakdown_document(entry) for entry in breakdowns]}
-    document |= {"without_figures": failures, "damage": [*trace_damage, *damage]}
+    duplicate_sentences = _describe_duplicates([(trace.rank, trace.path) for trace in traces])
+    _print_remarks(output, breakdowns, duplicate_sentences, [*failures, *trace_damage, *damage_sentences])
+    document = document_header | {"like_hta": True, "ranks": [_breakdown_document(entry) for entry in breakdowns]}
+    document |= {"without_figures": failures, "damage": [*trace_damage, *damage_sentences]}
     output.print_document(document | (comparison.document(None) if comparison else {}))
     return 1 if document["damage"] or failures else 0
 
@@ -114,37 +122,39 @@ class TraceComparison(NamedTuple):
 
 
 def _print_report(
-    output: Output, header: dict[str, Any], figures: Sequence[FileFigures], comparison: TraceComparison | None = None
+    output: Output, document_header: dict[str, Any], figures: Sequence[FileFigures], comparison: TraceComparison | None = None
 ) -> int:
     """Print the exact figures (numbers) of a run. Returns the exit code: 1 if a trace is damaged or has no figures, else 0.
 
     header: the first keys of the JSON document: the name of the run, and which runs are rehearsals. figures: the figures of all
     traces of the run, sorted by rank. comparison: the comparison with another run, or None.
     """
-    run = header["run"]
+    run = document_header["run"]
     breakdowns = [entry.breakdown for entry in figures if entry.breakdown]
-    answers = RunAnswers([entry.analysis for entry in figures if entry.analysis])
+    run_answers = RunAnswers([entry.analysis for entry in figures if entry.analysis])
     failures = [f"{entry.path}: {entry.why}" for entry in figures if entry.why]
-    damage = [f"{entry.path}: {sentence}" for entry in figures for sentence in entry.damage]
-    damage += comparison.damage if comparison else []
+    damage_sentences = [f"{entry.path}: {sentence}" for entry in figures for sentence in entry.damage]
+    damage_sentences += comparison.damage if comparison else []
     step_difference = None
     if comparison:
-        others = [entry.analysis for entry in comparison.others if entry.analysis]
-        step_difference = compute_step_difference([answers], [RunAnswers(others)])
+        other_analyses = [entry.analysis for entry in comparison.others if entry.analysis]
+        step_difference = compute_step_difference([run_answers], [RunAnswers(other_analyses)])
     _print_breakdowns(output, run, breakdowns, like_hta=False)
-    answer_tables.print_answer_tables(output, answers)
+    answer_tables.print_answer_tables(output, run_answers)
     _print_kernels(output, breakdowns)
     if comparison:
         if step_difference:
             output.show_table(_make_step_table(run, comparison.against, step_difference))
         output.show_table(answer_tables.make_operators_table(run, comparison.against, comparison.operators))
-    duplicates = _describe_duplicates([(entry.rank, Path(entry.path)) for entry in figures])
-    _print_remarks(output, breakdowns, duplicates, [*failures, *damage])
-    ranks = [_breakdown_document(entry) | rank_document(rank) for entry, rank in zip(breakdowns, answers.ranks, strict=True)]
-    document = header | {"like_hta": False, "ranks": ranks}
-    document |= {"without_figures": failures, "damage": damage} | answers.document()
+    duplicate_sentences = _describe_duplicates([(entry.rank, Path(entry.path)) for entry in figures])
+    _print_remarks(output, breakdowns, duplicate_sentences, [*failures, *damage_sentences])
+    ranks = [
+        _breakdown_document(entry) | rank_document(rank) for entry, rank in zip(breakdowns, run_answers.ranks, strict=True)
+    ]
+    document = document_header | {"like_hta": False, "ranks": ranks}
+    document |= {"without_figures": failures, "damage": damage_sentences} | run_answers.document()
     output.print_document(document | (comparison.document(step_difference) if comparison else {}))
-    return 1 if damage or failures else 0
+    return 1 if damage_sentences or failures else 0
 
 
 def _print_breakdowns(output: Output, run: str, breakdowns: Sequence[Breakdown], *, like_hta: bool) -> None:
@@ -154,18 +164,18 @@ def _print_breakdowns(output: Output, run: str, breakdowns: Sequence[Breakdown],
 
 
 def _print_kernels(output: Output, breakdowns: Sequence[Breakdown]) -> None:
-    kernels = [kernel for breakdown in breakdowns for kernel in breakdown.kernels]
-    if kernels:
+    kernel_tallies = [kernel for breakdown in breakdowns for kernel in breakdown.kernels]
+    if kernel_tallies:
         title = "kernels (on CPU: operators including all that they call)"
-        output.show_table(answer_tables.make_tally_table(title, "Name", kernels))
+        output.show_table(answer_tables.make_tally_table(title, "Name", kernel_tallies))
 
 
-def _make_step_table(run: str, against: str, step: StepDifference) -> Table[DifferenceRow]:
+def _make_step_table(run: str, other_run: str, step: StepDifference) -> Table[DifferenceRow]:
     """The table that divides the difference between a step of the run and a step of the other run into parts."""
     if not step.difference_ns:
-        return make_difference_table(f"{run} and {against}: mean {step.per}", step, "against")
-    faster = "slower" if step.difference_ns > 0 else "faster"
-    title = f"why {run} is {faster} than {against}: mean {step.per}, parts sum to the difference"
+        return make_difference_table(f"{run} and {other_run}: mean {step.per}", step, "against")
+    faster_or_slower = "slower" if step.difference_ns > 0 else "faster"
+    title = f"why {run} is {faster_or_slower} than {other_run}: mean {step.per}, parts sum to the difference"
     return make_difference_table(title, step, "against")
 
 
@@ -174,8 +184,8 @@ def _print_remarks(output: Output, breakdowns: Sequence[Breakdown], duplicates: 
 
     duplicates: about ranks with several trace files. problems: sentences about damaged traces and traces without figures.
     """
-    left_out = [sentence for breakdown in breakdowns for sentence in _describe_left_out(breakdown)]
-    for sentence in (*duplicates, *left_out):
+    left_out_sentences = [sentence for breakdown in breakdowns for sentence in _describe_left_out(breakdown)]
+    for sentence in (*duplicates, *left_out_sentences):
         output.print_remark(sentence)
     for sentence in problems:
         output.print_remark(sentence, style="red")
@@ -197,13 +207,13 @@ def _compute_like_hta(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[st
 def _describe_duplicates(files_of_ranks: Sequence[tuple[int | None, Path]]) -> list[str]:
     """A sentence for each rank that has several trace files. files_of_ranks: for each trace, (rank that the file states,
     file)."""
-    paths: defaultdict[int, list[Path]] = defaultdict(list)
+    paths_of_rank: defaultdict[int, list[Path]] = defaultdict(list)
     for rank, path in files_of_ranks:
         if rank is not None:
-            paths[rank].append(path)
+            paths_of_rank[rank].append(path)
     return [
         f"rank {rank}: {len(rank_paths)} files are of this rank: {', '.join(path.name for path in rank_paths)}. Each has a row."
-        for rank, rank_paths in paths.items()
+        for rank, rank_paths in paths_of_rank.items()
         if len(rank_paths) > 1
     ]
 
@@ -211,20 +221,23 @@ def _describe_duplicates(files_of_ranks: Sequence[tuple[int | None, Path]]) -> l
 def _describe_left_out(breakdown: Breakdown) -> list[str]:
     """Sentences about the events that are left out of the breakdown of a rank."""
     rank = "" if breakdown.rank is None else f"rank {breakdown.rank}: "
-    reasons = (
+    reason_of_part = (
         (breakdown.before_recording, "launched before the recording began"),
         (breakdown.outside_steps, "launched in no profiler step"),
     )
     return [
         f"{rank}{part.count:,} events of the GPU ({part.share_pct:.1f} % of its time) were {reason}; no figure contains them."
-        for part, reason in reasons
+        for part, reason in reason_of_part
         if part is not None
     ]
 
 
 def _breakdown_document(breakdown: Breakdown) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(breakdown)
-    for rows, tallies in ((document["collectives"], breakdown.collectives), (document["kernels"], breakdown.kernels)):
-        for row, event_tally in zip(rows, tallies, strict=True):
+    for tally_documents, tallies in (
+        (document["collectives"], breakdown.collectives),
+        (document["kernels"], breakdown.kernels),
+    ):
+        for row, event_tally in zip(tally_documents, tallies, strict=True):
             row["mean_ns"] = event_tally.mean_ns
-    return document | {name: getattr(breakdown, name) for name in _FIGURES}
+    return document | {figure_name: getattr(breakdown, figure_name) for figure_name in _DERIVED_FIGURES}

@@ -15,20 +15,20 @@ from collect.traces.trace import Trace
 class Communication(NamedTuple):
     """The kernels in a trace that communicate."""
 
-    rows: NDArray[np.bool_]
+    is_communication: NDArray[np.bool_]
     """Which events of the trace are kernels that communicate, shape (number of events,)."""
-    operation: NDArray[np.int32]
+    operation_index: NDArray[np.int32]
     """For each event, the index of its collective in `operations`; -1 if the event does not communicate; same shape."""
     operations: list[CollectiveOperation]
     """The distinct collectives."""
 
-    def names(self, rows: NDArray[np.intp]) -> list[str]:
+    def name_collectives(self, event_rows: NDArray[np.intp]) -> list[str]:
         """The name in torch.distributed of the collective of each of these events. rows: the indexes of events that
         communicate."""
-        return [self.operations[index].name for index in self.operation[rows]]
+        return [self.operations[index].name for index in self.operation_index[event_rows]]
 
 
-def find_communication(trace: Trace, kernel: NDArray[np.bool_]) -> Communication:
+def find_communication(trace: Trace, is_kernel: NDArray[np.bool_]) -> Communication:
     """Find the kernels that communicate. kernel: which events of the trace are kernels, shape (number of events,).
 
     The collective of a kernel is known from the arguments that Kineto wrote for the kernel. If a kernel has no arguments, the
@@ -37,12 +37,12 @@ def find_communication(trace: Trace, kernel: NDArray[np.bool_]) -> Communication
     """
     operations = list(trace.collectives)
     operation_of_label = np.full(len(trace.labels), -1, np.int32)
-    for label in np.flatnonzero(np.bincount(trace.name[kernel])):  # np.unique would import numpy.ma, which takes time
-        if name := collective.find_kernel_collective(trace.labels[label]):
-            operation_of_label[label] = len(operations)
-            operations.append(CollectiveOperation(name))
-    operation = trace.collective
+    for label_index in np.flatnonzero(np.bincount(trace.name[is_kernel])):  # np.unique would import numpy.ma, which takes time
+        if collective_name := collective.find_kernel_collective(trace.labels[label_index]):
+            operation_of_label[label_index] = len(operations)
+            operations.append(CollectiveOperation(collective_name))
+    operation_index = trace.collective
     if len(trace.name):
-        operation = np.where(trace.collective >= 0, trace.collective, operation_of_label[trace.name])
-    operation = np.where(kernel, operation, np.int32(-1)).astype(np.int32)
-    return Communication(operation >= 0, operation, operations)
+        operation_index = np.where(trace.collective >= 0, trace.collective, operation_of_label[trace.name])
+    operation_index = np.where(is_kernel, operation_index, np.int32(-1)).astype(np.int32)
+    return Communication(operation_index >= 0, operation_index, operations)

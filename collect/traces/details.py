@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.event import UNKNOWN, AnyArgs, Args, to_integers
+from collect.traces.event import UNKNOWN_NS, AnyArgs, Args, to_integers
 
-PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"})
-_OPERATORS = ("cpu_op", "Operator")  # the category of operators today, and its name until PyTorch 1.10
-_PLAIN, _OPERATOR, _PRODUCT = range(3)
-Key = tuple[str, str, int | str]  # name, category and thread of an event
+PRODUCT_OPERATORS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"})
+_OPERATOR_CATEGORIES = ("cpu_op", "Operator")  # the category of operators today, and its name until PyTorch 1.10
+_PLAIN_EVENT, _OPERATOR_EVENT, _PRODUCT_EVENT = range(3)
+EventKey = tuple[str, str, int | str]  # name, category and thread of an event
 
 
 class EventSpans(NamedTuple):
@@ -44,15 +44,15 @@ class MemoryEvents(NamedTuple):
 
     device_type: NDArray[np.int64]
     """The number of the type of the device in c10 (c10/core/DeviceType.h)."""
-    device: NDArray[np.int64]
+    device_number: NDArray[np.int64]
     """The number of the device."""
     at_ns: NDArray[np.int64]
     """The time."""
-    bytes: NDArray[np.int64]
+    size_bytes: NDArray[np.int64]
     """The size; negative for a release."""
-    allocated: NDArray[np.int64]
+    allocated_bytes: NDArray[np.int64]
     """The allocated bytes of the device after the event."""
-    reserved: NDArray[np.int64]
+    reserved_bytes: NDArray[np.int64]
     """The reserved bytes of the device after the event."""
 
 
@@ -63,13 +63,13 @@ class TraceDetails(NamedTuple):
     """The calls of modules."""
     products: EventSpans
     """The operators of matrix products whose shapes are recorded."""
-    shapes: NDArray[np.int32]
+    shape_index: NDArray[np.int32]
     """For each of `products`, the index of its shapes in `texts`."""
-    texts: list[bytes]
+    shape_texts: list[bytes]
     """The JSON text of each distinct list of shapes; the first is the empty text."""
     operators: EventSpans
     """The operators that have a sequence number of autograd."""
-    sequence: NDArray[np.int64]
+    sequence_number: NDArray[np.int64]
     """The sequence number of each of `operators`."""
     forward_thread: NDArray[np.int64]
     """For each of `operators` that is a node of the backward pass, the number of the thread of its forward pass; 0 for an
@@ -111,7 +111,7 @@ class DetailColumns:
 
     def add(
         self,
-        keys: Mapping[Key, int],
+        keys: Mapping[EventKey, int],
         kinds: NDArray[np.int32],
         start_ns: NDArray[np.int64],
         duration_ns: NDArray[np.int64],
@@ -127,24 +127,24 @@ class DetailColumns:
             new_classes = [_classify_key(key) for key in islice(keys, len(self._classes), None)]
             self._classes = np.concatenate([self._classes, np.array(new_classes, np.int8)])
         class_of_event = self._classes[kinds]
-        rows = _select_timed(np.flatnonzero(class_of_event == _PRODUCT), start_ns, duration_ns)
-        if len(rows):
-            texts = self._texts
-            shapes = np.array([texts[bytes(args[row].shapes)] for row in rows.tolist()], np.int32)
-            self._products.append(_build_part(kinds, start_ns, duration_ns, rows[shapes > 0]))
+        product_rows = _select_timed(np.flatnonzero(class_of_event == _PRODUCT_EVENT), start_ns, duration_ns)
+        if len(product_rows):
+            shape_ids = self._texts
+            shapes = np.array([shape_ids[bytes(args[row].shapes)] for row in product_rows.tolist()], np.int32)
+            self._products.append(_build_part(kinds, start_ns, duration_ns, product_rows[shapes > 0]))
             self._shapes.append(shapes[shapes > 0])
         if self.numbers:
-            rows = _select_timed(np.flatnonzero(class_of_event != _PLAIN), start_ns, duration_ns)
-            sequences = to_integers([args[row].autograd for row in rows.tolist()])
-            rows, sequences = rows[sequences >= 0], sequences[sequences >= 0]
-            threads = to_integers([args[row].forward_thread for row in rows.tolist()])
-            self._operators.append(_build_part(kinds, start_ns, duration_ns, rows))
-            self._sequences.append(np.stack([sequences, threads]))
+            product_rows = _select_timed(np.flatnonzero(class_of_event != _PLAIN_EVENT), start_ns, duration_ns)
+            sequence_numbers = to_integers([args[row].autograd for row in product_rows.tolist()])
+            product_rows, sequence_numbers = product_rows[sequence_numbers >= 0], sequence_numbers[sequence_numbers >= 0]
+            forward_threads = to_integers([args[row].forward_thread for row in product_rows.tolist()])
+            self._operators.append(_build_part(kinds, start_ns, duration_ns, product_rows))
+            self._sequences.append(np.stack([sequence_numbers, forward_threads]))
 
     def add_modules(self, kinds: NDArray[np.int32], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> None:
         """Add the calls of modules in a block of events. Calls without a time are ignored."""
-        rows = _select_timed(np.arange(len(kinds)), start_ns, duration_ns)
-        self._modules.append(_build_part(kinds, start_ns, duration_ns, rows))
+        module_rows = _select_timed(np.arange(len(kinds)), start_ns, duration_ns)
+        self._modules.append(_build_part(kinds, start_ns, duration_ns, module_rows))
         self.numbers = True
 
     def add_memory(self, memory_args: Sequence[AnyArgs], moments_ns: NDArray[np.int64]) -> None:
@@ -162,37 +162,37 @@ class DetailColumns:
             to_integers([arg.allocated for arg in memory_args]),
             to_integers([arg.reserved for arg in memory_args]),
         )
-        is_valid = (columns[0] >= 0) & (columns[2] != UNKNOWN) & (columns[4] >= 0)
+        is_valid = (columns[0] >= 0) & (columns[2] != UNKNOWN_NS) & (columns[4] >= 0)
         self._memory.append(MemoryEvents(*(column[is_valid] for column in columns)))
 
-    def details(self, name: NDArray[np.int32], thread: NDArray[np.int32]) -> TraceDetails:
+    def join_blocks(self, name: NDArray[np.int32], thread: NDArray[np.int32]) -> TraceDetails:
         """Join the details of all blocks. name, thread: for each kind of event, the index of its name and of its thread in
         the labels."""
         sequences = np.concatenate([np.empty((2, 0), np.int64), *self._sequences], axis=1)
-        parts = [np.empty((6, 0), np.int64), *(np.stack(part) for part in self._memory)]
+        memory_parts = [np.empty((6, 0), np.int64), *(np.stack(part) for part in self._memory)]
         return TraceDetails(
             modules=_join_parts(self._modules, name, thread),
             products=_join_parts(self._products, name, thread),
-            shapes=np.concatenate([np.empty(0, np.int32), *self._shapes]),
-            texts=list(self._texts),
+            shape_index=np.concatenate([np.empty(0, np.int32), *self._shapes]),
+            shape_texts=list(self._texts),
             operators=_join_parts(self._operators, name, thread),
-            sequence=sequences[0],
+            sequence_number=sequences[0],
             forward_thread=sequences[1],
-            memory=MemoryEvents(*np.concatenate(parts, axis=1)),
+            memory=MemoryEvents(*np.concatenate(memory_parts, axis=1)),
         )
 
 
 def _select_timed(rows: NDArray[np.intp], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> NDArray[np.intp]:
     """Those of the rows whose event has a time and a duration that is not negative."""
-    is_valid: NDArray[np.bool_] = (start_ns[rows] != UNKNOWN) & (duration_ns[rows] >= 0)
+    is_valid: NDArray[np.bool_] = (start_ns[rows] != UNKNOWN_NS) & (duration_ns[rows] >= 0)
     return rows[is_valid]
 
 
-def _classify_key(key: Key) -> int:
-    name, category, _ = key
-    if category not in _OPERATORS:
-        return _PLAIN
-    return _PRODUCT if name in PRODUCTS else _OPERATOR
+def _classify_key(event_key: EventKey) -> int:
+    name, category, _ = event_key
+    if category not in _OPERATOR_CATEGORIES:
+        return _PLAIN_EVENT
+    return _PRODUCT_EVENT if name in PRODUCT_OPERATORS else _OPERATOR_EVENT
 
 
 def _build_part(
@@ -211,4 +211,4 @@ def _join_parts(parts: Sequence[_Part], name: NDArray[np.int32], thread: NDArray
     )
 
 
-NO_DETAILS = DetailColumns().details(np.empty(0, np.int32), np.empty(0, np.int32))
+NO_DETAILS = DetailColumns().join_blocks(np.empty(0, np.int32), np.empty(0, np.int32))

@@ -58,36 +58,36 @@ class DifferenceRow(NamedTuple):
     difference_ns: int
 
 
-def make_difference_table(title: str, step: StepDifference, other: str) -> Table[DifferenceRow]:
+def make_difference_table(title: str, step: StepDifference, other_words: str) -> Table[DifferenceRow]:
     """A table that divides a difference into parts, whose sum is the difference. other: words for the other run, after the
     heading of its times."""
-    rows = [
+    difference_rows = [
         DifferenceRow(part.label, part.time_ns, part.against_ns, part.difference_ns)
         for part in step.parts
         if part.difference_ns
     ]
-    rows.append(DifferenceRow(f"whole {step.per}", step.time_ns, step.against_ns, step.difference_ns))
+    difference_rows.append(DifferenceRow(f"whole {step.per}", step.time_ns, step.against_ns, step.difference_ns))
     whole_ns = step.difference_ns
     columns: list[Column[DifferenceRow]] = [
         Column("Part", lambda row: row.label),
         ms_column("Time", lambda row: row.time_ns),
-        ms_column(f"Time {other}", lambda row: row.against_ns),
+        ms_column(f"Time {other_words}", lambda row: row.against_ns),
         Column("Difference", lambda row: row.difference_ns, "ms", scale=1e6, is_signed=True),
         Column("Share", lambda row: 100 * row.difference_ns / whole_ns if whole_ns else None, "%", digits=3),
     ]
-    return Table(title, columns, rows)
+    return Table(title, columns, difference_rows)
 
 
-def compute_step_difference(runs: Sequence[RunAnswers], against: Sequence[RunAnswers]) -> StepDifference | None:
+def compute_step_difference(runs: Sequence[RunAnswers], against_runs: Sequence[RunAnswers]) -> StepDifference | None:
     """The difference between the mean step of `runs` and the mean step of `against`.
 
     None if no rank of `runs` or no rank of `against` was analysed, or if some ranks ran on GPUs and others on CPUs.
     """
-    ranks, other_ranks = ([analysis for run in side for analysis in run.ranks] for side in (runs, against))
-    if not ranks or not other_ranks or len({analysis.kind for analysis in (*ranks, *other_ranks)}) > 1:
+    analyses, other_analyses = ([analysis for run in side_runs for analysis in run.ranks] for side_runs in (runs, against_runs))
+    if not analyses or not other_analyses or len({analysis.kind for analysis in (*analyses, *other_analyses)}) > 1:
         return None
-    by_step = all(analysis.steps for analysis in (*ranks, *other_ranks))
-    run_step, against_step = (compute_step_time(side, by_step=by_step) for side in (runs, against))
+    by_step = all(analysis.steps for analysis in (*analyses, *other_analyses))
+    run_step, against_step = (compute_step_time(side_runs, by_step=by_step) for side_runs in (runs, against_runs))
     return subtract_step_times(run_step, against_step, "step" if by_step else "trace")
 
 

@@ -16,35 +16,35 @@ import numpy as np
 from msgspec import Raw, Struct, field
 from numpy.typing import NDArray
 
-UNKNOWN = np.iinfo(np.int64).min
-_MOST_FLOAT = float(1 << 43)  # us; below this time, neighbouring float64 are less than 1 ns apart
-_MOST = 1 << 61  # ns, 73 years (since 1970: until 2043); the difference between two greater times could overflow
-_ABSENT = Raw(b"")
+UNKNOWN_NS = np.iinfo(np.int64).min
+_MOST_FLOAT_US = float(1 << 43)  # us; below this time, neighbouring float64 are less than 1 ns apart
+_MOST_NS = 1 << 61  # ns, 73 years (since 1970: until 2043); the difference between two greater times could overflow
+_ABSENT_TEXT = Raw(b"")
 
 
 class Args(Struct, gc=False):
     """The arguments of an event that has a duration."""
 
-    input_types: Raw = field(name="Input type", default=_ABSENT)
+    input_types: Raw = field(name="Input type", default=_ABSENT_TEXT)
     """The types of the inputs of an operator as JSON text; recorded if the profiler records shapes."""
-    shapes: Raw = field(name="Input Dims", default=_ABSENT)
+    shapes: Raw = field(name="Input Dims", default=_ABSENT_TEXT)
     """The shapes of the inputs of an operator, such as [[8, 64], [64, 32]]; recorded if the profiler records shapes."""
     stream: Any = -1
     """The stream of the device; -1 if absent."""
     correlation: Any = -1
     """A number that a kernel and the call that launched it have in common; -1 if absent. collective to ranks: the arguments of
     a collective as JSON text (collect/traces/collective.py parses them)."""
-    collective: Raw = field(name="Collective name", default=_ABSENT)
-    in_elements: Raw = field(name="In msg nelems", default=_ABSENT)
-    out_elements: Raw = field(name="Out msg nelems", default=_ABSENT)
-    group_size: Raw = field(name="Group size", default=_ABSENT)
-    dtype: Raw = _ABSENT
-    sequence: Raw = field(name="Seq", default=_ABSENT)
-    group: Raw = field(name="Process Group Name", default=_ABSENT)
-    group_id: Raw = field(name="Process Group ID", default=_ABSENT)
+    collective: Raw = field(name="Collective name", default=_ABSENT_TEXT)
+    in_elements: Raw = field(name="In msg nelems", default=_ABSENT_TEXT)
+    out_elements: Raw = field(name="Out msg nelems", default=_ABSENT_TEXT)
+    group_size: Raw = field(name="Group size", default=_ABSENT_TEXT)
+    dtype: Raw = _ABSENT_TEXT
+    sequence: Raw = field(name="Seq", default=_ABSENT_TEXT)
+    group: Raw = field(name="Process Group Name", default=_ABSENT_TEXT)
+    group_id: Raw = field(name="Process Group ID", default=_ABSENT_TEXT)
     """PyTorch up to 2.3 wrote it in place of the name."""
-    description: Raw = field(name="Process Group Description", default=_ABSENT)
-    ranks: Raw = field(name="Process Group Ranks", default=_ABSENT)
+    description: Raw = field(name="Process Group Description", default=_ABSENT_TEXT)
+    ranks: Raw = field(name="Process Group Ranks", default=_ABSENT_TEXT)
     autograd: Any = field(name="Sequence number", default=-1)
     """The number that autograd gives both an operator of the forward pass and its node in the backward pass."""
     forward_thread: Any = field(name="Fwd thread id", default=0)
@@ -90,8 +90,8 @@ class AnyEvent(TraceEvent, gc=False):
     cat: Any = ""
     name: Any = ""
     tid: Any = -1
-    ts: Raw = _ABSENT
-    dur: Raw = _ABSENT
+    ts: Raw = _ABSENT_TEXT
+    dur: Raw = _ABSENT_TEXT
     ph: str = ""
     args: AnyArgs | None = None
 
@@ -143,17 +143,19 @@ def numbers_to_ns(times: Sequence[float]) -> NDArray[np.int64] | None:
     2**43 us, the result for a text with more decimals may be wrong by 1 ns; Kineto writes three decimals.
     """
     try:
-        us = np.array(times)
+        times_us = np.array(times)
     except OverflowError:  # an integer that no float64 can hold
         return None
-    if us.dtype == np.int64:
-        return us * 1000 if us.min() * 1000.0 > -_MOST and us.max() * 1000.0 < _MOST else None
-    if us.dtype != np.float64:  # integers that do not fit into 64 bits
+    if times_us.dtype == np.int64:
+        return times_us * 1000 if times_us.min() * 1000.0 > -_MOST_NS and times_us.max() * 1000.0 < _MOST_NS else None
+    if times_us.dtype != np.float64:  # integers that do not fit into 64 bits
         return None
-    floor = np.floor(us)
-    ns = floor * 1000 + np.rint((us - floor) * 1000)  # `us * 1000` would be rounded to a neighbouring integer near 2**43 us
-    is_exact = np.array_equal(ns / 1000, us) and np.abs(us).max(initial=0) < _MOST_FLOAT
-    return ns.astype(np.int64) if is_exact else None
+    whole_us = np.floor(times_us)
+    times_ns = whole_us * 1000 + np.rint(
+        (times_us - whole_us) * 1000
+    )  # `us * 1000` would be rounded to a neighbouring integer near 2**43 us
+    is_exact = np.array_equal(times_ns / 1000, times_us) and np.abs(times_us).max(initial=0) < _MOST_FLOAT_US
+    return times_ns.astype(np.int64) if is_exact else None
 
 
 def texts_to_ns(texts: Sequence[Raw]) -> NDArray[np.int64]:
@@ -168,9 +170,9 @@ def _text_to_ns(text: bytes) -> int:
         return int(digits)
     try:
         exact_ns = Decimal(text.decode()) * 1000
-        return int(exact_ns.to_integral_value()) if abs(exact_ns) < _MOST else UNKNOWN
+        return int(exact_ns.to_integral_value()) if abs(exact_ns) < _MOST_NS else UNKNOWN_NS
     except (ArithmeticError, UnicodeDecodeError):  # not a number, or an exponent that is too great
-        return UNKNOWN
+        return UNKNOWN_NS
 
 
 def to_integers(values: Sequence[Any]) -> NDArray[np.int64]:

@@ -21,12 +21,17 @@ from collect.traces.event import (
     texts_to_ns,
 )
 
-MODULE = "nn.Module: "  # Kineto's prefix for the frame of the Python stack that calls a module
-MEMORY = "[memory]"
+MODULE_PREFIX = "nn.Module: "  # Kineto's prefix for the frame of the Python stack that calls a module
+MEMORY_EVENT_NAME = "[memory]"
 # Categories of events that `complete` does not contain: frames of the Python stack (very many), and the span of the profiler.
 _IGNORED_CATEGORIES = frozenset({"python_function", "Trace"})
-_FRAMES, _ALLOCATIONS = "python_function", "cpu_instant_event"  # the categories of calls of modules and of allocations
-_PHASES = frozenset("XiIsStfPNODMCbneRcvV(),")  # phases of the Trace Event Format whose events are used or have no duration
+_FRAME_CATEGORY, _ALLOCATION_CATEGORY = (
+    "python_function",
+    "cpu_instant_event",
+)  # the categories of calls of modules and of allocations
+_KNOWN_PHASES = frozenset(
+    "XiIsStfPNODMCbneRcvV(),"
+)  # phases of the Trace Event Format whose events are used or have no duration
 
 _number_decoder = msgspec.json.Decoder(list[KinetoEvent])
 _text_decoder = msgspec.json.Decoder(list[AnyEvent])
@@ -74,10 +79,12 @@ class EventDecoder:
             if not self._exact:
                 events = _number_decoder.decode(text)
                 complete_events = [event for event in events if type(event) is CompleteEvent]
-                instant = [event for event in events if type(event) is InstantEvent]
-                decoded = _select_events(complete_events, instant, numbers_to_ns, lost_counts={}, any_phase=bool(events))
-                if decoded is not None:
-                    return decoded
+                instant_events = [event for event in events if type(event) is InstantEvent]
+                decoded_events = _select_events(
+                    complete_events, instant_events, numbers_to_ns, lost_counts={}, has_events=bool(events)
+                )
+                if decoded_events is not None:
+                    return decoded_events
                 self._exact = True
         except msgspec.ValidationError:
             pass
@@ -91,48 +98,53 @@ def convert_events(events: Sequence[AnyEvent]) -> DecodedEvents:
     if not all(type(event.name) is type(event.cat) is str and isinstance(event.tid, int | str) for event in used_events):
         raise msgspec.ValidationError("the name of an event is not a text")
     lost_counts: Counter[str] = Counter()
-    phases = Counter(event.ph for event in events)
-    for phase in phases.keys() - _PHASES:
+    phase_counts = Counter(event.ph for event in events)
+    for phase in phase_counts.keys() - _KNOWN_PHASES:
         reason = "begin and end are separate events (ph B, E)" if phase in ("B", "E") else "without a known phase (ph)"
-        lost_counts[reason] += phases[phase]
-    decoded = _select_events(
+        lost_counts[reason] += phase_counts[phase]
+    decoded_events = _select_events(
         [event for event in used_events if event.ph == "X"],
         [event for event in used_events if event.ph == "i"],
         texts_to_ns,
         lost_counts=lost_counts,
-        any_phase=any(phases),
+        has_events=any(phase_counts),
     )
-    assert decoded is not None  # only numbers may not determine a time
-    return decoded
+    assert decoded_events is not None  # only numbers may not determine a time
+    return decoded_events
 
 
 def _select_events(
     complete_events: Sequence[TraceEvent],
-    instant: Sequence[InstantEvent | AnyEvent],
-    nanoseconds: Callable[[list[Any]], NDArray[np.int64] | None],
+    instant_events: Sequence[InstantEvent | AnyEvent],
+    to_nanoseconds: Callable[[list[Any]], NDArray[np.int64] | None],
     *,
     lost_counts: dict[str, int],
-    any_phase: bool,
+    has_events: bool,
 ) -> DecodedEvents | None:
     selected_events = [event for event in complete_events if event.cat not in _IGNORED_CATEGORIES]
-    modules: list[TraceEvent] = []
+    module_events: list[TraceEvent] = []
     if len(selected_events) < len(complete_events):
-        modules = [event for event in complete_events if event.cat == _FRAMES and event.name.startswith(MODULE)]
-    memory = [event for event in instant if event.cat == _ALLOCATIONS and event.name == MEMORY]
-    lasting = [*selected_events, *modules] if modules else selected_events
-    starting = [*lasting, *memory] if memory else lasting
-    starts, durations = nanoseconds([event.ts for event in starting]), nanoseconds([event.dur for event in lasting])
-    if starts is None or durations is None:
+        module_events = [
+            event for event in complete_events if event.cat == _FRAME_CATEGORY and event.name.startswith(MODULE_PREFIX)
+        ]
+    memory_events = [event for event in instant_events if event.cat == _ALLOCATION_CATEGORY and event.name == MEMORY_EVENT_NAME]
+    lasting_events = [*selected_events, *module_events] if module_events else selected_events
+    timed_events = [*lasting_events, *memory_events] if memory_events else lasting_events
+    starts_ns, durations_ns = (
+        to_nanoseconds([event.ts for event in timed_events]),
+        to_nanoseconds([event.dur for event in lasting_events]),
+    )
+    if starts_ns is None or durations_ns is None:
         return None
     return DecodedEvents(
         selected_events,
-        starts[: len(selected_events)],
-        durations[: len(selected_events)],
-        modules=modules,
-        module_start_ns=starts[len(selected_events) : len(lasting)],
-        module_duration_ns=durations[len(selected_events) :],
-        memory=[event.args or AnyArgs() for event in memory],
-        memory_ns=starts[len(lasting) :],
+        starts_ns[: len(selected_events)],
+        durations_ns[: len(selected_events)],
+        modules=module_events,
+        module_start_ns=starts_ns[len(selected_events) : len(lasting_events)],
+        module_duration_ns=durations_ns[len(selected_events) :],
+        memory=[event.args or AnyArgs() for event in memory_events],
+        memory_ns=starts_ns[len(lasting_events) :],
         lost=lost_counts,
-        any_phase=any_phase,
+        any_phase=has_events,
     )

@@ -47,17 +47,17 @@ def load_figures(path: Path) -> TraceFigures | None:
     The figures are read from the cache file. They are computed again if the trace or the code changed since the cache file was
     written, or if the cache file is damaged.
     """
-    status = path.stat()
-    entry = CachedFigures(status.st_size, status.st_mtime_ns, _code_digest(), None)
+    file_status = path.stat()
+    cache_entry = CachedFigures(file_status.st_size, file_status.st_mtime_ns, _compute_code_digest(), None)
     cache_path = path.with_name(f".{path.name}.figures.json")  # a hidden file, because the cache is not a record of the run
     cached_figures = json_file.read_json_if_valid(cache_path, CachedFigures)
-    if cached_figures is not None and msgspec.structs.replace(cached_figures, figures=None) == entry:
+    if cached_figures is not None and msgspec.structs.replace(cached_figures, figures=None) == cache_entry:
         return cached_figures.figures
     loaded_trace = trace.read_trace(path)
-    entry.figures = None if loaded_trace.lost or loaded_trace.cut else _compute_figures(loaded_trace)
+    cache_entry.figures = None if loaded_trace.lost or loaded_trace.cut else _compute_figures(loaded_trace)
     with contextlib.suppress(WorkspaceError):  # if the folder is read-only, there is no cache, and the trace is read each time
-        files.write_atomic(cache_path, msgspec.json.encode(entry), sync=False)
-    return entry.figures
+        files.write_atomic(cache_path, msgspec.json.encode(cache_entry), sync=False)
+    return cache_entry.figures
 
 
 def _compute_figures(loaded_trace: trace.Trace) -> TraceFigures | None:
@@ -66,8 +66,8 @@ def _compute_figures(loaded_trace: trace.Trace) -> TraceFigures | None:
 
 
 @cache
-def _code_digest() -> str:
+def _compute_code_digest() -> str:
     """The digest of the source code that reads traces and computes figures from them."""
-    folders = (Path(package.__path__[0]) for package in (sources, traces_))
-    texts = (path.read_bytes() for folder in folders for path in sorted(folder.glob("*.py")))
-    return hashlib.sha256(b"".join(texts)).hexdigest()
+    code_folders = (Path(package.__path__[0]) for package in (sources, traces_))
+    code_texts = (path.read_bytes() for folder in code_folders for path in sorted(folder.glob("*.py")))
+    return hashlib.sha256(b"".join(code_texts)).hexdigest()

@@ -48,7 +48,7 @@ def compute_file_figures(trace: Trace) -> FileFigures:
 
 def sort_by_rank(figures: Sequence[FileFigures]) -> list[FileFigures]:
     """The figures of trace files, sorted by rank (as a number). Files without a rank come last."""
-    return sorted(figures, key=lambda file: rank_sort_key(file.rank, file.path))
+    return sorted(figures, key=lambda file_figures: rank_sort_key(file_figures.rank, file_figures.path))
 
 
 def rank_sort_key(rank: int | None, path: str) -> tuple[bool, int, str]:
@@ -66,10 +66,10 @@ def explain_missing_figures(trace: Trace) -> str:
     """A clause that says why a trace has no figures."""
     if not len(trace.name):
         return "the trace has no events."
-    counts = sorted(count_unknown_categories(trace).items(), key=lambda item: -item[1])
-    if not counts:
+    category_counts = sorted(count_unknown_categories(trace).items(), key=lambda item: -item[1])
+    if not category_counts:
         return "no kernels of a GPU and no operators, so there are no figures."
-    named_categories = ", ".join(f"{name} ({count:,} events)" for name, count in counts[:MOST_CATEGORIES])
+    named_categories = ", ".join(f"{name} ({count:,} events)" for name, count in category_counts[:MOST_CATEGORIES])
     return (
         f"no figures: the trace has events of an accelerator whose categories are not known: {named_categories}. Known: "
         f"{', '.join(GPU_CATEGORIES)}, as Kineto writes them for GPUs. --like-hta counts every event with a stream."

@@ -9,13 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import intervals
-from collect.traces.collective import GLOO, CollectiveOperation, find_torch_name
+from collect.traces.collective import GLOO_PREFIX, CollectiveOperation, find_torch_name
 from collect.traces.intervals import Intervals
-from collect.traces.launches import STEP
+from collect.traces.launches import STEP_NAME
 from collect.traces.trace import Trace
 
-_C10D = ("c10d::", "_c10d_functional::", "c10d_functional::")
-WRAPPER = "autograd::engine::evaluate_function"  # an event that includes hooks of autograd, which may wait for a collective
+_C10D_PREFIXES = ("c10d::", "_c10d_functional::", "c10d_functional::")
+AUTOGRAD_NODE = (
+    "autograd::engine::evaluate_function"  # an event that includes hooks of autograd, which may wait for a collective
+)
 _SCATTER = "reduce_scatter"
 _POINT_TO_POINT = ("send", "recv")
 
@@ -25,15 +27,15 @@ class Activity(NamedTuple):
 
     start_ns: int
     end_ns: int
-    operators: NDArray[np.bool_]
+    is_operator: NDArray[np.bool_]
     """Which events are operators of the main thread."""
-    c10d: NDArray[np.bool_]
+    is_c10d: NDArray[np.bool_]
     """Which of these operators launch collectives or wait for them."""
-    launches: NDArray[np.bool_]
+    is_launch: NDArray[np.bool_]
     """Which of these operators launch collectives."""
-    computing: NDArray[np.bool_]
+    is_computing: NDArray[np.bool_]
     """Which of these operators compute: all but those of c10d and the wrappers of autograd."""
-    collectives: NDArray[np.bool_]
+    is_collective: NDArray[np.bool_]
     """Which events are spans of gloo, on any thread."""
     compute: Intervals
     """When an operator other than a wrapper of autograd runs and no operator of c10d runs, within start_ns to end_ns."""
@@ -45,45 +47,45 @@ class Activity(NamedTuple):
 def find_activity(trace: Trace) -> Activity | None:
     """Find what a rank without a GPU does, from its trace; None if the trace contains neither operators nor spans of gloo."""
     is_step = find_steps(trace)
-    operators = trace.has_category("cpu_op")
-    collectives = _match_names(trace, lambda label: label.startswith(GLOO)) & ~operators
-    if not (operators | collectives).any():
+    is_operator = trace.has_category("cpu_op")
+    is_collective = _match_names(trace, lambda label: label.startswith(GLOO_PREFIX)) & ~is_operator
+    if not (is_operator | is_collective).any():
         return None
-    main_thread = _find_main_thread(trace, is_step, operators)
-    operators &= trace.thread == main_thread
-    c10d = operators & _match_names(trace, lambda label: label.startswith(_C10D))
-    computing = operators & ~c10d & _match_names(trace, lambda label: not label.startswith(WRAPPER))
-    range_events = is_step if is_step.any() else operators | collectives
+    main_thread = _find_main_thread(trace, is_step, is_operator)
+    is_operator &= trace.thread == main_thread
+    is_c10d = is_operator & _match_names(trace, lambda label: label.startswith(_C10D_PREFIXES))
+    is_computing = is_operator & ~is_c10d & _match_names(trace, lambda label: not label.startswith(AUTOGRAD_NODE))
+    range_events = is_step if is_step.any() else is_operator | is_collective
     start, end = int(trace.start_ns[range_events].min()), int(trace.end_ns[range_events].max())
-    compute = intervals.subtract_intervals(intervals.event_spans(trace, computing), intervals.event_spans(trace, c10d))
+    compute = intervals.subtract_intervals(intervals.event_spans(trace, is_computing), intervals.event_spans(trace, is_c10d))
     return Activity(
         start_ns=start,
         end_ns=end,
-        operators=operators,
-        c10d=c10d,
-        launches=c10d & _match_names(trace, lambda label: label.startswith("c10d::")),
-        computing=computing,
-        collectives=collectives,
+        is_operator=is_operator,
+        is_c10d=is_c10d,
+        is_launch=is_c10d & _match_names(trace, lambda label: label.startswith("c10d::")),
+        is_computing=is_computing,
+        is_collective=is_collective,
         compute=intervals.clip_intervals(compute, start, end),
-        communication=intervals.clip_intervals(intervals.event_spans(trace, collectives), start, end),
+        communication=intervals.clip_intervals(intervals.event_spans(trace, is_collective), start, end),
     )
 
 
 def find_steps(trace: Trace) -> NDArray[np.bool_]:
     """Which events are profiler steps."""
-    return trace.has_category("user_annotation") & _match_names(trace, lambda label: STEP.match(label) is not None)
+    return trace.has_category("user_annotation") & _match_names(trace, lambda label: STEP_NAME.match(label) is not None)
 
 
-def starts_in_steps(trace: Trace, moments: NDArray[np.int64]) -> NDArray[np.bool_]:
+def starts_in_steps(trace: Trace, moments_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which moments lie in a profiler step. If the trace has no profiler steps, all moments count. Shape (number of
     moments,)."""
     steps = find_steps(trace)
-    return intervals.covers(intervals.event_spans(trace, steps), moments) if steps.any() else np.ones(len(moments), bool)
+    return intervals.covers(intervals.event_spans(trace, steps), moments_ns) if steps.any() else np.ones(len(moments_ns), bool)
 
 
 def find_autograd(trace: Trace) -> NDArray[np.bool_]:
     """Which events are the wrappers of autograd around the operators of a backward pass."""
-    return trace.has_category("cpu_op") & _match_names(trace, lambda label: label.startswith(WRAPPER))
+    return trace.has_category("cpu_op") & _match_names(trace, lambda label: label.startswith(AUTOGRAD_NODE))
 
 
 def name_collectives(trace: Trace, activity: Activity) -> list[str]:
@@ -96,40 +98,44 @@ def name_collectives(trace: Trace, activity: Activity) -> list[str]:
 
     activity: the result of `find_activity` for the trace.
     """
-    rows = np.flatnonzero(activity.collectives)
-    span_names = [trace.labels[label].removeprefix(GLOO) for label in trace.name[rows]]
-    queued = [index for index, name in enumerate(span_names) if name not in _POINT_TO_POINT]
-    queued.sort(key=lambda index: trace.start_ns[rows[index]])
-    launch_rows = sorted(np.flatnonzero(activity.launches), key=lambda row: trace.start_ns[row])
-    names = [(row, find_torch_name(trace.labels[trace.name[row]].removeprefix("c10d::").strip("_"))) for row in launch_rows]
-    queued_launches = [(row, name) for row, name in names if name not in _POINT_TO_POINT]
-    if len(queued_launches) != len(queued):
+    span_rows = np.flatnonzero(activity.is_collective)
+    span_names = [trace.labels[label].removeprefix(GLOO_PREFIX) for label in trace.name[span_rows]]
+    queued_indexes = [index for index, name in enumerate(span_names) if name not in _POINT_TO_POINT]
+    queued_indexes.sort(key=lambda index: trace.start_ns[span_rows[index]])
+    launch_rows = sorted(np.flatnonzero(activity.is_launch), key=lambda row: trace.start_ns[row])
+    named_launches = [
+        (row, find_torch_name(trace.labels[trace.name[row]].removeprefix("c10d::").strip("_"))) for row in launch_rows
+    ]
+    queued_launches = [(row, name) for row, name in named_launches if name not in _POINT_TO_POINT]
+    if len(queued_launches) != len(queued_indexes):
         return span_names
     collective_names = list(span_names)
-    for index, (row, name) in zip(queued, queued_launches, strict=True):
+    for index, (row, name) in zip(queued_indexes, queued_launches, strict=True):
         is_match = name == span_names[index] or (name, span_names[index]) == ("reduce_scatter", "all_reduce")
-        if not is_match or trace.start_ns[rows[index]] < trace.start_ns[row]:
+        if not is_match or trace.start_ns[span_rows[index]] < trace.start_ns[row]:
             return span_names
         collective_names[index] = name
     return collective_names
 
 
-def find_span_operations(trace: Trace, activity: Activity, names: Sequence[str]) -> list[CollectiveOperation]:
+def find_span_operations(trace: Trace, activity: Activity, collective_names: Sequence[str]) -> list[CollectiveOperation]:
     """The collective of each span of gloo, in the order of the spans in the trace. names: the result of `name_collectives`.
 
     The number of elements is known if the profiler recorded shapes. gloo gathers the inputs of all ranks of the group, so the
     output of an all_gather is its input times the number of ranks. If a reduce_scatter was launched but its span could not be
     identified, the size of an all_reduce is not given, because the span may be the reduce_scatter, which counts as fewer bytes.
     """
-    size = find_sole_group_size(trace)
-    is_ambiguous = "reduce_scatter" not in names and bool(
-        (activity.launches & _match_names(trace, lambda label: _SCATTER in label)).any()
+    group_size = find_sole_group_size(trace)
+    is_ambiguous = "reduce_scatter" not in collective_names and bool(
+        (activity.is_launch & _match_names(trace, lambda label: _SCATTER in label)).any()
     )
     span_operations = []
-    for row, name in zip(np.flatnonzero(activity.collectives), names, strict=True):
+    for row, name in zip(np.flatnonzero(activity.is_collective), collective_names, strict=True):
         operation = trace.collectives[index] if (index := trace.collective[row]) >= 0 else CollectiveOperation(name)
         in_elements = None if name == "all_reduce" and is_ambiguous else operation.in_elements
-        out_elements = in_elements * size if name == "all_gather" and in_elements is not None and size is not None else None
+        out_elements = (
+            in_elements * group_size if name == "all_gather" and in_elements is not None and group_size is not None else None
+        )
         span_operations.append(operation._replace(name=name, in_elements=in_elements, out_elements=out_elements))
     return span_operations
 
@@ -139,15 +145,15 @@ def find_sole_group_size(trace: Trace) -> int | None:
 
     Also None if the trace does not list the groups.
     """
-    sizes = {group.pg_size for group in trace.head.groups or ()}
-    return sizes.pop() if len(sizes) == 1 else None
+    group_sizes = {group.pg_size for group in trace.head.groups or ()}
+    return group_sizes.pop() if len(group_sizes) == 1 else None
 
 
-def _find_main_thread(trace: Trace, step: NDArray[np.bool_], operators: NDArray[np.bool_]) -> int:
+def _find_main_thread(trace: Trace, is_step: NDArray[np.bool_], is_operator: NDArray[np.bool_]) -> int:
     """The number of the thread with the profiler steps. Without profiler steps, the thread with the most operators; -1
     without both."""
-    rows = step if step.any() else operators
-    return int(np.bincount(trace.thread[rows]).argmax()) if rows.any() else -1
+    is_chosen = is_step if is_step.any() else is_operator
+    return int(np.bincount(trace.thread[is_chosen]).argmax()) if is_chosen.any() else -1
 
 
 def _match_names(trace: Trace, is_wanted: Callable[[str], bool]) -> NDArray[np.bool_]:

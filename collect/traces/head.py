@@ -10,11 +10,11 @@ import msgspec
 
 from shardlab.files.decoders import DECODE_FAULTS
 
-_KEY = r'"{}"\s*:\s*'
-_HOST = re.compile(_KEY.format("host_name").encode() + rb'("(?:[^"\\]|\\.){0,255}")')
-_DEVICES = re.compile(_KEY.format("deviceProperties").encode() + rb"(?=\[)")
-_GROUPS = re.compile(_KEY.format("pg_config").encode() + rb"(?=\[)")
-_LONGEST = 1 << 20  # the most characters of a JSON list that are read
+_KEY_PATTERN = r'"{}"\s*:\s*'
+_HOST_NAME = re.compile(_KEY_PATTERN.format("host_name").encode() + rb'("(?:[^"\\]|\\.){0,255}")')
+_DEVICE_LIST = re.compile(_KEY_PATTERN.format("deviceProperties").encode() + rb"(?=\[)")
+_GROUP_LIST = re.compile(_KEY_PATTERN.format("pg_config").encode() + rb"(?=\[)")
+_LONGEST_LIST = 1 << 20  # the most characters of a JSON list that are read
 
 
 class NamedGroup(msgspec.Struct, frozen=True):
@@ -44,22 +44,22 @@ class _Device(msgspec.Struct):
 def read_head(text: bytes) -> TraceHead:
     """Parse the text before the list of events. Information that is missing or damaged counts as unknown; no error is
     raised."""
-    host = _HOST.search(text)
-    devices = _read_list(text, _DEVICES, list[_Device])
-    groups = _read_list(text, _GROUPS, list[NamedGroup])
-    models = {device.name for device in devices or []}
+    host_match = _HOST_NAME.search(text)
+    devices = _read_list(text, _DEVICE_LIST, list[_Device])
+    groups = _read_list(text, _GROUP_LIST, list[NamedGroup])
+    gpu_models = {device.name for device in devices or []}
     return TraceHead(
-        host=_decode_json(host[1], str) or "" if host else "",
-        gpu=models.pop() if len(models) == 1 else "",
+        host=_decode_json(host_match[1], str) or "" if host_match else "",
+        gpu=gpu_models.pop() if len(gpu_models) == 1 else "",
         groups=tuple(groups) if groups else None,
     )
 
 
-def _read_list(text: bytes, key: re.Pattern[bytes], of_type: Any) -> Any:
+def _read_list(text: bytes, key: re.Pattern[bytes], list_type: Any) -> Any:
     """Decode the JSON list that follows a key. None if the key is missing, or if the list is damaged or not of this type."""
     match = key.search(text)
     end = _find_end_of_list(text, match.end()) if match else None
-    return None if match is None or end is None else _decode_json(text[match.end() : end], of_type)
+    return None if match is None or end is None else _decode_json(text[match.end() : end], list_type)
 
 
 def _find_end_of_list(text: bytes, start: int) -> int | None:
@@ -67,12 +67,12 @@ def _find_end_of_list(text: bytes, start: int) -> int | None:
 
     Brackets inside strings of the list do not count.
     """
-    depth, quoted, end = 0, False, start
-    for match in re.compile(rb'\\.|["\[\]]').finditer(text, start, start + _LONGEST):
+    depth, is_in_string, end = 0, False, start
+    for match in re.compile(rb'\\.|["\[\]]').finditer(text, start, start + _LONGEST_LIST):
         character = match[0]
         if character == b'"':
-            quoted = not quoted
-        elif not quoted and character in (b"[", b"]"):
+            is_in_string = not is_in_string
+        elif not is_in_string and character in (b"[", b"]"):
             depth += 1 if character == b"[" else -1
             end = match.end()
             if not depth:
@@ -80,8 +80,8 @@ def _find_end_of_list(text: bytes, start: int) -> int | None:
     return None
 
 
-def _decode_json(text: bytes, of_type: Any) -> Any:
+def _decode_json(text: bytes, value_type: Any) -> Any:
     try:
-        return msgspec.json.decode(text, type=of_type)
+        return msgspec.json.decode(text, type=value_type)
     except DECODE_FAULTS:
         return None

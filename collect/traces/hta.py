@@ -34,18 +34,18 @@ from collect.traces.breakdown import Breakdown, EventTally, count_steps, rename_
 from collect.traces.trace import Trace
 from shardlab.errors import InputError
 
-_NCCL = re.compile(r"nccl.*Kernel")
-_MEMORY = re.compile(r"Memcpy|Memset|dma")
-_NO_COMPUTE = re.compile(r"nccl.*Kernel|.*Memcpy|Memset|.*Sync")
-_SYNC = ("Event Sync", "Context Sync")
-_STEP = "ProfilerStep"
+_NCCL_KERNEL = re.compile(r"nccl.*Kernel")
+_MEMORY_KERNEL = re.compile(r"Memcpy|Memset|dma")
+_NOT_COMPUTE_KERNEL = re.compile(r"nccl.*Kernel|.*Memcpy|Memset|.*Sync")
+_SYNC_NAMES = ("Event Sync", "Context Sync")
+_STEP_PREFIX = "ProfilerStep"
 _MOST_ROWS = 20_000_000
 
 
 class Kernels(NamedTuple):
     """The kernels that HTA analyses, with times that are rounded to whole us as HTA rounds them."""
 
-    rows: NDArray[np.intp]
+    event_rows: NDArray[np.intp]
     """The index of each kernel in the trace; an index occurs as often as HTA counts the kernel."""
     start_us: NDArray[np.int64]
     end_us: NDArray[np.int64]
@@ -58,11 +58,11 @@ class Kernels(NamedTuple):
 def compute_hta_breakdowns(traces: Sequence[Trace]) -> list[Breakdown]:
     """HTA's breakdown for each trace, in the order of the traces. Raises InputError if HTA gives no figures for any one of
     them."""
-    results = attempt_breakdowns(traces)
-    for result in results:
-        if isinstance(result, InputError):
-            raise result
-    return [result for result in results if isinstance(result, Breakdown)]
+    breakdowns_or_errors = attempt_breakdowns(traces)
+    for breakdown in breakdowns_or_errors:
+        if isinstance(breakdown, InputError):
+            raise breakdown
+    return [breakdown for breakdown in breakdowns_or_errors if isinstance(breakdown, Breakdown)]
 
 
 def attempt_breakdowns(traces: Sequence[Trace]) -> list[Breakdown | InputError]:
@@ -72,33 +72,33 @@ def attempt_breakdowns(traces: Sequence[Trace]) -> list[Breakdown | InputError]:
     at least two steps.
     """
     step_names = {label for trace in traces for label in _step_names(trace)}
-    results: list[Breakdown | InputError] = []
+    breakdowns_or_errors: list[Breakdown | InputError] = []
     for trace in traces:
         try:
-            results.append(_compute_breakdown(trace, leave_out_last=len(step_names) > 1))
+            breakdowns_or_errors.append(_compute_breakdown(trace, leave_out_last=len(step_names) > 1))
         except InputError as error:
-            results.append(error)
-    return results
+            breakdowns_or_errors.append(error)
+    return breakdowns_or_errors
 
 
 def _compute_breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
     kernels = _select_kernels(trace, leave_out_last=leave_out_last)
-    if not len(kernels.rows):
-        limit = " before the last profiler step" if leave_out_last else ""
-        raise InputError(f"{trace.path}: no kernels of a GPU{limit}. Allowed with --like-hta: traces of runs on GPUs.")
-    communicating, moving, computing = _classify_kernels(trace, kernels)
-    communicating_kernels = kernels.select(communicating)
+    if not len(kernels.event_rows):
+        limit_text = " before the last profiler step" if leave_out_last else ""
+        raise InputError(f"{trace.path}: no kernels of a GPU{limit_text}. Allowed with --like-hta: traces of runs on GPUs.")
+    is_communicating, is_moving, is_computing = _classify_kernels(trace, kernels)
+    communicating_kernels = kernels.select(is_communicating)
     busy, communication = _merge_kernels(kernels), _merge_kernels(communicating_kernels)
-    computation = _merge_kernels(kernels.select(computing))
-    compute_us, memory_us = _total_length(computation), _total_length(_merge_kernels(kernels.select(moving)))
+    computation = _merge_kernels(kernels.select(is_computing))
+    compute_us, memory_us = _total_length(computation), _total_length(_merge_kernels(kernels.select(is_moving)))
     span_us = int(busy[1][-1] - busy[0][0])
     idle_us = span_us - _total_length(busy)
     time_of_part = {"span": span_us, "compute": compute_us, "communication": _total_length(communication), "idle": idle_us}
     time_of_part["non-compute"] = span_us - compute_us - idle_us
-    if negative := [f"{name} {us} us" for name, us in time_of_part.items() if us < 0]:
+    if negative_times := [f"{name} {us} us" for name, us in time_of_part.items() if us < 0]:
         raise InputError(
-            f"{trace.path}: after HolisticTraceAnalysis' rounding these times are negative: {', '.join(negative)}; it gives no "
-            "figures then. Use collect trace without --like-hta."
+            f"{trace.path}: after HolisticTraceAnalysis' rounding these times are negative: {', '.join(negative_times)}; it "
+            "gives no figures then. Use collect trace without --like-hta."
         )
     overlap_us = intervals.intersection_length(
         intervals.merge_overlapping(*computation), intervals.merge_overlapping(*communication)
@@ -122,49 +122,53 @@ def _compute_breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
 
 def _select_kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:
     """The events that HTA analyses because it treats them as kernels, in the order of the file."""
-    start = _float_us(trace.start_ns)
+    start = _convert_to_us(trace.start_ns)
     start_us = np.ceil(start).astype(np.int64)
-    is_sync = trace.match_labels(trace.name, [label in _SYNC for label in trace.labels])
-    on_gpu = ((trace.stream >= 0) & (trace.correlation >= 0)) | is_sync
+    is_sync = trace.match_labels(trace.name, [label in _SYNC_NAMES for label in trace.labels])
+    is_on_gpu = ((trace.stream >= 0) & (trace.correlation >= 0)) | is_sync
     with_stream = trace.stream != -1
-    rows = np.flatnonzero(with_stream)
+    kernel_rows = np.flatnonzero(with_stream)
     if leave_out_last:
-        calls = ~on_gpu & trace.match_labels(trace.category, [label != "" for label in trace.labels])
-        step = calls & trace.match_labels(trace.name, [_STEP in label for label in trace.labels])
-        last = start_us[step].max() if step.any() else np.iinfo(np.int64).min
-        calls &= start_us < last
-        launched = np.sort(trace.correlation[calls])
-        rows = np.flatnonzero(on_gpu & with_stream)
-        correlations = trace.correlation[rows]
-        times = np.searchsorted(launched, correlations, side="right") - np.searchsorted(launched, correlations, side="left")
-        if times.sum() > _MOST_ROWS:
+        is_call = ~is_on_gpu & trace.match_labels(trace.category, [label != "" for label in trace.labels])
+        step = is_call & trace.match_labels(trace.name, [_STEP_PREFIX in label for label in trace.labels])
+        last_step_us = start_us[step].max() if step.any() else np.iinfo(np.int64).min
+        is_call &= start_us < last_step_us
+        launched_ids = np.sort(trace.correlation[is_call])
+        kernel_rows = np.flatnonzero(is_on_gpu & with_stream)
+        correlation_ids = trace.correlation[kernel_rows]
+        call_counts = np.searchsorted(launched_ids, correlation_ids, side="right") - np.searchsorted(
+            launched_ids, correlation_ids, side="left"
+        )
+        if call_counts.sum() > _MOST_ROWS:
             raise InputError(
-                f"{trace.path}: HolisticTraceAnalysis would make {times.sum():,} rows of {len(rows):,} kernels, as many events "
-                f"have the same correlation. Allowed with --like-hta: {_MOST_ROWS:,} rows."
+                f"{trace.path}: HolisticTraceAnalysis would make {call_counts.sum():,} rows of {len(kernel_rows):,} kernels, "
+                f"as many events have the same correlation. Allowed with --like-hta: {_MOST_ROWS:,} rows."
             )
-        rows = np.concatenate([np.repeat(rows, times), np.flatnonzero(calls & with_stream)])
-    end_us = np.floor(start[rows] + _float_us(trace.duration_ns[rows])).astype(np.int64)
-    return Kernels(rows, start_us[rows], end_us)
+        kernel_rows = np.concatenate([np.repeat(kernel_rows, call_counts), np.flatnonzero(is_call & with_stream)])
+    end_us = np.floor(start[kernel_rows] + _convert_to_us(trace.duration_ns[kernel_rows])).astype(np.int64)
+    return Kernels(kernel_rows, start_us[kernel_rows], end_us)
 
 
 def _classify_kernels(trace: Trace, kernels: Kernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
     """Returns (which kernels communicate, which kernels move memory, which kernels compute). Some kernels do none of the
     three."""
-    names = trace.name[kernels.rows]
-    communicating = trace.match_labels(names, [_NCCL.match(label) is not None for label in trace.labels])
-    moving = ~communicating & trace.match_labels(names, [_MEMORY.match(label) is not None for label in trace.labels])
-    is_other = trace.match_labels(names, [_NO_COMPUTE.match(label) is not None for label in trace.labels])
-    return communicating, moving, ~(communicating | moving | is_other)
+    label_indexes = trace.name[kernels.event_rows]
+    is_communicating = trace.match_labels(label_indexes, [_NCCL_KERNEL.match(label) is not None for label in trace.labels])
+    is_moving = ~is_communicating & trace.match_labels(
+        label_indexes, [_MEMORY_KERNEL.match(label) is not None for label in trace.labels]
+    )
+    is_other = trace.match_labels(label_indexes, [_NOT_COMPUTE_KERNEL.match(label) is not None for label in trace.labels])
+    return is_communicating, is_moving, ~(is_communicating | is_moving | is_other)
 
 
-def _float_us(ns: NDArray[np.int64]) -> NDArray[np.float64]:
+def _convert_to_us(times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
     """The float64 that is closest to each time in us, which is the number that a JSON parser returns for the decimal text.
 
     `whole_us` and `fraction / 1000` differ from their exact values by at most 2**-53. No number of thousandths is that close to
     the middle between two neighbouring float64 above 1, so the sum is rounded in the same way as the decimal number.
     """
-    whole_us, fraction = np.divmod(ns, 1000)
-    return whole_us + fraction / 1000
+    whole_us, remainder_ns = np.divmod(times_ns, 1000)
+    return whole_us + remainder_ns / 1000
 
 
 def _merge_kernels(kernels: Kernels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -173,12 +177,12 @@ def _merge_kernels(kernels: Kernels) -> tuple[NDArray[np.int64], NDArray[np.int6
     Returns (start of each group, end of each group), in us.
     A kernel of -1 us may be a group of its own.
     """
-    order = np.argsort(kernels.start_us, kind="stable")
-    start, end = kernels.start_us[order], kernels.end_us[order]
+    start_order = np.argsort(kernels.start_us, kind="stable")
+    start, end = kernels.start_us[start_order], kernels.end_us[start_order]
     if not len(start):
         return start, end
-    first = np.flatnonzero(np.r_[True, start[1:] > np.maximum.accumulate(end)[:-1]])
-    return start[first], np.maximum.reduceat(end, first)
+    group_starts = np.flatnonzero(np.r_[True, start[1:] > np.maximum.accumulate(end)[:-1]])
+    return start[group_starts], np.maximum.reduceat(end, group_starts)
 
 
 def _total_length(merged_intervals: tuple[NDArray[np.int64], NDArray[np.int64]]) -> int:
@@ -186,7 +190,7 @@ def _total_length(merged_intervals: tuple[NDArray[np.int64], NDArray[np.int64]])
 
 
 def _tally_kernels(trace: Trace, kernels: Kernels) -> list[EventTally]:
-    return tally_events(trace, kernels.rows, (kernels.end_us - kernels.start_us) * 1000)
+    return tally_events(trace, kernels.event_rows, (kernels.end_us - kernels.start_us) * 1000)
 
 
 def _collective_name(kernel: str) -> str:
@@ -196,4 +200,4 @@ def _collective_name(kernel: str) -> str:
 
 def _step_names(trace: Trace) -> list[str]:
     """The names in a trace that HTA treats as profiler steps."""
-    return [label for label in trace.labels if _STEP in label]
+    return [label for label in trace.labels if _STEP_PREFIX in label]

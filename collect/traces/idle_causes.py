@@ -71,21 +71,21 @@ class LaunchDelays(msgspec.Struct, frozen=True):
 
 def find_idle_causes(trace: Trace, activities: Activities) -> IdleCauses | None:
     """Divide the idle time of a rank by cause. None if the trace of a GPU does not record the calls that launch kernels."""
-    idle = intervals.complement(activities.busy, activities.start_ns, activities.end_ns)
+    idle_time = intervals.complement(activities.busy, activities.start_ns, activities.end_ns)
     if activities.source != "gpu":
-        return _find_cpu_idle_causes(idle, activities)
+        return _find_cpu_idle_causes(idle_time, activities)
     if not (activities.launch_row >= 0).any():
         return None
-    begin = trace.start_ns[activities.rows]
+    begin_ns = trace.start_ns[activities.event_rows]
     # If the launch of a kernel is not recorded, the launch was before the recording began. So the kernel counts as queued from
     # the start of the recording on.
-    launched = np.where(activities.launch_row >= 0, trace.start_ns[activities.launch_row], activities.start_ns)
-    queued = intervals.merge_overlapping(launched, begin)
-    unqueued = intervals.subtract_intervals(idle, queued)
-    waiting_ns = intervals.intersect_intervals(unqueued, activities.host_collectives).length
-    handed_over = _measure_handover(trace, activities, intervals.intersect_intervals(idle, queued))
-    host = unqueued.length - waiting_ns
-    return IdleCauses(host, waiting_ns + handed_over, idle.length - host - waiting_ns - handed_over)
+    launch_ns = np.where(activities.launch_row >= 0, trace.start_ns[activities.launch_row], activities.start_ns)
+    queued_time = intervals.merge_overlapping(launch_ns, begin_ns)
+    unqueued_idle = intervals.subtract_intervals(idle_time, queued_time)
+    waiting_ns = intervals.intersect_intervals(unqueued_idle, activities.host_collectives).length
+    handed_over = _measure_handover(trace, activities, intervals.intersect_intervals(idle_time, queued_time))
+    host_ns = unqueued_idle.length - waiting_ns
+    return IdleCauses(host_ns, waiting_ns + handed_over, idle_time.length - host_ns - waiting_ns - handed_over)
 
 
 def compute_launch_delays(trace: Trace, activities: Activities) -> LaunchDelays | None:
@@ -94,14 +94,18 @@ def compute_launch_delays(trace: Trace, activities: Activities) -> LaunchDelays 
     launch_known = activities.launch_row >= 0
     if activities.source != "gpu" or not launch_known.any():
         return None
-    delay = np.maximum(trace.start_ns[activities.rows[launch_known]] - trace.end_ns[activities.launch_row[launch_known]], 0)
-    return LaunchDelays(len(delay), int(delay.sum()), int(np.sort(delay)[(len(delay) - 1) // 2]), int(delay.max()))
+    delays_ns = np.maximum(
+        trace.start_ns[activities.event_rows[launch_known]] - trace.end_ns[activities.launch_row[launch_known]], 0
+    )
+    return LaunchDelays(
+        len(delays_ns), int(delays_ns.sum()), int(np.sort(delays_ns)[(len(delays_ns) - 1) // 2]), int(delays_ns.max())
+    )
 
 
 def _find_cpu_idle_causes(idle: Intervals, activities: Activities) -> IdleCauses:
     communication_ns = intervals.intersect_intervals(idle, activities.host_collectives).length
-    operating = intervals.unite_intervals(activities.operating, activities.host_collectives)
-    other_ns = intervals.intersect_intervals(idle, operating).length - communication_ns
+    operating_time = intervals.unite_intervals(activities.operating, activities.host_collectives)
+    other_ns = intervals.intersect_intervals(idle, operating_time).length - communication_ns
     return IdleCauses(idle.length - communication_ns - other_ns, communication_ns, other_ns)
 
 
@@ -110,29 +114,39 @@ def _measure_handover(trace: Trace, activities: Activities, queued_idle: Interva
 
     queued_idle: the idle time during which work is queued.
     """
-    begin, end = trace.start_ns[activities.rows], trace.end_ns[activities.rows]
-    stream = trace.stream[activities.rows]
-    is_lasting = end > begin  # an event with duration 0 neither begins nor ends a gap
-    collective = is_lasting & activities.is_collective
-    busy = activities.busy
+    begin_ns, end_ns = trace.start_ns[activities.event_rows], trace.end_ns[activities.event_rows]
+    stream = trace.stream[activities.event_rows]
+    is_lasting = end_ns > begin_ns  # an event with duration 0 neither begins nor ends a gap
+    is_collective = is_lasting & activities.is_collective
+    busy_time = activities.busy
     # A gap is the time between two busy intervals. A gap counts only if it begins at the end of a collective while work is
     # queued.
-    next_busy = np.searchsorted(busy.start, queued_idle.start, side="right")
-    is_gap = (next_busy > 0) & (next_busy < len(busy.start))
+    next_busy = np.searchsorted(busy_time.start, queued_idle.start, side="right")
+    is_gap = (next_busy > 0) & (next_busy < len(busy_time.start))
     next_busy, idle = next_busy[is_gap], Intervals(queued_idle.start[is_gap], queued_idle.end[is_gap])
-    is_after = np.isin(idle.start, end[collective])  # nothing runs in a gap, so a collective can only end where the gap starts
+    is_after = np.isin(
+        idle.start, end_ns[is_collective]
+    )  # nothing runs in a gap, so a collective can only end where the gap starts
     next_busy, idle = next_busy[is_after], Intervals(idle.start[is_after], idle.end[is_after])
-    streams_ended = _group_streams_by_time(end, stream, collective & np.isin(end, idle.start))
-    streams_started = _group_streams_by_time(begin, stream, is_lasting & np.isin(begin, busy.start[next_busy]))
-    total = 0
-    for first, last, following in zip(idle.start.tolist(), idle.end.tolist(), busy.start[next_busy].tolist(), strict=True):
-        if any(ended != started_stream for ended in streams_ended[first] for started_stream in streams_started[following]):
-            total += last - first
-    return total
+    streams_ended = _group_streams_by_time(end_ns, stream, is_collective & np.isin(end_ns, idle.start))
+    streams_started = _group_streams_by_time(begin_ns, stream, is_lasting & np.isin(begin_ns, busy_time.start[next_busy]))
+    handover_ns = 0
+    for idle_start, idle_end, busy_start in zip(
+        idle.start.tolist(), idle.end.tolist(), busy_time.start[next_busy].tolist(), strict=True
+    ):
+        if any(
+            ended_stream != started_stream
+            for ended_stream in streams_ended[idle_start]
+            for started_stream in streams_started[busy_start]
+        ):
+            handover_ns += idle_end - idle_start
+    return handover_ns
 
 
-def _group_streams_by_time(times: NDArray[np.int64], stream: NDArray[np.int64], rows: NDArray[np.bool_]) -> dict[int, set[int]]:
-    streams: dict[int, set[int]] = {}
-    for moment, number in zip(times[rows].tolist(), stream[rows].tolist(), strict=True):
-        streams.setdefault(moment, set()).add(number)
-    return streams
+def _group_streams_by_time(
+    times_ns: NDArray[np.int64], stream: NDArray[np.int64], rows: NDArray[np.bool_]
+) -> dict[int, set[int]]:
+    streams_of_time: dict[int, set[int]] = {}
+    for moment, stream_number in zip(times_ns[rows].tolist(), stream[rows].tolist(), strict=True):
+        streams_of_time.setdefault(moment, set()).add(stream_number)
+    return streams_of_time

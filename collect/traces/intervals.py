@@ -27,13 +27,13 @@ NO_INTERVALS = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 def merge_overlapping(start: NDArray[np.int64], end: NDArray[np.int64]) -> Intervals:
     """The union of the intervals [start[i], end[i]), which may overlap and be in any order. Empty intervals are ignored."""
-    nonempty = end > start
-    order = np.argsort(start[nonempty])
-    start, end = start[nonempty][order], np.maximum.accumulate(end[nonempty][order])
+    is_nonempty = end > start
+    start_order = np.argsort(start[is_nonempty])
+    start, end = start[is_nonempty][start_order], np.maximum.accumulate(end[is_nonempty][start_order])
     if not len(start):
         return Intervals(start, end)
-    gap = start[1:] > end[:-1]
-    return Intervals(start[np.r_[True, gap]], end[np.r_[gap, True]])
+    is_gap = start[1:] > end[:-1]
+    return Intervals(start[np.r_[True, is_gap]], end[np.r_[is_gap, True]])
 
 
 def event_spans(trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Intervals:
@@ -83,14 +83,14 @@ def length_before(intervals: Intervals, points: NDArray[np.int64]) -> NDArray[np
     So the length of the set between two points is the difference between the results for the two points.
     """
     ended_counts = np.searchsorted(intervals.end, points, side="right")  # the number of intervals that end before the point
-    lengths = np.concatenate([[0], np.cumsum(intervals.end - intervals.start)])
+    lengths_before = np.concatenate([[0], np.cumsum(intervals.end - intervals.start)])
     start = np.append(intervals.start, np.iinfo(np.int64).max)[ended_counts]
-    return np.asarray(lengths[ended_counts] + np.where(points > start, points - start, 0), np.int64)
+    return np.asarray(lengths_before[ended_counts] + np.where(points > start, points - start, 0), np.int64)
 
 
 def covers(intervals: Intervals, points: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which points lie in one of the intervals. The end of an interval does not belong to the interval. Shape (number of
     points,)."""
-    begun = np.searchsorted(intervals.start, points, side="right")
+    begun_count = np.searchsorted(intervals.start, points, side="right")
     ended_counts = np.searchsorted(intervals.end, points, side="right")
-    return np.asarray(begun > ended_counts)
+    return np.asarray(begun_count > ended_counts)

@@ -16,15 +16,15 @@ from collect.traces import intervals
 from collect.traces.trace import Trace
 
 # The name of a profiler step, with its number. More than 18 digits are too many for 64 bits.
-STEP = re.compile(r"ProfilerStep\s*#\s*([0-9]{1,18})\Z")
+STEP_NAME = re.compile(r"ProfilerStep\s*#\s*([0-9]{1,18})\Z")
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
-_ON_GPU = (*GPU_CATEGORIES, "gpu_user_annotation", "cuda_sync")
+_DEVICE_CATEGORIES = (*GPU_CATEGORIES, "gpu_user_annotation", "cuda_sync")
 
 
 class Launches(NamedTuple):
     """The events of a GPU by the time of their launch, as three masks of shape (number of events,)."""
 
-    counted: NDArray[np.bool_]
+    is_counted: NDArray[np.bool_]
     """Events that were launched in a profiler step, or all events if the recording has no profiler steps. An event whose launch
     is not recorded also counts, unless it was launched before the recording."""
     before_recording: NDArray[np.bool_]
@@ -40,33 +40,37 @@ def divide_by_launch(trace: Trace) -> Launches:
     of the event is lower than the correlation of any launch, and no event of the same stream that was launched in the recording
     starts earlier (a stream runs its work in order).
     """
-    gpu = trace.has_category(*GPU_CATEGORIES)
-    no_events = np.zeros(len(gpu), np.bool_)
-    rows = np.flatnonzero(gpu & (trace.correlation >= 0))
-    host = ~trace.has_category(*_ON_GPU)
-    calls = np.flatnonzero(host & (trace.correlation >= 0))
-    calls = calls[np.isin(trace.correlation[calls], trace.correlation[rows])]
-    if not len(calls):
-        return Launches(gpu, no_events, no_events)
-    calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
-    numbers = trace.correlation[calls]
-    position = np.minimum(np.searchsorted(numbers, trace.correlation[rows]), len(numbers) - 1)
-    launch_known = numbers[position] == trace.correlation[rows]
-    before, outside = no_events.copy(), no_events.copy()
-    before[rows] = ~launch_known & (trace.correlation[rows] < numbers[0]) & _starts_first(trace, rows, launch_known)
-    step = host & trace.match_labels(trace.name, [STEP.match(label) is not None for label in trace.labels])
-    if step.any():
-        launched = trace.start_ns[calls[position[launch_known]]]
-        outside[rows[launch_known]] = ~intervals.covers(intervals.event_spans(trace, step), launched)
-    if (outside | before)[gpu].all():  # no event was launched in a step, so events that were launched outside of steps count
-        outside = no_events
-    return Launches(gpu & ~before & ~outside, before, outside)
+    is_gpu = trace.has_category(*GPU_CATEGORIES)
+    no_events = np.zeros(len(is_gpu), np.bool_)
+    gpu_rows = np.flatnonzero(is_gpu & (trace.correlation >= 0))
+    is_host = ~trace.has_category(*_DEVICE_CATEGORIES)
+    call_rows = np.flatnonzero(is_host & (trace.correlation >= 0))
+    call_rows = call_rows[np.isin(trace.correlation[call_rows], trace.correlation[gpu_rows])]
+    if not len(call_rows):
+        return Launches(is_gpu, no_events, no_events)
+    call_rows = call_rows[np.argsort(trace.correlation[call_rows], kind="stable")]
+    call_ids = trace.correlation[call_rows]
+    call_positions = np.minimum(np.searchsorted(call_ids, trace.correlation[gpu_rows]), len(call_ids) - 1)
+    launch_known = call_ids[call_positions] == trace.correlation[gpu_rows]
+    is_before, is_outside = no_events.copy(), no_events.copy()
+    is_before[gpu_rows] = (
+        ~launch_known & (trace.correlation[gpu_rows] < call_ids[0]) & _starts_first(trace, gpu_rows, launch_known)
+    )
+    is_step = is_host & trace.match_labels(trace.name, [STEP_NAME.match(label) is not None for label in trace.labels])
+    if is_step.any():
+        launch_ns = trace.start_ns[call_rows[call_positions[launch_known]]]
+        is_outside[gpu_rows[launch_known]] = ~intervals.covers(intervals.event_spans(trace, is_step), launch_ns)
+    if (is_outside | is_before)[
+        is_gpu
+    ].all():  # no event was launched in a step, so events that were launched outside of steps count
+        is_outside = no_events
+    return Launches(is_gpu & ~is_before & ~is_outside, is_before, is_outside)
 
 
-def _starts_first(trace: Trace, rows: NDArray[np.intp], launch_known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _starts_first(trace: Trace, event_rows: NDArray[np.intp], launch_known: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which events start before every event of the same stream whose launch is known. rows: the indexes of the events in the
     trace."""
-    streams, index = np.unique(trace.stream[rows], return_inverse=True)
-    first = np.full(len(streams), np.iinfo(np.int64).max)
-    np.minimum.at(first, index[launch_known], trace.start_ns[rows[launch_known]])
-    return np.asarray(trace.start_ns[rows] < first[index])
+    stream_numbers, stream_index = np.unique(trace.stream[event_rows], return_inverse=True)
+    first_known_ns = np.full(len(stream_numbers), np.iinfo(np.int64).max)
+    np.minimum.at(first_known_ns, stream_index[launch_known], trace.start_ns[event_rows[launch_known]])
+    return np.asarray(trace.start_ns[event_rows] < first_known_ns[stream_index])

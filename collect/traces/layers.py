@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from collect.traces import gloo
 from collect.traces.activities import Activities
 from collect.traces.details import EventSpans
-from collect.traces.event_decoder import MODULE
+from collect.traces.event_decoder import MODULE_PREFIX
 from collect.traces.nesting import MOST_LEVELS, Nesting, compute_nesting, find_containing_spans, union_lengths
 from collect.traces.rank_sums import merge_rows
 from collect.traces.trace import Trace
@@ -69,75 +69,81 @@ def sum_layers(layers: Iterable[LayerTime]) -> list[LayerTime]:
 
     A time is None if it is not known for any one of the ranks.
     """
-    times = ("calls", "forward_host_ns", "backward_host_ns", "forward_ns", "backward_ns", "communication_ns")
-    return merge_rows(layers, lambda entry: entry.name, times)
+    summed_fields = ("calls", "forward_host_ns", "backward_host_ns", "forward_ns", "backward_ns", "communication_ns")
+    return merge_rows(layers, lambda layer: layer.name, summed_fields)
 
 
 def compute_layer_times(trace: Trace, activities: Activities) -> list[LayerTime]:
     """The times of the modules in the order of their first calls; empty if the trace has no calls of modules."""
-    calls = trace.details.modules
-    order = np.lexsort((-calls.end_ns, calls.start_ns))
-    order = order[gloo.starts_in_steps(trace, calls.start_ns)[order]]
-    if not len(order):
+    module_calls = trace.details.modules
+    call_order = np.lexsort((-module_calls.end_ns, module_calls.start_ns))
+    call_order = call_order[gloo.starts_in_steps(trace, module_calls.start_ns)[call_order]]
+    if not len(call_order):
         return []
-    calls = calls.select(order)
-    nested = compute_nesting(calls)
-    names, first, module = np.unique(calls.name, return_index=True, return_inverse=True)
-    chains = _find_module_chains(nested.parent, module)
-    is_recomputed = _starts_in_autograd(trace, calls)
-    nodes, call_of_node = _find_nodes(trace, calls, nested)
-    has_sequences = len(trace.details.sequence) > 0
+    module_calls = module_calls.select(call_order)
+    nesting = compute_nesting(module_calls)
+    module_labels, first_calls, module_of_call = np.unique(module_calls.name, return_index=True, return_inverse=True)
+    module_chains = _find_module_chains(nesting.parent, module_of_call)
+    is_recomputed = _starts_in_autograd(trace, module_calls)
+    nodes, call_of_node = _find_nodes(trace, module_calls, nesting)
+    has_sequences = len(trace.details.sequence_number) > 0
     # (modules, spans): one entry for each span and each module that contains the span. The spans of `forward` are calls in the
     # forward pass, those of `backward` calls that compute activations again, those of `node_rows` nodes of autograd.
-    forward = _pair_with_modules(chains, np.flatnonzero(~is_recomputed), np.flatnonzero(~is_recomputed))
-    backward = _pair_with_modules(chains, np.flatnonzero(is_recomputed), np.flatnonzero(is_recomputed))
-    node_rows = _pair_with_modules(chains, call_of_node, np.arange(len(call_of_node)))
-    host_forward = union_lengths(forward[0], calls.start_ns[forward[1]], calls.end_ns[forward[1]], len(names))
-    host_backward = union_lengths(
-        np.concatenate([backward[0], node_rows[0]]),
-        np.concatenate([calls.start_ns[backward[1]], nodes.start_ns[node_rows[1]]]),
-        np.concatenate([calls.end_ns[backward[1]], nodes.end_ns[node_rows[1]]]),
-        len(names),
+    forward_pairs = _pair_with_modules(module_chains, np.flatnonzero(~is_recomputed), np.flatnonzero(~is_recomputed))
+    backward_pairs = _pair_with_modules(module_chains, np.flatnonzero(is_recomputed), np.flatnonzero(is_recomputed))
+    node_pairs = _pair_with_modules(module_chains, call_of_node, np.arange(len(call_of_node)))
+    host_forward = union_lengths(
+        forward_pairs[0], module_calls.start_ns[forward_pairs[1]], module_calls.end_ns[forward_pairs[1]], len(module_labels)
     )
-    device = (
-        _compute_device_times(trace, activities, nested, chains, is_recomputed, nodes, call_of_node, len(names))
+    host_backward = union_lengths(
+        np.concatenate([backward_pairs[0], node_pairs[0]]),
+        np.concatenate([module_calls.start_ns[backward_pairs[1]], nodes.start_ns[node_pairs[1]]]),
+        np.concatenate([module_calls.end_ns[backward_pairs[1]], nodes.end_ns[node_pairs[1]]]),
+        len(module_labels),
+    )
+    device_times = (
+        _compute_device_times(trace, activities, nesting, module_chains, is_recomputed, nodes, call_of_node, len(module_labels))
         if activities.source == "gpu"
         else None
     )
-    counts = np.bincount(module[~is_recomputed], minlength=len(names))
-    parents = nested.parent[first]
-    label = [trace.labels[name].removeprefix(MODULE) for name in names]
-    depth = [sum(1 for member in chains[call] if member >= 0) - 1 for call in first]
+    call_counts = np.bincount(module_of_call[~is_recomputed], minlength=len(module_labels))
+    parent_calls = nesting.parent[first_calls]
+    module_names = [trace.labels[label_index].removeprefix(MODULE_PREFIX) for label_index in module_labels]
+    depths = [sum(1 for module_index in module_chains[call] if module_index >= 0) - 1 for call in first_calls]
     return [
         LayerTime(
-            name=label[index],
-            parent=label[module[parents[index]]] if parents[index] >= 0 else "",
-            depth=max(0, depth[index]),
-            calls=int(counts[index]),
+            name=module_names[index],
+            parent=module_names[module_of_call[parent_calls[index]]] if parent_calls[index] >= 0 else "",
+            depth=max(0, depths[index]),
+            calls=int(call_counts[index]),
             forward_host_ns=int(host_forward[index]),
             backward_host_ns=int(host_backward[index]) if has_sequences else None,
-            forward_ns=None if device is None else int(device[0][index]),
-            backward_ns=int(device[1][index]) if device is not None and has_sequences else None,
-            communication_ns=None if device is None else int(device[2][index]),
+            forward_ns=None if device_times is None else int(device_times[0][index]),
+            backward_ns=int(device_times[1][index]) if device_times is not None and has_sequences else None,
+            communication_ns=None if device_times is None else int(device_times[2][index]),
         )
-        for index in np.argsort(first, kind="stable").tolist()
+        for index in np.argsort(first_calls, kind="stable").tolist()
     ]
 
 
-def _find_module_chains(parent: NDArray[np.intp], module: NDArray[np.intp]) -> NDArray[np.intp]:
+def _find_module_chains(parent_of_call: NDArray[np.intp], module: NDArray[np.intp]) -> NDArray[np.intp]:
     """For each call of a module, the called module and all modules around it, the innermost first. Each module occurs once.
 
     Shape (number of calls, greatest number of modules of a call). Shorter rows are filled up with -1.
     """
-    rows: list[list[int]] = []
+    chains: list[list[int]] = []
     module_of_call = module.tolist()
-    for call, caller in enumerate(parent.tolist()):  # a parent comes before its children, because calls are sorted by start
+    for call, caller in enumerate(
+        parent_of_call.tolist()
+    ):  # a parent comes before its children, because calls are sorted by start
         if caller == -2:
-            rows.append([])
+            chains.append([])
         else:
-            rows.append(list(dict.fromkeys([module_of_call[call], *(rows[caller] if caller >= 0 else [])])))
-    width = min(MOST_LEVELS, max(map(len, rows)))
-    return np.array([[*row, *[-1] * (width - len(row))] for row in rows], np.intp).reshape(len(rows), width)
+            chains.append(list(dict.fromkeys([module_of_call[call], *(chains[caller] if caller >= 0 else [])])))
+    chain_width = min(MOST_LEVELS, max(map(len, chains)))
+    return np.array([[*chain, *[-1] * (chain_width - len(chain))] for chain in chains], np.intp).reshape(
+        len(chains), chain_width
+    )
 
 
 def _pair_with_modules(
@@ -147,16 +153,16 @@ def _pair_with_modules(
 
     chains: the modules of each call, from `_find_module_chains`. calls: for each of `rows`, the index of its call.
     """
-    modules = chains[calls]
-    is_module = modules >= 0
-    return modules[is_module], np.broadcast_to(rows[:, None], modules.shape)[is_module]
+    modules_of_row = chains[calls]
+    is_module = modules_of_row >= 0
+    return modules_of_row[is_module], np.broadcast_to(rows[:, None], modules_of_row.shape)[is_module]
 
 
 def _starts_in_autograd(trace: Trace, calls: EventSpans) -> NDArray[np.bool_]:
     """Which calls of modules start during a node of autograd on the same thread."""
-    rows = gloo.find_autograd(trace)
-    wrappers = EventSpans(trace.name[rows], trace.thread[rows], trace.start_ns[rows], trace.end_ns[rows])
-    return find_containing_spans(compute_nesting(wrappers).segments, calls.thread, calls.start_ns) >= 0
+    is_node = gloo.find_autograd(trace)
+    node_spans = EventSpans(trace.name[is_node], trace.thread[is_node], trace.start_ns[is_node], trace.end_ns[is_node])
+    return find_containing_spans(compute_nesting(node_spans).segments, calls.thread, calls.start_ns) >= 0
 
 
 def _find_nodes(trace: Trace, calls: EventSpans, nested: Nesting) -> tuple[EventSpans, NDArray[np.intp]]:
@@ -165,25 +171,25 @@ def _find_nodes(trace: Trace, calls: EventSpans, nested: Nesting) -> tuple[Event
     Returns (these nodes, for each node the index of the innermost call in which its operator runs).
     """
     details = trace.details
-    operators, sequence, thread = details.operators, details.sequence, details.forward_thread
-    wrapper = trace.match_labels(operators.name, [label.startswith(gloo.WRAPPER) for label in trace.labels])
-    node, forward = np.flatnonzero(wrapper & (thread > 0)), np.flatnonzero(thread == 0)
-    maker = _find_makers(operators, sequence, node, forward, thread)
-    node = node[maker >= 0]
-    maker = maker[maker >= 0]
-    segment = find_containing_spans(nested.segments, operators.thread[maker], operators.start_ns[maker])
-    node, call = node[segment >= 0], nested.segments.name[segment[segment >= 0]]
-    spans = operators.select(node)
-    is_in_steps = gloo.starts_in_steps(trace, spans.start_ns)
-    return spans.select(is_in_steps), call[is_in_steps].astype(np.intp)
+    operators, sequence_number, forward_thread = details.operators, details.sequence_number, details.forward_thread
+    is_wrapper = trace.match_labels(operators.name, [label.startswith(gloo.AUTOGRAD_NODE) for label in trace.labels])
+    node_rows, forward_rows = np.flatnonzero(is_wrapper & (forward_thread > 0)), np.flatnonzero(forward_thread == 0)
+    maker_rows = _find_makers(operators, sequence_number, node_rows, forward_rows, forward_thread)
+    node_rows = node_rows[maker_rows >= 0]
+    maker_rows = maker_rows[maker_rows >= 0]
+    segment_rows = find_containing_spans(nested.segments, operators.thread[maker_rows], operators.start_ns[maker_rows])
+    node_rows, call_of_node = node_rows[segment_rows >= 0], nested.segments.name[segment_rows[segment_rows >= 0]]
+    node_spans = operators.select(node_rows)
+    is_in_steps = gloo.starts_in_steps(trace, node_spans.start_ns)
+    return node_spans.select(is_in_steps), call_of_node[is_in_steps].astype(np.intp)
 
 
 def _find_makers(
     operators: EventSpans,
-    sequence: NDArray[np.int64],
-    node: NDArray[np.intp],
-    forward: NDArray[np.intp],
-    thread: NDArray[np.int64],
+    sequence_number: NDArray[np.int64],
+    node_rows: NDArray[np.intp],
+    forward_rows: NDArray[np.intp],
+    forward_thread: NDArray[np.int64],
 ) -> NDArray[np.intp]:
     """For each node of autograd, the index of the operator of the forward pass that made the node; -1 if the operator is not
     known.
@@ -192,14 +198,16 @@ def _find_makers(
     Kineto numbers the thread of the forward pass differently from other threads. So the thread whose operators match most of
     the nodes is used.
     """
-    makers = np.full(len(node), -1, np.intp)
-    order = forward[np.lexsort((operators.start_ns[forward], sequence[forward], operators.thread[forward]))]
-    for number in np.unique(thread[node]):
-        thread_nodes = np.flatnonzero(thread[node] == number)
+    makers = np.full(len(node_rows), -1, np.intp)
+    sorted_rows = forward_rows[
+        np.lexsort((operators.start_ns[forward_rows], sequence_number[forward_rows], operators.thread[forward_rows]))
+    ]
+    for thread_number in np.unique(forward_thread[node_rows]):
+        thread_nodes = np.flatnonzero(forward_thread[node_rows] == thread_number)
         most_matches = np.full(len(thread_nodes), -1, np.intp)
-        for candidate in np.unique(operators.thread[order]):
-            rows = order[operators.thread[order] == candidate]
-            matches = _find_last_before(operators, sequence, rows, node[thread_nodes])
+        for candidate_thread in np.unique(operators.thread[sorted_rows]):
+            thread_rows = sorted_rows[operators.thread[sorted_rows] == candidate_thread]
+            matches = _find_last_before(operators, sequence_number, thread_rows, node_rows[thread_nodes])
             if np.count_nonzero(matches >= 0) > np.count_nonzero(most_matches >= 0):
                 most_matches = matches
         makers[thread_nodes] = most_matches
@@ -207,23 +215,23 @@ def _find_makers(
 
 
 def _find_last_before(
-    operators: EventSpans, sequence: NDArray[np.int64], rows: NDArray[np.intp], node: NDArray[np.intp]
+    operators: EventSpans, sequence_number: NDArray[np.int64], operator_rows: NDArray[np.intp], node_rows: NDArray[np.intp]
 ) -> NDArray[np.intp]:
     """For each node, the index of the last operator before the node that has the sequence number of the node; -1 if there is
     none.
 
     rows: the indexes of the operators, sorted by sequence number, then by start.
     """
-    moments = np.concatenate([operators.start_ns[rows], operators.start_ns[node]])
-    numbers = np.concatenate([sequence[rows], sequence[node]])
-    is_node = np.arange(len(moments)) >= len(rows)
-    order = np.lexsort((is_node, moments, numbers))
-    last = np.maximum.accumulate(np.where(is_node[order], -1, np.arange(len(order))))
-    candidate = order[np.maximum(last, 0)]
-    is_match = (last >= 0) & (numbers[candidate] == numbers[order]) & is_node[order]
-    last_operator = np.full(len(moments), -1, np.intp)
-    last_operator[order[is_match]] = rows[candidate[is_match]]
-    return last_operator[len(rows) :]
+    moments_ns = np.concatenate([operators.start_ns[operator_rows], operators.start_ns[node_rows]])
+    sequence_numbers = np.concatenate([sequence_number[operator_rows], sequence_number[node_rows]])
+    is_node = np.arange(len(moments_ns)) >= len(operator_rows)
+    order = np.lexsort((is_node, moments_ns, sequence_numbers))
+    last_position = np.maximum.accumulate(np.where(is_node[order], -1, np.arange(len(order))))
+    candidate = order[np.maximum(last_position, 0)]
+    is_match = (last_position >= 0) & (sequence_numbers[candidate] == sequence_numbers[order]) & is_node[order]
+    last_operator = np.full(len(moments_ns), -1, np.intp)
+    last_operator[order[is_match]] = operator_rows[candidate[is_match]]
+    return last_operator[len(operator_rows) :]
 
 
 def _compute_device_times(
@@ -234,27 +242,37 @@ def _compute_device_times(
     is_recomputed: NDArray[np.bool_],
     nodes: EventSpans,
     call_of_node: NDArray[np.intp],
-    count: int,
+    module_count: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Returns (time of forward, time of backward, time of collectives) on the GPU, each as an array with one value per
     module, in ns."""
     with_launch = np.flatnonzero(activities.launch_row >= 0)
-    launch = activities.launch_row[with_launch]
-    thread, moment = trace.thread[launch], trace.start_ns[launch]
-    segment = find_containing_spans(nested.segments, thread, moment)
-    call = np.where(segment >= 0, nested.segments.name[segment], -1) if len(nested.segments.name) else segment
-    segments = compute_nesting(nodes).segments
-    node_segment = find_containing_spans(segments, thread, moment)
-    node = np.where(node_segment >= 0, segments.name[node_segment], -1) if len(segments.name) else node_segment
-    by_call, by_node = np.flatnonzero(call >= 0), np.flatnonzero(node >= 0)
-    module, row = _pair_with_modules(chains, call[by_call], by_call)
-    module_of_node, row_of_node = _pair_with_modules(chains, call_of_node[node[by_node]], by_node)
-    is_backward = np.concatenate([is_recomputed[call[row]], np.ones(len(row_of_node), bool)])
+    launch_rows = activities.launch_row[with_launch]
+    thread, launch_ns = trace.thread[launch_rows], trace.start_ns[launch_rows]
+    call_segment = find_containing_spans(nested.segments, thread, launch_ns)
+    call_of_launch = (
+        np.where(call_segment >= 0, nested.segments.name[call_segment], -1) if len(nested.segments.name) else call_segment
+    )
+    node_segments = compute_nesting(nodes).segments
+    node_segment = find_containing_spans(node_segments, thread, launch_ns)
+    node_of_launch = (
+        np.where(node_segment >= 0, node_segments.name[node_segment], -1) if len(node_segments.name) else node_segment
+    )
+    rows_in_calls, rows_in_nodes = np.flatnonzero(call_of_launch >= 0), np.flatnonzero(node_of_launch >= 0)
+    module, row = _pair_with_modules(chains, call_of_launch[rows_in_calls], rows_in_calls)
+    module_of_node, row_of_node = _pair_with_modules(chains, call_of_node[node_of_launch[rows_in_nodes]], rows_in_nodes)
+    is_backward = np.concatenate([is_recomputed[call_of_launch[row]], np.ones(len(row_of_node), bool)])
     module, row = np.concatenate([module, module_of_node]), np.concatenate([row, row_of_node])
-    rows = activities.rows[with_launch][row]
-    collective = activities.is_collective[with_launch][row]
+    event_rows = activities.event_rows[with_launch][row]
+    is_collective = activities.is_collective[with_launch][row]
 
-    def time(chosen_rows: NDArray[np.bool_]) -> NDArray[np.int64]:
-        return union_lengths(module[chosen_rows], trace.start_ns[rows[chosen_rows]], trace.end_ns[rows[chosen_rows]], count)
+    def measure_union(chosen_rows: NDArray[np.bool_]) -> NDArray[np.int64]:
+        return union_lengths(
+            module[chosen_rows], trace.start_ns[event_rows[chosen_rows]], trace.end_ns[event_rows[chosen_rows]], module_count
+        )
 
-    return time(~collective & ~is_backward), time(~collective & is_backward), time(collective)
+    return (
+        measure_union(~is_collective & ~is_backward),
+        measure_union(~is_collective & is_backward),
+        measure_union(is_collective),
+    )

@@ -26,8 +26,16 @@ from collect.traces.rank_sums import merge_rows
 from collect.traces.trace import Trace
 from shardlab.files.decoders import DECODE_FAULTS
 
-_LARGEST = 1 << 60  # the most FLOPs of one call: no device can do more FLOPs, so larger shapes mean that the trace is damaged
-_INPUTS = {"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2), "aten::_scaled_mm": (0, 1)}
+_MOST_FLOPS = (
+    1 << 60
+)  # the most FLOPs of one call: no device can do more FLOPs, so larger shapes mean that the trace is damaged
+_FACTOR_INDEXES = {
+    "aten::mm": (0, 1),
+    "aten::bmm": (0, 1),
+    "aten::addmm": (1, 2),
+    "aten::baddbmm": (1, 2),
+    "aten::_scaled_mm": (0, 1),
+}
 
 
 class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,34 +71,40 @@ class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
 
 def sum_products(products: Iterable[MatrixProduct]) -> list[MatrixProduct]:
     """The matrix products of all ranks, added up by operator and sizes, the longest time first."""
-    totals = merge_rows(
+    summed_products = merge_rows(
         products,
-        lambda entry: (entry.operator, entry.batch, entry.m, entry.n, entry.k),
+        lambda product: (product.operator, product.batch, product.m, product.n, product.k),
         ("calls", "total_ns", "untimed"),
     )
-    return _sort_products(totals)
+    return _sort_products(summed_products)
 
 
 def _sort_products(products: Iterable[MatrixProduct]) -> list[MatrixProduct]:
-    return sorted(products, key=lambda entry: (-entry.total_ns, entry.operator, entry.batch, entry.m, entry.n, entry.k))
+    return sorted(
+        products, key=lambda product: (-product.total_ns, product.operator, product.batch, product.m, product.n, product.k)
+    )
 
 
 def find_matrix_products(trace: Trace, activities: Activities) -> list[MatrixProduct]:
     """The matrix products of a trace, longest time first; empty if the trace records no shapes of matrix products."""
-    details, rows = trace.details, _find_profiled(trace)
-    spans = details.products.select(rows)
-    time, is_timed = _measure_products(trace, activities, rows)
-    shapes = details.shapes[rows]
+    details, product_rows = trace.details, _find_profiled(trace)
+    product_spans = details.products.select(product_rows)
+    time_ns, is_timed = _measure_products(trace, activities, product_rows)
+    shape_index = details.shape_index[product_rows]
     # Each pair (name, shapes) is one number: to sort numbers takes a tenth of the time that np.unique takes to sort pairs.
-    pairs, pair_index = np.unique(spans.name.astype(np.int64) * len(details.texts) + shapes, return_inverse=True)
-    total = np.zeros(len(pairs), np.int64)
-    np.add.at(total, pair_index, time)
-    calls, all_calls = (np.bincount(groups, minlength=len(total)) for groups in (pair_index[is_timed], pair_index))
+    name_shape_pairs, pair_index = np.unique(
+        product_spans.name.astype(np.int64) * len(details.shape_texts) + shape_index, return_inverse=True
+    )
+    total_ns = np.zeros(len(name_shape_pairs), np.int64)
+    np.add.at(total_ns, pair_index, time_ns)
+    calls, all_calls = (
+        np.bincount(pair_indexes, minlength=len(total_ns)) for pair_indexes in (pair_index[is_timed], pair_index)
+    )
     products = []
-    for index, pair in enumerate(pairs.tolist()):
-        name, text = divmod(pair, len(details.texts))
-        operator = trace.labels[name]
-        if (sizes := parse_product_sizes(operator, details.texts[text])) is None:
+    for index, pair in enumerate(name_shape_pairs.tolist()):
+        label_index, text_index = divmod(pair, len(details.shape_texts))
+        operator = trace.labels[label_index]
+        if (sizes := parse_product_sizes(operator, details.shape_texts[text_index])) is None:
             continue
         batch, m, n, k = sizes
         products.append(
@@ -101,7 +115,7 @@ def find_matrix_products(trace: Trace, activities: Activities) -> list[MatrixPro
                 n=n,
                 k=k,
                 calls=int(calls[index]),
-                total_ns=int(total[index]),
+                total_ns=int(total_ns[index]),
                 untimed=int(all_calls[index] - calls[index]),
             )
         )
@@ -110,11 +124,16 @@ def find_matrix_products(trace: Trace, activities: Activities) -> list[MatrixPro
 
 def find_timed_calls(trace: Trace, activities: Activities) -> EventSpans:
     """The calls that `find_matrix_products` counts: products of known sizes whose time is known, in the order of the file."""
-    details, rows = trace.details, _find_profiled(trace)
-    _, is_timed = _measure_products(trace, activities, rows)
-    texts = zip(details.products.name[rows].tolist(), details.shapes[rows].tolist(), strict=True)
-    sized = [parse_product_sizes(trace.labels[name], details.texts[text]) is not None for name, text in texts]
-    return details.products.select(rows[is_timed & np.array(sized, bool)])
+    details, product_rows = trace.details, _find_profiled(trace)
+    _, is_timed = _measure_products(trace, activities, product_rows)
+    label_text_pairs = zip(
+        details.products.name[product_rows].tolist(), details.shape_index[product_rows].tolist(), strict=True
+    )
+    is_sized = [
+        parse_product_sizes(trace.labels[label_index], details.shape_texts[text_index]) is not None
+        for label_index, text_index in label_text_pairs
+    ]
+    return details.products.select(product_rows[is_timed & np.array(is_sized, bool)])
 
 
 def _find_profiled(trace: Trace) -> NDArray[np.intp]:
@@ -129,16 +148,22 @@ def parse_product_sizes(operator: str, shapes: bytes) -> tuple[int, int, int, in
     shapes: the JSON text of the shapes of the operator's inputs.
     """
     try:
-        inputs = msgspec.json.decode(shapes)
+        input_shapes = msgspec.json.decode(shapes)
     except DECODE_FAULTS:
         return None
-    if not isinstance(inputs, list):
+    if not isinstance(input_shapes, list):
         return None
-    first, second = _INPUTS.get(operator, (0, 1))
-    if len(inputs) <= second or not (_is_shape(inputs[first]) and _is_shape(inputs[second])):
+    first_factor, second_factor = _FACTOR_INDEXES.get(operator, (0, 1))
+    if len(input_shapes) <= second_factor or not (
+        _is_shape(input_shapes[first_factor]) and _is_shape(input_shapes[second_factor])
+    ):
         return None
-    sizes = _linear_sizes(inputs[0], inputs[1]) if operator == "aten::linear" else _matrix_sizes(inputs[first], inputs[second])
-    return sizes if sizes is not None and 0 < 2 * math.prod(sizes) < _LARGEST else None
+    sizes = (
+        _linear_sizes(input_shapes[0], input_shapes[1])
+        if operator == "aten::linear"
+        else _matrix_sizes(input_shapes[first_factor], input_shapes[second_factor])
+    )
+    return sizes if sizes is not None and 0 < 2 * math.prod(sizes) < _MOST_FLOPS else None
 
 
 def _linear_sizes(data: Sequence[int], weight: Sequence[int]) -> tuple[int, int, int, int] | None:
@@ -157,18 +182,20 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and len(value) <= 64 and all(type(size) is int and 0 <= size < 1 << 48 for size in value)
 
 
-def _measure_products(trace: Trace, active: Activities, rows: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _measure_products(
+    trace: Trace, activities: Activities, product_rows: NDArray[np.intp]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Returns (time of each product in ns, whether the time of each product is known).
 
     rows: the indexes of the products in `trace.details.products`.
     """
-    spans = trace.details.products.select(rows)
-    if active.source != "gpu":
-        return spans.end_ns - spans.start_ns, np.ones(len(rows), bool)
-    with_launch = np.flatnonzero(active.launch_row >= 0)
-    launch, kernels = active.launch_row[with_launch], active.rows[with_launch]
-    product_index = find_containing_spans(spans, trace.thread[launch], trace.start_ns[launch])
-    time, count = np.zeros((2, len(rows)), np.int64)
-    np.add.at(time, product_index[product_index >= 0], trace.duration_ns[kernels[product_index >= 0]])
-    np.add.at(count, product_index[product_index >= 0], 1)
-    return time, count > 0
+    product_spans = trace.details.products.select(product_rows)
+    if activities.source != "gpu":
+        return product_spans.end_ns - product_spans.start_ns, np.ones(len(product_rows), bool)
+    with_launch = np.flatnonzero(activities.launch_row >= 0)
+    launch_rows, kernel_rows = activities.launch_row[with_launch], activities.event_rows[with_launch]
+    product_index = find_containing_spans(product_spans, trace.thread[launch_rows], trace.start_ns[launch_rows])
+    time_ns, kernel_counts = np.zeros((2, len(product_rows)), np.int64)
+    np.add.at(time_ns, product_index[product_index >= 0], trace.duration_ns[kernel_rows[product_index >= 0]])
+    np.add.at(kernel_counts, product_index[product_index >= 0], 1)
+    return time_ns, kernel_counts > 0

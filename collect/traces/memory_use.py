@@ -18,9 +18,9 @@ from collect.traces.details import MemoryEvents
 from collect.traces.trace import Trace
 
 MOST_POINTS = 300  # the most points of the curve of a device
-CPU = "cpu"
+CPU_DEVICE = "cpu"
 # Number of a type of device in c10/core/DeviceType.h -> its name. ROCm uses the number of CUDA.
-_DEVICES = {0: CPU, 1: "cuda", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuseone"}
+_DEVICE_TYPE_NAMES = {0: CPU_DEVICE, 1: "cuda", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuseone"}
 
 
 class MemoryPoint(msgspec.Struct, frozen=True, array_like=True):
@@ -53,12 +53,12 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure_memory(trace: Trace) -> list[MemoryUse]:
     """The memory of each device, sorted by device; empty if the trace records no allocations in the profiled steps."""
-    begin, _ = _profiled_range(trace)
-    uses = []
-    for device, before, inside in select_device_events(trace):
-        if (use := _measure_device(trace.details.memory, before, inside, begin, device)) is not None:
-            uses.append(use)
-    return uses
+    begin_ns, _ = _find_profiled_range(trace)
+    memory_uses = []
+    for device, rows_before, rows_inside in select_device_events(trace):
+        if (use := _measure_device(trace.details.memory, rows_before, rows_inside, begin_ns, device)) is not None:
+            memory_uses.append(use)
+    return memory_uses
 
 
 def select_device_events(trace: Trace) -> list[tuple[str, NDArray[np.intp], NDArray[np.intp]]]:
@@ -66,64 +66,80 @@ def select_device_events(trace: Trace) -> list[tuple[str, NDArray[np.intp], NDAr
 
     Events are indexes in `trace.details.memory`. The array of the event before is empty if no event is before the steps.
     """
-    events = trace.details.memory
-    begin, end = _profiled_range(trace)
+    memory_events = trace.details.memory
+    begin_ns, end_ns = _find_profiled_range(trace)
     devices = []
-    for kind, number in sorted(set(zip(events.device_type.tolist(), events.device.tolist(), strict=True))):
-        rows = np.flatnonzero((events.device_type == kind) & (events.device == number))
-        rows = rows[np.argsort(events.at_ns[rows], kind="stable")]
-        before, inside = rows[events.at_ns[rows] < begin], rows[(events.at_ns[rows] >= begin) & (events.at_ns[rows] < end)]
-        devices.append((_device_name(kind, number), before[-1:], inside))
+    for device_type, device_number in sorted(
+        set(zip(memory_events.device_type.tolist(), memory_events.device_number.tolist(), strict=True))
+    ):
+        device_rows = np.flatnonzero(
+            (memory_events.device_type == device_type) & (memory_events.device_number == device_number)
+        )
+        device_rows = device_rows[np.argsort(memory_events.at_ns[device_rows], kind="stable")]
+        rows_before, rows_inside = (
+            device_rows[memory_events.at_ns[device_rows] < begin_ns],
+            device_rows[(memory_events.at_ns[device_rows] >= begin_ns) & (memory_events.at_ns[device_rows] < end_ns)],
+        )
+        devices.append((_device_name(device_type, device_number), rows_before[-1:], rows_inside))
     return devices
 
 
-def _profiled_range(trace: Trace) -> tuple[int, int]:
+def _find_profiled_range(trace: Trace) -> tuple[int, int]:
     """Returns (start of the first profiled step, end of the last) in ns; without steps, the time of all allocations."""
-    steps, moments = gloo.find_steps(trace), trace.details.memory.at_ns
-    if steps.any():
-        return int(trace.start_ns[steps].min()), int(trace.end_ns[steps].max())
-    return (int(moments.min()), int(moments.max()) + 1) if len(moments) else (0, 0)
+    is_step, moments_ns = gloo.find_steps(trace), trace.details.memory.at_ns
+    if is_step.any():
+        return int(trace.start_ns[is_step].min()), int(trace.end_ns[is_step].max())
+    return (int(moments_ns.min()), int(moments_ns.max()) + 1) if len(moments_ns) else (0, 0)
 
 
-def _device_name(kind: int, number: int) -> str:
-    name = _DEVICES.get(kind, f"device type {kind}")
-    return name if name == CPU or number < 0 else f"{name}:{number}"
+def _device_name(device_type: int, device_number: int) -> str:
+    type_name = _DEVICE_TYPE_NAMES.get(device_type, f"device type {device_type}")
+    return type_name if type_name == CPU_DEVICE or device_number < 0 else f"{type_name}:{device_number}"
 
 
 def _measure_device(
-    events: MemoryEvents, before: NDArray[np.intp], inside: NDArray[np.intp], begin: int, device: str
+    events: MemoryEvents, rows_before: NDArray[np.intp], rows_inside: NDArray[np.intp], begin_ns: int, device: str
 ) -> MemoryUse | None:
     """The memory of one device from `begin` on, in ns. None if nothing is known about this time.
 
     before, inside: as in `select_device_events`.
     """
-    rows = np.concatenate([before, inside])
-    if not len(rows):
+    device_rows = np.concatenate([rows_before, rows_inside])
+    if not len(device_rows):
         return None
     # If no event is before `begin`, the memory at `begin` is the memory after the first event minus the size of this event.
-    allocated, reserved, moments = events.allocated[rows], events.reserved[rows], np.maximum(0, events.at_ns[rows] - begin)
-    start = int(allocated[0]) if len(before) else max(0, int(allocated[0] - events.bytes[rows[0]]))
+    allocated_bytes, reserved_bytes, moments_ns = (
+        events.allocated_bytes[device_rows],
+        events.reserved_bytes[device_rows],
+        np.maximum(0, events.at_ns[device_rows] - begin_ns),
+    )
+    start = int(allocated_bytes[0]) if len(rows_before) else max(0, int(allocated_bytes[0] - events.size_bytes[device_rows[0]]))
     # Some versions and allocators write 0 for the reserved memory, which cannot be less than the allocated memory.
-    reserved_known = device != CPU and bool((reserved >= allocated).all())
+    reserved_known = device != CPU_DEVICE and bool((reserved_bytes >= allocated_bytes).all())
     return MemoryUse(
         device=device,
         start_bytes=start,
-        end_bytes=int(allocated[-1]),
-        peak_bytes=max(start, int(allocated.max())),
-        peak_reserved_bytes=int(reserved.max()) if reserved_known else None,
+        end_bytes=int(allocated_bytes[-1]),
+        peak_bytes=max(start, int(allocated_bytes.max())),
+        peak_reserved_bytes=int(reserved_bytes.max()) if reserved_known else None,
         points=[
-            *([] if len(before) else [MemoryPoint(0, start, None)]),
+            *([] if len(rows_before) else [MemoryPoint(0, start, None)]),
             *(
-                MemoryPoint(int(moments[index]), int(allocated[index]), int(reserved[index]) if reserved_known else None)
-                for index in _select_curve_points(allocated)
+                MemoryPoint(
+                    int(moments_ns[index]), int(allocated_bytes[index]), int(reserved_bytes[index]) if reserved_known else None
+                )
+                for index in _select_curve_points(allocated_bytes)
             ),
         ],
     )
 
 
-def _select_curve_points(allocated: NDArray[np.int64]) -> list[int]:
+def _select_curve_points(allocated_bytes: NDArray[np.int64]) -> list[int]:
     """The indexes of the points that the curve keeps, at most MOST_POINTS - 1: the greatest point of each section of the
     curve."""
-    count = min(len(allocated), MOST_POINTS - 1)
-    bounds = [len(allocated) * section // count for section in range(count + 1)]
-    return [first + int(allocated[first:last].argmax()) for first, last in pairwise(bounds)]
+    point_count = min(len(allocated_bytes), MOST_POINTS - 1)
+    section_bounds = [len(allocated_bytes) * section // point_count for section in range(point_count + 1)]
+    return [
+        section_start + int(allocated_bytes[section_start:section_end].argmax())
+        for section_start, section_end in pairwise(section_bounds)
+    ]

@@ -13,35 +13,41 @@ from shardlab.runs.rundir import RunDir
 from shardlab.runs.trace_part import SET_NAME, SUMMARIES, TracePart, summary_name
 from shardlab.workspace.workspace import Workspace
 
-_MOST_NAMED = 5  # the most runs that a message names
+_MOST_NAMED_RUNS = 5  # the most runs that a message names
 
 
-def merge_figures(workspace: Workspace, name: str) -> list[FileFigures] | None:
+def merge_figures(workspace: Workspace, set_name: str) -> list[FileFigures] | None:
     """The figures (numbers) of all traces that the runs of the set `name` analysed, sorted by rank; None if there is no such
     run.
 
     The result is the same as if one machine had analysed the whole folder. Raises InputError if a part of the folder has not
     been analysed completely, or if a summary cannot be read.
     """
-    parts = _find_latest_runs(workspace, name) if SET_NAME.fullmatch(name) else {}
-    if not parts:
+    latest_runs = _find_latest_runs(workspace, set_name) if SET_NAME.fullmatch(set_name) else {}
+    if not latest_runs:
         return None
-    total = next(iter(parts.values()))[2].parts
-    missing_parts = sorted(set(range(total)) - parts.keys())
+    part_count = next(iter(latest_runs.values()))[2].parts
+    missing_parts = sorted(set(range(part_count)) - latest_runs.keys())
     if missing_parts:
-        raise InputError(f"{name}: {len(missing_parts)} of {total} parts have no run. `jobs trace` submits them.")
-    unfinished = [folder.run_id for folder, _, _ in parts.values() if folder.judge().state != "completed"]
-    if unfinished:
-        run_ids = ", ".join(unfinished[:_MOST_NAMED])
-        omitted = f" and {len(unfinished) - _MOST_NAMED} more" if len(unfinished) > _MOST_NAMED else ""
+        raise InputError(f"{set_name}: {len(missing_parts)} of {part_count} parts have no run. `jobs trace` submits them.")
+    unfinished_ids = [folder.run_id for folder, _, _ in latest_runs.values() if folder.judge().state != "completed"]
+    if unfinished_ids:
+        run_ids = ", ".join(unfinished_ids[:_MOST_NAMED_RUNS])
+        more_text = f" and {len(unfinished_ids) - _MOST_NAMED_RUNS} more" if len(unfinished_ids) > _MOST_NAMED_RUNS else ""
         raise InputError(
-            f"{name}: {len(unfinished)} of {total} parts have not completed: {run_ids}{omitted}. `jobs status` says why; on a "
-            "remote cluster, `collect fetch` copies the runs first."
+            f"{set_name}: {len(unfinished_ids)} of {part_count} parts have not completed: {run_ids}{more_text}. `jobs status` "
+            "says why; on a remote cluster, `collect fetch` copies the runs first."
         )
-    return sort_by_rank([summary for number in range(total) for summary in _read_summaries(parts[number][0], parts[number][2])])
+    return sort_by_rank(
+        [
+            summary
+            for part_number in range(part_count)
+            for summary in _read_summaries(latest_runs[part_number][0], latest_runs[part_number][2])
+        ]
+    )
 
 
-def _find_latest_runs(workspace: Workspace, name: str) -> Mapping[int, tuple[RunDir, Run, TracePart]]:
+def _find_latest_runs(workspace: Workspace, set_name: str) -> Mapping[int, tuple[RunDir, Run, TracePart]]:
     """The latest run for each part of the folder of traces: {number of the part: (run folder, run.json, traces of the part)}.
 
     name: the name of the set of runs. Runs whose records cannot be read are left out.
@@ -52,7 +58,7 @@ def _find_latest_runs(workspace: Workspace, name: str) -> Mapping[int, tuple[Run
             run = run_dir.read_run()
         except ShardlabError:
             continue
-        if run.traces is None or run.matrix != name:
+        if run.traces is None or run.matrix != set_name:
             continue
         earlier = latest_runs.get(run.traces.place)
         if earlier is None or earlier[1].attempt < run.attempt:
@@ -62,10 +68,10 @@ def _find_latest_runs(workspace: Workspace, name: str) -> Mapping[int, tuple[Run
 
 def _read_summaries(run_dir: RunDir, trace_part: TracePart) -> list[FileFigures]:
     summaries = []
-    for number in range(len(trace_part.files)):
-        path = run_dir.path / SUMMARIES / summary_name(number)
-        summary = json_file.read_json(path, FileFigures, "is not a summary of this version: {}.")
+    for file_number in range(len(trace_part.files)):
+        summary_path = run_dir.path / SUMMARIES / summary_name(file_number)
+        summary = json_file.read_json(summary_path, FileFigures, "is not a summary of this version: {}.")
         if summary is None:
-            raise InputError(f"{path}: the summary is missing, although the run completed.")
+            raise InputError(f"{summary_path}: the summary is missing, although the run completed.")
         summaries.append(summary)
     return summaries

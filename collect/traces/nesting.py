@@ -25,40 +25,41 @@ class Nesting(NamedTuple):
 def compute_nesting(spans: EventSpans) -> Nesting:
     """Compute how these spans are nested. If a span ends after the span in which it starts, it is cut at the end of that
     outer span."""
-    parent = np.full(len(spans.start_ns), -1, np.intp)
-    pieces: list[tuple[int, int, int, int]] = []
-    running: list[tuple[int, int]] = []  # (index of the span, its end), the innermost span last
-    order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
-    columns = (order, spans.thread[order], spans.start_ns[order], spans.end_ns[order])
+    parent_of_span = np.full(len(spans.start_ns), -1, np.intp)
+    segment_rows: list[tuple[int, int, int, int]] = []
+    running_spans: list[tuple[int, int]] = []  # (index of the span, its end), the innermost span last
+    span_order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
+    columns = (span_order, spans.thread[span_order], spans.start_ns[span_order], spans.end_ns[span_order])
     written_until_ns = current_thread = 0
 
     def end_until(moment: int | None) -> None:
         """Write the segments of the running spans until this moment; None: until all running spans have ended."""
         nonlocal written_until_ns
-        while running:
-            index, end = running[-1]
-            until = end if moment is None else min(end, moment)
-            if until > written_until_ns:
-                pieces.append((index, current_thread, written_until_ns, until))
-                written_until_ns = until
-            if moment is not None and end > moment:
+        while running_spans:
+            span_index, span_end = running_spans[-1]
+            segment_end = span_end if moment is None else min(span_end, moment)
+            if segment_end > written_until_ns:
+                segment_rows.append((span_index, current_thread, written_until_ns, segment_end))
+                written_until_ns = segment_end
+            if moment is not None and span_end > moment:
                 return
-            running.pop()
+            running_spans.pop()
 
     for index, thread, start, end in zip(*(column.tolist() for column in columns), strict=True):
         end_until(start if thread == current_thread else None)
         current_thread, written_until_ns = thread, start
-        if len(running) >= MOST_LEVELS:
-            parent[index] = -2
+        if len(running_spans) >= MOST_LEVELS:
+            parent_of_span[index] = -2
             continue
-        if running:
-            parent[index] = running[-1][0]
-            end = min(end, running[-1][1])
-        running.append((index, end))
+        if running_spans:
+            parent_of_span[index] = running_spans[-1][0]
+            end = min(end, running_spans[-1][1])
+        running_spans.append((index, end))
     end_until(None)
-    segments = np.array(pieces, np.int64).reshape(-1, 4)
+    segments = np.array(segment_rows, np.int64).reshape(-1, 4)
     return Nesting(
-        parent, EventSpans(segments[:, 0].astype(np.int32), segments[:, 1].astype(np.int32), segments[:, 2], segments[:, 3])
+        parent_of_span,
+        EventSpans(segments[:, 0].astype(np.int32), segments[:, 1].astype(np.int32), segments[:, 2], segments[:, 3]),
     )
 
 
@@ -68,57 +69,59 @@ def find_containing_spans(spans: EventSpans, thread: NDArray[np.int32], moment: 
     spans: disjoint on each thread. thread, moment: the thread and the time of each moment.
     """
     span_count = len(spans.start_ns)
-    threads = np.concatenate([spans.thread, thread])
-    moments = np.concatenate([spans.start_ns, moment])
-    is_moment = np.arange(len(threads)) >= span_count
-    order = np.lexsort((is_moment, moments, threads))
-    last = np.maximum.accumulate(np.where(order < span_count, np.arange(len(order)), -1))
-    span = np.where(last >= 0, order[np.maximum(last, 0)], -1)
-    inside = (span >= 0) & (threads[span] == threads[order])
-    inside[inside] = spans.end_ns[span[inside]] > moments[order[inside]]
-    span_of_moment = np.full(len(threads), -1, np.intp)
-    span_of_moment[order] = np.where(inside, span, -1)
+    all_threads = np.concatenate([spans.thread, thread])
+    all_moments = np.concatenate([spans.start_ns, moment])
+    is_moment = np.arange(len(all_threads)) >= span_count
+    time_order = np.lexsort((is_moment, all_moments, all_threads))
+    last_span = np.maximum.accumulate(np.where(time_order < span_count, np.arange(len(time_order)), -1))
+    span_of_entry = np.where(last_span >= 0, time_order[np.maximum(last_span, 0)], -1)
+    is_inside = (span_of_entry >= 0) & (all_threads[span_of_entry] == all_threads[time_order])
+    is_inside[is_inside] = spans.end_ns[span_of_entry[is_inside]] > all_moments[time_order[is_inside]]
+    span_of_moment = np.full(len(all_threads), -1, np.intp)
+    span_of_moment[time_order] = np.where(is_inside, span_of_entry, -1)
     return span_of_moment[span_count:]
 
 
 def is_innermost(spans: EventSpans) -> NDArray[np.bool_]:
     """Which spans are innermost: no other span of the same thread starts within them."""
-    order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
-    thread, start, end = spans.thread[order], spans.start_ns[order], spans.end_ns[order]
-    contains = (thread[1:] == thread[:-1]) & (start[1:] < end[:-1])
-    mask = np.ones(len(order), bool)
-    mask[order[:-1][contains]] = False
-    return mask
+    span_order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
+    thread, start, end = spans.thread[span_order], spans.start_ns[span_order], spans.end_ns[span_order]
+    contains_next = (thread[1:] == thread[:-1]) & (start[1:] < end[:-1])
+    innermost_mask = np.ones(len(span_order), bool)
+    innermost_mask[span_order[:-1][contains_next]] = False
+    return innermost_mask
 
 
 def is_outermost(spans: EventSpans) -> NDArray[np.bool_]:
     """Which spans are outermost: they do not start within another span of the same thread."""
-    mask = np.zeros(len(spans.start_ns), bool)
-    order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
-    columns = (order, spans.thread[order], spans.start_ns[order], spans.end_ns[order])
+    outermost_mask = np.zeros(len(spans.start_ns), bool)
+    span_order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
+    columns = (span_order, spans.thread[span_order], spans.start_ns[span_order], spans.end_ns[span_order])
     current_thread, span_end = -1, 0
     for index, thread, start, end in zip(*(column.tolist() for column in columns), strict=True):
         if thread != current_thread or start >= span_end:
-            mask[index] = True
+            outermost_mask[index] = True
             current_thread, span_end = thread, end
-    return mask
+    return outermost_mask
 
 
-def union_lengths(group: NDArray[np.intp], start: NDArray[np.int64], end: NDArray[np.int64], groups: int) -> NDArray[np.int64]:
+def union_lengths(
+    group_of_interval: NDArray[np.intp], start: NDArray[np.int64], end: NDArray[np.int64], group_count: int
+) -> NDArray[np.int64]:
     """For each group of intervals [start, end), the length of their union. Shape (groups,).
 
     group: for each interval, the number of its group, from 0. groups: the number of groups.
     """
-    totals = np.zeros(groups, np.int64)
-    if not len(group):
-        return totals
-    order = np.lexsort((start, group))
-    group, start, end = group[order], start[order], end[order]
+    lengths = np.zeros(group_count, np.int64)
+    if not len(group_of_interval):
+        return lengths
+    interval_order = np.lexsort((start, group_of_interval))
+    group_of_interval, start, end = group_of_interval[interval_order], start[interval_order], end[interval_order]
     distinct_ends, rank = np.unique(end, return_inverse=True)
     # For each interval, the greatest end so far in its group. The number that is accumulated is (group, rank of the end) as one
     # number. Groups are in ascending order, so the ends of an earlier group never exceed those of a later group.
-    reached = distinct_ends[np.maximum.accumulate(group * len(distinct_ends) + rank) % len(distinct_ends)]
-    earlier = np.concatenate([start[:1], reached[:-1]])
-    earlier[1:][group[1:] != group[:-1]] = np.iinfo(np.int64).min
-    np.add.at(totals, group, np.maximum(0, end - np.maximum(start, earlier)))
-    return totals
+    reached_end = distinct_ends[np.maximum.accumulate(group_of_interval * len(distinct_ends) + rank) % len(distinct_ends)]
+    earlier_end = np.concatenate([start[:1], reached_end[:-1]])
+    earlier_end[1:][group_of_interval[1:] != group_of_interval[:-1]] = np.iinfo(np.int64).min
+    np.add.at(lengths, group_of_interval, np.maximum(0, end - np.maximum(start, earlier_end)))
+    return lengths

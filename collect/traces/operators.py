@@ -13,7 +13,7 @@ from collect.traces.launches import divide_by_launch
 from collect.traces.trace import Trace
 from shardlab.terminal.table import Column
 
-KINDS = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset")
+OPERATOR_CATEGORIES = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset")
 Change = Literal["new", "gone", "changed", "same"]
 
 
@@ -42,41 +42,41 @@ class OperatorDifference(msgspec.Struct, frozen=True):
         return self.time_ns - self.against_time_ns
 
 
-def operator_columns(other: str) -> list[Column[OperatorDifference]]:
+def operator_columns(other_words: str) -> list[Column[OperatorDifference]]:
     """The columns of a table of differences. other: words for the other run, after the headings of its numbers."""
     return [
-        Column("Change", lambda entry: entry.change),
-        Column("Kind", lambda entry: entry.kind),
-        name_column("Name", lambda entry: entry.name),
-        Column("Calls", lambda entry: entry.calls),
-        Column(f"Calls {other}", lambda entry: entry.against_calls),
-        ms_column("Time", lambda entry: entry.time_ns),
-        ms_column(f"Time {other}", lambda entry: entry.against_time_ns),
-        Column("Difference", lambda entry: entry.time_difference_ns, "ms", scale=1e6, is_signed=True),
+        Column("Change", lambda difference: difference.change),
+        Column("Kind", lambda difference: difference.kind),
+        name_column("Name", lambda difference: difference.name),
+        Column("Calls", lambda difference: difference.calls),
+        Column(f"Calls {other_words}", lambda difference: difference.against_calls),
+        ms_column("Time", lambda difference: difference.time_ns),
+        ms_column(f"Time {other_words}", lambda difference: difference.against_time_ns),
+        Column("Difference", lambda difference: difference.time_difference_ns, "ms", scale=1e6, is_signed=True),
     ]
 
 
 class Uses(NamedTuple):
     """The calls of operators and kernels by all ranks together."""
 
-    totals: dict[tuple[str, str], tuple[int, int]]
+    totals_of_name: dict[tuple[str, str], tuple[int, int]]
     """{(kind, name): (number of calls, time in ns)}, over all ranks and steps."""
     share: int
     """The number by which the totals are divided: the number of profiler steps of all ranks, or the number of ranks if whole
     traces are compared."""
 
 
-def compare_trace_operators(run: Sequence[Trace], against: Sequence[Trace]) -> list[OperatorDifference]:
+def compare_trace_operators(run_traces: Sequence[Trace], against_traces: Sequence[Trace]) -> list[OperatorDifference]:
     """Every operator or kernel of the two runs, sorted by the difference in time, the greatest first.
 
     The values are per profiler step if all traces of both runs have profiler steps; otherwise they are per trace.
     """
-    by_step = all(count_steps(trace) for trace in (*run, *against))
-    run_uses, against_uses = count_uses(run, by_step=by_step), count_uses(against, by_step=by_step)
+    by_step = all(count_steps(trace) for trace in (*run_traces, *against_traces))
+    run_uses, against_uses = count_uses(run_traces, by_step=by_step), count_uses(against_traces, by_step=by_step)
     operator_differences = []
-    for kind, name in run_uses.totals.keys() | against_uses.totals.keys():
-        calls, ns = run_uses.totals.get((kind, name), (0, 0))
-        other_calls, other_ns = against_uses.totals.get((kind, name), (0, 0))
+    for kind, name in run_uses.totals_of_name.keys() | against_uses.totals_of_name.keys():
+        calls, ns = run_uses.totals_of_name.get((kind, name), (0, 0))
+        other_calls, other_ns = against_uses.totals_of_name.get((kind, name), (0, 0))
         operator_differences.append(
             OperatorDifference(
                 name=name,
@@ -88,7 +88,9 @@ def compare_trace_operators(run: Sequence[Trace], against: Sequence[Trace]) -> l
                 against_time_ns=other_ns / against_uses.share,
             )
         )
-    return sorted(operator_differences, key=lambda entry: (-abs(entry.time_difference_ns), entry.kind, entry.name))
+    return sorted(
+        operator_differences, key=lambda difference: (-abs(difference.time_difference_ns), difference.kind, difference.name)
+    )
 
 
 def count_uses(traces: Sequence[Trace], *, by_step: bool) -> Uses:
@@ -97,15 +99,15 @@ def count_uses(traces: Sequence[Trace], *, by_step: bool) -> Uses:
     Work of a GPU that was launched before the recording began is left out. by_step: whether the totals are per profiler step;
     then work that was launched outside of the steps is left out, too.
     """
-    totals: dict[tuple[str, str], tuple[int, int]] = {}
+    totals_of_name: dict[tuple[str, str], tuple[int, int]] = {}
     for trace in traces:
         gpu_events = divide_by_launch(trace)
         left_out = gpu_events.before_recording | (gpu_events.outside_steps if by_step else False)
-        for kind in KINDS:
+        for kind in OPERATOR_CATEGORIES:
             for event_tally in tally_events(trace, trace.has_category(kind) & ~left_out):
-                calls, ns = totals.get((kind, event_tally.name), (0, 0))
-                totals[kind, event_tally.name] = (calls + event_tally.count, ns + event_tally.total_ns)
-    return Uses(totals, sum(count_steps(trace) if by_step else 1 for trace in traces))
+                calls, ns = totals_of_name.get((kind, event_tally.name), (0, 0))
+                totals_of_name[kind, event_tally.name] = (calls + event_tally.count, ns + event_tally.total_ns)
+    return Uses(totals_of_name, sum(count_steps(trace) if by_step else 1 for trace in traces))
 
 
 def _classify_change(calls: int, other_calls: int) -> Change:

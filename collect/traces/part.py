@@ -43,33 +43,40 @@ def analyse_part(run_dir: RunDir, run: Run) -> None:
 
     Raises InputError if the run does not analyse traces, WorkspaceError if a trace cannot be opened.
     """
-    part = run.traces
-    if part is None:
+    trace_part = run.traces
+    if trace_part is None:
         raise InputError(f"{run_dir.run_json}: this run does not analyse traces.")
     begin_time = time.monotonic()
     files.make_folder(run_dir.path / SUMMARIES)
     files.make_folder(run_dir.steps_file(0).parent)
     with LineWriter(run_dir.steps_file(0)) as steps:
-        for number, name in enumerate(part.files):
-            start, path = time.monotonic(), Path(part.folder) / name
+        for file_number, name in enumerate(trace_part.files):
+            start_s, trace_path = time.monotonic(), Path(trace_part.folder) / name
             with files.as_workspace_error("read"):
-                loaded, size = trace.read_trace(path), path.stat().st_size
-            files.write_json(run_dir.path / SUMMARIES / summary_name(number), compute_file_figures(loaded), sync=False)
-            end_time = time.monotonic()
-            record = StepRecord(
-                schema=SCHEMA, step=number + 1, t_s=end_time, wall_s=time.time(), units=size, step_ms=1000 * (end_time - start)
+                loaded_trace, trace_bytes = trace.read_trace(trace_path), trace_path.stat().st_size
+            files.write_json(
+                run_dir.path / SUMMARIES / summary_name(file_number), compute_file_figures(loaded_trace), sync=False
             )
-            steps.write(record)
-    result = Result(
+            end_time = time.monotonic()
+            step_record = StepRecord(
+                schema=SCHEMA,
+                step=file_number + 1,
+                t_s=end_time,
+                wall_s=time.time(),
+                units=trace_bytes,
+                step_ms=1000 * (end_time - start_s),
+            )
+            steps.write(step_record)
+    run_result = Result(
         schema=SCHEMA,
         run_id=run.run_id,
         state="completed",
         rehearsal=run.rehearsal,
-        steps=len(part.files),
+        steps=len(trace_part.files),
         unit="bytes of traces",
         train_time_s=time.monotonic() - begin_time,
     )
-    files.write_json(run_dir.result, result)
+    files.write_json(run_dir.result, run_result)
 
 
 if __name__ == "__main__":

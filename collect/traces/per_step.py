@@ -23,12 +23,16 @@ def compute_uses_per_step(
 
     runs: for each run, the breakdowns of its ranks. select_tallies: selects the tallies of a breakdown, such as its kernels.
     """
-    by_run = [profiled for run in runs if (profiled := [breakdown for breakdown in run if breakdown.steps])]
-    totals: dict[str, Use] = {}
-    for profiled in by_run:
-        for breakdown in profiled:
-            share = breakdown.steps * len(profiled) * len(by_run)
+    breakdowns_by_run = [
+        profiled_ranks for run in runs if (profiled_ranks := [breakdown for breakdown in run if breakdown.steps])
+    ]
+    use_of_name: dict[str, Use] = {}
+    for profiled_ranks in breakdowns_by_run:
+        for breakdown in profiled_ranks:
+            divisor = breakdown.steps * len(profiled_ranks) * len(breakdowns_by_run)
             for tally in select_tallies(breakdown):
-                earlier = totals.get(tally.name, Use(0, 0))
-                totals[tally.name] = Use(earlier.calls + tally.count / share, earlier.ms + tally.total_ns / share / 1e6)
-    return totals
+                sum_so_far = use_of_name.get(tally.name, Use(0, 0))
+                use_of_name[tally.name] = Use(
+                    sum_so_far.calls + tally.count / divisor, sum_so_far.ms + tally.total_ns / divisor / 1e6
+                )
+    return use_of_name

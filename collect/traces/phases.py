@@ -28,7 +28,9 @@ from collect.traces.trace import Trace
 
 Phase = Literal["data", "forward", "backward", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer", "other")
-_ANNOTATIONS: dict[Phase, re.Pattern[str]] = {  # if a moment has annotations of several phases, the first phase here counts
+_ANNOTATION_PATTERNS: dict[
+    Phase, re.Pattern[str]
+] = {  # if a moment has annotations of several phases, the first phase here counts
     "data": re.compile(r"enumerate\(DataLoader\)#|(?:#+\s*)?(?:data|dataloader|data_loading|get_batch)\b", re.IGNORECASE),
     "optimizer": re.compile(
         r"Optimizer\.(?:step|zero_grad)#|(?:#+\s*)?(?:optimizer|optim|opt_step|optimizer_step)\b", re.IGNORECASE
@@ -55,87 +57,95 @@ class PhaseTime(msgspec.Struct, frozen=True, kw_only=True):
 
 def compute_phase_times(trace: Trace, activities: Activities) -> list[PhaseTime]:
     """The times of the phases in a trace, in the order of a step; empty if the trace has no profiler steps."""
-    steps = gloo.find_steps(trace)
-    if not steps.any():
+    is_step = gloo.find_steps(trace)
+    if not is_step.any():
         return []
-    main_thread = int(np.bincount(trace.thread[steps]).argmax())
-    host = _divide_host_time(trace, steps & (trace.thread == main_thread), main_thread)
+    main_thread = int(np.bincount(trace.thread[is_step]).argmax())
+    host_time_of_phase = _divide_host_time(trace, is_step & (trace.thread == main_thread), main_thread)
     if activities.source != "gpu":
         return [
             PhaseTime(phase=phase, host_ns=host_time.length, device_ns=None, compute_ns=None, communication_ns=None)
-            for phase, host_time in host.items()
+            for phase, host_time in host_time_of_phase.items()
             if host_time.length
         ]
-    launched = find_launch_phases(trace, activities, host, main_thread)
-    times = []
-    for index, phase in enumerate(PHASES):
-        in_phase = launched == index
-        rows = activities.rows[in_phase]
-        collective = activities.is_collective[in_phase]
-        memory = trace.has_category("gpu_memcpy", "gpu_memset")[rows]
-        compute, communication = (intervals.event_spans(trace, rows[mask]) for mask in (~collective & ~memory, collective))
-        if host[phase].length or len(rows):
-            times.append(
+    launch_phases = find_launch_phases(trace, activities, host_time_of_phase, main_thread)
+    phase_times = []
+    for phase_index, phase in enumerate(PHASES):
+        in_phase = launch_phases == phase_index
+        event_rows = activities.event_rows[in_phase]
+        is_collective = activities.is_collective[in_phase]
+        is_memory = trace.has_category("gpu_memcpy", "gpu_memset")[event_rows]
+        compute, communication = (
+            intervals.event_spans(trace, event_rows[mask]) for mask in (~is_collective & ~is_memory, is_collective)
+        )
+        if host_time_of_phase[phase].length or len(event_rows):
+            phase_times.append(
                 PhaseTime(
                     phase=phase,
-                    host_ns=host[phase].length,
-                    device_ns=intervals.event_spans(trace, rows).length,
+                    host_ns=host_time_of_phase[phase].length,
+                    device_ns=intervals.event_spans(trace, event_rows).length,
                     compute_ns=compute.length,
                     communication_ns=communication.length,
                 )
             )
-    return times
+    return phase_times
 
 
-def find_launch_phases(trace: Trace, activities: Activities, host: dict[Phase, Intervals], tid: int) -> NDArray[np.int8]:
-    """For each of `active.rows`, the index in PHASES of the phase that launched the work.
+def find_launch_phases(
+    trace: Trace, activities: Activities, host_time_of_phase: dict[Phase, Intervals], main_thread: int
+) -> NDArray[np.int8]:
+    """For each of `activities.event_rows`, the index in PHASES of the phase that launched the work.
 
     -1 if the launch is not recorded, or if it was in no profiler step. host: the time of each phase on the main thread. main:
     the number of the main thread.
     """
-    autograd = np.unique(trace.thread[gloo.find_autograd(trace)])
-    moment, thread = trace.start_ns[activities.launch_row], trace.thread[activities.launch_row]
-    phase_index = np.full(len(activities.rows), -1, np.int8)
+    autograd_threads = np.unique(trace.thread[gloo.find_autograd(trace)])
+    launch_ns, thread = trace.start_ns[activities.launch_row], trace.thread[activities.launch_row]
+    phase_index = np.full(len(activities.event_rows), -1, np.int8)
     for index, phase in enumerate(PHASES):
-        phase_index[intervals.covers(host[phase], moment)] = index
-    phase_index[(phase_index >= 0) & np.isin(thread, autograd[autograd != tid])] = PHASES.index("backward")
+        phase_index[intervals.covers(host_time_of_phase[phase], launch_ns)] = index
+    phase_index[(phase_index >= 0) & np.isin(thread, autograd_threads[autograd_threads != main_thread])] = PHASES.index(
+        "backward"
+    )
     phase_index[activities.launch_row < 0] = -1
     return phase_index
 
 
-def _divide_host_time(trace: Trace, steps: NDArray[np.bool_], tid: int) -> dict[Phase, Intervals]:
+def _divide_host_time(trace: Trace, is_step: NDArray[np.bool_], main_thread: int) -> dict[Phase, Intervals]:
     """The time of each phase on the main thread. The phases are disjoint, and together they are the time of the steps."""
-    remaining = intervals.event_spans(trace, steps)
-    annotations = trace.has_category("user_annotation", "cpu_op") & (trace.thread == tid) & ~steps
+    remaining = intervals.event_spans(trace, is_step)
+    is_annotation = trace.has_category("user_annotation", "cpu_op") & (trace.thread == main_thread) & ~is_step
     time_of_phase: dict[Phase, Intervals] = {}
-    for phase, pattern in _ANNOTATIONS.items():
+    for phase, pattern in _ANNOTATION_PATTERNS.items():
         is_named = trace.match_labels(trace.name, [pattern.match(label) is not None for label in trace.labels])
-        time_of_phase[phase] = intervals.intersect_intervals(remaining, intervals.event_spans(trace, annotations & is_named))
+        time_of_phase[phase] = intervals.intersect_intervals(remaining, intervals.event_spans(trace, is_annotation & is_named))
         remaining = intervals.subtract_intervals(remaining, time_of_phase[phase])
-    autograd = gloo.find_autograd(trace)
-    differentiating = intervals.intersect_intervals(remaining, _close_gaps(trace, intervals.event_spans(trace, autograd), tid))
-    time_of_phase["backward"] = intervals.unite_intervals(time_of_phase["backward"], differentiating)
-    remaining = intervals.subtract_intervals(remaining, differentiating)
-    last = _find_last_backward(trace, steps, time_of_phase["backward"])
-    forward = intervals.intersect_intervals(remaining, intervals.merge_overlapping(trace.start_ns[steps], last))
+    is_node = gloo.find_autograd(trace)
+    autograd_time = intervals.intersect_intervals(
+        remaining, _close_gaps(trace, intervals.event_spans(trace, is_node), main_thread)
+    )
+    time_of_phase["backward"] = intervals.unite_intervals(time_of_phase["backward"], autograd_time)
+    remaining = intervals.subtract_intervals(remaining, autograd_time)
+    last_backward_ns = _find_last_backward(trace, is_step, time_of_phase["backward"])
+    forward = intervals.intersect_intervals(remaining, intervals.merge_overlapping(trace.start_ns[is_step], last_backward_ns))
     time_of_phase["forward"] = intervals.unite_intervals(time_of_phase["forward"], forward)
     time_of_phase["other"] = intervals.subtract_intervals(remaining, forward)
     return {phase: time_of_phase[phase] for phase in PHASES}
 
 
-def _close_gaps(trace: Trace, autograd: Intervals, tid: int) -> Intervals:
+def _close_gaps(trace: Trace, autograd_time: Intervals, main_thread: int) -> Intervals:
     """The time of autograd. A gap between two of its nodes is included if the main thread starts no operator in the gap."""
-    operators = np.sort(trace.start_ns[trace.has_category("cpu_op") & (trace.thread == tid)])
-    operators = operators[~intervals.covers(autograd, operators)]
-    first, last = autograd.end[:-1], autograd.start[1:]
-    is_empty = np.searchsorted(operators, first) == np.searchsorted(operators, last)
-    return intervals.unite_intervals(autograd, intervals.merge_overlapping(first[is_empty], last[is_empty]))
+    operator_starts = np.sort(trace.start_ns[trace.has_category("cpu_op") & (trace.thread == main_thread)])
+    operator_starts = operator_starts[~intervals.covers(autograd_time, operator_starts)]
+    gap_starts, gap_ends = autograd_time.end[:-1], autograd_time.start[1:]
+    is_empty = np.searchsorted(operator_starts, gap_starts) == np.searchsorted(operator_starts, gap_ends)
+    return intervals.unite_intervals(autograd_time, intervals.merge_overlapping(gap_starts[is_empty], gap_ends[is_empty]))
 
 
-def _find_last_backward(trace: Trace, steps: NDArray[np.bool_], backward: Intervals) -> NDArray[np.int64]:
+def _find_last_backward(trace: Trace, is_step: NDArray[np.bool_], backward_time: Intervals) -> NDArray[np.int64]:
     """For each step, the start of the last interval of backward that begins in the step; if there is none, the start of the
     step."""
-    start, end = trace.start_ns[steps], trace.end_ns[steps]
-    position = np.searchsorted(backward.start, end) - 1
-    latest = backward.start[np.maximum(position, 0)] if len(backward.start) else start
-    return np.where((position >= 0) & (latest >= start), latest, start)
+    start, end = trace.start_ns[is_step], trace.end_ns[is_step]
+    interval_index = np.searchsorted(backward_time.start, end) - 1
+    latest_start = backward_time.start[np.maximum(interval_index, 0)] if len(backward_time.start) else start
+    return np.where((interval_index >= 0) & (latest_start >= start), latest_start, start)

@@ -10,18 +10,18 @@ import msgspec
 _Row = TypeVar("_Row", bound=msgspec.Struct)
 
 
-def merge_rows(rows: Iterable[_Row], key: Callable[[_Row], Hashable], fields: Sequence[str]) -> list[_Row]:
+def merge_rows(rows: Iterable[_Row], get_key: Callable[[_Row], Hashable], summed_fields: Sequence[str]) -> list[_Row]:
     """Merge rows with the same key into one row. The result is in the order in which the keys first occur.
 
     The values of `fields` are added up. A sum is None if any of its values is None.
     """
     row_of_key: dict[Hashable, _Row] = {}
     for row in rows:
-        earlier = row_of_key.get(key(row))
-        if earlier is not None:
-            pairs = {name: (getattr(earlier, name), getattr(row, name)) for name in fields}
-            sums = {name: None if None in pair else sum(pair) for name, pair in pairs.items()}
-            row_of_key[key(row)] = msgspec.structs.replace(earlier, **sums)
+        sum_so_far = row_of_key.get(get_key(row))
+        if sum_so_far is not None:
+            value_pairs = {name: (getattr(sum_so_far, name), getattr(row, name)) for name in summed_fields}
+            summed_values = {name: None if None in pair else sum(pair) for name, pair in value_pairs.items()}
+            row_of_key[get_key(row)] = msgspec.structs.replace(sum_so_far, **summed_values)
         else:
-            row_of_key[key(row)] = row
+            row_of_key[get_key(row)] = row
     return list(row_of_key.values())

@@ -35,23 +35,23 @@ class RunAnswers:
 
     def document(self) -> dict[str, Any]:
         """The results about the run as JSON values. A result that is not known is null."""
-        rows = [
+        use_documents = [
             msgspec.to_builtins(use) | {"group": _group_document(use), **{name: getattr(use, name) for name in _USE_PROPERTIES}}
             for use in self.collectives
         ]
-        return {"collectives": rows, "stragglers": self._stragglers_document()}
+        return {"collectives": use_documents, "stragglers": self._stragglers_document()}
 
     def _stragglers_document(self) -> dict[str, Any]:
         waits = self.waits
-        skew = waits.skew_ns
+        skew_ns = waits.skew_ns
         return {
             "rank": waits.straggler.rank if waits.straggler else None,
             "why": waits.why or None,
-            "matched": len(skew),
+            "matched": len(skew_ns),
             "unmatched_calls": waits.unmatched,
-            "skew_mean_ns": statistics.fmean(skew) if skew else None,
-            "skew_median_ns": skew[(len(skew) - 1) // 2] if skew else None,
-            "skew_longest_ns": skew[-1] if skew else None,
+            "skew_mean_ns": statistics.fmean(skew_ns) if skew_ns else None,
+            "skew_median_ns": skew_ns[(len(skew_ns) - 1) // 2] if skew_ns else None,
+            "skew_longest_ns": skew_ns[-1] if skew_ns else None,
             "lost_pct": waits.lost_pct,
             "ranks": [msgspec.to_builtins(rank_wait) | {"lost_pct": rank_wait.lost_pct} for rank_wait in waits.ranks],
         }

@@ -34,23 +34,25 @@ class RunTraces(msgspec.Struct, frozen=True, dict=True):
         return RunAnswers(self.analyses)
 
     @property
-    def judged(self) -> list[Breakdown]:
+    def judged_breakdowns(self) -> list[Breakdown]:
         """The breakdowns from which metrics are computed: `like_hta` if it is not empty, else `exact`."""
         return self.like_hta or self.exact
 
 
-def read_run_traces(run: Path, mode: Traces) -> RunTraces:
+def read_run_traces(run_path: Path, mode: Traces) -> RunTraces:
     """Read the figures of the traces in a run folder.
 
     mode: `like-hta` to get the figures of HolisticTraceAnalysis, too. A trace that is damaged or cut short is left out, because
     incomplete figures must not rank cells; `collect trace` reports the damage.
     """
-    paths = select_regular_files((run / "trace").glob("rank-*.json.gz"))
-    loaded = [figures for path in paths if (figures := figure_cache.load_figures(path)) is not None]
-    exact = [figures.breakdown for figures in loaded]
-    analyses = [figures.analysis for figures in loaded]
+    trace_paths = select_regular_files((run_path / "trace").glob("rank-*.json.gz"))
+    trace_figures = [figures for path in trace_paths if (figures := figure_cache.load_figures(path)) is not None]
+    exact = [figures.breakdown for figures in trace_figures]
+    analyses = [figures.analysis for figures in trace_figures]
     return RunTraces(
-        exact, analyses, _read_like_hta(paths) if mode == "like-hta" and any(entry.source == "gpu" for entry in exact) else []
+        exact,
+        analyses,
+        _read_like_hta(trace_paths) if mode == "like-hta" and any(breakdown.source == "gpu" for breakdown in exact) else [],
     )
 
 
@@ -60,13 +62,15 @@ def select_regular_files(paths: Iterable[Path]) -> list[Path]:
     return sorted(path for path in paths if path.is_file() and not path.is_symlink() and not path.parent.is_symlink())
 
 
-def _read_like_hta(paths: list[Path]) -> list[Breakdown]:
+def _read_like_hta(trace_paths: list[Path]) -> list[Breakdown]:
     """The breakdowns as HolisticTraceAnalysis computes them. Empty if it has no result for any one trace.
 
     HolisticTraceAnalysis itself would then fail for all traces.
     """
-    undamaged = [loaded_trace for path in paths if not ((loaded_trace := trace.read_trace(path)).lost or loaded_trace.cut)]
+    undamaged_traces = [
+        loaded_trace for path in trace_paths if not ((loaded_trace := trace.read_trace(path)).lost or loaded_trace.cut)
+    ]
     try:
-        return hta.compute_hta_breakdowns(undamaged)
+        return hta.compute_hta_breakdowns(undamaged_traces)
     except InputError:
         return []

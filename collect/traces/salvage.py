@@ -15,15 +15,19 @@ from zlib_ng import zlib_ng  # takes less than half the time that zlib takes to 
 from collect.traces.event import AnyArgs, AnyEvent
 from shardlab.files import files
 
-BLOCK = 1 << 18  # bytes that are decoded at once: they fit into the second-level cache, and are a quarter faster than 4 MiB
-_COMPRESSED = 1 << 16  # bytes of a gzip file that are read at once; few: each decompression copies those that are left
-_GZIP = b"\x1f\x8b"
-_BETWEEN = re.compile(r"[\s,]*")
+BLOCK_BYTES = (
+    1 << 18
+)  # bytes that are decoded at once: they fit into the second-level cache, and are a quarter faster than 4 MiB
+_COMPRESSED_BYTES = 1 << 16  # bytes of a gzip file that are read at once; few: each decompression copies those that are left
+_GZIP_MAGIC = b"\x1f\x8b"
+_BETWEEN_EVENTS = re.compile(r"[\s,]*")
 _LIST_END = re.compile(r"\]\s*(?:\}|,\s*\"|\Z)")
-_NEXT = re.compile(r"\}\s*,\s*(?=\{)")
-_PHASE = re.compile(r"\"ph\"\s*:")
-_TEXTS = {field.name: field.encode_name for field in msgspec.structs.fields(AnyArgs) if field.type is Raw}
-_BARE = re.compile(r"(:\s*)(-?)(?:inf|nan)(?=\s*[,}\]])")  # the text that printf of C writes for a number that is not finite
+_NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
+_PHASE_KEY = re.compile(r"\"ph\"\s*:")
+_TEXT_FIELDS = {field.name: field.encode_name for field in msgspec.structs.fields(AnyArgs) if field.type is Raw}
+_BARE_NOT_FINITE = re.compile(
+    r"(:\s*)(-?)(?:inf|nan)(?=\s*[,}\]])"
+)  # the text that printf of C writes for a number that is not finite
 
 
 class CutShort(Exception):
@@ -36,38 +40,40 @@ def read_blocks(path: Path) -> Iterator[bytes]:
     Raises CutShort after the last readable block if the file is damaged; raises OSError if the file cannot be opened.
     """
     with files.open_regular(path) as file:
-        gzipped = file.read(len(_GZIP)) == _GZIP
+        is_gzip = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
         file.seek(0)
-        size = BLOCK if not gzipped else min(BLOCK, _COMPRESSED)
-        raw = iter(lambda: file.read(size), b"")
-        yield from _decompress_blocks(raw) if gzipped else raw
+        read_size = BLOCK_BYTES if not is_gzip else min(BLOCK_BYTES, _COMPRESSED_BYTES)
+        raw_blocks = iter(lambda: file.read(read_size), b"")
+        yield from _decompress_blocks(raw_blocks) if is_gzip else raw_blocks
 
 
-def _decompress_blocks(raw: Iterator[bytes]) -> Iterator[bytes]:
+def _decompress_blocks(raw_blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Decompress blocks of a gzip file. If the file has several gzip members, their texts are joined."""
-    member, has_ended = zlib_ng.decompressobj(wbits=31), False
-    for block in raw:
+    decompressor, has_ended = zlib_ng.decompressobj(wbits=31), False
+    for block in raw_blocks:
         while block:
             if has_ended and not (block := block.lstrip(b"\0")):  # zeros behind the last gzip member are padding, as on a tape
                 break
             if has_ended:
-                member, has_ended = zlib_ng.decompressobj(wbits=31), False
-            backup = member.copy()  # type: ignore[attr-defined]  # its stub lacks this method
+                decompressor, has_ended = zlib_ng.decompressobj(wbits=31), False
+            decompressor_copy = decompressor.copy()  # type: ignore[attr-defined]  # its stub lacks this method
             try:
-                text = member.decompress(block, BLOCK)
+                text = decompressor.decompress(block, BLOCK_BYTES)
             except zlib_ng.error as error:  # type: ignore[misc]  # its stub declares an instance
-                if text := _until_damage(backup, block):  # only if there is any: an empty text would mean the end of the file
+                if text := _decompress_until_damage(
+                    decompressor_copy, block
+                ):  # only if there is any: an empty text would mean the end of the file
                     yield text
                 raise CutShort(f"its gzip stream is damaged ({error})") from None
             if text:
                 yield text
-            has_ended = member.eof
-            block = member.unused_data if has_ended else member.unconsumed_tail
+            has_ended = decompressor.eof
+            block = decompressor.unused_data if has_ended else decompressor.unconsumed_tail
     if not has_ended:
         raise CutShort("its gzip stream ends too early")
 
 
-def _until_damage(member: zlib_ng._Decompress, block: bytes) -> bytes:
+def _decompress_until_damage(decompressor: zlib_ng._Decompress, block: bytes) -> bytes:
     """The decompressed text of a block up to the place where the block is damaged. member: the decompressor
     in its state before the block.
 
@@ -76,7 +82,7 @@ def _until_damage(member: zlib_ng._Decompress, block: bytes) -> bytes:
     text = bytearray()
     for index in range(len(block)):
         try:
-            text += member.decompress(block[index : index + 1])
+            text += decompressor.decompress(block[index : index + 1])
         except zlib_ng.error:  # type: ignore[misc]
             break
     return bytes(text)
@@ -103,7 +109,7 @@ class SalvagedEvents(NamedTuple):
 _decoder = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_Number, strict=True)
 
 
-def salvage_events(raw: bytes, *, final: bool) -> SalvagedEvents:
+def salvage_events(raw: bytes, *, is_final: bool) -> SalvagedEvents:
     """Read the events in a text that begins between two events. final: whether no more text follows.
 
     If an event is not valid JSON, only this event is lost: reading continues at the next object that follows another object and
@@ -111,30 +117,30 @@ def salvage_events(raw: bytes, *, final: bool) -> SalvagedEvents:
     but at least by 1.
     """
     text = raw.decode("utf-8", "surrogateescape")  # bytes that are not UTF-8 become characters that encode to the same bytes
-    text = _BARE.sub(lambda match: match[1] + " " * len(match[2]) + "NaN", text)
+    text = _BARE_NOT_FINITE.sub(lambda match: match[1] + " " * len(match[2]) + "NaN", text)
     events: list[AnyEvent] = []
     lost_bytes, offset = 0, 0
 
-    def salvaged(*, is_ended: bool) -> SalvagedEvents:
-        return SalvagedEvents(events, lost_bytes, len(text[:offset].encode("utf-8", "surrogateescape")), is_ended)
+    def salvaged(*, has_ended: bool) -> SalvagedEvents:
+        return SalvagedEvents(events, lost_bytes, len(text[:offset].encode("utf-8", "surrogateescape")), has_ended)
 
     while True:
-        offset = _BETWEEN.match(text, offset).end()  # type: ignore[union-attr]  # the pattern also matches an empty text
+        offset = _BETWEEN_EVENTS.match(text, offset).end()  # type: ignore[union-attr]  # the pattern also matches an empty text
         # If events follow a `]`, it does not end the list of events, but a list inside an event that was lost.
-        if _LIST_END.match(text, offset) and not _PHASE.search(text, offset):
-            return salvaged(is_ended=True)
+        if _LIST_END.match(text, offset) and not _PHASE_KEY.search(text, offset):
+            return salvaged(has_ended=True)
         if offset == len(text):
-            return salvaged(is_ended=False)
-        decoded = _decode_object(text, offset)
-        if decoded:
-            fields, offset = decoded
+            return salvaged(has_ended=False)
+        decoded_object = _decode_object(text, offset)
+        if decoded_object:
+            fields, offset = decoded_object
             events.append(_build_event(fields))
             continue
-        following = _find_next_event(text, offset)
-        if following is None and not final:
-            return salvaged(is_ended=False)
-        end = len(text) if following is None else following
-        lost_bytes += max(1, len(_PHASE.findall(text, offset, end)))
+        next_offset = _find_next_event(text, offset)
+        if next_offset is None and not is_final:
+            return salvaged(has_ended=False)
+        end = len(text) if next_offset is None else next_offset
+        lost_bytes += max(1, len(_PHASE_KEY.findall(text, offset, end)))
         offset = end
 
 
@@ -148,9 +154,9 @@ def _decode_object(text: str, offset: int) -> tuple[dict[str, Any], int] | None:
 
 def _find_next_event(text: str, offset: int) -> int | None:
     """The offset of the next event that can be read; None if no such event follows."""
-    for match in _NEXT.finditer(text, offset):
-        decoded = _decode_object(text, match.end())
-        if decoded and type(decoded[0].get("ph")) is str:
+    for match in _NEXT_EVENT.finditer(text, offset):
+        decoded_object = _decode_object(text, match.end())
+        if decoded_object and type(decoded_object[0].get("ph")) is str:
             return match.end()
     return None
 
@@ -170,8 +176,10 @@ def _build_event(fields: dict[str, Any]) -> AnyEvent:
 
 
 def _build_args(fields: dict[str, Any]) -> AnyArgs:
-    texts = {name: _json_text(fields[key]) for name, key in _TEXTS.items() if key in fields}
-    return AnyArgs(correlation=_to_number(fields.get("correlation", -1)), stream=_to_number(fields.get("stream", -1)), **texts)
+    json_texts = {name: _json_text(fields[key]) for name, key in _TEXT_FIELDS.items() if key in fields}
+    return AnyArgs(
+        correlation=_to_number(fields.get("correlation", -1)), stream=_to_number(fields.get("stream", -1)), **json_texts
+    )
 
 
 def _json_text(value: Any) -> Raw:

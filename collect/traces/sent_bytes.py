@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collect.traces.rank_analysis import RankAnalysis
 
 # Collective -> function that gives for a number of ranks n the bytes that a rank sends, as a share of the size of the message
-# (`calls.message_bytes`), by the ring algorithm (Thakur, Rabenseifner and Gropp, 2005, sections 4.1 to 4.5). For broadcast and
-# reduce it gives the mean over the ranks.
-SHARES: dict[str, Callable[[int], float]] = {
+# (`calls.compute_message_bytes`), by the ring algorithm (Thakur, Rabenseifner and Gropp, 2005, sections 4.1 to 4.5). For
+# broadcast and reduce it gives the mean over the ranks.
+SENT_SHARES: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (1 - 1 / n),  # the ring algorithm does a reduce_scatter, then an all_gather
     "all_gather": lambda n: 1 - 1 / n,
     "reduce_scatter": lambda n: 1 - 1 / n,
@@ -36,8 +36,8 @@ def bytes_sent_for_message(collective: str, message_bytes: int | None, group_siz
     """
     if collective == "barrier":
         return 0.0
-    share = SHARES.get(collective)
-    return None if share is None or message_bytes is None or not group_size else share(group_size) * message_bytes
+    get_share = SENT_SHARES.get(collective)
+    return None if get_share is None or message_bytes is None or not group_size else get_share(group_size) * message_bytes
 
 
 def bytes_sent_in_step(ranks: Sequence[RankAnalysis]) -> float | None:
@@ -47,13 +47,13 @@ def bytes_sent_in_step(ranks: Sequence[RankAnalysis]) -> float | None:
     """
     if not ranks or not all(analysis.steps for analysis in ranks):
         return None
-    total = 0.0
+    total_bytes = 0.0
     for analysis in ranks:
         for call in analysis.calls:
             if call.step < 0:
                 continue
-            sent = bytes_sent_for_message(call.name, call.message_bytes, analysis.groups[call.group].size)
-            if sent is None:
+            sent_bytes = bytes_sent_for_message(call.name, call.message_bytes, analysis.groups[call.group].size)
+            if sent_bytes is None:
                 return None
-            total += sent / analysis.steps
-    return total
+            total_bytes += sent_bytes / analysis.steps
+    return total_bytes

@@ -37,8 +37,8 @@ class StepPart(msgspec.Struct, frozen=True, order=True):
             return "compute"
         if self.kind == "memory":
             return "exposed memory operations"
-        subject = f"exposed {self.of}" if self.kind == "communication" else "idle"
-        return f"{subject}: {self.cause}" if self.cause else subject
+        part_name = f"exposed {self.of}" if self.kind == "communication" else "idle"
+        return f"{part_name}: {self.cause}" if self.cause else part_name
 
 
 class StepTime(msgspec.Struct, frozen=True):
@@ -55,12 +55,14 @@ def compute_step_time(runs: Sequence[RunAnswers], *, by_step: bool) -> StepTime:
 
     by_step: whether all ranks have profiler steps; if not, each whole trace counts as one step.
     """
-    sums: dict[StepPart, int] = {}
+    ns_of_part: dict[StepPart, int] = {}
     for run in runs:
         for rank_index, analysis in enumerate(run.ranks):
             for part, ns in divide_rank_time(analysis, rank_index, run.waits).items():
-                sums[part] = sums.get(part, 0) + ns
-    return mean_step(sums, sum(rank_analysis.steps if by_step else 1 for run in runs for rank_analysis in run.ranks))
+                ns_of_part[part] = ns_of_part.get(part, 0) + ns
+    return compute_mean_step(
+        ns_of_part, sum(rank_analysis.steps if by_step else 1 for run in runs for rank_analysis in run.ranks)
+    )
 
 
 def divide_rank_time(analysis: RankAnalysis, rank_index: int, waits: RankWaits) -> dict[StepPart, int]:
@@ -72,21 +74,21 @@ def divide_rank_time(analysis: RankAnalysis, rank_index: int, waits: RankWaits) 
     for index, call in enumerate(analysis.calls):
         waiting_ns = waits.waited.get((rank_index, index))
         if waiting_ns is None:
-            shares = {UNMATCHED: call.exposed_ns}
+            ns_of_cause = {UNMATCHED: call.exposed_ns}
         else:
             waited_ns = call.exposed_within(waiting_ns)
-            shares = {WAITING: waited_ns, TRANSFER: call.exposed_ns - waited_ns}
-        for cause, ns in shares.items():
+            ns_of_cause = {WAITING: waited_ns, TRANSFER: call.exposed_ns - waited_ns}
+        for cause, ns in ns_of_cause.items():
             part = StepPart("communication", call.name, cause)
             part_times[part] = part_times.get(part, 0) + ns
     idle = analysis.idle
-    causes = {UNKNOWN_CAUSE: analysis.idle_ns} if idle is None else msgspec.structs.asdict(idle)
-    for cause, ns in causes.items():
+    ns_of_idle_cause = {UNKNOWN_CAUSE: analysis.idle_ns} if idle is None else msgspec.structs.asdict(idle)
+    for cause, ns in ns_of_idle_cause.items():
         part_times[StepPart("idle", cause=cause.removesuffix("_ns"))] = ns
     return {part: ns for part, ns in part_times.items() if ns}
 
 
-def mean_step(sums: dict[StepPart, int], steps: int) -> StepTime:
+def compute_mean_step(ns_of_part: dict[StepPart, int], steps: int) -> StepTime:
     """The mean time of a step and of its parts. sums: for each part, its ns over all ranks and steps. steps: at least 1.
 
     The mean of a part is rarely a whole number of ns. So all means are rounded down, including the mean of the whole step. If
@@ -95,8 +97,10 @@ def mean_step(sums: dict[StepPart, int], steps: int) -> StepTime:
     """
     if steps < 1:
         raise ValueError("the mean of no steps")
-    shares = {part: ns // steps for part, ns in sums.items()}
-    total = sum(sums.values()) // steps
-    for part in sorted(sums, key=lambda candidate: (-(sums[candidate] % steps), candidate))[: total - sum(shares.values())]:
-        shares[part] += 1
-    return StepTime(steps, total, shares)
+    mean_ns_of_part = {part: ns // steps for part, ns in ns_of_part.items()}
+    total_ns = sum(ns_of_part.values()) // steps
+    for part in sorted(ns_of_part, key=lambda sum_part: (-(ns_of_part[sum_part] % steps), sum_part))[
+        : total_ns - sum(mean_ns_of_part.values())
+    ]:
+        mean_ns_of_part[part] += 1
+    return StepTime(steps, total_ns, mean_ns_of_part)

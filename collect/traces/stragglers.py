@@ -24,8 +24,8 @@ from collect.traces.rank_analysis import RankAnalysis
 
 # Collectives that no rank can finish before the last rank has started. In other collectives a rank may finish earlier, such as
 # the root of a broadcast.
-SYNCHRONIZING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-_ANY_SIZE = frozenset({"all_to_all"})  # collectives in which ranks may send messages of different sizes
+SYNCHRONIZING_COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+_UNEQUAL_COLLECTIVES = frozenset({"all_to_all"})  # collectives in which ranks may send messages of different sizes
 CallPosition = tuple[int, int]  # (index of a rank in the list of analyses, index of a call in the list of calls of this rank)
 
 
@@ -72,8 +72,8 @@ class RankWaits(NamedTuple):
     @property
     def lost_pct(self) -> float | None:
         """The share of the profiled time of all ranks that is lost to waiting, in percent; None if no call could be matched."""
-        span = sum(rank_wait.span_ns for rank_wait in self.ranks)
-        return 100 * sum(rank_wait.lost_ns for rank_wait in self.ranks) / span if span else None
+        total_span_ns = sum(rank_wait.span_ns for rank_wait in self.ranks)
+        return 100 * sum(rank_wait.lost_ns for rank_wait in self.ranks) / total_span_ns if total_span_ns else None
 
     @property
     def straggler(self) -> RankWait | None:
@@ -84,80 +84,84 @@ class RankWaits(NamedTuple):
 
 def compute_waits(ranks: Sequence[RankAnalysis]) -> RankWaits:
     """Match the calls of all ranks, and compute how long ranks waited. The order of `ranks` does not change any result."""
-    numbers = [rank_analysis.rank for rank_analysis in ranks]
+    rank_numbers = [rank_analysis.rank for rank_analysis in ranks]
     if len(ranks) < 2:
-        return _no_waits("only one rank was profiled")
-    if None in numbers or len(set(numbers)) < len(numbers):
-        return _no_waits("the traces do not say which rank each of them is of, or several are of one rank")
-    sequences: defaultdict[tuple[ProcessGroup, int], dict[int, list[int]]] = defaultdict(dict)
+        return _build_empty_waits("only one rank was profiled")
+    if None in rank_numbers or len(set(rank_numbers)) < len(rank_numbers):
+        return _build_empty_waits("the traces do not say which rank each of them is of, or several are of one rank")
+    calls_by_rank: defaultdict[tuple[ProcessGroup, int], dict[int, list[int]]] = defaultdict(dict)
     for rank, analysis in enumerate(ranks):
         for index, call in enumerate(analysis.calls):
             group = analysis.groups[call.group]
-            if call.name in SYNCHRONIZING and not group.mixed:
-                key = group, call.step
-                sequences[key].setdefault(rank, []).append(index)
+            if call.name in SYNCHRONIZING_COLLECTIVES and not group.mixed:
+                group_and_step = group, call.step
+                calls_by_rank[group_and_step].setdefault(rank, []).append(index)
     waited_ns: dict[CallPosition, int] = {}
-    skew: list[int] = []
-    last: Counter[int] = Counter()
+    skews_ns: list[int] = []
+    last_counts: Counter[int] = Counter()
     caused_ns: Counter[int] = Counter()
-    unmatched = 0
-    for (group, _), by_rank in sequences.items():
+    unmatched_count = 0
+    for (group, _), by_rank in calls_by_rank.items():
         if not _calls_match(ranks, group, by_rank):
-            unmatched += sum(map(len, by_rank.values()))
+            unmatched_count += sum(map(len, by_rank.values()))
             continue
         rank_indexes = list(by_rank)
         for matched_calls in zip(*by_rank.values(), strict=True):
-            durations = [ranks[rank].calls[index].duration_ns for rank, index in zip(rank_indexes, matched_calls, strict=True)]
-            shortest = min(durations)
-            waiting_ns = [duration - shortest for duration in durations]
+            durations_ns = [
+                ranks[rank].calls[index].duration_ns for rank, index in zip(rank_indexes, matched_calls, strict=True)
+            ]
+            shortest_ns = min(durations_ns)
+            waiting_ns = [duration - shortest_ns for duration in durations_ns]
             for rank, index, ns in zip(rank_indexes, matched_calls, waiting_ns, strict=True):
                 waited_ns[rank, index] = ns
-            skew.append(max(waiting_ns))
-            latest = [rank for rank, ns in zip(rank_indexes, waiting_ns, strict=True) if not ns]
-            if len(latest) == 1:
-                last[latest[0]] += 1
-                caused_ns[latest[0]] += sum(waiting_ns)
+            skews_ns.append(max(waiting_ns))
+            latest_ranks = [rank for rank, ns in zip(rank_indexes, waiting_ns, strict=True) if not ns]
+            if len(latest_ranks) == 1:
+                last_counts[latest_ranks[0]] += 1
+                caused_ns[latest_ranks[0]] += sum(waiting_ns)
     if not waited_ns:
-        return _no_waits(
+        return _build_empty_waits(
             "the ranks called no collective that all of them wait in"
-            if not sequences
+            if not calls_by_rank
             else "the calls of the ranks do not agree in process group, step and order",
-            unmatched,
+            unmatched_count,
         )
-    return RankWaits(waited_ns, sorted(skew), _sum_by_rank(ranks, waited_ns, last, caused_ns), unmatched, "")
+    return RankWaits(waited_ns, sorted(skews_ns), _sum_by_rank(ranks, waited_ns, last_counts, caused_ns), unmatched_count, "")
 
 
-def _no_waits(why: str, unmatched: int = 0) -> RankWaits:
-    return RankWaits({}, [], [], unmatched, why)
+def _build_empty_waits(why: str, unmatched_count: int = 0) -> RankWaits:
+    return RankWaits({}, [], [], unmatched_count, why)
 
 
-def _calls_match(ranks: Sequence[RankAnalysis], group: ProcessGroup, by_rank: dict[int, list[int]]) -> bool:
+def _calls_match(ranks: Sequence[RankAnalysis], group: ProcessGroup, calls_by_rank: dict[int, list[int]]) -> bool:
     """Whether several ranks of the process group made calls, and all of these ranks made the same calls in the same order."""
-    if len(by_rank) < 2 or (group.size is not None and len(by_rank) > group.size):
+    if len(calls_by_rank) < 2 or (group.size is not None and len(calls_by_rank) > group.size):
         return False
-    sequences = [[_call_signature(ranks[rank_index].calls[index]) for index in calls] for rank_index, calls in by_rank.items()]
-    return all(sequence == sequences[0] for sequence in sequences)
+    signatures = [
+        [_call_signature(ranks[rank_index].calls[index]) for index in calls] for rank_index, calls in calls_by_rank.items()
+    ]
+    return all(sequence == signatures[0] for sequence in signatures)
 
 
 def _call_signature(call: CollectiveCall) -> tuple[str, int | None]:
-    return call.name, None if call.name in _ANY_SIZE else call.message_bytes
+    return call.name, None if call.name in _UNEQUAL_COLLECTIVES else call.message_bytes
 
 
 def _sum_by_rank(
-    ranks: Sequence[RankAnalysis], waited: dict[CallPosition, int], last: Counter[int], caused_ns: Counter[int]
+    ranks: Sequence[RankAnalysis], waiting_ns: dict[CallPosition, int], last_counts: Counter[int], caused_ns: Counter[int]
 ) -> list[RankWait]:
-    calls: Counter[int] = Counter()
+    call_counts: Counter[int] = Counter()
     waited_ns: Counter[int] = Counter()
     lost_ns: Counter[int] = Counter()
-    for (rank_index, index), ns in waited.items():
-        calls[rank_index] += 1
+    for (rank_index, index), ns in waiting_ns.items():
+        call_counts[rank_index] += 1
         waited_ns[rank_index] += ns
         lost_ns[rank_index] += ranks[rank_index].calls[index].exposed_within(ns)
     rank_waits = [
         RankWait(
             rank=analysis.rank,
-            calls=calls[rank_index],
-            last=last[rank_index],
+            calls=call_counts[rank_index],
+            last=last_counts[rank_index],
             waited_ns=waited_ns[rank_index],
             lost_ns=lost_ns[rank_index],
             span_ns=analysis.span_ns,

@@ -14,23 +14,30 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.collective import GLOO, CollectiveOperation, CollectiveTexts, parse_count, parse_gloo_span, parse_operation
+from collect.traces.collective import (
+    GLOO_PREFIX,
+    CollectiveOperation,
+    CollectiveTexts,
+    parse_count,
+    parse_gloo_span,
+    parse_operation,
+)
 from collect.traces.details import NO_DETAILS, DetailColumns, TraceDetails
-from collect.traces.event import UNKNOWN, Args, TraceEvent, to_integers
+from collect.traces.event import UNKNOWN_NS, Args, TraceEvent, to_integers
 from collect.traces.event_decoder import DecodedEvents, EventDecoder, convert_events
 from collect.traces.head import TraceHead, read_head
 from collect.traces.salvage import CutShort, read_blocks, salvage_events
 from shardlab.files.decoders import DECODE_FAULTS
 
-_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
-_BARE_LIST = re.compile(rb"\A\s*\[")
-_RANKS = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
-_STACKS = re.compile(rb'"with_stack"\s*:\s*(?:1|true)\b')
-_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
+_EVENT_LIST_START = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BARE_LIST_START = re.compile(rb"\A\s*\[")
+_RANK_INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
+_WITH_STACK = re.compile(rb'"with_stack"\s*:\s*(?:1|true)\b')
+_BASE_TIME = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)")
-_PHASE = re.compile(rb'"ph"\s*:')
-_BETWEEN = re.compile(rb"\}(\s*,\s*)\Z")
-_LEAST_LOOKED_AT = 64  # this many bytes before an event are searched for the comma and the end of the previous event
+_PHASE_KEY = re.compile(rb'"ph"\s*:')
+_EVENT_BOUNDARY = re.compile(rb"\}(\s*,\s*)\Z")
+_SEARCHED_BYTES = 64  # this many bytes before an event are searched for the comma and the end of the previous event
 _LONGEST_EVENT = 16 << 20  # if no event ends within this many bytes, these bytes are treated as unreadable
 _LONGEST_WITHOUT_EVENT = 4 << 20  # a list without any phase (`ph`) in this many bytes is not treated as a list of events
 _MOST_RANKS = 1 << 31  # a number that is not smaller than this is not a rank
@@ -108,20 +115,22 @@ def read_trace(path: Path) -> Trace:
     Raises OSError if the file cannot be opened.
     """
     columns = _Columns()
-    around, cut = b"", ""
+    text_around, cut_reason = b"", ""
     try:
         for part in _read_events(path, columns.lost):
             if isinstance(part, bytes):
-                searched = max(0, len(around) - _LEAST_LOOKED_AT)  # only new text is searched: the time is linear in its length
-                around += part[: _LONGEST_EVENT - len(around)]
-                columns.details.numbers |= _STACKS.search(around, searched) is not None
+                search_start = max(
+                    0, len(text_around) - _SEARCHED_BYTES
+                )  # only new text is searched: the time is linear in its length
+                text_around += part[: _LONGEST_EVENT - len(text_around)]
+                columns.details.numbers |= _WITH_STACK.search(text_around, search_start) is not None
             else:
                 columns.add(part)
     except CutShort as short:
-        cut = str(short)
-    base = _BASE.search(around)
-    loaded_trace = columns.build_trace(path, _find_rank(around, path), cut)
-    return loaded_trace._replace(base_ns=int(base[1]) if base else None, head=read_head(around))
+        cut_reason = str(short)
+    base_match = _BASE_TIME.search(text_around)
+    loaded_trace = columns.build_trace(path, _find_rank(text_around, path), cut_reason)
+    return loaded_trace._replace(base_ns=int(base_match[1]) if base_match else None, head=read_head(text_around))
 
 
 def _read_events(path: Path, losses: Counter[str]) -> Iterator[bytes | DecodedEvents]:
@@ -129,19 +138,19 @@ def _read_events(path: Path, losses: Counter[str]) -> Iterator[bytes | DecodedEv
 
     Raises CutShort if the file ends before the list of events ends. losses: {reason: number of lost events}; it is updated.
     """
-    source, decoder = read_blocks(path), EventDecoder()
-    rest = yield from _read_until_events(source)
+    blocks, decoder = read_blocks(path), EventDecoder()
+    rest_text = yield from _read_until_events(blocks)
     block, cut_reason = b"", ""
     bytes_without_event: int | None = 0  # bytes of the list so far, while no event was found in it; None after the first event
     while True:
-        events, rest, has_ended = _decode_block(decoder, rest, block, losses)
+        events, rest_text, has_ended = _decode_block(decoder, rest_text, block, losses)
         yield events
         if has_ended:
-            yield rest
+            yield rest_text
             # The file is read to its end, because some damage of a gzip stream is only found there. Events that follow the list
             # are counted as lost.
-            for block_after in source:
-                losses["after the end of the list of events"] += len(_PHASE.findall(block_after))
+            for block_after in blocks:
+                losses["after the end of the list of events"] += len(_PHASE_KEY.findall(block_after))
                 yield block_after
             return
         if bytes_without_event is not None:
@@ -149,35 +158,37 @@ def _read_events(path: Path, losses: Counter[str]) -> Iterator[bytes | DecodedEv
             if bytes_without_event is not None and bytes_without_event > _LONGEST_WITHOUT_EVENT:
                 raise CutShort("the file has no list of events: its list holds none")
         try:
-            block = next(source, b"")
+            block = next(blocks, b"")
         except CutShort as damage:
             block, cut_reason = b"", str(damage)
         if not block:
             break
-    events, rest, has_ended = _decode_rest(decoder, rest, losses)
+    events, rest_text, has_ended = _decode_rest(decoder, rest_text, losses)
     yield events
-    yield rest
+    yield rest_text
     if not has_ended or cut_reason:
         raise CutShort(cut_reason or "the file ends before its list of events ends")
 
 
-def _read_until_events(source: Iterator[bytes]) -> Generator[bytes, None, bytes]:
+def _read_until_events(blocks: Iterator[bytes]) -> Generator[bytes, None, bytes]:
     """Yield the text before the list of events in pieces. Returns the rest of the block in which the list begins."""
-    before = b""  # the end of the previous block: the start of the list may begin in one block and end in the next block
-    blank = True
-    length = 0
-    for block in source:
-        text = before + block
-        begin = _LIST.search(text) or (_BARE_LIST.match(text) if blank else None)
-        if begin:
-            yield text[: begin.start()]
-            return text[begin.end() :]
-        if (length := length + len(block)) > _LONGEST_EVENT:
+    end_of_previous = (
+        b""  # the end of the previous block: the start of the list may begin in one block and end in the next block
+    )
+    is_blank = True
+    read_bytes = 0
+    for block in blocks:
+        text = end_of_previous + block
+        list_start = _EVENT_LIST_START.search(text) or (_BARE_LIST_START.match(text) if is_blank else None)
+        if list_start:
+            yield text[: list_start.start()]
+            return text[list_start.end() :]
+        if (read_bytes := read_bytes + len(block)) > _LONGEST_EVENT:
             raise CutShort(f"the file has no list of events in its first {_LONGEST_EVENT >> 20} MiB")
-        blank = blank and not text.strip()
-        before = text[-_LEAST_LOOKED_AT:]
-        yield text[:-_LEAST_LOOKED_AT]
-    yield before
+        is_blank = is_blank and not text.strip()
+        end_of_previous = text[-_SEARCHED_BYTES:]
+        yield text[:-_SEARCHED_BYTES]
+    yield end_of_previous
     raise CutShort("the file has no list of events")
 
 
@@ -186,19 +197,19 @@ def _decode_block(decoder: EventDecoder, rest: bytes, block: bytes, losses: Coun
 
     rest: the text before `block` that is not decoded yet.
     """
-    end, after = _find_last_boundary(block)
-    if end:
+    last_end, next_start = _find_last_boundary(block)
+    if last_end:
         try:
             # Decoding proves that the boundary is between two events: a boundary inside an event would not give valid JSON.
-            return decoder.decode(b"".join((b"[", rest, memoryview(block)[:end], b"]"))), block[after:], False
+            return decoder.decode(b"".join((b"[", rest, memoryview(block)[:last_end], b"]"))), block[next_start:], False
         except DECODE_FAULTS:
             pass
     text = rest + block
-    if not end and len(text) < _LONGEST_EVENT:
+    if not last_end and len(text) < _LONGEST_EVENT:
         return convert_events([]), text, False
-    salvaged = salvage_events(text, final=len(text) >= _LONGEST_EVENT)
-    losses["not readable"] += salvaged.lost
-    return convert_events(salvaged.events), text[salvaged.rest :], salvaged.ended
+    salvaged_events = salvage_events(text, is_final=len(text) >= _LONGEST_EVENT)
+    losses["not readable"] += salvaged_events.lost
+    return convert_events(salvaged_events.events), text[salvaged_events.rest :], salvaged_events.ended
 
 
 def _decode_rest(decoder: EventDecoder, text: bytes, losses: Counter[str]) -> tuple[DecodedEvents, bytes, bool]:
@@ -208,9 +219,9 @@ def _decode_rest(decoder: EventDecoder, text: bytes, losses: Counter[str]) -> tu
         end = text.rindex(b"]")
         return decoder.decode(b"[%b]" % text[:end]), text[end:], True
     except (ValueError, *DECODE_FAULTS):
-        salvaged = salvage_events(text, final=True)
-        losses["not readable"] += salvaged.lost
-        return convert_events(salvaged.events), text[salvaged.rest :], salvaged.ended
+        salvaged_events = salvage_events(text, is_final=True)
+        losses["not readable"] += salvaged_events.lost
+        return convert_events(salvaged_events.events), text[salvaged_events.rest :], salvaged_events.ended
 
 
 def _find_last_boundary(text: bytes) -> tuple[int, int]:
@@ -218,20 +229,20 @@ def _find_last_boundary(text: bytes) -> tuple[int, int]:
     any."""
     start = len(text)
     while (start := text.rfind(b"{", 0, start)) > 0:
-        window_start = max(0, start - _LEAST_LOOKED_AT)
-        if match := _BETWEEN.search(text[window_start:start]):
+        window_start = max(0, start - _SEARCHED_BYTES)
+        if match := _EVENT_BOUNDARY.search(text[window_start:start]):
             return window_start + match.start(1), start
     return 0, 0
 
 
-def _find_rank(around: bytes, path: Path) -> int | None:
+def _find_rank(text_around: bytes, path: Path) -> int | None:
     """The rank that the text of a trace states, or else the name of its file; None if neither states a rank.
 
     around: the text around the list of events.
     """
-    if match := _RANKS.search(around):
+    if match := _RANK_INFO.search(text_around):
         try:
-            rank = json.JSONDecoder().raw_decode(around[match.end() :].decode("utf-8", "replace"))[0].get("rank")
+            rank = json.JSONDecoder().raw_decode(text_around[match.end() :].decode("utf-8", "replace"))[0].get("rank")
             if type(rank) is int and 0 <= rank < _MOST_RANKS:
                 return rank
         except (ValueError, RecursionError):
@@ -273,31 +284,33 @@ class _Columns:
         self.details.add(self._kinds, kinds, events.start_ns, events.duration_ns, args)
 
     def _number_kinds(self, events: Sequence[TraceEvent]) -> NDArray[np.int32]:
-        kinds = self._kinds
+        number_of_kind = self._kinds
         try:
-            return np.array([kinds[event.name, event.cat, event.tid] for event in events], np.int32)
+            return np.array([number_of_kind[event.name, event.cat, event.tid] for event in events], np.int32)
         except KeyError:  # a combination gets the next number when it is first seen
-            numbers = [kinds.setdefault((event.name, event.cat, event.tid), len(kinds)) for event in events]
-            is_gloo = [name.startswith(GLOO) for name, _, _ in islice(kinds, len(self._is_gloo_kind), None)]
+            kind_numbers = [
+                number_of_kind.setdefault((event.name, event.cat, event.tid), len(number_of_kind)) for event in events
+            ]
+            is_gloo = [name.startswith(GLOO_PREFIX) for name, _, _ in islice(number_of_kind, len(self._is_gloo_kind), None)]
             self._is_gloo_kind = np.concatenate([self._is_gloo_kind, np.array(is_gloo, np.bool_)])
-            return np.array(numbers, np.int32)
+            return np.array(kind_numbers, np.int32)
 
     def _collective_columns(
         self, args: Sequence[Args], events: Sequence[TraceEvent], kinds: NDArray[np.int32]
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """For each event, the index of its collective, and the number of the collective in its process group; -1 for no
         collective. kinds: the number of each event's kind."""
-        collective_ids, sequence = np.full(len(args), -1, np.int32), np.full(len(args), -1, np.int64)
+        collective_ids, sequence_numbers = np.full(len(args), -1, np.int32), np.full(len(args), -1, np.int64)
         for row, arg in [(row, arg) for row, arg in enumerate(args) if arg.collective]:
             collective_ids[row] = self._find_or_add_collective(CollectiveTexts(*map(bytes, arg.collective_texts())))
-            number = parse_count(bytes(arg.sequence))
-            sequence[row] = -1 if number is None else number
+            sequence_number = parse_count(bytes(arg.sequence))
+            sequence_numbers[row] = -1 if sequence_number is None else sequence_number
         for row in np.flatnonzero(self._is_gloo_kind[kinds]).tolist() if self._is_gloo_kind.any() else ():
             if (arg := args[row]).shapes:
                 collective_ids[row] = self._find_or_add_collective(
                     (events[row].name, bytes(arg.shapes), bytes(arg.input_types))
                 )
-        return collective_ids, sequence
+        return collective_ids, sequence_numbers
 
     def _find_or_add_collective(self, texts: CollectiveTexts | tuple[str, bytes, bytes]) -> int:
         """The index of the collective that these texts describe; -1 if they describe none.
@@ -316,17 +329,19 @@ class _Columns:
         has_name = np.array([bool(name and category) for name, category, _ in self._kinds], np.bool_)
         columns = self._drop_incomplete(columns, has_name[columns[0]], "without a name or category")
         columns = self._drop_incomplete(
-            columns, (columns[-2] != UNKNOWN) & (columns[-1] >= 0), "without a time or with a negative duration"
+            columns, (columns[-2] != UNKNOWN_NS) & (columns[-1] >= 0), "without a time or with a negative duration"
         )
         kinds, stream, correlation, collective, sequence, start, duration = columns
-        ids: defaultdict[str, int] = defaultdict()
-        ids.default_factory = ids.__len__
-        renamed = ((name, _OLD_CATEGORIES.get(category, category), str(thread)) for name, category, thread in self._kinds)
-        name, category, thread = np.array([[ids[label] for label in labels] for labels in renamed], np.int32).reshape(-1, 3).T
+        label_ids: defaultdict[str, int] = defaultdict()
+        label_ids.default_factory = label_ids.__len__
+        kind_labels = ((name, _OLD_CATEGORIES.get(category, category), str(thread)) for name, category, thread in self._kinds)
+        name, category, thread = (
+            np.array([[label_ids[label] for label in labels] for labels in kind_labels], np.int32).reshape(-1, 3).T
+        )
         return Trace(
             path,
             rank,
-            list(ids),
+            list(label_ids),
             name=name[kinds],
             category=category[kinds],
             thread=thread[kinds],
@@ -339,7 +354,7 @@ class _Columns:
             collectives=self._collectives,
             lost={reason: count for reason, count in self.lost.items() if count},
             cut=cut,
-            details=self.details.details(name, thread),
+            details=self.details.join_blocks(name, thread),
         )
 
     def _drop_incomplete(

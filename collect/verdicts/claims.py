@@ -21,9 +21,9 @@ from shardlab.matrix.expansion import Expansion
 from shardlab.matrix.expression import MAX_LENGTH, Expression, ExpressionError
 from shardlab.matrix.study import Claim
 
-Word = Literal["reproduced", "contradicted", "undecided", "ambiguous", "not run"]
+VerdictWord = Literal["reproduced", "contradicted", "undecided", "ambiguous", "not run"]
 LEAST_REPEATS = 3  # with this many repeats or more, the interval of a mean is computed from the scatter of these repeats
-LEVEL = 0.025  # the probability of error on each side of an interval, as in two-sided 95 % intervals
+ERROR_LEVEL = 0.025  # the probability of error on each side of an interval, as in two-sided 95 % intervals
 
 
 class ClaimNumber(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -85,7 +85,7 @@ class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The place of the claim in the study."""
     test: str
     """The test of the claim."""
-    verdict: Word
+    verdict: VerdictWord
     """The verdict, in one word or two."""
     why: str
     """The reason for the verdict, in a sentence."""
@@ -124,8 +124,8 @@ def judge_claims(loaded: Loaded, measurements: Measurements) -> list[Verdict]:
 
 def is_illustrative(loaded: Loaded) -> bool:
     """Whether the study prints numbers, but measured none of these numbers itself."""
-    kinds = {entry.kind for entry in loaded.expansion.reported}
-    return bool(kinds) and "measured" not in kinds
+    number_kinds = {entry.kind for entry in loaded.expansion.reported}
+    return bool(number_kinds) and "measured" not in number_kinds
 
 
 def _judge_claim(loaded: Loaded, measurements: Measurements, claim: Claim, illustrative: bool) -> Verdict:
@@ -141,34 +141,36 @@ def _judge_claim(loaded: Loaded, measurements: Measurements, claim: Claim, illus
         illustrative=illustrative,
     )
     try:
-        tree = Expression(claim.test).tree
-        values, numbers = _look_up_numbers(measurements, verdict, tree)
+        test_tree = Expression(claim.test).tree
+        values, numbers = _look_up_numbers(measurements, verdict, test_tree)
     except ExpressionError as error:
         verdict.why = str(error)
         return verdict
     except _Unanswerable as unanswered:
         verdict.verdict, verdict.why = unanswered.verdict, unanswered.why
         return verdict
-    rows = {row.id: row for row in measurements.rows}
-    cells = [rows[cell] for cell in dict.fromkeys(claim_number.cell for claim_number in verdict.numbers)]
+    row_of_cell = {row.id: row for row in measurements.rows}
+    cells = [row_of_cell[cell] for cell in dict.fromkeys(claim_number.cell for claim_number in verdict.numbers)]
     verdict.rehearsal = any(reasons.rehearsal_reason(measurements.cell(row)) for row in cells)
     try:
-        _decide_verdict(verdict, tree, values)
+        _decide_verdict(verdict, test_tree, values)
     except ExpressionError as error:
         verdict.verdict, verdict.why = "undecided", f"{error}"
     all_parts = [part for number in numbers for part in number.selected.parts]
-    parts = [part for part in all_parts if part.metric.of_all_steps]
-    if comparability.instruments_differ(part.row.cell for part in parts):
-        names = ", ".join(dict.fromkeys(part.metric.name for part in parts))
-        verdict.remarks.append(f"the cells have different instruments, and {names} includes the steps that these slowed down")
+    all_step_parts = [part for part in all_parts if part.metric.of_all_steps]
+    if comparability.instruments_differ(part.row.cell for part in all_step_parts):
+        metric_names = ", ".join(dict.fromkeys(part.metric.name for part in all_step_parts))
+        verdict.remarks.append(
+            f"the cells have different instruments, and {metric_names} includes the steps that these slowed down"
+        )
     loaded_cells = [measurements.cell(row) for row in cells]
     remarks = comparability.precision_remark([cell.cell for cell in loaded_cells]), comparability.sync_remark(loaded_cells)
     verdict.remarks += filter(None, remarks)
     host_reasons = (reasons.one_host_reason(measurements.cell(part.row), part.metric.name) for part in all_parts)
     if no_network := next(filter(None, host_reasons), ""):
         verdict.verdict, verdict.why = "undecided", no_network
-    elif unproven := _unproven_reason(measurements, verdict, numbers):
-        verdict.verdict, verdict.why = "undecided", unproven
+    elif unproven_reason := _unproven_reason(measurements, verdict, numbers):
+        verdict.verdict, verdict.why = "undecided", unproven_reason
     elif verdict.verdict == "undecided" and verdict.parts:
         cell_ids = {cell for claim_number in verdict.numbers for cell in (claim_number.cell, claim_number.against) if cell}
         verdict.helps = repeat_command(loaded.expansion, max(claim_number.n for claim_number in verdict.numbers), cell_ids)
@@ -182,30 +184,30 @@ def _judge_claim(loaded: Loaded, measurements: Measurements, claim: Claim, illus
 class _Unanswerable(Exception):
     def __init__(self, missing: list[NoMeasurement]) -> None:
         super().__init__()
-        order: tuple[Word, ...] = ("ambiguous", "not run", "undecided")
-        self.verdict: Word = min((error.verdict for error in missing), key=order.index)
+        verdict_order: tuple[VerdictWord, ...] = ("ambiguous", "not run", "undecided")
+        self.verdict: VerdictWord = min((error.verdict for error in missing), key=verdict_order.index)
         self.why = "; ".join(dict.fromkeys(error.why for error in missing if error.verdict == self.verdict))
 
 
 def _look_up_numbers(
-    measurements: Measurements, verdict: Verdict, tree: ast.expr
+    measurements: Measurements, verdict: Verdict, test_tree: ast.expr
 ) -> tuple[dict[str, Value | None], list[UncertainNumber]]:
     """Look up the value of each call in the test of a claim, and add it to the numbers of the verdict.
 
     Returns ({text of a call: the draws of its value, or None if they are not known}, the numbers of the metrics). Raises
     _Unanswerable with all calls that have no value, ExpressionError if a filter is not a constant.
     """
-    values: dict[str, Value | None] = {}
+    value_of_call: dict[str, Value | None] = {}
     numbers: list[UncertainNumber] = []
     missing_numbers: list[NoMeasurement] = []
-    for text, call in draws.find_calls(tree).items():
-        cell_filter = Expression(text).call_arguments[0][1]
+    for call_text, call in draws.find_calls(test_tree).items():
+        cell_filter = Expression(call_text).call_arguments[0][1]
         assert isinstance(call.func, ast.Name)
         try:
             if call.func.id == STATE:
-                row, values[text] = measurements.state(cell_filter)
+                row, value_of_call[call_text] = measurements.state(cell_filter)
                 run_ids = [run.run_id for run in row.runs]
-                verdict.numbers.append(ClaimNumber(call=text, cell=row.id, value=row.state, n=len(run_ids), runs=run_ids))
+                verdict.numbers.append(ClaimNumber(call=call_text, cell=row.id, value=row.state, n=len(run_ids), runs=run_ids))
                 continue
             metric = measurements.metrics.get(call.func.id)
             argument = cell_filter.pop(metric.argument, None) if metric and metric.argument else None
@@ -214,11 +216,11 @@ def _look_up_numbers(
             missing_numbers.append(unanswered)
             continue
         numbers.append(number)
-        values[text] = number.draws
+        value_of_call[call_text] = number.draws
         row = number.selected.row
         verdict.numbers.append(
             ClaimNumber(
-                call=text,
+                call=call_text,
                 cell=row.id,
                 value=number.value,
                 unit=number.selected.unit,
@@ -232,65 +234,77 @@ def _look_up_numbers(
         )
     if missing_numbers:
         raise _Unanswerable(missing_numbers)
-    return values, numbers
+    return value_of_call, numbers
 
 
-def _decide_verdict(verdict: Verdict, tree: ast.expr, values: Mapping[str, Value | None]) -> None:
+def _decide_verdict(verdict: Verdict, test_tree: ast.expr, value_of_call: Mapping[str, Value | None]) -> None:
     """Evaluate the parts of the test of a claim, and set the verdict.
 
     values: {text of a call in the test: the draws of its value, or None if they are not known}. Raises ExpressionError if the
     test cannot be evaluated.
     """
-    tests = draws.split_test(tree)
+    test_parts = draws.split_test(test_tree)
     measured_values: dict[str, Value] = {number.call: number.value for number in verdict.numbers}
-    known_values = {text: value for text, value in values.items() if value is not None}
-    for test in tests:
-        calls = draws.find_calls(test).keys()
+    known_values = {text: value for text, value in value_of_call.items() if value is not None}
+    for test in test_parts:
+        part_calls = draws.find_calls(test).keys()
         part = ClaimPart(
-            test=ast.unparse(test), holds=draws.share_of_draws(test, {text: measured_values[text] for text in calls}) == 1
+            test=ast.unparse(test), holds=draws.share_of_draws(test, {text: measured_values[text] for text in part_calls}) == 1
         )
-        part.left, part.right = draws.side_values(test, {text: measured_values[text] for text in calls})
-        units = {number.call: number.unit for number in verdict.numbers}
-        if sides := _test_sides(test):
-            part.left_unit, part.right_unit = (_side_unit(side, units) or "" for side in sides)
-        if calls <= known_values.keys():
-            part.holds_pct = 100 * draws.share_of_draws(test, {text: known_values[text] for text in calls})
-            part.left_interval, part.right_interval = draws.side_intervals(test, {text: known_values[text] for text in calls})
+        part.left, part.right = draws.side_values(test, {text: measured_values[text] for text in part_calls})
+        unit_of_call = {number.call: number.unit for number in verdict.numbers}
+        if side_numbers := _test_sides(test):
+            part.left_unit, part.right_unit = (_side_unit(side, unit_of_call) or "" for side in side_numbers)
+        if part_calls <= known_values.keys():
+            part.holds_pct = 100 * draws.share_of_draws(test, {text: known_values[text] for text in part_calls})
+            part.left_interval, part.right_interval = draws.side_intervals(
+                test, {text: known_values[text] for text in part_calls}
+            )
         verdict.parts.append(part)
-    failing = [part for part in verdict.parts if part.holds_pct is not None and part.holds_pct <= 100 * LEVEL / len(tests)]
-    open_parts = [part for part in verdict.parts if part.holds_pct is None or part.holds_pct < 100 * (1 - LEVEL)]
-    if failing:
-        verdict.verdict, verdict.why = "contradicted", "; ".join(part_text.failure_text(part) for part in failing)
+    failing_parts = [
+        part for part in verdict.parts if part.holds_pct is not None and part.holds_pct <= 100 * ERROR_LEVEL / len(test_parts)
+    ]
+    open_parts = [part for part in verdict.parts if part.holds_pct is None or part.holds_pct < 100 * (1 - ERROR_LEVEL)]
+    if failing_parts:
+        verdict.verdict, verdict.why = "contradicted", "; ".join(part_text.failure_text(part) for part in failing_parts)
     elif not open_parts:
-        pct = min((part.holds_pct for part in verdict.parts if part.holds_pct is not None), default=100.0)
-        is_exact = all(isinstance(value, float | str) for value in values.values())
+        least_holds_pct = min((part.holds_pct for part in verdict.parts if part.holds_pct is not None), default=100.0)
+        is_exact = all(isinstance(value, float | str) for value in value_of_call.values())
         verdict.verdict = "reproduced"
-        verdict.why = "holds; its numbers do not scatter" if is_exact else f"holds in {part_text.format_share(pct)} of draws"
+        verdict.why = (
+            "holds; its numbers do not scatter" if is_exact else f"holds in {part_text.format_share(least_holds_pct)} of draws"
+        )
     else:
         verdict.verdict = "undecided"
-        unknown = dict.fromkeys(number.how for number in verdict.numbers if number.call in values.keys() - known_values.keys())
+        unknown_reasons = dict.fromkeys(
+            number.how for number in verdict.numbers if number.call in value_of_call.keys() - known_values.keys()
+        )
         measured_text = "as measured it holds" if all(part.holds for part in verdict.parts) else "as measured it does not hold"
         has_unknown = any(part.holds_pct is None for part in open_parts)
-        verdict.why = "; ".join([*unknown, measured_text] if has_unknown else map(part_text.overlap_text, open_parts))
+        verdict.why = "; ".join([*unknown_reasons, measured_text] if has_unknown else map(part_text.overlap_text, open_parts))
 
 
-def repeat_command(expansion: Expansion, n: int, cells: Collection[str]) -> str:
+def repeat_command(expansion: Expansion, repeat_count: int, cell_ids: Collection[str]) -> str:
     """The command that submits more repeats of some cells of a matrix. n: the present number of repeats. cells: ids of the
     cells.
 
     The command selects these cells with --where, because --repeats applies to every selected cell, and without --where all
     cells of the matrix are selected.
     """
-    shipped = matrix.shipped_matrices()
-    name = expansion.name.removesuffix("-tiny") if expansion.scale == "tiny" else expansion.name
-    matrix_option = name if name in shipped and shipped[name].name == Path(expansion.path).name else shlex.quote(expansion.path)
-    scale = " --scale tiny" if expansion.scale == "tiny" else ""
-    cell_expression = _cells_expression(expansion, cells)
+    shipped_matrices = matrix.shipped_matrices()
+    matrix_name = expansion.name.removesuffix("-tiny") if expansion.scale == "tiny" else expansion.name
+    matrix_option = (
+        matrix_name
+        if matrix_name in shipped_matrices and shipped_matrices[matrix_name].name == Path(expansion.path).name
+        else shlex.quote(expansion.path)
+    )
+    scale_option = " --scale tiny" if expansion.scale == "tiny" else ""
+    cell_expression = _cells_expression(expansion, cell_ids)
     where_option = f" --where {shlex.quote(cell_expression)}" if cell_expression else ""
-    return f"jobs submit --matrix {matrix_option}{scale} --repeats {max(LEAST_REPEATS, 2 * n)}{where_option}"
+    return f"jobs submit --matrix {matrix_option}{scale_option} --repeats {max(LEAST_REPEATS, 2 * repeat_count)}{where_option}"
 
 
-def _cells_expression(expansion: Expansion, cells: Collection[str]) -> str:
+def _cells_expression(expansion: Expansion, cell_ids: Collection[str]) -> str:
     """An expression for the option --where that selects these cells of the matrix, and as few other cells as possible.
 
     Returns "" if all cells are meant, or if no such expression was found. The expression contains only names that every cell
@@ -300,33 +314,35 @@ def _cells_expression(expansion: Expansion, cells: Collection[str]) -> str:
         entry.id: cell_names.values_by_name(msgspec.to_builtins(entry.cell.rehearses or entry.cell))
         for entry in expansion.cells
     }
-    other_names = [names for cell, names in names_by_cell.items() if cell not in cells]
+    other_names = [names for cell, names in names_by_cell.items() if cell not in cell_ids]
     if not other_names:
         return ""
     common_names = set.intersection(*(set(names) for names in names_by_cell.values()))
-    parts: dict[str, None] = {}
+    cell_conditions: dict[str, None] = {}
     for cell in names_by_cell:
-        if cell in cells:
-            parts[_distinguishing_comparisons(names_by_cell[cell], other_names, sorted(common_names))] = None
-    text = " or ".join(parts)
-    return text if len(text) <= MAX_LENGTH and "" not in parts else ""
+        if cell in cell_ids:
+            cell_conditions[_distinguishing_comparisons(names_by_cell[cell], other_names, sorted(common_names))] = None
+    where_expression = " or ".join(cell_conditions)
+    return where_expression if len(where_expression) <= MAX_LENGTH and "" not in cell_conditions else ""
 
 
-def _distinguishing_comparisons(names: Mapping[str, Any], others: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> str:
+def _distinguishing_comparisons(
+    cell_names: Mapping[str, Any], other_names: Sequence[Mapping[str, Any]], keys: Sequence[str]
+) -> str:
     """Comparisons, joined by `and`, that are true for one cell and for as few other cells as is possible with these keys.
 
     names: the values of the cell by key. others: the values of each other cell. keys: the keys that may be compared.
     """
     chosen_keys: list[str] = []
-    remaining_claims = list(others)
+    remaining_claims = list(other_names)
     while remaining_claims:
-        best_key = min(keys, key=lambda key: sum(other[key] == names[key] for other in remaining_claims))
-        still_equal = [other for other in remaining_claims if other[best_key] == names[best_key]]
+        best_key = min(keys, key=lambda key: sum(other[key] == cell_names[key] for other in remaining_claims))
+        still_equal = [other for other in remaining_claims if other[best_key] == cell_names[best_key]]
         if len(still_equal) == len(remaining_claims):
             break
         chosen_keys.append(best_key)
         remaining_claims = still_equal
-    return " and ".join(f"{key} == {_python_literal(names[key])}" for key in chosen_keys)
+    return " and ".join(f"{key} == {_python_literal(cell_names[key])}" for key in chosen_keys)
 
 
 def _python_literal(value: Any) -> str:
@@ -338,20 +354,20 @@ def _test_sides(test: ast.expr) -> list[ast.expr]:
     return [test.left, test.comparators[0]] if isinstance(test, ast.Compare) else []
 
 
-def _side_unit(node: ast.expr, units: Mapping[str, str]) -> str | None:
+def _side_unit(node: ast.expr, unit_of_call: Mapping[str, str]) -> str | None:
     """The unit of one side of a comparison; "x" for a ratio, "" for a plain number, None if the unit is not known.
 
     units: {text of a call: unit of its value}.
     """
     match node:
         case ast.Call():
-            return units.get(ast.unparse(node))
+            return unit_of_call.get(ast.unparse(node))
         case ast.Constant():
             return ""
         case ast.UnaryOp(operand=operand):
-            return _side_unit(operand, units)
+            return _side_unit(operand, unit_of_call)
         case ast.BinOp(left=left, op=op, right=right):
-            left_unit, right_unit = _side_unit(left, units), _side_unit(right, units)
+            left_unit, right_unit = _side_unit(left, unit_of_call), _side_unit(right, unit_of_call)
             if isinstance(op, ast.Div) and left_unit == right_unit and left_unit:
                 return "x"
             if right_unit == "" and not isinstance(op, ast.Pow):
@@ -370,19 +386,25 @@ def _unproven_reason(measurements: Measurements, verdict: Verdict, numbers: list
     is the same, or if their GPUs were shared, throttled or faulty.
     """
     parts = [part for number in numbers for part in number.selected.parts]
-    rows = {part.row.id: part.row for part in parts if not part.metric.exact}
-    if len(rows) < 2:
+    row_of_cell = {part.row.id: part.row for part in parts if not part.metric.exact}
+    if len(row_of_cell) < 2:
         return ""
-    unproven, unprovable = [], []
-    for row in rows.values():
+    unproven_texts, unprovable_texts = [], []
+    for row in row_of_cell.values():
         proof = row.same_work
-        text = f"{measurements.label(row)}: {proof.verdict} ({proof.why})" if proof else f"{measurements.label(row)}: no proof"
+        proof_text = (
+            f"{measurements.label(row)}: {proof.verdict} ({proof.why})" if proof else f"{measurements.label(row)}: no proof"
+        )
         if row.gpu_trouble:
             return f"not ranked, because GPUs were shared, throttled or faulty while steps were timed ({row.gpu_trouble})"
         if not row.is_ranked:
-            unproven.append(text)
+            unproven_texts.append(proof_text)
         elif proof and proof.verdict != "proven":
-            unprovable.append(text)
-    if unprovable:
-        verdict.remarks.append(f"compares cells that are not proven to do the same work: {'; '.join(unprovable)}")
-    return f"not ranked, because the cells are not known to do the same work: {'; '.join(unproven)}" if unproven else ""
+            unprovable_texts.append(proof_text)
+    if unprovable_texts:
+        verdict.remarks.append(f"compares cells that are not proven to do the same work: {'; '.join(unprovable_texts)}")
+    return (
+        f"not ranked, because the cells are not known to do the same work: {'; '.join(unproven_texts)}"
+        if unproven_texts
+        else ""
+    )

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from shardlab.matrix.expression import Evaluator, ExpressionError
 
-DRAWS = 10_000
+DRAW_COUNT = 10_000
 SEED = 20_260_101  # the seed of all draws, so that the same records always give the same verdicts
-Drawn = NDArray[np.float64]  # random draws of an uncertain number, shape (DRAWS,)
-Value = float | str | Drawn  # the value of a call: an exact number, the state of a cell, or draws of an uncertain number
+DrawnValues = NDArray[np.float64]  # random draws of an uncertain number, shape (DRAWS,)
+Value = float | str | DrawnValues  # the value of a call: an exact number, the state of a cell, or draws of an uncertain number
 
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
@@ -26,35 +26,35 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def draw_mean(mean: float, error: float, degrees: int, name: str) -> float | Drawn:
+def draw_mean(mean: float, standard_error: float, freedom_degrees: int, name: str) -> float | DrawnValues:
     """Draw DRAWS random values of an uncertain mean: mean + error * t, where t follows Student's t distribution.
 
     error: the standard error of the mean. degrees: the degrees of freedom of t. Draws with the same name are always the same;
     draws with different names are independent. If the error is 0, the mean itself is returned.
     """
-    if error == 0:
+    if standard_error == 0:
         return mean
-    shuffled = pl.Series(_student_draws(degrees)).shuffle(seed=zlib.crc32(name.encode()))
-    return mean + error * shuffled.to_numpy()
+    shuffled_draws = pl.Series(_student_draws(freedom_degrees)).shuffle(seed=zlib.crc32(name.encode()))
+    return mean + standard_error * shuffled_draws.to_numpy()
 
 
 @cache
-def half_width(degrees: int, level: float) -> float:
+def half_width(freedom_degrees: int, beyond_share: float) -> float:
     """Half the width of an interval of a mean, in standard errors. level: the share of draws that lie beyond the interval on
     one side."""
-    return quantile(_student_draws(degrees), 1 - level)
+    return quantile(_student_draws(freedom_degrees), 1 - beyond_share)
 
 
-def quantile(draws: Drawn, share: float) -> float:
+def quantile(draws: DrawnValues, share: float) -> float:
     """The quantile of draws, with linear interpolation. share: which quantile, from 0 to 1."""
-    value = pl.Series(draws).quantile(share, "linear")
-    assert value is not None
-    return value
+    quantile_value = pl.Series(draws).quantile(share, "linear")
+    assert quantile_value is not None
+    return quantile_value
 
 
 @cache
-def _student_draws(degrees: int) -> Drawn:
-    return np.random.default_rng(SEED).standard_t(degrees, DRAWS)
+def _student_draws(degrees: int) -> DrawnValues:
+    return np.random.default_rng(SEED).standard_t(degrees, DRAW_COUNT)
 
 
 def split_test(tree: ast.AST) -> list[ast.expr]:
@@ -64,8 +64,8 @@ def split_test(tree: ast.AST) -> list[ast.expr]:
         case ast.BoolOp(op=ast.And(), values=values):
             return [part for value in values for part in split_test(value)]
         case ast.Compare(left=left, ops=ops, comparators=others):
-            sides = [left, *others]
-            return [ast.Compare(sides[index], [op], [sides[index + 1]]) for index, op in enumerate(ops)]
+            compared_sides = [left, *others]
+            return [ast.Compare(compared_sides[index], [op], [compared_sides[index + 1]]) for index, op in enumerate(ops)]
         case ast.expr():
             return [tree]
         case _:  # pragma: no cover - the tree of an expression is always an ast.expr
@@ -79,7 +79,7 @@ def find_calls(tree: ast.AST) -> dict[str, ast.Call]:
     return {ast.unparse(node): node for node in call_nodes}
 
 
-def share_of_draws(test: ast.expr, values: Mapping[str, Value]) -> float:
+def share_of_draws(test: ast.expr, value_of_call: Mapping[str, Value]) -> float:
     """The share of draws in which a test holds, from 0 to 1.
 
     values: {text of a call in the test: its value}. Raises ExpressionError if the expression is not a test or cannot be
@@ -87,32 +87,32 @@ def share_of_draws(test: ast.expr, values: Mapping[str, Value]) -> float:
     """
     try:
         with np.errstate(all="ignore"):
-            holds = DrawsEvaluator(values).test(test)
+            holds_in_draw = DrawsEvaluator(value_of_call).test(test)
     except ZeroDivisionError:
         raise ExpressionError(f"{ast.unparse(test)}: a side is not finite, as after a division by zero") from None
     except (TypeError, OverflowError) as error:
         raise ExpressionError(f"{ast.unparse(test)} cannot be evaluated: {error}") from None
-    return int(np.count_nonzero(holds)) / np.size(holds)
+    return int(np.count_nonzero(holds_in_draw)) / np.size(holds_in_draw)
 
 
-def side_values(test: ast.expr, values: Mapping[str, Value]) -> tuple[float | None, float | None]:
+def side_values(test: ast.expr, value_of_call: Mapping[str, Value]) -> tuple[float | None, float | None]:
     """The values of the left and the right side of a test that compares numbers; (None, None) for any other test."""
-    if not _compares_numbers(test, values):
+    if not _compares_numbers(test, value_of_call):
         return None, None
-    left, right = (float(DrawsEvaluator(values).value(side)) for side in (test.left, test.comparators[0]))
+    left, right = (float(DrawsEvaluator(value_of_call).value(side)) for side in (test.left, test.comparators[0]))
     return left, right
 
 
 def side_intervals(
-    test: ast.expr, values: Mapping[str, Value]
+    test: ast.expr, value_of_call: Mapping[str, Value]
 ) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
     """The 95 % intervals of the left and the right side of a test that compares numbers; (None, None) for any other test.
 
     The interval of a side is None if the side does not scatter.
     """
-    if not _compares_numbers(test, values):
+    if not _compares_numbers(test, value_of_call):
         return None, None
-    left, right = (_side_interval(DrawsEvaluator(values).value(side)) for side in (test.left, test.comparators[0]))
+    left, right = (_side_interval(DrawsEvaluator(value_of_call).value(side)) for side in (test.left, test.comparators[0]))
     return left, right
 
 
@@ -122,7 +122,7 @@ def _compares_numbers(test: ast.expr, values: Mapping[str, Value]) -> TypeGuard[
     return not any(isinstance(value, str) for value in values.values())
 
 
-def _side_interval(side: float | Drawn) -> tuple[float, float] | None:
+def _side_interval(side: float | DrawnValues) -> tuple[float, float] | None:
     if not isinstance(side, np.ndarray):
         return None
     low, high = quantile(side, 0.025), quantile(side, 0.975)
@@ -142,10 +142,10 @@ class DrawsEvaluator(Evaluator):
 
     def test(self, node: ast.expr) -> Any:
         """The value of a test. Raises ExpressionError if the expression is not a test."""
-        holds = self.value(node)
-        if not _is_test(holds):
+        test_value = self.value(node)
+        if not _is_test(test_value):
             raise ExpressionError(f"{ast.unparse(node)} is not a test: it is neither true nor false")
-        return holds
+        return test_value
 
     def lookup(self, name: str) -> Any:
         """Raise ExpressionError for a plain name, because a metric in a claim must be a call that selects a cell."""
@@ -179,12 +179,12 @@ class DrawsEvaluator(Evaluator):
         if isinstance(op, ast.In | ast.NotIn):
             if not isinstance(right, list):
                 raise TypeError("the value after `in` is not a list")
-            is_inside = self.any_of([False, *(self.compare(left, ast.Eq(), item) for item in right)])
+            is_inside = self.any_of([False, *(self.compare(left, ast.Eq(), member) for member in right)])
             return is_inside if isinstance(op, ast.In) else np.logical_not(is_inside)
-        texts = [isinstance(side, str) for side in (left, right)]
-        if any(texts) and not (all(texts) and isinstance(op, ast.Eq | ast.NotEq)):
+        is_text = [isinstance(side, str) for side in (left, right)]
+        if any(is_text) and not (all(is_text) and isinstance(op, ast.Eq | ast.NotEq)):
             raise TypeError("it compares a number with a text, or texts with an operator other than == and !=")
-        if not any(texts) and not all(np.all(np.isfinite(self.require_number(side))) for side in (left, right)):
+        if not any(is_text) and not all(np.all(np.isfinite(self.require_number(side))) for side in (left, right)):
             raise TypeError("a side is not finite, as after a division by zero")
         return _COMPARISONS[type(op)](left, right)
 

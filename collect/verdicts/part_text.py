@@ -21,8 +21,8 @@ def failure_text(claim_part: ClaimPart) -> str:
 def overlap_text(claim_part: ClaimPart) -> str:
     """Why a part is undecided: the values of both sides, the share of draws in which the part holds, and its test."""
     sides = _side_texts(claim_part)
-    values = f"{sides[0]} and {sides[1]}, " if sides else ""
-    return f"intervals overlap ({values}holds in {format_share(claim_part.holds_pct or 0)} of draws): {claim_part.test}"
+    values_text = f"{sides[0]} and {sides[1]}, " if sides else ""
+    return f"intervals overlap ({values_text}holds in {format_share(claim_part.holds_pct or 0)} of draws): {claim_part.test}"
 
 
 def _side_texts(part: ClaimPart) -> tuple[str, str] | None:
@@ -30,8 +30,11 @@ def _side_texts(part: ClaimPart) -> tuple[str, str] | None:
     if part.left is None or part.right is None:
         return None
     unit = part.left_unit or part.right_unit  # a constant of the claim has the unit of the other side
-    suffix = "" if unit == "x" else unit
-    return (f"{notation.format_number(part.left)} {suffix}".rstrip(), f"{notation.format_number(part.right)} {suffix}".rstrip())
+    unit_suffix = "" if unit == "x" else unit
+    return (
+        f"{notation.format_number(part.left)} {unit_suffix}".rstrip(),
+        f"{notation.format_number(part.right)} {unit_suffix}".rstrip(),
+    )
 
 
 def format_share(pct: float) -> str:
@@ -41,6 +44,6 @@ def format_share(pct: float) -> str:
 
 def _operator_text(test: str) -> str:
     """The operator of the comparison in a part of a test, such as `<`."""
-    tree = ast.parse(test, mode="eval").body
-    assert isinstance(tree, ast.Compare)
-    return {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}[type(tree.ops[0])]
+    comparison = ast.parse(test, mode="eval").body
+    assert isinstance(comparison, ast.Compare)
+    return {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}[type(comparison.ops[0])]

@@ -10,7 +10,7 @@ import msgspec
 
 Relation = Literal["=", "<", ">"]
 
-_TIMES = {
+_TIME_WORDS = {
     "s": ("s", "sec", "secs", "second", "seconds"),
     "ms": ("ms", "msec", "msecs", "millisecond", "milliseconds"),
     "μs": ("μs", "us", "microsecond", "microseconds"),
@@ -19,8 +19,8 @@ _TIMES = {
     "h": ("h", "hr", "hrs", "hour", "hours"),
 }
 _SECONDS = {"s": 1.0, "ms": 1e-3, "μs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
-_UNITS: dict[str, tuple[str, float]] = {
-    **{word: ("s", _SECONDS[name]) for name, words in _TIMES.items() for word in words},
+_UNIT_FACTORS: dict[str, tuple[str, float]] = {
+    **{word: ("s", _SECONDS[name]) for name, words in _TIME_WORDS.items() for word in words},
     **{f"{prefix}B": ("bytes", 1000.0**power) for power, prefix in enumerate(("", "K", "M", "G", "T"))},
     **{f"{prefix}iB": ("bytes", 1024.0**power) for power, prefix in enumerate(("K", "M", "G", "T"), 1)},
     **{f"{prefix}b": ("bytes", 1000.0**power / 8) for power, prefix in enumerate(("K", "M", "G", "T"), 1)},
@@ -35,7 +35,7 @@ _UNITS: dict[str, tuple[str, float]] = {
     **{name: (name, 1.0) for name in ("nats", "updates")},
 }
 COUNTED = ("", "parameters", "calls")  # units of metrics that are counts; studies print counts without a unit
-_COUNTS = {
+_COUNT_WORDS = {
     "": 1.0,
     "k": 1e3,
     "K": 1e3,
@@ -46,20 +46,26 @@ _COUNTS = {
     "bn": 1e9,
     "billion": 1e9,
 }
-_ITEMS = {"tok": "tokens", "token": "tokens", "tokens": "tokens", "img": "images", "imgs": "images", "image": "images"}
-_ITEMS |= {"images": "images", "sample": "samples", "samples": "samples", "sequence": "sequences", "sequences": "sequences"}
-_STATES = {"oom": "oom", "out of memory": "oom", "timeout": "timeout", "timed out": "timeout", "failed": "failed"}
-_BINARY = {"KB": 1.024, "kB": 1.024, "MB": 1.024**2, "GB": 1.024**3, "TB": 1.024**4}
+_ITEM_WORDS = {"tok": "tokens", "token": "tokens", "tokens": "tokens", "img": "images", "imgs": "images", "image": "images"}
+_ITEM_WORDS |= {
+    "images": "images",
+    "sample": "samples",
+    "samples": "samples",
+    "sequence": "sequences",
+    "sequences": "sequences",
+}
+_STATE_WORDS = {"oom": "oom", "out of memory": "oom", "timeout": "timeout", "timed out": "timeout", "failed": "failed"}
+_BINARY_FACTORS = {"KB": 1.024, "kB": 1.024, "MB": 1.024**2, "GB": 1.024**3, "TB": 1.024**4}
 
-_PLAIN = str.maketrans({
+_PLAIN_CHARACTERS = str.maketrans({
     "\u00a0": " ", "\u2007": " ", "\u2009": " ", "\u202f": " ", "\u2212": "-", "\u2011": "-", "\u00b5": "μ", "\u2014": "–",
 })  # fmt: skip
-_ABOUT = r"(?:~|≈|about|around|approximately|approx\.?|roughly|circa|ca\.|nearly|almost|near|peaking)"
-_MORE, _LESS = r"(?:>=?|≥|more than|over|above|at least)", r"(?:<=?|≤|less than|under|below|up to|at most)"
-_NUMBER = r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+|\s*[x×]\s*10\^-?\d+)?"
-_WHOLE = re.compile(
-    rf"(?P<before>(?:(?:{_ABOUT}|{_MORE}|{_LESS})\s*)*)(?P<number>{_NUMBER})"
-    rf"(?:\s*(?P<first_unit>[^\d\s–±-][^\d–±]*?)?\s*(?P<join>–|-|\bto\b|±|\+/-)\s*(?P<other>{_NUMBER}))?"
+_ABOUT_PATTERN = r"(?:~|≈|about|around|approximately|approx\.?|roughly|circa|ca\.|nearly|almost|near|peaking)"
+_MORE_PATTERN, _LESS_PATTERN = r"(?:>=?|≥|more than|over|above|at least)", r"(?:<=?|≤|less than|under|below|up to|at most)"
+_NUMBER_PATTERN = r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+|\s*[x×]\s*10\^-?\d+)?"
+_WHOLE_PATTERN = re.compile(
+    rf"(?P<before>(?:(?:{_ABOUT_PATTERN}|{_MORE_PATTERN}|{_LESS_PATTERN})\s*)*)(?P<number>{_NUMBER_PATTERN})"
+    rf"(?:\s*(?P<first_unit>[^\d\s–±-][^\d–±]*?)?\s*(?P<join>–|-|\bto\b|±|\+/-)\s*(?P<other>{_NUMBER_PATTERN}))?"
     r"\s*-?(?P<unit>[^\d\s*†‡§][^*†‡§]*?)?\s*[*†‡§]*"
 )
 
@@ -85,7 +91,7 @@ class ParsedNumber(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the text was interpreted, if another interpretation is possible."""
 
 
-def parse_number(text: str, unit: str | None, metric_unit: str, *, change: bool = False) -> ParsedNumber:
+def parse_number(text: str, unit: str | None, metric_unit: str, *, is_change: bool = False) -> ParsedNumber:
     """Parse a number that a study printed into the unit of a metric.
 
     text: the number as printed. unit: the unit in the head of the table, if there is one. metric_unit: the unit of the metric;
@@ -96,10 +102,10 @@ def parse_number(text: str, unit: str | None, metric_unit: str, *, change: bool 
     If the metric is in percent, a number without a unit is a share: 0.92 is 92 %. MB means 10^6 bytes. Raises ValueError, with
     a sentence, if the text is not a number with a unit, or if the metric cannot have this unit.
     """
-    normalised = text.translate(_PLAIN).strip()
-    if state := _STATES.get(normalised.lower()):
+    plain_text = text.translate(_PLAIN_CHARACTERS).strip()
+    if state := _STATE_WORDS.get(plain_text.lower()):
         return ParsedNumber(unit="", state=state)
-    match = _WHOLE.fullmatch(normalised)
+    match = _WHOLE_PATTERN.fullmatch(plain_text)
     if match is None:
         raise ValueError(f"{text!r} is not a number with a unit.")
     printed_unit = (match["unit"] or "").strip().rstrip(".").strip()
@@ -108,7 +114,7 @@ def parse_number(text: str, unit: str | None, metric_unit: str, *, change: bool 
     if printed_unit and unit and printed_unit != unit:
         raise ValueError(f"{text!r} has another unit than the head of its table, {unit}.")
     words_before = match["before"].lower()
-    if match["number"].startswith("+") and metric_unit != "%" and not change:
+    if match["number"].startswith("+") and metric_unit != "%" and not is_change:
         raise ValueError(f"{text!r} is a change (+), but the metric, in {metric_unit or 'plain numbers'}, is not.")
     unit_text = printed_unit or unit or ""
     unit_name, factor = _unit_and_factor(unit_text, metric_unit, text)
@@ -121,16 +127,20 @@ def parse_number(text: str, unit: str | None, metric_unit: str, *, change: bool 
         value = (low + high) / 2
         if low > high:
             raise ValueError(f"{text!r} is a range that ends before it begins.")
-    binary = _BINARY.get(unit_text)
-    relation: Relation = ">" if re.search(_MORE, words_before) else "<" if re.search(_LESS, words_before) else "="
+    binary_factor = _BINARY_FACTORS.get(unit_text)
+    relation: Relation = (
+        ">" if re.search(_MORE_PATTERN, words_before) else "<" if re.search(_LESS_PATTERN, words_before) else "="
+    )
     return ParsedNumber(
         unit=unit_name,
         value=value * factor,
         low=None if relation == "<" else (value if relation == ">" else low) * factor,
         high=None if relation == ">" else (value if relation == "<" else high) * factor,
         relation=relation,
-        approximate=bool(re.search(_ABOUT, words_before)),
-        remark=f"{unit_text} read as a power of 1,000 bytes (of 1,024: {100 * (binary - 1):.1f} % more)" if binary else "",
+        approximate=bool(re.search(_ABOUT_PATTERN, words_before)),
+        remark=f"{unit_text} read as a power of 1,000 bytes (of 1,024: {100 * (binary_factor - 1):.1f} % more)"
+        if binary_factor
+        else "",
     )
 
 
@@ -140,19 +150,19 @@ def _unit_and_factor(unit_text: str, metric_unit: str, text: str) -> tuple[str, 
     unit_text: the unit in the text or in the head of the table. text: the whole text, for an error message. Raises ValueError
     if the number in the text cannot be converted."""
     if metric_unit in COUNTED:
-        word = re.sub(r"\s*(parameters|params)$", "", unit_text)
-        if word in _COUNTS:
-            return metric_unit, _COUNTS[word]
+        count_word = re.sub(r"\s*(parameters|params)$", "", unit_text)
+        if count_word in _COUNT_WORDS:
+            return metric_unit, _COUNT_WORDS[count_word]
     elif metric_unit.endswith("/s"):
-        if rate := _rate_unit(unit_text):
-            return rate
+        if rate_unit := _rate_unit(unit_text):
+            return rate_unit
     elif not unit_text and metric_unit == "%":
         return "%", 100.0
-    elif unit_text in _UNITS:
-        target_unit, size = _UNITS.get(metric_unit, (metric_unit, 1.0))
-        source_unit, factor = _UNITS[unit_text]
+    elif unit_text in _UNIT_FACTORS:
+        target_unit, target_factor = _UNIT_FACTORS.get(metric_unit, (metric_unit, 1.0))
+        source_unit, factor = _UNIT_FACTORS[unit_text]
         if source_unit == target_unit:
-            return metric_unit, factor / size
+            return metric_unit, factor / target_factor
     unit_phrase = f"the unit {unit_text!r}" if unit_text else "no unit"
     raise ValueError(f"{text!r} has {unit_phrase}, but the metric is in {metric_unit or 'plain numbers'}.")
 
@@ -165,10 +175,10 @@ def _rate_unit(unit_text: str) -> tuple[str, float] | None:
     match = re.fullmatch(r"([kKM]?)\s*([A-Za-z]+?)\s*(?:/|per)\s*([a-zμ]+)", unit_text)
     if match is None:
         return None
-    thousands, items, time_unit = match.groups()
-    if items not in _ITEMS or _UNITS.get(time_unit, ("", 0.0))[0] != "s":
+    thousands_sign, items, time_unit = match.groups()
+    if items not in _ITEM_WORDS or _UNIT_FACTORS.get(time_unit, ("", 0.0))[0] != "s":
         return None
-    return f"{_ITEMS[items]}/s", _COUNTS[thousands] / _UNITS[time_unit][1]
+    return f"{_ITEM_WORDS[items]}/s", _COUNT_WORDS[thousands_sign] / _UNIT_FACTORS[time_unit][1]
 
 
 def _value_and_rounding(text: str) -> tuple[float, float]:
@@ -176,6 +186,6 @@ def _value_and_rounding(text: str) -> tuple[float, float]:
     match = re.fullmatch(r"(.*?)(?:[eE]([+-]?\d+)|\s*[x×]\s*10\^(-?\d+))?", text)
     assert match is not None
     digits = re.sub(r"[, ]", "", match[1])
-    scale = 10.0 ** int(match[2] or match[3] or 0)
-    decimals = len(digits.partition(".")[2])
-    return float(digits) * scale, 0.5 * 10.0**-decimals * scale
+    power_of_ten = 10.0 ** int(match[2] or match[3] or 0)
+    decimal_count = len(digits.partition(".")[2])
+    return float(digits) * power_of_ten, 0.5 * 10.0**-decimal_count * power_of_ten

@@ -14,7 +14,7 @@ from collect.reading.load import Loaded, LoadedCell
 from shardlab.matrix import cell_names
 from shardlab.matrix.study import Assumed, Claim, Reported, Setting
 
-_SIZES = (
+_SIZE_KEYS = (
     "workload",
     "global_batch_size",
     "micro_batch_size",
@@ -31,10 +31,10 @@ _SPEED_KEYS = {
     "workload", "strategy", "nnodes", "global_batch_size", "gpu_batch_size", "micro_batch_size", "microbatches", "seq_len",
     "precision", "optimizer.name", "activation_checkpointing", "compile", "warmup_steps", "options.wrap", "options.image_size",
 }  # fmt: skip
-_PLACE = re.compile(r"(tables?|sections?|figures?)|(\d+(?:\.\d+)*)")
+_PLACE_PATTERN = re.compile(r"(tables?|sections?|figures?)|(\d+(?:\.\d+)*)")
 REHEARSAL = "rehearsal: "
 ASSUMED = "assumed, because the study does not state it: "
-_ABOUT_DATA = {"final_loss", "final_accuracy_pct", "time_to_accuracy_s"}
+_DATA_METRICS = {"final_loss", "final_accuracy_pct", "time_to_accuracy_s"}
 
 
 def rehearsal_reason(cell: LoadedCell) -> str:
@@ -43,7 +43,7 @@ def rehearsal_reason(cell: LoadedCell) -> str:
         twin, large_cell = cell.cell, cell.cell.rehearses
         changed_settings = [
             f"{key.replace('_', ' ')} {getattr(twin, key)} instead of {getattr(large_cell, key)}"
-            for key in _SIZES
+            for key in _SIZE_KEYS
             if getattr(twin, key) != getattr(large_cell, key)
         ]
         return f"{REHEARSAL}a tiny twin on CPU ({', '.join(changed_settings)}): absolute numbers are not comparable"
@@ -63,7 +63,7 @@ def one_host_reason(cell: LoadedCell, metric: str) -> str:
     return f"all ranks ran on one host here ({study.nnodes} nodes in the study), so no bytes crossed a network"
 
 
-def likely_reasons(loaded: Loaded, cell: LoadedCell, row: CellRow, metrics: set[str]) -> list[str]:
+def likely_reasons(loaded: Loaded, cell: LoadedCell, row: CellRow, metric_names: set[str]) -> list[str]:
     """The possible reasons why measured numbers of a cell differ from the numbers of the study, one clause for each reason.
 
     The reasons are: another GPU, link, network or software than the study states, synthetic data, and values that the matrix
@@ -73,35 +73,42 @@ def likely_reasons(loaded: Loaded, cell: LoadedCell, row: CellRow, metrics: set[
     hosts = [host for run in cell.completed for host in run.hosts]
     gpus = sorted({gpu.name for host in hosts for gpu in host.gpus or ()})
     has_nvlink = any(gpu.nvlinks for host in hosts for gpu in host.gpus or ())
-    speeds = [nic.speed_mbps for host in hosts for nic in host.nics if nic.kind == "physical" and nic.speed_mbps]
+    nic_speeds_mbps = [nic.speed_mbps for host in hosts for nic in host.nics if nic.kind == "physical" and nic.speed_mbps]
     for setting in _row_settings(loaded, row):
         if study_gpu := setting.gpu:
             if not gpus and hosts:
                 clauses.append(f"no GPU here, {study_gpu} in the study")
             elif other_values := [name for name in gpus if study_gpu not in name]:
                 clauses.append(f"another GPU: {', '.join(other_values)} here, {study_gpu} in the study")
-        if (link := setting.link) and gpus and cell.cell.gpus > 1 and has_nvlink != (link == "NVLink"):
-            clauses.append(f"another link between GPUs: {'NVLink' if has_nvlink else 'no NVLink'} here, {link} in the study")
-        if (mbps := setting.network_mbps) and cell.cell.nnodes > 1 and speeds and max(speeds) != mbps:
-            clauses.append(f"another network: {max(speeds)} Mbit/s here, {mbps} Mbit/s in the study")
+        if (study_link := setting.link) and gpus and cell.cell.gpus > 1 and has_nvlink != (study_link == "NVLink"):
+            clauses.append(
+                f"another link between GPUs: {'NVLink' if has_nvlink else 'no NVLink'} here, {study_link} in the study"
+            )
+        if (
+            (study_mbps := setting.network_mbps)
+            and cell.cell.nnodes > 1
+            and nic_speeds_mbps
+            and max(nic_speeds_mbps) != study_mbps
+        ):
+            clauses.append(f"another network: {max(nic_speeds_mbps)} Mbit/s here, {study_mbps} Mbit/s in the study")
         for package, version in setting.software.items():
             other_values = sorted({_base_version(run.result.versions, package) for run in cell.completed if run.result} - {""})
             if different_versions := [other for other in other_values if not other.startswith(version)]:
                 clauses.append(f"other software: {package} {', '.join(different_versions)} here, {version} in the study")
-    if metrics & _ABOUT_DATA and any(run.result and run.result.data.get("synthetic") for run in cell.completed):
+    if metric_names & _DATA_METRICS and any(run.result and run.result.data.get("synthetic") for run in cell.completed):
         clauses.append("synthetic data here")
-    names = cell_names.values_by_name(row.cell.get("rehearses") or row.cell)
-    for entry in loaded.expansion.assumed:
-        key = entry.key
-        if key in _SPEED_KEYS and key in names and _has_assumed_value(entry, names[key]):
-            clauses.append(f"{ASSUMED}{key} {str(names[key]).lower()}")
+    value_of_name = cell_names.values_by_name(row.cell.get("rehearses") or row.cell)
+    for assumed_value in loaded.expansion.assumed:
+        key = assumed_value.key
+        if key in _SPEED_KEYS and key in value_of_name and _has_assumed_value(assumed_value, value_of_name[key]):
+            clauses.append(f"{ASSUMED}{key} {str(value_of_name[key]).lower()}")
     return list(dict.fromkeys(clauses))
 
 
-def adaptation_clauses(entry: Claim | Reported) -> list[str]:
+def adaptation_clauses(claim_or_number: Claim | Reported) -> list[str]:
     """The clause that says how the cells of a claim or a printed number differ from those of the study, because the matrix was
     adapted to the cluster; empty if they do not differ."""
-    return [f"adapted to the cluster: {entry.adapted}"] if entry.adapted else []
+    return [f"adapted to the cluster: {claim_or_number.adapted}"] if claim_or_number.adapted else []
 
 
 def notes_at(loaded: Loaded, where: str) -> list[str]:
@@ -115,22 +122,24 @@ def named_places(where: str) -> set[str]:
 
     A part of the text without a number, such as `abstract`, is a place, too.
     """
-    place_names, kind, rest = set(), "", where
-    for match in _PLACE.finditer(where):
+    place_names, place_kind, rest_of_text = set(), "", where
+    for match in _PLACE_PATTERN.finditer(where):
         if match[1]:
-            kind = match[1].rstrip("s")
-        elif kind:
-            place_names.add(f"{kind} {match[2]}")
-    for part in re.split(r",| and ", rest):
-        words = part.strip()
-        if words and not _PLACE.search(words):
-            place_names.add(words)
+            place_kind = match[1].rstrip("s")
+        elif place_kind:
+            place_names.add(f"{place_kind} {match[2]}")
+    for part in re.split(r",| and ", rest_of_text):
+        part_text = part.strip()
+        if part_text and not _PLACE_PATTERN.search(part_text):
+            place_names.add(part_text)
     return place_names
 
 
-def common_clauses(lists: Sequence[Sequence[str]]) -> list[str]:
+def common_clauses(clause_lists: Sequence[Sequence[str]]) -> list[str]:
     """The reasons that are in each of these lists of reasons."""
-    return [clause for clause in (lists[0] if lists else ()) if all(clause in clauses for clauses in lists)]
+    return [
+        clause for clause in (clause_lists[0] if clause_lists else ()) if all(clause in clauses for clauses in clause_lists)
+    ]
 
 
 def _row_settings(loaded: Loaded, row: CellRow) -> Iterable[Setting]:
@@ -141,6 +150,6 @@ def _base_version(versions: Mapping[str, str], package: str) -> str:
     return versions.get(package, "").partition("+")[0]
 
 
-def _has_assumed_value(entry: Assumed, value: Any) -> bool:
+def _has_assumed_value(assumed_value: Assumed, value: Any) -> bool:
     """Whether a cell has the assumed value, or one of the assumed values if the entry is a list."""
-    return value in entry.value if isinstance(entry.value, list) else bool(value == entry.value)
+    return value in assumed_value.value if isinstance(assumed_value.value, list) else bool(value == assumed_value.value)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from collect.metric import Metric
-from collect.metrics.memory import KINDS
+from collect.metrics.memory import MEMORY_KINDS
 from collect.reading.load import Loaded
 from collect.verdicts import reasons
 from collect.verdicts.printed_number import ParsedNumber, parse_number
@@ -15,7 +15,10 @@ from collect.verdicts.selection import STATE, Measurements, NoMeasurement
 from collect.verdicts.uncertain_number import UncertainNumber
 from shardlab.matrix.study import Reported
 
-_OF_A_CPU = {KINDS["rss_bytes"], "cpu"}  # kinds of numbers measured on a CPU; a study on GPUs measures them in another way
+_OF_A_CPU = {
+    MEMORY_KINDS["rss_bytes"],
+    "cpu",
+}  # kinds of numbers measured on a CPU; a study on GPUs measures them in another way
 
 
 class ReportedResult(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -75,61 +78,71 @@ def compare_reported_numbers(loaded: Loaded, measurements: Measurements) -> list
     return [_compare_reported_number(loaded, measurements, entry) for entry in loaded.expansion.reported]
 
 
-def _compare_reported_number(loaded: Loaded, measurements: Measurements, entry: Reported) -> ReportedResult:
-    result = ReportedResult(
-        where=entry.where,
-        metric=entry.metric,
-        cell=entry.cell,
-        printed=entry.printed,
-        kind=entry.kind,
-        head=entry.unit or "",
-        of=entry.of or "",
-        notes=reasons.notes_at(loaded, entry.where),
+def _compare_reported_number(loaded: Loaded, measurements: Measurements, reported_entry: Reported) -> ReportedResult:
+    reported = ReportedResult(
+        where=reported_entry.where,
+        metric=reported_entry.metric,
+        cell=reported_entry.cell,
+        printed=reported_entry.printed,
+        kind=reported_entry.kind,
+        head=reported_entry.unit or "",
+        of=reported_entry.of or "",
+        notes=reasons.notes_at(loaded, reported_entry.where),
     )
     try:
-        number: UncertainNumber | None = None
-        if result.metric == STATE:
-            row, state = measurements.state(result.cell)
-            result.measured, result.n = state, len(row.runs)
+        uncertain_number: UncertainNumber | None = None
+        if reported.metric == STATE:
+            row, state = measurements.state(reported.cell)
+            reported.measured, reported.n = state, len(row.runs)
         else:
-            selected_metric = measurements.find(result.metric, result.cell, entry.of, entry.against)
-            number = UncertainNumber(measurements, selected_metric)
+            selected_metric = measurements.find(reported.metric, reported.cell, reported_entry.of, reported_entry.against)
+            uncertain_number = UncertainNumber(measurements, selected_metric)
             row = selected_metric.row
-            result.against = selected_metric.compared_pair[1].row.id if selected_metric.compared_pair else ""
-            result.measured, result.low, result.high = number.value, number.low, number.high
-            result.n, result.how, result.unit = number.n, number.how, number.selected.unit
-        result.row = row.id
-    except NoMeasurement as unanswered:
-        result.why = unanswered.why
-    metric = measurements.metrics.get(result.metric)
-    try:
-        if metric is not None or result.metric == STATE:
-            result.reported = parse_number(result.printed, entry.unit, metric.unit if metric else "", change=_is_change(metric))
-    except ValueError as error:
-        result.why = "; ".join(filter(None, (result.why, str(error))))
-    if result.row is None or result.reported is None:
-        return result
-    cell = measurements.cell(row)
-    if rehearsal := reasons.rehearsal_reason(cell):
-        result.reasons = [*reasons.adaptation_clauses(entry), rehearsal]
-        return result
-    result.reasons = [
-        *reasons.adaptation_clauses(entry),
-        *_doubt_clauses(result, number),
-        *reasons.likely_reasons(loaded, cell, row, {result.metric}),
-    ]
-    if number and len({part.row.id for part in number.selected.parts if not part.metric.exact}) > 1:
-        unproven = [measurements.label(part.row) for part in number.selected.parts if not part.row.is_ranked]
-        if trouble := [part.row.gpu_trouble for part in number.selected.parts if part.row.gpu_trouble]:
-            result.why = (
-                f"not compared, because GPUs were shared, throttled or faulty while steps were timed: {'; '.join(trouble)}"
+            reported.against = selected_metric.compared_pair[1].row.id if selected_metric.compared_pair else ""
+            reported.measured, reported.low, reported.high = (
+                uncertain_number.value,
+                uncertain_number.low,
+                uncertain_number.high,
             )
-            return result
-        if unproven:
-            result.why = f"not compared, because these cells are not known to do the same work: {'; '.join(unproven)}"
-            return result
-    _set_agreement(result, result.reported)
-    return result
+            reported.n, reported.how, reported.unit = (
+                uncertain_number.n,
+                uncertain_number.how,
+                uncertain_number.selected.unit,
+            )
+        reported.row = row.id
+    except NoMeasurement as unanswered:
+        reported.why = unanswered.why
+    metric = measurements.metrics.get(reported.metric)
+    try:
+        if metric is not None or reported.metric == STATE:
+            reported.reported = parse_number(
+                reported.printed, reported_entry.unit, metric.unit if metric else "", is_change=_is_change(metric)
+            )
+    except ValueError as error:
+        reported.why = "; ".join(filter(None, (reported.why, str(error))))
+    if reported.row is None or reported.reported is None:
+        return reported
+    cell = measurements.cell(row)
+    if rehearsal_reason := reasons.rehearsal_reason(cell):
+        reported.reasons = [*reasons.adaptation_clauses(reported_entry), rehearsal_reason]
+        return reported
+    reported.reasons = [
+        *reasons.adaptation_clauses(reported_entry),
+        *_doubt_clauses(reported, uncertain_number),
+        *reasons.likely_reasons(loaded, cell, row, {reported.metric}),
+    ]
+    if uncertain_number and len({part.row.id for part in uncertain_number.selected.parts if not part.metric.exact}) > 1:
+        unproven_labels = [measurements.label(part.row) for part in uncertain_number.selected.parts if not part.row.is_ranked]
+        if gpu_troubles := [part.row.gpu_trouble for part in uncertain_number.selected.parts if part.row.gpu_trouble]:
+            reported.why = (
+                f"not compared, because GPUs were shared, throttled or faulty while steps were timed: {'; '.join(gpu_troubles)}"
+            )
+            return reported
+        if unproven_labels:
+            reported.why = f"not compared, because these cells are not known to do the same work: {'; '.join(unproven_labels)}"
+            return reported
+    _set_agreement(reported, reported.reported)
+    return reported
 
 
 def _is_change(metric: Metric | None) -> bool:
@@ -137,35 +150,42 @@ def _is_change(metric: Metric | None) -> bool:
     return metric is not None and metric.of_cells is not None
 
 
-def _doubt_clauses(result: ReportedResult, number: UncertainNumber | None) -> list[str]:
+def _doubt_clauses(reported: ReportedResult, number: UncertainNumber | None) -> list[str]:
     """Clauses that say why the printed number is doubtful, or why the measured number is of another kind than the printed
     number."""
-    kinds = {"estimated": "the study computed its number", "assumed": "the study assumed its number: nobody measured it"}
-    remark = result.reported.remark if result.reported else ""
+    clause_of_kind = {
+        "estimated": "the study computed its number",
+        "assumed": "the study assumed its number: nobody measured it",
+    }
+    remark = reported.reported.remark if reported.reported else ""
     kind = number.selected.parts[0].kind if number else ""
     kind_clause = f"measured here: {kind}" if kind in _OF_A_CPU else ""
-    return [clause for clause in (kinds.get(result.kind, ""), remark, kind_clause) if clause]
+    return [clause for clause in (clause_of_kind.get(reported.kind, ""), remark, kind_clause) if clause]
 
 
-def _set_agreement(result: ReportedResult, printed_number: ParsedNumber) -> None:
-    if isinstance(result.measured, str) or printed_number.state:
-        result.comparable = isinstance(result.measured, str) and bool(printed_number.state)
-        result.agrees = result.measured == printed_number.state if result.comparable else None
+def _set_agreement(reported: ReportedResult, printed_number: ParsedNumber) -> None:
+    if isinstance(reported.measured, str) or printed_number.state:
+        reported.comparable = isinstance(reported.measured, str) and bool(printed_number.state)
+        reported.agrees = reported.measured == printed_number.state if reported.comparable else None
         return
-    assert result.measured is not None
+    assert reported.measured is not None
     assert printed_number.value is not None
-    if printed_number.unit != result.unit:
-        result.why = f"printed in {printed_number.unit or 'plain numbers'}, measured in {result.unit or 'plain numbers'}"
+    if printed_number.unit != reported.unit:
+        reported.why = f"printed in {printed_number.unit or 'plain numbers'}, measured in {reported.unit or 'plain numbers'}"
         return
-    result.comparable = True
-    low, high = (result.measured, result.measured) if result.low is None or result.high is None else (result.low, result.high)
+    reported.comparable = True
+    low, high = (
+        (reported.measured, reported.measured)
+        if reported.low is None or reported.high is None
+        else (reported.low, reported.high)
+    )
     if printed_number.relation == "=":
-        result.delta = result.measured - printed_number.value
-        result.ratio = result.measured / printed_number.value if printed_number.value else None
-        if result.low is None:
+        reported.delta = reported.measured - printed_number.value
+        reported.ratio = reported.measured / printed_number.value if printed_number.value else None
+        if reported.low is None:
             return
         assert printed_number.low is not None
         assert printed_number.high is not None
-        result.agrees = low <= printed_number.high and printed_number.low <= high
-    elif result.low is not None:
-        result.agrees = high > printed_number.value if printed_number.relation == ">" else low < printed_number.value
+        reported.agrees = low <= printed_number.high and printed_number.low <= high
+    elif reported.low is not None:
+        reported.agrees = high > printed_number.value if printed_number.relation == ">" else low < printed_number.value

@@ -83,16 +83,18 @@ class Measurements:
 
     def row(self, cell_filter: Mapping[str, Any]) -> CellRow:
         """The one cell whose keys have these values. Raises NoMeasurement if no cell or several cells have these values."""
-        matching = [row for row in self.rows if cell_names.matches_cell(row.cell, cell_filter)]
-        text = ", ".join(f"{key} {value}" for key, value in cell_filter.items()) or "no filter"
-        if len(matching) > 1:
-            raise NoMeasurement("ambiguous", f"{text}: matches {len(matching)} cells: {'; '.join(map(self.label, matching))}")
-        if matching:
-            return matching[0]
+        matching_rows = [row for row in self.rows if cell_names.matches_cell(row.cell, cell_filter)]
+        filter_text = ", ".join(f"{key} {value}" for key, value in cell_filter.items()) or "no filter"
+        if len(matching_rows) > 1:
+            raise NoMeasurement(
+                "ambiguous", f"{filter_text}: matches {len(matching_rows)} cells: {'; '.join(map(self.label, matching_rows))}"
+            )
+        if matching_rows:
+            return matching_rows[0]
         for excluded in self._excluded:
             if all(excluded.cell.get(key) == value for key, value in cell_filter.items()):
-                raise NoMeasurement("not run", f"{text}: excluded: {excluded.why}")
-        raise NoMeasurement("not run", f"{text}: no such cell in this matrix")
+                raise NoMeasurement("not run", f"{filter_text}: excluded: {excluded.why}")
+        raise NoMeasurement("not run", f"{filter_text}: no such cell in this matrix")
 
     def state(self, cell_filter: Mapping[str, Any]) -> tuple[CellRow, str]:
         """The one cell whose keys have these values, and its state, such as completed or oom.
@@ -131,14 +133,18 @@ class Measurements:
     def noise(self, metric: Metric, argument: Argument | None = None) -> Noise | None:
         """The scatter of a metric over repeats, pooled over all cells that have several repeats; None if no cell has several
         repeats."""
-        key = (metric.name, argument)
-        if key not in self._noise:
+        metric_and_argument = (metric.name, argument)
+        if metric_and_argument not in self._noise:
             if metric.of_run_at is None:
-                repeats = [[run.metrics[metric.name] for run in row.runs if metric.name in run.metrics] for row in self.rows]
+                values_of_cells = [
+                    [run.metrics[metric.name] for run in row.runs if metric.name in run.metrics] for row in self.rows
+                ]
             else:
-                repeats = [[entry.value for entry in self._quantities(metric, row, argument) if entry] for row in self.rows]
-            self._noise[key] = pooled_noise(repeats)
-        return self._noise[key]
+                values_of_cells = [
+                    [entry.value for entry in self._quantities(metric, row, argument) if entry] for row in self.rows
+                ]
+            self._noise[metric_and_argument] = pooled_noise(values_of_cells)
+        return self._noise[metric_and_argument]
 
     def compare_values(self, selected: SelectedMetric, value: float, other_value: float) -> float | None:
         """The result of a metric that compares two cells, computed from one value of each cell; None if the result is
@@ -153,9 +159,9 @@ class Measurements:
     def _select_comparison(
         self, metric: Metric, row: CellRow, argument: Argument | None, given_row: CellRow | None
     ) -> SelectedMetric:
-        other = given_row or next((entry for entry in self.rows if entry.id == row.baseline), None)
+        other_row = given_row or next((entry for entry in self.rows if entry.id == row.baseline), None)
         if other_work_rows := [
-            entry for entry in (row, other) if entry and entry.does_other_work
+            entry for entry in (row, other_row) if entry and entry.does_other_work
         ]:  # a cell that does other work has no baseline with which it could be compared
             proof_texts = "; ".join(
                 f"{self.label(entry)}: {entry.same_work.verdict} ({entry.same_work.why})"
@@ -163,17 +169,19 @@ class Measurements:
                 if entry.same_work
             )
             raise NoMeasurement("undecided", f"not compared, because the cells do not do the same work: {proof_texts}")
-        if other is None:
+        if other_row is None:
             raise self._no_measurement(metric, row, ": no baseline" if row.n else "")
         compared_metric = self.metrics[metric.compares]
-        selected, against = (self._select_measured(compared_metric, entry, argument) for entry in (row, other))
-        if (selected.unit, selected.kind) != (against.unit, against.kind):
-            kinds = " and ".join(f"{self.label(entry.row)} ({entry.kind or entry.unit})" for entry in (selected, against))
-            raise NoMeasurement("not run", f"{metric.name}: {kinds} are not comparable")
-        quantity = self._apply_formula(metric, selected, against, selected.mean, against.mean)
+        selected, other_selected = (self._select_measured(compared_metric, entry, argument) for entry in (row, other_row))
+        if (selected.unit, selected.kind) != (other_selected.unit, other_selected.kind):
+            kinds_text = " and ".join(
+                f"{self.label(entry.row)} ({entry.kind or entry.unit})" for entry in (selected, other_selected)
+            )
+            raise NoMeasurement("not run", f"{metric.name}: {kinds_text} are not comparable")
+        quantity = self._apply_formula(metric, selected, other_selected, selected.mean, other_selected.mean)
         if quantity is None:
             raise self._no_measurement(metric, row)
-        return SelectedMetric(row, metric, selected.values, quantity.unit, quantity.kind, argument, (selected, against))
+        return SelectedMetric(row, metric, selected.values, quantity.unit, quantity.kind, argument, (selected, other_selected))
 
     def _apply_formula(
         self, metric: Metric, selected: SelectedMetric, other_selected: SelectedMetric, value: float, other_value: float
@@ -195,15 +203,24 @@ class Measurements:
             raise NoMeasurement(
                 "not run", f"{metric.name} needs {metric.argument}, such as {metric.argument}={metric.example!r}"
             )
-        quantities = self._quantities(metric, row, argument)
-        measured: list[Quantity] = [entry for entry in quantities if entry is not None]
-        if not measured or len(measured) < len(quantities):
+        quantity_or_none = self._quantities(metric, row, argument)
+        known_quantities: list[Quantity] = [entry for entry in quantity_or_none if entry is not None]
+        if not known_quantities or len(known_quantities) < len(quantity_or_none):
             raise self._no_measurement(
-                metric, row, f" ({len(measured)} of {len(quantities)} repeats have one)" if measured else ""
+                metric,
+                row,
+                f" ({len(known_quantities)} of {len(quantity_or_none)} repeats have one)" if known_quantities else "",
             )
-        if len({(entry.unit, entry.kind) for entry in measured}) > 1:
+        if len({(entry.unit, entry.kind) for entry in known_quantities}) > 1:
             raise self._no_measurement(metric, row, " in the same way in all repeats")
-        return SelectedMetric(row, metric, [entry.value for entry in measured], measured[0].unit, measured[0].kind, argument)
+        return SelectedMetric(
+            row,
+            metric,
+            [entry.value for entry in known_quantities],
+            known_quantities[0].unit,
+            known_quantities[0].kind,
+            argument,
+        )
 
     def _quantities(self, metric: Metric, row: CellRow, argument: Argument | None) -> list[Quantity | None]:
         assert metric.of_run_at is not None

@@ -42,15 +42,15 @@ class LiveCurve:
 
     def with_gaps(self) -> tuple[list[float], list[float | None]]:
         """The same as `points`, but with None between two points that are much further apart than usual (GAP_PERIODS)."""
-        x, means = self.points()
-        if len(x) < 3:
-            return x, list(means)
-        longest_distance = GAP_PERIODS * median(second - first for first, second in pairwise(x))
-        curve_x, curve_means = [x[0]], list[float | None]([means[0]])
-        for before, after, mean in zip(x, x[1:], means[1:]):
-            if after - before > longest_distance:
-                curve_x.append((before + after) / 2)
+        group_x, group_means = self.points()
+        if len(group_x) < 3:
+            return group_x, list(group_means)
+        longest_distance = GAP_PERIODS * median(right_x - left_x for left_x, right_x in pairwise(group_x))
+        curve_x, curve_means = [group_x[0]], list[float | None]([group_means[0]])
+        for previous_x, next_x, mean in zip(group_x, group_x[1:], group_means[1:]):
+            if next_x - previous_x > longest_distance:
+                curve_x.append((previous_x + next_x) / 2)
                 curve_means.append(None)
-            curve_x.append(after)
+            curve_x.append(next_x)
             curve_means.append(mean)
         return curve_x, curve_means

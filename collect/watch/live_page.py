@@ -30,11 +30,11 @@ from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
 from templates import render_page
 
-LEAST_S = 1.0  # the least time in seconds between two readings of the record files, however many pages are open
+LEAST_READING_S = 1.0  # the least time in seconds between two readings of the record files, however many pages are open
 MOST_RUNS = 4  # the most runs whose figures are drawn
-MOST_ROWS = 200  # the most rows of the queue that are shown
+MOST_QUEUE_ROWS = 200  # the most rows of the queue that are shown
 HEIGHT_PX = 220  # the height of a figure
-COLOURS = tuple(f"var(--{name})" for name in palette.LIGHT if name.startswith("series-"))
+SERIES_COLOURS = tuple(f"var(--{name})" for name in palette.LIGHT if name.startswith("series-"))
 
 
 class QueueRow(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ class LivePage:
     def document(self) -> tuple[bytes, str]:
         """Returns (the present data of the page as JSON, a tag that changes if and only if this JSON changes)."""
         with self._lock:
-            if time.monotonic() - self._read_s >= LEAST_S:
+            if time.monotonic() - self._read_s >= LEAST_READING_S:
                 self._document = printable.json(self._build_data())
                 self._tag = f'"{hashlib.sha256(self._document).hexdigest()[:32]}"'
                 self._read_s = time.monotonic()
@@ -105,25 +105,27 @@ class LivePage:
         followed_runs = self._queue.follow_running_runs(runs)
         lease = inventory.read_lease(self._workspace)
         row_of_run = {run.run_id: _build_row(run, run.verdict_under(lease)) for run in runs}
-        drawn = [_build_run_at_work(run, row_of_run[run.run_id]) for run in followed_runs[:MOST_RUNS]]
-        queue = render_page(
+        drawn_runs = [_build_run_at_work(run, row_of_run[run.run_id]) for run in followed_runs[:MOST_RUNS]]
+        queue_html = render_page(
             "watch/queue.html.j2",
             printable.clean,
-            rows=list(row_of_run.values())[:MOST_ROWS],
-            left_out=max(len(row_of_run) - MOST_ROWS, 0),
+            rows=list(row_of_run.values())[:MOST_QUEUE_ROWS],
+            left_out=max(len(row_of_run) - MOST_QUEUE_ROWS, 0),
             counts=count_states([row.state for row in row_of_run.values()]),
             total=len(row_of_run),
             runs_path=str(self._workspace.runs),
         )
-        heads = {run.run_id: render_page("watch/run.html.j2", printable.clean, run=run, figures=run.figures) for run in drawn}
+        head_of_run = {
+            run.run_id: render_page("watch/run.html.j2", printable.clean, run=run, figures=run.figures) for run in drawn_runs
+        }
         return {
             "problem": "",
-            "queue": queue,
+            "queue": queue_html,
             "not_drawn": max(len(followed_runs) - MOST_RUNS, 0),
             "running": bool(followed_runs) and followed_runs[0].verdict.state == "running",
             "runs": [
-                {"id": run.run_id, "head": heads[run.run_id], "last_record_s": run.last_record_s, "figures": run.figures}
-                for run in drawn
+                {"id": run.run_id, "head": head_of_run[run.run_id], "last_record_s": run.last_record_s, "figures": run.figures}
+                for run in drawn_runs
             ],
         }
 
@@ -137,7 +139,7 @@ def _build_row(run: QueuedRun, verdict: JudgedState) -> QueueRow:
     if run.result is not None:
         rate = run.result.throughput_per_s
     is_rehearsal = run.run is not None and was_rehearsal(run.run, run.result, run.events)
-    why = ("held: " if verdict.held else "") + verdict.why
+    reason = ("held: " if verdict.held else "") + verdict.why
     return QueueRow(
         run_id=run.run_id,
         state=verdict.state,
@@ -145,13 +147,13 @@ def _build_row(run: QueuedRun, verdict: JudgedState) -> QueueRow:
         share_pct=min(100 * step / steps, 100.0) if step is not None and steps else None,
         rate=f"{rate:,.0f}" if rate is not None else "",
         left=moments.format_duration(max(left_s, 0.0)) if left_s is not None else "",
-        why="; ".join(filter(None, ("rehearsal" * is_rehearsal, why, *recorder_ends.describe_early_ends(run.events)))),
+        why="; ".join(filter(None, ("rehearsal" * is_rehearsal, reason, *recorder_ends.describe_early_ends(run.events)))),
     )
 
 
 def _build_run_at_work(run: QueuedRun, row: QueueRow) -> RunAtWork:
     assert run.series is not None
-    drawings = [
+    figures_or_none = [
         _build_figure(title, run.series.curves[title], run.series.left_out.get(title, ()))
         for title in (*STEP_FIGURES, *TIME_FIGURES)
     ]
@@ -160,7 +162,7 @@ def _build_run_at_work(run: QueuedRun, row: QueueRow) -> RunAtWork:
         row=row,
         hosts=run.folder.hosts(),
         last_record_s=max(run.series.last_record_s, run.last_event_s),
-        figures=[drawing for drawing in drawings if drawing is not None],
+        figures=[drawing for drawing in figures_or_none if drawing is not None],
     )
 
 
@@ -170,33 +172,33 @@ def _build_figure(title: str, lines: Mapping[str, LiveCurve], left_out: Sequence
     if not lines:
         return None
     over_steps = title in STEP_FIGURES
-    data = []
+    plotly_lines = []
     for index, (name, curve) in enumerate(sorted(lines.items())):
-        x, y = curve.points() if over_steps else curve.with_gaps()
-        data.append(
+        line_x, line_y = curve.points() if over_steps else curve.with_gaps()
+        plotly_lines.append(
             {
                 "type": "scatter",
-                "mode": "lines" if len(x) > figure.MAX_MARKED else "lines+markers",
+                "mode": "lines" if len(line_x) > figure.MAX_MARKED else "lines+markers",
                 "name": html.escape(printable.one_line(name), quote=False),
-                "x": [round(position, 3) for position in x],
-                "y": [None if value is None else float(f"{value:.6g}") for value in y],
+                "x": [round(position, 3) for position in line_x],
+                "y": [None if value is None else float(f"{value:.6g}") for value in line_y],
                 "line": {
-                    "color": COLOURS[index % len(COLOURS)],
+                    "color": SERIES_COLOURS[index % len(SERIES_COLOURS)],
                     "width": 1.5,
-                    "dash": ("solid", "dot")[index // len(COLOURS) % 2],
+                    "dash": ("solid", "dot")[index // len(SERIES_COLOURS) % 2],
                 },
                 "marker": {"size": 4},
                 "connectgaps": False,
                 "hovertemplate": "%{y:.4~g}" + (" at step %{x}" if over_steps else " at %{x:.0f} s"),
             }
         )
-    has_legend = len(data) > 1
+    has_legend = len(plotly_lines) > 1
     x_axis = axes.make_axis(
         "step" if over_steps else "seconds since the start", rangemode="tozero" if not over_steps else "normal"
     )
     y_range = {"range": [0, 100]} if "(%)" in title else {"rangemode": "normal" if over_steps else "tozero"}
     y_axis = axes.make_axis("", nticks=5, **y_range)
-    height_px = HEIGHT_PX + (20 * -(-len(data) // 3) if has_legend else 0)
-    note = f"{len(left_out)} more lines are not drawn." if left_out else ""
+    height_px = HEIGHT_PX + (20 * -(-len(plotly_lines) // 3) if has_legend else 0)
+    left_out_note = f"{len(left_out)} more lines are not drawn." if left_out else ""
     layout = axes.make_layout(x_axis, y_axis, showlegend=has_legend, height=height_px)
-    return {"title": title, "note": note, "data": data, "layout": layout}
+    return {"title": title, "note": left_out_note, "data": plotly_lines, "layout": layout}

@@ -19,8 +19,10 @@ from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL, STATES, JudgedState
 from shardlab.workspace.workspace import Workspace
 
-Signature = tuple[tuple[str, int, int, int], ...]  # (name, inode, size, change time in ns) of each file that tells the state
-SETTLED = FINAL | {"unknown"}
+FilesSignature = tuple[
+    tuple[str, int, int, int], ...
+]  # (name, inode, size, change time in ns) of each file that tells the state
+SETTLED_STATES = FINAL | {"unknown"}
 
 
 class QueuedRun:
@@ -33,7 +35,7 @@ class QueuedRun:
         self.result: Result | None = None
         self.events: list[Event] = []
         self.series: RunSeries | None = None  # None if the curves are not needed
-        self._signature: Signature | None = None
+        self._signature: FilesSignature | None = None
 
     @property
     def run_id(self) -> str:
@@ -69,8 +71,8 @@ class QueuedRun:
 
     def verdict_under(self, lease: Lease | None) -> JudgedState:
         """The state of the run according to its records and to the lease of its machines."""
-        last_s = max(self.last_event_s, self.series.last_record_s if self.series is not None else 0.0)
-        return lease_cutoff.judge_by_records(self.verdict, lease, datetime.fromtimestamp(last_s, UTC), datetime.now(UTC))
+        last_sign_s = max(self.last_event_s, self.series.last_record_s if self.series is not None else 0.0)
+        return lease_cutoff.judge_by_records(self.verdict, lease, datetime.fromtimestamp(last_sign_s, UTC), datetime.now(UTC))
 
     def refresh(self) -> None:
         """Determine the state of the run again if one of the files from which the state follows has changed."""
@@ -109,16 +111,16 @@ class Queue:
         event."""
         latest_attempts: dict[str, str] = {}
         for run_id in self.workspace.run_ids():
-            first, attempt = split_attempt(run_id)
-            if first not in latest_attempts or attempt > split_attempt(latest_attempts[first])[1]:
-                latest_attempts[first] = run_id
+            run_name, attempt_number = split_attempt(run_id)
+            if run_name not in latest_attempts or attempt_number > split_attempt(latest_attempts[run_name])[1]:
+                latest_attempts[run_name] = run_id
         self._runs_by_id = {
             run_id: self._runs_by_id.get(run_id) or QueuedRun(RunDir(self.workspace.runs / run_id))
             for run_id in latest_attempts.values()
         }
         for run in self._runs_by_id.values():
             run.refresh()
-        return sorted(self._runs_by_id.values(), key=_sort_key)
+        return sorted(self._runs_by_id.values(), key=_queue_sort_key)
 
     def follow_running_runs(self, runs: Sequence[QueuedRun]) -> list[QueuedRun]:
         """Read the new records of the runs whose curves the page shows, and return these runs.
@@ -126,14 +128,14 @@ class Queue:
         They are the running runs or, if no run is running, the run that ran last.
         """
         started_runs = [run for run in runs if run.began_s is not None and run.run is not None]
-        running = [run for run in started_runs if run.verdict.state == "running"]
-        followed = running or sorted(started_runs, key=lambda run: run.last_event_s)[-1:]
+        running_runs = [run for run in started_runs if run.verdict.state == "running"]
+        followed_runs = running_runs or sorted(started_runs, key=lambda run: run.last_event_s)[-1:]
         for run in runs:
-            if run in followed:
+            if run in followed_runs:
                 run.update_series()
             else:
                 run.series = None
-        return followed
+        return followed_runs
 
 
 class StateCount(msgspec.Struct, frozen=True):
@@ -149,20 +151,20 @@ def count_states(states: Sequence[str]) -> list[StateCount]:
     return [StateCount(state, runs_in_state[state]) for state in STATES if state in runs_in_state]
 
 
-def _sort_key(run: QueuedRun) -> tuple[int, float, str]:
+def _queue_sort_key(run: QueuedRun) -> tuple[int, float, str]:
     state = run.verdict.state
-    group = ["running", "pending", "planned"].index(state) if state not in SETTLED else 3
-    return group, -run.last_event_s if group == 3 else 0.0, run.run_id
+    state_rank = ["running", "pending", "planned"].index(state) if state not in SETTLED_STATES else 3
+    return state_rank, -run.last_event_s if state_rank == 3 else 0.0, run.run_id
 
 
-def _read_signature(run_dir: RunDir) -> Signature:
+def _read_signature(run_dir: RunDir) -> FilesSignature:
     signature = []
     try:
-        with os.scandir(run_dir.path) as entries:
-            for entry in entries:
+        with os.scandir(run_dir.path) as folder_entries:
+            for entry in folder_entries:
                 if entry.name in ("run.json", "result.json") or entry.name.startswith("events."):
-                    status = entry.stat(follow_symlinks=False)
-                    signature.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
+                    file_status = entry.stat(follow_symlinks=False)
+                    signature.append((entry.name, file_status.st_ino, file_status.st_size, file_status.st_mtime_ns))
     except OSError:
         return ()
     return tuple(sorted(signature))

@@ -19,9 +19,9 @@ from shardlab.terminal.notation import GIB, MB
 
 LOSS, STEP_TIME = "Loss", "Step time (ms)"
 GPU_BUSY, GPU_MEMORY, GPU_POWER = "GPU busy (%)", "GPU memory in use (GiB)", "GPU power (W)"
-CPU_BUSY, MEMORY, SENT = "Processors busy (%)", "Memory of the hosts in use (%)", "Sent on the network (MB/s)"
+CPU_BUSY, HOST_MEMORY, NETWORK_SENT = "Processors busy (%)", "Memory of the hosts in use (%)", "Sent on the network (MB/s)"
 STEP_FIGURES = (LOSS, STEP_TIME)
-TIME_FIGURES = (GPU_BUSY, GPU_MEMORY, GPU_POWER, CPU_BUSY, MEMORY, SENT)
+TIME_FIGURES = (GPU_BUSY, GPU_MEMORY, GPU_POWER, CPU_BUSY, HOST_MEMORY, NETWORK_SENT)
 MOST_LINES = 16  # the most lines in a figure
 _UUID_CHARACTERS = 12  # shown characters of the UUID of a GPU, such as GPU-5c3f9a21: enough to distinguish GPUs of a host
 
@@ -51,31 +51,31 @@ class RunSeries:
     def read_new(self) -> bool:
         """Read the records that were appended since the last call. Returns whether there were any new records."""
         has_changed = False
-        while (part := self._read_part()) is not False:
+        while (part := self._read_next_records()) is not False:
             has_changed = True
             if part is None:  # a file was replaced, for example because the run resumed from a checkpoint
                 self._reset()
         return has_changed
 
-    def _read_part(self) -> bool | None:
+    def _read_next_records(self) -> bool | None:
         """Read the next records of each file. Every file is read in turn, so that no rank gets far ahead of another rank.
 
         Returns whether there were any new records; None if a file was replaced.
         """
         has_changed = False
         if files.is_folder(f"{self.folder.path}/steps"):
-            for rank, file in enumerate(self._ranks):
-                steps = file.read_new()
+            for rank, rank_file in enumerate(self._ranks):
+                steps = rank_file.read_new()
                 if steps is None:
                     return None
                 has_changed |= bool(steps)
                 self._add_steps(rank, steps)
         for host in list_sampled_hosts(self.folder):
-            samples = self._hosts.setdefault(host, FollowedRecords(str(self.folder.samples_file(host)), Sample)).read_new()
-            if samples is None:
+            host_samples = self._hosts.setdefault(host, FollowedRecords(str(self.folder.samples_file(host)), Sample)).read_new()
+            if host_samples is None:
                 return None
-            has_changed |= bool(samples)
-            for sample in samples:
+            has_changed |= bool(host_samples)
+            for sample in host_samples:
                 self._add_sample(host, sample)
         return has_changed
 
@@ -95,24 +95,26 @@ class RunSeries:
         at_s = sample.wall_s - self.began_s
         self._add_value(CPU_BUSY, host, at_s, sample.cpu_pct)
         if sample.memory_used_bytes is not None and sample.memory_total_bytes:
-            self._add_value(MEMORY, host, at_s, 100 * sample.memory_used_bytes / sample.memory_total_bytes)
+            self._add_value(HOST_MEMORY, host, at_s, 100 * sample.memory_used_bytes / sample.memory_total_bytes)
         sent_per_s = self._sent_rates.setdefault(host, NetworkRate("tx_bytes")).compute_rate(sample)
-        self._add_value(SENT, host, at_s, sent_per_s / MB if sent_per_s is not None else None)
+        self._add_value(NETWORK_SENT, host, at_s, sent_per_s / MB if sent_per_s is not None else None)
         for gpu in sample.gpus or ():
-            line = f"{host} {gpu.uuid[:_UUID_CHARACTERS]}{' (played)' * gpu.played}"
-            self._add_value(GPU_BUSY, line, at_s, gpu.utilization_pct)
-            self._add_value(GPU_MEMORY, line, at_s, gpu.memory_used_bytes / GIB if gpu.memory_used_bytes is not None else None)
-            self._add_value(GPU_POWER, line, at_s, gpu.power_w)
+            line_name = f"{host} {gpu.uuid[:_UUID_CHARACTERS]}{' (played)' * gpu.played}"
+            self._add_value(GPU_BUSY, line_name, at_s, gpu.utilization_pct)
+            self._add_value(
+                GPU_MEMORY, line_name, at_s, gpu.memory_used_bytes / GIB if gpu.memory_used_bytes is not None else None
+            )
+            self._add_value(GPU_POWER, line_name, at_s, gpu.power_w)
 
-    def _add_value(self, title: str, line: str, x: float, value: float | None) -> None:
+    def _add_value(self, title: str, line_name: str, x: float, value: float | None) -> None:
         """Add a value to a line of a figure. title: the title of the figure. value: None if it is not known; then nothing is
         added."""
         if value is None:
             return
-        lines = self.curves[title]
-        if line not in lines:
-            if len(lines) >= MOST_LINES:
-                self.left_out.setdefault(title, set()).add(line)
+        curve_of_line = self.curves[title]
+        if line_name not in curve_of_line:
+            if len(curve_of_line) >= MOST_LINES:
+                self.left_out.setdefault(title, set()).add(line_name)
                 return
-            lines[line] = LiveCurve()
-        lines[line].add(x, value)
+            curve_of_line[line_name] = LiveCurve()
+        curve_of_line[line_name].add(x, value)

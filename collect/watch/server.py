@@ -36,19 +36,34 @@ from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 from templates import render_page
 
-ADDRESS = "127.0.0.1"
+SERVER_ADDRESS = "127.0.0.1"
 # The names that the header `Host` may contain. Any port is allowed, because `ssh -L 9000:127.0.0.1:PORT` shows the page under
 # another port. A page from another server cannot have one of these names.
-NAMES = ("127.0.0.1", "localhost")
-WAIT_S = 30.0  # seconds until the connection of a client that neither sends nor reads is closed
-_COMMON = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-LIVE = f"default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; {_COMMON}"
-REPORT = f"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; {_COMMON}"
-FILES = f"default-src 'none'; style-src 'unsafe-inline'; sandbox; {_COMMON}"  # for files of runs: their scripts must not run
-HTML, SCRIPT, JSON, TEXT = "text/html", "text/javascript", "application/json", "text/plain"
-TYPES = {".html": HTML, ".json": JSON, ".jsonl": TEXT, ".csv": TEXT, ".md": TEXT, ".tex": TEXT, ".log": TEXT, ".sh": TEXT}
-TYPES |= {".sbatch": TEXT, ".yaml": TEXT, ".py": TEXT}
-BYTES = "application/octet-stream"
+ALLOWED_HOSTS = ("127.0.0.1", "localhost")
+SILENT_CLIENT_S = 30.0  # seconds until the connection of a client that neither sends nor reads is closed
+_COMMON_POLICY = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+LIVE_PAGE_POLICY = (
+    f"default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; {_COMMON_POLICY}"
+)
+REPORT_POLICY = (
+    f"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; {_COMMON_POLICY}"
+)
+RUN_FILES_POLICY = (
+    f"default-src 'none'; style-src 'unsafe-inline'; sandbox; {_COMMON_POLICY}"  # for files of runs: their scripts must not run
+)
+HTML_TYPE, SCRIPT_TYPE, JSON_TYPE, TEXT_TYPE = "text/html", "text/javascript", "application/json", "text/plain"
+CONTENT_TYPES = {
+    ".html": HTML_TYPE,
+    ".json": JSON_TYPE,
+    ".jsonl": TEXT_TYPE,
+    ".csv": TEXT_TYPE,
+    ".md": TEXT_TYPE,
+    ".tex": TEXT_TYPE,
+    ".log": TEXT_TYPE,
+    ".sh": TEXT_TYPE,
+}
+CONTENT_TYPES |= {".sbatch": TEXT_TYPE, ".yaml": TEXT_TYPE, ".py": TEXT_TYPE}
+BINARY_TYPE = "application/octet-stream"
 MOST_ENTRIES = 1000  # the most entries of a folder that are listed
 
 
@@ -80,30 +95,32 @@ class WatchServer(ThreadingHTTPServer):
 
     daemon_threads = True  # so that the process can end while a page is open
 
-    def __init__(self, port: int, page: LivePage, report: ReportOnRequest, runs: Path, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, port: int, page: LivePage, report: ReportOnRequest, runs: Path, print_line: Callable[[str], None]
+    ) -> None:
         self.token = secrets.token_urlsafe(24)
-        self.page, self.report, self.runs, self.tell = page, report, runs, tell
+        self.page, self.report, self.runs, self.tell = page, report, runs, print_line
         self.scripts = {
             "script.js": render_page("watch/script.js.j2", printable.clean).encode(),
             "plotly.js": plotly_script().encode(),
         }
         try:
-            super().__init__((ADDRESS, port), RequestHandler)
+            super().__init__((SERVER_ADDRESS, port), RequestHandler)
         except OSError as error:
             raise InputError(
-                f"--port {port}: {ADDRESS} cannot be used: {error.strerror}. Allowed: a free port, or 0 for any."
+                f"--port {port}: {SERVER_ADDRESS} cannot be used: {error.strerror}. Allowed: a free port, or 0 for any."
             ) from None
 
     def server_bind(self) -> None:
         """Bind the socket. Unlike the base class, it does not look up a name for the address, which may wait for a name
         server."""
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = ADDRESS, self.server_address[1]
+        self.server_name, self.server_port = SERVER_ADDRESS, self.server_address[1]
 
     @property
     def url(self) -> str:
         """The address of the live page, with the secret token."""
-        return f"http://{ADDRESS}:{self.server_port}/{self.token}/"
+        return f"http://{SERVER_ADDRESS}:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Report a failed request. It is not a failure if the browser closed the connection."""
@@ -117,7 +134,7 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     server: WatchServer
     protocol_version = "HTTP/1.1"
-    timeout = WAIT_S
+    timeout = SILENT_CLIENT_S
 
     def version_string(self) -> str:
         """The value of the header `Server`, which the base class sends with each answer."""
@@ -129,18 +146,22 @@ class RequestHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a request: check the header `Host` and the token, then send the page, the data, the report or a file."""
         host = self.headers.get("Host", "").lower()
-        name, _, port = host.partition(":")
-        if len(self.headers.get_all("Host") or ()) != 1 or name not in NAMES or not (port.isdecimal() or host == name):
+        host_name, _, port = host.partition(":")
+        if (
+            len(self.headers.get_all("Host") or ()) != 1
+            or host_name not in ALLOWED_HOSTS
+            or not (port.isdecimal() or host == host_name)
+        ):
             self._send_problem(HTTPStatus.MISDIRECTED_REQUEST, "This server answers to 127.0.0.1 and localhost alone.")
             return
-        names = urlsplit(self.path).path.split("/")[1:]
-        if not secrets.compare_digest(names[0].encode("utf-8", "replace"), self.server.token.encode()):
+        path_parts = urlsplit(self.path).path.split("/")[1:]
+        if not secrets.compare_digest(path_parts[0].encode("utf-8", "replace"), self.server.token.encode()):
             self._send_problem(
                 HTTPStatus.NOT_FOUND, "Nothing is here. The address is in the terminal in which `collect watch` runs."
             )
             return
         try:
-            self._send_path([os.fsdecode(unquote_to_bytes(name)) for name in names[1:]])
+            self._send_path([os.fsdecode(unquote_to_bytes(host_name)) for host_name in path_parts[1:]])
         except ShardlabError as error:
             self._send_problem(HTTPStatus.CONFLICT, str(error))
         except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -158,65 +179,72 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse  # noqa: N815
 
-    def _send_path(self, names: Sequence[str]) -> None:
+    def _send_path(self, path_parts: Sequence[str]) -> None:
         """Send the page, the data or the file that a path means. names: the parts of the path after the token."""
-        match names:
+        match path_parts:
             case [""]:
-                self._send_body(self.server.page.page(), HTML, LIVE)
+                self._send_body(self.server.page.page(), HTML_TYPE, LIVE_PAGE_POLICY)
             case [("script.js" | "plotly.js") as name]:
-                self._send_body(self.server.scripts[name], SCRIPT, LIVE)
+                self._send_body(self.server.scripts[name], SCRIPT_TYPE, LIVE_PAGE_POLICY)
             case ["data"]:
                 self._send_data()
             case ["report", name, *more]:
                 if not more and name in ("", PAGE):
                     self.server.report.rewrite_report()
-                self._send_file(self.server.report.folder, [name or PAGE, *more], REPORT)
+                self._send_file(self.server.report.folder, [name or PAGE, *more], REPORT_POLICY)
             case ["runs", *inside]:
-                self._send_file(self.server.runs, inside, FILES)
+                self._send_file(self.server.runs, inside, RUN_FILES_POLICY)
             case _:
                 raise FileNotFoundError
 
     def _send_data(self) -> None:
         """Send the present data of the live page, or "not modified" if the browser already has this data."""
-        document, tag = self.server.page.document()
-        if self.headers.get("If-None-Match") == tag:
-            self._send_head(HTTPStatus.NOT_MODIFIED, 0, JSON, LIVE, ETag=tag)
+        page_json, page_tag = self.server.page.document()
+        if self.headers.get("If-None-Match") == page_tag:
+            self._send_head(HTTPStatus.NOT_MODIFIED, 0, JSON_TYPE, LIVE_PAGE_POLICY, ETag=page_tag)
         else:
-            self._send_body(document, JSON, LIVE, ETag=tag)
+            self._send_body(page_json, JSON_TYPE, LIVE_PAGE_POLICY, ETag=page_tag)
 
-    def _send_file(self, root: Path, names: list[str], policy: str) -> None:
+    def _send_file(self, root: Path, path_parts: list[str], policy: str) -> None:
         """Send a file below a folder. If the path ends in a slash, send a list of the names in the folder that it means.
 
         names: the parts of the path below `root`. policy: the content security policy.
         """
-        opened = open_below(root, names[:-1] if names[-1:] == [""] else names)
-        if isinstance(opened, list):
-            if names[-1:] != [""]:
+        file_or_names = open_below(root, path_parts[:-1] if path_parts[-1:] == [""] else path_parts)
+        if isinstance(file_or_names, list):
+            if path_parts[-1:] != [""]:
                 raise FileNotFoundError  # without the slash at the end, relative links would lead to the parent folder
-            listing = render_page("watch/folder.html.j2", printable.clean, names=opened, path="/".join(names))
-            self._send_body(listing.encode(), HTML, FILES)
+            listing_html = render_page("watch/folder.html.j2", printable.clean, names=file_or_names, path="/".join(path_parts))
+            self._send_body(listing_html.encode(), HTML_TYPE, RUN_FILES_POLICY)
             return
-        with opened:
-            size = os.fstat(opened.fileno()).st_size
-            kind = TYPES.get(PurePosixPath(names[-1]).suffix, BYTES)
-            self._send_head(HTTPStatus.OK, size, TEXT if kind == HTML and policy == FILES else kind, policy)
+        with file_or_names:
+            file_bytes = os.fstat(file_or_names.fileno()).st_size
+            content_type = CONTENT_TYPES.get(PurePosixPath(path_parts[-1]).suffix, BINARY_TYPE)
+            self._send_head(
+                HTTPStatus.OK,
+                file_bytes,
+                TEXT_TYPE if content_type == HTML_TYPE and policy == RUN_FILES_POLICY else content_type,
+                policy,
+            )
             if self.command != "HEAD":
-                shutil.copyfileobj(_Prefix(opened, size), self.wfile)
+                shutil.copyfileobj(_Prefix(file_or_names, file_bytes), self.wfile)
 
     def _send_problem(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
-        page = render_page("watch/problem.html.j2", printable.clean, sentence=sentence)
-        self._send_body(page.encode(), HTML, FILES, status, **headers)
+        problem_html = render_page("watch/problem.html.j2", printable.clean, sentence=sentence)
+        self._send_body(problem_html.encode(), HTML_TYPE, RUN_FILES_POLICY, status, **headers)
 
-    def _send_body(self, body: bytes, kind: str, policy: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> None:
-        self._send_head(status, len(body), kind, policy, **headers)
+    def _send_body(
+        self, body: bytes, content_type: str, policy: str, status: HTTPStatus = HTTPStatus.OK, **headers: str
+    ) -> None:
+        self._send_head(status, len(body), content_type, policy, **headers)
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def _send_head(self, status: HTTPStatus, size: int, kind: str, policy: str, **headers: str) -> None:
+    def _send_head(self, status: HTTPStatus, body_bytes: int, content_type: str, policy: str, **headers: str) -> None:
         self.send_response(status)
         common_headers = {
-            "Content-Type": kind if kind == BYTES else f"{kind}; charset=utf-8",
-            "Content-Length": str(size),
+            "Content-Type": content_type if content_type == BINARY_TYPE else f"{content_type}; charset=utf-8",
+            "Content-Length": str(body_bytes),
             "Content-Security-Policy": policy,
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",  # the address contains the secret token
@@ -224,16 +252,16 @@ class RequestHandler(BaseHTTPRequestHandler):
             "Cross-Origin-Opener-Policy": "same-origin",
             "Cache-Control": "no-store",
         }
-        for name, value in (common_headers | headers).items():
-            self.send_header(name, value)
+        for header_name, header_value in (common_headers | headers).items():
+            self.send_header(header_name, header_value)
         self.end_headers()
 
 
 class _Prefix(io.RawIOBase):
     """The first `size` bytes of a file that may grow while it is sent."""
 
-    def __init__(self, file: io.BufferedReader, size: int) -> None:
-        self._file, self._left = file, size
+    def __init__(self, file: io.BufferedReader, prefix_bytes: int) -> None:
+        self._file, self._left = file, prefix_bytes
 
     def read(self, size: int = -1) -> bytes:
         part = self._file.read(min(size, self._left) if size >= 0 else self._left)
@@ -241,7 +269,7 @@ class _Prefix(io.RawIOBase):
         return part
 
 
-def open_below(root: Path, names: Sequence[str]) -> io.BufferedReader | list[str]:
+def open_below(root: Path, path_parts: Sequence[str]) -> io.BufferedReader | list[str]:
     """Open a file below the folder `root` for reading. If the path is a folder, return the sorted names of its entries instead.
 
     Neither a name from the browser nor a link in a run folder can lead out of `root`. The names of folders end in a slash.
@@ -250,21 +278,23 @@ def open_below(root: Path, names: Sequence[str]) -> io.BufferedReader | list[str
     """
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for name in names:
+        for name in path_parts:
             if name in ("", ".", "..") or "/" in name or "\0" in name:
                 raise FileNotFoundError(name)
             inner_descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = inner_descriptor
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISREG(mode):
+        file_mode = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(file_mode):
             file = os.fdopen(descriptor, "rb")
             descriptor = -1
             return file
-        if not stat.S_ISDIR(mode):
-            raise FileNotFoundError(names[-1] if names else str(root))
-        with os.scandir(descriptor) as entries:
-            entry_names = sorted(f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in entries)
+        if not stat.S_ISDIR(file_mode):
+            raise FileNotFoundError(path_parts[-1] if path_parts else str(root))
+        with os.scandir(descriptor) as folder_entries:
+            entry_names = sorted(
+                f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in folder_entries
+            )
         return entry_names[:MOST_ENTRIES]
     finally:
         if descriptor >= 0:
@@ -279,8 +309,8 @@ def serve_live_page(workspace: Workspace, port: int, output: Output) -> int:
     if not workspace.path.is_dir():
         raise InputError(f"{workspace.path}: there is no such folder. Allowed: the folder of a workspace.")
     try:
-        with tempfile.TemporaryDirectory(prefix="shardlab-watch-") as folder:
-            report = ReportOnRequest(workspace, Path(folder))
+        with tempfile.TemporaryDirectory(prefix="shardlab-watch-") as report_folder:
+            report = ReportOnRequest(workspace, Path(report_folder))
             with WatchServer(port, LivePage(workspace), report, workspace.runs, output.print_detail) as server:
                 output.print_line(f"watch {workspace.path}: {server.url}")
                 output.print_remark("The address holds a secret and works on this machine alone. Ctrl-C ends the server.")

@@ -158,7 +158,7 @@ def test_links_in_a_run_are_named_and_not_followed(workspace, run, capsys):
     (run.path / "log").symlink_to("/etc")
     (found,) = fetched(workspace, capsys, code=1)
     assert found["not_regular"] == {"env/secret": "a symlink", "log": "a symlink"}
-    assert not [name for name in manifest.read(run).files if "secret" in name or name.startswith("log")]
+    assert not [name for name in manifest.read_manifest(run).files if "secret" in name or name.startswith("log")]
 
 
 def test_hidden_files_and_folders_are_no_part_of_a_run(workspace, run, capsys):
@@ -166,7 +166,7 @@ def test_hidden_files_and_folders_are_no_part_of_a_run(workspace, run, capsys):
     (run.path / ".rsync-partial/steps").write_text("half")
     (run.path / "steps/.left").write_text("half")
     fetched(workspace, capsys)
-    assert not [name for name in manifest.read(run).files if "/." in f"/{name}"]
+    assert not [name for name in manifest.read_manifest(run).files if "/." in f"/{name}"]
 
 
 def test_fetch_with_names_of_runs_fetches_only_these_runs(workspace, run, capsys):

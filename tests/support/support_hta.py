@@ -51,7 +51,7 @@ def order_matters(kernels: hta.Kernels) -> NDArray[np.bool_]:
     """Which kernels of -1 us change the total length of the kernels in one order of HTA's unstable sort but not in another
     order."""
     if not (kernels.end_us < kernels.start_us).any():
-        return np.zeros(len(kernels.rows), np.bool_)
+        return np.zeros(len(kernels.event_rows), np.bool_)
     order = np.argsort(kernels.start_us, kind="stable")
     start, end = kernels.start_us[order], kernels.end_us[order]
     first = np.searchsorted(start, start, side="left")  # the index of the first kernel with the same start

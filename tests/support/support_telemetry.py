@@ -21,9 +21,9 @@ MOST_INT = 2**63 - 1
 def cache(tmp_path, monkeypatch):
     """The folder of the cache of a user who has none yet. Short files are cached too, and read in small blocks."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(sample_cache, "LEAST", 1)
-    monkeypatch.setattr(sample_cache, "LEAST_NEW", 1)
-    monkeypatch.setattr(sample_cache, "BLOCK", 3000)
+    monkeypatch.setattr(sample_cache, "LEAST_CACHED_BYTES", 1)
+    monkeypatch.setattr(sample_cache, "LEAST_NEW_BYTES", 1)
+    monkeypatch.setattr(sample_cache, "BLOCK_BYTES", 3000)
     return tmp_path / "cache" / "shardlab" / "telemetry"
 
 
@@ -85,7 +85,7 @@ class ReadRun:
 def without_cache(folder: Path) -> ReadRun:
     """The run folder, read without the cache."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample_cache, "LEAST", 2**62)
+        patch.setattr(sample_cache, "LEAST_CACHED_BYTES", 2**62)
         return ReadRun(folder)
 
 

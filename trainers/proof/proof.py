@@ -205,7 +205,8 @@ def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy:
     )
     loss, norm, parameters, has_reference, is_comparable = map(float, rows[0, :-1])
     has_jumps = bool(rows[:, -1].any())
-    sent_bytes = _sum_sent_bytes(cell, ranks, strategy_result)
+    # The bytes of a smaller model are not those of the cell.
+    sent_bytes = None if smaller_options else _sum_sent_bytes(cell, ranks, strategy_result)
     if not (has_reference and is_comparable):
         refusal = (
             (
@@ -215,9 +216,7 @@ def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy:
             if has_reference
             else "one process does not have enough memory for the reference"
         )
-        return SameWork(
-            verdict="not provable", why=refusal, communication_bytes=None if smaller_options else sent_bytes
-        ), has_jumps
+        return SameWork(verdict="not provable", why=refusal, communication_bytes=sent_bytes), has_jumps
     tolerance = TOLERANCES[cell.precision]
     return SameWork(
         verdict="proven" if _is_within(tolerance, loss, norm, parameters) else "different",
@@ -227,7 +226,7 @@ def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy:
         loss_difference=loss,
         gradient_norm_difference=norm,
         parameter_difference=parameters,
-        communication_bytes=None if smaller_options else sent_bytes,  # of a smaller model, they are not those of the cell's
+        communication_bytes=sent_bytes,
     ), has_jumps
 
 

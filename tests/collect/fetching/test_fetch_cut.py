@@ -14,7 +14,7 @@ from support_fetch import contents
 from support_long import LONG
 from support_ssh_nodes import SshNodes
 
-from collect.fetching.gather import GATHERED
+from collect.fetching.gather import GATHERED_EVENT
 from shardlab.runs import placement
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -106,6 +106,6 @@ def test_a_fetch_over_cut_connections_loses_and_duplicates_no_file(nodes, tmp_pa
             name: hashlib.sha256(content).digest() for name, content in files.items()
         }
         assert {name for name in here if name.startswith(("trace/", "log/"))} == set(files)
-        (event,) = (event for event in folder.events() if event.event == GATHERED)
+        (event,) = (event for event in folder.events() if event.event == GATHERED_EVENT)
         assert event.host == socket.gethostname()
     assert not list((nodes.workspace.runs / ".parts").glob("*"))

@@ -122,7 +122,7 @@ def test_a_run_that_waits_for_another_start_is_not_complete(workspace):
     support.event(again, "started", 0)
     support.event(again, "exited", 5, code=1, reason="timeout")
     assert fetched_run.fetch_run(again).complete
-    (again.path / manifest.NAME).unlink()
+    (again.path / manifest.MANIFEST_FILE).unlink()
     support.event(again, "requeued", 6)
     found = fetched_run.fetch_run(again)
     assert (found.state, found.complete, found.problems) == ("timeout", False, [])
@@ -143,4 +143,4 @@ def test_a_file_name_that_is_no_utf_8_is_reported_and_not_in_the_manifest(worksp
         said = capsys.readouterr().err
         assert "x? is a file whose name is not valid UTF-8; only regular files and folders with names in UTF-8 are " in said
         assert "is missing" not in said
-    assert "x?" not in (run.path / manifest.NAME).read_text()
+    assert "x?" not in (run.path / manifest.MANIFEST_FILE).read_text()

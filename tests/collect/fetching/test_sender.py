@@ -84,7 +84,7 @@ def test_records_that_are_appended_while_the_file_is_sent_are_not_sent(run):
     assert content == before
     listed = end["manifest"]["files"][NAME]
     assert (listed["bytes"], listed["sha256"]) == (SIZE, hashlib.sha256(before).hexdigest())
-    assert NAME in manifest.read(run).files
+    assert NAME in manifest.read_manifest(run).files
 
 
 def test_the_content_that_was_sent_is_in_the_manifest_if_the_file_becomes_shorter(run):
@@ -127,14 +127,14 @@ def test_a_file_that_cannot_be_read_further_is_named_and_the_others_are_sent(run
     assert "Input/output error" in end["problems"][0]
     assert set(end["manifest"]["files"]) >= {"run.json", "events.attempt.jsonl"}
     assert NAME not in end["manifest"]["files"]
-    assert manifest.read(run) is None
+    assert manifest.read_manifest(run) is None
 
 
 def test_a_run_is_sent_also_if_its_manifest_cannot_be_stored_on_the_cluster(run, monkeypatch):
     def full(*_):
         raise WorkspaceError("the disk is full")
 
-    monkeypatch.setattr(manifest, "write", full)
+    monkeypatch.setattr(manifest, "write_manifest", full)
     content, _, end = serve(run, Pipe())
     assert content == (run.path / NAME).read_bytes()
     assert end["problems"] == []

@@ -81,8 +81,8 @@ def test_draws_of_one_name_are_the_same_and_of_two_independent():
     """Random draws depend on a name only: one name gives the same draws each time, two names independent draws."""
     one, again, other = (draws.draw_mean(1.0, 1.0, 5, name) for name in ("a", "a", "b"))
     assert (one == again).all()
-    joint = sum(abs(a - 1) < 1 and abs(b - 1) < 1 for a, b in zip(one, other)) / draws.DRAWS
-    alone = sum(abs(a - 1) < 1 for a in one) / draws.DRAWS
+    joint = sum(abs(a - 1) < 1 and abs(b - 1) < 1 for a, b in zip(one, other)) / draws.DRAW_COUNT
+    alone = sum(abs(a - 1) < 1 for a in one) / draws.DRAW_COUNT
     assert joint == pytest.approx(alone**2, abs=0.02)
 
 

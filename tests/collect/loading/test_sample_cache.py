@@ -57,9 +57,9 @@ def test_frames_and_damage_are_the_same_with_and_without_the_cache(samplers):
     """Samplers on two nodes write any samples, and the run is read after each. Some samplers leave damaged lines."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", f"{name}/cache")
-        patch.setattr(loaded_run, "PART", 5)
+        patch.setattr(loaded_run, "SAMPLES_PER_PART", 5)
         for least in (1, 1000):
-            patch.setattr(sample_cache, "LEAST_NEW", least)
+            patch.setattr(sample_cache, "LEAST_NEW_BYTES", least)
             for host, written, end in samplers:
                 path = write(Path(name, str(least)), written, host)
                 with path.open("ab") as handle:
@@ -79,7 +79,7 @@ def test_only_lines_that_are_not_in_the_cache_are_decoded(run):
 
 def test_few_new_lines_are_decoded_each_time_and_not_stored(run, cache, monkeypatch):  # noqa: F811
     folder, path = run
-    monkeypatch.setattr(sample_cache, "LEAST_NEW", path.stat().st_size // 2)
+    monkeypatch.setattr(sample_cache, "LEAST_NEW_BYTES", path.stat().st_size // 2)
     (stored,) = cache.iterdir()
     write(folder, [sample(30)])
     assert is_same(folder) > 0
@@ -89,7 +89,7 @@ def test_few_new_lines_are_decoded_each_time_and_not_stored(run, cache, monkeypa
 
 
 def test_a_short_file_is_not_cached(tmp_path, cache, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(sample_cache, "LEAST", 100_000)
+    monkeypatch.setattr(sample_cache, "LEAST_CACHED_BYTES", 100_000)
     path = write(tmp_path / "run", [sample(tick) for tick in range(30)])
     assert is_same(tmp_path / "run") == path.stat().st_size < 100_000
     assert not cache.exists()
@@ -164,7 +164,7 @@ def test_collect_summarize_verify_uses_the_edited_lines(tmp_path, capsys):
 
 def test_the_cache_of_another_version_is_not_used(run, monkeypatch):
     folder, path = run
-    monkeypatch.setattr(sample_cache, "_digest_code", lambda: "other")
+    monkeypatch.setattr(sample_cache, "_compute_code_digest", lambda: "other")
     assert is_same(folder) == path.stat().st_size
     assert is_same(folder) == 0
 

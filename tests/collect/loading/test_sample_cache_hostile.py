@@ -197,13 +197,13 @@ def test_the_size_of_the_cache_is_limited(tmp_path, cache, monkeypatch):  # noqa
         os.utime(path, (1e9, 1e9))
     assert is_same(tmp_path / "run1") == 0
     size = max(path.stat().st_size for path in cache.iterdir())
-    monkeypatch.setattr(sample_cache, "MOST_BYTES", 2 * size + 500)
+    monkeypatch.setattr(sample_cache, "MOST_CACHE_BYTES", 2 * size + 500)
     write(tmp_path / "run3", [sample(tick) for tick in range(12)])
     assert is_same(tmp_path / "run3") > 0
     assert len(list(cache.iterdir())) == 2
     assert len(names & {path.name for path in cache.iterdir()}) == 1
     assert is_same(tmp_path / "run1") == is_same(tmp_path / "run3") == 0
-    monkeypatch.setattr(sample_cache, "MOST_BYTES", 10)
+    monkeypatch.setattr(sample_cache, "MOST_CACHE_BYTES", 10)
     write(tmp_path / "run3", [sample(12)])
     for _ in range(2):
         assert is_same(tmp_path / "run3") > 0

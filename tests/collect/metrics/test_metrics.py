@@ -361,9 +361,9 @@ def test_a_run_without_records_has_no_value_of_any_metric():
 
 def test_peak_memory_is_the_gpu_allocators_else_the_process_and_says_which():
     rss = {r: [step(1, 1.0, rss_bytes=10 + r), step(2, 1.0, rss_bytes=7)] for r in (0, 1)}
-    assert memory.peak_memory(measured(rss)) == Quantity(11, "bytes", memory.KINDS["rss_bytes"])
+    assert memory.peak_memory(measured(rss)) == Quantity(11, "bytes", memory.MEMORY_KINDS["rss_bytes"])
     gpu = {0: [step(1, 9.0, warmup=True, allocated_bytes=99), step(1, 1.0, rss_bytes=500, allocated_bytes=40)]}
-    assert memory.peak_memory(measured(gpu)) == Quantity(40, "bytes", memory.KINDS["allocated_bytes"])
+    assert memory.peak_memory(measured(gpu)) == Quantity(40, "bytes", memory.MEMORY_KINDS["allocated_bytes"])
     assert memory.peak_memory(measured({0: gpu[0], 1: [step(1, 1.0, rss_bytes=600)]})) is None
     assert memory.peak_memory(measured({0: [step(1, 1.0)]})) is None
 

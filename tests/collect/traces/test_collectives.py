@@ -55,7 +55,7 @@ def test_the_arguments_of_an_event_decide_the_collective(tmp_path, damage):
     assert found.collectives == [MEANT]
     assert found.collective.tolist() == [0, 0, -1]
     assert found.sequence.tolist() == [17, 18, -1]
-    assert (MEANT.in_bytes, MEANT.out_bytes) == (2 * 25136, 2 * 201088)
+    assert (MEANT.input_bytes, MEANT.output_bytes) == (2 * 25136, 2 * 201088)
     assert compute_breakdown(found).collectives == [EventTally("all_gather", 2, 12_000)]
 
 
@@ -77,7 +77,7 @@ def test_an_argument_of_another_type_is_not_known(tmp_path, changed, expected):
     arguments = {key: value for key, value in (ARGUMENTS | changed).items() if value is not None}
     found = read(tmp_path, [kernel(RCCL, 10, 5, arguments)])
     assert (found.lost, found.collectives) == ({}, [MEANT._replace(**expected)])
-    assert found.collectives[0].in_bytes == (None if {"in_elements", "dtype"} & expected.keys() else 2 * 25136)
+    assert found.collectives[0].input_bytes == (None if {"in_elements", "dtype"} & expected.keys() else 2 * 25136)
 
 
 @pytest.mark.parametrize("name", [7, "", None, ["allreduce"]])
@@ -99,8 +99,8 @@ def test_an_rccl_kernel_is_named_by_its_arguments_and_otherwise_generic(tmp_path
     assert {one.name: one.count for one in told.collectives} == {"all_reduce": 2, "generic": 1}
     assert (told.communication_ns, told.compute_ns) == (13_000, 40_000)
     communication = find_communication(found, found.has_category("kernel"))
-    assert communication.rows.tolist() == [True, True, True, False]
-    assert [communication.operations[index].group for index in communication.operation[:3]] == ["3", "3", None]
+    assert communication.is_communication.tolist() == [True, True, True, False]
+    assert [communication.operations[index].group for index in communication.operation_index[:3]] == ["3", "3", None]
 
 
 NAMES = {

@@ -12,7 +12,7 @@ from collect.traces.breakdown import compute_breakdown
 from collect.traces.difference import compute_step_difference
 from collect.traces.rank_analysis import analyse_rank
 from collect.traces.run_answers import RunAnswers
-from collect.traces.step_parts import StepPart, divide_rank_time, mean_step
+from collect.traces.step_parts import StepPart, compute_mean_step, divide_rank_time
 from collect.traces.stragglers import compute_waits
 
 
@@ -105,7 +105,7 @@ def test_the_parts_sum_exactly(tmp_path_factory, seed, other, size):
     steps=st.integers(1, 1000),
 )
 def test_a_mean_part_is_less_than_a_nanosecond_off(sums, steps):
-    found = mean_step(sums, steps)
+    found = compute_mean_step(sums, steps)
     assert sum(found.parts.values()) == found.total_ns == sum(sums.values()) // steps
     assert all(abs(found.parts[part] * steps - ns) < steps for part, ns in sums.items())
 

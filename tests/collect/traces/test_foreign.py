@@ -266,7 +266,7 @@ def test_bytes_behind_a_gzip_stream_are_damage(tmp_path, behind):
 def test_a_check_sum_in_a_block_of_its_own_is_looked_at(tmp_path, monkeypatch):
     packed = bytearray(gzip.compress(shapes.text(shapes.rccl())))
     packed[-6] ^= 0xFF
-    monkeypatch.setattr("collect.traces.salvage.BLOCK", len(packed) - 8)
+    monkeypatch.setattr("collect.traces.salvage.BLOCK_BYTES", len(packed) - 8)
     assert "its gzip stream is damaged" in read(tmp_path / "t.json.gz", bytes(packed)).cut
 
 
@@ -291,8 +291,8 @@ def test_json_that_is_no_trace_is_read_once_and_refused(tmp_path, monkeypatch, s
     """The file has 12 MB and no list of events. If the reader searched the same text again for each block that it reads, this
     would take a hundred times as long."""
     content = shape % b", ".join([row] * (12_000_000 // len(row)))
-    list_, single = Looked(trace._LIST), Looked(trace.salvage_events)
-    monkeypatch.setattr(trace, "_LIST", list_)
+    list_, single = Looked(trace._EVENT_LIST_START), Looked(trace.salvage_events)
+    monkeypatch.setattr(trace, "_EVENT_LIST_START", list_)
     monkeypatch.setattr(trace, "salvage_events", single)
     found = read(tmp_path / "data.json", content)
     assert len(found.name) == 0
@@ -305,10 +305,10 @@ def test_json_that_is_no_trace_is_read_once_and_refused(tmp_path, monkeypatch, s
 def test_long_text_around_the_events_is_not_searched_again_and_again(tmp_path, monkeypatch, place):
     """Text before the list of events is read only up to a limit. Text behind it is read to its end, but is searched once."""
     events, text = b'{"traceEvents": [%b]' % shapes.text(shapes.rccl()).partition(b"[")[2].rpartition(b"]")[0], b" " * 8_000_000
-    looked, stacks = Looked(trace._LIST), Looked(trace._STACKS)
+    looked, stacks = Looked(trace._EVENT_LIST_START), Looked(trace._WITH_STACK)
     monkeypatch.setattr(trace, "_LONGEST_EVENT", 1 << 20)
-    monkeypatch.setattr(trace, "_LIST", looked)
-    monkeypatch.setattr(trace, "_STACKS", stacks)
+    monkeypatch.setattr(trace, "_EVENT_LIST_START", looked)
+    monkeypatch.setattr(trace, "_WITH_STACK", stacks)
     found = read(tmp_path / "t.json", text + events if place == "before" else events + text)
     assert ("no list of events in its first 1 MiB" in found.cut) == (place == "before")
     assert (len(found.name) == 0) == (place == "before")

@@ -147,7 +147,7 @@ def test_groups_of_one_size_need_not_be_distinguished(tmp_path):
 )
 def test_inputs_that_are_not_tensors_of_one_known_type_have_no_size(dimensions, types):
     assert parse_gloo_span("gloo:all_reduce", dimensions, types) is None
-    assert parse_gloo_span("gloo:all_reduce", b"[[100], []]", b'["float", "float"]').in_bytes == 404  # [] is a scalar
+    assert parse_gloo_span("gloo:all_reduce", b"[[100], []]", b'["float", "float"]').input_bytes == 404  # [] is a scalar
 
 
 def compared(folder, theory, ranks=(0, 1), verdict="proven"):

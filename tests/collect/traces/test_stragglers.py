@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from collect.traces import trace
 from collect.traces.rank_analysis import RankAnalysis, analyse_rank
 from collect.traces.run_answers import RunAnswers
-from collect.traces.stragglers import SYNCHRONIZING, compute_waits
+from collect.traces.stragglers import SYNCHRONIZING_COLLECTIVES, compute_waits
 
 
 def analyses(folder, ranks, **said) -> list[RankAnalysis]:
@@ -33,7 +33,7 @@ def exposed(rank: support.RankOfRun) -> list[set[int]]:
 
 def synchronizes(ranks):
     """Whether the ranks called a collective in which all ranks wait for one another."""
-    return any(name in SYNCHRONIZING for name, *_ in ranks[0].calls)
+    return any(name in SYNCHRONIZING_COLLECTIVES for name, *_ in ranks[0].calls)
 
 
 def test_ranks_without_a_collective_in_which_all_wait_have_no_waiting_time(tmp_path):
@@ -53,11 +53,13 @@ def test_waiting_and_lost_time_equal_those_of_the_generator(tmp_path_factory, se
     caused = {rank.rank: 0 for rank in ranks}
     for together in zip(*(rank.calls for rank in ranks), strict=True):
         first = [place for place, call in enumerate(together) if call[5] == 0]
-        if together[0][0] in SYNCHRONIZING and len(first) == 1:
+        if together[0][0] in SYNCHRONIZING_COLLECTIVES and len(first) == 1:
             last[first[0]] += 1
             caused[first[0]] += sum(call[5] for call in together)
     for rank, told in zip(ranks, found.ranks, strict=True):
-        matched = [(call, ns) for call, ns in zip(rank.calls, exposed(rank), strict=True) if call[0] in SYNCHRONIZING]
+        matched = [
+            (call, ns) for call, ns in zip(rank.calls, exposed(rank), strict=True) if call[0] in SYNCHRONIZING_COLLECTIVES
+        ]
         assert told.rank == rank.rank
         assert told.calls == len(matched)
         assert told.waited_ns == sum(call[5] for call, _ in matched)
@@ -66,7 +68,7 @@ def test_waiting_and_lost_time_equal_those_of_the_generator(tmp_path_factory, se
     assert found.skew_ns == sorted(
         max(call[5] for call in together)
         for together in zip(*(rank.calls for rank in ranks), strict=True)
-        if together[0][0] in SYNCHRONIZING
+        if together[0][0] in SYNCHRONIZING_COLLECTIVES
     )
 
 
@@ -95,7 +97,7 @@ def test_bandwidth_and_hidden_share_are_by_nccl_tests(tmp_path, seed):
         assert use.message_bytes == sum(call[4] for call, _ in calls)
         assert use.total_ns == sum(call[3] - call[2] for call, _ in calls)
         assert use.hidden_ns == sum(len(set(range(call[2], call[3])) & ns) for call, ns in calls)
-        waiting = sum(call[5] for call, _ in calls) if name in SYNCHRONIZING else 0
+        waiting = sum(call[5] for call, _ in calls) if name in SYNCHRONIZING_COLLECTIVES else 0
         assert use.waited_ns == waiting
         assert use.algorithm_gb_per_s == pytest.approx(use.message_bytes / (use.total_ns - waiting))
         assert use.bus_gb_per_s == pytest.approx(use.algorithm_gb_per_s * factors[name])

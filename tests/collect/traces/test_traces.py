@@ -22,7 +22,7 @@ from msgspec import Raw
 from collect.metrics import trace as metrics
 from collect.traces import figure_cache, intervals, trace
 from collect.traces.breakdown import EventTally, compute_breakdown
-from collect.traces.event import UNKNOWN, numbers_to_ns, texts_to_ns, to_integers
+from collect.traces.event import UNKNOWN_NS, numbers_to_ns, texts_to_ns, to_integers
 from collect.traces.operators import compare_trace_operators
 from collect.traces.rank_analysis import analyse_rank
 
@@ -124,7 +124,7 @@ def test_blocks_of_any_size_and_gzip_change_nothing(tmp_path_factory, size, pret
     content = rank.text(pretty=pretty)
     whole = rows(read(folder / "whole.json", content))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("collect.traces.salvage.BLOCK", size)
+        patch.setattr("collect.traces.salvage.BLOCK_BYTES", size)
         found = read(folder / "t.json", gzip.compress(content) if gz else content)
     assert (rows(found), found.lost, found.cut) == (whole, {}, "")
 
@@ -195,7 +195,7 @@ def test_a_file_has_the_times_of_its_texts(tmp_path, base, digits):
 
 def test_invalid_times_are_unknown():
     texts = [b"12.345", b"", b'"7.000"', b"null", b"1e3", b"1e400", b"-0.001", b"\xff"]
-    expected = [12345, UNKNOWN, UNKNOWN, UNKNOWN, 1_000_000, UNKNOWN, -1, UNKNOWN]
+    expected = [12345, UNKNOWN_NS, UNKNOWN_NS, UNKNOWN_NS, 1_000_000, UNKNOWN_NS, -1, UNKNOWN_NS]
     assert texts_to_ns([Raw(text) for text in texts]).tolist() == expected
     assert texts_to_ns([]).tolist() == numbers_to_ns([]).tolist() == []
 

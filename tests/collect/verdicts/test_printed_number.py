@@ -113,7 +113,7 @@ def test_every_number_of_the_shipped_studies_can_be_read():
             assert entry.metric in metrics or entry.metric == "state", entry
             of = metrics.get(entry.metric)
             try:
-                parse_number(entry.printed, entry.unit, of.unit if of else "", change=bool(of and of.of_cells))
+                parse_number(entry.printed, entry.unit, of.unit if of else "", is_change=bool(of and of.of_cells))
             except ValueError as error:
                 unread.append(str(error))
     assert unread == []

@@ -18,7 +18,7 @@ from collect.sources.followed_records import FollowedRecords
 from collect.watch.curve import MOST_POINTS, LiveCurve
 from collect.watch.live_page import MOST_RUNS, LivePage
 from collect.watch.queue import Queue, QueuedRun
-from collect.watch.run_series import GPU_BUSY, LOSS, SENT, STEP_TIME, RunSeries
+from collect.watch.run_series import GPU_BUSY, LOSS, NETWORK_SENT, STEP_TIME, RunSeries
 from collect.watch.server import open_below
 from shardlab.runs import suspension
 from shardlab.runs.record import TRACKER_ENDED, GpuSample, LineWriter, Sample, StepRecord
@@ -149,7 +149,7 @@ def test_telemetry_is_grouped_by_host_and_gpu(workspace):
     found = series(folder)
     found.read_new()
     assert list(found.curves[GPU_BUSY]) == [f"{support.HOST} GPU-0"]
-    assert max(found.curves[SENT][support.HOST].points()[1]) == pytest.approx(2**20 / 10**6, rel=1e-4)
+    assert max(found.curves[NETWORK_SENT][support.HOST].points()[1]) == pytest.approx(2**20 / 10**6, rel=1e-4)
 
 
 def test_a_suspension_is_in_no_step_time(workspace):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from collect.reading.own_metrics import METRICS
+from collect.reading.own_metrics import METRIC_PLUGINS
 from shardlab.errors import InputError
 from shardlab.files import plugin_source
 from shardlab.plugins.plugin_kind import STRATEGIES, WORKLOADS
@@ -24,7 +24,7 @@ def test_a_file_defines_only_names_that_begin_with_its_name(kind, allowed, refus
     assert [kind.may_define(FILE, name) for name in refused] == [False] * len(refused)
 
 
-@pytest.mark.parametrize("kind", [WORKLOADS, STRATEGIES, METRICS], ids=lambda kind: kind.noun)
+@pytest.mark.parametrize("kind", [WORKLOADS, STRATEGIES, METRIC_PLUGINS], ids=lambda kind: kind.noun)
 def test_a_plugin_cannot_replace_a_shipped_one_or_one_of_another_file(kind):
     kind.must_be_new(FILE, "free", {"shipped"}, {"taken": "/w/other.py"})
     with pytest.raises(InputError) as raised:
@@ -40,5 +40,5 @@ def test_a_plugin_cannot_replace_a_shipped_one_or_one_of_another_file(kind):
 
 
 def test_the_folder_of_each_kind_steers_commands():
-    assert [kind.folder for kind in (WORKLOADS, STRATEGIES, METRICS)] == [*plugin_source.CODE_FOLDERS]
+    assert [kind.folder for kind in (WORKLOADS, STRATEGIES, METRIC_PLUGINS)] == [*plugin_source.CODE_FOLDERS]
     assert [kind.folder for kind in (WORKLOADS, STRATEGIES)] == [*plugin_source.CARRIED_FOLDERS]
