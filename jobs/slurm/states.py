@@ -9,7 +9,7 @@ WAITING_STATES = {
     "POWER_UP_NODE",
 }  # fmt: skip
 RUNNING_STATES = {"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "UPDATE_DB"}
-ENDED = {
+RUN_STATE_BY_END = {
     "COMPLETED": "completed",
     "FAILED": "failed",
     "TIMEOUT": "timeout",
@@ -25,7 +25,7 @@ ENDED = {
 }
 # After these states, Slurm may start the job again. The accounting shows the new start only some seconds later.
 RESTARTABLE_STATES = {"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"}
-WHY = {
+END_CLAUSES = {
     "TIMEOUT": "Slurm ended the job at its time limit",
     "DEADLINE": "Slurm ended the job at its deadline",
     "OUT_OF_MEMORY": "out of host memory: Slurm saw the kernel's OOM killer end a process of the job",
@@ -40,7 +40,7 @@ WHY = {
 HELD_AFTER_LAUNCH = re.compile("JobHoldMaxRequeue|launch.failed.requeued.held")
 # The reasons for which a job waits (`%r` of squeue) that do not pass by themselves or that a person should know. Each is a
 # pattern of Slurm's words, with a clause that says what helps; Slurm's words are added in brackets.
-WAITS = {
+WAITING_CLAUSES = {
     HELD_AFTER_LAUNCH.pattern: "Slurm holds it after a failed start; `jobs retry` or `jobs retry --only held` releases it",
     "JobHeldUser": "its job is held; `scontrol release` with its number lets it start",
     "JobHeldAdmin": "an administrator of the cluster holds its job and can release it",
@@ -63,23 +63,25 @@ WAITS = {
 
 
 def explain_waiting(reason: str) -> str:
-    """A clause about the reason for which a job waits, from WAITS; '' for other reasons, which pass by themselves."""
-    return next((f"{clause} ({reason})" for pattern, clause in WAITS.items() if re.match(pattern, reason)), "")
+    """A clause about the reason for which a job waits, from WAITING_CLAUSES; '' for other reasons, which pass by themselves."""
+    return next(
+        (f"{clause} ({reason})" for reason_pattern, clause in WAITING_CLAUSES.items() if re.match(reason_pattern, reason)), ""
+    )
 
 
-def bare_state(raw: str) -> str:
+def extract_state(slurm_text: str) -> str:
     """The bare state in Slurm's text for a state, such as CANCELLED in `CANCELLED by 1000`, or COMPLETING in `COMPLETING+`."""
-    return raw.split()[0].rstrip("+").upper() if raw.split() else ""
+    return slurm_text.split()[0].rstrip("+").upper() if slurm_text.split() else ""
 
 
-def translate_state(raw: str) -> str:
+def translate_state(slurm_text: str) -> str:
     """Translate Slurm's state of a job to the state of its run: pending, running, a final state, or unknown."""
-    state = bare_state(raw)
+    state = extract_state(slurm_text)
     if state in WAITING_STATES:
         return "pending"
-    return "running" if state in RUNNING_STATES else ENDED.get(state, "unknown")
+    return "running" if state in RUNNING_STATES else RUN_STATE_BY_END.get(state, "unknown")
 
 
-def is_settled(raw: str) -> bool:
+def is_settled(slurm_text: str) -> bool:
     """Whether a job with this state in the accounting has ended for good."""
-    return bare_state(raw) in ENDED.keys() - RESTARTABLE_STATES
+    return extract_state(slurm_text) in RUN_STATE_BY_END.keys() - RESTARTABLE_STATES

@@ -13,7 +13,8 @@ H100, A100 = gpu.must_find_model("h100-80gb-hbm3"), gpu.must_find_model("a100-sx
 # A model with round numbers: 2 blocks; of 60 TFLOP per item, 12 are in attention and 6 in the head.
 SAVED = SavedBytes(block_whole=2e9, block_split=4e9, block_input=1e9, head=1e9, logits=1e9)
 FACTS = ModelFacts(
-    parameters=1000, blocks=2, block_parameters=400, largest_block=400, front=100, back=100, tied=0, flops_per_item=60e12,
+    parameters=1000, blocks=2, block_parameters=400, largest_block=400, front_parameters=100, back_parameters=100,
+    tied_parameters=0, flops_per_item=60e12,
     saved=SAVED, kind="transformer", how="", attention_flops_per_item=12e12, head_flops_per_item=6e12, is_causal=True,
 )  # fmt: skip
 ROWS = 312_000  # the tokens of an item: so many that matrix products take only a thousandth longer than with any number
