@@ -19,8 +19,8 @@ from shardlab.runs.rundir import RunDir
 # Folders of a run whose files may change although its ranks make no progress: logs (which receive the stacks of hanging ranks),
 # telemetry, and the claim.
 IGNORED_FOLDERS = ("log", "samples", "claim")
-# The time between two checks is the share INTERVAL_SHARE of the hang limit, but at least LEAST_INTERVAL_S and at most MOST_INTERVAL_S seconds. A
-# check is not cheap: it reads the attributes of every file of the run.
+# The time between two checks is the share INTERVAL_SHARE of the hang limit, but at least LEAST_INTERVAL_S and at most
+# MOST_INTERVAL_S seconds. A check is not cheap: it reads the attributes of every file of the run.
 INTERVAL_SHARE, LEAST_INTERVAL_S, MOST_INTERVAL_S = 1 / 60, 1.0, 30.0
 MOST_NAMED_RANKS = 8  # the most ranks that a sentence names
 

@@ -52,8 +52,8 @@ class Sampler:
         self._process = self._start()
 
     def restart_if_dead(self) -> None:
-        """If the sampler died, record the event SAMPLER_ENDED, and start it again if it has started fewer than MOST_SAMPLER_STARTS
-        times."""
+        """If the sampler died, record the event SAMPLER_ENDED, and start it again if it has started fewer than
+        MOST_SAMPLER_STARTS times."""
         exit_code = self._process.poll()
         # The exit code is 0 if a signal ended the sampler; Slurm sends signals to all processes of a job.
         if exit_code and self._start_count <= MOST_SAMPLER_STARTS:
@@ -148,8 +148,8 @@ def end_process(process: subprocess.Popen[bytes], first_signal: signal.Signals, 
 
 
 def kill_marked_processes(mark: str) -> None:
-    """Kill every process whose environment variable RUN_MARK_VARIABLE has the value `mark`. Processes in other sessions are found too,
-    because launchers start each rank in a new session."""
+    """Kill every process whose environment variable RUN_MARK_VARIABLE has the value `mark`. Processes in other sessions are
+    found too, because launchers start each rank in a new session."""
     while marked_processes := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
         for process in marked_processes:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -24,8 +24,8 @@ RENDEZVOUS_VARIABLE, RENDEZVOUS_ID_VARIABLE = "SHARDLAB_RENDEZVOUS", "SHARDLAB_R
 RENDEZVOUS_PORTS = range(
     20_000, 30_000
 )  # possible ports of a rendezvous; Linux gives only higher ports to outgoing connections
-# Environment variables. NODE_VARIABLE: the number of this node in its run, from 0 (set only without Slurm). NODES_VARIABLE: the names or
-# addresses of all nodes of the run, separated by commas.
+# Environment variables. NODE_VARIABLE: the number of this node in its run, from 0 (set only without Slurm). NODES_VARIABLE:
+# the names or addresses of all nodes of the run, separated by commas.
 NODE_VARIABLE, NODES_VARIABLE = "SHARDLAB_NODE", "SHARDLAB_NODES"
 # Interfaces that connect containers and virtual machines with their own machine: docker, podman, LXC, libvirt, Kubernetes.
 _CONTAINER_INTERFACE = re.compile(r"^(docker|br-[0-9a-f]{12}\Z|veth|virbr|vnet|cni|flannel|cali|podman|lxc|lxd|vb-|ve-)")

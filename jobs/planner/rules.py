@@ -29,7 +29,8 @@ class DecisionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the study says, in a sentence."""
 
     def applies(self, facts: Mapping[str, float | bool | str]) -> bool:
-        """Whether the condition of the rule is true. facts: the values of the names in the condition (`advise.make_rule_values`)."""
+        """Whether the condition of the rule is true. facts: the values of the names in the condition
+        (`advise.make_rule_values`)."""
         return bool(Expression(self.when).evaluate(facts))
 
 

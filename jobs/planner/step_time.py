@@ -19,11 +19,11 @@ from trainers.theory.term import Axis, Term
 
 # the share of backward in the time of a pass: backward computes two products of matrices for each product in forward
 BACKWARD_SHARE = 2 / 3
-# WINDOW_SHARE: the share of the computing time in which communication can be hidden. EXPOSED_SHARE: the share of hidden communication by
-# which it makes a step longer nevertheless: a part at the ends of passes does not overlap, and its kernels take multiprocessors
-# and bandwidth of the memory from computing. Both have three values: for the fastest, the likely and the slowest step. Study 2,
-# section 4.5.4: 92.5 % of DDP's all-reduces and 95.1 % and 98.1 % of FSDP's all-gathers overlap with computing. What computing
-# loses is fitted to benchmarks/published.
+# WINDOW_SHARE: the share of the computing time in which communication can be hidden. EXPOSED_SHARE: the share of hidden
+# communication by which it makes a step longer nevertheless: a part at the ends of passes does not overlap, and its kernels
+# take multiprocessors and bandwidth of the memory from computing. Both have three values: for the fastest, the likely and the
+# slowest step. Study 2, section 4.5.4: 92.5 % of DDP's all-reduces and 95.1 % and 98.1 % of FSDP's all-gathers overlap with
+# computing. What computing loses is fitted to benchmarks/published.
 WINDOW_SHARE = PredictedRange(0.95, 0.85, 0.6)
 EXPOSED_SHARE = PredictedRange(0.03, 0.15, 0.35)
 # The share of bandwidth that a network loses each time the number of nodes doubles, by congestion and by the latency of more

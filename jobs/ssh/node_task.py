@@ -3,10 +3,11 @@ watches it.
 
     python -m jobs.ssh.node_task
 
-Standard input: a TaskRequest, then the address of the rendezvous, then an empty line every BEAT_INTERVAL_S seconds. Standard output:
-lines that begin with LINE_PREFIX: `ready` with a free address for the rendezvous, and at the end `exit CODE`; if the nodes
-share no folder, also a line `record` with a RecordChange for each change of this node's records. Other output goes to standard
-error. If the input ends, or brings nothing for MOST_SILENT_S seconds, the connection or the supervisor is lost, and the task ends.
+Standard input: a TaskRequest, then the address of the rendezvous, then an empty line every BEAT_INTERVAL_S seconds. Standard
+output: lines that begin with LINE_PREFIX: `ready` with a free address for the rendezvous, and at the end `exit CODE`; if the
+nodes share no folder, also a line `record` with a RecordChange for each change of this node's records. Other output goes to
+standard error. If the input ends, or brings nothing for MOST_SILENT_S seconds, the connection or the supervisor is lost, and
+the task ends.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class RecordSender:
         self._thread.start()
 
     def finish(self) -> None:
-        """Send the last records. Raises ShardlabError if records could not be read, or could not be sent within MOST_SEND_S seconds;
-        the first node then does not have all records."""
+        """Send the last records. Raises ShardlabError if records could not be read, or could not be sent within MOST_SEND_S
+        seconds; the first node then does not have all records."""
         self._ended.set()
         self._thread.join(MOST_SEND_S)
         if self._thread.is_alive():

@@ -55,8 +55,8 @@ DAMAGED_WHY = (
     f"or the script does not use it; {RESUBMIT_HINT}"
 )
 OLD_WHY = f"the run was rendered by an earlier version of shardlab, which kept no copy of its source; {RESUBMIT_HINT}"
-# Ranks that keep checkpoints save the last checkpoint LAST_SAVE_S seconds before the time limit, or, if the limit is short, when the
-# share LAST_SAVE_SHARE of the limit is left.
+# Ranks that keep checkpoints save the last checkpoint LAST_SAVE_S seconds before the time limit, or, if the limit is short,
+# when the share LAST_SAVE_SHARE of the limit is left.
 LAST_SAVE_S, LAST_SAVE_SHARE = 60.0, 0.2
 CANCELLED_WHY = "cancelled while it ran"
 # Slurm sends the same signal to the batch step for four reasons: the time limit, a preemption, a failed node, and a person who

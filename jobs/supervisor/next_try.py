@@ -127,8 +127,8 @@ def _was_cancelled(run_dir: RunDir) -> bool:
 
 
 def _replace_by_script(run_dir: RunDir, claim_word: str | None) -> None:
-    """Replace this process by the script of a try. claim_word: CLAIM_AGAIN if the script must claim the try itself; None if the try
-    is already claimed for this process."""
+    """Replace this process by the script of a try. claim_word: CLAIM_AGAIN if the script must claim the try itself; None if
+    the try is already claimed for this process."""
     from jobs.scheduler import scheduler
 
     os.environ[TRY_VARIABLE] = claim_word or run_dir.run_id

@@ -250,7 +250,8 @@ def test_checkpointing_keeps_a_blocks_input_and_recomputes_one_block_at_a_time()
 
 
 def test_memory_beside_tensors_has_three_terms_only_on_a_gpu():
-    """For a GPU, the estimate has the terms `memory.NON_TENSOR_CATEGORIES` in addition to tensors; without a GPU it has none of them."""
+    """For a GPU, the estimate has the terms `memory.NON_TENSOR_CATEGORIES` in addition to tensors; without a GPU it has none
+    of them."""
     one = cell("gpt2", "ddp", 2)
     beside = memory.predict_memory(one).by_category.keys() - memory.predict_memory(one, on_gpu=False).by_category.keys()
     assert beside == set(memory.NON_TENSOR_CATEGORIES)
