@@ -118,10 +118,10 @@ def test_strategies_of_equal_work_on_one_size_still_do_equal_work(study, nodes, 
     keys = ("workload", "gpus", "nnodes", "global_batch_size", "micro_batch_size", "seq_len", "steps", "epochs", "precision")
     groups: dict[tuple, set[tuple]] = {}
     for one in adapt_cells(study, machine(nodes, gpus), OwnPlugins()):
-        if one.after is not None and one.before.tp == one.before.pp == 1:
-            old, new = (tuple(getattr(cell, key) for key in keys) for cell in (one.before, one.after))
+        if one.new_cell is not None and one.original_cell.tp == one.original_cell.pp == 1:
+            old, new = (tuple(getattr(cell, key) for key in keys) for cell in (one.original_cell, one.new_cell))
             groups.setdefault(old, set()).add(new)
-            assert (one.after.gpus > 1) == (one.before.gpus > 1)
+            assert (one.new_cell.gpus > 1) == (one.original_cell.gpus > 1)
     assert {len(news) for news in groups.values()} == {1}
 
 

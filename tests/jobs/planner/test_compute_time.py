@@ -67,9 +67,9 @@ def test_a_pipeline_splits_blocks_and_its_last_stage_sets_the_pace():
     parts = compute_time.predict_compute_time(one, facts, A100)
     planned = PlannedMachine(True, "a100", A100, None, link.make_data_sheet_link(A100))
     step = step_time.predict_step_time(one, planned)
-    assert step.parts["compute"].likely == pytest.approx(8 * (parts.blocks.likely + parts.head.likely))
+    assert step.parts["compute"].likely == pytest.approx(8 * (parts.blocks_s.likely + parts.head_s.likely))
     # 1F1B with p stages and m micro-batches: the ranks wait (p - 1) / m of the time of their blocks.
-    assert step.parts["bubble"].likely == pytest.approx(3 * parts.blocks.likely, rel=0.02)
+    assert step.parts["bubble"].likely == pytest.approx(3 * parts.blocks_s.likely, rel=0.02)
 
 
 @pytest.mark.parametrize(("kind", "share"), [("convolution", 0.36), ("unknown", 0.25)])
