@@ -27,7 +27,7 @@ def computed(facts=FACTS, gpus=1, model=A100, **keys):
     strategy = keys.pop("strategy", "single" if gpus == 1 else "tp")
     keys = {"precision": "bf16", "seq_len": ROWS, **keys}
     time = compute_time.predict_compute_time(cell("gpt2-tiny", strategy, gpus, **keys), facts, model)
-    return time.blocks.likely, time.head.likely
+    return time.blocks_s.likely, time.head_s.likely
 
 
 def test_blocks_take_the_time_of_products_attention_and_moved_bytes():
@@ -82,7 +82,7 @@ def test_other_models_reach_another_share_of_the_peak(kind, share):
 
 def test_a_model_of_which_only_operations_are_known_gets_a_wide_range():
     def width(facts):
-        time = compute_time.predict_compute_time(cell("gpt2-tiny", "single", precision="bf16"), facts, A100).blocks
+        time = compute_time.predict_compute_time(cell("gpt2-tiny", "single", precision="bf16"), facts, A100).blocks_s
         return time.high / time.low
 
     assert width(msgspec.structs.replace(FACTS, saved=None, kind="unknown")) > 5 * width(FACTS)
