@@ -26,7 +26,9 @@ def main() -> None:
     options.add_argument("--cells", type=int, default=10_000)
     count = options.parse_args().cells
     known = gpu.must_find_model("a100-80gb")
-    machine = PlannedMachine(True, "a100-80gb", known, gpu.capacity(known, None), link.make_data_sheet_link(known), None, 2.0)
+    machine = PlannedMachine(
+        True, "a100-80gb", known, gpu.find_gpu_memory(known, None), link.make_data_sheet_link(known), None, 2.0
+    )
     kinds = []
     for strategy in STRATEGIES:
         degrees = {"tp": 4} if strategy == "tp" else {"pp": 4, "passes": 16} if strategy.startswith("pp") else {}

@@ -21,7 +21,7 @@ from shardlab.runs.state import TOLD, drop_learnt_ends, find_last_sending
 
 OWNER_FILE = "job"
 # The names of a run's records. The records of an earlier start must not be mixed with the records of this start.
-RECORDS = ("steps", "samples", "trace", "memory", "validation.jsonl", "result.json")
+RECORD_NAMES = ("steps", "samples", "trace", "memory", "validation.jsonl", "result.json")
 
 
 def current_job_id() -> str:
@@ -29,13 +29,13 @@ def current_job_id() -> str:
     return os.environ.get("SLURM_JOB_ID", "")
 
 
-def token_data() -> dict[str, str]:
+def make_token_data() -> dict[str, str]:
     """The token of the submission to which the job of this process belongs, as data for an event; empty outside of Slurm.
 
     The token, which shardlab chooses for each submission, is the name of the job (jobs.slurm.submission).
     """
-    name = os.environ.get("SLURM_JOB_NAME", "")
-    return {"token": name} if current_job_id() and re.search(TOKEN_PATTERN, name) else {}
+    job_name = os.environ.get("SLURM_JOB_NAME", "")
+    return {"token": job_name} if current_job_id() and re.search(TOKEN_PATTERN, job_name) else {}
 
 
 def count_job_restarts() -> int:
@@ -82,13 +82,13 @@ def is_claimed_by_job(run_dir: RunDir) -> bool:
 
 def count_claims_after_restart(run_dir: RunDir) -> int:
     """How often Slurm restarted the job of the run, and the job claimed the run again."""
-    return sum(name.startswith(_restart_name("")) for name in files.list_names(f"{run_dir.claim}"))
+    return sum(entry_name.startswith(_format_restart_name("")) for entry_name in files.list_names(f"{run_dir.claim}"))
 
 
 def is_taken_over(run_dir: RunDir) -> bool:
     """Whether a later start of the job has taken over the run. This happens if Slurm gave up this node as lost and requeued the
     job, although the node still runs the ranks."""
-    return (run_dir.claim / _restart_name(count_job_restarts() + 1)).exists()
+    return (run_dir.claim / _format_restart_name(count_job_restarts() + 1)).exists()
 
 
 def move_earlier_records(run_dir: RunDir) -> None:
@@ -97,12 +97,12 @@ def move_earlier_records(run_dir: RunDir) -> None:
     WorkspaceError."""
     if checkpoint.complete_checkpoints(run_dir.path):
         return
-    earlier_folder = run_dir.path / f"before-{_restart_name(count_job_restarts())}"
+    earlier_folder = run_dir.path / f"before-{_format_restart_name(count_job_restarts())}"
     with files.as_workspace_error("move"):
-        for name in RECORDS:
-            if (run_dir.path / name).exists():
+        for record_name in RECORD_NAMES:
+            if (run_dir.path / record_name).exists():
                 earlier_folder.mkdir(exist_ok=True)
-                (run_dir.path / name).rename(earlier_folder / name)
+                (run_dir.path / record_name).rename(earlier_folder / record_name)
 
 
 def _belongs_to_this_job(run_dir: RunDir) -> bool:
@@ -132,7 +132,7 @@ def _may_start_again(run_dir: RunDir) -> bool:
 def _record_start(run_dir: RunDir) -> bool:
     """Record this start in the claim. Returns False if another process has recorded the same start."""
     try:
-        (run_dir.claim / _restart_name(count_job_restarts())).mkdir()
+        (run_dir.claim / _format_restart_name(count_job_restarts())).mkdir()
     except FileExistsError:
         return False
     return True
@@ -150,9 +150,9 @@ def _states_caused_by_run(events: Sequence[Event], end_event: Event) -> set[str]
 
 def is_packed(events: Sequence[Event]) -> bool:
     """Whether the run shares its job with other runs, one after another (--pack). events: the events of the run."""
-    sending = find_last_sending(events)
-    return sending is not None and sending.data.get("kind") == "pack"
+    last_sending = find_last_sending(events)
+    return last_sending is not None and last_sending.data.get("kind") == "pack"
 
 
-def _restart_name(number: int | str) -> str:
-    return f"restart-{number}"
+def _format_restart_name(restart_number: int | str) -> str:
+    return f"restart-{restart_number}"

@@ -22,7 +22,7 @@ from shardlab.remote import remote_workspace
 from shardlab.verb import CommandParser, Invocation, run_command_line
 from shardlab.workspace import workspace_trust
 
-INTERRUPTED = "interrupted; runs that were started continue, and their state is saved."
+INTERRUPTED_MESSAGE = "interrupted; runs that were started continue, and their state is saved."
 VERBS: tuple[JobsVerb, ...] = (
     PlanVerb(), RenderVerb(), SubmitVerb(), StatusVerb(), CancelVerb(), RetryVerb(), LogsVerb(), AdviseVerb(), TraceRunsVerb(),
     MatricesVerb(), StrategiesVerb(), WorkloadsVerb(), LaunchersVerb(),
@@ -49,21 +49,21 @@ def parser() -> CommandParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command on this machine or on the controller of its cluster; return its exit code."""
-    return run_command_line(parser(), argv, _carry_out, INTERRUPTED)
+    return run_command_line(parser(), argv, _carry_out, INTERRUPTED_MESSAGE)
 
 
 def _carry_out(invocation: Invocation) -> int:
     verb: JobsVerb = invocation.arguments.verb
     _ask_whether_allowed(invocation, verb)
     verb.prepare(invocation)
-    remote = on_controller.find_remote_workspace(invocation)
-    if remote is not None:
+    controller_workspace = on_controller.find_remote_workspace(invocation)
+    if controller_workspace is not None:
         try:
-            return on_controller.run_remotely(remote, invocation)
+            return on_controller.run_remotely(controller_workspace, invocation)
         except ShardlabError as error:
-            if (why := on_controller.decide_after_lease(invocation, error)) is None:
+            if (lease_remark := on_controller.decide_after_lease(invocation, error)) is None:
                 raise
-            invocation.out.print_remark(why, style="yellow")
+            invocation.out.print_remark(lease_remark, style="yellow")
     on_controller.enter_environment(invocation)
     return verb.run(invocation)
 
@@ -74,7 +74,7 @@ def _ask_whether_allowed(invocation: Invocation, verb: JobsVerb) -> None:
     waiting_paths = list_waiting_files(workspace) if verb.starts_runs else []
     if getattr(arguments, "trust", False):
         retried_runs = workspace.all_runs() if verb.name == "retry" else []  # a new attempt may use the last code
-        code_paths = (path for run in retried_runs for path in list_code_files(run))
+        code_paths = (code_path for run in retried_runs for code_path in list_code_files(run))
         workspace_trust.store_consent(workspace, invocation.out.print_remark, dict.fromkeys([*waiting_paths, *code_paths]))
     if verb.changes_runs:
         remote_workspace.read_for_changes(workspace)  # its refusal says more, if this workspace is a copy

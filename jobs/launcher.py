@@ -45,25 +45,27 @@ class Launcher(msgspec.Struct, frozen=True):
     on_gpus: bool = True
     """Whether the ranks may compute on GPUs; if not, a run needs no GPUs, and is a rehearsal if it trains."""
 
-    def srun(self, run: Run, python: str, *, overlap: bool = False, container: Sequence[str] = ()) -> list[str]:
+    def make_srun_argv(
+        self, run: Run, python: str, *, overlap: bool = False, container_options: Sequence[str] = ()
+    ) -> list[str]:
         """The argv that starts all ranks inside a Slurm job, as one job step. If one task fails, Slurm ends the whole step.
 
         python: the Python interpreter of the ranks. overlap: whether the step may use processors and GPUs that another step of
         the job holds, such as the shell of an allocation. container: the options of srun that start each task in a container.
         """
-        tasks = run.world.nproc_per_node if self.per_rank else 1
+        tasks_per_node = run.world.nproc_per_node if self.per_rank else 1
         argv = [
-            "srun", f"--nodes={run.world.nnodes}", f"--ntasks-per-node={tasks}", "--kill-on-bad-exit=1", "--cpu-bind=none",
-            "--unbuffered",
+            "srun", f"--nodes={run.world.nnodes}", f"--ntasks-per-node={tasks_per_node}", "--kill-on-bad-exit=1",
+            "--cpu-bind=none", "--unbuffered",
         ]  # fmt: skip
         if overlap:
             argv.append("--overlap")
         if self.per_rank:
             argv.append("--distribution=block")  # consecutive ranks are on the same node, as with the other launchers
-        return [*argv, *container, python, "-m", "jobs.supervisor.step_task", ".", "--", *self.task(run, python)]
+        return [*argv, *container_options, python, "-m", "jobs.supervisor.step_task", ".", "--", *self.task(run, python)]
 
 
-def _trace_reading_argv(_run: Run, python: str) -> list[str]:
+def _make_trace_argv(_run: Run, python: str) -> list[str]:
     return [python, "-P", "-m", "collect.traces.part", "."]
 
 
@@ -72,8 +74,8 @@ _TRACE_LAUNCHER = Launcher(
     name=TRACE,
     summary="analyses the profiler traces of a part of a folder (jobs trace)",
     several_nodes=False,
-    command=_trace_reading_argv,
-    task=_trace_reading_argv,
+    command=_make_trace_argv,
+    task=_make_trace_argv,
     on_gpus=False,
 )
 
@@ -81,14 +83,16 @@ _TRACE_LAUNCHER = Launcher(
 @functools.cache
 def launchers() -> dict[str, Launcher]:
     """All launchers, by their names."""
-    return {module.LAUNCHER.name: module.LAUNCHER for module in registry.load_plugins("jobs.launchers")}
+    return {
+        launcher_module.LAUNCHER.name: launcher_module.LAUNCHER for launcher_module in registry.load_plugins("jobs.launchers")
+    }
 
 
 def launcher(name: str) -> Launcher:
     """The launcher with this name. If no launcher has the name, raises UnknownName, which lists all launchers."""
-    menu = launchers()
+    launchers_by_name = launchers()
     if name == TRACE:
         return _TRACE_LAUNCHER
-    if name not in menu:
-        raise UnknownName("launcher", name, menu)
-    return menu[name]
+    if name not in launchers_by_name:
+        raise UnknownName("launcher", name, launchers_by_name)
+    return launchers_by_name[name]

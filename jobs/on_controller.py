@@ -11,7 +11,7 @@ from socket import gethostname
 
 from jobs.rendering.preview import find_known_python
 from jobs.slurm import commands
-from jobs.ssh.step import BETWEEN_NODES
+from jobs.ssh.step import BETWEEN_NODES_HINT
 from jobs.verb import JobsVerb
 from shardlab.cluster import cluster, first_node
 from shardlab.cluster.cluster import Cluster
@@ -32,16 +32,16 @@ def find_remote_workspace(invocation: Invocation) -> RemoteWorkspace | None:
 
     Raises InputError, also if this user may not log in for this workspace. `jobs status` then shows the runs that are here.
     """
-    remote = _find_target_workspace(invocation)
-    if remote is not None:
+    target_workspace = _find_target_workspace(invocation)
+    if target_workspace is not None:
         try:
-            workspace_trust.must_be_allowed(invocation.workspace, f"log in to {remote.host}")
+            workspace_trust.must_be_allowed(invocation.workspace, f"log in to {target_workspace.host}")
         except InputError as refusal:
             if invocation.arguments.verb.name != "status":
                 raise
             invocation.out.print_remark(f"The table shows the runs that were fetched. {refusal}", style="yellow")
             return None
-    return remote
+    return target_workspace
 
 
 def _find_target_workspace(invocation: Invocation) -> RemoteWorkspace | None:
@@ -116,7 +116,7 @@ def starts_runs_here(target_cluster: Cluster) -> bool:
         return False
     if target_cluster.provider == "slurm":
         return target_cluster.login is None or is_in_environment(target_cluster)
-    if gethostname().partition(".")[0] in {entry.name for entry in target_cluster.nodes}:
+    if gethostname().partition(".")[0] in {node_entry.name for node_entry in target_cluster.nodes}:
         return True
     return commands.read_setting("ClusterName", limit_s=15) == target_cluster.name
 
@@ -141,8 +141,8 @@ def enter_environment(invocation: Invocation) -> None:
         return
     if is_preview(invocation):
         return
-    _, python = inventory.find_controller(invocation.workspace, target_cluster)
-    os.execv(python, [python, "-P", "-m", "jobs", *format_words(invocation.arguments)])
+    _, interpreter = inventory.find_controller(invocation.workspace, target_cluster)
+    os.execv(interpreter, [interpreter, "-P", "-m", "jobs", *format_words(invocation.arguments)])
 
 
 def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
@@ -157,33 +157,33 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
         raise InputError(f"{arguments.folder}: lies on {remote.host}. Allowed: an absolute path on that machine.")
     own_matrix: Path | None = None
     if verb.makes_runs or verb.name == "plan":
-        file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
-        content = (
-            files.read(file, follow=True)
+        cluster_file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
+        cluster_content = (
+            files.read(cluster_file, follow=True)
             if target_cluster.provider != "cloudlab"
             else cluster.encode_resolved_file(target_cluster)
         )
-        for address in filter(
+        for archive_address in filter(
             None, (data_set.archive for data_set in target_cluster.data.all_data_sets())
         ):  # runs need no signatures of URLs
-            content = content.replace(address.encode(), remove_secrets(address).encode())
-        texts = {"cluster.yaml": content}
-        for path in workspace.template_files():
-            texts[str(path.relative_to(workspace.path))] = files.read(path)
-        texts |= plugin_source.read_all_files(workspace.path)
+            cluster_content = cluster_content.replace(archive_address.encode(), remove_secrets(archive_address).encode())
+        contents_by_path = {"cluster.yaml": cluster_content}
+        for template_path in workspace.template_files():
+            contents_by_path[str(template_path.relative_to(workspace.path))] = files.read(template_path)
+        contents_by_path |= plugin_source.read_all_files(workspace.path)
         # Without Slurm, the scheduler on the controller reads the addresses of the nodes from the inventory. If the nodes have
         # a lease, the command on the controller reads the lease from the inventory, to decide which runs are held back. It also
         # reads there which environments exist.
         is_leased = inventory.read_leased_inventory(workspace, target_cluster.name) is not None
         if target_cluster.slurm is None or is_leased or target_cluster.environments:
-            texts[str(upload.INVENTORY)] = files.read(inventory.inventory_path(workspace))
-        file = matrix.find_matrix_file(arguments.matrix) if verb.name != "trace" else file
-        if verb.name != "trace" and file not in matrix.shipped_matrices().values():
-            own_matrix = file
-            texts |= read_matrix_files(file)
-            remote_arguments.matrix = f"{remote.workspace}/matrices/{file.name}"
+            contents_by_path[str(upload.INVENTORY)] = files.read(inventory.inventory_path(workspace))
+        cluster_file = matrix.find_matrix_file(arguments.matrix) if verb.name != "trace" else cluster_file
+        if verb.name != "trace" and cluster_file not in matrix.shipped_matrices().values():
+            own_matrix = cluster_file
+            contents_by_path |= read_matrix_files(cluster_file)
+            remote_arguments.matrix = f"{remote.workspace}/matrices/{cluster_file.name}"
         invocation.out.print_detail(f"on {remote.host}: {remote.workspace}")
-        remote_workspace.upload_files(remote, texts)
+        remote_workspace.upload_files(remote, contents_by_path)
         if verb.makes_runs:  # a plan does not decide on which cluster the runs of the workspace are
             remote_workspace.write_remote_workspace(workspace, remote)
             if own_matrix is not None:
@@ -193,14 +193,14 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
     return remote.hand_over("jobs", format_words(remote_arguments, omitted=("workspace", "cluster")))
 
 
-def read_matrix_files(file: Path) -> dict[str, bytes]:
+def read_matrix_files(matrix_file: Path) -> dict[str, bytes]:
     """The contents of a matrix file and of the model configurations that it names, by their paths in the remote workspace.
 
     Raises InputError, which names the files on this machine, not their copies.
     """
-    paths = [model.path for model in matrix.load_matrix(file).models.values() if model.path is not None]
-    return {f"matrices/{file.name}": files.read(file, follow=True)} | {
-        f"matrices/{path}": files.read(file.parent / path) for path in paths
+    model_paths = [model.path for model in matrix.load_matrix(matrix_file).models.values() if model.path is not None]
+    return {f"matrices/{matrix_file.name}": files.read(matrix_file, follow=True)} | {
+        f"matrices/{model_path}": files.read(matrix_file.parent / model_path) for model_path in model_paths
     }
 
 
@@ -211,13 +211,17 @@ def decide_after_lease(invocation: Invocation, error: ShardlabError) -> str | No
     lease has ended, `jobs status` uses the copies of the runs on this machine, and a remark for the user is returned; for every
     other command, ShardlabError is raised with both reasons.
     """
-    leased = inventory.read_leased_inventory(invocation.workspace)
-    if leased is None or leased.lease is None or not leased.lease.has_ended(current_time := datetime.now(UTC)):
+    leased_inventory = inventory.read_leased_inventory(invocation.workspace)
+    if (
+        leased_inventory is None
+        or leased_inventory.lease is None
+        or not leased_inventory.lease.has_ended(current_time := datetime.now(UTC))
+    ):
         return None
-    why = f"{str(error).rstrip('.')}; {leased.lease.describe(current_time)}"
+    lease_remark = f"{str(error).rstrip('.')}; {leased_inventory.lease.describe(current_time)}"
     if invocation.arguments.verb.name != "status":
-        raise ShardlabError(why) from None
-    return f"{why} The table shows the runs that were fetched, as they were then."
+        raise ShardlabError(lease_remark) from None
+    return f"{lease_remark} The table shows the runs that were fetched, as they were then."
 
 
 def must_suit_cluster(target_cluster: Cluster, workspace: Workspace) -> None:
@@ -240,5 +244,7 @@ def must_suit_cluster(target_cluster: Cluster, workspace: Workspace) -> None:
 def _must_suit_ssh(target_cluster: Cluster, workspace: Workspace) -> None:
     """Raises InputError if runs cannot be started on the nodes over SSH."""
     if not target_cluster.ssh.between_nodes:
-        raise InputError(f"the cluster {target_cluster.name}: without Slurm, its nodes start runs over SSH. {BETWEEN_NODES}.")
+        raise InputError(
+            f"the cluster {target_cluster.name}: without Slurm, its nodes start runs over SSH. {BETWEEN_NODES_HINT}."
+        )
     inventory.read_inventory(workspace, target_cluster.name)

@@ -36,11 +36,11 @@ class ObservedRun(msgspec.Struct, frozen=True):
     """The state."""
     id: str
     """The scheduler's number of the run's job."""
-    raw: str
+    scheduler_words: str
     """The scheduler's own words for the state of the job."""
-    leftover: bool = False
+    is_leftover: bool = False
     """Whether the job is still in the scheduler's queue although the run has ended."""
-    unanswered: bool = False
+    is_unanswered: bool = False
     """Whether the scheduler could not be asked; the verdict then comes from the folder alone."""
 
 
@@ -109,7 +109,7 @@ class Scheduler(ABC):
         jobs."""
         return ""
 
-    def hold(self, jobs: Mapping[str, str]) -> str:
+    def hold_jobs(self, jobs: Mapping[str, str]) -> str:
         """Hold pending jobs, given as {number: token of the submission}, so that they do not start, and requeue the job of this
         process as a held job.
 
@@ -117,7 +117,7 @@ class Scheduler(ABC):
         job."""
         return ""
 
-    def release(self, jobs: Mapping[str, str]) -> None:  # noqa: B027 - by default, nothing is held
+    def release_jobs(self, jobs: Mapping[str, str]) -> None:  # noqa: B027 - by default, nothing is held
         """Let held jobs start, given as for `hold`. Raises ShardlabError."""
 
     def damaged(self, workspace: Workspace) -> list[str]:

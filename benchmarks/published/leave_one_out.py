@@ -37,7 +37,7 @@ CONSTANTS = (
 STEPS = (1.15, 1.05, 1.02)  # the factors by which the fit changes a constant, from coarse to fine
 PULL = 0.05  # how much a constant that the rows say little about is pulled to its committed value
 SHARES, MOVED, FEW_ROWS, EXPOSED = (
-    device_profile.achieved_shares(), compute_time.MOVED_PER_SAVED, compute_time.FEW_ROWS, step_time.EXPOSED,
+    device_profile.achieved_shares(), compute_time.MOVED_BYTES_PER_SAVED, compute_time.FEW_ROWS_FACTOR, step_time.EXPOSED_SHARE,
 )  # fmt: skip
 
 
@@ -93,9 +93,11 @@ def predict_ratios(planned: Sequence[PlannedRow], factors: dict[str, float]) -> 
     ratios = []
     with (
         patch.object(device_profile, "achieved_shares", lambda: shares),
-        patch.object(compute_time, "MOVED_PER_SAVED", MOVED.times(factors["moved bytes"])),
-        patch.object(compute_time, "FEW_ROWS", FEW_ROWS.times(factors["few rows"])),
-        patch.object(step_time, "EXPOSED", PredictedRange(EXPOSED.low, EXPOSED.likely * factors["exposed"], EXPOSED.high)),
+        patch.object(compute_time, "MOVED_BYTES_PER_SAVED", MOVED.times(factors["moved bytes"])),
+        patch.object(compute_time, "FEW_ROWS_FACTOR", FEW_ROWS.times(factors["few rows"])),
+        patch.object(
+            step_time, "EXPOSED_SHARE", PredictedRange(EXPOSED.low, EXPOSED.likely * factors["exposed"], EXPOSED.high)
+        ),
     ):
         device_profile.find_rates.cache_clear()
         for item in planned:

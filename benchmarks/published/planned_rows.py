@@ -74,7 +74,7 @@ def plan_rows(
     with tempfile.TemporaryDirectory(prefix="shardlab-published-") as folder:
         workspace = Workspace(Path(folder))
         _write_models(workspace.path)
-        earlier = plan_predictions.load_calibration(workspace) if calibrated else calibration.NOTHING
+        earlier = plan_predictions.load_calibration(workspace) if calibrated else calibration.NO_CALIBRATION
         for name, machine_rows in by_machine.items():
             cluster_file = _write_cluster(workspace.path, name, read_machines()[name], one_card=one_card)
             planned_machine = machine.plan_machine(load_cluster(cluster_file), None)

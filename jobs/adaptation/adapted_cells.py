@@ -52,26 +52,26 @@ class AdaptedCell(msgspec.Struct, frozen=True):
 
     point: Point
     """The combination of the matrix file, with its new `defaults`."""
-    before: Cell
+    original_cell: Cell
     """The cell of the study."""
-    keys: dict[str, Any] | None
+    new_keys: dict[str, Any] | None
     """The keys of the new cell; None if the cell is left out."""
-    after: Cell | None
+    new_cell: Cell | None
     """The new cell; None if the cell is left out."""
     why: str
     """The reason for another number of GPUs, or why the cell is left out, in a sentence without a full stop; else empty."""
-    replaced: tuple[ReplacedValue, ...] = ()
+    replaced_values: tuple[ReplacedValue, ...] = ()
     """The other values that changed."""
 
     @property
     def is_unchanged(self) -> bool:
         """Whether the combination stays what it is in the file. Its cell may have changed with `defaults`."""
-        return self.keys == self.point.keys
+        return self.new_keys == self.point.keys
 
     @property
     def reason(self) -> str:
         """Why the cell changes or is left out; empty if it does not change."""
-        return self.why or ", ".join(value.why for value in self.replaced)
+        return self.why or ", ".join(replaced_value.why for replaced_value in self.replaced_values)
 
 
 class CellFitter(msgspec.Struct, frozen=True):
@@ -86,104 +86,125 @@ class CellFitter(msgspec.Struct, frozen=True):
         the matrix file that the cell comes from."""
         single_cell_matrix = keep_only_points(self.matrix, [Point(keys, point.origin)])
         try:
-            cells = resolve_cells(single_cell_matrix, cluster=None if self.machine.here else self.machine, plugins=self.plugins)
+            cells = resolve_cells(
+                single_cell_matrix, cluster=None if self.machine.is_this_machine else self.machine, plugins=self.plugins
+            )
         except InputError as error:
             first_line = str(error).splitlines()[0].removeprefix(f"{self.matrix.document.file}:")
             return re.sub(r"^\d+:\d+: (\S+: )?", "", first_line).rstrip(".")
         found_misfits = find_misfits(single_cell_matrix, cells, self.machine, cells)
         return found_misfits[0].why.rstrip(".") if found_misfits else cells[0]
 
-    def resize_cell(self, point: Point, before: Cell, gpus: int, nnodes: int | None) -> tuple[dict[str, Any], Cell] | str:
+    def resize_cell(
+        self, point: Point, original_cell: Cell, gpus: int, nnodes: int | None
+    ) -> tuple[dict[str, Any], Cell] | str:
         """The keys and the cell of a combination on another number of GPUs and nodes; the reason if no such cell fits."""
-        why = ""
-        for degrees in _list_changed_degrees(point, before, gpus):
-            keys = {**point.keys, **degrees}
-            keys |= {"gpus": gpus} if gpus != before.gpus else {}
-            keys |= {"nnodes": nnodes} if nnodes != point.keys.get("nnodes") else {}
-            fitted = self.try_keys(point, keys)
-            if isinstance(fitted, Cell):
-                return keys, fitted
-            why = why or fitted
-        return why or "its degrees of parallelism would become 1"
+        refusal = ""
+        for degrees in _list_changed_degrees(point, original_cell, gpus):
+            new_keys = {**point.keys, **degrees}
+            new_keys |= {"gpus": gpus} if gpus != original_cell.gpus else {}
+            new_keys |= {"nnodes": nnodes} if nnodes != point.keys.get("nnodes") else {}
+            fitted_cell = self.try_keys(point, new_keys)
+            if isinstance(fitted_cell, Cell):
+                return new_keys, fitted_cell
+            refusal = refusal or fitted_cell
+        return refusal or "its degrees of parallelism would become 1"
 
 
-def keep_only_points(requested: Matrix, points: list[Point]) -> Matrix:
+def keep_only_points(requested_matrix: Matrix, points: list[Point]) -> Matrix:
     """The matrix with only these combinations, and without claims, which could name other cells."""
-    return msgspec.structs.replace(requested, points=points, file=msgspec.structs.replace(requested.file, claims=[]))
+    return msgspec.structs.replace(
+        requested_matrix, points=points, file=msgspec.structs.replace(requested_matrix.file, claims=[])
+    )
 
 
-def adapt_cells(requested: Matrix, machine: Capacity, plugins: OwnPlugins, study: Matrix | None = None) -> list[AdaptedCell]:
+def adapt_cells(
+    requested_matrix: Matrix, machine: Capacity, plugins: OwnPlugins, original_matrix: Matrix | None = None
+) -> list[AdaptedCell]:
     """What becomes of each cell of a matrix on these machines, in the order of the matrix.
 
     plugins: the plug-ins of the workspace. study: the matrix with the `defaults` of the study; None: `requested` has
     them. Raises InputError if the matrix is not valid on any machine."""
-    fitter, study = CellFitter(requested, machine, plugins), study or requested
-    cells = resolve_cells(keep_only_points(study, study.points), plugins=plugins)
-    replaced_values = [adapted_means.find_replaced_values(point.keys, machine) for point in study.points]
+    fitter, original_matrix = CellFitter(requested_matrix, machine, plugins), original_matrix or requested_matrix
+    cells = resolve_cells(keep_only_points(original_matrix, original_matrix.points), plugins=plugins)
+    replaced_values = [adapted_means.find_replaced_values(point.keys, machine) for point in original_matrix.points]
     # The combinations with all values that the cluster has, apart from numbers of GPUs.
     start_points = [
-        Point(point.keys | {key: value.new for key, value in values.items()}, point.origin)
-        for point, values in zip(requested.points, replaced_values, strict=True)
+        Point(point.keys | {key: replaced_value.new_value for key, replaced_value in point_values.items()}, point.origin)
+        for point, point_values in zip(requested_matrix.points, replaced_values, strict=True)
     ]
-    groups: dict[CellSize, list[tuple[Point, Cell]]] = {}
-    for start, cell in zip(start_points, cells, strict=True):
-        groups.setdefault(_cell_size(start, cell), []).append((start, cell))
-    new_sizes = {size: _find_nearest_size(fitter, size, group) for size, group in groups.items()}
+    cells_by_size: dict[CellSize, list[tuple[Point, Cell]]] = {}
+    for start_point, cell in zip(start_points, cells, strict=True):
+        cells_by_size.setdefault(_make_cell_size(start_point, cell), []).append((start_point, cell))
+    new_sizes = {size: _find_nearest_size(fitter, size, cells_of_size) for size, cells_of_size in cells_by_size.items()}
     return [
         msgspec.structs.replace(
-            _adapt_cell(fitter, point, start, cell, new_sizes[_cell_size(start, cell)]), replaced=tuple(values.values())
+            _adapt_cell(fitter, point, start_point, cell, new_sizes[_make_cell_size(start_point, cell)]),
+            replaced_values=tuple(point_values.values()),
         )
-        for point, start, cell, values in zip(requested.points, start_points, cells, replaced_values, strict=True)
+        for point, start_point, cell, point_values in zip(
+            requested_matrix.points, start_points, cells, replaced_values, strict=True
+        )
     ]
 
 
-def _adapt_cell(fit: CellFitter, point: Point, start: Point, before: Cell, size: tuple[int, int | None] | None) -> AdaptedCell:
+def _adapt_cell(
+    fitter: CellFitter, point: Point, start_point: Point, original_cell: Cell, new_size: tuple[int, int | None] | None
+) -> AdaptedCell:
     """What becomes of one cell. point: its combination. start: the same with the values that the cluster has."""
-    unresized = fit.try_keys(start, start.keys)
-    limits = ""
-    if isinstance(unresized, Cell):
-        keys, after = start.keys, unresized
-    elif size is None or size == (before.gpus, start.keys.get("nnodes")):
-        return AdaptedCell(point, before, None, None, unresized)  # no size fits, or the size is not why the cell does not fit
+    unresized_cell = fitter.try_keys(start_point, start_point.keys)
+    capacity_text = ""
+    if isinstance(unresized_cell, Cell):
+        new_keys, new_cell = start_point.keys, unresized_cell
+    elif new_size is None or new_size == (original_cell.gpus, start_point.keys.get("nnodes")):
+        return AdaptedCell(
+            point, original_cell, None, None, unresized_cell
+        )  # no size fits, or the size is not why the cell does not fit
     else:
-        fitted = fit.resize_cell(start, before, *size)
-        limits = f"a run can have {_describe_capacity(fit.machine, start)}"
-        if isinstance(fitted, str):
-            return AdaptedCell(point, before, None, None, f"{limits}; on {size[0]} GPUs: {fitted}")
-        keys, after = fitted
-    if comes_from_axes(start) and keys != point.keys:
-        axis_keys = {key: value for key, value in keys.items() if start.origin[key][0] != "include"}
-        if (excluded := matrix.explain_exclusion(fit.matrix.document, fit.matrix.file, axis_keys)) is not None:
-            clause = f"{limits}; on {size[0]} GPUs" if limits and size is not None else "with the values that the cluster has"
-            return AdaptedCell(point, before, None, None, f"{clause} the matrix excludes it: {excluded}")
-    return AdaptedCell(point, before, keys, after, limits)
+        fitted_cell = fitter.resize_cell(start_point, original_cell, *new_size)
+        capacity_text = f"a run can have {_describe_capacity(fitter.machine, start_point)}"
+        if isinstance(fitted_cell, str):
+            return AdaptedCell(point, original_cell, None, None, f"{capacity_text}; on {new_size[0]} GPUs: {fitted_cell}")
+        new_keys, new_cell = fitted_cell
+    if comes_from_axes(start_point) and new_keys != point.keys:
+        axis_keys = {key: value for key, value in new_keys.items() if start_point.origin[key][0] != "include"}
+        if (exclusion_reason := matrix.explain_exclusion(fitter.matrix.document, fitter.matrix.file, axis_keys)) is not None:
+            fit_clause = (
+                f"{capacity_text}; on {new_size[0]} GPUs"
+                if capacity_text and new_size is not None
+                else "with the values that the cluster has"
+            )
+            return AdaptedCell(point, original_cell, None, None, f"{fit_clause} the matrix excludes it: {exclusion_reason}")
+    return AdaptedCell(point, original_cell, new_keys, new_cell, capacity_text)
 
 
 def _describe_capacity(machine: Capacity, start_point: Point) -> str:
     """The machines that a run of a combination can have, in words."""
     capacity = machine.for_gpu_type(start_point.keys.get("gpu_type")) or machine
-    nodes = "" if capacity.nodes is None else f"{capacity.nodes} node{'' if capacity.nodes == 1 else 's'}"
-    gpus = "" if capacity.gpus is None else f"{capacity.gpus} GPU{'' if capacity.gpus == 1 else 's'} on each node"
-    return " and ".join(filter(None, (nodes, gpus)))
+    nodes_text = "" if capacity.nodes is None else f"{capacity.nodes} node{'' if capacity.nodes == 1 else 's'}"
+    gpus_text = "" if capacity.gpus is None else f"{capacity.gpus} GPU{'' if capacity.gpus == 1 else 's'} on each node"
+    return " and ".join(filter(None, (nodes_text, gpus_text)))
 
 
 def comes_from_axes(point: Point) -> bool:
     """Whether a combination comes from the axes or zips of the file, and not from an entry of `include` of its own."""
-    sections = {path[0] for path in point.origin.values()}
+    sections = {key_path[0] for key_path in point.origin.values()}
     return bool(sections & {"axes", "zip"}) or "include" not in sections
 
 
-def _cell_size(start_point: Point, cell: Cell) -> CellSize:
-    keys = start_point.keys
-    return CellSize(cell.gpus, keys.get("nnodes"), keys.get("gpu_type"), keys.get("launcher", cell.launcher))
+def _make_cell_size(start_point: Point, cell: Cell) -> CellSize:
+    point_keys = start_point.keys
+    return CellSize(cell.gpus, point_keys.get("nnodes"), point_keys.get("gpu_type"), point_keys.get("launcher", cell.launcher))
 
 
-def _find_nearest_size(fitter: CellFitter, size: CellSize, group: list[tuple[Point, Cell]]) -> tuple[int, int | None] | None:
+def _find_nearest_size(
+    fitter: CellFitter, size: CellSize, cells_of_size: list[tuple[Point, Cell]]
+) -> tuple[int, int | None] | None:
     """The new number of GPUs and nodes for all cells of one size: the first candidate on which at least one of these cells
     fits; None if no cell fits on any candidate."""
     for gpus in _list_divisors(size.gpus):
         for nnodes in [None] if size.nnodes is None else _list_divisors(size.nnodes):
-            if any(not isinstance(fitter.resize_cell(point, cell, gpus, nnodes), str) for point, cell in group):
+            if any(not isinstance(fitter.resize_cell(point, cell, gpus, nnodes), str) for point, cell in cells_of_size):
                 return gpus, nnodes
     return None
 
@@ -193,21 +214,36 @@ def _list_divisors(number: int) -> list[int]:
     return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]
 
 
-def _list_changed_degrees(point: Point, before: Cell, gpus: int) -> Iterator[dict[str, int]]:
+def _list_changed_degrees(point: Point, original_cell: Cell, gpus: int) -> Iterator[dict[str, int]]:
     """Yields the degrees (dp, tp, pp) that must change in the file if the cell has `gpus` GPUs, the best choice first: as few
     degrees as possible change, and tp stays as large as possible. A mapping is empty if the file gives no degree that must
     change."""
-    if gpus == before.gpus:
+    if gpus == original_cell.gpus:
         yield {}
         return
-    old = {name: getattr(before, name) for name in DEGREES}
-    candidates = [
+    old_degrees = {degree_name: getattr(original_cell, degree_name) for degree_name in DEGREES}
+    candidate_degrees = [
         {"dp": dp, "tp": tp, "pp": pp}
-        for dp in _list_divisors(old["dp"])
-        for tp in _list_divisors(old["tp"])
-        for pp in _list_divisors(old["pp"])
+        for dp in _list_divisors(old_degrees["dp"])
+        for tp in _list_divisors(old_degrees["tp"])
+        for pp in _list_divisors(old_degrees["pp"])
         if dp * tp * pp == gpus
     ]
-    candidates = [new for new in candidates if not any(new[name] == 1 < old[name] for name in DEGREES)]
-    for new in sorted(candidates, key=lambda new: (sum(new[name] != old[name] for name in DEGREES), -new["tp"], -new["pp"])):
-        yield {name: new[name] for name in DEGREES if point.keys.get(name) not in (None, new[name])}
+    candidate_degrees = [
+        new_degrees
+        for new_degrees in candidate_degrees
+        if not any(new_degrees[degree_name] == 1 < old_degrees[degree_name] for degree_name in DEGREES)
+    ]
+    for new_degrees in sorted(
+        candidate_degrees,
+        key=lambda new_degrees: (
+            sum(new_degrees[degree_name] != old_degrees[degree_name] for degree_name in DEGREES),
+            -new_degrees["tp"],
+            -new_degrees["pp"],
+        ),
+    ):
+        yield {
+            degree_name: new_degrees[degree_name]
+            for degree_name in DEGREES
+            if point.keys.get(degree_name) not in (None, new_degrees[degree_name])
+        }

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from jobs.launcher import launchers
-from jobs.planning.resolve import Capacity, why_unusable
+from jobs.planning.resolve import Capacity, explain_unusable_launcher
 from shardlab.matrix import cell_sizes
 from shardlab.matrix.matrix import Matrix, Point
 
@@ -29,39 +29,43 @@ class ReplacedValue(msgspec.Struct, frozen=True):
 
     name: str
     """Of the value in a resolved cell."""
-    new: Any
+    new_value: Any
     """The value of the key in the matrix file that replaces it."""
     why: str
     """The reason, in a sentence without a full stop."""
 
 
-def find_replaced_values(keys: dict[str, Any], machine: Capacity) -> dict[str, ReplacedValue]:
+def find_replaced_values(point_keys: dict[str, Any], machine: Capacity) -> dict[str, ReplacedValue]:
     """The values of a combination that must be replaced on these machines, by the key of the matrix file.
 
     keys: the keys of a combination that is valid on some machine.
     """
     replaced_values = {}
-    gpu_type = keys.get("gpu_type")
+    gpu_type = point_keys.get("gpu_type")
     capacity = machine.for_gpu_type(gpu_type)
     if capacity is None:
         gpu_types = sorted(machine.types)
-        new = gpu_types[0] if len(gpu_types) == 1 else None
+        replacement = gpu_types[0] if len(gpu_types) == 1 else None
         why_replaced = (
             f"the cluster has only the GPU type{'s' * (len(gpu_types) > 1)} {', '.join(gpu_types)}" if gpu_types else ""
         )
-        replaced_values["gpu_type"] = ReplacedValue("gpu_type", new, why_replaced or "the cluster file names no GPU type")
-        capacity = machine.for_gpu_type(new) or machine
-    if (environment := keys.get("environment")) not in (None, *machine.environments):
+        replaced_values["gpu_type"] = ReplacedValue(
+            "gpu_type", replacement, why_replaced or "the cluster file names no GPU type"
+        )
+        capacity = machine.for_gpu_type(replacement) or machine
+    if (environment := point_keys.get("environment")) not in (None, *machine.environments):
         why_unknown = f"the cluster file has no environment {environment}"
         replaced_values["environment"] = ReplacedValue("environment", None, why_unknown)
-    launcher = keys.get("launcher")  # without the key, it is the launcher PREFERRED_LAUNCHER
-    if launcher is not None and (why := why_unusable(launcher, capacity)) is not None:
-        usable = [name for name, entry in launchers().items() if entry.on_gpus and why_unusable(name, capacity) is None]
-        if usable:
-            new = PREFERRED_LAUNCHER if PREFERRED_LAUNCHER in usable else usable[0]
-            replaced_values["launcher"] = ReplacedValue("launcher", new, why.partition(". ")[0].rstrip("."))
-    limit = keys.get("time_limit")
-    if limit is not None and capacity.longest_s is not None and cell_sizes.parse_seconds(limit) > capacity.longest_s:
+    launcher = point_keys.get("launcher")  # without the key, it is the launcher PREFERRED_LAUNCHER
+    if launcher is not None and (why := explain_unusable_launcher(launcher, capacity)) is not None:
+        usable_launchers = [
+            name for name, entry in launchers().items() if entry.on_gpus and explain_unusable_launcher(name, capacity) is None
+        ]
+        if usable_launchers:
+            replacement = PREFERRED_LAUNCHER if PREFERRED_LAUNCHER in usable_launchers else usable_launchers[0]
+            replaced_values["launcher"] = ReplacedValue("launcher", replacement, why.partition(". ")[0].rstrip("."))
+    time_limit = point_keys.get("time_limit")
+    if time_limit is not None and capacity.longest_s is not None and cell_sizes.parse_seconds(time_limit) > capacity.longest_s:
         longest_clock = cell_sizes.format_seconds(capacity.longest_s)
         replaced_values["time_limit"] = ReplacedValue("time_limit_s", longest_clock, f"the partition allows {longest_clock}")
     return replaced_values
@@ -74,17 +78,22 @@ def replace_defaults(matrix: Matrix, machine: Capacity) -> Matrix:
     different values, or if a condition (`when`) or an entry of `exclude` or `include` depends on the key. Returns `matrix`
     itself if nothing under `defaults` changes.
     """
-    entries = [*matrix.file.exclude, *matrix.file.include]
-    explicit = {key for entry in entries for key in entry} | matrix.varying_keys
-    conditions = " ".join(str(entry.get("when", "")) for entry in entries)
+    file_entries = [*matrix.file.exclude, *matrix.file.include]
+    explicit_keys = {key for entry in file_entries for key in entry} | matrix.varying_keys
+    conditions_text = " ".join(str(entry.get("when", "")) for entry in file_entries)
     replaced_by_point = [(point, find_replaced_values(point.keys, machine)) for point in matrix.points]
-    defaults = {}
-    for key in (key for key in REPLACED_KEYS if key in matrix.file.defaults and key not in explicit and key not in conditions):
-        new_values = {values[key].new if key in values else point.keys[key] for point, values in replaced_by_point}
+    new_defaults = {}
+    for key in (
+        key for key in REPLACED_KEYS if key in matrix.file.defaults and key not in explicit_keys and key not in conditions_text
+    ):
+        new_values = {
+            replaced_values[key].new_value if key in replaced_values else point.keys[key]
+            for point, replaced_values in replaced_by_point
+        }
         if len(new_values) == 1 and new_values != {matrix.file.defaults[key]}:
-            defaults[key] = new_values.pop()
-    if not defaults:
+            new_defaults[key] = new_values.pop()
+    if not new_defaults:
         return matrix
-    points = [Point(point.keys | defaults, point.origin) for point in matrix.points]
-    file = msgspec.structs.replace(matrix.file, defaults=matrix.file.defaults | defaults)
-    return msgspec.structs.replace(matrix, points=points, file=file)
+    new_points = [Point(point.keys | new_defaults, point.origin) for point in matrix.points]
+    new_file = msgspec.structs.replace(matrix.file, defaults=matrix.file.defaults | new_defaults)
+    return msgspec.structs.replace(matrix, points=new_points, file=new_file)

@@ -30,26 +30,26 @@ SHOWN_KEYS = (
     "global_batch_size",
 )  # values of a cell that a reader sees as changed
 NETWORK_METRIC_PREFIXES = ("network_", "rdma_", "pause_frames", "wire_")  # of metrics about links between nodes
-Values = dict[str, Any]  # the values of a resolved cell, by name (shardlab.matrix.cell_names)
+CellValues = dict[str, Any]  # the values of a resolved cell, by name (shardlab.matrix.cell_names)
 
 
 class SelectedCells(msgspec.Struct, frozen=True):
     """The cells that a filter of the original matrix selects."""
 
-    indexes: tuple[int, ...]
+    cell_indexes: tuple[int, ...]
     """In the matrix."""
-    adapted: list[AdaptedCell]
+    adapted_cells: list[AdaptedCell]
     """What became of them."""
 
     @property
-    def after(self) -> set[str]:
+    def new_hashes(self) -> set[str]:
         """The hashes of the cells that took the place of these cells."""
-        return {cell.after.hash() for cell in self.adapted if cell.after is not None}
+        return {cell.new_cell.hash() for cell in self.adapted_cells if cell.new_cell is not None}
 
     @property
-    def left_out(self) -> str:
+    def left_out_reason(self) -> str:
         """The reason why the first of these cells that has no new cell is left out; empty if all have a new cell."""
-        return next((cell.why for cell in self.adapted if cell.after is None), "")
+        return next((cell.why for cell in self.adapted_cells if cell.new_cell is None), "")
 
 
 class QuestionError(Exception):
@@ -59,43 +59,45 @@ class QuestionError(Exception):
 class Questions:
     """The cells of a matrix before and after its adaptation, as questions select them."""
 
-    def __init__(self, adapted: Sequence[AdaptedCell]) -> None:
-        self.adapted = list(adapted)
-        self.before = [named_values(cell.before) for cell in adapted]
-        self.after = {cell.after.hash(): named_values(cell.after) for cell in adapted if cell.after is not None}
+    def __init__(self, adapted_cells: Sequence[AdaptedCell]) -> None:
+        self.adapted_cells = list(adapted_cells)
+        self.original_values = [read_cell_values(cell.original_cell) for cell in adapted_cells]
+        self.new_values_by_hash = {
+            cell.new_cell.hash(): read_cell_values(cell.new_cell) for cell in adapted_cells if cell.new_cell is not None
+        }
 
     def select_cells(self, cell_filter: Mapping[str, Any]) -> SelectedCells:
         """The cells that a filter selects in the original matrix. cell_filter: the values of the filter, by name."""
         indexes = tuple(
-            index for index, cell_values in enumerate(self.before) if cell_names.has_values(cell_values, cell_filter)
+            index for index, cell_values in enumerate(self.original_values) if cell_names.has_values(cell_values, cell_filter)
         )
-        return SelectedCells(indexes, [self.adapted[index] for index in indexes])
+        return SelectedCells(indexes, [self.adapted_cells[index] for index in indexes])
 
-    def rewrite_filter(self, cell_filter: Mapping[str, Any]) -> Values:
+    def rewrite_filter(self, cell_filter: Mapping[str, Any]) -> CellValues:
         """The filter that selects the new cells in place of the cells that `cell_filter` selects in the original matrix. Raises
         QuestionError."""
         chosen_cells = self.select_cells(cell_filter)
-        if chosen_cells.left_out:
-            raise QuestionError(f"a cell is left out: {chosen_cells.left_out}")
-        if not chosen_cells.indexes and self._find_new_hashes(cell_filter):
+        if chosen_cells.left_out_reason:
+            raise QuestionError(f"a cell is left out: {chosen_cells.left_out_reason}")
+        if not chosen_cells.cell_indexes and self._find_new_hashes(cell_filter):
             raise QuestionError("it selected no cell of the study, and would select a cell of this matrix")
-        if not chosen_cells.indexes:
+        if not chosen_cells.cell_indexes:
             return dict(cell_filter)
         new_filter = {}
         for key in cell_filter:
-            new_values = [self.after[cell_hash].get(key) for cell_hash in chosen_cells.after]
+            new_values = [self.new_values_by_hash[cell_hash].get(key) for cell_hash in chosen_cells.new_hashes]
             if any(value != new_values[0] for value in new_values):
                 raise QuestionError(f"its cells have different values of {key} here")
             new_filter[key] = new_values[0]
-        if self._find_new_hashes(new_filter) == chosen_cells.after:
+        if self._find_new_hashes(new_filter) == chosen_cells.new_hashes:
             return new_filter
         for key in (key for key in EXTRA_FILTER_KEYS if key not in new_filter):
-            narrower_filter = {**new_filter, key: self.after[next(iter(chosen_cells.after))].get(key)}
-            if narrower_filter[key] is not None and self._find_new_hashes(narrower_filter) == chosen_cells.after:
+            narrower_filter = {**new_filter, key: self.new_values_by_hash[next(iter(chosen_cells.new_hashes))].get(key)}
+            if narrower_filter[key] is not None and self._find_new_hashes(narrower_filter) == chosen_cells.new_hashes:
                 return narrower_filter
         raise QuestionError("the values by which it selects cells select further cells here")
 
-    def is_free(self, cell_filter: Mapping[str, Any]) -> bool:
+    def selects_no_new_cell(self, cell_filter: Mapping[str, Any]) -> bool:
         """Whether a filter of the original matrix selects no cell of the adapted matrix."""
         return not self._find_new_hashes(cell_filter)
 
@@ -103,49 +105,68 @@ class Questions:
         """How the new cells differ from the cells that a filter selects in the original matrix, as clauses such as `gpus 4
         instead of 8`."""
         clauses = []
-        for cell in self.select_cells(cell_filter).adapted:
-            if cell.after is not None:
-                old, new = named_values(cell.before), named_values(cell.after)
-                clauses += [f"{key} {new[key]} instead of {old[key]}" for key in SHOWN_KEYS if key in list_changed_names(cell)]
+        for cell in self.select_cells(cell_filter).adapted_cells:
+            if cell.new_cell is not None:
+                old_values, new_values = read_cell_values(cell.original_cell), read_cell_values(cell.new_cell)
+                clauses += [
+                    f"{key} {new_values[key]} instead of {old_values[key]}"
+                    for key in SHOWN_KEYS
+                    if key in list_changed_names(cell)
+                ]
         return list(dict.fromkeys(clauses))
 
-    def test(self, text: str) -> tuple[str, str]:
+    def rewrite_test(self, test_text: str) -> tuple[str, str]:
         """The test of a claim for the new cells. Returns (the test, a text that says how the new cells differ from the cells of
         the study).
 
         Raises QuestionError if a filter cannot be rewritten, if cells that the claim compares became the same cell, or if the
         claim is about the network between nodes and all ranks of its new cells are on one node.
         """
-        tree = ast.parse(text.strip(), mode="eval")
-        differences: list[str] = []
+        test_tree = ast.parse(test_text.strip(), mode="eval")
+        difference_clauses: list[str] = []
         indexes_by_hashes: dict[frozenset[str], tuple[int, ...]] = {}
         is_changed = False
-        for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
-            ((metric, call_arguments),) = Expression(ast.unparse(ast.Call(call.func, [], call.keywords))).call_arguments
+        for metric_call in [node for node in ast.walk(test_tree) if isinstance(node, ast.Call)]:
+            ((metric, call_arguments),) = Expression(
+                ast.unparse(ast.Call(metric_call.func, [], metric_call.keywords))
+            ).call_arguments
             cell_filter = {key: value for key, value in call_arguments.items() if key not in cell_names.METRIC_ARGUMENTS}
-            new, chosen_cells = self.rewrite_filter(cell_filter), self.select_cells(cell_filter)
-            if indexes_by_hashes.setdefault(frozenset(chosen_cells.after), chosen_cells.indexes) != chosen_cells.indexes:
+            new_filter, chosen_cells = self.rewrite_filter(cell_filter), self.select_cells(cell_filter)
+            if (
+                indexes_by_hashes.setdefault(frozenset(chosen_cells.new_hashes), chosen_cells.cell_indexes)
+                != chosen_cells.cell_indexes
+            ):
                 raise QuestionError("cells that it compares are the same cell here")
-            node_counts = {(cell.before.nnodes, cell.after.nnodes) for cell in chosen_cells.adapted if cell.after is not None}
-            if metric.startswith(NETWORK_METRIC_PREFIXES) and any(before > 1 == after for before, after in node_counts):
+            node_counts = {
+                (cell.original_cell.nnodes, cell.new_cell.nnodes)
+                for cell in chosen_cells.adapted_cells
+                if cell.new_cell is not None
+            }
+            if metric.startswith(NETWORK_METRIC_PREFIXES) and any(
+                old_nodes > 1 == new_nodes for old_nodes, new_nodes in node_counts
+            ):
                 raise QuestionError(f"{metric} is about the network between nodes, and its cells are on one node here")
-            differences += self.describe_differences(cell_filter)
-            if new != cell_filter:
+            difference_clauses += self.describe_differences(cell_filter)
+            if new_filter != cell_filter:
                 is_changed = True
                 arguments = {key: value for key, value in call_arguments.items() if key in cell_names.METRIC_ARGUMENTS}
-                call.keywords = [
-                    ast.keyword(key.replace(".", "__"), ast.Constant(value)) for key, value in (new | arguments).items()
+                metric_call.keywords = [
+                    ast.keyword(key.replace(".", "__"), ast.Constant(value)) for key, value in (new_filter | arguments).items()
                 ]
-        test = ast.unparse(tree) if is_changed else text
-        if len(test) > MAX_LENGTH:
+        new_test = ast.unparse(test_tree) if is_changed else test_text
+        if len(new_test) > MAX_LENGTH:
             raise QuestionError(f"its test would have more than {MAX_LENGTH} characters")
-        return test, ", ".join(dict.fromkeys(differences))
+        return new_test, ", ".join(dict.fromkeys(difference_clauses))
 
     def _find_new_hashes(self, cell_filter: Mapping[str, Any]) -> set[str]:
-        return {cell_hash for cell_hash, cell_values in self.after.items() if cell_names.has_values(cell_values, cell_filter)}
+        return {
+            cell_hash
+            for cell_hash, cell_values in self.new_values_by_hash.items()
+            if cell_names.has_values(cell_values, cell_filter)
+        }
 
 
-def named_values(cell: Cell) -> Values:
+def read_cell_values(cell: Cell) -> CellValues:
     """The values of a cell by name, as filters use them."""
     return cell_names.values_by_name(msgspec.to_builtins(cell))
 
@@ -153,8 +174,8 @@ def named_values(cell: Cell) -> Values:
 def list_changed_names(cell: AdaptedCell) -> list[str]:
     """The names of the values in which the new cell differs from the cell of the study. The number of nodes counts only if the
     matrix file gives it; otherwise the cluster decides this number."""
-    if cell.after is None:
+    if cell.new_cell is None:
         return []
-    old, new = named_values(cell.before), named_values(cell.after)
+    old_values, new_values = read_cell_values(cell.original_cell), read_cell_values(cell.new_cell)
     nnodes_is_given = "nnodes" in cell.point.keys
-    return [key for key in old if new.get(key) != old[key] and (key != "nnodes" or nnodes_is_given)]
+    return [key for key in old_values if new_values.get(key) != old_values[key] and (key != "nnodes" or nnodes_is_given)]

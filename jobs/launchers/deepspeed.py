@@ -18,13 +18,13 @@ from typing import NoReturn
 import msgspec
 
 from jobs.launcher import Launcher
-from jobs.node.rendezvous import master, read_node_number
+from jobs.node.rendezvous import read_master_variables, read_node_number
 from shardlab.errors import InputError
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
 
-GPUS = "CUDA_VISIBLE_DEVICES"
+GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def command(run: Run, python: str) -> list[str]:
@@ -37,23 +37,23 @@ def main(argv: list[str]) -> NoReturn:
     if len(argv) != 1:
         raise InputError("usage: python -m jobs.launchers.deepspeed RUN_DIR")
     world = RunDir(Path(argv[0]).absolute()).read_run().world
-    slots = {str(node): list(range(world.nproc_per_node)) for node in range(world.nnodes)}
-    rendezvous = master()
+    slots_by_node = {str(node): list(range(world.nproc_per_node)) for node in range(world.nnodes)}
+    master_variables = read_master_variables()
     # DeepSpeed's launcher sets CUDA_VISIBLE_DEVICES of the ranks to 0,...,n-1, even if Slurm or the user set another value. So
     # each rank is started through the command `env`, which restores the original value.
-    visible_gpus = f"{GPUS}={os.environ[GPUS]}" if GPUS in os.environ else f"--unset={GPUS}"
-    words = [
+    visible_gpus = f"{GPUS_VARIABLE}={os.environ[GPUS_VARIABLE]}" if GPUS_VARIABLE in os.environ else f"--unset={GPUS_VARIABLE}"
+    launcher_argv = [
         sys.executable, "-m", "deepspeed.launcher.launch",
-        f"--world_info={base64.urlsafe_b64encode(msgspec.json.encode(slots)).decode()}",
+        f"--world_info={base64.urlsafe_b64encode(msgspec.json.encode(slots_by_node)).decode()}",
         f"--node_rank={read_node_number(os.environ)}",
-        f"--master_addr={rendezvous['MASTER_ADDR']}",
-        f"--master_port={rendezvous['MASTER_PORT']}",
+        f"--master_addr={master_variables['MASTER_ADDR']}",
+        f"--master_port={master_variables['MASTER_PORT']}",
         "--log_level=warning",
         "--no_local_rank",  # no argument --local_rank: ranks read their local rank from the environment
         "--no_python",
         "env", visible_gpus, sys.executable, "-m", "trainers", "run", ".",
     ]  # fmt: skip
-    os.execve(sys.executable, words, {**os.environ, "LOCAL_WORLD_SIZE": str(world.nproc_per_node)})
+    os.execve(sys.executable, launcher_argv, {**os.environ, "LOCAL_WORLD_SIZE": str(world.nproc_per_node)})
 
 
 LAUNCHER = Launcher(

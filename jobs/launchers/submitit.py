@@ -23,14 +23,14 @@ from typing import NoReturn
 
 from jobs.launcher import Launcher
 from jobs.node import node_processes
-from jobs.node.rendezvous import master
+from jobs.node.rendezvous import read_master_variables
 from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
 
-FOLDER = "log/submitit"
+SUBMITIT_FOLDER = "log/submitit"
 LOCAL_PREFIX = "SUBMITIT_LOCAL_"  # prefix of the variables in which submitit's local executor gives a process its rank
 # submitit replaces these words in every path, also if a folder has such a name by chance
 PLACEHOLDERS = ("%j", "%t", "%a", "%A")
@@ -46,7 +46,7 @@ def command(run: Run, python: str) -> list[str]:
 
 def task(run: Run, python: str) -> list[str]:
     """The argv of the task of one rank in a Slurm job step."""
-    return [python, "-u", "-m", "submitit.core._submit", FOLDER]
+    return [python, "-u", "-m", "submitit.core._submit", SUBMITIT_FOLDER]
 
 
 def prepare(run_dir: RunDir, run: Run) -> dict[str, str]:
@@ -55,9 +55,11 @@ def prepare(run_dir: RunDir, run: Run) -> dict[str, str]:
     from submitit.core.utils import DelayedSubmission, JobPaths
     from submitit.slurm.slurm import SlurmJobEnvironment
 
-    if any(sign in str(run_dir.path) for sign in PLACEHOLDERS):
-        signs = ", ".join(PLACEHOLDERS)
-        raise InputError(f"{run_dir.path}: submitit replaces {signs} in paths by job numbers. Allowed: a path without them.")
+    if any(placeholder in str(run_dir.path) for placeholder in PLACEHOLDERS):
+        placeholders_text = ", ".join(PLACEHOLDERS)
+        raise InputError(
+            f"{run_dir.path}: submitit replaces {placeholders_text} in paths by job numbers. Allowed: a path without them."
+        )
     if run.scheduler in ("slurm", "allocation"):
         job_id, environment = SlurmJobEnvironment().job_id, {"SUBMITIT_EXECUTOR": "slurm"}
     else:
@@ -65,9 +67,11 @@ def prepare(run_dir: RunDir, run: Run) -> dict[str, str]:
         environment = {"SUBMITIT_EXECUTOR": "local", f"{LOCAL_PREFIX}JOB_ID": job_id}
     submission = DelayedSubmission(RankTask(str(run_dir.path)))
     submission.set_timeout((run.limit_s or 0) // 60, run.retries_after("timeout"))
-    shutil.rmtree(run_dir.path / FOLDER, ignore_errors=True)  # submitit fails on an incomplete file of an earlier start
-    files.make_folder(run_dir.path / FOLDER)
-    files.write_atomic(JobPaths(run_dir.path / FOLDER, job_id).submitted_pickle, pickle.dumps(submission))
+    shutil.rmtree(
+        run_dir.path / SUBMITIT_FOLDER, ignore_errors=True
+    )  # submitit fails on an incomplete file of an earlier start
+    files.make_folder(run_dir.path / SUBMITIT_FOLDER)
+    files.write_atomic(JobPaths(run_dir.path / SUBMITIT_FOLDER, job_id).submitted_pickle, pickle.dumps(submission))
     return environment
 
 
@@ -84,7 +88,7 @@ class RankTask:
         job_environment = submitit.JobEnvironment()
         environment = {
             **os.environ,
-            **master(),
+            **read_master_variables(),
             "RANK": str(job_environment.global_rank),
             "LOCAL_RANK": str(job_environment.local_rank),
             "WORLD_SIZE": str(job_environment.num_tasks),
@@ -96,11 +100,11 @@ class RankTask:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         rank_process = node_processes.start_process([sys.executable, "-m", "trainers", "run", self.folder], None, environment)
         self.pid = rank_process.pid
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._forward_signal)
+        for signal_number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(signal_number, self._forward_signal)
         signal.signal(signal.SIGUSR2, previous_handler)
-        if code := _exit_code(os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)):
-            sys.exit(code)
+        if exit_code := _exit_code(os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)):
+            sys.exit(exit_code)
 
     def checkpoint(self) -> NoReturn:
         """Ask the ranks to save a checkpoint, if the cell keeps checkpoints, and wait until they end; then exit with the exit
@@ -117,8 +121,8 @@ class RankTask:
             time.sleep(SIGNAL_INTERVAL_S)
         sys.exit(_exit_code(exit_status))
 
-    def _forward_signal(self, number: int, _frame: FrameType | None) -> None:
-        os.kill(self.pid, number)
+    def _forward_signal(self, signal_number: int, _frame: FrameType | None) -> None:
+        os.kill(self.pid, signal_number)
 
 
 def _exit_code(exit_status: os.waitid_result | None) -> int:
@@ -136,25 +140,30 @@ def main(argv: list[str]) -> int:
     if len(argv) != 1:
         raise InputError("usage: python -m jobs.launchers.submitit RUN_DIR")
     run = RunDir(Path(argv[0]).absolute()).read_run()
-    world = run.world.world_size
-    env = {**os.environ, f"{LOCAL_PREFIX}NTASKS": str(world), f"{LOCAL_PREFIX}JOB_NUM_NODES": "1", f"{LOCAL_PREFIX}NODEID": "0"}
+    world_size = run.world.world_size
+    env = {
+        **os.environ,
+        f"{LOCAL_PREFIX}NTASKS": str(world_size),
+        f"{LOCAL_PREFIX}JOB_NUM_NODES": "1",
+        f"{LOCAL_PREFIX}NODEID": "0",
+    }
     processes: list[subprocess.Popen[bytes]] = []
 
-    def forward(number: int, _frame: FrameType | None) -> None:
+    def forward(signal_number: int, _frame: FrameType | None) -> None:
         for process in processes:
             if process.returncode is None:
-                os.kill(process.pid, number)
+                os.kill(process.pid, signal_number)
 
-    for number in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, forward)
-    for rank in range(world):
+    for signal_number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(signal_number, forward)
+    for rank in range(world_size):
         rank_environment = {f"{LOCAL_PREFIX}GLOBALID": str(rank), f"{LOCAL_PREFIX}LOCALID": str(rank)}
         processes.append(node_processes.start_process(task(run, sys.executable), None, env | rank_environment))
-    codes = [process.poll() for process in processes]
-    while None in codes and not any(codes):
+    exit_codes = [process.poll() for process in processes]
+    while None in exit_codes and not any(exit_codes):
         time.sleep(0.05)
-        codes = [process.poll() for process in processes]
-    failed_code = next((code for code in codes if code), 0)
+        exit_codes = [process.poll() for process in processes]
+    failed_code = next((exit_code for exit_code in exit_codes if exit_code), 0)
     forward(signal.SIGTERM, None)
     deadline = time.monotonic() + node_processes.GRACE_S
     while any(process.poll() is None for process in processes) and time.monotonic() < deadline:

@@ -12,7 +12,7 @@ JOIN_S = 600  # seconds that torchrun itself allows until all nodes have joined 
 def command(run: Run, python: str) -> list[str]:
     """The argv that starts all ranks of a run on this node."""
     return [
-        *_torchrun_argv(run, python),
+        *_make_torchrun_argv(run, python),
         "--rdzv-endpoint=127.0.0.1:0",  # port 0: torchrun takes a free port, so that two runs never use the same rendezvous
         "--local-addr=127.0.0.1",  # so that it does not matter whether the name of this machine can be resolved
         f"--rdzv-id={run.run_id}",
@@ -23,10 +23,10 @@ def command(run: Run, python: str) -> list[str]:
 def task(run: Run, python: str) -> list[str]:
     """The argv that starts the ranks of one node in a job step over several nodes."""
     return [
-        *_torchrun_argv(run, python),
+        *_make_torchrun_argv(run, python),
         "--rdzv-endpoint=$SHARDLAB_RENDEZVOUS",  # address of the job's first node, with a port that was free on that node
         # Without is_host, torchrun compares host names to find the first node, which can go wrong.
-        f"--rdzv-conf=is_host=$SHARDLAB_IS_FIRST{_join_timeout_options(run)}",
+        f"--rdzv-conf=is_host=$SHARDLAB_IS_FIRST{_list_join_timeout_options(run)}",
         # this node's address in the network between the nodes; its name may resolve to another network
         "--local-addr=$SHARDLAB_ADDRESS",
         # the id differs for each start of each job, so late ranks of an earlier start cannot join
@@ -35,16 +35,16 @@ def task(run: Run, python: str) -> list[str]:
     ]
 
 
-def _join_timeout_options(run: Run) -> str:
+def _list_join_timeout_options(run: Run) -> str:
     """The timeouts of the rendezvous, long enough for nodes that first wait for free GPUs (--wait-gpus); '' for the
     defaults."""
     if not run.wait_gpus_s:
         return ""
-    limit = run.wait_gpus_s + JOIN_S
-    return f",join_timeout={limit},read_timeout={limit}"
+    join_timeout_s = run.wait_gpus_s + JOIN_S
+    return f",join_timeout={join_timeout_s},read_timeout={join_timeout_s}"
 
 
-def _torchrun_argv(run: Run, python: str) -> list[str]:
+def _make_torchrun_argv(run: Run, python: str) -> list[str]:
     return [
         python, "-m", "torch.distributed.run",
         f"--nnodes={run.world.nnodes}",

@@ -24,11 +24,11 @@ from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import OOM_ON_MACHINE
 
 # The most starts of the sampler on a node. If the sampler has ended this often, the cause (such as a full disk) is permanent.
-SAMPLER_STARTS = 4
-PLAYED = "SHARDLAB_PLAYED_NVML"  # environment variable: names a stand-in for NVML, which plays GPUs in rehearsals
+MOST_SAMPLER_STARTS = 4
+PLAYED_NVML_VARIABLE = "SHARDLAB_PLAYED_NVML"  # environment variable: names a stand-in for NVML, which plays GPUs in rehearsals
 TRACKER_END_S = 30.0  # seconds that the tracker has after the end of a run, to compute and log the metrics of the run
 GRACE_S = 10.0  # seconds from SIGTERM to SIGKILL, so that ranks can close their records
-MARK = "SHARDLAB_RUN"  # environment variable of every process of a run, by which leftover processes are found
+RUN_MARK_VARIABLE = "SHARDLAB_RUN"  # environment variable of every process of a run, by which leftover processes are found
 _PR_SET_PDEATHSIG = 1  # option of Linux's prctl: sets the signal that the kernel sends to this process when its parent ends
 _JOB_CGROUP = re.compile(r".*/job_\d+(?=/|$)")  # matches the name that Slurm gives to the cgroup of a job
 
@@ -42,36 +42,39 @@ class Sampler:
     process ends."""
 
     def __init__(self, run_dir: RunDir) -> None:
-        self._folder = run_dir
+        self._run_dir = run_dir
         run = run_dir.read_run()
-        self._hz, self._played = run.cell.instruments.telemetry_hz, os.environ.get(PLAYED, "") if run.rehearsal else ""
-        self._starts = 0
+        self._hz, self._played_nvml = (
+            run.cell.instruments.telemetry_hz,
+            os.environ.get(PLAYED_NVML_VARIABLE, "") if run.rehearsal else "",
+        )
+        self._start_count = 0
         self._process = self._start()
 
-    def look(self) -> None:
-        """If the sampler died, record the event SAMPLER_ENDED, and start it again if it has started fewer than SAMPLER_STARTS
-        times."""
-        code = self._process.poll()
+    def restart_if_dead(self) -> None:
+        """If the sampler died, record the event SAMPLER_ENDED, and start it again if it has started fewer than
+        MOST_SAMPLER_STARTS times."""
+        exit_code = self._process.poll()
         # The exit code is 0 if a signal ended the sampler; Slurm sends signals to all processes of a job.
-        if code and self._starts <= SAMPLER_STARTS:
-            self._folder.write_event(f"node-{gethostname()}", SAMPLER_ENDED, sync=False, code=code)
-            if self._starts < SAMPLER_STARTS:
+        if exit_code and self._start_count <= MOST_SAMPLER_STARTS:
+            self._run_dir.write_event(f"node-{gethostname()}", SAMPLER_ENDED, sync=False, code=exit_code)
+            if self._start_count < MOST_SAMPLER_STARTS:
                 self._process = self._start()
             else:
-                self._starts += 1
+                self._start_count += 1
 
     def end(self) -> None:
         """End the sampler. It has two seconds to write its last sample, and is then killed."""
         end_process(self._process, signal.SIGTERM, 2.0)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._starts += 1
-        samples_path = self._folder.samples_file(gethostname())
+        self._start_count += 1
+        samples_path = self._run_dir.samples_file(gethostname())
         command = [sys.executable, "-m", "collect", "sample", f"--out={samples_path}", f"--hz={self._hz:g}"]
-        command += [f"--played={self._played}"] if self._played else []
+        command += [f"--played={self._played_nvml}"] if self._played_nvml else []
         command.append(f"--parent={os.getpid()}")  # the sampler ends when this process ends, even if this process is killed
-        with files.open_append(self._folder.log / f"sampler.{gethostname()}.log") as log:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        with files.open_append(self._run_dir.log / f"sampler.{gethostname()}.log") as log_file:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file)
 
 
 class Tracker:
@@ -79,21 +82,23 @@ class Tracker:
     continues."""
 
     def __init__(self, run_dir: RunDir, tracker: str) -> None:
-        self._folder, self._failed = run_dir, False
+        self._run_dir, self._failed = run_dir, False
         self._process: subprocess.Popen[bytes] | None = None
         workspace = run_dir.path.parents[1]
         command = [sys.executable, "-m", "collect", "track", run_dir.run_id, f"--to={tracker}", f"--workspace={workspace}"]
         command.append(f"--parent={os.getpid()}")  # the tracker ends when this process ends
-        with contextlib.suppress(OSError), files.open_append(run_dir.log / "tracker.log") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        with contextlib.suppress(OSError), files.open_append(run_dir.log / "tracker.log") as log_file:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, start_new_session=True
+            )
 
-    def look(self) -> None:
+    def record_if_failed(self) -> None:
         """If the tracker failed, record the event TRACKER_ENDED once."""
-        code = self._process.poll() if self._process is not None else 1
-        if code and not self._failed:
+        exit_code = self._process.poll() if self._process is not None else 1
+        if exit_code and not self._failed:
             self._failed = True
             with contextlib.suppress(WorkspaceError):
-                self._folder.write_event("tracker", TRACKER_ENDED, sync=False, code=code)
+                self._run_dir.write_event("tracker", TRACKER_ENDED, sync=False, code=exit_code)
 
     def end(self, wait_s: float = TRACKER_END_S) -> None:
         """Wait until the tracker has logged the end of the run, which it reads from the run's events; kill it after wait_s
@@ -104,10 +109,10 @@ class Tracker:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self.look()
+        self.record_if_failed()
 
 
-def start_process(command: list[str], log: int | None, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def start_process(command: list[str], log_descriptor: int | None, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start the program that starts the ranks, in a new session. The program ends when this process ends.
 
     log: the file descriptor for its output; None: the program writes to the output of this process. Raises CannotStart.
@@ -116,8 +121,8 @@ def start_process(command: list[str], log: int | None, environment: dict[str, st
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=log_descriptor,
+            stderr=log_descriptor,
             env=environment,
             start_new_session=True,
             preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
@@ -125,8 +130,8 @@ def start_process(command: list[str], log: int | None, environment: dict[str, st
     except OSError as error:
         # If PATH has a folder that this user may not read, the error of a missing program is `Permission denied`.
         is_missing = isinstance(error, FileNotFoundError) or shutil.which(command[0], path=environment.get("PATH")) is None
-        problem = "is not installed" if is_missing else f"cannot be started ({error.strerror})"
-        raise CannotStart(f"{command[0]} {problem} on {gethostname()}.") from None
+        problem_clause = "is not installed" if is_missing else f"cannot be started ({error.strerror})"
+        raise CannotStart(f"{command[0]} {problem_clause} on {gethostname()}.") from None
 
 
 def end_process(process: subprocess.Popen[bytes], first_signal: signal.Signals, grace_s: float) -> int:
@@ -142,14 +147,14 @@ def end_process(process: subprocess.Popen[bytes], first_signal: signal.Signals, 
         return process.wait()
 
 
-def end_strays(mark: str) -> None:
-    """Kill every process whose environment variable MARK has the value `mark`. Processes in other sessions are found too,
-    because launchers start each rank in a new session."""
-    while strays := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
-        for process in strays:
+def kill_marked_processes(mark: str) -> None:
+    """Kill every process whose environment variable RUN_MARK_VARIABLE has the value `mark`. Processes in other sessions are
+    found too, because launchers start each rank in a new session."""
+    while marked_processes := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
+        for process in marked_processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(strays, timeout=1)
+        psutil.wait_procs(marked_processes, timeout=1)
 
 
 def remove_data_copies(run_dir: RunDir) -> None:
@@ -166,10 +171,10 @@ def remove_data_copies(run_dir: RunDir) -> None:
             time.sleep(0.1)
 
 
-def is_of_run(pid: int, run_dir: RunDir) -> bool:
+def belongs_to_run(pid: int, run_dir: RunDir) -> bool:
     """Whether the process with this id belongs to the run in this folder. False if its environment cannot be read."""
     try:
-        return psutil.Process(pid).environ().get(MARK, "").partition("#")[0] == str(run_dir.path)
+        return psutil.Process(pid).environ().get(RUN_MARK_VARIABLE, "").partition("#")[0] == str(run_dir.path)
     except (psutil.Error, OSError):
         return False
 
@@ -180,30 +185,30 @@ class OomWatch:
     def __init__(self) -> None:
         self._kills_before = count_oom_kills()
 
-    def record(self, run_dir: RunDir) -> None:
+    def record_oom(self, run_dir: RunDir) -> None:
         """If the OOM killer ended a process of this job, record the event `oom`. If only the machine counts, of all its users,
         record the event OOM_ON_MACHINE."""
-        (kills, is_of_job), host = count_oom_kills(), gethostname()
-        if kills <= self._kills_before[0]:
+        (kill_count, counts_only_job), host = count_oom_kills(), gethostname()
+        if kill_count <= self._kills_before[0]:
             return
-        if is_of_job:
+        if counts_only_job:
             why = f"out of host memory: the kernel's OOM killer ended a process on {host} during the run"
         else:
             why = f"perhaps out of memory: the kernel ended a process on {host} during the run, perhaps of another job"
-        run_dir.write_event(f"node-{host}", "oom" if is_of_job else OOM_ON_MACHINE, why=why)
+        run_dir.write_event(f"node-{host}", "oom" if counts_only_job else OOM_ON_MACHINE, why=why)
 
 
 def count_oom_kills() -> tuple[int, bool]:
     """The number of processes that the kernel's OOM killer has ended because memory ran out, and whether only processes of this
     job were counted. If the job's cgroup has no counter, all processes of this machine since its boot count, of any user."""
-    counters = find_oom_counters(Path("/proc/self/cgroup").read_text())
-    kills = 0
-    for counter in counters or [Path("/proc/vmstat")]:
+    counter_paths = find_oom_counters(Path("/proc/self/cgroup").read_text())
+    kill_count = 0
+    for counter_path in counter_paths or [Path("/proc/vmstat")]:
         with contextlib.suppress(OSError):  # the cgroup of a step that has ended is removed
-            kills += sum(
-                int(line.split()[1]) for line in files.read(counter).decode().splitlines() if line.startswith("oom_kill ")
+            kill_count += sum(
+                int(line.split()[1]) for line in files.read(counter_path).decode().splitlines() if line.startswith("oom_kill ")
             )
-    return kills, bool(counters)
+    return kill_count, bool(counter_paths)
 
 
 def find_oom_counters(cgroups: str, cgroup_root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
@@ -212,21 +217,21 @@ def find_oom_counters(cgroups: str, cgroup_root: Path = Path("/sys/fs/cgroup")) 
     In version 2, the file of a job includes the cgroups below it; in version 1, each cgroup counts only its own processes.
     cgroups: the text of /proc/self/cgroup. cgroup_root: the folder in which the cgroups are mounted.
     """
-    for line in cgroups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if (match := _JOB_CGROUP.match(path)) is None:
+    for cgroup_line in cgroups.splitlines():
+        _, controllers, cgroup_path = cgroup_line.split(":", 2)
+        if (job_match := _JOB_CGROUP.match(cgroup_path)) is None:
             continue
-        job_path = match[0].lstrip("/")
+        job_path = job_match[0].lstrip("/")
         if controllers == "" and (events := cgroup_root / job_path / "memory.events").exists():
             return [events]
-        if "memory" in controllers.split(",") and (job := cgroup_root / "memory" / job_path).exists():
-            return sorted(job.rglob("memory.oom_control"))
+        if "memory" in controllers.split(",") and (job_cgroup := cgroup_root / "memory" / job_path).exists():
+            return sorted(job_cgroup.rglob("memory.oom_control"))
     return []
 
 
 def _is_marked(process: psutil.Process, mark: str) -> bool:
     try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(RUN_MARK_VARIABLE) == mark
     except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
         return False
 

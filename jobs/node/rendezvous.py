@@ -20,11 +20,13 @@ import psutil
 from jobs.slurm.commands import call_slurm, own_cluster
 from shardlab.errors import ShardlabError
 
-RENDEZVOUS, RENDEZVOUS_ID = "SHARDLAB_RENDEZVOUS", "SHARDLAB_RENDEZVOUS_ID"
-PORTS = range(20_000, 30_000)  # possible ports of a rendezvous; Linux gives only higher ports to outgoing connections
-# Environment variables. NODE: the number of this node in its run, from 0 (set only without Slurm). NODES: the names or
-# addresses of all nodes of the run, separated by commas.
-NODE, NODES = "SHARDLAB_NODE", "SHARDLAB_NODES"
+RENDEZVOUS_VARIABLE, RENDEZVOUS_ID_VARIABLE = "SHARDLAB_RENDEZVOUS", "SHARDLAB_RENDEZVOUS_ID"
+RENDEZVOUS_PORTS = range(
+    20_000, 30_000
+)  # possible ports of a rendezvous; Linux gives only higher ports to outgoing connections
+# Environment variables. NODE_VARIABLE: the number of this node in its run, from 0 (set only without Slurm). NODES_VARIABLE:
+# the names or addresses of all nodes of the run, separated by commas.
+NODE_VARIABLE, NODES_VARIABLE = "SHARDLAB_NODE", "SHARDLAB_NODES"
 # Interfaces that connect containers and virtual machines with their own machine: docker, podman, LXC, libvirt, Kubernetes.
 _CONTAINER_INTERFACE = re.compile(r"^(docker|br-[0-9a-f]{12}\Z|veth|virbr|vnet|cni|flannel|cali|podman|lxc|lxd|vb-|ve-)")
 _DOCKER_BRIDGE = "172.17.0.1"  # each machine with docker has this address, for its own containers
@@ -49,7 +51,7 @@ def choose_rendezvous(nnodes: int) -> dict[str, str]:
     before the ranks start, the run fails with this reason. Raises RendezvousError.
     """
     # with `salloc`, this process may run on the login node, so only this list tells which node is the first node of the job
-    node_names = _job_node_names()
+    node_names = _list_job_nodes()
     first_node = os.environ.get("SLURMD_NODENAME") or next(iter(node_names), socket.gethostname())
     address = "127.0.0.1" if nnodes == 1 else _resolve_first_node(first_node)
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
@@ -60,20 +62,20 @@ def choose_rendezvous(nnodes: int) -> dict[str, str]:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
             # the address belongs to another node, because this process runs on the machine where `salloc` was called
-            port = secrets.choice(PORTS)
+            port = secrets.choice(RENDEZVOUS_PORTS)
     host = f"[{address}]" if ":" in address else address
     rendezvous_id = f"{os.environ.get('SLURM_JOB_ID', 'local')}-{os.environ.get('SLURM_RESTART_COUNT', '0')}-{port}"
-    return {RENDEZVOUS: f"{host}:{port}", RENDEZVOUS_ID: rendezvous_id, NODES: ",".join(node_names)}
+    return {RENDEZVOUS_VARIABLE: f"{host}:{port}", RENDEZVOUS_ID_VARIABLE: rendezvous_id, NODES_VARIABLE: ",".join(node_names)}
 
 
 def read_node_number(environment: Mapping[str, str]) -> int:
     """The number of this node in its run, from 0. environment: the variables of a task of the run."""
-    return int(environment.get(NODE) or environment.get("SLURM_NODEID", "0"))
+    return int(environment.get(NODE_VARIABLE) or environment.get("SLURM_NODEID", "0"))
 
 
-def master() -> dict[str, str]:
+def read_master_variables() -> dict[str, str]:
     """The rendezvous as the variables of torch's `env://` method, for launchers that do not set these variables themselves."""
-    host, _, port = os.environ[RENDEZVOUS].rpartition(":")
+    host, _, port = os.environ[RENDEZVOUS_VARIABLE].rpartition(":")
     return {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port}
 
 
@@ -86,65 +88,77 @@ def find_rendezvous_interface(rendezvous: str, other_nodes: Sequence[str]) -> Re
     host = rendezvous.rpartition(":")[0].strip("[]")
     if ipaddress.ip_address(host).is_loopback:
         return RendezvousInterface("lo", host)
-    interfaces = _interfaces_by_address()
-    remote = host
-    if host in interfaces:
-        remote = next((address for name in other_nodes if (address := _resolve_host(name)) and address not in interfaces), host)
-    with socket.socket(socket.AF_INET6 if ":" in remote else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((remote, 9))  # for a UDP socket, connect sends nothing: it only asks the kernel for the route
-        own_address = probe.getsockname()[0]
+    own_interfaces = _find_interfaces_by_address()
+    remote_address = host
+    if host in own_interfaces:
+        remote_address = next(
+            (address for node_name in other_nodes if (address := _resolve_host(node_name)) and address not in own_interfaces),
+            host,
+        )
+    with socket.socket(socket.AF_INET6 if ":" in remote_address else socket.AF_INET, socket.SOCK_DGRAM) as probe_socket:
+        probe_socket.connect(
+            (remote_address, 9)
+        )  # for a UDP socket, connect sends nothing: it only asks the kernel for the route
+        own_address = probe_socket.getsockname()[0]
     own_ip = ipaddress.ip_address(own_address)
-    if own_address not in interfaces or own_ip.is_loopback or own_ip.is_link_local:
+    if own_address not in own_interfaces or own_ip.is_loopback or own_ip.is_link_local:
         this_host = socket.gethostname()
         raise RendezvousError(
-            f"{this_host}: the route to {remote} uses the address {own_address}, which no other node can reach."
+            f"{this_host}: the route to {remote_address} uses the address {own_address}, which no other node can reach."
         )
-    return RendezvousInterface(interfaces[own_address], own_address)
+    return RendezvousInterface(own_interfaces[own_address], own_address)
 
 
-def _job_node_names() -> list[str]:
+def _list_job_nodes() -> list[str]:
     """The names of the nodes of this Slurm job; empty outside of a job. A list such as node[1-4] is expanded by Slurm's
     scontrol; a single name needs no command."""
     node_list = os.environ.get("SLURM_JOB_NODELIST", "")
-    if not any(sign in node_list for sign in "[,"):
+    if not any(list_sign in node_list for list_sign in "[,"):
         return [node_list] if node_list else []
     return call_slurm(["scontrol", "show", "hostnames", node_list]).stdout.split()
 
 
-def _resolve_first_node(node: str) -> str:
+def _resolve_first_node(first_node: str) -> str:
     """The address at which the other nodes reach the first node: resolved from its name, or from Slurm's NodeAddr if its name
     resolves to no address that they can reach. Raises RendezvousError."""
-    address = _resolve_host(node)
+    address = _resolve_host(first_node)
     if address is None or _find_address_fault(address):
-        output_words = call_slurm(["scontrol", "show", "node", node], cluster=own_cluster()).stdout.split()
-        stated_address = next((word.partition("=")[2] for word in output_words if word.startswith("NodeAddr=")), node)
+        output_words = call_slurm(["scontrol", "show", "node", first_node], cluster=own_cluster()).stdout.split()
+        stated_address = next(
+            (output_word.partition("=")[2] for output_word in output_words if output_word.startswith("NodeAddr=")), first_node
+        )
         address = _resolve_host(stated_address)
-    if address is None or (fault := _find_address_fault(address)):
-        resolved_text = "no address" if address is None else f"{address}, {fault}"
+    if address is None or (address_fault := _find_address_fault(address)):
+        resolved_text = "no address" if address is None else f"{address}, {address_fault}"
         raise RendezvousError(
-            f"{node}: its name resolves to {resolved_text}, so other nodes cannot reach it. Check /etc/hosts on {node}."
+            f"{first_node}: its name resolves to {resolved_text}, so other nodes cannot reach it. "
+            f"Check /etc/hosts on {first_node}."
         )
     return address
 
 
-def _resolve_host(name: str) -> str | None:
+def _resolve_host(host_name: str) -> str | None:
     try:
-        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        address_entries = socket.getaddrinfo(host_name, None, type=socket.SOCK_STREAM)
     except OSError:
         return None
-    addresses = [str(entry[4][0]) for entry in entries]
+    addresses = [str(address_entry[4][0]) for address_entry in address_entries]
     return next((address for address in addresses if not _find_address_fault(address)), next(iter(addresses), None))
 
 
 def _find_address_fault(address: str) -> str:
     """Why other nodes cannot reach an address, as a noun with its article; '' if they may reach it."""
-    ip, interface = ipaddress.ip_address(address), _interfaces_by_address().get(address.partition("%")[0])
+    ip, interface = ipaddress.ip_address(address), _find_interfaces_by_address().get(address.partition("%")[0])
     if ip.is_loopback or ip.is_link_local:
         return "a loopback address" if ip.is_loopback else "a link-local address"
     is_of_containers = address == _DOCKER_BRIDGE if interface is None else _CONTAINER_INTERFACE.match(interface)
     return "an address for the containers of one machine" if is_of_containers else ""
 
 
-def _interfaces_by_address() -> dict[str, str]:
+def _find_interfaces_by_address() -> dict[str, str]:
     """The network interfaces of this machine, by their addresses."""
-    return {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
+    return {
+        entry.address.partition("%")[0]: interface_name
+        for interface_name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+    }

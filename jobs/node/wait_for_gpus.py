@@ -16,12 +16,12 @@ from shardlab.hardware.nvml import Process
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
 
-VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+VISIBLE_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 POLL_S = 2.0
-EVENT_S = 60.0
+EVENT_INTERVAL_S = 60.0
 # The server process of NVIDIA MPS. It holds a CUDA context for the processes that share a GPU, but computes nothing itself.
 MPS_SERVER = "nvidia-cuda-mps-server"
-LEAVING_S = 5.0  # seconds for which the driver may still list a process after its end, such as a rank of the previous run
+LEAST_WAIT_S = 5.0  # seconds for which the driver may still list a process after its end, such as a rank of the previous run
 
 
 def wait_until_free(run_dir: RunDir, run: Run, environment: Mapping[str, str], is_told_to_end: Callable[[], bool]) -> None:
@@ -32,9 +32,11 @@ def wait_until_free(run_dir: RunDir, run: Run, environment: Mapping[str, str], i
     """
     if not launcher(run.launcher).on_gpus:  # the processes of the run compute on the CPU
         return
-    deadline, next_event = time.monotonic() + max(run.wait_gpus_s, LEAVING_S), 0.0
+    deadline, next_event = time.monotonic() + max(run.wait_gpus_s, LEAST_WAIT_S), 0.0
     gpu_count = _count_gpus(run, read_node_number(environment))
-    while processes_by_gpu := find_processes_in_use(_other_processes(run_dir), environment.get(VISIBLE_DEVICES), gpu_count):
+    while processes_by_gpu := find_processes_in_use(
+        _find_other_processes(run_dir), environment.get(VISIBLE_DEVICES_VARIABLE), gpu_count
+    ):
         usage_clause = _describe_usage(processes_by_gpu)
         if time.monotonic() > deadline:
             raise ShardlabError(
@@ -44,7 +46,7 @@ def wait_until_free(run_dir: RunDir, run: Run, environment: Mapping[str, str], i
         if run.wait_gpus_s and time.monotonic() >= next_event:
             # The event is written again and again, because the supervisor ends a run that writes nothing during its hang limit.
             run_dir.write_event(f"gpus-{gethostname()}", "waiting", why=usage_clause)
-            next_event = time.monotonic() + min(EVENT_S, run.cell.hang_limit_s / 4)
+            next_event = time.monotonic() + min(EVENT_INTERVAL_S, run.cell.hang_limit_s / 4)
         if is_told_to_end():
             return
         time.sleep(POLL_S)
@@ -53,45 +55,49 @@ def wait_until_free(run_dir: RunDir, run: Run, environment: Mapping[str, str], i
 def _count_gpus(run: Run, node: int) -> int:
     """The number of GPUs that the ranks on node number `node` use. The last ranks of a run may be parameter servers, which use
     no GPU."""
-    per_node = run.world.nproc_per_node
-    return min(max(run.cell.gpus - node * per_node, 0), per_node)
+    ranks_per_node = run.world.nproc_per_node
+    return min(max(run.cell.gpus - node * ranks_per_node, 0), ranks_per_node)
 
 
-def _other_processes(run_dir: RunDir) -> dict[str, list[Process]]:
+def _find_other_processes(run_dir: RunDir) -> dict[str, list[Process]]:
     """The processes on each GPU of this node that do not belong to this run, by the UUID of the GPU."""
-    users = nvml.read_gpu_processes() or {}
+    processes_by_gpu = nvml.read_gpu_processes() or {}
     return {
         uuid: [
             process
             for process in processes
-            if process.name != MPS_SERVER and not node_processes.is_of_run(process.pid, run_dir)
+            if process.name != MPS_SERVER and not node_processes.belongs_to_run(process.pid, run_dir)
         ]
-        for uuid, processes in users.items()
+        for uuid, processes in processes_by_gpu.items()
     }
 
 
-def find_processes_in_use(users: Mapping[str, list[Process]], visible: str | None, count: int) -> dict[str, list[Process]]:
+def find_processes_in_use(
+    processes_by_gpu: Mapping[str, list[Process]], visible_devices: str | None, gpu_count: int
+) -> dict[str, list[Process]]:
     """The processes on each GPU that the ranks of a node will use, by UUID. GPUs without processes are left out.
 
     users: the processes on all GPUs of the node, in PCI order. visible: the value of CUDA_VISIBLE_DEVICES (indices, or UUIDs,
     which may be abbreviated), or None if it is not set. count: the number of ranks on this node; each rank uses one GPU.
     """
-    uuids = list(users)
-    if visible is not None:
-        visible_uuids = (_find_uuid(word.strip(), uuids) for word in visible.split(","))
-        uuids = list(itertools.takewhile(bool, visible_uuids))  # like CUDA, ignore all entries after an invalid entry
-    return {uuid: users[uuid] for uuid in uuids[:count] if users[uuid]}
+    gpu_uuids = list(processes_by_gpu)
+    if visible_devices is not None:
+        visible_uuids = (_find_uuid(device_name.strip(), gpu_uuids) for device_name in visible_devices.split(","))
+        gpu_uuids = list(itertools.takewhile(bool, visible_uuids))  # like CUDA, ignore all entries after an invalid entry
+    return {uuid: processes_by_gpu[uuid] for uuid in gpu_uuids[:gpu_count] if processes_by_gpu[uuid]}
 
 
-def _find_uuid(gpu_name: str, uuids: list[str]) -> str:
+def _find_uuid(gpu_name: str, gpu_uuids: list[str]) -> str:
     """The UUID of the GPU that a word of CUDA_VISIBLE_DEVICES names; '' if the word names no GPU, or only a part of a GPU."""
     if gpu_name.isdecimal():
-        return uuids[int(gpu_name)] if int(gpu_name) < len(uuids) else ""
-    return next((uuid for uuid in uuids if gpu_name and uuid.startswith(gpu_name)), "")
+        return gpu_uuids[int(gpu_name)] if int(gpu_name) < len(gpu_uuids) else ""
+    return next((uuid for uuid in gpu_uuids if gpu_name and uuid.startswith(gpu_name)), "")
 
 
-def _describe_usage(usage: Mapping[str, list[Process]]) -> str:
-    def process(other: Process) -> str:
-        return f"{other.pid} ({other.name})" if other.name else str(other.pid)
+def _describe_usage(processes_by_gpu: Mapping[str, list[Process]]) -> str:
+    def format_process(other_process: Process) -> str:
+        return f"{other_process.pid} ({other_process.name})" if other_process.name else str(other_process.pid)
 
-    return "; ".join(f"GPU {uuid} is used by process {', '.join(map(process, users))}" for uuid, users in usage.items())
+    return "; ".join(
+        f"GPU {uuid} is used by process {', '.join(map(format_process, users))}" for uuid, users in processes_by_gpu.items()
+    )

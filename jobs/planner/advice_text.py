@@ -21,21 +21,21 @@ TABLE_TITLE = "groups of ties, up to 5 % apart (batch: micro-batch x passes, ckp
 def print_advice(out: Output, question: Question, report: AdviceReport, *, is_default_batch: bool = False) -> None:
     """Print the recommendation with its reason, the question, the best degrees of each strategy by groups of ties, and what
     would change the advice. is_default_batch: whether the user named no global batch."""
-    width = min(out.width or MOST_COLUMNS, MOST_COLUMNS)
+    line_width = min(out.width or MOST_COLUMNS, MOST_COLUMNS)
     best_of_strategy = {advice.cell.strategy: advice for advice in reversed(report.ranked)}
-    rows = [advice for advice in report.ranked if best_of_strategy[advice.cell.strategy] is advice]
-    timed_advice = [advice for advice in rows if advice.group is not None]
+    strategy_advice = [advice for advice in report.ranked if best_of_strategy[advice.cell.strategy] is advice]
+    timed_advice = [advice for advice in strategy_advice if advice.group is not None]
 
     def print_wrapped(sentences: Iterator[str]) -> None:
         for sentence in sentences:
-            for line in textwrap.wrap(sentence, width, subsequent_indent="  ", break_on_hyphens=False):
+            for line in textwrap.wrap(sentence, line_width, subsequent_indent="  ", break_on_hyphens=False):
                 out.print_line(line)
 
     print_wrapped(_recommend_strategy(question, timed_advice))
     print_wrapped(_describe_question(question, is_default_batch=is_default_batch))
     if timed_advice:
-        out.show_table(plain_table.fit_table(_make_table(question, timed_advice), width))
-    print_wrapped(_explain_missing(rows[len(timed_advice) :]))
+        out.show_table(plain_table.fit_table(_make_table(question, timed_advice), line_width))
+    print_wrapped(_explain_missing(strategy_advice[len(timed_advice) :]))
     if timed_advice:
         print_wrapped(_describe_changes(question, report, timed_advice[0]))
         print_wrapped(_describe_rules(report.rules))
@@ -47,48 +47,63 @@ def _recommend_strategy(question: Question, timed_advice: Sequence[Advice]) -> I
     if not timed_advice:
         yield "No strategy can be recommended: of none it is known that it fits and how fast it is."
         return
-    best, *others = timed_advice
-    ties = sum(advice.group == 1 for advice in timed_advice)
-    if not others:
-        why = f"it is the only strategy with {question.precision} that fits and whose time is known"
-    elif ties == 1:
-        why = f"the next, {others[0].cell.strategy}, is {_format_gain(others[0], best)} ({', '.join(others[0].reasons)})"
-    elif best.cell.strategy in ("single", "ddp"):
-        why = "each GPU holds the whole model, and no strategy that shards it is more than 5 % faster"
+    best_advice, second = timed_advice[0], timed_advice[1] if len(timed_advice) > 1 else None
+    tie_count = sum(advice.group == 1 for advice in timed_advice)
+    if second is None:
+        reason_clause = f"it is the only strategy with {question.precision} that fits and whose time is known"
+    elif tie_count == 1:
+        reason_clause = (
+            f"the next, {second.cell.strategy}, is {_format_gain(second, best_advice)} ({', '.join(second.reasons)})"
+        )
+    elif best_advice.cell.strategy in ("single", "ddp"):
+        reason_clause = "each GPU holds the whole model, and no strategy that shards it is more than 5 % faster"
     else:
-        merit = "PyTorch develops it first" if best.cell.strategy.startswith("fsdp2") else "it is the simplest still developed"
-        why = f"{ties} strategies are within 5 % of the fastest, which the planner cannot tell apart; of these, {merit}"
-    yield f"Use {_format_configuration(best)}: {why}."
-    rates, step_s = best.range_per_s, best.predicted.step_s
-    assert rates is not None
+        merit = (
+            "PyTorch develops it first"
+            if best_advice.cell.strategy.startswith("fsdp2")
+            else "it is the simplest still developed"
+        )
+        reason_clause = (
+            f"{tie_count} strategies are within 5 % of the fastest, which the planner cannot tell apart; of these, {merit}"
+        )
+    yield f"Use {_format_configuration(best_advice)}: {reason_clause}."
+    rate_range, step_s = best_advice.range_per_s, best_advice.predicted.step_s
+    assert rate_range is not None
     assert step_s is not None
-    low, likely, high = (_format_rate(question, value) for value in (rates.low, rates.likely, rates.high))
+    low_rate, likely_rate, high_rate = (
+        _format_rate(question, rate) for rate in (rate_range.low, rate_range.likely, rate_range.high)
+    )
     yield (
-        f"Predicted: {likely} {question.workload.unit}/s ({low} to {high}); a step of {format_duration(step_s.likely)}: "
-        f"{', '.join(best.reasons)}; {format_memory(best.predicted)} of memory (fits: {best.predicted.fits})."
+        f"Predicted: {likely_rate} {question.workload.unit}/s ({low_rate} to {high_rate}); a step of "
+        f"{format_duration(step_s.likely)}: {', '.join(best_advice.reasons)}; {format_memory(best_advice.predicted)} of memory "
+        f"(fits: {best_advice.predicted.fits})."
     )
 
 
 def _describe_question(question: Question, *, is_default_batch: bool) -> Iterator[str]:
-    machine, tokens = question.machine, question.seq_len
-    links = [link.name for link in (machine.inside, machine.between if question.nodes > 1 else None) if link is not None]
-    batch = f"{question.global_batch:,} {question.workload.unit}"
-    if tokens is not None:
-        batch = f"{question.global_batch:,} sequences of {tokens:,} tokens ({tokens * question.global_batch:,} tokens)"
-    gpu_name = machine.name if machine.gpu is None else device_profile.gpu_name(machine.gpu)
-    capacity = "" if machine.capacity is None else f" ({format_size(machine.capacity.likely)})"
+    machine, seq_len = question.machine, question.seq_len
+    link_names = [
+        link.name
+        for link in (machine.link_inside_node, machine.link_between_nodes if question.nodes > 1 else None)
+        if link is not None
+    ]
+    batch_text = f"{question.global_batch:,} {question.workload.unit}"
+    if seq_len is not None:
+        batch_text = f"{question.global_batch:,} sequences of {seq_len:,} tokens ({seq_len * question.global_batch:,} tokens)"
+    gpu_name = machine.name if machine.gpu is None else device_profile.format_gpu_name(machine.gpu)
+    capacity_text = "" if machine.capacity is None else f" ({format_size(machine.capacity.likely)})"
     yield (
         f"All strategies do the same work: {question.workload.name} ({question.facts.parameters:,} "
-        f"parameters) in {question.precision} on {question.gpus} x {gpu_name}{capacity}, {question.nodes} node(s), "
-        f"{' and '.join(links)}; {batch} a step{' (the default; --global-batch N)' if is_default_batch else ''}."
+        f"parameters) in {question.precision} on {question.gpus} x {gpu_name}{capacity_text}, {question.nodes} node(s), "
+        f"{' and '.join(link_names)}; {batch_text} a step{' (the default; --global-batch N)' if is_default_batch else ''}."
     )
 
 
 def _make_table(question: Question, timed_advice: Sequence[Advice]) -> Table[Advice]:
     first_of_group = {advice.group or 0: advice for advice in reversed(timed_advice)}
-    numbers = {id(first_of_group[group]): str(number) for number, group in enumerate(sorted(first_of_group), 1)}
+    group_numbers = {id(first_of_group[group]): str(number) for number, group in enumerate(sorted(first_of_group), 1)}
     columns: list[Column[Advice]] = [
-        Column("", lambda advice: numbers.get(id(advice), "")),
+        Column("", lambda advice: group_numbers.get(id(advice), "")),
         Column("strategy", lambda advice: advice.cell.strategy),
         Column("mesh", _format_mesh),
         Column("batch", _format_batch, is_number=False, priority=1),
@@ -100,56 +115,61 @@ def _make_table(question: Question, timed_advice: Sequence[Advice]) -> Table[Adv
     return Table(TABLE_TITLE, columns, timed_advice)
 
 
-def _explain_missing(untimed: Sequence[Advice]) -> Iterator[str]:
+def _explain_missing(untimed_advice: Sequence[Advice]) -> Iterator[str]:
     """A sentence for each reason why strategies have no throughput."""
-    names: dict[str, list[str]] = {}
-    for advice in untimed:
-        needed = f" ({format_memory(advice.predicted)})" if advice.predicted.memory_bytes is not None else ""
-        names.setdefault(advice.reasons[0], []).append(f"{advice.cell.strategy}{needed}")
-    for reason, strategies in names.items():
+    strategies_by_reason: dict[str, list[str]] = {}
+    for advice in untimed_advice:
+        memory_text = f" ({format_memory(advice.predicted)})" if advice.predicted.memory_bytes is not None else ""
+        strategies_by_reason.setdefault(advice.reasons[0], []).append(f"{advice.cell.strategy}{memory_text}")
+    for reason, strategies in strategies_by_reason.items():
         yield f"{reason[0].upper()}{reason[1:]}: {', '.join(strategies)}."
 
 
-def _describe_changes(question: Question, report: AdviceReport, best: Advice) -> Iterator[str]:
+def _describe_changes(question: Question, report: AdviceReport, best_advice: Advice) -> Iterator[str]:
     """What would change the advice, with the predicted numbers. A change of the throughput by less than 2 % is left out."""
     for difference, advice in report.changes.items():
-        outcome = DOES_NOT_FIT
-        if advice.items_per_s is not None and best.items_per_s is not None:
-            if abs(advice.items_per_s / best.items_per_s - 1) < NAMED_SHARE:
+        outcome_text = DOES_NOT_FIT
+        if advice.items_per_s is not None and best_advice.items_per_s is not None:
+            if abs(advice.items_per_s / best_advice.items_per_s - 1) < NAMED_SHARE:
                 continue
-            outcome = f"{_format_rate(question, advice.items_per_s)} {question.workload.unit}/s, {_format_gain(advice, best)}"
-        yield f"With {difference}: {outcome} ({_format_configuration(advice)}; {format_memory(advice.predicted)})."
+            outcome_text = (
+                f"{_format_rate(question, advice.items_per_s)} {question.workload.unit}/s, {_format_gain(advice, best_advice)}"
+            )
+        yield f"With {difference}: {outcome_text} ({_format_configuration(advice)}; {format_memory(advice.predicted)})."
 
 
 def _describe_rules(judged_rules: Sequence[JudgedRule]) -> Iterator[str]:
     """A sentence with the rules of the studies that the planner agrees with, and one with the others."""
-    for agrees, words in ((True, "agrees with"), (False, "DISAGREES with")):
-        rules = [judged for judged in judged_rules if judged.agrees == agrees]
-        cited = [f"study {judged.rule.study}, {judged.rule.where}{'' if agrees else f' ({judged.why})'}" for judged in rules]
-        yield from [f"The planner {words} {'; '.join(dict.fromkeys(cited))}."] if cited else []
+    for agrees, verb_phrase in ((True, "agrees with"), (False, "DISAGREES with")):
+        chosen_rules = [judged_rule for judged_rule in judged_rules if judged_rule.agrees == agrees]
+        rule_sources = [
+            f"study {judged_rule.rule.study}, {judged_rule.rule.where}{'' if agrees else f' ({judged_rule.why})'}"
+            for judged_rule in chosen_rules
+        ]
+        yield from [f"The planner {verb_phrase} {'; '.join(dict.fromkeys(rule_sources))}."] if rule_sources else []
 
 
 def _format_configuration(advice: Advice) -> str:
     """The strategy, and what a matrix needs besides it, in its keys."""
     cell = advice.cell
-    keys = [f"micro_batch_size={cell.micro_batch_size}", f"activation_checkpointing={cell.activation_checkpointing}"]
-    return " ".join((cell.strategy, _format_mesh(advice), *keys, *_list_sync(advice)))
+    key_texts = [f"micro_batch_size={cell.micro_batch_size}", f"activation_checkpointing={cell.activation_checkpointing}"]
+    return " ".join((cell.strategy, _format_mesh(advice), *key_texts, *_list_sync(advice)))
 
 
 def _format_mesh(advice: Advice) -> str:
-    sizes = {"dp": advice.cell.dp, "tp": advice.cell.tp, "pp": advice.cell.pp}
-    return " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or "dp=1"
+    degrees = {"dp": advice.cell.dp, "tp": advice.cell.tp, "pp": advice.cell.pp}
+    return " ".join(f"{degree_name}={degree}" for degree_name, degree in degrees.items() if degree > 1) or "dp=1"
 
 
 def _format_batch(advice: Advice) -> str:
-    mark = "" if advice.cell.activation_checkpointing == "none" else " ckpt"
-    return f"{advice.cell.micro_batch_size} x {advice.cell.gradient_accumulation_steps}{mark}"
+    checkpointing_mark = "" if advice.cell.activation_checkpointing == "none" else " ckpt"
+    return f"{advice.cell.micro_batch_size} x {advice.cell.gradient_accumulation_steps}{checkpointing_mark}"
 
 
 def _list_sync(advice: Advice) -> list[str]:
     """The option `sync`, if the strategy has it and it is not the default."""
-    sync = advice.cell.options.get("sync")
-    return [] if sync in (None, "last_pass") else [f"sync={sync}"]
+    sync_option = advice.cell.options.get("sync")
+    return [] if sync_option in (None, "last_pass") else [f"sync={sync_option}"]
 
 
 def _format_rate(question: Question, items_per_s: float) -> str:
@@ -157,7 +177,7 @@ def _format_rate(question: Question, items_per_s: float) -> str:
     return format_amount(float(f"{items_per_s * (question.seq_len or 1):.3g}"))
 
 
-def _format_gain(advice: Advice, other: Advice) -> str:
+def _format_gain(advice: Advice, base_advice: Advice) -> str:
     """How much faster or slower the advice is than another one, in words."""
-    ratio = (advice.items_per_s or 0.0) / (other.items_per_s or 1.0)
-    return f"{abs(100 * (ratio - 1)):.0f} % {'faster' if ratio >= 1 else 'slower'}"
+    rate_ratio = (advice.items_per_s or 0.0) / (base_advice.items_per_s or 1.0)
+    return f"{abs(100 * (rate_ratio - 1)):.0f} % {'faster' if rate_ratio >= 1 else 'slower'}"

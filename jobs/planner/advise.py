@@ -23,16 +23,18 @@ from trainers.workload import Workload
 
 # Tokens of a step for models of up to this many parameters. Brown et al. (GPT-3, 2020), table 2.1: 0.5 M tokens up to 0.8 B
 # parameters, 1 M for 1.3 and 2.7 B, 2 M for 6.7 and 13 B. Touvron et al. (LLaMA, 2023), table 2: 4 M for 33 and 65 B.
-BATCH_TOKENS = ((1e9, 2**19), (5e9, 2**20), (30e9, 2**21), (math.inf, 2**22))
+USUAL_BATCH_TOKENS = ((1e9, 2**19), (5e9, 2**20), (30e9, 2**21), (math.inf, 2**22))
 # Images of a step, per GPU and at most: ResNet-50 loses no accuracy up to 8,192 images (Goyal et al., 2017, figure 1).
-BATCH_IMAGES, MOST_IMAGES = 256, 8192
-NEAR = 1.01  # micro-batches, and options of a strategy, whose steps differ by at most this factor count as equal
+IMAGES_PER_GPU, MOST_BATCH_IMAGES = 256, 8192
+NEAR_FACTOR = 1.01  # micro-batches, and options of a strategy, whose steps differ by at most this factor count as equal
 NAMED_SHARE = 0.02  # a part of the step is a reason if it takes, or differs by, at least this share of the step
 # The order in a group of ties: first the strategies that divide only the data, which need no plan for dividing the model (DDP;
 # FSDP2, which torch develops; DeepSpeed; FSDP1, which FSDP2 replaces), then those that divide the model.
-ENGINES = ("single", "ddp", "fsdp2", "zero", "fsdp1", "mesh", "tensor", "pipeline")
-PADDED_MULTIPLE = 64  # of the vocabulary: its rows are then aligned in every precision (NVIDIA, matrix multiplication guide)
-DOES_NOT_FIT, UNKNOWN_GPU = "does not fit", "the memory of the GPU is not known"
+ENGINE_ORDER = ("single", "ddp", "fsdp2", "zero", "fsdp1", "mesh", "tensor", "pipeline")
+VOCABULARY_MULTIPLE = (
+    64  # of the vocabulary: its rows are then aligned in every precision (NVIDIA, matrix multiplication guide)
+)
+DOES_NOT_FIT, UNKNOWN_GPU_MEMORY = "does not fit", "the memory of the GPU is not known"
 UNKNOWN_MEMORY = "the memory it needs is known only with --rehearse"
 
 
@@ -97,57 +99,72 @@ class AdviceReport(msgspec.Struct, frozen=True):
 def rank_strategies(
     question: Question,
     alternatives: Mapping[str, Question] | None = None,
-    answers: Callable[[Sequence[Cell]], Mapping[str, Answer]] = lambda _: {},
+    get_answers: Callable[[Sequence[Cell]], Mapping[str, Answer]] = lambda _: {},
 ) -> AdviceReport:
     """Rank all strategies that can train a workload on the given GPUs.
 
     alternatives: questions with one difference, by this difference. answers: returns the results of the rehearsals of cells, by
     the name of the cell; each strategy is rehearsed with the batch that fits.
     """
-    sized = list(_list_sized_cells(question))
-    candidates = [_choose_micro_batch(cells, question) for cells in sized]
-    ranked = _rank_candidates(_correct_by_rehearsals(_rank_candidates(candidates), sized, question, answers))
-    slowest_first = sorted(ranked, key=_speed_key, reverse=True)
+    sized_cells = list(_list_sized_cells(question))
+    candidates = [_choose_micro_batch(cells, question) for cells in sized_cells]
+    ranked_advice = _rank_candidates(_correct_by_rehearsals(_rank_candidates(candidates), sized_cells, question, get_answers))
+    slowest_first = sorted(ranked_advice, key=_make_speed_key, reverse=True)
     throughputs = {entry.cell.strategy: entry.items_per_s for entry in slowest_first if entry.items_per_s is not None}
     changes = {}
     if throughputs:
-        checkpointing = ranked[0].cell.activation_checkpointing
-        for advice in _rank_candidates([other for other in candidates if other.cell.activation_checkpointing != checkpointing]):
-            if _mesh_key(advice) == _mesh_key(ranked[0]):
+        best_checkpointing = ranked_advice[0].cell.activation_checkpointing
+        for advice in _rank_candidates(
+            [candidate for candidate in candidates if candidate.cell.activation_checkpointing != best_checkpointing]
+        ):
+            if _make_mesh_key(advice) == _make_mesh_key(ranked_advice[0]):
                 changes[f"activation_checkpointing={advice.cell.activation_checkpointing}"] = advice
-        for difference, other in (alternatives or {}).items():
-            changes[difference] = _rank_candidates([_choose_micro_batch(cells, other) for cells in _list_sized_cells(other)])[0]
-    return AdviceReport(ranked, changes, judge_rules(rule_facts(question), throughputs))
+        for difference, alternative in (alternatives or {}).items():
+            changes[difference] = _rank_candidates(
+                [_choose_micro_batch(cells, alternative) for cells in _list_sized_cells(alternative)]
+            )[0]
+    return AdviceReport(ranked_advice, changes, judge_rules(make_rule_values(question), throughputs))
 
 
 def choose_global_batch(question: Question) -> int:
     """The global batch if the user names none: at least the usual number of tokens for the size of the model, or of images for
     the number of GPUs, and a power of two times the number of GPUs, so that most strategies can divide it."""
-    items = min(BATCH_IMAGES * question.gpus, MOST_IMAGES)
+    batch_items = min(IMAGES_PER_GPU * question.gpus, MOST_BATCH_IMAGES)
     if question.seq_len is not None:
-        items = next(tokens for most, tokens in BATCH_TOKENS if question.facts.parameters <= most) // question.seq_len
-    return question.gpus * (1 << max(0, math.ceil(math.log2(max(1, items) / question.gpus))))
+        batch_items = (
+            next(
+                batch_tokens
+                for most_parameters, batch_tokens in USUAL_BATCH_TOKENS
+                if question.facts.parameters <= most_parameters
+            )
+            // question.seq_len
+        )
+    return question.gpus * (1 << max(0, math.ceil(math.log2(max(1, batch_items) / question.gpus))))
 
 
 def list_alternatives(question: Question) -> dict[str, Question]:
     """Questions with one difference that often makes training faster, by this difference."""
-    batch, options = 4 * question.global_batch, question.options | {"pad_vocabulary": PADDED_MULTIPLE}
-    alternatives = {f"--global-batch {batch}, with more passes": msgspec.structs.replace(question, global_batch=batch)}
+    larger_batch, padded_options = 4 * question.global_batch, question.options | {"pad_vocabulary": VOCABULARY_MULTIPLE}
+    alternatives = {
+        f"--global-batch {larger_batch}, with more passes": msgspec.structs.replace(question, global_batch=larger_batch)
+    }
     if question.facts.unaligned_flops_per_item and "pad_vocabulary" in question.options:
-        alternatives[f"--option pad_vocabulary={PADDED_MULTIPLE}"] = msgspec.structs.replace(question, options=options)
+        alternatives[f"--option pad_vocabulary={VOCABULARY_MULTIPLE}"] = msgspec.structs.replace(
+            question, options=padded_options
+        )
     return alternatives
 
 
-def rule_facts(question: Question) -> dict[str, float | bool | str]:
+def make_rule_values(question: Question) -> dict[str, float | bool | str]:
     """The values of the names that the conditions of the studies' rules may use (rules.yaml)."""
     machine, gpus, nodes = question.machine, question.gpus, question.nodes
-    slowest = machine.between if nodes > 1 else machine.inside
+    slowest_link = machine.link_between_nodes if nodes > 1 else machine.link_inside_node
 
-    def fits(strategy: str, world_size: int, checkpointing: str = "none") -> bool:
-        smaller = msgspec.structs.replace(
+    def strategy_fits(strategy: str, world_size: int, checkpointing: str = "none") -> bool:
+        smaller_question = msgspec.structs.replace(
             question, gpus=world_size, nodes=nodes if world_size > 1 else 1, global_batch=world_size
         )
-        cell = make_cell(smaller, menu.find_strategy(strategy), checkpointing=checkpointing)
+        cell = make_cell(smaller_question, menu.find_strategy(strategy), checkpointing=checkpointing)
         return predict.predict_run(cell, machine).fits in ("yes", "likely")
 
     return {
@@ -155,11 +172,11 @@ def rule_facts(question: Question) -> dict[str, float | bool | str]:
         "gpu_gb": machine.gpu.memory_gb if machine.gpu is not None else 0.0,
         "gpus": gpus,
         "nodes": nodes,
-        "link": "" if slowest is None else re.split("[^a-z]", slowest.name.lower())[0],
-        "fits_single": fits("single", 1),
-        "fits_checkpointed": fits("single", 1, "full"),
-        "fits_zero2": fits("fsdp2-zero2", gpus) if gpus > 1 else fits("single", 1),
-        "fits_zero3": fits("fsdp2", gpus) if gpus > 1 else fits("single", 1),
+        "link": "" if slowest_link is None else re.split("[^a-z]", slowest_link.name.lower())[0],
+        "fits_single": strategy_fits("single", 1),
+        "fits_checkpointed": strategy_fits("single", 1, "full"),
+        "fits_zero2": strategy_fits("fsdp2-zero2", gpus) if gpus > 1 else strategy_fits("single", 1),
+        "fits_zero3": strategy_fits("fsdp2", gpus) if gpus > 1 else strategy_fits("single", 1),
     }
 
 
@@ -171,17 +188,24 @@ def _list_sized_cells(question: Question) -> Iterator[list[Cell]]:
         if strategy.refuse_precision(question.precision) is not None or strategy.servers:
             continue
         checkpointings = ("none", "full") if "activation_checkpointing" in strategy.switches else ("none",)
-        syncs = [{"sync": sync} for option in strategy.options if option.name == "sync" for sync in option.choices] or [{}]
-        for tp, pp in _possible_degrees(strategy, question.gpus, -(-question.gpus // question.nodes)):
-            rank_batch, rest = divmod(question.global_batch, question.gpus // (tp * pp))
-            powers = {1 << power for power in range(rank_batch.bit_length()) if rank_batch % (1 << power) == 0}
-            sizes = [] if rest else sorted(powers | {rank_batch})
-            divisible = msgspec.structs.replace(question, global_batch=4 * question.gpus)
-            for checkpointing, options in itertools.product(checkpointings, syncs):
-                cells = [make_cell(question, strategy, tp, pp, checkpointing, size, options) for size in sizes]
-                other = make_cell(divisible, strategy, tp, pp, checkpointing, 1, options)
-                if possible := [cell for cell in cells if _can_be_compared(cell)] or [other] * _can_be_compared(other):
-                    yield possible
+        sync_choices = [{"sync": sync} for option in strategy.options if option.name == "sync" for sync in option.choices] or [
+            {}
+        ]
+        for tp, pp in _list_possible_degrees(strategy, question.gpus, -(-question.gpus // question.nodes)):
+            rank_batch, remainder = divmod(question.global_batch, question.gpus // (tp * pp))
+            powers_of_two = {1 << exponent for exponent in range(rank_batch.bit_length()) if rank_batch % (1 << exponent) == 0}
+            micro_batches = [] if remainder else sorted(powers_of_two | {rank_batch})
+            divisible_question = msgspec.structs.replace(question, global_batch=4 * question.gpus)
+            for checkpointing, sync_choice in itertools.product(checkpointings, sync_choices):
+                cells = [
+                    make_cell(question, strategy, tp, pp, checkpointing, micro_batch, sync_choice)
+                    for micro_batch in micro_batches
+                ]
+                divisible_cell = make_cell(divisible_question, strategy, tp, pp, checkpointing, 1, sync_choice)
+                if possible_cells := [cell for cell in cells if _can_be_compared(cell)] or [divisible_cell] * _can_be_compared(
+                    divisible_cell
+                ):
+                    yield possible_cells
 
 
 def _can_be_compared(cell: Cell) -> bool:
@@ -189,15 +213,15 @@ def _can_be_compared(cell: Cell) -> bool:
     return menu.find_strategy(cell.strategy).other_work(cell) is None and menu.refuse(cell) is None
 
 
-def _possible_degrees(strategy: Strategy, gpus: int, per_node: int) -> Iterator[tuple[int, int]]:
+def _list_possible_degrees(strategy: Strategy, gpus: int, gpus_per_node: int) -> Iterator[tuple[int, int]]:
     """Yields the possible (tensor-parallel degree, pipeline-parallel degree) of a strategy.
 
     Tensor parallelism stays within a node, because it exchanges more data than the other dimensions.
     """
     degrees = strategy.degrees
-    sizes = [size for size in (2, 4, 8, 16, 32, 64) if gpus % size == 0 and size <= gpus]
-    tensor_degrees = [size for size in sizes if size <= per_node] if "tp" in degrees else [1]
-    pipeline_degrees = sizes if "pp" in degrees else [1]
+    possible_sizes = [size for size in (2, 4, 8, 16, 32, 64) if gpus % size == 0 and size <= gpus]
+    tensor_degrees = [size for size in possible_sizes if size <= gpus_per_node] if "tp" in degrees else [1]
+    pipeline_degrees = possible_sizes if "pp" in degrees else [1]
     for tp, pp in itertools.product(tensor_degrees, pipeline_degrees):
         dp, remainder = divmod(gpus, tp * pp)
         if not remainder and (dp > 1 if "dp" in degrees and len(degrees) > 1 else dp == 1 or "dp" in degrees):
@@ -231,113 +255,132 @@ def make_cell(
 def _choose_micro_batch(cells: Sequence[Cell], question: Question) -> Advice:
     """The advice on the best of these cells, which differ in their micro-batch: of the fastest that fit, the largest, but one
     that surely fits is better."""
-    machine, fitting = question.machine, list[tuple[float, bool, Cell]]()
+    machine, fitting_cells = question.machine, list[tuple[float, bool, Cell]]()
     if cells[0].global_batch_size != question.global_batch:
         return Advice(cells[0], Prediction(), reasons=(f"cannot divide a global batch of {question.global_batch}",))
-    capacity = predict.capacity_of(cells[0], machine)
+    gpu_capacity = predict.find_gpu_capacity(cells[0], machine)
     for cell in cells:
-        needed = memory.predict_memory(cell, on_gpu=machine.on_gpu)
-        fits = None if capacity is None else predict.judge_fit(needed.bytes, capacity, complete=needed.complete)
-        if fits in ("yes", "likely"):
+        needed_memory = memory.predict_memory(cell, on_gpu=machine.on_gpu)
+        fit_verdict = (
+            None
+            if gpu_capacity is None
+            else predict.judge_fit(needed_memory.bytes, gpu_capacity, is_complete=needed_memory.complete)
+        )
+        if fit_verdict in ("yes", "likely"):
             step = step_time.predict_step_time(cell, machine)
-            fitting.append((0.0 if step is None else step.seconds.likely, fits == "yes", cell))
-    near_s = NEAR * min((seconds for seconds, _, _ in fitting), default=0.0)
-    near = [(is_sure, cell.micro_batch_size, cell) for seconds, is_sure, cell in fitting if seconds <= near_s]
-    return _advise_on_cell(max(near, key=lambda entry: entry[:2])[2] if near else cells[0], machine)
+            fitting_cells.append((0.0 if step is None else step.seconds.likely, fit_verdict == "yes", cell))
+    longest_near_s = NEAR_FACTOR * min((seconds for seconds, _, _ in fitting_cells), default=0.0)
+    near_cells = [
+        (is_sure, cell.micro_batch_size, cell) for seconds, is_sure, cell in fitting_cells if seconds <= longest_near_s
+    ]
+    return _advise_on_cell(max(near_cells, key=lambda near_cell: near_cell[:2])[2] if near_cells else cells[0], machine)
 
 
 def _advise_on_cell(cell: Cell, machine: PlannedMachine, rehearsal: Answer | None = None) -> Advice:
     """The advice on a cell. rehearsal: its rehearsal, which replaces the formula."""
     prediction = predict.predict_run(cell, machine, rehearsal=rehearsal)
     if prediction.fits not in ("yes", "likely"):
-        unknown = UNKNOWN_GPU if prediction.capacity_bytes is None else UNKNOWN_MEMORY
-        return Advice(cell, prediction, reasons=(unknown if prediction.fits is None else DOES_NOT_FIT,))
+        unknown_reason = UNKNOWN_GPU_MEMORY if prediction.capacity_bytes is None else UNKNOWN_MEMORY
+        return Advice(cell, prediction, reasons=(unknown_reason if prediction.fits is None else DOES_NOT_FIT,))
     if prediction.step_s is None:
         return Advice(cell, prediction, reasons=(f"its time is {prediction.how.partition('time: ')[2]}",))
-    batch, step = cell.global_batch_size, prediction.step_s
-    rates = PredictedRange(batch / step.high, batch / step.likely, batch / step.low)
-    return Advice(cell, prediction, rates.likely, range_per_s=rates)
+    batch_items, step_s = cell.global_batch_size, prediction.step_s
+    rate_range = PredictedRange(batch_items / step_s.high, batch_items / step_s.likely, batch_items / step_s.low)
+    return Advice(cell, prediction, rate_range.likely, range_per_s=rate_range)
 
 
 def _correct_by_rehearsals(
-    ranked: Sequence[Advice],
-    sized: Sequence[Sequence[Cell]],
+    ranked_advice: Sequence[Advice],
+    sized_cells: Sequence[Sequence[Cell]],
     question: Question,
-    answers: Callable[[Sequence[Cell]], Mapping[str, Answer]],
+    get_answers: Callable[[Sequence[Cell]], Mapping[str, Answer]],
 ) -> list[Advice]:
     """The advice, corrected by rehearsals. If a cell does not fit according to its rehearsal, a smaller micro-batch is
     rehearsed. sized: lists of cells that differ in their micro-batch."""
-    by_name = {advice.cell.name(): advice for advice in ranked}
-    cells = {name: advice.cell for name, advice in by_name.items() if advice.cell.global_batch_size == question.global_batch}
+    advice_by_name = {advice.cell.name(): advice for advice in ranked_advice}
+    cells = {
+        cell_name: advice.cell
+        for cell_name, advice in advice_by_name.items()
+        if advice.cell.global_batch_size == question.global_batch
+    }
     for _ in range(2):
-        rehearsed = answers(list(cells.values())) if cells else {}
-        smaller: dict[str, Cell] = {}
-        for name, cell in cells.items():
-            if isinstance(rehearsal := rehearsed.get(cell.name()), Rehearsed):
-                by_name[name] = _advise_on_cell(cell, question.machine, rehearsal)
-                largest = 0 if by_name[name].fits else by_name[name].predicted.largest_micro_batch or 0
-                others = next(others for others in sized if cell in others)
-                smaller |= {name: other for other in others if other.micro_batch_size <= largest}  # noqa: B035 - the last stays
-        cells = smaller
-    return list(by_name.values())
+        answers_by_name = get_answers(list(cells.values())) if cells else {}
+        smaller_cells: dict[str, Cell] = {}
+        for cell_name, cell in cells.items():
+            if isinstance(rehearsal := answers_by_name.get(cell.name()), Rehearsed):
+                advice_by_name[cell_name] = _advise_on_cell(cell, question.machine, rehearsal)
+                largest_micro_batch = (
+                    0 if advice_by_name[cell_name].fits else advice_by_name[cell_name].predicted.largest_micro_batch or 0
+                )
+                strategy_cells = next(strategy_cells for strategy_cells in sized_cells if cell in strategy_cells)
+                fitting_cells = [cell for cell in strategy_cells if cell.micro_batch_size <= largest_micro_batch]
+                smaller_cells |= {cell_name: fitting_cells[-1]} if fitting_cells else {}
+        cells = smaller_cells
+    return list(advice_by_name.values())
 
 
 def _rank_candidates(candidates: Sequence[Advice]) -> list[Advice]:
     """The best candidate for each choice of strategy and degrees, by groups of ties, with the reasons for its place."""
-    best: dict[tuple[str, int, int], Advice] = {}
+    best_by_mesh: dict[tuple[str, int, int], Advice] = {}
     for advice in candidates:
-        if (key := _mesh_key(advice)) not in best or _is_better(advice, best[key]):
-            best[key] = advice
-    by_speed, groups = sorted(best.values(), key=_speed_key), list[list[Advice]]()
-    for advice in by_speed:
+        if (mesh_key := _make_mesh_key(advice)) not in best_by_mesh or _is_better(advice, best_by_mesh[mesh_key]):
+            best_by_mesh[mesh_key] = advice
+    fastest_first, tie_groups = sorted(best_by_mesh.values(), key=_make_speed_key), list[list[Advice]]()
+    for advice in fastest_first:
         if advice.items_per_s is not None:
-            if not groups or advice.items_per_s < AGREEMENT_SHARE * (groups[-1][0].items_per_s or 0.0):
-                groups.append([])
-            groups[-1].append(advice)
-    ordered = [(number, advice) for number, group in enumerate(groups, 1) for advice in sorted(group, key=_preference_key)]
-    ranked = [
-        msgspec.structs.replace(advice, group=number, reasons=tuple(_explain_time(advice, ordered[0][1])))
-        for number, advice in ordered
+            if not tie_groups or advice.items_per_s < AGREEMENT_SHARE * (tie_groups[-1][0].items_per_s or 0.0):
+                tie_groups.append([])
+            tie_groups[-1].append(advice)
+    numbered_advice = [
+        (group_number, advice)
+        for group_number, tie_group in enumerate(tie_groups, 1)
+        for advice in sorted(tie_group, key=_make_preference_key)
     ]
-    return [*ranked, *(advice for advice in by_speed if advice.items_per_s is None)]
+    ranked_advice = [
+        msgspec.structs.replace(advice, group=group_number, reasons=tuple(_explain_time(advice, numbered_advice[0][1])))
+        for group_number, advice in numbered_advice
+    ]
+    return [*ranked_advice, *(advice for advice in fastest_first if advice.items_per_s is None)]
 
 
-def _is_better(advice: Advice, earlier: Advice) -> bool:
+def _is_better(advice: Advice, other_advice: Advice) -> bool:
     """Whether the advice is better than another one with the same degrees, which does without an option or recomputing."""
-    if advice.items_per_s is None or earlier.items_per_s is None:
-        return _speed_key(advice) < _speed_key(earlier)
-    return advice.items_per_s > NEAR * earlier.items_per_s
+    if advice.items_per_s is None or other_advice.items_per_s is None:
+        return _make_speed_key(advice) < _make_speed_key(other_advice)
+    return advice.items_per_s > NEAR_FACTOR * other_advice.items_per_s
 
 
-def _mesh_key(advice: Advice) -> tuple[str, int, int]:
+def _make_mesh_key(advice: Advice) -> tuple[str, int, int]:
     return advice.cell.strategy, advice.cell.tp, advice.cell.pp
 
 
-def _speed_key(advice: Advice) -> tuple[bool, float, float]:
-    needed = advice.predicted.memory_bytes
-    return advice.items_per_s is None, -(advice.items_per_s or 0.0), math.inf if needed is None else needed.likely
+def _make_speed_key(advice: Advice) -> tuple[bool, float, float]:
+    needed_bytes = advice.predicted.memory_bytes
+    return advice.items_per_s is None, -(advice.items_per_s or 0.0), math.inf if needed_bytes is None else needed_bytes.likely
 
 
-def _preference_key(advice: Advice) -> tuple[int, int]:
+def _make_preference_key(advice: Advice) -> tuple[int, int]:
     strategy = sharding.find_strategy(advice.cell.strategy)
-    return ENGINES.index(strategy.engine.rpartition(".")[2]), list(menu.load_strategies()).index(strategy.name)
+    return ENGINE_ORDER.index(strategy.engine.rpartition(".")[2]), list(menu.load_strategies()).index(strategy.name)
 
 
-def _explain_time(advice: Advice, best: Advice) -> Iterator[str]:
+def _explain_time(advice: Advice, best_advice: Advice) -> Iterator[str]:
     """The parts of a step in percent, if the advice is the best; else what takes longer, in percent of the step of the best."""
-    step_s, compute, sign = best.predicted.step_s, "compute", "" if advice is best else "+"
+    step_s, compute_name, percent_sign = best_advice.predicted.step_s, "compute", "" if advice is best_advice else "+"
     assert step_s is not None
-    if best.cell.activation_checkpointing == "none" != advice.cell.activation_checkpointing:
-        compute = "recomputing"
-    elif advice.cell.tp * advice.cell.pp > best.cell.tp * best.cell.pp:
+    if best_advice.cell.activation_checkpointing == "none" != advice.cell.activation_checkpointing:
+        compute_name = "recomputing"
+    elif advice.cell.tp * advice.cell.pp > best_advice.cell.tp * best_advice.cell.pp:
         # No pipeline divides the product with the vocabulary, which is slow if it is unaligned.
         facts = model_facts.find_model_facts(advice.cell)
         if facts.unaligned_flops_per_item > 0:
-            compute = "unpadded head"
-        elif facts.head_share == 1 or advice.cell.pp > best.cell.pp:
-            compute = "undivided head"
-    best_parts = {} if advice is best else best.predicted.step_parts_s
-    parts = {name: part_s - best_parts.get(name, 0.0) for name, part_s in advice.predicted.step_parts_s.items()}
-    for name, part_s in sorted(parts.items(), key=lambda part: -part[1]):
-        if (share := part_s / step_s.likely) >= NAMED_SHARE:
-            yield f"{compute if name == 'compute' else name} {sign}{100 * share:.0f} %"
+            compute_name = "unpadded head"
+        elif facts.head_share == 1 or advice.cell.pp > best_advice.cell.pp:
+            compute_name = "undivided head"
+    best_parts = {} if advice is best_advice else best_advice.predicted.step_parts_s
+    seconds_by_part = {
+        part_name: part_s - best_parts.get(part_name, 0.0) for part_name, part_s in advice.predicted.step_parts_s.items()
+    }
+    for part_name, part_s in sorted(seconds_by_part.items(), key=lambda named_part: -named_part[1]):
+        if (step_share := part_s / step_s.likely) >= NAMED_SHARE:
+            yield f"{compute_name if part_name == 'compute' else part_name} {percent_sign}{100 * step_share:.0f} %"

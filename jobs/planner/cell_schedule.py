@@ -13,7 +13,7 @@ from shardlab.runs.prediction import Prediction
 from shardlab.terminal.notation import format_amount
 
 # the time of a pass of one micro-batch through all stages of a rank; `step_time` uses the same ratio of backward to forward
-FORWARD, BACKWARD = 1.0, 2.0
+FORWARD_TIME, BACKWARD_TIME = 1.0, 2.0
 
 
 class CellSchedule(msgspec.Struct, frozen=True):
@@ -61,8 +61,8 @@ def simulate_cell(cell: Cell) -> SimulatedPipeline:
         pipeline_share.read_schedule_name(cell),
         cell.pp,
         cell.gradient_accumulation_steps,
-        forward=FORWARD,
-        backward=BACKWARD,
+        forward=FORWARD_TIME,
+        backward=BACKWARD_TIME,
         per_rank=cell.stages_per_rank,
     )
 
@@ -78,9 +78,9 @@ def describe_schedule(schedule: CellSchedule, cell_prediction: Prediction) -> It
     yield (
         f"total {schedule.total:.1f}, ideal {schedule.ideal:.1f}, bubble {schedule.bubble:.1%}, "
         f"throughput {schedule.throughput:.3f} micro-batches per unit; the unit is a forward pass, "
-        f"and a backward pass takes {BACKWARD:g} units"
+        f"and a backward pass takes {BACKWARD_TIME:g} units"
     )
     if (compute_s := cell_prediction.step_parts_s.get("compute")) is not None:
-        pass_s, waiting_s = compute_s / schedule.ideal, cell_prediction.step_parts_s.get("bubble", 0.0)
-        forward, bubble = f"{format_amount(1000 * pass_s)} ms", f"{format_amount(1000 * waiting_s)} ms"
-        yield f"predicted: a forward pass takes {forward}, and the bubble {bubble} of a step"
+        forward_s, waiting_s = compute_s / schedule.ideal, cell_prediction.step_parts_s.get("bubble", 0.0)
+        forward_text, bubble_text = f"{format_amount(1000 * forward_s)} ms", f"{format_amount(1000 * waiting_s)} ms"
+        yield f"predicted: a forward pass takes {forward_text}, and the bubble {bubble_text} of a step"

@@ -24,56 +24,64 @@ from shardlab.runs.prediction import PredictedRange
 
 # Bytes that operators read and write per byte that autograd saves. A saved tensor is written once and read twice, its gradient
 # is written and read too, and residuals and masks are not saved. Fitted to benchmarks/published; the range is assumed.
-MOVED_PER_SAVED = PredictedRange(5.2, 7.5, 9.8)
+MOVED_BYTES_PER_SAVED = PredictedRange(5.2, 7.5, 9.8)
 # What torch.compile leaves of these bytes, because it fuses operators. torchtitan's LLaMA on H100 becomes 16 % faster,
 # GPT-2 Large (docs/gpus.md) not at all; the range is assumed.
-FUSED = PredictedRange(0.4, 0.65, 0.95)
+FUSED_SHARE = PredictedRange(0.4, 0.65, 0.95)
 # Seconds of other operators, divided by those of products, for a model whose saved bytes are not known; assumed.
-OTHER_OPERATORS = PredictedRange(0.0, 0.3, 1.0)
+OTHER_OPERATORS_SHARE = PredictedRange(0.0, 0.3, 1.0)
 # The number of rows with which matrix products take twice as long as their operations need, for each TFLOP/s of the peak (an
 # A100 has 312). Fitted to benchmarks/published: BigScience's models of 200 billion parameters become 10 % faster from 2,048 to
 # 8,192 rows on A100, llm-foundry 18 % from 4,096 to 32,768 rows on H100, and GPT-2 Large (docs/gpus.md) 9 % from 8,192 to
 # 32,768 rows. The range is assumed.
-FEW_ROWS = PredictedRange(0.5, 1.0, 1.5)
-ATTENTION_BACKWARD = 2.5  # products of the kernel in backward, divided by those in forward
-FORWARD = 1 / 3  # the share of forward in the operations of forward and backward
+FEW_ROWS_FACTOR = PredictedRange(0.5, 1.0, 1.5)
+ATTENTION_BACKWARD_RATIO = 2.5  # products of the kernel in backward, divided by those in forward
+FORWARD_SHARE = 1 / 3  # the share of forward in the operations of forward and backward
 
 
 class ComputeTime(msgspec.Struct, frozen=True):
     """The seconds that a rank computes for one micro-batch."""
 
-    blocks: PredictedRange
+    blocks_s: PredictedRange
     """Its blocks."""
-    head: PredictedRange
+    head_s: PredictedRange
     """The layers behind the blocks, on the last stage of a pipeline."""
 
 
 def predict_compute_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> ComputeTime | None:
     """The time of one micro-batch; None if the operations of the model, or the peak of the GPU at the precision, is unknown."""
-    rates, peak = device_profile.find_rates(gpu, cell.precision), gpu_models.model_peak_flops(gpu, cell.precision)
-    if rates is None or peak is None or facts.flops_per_item is None:
+    rates, peak_flops = device_profile.find_rates(gpu, cell.precision), gpu_models.model_peak_flops(gpu, cell.precision)
+    if rates is None or peak_flops is None or facts.flops_per_item is None:
         return None
-    items, split = cell.micro_batch_size, cell.tp * cell.pp
+    micro_batch, model_ranks = cell.micro_batch_size, cell.tp * cell.pp
     head_flops, attention_flops = facts.head_flops_per_item or 0.0, facts.attention_flops_per_item or 0.0
     block_flops = facts.flops_per_item - head_flops - attention_flops
-    recomputed = _count_recomputed_share(cell, facts)
-    rate = {"transformer": rates.products, "convolution": rates.convolutions}.get(facts.kind, rates.unknown)
-    if facts.kind == "transformer" and (rows := (cell.seq_len or 0) * items):
-        slower = FEW_ROWS.times(peak / 1e12 / rows)
-        rate = PredictedRange(rate.low / (1 + slower.high), rate.likely / (1 + slower.likely), rate.high / (1 + slower.low))
-    products = divide_by_rate(block_flops * items * (1 + recomputed * FORWARD) / split, rate)
-    forward_attention = attention_flops * FORWARD * (0.5 if facts.is_causal else 1.0)
-    attention = divide_by_rate(forward_attention * items * (1 + ATTENTION_BACKWARD + recomputed) / split, rates.attention)
-    unaligned_flops = facts.unaligned_flops_per_item * items if rates.unaligned is not None else 0.0
-    head = divide_by_rate((head_flops * items - unaligned_flops) * facts.head_share, rate)
-    head += divide_by_rate(unaligned_flops * facts.head_share, rates.unaligned or rate)
+    recomputed_share = _count_recomputed_share(cell, facts)
+    product_rate = {"transformer": rates.products, "convolution": rates.convolutions}.get(facts.kind, rates.unknown)
+    if facts.kind == "transformer" and (token_rows := (cell.seq_len or 0) * micro_batch):
+        slowdown = FEW_ROWS_FACTOR.times(peak_flops / 1e12 / token_rows)
+        product_rate = PredictedRange(
+            product_rate.low / (1 + slowdown.high),
+            product_rate.likely / (1 + slowdown.likely),
+            product_rate.high / (1 + slowdown.low),
+        )
+    products_s = divide_by_rate(block_flops * micro_batch * (1 + recomputed_share * FORWARD_SHARE) / model_ranks, product_rate)
+    forward_attention = attention_flops * FORWARD_SHARE * (0.5 if facts.is_causal else 1.0)
+    attention_s = divide_by_rate(
+        forward_attention * micro_batch * (1 + ATTENTION_BACKWARD_RATIO + recomputed_share) / model_ranks, rates.attention
+    )
+    unaligned_flops = facts.unaligned_flops_per_item * micro_batch if rates.unaligned is not None else 0.0
+    head_s = divide_by_rate((head_flops * micro_batch - unaligned_flops) * facts.head_share, product_rate)
+    head_s += divide_by_rate(unaligned_flops * facts.head_share, rates.unaligned or product_rate)
     if facts.saved is None:
-        return ComputeTime(products + attention + _multiply(OTHER_OPERATORS, products), head)
-    block_bytes = memory.count_saved_block_bytes(cell, facts.saved) * facts.blocks / cell.pp * (1 + recomputed * FORWARD)
+        return ComputeTime(products_s + attention_s + _multiply(OTHER_OPERATORS_SHARE, products_s), head_s)
+    block_bytes = (
+        memory.count_saved_block_bytes(cell, facts.saved) * facts.blocks / cell.pp * (1 + recomputed_share * FORWARD_SHARE)
+    )
     head_bytes = facts.saved.head + facts.saved.logits
     return ComputeTime(
-        products + attention + _predict_other_operators(cell, gpu, block_bytes * items),
-        head + _predict_other_operators(cell, gpu, head_bytes * items),
+        products_s + attention_s + _predict_other_operators(cell, gpu, block_bytes * micro_batch),
+        head_s + _predict_other_operators(cell, gpu, head_bytes * micro_batch),
     )
 
 
@@ -91,10 +99,12 @@ def _count_recomputed_share(cell: Cell, facts: ModelFacts) -> float:
 
 def _predict_other_operators(cell: Cell, gpu: GpuModel, saved_bytes: float) -> PredictedRange:
     """The seconds of the operators that the bandwidth of the memory limits. saved_bytes: what autograd saves."""
-    moved = MOVED_PER_SAVED.times(saved_bytes)
-    moved = _multiply(moved, FUSED) if cell.compile else moved
-    bandwidth = device_profile.STREAMED.times(gpu.memory_gb_per_s * 1e9)
-    return PredictedRange(moved.low / bandwidth.high, moved.likely / bandwidth.likely, moved.high / bandwidth.low)
+    moved_bytes = MOVED_BYTES_PER_SAVED.times(saved_bytes)
+    moved_bytes = _multiply(moved_bytes, FUSED_SHARE) if cell.compile else moved_bytes
+    bandwidth = device_profile.STREAMED_SHARE.times(gpu.memory_gb_per_s * 1e9)
+    return PredictedRange(
+        moved_bytes.low / bandwidth.high, moved_bytes.likely / bandwidth.likely, moved_bytes.high / bandwidth.low
+    )
 
 
 def _multiply(amount: PredictedRange, factor: PredictedRange) -> PredictedRange:

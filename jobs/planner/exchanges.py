@@ -27,9 +27,13 @@ def list_exchanges(cell: Cell) -> list[Term] | None:
         return None
     if cell.gpus == 1:
         return []
-    model_part = _describe_part(cell, model_facts.find_model_facts(cell))
-    terms = find_strategy(cell.strategy).theory_of_communication(cell, model_part)
-    return None if terms is None else [term for term in terms if term.payload_bytes > 2 * SCALAR_BYTES]
+    model_part = _describe_model_part(cell, model_facts.find_model_facts(cell))
+    known_exchanges = find_strategy(cell.strategy).theory_of_communication(cell, model_part)
+    return (
+        None
+        if known_exchanges is None
+        else [exchange for exchange in known_exchanges if exchange.payload_bytes > 2 * SCALAR_BYTES]
+    )
 
 
 def sum_sent_bytes(cell: Cell) -> float | None:
@@ -38,43 +42,43 @@ def sum_sent_bytes(cell: Cell) -> float | None:
     return None if known_exchanges is None else sum(exchange.sent_bytes for exchange in known_exchanges)
 
 
-def _describe_part(cell: Cell, facts: ModelFacts) -> ModelPart:
+def _describe_model_part(cell: Cell, facts: ModelFacts) -> ModelPart:
     """The sizes of a rank's part of the model. With a pipeline, the rank has the blocks and messages of a rank in the middle,
     half of what is outside of blocks, and the exchanges of a split head, for which all stages wait."""
-    blocks = -(-facts.blocks // cell.pp)
-    block_elements: float = blocks * facts.block_parameters / cell.tp
+    rank_blocks = -(-facts.blocks // cell.pp)
+    block_elements: float = rank_blocks * facts.block_parameters / cell.tp
     elements: float = facts.parameters
     if cell.pp > 1:  # the first and the last stage have a copy of a tied weight each
-        elements = block_elements + (facts.front + facts.back) / 2
+        elements = block_elements + (facts.front_parameters + facts.back_parameters) / 2
     elif cell.tp > 1:
-        elements = block_elements + facts.front + facts.back - facts.tied
+        elements = block_elements + facts.front_parameters + facts.back_parameters - facts.tied_parameters
     workload = menu.find_workload_of_cell(cell)
-    backward = BACKWARD_REDUCTIONS.get(workload.task.rpartition(".")[2])
+    backward_reductions = BACKWARD_REDUCTIONS.get(workload.task.rpartition(".")[2])
     reductions = None if workload.counts is None else workload.counts.reductions
     return ModelPart(
         elements=elements,
-        blocks=blocks,
+        blocks=rank_blocks,
         block_elements=block_elements,
         hidden_elements=None if facts.saved is None
         else facts.saved.block_input * cell.micro_batch_size / precision.stream_bytes(cell.precision),
-        recomputed_blocks=count_recomputed_blocks(cell, blocks),
-        reductions=reductions if backward is None else (FORWARD_REDUCTIONS, backward),
+        recomputed_blocks=count_recomputed_blocks(cell, rank_blocks),
+        reductions=reductions if backward_reductions is None else (FORWARD_REDUCTIONS, backward_reductions),
         has_split_embedding=facts.head_share < 1 and cell.pp == 1,
         split_logit_rows=cell.micro_batch_size * (cell.seq_len or 0) if facts.head_share < 1 else 0,
         # A stage sends a hidden state to the next stage and a gradient to the previous stage. The first and the last stage of
         # the model send only one of the two; they are on different ranks.
         messages=2 * cell.stages_per_rank if cell.pp > 2 else 2 * cell.stages_per_rank - 1,
-        tied=((facts.tied / cell.dp, 2),) if facts.tied and cell.pp > 1 else (),
+        tied=((facts.tied_parameters / cell.dp, 2),) if facts.tied_parameters and cell.pp > 1 else (),
     )  # fmt: skip
 
 
 def count_recomputed_blocks(cell: Cell, blocks: int) -> int:
     """The number of blocks whose activations are recomputed during the backward pass."""
-    mode, _, interval = cell.activation_checkpointing.partition("-")
-    if mode == "none":
+    checkpointing_mode, _, interval = cell.activation_checkpointing.partition("-")
+    if checkpointing_mode == "none":
         return 0
-    if mode == "full":
+    if checkpointing_mode == "full":
         return blocks
-    if mode == "every":
+    if checkpointing_mode == "every":
         return -(-blocks // int(interval))
     return blocks - -(-blocks // int(interval))

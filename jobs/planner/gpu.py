@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 from jobs.planner import device_profile
-from jobs.planner.memory import memory_terms
+from jobs.planner.memory import read_memory_terms
 from shardlab.errors import UnknownName
 from shardlab.hardware import gpu_models
 from shardlab.hardware.gpu_models import GpuModel
 from shardlab.runs.prediction import PredictedRange, exact_range
 
 GIB = 1 << 30
-MAKERS = {"nvidia", "tesla", "geforce", "amd", "instinct"}  # words of a GPU's name that a short name leaves out
+MAKER_WORDS = {"nvidia", "tesla", "geforce", "amd", "instinct"}  # words of a GPU's name that a short name leaves out
 
 
 def find_gpu_model(name: str, memory_gib: float | None = None) -> GpuModel | None:
@@ -29,27 +29,35 @@ def find_gpu_model(name: str, memory_gib: float | None = None) -> GpuModel | Non
 
 def _list_fitting_models(name: str, memory_gib: float | None) -> list[GpuModel]:
     """The GPU models that have all words of a name; with `memory_gib`, only those whose memory is closest to it."""
-    words = set(_split_words(name)) - MAKERS
-    fitting_models = [entry for entry in gpu_models.all_models() if words and words <= set(_split_words(entry.name))]
+    name_words = set(_split_words(name)) - MAKER_WORDS
+    fitting_models = [
+        listed_model
+        for listed_model in gpu_models.all_models()
+        if name_words and name_words <= set(_split_words(listed_model.name))
+    ]
     if memory_gib is None or not fitting_models:
         return fitting_models
-    distances = [abs(entry.memory_gb - memory_gib) for entry in fitting_models]
-    return [entry for entry, distance in zip(fitting_models, distances, strict=True) if distance == min(distances)]
+    memory_distances = [abs(listed_model.memory_gb - memory_gib) for listed_model in fitting_models]
+    return [
+        listed_model
+        for listed_model, distance in zip(fitting_models, memory_distances, strict=True)
+        if distance == min(memory_distances)
+    ]
 
 
-def explain_name(name: str, memory_gib: float | None = None) -> str | None:
+def explain_gpu_name(name: str, memory_gib: float | None = None) -> str | None:
     """A remark on the name of a GPU in a cluster file that means no GPU model, or several ones; None if it means one."""
     if gpu_models.find_gpu_model(name) is not None:
         return None
     fitting_models = _list_fitting_models(name, memory_gib)
     if not fitting_models:
         return f"{UnknownName('GPU', name, list_model_names(), where='gpus.type')} The planner predicts no time."
-    first, *others = (_shorten_name(entry) for entry in fitting_models)
-    if not others or first == name.lower():
+    first_name, *other_names = (_shorten_name(fitting_model) for fitting_model in fitting_models)
+    if not other_names or first_name == name.lower():
         return None
     return (
-        f"gpus.type: {name} is planned as {first}; memory_gib, or a longer name for gpus.type, selects another model: "
-        f"{', '.join(others)}."
+        f"gpus.type: {name} is planned as {first_name}; memory_gib, or a longer name for gpus.type, selects another model: "
+        f"{', '.join(other_names)}."
     )
 
 
@@ -63,18 +71,18 @@ def must_find_model(name: str) -> GpuModel:
 
 def list_model_names() -> list[str]:
     """A short name of every GPU model that gpu_models.yaml lists."""
-    return sorted({_shorten_name(entry) for entry in gpu_models.all_models()})
+    return sorted({_shorten_name(listed_model) for listed_model in gpu_models.all_models()})
 
 
 def _shorten_name(gpu: GpuModel) -> str:
-    return "-".join(word for word in _split_words(device_profile.gpu_name(gpu)) if word not in MAKERS)
+    return "-".join(word for word in _split_words(device_profile.format_gpu_name(gpu)) if word not in MAKER_WORDS)
 
 
-def capacity(gpu: GpuModel | None, memory_gib: float | None) -> PredictedRange | None:
+def find_gpu_memory(gpu: GpuModel | None, memory_gib: float | None) -> PredictedRange | None:
     """The memory of a GPU in bytes; None if it is not known. memory_gib: the memory that the cluster file states, in GiB."""
     if memory_gib is not None:
         return exact_range(memory_gib * GIB)
-    return None if gpu is None else memory_terms()["usable"].range(gpu.memory_gb * GIB)
+    return None if gpu is None else read_memory_terms()["usable"].range(gpu.memory_gb * GIB)
 
 
 def _split_words(name: str) -> list[str]:

@@ -24,7 +24,7 @@ from shardlab.matrix.cell import Cell
 from shardlab.runs.record import read_lines
 
 SPEED_STAGE = "D"  # the stage of the proof that measures speed
-CHECKOUT = Path(jobs.__file__).resolve().parents[1] / "docs" / "results"  # exists only in a checkout of the repository
+CHECKOUT_RESULTS = Path(jobs.__file__).resolve().parents[1] / "docs" / "results"  # exists only in a checkout of the repository
 
 
 class ProofRecord(msgspec.Struct, frozen=True):
@@ -42,42 +42,44 @@ class ProofRecord(msgspec.Struct, frozen=True):
 def list_result_folders(workspace: Path) -> list[Path]:
     """The folders with results of `make gpu-proof` in the workspace and in the checkout of shardlab."""
     workspace_folder = workspace.resolve() / "docs" / "results"
-    return list(dict.fromkeys((workspace_folder, CHECKOUT)))
+    return list(dict.fromkeys((workspace_folder, CHECKOUT_RESULTS)))
 
 
 def read_proof_ratios(result_folders: Iterable[Path]) -> Iterator[MeasuredRatio]:
     """The ratios of measured to predicted time and memory of all results in these folders. Damaged files are left out."""
-    for folder in result_folders:
-        for proof_path in sorted(folder.glob("*/proof.jsonl")):
+    for result_folder in result_folders:
+        for proof_path in sorted(result_folder.glob("*/proof.jsonl")):
             machine = _read_machine(proof_path.parent / "HOST.json")
             if machine is not None:
                 yield from _read_proof(proof_path, machine)
 
 
-def _read_machine(path: Path) -> PlannedMachine | None:
+def _read_machine(host_path: Path) -> PlannedMachine | None:
     """The machine that HOST.json describes; None if the planner does not know the GPU model of the machine."""
-    host = json_file.read_json_if_valid(path, Host)
+    host = json_file.read_json_if_valid(host_path, Host)
     if host is None or not host.gpus or (model := gpu.find_gpu_model(host.gpus[0].name)) is None:
         return None
-    return PlannedMachine(True, host.gpus[0].name, model, gpu.capacity(model, None), link.make_data_sheet_link(model))
+    return PlannedMachine(True, host.gpus[0].name, model, gpu.find_gpu_memory(model, None), link.make_data_sheet_link(model))
 
 
-def _read_proof(path: Path, machine: PlannedMachine) -> Iterator[MeasuredRatio]:
+def _read_proof(proof_path: Path, machine: PlannedMachine) -> Iterator[MeasuredRatio]:
     try:
-        records = read_lines(path, ProofRecord).records
+        records = read_lines(proof_path, ProofRecord).records
     except WorkspaceError:  # the file cannot be read
         return
-    for record in records:
-        if record.cell is None or record.stage != SPEED_STAGE or record.verdict == "dropped":
+    for proof_record in records:
+        if proof_record.cell is None or proof_record.stage != SPEED_STAGE or proof_record.verdict == "dropped":
             continue
-        predicted_time = step_time.predict_step_time(record.cell, machine)
-        terms = memory.predict_memory(record.cell, on_gpu=True)
-        parts = (
+        predicted_time = step_time.predict_step_time(proof_record.cell, machine)
+        predicted_memory = memory.predict_memory(proof_record.cell, on_gpu=True)
+        predicted_times = (
             (0.0, 0.0) if predicted_time is None else (predicted_time.seconds.likely, predicted_time.parts["compute"].likely)
         )
-        peak_bytes = record.peak_allocated_bytes if terms.complete and terms.tensors.likely else None
-        measured_s = record.step_ms / 1000 if record.step_ms else None
-        memory_ratio = peak_bytes / terms.tensors.likely if peak_bytes else None
-        ratio = calibration.measure_ratio(record.cell, machine.name, parts, measured_s, memory_ratio)
-        if ratio.time or ratio.memory:
-            yield ratio
+        peak_bytes = (
+            proof_record.peak_allocated_bytes if predicted_memory.complete and predicted_memory.tensors.likely else None
+        )
+        measured_s = proof_record.step_ms / 1000 if proof_record.step_ms else None
+        memory_ratio = peak_bytes / predicted_memory.tensors.likely if peak_bytes else None
+        measured_ratio = calibration.measure_ratio(proof_record.cell, machine.name, predicted_times, measured_s, memory_ratio)
+        if measured_ratio.time or measured_ratio.memory:
+            yield measured_ratio

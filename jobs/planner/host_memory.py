@@ -11,12 +11,12 @@ from trainers import menu
 from trainers.model import precision
 
 WARNED_SHARE = 0.8  # of the memory of a node: above it, the rest may not be enough for the system and its file cache
-KEPT = ("parameter", "optimizer_state", "master_parameter")
+KEPT_CATEGORIES = ("parameter", "optimizer_state", "master_parameter")
 WHOLE_MODEL_ENGINES = ("ddp", "single", "zero")  # their ranks each make the whole model in host memory
 
 
 def predict_host_bytes(
-    cell: Cell, node_bytes: float | None, *, on_gpu: bool, tensors: Mapping[str, PredictedRange]
+    cell: Cell, node_bytes: float | None, *, on_gpu: bool, tensors_by_category: Mapping[str, PredictedRange]
 ) -> PredictedRange | None:
     """The host memory on the node that needs most, in bytes; None for parameter servers, whose memory is not known.
 
@@ -25,53 +25,57 @@ def predict_host_bytes(
     """
     if cell.servers:
         return None
-    terms, ranks = memory.memory_terms(), -(-cell.gpus // cell.nnodes)
+    terms, ranks_per_node = memory.read_memory_terms(), -(-cell.gpus // cell.nnodes)
     strategy, workload = sharding.find_strategy(cell.strategy), menu.find_workload_of_cell(cell)
     engine, parameters = strategy.engine.rpartition(".")[2], model_facts.find_model_facts(cell).parameters
-    process = terms["rank_gpu" if on_gpu else "rank_fork" if cell.launcher == "fork" else "rank_process"].range(memory.MIB)
+    rank_bytes = terms["rank_gpu" if on_gpu else "rank_fork" if cell.launcher == "fork" else "rank_process"].range(memory.MIB)
     if engine == "zero" and cell.launcher != "fork":
-        process += terms["rank_deepspeed"].range(memory.MIB)
-    processes = process.times(ranks) + terms[f"node_{cell.launcher}"].range(memory.MIB)
+        rank_bytes += terms["rank_deepspeed"].range(memory.MIB)
+    process_bytes = rank_bytes.times(ranks_per_node) + terms[f"node_{cell.launcher}"].range(memory.MIB)
     makes_whole = engine in WHOLE_MODEL_ENGINES and (cell.strategy != "zero3" or cell.options["hpz_partition_size"] != 1)
-    initial = 4.0 * parameters * (ranks if makes_whole else 1)  # in fp32, until it is on the GPUs
-    tensor_bytes = exact_range(max(initial, ranks * _count_offloaded_bytes(cell, parameters)))
+    initial_bytes = 4.0 * parameters * (ranks_per_node if makes_whole else 1)  # in fp32, until it is on the GPUs
+    tensor_bytes = exact_range(max(initial_bytes, ranks_per_node * _count_offloaded_bytes(cell, parameters)))
     if not on_gpu:
         # Only what ranks keep from step to step is in memory at the same time; of a pipeline, that of one of its ranks.
-        kept_bytes = sum(tensors[name].low for name in KEPT if name in tensors) * (1 if cell.pp > 1 else ranks)
-        term, size = terms["host_tensors"], sum_ranges(tensors).likely * ranks
-        tensor_bytes = PredictedRange(kept_bytes, size * term.likely, size * term.high)
+        kept_bytes = sum(
+            tensors_by_category[category].low for category in KEPT_CATEGORIES if category in tensors_by_category
+        ) * (1 if cell.pp > 1 else ranks_per_node)
+        tensor_term, likely_tensor_bytes = terms["host_tensors"], sum_ranges(tensors_by_category).likely * ranks_per_node
+        tensor_bytes = PredictedRange(
+            kept_bytes, likely_tensor_bytes * tensor_term.likely, likely_tensor_bytes * tensor_term.high
+        )
     # The proof keeps the parameters before and after its steps on each rank, and rank 0 also those of the reference.
-    copies = 8.0 * parameters * (ranks + 1)
+    copy_bytes = 8.0 * parameters * (ranks_per_node + 1)
     is_proven = cell.prove != "off" and strategy.unprovable(cell) is None
     if is_proven and (not workload.proof_options or (node_bytes is not None and 16 * parameters < node_bytes)):
-        with_proof = initial + copies if on_gpu else tensor_bytes.likely + copies
+        bytes_with_proof = initial_bytes + copy_bytes if on_gpu else tensor_bytes.likely + copy_bytes
         tensor_bytes = PredictedRange(
-            tensor_bytes.low, max(tensor_bytes.likely, with_proof), max(tensor_bytes.high, with_proof)
+            tensor_bytes.low, max(tensor_bytes.likely, bytes_with_proof), max(tensor_bytes.high, bytes_with_proof)
         )
-    return processes + tensor_bytes
+    return process_bytes + tensor_bytes
 
 
 def _count_offloaded_bytes(cell: Cell, parameters: int) -> float:
     """The bytes of weights, gradients and optimizer state that a rank keeps in host memory although it has a GPU."""
-    options, states = cell.options, memory.count_state_bytes(cell)
-    weight = precision.weight_bytes(cell.precision)
-    size = 0.0
+    options, state_bytes = cell.options, memory.count_state_bytes(cell)
+    weight_bytes = precision.weight_bytes(cell.precision)
+    offloaded_bytes = 0.0
     if options.get("offload") == "cpu":
-        size += (2 * weight + states) * parameters / cell.shards
+        offloaded_bytes += (2 * weight_bytes + state_bytes) * parameters / cell.shards
     if options.get("offload_optimizer") == "cpu":  # DeepSpeed keeps weights and gradients in fp32 beside the states
-        size += (2 * weight + states) * parameters / cell.dp
+        offloaded_bytes += (2 * weight_bytes + state_bytes) * parameters / cell.dp
     if options.get("offload_param") == "cpu":
-        size += precision.computed_bytes(cell.precision) * parameters / cell.dp
-    return size
+        offloaded_bytes += precision.computed_bytes(cell.precision) * parameters / cell.dp
+    return offloaded_bytes
 
 
 def exceeds_node(prediction: Prediction) -> bool:
     """Whether a run certainly needs more host memory than a node has."""
-    needed, capacity = prediction.host_bytes, prediction.host_capacity_bytes
-    return needed is not None and capacity is not None and needed.low > capacity
+    needed_bytes, node_bytes = prediction.host_bytes, prediction.host_capacity_bytes
+    return needed_bytes is not None and node_bytes is not None and needed_bytes.low > node_bytes
 
 
 def is_close_to_node(prediction: Prediction) -> bool:
     """Whether a run is likely to need more than WARNED_SHARE of the memory of a node."""
-    needed, capacity = prediction.host_bytes, prediction.host_capacity_bytes
-    return needed is not None and capacity is not None and needed.likely > WARNED_SHARE * capacity
+    needed_bytes, node_bytes = prediction.host_bytes, prediction.host_capacity_bytes
+    return needed_bytes is not None and node_bytes is not None and needed_bytes.likely > WARNED_SHARE * node_bytes

@@ -52,8 +52,8 @@ class PlannedLink(msgspec.Struct, frozen=True):
 @functools.cache
 def link_entries() -> dict[str, LinkEntry]:
     """The entries of links.yaml, which are kinds of links between GPUs, by name."""
-    content = resources.files("jobs.planner").joinpath("links.yaml").read_bytes()
-    return msgspec.yaml.decode(content, type=dict[str, LinkEntry])
+    yaml_bytes = resources.files("jobs.planner").joinpath("links.yaml").read_bytes()
+    return msgspec.yaml.decode(yaml_bytes, type=dict[str, LinkEntry])
 
 
 def find_link(name: str, gpu: GpuModel | None) -> PlannedLink | None:
@@ -67,42 +67,50 @@ def find_link(name: str, gpu: GpuModel | None) -> PlannedLink | None:
     return None if line_gb_per_s is None else _make_link(name, line_gb_per_s, entry)
 
 
-OTHER_NETWORK = "ethernet-100"  # the entry whose latency and achieved share a network gets of which only the bandwidth is known
+FALLBACK_NETWORK = (
+    "ethernet-100"  # the entry whose latency and achieved share a network gets of which only the bandwidth is known
+)
 
 
-def find_network(keys: Network, gpu: GpuModel | None) -> PlannedLink | None:
+def find_network(network_keys: Network, gpu: GpuModel | None) -> PlannedLink | None:
     """The network between nodes by the keys of a cluster file; None if they do not name it, or if its bandwidth is not known.
     Its bandwidth is that of all network cards of a node together."""
-    if keys.between_nodes is None:
+    if network_keys.between_nodes is None:
         return None
-    if isinstance(keys.between_nodes, CardBandwidth):
-        entry = link_entries()[OTHER_NETWORK]
-        card: PlannedLink | None = _make_link(
-            f"network of {keys.between_nodes.gb_per_s:g} GB/s", keys.between_nodes.gb_per_s, entry
+    if isinstance(network_keys.between_nodes, CardBandwidth):
+        entry = link_entries()[FALLBACK_NETWORK]
+        card_link: PlannedLink | None = _make_link(
+            f"network of {network_keys.between_nodes.gb_per_s:g} GB/s", network_keys.between_nodes.gb_per_s, entry
         )
     else:
-        card = find_link(keys.between_nodes, gpu)
-    if card is None:
+        card_link = find_link(network_keys.between_nodes, gpu)
+    if card_link is None:
         return None
-    cards = f"{keys.cards_per_node} cards per node" if keys.cards_per_node else "one card per node assumed"
-    bandwidth = card.bandwidth.times(keys.cards_per_node or 1)
-    return msgspec.structs.replace(card, bandwidth=bandwidth, how=f"{card.how}, {cards}")
+    cards_clause = (
+        f"{network_keys.cards_per_node} cards per node" if network_keys.cards_per_node else "one card per node assumed"
+    )
+    bandwidth = card_link.bandwidth.times(network_keys.cards_per_node or 1)
+    return msgspec.structs.replace(card_link, bandwidth=bandwidth, how=f"{card_link.how}, {cards_clause}")
 
 
 def make_data_sheet_link(gpu: GpuModel) -> PlannedLink:
     """The link between GPUs of one node, by the data sheet of the GPU."""
-    maker, _, generation = gpu.link.partition(" ")
-    family = {"NVLink": "nvlink", "Infinity": "infinity-fabric"}.get(maker, f"pcie-{generation[0]}")
+    maker_word, _, generation = gpu.link.partition(" ")
+    entry_name = {"NVLink": "nvlink", "Infinity": "infinity-fabric"}.get(maker_word, f"pcie-{generation[0]}")
     if gpu.link.endswith("through the host"):
-        family += "-host"
-    return _make_link(gpu.link, gpu.link_gb_per_s / 2, link_entries()[family])
+        entry_name += "-host"
+    return _make_link(gpu.link, gpu.link_gb_per_s / 2, link_entries()[entry_name])
 
 
 def _make_link(name: str, line_gb_per_s: float, entry: LinkEntry) -> PlannedLink:
-    low, likely, high = (line_gb_per_s * 1e9 * share for share in entry.achieved)
-    return PlannedLink(name, PredictedRange(low, likely, high), _latency_range(entry), "by its data sheet")
+    low_bandwidth, likely_bandwidth, high_bandwidth = (
+        line_gb_per_s * 1e9 * achieved_share for achieved_share in entry.achieved
+    )
+    return PlannedLink(
+        name, PredictedRange(low_bandwidth, likely_bandwidth, high_bandwidth), _make_latency_range(entry), "by its data sheet"
+    )
 
 
-def _latency_range(entry: LinkEntry) -> PredictedRange:
-    fast, likely, slow = (1e-6 * value for value in entry.alpha_us)
-    return PredictedRange(slow, likely, fast)
+def _make_latency_range(entry: LinkEntry) -> PredictedRange:
+    fast_s, likely_s, slow_s = (1e-6 * alpha_us for alpha_us in entry.alpha_us)
+    return PredictedRange(slow_s, likely_s, fast_s)

@@ -19,7 +19,7 @@ from shardlab.cluster.all_reduce import AllReduceTime, MeasuredAllReduce
 from shardlab.runs.prediction import PredictedRange
 
 LEAST_SPREAD = 0.10  # the smallest spread of a link, because a short measurement does not show how much the times vary
-ROUNDS = 8  # after this many changes between ring and tree, the choice is not changed again
+MOST_ROUNDS = 8  # after this many changes between ring and tree, the choice is not changed again
 
 
 class FittedLink(msgspec.Struct, frozen=True):
@@ -33,30 +33,41 @@ class FittedLink(msgspec.Struct, frozen=True):
     """The largest relative difference between the model and any measured iteration, at least LEAST_SPREAD."""
 
 
-def fit_measurement(result: MeasuredAllReduce) -> FittedLink | None:
+def fit_measurement(all_reduce: MeasuredAllReduce) -> FittedLink | None:
     """Fit the model of a link to a measurement; None if the measurement does not determine it, for example because the largest
     size took no longer than the smallest."""
-    ranks, small, large = result.ranks, result.times[0], result.times[-1]
+    ranks, small_timing, large_timing = all_reduce.ranks, all_reduce.times[0], all_reduce.times[-1]
     # Gloo uses a ring for every size. NCCL uses the faster algorithm, which depends on the numbers that are fitted.
-    trees = (False, False)
-    fit = _fit_alpha_beta(ranks, small, large, trees)
-    for _ in range(ROUNDS if result.backend == "nccl" else 0):
-        if fit is None or (chosen_trees := (_is_tree_faster(ranks, small, fit), _is_tree_faster(ranks, large, fit))) == trees:
+    tree_choices = (False, False)
+    alpha_beta = _fit_alpha_beta(ranks, small_timing, large_timing, tree_choices)
+    for _ in range(MOST_ROUNDS if all_reduce.backend == "nccl" else 0):
+        if (
+            alpha_beta is None
+            or (
+                chosen_trees := (
+                    _is_tree_faster(ranks, small_timing, alpha_beta),
+                    _is_tree_faster(ranks, large_timing, alpha_beta),
+                )
+            )
+            == tree_choices
+        ):
             break
-        trees = chosen_trees
-        fit = _fit_alpha_beta(ranks, small, large, trees)
-    if fit is None:
+        tree_choices = chosen_trees
+        alpha_beta = _fit_alpha_beta(ranks, small_timing, large_timing, tree_choices)
+    if alpha_beta is None:
         return None
-    errors = [
+    relative_errors = [
         abs(
             measured_s
-            / _all_reduce_seconds(ranks, timing.bytes, result.backend == "nccl" and _is_tree_faster(ranks, timing, fit), *fit)
+            / _predict_all_reduce_s(
+                ranks, timing.bytes, all_reduce.backend == "nccl" and _is_tree_faster(ranks, timing, alpha_beta), *alpha_beta
+            )
             - 1
         )
-        for timing in result.times
+        for timing in all_reduce.times
         for measured_s in (timing.fastest_s, timing.seconds, timing.slowest_s)
     ]
-    return FittedLink(fit[0], 1 / fit[1], max(LEAST_SPREAD, *errors))
+    return FittedLink(alpha_beta[0], 1 / alpha_beta[1], max(LEAST_SPREAD, *relative_errors))
 
 
 def fit_link(name: str, all_reduces: Sequence[MeasuredAllReduce]) -> PlannedLink | None:
@@ -65,59 +76,66 @@ def fit_link(name: str, all_reduces: Sequence[MeasuredAllReduce]) -> PlannedLink
     The range reaches from the slowest to the fastest measurement (several nodes may have been measured), each widened by its
     own spread. The likely values come from the measurement with the median bandwidth.
     """
-    pairs = [(fit, entry) for entry in all_reduces if (fit := fit_measurement(entry)) is not None]
-    if not pairs:
+    fitted_pairs = [(fit, measurement) for measurement in all_reduces if (fit := fit_measurement(measurement)) is not None]
+    if not fitted_pairs:
         return None
-    pairs.sort(key=lambda pair: pair[0].bandwidth)
-    median_link, median = pairs[(len(pairs) - 1) // 2]
+    fitted_pairs.sort(key=lambda fitted_pair: fitted_pair[0].bandwidth)
+    median_link, median_measurement = fitted_pairs[(len(fitted_pairs) - 1) // 2]
     bandwidth = PredictedRange(
-        min(entry.bandwidth / (1 + entry.spread) for entry, _ in pairs),
+        min(entry.bandwidth / (1 + entry.spread) for entry, _ in fitted_pairs),
         median_link.bandwidth,
-        max(entry.bandwidth * (1 + entry.spread) for entry, _ in pairs),
+        max(entry.bandwidth * (1 + entry.spread) for entry, _ in fitted_pairs),
     )
     alpha_s = PredictedRange(
-        max(entry.alpha_s * (1 + entry.spread) for entry, _ in pairs),
+        max(entry.alpha_s * (1 + entry.spread) for entry, _ in fitted_pairs),
         median_link.alpha_s,
-        min(entry.alpha_s / (1 + entry.spread) for entry, _ in pairs),
+        min(entry.alpha_s / (1 + entry.spread) for entry, _ in fitted_pairs),
     )
-    ranks_text = f"{len(median.nodes)} nodes" if len(median.nodes) > 1 else f"{median.ranks} ranks of a node"
-    source_text = f"measured by provision's all-reduce of {ranks_text} ({median.backend}, {median.measured[:10]})"
+    ranks_text = (
+        f"{len(median_measurement.nodes)} nodes"
+        if len(median_measurement.nodes) > 1
+        else f"{median_measurement.ranks} ranks of a node"
+    )
+    source_text = (
+        f"measured by provision's all-reduce of {ranks_text} ({median_measurement.backend}, {median_measurement.measured[:10]})"
+    )
     return PlannedLink(name, bandwidth, alpha_s, source_text)
 
 
-def _time_factors(group_size: int, size: int, tree: bool) -> tuple[float, float]:
+def _compute_time_factors(group_size: int, tensor_bytes: int, uses_tree: bool) -> tuple[float, float]:
     """The factors of latency and time per byte in the time of an all-reduce of `size` bytes: (number of hops, bytes over the
     link)."""
-    if tree:
-        return 2 * math.ceil(math.log2(group_size)), 2 * size
-    return 2 * (group_size - 1), 2 * (group_size - 1) / group_size * size
+    if uses_tree:
+        return 2 * math.ceil(math.log2(group_size)), 2 * tensor_bytes
+    return 2 * (group_size - 1), 2 * (group_size - 1) / group_size * tensor_bytes
 
 
-def _all_reduce_seconds(group_size: int, size: int, tree: bool, alpha_s: float, beta: float) -> float:
-    hops, moved = _time_factors(group_size, size, tree)
-    return hops * alpha_s + moved * beta
+def _predict_all_reduce_s(group_size: int, tensor_bytes: int, uses_tree: bool, alpha_s: float, s_per_byte: float) -> float:
+    hop_count, moved_bytes = _compute_time_factors(group_size, tensor_bytes, uses_tree)
+    return hop_count * alpha_s + moved_bytes * s_per_byte
 
 
-def _is_tree_faster(group_size: int, timing: AllReduceTime, fit: tuple[float, float]) -> bool:
+def _is_tree_faster(group_size: int, timing: AllReduceTime, alpha_beta: tuple[float, float]) -> bool:
     """Whether a tree is faster than a ring for tensors of this size."""
-    return _all_reduce_seconds(group_size, timing.bytes, True, *fit) < _all_reduce_seconds(
-        group_size, timing.bytes, False, *fit
+    return _predict_all_reduce_s(group_size, timing.bytes, True, *alpha_beta) < _predict_all_reduce_s(
+        group_size, timing.bytes, False, *alpha_beta
     )
 
 
 def _fit_alpha_beta(
-    group_size: int, small: AllReduceTime, large: AllReduceTime, trees: tuple[bool, bool]
+    group_size: int, small_timing: AllReduceTime, large_timing: AllReduceTime, tree_choices: tuple[bool, bool]
 ) -> tuple[float, float] | None:
     """Solve for (seconds per hop, at least 0; seconds per byte) so that the model gives the measured times of both sizes. None
     if there is no solution, or if a byte would take no time. trees: whether the small size and the large size use a tree."""
-    (hops, moved), (hops_large, moved_large) = (
-        _time_factors(group_size, timing.bytes, tree) for timing, tree in zip((small, large), trees, strict=True)
+    (small_hops, small_bytes), (large_hops, large_bytes) = (
+        _compute_time_factors(group_size, timing.bytes, uses_tree)
+        for timing, uses_tree in zip((small_timing, large_timing), tree_choices, strict=True)
     )
-    determinant = hops * moved_large - hops_large * moved
+    determinant = small_hops * large_bytes - large_hops * small_bytes
     if determinant <= 0:
         return None
-    beta = (hops * large.seconds - hops_large * small.fastest_s) / determinant
-    alpha_s = (small.fastest_s - moved * beta) / hops
+    s_per_byte = (small_hops * large_timing.seconds - large_hops * small_timing.fastest_s) / determinant
+    alpha_s = (small_timing.fastest_s - small_bytes * s_per_byte) / small_hops
     if alpha_s < 0:
-        alpha_s, beta = 0.0, large.seconds / moved_large
-    return (alpha_s, beta) if beta > 0 else None
+        alpha_s, s_per_byte = 0.0, large_timing.seconds / large_bytes
+    return (alpha_s, s_per_byte) if s_per_byte > 0 else None

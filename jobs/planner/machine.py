@@ -24,62 +24,69 @@ class PlannedMachine(msgspec.Struct, frozen=True):
     """The name of the GPU in the cluster file or in NVML."""
     gpu: GpuModel | None = None
     capacity: PredictedRange | None = None
-    inside: PlannedLink | None = None
+    link_inside_node: PlannedLink | None = None
     """The links between GPUs of a node."""
-    between: PlannedLink | None = None
+    link_between_nodes: PlannedLink | None = None
     """The links between nodes."""
-    price: float | None = None
+    price_per_gpu_hour: float | None = None
     """The price of a GPU for an hour."""
 
 
 PRACTICE_GPU = "practice"  # the type of GPUs that exist only in Slurm's configuration: ranks compute on the CPU
-NO_GPU = PlannedMachine(on_gpu=False)
+NO_GPU_MACHINE = PlannedMachine(on_gpu=False)
 
 
 def plan_machine(cluster: Cluster, gpu_type: str | None, all_reduces: Sequence[MeasuredAllReduce] = ()) -> PlannedMachine:
     """The machine for cells with this GPU type. all_reduces: the all-reduces that `provision` measured on this cluster."""
     if cluster.provider == "virtual":
-        return NO_GPU  # practice nodes have GPUs only in the configuration of Slurm
+        return NO_GPU_MACHINE  # practice nodes have GPUs only in the configuration of Slurm
     if cluster.provider == "local":
         return _plan_this_machine(cluster, all_reduces)
     gpus = cluster.for_gpu_type(gpu_type).gpus
     if gpus is None or not gpus.per_node or gpus.type == PRACTICE_GPU:
-        return NO_GPU
+        return NO_GPU_MACHINE
     model = None if gpus.type is None else gpu.find_gpu_model(gpus.type, gpus.memory_gib)
-    return _make_machine(cluster, gpus.type or "", model, gpu.capacity(model, gpus.memory_gib), all_reduces)
+    return _make_machine(cluster, gpus.type or "", model, gpu.find_gpu_memory(model, gpus.memory_gib), all_reduces)
 
 
 def _plan_this_machine(cluster: Cluster, all_reduces: Sequence[MeasuredAllReduce]) -> PlannedMachine:
     observed_gpus = host.read_host().gpus
     if not observed_gpus:
-        return NO_GPU
+        return NO_GPU_MACHINE
     model = gpu.find_gpu_model(observed_gpus[0].name)
-    memory = exact_range(observed_gpus[0].memory_bytes) if observed_gpus[0].memory_bytes else gpu.capacity(model, None)
-    return _make_machine(cluster, observed_gpus[0].name, model, memory, all_reduces)
+    memory_range = (
+        exact_range(observed_gpus[0].memory_bytes) if observed_gpus[0].memory_bytes else gpu.find_gpu_memory(model, None)
+    )
+    return _make_machine(cluster, observed_gpus[0].name, model, memory_range, all_reduces)
 
 
 def _make_machine(
     cluster: Cluster,
-    name: str,
+    gpu_name: str,
     model: GpuModel | None,
-    memory: PredictedRange | None,
+    memory_range: PredictedRange | None,
     all_reduces: Sequence[MeasuredAllReduce],
 ) -> PlannedMachine:
     network_keys = cluster.network
-    inside = link.make_data_sheet_link(model) if model is not None else None
+    inside_link = link.make_data_sheet_link(model) if model is not None else None
     if network_keys.link is not None:
-        inside = link.find_link(network_keys.link, model)
-    between = link.find_network(network_keys, model)
-    nccl_rows = [
-        row for row in all_reduces if row.backend == "nccl" and row.gpu is not None and gpu.find_gpu_model(row.gpu) == model
+        inside_link = link.find_link(network_keys.link, model)
+    between_link = link.find_network(network_keys, model)
+    nccl_all_reduces = [
+        all_reduce
+        for all_reduce in all_reduces
+        if all_reduce.backend == "nccl" and all_reduce.gpu is not None and gpu.find_gpu_model(all_reduce.gpu) == model
     ]
-    inside = (
-        link_fit.fit_link(inside.name if inside is not None else "link", [row for row in nccl_rows if len(row.nodes) == 1])
-        or inside
+    inside_link = (
+        link_fit.fit_link(
+            inside_link.name if inside_link is not None else "link",
+            [all_reduce for all_reduce in nccl_all_reduces if len(all_reduce.nodes) == 1],
+        )
+        or inside_link
     )
     name_between = network_keys.between_nodes if isinstance(network_keys.between_nodes, str) else None
-    between = _fit_link_between_nodes(name_between, nccl_rows, all_reduces) or between
-    return PlannedMachine(True, name, model, memory, inside, between, cluster.price_per_gpu_hour)
+    between_link = _fit_link_between_nodes(name_between, nccl_all_reduces, all_reduces) or between_link
+    return PlannedMachine(True, gpu_name, model, memory_range, inside_link, between_link, cluster.price_per_gpu_hour)
 
 
 def _fit_link_between_nodes(
@@ -90,7 +97,9 @@ def _fit_link_between_nodes(
     link_name: the link that the cluster file names. nccl_measurements: the measurements with NCCL on the planned GPUs.
     all_reduces: all measurements. Measurements with Gloo are used only for Ethernet: Gloo uses TCP, and NCCL uses RDMA over
     InfiniBand."""
-    multi_node_measurements = [row for row in nccl_measurements if len(row.nodes) > 1]
+    multi_node_measurements = [measurement for measurement in nccl_measurements if len(measurement.nodes) > 1]
     if not multi_node_measurements and (link_name is None or link_name.startswith("ethernet")):
-        multi_node_measurements = [row for row in all_reduces if row.backend == "gloo" and len(row.nodes) > 1]
+        multi_node_measurements = [
+            measurement for measurement in all_reduces if measurement.backend == "gloo" and len(measurement.nodes) > 1
+        ]
     return link_fit.fit_link(link_name or "network", multi_node_measurements)

@@ -37,11 +37,11 @@ class ModelFacts(msgspec.Struct, frozen=True):
     blocks: int
     block_parameters: int
     largest_block: int
-    front: int
+    front_parameters: int
     """The number of parameters before the blocks."""
-    back: int
+    back_parameters: int
     """The number of parameters behind the blocks."""
-    tied: int
+    tied_parameters: int
     """Number of parameters that are in both and count once."""
     flops_per_item: float | None
     """The FLOPs of forward and backward for one item; None: not known."""
@@ -51,7 +51,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     how: str
     """How `saved` was obtained, in words for the user."""
     unaligned_flops_per_item: float = 0.0
-    """The part of flops_per_item in matrix products with an unaligned dimension (ALIGNED)."""
+    """The part of flops_per_item in matrix products with an unaligned dimension (ALIGNED_MULTIPLE)."""
     attention_flops_per_item: float | None = None
     """The part of flops_per_item in the products of attention that depend on two positions, queries with keys and weights with
     values, for all pairs of positions. None: not known."""
@@ -83,13 +83,13 @@ class CountedNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @functools.cache
 def counted_networks() -> dict[str, CountedNetwork]:
     """The entries of counted.yaml, which are convolutional networks, by the name of the workload."""
-    content = resources.files("jobs.planner").joinpath("counted.yaml").read_bytes()
-    return msgspec.yaml.decode(content, type=dict[str, CountedNetwork])
+    yaml_bytes = resources.files("jobs.planner").joinpath("counted.yaml").read_bytes()
+    return msgspec.yaml.decode(yaml_bytes, type=dict[str, CountedNetwork])
 
 
 # Tensor cores need rows of a multiple of 16 bytes. Matrix products in 16 bits are slow if a dimension is not a multiple of this
-# number (device_profile.UNALIGNED).
-ALIGNED = 8
+# number (device_profile.UNALIGNED_SHARE).
+ALIGNED_MULTIPLE = 8
 TOKEN_BYTES = 8  # an item of n tokens is loaded with n + 1, because its targets are its inputs, one position later
 _SHAPE_OPTIONS = ("n_layer", "n_embd", "n_head", "image_size", "gelu", "pad_vocabulary", "dropout")
 _facts_by_key: dict[tuple[object, ...], ModelFacts] = {}
@@ -98,34 +98,39 @@ _facts_by_key: dict[tuple[object, ...], ModelFacts] = {}
 def find_model_facts(cell: Cell) -> ModelFacts:
     """The facts of a cell's model. Computed once for all cells with the same model, because plans have thousands of cells."""
     options, is_own_model = cell.options, cell.workload_code is not None
-    shape = (cell.pp > 1, *options.items()) if is_own_model else tuple(options.get(name) for name in _SHAPE_OPTIONS)
-    key = (cell.workload, cell.workload_code, cell.seq_len, cell.precision, cell.tp, *shape)
-    if (facts := _facts_by_key.get(key)) is None:
-        facts = _facts_by_key[key] = _split_vocabulary(_compute_model_facts(cell), cell.tp)
+    shape_values = (
+        (cell.pp > 1, *options.items()) if is_own_model else tuple(options.get(option_name) for option_name in _SHAPE_OPTIONS)
+    )
+    facts_key = (cell.workload, cell.workload_code, cell.seq_len, cell.precision, cell.tp, *shape_values)
+    if (facts := _facts_by_key.get(facts_key)) is None:
+        facts = _facts_by_key[facts_key] = _split_vocabulary(_compute_model_facts(cell), cell.tp)
     return facts
 
 
 def _split_vocabulary(facts: ModelFacts, tp: int) -> ModelFacts:
     """The facts on one of the tensor-parallel ranks, if they split the embedding of tokens and the head."""
-    if tp == 1 or not (rows := facts.vocabulary_rows):
+    if tp == 1 or not (vocabulary_rows := facts.vocabulary_rows):
         return facts
-    rank_rows = -(-rows // tp)
-    share, others = rank_rows / rows, (rows - rank_rows) * (facts.width or 0)  # others: the parameters of the other ranks
-    unaligned_flops = (facts.head_flops_per_item or 0.0) if rank_rows % ALIGNED else 0.0
-    facts = msgspec.structs.replace(facts, unaligned_flops_per_item=unaligned_flops, head_share=share)
-    if facts.saved is None:  # `_described_facts` has divided what is outside of the blocks
+    rank_rows = -(-vocabulary_rows // tp)
+    rows_share, other_parameters = (
+        rank_rows / vocabulary_rows,
+        (vocabulary_rows - rank_rows) * (facts.width or 0),
+    )  # others: the parameters of the other ranks
+    unaligned_flops = (facts.head_flops_per_item or 0.0) if rank_rows % ALIGNED_MULTIPLE else 0.0
+    facts = msgspec.structs.replace(facts, unaligned_flops_per_item=unaligned_flops, head_share=rows_share)
+    if facts.saved is None:  # `_compute_described_facts` has divided what is outside of the blocks
         return facts
     saved = msgspec.structs.replace(
         facts.saved,
-        head=facts.saved.head - facts.saved.logits * (1 - share),
-        logits=facts.saved.logits * share,
-        head_weights=facts.saved.head_weights * share,
+        head=facts.saved.head - facts.saved.logits * (1 - rows_share),
+        logits=facts.saved.logits * rows_share,
+        head_weights=facts.saved.head_weights * rows_share,
     )
     return msgspec.structs.replace(
         facts,
-        front=facts.front - others,
-        back=facts.back - others,
-        tied=facts.tied and facts.tied - others,
+        front_parameters=facts.front_parameters - other_parameters,
+        back_parameters=facts.back_parameters - other_parameters,
+        tied_parameters=facts.tied_parameters and facts.tied_parameters - other_parameters,
         saved=saved,
     )
 
@@ -133,92 +138,114 @@ def _split_vocabulary(facts: ModelFacts, tp: int) -> ModelFacts:
 def _compute_model_facts(cell: Cell) -> ModelFacts:
     workload = menu.find_workload_of_cell(cell)
     if workload.file is not None:
-        return _described_facts(cell, workload)
-    family = workload.task.rpartition(".")[2]
-    if (formula := {"gpt2": _gpt2_facts, "llama": _llama_facts, "vit": _vit_facts}.get(family)) is not None:
-        return formula(cell, workload)
-    return _convolutional_facts(cell, workload) if cell.workload in counted_networks() else _described_facts(cell, workload)
+        return _compute_described_facts(cell, workload)
+    model_family = workload.task.rpartition(".")[2]
+    if (
+        compute_facts := {"gpt2": _compute_gpt2_facts, "llama": _compute_llama_facts, "vit": _compute_vit_facts}.get(
+            model_family
+        )
+    ) is not None:
+        return compute_facts(cell, workload)
+    return (
+        _compute_convolutional_facts(cell, workload)
+        if cell.workload in counted_networks()
+        else _compute_described_facts(cell, workload)
+    )
 
 
-def _gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:
-    shape, tokens = read_shape(cell), cast("int", cell.seq_len)
-    settings, multiple = workload.settings, cast("int", cell.options.get("pad_vocabulary", 1))
-    table_rows = -(-settings["vocabulary"] // multiple) * multiple
-    positions = max(settings["positions"], tokens)
-    unpadded = gpt2.count_parameters(shape, settings["vocabulary"], positions)
-    parameters = unpadded + (table_rows - settings["vocabulary"]) * shape.width
-    unfused = 12 * shape.width if cell.options.get("gelu") == "unfused" else 0
+def _compute_gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:
+    model_shape, token_count = read_shape(cell), cast("int", cell.seq_len)
+    settings, padding_multiple = workload.settings, cast("int", cell.options.get("pad_vocabulary", 1))
+    table_rows = -(-settings["vocabulary"] // padding_multiple) * padding_multiple
+    position_count = max(settings["positions"], token_count)
+    unpadded_parameters = gpt2.count_parameters(model_shape, settings["vocabulary"], position_count)
+    parameters = unpadded_parameters + (table_rows - settings["vocabulary"]) * model_shape.width
+    unfused_elements = 12 * model_shape.width if cell.options.get("gelu") == "unfused" else 0
     return ModelFacts(
         parameters=parameters,
-        blocks=shape.layer_count,
-        block_parameters=(block := 12 * shape.width**2 + 13 * shape.width),
+        blocks=model_shape.layer_count,
+        block_parameters=(block := 12 * model_shape.width**2 + 13 * model_shape.width),
         largest_block=block,
-        front=(table_rows + positions) * shape.width,
-        back=table_rows * shape.width + 2 * shape.width,
-        tied=table_rows * shape.width,
-        flops_per_item=tokens * gpt2.count_flops_per_token(parameters, shape, tokens),
+        front_parameters=(table_rows + position_count) * model_shape.width,
+        back_parameters=table_rows * model_shape.width + 2 * model_shape.width,
+        tied_parameters=table_rows * model_shape.width,
+        flops_per_item=token_count * gpt2.count_flops_per_token(parameters, model_shape, token_count),
         saved=_count_saved_bytes(
-            cell, shape, tokens, extra_elements=unfused, logits=tokens * table_rows, head_parameters=table_rows * shape.width
+            cell,
+            model_shape,
+            token_count,
+            extra_elements=unfused_elements,
+            logit_count=token_count * table_rows,
+            head_parameters=table_rows * model_shape.width,
         ),
         kind="transformer",
-        how=FORMULA,
-        unaligned_flops_per_item=6.0 * table_rows * shape.width * tokens if table_rows % ALIGNED else 0.0,
-        attention_flops_per_item=12.0 * shape.layer_count * shape.width * tokens**2,
-        head_flops_per_item=6.0 * table_rows * shape.width * tokens,
+        how=FORMULA_SOURCE,
+        unaligned_flops_per_item=6.0 * table_rows * model_shape.width * token_count if table_rows % ALIGNED_MULTIPLE else 0.0,
+        attention_flops_per_item=12.0 * model_shape.layer_count * model_shape.width * token_count**2,
+        head_flops_per_item=6.0 * table_rows * model_shape.width * token_count,
         vocabulary_rows=table_rows,
-        width=shape.width,
+        width=model_shape.width,
         is_causal=True,
     )
 
 
-FORMULA = "saved activations by formula (Korthikanti et al., 2022)"
+FORMULA_SOURCE = "saved activations by formula (Korthikanti et al., 2022)"
 
 
-def _vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
-    shape, patch, classes = read_shape(cell), workload.settings["patch"], workload.settings["classes"]
-    size = cast("int", cell.options["image_size"])
-    tokens = (size // patch) ** 2 + 1
-    width = shape.width
+def _compute_vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
+    model_shape, patch_size, class_count = read_shape(cell), workload.settings["patch"], workload.settings["classes"]
+    image_size = cast("int", cell.options["image_size"])
+    token_count = (image_size // patch_size) ** 2 + 1
+    width = model_shape.width
     block = 12 * width**2 + 13 * width
-    front = vit.CHANNELS * patch**2 * width + width + (tokens + 1) * width  # patches, class token, positions
-    back = 2 * width + width * classes + classes
-    saved = _count_saved_bytes(
+    front_parameters = (
+        vit.CHANNELS * patch_size**2 * width + width + (token_count + 1) * width
+    )  # patches, class token, positions
+    back_parameters = 2 * width + width * class_count + class_count
+    saved_bytes = _count_saved_bytes(
         cell,
-        shape,
-        tokens,
+        model_shape,
+        token_count,
         extra_elements=0,
-        logits=classes,
-        head_parameters=(vit.CHANNELS * patch**2 + classes) * width,
-        inputs=4,
+        logit_count=class_count,
+        head_parameters=(vit.CHANNELS * patch_size**2 + class_count) * width,
+        input_layers=4,
     )
-    inputs, cast_bytes = _count_image_bytes(cell, size)
+    input_bytes, cast_bytes = _count_image_bytes(cell, image_size)
     return ModelFacts(
-        parameters=shape.layer_count * block + front + back,
-        blocks=shape.layer_count,
+        parameters=model_shape.layer_count * block + front_parameters + back_parameters,
+        blocks=model_shape.layer_count,
         block_parameters=block,
         largest_block=block,
-        front=front,
-        back=back,
-        tied=0,
-        flops_per_item=vit.count_flops_per_image(shape, size, patch, classes),
-        saved=msgspec.structs.replace(saved, head=saved.head + cast_bytes, inputs=inputs),
+        front_parameters=front_parameters,
+        back_parameters=back_parameters,
+        tied_parameters=0,
+        flops_per_item=vit.count_flops_per_image(model_shape, image_size, patch_size, class_count),
+        saved=msgspec.structs.replace(saved_bytes, head=saved_bytes.head + cast_bytes, inputs=input_bytes),
         kind="transformer",
-        how=FORMULA,
-        attention_flops_per_item=12.0 * shape.layer_count * width * tokens**2,
+        how=FORMULA_SOURCE,
+        attention_flops_per_item=12.0 * model_shape.layer_count * width * token_count**2,
         # the projection of patches, whose pixels need no gradient, and the classifier
-        head_flops_per_item=4.0 * vit.CHANNELS * patch**2 * width * (tokens - 1) + 6.0 * width * classes,
+        head_flops_per_item=4.0 * vit.CHANNELS * patch_size**2 * width * (token_count - 1) + 6.0 * width * class_count,
         width=width,
     )
 
 
-def _count_image_bytes(cell: Cell, size: int) -> tuple[float, float]:
+def _count_image_bytes(cell: Cell, image_size: int) -> tuple[float, float]:
     """The bytes of an image of size x size pixels with its label, as they are loaded, and of its copy in 16 bits, if any."""
-    pixels = vit.CHANNELS * size**2
-    return 4.0 * pixels + 8.0, 0.0 if precision.computed_bytes(cell.precision) == 4 else 2.0 * pixels
+    pixel_count = vit.CHANNELS * image_size**2
+    return 4.0 * pixel_count + 8.0, 0.0 if precision.computed_bytes(cell.precision) == 4 else 2.0 * pixel_count
 
 
 def _count_saved_bytes(
-    cell: Cell, shape: Shape, tokens: int, *, extra_elements: int, logits: int, head_parameters: int, inputs: int = 2
+    cell: Cell,
+    model_shape: Shape,
+    token_count: int,
+    *,
+    extra_elements: int,
+    logit_count: int,
+    head_parameters: int,
+    input_layers: int = 2,
 ) -> SavedBytes:
     """What a model of GPT-2 or ViT saves for backward.
 
@@ -226,95 +253,96 @@ def _count_saved_bytes(
     head_parameters: parameters of matrices outside of blocks. inputs: the number of layers of a block that read a normed hidden
     state. Each of them casts it under autocast.
     """
-    computed, stream = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
-    width = shape.width
-    autocast = cell.precision in precision.AUTOCAST
-    gathered = tokens * (inputs if autocast else 2) * width * computed
-    masks = 2 * width if cell.options.get("dropout") else 0
+    computed_bytes, stream_bytes = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
+    width = model_shape.width
+    uses_autocast = cell.precision in precision.AUTOCAST
+    gathered_bytes = token_count * (input_layers if uses_autocast else 2) * width * computed_bytes
+    mask_bytes = 2 * width if cell.options.get("dropout") else 0
     return SavedBytes(
         # 4 * stream: each of the two norms saves two numbers per token
-        block_whole=tokens * (2 * width * stream + 4 * stream + masks) + gathered,
+        block_whole=token_count * (2 * width * stream_bytes + 4 * stream_bytes + mask_bytes) + gathered_bytes,
         # 4 * heads: attention saves a sum in fp32 for each head
-        block_split=tokens * ((12 * width + extra_elements) * computed + 4 * shape.head_count),
-        block_input=tokens * width * stream,
-        head=tokens * width * (stream + computed) + logits * computed,
-        logits=logits * computed,
-        weights=12 * width**2 * computed if autocast else 0,
-        head_weights=head_parameters * computed if autocast else 0,
-        inputs=TOKEN_BYTES * (tokens + 1),
-        block_gathered=gathered,
+        block_split=token_count * ((12 * width + extra_elements) * computed_bytes + 4 * model_shape.head_count),
+        block_input=token_count * width * stream_bytes,
+        head=token_count * width * (stream_bytes + computed_bytes) + logit_count * computed_bytes,
+        logits=logit_count * computed_bytes,
+        weights=12 * width**2 * computed_bytes if uses_autocast else 0,
+        head_weights=head_parameters * computed_bytes if uses_autocast else 0,
+        inputs=TOKEN_BYTES * (token_count + 1),
+        block_gathered=gathered_bytes,
     )
 
 
-def _llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
-    shape, tokens, vocabulary = read_shape(cell), cast("int", cell.seq_len), workload.settings["vocabulary"]
-    computed, stream = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
-    width, inner_width = shape.width, llama.compute_inner_width(shape.width)
-    parameters = llama.count_parameters(shape, vocabulary)
+def _compute_llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
+    model_shape, token_count, vocabulary_size = read_shape(cell), cast("int", cell.seq_len), workload.settings["vocabulary"]
+    computed_bytes, stream_bytes = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
+    width, inner_width = model_shape.width, llama.compute_inner_width(model_shape.width)
+    parameters = llama.count_parameters(model_shape, vocabulary_size)
     block = 4 * width**2 + 3 * width * inner_width + 2 * width
-    autocast = cell.precision in precision.AUTOCAST
+    uses_autocast = cell.precision in precision.AUTOCAST
     # under autocast, each of the five layers that read a normed hidden state casts it
-    gathered = tokens * (5 if autocast else 2) * width * computed
+    gathered_bytes = token_count * (5 if uses_autocast else 2) * width * computed_bytes
     return ModelFacts(
         parameters=parameters,
-        blocks=shape.layer_count,
+        blocks=model_shape.layer_count,
         block_parameters=block,
         largest_block=block,
-        front=vocabulary * width,
-        back=vocabulary * width + width,
-        tied=0,
-        flops_per_item=tokens * llama.count_flops_per_token(parameters, shape, vocabulary, tokens),
+        front_parameters=vocabulary_size * width,
+        back_parameters=vocabulary_size * width + width,
+        tied_parameters=0,
+        flops_per_item=token_count * llama.count_flops_per_token(parameters, model_shape, vocabulary_size, token_count),
         saved=SavedBytes(
-            block_whole=tokens * (2 * width * 4 + 8 + 2 * width * stream) + gathered,
-            block_split=tokens * (4 * width * computed + 4 * inner_width * computed + 4 * shape.head_count),
-            block_input=tokens * width * stream,
-            head=tokens * width * (4 + stream + computed) + tokens * vocabulary * computed,
-            logits=tokens * vocabulary * computed,
-            weights=(4 * width**2 + 3 * width * inner_width) * computed if autocast else 0,
-            head_weights=vocabulary * width * computed if autocast else 0,
-            inputs=TOKEN_BYTES * (tokens + 1),
-            block_gathered=gathered,
+            block_whole=token_count * (2 * width * 4 + 8 + 2 * width * stream_bytes) + gathered_bytes,
+            block_split=token_count
+            * (4 * width * computed_bytes + 4 * inner_width * computed_bytes + 4 * model_shape.head_count),
+            block_input=token_count * width * stream_bytes,
+            head=token_count * width * (4 + stream_bytes + computed_bytes) + token_count * vocabulary_size * computed_bytes,
+            logits=token_count * vocabulary_size * computed_bytes,
+            weights=(4 * width**2 + 3 * width * inner_width) * computed_bytes if uses_autocast else 0,
+            head_weights=vocabulary_size * width * computed_bytes if uses_autocast else 0,
+            inputs=TOKEN_BYTES * (token_count + 1),
+            block_gathered=gathered_bytes,
         ),
         kind="transformer",
-        how=FORMULA,
-        attention_flops_per_item=12.0 * shape.layer_count * width * tokens**2,
-        head_flops_per_item=6.0 * vocabulary * width * tokens,
-        vocabulary_rows=vocabulary,
+        how=FORMULA_SOURCE,
+        attention_flops_per_item=12.0 * model_shape.layer_count * width * token_count**2,
+        head_flops_per_item=6.0 * vocabulary_size * width * token_count,
+        vocabulary_rows=vocabulary_size,
         width=width,
         is_causal=True,
     )
 
 
 # a factor: autocast keeps some tensors of convolutional networks in fp32; counted for convnext-large-tiny: 1.055
-AUTOCAST_COPIES = 1.1
+AUTOCAST_FACTOR = 1.1
 
 
-def _convolutional_facts(cell: Cell, workload: Workload) -> ModelFacts:
+def _compute_convolutional_facts(cell: Cell, workload: Workload) -> ModelFacts:
     network = counted_networks()[cell.workload]
-    size = cast("int", cell.options["image_size"])
-    pixels = (size / network.image_size) ** 2
-    inputs, cast_bytes = _count_image_bytes(cell, size)
+    image_size = cast("int", cell.options["image_size"])
+    pixel_ratio = (image_size / network.image_size) ** 2
+    input_bytes, cast_bytes = _count_image_bytes(cell, image_size)
     # without a cast, the first layer saves the batch itself, which counts as `inputs`
-    bytes_per_image = network.half * pixels if cast_bytes else network.fp32 * pixels - inputs
-    bytes_per_image *= AUTOCAST_COPIES if cell.precision in precision.AUTOCAST else 1
+    bytes_per_image = network.half * pixel_ratio if cast_bytes else network.fp32 * pixel_ratio - input_bytes
+    bytes_per_image *= AUTOCAST_FACTOR if cell.precision in precision.AUTOCAST else 1
     outside_parameters = workload.parameters - network.in_blocks
-    flops = None if workload.flops_per_unit is None else workload.flops_per_unit * pixels
+    flops_per_image = None if workload.flops_per_unit is None else workload.flops_per_unit * pixel_ratio
     return ModelFacts(
         parameters=workload.parameters,
         blocks=network.blocks,
         block_parameters=network.in_blocks // network.blocks,
         largest_block=network.largest_block,
-        front=outside_parameters,
-        back=0,
-        tied=0,
-        flops_per_item=flops,
+        front_parameters=outside_parameters,
+        back_parameters=0,
+        tied_parameters=0,
+        flops_per_item=flops_per_image,
         saved=SavedBytes(
             bytes_per_image / network.blocks,
             0.0,
             bytes_per_image / network.blocks,
             0.0,
             0.0,
-            inputs=inputs,
+            inputs=input_bytes,
         ),
         kind="convolution",
         how=f"saved activations counted at {network.image_size} pixels",
@@ -322,9 +350,9 @@ def _convolutional_facts(cell: Cell, workload: Workload) -> ModelFacts:
     )
 
 
-SAVED_PER_ITEM = ("block_whole", "block_split", "block_input", "head", "logits", "inputs")
-COUNTED_AS: dict[str, str] = {"tf32": "fp32", "fp16": "bf16", "bf16-pure": "bf16", "fp16-autocast": "bf16-autocast"}
-LAYERS = "n_layer"  # the option of a model by configuration that keeps only the first blocks
+PER_ITEM_FIELDS = ("block_whole", "block_split", "block_input", "head", "logits", "inputs")
+COUNTED_PRECISIONS: dict[str, str] = {"tf32": "fp32", "fp16": "bf16", "bf16-pure": "bf16", "fp16-autocast": "bf16-autocast"}
+LAYERS_OPTION = "n_layer"  # the option of a model by configuration that keeps only the first blocks
 
 
 def are_facts_known(cell: Cell) -> bool:
@@ -333,71 +361,79 @@ def are_facts_known(cell: Cell) -> bool:
     workload = menu.find_workload_of_cell(cell)
     if workload.file is None or workload.has_default_options(cell):
         return True
-    default = _find_default(workload, LAYERS)
-    return workload.is_data and default in (cell.options.get(LAYERS), len(workload.block_parameters))
+    default_layers = _find_default_value(workload, LAYERS_OPTION)
+    return workload.is_data and default_layers in (cell.options.get(LAYERS_OPTION), len(workload.block_parameters))
 
 
-def _find_default(workload: Workload, name: str) -> Value:
-    return next((option.default for option in workload.options if option.name == name), None)
+def _find_default_value(workload: Workload, option_name: str) -> Value:
+    return next((option.default for option in workload.options if option.name == option_name), None)
 
 
-def _described_facts(cell: Cell, workload: Workload) -> ModelFacts:
+def _compute_described_facts(cell: Cell, workload: Workload) -> ModelFacts:
     """The facts of a workspace's own model by its description. What is not known is left out: without the saved activations,
     the memory of this model is a lower bound."""
-    counts, all_sizes, layers = workload.counts, workload.block_parameters, _find_default(workload, LAYERS)
-    sizes = (
-        all_sizes if layers is None else all_sizes[: len(all_sizes) - cast("int", layers) + cast("int", cell.options[LAYERS])]
+    counts, all_block_sizes, default_layers = (
+        workload.counts,
+        workload.block_parameters,
+        _find_default_value(workload, LAYERS_OPTION),
     )
-    has_equal_blocks, length = len(set(all_sizes)) <= 1, _find_length(cell, workload)
-    changed = {option.name for option in workload.options if cell.options.get(option.name) != option.default}
-    has_other_head = workload.unit == "images" and "data" in changed  # the data set may have another number of classes
-    outside = 0 if has_other_head else workload.parameters - sum(all_sizes)
+    block_sizes = (
+        all_block_sizes
+        if default_layers is None
+        else all_block_sizes[: len(all_block_sizes) - cast("int", default_layers) + cast("int", cell.options[LAYERS_OPTION])]
+    )
+    has_equal_blocks, length_ratio = len(set(all_block_sizes)) <= 1, _find_length_ratio(cell, workload)
+    changed_options = {option.name for option in workload.options if cell.options.get(option.name) != option.default}
+    has_other_head = workload.unit == "images" and "data" in changed_options  # the data set may have another number of classes
+    outside_parameters = 0 if has_other_head else workload.parameters - sum(all_block_sizes)
     facts = ModelFacts(
-        parameters=sum(sizes) + outside,
-        blocks=len(sizes),
+        parameters=sum(block_sizes) + outside_parameters,
+        blocks=len(block_sizes),
         # which stage of a pipeline has which blocks is known if they are equal
-        block_parameters=0 if not sizes else min(sizes) if cell.pp > 1 else sum(sizes) // len(sizes),
-        largest_block=max(sizes, default=0),
+        block_parameters=0 if not block_sizes else min(block_sizes) if cell.pp > 1 else sum(block_sizes) // len(block_sizes),
+        largest_block=max(block_sizes, default=0),
         # a lower bound: tensor-parallel ranks may split what is outside of the blocks of a model by configuration
-        front=0 if cell.pp > 1 else outside // cell.tp if workload.is_data else outside,
-        back=0,
-        tied=0,
+        front_parameters=0 if cell.pp > 1 else outside_parameters // cell.tp if workload.is_data else outside_parameters,
+        back_parameters=0,
+        tied_parameters=0,
         flops_per_item=None
-        if changed or not workload.flops_per_unit or length != 1
+        if changed_options or not workload.flops_per_unit or length_ratio != 1
         else workload.flops_per_unit * (cell.seq_len or 1),
         saved=None,
         kind="unknown",
         how="activations are not known, so memory is a lower bound",
     )
-    if counts is None or (len(sizes) < len(all_sizes) and not has_equal_blocks):
+    if counts is None or (len(block_sizes) < len(all_block_sizes) and not has_equal_blocks):
         return facts
-    share = len(sizes) / len(all_sizes) if all_sizes else 1.0
-    attention_flops, head_flops = share * counts.attention_flops * length**2, counts.other_flops * length
-    block_flops = share * max(0.0, counts.block_flops - counts.attention_flops) * length + attention_flops
+    block_share = len(block_sizes) / len(all_block_sizes) if all_block_sizes else 1.0
+    attention_flops, head_flops = block_share * counts.attention_flops * length_ratio**2, counts.other_flops * length_ratio
+    block_flops = block_share * max(0.0, counts.block_flops - counts.attention_flops) * length_ratio + attention_flops
     facts = msgspec.structs.replace(
         facts,
         flops_per_item=block_flops + head_flops or None,
         kind=counts.kind,
-        unaligned_flops_per_item=head_flops if counts.vocabulary % ALIGNED else 0.0,
+        unaligned_flops_per_item=head_flops if counts.vocabulary % ALIGNED_MULTIPLE else 0.0,
         attention_flops_per_item=attention_flops,
         head_flops_per_item=head_flops,
         width=counts.width,
         vocabulary_rows=counts.vocabulary if counts.splits_vocabulary else 0,
         is_causal=counts.is_causal,
     )
-    saved = counts.saved.get(COUNTED_AS.get(cell.precision, cell.precision))
-    if saved is None or has_other_head or "dropout" in changed or (cell.pp > 1 and not has_equal_blocks):
+    saved_bytes = counts.saved.get(COUNTED_PRECISIONS.get(cell.precision, cell.precision))
+    if saved_bytes is None or has_other_head or "dropout" in changed_options or (cell.pp > 1 and not has_equal_blocks):
         return facts
-    front, back, tied = counts.end_parameters
-    saved = _scale_saved_bytes(saved, length)
-    saved = msgspec.structs.replace(saved, block_gathered=min(_count_gathered_bytes(cell, counts), saved.block_whole))
+    front_parameters, back_parameters, tied_parameters = counts.end_parameters
+    saved_bytes = _scale_saved_bytes(saved_bytes, length_ratio)
+    saved_bytes = msgspec.structs.replace(
+        saved_bytes, block_gathered=min(_count_gathered_bytes(cell, counts), saved_bytes.block_whole)
+    )
     return msgspec.structs.replace(
         facts,
-        block_parameters=sum(sizes) // max(1, len(sizes)),
-        front=front,
-        back=back,
-        tied=tied,
-        saved=saved,
+        block_parameters=sum(block_sizes) // max(1, len(block_sizes)),
+        front_parameters=front_parameters,
+        back_parameters=back_parameters,
+        tied_parameters=tied_parameters,
+        saved=saved_bytes,
         how="saved activations counted in the model",
     )
 
@@ -407,21 +443,23 @@ def _count_gathered_bytes(cell: Cell, counts: ModelCounts) -> float:
     Under autocast, each layer that is split by columns has a copy."""
     if counts.reductions is None or counts.width is None:
         return 0.0
-    rows, columns = counts.reductions
-    inputs = columns if cell.precision in precision.AUTOCAST else rows
-    return float(inputs * (cell.seq_len or 0) * counts.width * precision.computed_bytes(cell.precision))
+    row_layers, column_layers = counts.reductions
+    input_copies = column_layers if cell.precision in precision.AUTOCAST else row_layers
+    return float(input_copies * (cell.seq_len or 0) * counts.width * precision.computed_bytes(cell.precision))
 
 
-def _find_length(cell: Cell, workload: Workload) -> float:
+def _find_length_ratio(cell: Cell, workload: Workload) -> float:
     """The size of an item of a cell, in tokens or pixels, divided by its size with the workload's default options."""
     if cell.seq_len is not None and workload.seq_len is not None:
         return cell.seq_len / workload.seq_len
-    size, default = cell.options.get("image_size"), _find_default(workload, "image_size")
-    return (size / default) ** 2 if isinstance(size, int) and isinstance(default, int) else 1.0
+    image_size, default_image_size = cell.options.get("image_size"), _find_default_value(workload, "image_size")
+    return (
+        (image_size / default_image_size) ** 2 if isinstance(image_size, int) and isinstance(default_image_size, int) else 1.0
+    )
 
 
-def _scale_saved_bytes(saved: SavedBytes, length: float) -> SavedBytes:
+def _scale_saved_bytes(saved: SavedBytes, length_ratio: float) -> SavedBytes:
     """What is saved of an item that is `length` times as long."""
-    scaled = {name: getattr(saved, name) * length for name in SAVED_PER_ITEM}
-    scaled["block_whole"] = max(0.0, scaled["block_whole"] + saved.block_squared * (length**2 - length))
-    return msgspec.structs.replace(saved, **scaled)
+    scaled_bytes = {field_name: getattr(saved, field_name) * length_ratio for field_name in PER_ITEM_FIELDS}
+    scaled_bytes["block_whole"] = max(0.0, scaled_bytes["block_whole"] + saved.block_squared * (length_ratio**2 - length_ratio))
+    return msgspec.structs.replace(saved, **scaled_bytes)

@@ -62,85 +62,107 @@ def simulate_pipeline(
 ) -> SimulatedPipeline:
     """Simulate one step of a pipeline. forward, backward: the time of a pass through all stages of a rank. hop_time: the time
     of a message between two stages. per_rank: the number of stages per rank, above 1 only for the interleaved schedule."""
-    forward_time, backward_time, stages = forward / per_rank, backward / per_rank, rank_count * per_rank
-    orders = [_order_passes(schedule, rank, rank_count, micro_batches, per_rank) for rank in range(rank_count)]
+    forward_time, backward_time, stage_count = forward / per_rank, backward / per_rank, rank_count * per_rank
+    pass_orders = [_order_passes(schedule, rank, rank_count, micro_batches, per_rank) for rank in range(rank_count)]
     end_times: dict[tuple[str, int, int], float] = {}
     rank_free_at, next_index = [0.0] * rank_count, [0] * rank_count
-    slots: list[list[PassSlot]] = [[] for _ in range(rank_count)]
-    passes_left = sum(map(len, orders))
+    rank_slots: list[list[PassSlot]] = [[] for _ in range(rank_count)]
+    passes_left = sum(map(len, pass_orders))
     while passes_left:
         has_progressed = False
-        for rank, order in enumerate(orders):
-            while next_index[rank] < len(order):
-                kind, stage, micro = order[next_index[rank]]
-                ready = _input_time(end_times, kind, stage, micro, stages, hop_time)
-                if ready is None:
+        for rank, pass_order in enumerate(pass_orders):
+            while next_index[rank] < len(pass_order):
+                pass_kind, stage, micro_batch = pass_order[next_index[rank]]
+                input_time = _find_input_time(end_times, pass_kind, stage, micro_batch, stage_count, hop_time)
+                if input_time is None:
                     break
-                start = max(rank_free_at[rank], ready)
-                end = start + (forward_time if kind == "F" else backward_time)
-                end_times[kind, stage, micro], rank_free_at[rank] = end, end
-                slots[rank].append(PassSlot(rank, kind, stage, micro, start, end))
+                start_time = max(rank_free_at[rank], input_time)
+                end_time = start_time + (forward_time if pass_kind == "F" else backward_time)
+                end_times[pass_kind, stage, micro_batch], rank_free_at[rank] = end_time, end_time
+                rank_slots[rank].append(PassSlot(rank, pass_kind, stage, micro_batch, start_time, end_time))
                 next_index[rank] += 1
                 passes_left -= 1
                 has_progressed = True
         assert has_progressed, f"the order of {schedule} has a cycle"
-    return SimulatedPipeline(tuple(map(tuple, slots)), max(rank_free_at), micro_batches * (forward + backward), micro_batches)
+    return SimulatedPipeline(
+        tuple(map(tuple, rank_slots)), max(rank_free_at), micro_batches * (forward + backward), micro_batches
+    )
 
 
-def _input_time(
-    end_times: dict[tuple[str, int, int], float], kind: str, stage: int, micro: int, stages: int, hop_time: float
+def _find_input_time(
+    end_times: dict[tuple[str, int, int], float],
+    pass_kind: str,
+    stage: int,
+    micro_batch: int,
+    stage_count: int,
+    hop_time: float,
 ) -> float | None:
     """When the input of a pass arrives; None if the input has not been computed yet. end_times: the end of each pass so far."""
-    if kind == "F":
-        previous_pass = ("F", stage - 1, micro) if stage else None
+    if pass_kind == "F":
+        previous_pass = ("F", stage - 1, micro_batch) if stage else None
     else:
-        previous_pass = ("B", stage + 1, micro) if stage < stages - 1 else ("F", stage, micro)
+        previous_pass = ("B", stage + 1, micro_batch) if stage < stage_count - 1 else ("F", stage, micro_batch)
     if previous_pass is None:
         return 0.0
-    end = end_times.get(previous_pass)
-    return None if end is None else end + (hop_time if previous_pass[1] != stage else 0.0)
+    end_time = end_times.get(previous_pass)
+    return None if end_time is None else end_time + (hop_time if previous_pass[1] != stage else 0.0)
 
 
 def _order_passes(schedule: str, rank: int, rank_count: int, micro_batches: int, per_rank: int) -> list[tuple[str, int, int]]:
     """The passes of a rank in the order of the schedule, each as (F or B, number of the stage, number of the micro-batch)."""
-    forwards = [(stage, micro) for stage, micro in _list_forward_passes(rank, rank_count, micro_batches, per_rank)]
-    backwards = [(rank_count * (per_rank - 1) + 2 * rank - stage, micro) for stage, micro in forwards]
+    forward_passes = [
+        (stage, micro_batch) for stage, micro_batch in _list_forward_passes(rank, rank_count, micro_batches, per_rank)
+    ]
+    backward_passes = [(rank_count * (per_rank - 1) + 2 * rank - stage, micro_batch) for stage, micro_batch in forward_passes]
     if schedule == "gpipe":
-        return [("F", *indexes) for indexes in forwards] + [("B", *indexes) for indexes in backwards]
+        return [("F", *pass_indexes) for pass_indexes in forward_passes] + [
+            ("B", *pass_indexes) for pass_indexes in backward_passes
+        ]
     warm_up_passes = count_kept_chunks(schedule, rank, rank_count, micro_batches, per_rank) - 1
-    order: list[tuple[str, int, int]] = [("F", *indexes) for indexes in forwards[:warm_up_passes]]
-    for forward, backward in zip(forwards[warm_up_passes:], backwards):
-        order += [("F", *forward), ("B", *backward)]
-    return order + [("B", *indexes) for indexes in backwards[len(forwards) - warm_up_passes :]]
+    pass_order: list[tuple[str, int, int]] = [("F", *pass_indexes) for pass_indexes in forward_passes[:warm_up_passes]]
+    for forward_pass, backward_pass in zip(forward_passes[warm_up_passes:], backward_passes):
+        pass_order += [("F", *forward_pass), ("B", *backward_pass)]
+    return pass_order + [("B", *pass_indexes) for pass_indexes in backward_passes[len(forward_passes) - warm_up_passes :]]
 
 
 def _list_forward_passes(rank: int, rank_count: int, micro_batches: int, per_rank: int) -> list[tuple[int, int]]:
     """The forward passes of a rank in their order, each as (number of the stage, number of the micro-batch). With several
     stages per rank, each round of micro-batches passes through the rank's first stage, then its second stage, and so on."""
-    size = micro_batches_per_round(rank_count, micro_batches) if per_rank > 1 else micro_batches
-    groups = [range(begin, min(begin + size, micro_batches)) for begin in range(0, micro_batches, size)]
-    return [(rank + chunk * rank_count, micro) for group in groups for chunk in range(per_rank) for micro in group]
+    group_size = micro_batches_per_round(rank_count, micro_batches) if per_rank > 1 else micro_batches
+    micro_batch_groups = [
+        range(first_micro_batch, min(first_micro_batch + group_size, micro_batches))
+        for first_micro_batch in range(0, micro_batches, group_size)
+    ]
+    return [
+        (rank + stage_index * rank_count, micro_batch)
+        for micro_batch_group in micro_batch_groups
+        for stage_index in range(per_rank)
+        for micro_batch in micro_batch_group
+    ]
 
 
 @functools.lru_cache(maxsize=4096)
-def bubble_over_ideal(schedule: str, rank_count: int, micro_batches: int, per_rank: int) -> float:
+def compute_bubble_ratio(schedule: str, rank_count: int, micro_batches: int, per_rank: int) -> float:
     """The time of the bubble divided by the ideal time, if backward takes twice as long as forward and messages take no
     time."""
-    simulated = simulate_pipeline(schedule, rank_count, micro_batches, per_rank=per_rank)
-    return (simulated.total - simulated.ideal) / simulated.ideal
+    pipeline = simulate_pipeline(schedule, rank_count, micro_batches, per_rank=per_rank)
+    return (pipeline.total - pipeline.ideal) / pipeline.ideal
 
 
-def draw_timeline(step: SimulatedPipeline, width: int = 72) -> list[str]:
+def draw_timeline(pipeline: SimulatedPipeline, character_count: int = 72) -> list[str]:
     """Draw a step as one line of text per rank. A forward pass is drawn as the last digit of its micro-batch's number, a
     backward pass as a letter (a: micro-batch 0), and waiting as a dot. width: the number of characters of the step."""
-    scale = width / step.total
-    lines = []
-    for rank, slots in enumerate(step.slots):
-        characters = ["."] * width
-        for slot in slots:
-            character = str(slot.micro_batch % 10) if slot.kind == "F" else chr(ord("a") + slot.micro_batch % 26)
-            for column in range(round(slot.start * scale), max(round(slot.start * scale) + 1, round(slot.end * scale))):
-                if column < width:
+    characters_per_time = character_count / pipeline.total
+    rank_lines = []
+    for rank, rank_slots in enumerate(pipeline.slots):
+        characters = ["."] * character_count
+        for pass_slot in rank_slots:
+            character = str(pass_slot.micro_batch % 10) if pass_slot.kind == "F" else chr(ord("a") + pass_slot.micro_batch % 26)
+            for column in range(
+                round(pass_slot.start * characters_per_time),
+                max(round(pass_slot.start * characters_per_time) + 1, round(pass_slot.end * characters_per_time)),
+            ):
+                if column < character_count:
                     characters[column] = character
-        lines.append(f"rank {rank:>2} {''.join(characters)}")
-    return lines
+        rank_lines.append(f"rank {rank:>2} {''.join(characters)}")
+    return rank_lines

@@ -22,11 +22,11 @@ from shardlab.matrix.cell import Cell
 class StageShare(msgspec.Struct, frozen=True):
     """A rank's part of the model."""
 
-    numbers: Sequence[int]
+    block_numbers: Sequence[int]
     """The numbers of its blocks, in the order of forward."""
-    first: bool
+    has_first_stage: bool
     """Whether the rank has the first stage."""
-    last: bool
+    has_last_stage: bool
     """Whether the rank has the last stage."""
     kept_micro_batches: float
     """The largest number of micro-batches for which the rank keeps the activations of all its blocks; may be a fraction if the
@@ -35,7 +35,7 @@ class StageShare(msgspec.Struct, frozen=True):
     @property
     def blocks(self) -> int:
         """The number of its blocks."""
-        return len(self.numbers)
+        return len(self.block_numbers)
 
 
 def read_schedule_name(cell: Cell) -> str:
@@ -48,8 +48,8 @@ def count_kept_chunks(schedule: str, rank: int, rank_count: int, micro_batches: 
     if schedule == "gpipe":
         return micro_batches * per_rank
     if schedule == "interleaved":
-        per_round = micro_batches_per_round(rank_count, micro_batches)
-        return min(micro_batches * per_rank, 2 * (rank_count - rank - 1) + (per_rank - 1) * per_round + 1)
+        micro_batches_of_round = micro_batches_per_round(rank_count, micro_batches)
+        return min(micro_batches * per_rank, 2 * (rank_count - rank - 1) + (per_rank - 1) * micro_batches_of_round + 1)
     return min(micro_batches, rank_count - rank)
 
 
@@ -65,16 +65,18 @@ def compute_shares(cell: Cell, facts: ModelFacts) -> list[StageShare]:
     if cell.pp == 1:
         return [StageShare(range(facts.blocks), True, True, 1.0)]
     per_rank, schedule = cell.stages_per_rank, read_schedule_name(cell)
-    stages = cell.pp * per_rank
-    shares = []
+    stage_count = cell.pp * per_rank
+    stage_shares = []
     for rank in range(cell.pp):
         # Each stage has consecutive blocks, in numbers as equal as possible. Stage s is on rank s mod pp.
-        numbers = [
-            number
-            for stage in range(rank, stages, cell.pp)
-            for number in range(stage * facts.blocks // stages, (stage + 1) * facts.blocks // stages)
+        block_numbers = [
+            block_number
+            for stage in range(rank, stage_count, cell.pp)
+            for block_number in range(stage * facts.blocks // stage_count, (stage + 1) * facts.blocks // stage_count)
         ]
         kept_micro_batches = count_kept_chunks(schedule, rank, cell.pp, cell.gradient_accumulation_steps, per_rank) / per_rank
-        shares.append(StageShare(numbers, rank == 0, rank == cell.pp - 1, kept_micro_batches))
-    between = max(shares[1:-1], key=lambda share: share.blocks * share.kept_micro_batches, default=shares[0])
-    return [shares[0], shares[-1], between]
+        stage_shares.append(StageShare(block_numbers, rank == 0, rank == cell.pp - 1, kept_micro_batches))
+    middle_share = max(
+        stage_shares[1:-1], key=lambda stage_share: stage_share.blocks * stage_share.kept_micro_batches, default=stage_shares[0]
+    )
+    return [stage_shares[0], stage_shares[-1], middle_share]

@@ -13,13 +13,13 @@ from shardlab.terminal.notation import format_amount
 from shardlab.terminal.table import Column, Table
 
 GIB = 1 << 30
-SHOWN_NAMES = 3  # the number of cells that a sentence about several cells names
-MEMORY_FROM = "memory from"  # the heading of the column that says whether a formula or a rehearsal gave the memory
+MOST_SHOWN_NAMES = 3  # the number of cells that a sentence about several cells names
+MEMORY_SOURCE_HEADING = "memory from"  # the heading of the column that says whether a formula or a rehearsal gave the memory
 
 
-def format_size(value: float) -> str:
+def format_size(byte_count: float) -> str:
     """A number of bytes as text in GiB, such as `12.3 GiB`, or in MiB if it is below 0.1 GiB."""
-    return f"{value / GIB:,.1f} GiB" if value >= GIB / 10 else f"{value / 2**20:,.1f} MiB"
+    return f"{byte_count / GIB:,.1f} GiB" if byte_count >= GIB / 10 else f"{byte_count / 2**20:,.1f} MiB"
 
 
 def make_predictions_table(predictions: Mapping[str, Prediction]) -> Table[tuple[str, Prediction]]:
@@ -29,47 +29,71 @@ def make_predictions_table(predictions: Mapping[str, Prediction]) -> Table[tuple
         column
         for column in _COLUMNS
         if any(column.text(row).value for row in predictions.items())
-        and (has_rehearsals or column.heading != MEMORY_FROM)  # without rehearsals, it would say `formula` in every row
+        and (
+            has_rehearsals or column.heading != MEMORY_SOURCE_HEADING
+        )  # without rehearsals, it would say `formula` in every row
     ]
     return Table("predicted", [_CELL, *columns], list(predictions.items()))
 
 
-def describe_sums(predictions: Mapping[str, Prediction], runs: Mapping[str, int]) -> list[str]:
+def describe_sums(predictions: Mapping[str, Prediction], run_counts: Mapping[str, int]) -> list[str]:
     """Sentences with the predicted sums over all runs. runs: the number of runs of each cell, by the name of the cell."""
     sentences = []
-    unfit, unlikely = (sum(prediction.fits == fits for prediction in predictions.values()) for fits in ("no", "unlikely"))
-    if unfit:
+    unfit_count, unlikely_count = (
+        sum(prediction.fits == fit_verdict for prediction in predictions.values()) for fit_verdict in ("no", "unlikely")
+    )
+    if unfit_count:
         sentences.append(
-            f"predicted: {unfit} of {len(predictions)} cell(s) do not fit the memory of a GPU; `jobs submit` leaves them "
+            f"predicted: {unfit_count} of {len(predictions)} cell(s) do not fit the memory of a GPU; `jobs submit` leaves them "
             "out, unless they expect oom, or with --no-fit-check."
         )
-    if unlikely:
-        sentences.append(f"predicted: {unlikely} of {len(predictions)} cell(s) are unlikely to fit the memory of a GPU.")
+    if unlikely_count:
+        sentences.append(f"predicted: {unlikely_count} of {len(predictions)} cell(s) are unlikely to fit the memory of a GPU.")
     sentences += describe_host_memory(predictions)
-    if unfit or unlikely:
+    if unfit_count or unlikely_count:
         sentences.append(
             "Out of memory is a result, so --adapt changes no batch size. The column `largest micro` has the micro-batch that "
             "is likely to fit, where it is known; `search: {key: gpu_batch_size, for: largest_that_fits}` finds it."
         )
-    for field, words, text in _SUMS:
-        values = {name: value for name, prediction in predictions.items() if (value := getattr(prediction, field)) is not None}
-        if values:
-            summed = sum_ranges({name: value.times(runs[name]) for name, value in values.items()})
-            share = "" if len(values) == len(predictions) else f" for {len(values)} of {len(predictions)} cells"
-            sentences.append(f"predicted: {text(summed.likely)}{words}{share} ({text(summed.low)} to {text(summed.high)}).")
+    for field, noun_phrase, format_value in _SUMMED_FIELDS:
+        ranges_by_cell = {
+            cell_name: summed_range
+            for cell_name, prediction in predictions.items()
+            if (summed_range := getattr(prediction, field)) is not None
+        }
+        if ranges_by_cell:
+            sum_range = sum_ranges(
+                {cell_name: summed_range.times(run_counts[cell_name]) for cell_name, summed_range in ranges_by_cell.items()}
+            )
+            cells_clause = (
+                "" if len(ranges_by_cell) == len(predictions) else f" for {len(ranges_by_cell)} of {len(predictions)} cells"
+            )
+            sentences.append(
+                f"predicted: {format_value(sum_range.likely)}{noun_phrase}{cells_clause} ("
+                f"{format_value(sum_range.low)} to {format_value(sum_range.high)})."
+            )
     return sentences
 
 
 def describe_host_memory(predictions: Mapping[str, Prediction]) -> list[str]:
     """Sentences about the cells whose processes need more than the memory of a node, or most of it."""
-    close = {name: prediction for name, prediction in predictions.items() if host_memory.is_close_to_node(prediction)}
-    over = {name: prediction for name, prediction in close.items() if host_memory.exceeds_node(prediction)}
-    near = {name: prediction for name, prediction in close.items() if name not in over}
-    left_out = "; `jobs submit` leaves them out, unless they expect oom, or with --no-fit-check"
+    close_predictions = {
+        cell_name: prediction for cell_name, prediction in predictions.items() if host_memory.is_close_to_node(prediction)
+    }
+    exceeding_predictions = {
+        cell_name: prediction for cell_name, prediction in close_predictions.items() if host_memory.exceeds_node(prediction)
+    }
+    near_predictions = {
+        cell_name: prediction for cell_name, prediction in close_predictions.items() if cell_name not in exceeding_predictions
+    }
+    left_out_hint = "; `jobs submit` leaves them out, unless they expect oom, or with --no-fit-check"
     return [
-        f"predicted: {len(group)} of {len(predictions)} cell(s) need {words} of the host memory of a node{hint}: "
-        f"{', '.join(list(group)[:SHOWN_NAMES])}{' ...' if len(group) > SHOWN_NAMES else ''}."
-        for group, words, hint in ((over, "more than all", left_out), (near, f"more than {host_memory.WARNED_SHARE:.0%}", ""))
+        f"predicted: {len(group)} of {len(predictions)} cell(s) need {share_phrase} of the host memory of a node{hint}: "
+        f"{', '.join(list(group)[:MOST_SHOWN_NAMES])}{' ...' if len(group) > MOST_SHOWN_NAMES else ''}."
+        for group, share_phrase, hint in (
+            (exceeding_predictions, "more than all", left_out_hint),
+            (near_predictions, f"more than {host_memory.WARNED_SHARE:.0%}", ""),
+        )
         if group
     ]
 
@@ -92,15 +116,15 @@ def print_scale_out(out: Output, scaled: Mapping[str, Sequence[ScaledCell]]) -> 
         Column("GPUs", lambda row: str(row[1].gpus)),
         Column("memory", lambda row: format_memory(row[1].predicted)),
         Column("step", lambda row: _format_range(format_duration, row[1].step_s)),
-        Column("speed-up", lambda row: _format_range(_format_times, row[1].speedup)),
+        Column("speed-up", lambda row: _format_range(_format_factor, row[1].speedup)),
         Column("trust", lambda row: row[1].trust),
     ]
     rows = [(name, scaled_cell) for name, scaled_cells in scaled.items() for scaled_cell in scaled_cells]
     out.show_table(Table("scale-out, with the same batch per GPU", columns, rows))
 
 
-def _format_times(value: float) -> str:
-    return f"{format_amount(value)}x"
+def _format_factor(factor: float) -> str:
+    return f"{format_amount(factor)}x"
 
 
 def format_duration(seconds: float) -> str:
@@ -130,7 +154,7 @@ def _format_likely(span: PredictedRange | None) -> str:
 _CELL: Column[tuple[str, Prediction]] = Column("cell", lambda row: row[0])
 _COLUMNS: tuple[Column[tuple[str, Prediction]], ...] = (
     Column("memory", lambda row: format_memory(row[1])),
-    Column(MEMORY_FROM, lambda row: row[1].memory_from),
+    Column(MEMORY_SOURCE_HEADING, lambda row: row[1].memory_from),
     Column("fits", lambda row: row[1].fits),
     Column("largest micro", lambda row: row[1].largest_micro_batch),
     Column("step", lambda row: _format_range(format_duration, row[1].step_s)),
@@ -140,7 +164,7 @@ _COLUMNS: tuple[Column[tuple[str, Prediction]], ...] = (
     Column("cost", lambda row: "" if row[1].cost is None else f"{row[1].cost.likely:.2f}"),
     Column("bottleneck", lambda row: row[1].bottleneck),
 )
-_SUMS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+_SUMMED_FIELDS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("time_s", " for all runs in sequence", format_duration),
     ("gpu_hours", " GPU hours", format_amount),
     ("energy_kwh", " kWh of the GPUs", format_amount),

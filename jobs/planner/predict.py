@@ -8,23 +8,27 @@ from collections.abc import Mapping
 import msgspec
 
 from jobs.planner import exchanges, host_memory, memory, model_facts, step_time
-from jobs.planner.calibration import LEAST_SPREAD, NOTHING, Calibration
-from jobs.planner.machine import NO_GPU, PlannedMachine
+from jobs.planner.calibration import LEAST_RATIO_SPREAD, NO_CALIBRATION, Calibration
+from jobs.planner.machine import NO_GPU_MACHINE, PlannedMachine
 from shardlab.matrix.cell import Cell
 from shardlab.runs.prediction import Fits, PredictedExchange, PredictedRange, Prediction, Source, exact_range, sum_ranges
 from shardlab.runs.rehearsed import Answer, NotRehearsed, Rehearsed, RehearsedCollective, RehearsedRank
 from trainers.theory.term import FACTORS
 
 GIB = 1 << 30
-CPU_RANKS = "ranks are processes on a CPU, whose time is not predicted"
+CPU_RANKS_REASON = "ranks are processes on a CPU, whose time is not predicted"
 
-OWN_STRATEGY = "no formula describes a strategy of the workspace"
-OWN_OPTIONS = "the size of a model of the workspace is known only with its default options"
+OWN_STRATEGY_REASON = "no formula describes a strategy of the workspace"
+OWN_OPTIONS_REASON = "the size of a model of the workspace is known only with its default options"
 LARGEST_MICRO_BATCH = 1 << 20  # the largest micro-batch that is considered
-UNMEASURED_PCT = 8.0  # the error of a rehearsal whose error was never measured; the limit that the tests allow
+UNMEASURED_ERROR_PCT = 8.0  # the error of a rehearsal whose error was never measured; the limit that the tests allow
 START_S = PredictedRange(15.0, 45.0, 240.0)  # seconds before the first step: imports, NCCL, model, same-work proof; assumed
-POWER = PredictedRange(0.45, 0.75, 1.0)  # share of a board's largest power while it trains; assumed
-ITEMS = {"cifar10": 50_000, "mnist": 60_000, "imagenet": 1_281_167}  # the number of images in the official training split
+POWER_SHARE = PredictedRange(0.45, 0.75, 1.0)  # share of a board's largest power while it trains; assumed
+DATA_SET_ITEMS = {
+    "cifar10": 50_000,
+    "mnist": 60_000,
+    "imagenet": 1_281_167,
+}  # the number of images in the official training split
 
 
 class PredictedRunTime(msgspec.Struct, frozen=True):
@@ -38,7 +42,7 @@ def predict_run(
     cell: Cell,
     machine: PlannedMachine,
     *,
-    calibration: Calibration = NOTHING,
+    calibration: Calibration = NO_CALIBRATION,
     occupied: int | None = None,
     recorded_s: float | None = None,
     rehearsal: Answer | None = None,
@@ -51,15 +55,17 @@ def predict_run(
     a rehearsal of the cell, which replaces the formula for memory and traffic; None: there is no rehearsal. node_bytes: the
     memory of a node; None: not known. Ranks of the launcher fork always compute on the CPU.
     """
-    machine = NO_GPU if cell.launcher == "fork" else machine
-    capacity = capacity_of(cell, machine)
+    machine = NO_GPU_MACHINE if cell.launcher == "fork" else machine
+    gpu_capacity = find_gpu_capacity(cell, machine)
     if cell.strategy_code is not None or not model_facts.are_facts_known(cell):
-        return _predict_without_formula(cell, machine, capacity, recorded_s, rehearsal)
+        return _predict_without_formula(cell, machine, gpu_capacity, recorded_s, rehearsal)
     formula_memory = memory.predict_memory(cell, on_gpu=machine.on_gpu)
     run_memory = _predict_memory(cell, machine, formula_memory, calibration, rehearsal)
     sent_bytes, sent_from, collectives = _predict_traffic(cell, rehearsal)
     step = step_time.predict_step_time(cell, machine)
-    host_bytes = host_memory.predict_host_bytes(cell, node_bytes, on_gpu=machine.on_gpu, tensors=run_memory.by_category)
+    host_bytes = host_memory.predict_host_bytes(
+        cell, node_bytes, on_gpu=machine.on_gpu, tensors_by_category=run_memory.by_category
+    )
     step_s, time_note = (None, "") if step is None else calibration.time(cell, machine.name, step)
     power_w, power_note = _predict_power(cell, machine, calibration)
     run_time = _predict_run_time(cell, step_s, power_w, recorded_s)
@@ -72,17 +78,17 @@ def predict_run(
         memory_by_category=run_memory.by_category,
         tensor_bytes=run_memory.tensors,
         memory_from=run_memory.source,
-        capacity_bytes=capacity,
+        capacity_bytes=gpu_capacity,
         host_bytes=host_bytes,
         host_capacity_bytes=node_bytes,
-        fits=judge_fit(run_memory.bytes, capacity, complete=run_memory.complete) if capacity is not None else None,
-        largest_micro_batch=_predict_largest_micro_batch(cell, machine, capacity, formula_memory, run_memory),
+        fits=judge_fit(run_memory.bytes, gpu_capacity, is_complete=run_memory.complete) if gpu_capacity is not None else None,
+        largest_micro_batch=_predict_largest_micro_batch(cell, machine, gpu_capacity, formula_memory, run_memory),
         step_s=step_s,
         step_parts_s={name: part.likely for name, part in step.parts.items() if part.likely} if step else {},
         time_s=None if run_time is None else run_time.time_s,
         gpu_hours=gpu_hours,
         energy_kwh=None if run_time is None or not machine.on_gpu else run_time.energy_kwh,
-        cost=None if gpu_hours is None or machine.price is None else gpu_hours.times(machine.price),
+        cost=None if gpu_hours is None or machine.price_per_gpu_hour is None else gpu_hours.times(machine.price_per_gpu_hour),
         sent_bytes=sent_bytes,
         sent_from=sent_from,
         collectives=collectives,
@@ -95,9 +101,9 @@ def predict_run(
     )
 
 
-def make_range_around(mean: float) -> PredictedRange:
+def make_range_around(mean_value: float) -> PredictedRange:
     """A range around the mean of earlier runs, in the unit of `mean`. It is as wide as the narrowest range of a calibration."""
-    return PredictedRange(mean * (1 - LEAST_SPREAD), mean, mean * (1 + LEAST_SPREAD))
+    return PredictedRange(mean_value * (1 - LEAST_RATIO_SPREAD), mean_value, mean_value * (1 + LEAST_RATIO_SPREAD))
 
 
 class _PredictedMemory(msgspec.Struct, frozen=True):
@@ -113,7 +119,9 @@ class _PredictedMemory(msgspec.Struct, frozen=True):
 
     @property
     def bytes(self) -> PredictedRange:
-        return self.tensors + sum_ranges({name: term for name, term in self.by_category.items() if name in memory.NON_TENSORS})
+        return self.tensors + sum_ranges(
+            {name: term for name, term in self.by_category.items() if name in memory.NON_TENSOR_CATEGORIES}
+        )
 
 
 def _predict_memory(
@@ -129,17 +137,23 @@ def _predict_memory(
     """
     if isinstance(rehearsal, Rehearsed):
         return _predict_memory_by_rehearsal(cell, machine, rehearsal)
-    tensors, correction_note = calibration.memory(cell, machine.name, formula_memory.tensors)
+    tensor_bytes, correction_note = calibration.memory(cell, machine.name, formula_memory.tensors)
     refusal_note = f", not rehearsed: {rehearsal.why.rstrip('.')}" if isinstance(rehearsal, NotRehearsed) else ""
     explanation = f"memory: {model_facts.find_model_facts(cell).how}{correction_note}{refusal_note}"
-    return _PredictedMemory(formula_memory.by_category, tensors, formula_memory.complete, "formula", explanation)
+    return _PredictedMemory(formula_memory.by_category, tensor_bytes, formula_memory.complete, "formula", explanation)
 
 
 def _predict_memory_by_rehearsal(cell: Cell, machine: PlannedMachine, rehearsal: Rehearsed) -> _PredictedMemory:
     by_category = _predict_rehearsed_memory(cell, rehearsal, on_gpu=machine.on_gpu)
-    tensors = sum_ranges({name: term for name, term in by_category.items() if name not in memory.NON_TENSORS})
+    tensor_bytes = sum_ranges(
+        {
+            category: category_bytes
+            for category, category_bytes in by_category.items()
+            if category not in memory.NON_TENSOR_CATEGORIES
+        }
+    )
     explanation = f"memory and traffic: {_describe_rehearsal(rehearsal, on_gpu=machine.on_gpu)}"
-    return _PredictedMemory(by_category, tensors, True, "rehearsal", explanation)
+    return _PredictedMemory(by_category, tensor_bytes, True, "rehearsal", explanation)
 
 
 def _predict_traffic(
@@ -155,10 +169,12 @@ def _predict_traffic(
 
 def _predict_exchanges(cell: Cell) -> tuple[PredictedExchange, ...] | None:
     """The exchanges of the cell's strategy by formula, in the form of a prediction; None if they are not known."""
-    terms = exchanges.list_exchanges(cell)
-    if terms is None:
+    known_exchanges = exchanges.list_exchanges(cell)
+    if known_exchanges is None:
         return None
-    return tuple(PredictedExchange(exchange.op, exchange.sent_bytes, exchange.calls, exchange.ranks) for exchange in terms)
+    return tuple(
+        PredictedExchange(exchange.op, exchange.sent_bytes, exchange.calls, exchange.ranks) for exchange in known_exchanges
+    )
 
 
 def _predict_largest_micro_batch(
@@ -172,8 +188,10 @@ def _predict_largest_micro_batch(
     gives the memory `predicted_memory` for the micro-batch of the cell."""
     if capacity is None:
         return None
-    ratio = predicted_memory.bytes.likely / formula_memory.bytes.likely if predicted_memory.source == "rehearsal" else 1.0
-    return find_largest_micro_batch(cell, capacity, on_gpu=machine.on_gpu, ratio=ratio)
+    rehearsal_ratio = (
+        predicted_memory.bytes.likely / formula_memory.bytes.likely if predicted_memory.source == "rehearsal" else 1.0
+    )
+    return find_largest_micro_batch(cell, capacity, on_gpu=machine.on_gpu, real_ratio=rehearsal_ratio)
 
 
 def _predict_without_formula(
@@ -181,11 +199,11 @@ def _predict_without_formula(
 ) -> Prediction:
     """The prediction for a strategy of the workspace, or for a model whose size is not known. No formula describes them, so
     the memory is known only from a rehearsal."""
-    why = OWN_STRATEGY if cell.strategy_code is not None else OWN_OPTIONS
+    missing_reason = OWN_STRATEGY_REASON if cell.strategy_code is not None else OWN_OPTIONS_REASON
     time_s = None if recorded_s is None else make_range_around(recorded_s)
     if not isinstance(rehearsal, Rehearsed):
         refusal_note = f"; not rehearsed: {rehearsal.why}" if isinstance(rehearsal, NotRehearsed) else ""
-        return Prediction(time_s=time_s, how=f"memory and time: not predicted, because {why}{refusal_note}")
+        return Prediction(time_s=time_s, how=f"memory and time: not predicted, because {missing_reason}{refusal_note}")
     predicted_memory = _predict_memory_by_rehearsal(cell, machine, rehearsal)
     sent_bytes, sent_from, collectives = _predict_traffic(cell, rehearsal)
     return Prediction(
@@ -194,12 +212,12 @@ def _predict_without_formula(
         tensor_bytes=predicted_memory.tensors,
         memory_from=predicted_memory.source,
         capacity_bytes=capacity,
-        fits=judge_fit(predicted_memory.bytes, capacity, complete=True) if capacity is not None else None,
+        fits=judge_fit(predicted_memory.bytes, capacity, is_complete=True) if capacity is not None else None,
         time_s=time_s,
         sent_bytes=sent_bytes,
         sent_from=sent_from,
         collectives=collectives,
-        how=f"{predicted_memory.how}; time: not predicted, because {why}",
+        how=f"{predicted_memory.how}; time: not predicted, because {missing_reason}",
         gpu=machine.name or None,
     )
 
@@ -209,14 +227,14 @@ def _explain_step_time(
 ) -> list[str]:
     """Clauses that say how the time of a step was predicted, or why it was not. step: None if the time is not known."""
     if not machine.on_gpu:
-        return [CPU_RANKS]
+        return [CPU_RANKS_REASON]
     if step is None:
-        return [f"time: not known ({_why_no_time(cell, machine)})"]
+        return [f"time: not known ({_explain_no_time(cell, machine)})"]
     explanation = f"time: alpha-beta model and achieved share of the peak{calibration_note}"
     return [explanation, *(f"link: {link.name} {link.how}" for link in step.links)]
 
 
-def _why_no_time(cell: Cell, machine: PlannedMachine) -> str:
+def _explain_no_time(cell: Cell, machine: PlannedMachine) -> str:
     """Why no time is predicted: a clause that names the first value that is missing."""
     if machine.gpu is None:
         return f"shardlab/hardware/gpu_models.yaml does not list the GPU {machine.name or 'of this cluster; set gpus.type'}"
@@ -229,17 +247,17 @@ def _why_no_time(cell: Cell, machine: PlannedMachine) -> str:
     return f"the data sheet has no peak for {cell.precision}"
 
 
-def capacity_of(cell: Cell, machine: PlannedMachine) -> PredictedRange | None:
+def find_gpu_capacity(cell: Cell, machine: PlannedMachine) -> PredictedRange | None:
     """The memory of a GPU that a rank may use; None if ranks have no GPUs, or if the memory is not known. The key
     memory_limit_gib of the cell lowers this memory. Without GPUs, the key limits the whole process, whose memory is not
     predicted."""
     if not machine.on_gpu:
         return None
-    limit = None if cell.memory_limit_gib is None else exact_range(cell.memory_limit_gib * GIB)
-    if limit is None or machine.capacity is None:
-        return limit or machine.capacity
-    pairs = zip(msgspec.structs.astuple(limit), msgspec.structs.astuple(machine.capacity), strict=True)
-    return PredictedRange(*(min(pair) for pair in pairs))
+    memory_limit = None if cell.memory_limit_gib is None else exact_range(cell.memory_limit_gib * GIB)
+    if memory_limit is None or machine.capacity is None:
+        return memory_limit or machine.capacity
+    limit_pairs = zip(msgspec.structs.astuple(memory_limit), msgspec.structs.astuple(machine.capacity), strict=True)
+    return PredictedRange(*(min(limit_pair) for limit_pair in limit_pairs))
 
 
 def list_cells_over_memory(cells: Mapping[str, Cell], predictions: Mapping[str, Prediction]) -> list[str]:
@@ -252,22 +270,22 @@ def list_cells_over_memory(cells: Mapping[str, Cell], predictions: Mapping[str, 
     ]
 
 
-def judge_fit(needed: PredictedRange, capacity: PredictedRange, *, complete: bool) -> Fits | None:
+def judge_fit(needed_bytes: PredictedRange, capacity: PredictedRange, *, is_complete: bool) -> Fits | None:
     """Whether the memory that a cell needs fits the memory of a GPU; None if it is not known.
 
     complete: false if the memory of activations is not known. `needed` is then a lower bound, so the only possible answers are
     `no` and None.
     """
-    if needed.low > capacity.high:
+    if needed_bytes.low > capacity.high:
         return "no"
-    if not complete:
+    if not is_complete:
         return None
-    if needed.high <= capacity.low:
+    if needed_bytes.high <= capacity.low:
         return "yes"
-    return "likely" if needed.likely <= capacity.likely else "unlikely"
+    return "likely" if needed_bytes.likely <= capacity.likely else "unlikely"
 
 
-def find_largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bool, ratio: float = 1.0) -> int | None:
+def find_largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bool, real_ratio: float = 1.0) -> int | None:
     """The largest micro_batch_size that is likely to fit if the number of passes per step stays the same.
 
     Returns 0 if not even one item fits, and None if the memory of activations is not known.
@@ -277,23 +295,27 @@ def find_largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bo
     formula. ratio: the real memory divided by the memory that the formula gives.
     """
 
-    def needed(micro: int) -> float:
-        return ratio * memory.predict_memory(cell, micro_batch=micro, on_gpu=on_gpu).bytes.likely
+    def predict_needed_bytes(micro_batch: int) -> float:
+        return real_ratio * memory.predict_memory(cell, micro_batch=micro_batch, on_gpu=on_gpu).bytes.likely
 
     if not memory.predict_memory(cell, on_gpu=on_gpu).complete:
         return None
-    if needed(1) > capacity.likely:
+    if predict_needed_bytes(1) > capacity.likely:
         return 0
-    largest_needed = needed(LARGEST_MICRO_BATCH)
-    slope = (largest_needed - needed(LARGEST_MICRO_BATCH // 2)) / (LARGEST_MICRO_BATCH - LARGEST_MICRO_BATCH // 2)
-    if slope <= 0 or largest_needed <= capacity.likely:
+    largest_needed = predict_needed_bytes(LARGEST_MICRO_BATCH)
+    bytes_per_item = (largest_needed - predict_needed_bytes(LARGEST_MICRO_BATCH // 2)) / (
+        LARGEST_MICRO_BATCH - LARGEST_MICRO_BATCH // 2
+    )
+    if bytes_per_item <= 0 or largest_needed <= capacity.likely:
         return LARGEST_MICRO_BATCH
-    guess = max(1, min(LARGEST_MICRO_BATCH, math.floor(LARGEST_MICRO_BATCH - (largest_needed - capacity.likely) / slope)))
-    while guess > 1 and needed(guess) > capacity.likely:
-        guess -= 1
-    while guess < LARGEST_MICRO_BATCH and needed(guess + 1) <= capacity.likely:
-        guess += 1
-    return guess
+    guessed_size = max(
+        1, min(LARGEST_MICRO_BATCH, math.floor(LARGEST_MICRO_BATCH - (largest_needed - capacity.likely) / bytes_per_item))
+    )
+    while guessed_size > 1 and predict_needed_bytes(guessed_size) > capacity.likely:
+        guessed_size -= 1
+    while guessed_size < LARGEST_MICRO_BATCH and predict_needed_bytes(guessed_size + 1) <= capacity.likely:
+        guessed_size += 1
+    return guessed_size
 
 
 def _predict_rehearsed_memory(cell: Cell, rehearsal: Rehearsed, *, on_gpu: bool) -> dict[str, PredictedRange]:
@@ -302,12 +324,16 @@ def _predict_rehearsed_memory(cell: Cell, rehearsal: Rehearsed, *, on_gpu: bool)
     A rehearsal gives the bytes of tensors exactly as the operators of a CPU allocate them (shardlab/runs/rehearsed.py). On a
     GPU, other operators run; `gpu_operators` in terms.yaml has the range of the difference. A rehearsal does not contain the
     CUDA context, NCCL's buffers and fragmentation, so they are the same terms as in the formula."""
-    error = (UNMEASURED_PCT if rehearsal.error_pct is None else rehearsal.error_pct) / 100
-    operator_term = memory.memory_terms()["gpu_operators"]
-    low, high = (1 + operator_term.low, 1 + operator_term.high) if on_gpu else (1.0, 1.0)
-    peaks = msgspec.structs.asdict(rehearsal.worst_rank.at_peak)
+    error_share = (UNMEASURED_ERROR_PCT if rehearsal.error_pct is None else rehearsal.error_pct) / 100
+    operator_term = memory.read_memory_terms()["gpu_operators"]
+    low_factor, high_factor = (1 + operator_term.low, 1 + operator_term.high) if on_gpu else (1.0, 1.0)
+    peak_bytes = msgspec.structs.asdict(rehearsal.worst_rank.at_peak)
     by_category = {
-        name: PredictedRange(size * low * (1 - error), size, size * high * (1 + error)) for name, size in peaks.items() if size
+        category: PredictedRange(
+            category_bytes * low_factor * (1 - error_share), category_bytes, category_bytes * high_factor * (1 + error_share)
+        )
+        for category, category_bytes in peak_bytes.items()
+        if category_bytes
     }
     return {**by_category, **memory.predict_non_tensor_bytes(cell, sum_ranges(by_category))} if on_gpu else by_category
 
@@ -330,14 +356,17 @@ def _count_sent_bytes(call: RehearsedCollective) -> float:
 
 def _describe_rehearsal(rehearsal: Rehearsed, *, on_gpu: bool) -> str:
     """A clause that says how the rehearsal was made, for the explanation of a prediction."""
-    depths = "" if rehearsal.depths is None else f", extrapolated from {rehearsal.depths[0]} and {rehearsal.depths[1]} blocks"
-    error = "error never measured"
+    depths_clause = (
+        "" if rehearsal.depths is None else f", extrapolated from {rehearsal.depths[0]} and {rehearsal.depths[1]} blocks"
+    )
+    error_text = "error never measured"
     if rehearsal.error_pct is not None:
-        error = f"largest measured error {rehearsal.error_pct:g} %, {rehearsal.error_from}"
-    gpu = "; operators of a GPU may need other memory, never measured" if on_gpu else ""
+        error_text = f"largest measured error {rehearsal.error_pct:g} %, {rehearsal.error_from}"
+    gpu_clause = "; operators of a GPU may need other memory, never measured" if on_gpu else ""
     remarks_clause = "".join(f"; {remark.rstrip('.')}" for remark in rehearsal.remarks)
     return (
-        f"rehearsed on {rehearsal.how.replace('_', ' ')} of a {rehearsal.device.upper()}{depths} ({error}{gpu}{remarks_clause})"
+        f"rehearsed on {rehearsal.how.replace('_', ' ')} of a {rehearsal.device.upper()}{depths_clause} ("
+        f"{error_text}{gpu_clause}{remarks_clause})"
     )
 
 
@@ -346,10 +375,10 @@ def _count_steps(cell: Cell) -> int | None:
     only when the data are read."""
     if cell.steps is not None:
         return cell.steps + cell.warmup_steps
-    items = cell.options.get("subset") or ITEMS.get(str(cell.options.get("data")))
-    if not isinstance(items, int) or cell.epochs is None:
+    epoch_items = cell.options.get("subset") or DATA_SET_ITEMS.get(str(cell.options.get("data")))
+    if not isinstance(epoch_items, int) or cell.epochs is None:
         return None
-    return cell.epochs * max(1, items // cell.global_batch_size) + cell.warmup_steps
+    return cell.epochs * max(1, epoch_items // cell.global_batch_size) + cell.warmup_steps
 
 
 def _predict_power(cell: Cell, machine: PlannedMachine, calibration: Calibration) -> tuple[PredictedRange | None, str]:
@@ -357,8 +386,8 @@ def _predict_power(cell: Cell, machine: PlannedMachine, calibration: Calibration
     the largest power of the GPU is not known."""
     if machine.gpu is None or machine.gpu.power_w is None:
         return None, ""
-    power_w, note = calibration.power(cell, machine.name, POWER.times(machine.gpu.power_w))
-    return power_w, note and f"energy: power of the GPUs{note}"
+    power_w, correction_note = calibration.power(cell, machine.name, POWER_SHARE.times(machine.gpu.power_w))
+    return power_w, correction_note and f"energy: power of the GPUs{correction_note}"
 
 
 def _predict_run_time(
@@ -377,5 +406,7 @@ def _predict_run_time(
         return None
     if power_w is None:
         return PredictedRunTime(time_s, None)
-    pairs = zip(msgspec.structs.astuple(time_s), msgspec.structs.astuple(power_w), strict=True)
-    return PredictedRunTime(time_s, PredictedRange(*(seconds / 3600 * cell.gpus * watts / 1000 for seconds, watts in pairs)))
+    time_power_pairs = zip(msgspec.structs.astuple(time_s), msgspec.structs.astuple(power_w), strict=True)
+    return PredictedRunTime(
+        time_s, PredictedRange(*(seconds / 3600 * cell.gpus * watts / 1000 for seconds, watts in time_power_pairs))
+    )

@@ -29,7 +29,8 @@ class DecisionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the study says, in a sentence."""
 
     def applies(self, facts: Mapping[str, float | bool | str]) -> bool:
-        """Whether the condition of the rule is true. facts: the values of the names in the condition (`advise.rule_facts`)."""
+        """Whether the condition of the rule is true. facts: the values of the names in the condition
+        (`advise.make_rule_values`)."""
         return bool(Expression(self.when).evaluate(facts))
 
 
@@ -46,8 +47,8 @@ class JudgedRule(msgspec.Struct, frozen=True):
 @functools.cache
 def read_rules() -> tuple[DecisionRule, ...]:
     """The rules of rules.yaml, in the order of the file."""
-    content = resources.files("jobs.planner").joinpath("rules.yaml").read_bytes()
-    return msgspec.yaml.decode(content, type=tuple[DecisionRule, ...])
+    yaml_bytes = resources.files("jobs.planner").joinpath("rules.yaml").read_bytes()
+    return msgspec.yaml.decode(yaml_bytes, type=tuple[DecisionRule, ...])
 
 
 AGREEMENT_SHARE = 0.95  # share of the highest throughput; throughputs above it differ less than the error of the planner
@@ -56,17 +57,18 @@ AGREEMENT_SHARE = 0.95  # share of the highest throughput; throughputs above it 
 def judge_rules(facts: Mapping[str, float | bool | str], throughputs: Mapping[str, float]) -> list[JudgedRule]:
     """The rules whose condition is true. throughputs: for each strategy that fits, by its name, the throughput of its best
     configuration, in any unit."""
-    best = max(throughputs.values(), default=0.0)
-    return [_judge_rule(rule, throughputs, best) for rule in read_rules() if rule.applies(facts)]
+    best_throughput = max(throughputs.values(), default=0.0)
+    return [_judge_rule(rule, throughputs, best_throughput) for rule in read_rules() if rule.applies(facts)]
 
 
-def _judge_rule(rule: DecisionRule, throughputs: Mapping[str, float], best: float) -> JudgedRule:
-    ranked: Sequence[tuple[str, float]] = sorted(
-        ((name, throughputs[name]) for name in rule.recommends if name in throughputs), key=lambda pair: -pair[1]
+def _judge_rule(rule: DecisionRule, throughputs: Mapping[str, float], best_throughput: float) -> JudgedRule:
+    ranked_strategies: Sequence[tuple[str, float]] = sorted(
+        ((strategy, throughputs[strategy]) for strategy in rule.recommends if strategy in throughputs),
+        key=lambda strategy_pair: -strategy_pair[1],
     )
-    if not ranked:
+    if not ranked_strategies:
         return JudgedRule(rule, False, f"none of {', '.join(rule.recommends)} fits, or its time is not known")
-    name, value = ranked[0]
-    if value >= AGREEMENT_SHARE * best:
-        return JudgedRule(rule, True, f"{name} has {100 * value / best:.0f} % of the highest throughput")
-    return JudgedRule(rule, False, f"{name} has only {100 * value / best:.0f} % of the highest throughput")
+    strategy, throughput = ranked_strategies[0]
+    if throughput >= AGREEMENT_SHARE * best_throughput:
+        return JudgedRule(rule, True, f"{strategy} has {100 * throughput / best_throughput:.0f} % of the highest throughput")
+    return JudgedRule(rule, False, f"{strategy} has only {100 * throughput / best_throughput:.0f} % of the highest throughput")

@@ -8,14 +8,16 @@ import math
 import msgspec
 
 from jobs.planner import predict
-from jobs.planner.calibration import NOTHING, Calibration
+from jobs.planner.calibration import NO_CALIBRATION, Calibration
 from jobs.planner.machine import PlannedMachine
 from shardlab.matrix.cell import Cell
 from shardlab.runs.prediction import PredictedRange, Prediction
 from shardlab.terminal.notation import format_amount
 from trainers import menu
 
-WIDENING = 0.05  # relative width added to each side of a range per doubling of the GPUs; assumed, for contention and stragglers
+WIDENING_PER_DOUBLING = (
+    0.05  # relative width added to each side of a range per doubling of the GPUs; assumed, for contention and stragglers
+)
 
 
 class ScaledCell(msgspec.Struct, frozen=True):
@@ -33,7 +35,7 @@ class ScaledCell(msgspec.Struct, frozen=True):
     """How far to trust the numbers, as text."""
 
 
-def scale_cell(cell: Cell, gpus: int, per_node: int) -> Cell | None:
+def scale_cell(cell: Cell, gpus: int, gpus_per_node: int) -> Cell | None:
     """The cell on `gpus` GPUs, with another value of dp; None if tp x pp does not divide `gpus`, if the cell has no data
     parallelism that could grow, or if it has parameter servers. per_node: the number of GPUs of a node."""
     ranks_per_replica = cell.tp * cell.pp
@@ -44,17 +46,17 @@ def scale_cell(cell: Cell, gpus: int, per_node: int) -> Cell | None:
         cell,
         gpus=gpus,
         dp=dp,
-        nnodes=-(-gpus // per_node),
+        nnodes=-(-gpus // gpus_per_node),
         global_batch_size=dp * cell.gpu_batch_size,
     )
 
 
 def extrapolate_to_gpus(
-    cell: Cell, gpus: int, per_node: int, machine: PlannedMachine, calibration: Calibration = NOTHING
+    cell: Cell, gpus: int, gpus_per_node: int, machine: PlannedMachine, calibration: Calibration = NO_CALIBRATION
 ) -> ScaledCell | None:
     """The prediction for the cell on `gpus` GPUs; None if the cell cannot run on this number (see `scale_cell`), or if its
     strategy or workload refuses it."""
-    scaled_cell = scale_cell(cell, gpus, per_node)
+    scaled_cell = scale_cell(cell, gpus, gpus_per_node)
     if scaled_cell is None or menu.refuse(scaled_cell) is not None:
         return None
     base_prediction = predict.predict_run(cell, machine, calibration=calibration)
@@ -64,9 +66,11 @@ def extrapolate_to_gpus(
     speedup = None
     if base_prediction.step_s is not None and step_s is not None:
         # Errors that both predictions have in common cancel out in the ratio, so its range is only the error of extrapolation.
-        likely = gpus / cell.gpus * base_prediction.step_s.likely / step_s.likely
+        likely_speedup = gpus / cell.gpus * base_prediction.step_s.likely / step_s.likely
         speedup = PredictedRange(
-            likely * (1 - WIDENING) ** doublings, likely, min(gpus / cell.gpus, likely * (1 + WIDENING) ** doublings)
+            likely_speedup * (1 - WIDENING_PER_DOUBLING) ** doublings,
+            likely_speedup,
+            min(gpus / cell.gpus, likely_speedup * (1 + WIDENING_PER_DOUBLING) ** doublings),
         )
         speedup = PredictedRange(speedup.low, min(speedup.likely, speedup.high), speedup.high)
     trust = _rate_trust(cell, scaled_cell, doublings, is_measured="calibrated" in scaled_prediction.how)
@@ -74,13 +78,15 @@ def extrapolate_to_gpus(
 
 
 def _widen_range(span: PredictedRange, doublings: float) -> PredictedRange:
-    return PredictedRange(span.low * (1 - WIDENING) ** doublings, span.likely, span.high * (1 + WIDENING) ** doublings)
+    return PredictedRange(
+        span.low * (1 - WIDENING_PER_DOUBLING) ** doublings, span.likely, span.high * (1 + WIDENING_PER_DOUBLING) ** doublings
+    )
 
 
 def _rate_trust(cell: Cell, larger_cell: Cell, doublings: float, *, is_measured: bool) -> str:
-    basis = "from measured runs" if is_measured else "by formula alone, no run of this workload was measured here"
+    basis_clause = "from measured runs" if is_measured else "by formula alone, no run of this workload was measured here"
     if larger_cell.nnodes > 1 and cell.nnodes == 1:
-        return f"little: {basis}; the original has one node, so the network between nodes was never in a measurement"
+        return f"little: {basis_clause}; the original has one node, so the network between nodes was never in a measurement"
     if doublings <= 1:
-        return f"good: {basis}; at most twice as many GPUs"
-    return f"{'fair' if doublings <= 3 else 'little'}: {basis}; {format_amount(2**doublings)} times as many GPUs"
+        return f"good: {basis_clause}; at most twice as many GPUs"
+    return f"{'fair' if doublings <= 3 else 'little'}: {basis_clause}; {format_amount(2**doublings)} times as many GPUs"

@@ -18,18 +18,18 @@ from shardlab.runs.prediction import ZERO, PredictedRange, sum_ranges
 from trainers.theory.term import Axis, Term
 
 # the share of backward in the time of a pass: backward computes two products of matrices for each product in forward
-BACKWARD = 2 / 3
-# WINDOW: the share of the computing time in which communication can be hidden. EXPOSED: the share of hidden communication by
-# which it makes a step longer nevertheless: a part at the ends of passes does not overlap, and its kernels take multiprocessors
-# and bandwidth of the memory from computing. Both have three values: for the fastest, the likely and the slowest step. Study 2,
-# section 4.5.4: 92.5 % of DDP's all-reduces and 95.1 % and 98.1 % of FSDP's all-gathers overlap with computing. What computing
-# loses is fitted to benchmarks/published.
-WINDOW = PredictedRange(0.95, 0.85, 0.6)
-EXPOSED = PredictedRange(0.03, 0.15, 0.35)
+BACKWARD_SHARE = 2 / 3
+# WINDOW_SHARE: the share of the computing time in which communication can be hidden. EXPOSED_SHARE: the share of hidden
+# communication by which it makes a step longer nevertheless: a part at the ends of passes does not overlap, and its kernels
+# take multiprocessors and bandwidth of the memory from computing. Both have three values: for the fastest, the likely and the
+# slowest step. Study 2, section 4.5.4: 92.5 % of DDP's all-reduces and 95.1 % and 98.1 % of FSDP's all-gathers overlap with
+# computing. What computing loses is fitted to benchmarks/published.
+WINDOW_SHARE = PredictedRange(0.95, 0.85, 0.6)
+EXPOSED_SHARE = PredictedRange(0.03, 0.15, 0.35)
 # The share of bandwidth that a network loses each time the number of nodes doubles, by congestion and by the latency of more
 # hops. Fernandez et al., 2024 (arXiv 2411.13055), all-reduces on 4 to 512 DGX H100: 0.6 % with 16 GiB, 2 % with 1 GiB, 6 % with
 # 128 MiB. llm-foundry on H100 loses 5 to 10 % of its throughput from 16 to 64 nodes.
-CONGESTION = PredictedRange(0.0, 0.02, 0.06)
+CONGESTION_LOSS = PredictedRange(0.0, 0.02, 0.06)
 STRAGGLER_DEVIATION = PredictedRange(0.0, 0.01, 0.03)  # standard deviation of a rank's step time, divided by the mean; assumed
 UPDATE_BYTES = {True: 28, False: 72}  # bytes per parameter that Adam in fp32 reads and writes; True: the fused optimizer
 
@@ -40,7 +40,7 @@ UPDATE_BYTES = {True: 28, False: 72}  # bytes per parameter that Adam in fp32 re
 #     tree   all-reduce 2 ceil(log2 n) alpha + 2 S/B (reduce, then broadcast, pipelined)
 #     send   alpha + S/B
 #
-# NCCL chooses the faster algorithm for each size, and so does `faster_s`.
+# NCCL chooses the faster algorithm for each size, and so does `predict_faster_s`.
 
 
 class PredictedStepTime(msgspec.Struct, frozen=True):
@@ -70,35 +70,35 @@ def predict_step_time(cell: Cell, machine: PlannedMachine) -> PredictedStepTime 
     if machine.gpu is None or facts.flops_per_item is None or (known_exchanges := exchanges.list_exchanges(cell)) is None:
         return None
     timed_exchanges = [(exchange, find_group_link(cell, exchange.axis, machine)) for exchange in known_exchanges]
-    computing = compute_time.predict_compute_time(cell, facts, machine.gpu)
-    if computing is None or any(link is None for _, link in timed_exchanges):
+    computing_time = compute_time.predict_compute_time(cell, facts, machine.gpu)
+    if computing_time is None or any(link is None for _, link in timed_exchanges):
         return None
-    passes = cell.gradient_accumulation_steps
-    compute = (computing.blocks + computing.head).times(passes)
-    launches = _predict_launch_time(cell, facts, compute)
-    update = _predict_update_time(cell, facts, machine.gpu)
-    unhideable, hideable = ZERO, dict.fromkeys(_share_windows(cell), ZERO)
+    pass_count = cell.gradient_accumulation_steps
+    compute_s = (computing_time.blocks_s + computing_time.head_s).times(pass_count)
+    launch_s = _predict_launch_time(cell, facts, compute_s)
+    update_s = _predict_update_time(cell, facts, machine.gpu)
+    unhideable_s, hideable_s = ZERO, dict.fromkeys(_share_windows(cell), ZERO)
     for exchange, link in timed_exchanges:
         assert link is not None
-        seconds = predict_exchange_time(exchange, link)
+        exchange_s = predict_exchange_time(exchange, link)
         if exchange.hides_in is None:
-            unhideable += seconds
+            unhideable_s += exchange_s
         else:
-            hideable[exchange.hides_in] += seconds
-    busy_s = compute + launches
-    exposed = unhideable + _predict_exposed_time(cell, hideable, busy_s)
+            hideable_s[exchange.hides_in] += exchange_s
+    busy_s = compute_s + launch_s
+    exposed_s = unhideable_s + _predict_exposed_time(cell, hideable_s, busy_s)
     # The last stage, which has the head, sets the pace, and all stages wait as long as passes through blocks take.
-    bubble = (computing.blocks.times(passes) + launches).times(_bubble_over_compute(cell))
+    bubble_s = (computing_time.blocks_s.times(pass_count) + launch_s).times(_compute_bubble_share(cell))
     return PredictedStepTime(
         {
-            "compute": compute,
-            "launches": launches,
-            "optimizer": update,
-            "communication": exposed,
-            "bubble": bubble,
-            "stragglers": _predict_straggler_time(cell, busy_s + update + exposed + bubble),
+            "compute": compute_s,
+            "launches": launch_s,
+            "optimizer": update_s,
+            "communication": exposed_s,
+            "bubble": bubble_s,
+            "stragglers": _predict_straggler_time(cell, busy_s + update_s + exposed_s + bubble_s),
         },
-        sum_ranges(hideable) + unhideable,
+        sum_ranges(hideable_s) + unhideable_s,
         tuple({link.name: link for _, link in timed_exchanges if link is not None}.values()),
     )
 
@@ -107,32 +107,37 @@ def find_group_link(cell: Cell, axis: Axis, machine: PlannedMachine) -> PlannedL
     """The link of one group of ranks along an axis; None if it is not known. Consecutive ranks differ in tp first, then in dp,
     then in pp, and fill one node after another. Several groups of a node share its network, and a group uses no more of the
     network than its GPUs bring to the network cards."""
-    per_node = -(-cell.gpus // cell.nnodes)
+    ranks_per_node = -(-cell.gpus // cell.nnodes)
     ranks_spanned = {"tp": cell.tp, "dp": cell.tp * cell.shards, "replicas": cell.tp * cell.dp, "pp": cell.gpus}[axis]
-    if ranks_spanned <= per_node or machine.between is None:
-        return machine.inside if ranks_spanned <= per_node else None
+    if ranks_spanned <= ranks_per_node or machine.link_between_nodes is None:
+        return machine.link_inside_node if ranks_spanned <= ranks_per_node else None
     rank_stride = {"tp": 1, "dp": cell.tp, "replicas": cell.tp * cell.shards, "pp": cell.tp * cell.dp}[axis]
-    groups, doublings = max(1, min(rank_stride, per_node)), math.log2(cell.nnodes)
+    groups_per_node, doublings = max(1, min(rank_stride, ranks_per_node)), math.log2(cell.nnodes)
     bandwidths = [
-        bandwidth * (1 - lost) ** doublings / groups
-        for bandwidth, lost in zip(
-            msgspec.structs.astuple(machine.between.bandwidth),
-            (CONGESTION.high, CONGESTION.likely, CONGESTION.low),
+        bandwidth * (1 - lost_share) ** doublings / groups_per_node
+        for bandwidth, lost_share in zip(
+            msgspec.structs.astuple(machine.link_between_nodes.bandwidth),
+            (CONGESTION_LOSS.high, CONGESTION_LOSS.likely, CONGESTION_LOSS.low),
             strict=True,
         )
     ]
-    if machine.inside is not None:
-        bandwidths = [min(pair) for pair in zip(bandwidths, msgspec.structs.astuple(machine.inside.bandwidth), strict=True)]
-    return msgspec.structs.replace(machine.between, bandwidth=PredictedRange(*bandwidths))
+    if machine.link_inside_node is not None:
+        bandwidths = [
+            min(bandwidth_pair)
+            for bandwidth_pair in zip(bandwidths, msgspec.structs.astuple(machine.link_inside_node.bandwidth), strict=True)
+        ]
+    return msgspec.structs.replace(machine.link_between_nodes, bandwidth=PredictedRange(*bandwidths))
 
 
-def _predict_launch_time(cell: Cell, facts: ModelFacts, compute: PredictedRange) -> PredictedRange:
+def _predict_launch_time(cell: Cell, facts: ModelFacts, compute_s: PredictedRange) -> PredictedRange:
     """The seconds in a step that the GPU waits until the host starts operators. compute: the seconds that it computes."""
-    passes = cell.gradient_accumulation_steps
-    operators = passes * device_profile.OPERATORS * max(1, facts.blocks / cell.pp) * (0.3 if cell.compile else 1.0)
-    host_time = device_profile.LAUNCH_S.times(operators)
-    pairs = ((host_time.low, compute.low), (host_time.likely, compute.likely), (host_time.high, compute.high))
-    return PredictedRange(*sorted(max(0.0, started_s - computed_s) for started_s, computed_s in pairs))
+    pass_count = cell.gradient_accumulation_steps
+    operator_count = (
+        pass_count * device_profile.OPERATORS_PER_BLOCK * max(1, facts.blocks / cell.pp) * (0.3 if cell.compile else 1.0)
+    )
+    launch_s = device_profile.LAUNCH_S.times(operator_count)
+    launch_compute_pairs = ((launch_s.low, compute_s.low), (launch_s.likely, compute_s.likely), (launch_s.high, compute_s.high))
+    return PredictedRange(*sorted(max(0.0, started_s - computed_s) for started_s, computed_s in launch_compute_pairs))
 
 
 def _predict_update_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> PredictedRange:
@@ -140,95 +145,106 @@ def _predict_update_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> Predic
     division = sharding.divide_model(cell, facts.parameters)
     if not division.optimizer_ranks:
         return ZERO  # the optimizer runs on the CPU, whose time is not predicted
-    parameters = facts.parameters / (cell.tp * cell.pp)
+    rank_parameters = facts.parameters / (cell.tp * cell.pp)
     moved_bytes = UPDATE_BYTES[cell.optimizer.fused] if cell.optimizer.name != "sgd" else 20 if cell.optimizer.momentum else 12
     moved_bytes = moved_bytes // 2 if cell.precision == "bf16-pure" else moved_bytes
-    copies = 6 if division.copy_bytes else 0
-    size = parameters * (moved_bytes / division.optimizer_ranks + copies)
-    return compute_time.divide_by_rate(size, device_profile.STREAMED.times(gpu.memory_gb_per_s * 1e9))
+    copied_bytes = 6 if division.copy_bytes else 0
+    total_bytes = rank_parameters * (moved_bytes / division.optimizer_ranks + copied_bytes)
+    return compute_time.divide_by_rate(total_bytes, device_profile.STREAMED_SHARE.times(gpu.memory_gb_per_s * 1e9))
 
 
 def _share_windows(cell: Cell) -> dict[str, float]:
     """The share of each window in the computing of a step. Each window contains the windows before it."""
-    return {"last_backward": BACKWARD / cell.gradient_accumulation_steps, "backward": BACKWARD, "step": 1.0}
+    return {"last_backward": BACKWARD_SHARE / cell.gradient_accumulation_steps, "backward": BACKWARD_SHARE, "step": 1.0}
 
 
-def _predict_exposed_time(cell: Cell, hideable: dict[str, PredictedRange], busy_s: PredictedRange) -> PredictedRange:
+def _predict_exposed_time(cell: Cell, hideable_s: dict[str, PredictedRange], busy_s: PredictedRange) -> PredictedRange:
     """The seconds by which communication makes a step longer, although it may overlap with computing.
 
     hideable: the seconds of communication by the window in which it may overlap. busy_s: the seconds of computing.
     """
 
-    def exposed(seconds_by_window: Iterable[float], computing: float, window: float, lost_share: float) -> float:
-        sums = [*itertools.accumulate(seconds_by_window)]
-        pairs = zip(sums, _share_windows(cell).values(), strict=True)
-        exposed_s = max(0.0, *(seconds - window * share * computing for seconds, share in pairs))
-        return exposed_s + lost_share * (sums[-1] - exposed_s)
+    def predict_exposed_s(
+        seconds_by_window: Iterable[float], computing_s: float, window_share: float, lost_share: float
+    ) -> float:
+        cumulated_s = [*itertools.accumulate(seconds_by_window)]
+        window_pairs = zip(cumulated_s, _share_windows(cell).values(), strict=True)
+        exposed_s = max(0.0, *(seconds - window_share * share * computing_s for seconds, share in window_pairs))
+        return exposed_s + lost_share * (cumulated_s[-1] - exposed_s)
 
-    times = hideable.values()
+    window_times = hideable_s.values()
     return PredictedRange(
-        exposed((time.low for time in times), busy_s.high, WINDOW.low, EXPOSED.low),
-        exposed((time.likely for time in times), busy_s.likely, WINDOW.likely, EXPOSED.likely),
-        exposed((time.high for time in times), busy_s.low, WINDOW.high, EXPOSED.high),
+        predict_exposed_s((window_time.low for window_time in window_times), busy_s.high, WINDOW_SHARE.low, EXPOSED_SHARE.low),
+        predict_exposed_s(
+            (window_time.likely for window_time in window_times), busy_s.likely, WINDOW_SHARE.likely, EXPOSED_SHARE.likely
+        ),
+        predict_exposed_s(
+            (window_time.high for window_time in window_times), busy_s.low, WINDOW_SHARE.high, EXPOSED_SHARE.high
+        ),
     )
 
 
-def _bubble_over_compute(cell: Cell) -> float:
+def _compute_bubble_share(cell: Cell) -> float:
     """The time that the ranks of the pipeline wait, divided by the time that they compute."""
     if cell.pp == 1:
         return 0.0
-    schedule = pipeline_share.read_schedule_name(cell)
-    return pipeline_schedule.bubble_over_ideal(schedule, cell.pp, cell.gradient_accumulation_steps, cell.stages_per_rank)
+    schedule_name = pipeline_share.read_schedule_name(cell)
+    return pipeline_schedule.compute_bubble_ratio(
+        schedule_name, cell.pp, cell.gradient_accumulation_steps, cell.stages_per_rank
+    )
 
 
-def _predict_straggler_time(cell: Cell, step: PredictedRange) -> PredictedRange:
+def _predict_straggler_time(cell: Cell, step_s: PredictedRange) -> PredictedRange:
     """The seconds by which the slowest rank makes a step longer. A synchronous step takes as long as its slowest rank, which,
     of n ranks with normally distributed times, is about sqrt(2 ln n) standard deviations above the mean."""
     if cell.gpus == 1:
         return ZERO
-    deviations = math.sqrt(2 * math.log(cell.gpus))
+    deviation_count = math.sqrt(2 * math.log(cell.gpus))
     return PredictedRange(
-        step.low * STRAGGLER_DEVIATION.low * deviations,
-        step.likely * STRAGGLER_DEVIATION.likely * deviations,
-        step.high * STRAGGLER_DEVIATION.high * deviations,
+        step_s.low * STRAGGLER_DEVIATION.low * deviation_count,
+        step_s.likely * STRAGGLER_DEVIATION.likely * deviation_count,
+        step_s.high * STRAGGLER_DEVIATION.high * deviation_count,
     )
 
 
-def ring_s(op: str, size: float, group_size: int, alpha_s: float, bandwidth: float) -> float:
+def predict_ring_s(operation: str, payload_bytes: float, group_size: int, alpha_s: float, bandwidth: float) -> float:
     """The seconds that one collective of `size` bytes takes with the ring algorithm."""
-    rounds = 2 if op == "all_reduce" else 1
-    return rounds * ((group_size - 1) * alpha_s + (group_size - 1) / group_size * size / bandwidth)
+    rounds = 2 if operation == "all_reduce" else 1
+    return rounds * ((group_size - 1) * alpha_s + (group_size - 1) / group_size * payload_bytes / bandwidth)
 
 
-def tree_s(op: str, size: float, group_size: int, alpha_s: float, bandwidth: float) -> float:
+def predict_tree_s(operation: str, payload_bytes: float, group_size: int, alpha_s: float, bandwidth: float) -> float:
     """The seconds that one all-reduce or broadcast takes with the tree algorithm; infinite for other collectives."""
-    if op not in ("all_reduce", "broadcast"):
+    if operation not in ("all_reduce", "broadcast"):
         return math.inf
-    rounds = 2 if op == "all_reduce" else 1
-    return rounds * (math.ceil(math.log2(group_size)) * alpha_s + size / bandwidth)
+    rounds = 2 if operation == "all_reduce" else 1
+    return rounds * (math.ceil(math.log2(group_size)) * alpha_s + payload_bytes / bandwidth)
 
 
-def faster_s(op: str, size: float, group_size: int, alpha_s: float, bandwidth: float) -> float:
+def predict_faster_s(operation: str, payload_bytes: float, group_size: int, alpha_s: float, bandwidth: float) -> float:
     """The seconds that one collective takes with the faster algorithm; 0 for a single rank, which exchanges nothing."""
     if group_size == 1:
         return 0.0
-    if op == "send":
-        return alpha_s + size / bandwidth
-    return min(ring_s(op, size, group_size, alpha_s, bandwidth), tree_s(op, size, group_size, alpha_s, bandwidth))
+    if operation == "send":
+        return alpha_s + payload_bytes / bandwidth
+    return min(
+        predict_ring_s(operation, payload_bytes, group_size, alpha_s, bandwidth),
+        predict_tree_s(operation, payload_bytes, group_size, alpha_s, bandwidth),
+    )
 
 
 def predict_exchange_time(exchange: Term, link: PlannedLink) -> PredictedRange:
     """The seconds that all calls of an exchange take in a step."""
     if not exchange.calls or exchange.ranks == 1:
         return PredictedRange(0.0, 0.0, 0.0)
-    size = exchange.payload_bytes / exchange.calls
+    call_bytes = exchange.payload_bytes / exchange.calls
 
-    def seconds(alpha_s: float, bandwidth: float) -> float:
-        return exchange.calls * faster_s(exchange.op, size, exchange.ranks, alpha_s, bandwidth)
+    def predict_seconds(alpha_s: float, bandwidth: float) -> float:
+        return exchange.calls * predict_faster_s(exchange.op, call_bytes, exchange.ranks, alpha_s, bandwidth)
 
     # In the ranges of a link, `low` is the slowest case, which gives the longest time.
     return PredictedRange(
-        seconds(link.alpha_s.high, link.bandwidth.high),
-        seconds(link.alpha_s.likely, link.bandwidth.likely),
-        seconds(link.alpha_s.low, link.bandwidth.low),
+        predict_seconds(link.alpha_s.high, link.bandwidth.high),
+        predict_seconds(link.alpha_s.likely, link.bandwidth.likely),
+        predict_seconds(link.alpha_s.low, link.bandwidth.low),
     )

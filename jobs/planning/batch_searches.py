@@ -45,11 +45,15 @@ def plan_searches(
     predictions = plan_predictions.predict_cells(workspace, cluster, cells, {})
     searches = {}
     for cell in cells:
-        search = _plan_search(matrix, cell, predictions[cell.name()], plugins)
-        earlier = earlier_searches.get(batch_search.search_family_hash(cell))
-        if earlier is not None and earlier.goal == search.goal and search.smallest <= earlier.start <= search.largest:
-            search = msgspec.structs.replace(search, start=earlier.start)
-        searches[batch_search.search_family_hash(cell)] = search
+        planned_search = _plan_search(matrix, cell, predictions[cell.name()], plugins)
+        earlier_search = earlier_searches.get(batch_search.search_family_hash(cell))
+        if (
+            earlier_search is not None
+            and earlier_search.goal == planned_search.goal
+            and planned_search.smallest <= earlier_search.start <= planned_search.largest
+        ):
+            planned_search = msgspec.structs.replace(planned_search, start=earlier_search.start)
+        searches[batch_search.search_family_hash(cell)] = planned_search
     first_tries = [batch_search.try_cell(cell, searches[batch_search.search_family_hash(cell)].start) for cell in cells]
     return PlannedSearches([_expect_oom(cell) for cell in first_tries], searches)
 
@@ -66,11 +70,15 @@ def describe_searches(
     for cell in cells:
         if (search := searches.get(batch_search.search_family_hash(cell))) is None:
             continue
-        likely = predictions[cell.name()].largest_micro_batch if cell.name() in predictions else None
-        why = "the planner predicts nothing" if likely is None else f"{likely * search.unit} is likely to fit"
+        likely_micro_batch = predictions[cell.name()].largest_micro_batch if cell.name() in predictions else None
+        start_reason = (
+            "the planner predicts nothing"
+            if likely_micro_batch is None
+            else f"{likely_micro_batch * search.unit} is likely to fit"
+        )
         search_sentences.append(
-            f"search of {search.description}: {cell.name()}: starts at {search.start} ({why}), up to {search.largest}, at most "
-            f"{search.most_tries} tries, one after another in one job."
+            f"search of {search.description}: {cell.name()}: starts at {search.start} ({start_reason}), up to "
+            f"{search.largest}, at most {search.most_tries} tries, one after another in one job."
         )
     return [*search_sentences, FIRST_TRY_NOTE] if search_sentences else []
 
@@ -80,34 +88,48 @@ def _read_earlier_searches(workspace: Workspace, runs_as: str) -> dict[str, Batc
     if runs_as not in workspace.matrix_names():
         return {}
     cells = workspace.read_expansion(runs_as).cells
-    return {batch_search.search_family_hash(entry.cell): entry.search for entry in cells if entry.search is not None}
+    return {
+        batch_search.search_family_hash(expanded_cell.cell): expanded_cell.search
+        for expanded_cell in cells
+        if expanded_cell.search is not None
+    }
 
 
 def _plan_search(matrix: Matrix, cell: Cell, cell_prediction: Prediction, plugins: OwnPlugins) -> BatchSearch:
     """Plan the search for one cell, as if no search had been submitted before. Raises InputError."""
-    request = matrix.file.search
-    assert request is not None
-    unit = cell.gradient_accumulation_steps
-    smallest = batch_search.PLACEHOLDER if _is_refused(batch_search.try_cell(cell, unit), plugins) else 1
-    likely = cell_prediction.largest_micro_batch
+    search_request = matrix.file.search
+    assert search_request is not None
+    pass_count = cell.gradient_accumulation_steps
+    smallest_micro_batch = batch_search.PLACEHOLDER if _is_refused(batch_search.try_cell(cell, pass_count), plugins) else 1
+    likely_micro_batch = cell_prediction.largest_micro_batch
     if cell.rehearses is not None:
-        largest = LARGEST_TINY_BATCH
-    elif request.at_most is not None:
-        largest = request.at_most // unit
-    elif likely:
-        largest = BOUND_FACTOR * likely
+        largest_micro_batch = LARGEST_TINY_BATCH
+    elif search_request.at_most is not None:
+        largest_micro_batch = search_request.at_most // pass_count
+    elif likely_micro_batch:
+        largest_micro_batch = BOUND_FACTOR * likely_micro_batch
     else:
         sentence = (
             f"found no at_most, and the planner does not know which batch fits {cell.strategy} on {cell.gpus} rank(s) "
             f"({cell_prediction.how}). Allowed: at_most, the largest value that is tried."
         )
         raise matrix.document.error(("search",), sentence)
-    if largest < smallest:
-        sentence = f"found {request.at_most}. Allowed for {cell.strategy} with {unit} pass(es): {smallest * unit} or more."
+    if largest_micro_batch < smallest_micro_batch:
+        smallest_size = smallest_micro_batch * pass_count
+        sentence = (
+            f"found {search_request.at_most}. Allowed for {cell.strategy} with {pass_count} pass(es): {smallest_size} or more."
+        )
         raise matrix.document.error(("search", "at_most"), sentence)
-    power_of_two = 1 << (max(likely or 1, 1).bit_length() - 1)  # the largest power of two that is likely to fit
-    start = min(max(power_of_two, smallest), largest)
-    return BatchSearch(request.key, request.goal, start * unit, smallest * unit, largest * unit, unit)
+    power_of_two = 1 << (max(likely_micro_batch or 1, 1).bit_length() - 1)  # the largest power of two that is likely to fit
+    start_micro_batch = min(max(power_of_two, smallest_micro_batch), largest_micro_batch)
+    return BatchSearch(
+        search_request.key,
+        search_request.goal,
+        start_micro_batch * pass_count,
+        smallest_micro_batch * pass_count,
+        largest_micro_batch * pass_count,
+        pass_count,
+    )
 
 
 def _is_refused(cell: Cell, plugins: OwnPlugins) -> bool:

@@ -17,7 +17,7 @@ COLUMN_KEYS = {  # keys that are not compared: they have their own column in a p
     "gpu_batch_size", "steps", "epochs", "warmup_steps", "dp", "workload_code", "strategy_code", "fault",
 }  # fmt: skip
 # keys whose values are seconds -> the names of these keys in matrix files
-CLOCK_KEYS = {"time_limit_s": "time_limit", "hang_limit_s": "hang_limit"}
+FILE_KEYS_OF_SECONDS = {"time_limit_s": "time_limit", "hang_limit_s": "hang_limit"}
 
 
 def describe_differences(cells: Sequence[Cell]) -> list[str]:
@@ -27,29 +27,33 @@ def describe_differences(cells: Sequence[Cell]) -> list[str]:
     if every cell has the default value of its strategy and workload, because the plan has columns for strategy and workload.
     """
     flat_cells = [_flatten_cell(cell) for cell in cells]
-    defaults = [_default_values(cell) for cell in cells]
+    defaults_of_cells = [_default_values(cell) for cell in cells]
     keys = dict.fromkeys(key for flat_cell in flat_cells for key in flat_cell if key not in COLUMN_KEYS)
-    differing = [
+    differing_keys = [
         key
         for key in keys
         if len({_format_value(flat_cell[key]) for flat_cell in flat_cells if key in flat_cell}) > 1
         and any(
-            key in flat_cell and flat_cell[key] != default.get(key, ...)
-            for flat_cell, default in zip(flat_cells, defaults, strict=True)
+            key in flat_cell and flat_cell[key] != cell_defaults.get(key, ...)
+            for flat_cell, cell_defaults in zip(flat_cells, defaults_of_cells, strict=True)
         )
     ]
     return [
-        ", ".join(f"{CLOCK_KEYS.get(key, key)}={_format_value(flat_cell[key])}" for key in differing if key in flat_cell)
+        ", ".join(
+            f"{FILE_KEYS_OF_SECONDS.get(key, key)}={_format_value(flat_cell[key])}"
+            for key in differing_keys
+            if key in flat_cell
+        )
         for flat_cell in flat_cells
     ]
 
 
 def _flatten_cell(cell: Cell) -> dict[str, Any]:
     builtins_of_cell = msgspec.to_builtins(cell)
-    limits_s = {key: builtins_of_cell[key] for key in CLOCK_KEYS}
-    clocks = {key: None if limit_s is None else cell_sizes.format_seconds(limit_s) for key, limit_s in limits_s.items()}
+    limits_s = {key: builtins_of_cell[key] for key in FILE_KEYS_OF_SECONDS}
+    clock_texts = {key: None if limit_s is None else cell_sizes.format_seconds(limit_s) for key, limit_s in limits_s.items()}
     instruments = {f"instruments.{name}": value for name, value in builtins_of_cell["instruments"].items()}
-    return values_by_name(builtins_of_cell) | clocks | instruments
+    return values_by_name(builtins_of_cell) | clock_texts | instruments
 
 
 def _default_values(cell: Cell) -> dict[str, Any]:
@@ -68,8 +72,10 @@ def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        parts = [f"{key}: {_format_value(inner)}" for key, inner in value.items() if inner not in (None, False)]
-        return "{" + ", ".join(parts) + "}"
+        item_texts = [
+            f"{key}: {_format_value(inner_value)}" for key, inner_value in value.items() if inner_value not in (None, False)
+        ]
+        return "{" + ", ".join(item_texts) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_format_value, value)) + "]"
     return f"{value:g}" if isinstance(value, float) else str(value)

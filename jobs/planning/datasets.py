@@ -54,15 +54,17 @@ def find_missing_data(cells: Sequence[Cell], context: RenderContext, workspace: 
     If the runs start on this machine, its disk is checked directly. If the runs start on a cluster, the controller of the
     cluster is asked, because the files of this machine say nothing about the nodes of the cluster.
     """
-    cluster, options = context.where, [cell.options for cell in cells]
-    if cluster.data.stage == "node" and (refusals := [why for entry in options if (why := data_sets.refuse_copy(entry))]):
+    cluster, cell_options = context.where, [cell.options for cell in cells]
+    if cluster.data.stage == "node" and (
+        refusals := [why for options_of_cell in cell_options if (why := data_sets.refuse_copy(options_of_cell))]
+    ):
         return MissingData(list(dict.fromkeys(refusals)))
-    data_set_names = _data_set_names(options)
+    data_set_names = _join_data_set_names(cell_options)
     if not data_set_names:
         return MissingData()
-    question = DataSetQuestion(cluster.storage.shared, cluster.data.path, options)
+    question = DataSetQuestion(cluster.storage.shared, cluster.data.path, cell_options)
     if context.scheduler == "local":
-        return MissingData(_describe_missing(options, workspace.data_folder(cluster.data.path)))
+        return MissingData(_describe_missing(cell_options, workspace.data_folder(cluster.data.path)))
     if on_controller.starts_runs_here(cluster):
         return answer_question(question, workspace)
     try:
@@ -84,9 +86,9 @@ def answer_question(question: DataSetQuestion, workspace: Workspace) -> MissingD
     data_path, shared_folder = workspace.data_folder(question.data_path), question.shared
     if shared_folder is not None and data_path.resolve().is_relative_to(Path(shared_folder).resolve()):
         return MissingData(_describe_missing(question.options, data_path))
-    names = _data_set_names(question.options)
+    data_set_names = _join_data_set_names(question.options)
     return MissingData(
-        unknown=f"cannot check from here whether every node has the data sets {names}: {data_path} is not "
+        unknown=f"cannot check from here whether every node has the data sets {data_set_names}: {data_path} is not "
         "on storage that all nodes share. `provision` checks each node for the data sets in data.sets of the cluster file."
     )
 
@@ -97,23 +99,37 @@ def must_have_data(missing_data: MissingData) -> None:
         raise InputError("\n".join([*missing_data.missing, "With --scale tiny every cell reads synthetic data."]))
 
 
-def _describe_missing(options: Sequence[dict[str, Any]], data_path: Path) -> list[str]:
+def _describe_missing(cell_options: Sequence[dict[str, Any]], data_path: Path) -> list[str]:
     """A sentence for each data set that cells with these options read and that is not on the disk of this machine."""
-    counts = Counter(data_set for entry in options if (data_set := data_sets.find_data_path(entry, data_path)) is not None)
-    absent_sets = [(data_set, count) for data_set, count in counts.items() if not data_set.path.exists()]
-    return [f"{count} of {len(options)} cell(s) read {data_set.name}: {data_set.refusal}" for data_set, count in absent_sets]
+    cells_by_data_set = Counter(
+        data_set
+        for options_of_cell in cell_options
+        if (data_set := data_sets.find_data_path(options_of_cell, data_path)) is not None
+    )
+    absent_sets = [(data_set, count) for data_set, count in cells_by_data_set.items() if not data_set.path.exists()]
+    return [
+        f"{count} of {len(cell_options)} cell(s) read {data_set.name}: {data_set.refusal}" for data_set, count in absent_sets
+    ]
 
 
-def _data_set_names(options: Sequence[dict[str, Any]]) -> str:
+def _join_data_set_names(cell_options: Sequence[dict[str, Any]]) -> str:
     """The names of the data sets that cells with these options read from files, separated by commas."""
-    return ", ".join(sorted({path.name for entry in options if (path := data_sets.find_data_path(entry, Path())) is not None}))
+    return ", ".join(
+        sorted(
+            {
+                data_set_path.name
+                for options_of_cell in cell_options
+                if (data_set_path := data_sets.find_data_path(options_of_cell, Path())) is not None
+            }
+        )
+    )
 
 
 def main() -> int:
     """Read a question of another machine from standard input, and print the answer; return the exit code."""
     arguments = console.Parser(prog="python -m jobs.planning.datasets", parents=[console.common_options()]).parse_args()
-    document = sys.stdin.buffer.read()
-    question = json_file.decode_standard_input(document, DataSetQuestion, "a question from this version of shardlab")
+    question_json = sys.stdin.buffer.read()
+    question = json_file.decode_standard_input(question_json, DataSetQuestion, "a question from this version of shardlab")
     missing_data = answer_question(question, Workspace.find(getattr(arguments, "workspace", None)))
     console.Output.from_arguments(arguments).print_document(missing_data)
     return 0

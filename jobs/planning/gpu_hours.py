@@ -18,7 +18,7 @@ from shardlab.terminal.notation import format_amount
 
 # The time limit that is proposed for a run: a quarter longer than its time, because runs of one cell differ (assumed), and a
 # multiple of five minutes.
-LIMIT_MARGIN, LIMIT_STEP_S = 1.25, 300
+LIMIT_MARGIN, LIMIT_ROUNDING_S = 1.25, 300
 TimeSource = Literal["recorded times", "predictions", "time limits"]
 
 
@@ -97,11 +97,12 @@ def count_most_retries(cell: Cell, retry: Retry, requeues: int, *, on_slurm: boo
         impossible_states.remove("preempted")
     if cell.instruments.checkpoints is None:
         impossible_states.add("timeout")
-    states = [state for state in Retry.__struct_fields__ if state not in impossible_states]
-    of_matrix, total = (
-        sum(retry.retry_limit(state, other_limit, on_slurm=on_slurm) for state in states) for other_limit in (0, requeues)
+    retried_states = [state for state in Retry.__struct_fields__ if state not in impossible_states]
+    matrix_retries, total_retries = (
+        sum(retry.retry_limit(state, other_limit, on_slurm=on_slurm) for state in retried_states)
+        for other_limit in (0, requeues)
     )
-    return MostRetries(of_matrix, total - of_matrix)
+    return MostRetries(matrix_retries, total_retries - matrix_retries)
 
 
 def estimate_run_time(
@@ -115,7 +116,7 @@ def estimate_run_time(
     """
     predicted_s = cell_prediction.time_s.high if cell_prediction is not None and cell_prediction.time_s is not None else None
     known_s = recorded_s if recorded_s is not None else predicted_s
-    proposed_s = None if known_s is None else math.ceil(known_s * LIMIT_MARGIN / LIMIT_STEP_S) * LIMIT_STEP_S
+    proposed_s = None if known_s is None else math.ceil(known_s * LIMIT_MARGIN / LIMIT_ROUNDING_S) * LIMIT_ROUNDING_S
     capped_s = None if predicted_s is None else min(predicted_s, limit_s or predicted_s)
     for source, seconds in zip(get_args(TimeSource), (recorded_s, capped_s, limit_s), strict=True):
         if seconds is not None and seconds > elapsed_s:
@@ -137,13 +138,13 @@ def estimate_cell_hours(
     predictions: the predictions, by the name of the cell. cluster: the cluster, whose time limit is used for cells without an
     own limit. retries: how often a run may be started again, by the name of the cell; None: never.
     """
-    hours = []
+    cell_hours = []
     for cell in cells:
         name, limit_s = cell.name(), cell.time_limit_s or (cluster.slurm.time_s if cluster.slurm is not None else None)
         run_time = estimate_run_time(recorded_s.get(name), predictions.get(name), limit_s)
         gpus = runs.get(name, 0) * count_occupied_gpus(cell, cluster)
-        hours.append(CellHours(cell, run_time, gpus, (retries or {}).get(name, MostRetries())))
-    return hours
+        cell_hours.append(CellHours(cell, run_time, gpus, (retries or {}).get(name, MostRetries())))
+    return cell_hours
 
 
 def count_occupied_gpus(cell: Cell, cluster: Cluster) -> int:
@@ -160,75 +161,100 @@ def count_occupied_gpus(cell: Cell, cluster: Cluster) -> int:
     return cell.nnodes * (math.ceil(cell.gpus / cell.nnodes) if is_shared else gpus.per_node)
 
 
-def sum_hours(hours: Sequence[CellHours]) -> GpuHours:
+def sum_hours(cell_hours: Sequence[CellHours]) -> GpuHours:
     """The sum of the GPU hours of all cells, separately by the source of their times."""
-    measured_hours, predicted_hours, limits = (
-        sum(entry.hours for entry in hours if entry.run_time is not None and entry.run_time.source == source)
+    measured_hours, predicted_hours, limit_hours = (
+        sum(
+            hours_of_cell.hours
+            for hours_of_cell in cell_hours
+            if hours_of_cell.run_time is not None and hours_of_cell.run_time.source == source
+        )
         for source in get_args(TimeSource)
     )
     return GpuHours(
         measured=measured_hours,
         predicted=predicted_hours,
-        limits=limits,
-        unknown=sum(entry.run_time is None for entry in hours),
-        retries=sum(entry.hours * entry.retries.matrix for entry in hours),
-        requeues=sum(entry.hours * entry.retries.cluster for entry in hours),
+        limits=limit_hours,
+        unknown=sum(hours_of_cell.run_time is None for hours_of_cell in cell_hours),
+        retries=sum(hours_of_cell.hours * hours_of_cell.retries.matrix for hours_of_cell in cell_hours),
+        requeues=sum(hours_of_cell.hours * hours_of_cell.retries.cluster for hours_of_cell in cell_hours),
     )
 
 
-def must_be_within_bound(bound: float, hours: Sequence[CellHours]) -> None:
+def must_be_within_bound(most_hours: float, cell_hours: Sequence[CellHours]) -> None:
     """Raises InputError if the cells may take more GPU hours than `bound`, or if the time of a cell is not known.
 
     The retries that the matrix allows count, because the user asked for them and they start without a further question. The
     restarts of `slurm.requeue` do not count: the cluster file allows them for every matrix, after failures of the machines.
     """
-    estimate = sum_hours(hours)
+    estimate = sum_hours(cell_hours)
     if estimate.unknown:
         raise InputError(
             f"--max-gpu-hours: of {estimate.unknown} cell(s), no run completed in this workspace, and neither a predicted time "
             "nor a time limit is known. Set `time_limit` in the matrix."
         )
-    if estimate.submitted <= bound:
+    if estimate.submitted <= most_hours:
         return
-    sizes = sorted({entry.cell.gpus for entry in hours}, reverse=True)
-    fitting = (size for size in sizes if sum_hours([entry for entry in hours if entry.cell.gpus <= size]).submitted <= bound)
-    largest = next(fitting, None)
-    fewer = f'--where "gpus <= {largest}" stays within it' if largest is not None else "select cells by --where EXPR"
-    retries = f", and {format_amount(estimate.retries)} GPU hours more with all retries of the matrix"
-    shorter = "a shorter `time_limit` in the matrix lowers the hours of a run without a recorded time"
+    gpu_counts = sorted({hours_of_cell.cell.gpus for hours_of_cell in cell_hours}, reverse=True)
+    fitting_counts = (
+        gpu_count
+        for gpu_count in gpu_counts
+        if sum_hours([hours_of_cell for hours_of_cell in cell_hours if hours_of_cell.cell.gpus <= gpu_count]).submitted
+        <= most_hours
+    )
+    largest_count = next(fitting_counts, None)
+    fewer_gpus_hint = (
+        f'--where "gpus <= {largest_count}" stays within it' if largest_count is not None else "select cells by --where EXPR"
+    )
+    retries_clause = f", and {format_amount(estimate.retries)} GPU hours more with all retries of the matrix"
+    shorter_limit_hint = "a shorter `time_limit` in the matrix lowers the hours of a run without a recorded time"
     raise InputError(
-        f"--max-gpu-hours {bound:.12g}: the runs may take {describe_hours(estimate)}"
-        f"{retries if estimate.retries else ''}. To submit fewer runs: {fewer}, or "
-        f"--repeats N; {shorter}{', and smaller numbers of `retry` those of retries' if estimate.retries else ''}."
+        f"--max-gpu-hours {most_hours:.12g}: the runs may take {describe_hours(estimate)}"
+        f"{retries_clause if estimate.retries else ''}. To submit fewer runs: {fewer_gpus_hint}, or "
+        f"--repeats N; {shorter_limit_hint}{', and smaller numbers of `retry` those of retries' if estimate.retries else ''}."
     )
 
 
 def describe_hours(hours: GpuHours) -> str:
     """The GPU hours as text, such as `12.5 GPU hours (2.5 by recorded times, 10 by time limits)`."""
-    parts = {
+    hours_by_source = {
         "by recorded times": hours.measured,
         "by the high end of predictions": hours.predicted,
         "by time limits": hours.limits,
     }
-    split = ", ".join(f"{format_amount(value)} {name}" for name, value in parts.items() if value)
-    unknown = f"; {hours.unknown} cell(s) have no known time" if hours.unknown else ""
-    return f"{format_amount(hours.without_retries)} GPU hours ({split}{unknown})"
+    split_text = ", ".join(
+        f"{format_amount(source_hours)} {source_phrase}"
+        for source_phrase, source_hours in hours_by_source.items()
+        if source_hours
+    )
+    unknown_clause = f"; {hours.unknown} cell(s) have no known time" if hours.unknown else ""
+    return f"{format_amount(hours.without_retries)} GPU hours ({split_text}{unknown_clause})"
 
 
 def describe_retries(hours: GpuHours) -> str:
     """The GPU hours with all retries as text, such as `about 36 GPU hours with all retries: 12 by retry of the matrix, 12 by
     slurm.requeue`; '' if no run may be started again."""
-    parts = {"by `retry` of the matrix": hours.retries, "by `slurm.requeue`": hours.requeues}
-    split = ", ".join(f"{format_amount(value)} {name}" for name, value in parts.items() if value)
-    return f"about {format_amount(hours.submitted + hours.requeues)} GPU hours with all retries ({split})" if split else ""
+    hours_by_cause = {"by `retry` of the matrix": hours.retries, "by `slurm.requeue`": hours.requeues}
+    split_text = ", ".join(
+        f"{format_amount(cause_hours)} {cause_phrase}" for cause_phrase, cause_hours in hours_by_cause.items() if cause_hours
+    )
+    return (
+        f"about {format_amount(hours.submitted + hours.requeues)} GPU hours with all retries ({split_text})"
+        if split_text
+        else ""
+    )
 
 
-def describe_limits(hours: Sequence[CellHours]) -> str:
+def describe_limits(cell_hours: Sequence[CellHours]) -> str:
     """A sentence with the proposed time limits; '' if none is known."""
-    limits = [entry.run_time.limit_s for entry in hours if entry.run_time is not None and entry.run_time.limit_s is not None]
-    if not limits:
+    limits_s = [
+        hours_of_cell.run_time.limit_s
+        for hours_of_cell in cell_hours
+        if hours_of_cell.run_time is not None and hours_of_cell.run_time.limit_s is not None
+    ]
+    if not limits_s:
         return ""
-    shortest, longest = (f'"{format_seconds(limit_s)}"' for limit_s in (min(limits), max(limits)))
-    longest = "" if longest == shortest else f" to {longest}, by cell in --json"
-    scope = "" if len(limits) == len(hours) else f" for {len(limits)} of {len(hours)} cells"
-    return f"proposed time_limit{scope}: {shortest}{longest}; jobs with a short limit start sooner"
+    shortest_limit, longest_limit = (f'"{format_seconds(limit_s)}"' for limit_s in (min(limits_s), max(limits_s)))
+    longest_limit = "" if longest_limit == shortest_limit else f" to {longest_limit}, by cell in --json"
+    cells_clause = "" if len(limits_s) == len(cell_hours) else f" for {len(limits_s)} of {len(cell_hours)} cells"
+    return f"proposed time_limit{cells_clause}: {shortest_limit}{longest_limit}; jobs with a short limit start sooner"

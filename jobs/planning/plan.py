@@ -81,11 +81,13 @@ class MatrixPlan(msgspec.Struct, frozen=True):
         search = self.source.search_of(cell)
         return (cell if search is None else batch_search.try_cell(cell, search.start)).name()
 
-    def most_runs(self, runs: Mapping[str, int]) -> dict[str, int]:
+    def most_runs(self, run_counts: Mapping[str, int]) -> dict[str, int]:
         """The largest number of runs of each selected cell, by the name of the cell; each search counts with all its tries.
         runs: the number of runs or searches of each cell, by the name of the cell."""
-        tries = {cell.name(): search.most_tries for cell in self.cells if (search := self.source.search_of(cell)) is not None}
-        return {name: count * tries.get(name, 1) for name, count in runs.items()}
+        most_tries = {
+            cell.name(): search.most_tries for cell in self.cells if (search := self.source.search_of(cell)) is not None
+        }
+        return {cell_name: run_count * most_tries.get(cell_name, 1) for cell_name, run_count in run_counts.items()}
 
 
 def plan_matrix(
@@ -109,43 +111,47 @@ def plan_matrix(
     """
     if repeats is not None and not 1 <= repeats <= 1000:
         raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
-    requested = matrix.load_matrix(matrix.find_matrix_file(name))
+    requested_matrix = matrix.load_matrix(matrix.find_matrix_file(name))
     machine = find_capacity(cluster, in_allocation=in_allocation)
-    plugins = find_own_plugins(workspace, requested, cluster)
+    plugins = find_own_plugins(workspace, requested_matrix, cluster)
     try:
-        cells = resolve_cells(requested, cluster=None if machine.here else machine, plugins=plugins)
+        cells = resolve_cells(requested_matrix, cluster=None if machine.is_this_machine else machine, plugins=plugins)
         if scale == "tiny":
             cells = tiny_twin.make_twins(cells, plugins.workload_menu())
             tiny_twin.must_train(cells)
-        stored_name = requested.name if scale == "full" else f"{requested.name}-{scale}"
-        searches = batch_searches.plan_searches(workspace, requested, cells, cluster, stored_name, plugins)
+        stored_name = requested_matrix.name if scale == "full" else f"{requested_matrix.name}-{scale}"
+        searches = batch_searches.plan_searches(workspace, requested_matrix, cells, cluster, stored_name, plugins)
         cells = searches.cells
     finally:
         plugins.close()
     selected_cells = _select_cells(cells, where)
-    misfits = find_misfits(requested, cells, machine, selected_cells)
-    source = render.make_render_context(
+    misfits = find_misfits(requested_matrix, cells, machine, selected_cells)
+    render_context = render.make_render_context(
         stored_name, cluster, workspace, wait_gpus_s=wait_gpus_s, in_allocation=in_allocation, track=track, plugins=plugins
     )
-    run_counts = number_of_runs.count_repeats(requested.file, cells, repeats)
-    rehearsed_names = {cell.name() for cell in selected_cells if source.plans_rehearsal(cell)}
-    recorded_s = number_of_runs.mean_recorded_s(workspace, selected_cells, run_counts, rehearsed_names)
+    run_counts = number_of_runs.count_repeats(requested_matrix.file, cells, repeats)
+    rehearsed_names = {cell.name() for cell in selected_cells if render_context.plans_rehearsal(cell)}
+    recorded_s = number_of_runs.compute_mean_recorded_s(workspace, selected_cells, run_counts, rehearsed_names)
     predictions = plan_predictions.predict_cells(workspace, cluster, selected_cells, recorded_s)
     return MatrixPlan(
-        matrix=requested,
+        matrix=requested_matrix,
         all_cells=cells,
         cells=selected_cells,
         repeats=run_counts,
         recorded=recorded_s,
         cost=number_of_runs.estimate_cost(selected_cells, run_counts, recorded_s),
-        source=msgspec.structs.replace(source, predicted=predictions, searches=searches.searches, retry=requested.file.retry),
+        source=msgspec.structs.replace(
+            render_context, predicted=predictions, searches=searches.searches, retry=requested_matrix.file.retry
+        ),
         remarks=[
             *_make_remarks(selected_cells, machine, cluster, len(rehearsed_names)),
             *run_environment.explain_missing(workspace, cluster, {cell.environment or "" for cell in selected_cells}),
-            *render.make_remarks(source),
+            *render.make_remarks(render_context),
         ],
         misfits=misfits,
-        advice=[*suggest_options(requested, cells, selected_cells, machine, where, plugins), ADAPT_HINT] if misfits else [],
+        advice=[*suggest_options(requested_matrix, cells, selected_cells, machine, where, plugins), ADAPT_HINT]
+        if misfits
+        else [],
         predicted=predictions,
     )
 
@@ -161,20 +167,24 @@ def _select_cells(cells: list[Cell], where: str | None) -> list[Cell]:
 def find_own_plugins(workspace: Workspace, requested_matrix: Matrix, cluster: Cluster = THIS_MACHINE) -> OwnPlugins:
     """The plug-ins of the workspace that a matrix names. The code of a workload is executed in the environment of its cells, if
     this machine has the environment: only there may the packages be installed that the code imports."""
-    points = sorted(requested_matrix.points, key=lambda point: "environment" in point.keys)  # the last one decides
-    environments = {str(point.keys.get("workload")): point.keys.get("environment") for point in points}
+    ordered_points = sorted(requested_matrix.points, key=lambda point: "environment" in point.keys)  # the last one decides
+    environments_by_workload = {str(point.keys.get("workload")): point.keys.get("environment") for point in ordered_points}
     interpreters = {
-        name: python
-        for name, environment in environments.items()
+        workload_name: python
+        for workload_name, environment in environments_by_workload.items()
         if (python := run_environment.find_interpreter(workspace, cluster, environment)) is not None
     }
-    names = {str(point.keys.get("workload")) for point in requested_matrix.points}
-    models = {name: model for name, model in requested_matrix.models.items() if name in names}
-    strategies = {requested_matrix.file.baseline, *(str(point.keys.get("strategy")) for point in requested_matrix.points)}
-    plugins = own_plugins.find_plugins(workspace, names - models.keys(), strategies, models, interpreters)
-    for name in environments.keys() & plugins.workloads.faults - interpreters.keys():
-        if environments[name] is not None:
-            plugins.workloads.faults[name] += f" It was not executed in the environment {environments[name]}: not ready here."
+    workload_names = {str(point.keys.get("workload")) for point in requested_matrix.points}
+    models = {
+        workload_name: model for workload_name, model in requested_matrix.models.items() if workload_name in workload_names
+    }
+    strategy_names = {requested_matrix.file.baseline, *(str(point.keys.get("strategy")) for point in requested_matrix.points)}
+    plugins = own_plugins.find_plugins(workspace, workload_names - models.keys(), strategy_names, models, interpreters)
+    for workload_name in environments_by_workload.keys() & plugins.workloads.faults - interpreters.keys():
+        if environments_by_workload[workload_name] is not None:
+            plugins.workloads.faults[workload_name] += (
+                f" It was not executed in the environment {environments_by_workload[workload_name]}: not ready here."
+            )
     return plugins
 
 
@@ -186,32 +196,37 @@ def find_capacity(cluster: Cluster, *, in_allocation: bool = False) -> Capacity:
             raise InputError(
                 f"--in-allocation: the cluster {cluster.name} has no `slurm`. Allowed: a cluster file with `slurm`."
             )
-        return msgspec.structs.replace(_allocation_capacity(cluster), environments=tuple(cluster.environments))
-    types = {name: _gpu_type_capacity(cluster.for_gpu_type(name)) for name in cluster.gpu_types}
-    return msgspec.structs.replace(_gpu_type_capacity(cluster), types=types, environments=tuple(cluster.environments))
+        return msgspec.structs.replace(_find_allocation_capacity(cluster), environments=tuple(cluster.environments))
+    capacities_by_type = {name: _find_gpu_type_capacity(cluster.for_gpu_type(name)) for name in cluster.gpu_types}
+    return msgspec.structs.replace(
+        _find_gpu_type_capacity(cluster), types=capacities_by_type, environments=tuple(cluster.environments)
+    )
 
 
-def _allocation_capacity(cluster: Cluster) -> Capacity:
+def _find_allocation_capacity(cluster: Cluster) -> Capacity:
     """The capacity of the Slurm allocation in which this process runs.
 
     The type of its GPUs is not checked: cells may name any GPU type of the cluster file.
     """
-    job = allocation.read_own_allocation()
-    capacity = Capacity(nodes=job.nodes, gpus=job.gpus_per_node if cluster.gpus is not None and cluster.gpus.per_node else None)
-    return msgspec.structs.replace(capacity, types=dict.fromkeys(cluster.gpu_types, capacity))
+    own_allocation = allocation.read_own_allocation()
+    allocation_capacity = Capacity(
+        nodes=own_allocation.nodes,
+        gpus=own_allocation.gpus_per_node if cluster.gpus is not None and cluster.gpus.per_node else None,
+    )
+    return msgspec.structs.replace(allocation_capacity, types=dict.fromkeys(cluster.gpu_types, allocation_capacity))
 
 
-def _gpu_type_capacity(cluster: Cluster) -> Capacity:
+def _find_gpu_type_capacity(cluster: Cluster) -> Capacity:
     gpus = cluster.gpus.per_node or None if cluster.gpus else None
     if cluster.slurm is not None:
-        limits = [cluster.slurm.max_nodes, None if cluster.provider == "slurm" else _count_workers(cluster)]
-        nodes = min((limit for limit in limits if limit is not None), default=None)
+        node_limits = [cluster.slurm.max_nodes, None if cluster.provider == "slurm" else _count_workers(cluster)]
+        nodes = min((node_limit for node_limit in node_limits if node_limit is not None), default=None)
         has_slices = cluster.gpus is not None and cluster.gpus.are_slices
         return Capacity(nodes=nodes, gpus=gpus, longest_s=cluster.slurm.max_time_s, has_slices=has_slices)
     if cluster.provider != "local":
         return Capacity(nodes=_count_workers(cluster), gpus=gpus, per_rank=False)
     observed_host = host.read_host()
-    return Capacity(nodes=1, gpus=len(observed_host.gpus) if observed_host.gpus else None, here=True)
+    return Capacity(nodes=1, gpus=len(observed_host.gpus) if observed_host.gpus else None, is_this_machine=True)
 
 
 def _count_workers(cluster: Cluster) -> int:
@@ -221,7 +236,7 @@ def _count_workers(cluster: Cluster) -> int:
     return len(cluster.with_role("worker"))
 
 
-def estimate_hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]:
+def estimate_hours(plan: MatrixPlan, run_counts: Mapping[str, int]) -> list[CellHours]:
     """The GPU hours of each selected cell; empty if ranks are processes on the CPU.
 
     runs: the number of runs of each cell, by the name of the cell.
@@ -235,7 +250,7 @@ def estimate_hours(plan: MatrixPlan, runs: Mapping[str, int]) -> list[CellHours]
     retries = {cell.name(): gpu_hours.count_most_retries(cell, retry, requeues, on_slurm=on_slurm) for cell in plan.cells}
     # The tries of a search have larger batches than the first try, of which the prediction is.
     predictions = {} if plan.source.searches else plan.predicted
-    return gpu_hours.estimate_cell_hours(plan.cells, plan.most_runs(runs), plan.recorded, predictions, cluster, retries)
+    return gpu_hours.estimate_cell_hours(plan.cells, plan.most_runs(run_counts), plan.recorded, predictions, cluster, retries)
 
 
 def read_account_shares(plan: MatrixPlan, workspace: Workspace) -> list[AccountShare]:
@@ -257,10 +272,10 @@ def leave_out_cells_over_memory(plan: MatrixPlan) -> tuple[MatrixPlan, list[str]
 
     Returns (the plan without these cells, the names of these cells).
     """
-    names = predict.list_cells_over_memory({cell.name(): cell for cell in plan.cells}, plan.predicted)
-    fitting = [cell for cell in plan.cells if cell.name() not in names]
-    cost = number_of_runs.estimate_cost(fitting, plan.repeats, plan.recorded)
-    return msgspec.structs.replace(plan, cells=fitting, cost=cost), names
+    left_out_names = predict.list_cells_over_memory({cell.name(): cell for cell in plan.cells}, plan.predicted)
+    fitting_cells = [cell for cell in plan.cells if cell.name() not in left_out_names]
+    fitting_cost = number_of_runs.estimate_cost(fitting_cells, plan.repeats, plan.recorded)
+    return msgspec.structs.replace(plan, cells=fitting_cells, cost=fitting_cost), left_out_names
 
 
 def must_fit_cluster(plan: MatrixPlan) -> None:
@@ -271,14 +286,14 @@ def must_fit_cluster(plan: MatrixPlan) -> None:
         if model is not None and not model.runs_cuda:
             raise InputError(f"gpus.type: found {gpus.type}. Runs need NVIDIA GPUs; for other GPUs there is only `jobs plan`.")
     if plan.misfits:
-        problems = plan.matrix.document.errors([misfit.problem for misfit in plan.misfits])
-        raise InputError("\n".join([str(problems), *plan.advice]))
+        cluster_problems = plan.matrix.document.errors([misfit.problem for misfit in plan.misfits])
+        raise InputError("\n".join([str(cluster_problems), *plan.advice]))
 
 
 def _list_gpus(cells: Sequence[Cell], cluster: Cluster) -> list[Gpus]:
     """The entries of the cluster file for the GPUs of cells, without those that name no GPU type."""
-    entries = [cluster.for_gpu_type(name).gpus for name in sorted({cell.gpu_type or "" for cell in cells})]
-    return [gpus for gpus in entries if gpus is not None and gpus.type is not None]
+    gpu_entries = [cluster.for_gpu_type(gpu_type).gpus for gpu_type in sorted({cell.gpu_type or "" for cell in cells})]
+    return [gpus for gpus in gpu_entries if gpus is not None and gpus.type is not None]
 
 
 def suggest_options(
@@ -295,38 +310,48 @@ def suggest_options(
     requested_matrix: the matrix. cells: all cells of the matrix. selected_cells: the cells that `where` selects. machine: the
     capacity of the cluster. where: the expression of --where. plugins: the plug-ins of the workspace."""
     misfit_names = {misfit.cell for misfit in find_misfits(requested_matrix, cells, machine, selected_cells)}
-    fitting = [cell for cell in selected_cells if cell.name() not in misfit_names]
+    fitting_names = [cell for cell in selected_cells if cell.name() not in misfit_names]
     sentences = []
     cells_by_expression = {
         candidate: [cell for cell in selected_cells if is_true_for_cell(parse_condition(candidate), cell)]
-        for candidate in _limit_expressions(machine)
+        for candidate in _list_limit_expressions(machine)
     }
-    expression = next((candidate for candidate, cells_left in cells_by_expression.items() if cells_left == fitting), None)
-    if fitting and expression:
-        combined = f"({where}) and {expression}" if where else expression
-        quoted = shlex.quote(combined) if set(combined) & set('"$`\\!') else f'"{combined}"'
-        sentences.append(f"{len(fitting)} of {len(selected_cells)} cells fit this cluster: --where {quoted} leaves only those.")
+    expression = next((candidate for candidate, cells_left in cells_by_expression.items() if cells_left == fitting_names), None)
+    if fitting_names and expression:
+        combined_expression = f"({where}) and {expression}" if where else expression
+        quoted_expression = (
+            shlex.quote(combined_expression) if set(combined_expression) & set('"$`\\!') else f'"{combined_expression}"'
+        )
+        sentences.append(
+            f"{len(fitting_names)} of {len(selected_cells)} cells fit this cluster: "
+            f"--where {quoted_expression} leaves only those."
+        )
     with contextlib.suppress(InputError):  # raised if a workload has no tiny twin
         if selected_cells[0].rehearses is None and not find_misfits(
-            requested_matrix, (twins := tiny_twin.make_twins(cells, (plugins or OwnPlugins()).workload_menu())), machine, twins
+            requested_matrix,
+            (twin_cells := tiny_twin.make_twins(cells, (plugins or OwnPlugins()).workload_menu())),
+            machine,
+            twin_cells,
         ):
             sentences.append("--scale tiny rehearses every cell at a tiny size, with its ranks on the CPU of one machine.")
     return sentences
 
 
-def _limit_expressions(machine: Capacity) -> list[str]:
+def _list_limit_expressions(machine: Capacity) -> list[str]:
     """Expressions for --where that may select exactly the cells that fit the machines, the simplest expression first."""
-    nodes = "nnodes >= 1" if machine.nodes is None else "nnodes == 1" if machine.nodes == 1 else f"nnodes <= {machine.nodes}"
-    limits = [nodes]
+    node_expression = (
+        "nnodes >= 1" if machine.nodes is None else "nnodes == 1" if machine.nodes == 1 else f"nnodes <= {machine.nodes}"
+    )
+    expressions = [node_expression]
     if machine.gpus is not None:
-        gpus = [f"gpus <= {machine.gpus}", f"gpus <= {machine.gpus} * nnodes"]
-        gpus.append(f"(launcher == 'fork' or {gpus[-1]})")
-        limits += [*gpus, *(f"{nodes} and {limit}" for limit in gpus)]
+        gpu_expressions = [f"gpus <= {machine.gpus}", f"gpus <= {machine.gpus} * nnodes"]
+        gpu_expressions.append(f"(launcher == 'fork' or {gpu_expressions[-1]})")
+        expressions += [*gpu_expressions, *(f"{node_expression} and {gpu_expression}" for gpu_expression in gpu_expressions)]
     gpu_types = " or ".join(f"gpu_type == {name!r}" for name in (None, *machine.types))
-    return [*limits, f"({gpu_types})", *(f"({gpu_types}) and {limit}" for limit in limits)]
+    return [*expressions, f"({gpu_types})", *(f"({gpu_types}) and {gpu_expression}" for gpu_expression in expressions)]
 
 
-def must_run_here(context: render.RenderContext, *, allow_login_node: bool, trains: bool = True) -> None:
+def must_run_here(context: render.RenderContext, *, allow_login_node: bool, has_training: bool = True) -> None:
     """If the runs start on this machine, check that this machine can run them.
 
     allow_login_node: whether --here is given, which allows a login node. trains: whether a run trains; the others analyse
@@ -335,10 +360,10 @@ def must_run_here(context: render.RenderContext, *, allow_login_node: bool, trai
     if context.scheduler != "local":
         return
     login_node.must_not_be_login_node(here_option=allow_login_node)
-    needed_for, modules = ("training", ("torch",)) if trains else ("the analysis of traces", ("numpy", "zlib_ng"))
-    for module in modules:
-        if find_spec(module) is None:
-            raise MissingExtra(f"{needed_for} on this machine", module)
+    needed_for, module_names = ("training", ("torch",)) if has_training else ("the analysis of traces", ("numpy", "zlib_ng"))
+    for module_name in module_names:
+        if find_spec(module_name) is None:
+            raise MissingExtra(f"{needed_for} on this machine", module_name)
 
 
 class Rendering(msgspec.Struct, frozen=True):
@@ -350,13 +375,13 @@ class Rendering(msgspec.Struct, frozen=True):
     """The runs that were skipped, because their records do not tell whether the runs were submitted."""
 
 
-def with_source_in(plan: MatrixPlan, folder: Path) -> MatrixPlan:
+def store_source_in(plan: MatrixPlan, source_folder: Path) -> MatrixPlan:
     """The plan, changed so that the copy of shardlab's source is stored in `folder` instead of the workspace."""
-    source = msgspec.structs.replace(plan.source, source=str(folder / Path(plan.source.source).name))
-    return msgspec.structs.replace(plan, source=source)
+    render_context = msgspec.structs.replace(plan.source, source=str(source_folder / Path(plan.source.source).name))
+    return msgspec.structs.replace(plan, source=render_context)
 
 
-def render_all(plan: MatrixPlan, workspace: Workspace, runs: Path) -> Rendering:
+def render_all(plan: MatrixPlan, workspace: Workspace, runs_folder: Path) -> Rendering:
     """Write a run folder for every repeat of every selected cell into the folder `runs`. The folder of a run that was submitted
     already is not changed."""
     folders, skipped = [], []
@@ -364,40 +389,42 @@ def render_all(plan: MatrixPlan, workspace: Workspace, runs: Path) -> Rendering:
     plugin_store.freeze_sources(workspace, plan.source.own.sources)
     for cell, repeat in number_of_runs.order_runs_by_repeat(plan.cells, plan.repeats):
         run = render.make_run(cell, repeat, 1, plan.source)
-        existing = RunDir(runs / run.run_id)
-        if existing.path.exists():
-            if (blocking_status := find_blocking_status(existing)) is not None:
+        existing_run = RunDir(runs_folder / run.run_id)
+        if existing_run.path.exists():
+            if (blocking_status := find_blocking_status(existing_run)) is not None:
                 skipped.append(blocking_status)
                 continue
-            if existing.judge().state != "planned":
+            if existing_run.judge().state != "planned":
                 continue
-        folders.append(render.write(run, runs, plan.source))
+        folders.append(render.write_run_folder(run, runs_folder, plan.source))
     return Rendering(folders, skipped)
 
 
 def _make_remarks(cells: Sequence[Cell], machine: Capacity, cluster: Cluster, rehearsal_count: int) -> list[str]:
     remarks = tiny_twin.describe_dropped_settings([cell.rehearses for cell in cells if cell.rehearses])
-    processors = host.count_usable_processors()
+    processor_count = host.count_usable_processors()
     most_ranks = max(cell.gpus for cell in cells)
     if cluster.provider != "local":
-        for name in sorted({cell.launcher for cell in cells if launcher(cell.launcher).needs}):
-            programs = " and ".join(launcher(name).needs)
-            remarks.append(f"the launcher {name} needs {programs} on each node; `jobs plan` cannot check the nodes.")
+        for launcher_name in sorted({cell.launcher for cell in cells if launcher(cell.launcher).needs}):
+            programs = " and ".join(launcher(launcher_name).needs)
+            remarks.append(f"the launcher {launcher_name} needs {programs} on each node; `jobs plan` cannot check the nodes.")
     if cluster.provider == "virtual" or any(gpus.type == PRACTICE_GPU for gpus in _list_gpus(cells, cluster)):
         remarks.append("practice nodes: their GPUs exist only in Slurm; every rank is a process on this machine's CPU.")
     else:
-        explained = [gpu.explain_name(gpus.type or "", gpus.memory_gib) for gpus in _list_gpus(cells, cluster)]
-        remarks += [sentence for sentence in explained if sentence is not None]
+        gpu_remarks = [gpu.explain_gpu_name(gpus.type or "", gpus.memory_gib) for gpus in _list_gpus(cells, cluster)]
+        remarks += [sentence for sentence in gpu_remarks if sentence is not None]
     if cluster.provider != "virtual" and machine.gpus is None and not machine.types:
-        remarks.append(f"no GPU {'here' if machine.here else 'in the cluster file'}: every rank is a process on the CPU.")
-        if machine.here and most_ranks > processors:
-            remarks.append(f"up to {most_ranks} ranks share {processors} processors: the measured times say little.")
-    if machine.here and find_spec("torch") is None:
-        install = extras.install_command("trainers")
-        remarks.append(f"torch is not installed here; before `jobs submit` on this machine, install it with: {install}")
-    accumulating = [cell for cell in cells if cell.gradient_accumulation_steps > 1]
-    syncs = ((cell.strategy, menu.find_strategy_of_cell(cell).sync(cell)) for cell in accumulating)
-    remarks += filter(None, [gradient_sync.describe_difference(syncs)])
+        remarks.append(
+            f"no GPU {'here' if machine.is_this_machine else 'in the cluster file'}: every rank is a process on the CPU."
+        )
+        if machine.is_this_machine and most_ranks > processor_count:
+            remarks.append(f"up to {most_ranks} ranks share {processor_count} processors: the measured times say little.")
+    if machine.is_this_machine and find_spec("torch") is None:
+        install_command = extras.install_command("trainers")
+        remarks.append(f"torch is not installed here; before `jobs submit` on this machine, install it with: {install_command}")
+    accumulating_cells = [cell for cell in cells if cell.gradient_accumulation_steps > 1]
+    strategy_syncs = ((cell.strategy, menu.find_strategy_of_cell(cell).sync(cell)) for cell in accumulating_cells)
+    remarks += filter(None, [gradient_sync.describe_difference(strategy_syncs)])
     if rehearsal_count:
         cells_text = "every cell is" if rehearsal_count == len(cells) else f"{rehearsal_count} of {len(cells)} cells are"
         remarks.append(f"{cells_text} a {REHEARSAL}.")

@@ -32,14 +32,22 @@ def predict_cells(
     planner, by the name of the cell.
     """
     all_reduces = inventory.read_all_reduces(workspace, cluster.name)
-    machines = {name: planned_machine.plan_machine(cluster, name, all_reduces) for name in {cell.gpu_type for cell in cells}}
-    node_bytes = {name: inventory.read_node_bytes(workspace, cluster.for_gpu_type(name)) for name in machines}
-    earlier = load_calibration(workspace) if any(machine.on_gpu for machine in machines.values()) else calibration.NOTHING
+    machines_by_gpu_type = {
+        gpu_type: planned_machine.plan_machine(cluster, gpu_type, all_reduces) for gpu_type in {cell.gpu_type for cell in cells}
+    }
+    node_bytes = {
+        gpu_type: inventory.read_node_bytes(workspace, cluster.for_gpu_type(gpu_type)) for gpu_type in machines_by_gpu_type
+    }
+    earlier_runs = (
+        load_calibration(workspace)
+        if any(machine.on_gpu for machine in machines_by_gpu_type.values())
+        else calibration.NO_CALIBRATION
+    )
     return {
         cell.name(): predict.predict_run(
             cell,
-            machines[cell.gpu_type],
-            calibration=earlier,
+            machines_by_gpu_type[cell.gpu_type],
+            calibration=earlier_runs,
             occupied=gpu_hours.count_occupied_gpus(cell, cluster),
             recorded_s=recorded_s.get(cell.name()),
             rehearsal=(answers or {}).get(cell.name()),
@@ -52,19 +60,19 @@ def predict_cells(
 def load_calibration(workspace: Workspace) -> Calibration:
     """The calibration of predictions by completed runs of the workspace, and, for cells without such runs, by the results of
     `make gpu-proof`."""
-    ratios = gpu_results.read_proof_ratios(gpu_results.list_result_folders(workspace.path))
-    results = calibration.build_calibration(ratios, calibration.RESULTS)
-    return calibration.build_calibration(read_run_ratios(workspace), fallback=results)
+    proof_ratios = gpu_results.read_proof_ratios(gpu_results.list_result_folders(workspace.path))
+    proof_calibration = calibration.build_calibration(proof_ratios, calibration.RESULTS_NOUN)
+    return calibration.build_calibration(read_run_ratios(workspace), fallback=proof_calibration)
 
 
 def read_run_ratios(workspace: Workspace) -> Iterator[MeasuredRatio]:
     """The ratios of measured to predicted time and memory, and the power of a GPU, for each completed run of the workspace that
     trained on a GPU and had a prediction."""
-    powers = measured_power.read_all(workspace)
+    watts_by_run = measured_power.read_all(workspace)
     for run_dir in workspace.all_runs():
         try:
-            if (ratio := _measure_ratio(run_dir, powers.get(run_dir.run_id))) is not None:
-                yield ratio
+            if (run_ratio := _measure_ratio(run_dir, watts_by_run.get(run_dir.run_id))) is not None:
+                yield run_ratio
         except ShardlabError:
             continue  # `collect` reports a damaged run; predictions are made without the run
 
@@ -73,20 +81,22 @@ def _measure_ratio(run_dir: RunDir, power_w: float | None) -> MeasuredRatio | No
     """The ratios of measured to predicted values of one run; None if the run did not complete, is a rehearsal, had a fault
     on purpose, or has no prediction for a GPU that was made before its submission."""
     earlier_prediction = prediction.read_prediction(run_dir.path)
-    if earlier_prediction is None or earlier_prediction.gpu is None or (result := run_dir.read_result()) is None:
+    if earlier_prediction is None or earlier_prediction.gpu is None or (run_result := run_dir.read_result()) is None:
         return None
-    if result.state != "completed" or run_dir.is_rehearsal():
+    if run_result.state != "completed" or run_dir.is_rehearsal():
         return None
     cell = run_dir.read_run().cell
     if cell.instruments.straggler is not None or cell.instruments.lost_worker is not None:
         return None
-    seconds = result.step_time_ms.median / 1000 if result.step_time_ms is not None else None
-    peak = (result.peak_memory_bytes or {}).get("allocated")
+    seconds = run_result.step_time_ms.median / 1000 if run_result.step_time_ms is not None else None
+    peak_bytes = (run_result.peak_memory_bytes or {}).get("allocated")
     return calibration.measure_ratio(
         cell,
         earlier_prediction.gpu,
         (earlier_prediction.formula_step_s or 0.0, earlier_prediction.step_parts_s.get("compute", 0.0)),
         seconds,
-        peak / earlier_prediction.formula_tensor_bytes if peak and earlier_prediction.formula_tensor_bytes else None,
+        peak_bytes / earlier_prediction.formula_tensor_bytes
+        if peak_bytes and earlier_prediction.formula_tensor_bytes
+        else None,
         power_w,
     )

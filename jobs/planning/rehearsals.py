@@ -37,32 +37,46 @@ class Rehearsals:
     """
 
     def __init__(
-        self, workspace: Workspace, plugins: OwnPlugins, out: Output, *, make: bool = False, full_depth: bool = False
+        self, workspace: Workspace, plugins: OwnPlugins, out: Output, *, makes_missing: bool = False, full_depth: bool = False
     ) -> None:
-        self._workspace, self._plugins, self._out, self._make, self._full_depth = workspace, plugins, out, make, full_depth
+        self._workspace, self._plugins, self._out, self._makes_missing, self._full_depth = (
+            workspace,
+            plugins,
+            out,
+            makes_missing,
+            full_depth,
+        )
         self.folder = workspace.shardlab_folder / "rehearsals"
         # failures, by the key of the answer; not stored, because a later command may succeed
-        self._failed: dict[str, NotRehearsed] = {}
+        self._failures: dict[str, NotRehearsed] = {}
 
     def get_answers(self, cells: Sequence[Cell]) -> dict[str, Answer]:
         """The answer for each cell that has an answer, by the name of the cell. Missing answers are made if `make` is set."""
-        answers = dict[str, Answer]()
-        if not self._make and not self.folder.is_dir():
-            return answers
-        missing = dict[str, list[Cell]]()  # by key of the answer: cells that need this answer because their steps are equal
+        answers_by_name = dict[str, Answer]()
+        if not self._makes_missing and not self.folder.is_dir():
+            return answers_by_name
+        cells_without_answer = dict[
+            str, list[Cell]
+        ]()  # by key of the answer: cells that need this answer because their steps are equal
         for cell in cells:
             request = self._make_request(cell)
             if (answer := self._read_stored(request)) is not None:
-                answers[cell.name()] = answer
-            elif self._make:
-                missing.setdefault(request.cache_key(full_depth=self._full_depth), []).append(cell)
-        began = time.monotonic()
-        for number, equal in enumerate(missing.values()):
-            left_s = (time.monotonic() - began) / number * (len(missing) - number) if number else None
+                answers_by_name[cell.name()] = answer
+            elif self._makes_missing:
+                cells_without_answer.setdefault(request.cache_key(full_depth=self._full_depth), []).append(cell)
+        started_s = time.monotonic()
+        for done_count, equal_cells in enumerate(cells_without_answer.values()):
+            left_s = (
+                (time.monotonic() - started_s) / done_count * (len(cells_without_answer) - done_count) if done_count else None
+            )
             left_text = "" if left_s is None else f", about {moments.format_duration(left_s)} left"
-            self._out.print_remark(f"rehearsing {number + 1} of {len(missing)}: {equal[0].name()}{left_text}")
-            answers |= dict.fromkeys([cell.name() for cell in equal], self._make_answer(self._make_request(equal[0])))
-        return answers
+            self._out.print_remark(
+                f"rehearsing {done_count + 1} of {len(cells_without_answer)}: {equal_cells[0].name()}{left_text}"
+            )
+            answers_by_name |= dict.fromkeys(
+                [cell.name() for cell in equal_cells], self._make_answer(self._make_request(equal_cells[0]))
+            )
+        return answers_by_name
 
     def _make_request(self, cell: Cell) -> RehearsalRequest:
         return RehearsalRequest(cell, self._plugins.find_workload(cell), self._plugins.find_strategy(cell))
@@ -70,52 +84,54 @@ class Rehearsals:
     def _read_stored(self, request: RehearsalRequest) -> Answer | None:
         """An answer that the workspace or this command already has; None if there is none. If no answers are made, an answer at
         full depth is preferred."""
-        for full_depth in (True,) if self._full_depth else (False,) if self._make else (True, False):
-            key = request.cache_key(full_depth=full_depth)
-            if (failed_answer := self._failed.get(key)) is not None:
+        for full_depth in (True,) if self._full_depth else (False,) if self._makes_missing else (True, False):
+            cache_key = request.cache_key(full_depth=full_depth)
+            if (failed_answer := self._failures.get(cache_key)) is not None:
                 return failed_answer
-            if (stored := rehearsed.read_answer(self.folder / f"{key}.json")) is not None:
-                return stored
+            if (stored_answer := rehearsed.read_answer(self.folder / f"{cache_key}.json")) is not None:
+                return stored_answer
         return None
 
     def _make_answer(self, request: RehearsalRequest) -> Answer:
         """Start a process that makes a new answer and stores it. If the process fails, the answer contains the reason."""
-        began = time.monotonic()
+        started_s = time.monotonic()
         workspace_trust.begin_workspace(self._workspace)
         files.make_folder(self.folder)
-        with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as folder:
-            request_path, answer_path = Path(folder, "request.json"), Path(folder, "answer.json")
-            error_path = Path(folder, "said")
+        with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as request_folder:
+            request_path, answer_path = Path(request_folder, "request.json"), Path(request_folder, "answer.json")
+            error_path = Path(request_folder, "said")
             request_path.write_bytes(msgspec.json.encode(request))
             if (workload := request.own_workload) is not None and workload.is_data:
-                plugin_source.write_plugin(Path(folder, WORKLOADS.folder), self._plugins.workloads.sources[workload.code])
-            why = self._run_process(request_path, answer_path, error_path)
+                plugin_source.write_plugin(
+                    Path(request_folder, WORKLOADS.folder), self._plugins.workloads.sources[workload.code]
+                )
+            end_reason = self._run_process(request_path, answer_path, error_path)
             made_answer = rehearsed.read_answer(answer_path)
             if made_answer is None:
                 last_line = plugin_process.read_last_line(error_path)
-                why = f"the rehearsal failed: {why or last_line or 'its process gave no answer'}"
-                made_answer = NotRehearsed(SCHEMA, request.cell.hash(), why, time.monotonic() - began)
+                end_reason = f"the rehearsal failed: {end_reason or last_line or 'its process gave no answer'}"
+                made_answer = NotRehearsed(SCHEMA, request.cell.hash(), end_reason, time.monotonic() - started_s)
         if isinstance(made_answer, NotRehearsed):
-            self._failed[request.cache_key(full_depth=self._full_depth)] = made_answer
+            self._failures[request.cache_key(full_depth=self._full_depth)] = made_answer
         return made_answer
 
-    def _run_process(self, request: Path, answer_path: Path, error_path: Path) -> str:
+    def _run_process(self, request_path: Path, answer_path: Path, error_path: Path) -> str:
         """Run the process that makes an answer. Returns a sentence that says why the process was ended; '' if it ended by
         itself.
 
         request: the request. answer_path: the file for the answer. error_path: the file for the errors that the process
         prints."""
-        words = ["trainers", "rehearse", str(request), "--cache", str(self.folder)]
-        depth = ["--full-depth"] if self._full_depth else []
-        argv = [plugin_process.interpreter_path(), "-P", "-W", "ignore", "-m", *words, *depth]
-        exit_code = plugin_process.run_process(argv, request.parent, answer_path, ANSWER_S, error_path)
+        command_words = ["trainers", "rehearse", str(request_path), "--cache", str(self.folder)]
+        depth_options = ["--full-depth"] if self._full_depth else []
+        argv = [plugin_process.interpreter_path(), "-P", "-W", "ignore", "-m", *command_words, *depth_options]
+        exit_code = plugin_process.run_process(argv, request_path.parent, answer_path, ANSWER_S, error_path)
         return f"it did not end within {ANSWER_S:.0f} s." if exit_code is None else ""
 
 
 def describe_refused(answers: dict[str, Answer]) -> list[str]:
     """A sentence for each reason why cells were not rehearsed."""
-    names: dict[str, list[str]] = {}
-    for name, answer in answers.items():
+    cells_by_reason: dict[str, list[str]] = {}
+    for cell_name, answer in answers.items():
         if isinstance(answer, NotRehearsed):
-            names.setdefault(answer.why, []).append(name)
-    return [f"not rehearsed, so predicted by formula: {', '.join(cells)}: {why}" for why, cells in names.items()]
+            cells_by_reason.setdefault(answer.why, []).append(cell_name)
+    return [f"not rehearsed, so predicted by formula: {', '.join(cells)}: {why}" for why, cells in cells_by_reason.items()]

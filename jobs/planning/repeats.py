@@ -37,25 +37,34 @@ def count_repeats(file: MatrixFile, cells: Sequence[Cell], given_repeats: int | 
         repeats = given_repeats or file.repeats
         assert isinstance(repeats, int)
         return dict.fromkeys((cell.name() for cell in cells), repeats)
-    in_claims = find_claimed_cells(file, cells)
-    return {name: file.repeats.claims if name in in_claims else file.repeats.others for name in (cell.name() for cell in cells)}
+    claimed_names = find_claimed_cells(file, cells)
+    return {
+        cell_name: file.repeats.claims if cell_name in claimed_names else file.repeats.others
+        for cell_name in (cell.name() for cell in cells)
+    }
 
 
 def find_claimed_cells(file: MatrixFile, cells: Iterable[Cell]) -> set[str]:
     """The names of the cells that the claims of the matrix (sentences of a study that are tested) use in their tests."""
-    calls = (call for claim in file.claims for _, call in Expression(claim.test).call_arguments)
-    filters = [{key: value for key, value in call.items() if key not in METRIC_ARGUMENTS} for call in calls]
+    metric_calls = (metric_call for claim in file.claims for _, metric_call in Expression(claim.test).call_arguments)
+    cell_filters = [
+        {key: value for key, value in metric_call.items() if key not in METRIC_ARGUMENTS} for metric_call in metric_calls
+    ]
     return {
-        cell.name() for cell in cells if any(matches_cell(msgspec.to_builtins(cell), cell_filter) for cell_filter in filters)
+        cell.name()
+        for cell in cells
+        if any(matches_cell(msgspec.to_builtins(cell), cell_filter) for cell_filter in cell_filters)
     }
 
 
 def order_runs_by_repeat(cells: Sequence[Cell], repeats: Mapping[str, int]) -> list[tuple[Cell, int]]:
     """Every (cell, repeat), in the order in which they run: all first repeats, then all second repeats, and so on. In this
     order, a slow change of the machine's speed affects all cells in the same way."""
-    counts = [(cell, repeats[cell.name()]) for cell in cells]
-    last = max((count for _, count in counts), default=0)
-    return [(cell, repeat) for repeat in range(1, last + 1) for cell, count in counts if repeat <= count]
+    cell_repeats = [(cell, repeats[cell.name()]) for cell in cells]
+    last_repeat = max((repeat_count for _, repeat_count in cell_repeats), default=0)
+    return [
+        (cell, repeat) for repeat in range(1, last_repeat + 1) for cell, repeat_count in cell_repeats if repeat <= repeat_count
+    ]
 
 
 def describe_repeats(repeats: Mapping[str, int], repeats_key: int | Repeats) -> str:
@@ -63,34 +72,36 @@ def describe_repeats(repeats: Mapping[str, int], repeats_key: int | Repeats) -> 
 
     repeats: the number of runs of each cell, by name. repeats_key: the key `repeats` of the matrix.
     """
-    total, kinds = sum(repeats.values()), set(repeats.values())
-    if isinstance(repeats_key, int) or len(kinds) == 1:
-        return f"{len(repeats)} cell(s) x {max(kinds)} repeat(s) = {total} run(s)"
-    claimed_count = sum(number == repeats_key.claims for number in repeats.values())
+    run_count, distinct_counts = sum(repeats.values()), set(repeats.values())
+    if isinstance(repeats_key, int) or len(distinct_counts) == 1:
+        return f"{len(repeats)} cell(s) x {max(distinct_counts)} repeat(s) = {run_count} run(s)"
+    claimed_count = sum(repeat_count == repeats_key.claims for repeat_count in repeats.values())
     other_count = len(repeats) - claimed_count
     claims_text = f"{claimed_count} cell(s) that claims name x {repeats_key.claims} repeat(s)"
-    return f"{claims_text} + {other_count} other(s) x {repeats_key.others} = {total} run(s)"
+    return f"{claims_text} + {other_count} other(s) x {repeats_key.others} = {run_count} run(s)"
 
 
-def mean_recorded_s(
+def compute_mean_recorded_s(
     workspace: Workspace, cells: Iterable[Cell], repeats: Mapping[str, int], rehearsed: Container[str]
 ) -> dict[str, float]:
     """The mean duration in seconds of the completed runs of each cell, by the name of the cell. Cells without a completed run
     in this workspace are left out. rehearsed: the names of the cells that are planned as rehearsals; earlier rehearsals count
     only for these cells."""
-    means = {}
+    mean_s_by_name = {}
     for cell in cells:
-        folders = (RunDir(workspace.runs / run_id(cell, repeat)) for repeat in range(1, repeats[cell.name()] + 1))
+        run_dirs = (RunDir(workspace.runs / run_id(cell, repeat)) for repeat in range(1, repeats[cell.name()] + 1))
         is_rehearsed = cell.name() in rehearsed
-        times = [seconds for folder in folders if (seconds := _read_duration_s(folder, rehearsals=is_rehearsed)) is not None]
-        if times:
-            means[cell.name()] = fmean(times)
-    return means
+        durations_s = [
+            seconds for run_dir in run_dirs if (seconds := _read_duration_s(run_dir, rehearsals=is_rehearsed)) is not None
+        ]
+        if durations_s:
+            mean_s_by_name[cell.name()] = fmean(durations_s)
+    return mean_s_by_name
 
 
 def estimate_cost(cells: Iterable[Cell], repeats: Mapping[str, int], recorded_s: Mapping[str, float]) -> EstimatedCost:
     """The estimated time of the runs of these cells. repeats: the number of runs, by the name of the cell. recorded_s: the
-    result of `mean_recorded_s`."""
+    result of `compute_mean_recorded_s`."""
     measured_cells, hours, rank_hours = 0, 0.0, 0.0
     for cell in cells:
         if (seconds := recorded_s.get(cell.name())) is not None:

@@ -36,13 +36,13 @@ from shardlab.matrix.cell import Cell, Instruments, Schedule
 from trainers import menu
 from trainers.workload import Workload
 
-STEPS, EPOCHS, BATCHES_AN_EPOCH, WARMUP_STEPS = 6, 2, 4, 1
-SEQ_LEN = 32
+MOST_STEPS, MOST_EPOCHS, BATCHES_PER_EPOCH, MOST_WARMUP_STEPS = 6, 2, 4, 1
+MOST_SEQ_LEN = 32
 LEAST_MICRO_BATCH = 2  # a rehearsal with micro-batches of one item would not test the mean over a batch
-LIMIT_S = 300  # time limit of a twin, in seconds
+TIME_LIMIT_S = 300  # time limit of a twin, in seconds
 LATEST_LOSS_STEP = 3  # the latest step at which a twin loses a worker, so that steps before and after the loss are left
 VALIDATED_ITEMS = 64  # the number of items that a validation reads, unless a batch has more items or an epoch has fewer
-FORK, TORCHRUN = "fork", "torchrun"
+FORK_LAUNCHER, TORCHRUN_LAUNCHER = "fork", "torchrun"
 
 
 def make_twins(cells: Sequence[Cell], workloads: Mapping[str, Workload]) -> list[Cell]:
@@ -50,26 +50,31 @@ def make_twins(cells: Sequence[Cell], workloads: Mapping[str, Workload]) -> list
 
     workloads: all workloads by name. Raises InputError if a workload has no tiny version.
     """
-    groups: dict[str, list[Cell]] = defaultdict(list)
+    cells_by_workload: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
-        groups[cell.workload].append(cell)
-    divisors = {name: _largest_divisor([cell.micro_batch_size for cell in group]) for name, group in groups.items()}
-    images = {
-        name: BATCHES_AN_EPOCH * max(cell.global_batch_size for cell in group) // divisors[name]
-        for name, group in groups.items()
+        cells_by_workload[cell.workload].append(cell)
+    divisor_by_workload = {
+        workload_name: _find_largest_divisor([cell.micro_batch_size for cell in workload_cells])
+        for workload_name, workload_cells in cells_by_workload.items()
+    }
+    images_by_workload = {
+        workload_name: BATCHES_PER_EPOCH
+        * max(cell.global_batch_size for cell in workload_cells)
+        // divisor_by_workload[workload_name]
+        for workload_name, workload_cells in cells_by_workload.items()
     }
     torchrun_index = min(
         (index for index, cell in enumerate(cells) if cell.world_size > 1 and cell.instruments.lost_worker is None),
-        key=lambda number: (cells[number].world_size, -number),
+        key=lambda cell_index: (cells[cell_index].world_size, -cell_index),
         default=None,
     )
     return [
         _make_twin(
             cell,
             _find_tiny_workload(cell.workload, workloads),
-            divisor=divisors[cell.workload],
-            images=images[cell.workload],
-            launcher=TORCHRUN if index == torchrun_index else FORK,
+            divisor=divisor_by_workload[cell.workload],
+            image_count=images_by_workload[cell.workload],
+            launcher=TORCHRUN_LAUNCHER if index == torchrun_index else FORK_LAUNCHER,
         )
         for index, cell in enumerate(cells)
     ]
@@ -87,49 +92,59 @@ def must_train(twins: Sequence[Cell]) -> None:
 def describe_dropped_settings(cells: Sequence[Cell]) -> list[str]:
     """A sentence for each setting that the tiny twins of these cells do not have, with the reason and the number of cells that
     have the setting."""
-    reasons = (
-        ("memory: snapshot", "it records the CUDA allocator, which a CPU lacks", lambda c: c.instruments.memory == "snapshot"),
-        ("compile", "compiling a model takes longer on two processors than all its tiny steps", lambda c: c.compile),
-        ("memory_limit_gib", "the limit is meant for the model at full size", lambda c: c.memory_limit_gib is not None),
-        ("gpu_type", "no rank uses a GPU", lambda c: c.gpu_type is not None),
-        ("nnodes", "all ranks share this machine", lambda c: c.nnodes > 1),
+    setting_reasons = (
+        (
+            "memory: snapshot",
+            "it records the CUDA allocator, which a CPU lacks",
+            lambda cell: cell.instruments.memory == "snapshot",
+        ),
+        ("compile", "compiling a model takes longer on two processors than all its tiny steps", lambda cell: cell.compile),
+        ("memory_limit_gib", "the limit is meant for the model at full size", lambda cell: cell.memory_limit_gib is not None),
+        ("gpu_type", "no rank uses a GPU", lambda cell: cell.gpu_type is not None),
+        ("nnodes", "all ranks share this machine", lambda cell: cell.nnodes > 1),
     )
-    counted_reasons = [(setting, why, sum(map(has_setting, cells))) for setting, why, has_setting in reasons]
+    counted_reasons = [(setting, why, sum(map(has_setting, cells))) for setting, why, has_setting in setting_reasons]
     return [f"scale tiny leaves out {setting} of {count} cell(s): {why}." for setting, why, count in counted_reasons if count]
 
 
 def _find_tiny_workload(name: str, workloads: Mapping[str, Workload]) -> Workload:
-    tiny = name if name.endswith("-tiny") else f"{name}-tiny"
-    if tiny not in workloads:
-        allowed = ", ".join(other for other in workloads if f"{other}-tiny" in workloads)
-        raise InputError(f"--scale tiny: {name} has no tiny twin. Allowed workloads: {allowed}.")
-    return workloads[tiny]
+    tiny_name = name if name.endswith("-tiny") else f"{name}-tiny"
+    if tiny_name not in workloads:
+        allowed_names = ", ".join(other for other in workloads if f"{other}-tiny" in workloads)
+        raise InputError(f"--scale tiny: {name} has no tiny twin. Allowed workloads: {allowed_names}.")
+    return workloads[tiny_name]
 
 
-def _largest_divisor(sizes: Sequence[int]) -> int:
+def _find_largest_divisor(sizes: Sequence[int]) -> int:
     """The largest number that divides all sizes so that no quotient is below LEAST_MICRO_BATCH; 1 if there is no such
     number."""
     common_divisor = math.gcd(*sizes)
-    divisors = [d for d in range(1, common_divisor + 1) if common_divisor % d == 0 and min(sizes) // d >= LEAST_MICRO_BATCH]
-    return max(divisors, default=1)
+    common_divisors = [
+        divisor
+        for divisor in range(1, common_divisor + 1)
+        if common_divisor % divisor == 0 and min(sizes) // divisor >= LEAST_MICRO_BATCH
+    ]
+    return max(common_divisors, default=1)
 
 
-def _make_twin(cell: Cell, workload: Workload, *, divisor: int, images: int, launcher: str) -> Cell:
-    allowed = {option.name: option.default for option in workload.options}
-    options = {name: value for name, value in cell.options.items() if name not in allowed}
-    kept_options = {name: cell.options[name] for name in ("dropout", "subset_seed") if name in allowed and name in cell.options}
-    options |= allowed | kept_options | ({"data": "synthetic"} if "data" in allowed else {})
+def _make_twin(cell: Cell, workload: Workload, *, divisor: int, image_count: int, launcher: str) -> Cell:
+    option_defaults = {option.name: option.default for option in workload.options}
+    options = {name: value for name, value in cell.options.items() if name not in option_defaults}
+    kept_options = {
+        name: cell.options[name] for name in ("dropout", "subset_seed") if name in option_defaults and name in cell.options
+    }
+    options |= option_defaults | kept_options | ({"data": "synthetic"} if "data" in option_defaults else {})
     for name, least_size in ((workload.blocks, cell.pp * cell.stages_per_rank), (workload.heads, cell.tp)):
         if name is not None:
-            size = options[name]
-            assert isinstance(size, int)
-            options[name] = max(size, least_size)
+            option_value = options[name]
+            assert isinstance(option_value, int)
+            options[name] = max(option_value, least_size)
     steps, epochs = cell.steps, cell.epochs
-    if epochs is not None and "subset" in allowed:
-        epochs = min(epochs, EPOCHS)
-        options["subset"] = images
+    if epochs is not None and "subset" in option_defaults:
+        epochs = min(epochs, MOST_EPOCHS)
+        options["subset"] = image_count
     else:
-        steps, epochs = min(steps or STEPS, STEPS), None
+        steps, epochs = min(steps or MOST_STEPS, MOST_STEPS), None
     return msgspec.structs.replace(
         cell,
         workload=workload.name,
@@ -138,15 +153,17 @@ def _make_twin(cell: Cell, workload: Workload, *, divisor: int, images: int, lau
         launcher=launcher,
         global_batch_size=cell.global_batch_size // divisor,
         micro_batch_size=cell.micro_batch_size // divisor,
-        seq_len=min(cell.seq_len, SEQ_LEN) if cell.seq_len is not None else None,
+        seq_len=min(cell.seq_len, MOST_SEQ_LEN) if cell.seq_len is not None else None,
         steps=steps,
         epochs=epochs,
-        warmup_steps=min(cell.warmup_steps, WARMUP_STEPS),
+        warmup_steps=min(cell.warmup_steps, MOST_WARMUP_STEPS),
         compile=False,
         schedule=_shorten_schedule(cell.schedule),
-        instruments=_shorten_instruments(cell.instruments, min(images, max(VALIDATED_ITEMS, images // BATCHES_AN_EPOCH))),
+        instruments=_shorten_instruments(
+            cell.instruments, min(image_count, max(VALIDATED_ITEMS, image_count // BATCHES_PER_EPOCH))
+        ),
         memory_limit_gib=None,
-        time_limit_s=LIMIT_S,
+        time_limit_s=TIME_LIMIT_S,
         options=options,
         workload_code=workload.code,
         rehearses=cell,
@@ -154,10 +171,10 @@ def _make_twin(cell: Cell, workload: Workload, *, divisor: int, images: int, lau
 
 
 def _shorten_schedule(schedule: Schedule) -> Schedule:
-    return msgspec.structs.replace(schedule, lr_warmup_steps=min(schedule.lr_warmup_steps, WARMUP_STEPS))
+    return msgspec.structs.replace(schedule, lr_warmup_steps=min(schedule.lr_warmup_steps, MOST_WARMUP_STEPS))
 
 
-def _shorten_instruments(instruments: Instruments, items: int) -> Instruments:
+def _shorten_instruments(instruments: Instruments, validated_items: int) -> Instruments:
     """The instruments of a twin: the same instruments, with windows that fit into the twin's steps.
 
     Checkpoints and validations happen every 2 steps or every epoch. items: the number of items that a validation
@@ -167,7 +184,10 @@ def _shorten_instruments(instruments: Instruments, items: int) -> Instruments:
         profile = msgspec.structs.replace(profile, first_step=min(profile.first_step, 3), steps=min(profile.steps, 2))
     if validation is not None:
         validation = msgspec.structs.replace(
-            validation, items=items, every_steps=validation.every_steps and 2, every_epochs=validation.every_epochs and 1
+            validation,
+            items=validated_items,
+            every_steps=validation.every_steps and 2,
+            every_epochs=validation.every_epochs and 1,
         )
     if checkpoints is not None:
         checkpoints = msgspec.structs.replace(

@@ -13,7 +13,7 @@ from typing import Generic
 import msgspec
 
 from jobs.plugins import plugin_store
-from jobs.plugins.plugin_store import D
+from jobs.plugins.plugin_store import Description
 from jobs.plugins.refusing_process import RefusingProcess
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import plugin_source
@@ -29,10 +29,10 @@ from trainers.strategy import Strategy
 from trainers.workload import Workload
 
 
-class PluginSet(msgspec.Struct, Generic[D]):
+class PluginSet(msgspec.Struct, Generic[Description]):
     """Plug-ins of one kind that a workspace defines."""
 
-    by_name: dict[str, D] = {}
+    by_name: dict[str, Description] = {}
     """The plug-ins, by name."""
     sources: dict[str, PluginSource] = {}
     """The files that define them, by their digest."""
@@ -40,13 +40,17 @@ class PluginSet(msgspec.Struct, Generic[D]):
     """Why a file defines no plug-ins, by each name that was looked for in the file; if no names were given, by the name of the
     file."""
 
-    def find_plugin(self, name: str, code: str | None) -> D | None:
+    def find_plugin(self, name: str, code: str | None) -> Description | None:
         """The plug-in with this name; None if `code`, the digest of its code in a cell, is None, because it ships with
         shardlab."""
         return None if code is None else self.by_name[name]
 
     def add_file(
-        self, kind: PluginKind[PluginDescription[D]], source: PluginSource, plugins: list[D], shipped: Collection[str]
+        self,
+        kind: PluginKind[PluginDescription[Description]],
+        source: PluginSource,
+        plugins: list[Description],
+        shipped_names: Collection[str],
     ) -> None:
         """Add the plug-ins that a file defines. Raises InputError if the name of a plug-in is taken; then none is added.
 
@@ -54,7 +58,7 @@ class PluginSet(msgspec.Struct, Generic[D]):
         """
         files_by_name = {name: plugin.file for name, plugin in self.by_name.items()}
         for plugin in plugins:
-            kind.must_be_new(source.file, plugin.name, shipped, files_by_name)
+            kind.must_be_new(source.file, plugin.name, shipped_names, files_by_name)
         self.sources[source.digest] = source
         self.by_name.update({plugin.name: msgspec.structs.replace(plugin, file=str(source.file)) for plugin in plugins})
 
@@ -83,15 +87,18 @@ class OwnPlugins(msgspec.Struct, frozen=True):
     def workload_menu(self) -> dict[str, Workload]:
         """Every workload by name: the shipped workloads and the workspace's own workloads, which are registered, so that
         `menu.find_workload_of_cell` finds them from now on."""
-        own_entries = {name: menu.add_own_workload(entry, Path(entry.file)) for name, entry in self.workloads.by_name.items()}
+        own_entries = {
+            name: menu.add_own_workload(own_workload, Path(own_workload.file))
+            for name, own_workload in self.workloads.by_name.items()
+        }
         return menu.load_workloads() | own_entries
 
     def strategy_menu(self) -> dict[str, Strategy]:
         """Every strategy by name: the shipped strategies and the workspace's own strategies, which are registered, so that
         `menu.find_strategy_of_cell` finds them from now on."""
         own_entries = {name: self._make_entry(strategy) for name, strategy in self.strategies.by_name.items()}
-        for entry in own_entries.values():
-            menu.add_own_strategy(entry)
+        for menu_entry in own_entries.values():
+            menu.add_own_strategy(menu_entry)
         return menu.load_strategies() | own_entries
 
     def close(self) -> None:
@@ -111,8 +118,8 @@ class OwnPlugins(msgspec.Struct, frozen=True):
 
 def find_plugins(
     workspace: Workspace,
-    workloads: Collection[str],
-    strategies: Collection[str],
+    workload_names: Collection[str],
+    strategy_names: Collection[str],
     models: Mapping[str, ModelFile],
     interpreters: Mapping[str, str] = {},
 ) -> OwnPlugins:
@@ -121,18 +128,18 @@ def find_plugins(
     workloads, strategies: the names. models: the models that a matrix describes by a configuration file, by name.
     interpreters: as for `find_plugin_set`. Raises WorkspaceError.
     """
-    own_workloads = find_plugin_set(workspace, WORKLOADS, menu.load_workloads(), workloads, interpreters)
+    own_workloads = find_plugin_set(workspace, WORKLOADS, menu.load_workloads(), workload_names, interpreters)
     add_models(workspace, own_workloads, models)
-    return OwnPlugins(own_workloads, find_plugin_set(workspace, STRATEGIES, menu.load_strategies(), strategies))
+    return OwnPlugins(own_workloads, find_plugin_set(workspace, STRATEGIES, menu.load_strategies(), strategy_names))
 
 
 def find_plugin_set(
     workspace: Workspace,
-    kind: PluginKind[PluginDescription[D]],
+    kind: PluginKind[PluginDescription[Description]],
     shipped: Collection[str],
     names: Collection[str] | None = None,
     interpreters: Mapping[str, str] = {},
-) -> PluginSet[D]:
+) -> PluginSet[Description]:
     """Find the plug-ins of one kind that the workspace defines.
 
     Files that cannot define any of the names are not executed. If this user may not act in the workspace
@@ -142,19 +149,21 @@ def find_plugin_set(
     interpreters: the interpreters that execute files instead of this process's interpreter, by the names of plug-ins. Raises
     WorkspaceError.
     """
-    plugins = PluginSet[D]()
-    for file in plugin_source.plugin_files(workspace.path / kind.folder):
-        base_name = kind.base_name(file)
-        sought_names = [base_name] if names is None else sorted(name for name in names if kind.may_define(file, name))
+    plugins = PluginSet[Description]()
+    for plugin_file in plugin_source.plugin_files(workspace.path / kind.folder):
+        base_name = kind.base_name(plugin_file)
+        sought_names = [base_name] if names is None else sorted(name for name in names if kind.may_define(plugin_file, name))
         if not sought_names:
             continue
         try:
-            source = plugin_source.read_plugin(file)
-            workspace_trust.must_be_allowed(workspace, f"execute {file}")
+            read_source = plugin_source.read_plugin(plugin_file)
+            workspace_trust.must_be_allowed(workspace, f"execute {plugin_file}")
             if kind.folder == STRATEGIES.folder:
-                _must_not_share_helpers(workspace, source)
-            python = next((interpreters[name] for name in sought_names if name in interpreters), None)
-            plugins.add_file(kind, source, plugin_store.describe_plugins(workspace, kind, source, python=python), shipped)
+                _must_not_share_helpers(workspace, read_source)
+            interpreter = next((interpreters[name] for name in sought_names if name in interpreters), None)
+            plugins.add_file(
+                kind, read_source, plugin_store.describe_plugins(workspace, kind, read_source, python=interpreter), shipped
+            )
         except InputError as error:
             plugins.faults.update({name: str(error) for name in sought_names if name == base_name or name not in shipped})
     return plugins
@@ -169,8 +178,10 @@ def add_models(workspace: Workspace, workloads: PluginSet[OwnWorkload], models: 
                 raise InputError(
                     f"{WORKLOADS.folder}/{model.name}.py defines another workload {model.name}. Allowed: another file name."
                 )
-            if shipped := sorted({model.name, f"{model.name}-tiny"} & set(menu.load_workloads())):
-                raise InputError(f"the workload {shipped[0]} ships with shardlab. Allowed: its name, or another file name.")
+            if shipped_names := sorted({model.name, f"{model.name}-tiny"} & set(menu.load_workloads())):
+                raise InputError(
+                    f"the workload {shipped_names[0]} ships with shardlab. Allowed: its name, or another file name."
+                )
             described_plugins = plugin_store.describe_plugins(workspace, WORKLOADS, model.source, model.seq_len)
             workloads.add_file(WORKLOADS, model.source, described_plugins, ())
         except InputError as error:
@@ -181,7 +192,9 @@ def _must_not_share_helpers(workspace: Workspace, source: PluginSource) -> None:
     """Raises InputError if a helper file of strategies has the same name as a helper file of workloads. A rank executes both,
     and Python would import only one of the two files."""
     workload_files = {path.name for path in plugin_source.python_files(workspace.path / WORKLOADS.folder)}
-    if shared_names := sorted(name for name in source.contents if name.startswith("_") and name in workload_files):
+    if shared_names := sorted(
+        file_name for file_name in source.contents if file_name.startswith("_") and file_name in workload_files
+    ):
         raise InputError(
             f"{source.file.parent / shared_names[0]}: {WORKLOADS.folder}/{shared_names[0]} has the same name, and a rank "
             "could import only one of them. Allowed: different names."
@@ -196,30 +209,30 @@ def read_run_plugins(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugi
     """
     workloads, strategies = PluginSet[OwnWorkload](), PluginSet[OwnStrategy]()
     if (workload := run.own_workload) is not None and run.cell.workload_code is not None:
-        sources = _read_carried_code(workspace, run, workload, run.cell.workload_code, trust=trust or workload.is_data)
-        workloads = PluginSet({workload.name: workload}, sources)
+        carried_sources = _read_carried_code(workspace, run, workload, run.cell.workload_code, trust=trust or workload.is_data)
+        workloads = PluginSet({workload.name: workload}, carried_sources)
     if (strategy := run.own_strategy) is not None and run.cell.strategy_code is not None:
-        sources = _read_carried_code(workspace, run, strategy, run.cell.strategy_code, trust=trust)
-        strategies = PluginSet({strategy.name: strategy}, sources)
+        carried_sources = _read_carried_code(workspace, run, strategy, run.cell.strategy_code, trust=trust)
+        strategies = PluginSet({strategy.name: strategy}, carried_sources)
     return OwnPlugins(workloads, strategies)
 
 
-def write_plugin_code(store: Path, run: Run, folder: Path) -> None:
+def write_plugin_code(store_folder: Path, run: Run, run_folder: Path) -> None:
     """Copy the code of a run's plug-ins into the new folder of the run. store: the folder of the frozen copies. Raises
     ShardlabError if a copy is missing or damaged."""
     for kind, plugin in ((WORKLOADS, run.own_workload), (STRATEGIES, run.own_strategy)):
         if plugin is None:
             continue
-        frozen_copy = plugin_store.read_copy(store / plugin.code, plugin.file, plugin.code)
+        frozen_copy = plugin_store.read_copy(store_folder / plugin.code, plugin.file, plugin.code)
         if frozen_copy is None:
             raise ShardlabError(
-                f"{store / plugin.code}: the copy of {plugin.file} is missing or damaged; run the command again."
+                f"{store_folder / plugin.code}: the copy of {plugin.file} is missing or damaged; run the command again."
             )
-        plugin_source.write_plugin(folder / kind.folder, frozen_copy)
+        plugin_source.write_plugin(run_folder / kind.folder, frozen_copy)
 
 
 def _read_carried_code(
-    workspace: Workspace, run: Run, plugin: OwnWorkload | OwnStrategy, code: str, *, trust: bool
+    workspace: Workspace, run: Run, plugin: OwnWorkload | OwnStrategy, code_digest: str, *, trust: bool
 ) -> dict[str, PluginSource]:
     """The code of a plug-in from the folder of a run, by the digest of the code. Empty if this workspace has a frozen copy,
     which is then used instead.
@@ -228,13 +241,15 @@ def _read_carried_code(
     Raises InputError.
     """
     kind = WORKLOADS if isinstance(plugin, OwnWorkload) else STRATEGIES
-    frozen_copy = plugin_store.read_copy(plugin_store.find_store(workspace) / code, plugin.file, code)
+    frozen_copy = plugin_store.read_copy(plugin_store.find_store(workspace) / code_digest, plugin.file, code_digest)
     if frozen_copy is not None and (trust or workspace_trust.is_allowed(workspace)):
         return {}
     code_folder = workspace.runs / run.run_id / kind.folder
-    carried_copy = plugin_store.read_copy(code_folder, plugin.file, code) if trust else None
+    carried_copy = plugin_store.read_copy(code_folder, plugin.file, code_digest) if trust else None
     if carried_copy is None:
-        problem = "is not complete" if trust else "was not submitted from this workspace, so it is not executed"
-        hint = "" if trust else " Read it; then allow it with --trust."
-        raise InputError(f"{run.run_id}: the code of its {kind.noun} {plugin.name} ({code_folder}) {problem}.{hint}")
+        problem_clause = "is not complete" if trust else "was not submitted from this workspace, so it is not executed"
+        trust_hint = "" if trust else " Read it; then allow it with --trust."
+        raise InputError(
+            f"{run.run_id}: the code of its {kind.noun} {plugin.name} ({code_folder}) {problem_clause}.{trust_hint}"
+        )
     return {carried_copy.digest: carried_copy}

@@ -27,7 +27,7 @@ from shardlab.workspace.workspace import Workspace
 ANSWER_S = 600  # the most seconds for an answer; importing torch from a cold network disk takes minutes
 OUTDATED_S = 24 * 3600  # a temporary folder that is older than this number of seconds is no longer in use
 
-D = TypeVar("D", OwnWorkload, OwnStrategy)
+Description = TypeVar("Description", OwnWorkload, OwnStrategy)
 
 
 def find_store(workspace: Workspace) -> Path:
@@ -37,45 +37,47 @@ def find_store(workspace: Workspace) -> Path:
 
 def describe_plugins(
     workspace: Workspace,
-    kind: PluginKind[PluginDescription[D]],
+    kind: PluginKind[PluginDescription[Description]],
     source: PluginSource,
     seq_len: int | None = None,
     python: str | None = None,
-) -> list[D]:
+) -> list[Description]:
     """The plug-ins that a file defines, from the cache or from a new process.
 
     seq_len: the sequence length, for a model that is described by its configuration. python: the interpreter that executes the
     file; None: that of this process. Raises InputError, which names the fault of the file.
     """
-    installed = source_digest.digest_installed_packages()
-    key = "".join((source.digest, source_digest.digest_source(), installed, str(seq_len or ""), python or ""))
-    prefix = source.name if kind.folder == WORKLOADS.folder else f"{kind.folder}.{source.name}"
-    path = find_store(workspace) / f"{prefix}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    description = json_file.read_json_if_valid(path, kind.answer)
+    packages_digest = source_digest.digest_installed_packages()
+    digest_text = "".join((source.digest, source_digest.digest_source(), packages_digest, str(seq_len or ""), python or ""))
+    file_prefix = source.name if kind.folder == WORKLOADS.folder else f"{kind.folder}.{source.name}"
+    description_path = find_store(workspace) / f"{file_prefix}-{hashlib.sha256(digest_text.encode()).hexdigest()[:16]}.json"
+    description = json_file.read_json_if_valid(description_path, kind.answer)
     if description is None:
         description = _ask_process(kind, source, seq_len, python)
         if description.fault:
             raise InputError(description.fault)
         workspace_trust.begin_workspace(workspace)
-        files.make_folder(path.parent)
-        for outdated in path.parent.glob(f"{prefix}-{'?' * 16}.json"):  # remove descriptions of earlier versions of the file
-            outdated.unlink(missing_ok=True)
-        files.write_json(path, description, sync=False)
+        files.make_folder(description_path.parent)
+        for outdated_path in description_path.parent.glob(
+            f"{file_prefix}-{'?' * 16}.json"
+        ):  # remove descriptions of earlier versions of the file
+            outdated_path.unlink(missing_ok=True)
+        files.write_json(description_path, description, sync=False)
     return description.plugins
 
 
 def _ask_process(
-    kind: PluginKind[PluginDescription[D]], source: PluginSource, seq_len: int | None, python: str | None
-) -> PluginDescription[D]:
+    kind: PluginKind[PluginDescription[Description]], source: PluginSource, seq_len: int | None, python: str | None
+) -> PluginDescription[Description]:
     """Ask a separate process, which executes the code of a file, what the file defines. Raises InputError if it fails."""
-    with tempfile.TemporaryDirectory(prefix="shardlab-own-") as folder:
+    with tempfile.TemporaryDirectory(prefix="shardlab-own-") as code_folder:
         plugin_path = source.file
         if plugin_path.suffix == model_file.SUFFIX:  # use the normalized text that runs get, not the text of the user's file
-            plugin_path = Path(folder) / WORKLOADS.folder / plugin_path.name
+            plugin_path = Path(code_folder) / WORKLOADS.folder / plugin_path.name
             plugin_source.write_plugin(plugin_path.parent, source)
         length_options: list[str] = [] if seq_len is None else ["--seq-len", str(seq_len)]
-        words = ["trainers", "describe", str(plugin_path), *length_options]
-        description = plugin_process.ask_process(words, source.file, kind.answer, ANSWER_S, python)
+        command_words = ["trainers", "describe", str(plugin_path), *length_options]
+        description = plugin_process.ask_process(command_words, source.file, kind.answer, ANSWER_S, python)
     if any(plugin.code != source.digest for plugin in description.plugins):
         raise InputError(f"{source.file}: changed while it was read; run the command again.")
     return description
@@ -91,16 +93,16 @@ def freeze_sources(workspace: Workspace, sources: Iterable[PluginSource]) -> Non
         _store_copy(find_store(workspace) / source.digest, source)
 
 
-def read_copy(folder: Path, file: str, code: str) -> PluginSource | None:
+def read_copy(folder: Path, file_name: str, code_digest: str) -> PluginSource | None:
     """Read the copy of a plug-in from a folder; None if the files of the copy are missing or do not have the digest `code`.
 
     file: the path of the plug-in file that was copied; only the last part of the path is used.
     """
     try:
-        copied_source = plugin_source.read_plugin(folder / Path(file).name)
+        copied_source = plugin_source.read_plugin(folder / Path(file_name).name)
     except ShardlabError:
         return None
-    return copied_source if copied_source.digest == code else None
+    return copied_source if copied_source.digest == code_digest else None
 
 
 def _store_copy(final_folder: Path, source: PluginSource) -> None:

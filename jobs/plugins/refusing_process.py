@@ -16,7 +16,7 @@ from shardlab.plugins import plugin_process
 from shardlab.plugins.plugin_kind import OwnWorkload, RefusalAnswer, RefusalQuestion
 
 FIRST_ANSWER_S, NEXT_ANSWER_S = 300.0, 30.0  # the most seconds for the first answer, with imports, and for each later one
-MOST_BYTES = 1 << 16  # the most bytes of an answer
+MOST_ANSWER_BYTES = 1 << 16  # the most bytes of an answer
 
 
 class RefusingProcess:
@@ -46,9 +46,9 @@ class RefusingProcess:
         """End the process that answers questions. A later question starts another process."""
         if self._process is not None:
             plugin_process.kill_process_group(self._process)
-            for pipe in (self._process.stdin, self._process.stdout):
-                assert pipe is not None
-                pipe.close()
+            for process_pipe in (self._process.stdin, self._process.stdout):
+                assert process_pipe is not None
+                process_pipe.close()
             self._process = None
 
     def _ask_process(self, question: RefusalQuestion) -> RefusalAnswer:
@@ -71,8 +71,8 @@ class RefusingProcess:
         readable_pipes, _, _ = select.select([answer_pipe], [], [], limit_s)
         if not readable_pipes:
             raise InputError(f"{self.file}: refuse of {question.strategy} did not answer within {limit_s:.0f} s.")
-        line = answer_pipe.readline(MOST_BYTES)
+        answer_line = answer_pipe.readline(MOST_ANSWER_BYTES)
         try:
-            return decoder(RefusalAnswer).decode(line)
+            return decoder(RefusalAnswer).decode(answer_line)
         except DECODE_FAULTS:
             raise InputError(f"{self.file}: its code ended the process that asks it which cells it refuses.") from None

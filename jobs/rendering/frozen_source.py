@@ -21,7 +21,9 @@ from shardlab.runs.state import FINAL
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
-SYNCING = 32  # files that are synced to the disk at the same time: to sync them one after another would take seconds
+MOST_PARALLEL_SYNCS = (
+    32  # files that are synced to the disk at the same time: to sync them one after another would take seconds
+)
 
 
 def find_source_copies_folder(workspace: Workspace) -> Path:
@@ -29,48 +31,56 @@ def find_source_copies_folder(workspace: Workspace) -> Path:
     return workspace_trust.copies_folder(workspace, workspace_trust.SOURCE_FOLDER)
 
 
-def freeze_source(copy: Path) -> None:
+def freeze_source(copy_folder: Path) -> None:
     """Copy the source that this process uses to the folder `copy`, unless the folder already contains an undamaged copy.
 
     copy: the folder, whose name is the digest of the source. A copy that another person may have made or changed is replaced:
     Python executes the bytecode beside the source, and imports every file that lies there, and the digest covers neither.
     Raises ShardlabError, also if a source file changes while it is copied.
     """
-    if copy.is_dir() and workspace_trust.explain_write_access(copy) is None and source_digest.is_complete_copy(copy):
+    if (
+        copy_folder.is_dir()
+        and workspace_trust.explain_write_access(copy_folder) is None
+        and source_digest.is_complete_copy(copy_folder)
+    ):
         return
-    new_folder = copy.with_name(f".{copy.name}.{secrets.token_hex(4)}.tmp")
+    new_folder = copy_folder.with_name(f".{copy_folder.name}.{secrets.token_hex(4)}.tmp")
     try:
         with files.as_workspace_error("copy shardlab's source"):
             _copy_source(new_folder)
-            if source_digest.digest_source(new_folder) != copy.name:
+            if source_digest.digest_source(new_folder) != copy_folder.name:
                 raise ShardlabError(f"{source_digest.ROOT}: a file changed while this command read it; run the command again.")
-            if copy.exists():  # the existing copy is damaged, or another person may have made it
-                copy.rename(damaged_folder := new_folder.with_suffix(".damaged"))
+            if copy_folder.exists():  # the existing copy is damaged, or another person may have made it
+                copy_folder.rename(damaged_folder := new_folder.with_suffix(".damaged"))
                 shutil.rmtree(damaged_folder)
-            new_folder.rename(copy)
-            files.sync_folder(copy.parent)
+            new_folder.rename(copy_folder)
+            files.sync_folder(copy_folder.parent)
     finally:
         shutil.rmtree(new_folder, ignore_errors=True)
 
 
-def remove_unused_copies(workspace: Workspace, current: Path) -> None:
+def remove_unused_copies(workspace: Workspace, current_copy: Path) -> None:
     """Remove the copies that no unfinished run uses, but never the copy `current`. If the records of a run cannot be read, no
     copy is removed."""
-    folder = find_source_copies_folder(workspace)
-    copies = {name: folder / name for name in files.list_names(folder) if name != current.name}
+    copies_folder = find_source_copies_folder(workspace)
+    copies_by_name = {
+        copy_name: copies_folder / copy_name for copy_name in files.list_names(copies_folder) if copy_name != current_copy.name
+    }
     runs_with_copies = []
-    for run_dir in workspace.all_runs() if copies else []:
+    for run_dir in workspace.all_runs() if copies_by_name else []:
         try:
             source = run_dir.read_run().source
         except ShardlabError:
             return
-        if source is not None and Path(source).name in copies:
+        if source is not None and Path(source).name in copies_by_name:
             runs_with_copies.append((run_dir, Path(source).name))
     run_statuses = read_statuses(workspace, [run_dir for run_dir, _ in runs_with_copies])
-    needed_names = {name for (_, name), status in zip(runs_with_copies, run_statuses, strict=True) if status.state not in FINAL}
-    for name, path in copies.items():
-        if name not in needed_names:
-            shutil.rmtree(path, ignore_errors=True)
+    needed_names = {
+        copy_name for (_, copy_name), status in zip(runs_with_copies, run_statuses, strict=True) if status.state not in FINAL
+    }
+    for copy_name, copy_path in copies_by_name.items():
+        if copy_name not in needed_names:
+            shutil.rmtree(copy_path, ignore_errors=True)
 
 
 def _copy_source(new_folder: Path) -> None:
@@ -78,24 +88,24 @@ def _copy_source(new_folder: Path) -> None:
 
     The modification times are copied too: Python uses bytecode only if it matches the time of the source file.
     """
-    copied = []
-    for path in source_digest.source_files(source_digest.RUN_PACKAGES):
-        target = new_folder / path.relative_to(source_digest.ROOT)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target)
-        target.chmod(0o444)
-        copied.append(target)
-        if path.suffix == ".py":
-            bytecode = Path(importlib.util.cache_from_source(str(target)))
+    copied_files = []
+    for source_path in source_digest.source_files(source_digest.RUN_PACKAGES):
+        target_path = new_folder / source_path.relative_to(source_digest.ROOT)
+        target_path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source_path, target_path)
+        target_path.chmod(0o444)
+        copied_files.append(target_path)
+        if source_path.suffix == ".py":
+            bytecode_path = Path(importlib.util.cache_from_source(str(target_path)))
             with contextlib.suppress(OSError):  # without readable bytecode, Python compiles the file again
-                bytecode.parent.mkdir(exist_ok=True)
-                shutil.copy2(importlib.util.cache_from_source(str(path)), bytecode)
+                bytecode_path.parent.mkdir(exist_ok=True)
+                shutil.copy2(importlib.util.cache_from_source(str(source_path)), bytecode_path)
     for folder, _, _ in os.walk(new_folder):
         Path(folder).chmod(0o755)
-    with ThreadPoolExecutor(SYNCING) as pool:
-        list(pool.map(_sync_file, copied))
+    with ThreadPoolExecutor(MOST_PARALLEL_SYNCS) as thread_pool:
+        list(thread_pool.map(_sync_file, copied_files))
 
 
 def _sync_file(path: Path) -> None:
-    with files.open_regular(path) as handle:
-        os.fsync(handle.fileno())
+    with files.open_regular(path) as file_handle:
+        os.fsync(file_handle.fileno())

@@ -105,9 +105,9 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
 
     def read_environment(self, name: str | None) -> PythonEnvironment:
         """The Python environment of a cell, as it is now. name: as in the cell. Raises InputError if it cannot be used."""
-        default = PythonEnvironment(self.packages, self.versions)
+        default_environment = PythonEnvironment(self.packages, self.versions)
         if name is None or self.workspace is None or self.preview is not None:
-            return default
+            return default_environment
         if name not in self._environments:
             named = run_environment.read_environment(self.workspace, self.where, name)
             shardlab_version = {"shardlab": __version__}
@@ -145,17 +145,17 @@ def make_render_context(
     matrix: the name of the matrix. in_allocation: whether the runs start in the Slurm allocation of this process. wait_gpus_s,
     track: as in `Run`. plugins: the plug-ins of the workspace.
     """
-    name = "local" if cluster.provider == "local" else "ssh" if cluster.slurm is None else "slurm"
-    name = "allocation" if in_allocation else name
+    scheduler_name = "local" if cluster.provider == "local" else "ssh" if cluster.slurm is None else "slurm"
+    scheduler_name = "allocation" if in_allocation else scheduler_name
     template_names = dict.fromkeys(
-        part
-        for template in scheduler(name).TEMPLATES
-        for part in templates.list_template_names(template, workspace.own_templates)
+        template_name
+        for template in scheduler(scheduler_name).TEMPLATES
+        for template_name in templates.list_template_names(template, workspace.own_templates)
     )
     return RenderContext(
         matrix=matrix,
         where=cluster,
-        scheduler=name,
+        scheduler=scheduler_name,
         own_templates=workspace.own_templates,
         digests={template: templates.template_digest(template, workspace.own_templates) for template in template_names},
         source=str(frozen_source.find_source_copies_folder(workspace) / source_digest.digest_source()),
@@ -175,28 +175,32 @@ def make_render_context(
 
 def render_for_reading(context: RenderContext, preview: Preview) -> RenderContext:
     """The same values for runs in the workspace on the cluster, whose scripts are only read."""
-    folder = Workspace(preview.workspace)
+    preview_workspace = Workspace(preview.workspace)
     return msgspec.structs.replace(
         context,
         preview=preview,
-        source=str(frozen_source.find_source_copies_folder(folder) / Path(context.source).name),
-        data_path=str(folder.data_folder(context.where.data.path)),
-        proofs_path=str(folder.shardlab_folder / "proofs"),
+        source=str(frozen_source.find_source_copies_folder(preview_workspace) / Path(context.source).name),
+        data_path=str(preview_workspace.data_folder(context.where.data.path)),
+        proofs_path=str(preview_workspace.shardlab_folder / "proofs"),
     )
 
 
 def make_remarks(context: RenderContext) -> list[str]:
     """A remark for each template and each plug-in file of the workspace that the runs use: another person may have written
     them."""
-    folder = context.own_templates
-    template_paths = [folder / name for name in context.digests if (folder / name).exists()] if folder is not None else []
+    templates_folder = context.own_templates
+    template_paths = (
+        [templates_folder / template_name for template_name in context.digests if (templates_folder / template_name).exists()]
+        if templates_folder is not None
+        else []
+    )
     plugins = context.own.workloads.by_name.values()
-    workloads = [plugin.file for plugin in plugins if not plugin.is_data and not plugin.name.endswith("-tiny")]
-    strategies = dict.fromkeys(plugin.file for plugin in context.own.strategies.by_name.values())
+    workload_files = [plugin.file for plugin in plugins if not plugin.is_data and not plugin.name.endswith("-tiny")]
+    strategy_files = dict.fromkeys(plugin.file for plugin in context.own.strategies.by_name.values())
     return [
         *(f"scripts are rendered from the workspace's own template {path}." for path in template_paths),
-        *(f"runs execute the workspace's own workload {path}." for path in workloads),
-        *(f"runs execute the workspace's own strategies {path}." for path in strategies),
+        *(f"runs execute the workspace's own workload {path}." for path in workload_files),
+        *(f"runs execute the workspace's own strategies {path}." for path in strategy_files),
     ]
 
 
@@ -204,8 +208,8 @@ def make_cluster_record(context: RenderContext) -> dict[str, str]:
     """The name and the provider of the cluster, and the cluster of Slurm if one is chosen, as run.json records them. Raises
     InputError."""
     slurm_cluster = choose_slurm_cluster(context.where) if context.scheduler == "slurm" else None
-    chosen = {"slurm": slurm_cluster} if slurm_cluster is not None else {}
-    return {"name": context.where.name, "provider": context.where.provider, **chosen}
+    slurm_record = {"slurm": slurm_cluster} if slurm_cluster is not None else {}
+    return {"name": context.where.name, "provider": context.where.provider, **slurm_record}
 
 
 def make_run(
@@ -265,30 +269,43 @@ def make_run(
     )
 
 
-def render_script(run: Run, folder: Path, cluster: Cluster, own_templates: Path | None, preview: Preview | None = None) -> str:
+def render_script(
+    run: Run, run_folder: Path, cluster: Cluster, own_templates: Path | None, preview: Preview | None = None
+) -> str:
     """The text of the run's script. `write` writes it into the run's folder; a dry run only prints it.
 
     folder: the run's folder. cluster: the cluster. own_templates: the workspace's folder of templates. preview: as in
     `RenderContext`.
     """
     python, run_launcher = run.python or os.environ.get(PYTHON_VARIABLE, sys.executable), launcher(run.launcher)
-    python, unknown = (python, ()) if preview is None else (preview.python, preview.unknown)
+    python, unknown_notes = (python, ()) if preview is None else (preview.python, preview.unknown)
     if preview is not None and run.cell.environment is not None:
-        unknown = (*unknown, f"the run uses the interpreter of the environment {run.cell.environment} instead of this one")
+        unknown_notes = (
+            *unknown_notes,
+            f"the run uses the interpreter of the environment {run.cell.environment} instead of this one",
+        )
     cluster = cluster.for_environment(run.cell.environment)
-    values = {"run": run, "folder": folder, "python": python, "unknown": unknown, "caches": _cache_variables(cluster)}
+    template_values = {
+        "run": run,
+        "folder": run_folder,
+        "python": python,
+        "unknown": unknown_notes,
+        "caches": _cache_variables(cluster),
+    }
     rank_python = container.rank_python(cluster, python)
-    container_options = container.srun_options(cluster, str(folder), node_disk=run.data_stage == "node")
+    container_options = container.srun_options(cluster, str(run_folder), node_disk=run.data_stage == "node")
     if run.scheduler == "local":
-        values["command"] = run_launcher.command(run, python)
+        template_values["command"] = run_launcher.command(run, python)
     elif run.scheduler == "allocation":
-        values["command"] = run_launcher.srun(run, rank_python, overlap=True, container=container_options)
+        template_values["command"] = run_launcher.make_srun_argv(
+            run, rank_python, overlap=True, container_options=container_options
+        )
     elif run.scheduler == "ssh":
-        values["command"] = [python, "-m", "jobs.ssh.step", ".", "--", *run_launcher.task(run, python)]
+        template_values["command"] = [python, "-m", "jobs.ssh.step", ".", "--", *run_launcher.task(run, python)]
     else:
-        values["command"] = run_launcher.srun(run, rank_python, container=container_options)
-        values["options"] = sbatch_options.list_sbatch_options(run, cluster)
-    return scripts.render_template(scheduler(run.scheduler).TEMPLATE, own_templates, **values)
+        template_values["command"] = run_launcher.make_srun_argv(run, rank_python, container_options=container_options)
+        template_values["options"] = sbatch_options.list_sbatch_options(run, cluster)
+    return scripts.render_template(scheduler(run.scheduler).TEMPLATE, own_templates, **template_values)
 
 
 def _cache_variables(cluster: Cluster) -> list[tuple[str, str]]:
@@ -297,7 +314,9 @@ def _cache_variables(cluster: Cluster) -> list[tuple[str, str]]:
     return tool_caches.cache_variables(cluster.workspaces / ".cache") if cluster.provider == "cloudlab" else []
 
 
-def write(run: Run, runs: Path, context: RenderContext, *, prepare: Callable[[RunDir], None] | None = None) -> RunDir:
+def write_run_folder(
+    run: Run, runs_folder: Path, context: RenderContext, *, prepare: Callable[[RunDir], None] | None = None
+) -> RunDir:
     """Create the folder of a run with all its files; if an error occurs, no folder is created.
 
     runs: the folder of all runs. prepare: called with the new folder before anybody else can see it.
@@ -305,14 +324,14 @@ def write(run: Run, runs: Path, context: RenderContext, *, prepare: Callable[[Ru
     Raises ShardlabError if the folder exists and its run was, or may have been, submitted. The error is not an InputError,
     because the command may have rendered other runs before.
     """
-    final_folder = RunDir(runs / run.run_id)
-    replaces = final_folder.path.exists()
-    if replaces:
+    final_folder = RunDir(runs_folder / run.run_id)
+    replaces_folder = final_folder.path.exists()
+    if replaces_folder:
         if (blocking_status := find_blocking_status(final_folder)) is not None:
             raise ShardlabError(f"{blocking_status.id}: {blocking_status.why}")
         if final_folder.judge().state != "planned":
             raise ShardlabError(f"{final_folder.path}: this run was submitted already; `jobs retry` makes a new attempt.")
-    run_dir = RunDir(runs / f".{run.run_id}.{'tmp' if prepare is None else 'next'}")
+    run_dir = RunDir(runs_folder / f".{run.run_id}.{'tmp' if prepare is None else 'next'}")
     with files.as_workspace_error("render"):
         shutil.rmtree(run_dir.path, ignore_errors=True)
         run_dir.path.mkdir(parents=True)
@@ -322,15 +341,15 @@ def write(run: Run, runs: Path, context: RenderContext, *, prepare: Callable[[Ru
         if (cell_prediction := context.predicted.get(run.cell.name())) is not None:
             files.write_new(prediction.prediction_path(run_dir.path), files.encode_json(cell_prediction))
         run_dir.log.mkdir()  # the folder must exist: Slurm ends a job without a message if it cannot open the job's output file
-        script = render_script(run, final_folder.path, context.where, context.own_templates, context.preview)
-        files.write_new(run_dir.path / scheduler(run.scheduler).SCRIPT, script.encode(), mode=0o755)
+        script_text = render_script(run, final_folder.path, context.where, context.own_templates, context.preview)
+        files.write_new(run_dir.path / scheduler(run.scheduler).SCRIPT, script_text.encode(), mode=0o755)
         if run.search is not None or (run.may_be_retried and run.scheduler != "slurm"):
             files.write_new(run_dir.path / CLUSTER_FILE, files.encode_json(context.where))
         run_dir.write_event("controller", "rendered", sync=False)
         if prepare is not None:
             prepare(run_dir)
         with files.as_workspace_error("render"):
-            if replaces:
+            if replaces_folder:
                 shutil.rmtree(final_folder.path)
             run_dir.path.rename(final_folder.path)  # fails if another process has created the folder in the meantime
     except ShardlabError:

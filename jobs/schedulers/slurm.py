@@ -44,15 +44,15 @@ SHARED_TEMPLATES = {"array": "launch/slurm_array.sbatch.j2", "pack": "launch/slu
 # one run.
 PART_DIVISOR = 4
 # The longest delay of Slurm's accounting. If the accounting does not know a job after this time, the job does not exist.
-LAG_S = 120.0
+ACCOUNTING_LAG_S = 120.0
 # States of a job that only Slurm may know. The records of its run may only say that the run failed, without a reason.
-ONLY_SLURM_KNOWS = ("oom", "node_fail", "preempted", "cancelled", "timeout")
+STATES_ONLY_SLURM_KNOWS = ("oom", "node_fail", "preempted", "cancelled", "timeout")
 # States of an ended job that say nothing about a run of the job that had not started: in a packed allocation, an earlier run
 # may have used up the time or the memory.
-NOT_OF_A_WAITING_RUN = ("completed", "failed", "timeout", "oom")
+JOB_STATES_OF_OTHER_RUNS = ("completed", "failed", "timeout", "oom")
 _NOT_HELD_ANY_MORE = re.compile("already finished|no longer pending|Invalid job id")  # Slurm's words
-_OPTION = "#SBATCH "
-_TIME = re.compile(r"^--time=(\d+)\Z")
+_OPTION_PREFIX = "#SBATCH "
+_TIME_OPTION = re.compile(r"^--time=(\d+)\Z")
 
 
 class SlurmScheduler(Scheduler):
@@ -73,34 +73,36 @@ class SlurmScheduler(Scheduler):
         cluster = run_dirs[0].read_run().slurm_cluster  # all runs of a submission have the same cluster
         earlier_jobs = _find_unended_jobs(workspace, submit_options.after, cluster)
         is_one_job = submit_options.pack or len(run_dirs) == 1
-        largest = len(run_dirs) if is_one_job else max(1, read_number_setting("MaxArraySize", 1001, cluster))
-        groups = _group_by_options(run_dirs)
-        while groups:
-            equal_runs = groups[0]
-            job_runs = equal_runs if submit_options.pack else equal_runs[:largest]
+        most_runs_per_job = len(run_dirs) if is_one_job else max(1, read_number_setting("MaxArraySize", 1001, cluster))
+        groups_by_options = _group_by_options(run_dirs)
+        while groups_by_options:
+            equal_runs = groups_by_options[0]
+            job_runs = equal_runs if submit_options.pack else equal_runs[:most_runs_per_job]
             try:
                 job = _submit_job(workspace, job_runs, submit_options, earlier_jobs)
-            except submission.SlurmLimitReached as no_room:
+            except submission.SlurmLimitReached as limit_error:
                 if submit_options.pack or len(job_runs) == 1:
-                    raise SchedulerFull("Slurm", no_room.why, [folder for group in groups for folder in group]) from None
-                largest = max(1, len(job_runs) // PART_DIVISOR)
+                    raise SchedulerFull(
+                        "Slurm", limit_error.why, [run_dir for group_of_runs in groups_by_options for run_dir in group_of_runs]
+                    ) from None
+                most_runs_per_job = max(1, len(job_runs) // PART_DIVISOR)
                 continue
-            groups[:1] = [rest] if (rest := equal_runs[len(job_runs) :]) else []
+            groups_by_options[:1] = [remaining_runs] if (remaining_runs := equal_runs[len(job_runs) :]) else []
             if submit_options.at_once is not None and job is not None:
                 earlier_jobs = [job]  # jobs with other options wait for this job: otherwise too many runs could run at a time
 
     def resolve(self, workspace: Workspace) -> list[str]:
         """Finish submissions of earlier commands that were interrupted; return a sentence about each."""
-        texts = []
+        sentences = []
         for interrupted in submission.list_interrupted(workspace):
             try:
-                texts.append(submission.settle_submission(workspace, interrupted))
-            except submission.SlurmLimitReached as full:
-                why = f"Slurm does not have this job, and accepts no more jobs for now ({full.why})."
-                texts.append(f"{interrupted.token}: {why}")
-            except submission.JobRefused as refused:
-                texts.append(f"{interrupted.token}: this job was never created. {refused}")
-        return texts
+                sentences.append(submission.settle_submission(workspace, interrupted))
+            except submission.SlurmLimitReached as limit_error:
+                why = f"Slurm does not have this job, and accepts no more jobs for now ({limit_error.why})."
+                sentences.append(f"{interrupted.token}: {why}")
+            except submission.JobRefused as refusal_error:
+                sentences.append(f"{interrupted.token}: this job was never created. {refusal_error}")
+        return sentences
 
     def damaged(self, workspace: Workspace) -> list[str]:
         """A sentence for each submission file that cannot be read, with the runs that are skipped for this reason."""
@@ -110,56 +112,62 @@ class SlurmScheduler(Scheduler):
         """The state of each run, from its own records and from one query to each cluster of Slurm for all its jobs."""
         runs_by_cluster: dict[str | None, list[RunOnDisk]] = {}
         for run in runs:
-            note = find_last_sending(run.events)
-            runs_by_cluster.setdefault(note.data.get("cluster") if note is not None else None, []).append(run)
+            last_sending = find_last_sending(run.events)
+            runs_by_cluster.setdefault(last_sending.data.get("cluster") if last_sending is not None else None, []).append(run)
         observed_by_id: dict[str, ObservedRun] = {}
-        for cluster, group in runs_by_cluster.items():
-            group_ids = [run.folder.run_id for run in group]
-            observed_by_id |= zip(group_ids, self._observe_on_cluster(workspace, group, cluster), strict=True)
+        for cluster, runs_of_cluster in runs_by_cluster.items():
+            group_ids = [run.folder.run_id for run in runs_of_cluster]
+            observed_by_id |= zip(group_ids, self._observe_on_cluster(workspace, runs_of_cluster, cluster), strict=True)
         return [observed_by_id[run.folder.run_id] for run in runs]
 
     def _observe_on_cluster(self, workspace: Workspace, runs: Sequence[RunOnDisk], cluster: str | None) -> list[ObservedRun]:
         """As `observe`, for runs that were submitted to the same cluster of Slurm."""
-        notes = [find_last_sending(run.events) for run in runs]
-        jobs = [str(note.data["job"]) for note in notes if note is not None and note.data.get("job")]
-        job_numbers = sorted({job.split("_")[0] for job in jobs})
-        since_s = min((note.wall_s for note in notes if note is not None), default=0.0)
-        answer = query.find_jobs(job_numbers, since_s, _unfinished_job_ids(runs, notes), cluster)
+        last_sendings = [find_last_sending(run.events) for run in runs]
+        job_ids = [
+            str(last_sending.data["job"])
+            for last_sending in last_sendings
+            if last_sending is not None and last_sending.data.get("job")
+        ]
+        job_numbers = sorted({job_id.split("_")[0] for job_id in job_ids})
+        since_s = min((last_sending.wall_s for last_sending in last_sendings if last_sending is not None), default=0.0)
+        answer = query.find_jobs(job_numbers, since_s, _list_unfinished_job_ids(runs, last_sendings), cluster)
         unfinished_packs = _find_unfinished_packs(workspace) if any(claim.is_packed(run.events) for run in runs) else set()
-        is_open = any(note is not None and note.event == "submitting" for note in notes)
-        unreadable_reasons = submission.find_unreadable(workspace) if is_open else {}
+        has_open_sending = any(
+            last_sending is not None and last_sending.event == "submitting" for last_sending in last_sendings
+        )
+        unreadable_reasons = submission.find_unreadable(workspace) if has_open_sending else {}
         observed_runs = []
-        for run, note in zip(runs, notes, strict=True):
-            observed = _observe_run(run, note, answer, unreadable_reasons)
-            name = name_job(observed.id, cluster) if observed.id != "-" else "-"
+        for run, last_sending in zip(runs, last_sendings, strict=True):
+            observed_run = _observe_run(run, last_sending, answer, unreadable_reasons)
+            job_name = name_job(observed_run.id, cluster) if observed_run.id != "-" else "-"
             # Slurm may start a run again after an end that was learnt from Slurm: such an end makes no job a leftover.
             by_records = run if find_learnt_end(run.events) is None else _judge_by_records(run, run.events)
-            is_leftover = name not in unfinished_packs and _is_leftover(by_records, answer.jobs.get(observed.id))
-            observed_runs.append(msgspec.structs.replace(observed, id=name, leftover=is_leftover))
+            is_leftover = job_name not in unfinished_packs and _is_leftover(by_records, answer.jobs.get(observed_run.id))
+            observed_runs.append(msgspec.structs.replace(observed_run, id=job_name, is_leftover=is_leftover))
         record_learnt_ends(workspace, runs, observed_runs)
         return observed_runs
 
     def cancel(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
         """Record that the runs are cancelled, then cancel their jobs. Raises ControllerUnreachable if Slurm does not answer."""
         cancelled_ids = {run.run.run_id for run in runs}
-        packs = {
+        cancelled_packs = {
             name_job(pack.job, pack.cluster)
-            for pack in _pack_submissions(workspace)
-            if pack.job and cancelled_ids >= _unfinished_run_ids(workspace, pack)
+            for pack in _list_pack_submissions(workspace)
+            if pack.job and cancelled_ids >= _list_unfinished_run_ids(workspace, pack)
         }
-        jobs: dict[str, str] = {}
+        tokens_by_job: dict[str, str] = {}
         for run in runs:
-            sending = find_last_sending(run.events)
+            last_sending = find_last_sending(run.events)
             if run.verdict.state not in ("planned", "pending") or not claim.claim_as_cancelled(run.folder):
                 run.folder.write_event("controller", "cancel_requested")
-            job, token = sent_job(sending)
+            job, token = sent_job(last_sending)
             # A packed allocation is cancelled only if all its unfinished runs are cancelled. Otherwise its other runs continue,
             # and the supervisor of a running run ends this run.
-            if job and (not claim.is_packed(run.events) or job in packs):
-                jobs[job] = token
+            if job and (not claim.is_packed(run.events) or job in cancelled_packs):
+                tokens_by_job[job] = token
         try:
-            for cluster, numbers in query.select_own_jobs(jobs):
-                answer = call_slurm(["scancel", *numbers], cluster=cluster)
+            for cluster, job_numbers in query.select_own_jobs(tokens_by_job):
+                answer = call_slurm(["scancel", *job_numbers], cluster=cluster)
                 if answer.code != 0 and query.is_unanswered(answer):
                     raise ControllerUnreachable(answer.error_line, "")
         except ControllerUnreachable as outage:
@@ -171,15 +179,17 @@ class SlurmScheduler(Scheduler):
 
     def cancel_jobs(self, jobs: Sequence[str]) -> str:
         """Cancel jobs that `observe` has just found under their tokens. Returns '', or Slurm's words if it cancelled none."""
-        answers = [call_slurm(["scancel", *numbers], cluster=cluster) for cluster, numbers in query.split_by_command(jobs)]
+        answers = [
+            call_slurm(["scancel", *job_numbers], cluster=cluster) for cluster, job_numbers in query.split_by_command(jobs)
+        ]
         return next((answer.error_line for answer in answers if answer.code != 0), "")
 
-    def hold(self, jobs: Mapping[str, str]) -> str:
+    def hold_jobs(self, jobs: Mapping[str, str]) -> str:
         """Hold pending jobs, then requeue the job of this process as a held job, which ends this process. Returns Slurm's words
         if Slurm did not requeue the job."""
         with contextlib.suppress(ControllerUnreachable):  # a run that starts now checks its packages and holds itself
-            for cluster, numbers in query.select_own_jobs(jobs):
-                call_slurm(["scontrol", "hold", ",".join(numbers)], cluster=cluster)
+            for cluster, job_numbers in query.select_own_jobs(jobs):
+                call_slurm(["scontrol", "hold", ",".join(job_numbers)], cluster=cluster)
         own_job = claim.current_job_id()
         # Slurm requeues only jobs with Requeue=1. The run counts its restarts itself, so this allows no additional restarts.
         call_slurm(["scontrol", "update", f"JobId={own_job}", "Requeue=1"], cluster=own_cluster())
@@ -189,10 +199,10 @@ class SlurmScheduler(Scheduler):
         time.sleep(ENDED_S)  # until Slurm ends this process; otherwise a job with several runs (`--pack`) starts its next run
         return "" if answer.code == 0 else answer.error_line
 
-    def release(self, jobs: Mapping[str, str]) -> None:
+    def release_jobs(self, jobs: Mapping[str, str]) -> None:
         """Release held jobs. Raises ShardlabError if Slurm does not release them."""
-        for cluster, numbers in query.select_own_jobs(jobs):
-            answer = call_slurm(["scontrol", "release", ",".join(numbers)], cluster=cluster)
+        for cluster, job_numbers in query.select_own_jobs(jobs):
+            answer = call_slurm(["scontrol", "release", ",".join(job_numbers)], cluster=cluster)
             if answer.code != 0 and not _NOT_HELD_ANY_MORE.search(answer.stderr):
                 raise ShardlabError(
                     f"Slurm does not release the held runs: {answer.error_line}. They stay held; run the command again."
@@ -220,16 +230,16 @@ def _is_leftover(run: RunOnDisk, job: Job | None) -> bool:
 
 def _find_unfinished_packs(workspace: Workspace) -> set[str]:
     """The jobs of the packed allocations that contain a run that has not ended, as `name_job` names them."""
-    packs = _pack_submissions(workspace)
-    return {name_job(pack.job, pack.cluster) for pack in packs if pack.job and _unfinished_run_ids(workspace, pack)}
+    packs = _list_pack_submissions(workspace)
+    return {name_job(pack.job, pack.cluster) for pack in packs if pack.job and _list_unfinished_run_ids(workspace, pack)}
 
 
-def _pack_submissions(workspace: Workspace) -> list[submission.Submission]:
+def _list_pack_submissions(workspace: Workspace) -> list[submission.Submission]:
     """The submissions of packed allocations, each with several runs in one job."""
     return [pack for pack in submission.list_submissions(workspace) if pack.kind == "pack"]
 
 
-def _unfinished_job_ids(runs: Sequence[RunOnDisk], sendings: Sequence[Event | None]) -> set[str]:
+def _list_unfinished_job_ids(runs: Sequence[RunOnDisk], sendings: Sequence[Event | None]) -> set[str]:
     """The ids of the jobs that may still wait or run. Empty if all runs are in a final state.
 
     As long as one run is not in a final state, the jobs of failed runs count too, because Slurm may restart them; the jobs of
@@ -244,35 +254,35 @@ def _unfinished_job_ids(runs: Sequence[RunOnDisk], sendings: Sequence[Event | No
     }
 
 
-def _unfinished_run_ids(workspace: Workspace, sent_job: Submission) -> set[str]:
+def _list_unfinished_run_ids(workspace: Workspace, submission: Submission) -> set[str]:
     """The ids of those runs of a submission that have not ended, according to their records. A run whose records cannot be read
     counts as not ended."""
-    return {run_id for run_id in sent_job.runs if not RunDir(workspace.runs / run_id).has_ended()}
+    return {run_id for run_id in submission.runs if not RunDir(workspace.runs / run_id).has_ended()}
 
 
-def _find_unended_jobs(workspace: Workspace, runs: Sequence[str], cluster: str | None) -> list[str]:
+def _find_unended_jobs(workspace: Workspace, run_ids: Sequence[str], cluster: str | None) -> list[str]:
     """The numbers of the jobs of those of these runs that have not ended: Slurm may have forgotten others. Raises
     ControllerUnreachable, and InputError if such a job is not on the cluster `cluster`, because no job waits for a job of
     another cluster."""
-    run_folders = [RunDir(workspace.runs / run) for run in runs]
-    jobs = dict(folder.sent_job() for folder in run_folders if not folder.has_ended())
-    groups = query.select_own_jobs({job: token for job, token in jobs.items() if job})
-    for job_cluster, numbers in groups:
+    run_folders = [RunDir(workspace.runs / run) for run in run_ids]
+    tokens_by_job = dict(folder.sent_job() for folder in run_folders if not folder.has_ended())
+    job_groups = query.select_own_jobs({job: token for job, token in tokens_by_job.items() if job})
+    for job_cluster, job_numbers in job_groups:
         # sbatch may name the default cluster although no cluster was chosen, for example in a federation.
         if job_cluster != cluster and (cluster is not None or job_cluster != read_setting("ClusterName")):
             raise InputError(
-                f"--after: the job {name_job(numbers[0], job_cluster)} is on another cluster of Slurm than the new runs. "
+                f"--after: the job {name_job(job_numbers[0], job_cluster)} is on another cluster of Slurm than the new runs. "
                 "Allowed: runs of the same cluster (slurm.cluster), because no job waits for a job of another cluster."
             )
-    return [number for _, numbers in groups for number in numbers]
+    return [number for _, job_numbers in job_groups for number in job_numbers]
 
 
 def _group_by_options(run_dirs: Sequence[RunDir]) -> list[list[RunDir]]:
     """Groups of runs with the same sbatch options, in the order of the runs."""
-    groups: dict[tuple[str, ...], list[RunDir]] = {}
+    runs_by_options: dict[tuple[str, ...], list[RunDir]] = {}
     for run_dir in run_dirs:
-        groups.setdefault(_read_script_options(run_dir), []).append(run_dir)
-    return list(groups.values())
+        runs_by_options.setdefault(_read_script_options(run_dir), []).append(run_dir)
+    return list(runs_by_options.values())
 
 
 def _read_script_options(run_dir: RunDir) -> tuple[str, ...]:
@@ -281,17 +291,17 @@ def _read_script_options(run_dir: RunDir) -> tuple[str, ...]:
     As in sbatch, the options end at the first line that is neither a comment nor empty. Lines below are not read: they contain
     the path of the run's folder, which may contain any text.
     """
-    lines = files.read(run_dir.path / SCRIPT).decode(errors="replace").split("\n")
-    head = itertools.takewhile(lambda line: not line.strip() or line.lstrip().startswith("#"), lines)
-    return tuple(line.removeprefix(_OPTION).strip() for line in head if line.startswith(_OPTION))
+    script_lines = files.read(run_dir.path / SCRIPT).decode(errors="replace").split("\n")
+    head_lines = itertools.takewhile(lambda line: not line.strip() or line.lstrip().startswith("#"), script_lines)
+    return tuple(line.removeprefix(_OPTION_PREFIX).strip() for line in head_lines if line.startswith(_OPTION_PREFIX))
 
 
 def _submit_job(
-    workspace: Workspace, run_dirs: Sequence[RunDir], settings: SubmitOptions, earlier: Sequence[str]
+    workspace: Workspace, run_dirs: Sequence[RunDir], submit_options: SubmitOptions, earlier_jobs: Sequence[str]
 ) -> str | None:
     """Submit runs with the same options as one job, which starts after the jobs `earlier` have ended; return its number."""
     first_run = run_dirs[0].read_run()
-    kind: Kind = "one" if len(run_dirs) == 1 else "pack" if settings.pack else "array"
+    kind: Kind = "one" if len(run_dirs) == 1 else "pack" if submit_options.pack else "array"
     token = submission.make_token(run_dirs[0].run_id if kind == "one" else first_run.matrix)
     submission_folder = submission.submissions_folder(workspace) / token
     options: list[str] = []
@@ -299,24 +309,31 @@ def _submit_job(
         script = run_dirs[0].path / SCRIPT
         options.append(f"--output={_escape_percent(run_dirs[0].log)}/slurm-%j.out")
     else:
-        flags = _read_script_options(run_dirs[0])
+        option_words = _read_script_options(run_dirs[0])
         if kind == "pack":
-            flags = tuple(_TIME.sub(lambda match: f"--time={int(match[1]) * len(run_dirs)}", flag) for flag in flags)
+            option_words = tuple(
+                _TIME_OPTION.sub(lambda match: f"--time={int(match[1]) * len(run_dirs)}", option_word)
+                for option_word in option_words
+            )
         files.make_folder(submission_folder)
         script = submission_folder / f"{kind}.sbatch"
-        text = scripts.render_template(
+        script_text = scripts.render_template(
             SHARED_TEMPLATES[kind],
             workspace.own_templates,
-            options=flags,
+            options=option_words,
             folders=[str(run_dir.path) for run_dir in run_dirs],
             script=SCRIPT,
         )
-        files.write_atomic(script, text.encode(), mode=0o755)
+        files.write_atomic(script, script_text.encode(), mode=0o755)
         options.append(f"--output={_escape_percent(submission_folder)}/slurm-%{'a' if kind == 'array' else 'j'}.out")
     if kind == "array":
-        throttle = f"%{settings.at_once}" if settings.at_once is not None and settings.at_once < len(run_dirs) else ""
-        options.append(f"--array=0-{len(run_dirs) - 1}{throttle}")
-    options += [f"--dependency=afterany:{':'.join(earlier)}"] if earlier else []
+        task_limit = (
+            f"%{submit_options.at_once}"
+            if submit_options.at_once is not None and submit_options.at_once < len(run_dirs)
+            else ""
+        )
+        options.append(f"--array=0-{len(run_dirs) - 1}{task_limit}")
+    options += [f"--dependency=afterany:{':'.join(earlier_jobs)}"] if earlier_jobs else []
     sent_job = Submission(
         token=token,
         kind=kind,
@@ -342,7 +359,9 @@ def _escape_percent(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
-def _observe_run(run: RunOnDisk, sending: Event | None, answer: JobsFound, faults: Mapping[str, str]) -> ObservedRun:
+def _observe_run(
+    run: RunOnDisk, sending: Event | None, answer: JobsFound, unreadable_reasons: Mapping[str, str]
+) -> ObservedRun:
     """The state of one run from its records and Slurm's answer.
 
     sending: the last event of the run that names its job or its submission; None if there is none.
@@ -353,22 +372,28 @@ def _observe_run(run: RunOnDisk, sending: Event | None, answer: JobsFound, fault
         return ObservedRun(run.verdict, "-", "-")
     job_id = sending.data.get("job")
     if job_id is None:
-        if run.verdict.state == "pending" and (why := faults.get(str(sending.data.get("token")))):
+        if run.verdict.state == "pending" and (unreadable_reason := unreadable_reasons.get(str(sending.data.get("token")))):
             return ObservedRun(
-                JudgedState("unknown", f"{why}; `jobs status` says what to do"), "-", "not known whether Slurm accepted it"
+                JudgedState("unknown", f"{unreadable_reason}; `jobs status` says what to do"),
+                "-",
+                "not known whether Slurm accepted it",
             )
         return ObservedRun(run.verdict, "-", "not known whether Slurm accepted it: `jobs submit` finds out")
     job = answer.jobs.get(job_id)
     if job is not None and job.name != sending.data.get("token"):
         job = None  # Slurm has given the number of the run's job to another job
     if job is None:
-        raw = f"Slurm does not answer: {answer.why_not}" if answer.why_not else "-"
-        return ObservedRun(_judge_missing(run, sending, answer), job_id, raw, unanswered=bool(answer.why_not))
-    raw = f"{job.state} ({job.reason})" if job.reason and states.translate_state(job.state) == "pending" else job.state
-    if answer.why_not:
-        raw = f"{raw} in Slurm's accounting; the controller does not answer: {answer.why_not}"
-    if run.verdict.state in FINAL and answer.why_not and states.translate_state(job.state) == "running":
-        return ObservedRun(run.verdict, job_id, raw)  # the accounting may know the end later than the run's records
+        scheduler_words = f"Slurm does not answer: {answer.no_answer_reason}" if answer.no_answer_reason else "-"
+        return ObservedRun(
+            _judge_missing(run, sending, answer), job_id, scheduler_words, is_unanswered=bool(answer.no_answer_reason)
+        )
+    scheduler_words = (
+        f"{job.state} ({job.reason})" if job.reason and states.translate_state(job.state) == "pending" else job.state
+    )
+    if answer.no_answer_reason:
+        scheduler_words = f"{scheduler_words} in Slurm's accounting; the controller does not answer: {answer.no_answer_reason}"
+    if run.verdict.state in FINAL and answer.no_answer_reason and states.translate_state(job.state) == "running":
+        return ObservedRun(run.verdict, job_id, scheduler_words)  # the accounting may know the end later than the run's records
     learnt_end = find_learnt_end(run.events)
     if learnt_end is not None:
         run = _judge_by_records(run, run.events)  # Slurm may have started the run again
@@ -376,7 +401,9 @@ def _observe_run(run: RunOnDisk, sending: Event | None, answer: JobsFound, fault
         run = _reread_run(run)
     is_shared = claim.is_packed(run.events) or run.run.search is not None
     verdict = _combine_with_job(run, job, is_shared=is_shared)
-    return ObservedRun(learnt_end if learnt_end is not None and verdict.state == "unknown" else verdict, job_id, raw)
+    return ObservedRun(
+        learnt_end if learnt_end is not None and verdict.state == "unknown" else verdict, job_id, scheduler_words
+    )
 
 
 def record_learnt_ends(workspace: Workspace, runs: Sequence[RunOnDisk], observed_runs: Sequence[ObservedRun]) -> None:
@@ -384,26 +411,26 @@ def record_learnt_ends(workspace: Workspace, runs: Sequence[RunOnDisk], observed
     the job or does not answer, and so that `collect` knows it too. An event with a state that is not final withdraws an earlier
     one, because Slurm starts the run again. Does nothing if this user may not act in the workspace."""
     learnt_pairs = [
-        (run, observed)
-        for run, observed in zip(runs, observed_runs, strict=True)
-        if observed.verdict.state != run.verdict.state
-        and (observed.verdict.state in FINAL or find_learnt_end(run.events) is not None)
+        (run, observed_run)
+        for run, observed_run in zip(runs, observed_runs, strict=True)
+        if observed_run.verdict.state != run.verdict.state
+        and (observed_run.verdict.state in FINAL or find_learnt_end(run.events) is not None)
     ]
     if not learnt_pairs or not workspace_trust.is_allowed(workspace):
         return
-    for run, observed in learnt_pairs:
+    for run, observed_run in learnt_pairs:
         with contextlib.suppress(WorkspaceError):  # for example, the file system is read-only
             events = run.folder.events()
             if run.folder.judge_with_result(events, run.run)[0].state != run.verdict.state:
                 continue  # the run has gone on, or another command has recorded the state
-            cluster, _, number = observed.id.rpartition(":")
+            cluster, _, job_number = observed_run.id.rpartition(":")
             run.folder.write_event(
                 "controller",
                 ENDED_IN_SLURM,
                 sync=False,
-                state=observed.verdict.state,
-                why=observed.verdict.why,
-                job=number,
+                state=observed_run.verdict.state,
+                why=observed_run.verdict.why,
+                job=job_number,
                 cluster=cluster or None,
                 records=count_starts_and_ends(events),
             )
@@ -427,7 +454,7 @@ def _combine_with_job(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedSta
     job contains other runs too.
     """
     own_verdict, slurm_state = run.verdict, states.translate_state(job.state)
-    state = states.bare_state(job.state)
+    state = states.extract_state(job.state)
     has_started = any(event.event == "started" for event in run.events)
     if own_verdict.state in FINAL:
         return judge_after_end(run, job, is_shared=is_shared)
@@ -440,13 +467,13 @@ def _combine_with_job(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedSta
         return JudgedState("running") if has_started or own_verdict.state == "running" else JudgedState("pending", waiting_for)
     if slurm_state == "unknown":
         return JudgedState("unknown", f"Slurm says {job.state}")
-    if not has_started and slurm_state in NOT_OF_A_WAITING_RUN:
+    if not has_started and slurm_state in JOB_STATES_OF_OTHER_RUNS:
         end_clause = f"its job ended ({job.state}) before the run started"
         return JudgedState("failed", f"{end_clause}; `jobs retry` submits it again; see log/slurm-*.out")
     if slurm_state in ("completed", "failed"):
         why = f"its job ended ({job.state}), but the run did not record its end"
         return JudgedState("failed" if slurm_state == "failed" else "unknown", why)
-    return JudgedState(slurm_state, states.WHY[state])
+    return JudgedState(slurm_state, states.END_CLAUSES[state])
 
 
 def _judge_waiting(job: Job, why: str) -> JudgedState:
@@ -460,38 +487,48 @@ def _judge_waiting(job: Job, why: str) -> JudgedState:
 def judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState:
     """The state of a run whose records have an end. Slurm may start the run again, or may know the reason of the end better."""
     verdict, slurm_state = run.verdict, states.translate_state(job.state)
-    end = next((event for event in reversed(run.events) if event.event == "exited"), None)
-    if end is None or verdict.state in ("completed", "cancelled"):
+    end_event = next((event for event in reversed(run.events) if event.event == "exited"), None)
+    if end_event is None or verdict.state in ("completed", "cancelled"):
         return verdict
-    reason = end.data.get("reason")
-    begun_since = slurm_state == "running" and job.start_s is not None and job.start_s > end.wall_s
+    reason = end_event.data.get("reason")
+    begun_since = slurm_state == "running" and job.start_s is not None and job.start_s > end_event.wall_s
     if slurm_state == "pending" or begun_since:
         return _judge_waiting(
             job, f"started again by Slurm, after {'Slurm told it to end' if reason == TOLD else verdict.state}"
         )
     if slurm_state == "running" and not is_shared:  # Slurm may start the run again, and does not yet say why the run ended
         return JudgedState("running", f"its job is ending, after {verdict.state}: {verdict.why}")
-    if slurm_state == "cancelled" and any(event.event == "requeued" and event.wall_s >= end.wall_s for event in run.events):
+    if slurm_state == "cancelled" and any(
+        event.event == "requeued" and event.wall_s >= end_event.wall_s for event in run.events
+    ):
         return JudgedState("cancelled", f"cancelled while it waited to be started again, after {verdict.state}")
     # If the run failed without a recorded reason, the reason for which Slurm ended the job may be the cause. If the job has
     # several runs, the job ended later than this run, so its reason counts only if Slurm told this run to end.
     if verdict.state != "failed" or reason not in (None, TOLD) or (is_shared and reason is None):
         return verdict
-    return JudgedState(slurm_state, states.WHY[states.bare_state(job.state)]) if slurm_state in ONLY_SLURM_KNOWS else verdict
+    return (
+        JudgedState(slurm_state, states.END_CLAUSES[states.extract_state(job.state)])
+        if slurm_state in STATES_ONLY_SLURM_KNOWS
+        else verdict
+    )
 
 
 def _judge_missing(run: RunOnDisk, sending: Event, answer: JobsFound) -> JudgedState:
     """The state of a run whose job is not in Slurm's answer."""
-    if run.verdict.state in FINAL or answer.why_not or time.time() - sending.wall_s < LAG_S:
+    if run.verdict.state in FINAL or answer.no_answer_reason or time.time() - sending.wall_s < ACCOUNTING_LAG_S:
         return run.verdict
     own_verdict, job = _reread_run(run).verdict, str(sending.data["job"])
     if own_verdict.state in FINAL:
         return own_verdict
-    array, _, task = job.partition("_")
+    array_number, _, task_number = job.partition("_")
     is_array_known = any(
-        other.name == sending.data.get("token") for number, other in answer.jobs.items() if number.startswith(f"{array}_")
+        listed_job.name == sending.data.get("token")
+        for listed_id, listed_job in answer.jobs.items()
+        if listed_id.startswith(f"{array_number}_")
     )
-    if task and is_array_known and own_verdict.state == "pending" and answer.has_accounting:
-        return JudgedState("cancelled", f"removed from Slurm's queue: Slurm lists other tasks of the array {array}, but not it")
-    accounting = f" (its accounting does not answer: {answer.accounting_error})" if answer.accounting_error else ""
-    return JudgedState("unknown", f"Slurm does not know its job {job}{accounting}, and the run did not record its end")
+    if task_number and is_array_known and own_verdict.state == "pending" and answer.has_accounting:
+        return JudgedState(
+            "cancelled", f"removed from Slurm's queue: Slurm lists other tasks of the array {array_number}, but not it"
+        )
+    accounting_clause = f" (its accounting does not answer: {answer.accounting_error})" if answer.accounting_error else ""
+    return JudgedState("unknown", f"Slurm does not know its job {job}{accounting_clause}, and the run did not record its end")

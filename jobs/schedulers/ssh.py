@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from jobs import run_queue
-from jobs.node.rendezvous import NODES
+from jobs.node.rendezvous import NODES_VARIABLE
 from jobs.run_queue import QueueScheduler, RunQueue
 from jobs.ssh import node_lock
 from jobs.ssh.step import make_login_argv, read_last_ssh_line
@@ -44,19 +44,19 @@ class SshScheduler(QueueScheduler):
 
     def start_runs(self, workspace: Workspace, queue: RunQueue) -> None:
         """Until no run waits, start the first waiting run as soon as enough nodes are free."""
-        running: dict[str, subprocess.Popen[bytes]] = {}  # the processes of the runs' scripts, by run id
+        scripts_by_run: dict[str, subprocess.Popen[bytes]] = {}  # the processes of the runs' scripts, by run id
         queue.record_lost_runs()
         while True:
-            for name, script in list(running.items()):
-                if (code := script.poll()) is not None:
-                    queue.record_failed_start(RunDir(workspace.runs / name), code)
-                    del running[name]
-            first_folder = next((folder for folder in queue.startable() if folder.run_id not in running), None)
-            if first_folder is None and not running:
+            for run_id, script_process in list(scripts_by_run.items()):
+                if (exit_code := script_process.poll()) is not None:
+                    queue.record_failed_start(RunDir(workspace.runs / run_id), exit_code)
+                    del scripts_by_run[run_id]
+            first_folder = next((folder for folder in queue.list_startable_runs() if folder.run_id not in scripts_by_run), None)
+            if first_folder is None and not scripts_by_run:
                 return
             started_script = _start_run(workspace, first_folder) if first_folder is not None else None
             if first_folder is not None and started_script is not None:
-                running[first_folder.run_id] = started_script
+                scripts_by_run[first_folder.run_id] = started_script
             else:
                 time.sleep(self.POLL_S)
 
@@ -68,52 +68,67 @@ def _start_run(workspace: Workspace, run_dir: RunDir) -> subprocess.Popen[bytes]
     """
     run = run_dir.read_run()
     try:
-        workers = inventory.read_inventory(workspace, run.cluster["name"]).with_role("worker")
+        worker_nodes = inventory.read_inventory(workspace, run.cluster["name"]).with_role("worker")
     except ShardlabError as error:
         run_queue.record_failure(run_dir, str(error))
         return None
-    if len(workers) < run.world.nnodes:
-        why = f"the run needs {run.world.nnodes} nodes, and the inventory lists {len(workers)} nodes with the role worker"
-        run_queue.record_failure(run_dir, why)
+    if len(worker_nodes) < run.world.nnodes:
+        wait_reason = (
+            f"the run needs {run.world.nnodes} nodes, and the inventory lists {len(worker_nodes)} nodes with the role worker"
+        )
+        run_queue.record_failure(run_dir, wait_reason)
         return None
-    workers.sort(key=lambda node: node.name in run.avoid)  # nodes that failed in earlier attempts come last
-    with contextlib.ExitStack() as locks:
+    worker_nodes.sort(key=lambda node: node.name in run.avoid)  # nodes that failed in earlier attempts come last
+    with contextlib.ExitStack() as lock_stack:
         locks_by_node: dict[str, int] = {}
-        chosen_nodes, why = _find_free_nodes(workers, run.world.nnodes, run_dir, locks_by_node, locks)
+        chosen_nodes, wait_reason = _find_free_nodes(worker_nodes, run.world.nnodes, run_dir, locks_by_node, lock_stack)
         if len(chosen_nodes) < run.world.nnodes:
-            _record_wait(run_dir, why)
+            _record_wait(run_dir, wait_reason)
             return None
-        names = [node.name for node in chosen_nodes]
-        return run_queue.start_script(run_dir, {NODES: ",".join(names)}, [locks_by_node[name] for name in names])
+        node_names = [node.name for node in chosen_nodes]
+        return run_queue.start_script(
+            run_dir, {NODES_VARIABLE: ",".join(node_names)}, [locks_by_node[name] for name in node_names]
+        )
 
 
 def _find_free_nodes(
-    workers: Sequence[InventoryNode], count: int, run_dir: RunDir, locks_by_node: dict[str, int], locks: contextlib.ExitStack
+    worker_nodes: Sequence[InventoryNode],
+    node_count: int,
+    run_dir: RunDir,
+    locks_by_node: dict[str, int],
+    lock_stack: contextlib.ExitStack,
 ) -> tuple[list[InventoryNode], str]:
     """Find nodes for a run. Returns (up to `count` nodes that are free and answer, why there are not more).
 
     run_dir: the run's folder, into which ssh writes its log. locks_by_node: a dictionary into which this function writes the
     descriptor of each node's lock, by the name of the node. locks: the exit stack that releases the locks."""
     chosen_nodes: list[InventoryNode] = []
-    silent: list[str] = []
+    silent_clauses: list[str] = []
     user_clauses: list[str] = []
-    free_nodes = list(_lock_nodes(workers, locks_by_node, locks, user_clauses))
-    while len(chosen_nodes) < count and free_nodes:
-        nodes, free_nodes = free_nodes[: count - len(chosen_nodes)], free_nodes[count - len(chosen_nodes) :]
+    free_nodes = list(_lock_nodes(worker_nodes, locks_by_node, lock_stack, user_clauses))
+    while len(chosen_nodes) < node_count and free_nodes:
+        nodes, free_nodes = free_nodes[: node_count - len(chosen_nodes)], free_nodes[node_count - len(chosen_nodes) :]
         with ThreadPoolExecutor(max_workers=len(nodes)) as pool:
-            answers = list(pool.map(lambda node: _try_login(node, run_dir), nodes))
-        chosen_nodes += [node for node, answer in zip(nodes, answers, strict=True) if not answer]
-        silent += [f"{node.name} does not answer ({answer})" for node, answer in zip(nodes, answers, strict=True) if answer]
-    return chosen_nodes, "; ".join(silent or ["waits for free nodes", *user_clauses])
+            login_errors = list(pool.map(lambda node: _try_login(node, run_dir), nodes))
+        chosen_nodes += [node for node, login_error in zip(nodes, login_errors, strict=True) if not login_error]
+        silent_clauses += [
+            f"{node.name} does not answer ({login_error})"
+            for node, login_error in zip(nodes, login_errors, strict=True)
+            if login_error
+        ]
+    return chosen_nodes, "; ".join(silent_clauses or ["waits for free nodes", *user_clauses])
 
 
 def _lock_nodes(
-    workers: Sequence[InventoryNode], locks_by_node: dict[str, int], locks: contextlib.ExitStack, user_clauses: list[str]
+    worker_nodes: Sequence[InventoryNode],
+    locks_by_node: dict[str, int],
+    lock_stack: contextlib.ExitStack,
+    user_clauses: list[str],
 ) -> Iterator[InventoryNode]:
     """Yields the nodes whose locks this process gets. user_clauses: gets a clause for each node that another user uses."""
-    for node in workers:
+    for node in worker_nodes:
         try:
-            locks_by_node[node.name] = locks.enter_context(node_lock.hold_lock("node", node.host, _raise_node_in_use))
+            locks_by_node[node.name] = lock_stack.enter_context(node_lock.hold_lock("node", node.host, _raise_node_in_use))
         except NodeInUse as in_use:
             user_clauses += [f"{node.name} is used by {in_use}"] if str(in_use) else []
         else:
@@ -121,24 +136,28 @@ def _lock_nodes(
 
 
 def _raise_node_in_use(lock: int) -> None:
-    user, who = node_lock.find_lock_holder(lock)
-    raise NodeInUse("" if user == os.geteuid() else who)
+    user_id, holder_phrase = node_lock.find_lock_holder(lock)
+    raise NodeInUse("" if user_id == os.geteuid() else holder_phrase)
 
 
 def _try_login(node: InventoryNode, run_dir: RunDir) -> str:
     """Try to log in to a node. Returns '' if the node accepts the login, otherwise the error that ssh printed."""
     run_dir.log.mkdir(exist_ok=True)
-    log = run_dir.log / f"ssh.{node.name}.log"
-    log.unlink(missing_ok=True)
-    mark = secrets.token_hex(8)
-    argv = make_login_argv(node, log, "true", mark)
+    log_path = run_dir.log / f"ssh.{node.name}.log"
+    log_path.unlink(missing_ok=True)
+    output_mark = secrets.token_hex(8)
+    argv = make_login_argv(node, log_path, "true", output_mark)
     try:
-        result = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+        login_result = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return f"not within {ANSWER_S:g} s"
-    if f"{mark}\n" in result.stdout:
+    if f"{output_mark}\n" in login_result.stdout:
         return ""
-    return read_last_ssh_line(log) or describe_lost_command(node.name, result.returncode, result.stdout, result.stderr)
+    return read_last_ssh_line(log_path) or describe_lost_command(
+        node.name, login_result.returncode, login_result.stdout, login_result.stderr
+    )
 
 
 def _record_wait(run_dir: RunDir, why: str) -> None:

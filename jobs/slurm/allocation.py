@@ -11,10 +11,10 @@ from jobs.slurm import states
 from jobs.slurm.commands import call_slurm, own_cluster
 from shardlab.errors import InputError
 
-_NODES = re.compile(r"\bNumNodes=(\d+)")
-_STATE = re.compile(r"\bJobState=(\w+)")
+_NODES_PATTERN = re.compile(r"\bNumNodes=(\d+)")
+_STATE_PATTERN = re.compile(r"\bJobState=(\w+)")
 _UNKNOWN_JOB = "Invalid job id"  # Slurm's words for a job that ended some minutes ago
-_GPUS = re.compile(r"\b(?:AllocTRES|TRES)=\S*\bgres/gpu=(\d+)")
+_GPUS_PATTERN = re.compile(r"\b(?:AllocTRES|TRES)=\S*\bgres/gpu=(\d+)")
 
 
 class Allocation(msgspec.Struct, frozen=True):
@@ -43,14 +43,14 @@ def has_ended(job: str) -> bool:
     answer = call_slurm(["scontrol", "--oneliner", "show", "job", job], cluster=own_cluster())
     if answer.code != 0:
         return _UNKNOWN_JOB in answer.stderr
-    state = _STATE.search(answer.stdout)
-    return state is not None and (state[1] in states.ENDED or state[1] == "COMPLETING")
+    state_match = _STATE_PATTERN.search(answer.stdout)
+    return state_match is not None and (state_match[1] in states.RUN_STATE_BY_END or state_match[1] == "COMPLETING")
 
 
-def parse_allocation(text: str) -> Allocation | None:
+def parse_allocation(scontrol_output: str) -> Allocation | None:
     """Parse the allocation of a running job from the output of `scontrol show job`; None if the output does not name the nodes
     of the job."""
-    nodes, gpus = _NODES.search(text), _GPUS.search(text)
+    nodes, gpus = _NODES_PATTERN.search(scontrol_output), _GPUS_PATTERN.search(scontrol_output)
     if nodes is None or not int(nodes[1]):
         return None
     return Allocation(int(nodes[1]), int(gpus[1]) // int(nodes[1]) if gpus else 0)

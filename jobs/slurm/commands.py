@@ -15,23 +15,23 @@ import msgspec
 from shardlab.cluster.slurm_cluster import address_cluster, drop_cluster_headers
 from shardlab.errors import ShardlabError
 
-LIMIT_S = 60.0
-LISTEN_S = 1.0
+COMMAND_LIMIT_S = 60.0
+LISTEN_INTERVAL_S = 1.0
 ENDED_S = 60.0  # longer than Slurm needs to end a job that it requeues
 # Variables with these prefixes, set by a job or by the user, would act as options of Slurm's commands.
-DROPPED = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMI_", "PMIX_", "SALLOC_")
+DROPPED_PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMI_", "PMIX_", "SALLOC_")
 KEPT_VARIABLES = ("SLURM_CONF",)
 CLUSTER_VARIABLE = "SLURM_CLUSTER_NAME"  # Slurm sets it in each job: the name of the cluster of the job
 # The exit codes of a command that SIGTERM or SIGKILL ended, as Python and as a shell report them.
 _ENDED_BY_SIGNAL = tuple(code for number in (signal.SIGTERM, signal.SIGKILL) for code in (-number, 128 + number))
-_PREFIX = re.compile(r"^[a-z_]+(?: error)?: (?:error: |fatal: )?")
-ASK_S = 5.0  # seconds between two questions to the controller
+_COMMAND_PREFIX = re.compile(r"^[a-z_]+(?: error)?: (?:error: |fatal: )?")
+QUESTION_INTERVAL_S = 5.0  # seconds between two questions to the controller
 # seconds for which an outage still counts after its end: in Slurm 26.05, a job step ends up to half a minute later
-RETURN_S = 60.0
+RECOVERY_S = 60.0
 
 
 class OutageWatch:
-    """Asks whether the controller is up, and remembers the answer for ASK_S seconds.
+    """Asks whether the controller is up, and remembers the answer for QUESTION_INTERVAL_S seconds.
 
     While the controller does not answer, since Slurm 26.05, a job step whose ranks have ended does not end: it waits for the
     controller.
@@ -41,11 +41,11 @@ class OutageWatch:
         self._next_question = self._outage_end = float("-inf")
 
     def is_away(self) -> bool:
-        """Whether the controller does not answer, or did not answer at some moment of the last RETURN_S seconds."""
+        """Whether the controller does not answer, or did not answer at some moment of the last RECOVERY_S seconds."""
         if time.monotonic() >= self._next_question:
             if is_down():
-                self._outage_end = time.monotonic() + RETURN_S
-            self._next_question = time.monotonic() + ASK_S
+                self._outage_end = time.monotonic() + RECOVERY_S
+            self._next_question = time.monotonic() + QUESTION_INTERVAL_S
         return time.monotonic() < self._outage_end
 
 
@@ -66,14 +66,14 @@ class SlurmOutput(msgspec.Struct, frozen=True):
     @property
     def error_line(self) -> str:
         """The last line of the error output, without the name of the command."""
-        lines = [line for line in self.stderr.splitlines() if line.strip()]
-        return _PREFIX.sub("", lines[-1]).strip() if lines else f"exit code {self.code}"
+        error_lines = [line for line in self.stderr.splitlines() if line.strip()]
+        return _COMMAND_PREFIX.sub("", error_lines[-1]).strip() if error_lines else f"exit code {self.code}"
 
     def find_error_line(self, pattern: re.Pattern[str]) -> str | None:
         """The first line of the error output in which the pattern is found, without the name of the command; None if the
         pattern is in no line."""
-        lines = self.stderr.splitlines()
-        return next((_PREFIX.sub("", line).strip() for line in lines if pattern.search(line)), None)
+        error_lines = self.stderr.splitlines()
+        return next((_COMMAND_PREFIX.sub("", line).strip() for line in error_lines if pattern.search(line)), None)
 
 
 class ControllerUnreachable(ShardlabError):
@@ -99,8 +99,12 @@ def forget_job() -> None:
     A run that Slurm does not start may be started in the shell of a job (`srun --pty bash`), or in a container inside a job.
     The variables describe the task of this shell, such as the number of its node, and not the run.
     """
-    for name in [name for name in os.environ if name.startswith(("SLURMD_", *DROPPED)) and name not in KEPT_VARIABLES]:
-        del os.environ[name]
+    for variable in [
+        variable
+        for variable in os.environ
+        if variable.startswith(("SLURMD_", *DROPPED_PREFIXES)) and variable not in KEPT_VARIABLES
+    ]:
+        del os.environ[variable]
 
 
 def own_cluster() -> str | None:
@@ -116,24 +120,26 @@ def _needs_option(cluster: str | None) -> bool:
     """
     if cluster is None or cluster != own_cluster():
         return cluster is not None
-    return "SLURMD_NODENAME" not in os.environ and read_setting("ClusterName", limit_s=ASK_S) not in ("", cluster)
+    return "SLURMD_NODENAME" not in os.environ and read_setting("ClusterName", limit_s=QUESTION_INTERVAL_S) not in ("", cluster)
 
 
 def call_slurm(
     argv: Sequence[str],
     *,
     cluster: str | None = None,
-    limit_s: float = LIMIT_S,
-    enough: re.Pattern[str] | None = None,
+    limit_s: float = COMMAND_LIMIT_S,
+    enough_pattern: re.Pattern[str] | None = None,
 ) -> SlurmOutput:
     """Run a command of Slurm. cluster: the cluster that the command addresses; None: the default cluster of this machine.
     limit_s: seconds after which the command is ended. enough: if this pattern is found in the error output, the command is
     ended at once. Raises ShardlabError if this machine does not have the command."""
     argv = address_cluster(argv, cluster if _needs_option(cluster) else None)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED) or name in KEPT_VARIABLES}
+    inherited_variables = {
+        name: value for name, value in os.environ.items() if not name.startswith(DROPPED_PREFIXES) or name in KEPT_VARIABLES
+    }
     # Slurm prints times as seconds since the epoch, so the time zones of this machine and of the controller do not matter, and
     # prints the list of an array's tasks in full length.
-    environment = inherited | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+    environment = inherited_variables | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
     deadline = time.monotonic() + limit_s
     try:
         process = subprocess.Popen(
@@ -146,13 +152,17 @@ def call_slurm(
             while True:
                 left_s = max(0.0, deadline - time.monotonic())
                 try:
-                    output, errors = process.communicate(timeout=left_s if enough is None else min(left_s, LISTEN_S))
-                    text = drop_cluster_headers(output.decode("utf-8", "replace"))
-                    return SlurmOutput(process.returncode, text, errors.decode("utf-8", "replace"))
-                except subprocess.TimeoutExpired as timeout:
-                    output, errors = timeout.stdout or b"", timeout.stderr or b""
-                answer = SlurmOutput(None, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace"))
-                if time.monotonic() >= deadline or (enough is not None and answer.find_error_line(enough) is not None):
+                    output, error_output = process.communicate(
+                        timeout=left_s if enough_pattern is None else min(left_s, LISTEN_INTERVAL_S)
+                    )
+                    output_text = drop_cluster_headers(output.decode("utf-8", "replace"))
+                    return SlurmOutput(process.returncode, output_text, error_output.decode("utf-8", "replace"))
+                except subprocess.TimeoutExpired as timeout_error:
+                    output, error_output = timeout_error.stdout or b"", timeout_error.stderr or b""
+                answer = SlurmOutput(None, output.decode("utf-8", "replace"), error_output.decode("utf-8", "replace"))
+                if time.monotonic() >= deadline or (
+                    enough_pattern is not None and answer.find_error_line(enough_pattern) is not None
+                ):
                     return answer
         finally:
             process.kill()  # does nothing if the process has ended
@@ -164,19 +174,19 @@ def is_down() -> bool:
     return " is DOWN" in output and " is UP" not in output
 
 
-def read_setting(name: str, *, cluster: str | None = None, limit_s: float = LIMIT_S) -> str:
+def read_setting(name: str, *, cluster: str | None = None, limit_s: float = COMMAND_LIMIT_S) -> str:
     """The value of an entry of the controller's configuration, such as ClusterName; '' if it cannot be read. cluster: as in
     `call_slurm`."""
     answer = call_slurm(["scontrol", "show", "config"], cluster=cluster, limit_s=limit_s)
     for line in answer.stdout.splitlines() if answer.code == 0 else ():
-        key, _, value = line.partition("=")
-        if key.strip() == name:
-            return value.strip()
+        setting_name, _, setting_value = line.partition("=")
+        if setting_name.strip() == name:
+            return setting_value.strip()
     return ""
 
 
-def read_number_setting(name: str, otherwise: int, cluster: str | None) -> int:
+def read_number_setting(name: str, default_number: int, cluster: str | None) -> int:
     """A number of the controller's configuration, such as MaxArraySize; `otherwise` if it cannot be read. cluster: as in
     `call_slurm`."""
-    words = read_setting(name, cluster=cluster).split()  # some values have a unit behind the number
-    return int(words[0]) if words and words[0].isdigit() else otherwise
+    value_words = read_setting(name, cluster=cluster).split()  # some values have a unit behind the number
+    return int(value_words[0]) if value_words and value_words[0].isdigit() else default_number

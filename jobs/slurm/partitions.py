@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 from jobs.slurm.commands import call_slurm
 
-_WORD = re.compile(r"(\w+)=(\S*)")
-_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?\Z")
+_WORD_PATTERN = re.compile(r"(\w+)=(\S*)")
+_TIME_PATTERN = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?\Z")
 
 
 def read_partitions(limit_s: float, cluster: str | None) -> list[dict[str, str]]:
     """The partitions, each as the words that Slurm prints about it, such as MaxTime; empty if Slurm does not answer. limit_s,
     cluster: as in `call_slurm`."""
     answer = call_slurm(["scontrol", "--oneliner", "show", "partition"], cluster=cluster, limit_s=limit_s)
-    partitions = [dict(_WORD.findall(line)) for line in answer.stdout.splitlines() if answer.code == 0]
+    partitions = [dict(_WORD_PATTERN.findall(line)) for line in answer.stdout.splitlines() if answer.code == 0]
     return [partition for partition in partitions if "PartitionName" in partition]
 
 
@@ -26,35 +26,41 @@ def find_exceeded_limit(partitions: Sequence[dict[str, str]], options: Sequence[
     options: the sbatch options of the job; the last of equal options counts. A job with a QOS is not checked, because the QOS
     may have limits of its own instead.
     """
-    values = dict(option.removeprefix("--").partition("=")[::2] for option in options)
-    names = set(values["partition"].split(",")) if "partition" in values else None
-    usable = [
+    values_by_option = dict(option.removeprefix("--").partition("=")[::2] for option in options)
+    partition_names = set(values_by_option["partition"].split(",")) if "partition" in values_by_option else None
+    usable_partitions = [
         partition
         for partition in partitions
-        if (partition["PartitionName"] in names if names is not None else partition.get("Default") == "YES")
+        if (partition["PartitionName"] in partition_names if partition_names is not None else partition.get("Default") == "YES")
     ]
-    if "qos" in values or not usable:
+    if "qos" in values_by_option or not usable_partitions:
         return ""
-    clauses = [_describe_excess(partition, values) for partition in usable]
-    return clauses[0] if all(clauses) else ""
+    excess_clauses = [_describe_excess(partition, values_by_option) for partition in usable_partitions]
+    return excess_clauses[0] if all(excess_clauses) else ""
 
 
-def _describe_excess(partition: dict[str, str], values: dict[str, str]) -> str:
-    name, nodes = partition["PartitionName"], values.get("nodes", "")
-    requested_s, longest_s = _parse_time_s(values.get("time", "")), _parse_time_s(partition.get("MaxTime", ""))
+def _describe_excess(partition: dict[str, str], values_by_option: dict[str, str]) -> str:
+    partition_name, nodes = partition["PartitionName"], values_by_option.get("nodes", "")
+    requested_s, longest_s = _parse_time_s(values_by_option.get("time", "")), _parse_time_s(partition.get("MaxTime", ""))
     if requested_s is not None and longest_s is not None and requested_s > longest_s:
-        return f"the time limit {requested_s // 60} min is above MaxTime={partition['MaxTime']} of the partition {name}"
+        return (
+            f"the time limit {requested_s // 60} min is above MaxTime={partition['MaxTime']} of the partition {partition_name}"
+        )
     most_nodes = partition.get("MaxNodes", "")
     if nodes.isdigit() and most_nodes.isdigit() and int(nodes) > int(most_nodes):
-        return f"the node count {nodes} is above MaxNodes={most_nodes} of the partition {name}"
+        return f"the node count {nodes} is above MaxNodes={most_nodes} of the partition {partition_name}"
     return ""
 
 
-def _parse_time_s(text: str) -> int | None:
+def _parse_time_s(time_text: str) -> int | None:
     """A time of Slurm, such as 30 (minutes), 01:00:00 or 1-12, in seconds; None for UNLIMITED and other words."""
-    if (match := _TIME.match(text)) is None:
+    if (match := _TIME_PATTERN.match(time_text)) is None:
         return None
-    first, second, third = (int(match[name] or 0) for name in ("first", "second", "third"))
+    first_number, second_number, third_number = (int(match[name] or 0) for name in ("first", "second", "third"))
     if match["days"] is not None:
-        return int(match["days"]) * 86400 + first * 3600 + second * 60 + third
-    return first * 3600 + second * 60 + third if match["third"] is not None else first * 60 + second
+        return int(match["days"]) * 86400 + first_number * 3600 + second_number * 60 + third_number
+    return (
+        first_number * 3600 + second_number * 60 + third_number
+        if match["third"] is not None
+        else first_number * 60 + second_number
+    )

@@ -16,16 +16,16 @@ from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call_slurm, 
 from shardlab.runs.state import name_job
 
 # The columns that sacct and squeue print: the same columns in the same order, so that one parser reads both outputs.
-SACCT = ("JobID", "JobName", "State", "Submit", "Start", "NodeList", "Reason")
-SQUEUE = "%i|%j|%T|%V|%S|%N|%r"
+SACCT_FIELDS = ("JobID", "JobName", "State", "Submit", "Start", "NodeList", "Reason")
+SQUEUE_FORMAT = "%i|%j|%T|%V|%S|%N|%r"
 MOST_JOBS_PER_COMMAND = 500  # the most jobs that one command names
-DISABLED = "accounting storage is disabled"  # sacct's words if Slurm keeps no accounting
-_TASKS = re.compile(r"^(\d+)_\[([^%\]]+)(?:%\d+)?\]\Z")
-_RANGE = re.compile(r"^(\d+)(?:-(\d+))?(?::(\d+))?\Z")
-_PREEMPTED = re.compile(r"\bPreemptTime=\d")  # a job that is not preempted has PreemptTime=None
+ACCOUNTING_DISABLED = "accounting storage is disabled"  # sacct's words if Slurm keeps no accounting
+_TASKS_PATTERN = re.compile(r"^(\d+)_\[([^%\]]+)(?:%\d+)?\]\Z")
+_RANGE_PATTERN = re.compile(r"^(\d+)(?:-(\d+))?(?::(\d+))?\Z")
+_PREEMPTED_PATTERN = re.compile(r"\bPreemptTime=\d")  # a job that is not preempted has PreemptTime=None
 # The words of Slurm's commands if the controller is away, or if its answer did not arrive or could not be read. In these cases,
 # sbatch may have created a job. (From slurm_errno.c of Slurm 21.08 to 25.11.)
-_AWAY = re.compile(
+_NO_ANSWER_PATTERN = re.compile(
     r"(?i)unable to contact|connection|connect failure|communication|timed out|timeout|zero bytes|transport|transmit|"
     r"unexpected message|message (?:send|receive) failure|message length|header lengths|authentication error|socket error|"
     r"standby mode|shutting down"
@@ -53,7 +53,7 @@ class JobsFound(msgspec.Struct, frozen=True):
 
     jobs: dict[str, Job]
     """The jobs that were found, by id."""
-    why_not: str
+    no_answer_reason: str
     """Why Slurm's controller could not be asked, or ''."""
     accounting_error: str = ""
     """Why Slurm's accounting did not answer, so that only the controller has said which jobs it knows; or ''."""
@@ -63,7 +63,7 @@ class JobsFound(msgspec.Struct, frozen=True):
     @property
     def complete(self) -> bool:
         """Whether it is certain that Slurm does not know the jobs that are missing in `jobs`."""
-        return not (self.why_not or self.accounting_error)
+        return not (self.no_answer_reason or self.accounting_error)
 
 
 def find_jobs(
@@ -76,41 +76,49 @@ def find_jobs(
     controller knows all these jobs, sacct is not called. cluster: as in `call_slurm`."""
     if not numbers:
         return JobsFound({}, "")
-    queue = _call_squeue(cluster) if unfinished_ids else None
-    if queue is not None and queue.code == 0 and unfinished_ids <= (listed_jobs := _parse_listed_jobs(queue, numbers)).keys():
+    squeue_output = _call_squeue(cluster) if unfinished_ids else None
+    if (
+        squeue_output is not None
+        and squeue_output.code == 0
+        and unfinished_ids <= (listed_jobs := _parse_listed_jobs(squeue_output, numbers)).keys()
+    ):
         return JobsFound(listed_jobs, "")
-    accounts = call_slurm([*_sacct_argv(since_s), f"--jobs={','.join(numbers)}"], cluster=cluster)
-    jobs_by_id = {job.id: job for job in _parse_jobs(accounts.stdout)} if accounts.code == 0 else {}
-    unknown = {number for number in numbers if not any(job.startswith(f"{number}_") or job == number for job in jobs_by_id)}
+    sacct_output = call_slurm([*_make_sacct_argv(since_s), f"--jobs={','.join(numbers)}"], cluster=cluster)
+    jobs_by_id = {job.id: job for job in _parse_jobs(sacct_output.stdout)} if sacct_output.code == 0 else {}
+    unknown_numbers = {
+        number for number in numbers if not any(job.startswith(f"{number}_") or job == number for job in jobs_by_id)
+    }
     has_unsettled = not all(states.is_settled(job.state) for job in jobs_by_id.values())
-    if queue is None and accounts.code == 0 and not unknown and not has_unsettled:
+    if squeue_output is None and sacct_output.code == 0 and not unknown_numbers and not has_unsettled:
         return JobsFound(jobs_by_id, "")
     # The accounting lags by seconds behind a start or an end of a job, and does not say what a job waits for.
-    queue = queue or _call_squeue(cluster)
-    if queue.code != 0:
-        return JobsFound(jobs_by_id, queue.error_line)
-    jobs_by_id |= _parse_listed_jobs(queue, numbers)
+    squeue_output = squeue_output or _call_squeue(cluster)
+    if squeue_output.code != 0:
+        return JobsFound(jobs_by_id, squeue_output.error_line)
+    jobs_by_id |= _parse_listed_jobs(squeue_output, numbers)
     # If Slurm keeps no accounting, the controller's list is complete: it has all jobs, and ended jobs for MinJobAge seconds.
     # Before Slurm 23.11.4, sacct may return exit code 0 although it prints an error.
-    is_accounting_complete = accounts.code == 0 and "error:" not in accounts.stderr
-    has_answered = is_accounting_complete or DISABLED in accounts.stderr
-    return JobsFound(jobs_by_id, "", "" if has_answered else accounts.error_line, is_accounting_complete)
+    is_accounting_complete = sacct_output.code == 0 and "error:" not in sacct_output.stderr
+    has_answered = is_accounting_complete or ACCOUNTING_DISABLED in sacct_output.stderr
+    return JobsFound(jobs_by_id, "", "" if has_answered else sacct_output.error_line, is_accounting_complete)
 
 
 def find_jobs_by_name(name: str, since_s: float, cluster: str | None) -> list[Job]:
     """The jobs with this name that the controller or the accounting of a cluster lists. cluster: as in `call_slurm`. Raises
     ControllerUnreachable."""
-    queue = call_slurm(["squeue", "-h", "--me", "--states=all", f"--name={name}", f"--format={SQUEUE}"], cluster=cluster)
-    if queue.code != 0:
-        raise ControllerUnreachable(queue.error_line, f"It is not known whether Slurm has a job named {name}.")
-    jobs = {job.id.split("_")[0]: job for job in _parse_jobs(queue.stdout) if job.name == name}
-    accounts = call_slurm([*_sacct_argv(since_s), f"--name={name}"], cluster=cluster)
-    if accounts.code == 0:
-        jobs |= {job.id.split("_")[0]: job for job in _parse_jobs(accounts.stdout) if job.name == name}
-    return list(jobs.values())
+    squeue_output = call_slurm(
+        ["squeue", "-h", "--me", "--states=all", f"--name={name}", f"--format={SQUEUE_FORMAT}"], cluster=cluster
+    )
+    if squeue_output.code != 0:
+        raise ControllerUnreachable(squeue_output.error_line, f"It is not known whether Slurm has a job named {name}.")
+    jobs_by_number = {job.id.split("_")[0]: job for job in _parse_jobs(squeue_output.stdout) if job.name == name}
+    sacct_output = call_slurm([*_make_sacct_argv(since_s), f"--name={name}"], cluster=cluster)
+    if sacct_output.code == 0:
+        jobs_by_number |= {job.id.split("_")[0]: job for job in _parse_jobs(sacct_output.stdout) if job.name == name}
+    return list(jobs_by_number.values())
 
 
-def select_own_jobs(jobs: Mapping[str, str]) -> list[tuple[str | None, Sequence[str]]]:
+def select_own_jobs(tokens_by_job: Mapping[str, str]) -> list[tuple[str | None, Sequence[str]]]:
     """Those of these jobs that Slurm lists under the name that we gave them, as `split_by_command` returns them. Raises
     ControllerUnreachable.
 
@@ -119,34 +127,40 @@ def select_own_jobs(jobs: Mapping[str, str]) -> list[tuple[str | None, Sequence[
     job's name.
     """
     own_jobs: dict[str, str] = {}
-    for cluster, numbers in _group_by_cluster(jobs).items():
-        for names in _split_into_parts(sorted({jobs[name_job(number, cluster)] for number in numbers})):
-            queue = _call_squeue(cluster, f"--name={','.join(names)}")
-            if queue.code != 0:
-                raise ControllerUnreachable(queue.error_line, "No job was changed; run the command again when Slurm is back.")
-            own_jobs |= {name_job(job.id, cluster): job.name for job in _parse_jobs(queue.stdout)}
-    return split_by_command([job for job, token in jobs.items() if own_jobs.get(job) == token])
+    for cluster, job_numbers in _group_by_cluster(tokens_by_job).items():
+        for job_names in _split_into_parts(sorted({tokens_by_job[name_job(number, cluster)] for number in job_numbers})):
+            squeue_output = _call_squeue(cluster, f"--name={','.join(job_names)}")
+            if squeue_output.code != 0:
+                raise ControllerUnreachable(
+                    squeue_output.error_line, "No job was changed; run the command again when Slurm is back."
+                )
+            own_jobs |= {name_job(job.id, cluster): job.name for job in _parse_jobs(squeue_output.stdout)}
+    return split_by_command([job for job, token in tokens_by_job.items() if own_jobs.get(job) == token])
 
 
 def split_by_command(jobs: Iterable[str]) -> list[tuple[str | None, Sequence[str]]]:
     """Jobs, as `sent_job` names them, in groups for one command each: (the cluster as in `call_slurm`, the numbers of at most
     MOST_JOBS_PER_COMMAND jobs of this cluster)."""
-    return [(cluster, part) for cluster, numbers in _group_by_cluster(jobs).items() for part in _split_into_parts(numbers)]
+    return [
+        (cluster, numbers_of_command)
+        for cluster, job_numbers in _group_by_cluster(jobs).items()
+        for numbers_of_command in _split_into_parts(job_numbers)
+    ]
 
 
 def _group_by_cluster(jobs: Iterable[str]) -> dict[str | None, list[str]]:
     """The numbers of the jobs of each cluster."""
-    numbers: dict[str | None, list[str]] = {}
+    numbers_by_cluster: dict[str | None, list[str]] = {}
     for job in jobs:
         cluster, _, number = job.rpartition(":")
-        numbers.setdefault(cluster or None, []).append(number)
-    return numbers
+        numbers_by_cluster.setdefault(cluster or None, []).append(number)
+    return numbers_by_cluster
 
 
 def is_preempted(job: str) -> bool:
     """Whether Slurm is preempting this running job. A preempted job that gets time to end first receives only a signal, which
     does not tell the reason."""
-    return bool(_PREEMPTED.search(call_slurm(["scontrol", "show", "job", job], cluster=own_cluster()).stdout))
+    return bool(_PREEMPTED_PATTERN.search(call_slurm(["scontrol", "show", "job", job], cluster=own_cluster()).stdout))
 
 
 def _split_into_parts(jobs: Sequence[str]) -> list[Sequence[str]]:
@@ -155,58 +169,60 @@ def _split_into_parts(jobs: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _call_squeue(cluster: str | None, *options: str) -> SlurmOutput:
-    return call_slurm(["squeue", "-h", "-r", "--me", "--states=all", *options, f"--format={SQUEUE}"], cluster=cluster)
+    return call_slurm(["squeue", "-h", "-r", "--me", "--states=all", *options, f"--format={SQUEUE_FORMAT}"], cluster=cluster)
 
 
-def _parse_listed_jobs(queue: SlurmOutput, listed_numbers: Sequence[str]) -> dict[str, Job]:
+def _parse_listed_jobs(squeue_output: SlurmOutput, listed_numbers: Sequence[str]) -> dict[str, Job]:
     job_numbers = set(listed_numbers)
-    return {job.id: job for job in _parse_jobs(queue.stdout) if job.id.split("_")[0] in job_numbers}
+    return {job.id: job for job in _parse_jobs(squeue_output.stdout) if job.id.split("_")[0] in job_numbers}
 
 
 def is_unanswered(answer: SlurmOutput) -> bool:
     """Whether Slurm's controller did not answer the command, so that it is not known what Slurm did."""
-    return answer.code is None or bool(_AWAY.search(answer.stderr))
+    return answer.code is None or bool(_NO_ANSWER_PATTERN.search(answer.stderr))
 
 
-def _sacct_argv(since_s: float) -> list[str]:
-    since = max(0, int(since_s) - 86400)  # a day earlier, because clocks differ and Slurm reads the time in its own time zone
-    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since))
-    return ["sacct", "-X", "-P", "-n", f"--starttime={start}", f"--format={','.join(SACCT)}"]
+def _make_sacct_argv(since_s: float) -> list[str]:
+    earliest_s = max(
+        0, int(since_s) - 86400
+    )  # a day earlier, because clocks differ and Slurm reads the time in its own time zone
+    start_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(earliest_s))
+    return ["sacct", "-X", "-P", "-n", f"--starttime={start_text}", f"--format={','.join(SACCT_FIELDS)}"]
 
 
-def _parse_jobs(text: str) -> Iterator[Job]:
+def _parse_jobs(table_text: str) -> Iterator[Job]:
     """Parse the output of sacct or squeue. If a job is listed twice, the entry that counts comes last.
 
     Of two arrays with the same number (before 23.11 sacct lists both), the later array counts. If a task is listed alone and
     also in a range of tasks, the entry of the task alone counts: sacct removes the task from the range a little later.
     """
-    rows = [cells for line in text.splitlines() if len(cells := line.split("|")) == len(SACCT)]
-    rows.sort(key=lambda cells: (_parse_time(cells[3]) or 0.0, "[" not in cells[0]))
-    for job, name, state, submit, start, nodes, reason in rows:
+    table_rows = [cells for line in table_text.splitlines() if len(cells := line.split("|")) == len(SACCT_FIELDS)]
+    table_rows.sort(key=lambda cells: (_parse_time(cells[3]) or 0.0, "[" not in cells[0]))
+    for job, name, state, submit_text, start_text, nodes, reason in table_rows:
         for number in _expand_tasks(job):
             yield Job(
                 id=number,
                 name=name,
                 state=state,
                 reason="" if reason == "None" else reason,
-                submit_s=_parse_time(submit),
-                start_s=_parse_time(start),
+                submit_s=_parse_time(submit_text),
+                start_s=_parse_time(start_text),
                 nodes="" if nodes == "None assigned" else nodes,
             )
 
 
-def _parse_time(text: str) -> float | None:
-    return float(text) if text.isdigit() else None
+def _parse_time(time_text: str) -> float | None:
+    return float(time_text) if time_text.isdigit() else None
 
 
 def _expand_tasks(job: str) -> Iterable[str]:
     """Expand a range of tasks: 12_[3-5,7%2] to 12_3, 12_4, 12_5, 12_7, and 12_[0-4:2] to 12_0, 12_2, 12_4."""
-    match = _TASKS.match(job)
-    if not match:
+    tasks_match = _TASKS_PATTERN.match(job)
+    if not tasks_match:
         return [job]
-    parts = [part for part in map(_RANGE.match, match[2].split(",")) if part]
+    range_matches = [range_match for range_match in map(_RANGE_PATTERN.match, tasks_match[2].split(",")) if range_match]
     return [
-        f"{match[1]}_{number}"
-        for part in parts
-        for number in range(int(part[1]), int(part[2] or part[1]) + 1, int(part[3] or 1))
+        f"{tasks_match[1]}_{task_number}"
+        for range_match in range_matches
+        for task_number in range(int(range_match[1]), int(range_match[2] or range_match[1]) + 1, int(range_match[3] or 1))
     ]

@@ -7,7 +7,7 @@ WAITING_STATES = {
     "POWER_UP_NODE",
 }  # fmt: skip
 RUNNING_STATES = {"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "UPDATE_DB"}
-ENDED = {
+RUN_STATE_BY_END = {
     "COMPLETED": "completed",
     "FAILED": "failed",
     "TIMEOUT": "timeout",
@@ -23,7 +23,7 @@ ENDED = {
 }
 # After these states, Slurm may start the job again. The accounting shows the new start only some seconds later.
 RESTARTABLE_STATES = {"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"}
-WHY = {
+END_CLAUSES = {
     "TIMEOUT": "Slurm ended the job at its time limit",
     "DEADLINE": "Slurm ended the job at its deadline",
     "OUT_OF_MEMORY": "out of host memory: Slurm saw the kernel's OOM killer end a process of the job",
@@ -36,19 +36,19 @@ WHY = {
 }
 
 
-def bare_state(raw: str) -> str:
+def extract_state(slurm_text: str) -> str:
     """The bare state in Slurm's text for a state, such as CANCELLED in `CANCELLED by 1000`, or COMPLETING in `COMPLETING+`."""
-    return raw.split()[0].rstrip("+").upper() if raw.split() else ""
+    return slurm_text.split()[0].rstrip("+").upper() if slurm_text.split() else ""
 
 
-def translate_state(raw: str) -> str:
+def translate_state(slurm_text: str) -> str:
     """Translate Slurm's state of a job to the state of its run: pending, running, a final state, or unknown."""
-    state = bare_state(raw)
+    state = extract_state(slurm_text)
     if state in WAITING_STATES:
         return "pending"
-    return "running" if state in RUNNING_STATES else ENDED.get(state, "unknown")
+    return "running" if state in RUNNING_STATES else RUN_STATE_BY_END.get(state, "unknown")
 
 
-def is_settled(raw: str) -> bool:
+def is_settled(slurm_text: str) -> bool:
     """Whether a job with this state in the accounting has ended for good."""
-    return bare_state(raw) in ENDED.keys() - RESTARTABLE_STATES
+    return extract_state(slurm_text) in RUN_STATE_BY_END.keys() - RESTARTABLE_STATES

@@ -29,21 +29,21 @@ from shardlab.runs.state import FINAL, find_last_sending
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
-LOOK_S = 1.0
-MESSAGES = 3  # number of Slurm's message timeouts during which a late answer may still arrive
-NAMED = 20  # the most runs that a line names, because a terminal may cut longer lines
+LOOK_INTERVAL_S = 1.0
+MESSAGE_TIMEOUTS = 3  # number of Slurm's message timeouts during which a late answer may still arrive
+MOST_NAMED_RUNS = 20  # the most runs that a line names, because a terminal may cut longer lines
 Kind = Literal["one", "array", "pack"]
 SubmitOption = Annotated[str, msgspec.Meta(pattern=r"^--(output|array|dependency)=")]  # the options that `jobs submit` adds
-_NOT_IN_A_TOKEN = re.compile(r"[^A-Za-z0-9._-]")
-_JOB_ID = re.compile(rf"^(\d+)(?:;({SLURM_CLUSTER_PATTERN[1:-2]}))?\Z")
+_NON_TOKEN_CHARACTER = re.compile(r"[^A-Za-z0-9._-]")
+_JOB_ID_PATTERN = re.compile(rf"^(\d+)(?:;({SLURM_CLUSTER_PATTERN[1:-2]}))?\Z")
 # After sbatch has printed these words, it retries for two minutes. shardlab ends sbatch instead, because Slurm may accept a
 # smaller array now.
-_BUSY = re.compile(r"temporarily unable to accept job|job queue full")
+_BUSY_PATTERN = re.compile(r"temporarily unable to accept job|job queue full")
 # The words of sbatch if Slurm rejects a job because of a limit. Slurm may accept the job later, or accept a smaller job now.
 # The limits are limits on submitted jobs (Assoc... and QOS..., Max and Grp), MaxJobCount, MaxArraySize, max_array_tasks, and
 # the limit on requests.
-NO_ROOM = re.compile(
-    rf"{_BUSY.pattern}|(?i:submit_?jobs?)|MaxJobCount|[Tt]emporarily unavailable|Unable to create job record|"
+LIMIT_PATTERN = re.compile(
+    rf"{_BUSY_PATTERN.pattern}|(?i:submit_?jobs?)|MaxJobCount|[Tt]emporarily unavailable|Unable to create job record|"
     r"Rate limit exceeded|Invalid job array specification|(?i:job arrays? (?:is|are) not)"
 )
 
@@ -88,9 +88,9 @@ def submissions_folder(workspace: Workspace) -> Path:
     return workspace.shardlab_folder / "submissions"
 
 
-def make_token(name: str) -> str:
+def make_token(token_prefix: str) -> str:
     """Make a name for a job that no other job has. The name is the token of the submission."""
-    return f"{_NOT_IN_A_TOKEN.sub('', name).lstrip('._-')[:80]}.{secrets.token_hex(5)}"
+    return f"{_NON_TOKEN_CHARACTER.sub('', token_prefix).lstrip('._-')[:80]}.{secrets.token_hex(5)}"
 
 
 def record_intent(workspace: Workspace, submission: Submission) -> None:
@@ -112,26 +112,28 @@ def send_submission(workspace: Workspace, submission: Submission) -> None:
 
 def list_interrupted(workspace: Workspace) -> list[Submission]:
     """The submissions that were recorded as intended but not as sent, oldest first."""
-    intended = [submission for submission in list_submissions(workspace) if submission.state == "intended"]
-    return sorted(intended, key=lambda submission: submission.created_s)
+    intended_submissions = [submission for submission in list_submissions(workspace) if submission.state == "intended"]
+    return sorted(intended_submissions, key=lambda submission: submission.created_s)
 
 
 def list_submissions(workspace: Workspace) -> list[Submission]:
     """Every submission of the workspace whose file can be read."""
-    return [submission for path in _submission_files(workspace) if isinstance(submission := _read_submission(path), Submission)]
+    return [
+        submission for path in _list_submission_files(workspace) if isinstance(submission := _read_submission(path), Submission)
+    ]
 
 
 def describe_damaged(workspace: Workspace) -> list[str]:
     """For each submission file that cannot be read, a sentence with the runs that are skipped because of it, and what to do."""
-    return [_damage_and_remedy(workspace, token, why) for token, why in find_unreadable(workspace).items()]
+    return [_describe_damage_and_remedy(workspace, token, why) for token, why in find_unreadable(workspace).items()]
 
 
 def find_unreadable(workspace: Workspace) -> dict[str, str]:
     """Why each submission file that is damaged cannot be read, by the token of the submission."""
-    return {path.stem: why for path in _submission_files(workspace) if isinstance(why := _read_submission(path), str)}
+    return {path.stem: why for path in _list_submission_files(workspace) if isinstance(why := _read_submission(path), str)}
 
 
-def _submission_files(workspace: Workspace) -> list[Path]:
+def _list_submission_files(workspace: Workspace) -> list[Path]:
     return sorted(submissions_folder(workspace).glob("*.json"))
 
 
@@ -148,24 +150,24 @@ def _read_submission(path: Path) -> Submission | str | None:
         return f"{path}: is not a submission of this version: {error}"
 
 
-def _damage_and_remedy(workspace: Workspace, token: str, why: str) -> str:
+def _describe_damage_and_remedy(workspace: Workspace, token: str, damage: str) -> str:
     waiting_ids = [run.run_id for run in workspace.all_runs() if _is_left_open(run, token)]
     if not waiting_ids:
-        return f"{why}. No run waits for this submission: remove the file."
-    if len(waiting_ids) > NAMED:
-        parts = (waiting_ids[start : start + NAMED] for start in range(0, len(waiting_ids), NAMED))
-        commands = "".join(f"\n  jobs cancel {' '.join(part)}" for part in parts)
+        return f"{damage}. No run waits for this submission: remove the file."
+    if len(waiting_ids) > MOST_NAMED_RUNS:
+        id_groups = (waiting_ids[start : start + MOST_NAMED_RUNS] for start in range(0, len(waiting_ids), MOST_NAMED_RUNS))
+        cancel_commands = "".join(f"\n  jobs cancel {' '.join(id_group)}" for id_group in id_groups)
         return (
-            f"{why}. It is not known whether Slurm accepted the job {token}, so its {len(waiting_ids):,} runs are set aside: "
-            f"{waiting_ids[0]} and others. Restore the file; or withdraw the runs with these commands (a job that Slurm has "
-            "for them then does nothing), remove the file, and send the runs again with `jobs retry --only cancelled`."
-            f"{commands}"
+            f"{damage}. It is not known whether Slurm accepted the job {token}, so its {len(waiting_ids):,} runs are set "
+            f"aside: {waiting_ids[0]} and others. Restore the file; or withdraw the runs with these commands (a job that Slurm "
+            "has for them then does nothing), remove the file, and send the runs again with `jobs retry --only cancelled`."
+            f"{cancel_commands}"
         )
-    names = " ".join(waiting_ids)
+    ids = " ".join(waiting_ids)
     return (
-        f"{why}. It is not known whether Slurm accepted the job {token}, so these runs are set aside: {names}. Restore the "
-        f"file; or withdraw the runs with `jobs cancel {names}` (a job that Slurm has for them then does nothing), remove the "
-        "file, and send the runs again with `jobs retry --only cancelled`."
+        f"{damage}. It is not known whether Slurm accepted the job {token}, so these runs are set aside: {ids}. "
+        f"Restore the file; or withdraw the runs with `jobs cancel {ids}` (a job that Slurm has for them then does "
+        "nothing), remove the file, and send the runs again with `jobs retry --only cancelled`."
     )
 
 
@@ -175,8 +177,8 @@ def _is_left_open(run_dir: RunDir, token: str, *, is_unreadable: bool = False) -
     is_unreadable: the result for a run whose records cannot be read; every command skips and reports such a run anyway.
     """
     try:
-        last = find_last_sending(run_dir.events(strict=True))
-        is_open = last is not None and last.event == "submitting" and last.data.get("token") == token
+        last_sending = find_last_sending(run_dir.events(strict=True))
+        is_open = last_sending is not None and last_sending.event == "submitting" and last_sending.data.get("token") == token
         return is_open and run_dir.judge().state not in FINAL
     except ShardlabError:
         return is_unreadable
@@ -187,19 +189,19 @@ def settle_submission(workspace: Workspace, submission: Submission) -> str:
     ControllerUnreachable."""
     if _adopt_job(workspace, submission):
         return f"{submission.token}: Slurm had accepted this job as job {submission.job}; its number is recorded now."
-    folders = [RunDir(workspace.runs / run) for run in submission.runs]
-    existing_folders = [folder for folder in folders if folder.path.exists()]
+    run_dirs = [RunDir(workspace.runs / run) for run in submission.runs]
+    existing_folders = [folder for folder in run_dirs if folder.path.exists()]
     waiting_folders = [folder for folder in existing_folders if _is_left_open(folder, submission.token, is_unreadable=True)]
     if any(claim.is_claimed_by_job(folder) for folder in existing_folders):
         # The job has run and Slurm has forgotten the job. The records of the runs that the job started say how these runs
         # ended.
-        unstarted = [folder.run_id for folder in waiting_folders if not folder.claim.exists()]
-        for run in unstarted:
+        unstarted_ids = [folder.run_id for folder in waiting_folders if not folder.claim.exists()]
+        for run in unstarted_ids:
             why = f"Slurm no longer knows the job {submission.token}, which had not started this run"
             _record_event(workspace, run, "refused", sync=True, why=why, token=submission.token)
         submission.state, submission.why = "sent", "Slurm no longer knows its number"
         _write_submission(workspace, submission)
-        note = f" {len(unstarted)} of its runs had not started; `jobs submit` submits them again." if unstarted else ""
+        note = f" {len(unstarted_ids)} of its runs had not started; `jobs submit` submits them again." if unstarted_ids else ""
         return f"{submission.token}: Slurm no longer knows this job; the records of the runs that it started are kept.{note}"
     if not existing_folders:
         _remove_files(workspace, submission)
@@ -213,25 +215,25 @@ def settle_submission(workspace: Workspace, submission: Submission) -> str:
 
 def _find_out_outcome(workspace: Workspace, submission: Submission, answer: SlurmOutput) -> None:
     """Handle an answer that does not say whether the job exists: look for the job as long as Slurm may still create it."""
-    deadline = time.monotonic() + MESSAGES * read_number_setting("MessageTimeout", 10, submission.cluster)
+    deadline = time.monotonic() + MESSAGE_TIMEOUTS * read_number_setting("MessageTimeout", 10, submission.cluster)
     while True:
         if _adopt_job(workspace, submission):
             return
         if time.monotonic() > deadline:
             break
-        time.sleep(LOOK_S)
-    if answer.find_error_line(_BUSY) is not None:
+        time.sleep(LOOK_INTERVAL_S)
+    if answer.find_error_line(_BUSY_PATTERN) is not None:
         raise _record_refusal(workspace, submission, answer)
     if _call_sbatch(workspace, submission) is not None:
-        raise _outcome_unknown(submission, answer.error_line)
+        raise _make_unknown_outcome_error(submission, answer.error_line)
 
 
 def _call_sbatch(workspace: Workspace, submission: Submission) -> SlurmOutput | None:
     """Call sbatch. Returns None if Slurm created the job, or the output of sbatch if the output does not say whether the job
     exists. Raises JobRefused."""
     argv = ["sbatch", "--parsable", f"--job-name={submission.token}", *submission.options, submission.script]
-    answer = call_slurm(argv, cluster=submission.cluster, enough=_BUSY)
-    if answer.code == 0 and (match := _JOB_ID.match(answer.stdout.strip())):
+    answer = call_slurm(argv, cluster=submission.cluster, enough_pattern=_BUSY_PATTERN)
+    if answer.code == 0 and (match := _JOB_ID_PATTERN.match(answer.stdout.strip())):
         # sbatch prints the cluster only if a cluster was named. The user's own template may name another cluster.
         submission.cluster = match[2] or submission.cluster
         _record_sent(workspace, submission, match[1])
@@ -246,22 +248,26 @@ def _adopt_job(workspace: Workspace, submission: Submission) -> bool:
     try:
         jobs = query.find_jobs_by_name(submission.token, submission.created_s, submission.cluster)
     except ControllerUnreachable as outage:
-        raise _outcome_unknown(submission, outage.why) from None
+        raise _make_unknown_outcome_error(submission, outage.why) from None
     if not jobs:
         return False
     _record_sent(workspace, submission, jobs[0].id.split("_")[0])
     return True
 
 
-def _outcome_unknown(submission: Submission, why: str) -> ControllerUnreachable:
+def _make_unknown_outcome_error(submission: Submission, why: str) -> ControllerUnreachable:
     """The error that is raised while it is unknown whether Slurm accepted the job. why: what Slurm's command printed."""
-    count = len(submission.runs)
-    runs = submission.runs[0] if count == 1 else f"{count} runs: {', '.join(submission.runs[:3])}{', ...' * (count > 3)}"
+    run_count = len(submission.runs)
+    runs_text = (
+        submission.runs[0]
+        if run_count == 1
+        else f"{run_count} runs: {', '.join(submission.runs[:3])}{', ...' * (run_count > 3)}"
+    )
     return ControllerUnreachable(
         why,
-        f"It is not known whether Slurm accepted the job {submission.token} ({runs}); if it did, the job runs. When Slurm is "
-        "back, `jobs submit` and `jobs retry` look for this job by its name first, and send it again only if Slurm does not "
-        "have it.",
+        f"It is not known whether Slurm accepted the job {submission.token} ({runs_text}); if it did, the job runs. "
+        "When Slurm is back, `jobs submit` and `jobs retry` look for this job by its name first, and send it again only if "
+        "Slurm does not have it.",
     )
 
 
@@ -288,18 +294,18 @@ def _describe_sending(submission: Submission, position: int) -> dict[str, Any]:
 
 
 def _record_refusal(workspace: Workspace, submission: Submission, answer: SlurmOutput) -> JobRefused:
-    limit = answer.find_error_line(NO_ROOM)
-    why = limit or answer.error_line
+    limit_line = answer.find_error_line(LIMIT_PATTERN)
+    why = limit_line or answer.error_line
     submission.state, submission.why = "refused", why
     _write_submission(workspace, submission)
-    sentence = f"Slurm rejected the job because of a limit: {why}" if limit else f"Slurm rejected the job: {why}"
+    sentence = f"Slurm rejected the job because of a limit: {why}" if limit_line else f"Slurm rejected the job: {why}"
     for run in submission.runs:
         _record_event(workspace, run, "refused", sync=True, why=sentence, token=submission.token)
     # The submission file is removed, because the events of the runs record the refusal. Otherwise, a command that waits at a
     # limit for days would leave a file for each try.
     _remove_files(workspace, submission)
     sentence = f"Slurm rejected the job of {', '.join(submission.runs)}: {why.rstrip('.')}. {advise_on_rejection(why)}".rstrip()
-    return SlurmLimitReached(why) if limit else JobRefused(sentence)
+    return SlurmLimitReached(why) if limit_line else JobRefused(sentence)
 
 
 def _record_event(workspace: Workspace, run_id: str, event_kind: str, *, sync: bool = False, **data: Any) -> None:
@@ -311,13 +317,13 @@ def _record_event(workspace: Workspace, run_id: str, event_kind: str, *, sync: b
 
 def _remove_files(workspace: Workspace, submission: Submission) -> None:
     shutil.rmtree(submissions_folder(workspace) / submission.token, ignore_errors=True)
-    _submission_path(workspace, submission).unlink(missing_ok=True)
+    _make_submission_path(workspace, submission).unlink(missing_ok=True)
 
 
 def _write_submission(workspace: Workspace, submission: Submission) -> None:
-    files.write_json(_submission_path(workspace, submission), submission)
-    workspace_trust.extend_consent(workspace, _submission_path(workspace, submission))
+    files.write_json(_make_submission_path(workspace, submission), submission)
+    workspace_trust.extend_consent(workspace, _make_submission_path(workspace, submission))
 
 
-def _submission_path(workspace: Workspace, submission: Submission) -> Path:
+def _make_submission_path(workspace: Workspace, submission: Submission) -> Path:
     return submissions_folder(workspace) / f"{submission.token}.json"

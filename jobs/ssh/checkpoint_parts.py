@@ -23,7 +23,9 @@ from shardlab.runs.rundir import RunDir
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
 
-STAGING = ".resume"  # a hidden folder in the folder of the new run, for files that arrive; it does not belong to the records
+STAGING_FOLDER = (
+    ".resume"  # a hidden folder in the folder of the new run, for files that arrive; it does not belong to the records
+)
 
 
 class StoredCheckpoint(msgspec.Struct, frozen=True):
@@ -64,20 +66,20 @@ def gather_checkpoint(run_dir: RunDir, run: Run, must_stop: MustStop) -> StoredC
     or if a node that has a part of the checkpoint does not answer.
     """
     reasons: list[str] = []
-    for old_run in (RunDir(run_dir.path.parent / name) for name in run.resume):
-        for path in checkpoint.complete_checkpoints(old_run.path):
-            manifest = checkpoint.read_manifest(path)
+    for old_run in (RunDir(run_dir.path.parent / run_id) for run_id in run.resume):
+        for checkpoint_path in checkpoint.complete_checkpoints(old_run.path):
+            manifest = checkpoint.read_manifest(checkpoint_path)
             if isinstance(manifest, str):
-                reason = manifest
+                unusable_reason = manifest
             else:
-                stored = StoredCheckpoint(old_run, path, manifest, manifest.cell_hash == run.cell_hash)
-                reason = _complete_checkpoint(run_dir, run, stored, must_stop)
+                stored_checkpoint = StoredCheckpoint(old_run, checkpoint_path, manifest, manifest.cell_hash == run.cell_hash)
+                unusable_reason = _complete_checkpoint(run_dir, run, stored_checkpoint, must_stop)
                 if must_stop():
                     return None
-                if not reason:
-                    return stored
-            run_dir.write_event("attempt", "checkpoint_passed_over", why=reason)
-            reasons.append(reason)
+                if not unusable_reason:
+                    return stored_checkpoint
+            run_dir.write_event("attempt", "checkpoint_passed_over", why=unusable_reason)
+            reasons.append(unusable_reason)
     if not run.resume:
         return None
     reasons_text = "; ".join(reasons) or "they have no checkpoint on this node"
@@ -86,73 +88,85 @@ def gather_checkpoint(run_dir: RunDir, run: Run, must_stop: MustStop) -> StoredC
     )
 
 
-def _complete_checkpoint(run_dir: RunDir, run: Run, stored: StoredCheckpoint, must_stop: MustStop) -> str:
+def _complete_checkpoint(run_dir: RunDir, run: Run, stored_checkpoint: StoredCheckpoint, must_stop: MustStop) -> str:
     """Bring the missing files of a checkpoint from the nodes that wrote it. Returns '' if the checkpoint is usable afterwards,
     otherwise a clause that says why the checkpoint is not usable.
 
     Raises ShardlabError if a node that may have the missing files does not answer.
     """
-    faulty_files = stored.find_faulty_files(must_stop)
-    if not faulty_files and not stored.find_late_ranks():
+    faulty_files = stored_checkpoint.find_faulty_files(must_stop)
+    if not faulty_files and not stored_checkpoint.find_late_ranks():
         return ""
     workspace = Workspace(run_dir.path.parent.parent)
-    placed_on = placement.read_placement(stored.run.events())
+    placed_on = placement.read_placement(stored_checkpoint.run.events())
     nodes_by_name = {node.name: node for node in inventory.read_inventory(workspace, run.cluster["name"]).nodes}
     absent_nodes = []
-    for name in placed_on.nodes if placed_on is not None else ():
+    for node_name in placed_on.nodes if placed_on is not None else ():
         if must_stop():
             return ""
-        staging = run_dir.path / STAGING / name
-        files.make_folder(staging)
-        names = [str((stored.path / file.name).relative_to(workspace.path)) for file in faulty_files]
-        names += [str((stored.run.path / "steps").relative_to(workspace.path))] if stored.needs_records else []
+        staging_folder = run_dir.path / STAGING_FOLDER / node_name
+        files.make_folder(staging_folder)
+        file_names = [str((stored_checkpoint.path / file.name).relative_to(workspace.path)) for file in faulty_files]
+        file_names += (
+            [str((stored_checkpoint.run.path / "steps").relative_to(workspace.path))] if stored_checkpoint.needs_records else []
+        )
         try:
-            if name not in nodes_by_name:
-                raise NodeLost(name, "the inventory does not list it any more")
-            node_transfer.fetch_files(nodes_by_name[name], workspace, names, staging, must_stop)
-        except NodeLost as lost:
-            absent_nodes.append(str(lost))
-        faulty_files = _place_files(stored, staging / stored.path.relative_to(workspace.path), faulty_files)
-        _place_records(stored.run, staging / stored.run.path.relative_to(workspace.path) / "steps")
-        shutil.rmtree(staging.parent, ignore_errors=True)
-    return _why_unusable(stored, faulty_files, absent_nodes)
+            if node_name not in nodes_by_name:
+                raise NodeLost(node_name, "the inventory does not list it any more")
+            node_transfer.fetch_files(nodes_by_name[node_name], workspace, file_names, staging_folder, must_stop)
+        except NodeLost as node_lost_error:
+            absent_nodes.append(str(node_lost_error))
+        faulty_files = _place_files(
+            stored_checkpoint, staging_folder / stored_checkpoint.path.relative_to(workspace.path), faulty_files
+        )
+        _place_records(stored_checkpoint.run, staging_folder / stored_checkpoint.run.path.relative_to(workspace.path) / "steps")
+        shutil.rmtree(staging_folder.parent, ignore_errors=True)
+    return _explain_unusable(stored_checkpoint, faulty_files, absent_nodes)
 
 
-def _why_unusable(stored: StoredCheckpoint, faulty_files: Sequence[CheckpointFile], absent: Sequence[str]) -> str:
-    late_ranks = stored.find_late_ranks()
+def _explain_unusable(
+    stored_checkpoint: StoredCheckpoint, faulty_files: Sequence[CheckpointFile], absent: Sequence[str]
+) -> str:
+    late_ranks = stored_checkpoint.find_late_ranks()
     if not faulty_files and not late_ranks:
         return ""
-    fault = f"{len(faulty_files)} of its {len(stored.manifest.files)} files are missing or damaged"
+    fault_clause = f"{len(faulty_files)} of its {len(stored_checkpoint.manifest.files)} files are missing or damaged"
     if not faulty_files:
-        fault = f"the step records of {len(late_ranks)} of its {stored.manifest.world} ranks end before it"
-    why = f"the checkpoint at step {stored.manifest.step} of {stored.run.run_id}: {fault}"
+        fault_clause = f"the step records of {len(late_ranks)} of its {stored_checkpoint.manifest.world} ranks end before it"
+    why = f"the checkpoint at step {stored_checkpoint.manifest.step} of {stored_checkpoint.run.run_id}: {fault_clause}"
     if absent:
         raise ShardlabError(f"cannot resume from {why} ({'; '.join(absent)}). Run `jobs retry` again when the node answers.")
     return why
 
 
-def _place_files(stored: StoredCheckpoint, staging: Path, faulty: Sequence[CheckpointFile]) -> list[CheckpointFile]:
+def _place_files(
+    stored_checkpoint: StoredCheckpoint, staging_folder: Path, faulty_files: Sequence[CheckpointFile]
+) -> list[CheckpointFile]:
     """Move the files that arrived undamaged into the folder of the checkpoint. Returns the files that are still faulty.
 
     staging: the folder with the files that arrived. faulty: the files that were missing or damaged.
     """
-    intact = [file for file in faulty if _is_regular(staging / file.name) and checkpoint.find_damage(staging, [file]) is None]
+    intact_files = [
+        file
+        for file in faulty_files
+        if _is_regular(staging_folder / file.name) and checkpoint.find_damage(staging_folder, [file]) is None
+    ]
     with files.as_workspace_error("write"):
-        for file in intact:
-            rsync.move_into_place(staging / file.name, stored.path / file.name)
-    return [file for file in faulty if file not in intact]
+        for file in intact_files:
+            rsync.move_into_place(staging_folder / file.name, stored_checkpoint.path / file.name)
+    return [file for file in faulty_files if file not in intact_files]
 
 
 def _place_records(old_run: RunDir, arrived_folder: Path) -> None:
     """Replace each file of step records on this machine by the file of the same name in the folder `arrived_folder`, if the
     arrived file begins with the same records."""
-    for name in files.list_names(arrived_folder):
-        own_path = old_run.path / "steps" / name
-        if not re.fullmatch(part_files.STEPS, name) or not _is_regular(arrived_folder / name):
+    for record_name in files.list_names(arrived_folder):
+        own_path = old_run.path / "steps" / record_name
+        if not re.fullmatch(part_files.STEPS, record_name) or not _is_regular(arrived_folder / record_name):
             continue
         with files.as_workspace_error("write"):
-            if not own_path.exists() or part_files.is_beginning(own_path, arrived_folder / name):
-                rsync.move_into_place(arrived_folder / name, own_path)
+            if not own_path.exists() or part_files.is_beginning(own_path, arrived_folder / record_name):
+                rsync.move_into_place(arrived_folder / record_name, own_path)
 
 
 def _is_regular(path: Path) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from jobs.ssh import checkpoint_parts, node_transfer
 from jobs.ssh.checkpoint_parts import StoredCheckpoint
-from jobs.ssh.node_task import TOKEN
+from jobs.ssh.node_task import TOKEN_FILE
 from jobs.ssh.node_transfer import MustStop
 from jobs.ssh.step import NodeLost, make_login_argv, read_last_ssh_line
 from shardlab.errors import ShardlabError
@@ -59,55 +59,72 @@ def send_run_files(run_dir: RunDir, run: Run, nodes: Sequence[InventoryNode], mu
     """
     workspace = Workspace(run_dir.path.parent.parent)
     token = secrets.token_hex(8)
-    files.write_new(run_dir.path / TOKEN, token.encode())
-    stored = checkpoint_parts.gather_checkpoint(run_dir, run, must_stop)
-    with ThreadPoolExecutor(max_workers=len(nodes)) as pool:
-        answers = list(pool.map(lambda node: _prepare_node(workspace, run_dir, node, token), nodes))
+    files.write_new(run_dir.path / TOKEN_FILE, token.encode())
+    stored_checkpoint = checkpoint_parts.gather_checkpoint(run_dir, run, must_stop)
+    with ThreadPoolExecutor(max_workers=len(nodes)) as thread_pool:
+        answers = list(thread_pool.map(lambda node: _prepare_node(workspace, run_dir, node, token), nodes))
         _must_be_separate(run_dir, nodes, answers)
         other_nodes = [node for node, answer in zip(nodes, answers, strict=True) if answer != "own"]
-        for transfer in [pool.submit(_send_to_node, workspace, run_dir, run, node, stored, must_stop) for node in other_nodes]:
-            transfer.result()
+        for transfer_future in [
+            thread_pool.submit(_send_to_node, workspace, run_dir, run, node, stored_checkpoint, must_stop)
+            for node in other_nodes
+        ]:
+            transfer_future.result()
 
 
 def _send_to_node(
-    workspace: Workspace, run_dir: RunDir, run: Run, node: InventoryNode, stored: StoredCheckpoint | None, must_stop: MustStop
+    workspace: Workspace,
+    run_dir: RunDir,
+    run: Run,
+    node: InventoryNode,
+    stored_checkpoint: StoredCheckpoint | None,
+    must_stop: MustStop,
 ) -> None:
-    names = [f"runs/{run_dir.run_id}/{name}" for name in files.list_names(run_dir.path) if _is_rendered(run_dir.path / name)]
-    names += [os.path.relpath(run.source, workspace.path)] if run.source is not None else []
-    if stored is None:
-        node_transfer.send_files(node, workspace, names, must_stop)
+    file_names = [
+        f"runs/{run_dir.run_id}/{file_name}"
+        for file_name in files.list_names(run_dir.path)
+        if _is_rendered(run_dir.path / file_name)
+    ]
+    file_names += [os.path.relpath(run.source, workspace.path)] if run.source is not None else []
+    if stored_checkpoint is None:
+        node_transfer.send_files(node, workspace, file_names, must_stop)
         return
-    old_folder = f"runs/{stored.run.run_id}"
-    node_transfer.send_files(node, workspace, [*names, f"{old_folder}/{stored.path.relative_to(stored.run.path)}"], must_stop)
-    events = [name for name in files.list_names(stored.run.path) if name.startswith("events.")]
+    old_folder = f"runs/{stored_checkpoint.run.run_id}"
+    node_transfer.send_files(
+        node,
+        workspace,
+        [*file_names, f"{old_folder}/{stored_checkpoint.path.relative_to(stored_checkpoint.run.path)}"],
+        must_stop,
+    )
+    events = [file_name for file_name in files.list_names(stored_checkpoint.run.path) if file_name.startswith("events.")]
     # Files that the node has already are kept, because the node wrote them itself. Only its files of step records are
     # continued, if they end earlier than the files on this machine.
-    paths = [f"{old_folder}/{name}" for name in ("run.json", *events)]
-    node_transfer.send_files(node, workspace, paths, must_stop, "--ignore-existing")
-    if (stored.run.path / "steps").exists():
+    record_paths = [f"{old_folder}/{file_name}" for file_name in ("run.json", *events)]
+    node_transfer.send_files(node, workspace, record_paths, must_stop, "--ignore-existing")
+    if (stored_checkpoint.run.path / "steps").exists():
         node_transfer.send_files(node, workspace, [f"{old_folder}/steps"], must_stop, "--append-verify")
 
 
 def _prepare_node(workspace: Workspace, run_dir: RunDir, node: InventoryNode, token: str) -> str:
     """Make the folders for a node's part of the run, and return the answer of the script PREPARE_SCRIPT. Raises NodeLost and
     ShardlabError."""
-    log = run_dir.log / f"ssh.{node.name}.log"
-    words = ["sh", "-euc", PREPARE_SCRIPT, "prepare", str(run_dir.path), token, node.name]
-    words += [str(workspace.shardlab_folder), TOKEN]
-    argv = make_login_argv(node, log, shlex.join(words))
+    log_path = run_dir.log / f"ssh.{node.name}.log"
+    script_words = ["sh", "-euc", PREPARE_SCRIPT, "prepare", str(run_dir.path), token, node.name]
+    script_words += [str(workspace.shardlab_folder), TOKEN_FILE]
+    argv = make_login_argv(node, log_path, shlex.join(script_words))
     try:
-        result = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False)
+        ssh_result = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False)
     except subprocess.TimeoutExpired:
         raise NodeLost(node.name, f"did not answer within {ANSWER_S:g} s") from None
-    error_lines = result.stderr.decode("utf-8", "replace").strip().splitlines()
-    if result.returncode == 255:
-        raise NodeLost(node.name, read_last_ssh_line(log) or "the connection broke")
-    lines = result.stdout.decode("utf-8", "replace").splitlines()
-    answer = next((line.removeprefix(f"{token} ") for line in lines if line.startswith(f"{token} ")), "")
-    if result.returncode or not answer:
-        why = error_lines[-1] if error_lines else f"exit code {result.returncode}"
+    error_lines = ssh_result.stderr.decode("utf-8", "replace").strip().splitlines()
+    if ssh_result.returncode == 255:
+        raise NodeLost(node.name, read_last_ssh_line(log_path) or "the connection broke")
+    output_lines = ssh_result.stdout.decode("utf-8", "replace").splitlines()
+    answer = next((line.removeprefix(f"{token} ") for line in output_lines if line.startswith(f"{token} ")), "")
+    if ssh_result.returncode or not answer:
+        failure_reason = error_lines[-1] if error_lines else f"exit code {ssh_result.returncode}"
         raise ShardlabError(
-            f"{node.name}: cannot make the folder {run_dir.path} ({why}). "
+            f"{node.name}: cannot make the folder {run_dir.path} ({failure_reason}). "
             "`provision` makes the folder of the workspaces on each node."
         )
     return answer
@@ -117,14 +134,15 @@ def _must_be_separate(run_dir: RunDir, nodes: Sequence[InventoryNode], answers: 
     """Raises ShardlabError if two of the nodes share the run's folder: each of them would treat the files of the other node as
     its own."""
     own_names = [node.name for node, answer in zip(nodes, answers, strict=True) if answer == "own"]
-    sharing = own_names if len(own_names) > 1 else []
+    sharing_names = own_names if len(own_names) > 1 else []
     for node, answer in zip(nodes, answers, strict=True):
-        if not sharing and answer.startswith("shared "):
-            sharing = [*(other.name for other in nodes if answer == f"shared {other.name}"), node.name]
-    if sharing:
+        if not sharing_names and answer.startswith("shared "):
+            sharing_names = [*(other_node.name for other_node in nodes if answer == f"shared {other_node.name}"), node.name]
+    if sharing_names:
         raise ShardlabError(
-            f"the nodes {' and '.join(sharing)} share the folder {run_dir.path.parent}, but the cluster file names no shared "
-            "folder. Set storage.shared to a folder that all nodes share, or storage.mount to a folder on each node's own disk."
+            f"the nodes {' and '.join(sharing_names)} share the folder {run_dir.path.parent}, but the cluster file names no "
+            "shared folder. Set storage.shared to a folder that all nodes share, or storage.mount to a folder on each node's "
+            "own disk."
         )
 
 

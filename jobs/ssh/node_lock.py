@@ -15,7 +15,7 @@ from pathlib import Path
 from shardlab.errors import WorkspaceError
 from shardlab.files import files, own_folder
 
-FOLDER = Path("/tmp")
+LOCK_FOLDER = Path("/tmp")
 LONGEST_COMMAND = 200  # characters of a command line that a message shows
 
 
@@ -26,13 +26,13 @@ def hold_lock(kind: str, host: str, handle_busy: Callable[[int], object]) -> Ite
     kind: `node` on the machine that starts runs, `run` on the node itself. host: the address of the node. handle_busy: as in
     `files.hold_lock`. Raises WorkspaceError, and what `handle_busy` raises.
     """
-    name = f"shardlab-{kind}-{host.replace(':', '_')}.lock"
-    with contextlib.ExitStack() as stack:
+    lock_name = f"shardlab-{kind}-{host.replace(':', '_')}.lock"
+    with contextlib.ExitStack() as exit_stack:
         try:
-            lock = stack.enter_context(files.hold_lock(FOLDER / name, handle_busy))
+            lock = exit_stack.enter_context(files.hold_lock(LOCK_FOLDER / lock_name, handle_busy))
         except WorkspaceError:
-            own_locks = own_folder.make_own_folder(FOLDER, f"shardlab-locks-{os.geteuid()}")
-            lock = stack.enter_context(files.hold_lock(own_locks / name, handle_busy))
+            own_locks = own_folder.make_own_folder(LOCK_FOLDER, f"shardlab-locks-{os.geteuid()}")
+            lock = exit_stack.enter_context(files.hold_lock(own_locks / lock_name, handle_busy))
         with contextlib.suppress(PermissionError):  # another user owns the lock file
             os.fchmod(lock, 0o644)  # whatever the umask, other users may lock the file, and may not write to it
             os.utime(lock)  # keep the lock file new: systemd removes old files from /tmp
@@ -46,12 +46,17 @@ def find_lock_holder(lock: int) -> tuple[int, str]:
     """
     import psutil
 
-    status = os.fstat(lock)
+    lock_status = os.fstat(lock)
     for line in files.read("/proc/locks").decode().splitlines():
-        _, kind, _, _, number, file, *_ = line.split()  # a line of a process that waits for a lock has `->` as its kind
-        if kind == "FLOCK" and file.endswith(f":{status.st_ino}"):
+        _, lock_kind, _, _, process_id, locked_file, *_ = (
+            line.split()
+        )  # a line of a process that waits for a lock has `->` as its kind
+        if lock_kind == "FLOCK" and locked_file.endswith(f":{lock_status.st_ino}"):
             with contextlib.suppress(psutil.Error):
-                process = psutil.Process(int(number))
-                words = " ".join(process.cmdline())[:LONGEST_COMMAND]
-                return process.uids().effective, f"process {number} of the user {process.username()} ({words})"
-    return status.st_uid, f"a process that has ended or is hidden; the lock file belongs to the user id {status.st_uid}"
+                process = psutil.Process(int(process_id))
+                command_line = " ".join(process.cmdline())[:LONGEST_COMMAND]
+                return process.uids().effective, f"process {process_id} of the user {process.username()} ({command_line})"
+    return (
+        lock_status.st_uid,
+        f"a process that has ended or is hidden; the lock file belongs to the user id {lock_status.st_uid}",
+    )

@@ -3,10 +3,11 @@ watches it.
 
     python -m jobs.ssh.node_task
 
-Standard input: a TaskRequest, then the address of the rendezvous, then an empty line every BEAT_S seconds. Standard output:
-lines that begin with LINE_PREFIX: `ready` with a free address for the rendezvous, and at the end `exit CODE`; if the nodes
-share no folder, also a line `record` with a RecordChange for each change of this node's records. Other output goes to standard
-error. If the input ends, or brings nothing for SILENT_S seconds, the connection or the supervisor is lost, and the task ends.
+Standard input: a TaskRequest, then the address of the rendezvous, then an empty line every BEAT_INTERVAL_S seconds. Standard
+output: lines that begin with LINE_PREFIX: `ready` with a free address for the rendezvous, and at the end `exit CODE`; if the
+nodes share no folder, also a line `record` with a RecordChange for each change of this node's records. Other output goes to
+standard error. If the input ends, or brings nothing for MOST_SILENT_S seconds, the connection or the supervisor is lost, and
+the task ends.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from pathlib import Path
 import msgspec
 
 from jobs.node import node_processes
-from jobs.node.rendezvous import NODE, NODES, RENDEZVOUS, RendezvousError
-from jobs.node.wait_for_gpus import VISIBLE_DEVICES
+from jobs.node.rendezvous import NODE_VARIABLE, NODES_VARIABLE, RENDEZVOUS_VARIABLE, RendezvousError
+from jobs.node.wait_for_gpus import VISIBLE_DEVICES_VARIABLE
 from jobs.ssh import node_lock
 from jobs.ssh.record_mirror import RecordReader
 from shardlab.errors import ShardlabError
@@ -35,12 +36,12 @@ from shardlab.files import files, json_file, source_digest
 from shardlab.terminal import console
 
 LINE_PREFIX = "shardlab:"  # the begin of each line that this program prints, because a .bashrc may print other lines
-BEAT_S, SILENT_S = 5.0, 60.0
+BEAT_INTERVAL_S, MOST_SILENT_S = 5.0, 60.0
 START_S = 180  # the most seconds until all nodes are ready
-BUSY_S = 30.0  # the most seconds to wait until another run, which is ending, no longer uses the node
+MOST_BUSY_S = 30.0  # the most seconds to wait until another run, which is ending, no longer uses the node
 RECORD_INTERVAL_S = 1.0  # seconds between two checks for new records
-SEND_S = 60.0  # the most seconds to send the last records after the end of the task
-TOKEN = "claim/first-node"  # a file in the run's folder of the first node, if the nodes share no folder
+MOST_SEND_S = 60.0  # the most seconds to send the last records after the end of the task
+TOKEN_FILE = "claim/first-node"  # a file in the run's folder of the first node, if the nodes share no folder
 _WRITE_LOCK = threading.Lock()  # held while a line is written, so that lines of two threads do not mix
 
 
@@ -66,8 +67,8 @@ class TaskRequest(msgspec.Struct, frozen=True):
 
 def main() -> int:
     """Read a TaskRequest, execute the task, and return its exit code. Raises ShardlabError."""
-    line = sys.stdin.buffer.readline()
-    request = json_file.decode_standard_input(line, TaskRequest, "a request of this version of shardlab")
+    request_line = sys.stdin.buffer.readline()
+    request = json_file.decode_standard_input(request_line, TaskRequest, "a request of this version of shardlab")
     if request.packages not in (None, own_digest := source_digest.digest_installed_packages()):
         raise ShardlabError(
             f"{socket.gethostname()}: its installed packages (digest {own_digest}) are not those of the first node (digest "
@@ -85,14 +86,14 @@ def main() -> int:
         task = _start_task(request, rendezvous)
         # starts a thread, so it must come after the fork of the task
         record_sender = RecordSender(Path(request.folder)) if _has_own_folder(request) else None
-        code = _supervise_task(task)
+        exit_code = _supervise_task(task)
         # Ends the processes that jobs.supervisor.step_task marked with this text, in case jobs.supervisor.step_task was killed
         # before it could end its ranks.
-        node_processes.end_strays(f"{request.folder}#{request.number}.0")
+        node_processes.kill_marked_processes(f"{request.folder}#{request.number}.0")
         if record_sender is not None:
             record_sender.finish()
-        _write_line(f"exit {code}")
-    return code
+        _write_line(f"exit {exit_code}")
+    return exit_code
 
 
 class RecordSender:
@@ -104,20 +105,20 @@ class RecordSender:
         self._thread.start()
 
     def finish(self) -> None:
-        """Send the last records. Raises ShardlabError if records could not be read, or could not be sent within SEND_S seconds;
-        the first node then does not have all records."""
+        """Send the last records. Raises ShardlabError if records could not be read, or could not be sent within MOST_SEND_S
+        seconds; the first node then does not have all records."""
         self._ended.set()
-        self._thread.join(SEND_S)
+        self._thread.join(MOST_SEND_S)
         if self._thread.is_alive():
-            raise ShardlabError(f"{socket.gethostname()}: the last records could not be sent within {SEND_S:g} s.")
+            raise ShardlabError(f"{socket.gethostname()}: the last records could not be sent within {MOST_SEND_S:g} s.")
         if self._error:
             raise ShardlabError(self._error)
 
     def _run_task(self) -> None:
-        is_last = False
+        is_last_round = False
         try:
-            while not is_last:
-                is_last = self._ended.wait(RECORD_INTERVAL_S)
+            while not is_last_round:
+                is_last_round = self._ended.wait(RECORD_INTERVAL_S)
                 for change in self._reader.read_changes():
                     _write_line(f"record {msgspec.json.encode(change).decode()}")
         except ShardlabError as error:
@@ -128,49 +129,49 @@ def _has_own_folder(request: TaskRequest) -> bool:
     """Whether the folder of the run on this node is not the same folder as on the first node."""
     if not request.token:
         return False
-    token = Path(request.folder) / TOKEN
-    return not token.exists() or files.read(token).decode(errors="replace") != request.token
+    token_path = Path(request.folder) / TOKEN_FILE
+    return not token_path.exists() or files.read(token_path).decode(errors="replace") != request.token
 
 
 def _start_task(request: TaskRequest, rendezvous: str) -> subprocess.Popen[bytes]:
-    visible = os.environ.get(VISIBLE_DEVICES, ",".join(map(str, range(request.gpus))))
+    visible_devices = os.environ.get(VISIBLE_DEVICES_VARIABLE, ",".join(map(str, range(request.gpus))))
     environment = {
         **os.environ,
         **request.environment,
-        RENDEZVOUS: rendezvous,
-        NODE: str(request.number),
-        NODES: ",".join(request.hosts),
-        VISIBLE_DEVICES: visible,
+        RENDEZVOUS_VARIABLE: rendezvous,
+        NODE_VARIABLE: str(request.number),
+        NODES_VARIABLE: ",".join(request.hosts),
+        VISIBLE_DEVICES_VARIABLE: visible_devices,
     }
-    words = [sys.executable, "-P", "-m", "jobs.supervisor.step_task", request.folder, "--", *request.command]
-    return node_processes.start_process(words, sys.stderr.fileno(), environment)
+    task_argv = [sys.executable, "-P", "-m", "jobs.supervisor.step_task", request.folder, "--", *request.command]
+    return node_processes.start_process(task_argv, sys.stderr.fileno(), environment)
 
 
 def _supervise_task(task: subprocess.Popen[bytes]) -> int:
     """Wait until the task ends, or end it if the supervisor asks for this or is lost. Returns the exit code of the task."""
     received_signals: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _frame: received_signals.append(number))
+    for signal_number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signal_number, lambda signal_number, _frame: received_signals.append(signal_number))
     last_heard = time.monotonic()
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin.buffer, selectors.EVENT_READ)
-        while (code := task.poll()) is None:
+        while (exit_code := task.poll()) is None:
             if selector.select(timeout=0.1):
                 if not os.read(sys.stdin.fileno(), 4096):
                     break
                 last_heard = time.monotonic()
-            if received_signals or time.monotonic() > last_heard + SILENT_S:
+            if received_signals or time.monotonic() > last_heard + MOST_SILENT_S:
                 break
     if (
-        code is None
+        exit_code is None
     ):  # jobs.supervisor.step_task gives its ranks GRACE_S seconds to end, and then needs a moment to end leftover processes
-        code = node_processes.end_process(task, signal.SIGTERM, node_processes.GRACE_S + 5)
-    return 128 - code if code < 0 else code
+        exit_code = node_processes.end_process(task, signal.SIGTERM, node_processes.GRACE_S + 5)
+    return 128 - exit_code if exit_code < 0 else exit_code
 
 
 def _wait_for_lock(lock: int) -> None:
     """Wait for the lock of this node until another run on the node has ended. Raises ShardlabError if that run does not end."""
-    deadline = time.monotonic() + BUSY_S
+    deadline = time.monotonic() + MOST_BUSY_S
     while time.monotonic() < deadline:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -185,8 +186,8 @@ def _find_free_address(host: str) -> str:
     """An address of this node with a free port, as HOST:PORT. host: the node's address in the inventory. Raises
     RendezvousError."""
     try:
-        family, kind, _, _, socket_address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as listener:
+        family, socket_kind, _, _, socket_address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket_kind) as listener:
             listener.bind(socket_address)
             address, port = listener.getsockname()[:2]
     except OSError as error:
@@ -194,13 +195,13 @@ def _find_free_address(host: str) -> str:
     return f"[{address}]:{port}" if family == socket.AF_INET6 else f"{address}:{port}"
 
 
-def _write_line(words: str) -> None:
+def _write_line(line_words: str) -> None:
     """Write a line to standard output. Python's buffer is not used: a thread that cannot write would hold the lock of the
     buffer when this process ends."""
-    line = memoryview(f"{LINE_PREFIX} {words}\n".encode())
+    unwritten_bytes = memoryview(f"{LINE_PREFIX} {line_words}\n".encode())
     with _WRITE_LOCK, contextlib.suppress(OSError):  # the connection is lost, so nobody reads the line
-        while line:
-            line = line[os.write(sys.stdout.fileno(), line) :]
+        while unwritten_bytes:
+            unwritten_bytes = unwritten_bytes[os.write(sys.stdout.fileno(), unwritten_bytes) :]
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ def send_files(node: InventoryNode, workspace: Workspace, names: Sequence[str], 
 
     Raises NodeLost if the connection broke, ShardlabError if a file could not be copied.
     """
-    target, login = _remote_words(node, workspace)
-    words = ["--archive", "--recursive", f"--timeout={SILENT_S}", *login, *options]
-    rsync_end = rsync.run_rsync(words, names, f"{workspace.path}/", target, must_stop=must_stop)
+    remote_target, login_options = _make_remote_words(node, workspace)
+    rsync_options = ["--archive", "--recursive", f"--timeout={SILENT_S}", *login_options, *options]
+    rsync_end = rsync.run_rsync(rsync_options, names, f"{workspace.path}/", remote_target, must_stop=must_stop)
     _check_rsync_end(node, rsync_end, allowed=())
 
 
@@ -35,13 +35,13 @@ def fetch_files(node: InventoryNode, workspace: Workspace, names: Sequence[str],
 
     Files that the node does not have are left out, without an error. Raises NodeLost and ShardlabError.
     """
-    source, login = _remote_words(node, workspace)
-    words = [*rsync.FROM_OTHERS, "--recursive", "--times", f"--timeout={SILENT_S}", *login]
-    rsync_end = rsync.run_rsync(words, names, source, f"{target}/", must_stop=must_stop)
+    remote_source, login_options = _make_remote_words(node, workspace)
+    rsync_options = [*rsync.FROM_OTHERS, "--recursive", "--times", f"--timeout={SILENT_S}", *login_options]
+    rsync_end = rsync.run_rsync(rsync_options, names, remote_source, f"{target}/", must_stop=must_stop)
     _check_rsync_end(node, rsync_end, allowed=rsync.INCOMPLETE)
 
 
-def _remote_words(node: InventoryNode, workspace: Workspace) -> tuple[str, list[str]]:
+def _make_remote_words(node: InventoryNode, workspace: Workspace) -> tuple[str, list[str]]:
     rsync.rsync_must_be_installed("a run on nodes that share no folder")
     return rsync.remote_words(Address(node.host, node.port, node.user), f"{workspace.path}/")
 

@@ -22,11 +22,14 @@ from shardlab.runs import part_files
 
 MOST_PART_BYTES = 1 << 16  # the most bytes of a growing file that are sent in one line
 MOST_LINE_BYTES = 1 << 26  # the most bytes of a line; large, because the whole manifest of a checkpoint is sent in one line
-# The only files that a node may write on the first node. Files of APPENDED are copied as they grow, files of WHOLE at once.
-APPENDED = re.compile(rf"(?:{part_files.EVENTS}|steps/{part_files.STEPS}|validation\.jsonl|log/rank-\d{{5,}}\.log)")
-WHOLE = re.compile(rf"(?:result\.json|env/{part_files.HOST}\.json|checkpoints/step-\d{{8,}}/manifest\.json)")
-FOLDERS = ("", "steps", "log", "env")
-PROGRESS = ".progress."  # prefix of a hidden file on the first node for each node; its time says when the node made progress
+# The only files that a node may write on the first node. Files of APPENDED_FILES are copied as they grow, files of WHOLE_FILES
+# at once.
+APPENDED_FILES = re.compile(rf"(?:{part_files.EVENTS}|steps/{part_files.STEPS}|validation\.jsonl|log/rank-\d{{5,}}\.log)")
+WHOLE_FILES = re.compile(rf"(?:result\.json|env/{part_files.HOST}\.json|checkpoints/step-\d{{8,}}/manifest\.json)")
+RECORD_FOLDERS = ("", "steps", "log", "env")
+PROGRESS_PREFIX = (
+    ".progress."  # prefix of a hidden file on the first node for each node; its time says when the node made progress
+)
 
 
 class RecordChange(msgspec.Struct, frozen=True):
@@ -58,38 +61,40 @@ class RecordReader:
         for name in names:
             with contextlib.suppress(OSError):  # raised if a checkpoint is removed at this moment
                 yield from self._read_added(name)
-        file_stats = frozenset(scan_files(self._folder, ask=False))
+        file_stats = frozenset(scan_files(self._folder, opens_files=False))
         if file_stats != self._file_stats:
             self._file_stats = file_stats
             yield RecordChange("")
 
     def _list_names(self) -> Iterator[str]:
-        for folder in FOLDERS:
-            for entry in files.list_names(self._folder / folder):
-                name = f"{folder}/{entry}" if folder else entry
-                if APPENDED.fullmatch(name) or WHOLE.fullmatch(name):
-                    yield name
-        for entry in files.list_names(self._folder / "checkpoints"):
-            name = f"checkpoints/{entry}/manifest.json"
-            if WHOLE.fullmatch(name) and (self._folder / name).exists():
-                yield name
+        for folder in RECORD_FOLDERS:
+            for file_name in files.list_names(self._folder / folder):
+                relative_name = f"{folder}/{file_name}" if folder else file_name
+                if APPENDED_FILES.fullmatch(relative_name) or WHOLE_FILES.fullmatch(relative_name):
+                    yield relative_name
+        for file_name in files.list_names(self._folder / "checkpoints"):
+            relative_name = f"checkpoints/{file_name}/manifest.json"
+            if WHOLE_FILES.fullmatch(relative_name) and (self._folder / relative_name).exists():
+                yield relative_name
 
     def _read_added(self, name: str) -> Iterator[RecordChange]:
         with files.open_regular(self._folder / name) as handle:
-            status = os.fstat(handle.fileno())
-            inode, position = self._positions.get(name, (status.st_ino, 0))
-            if inode != status.st_ino or position > status.st_size:  # the file was replaced, which happens when a run resumes
+            file_status = os.fstat(handle.fileno())
+            inode, position = self._positions.get(name, (file_status.st_ino, 0))
+            if (
+                inode != file_status.st_ino or position > file_status.st_size
+            ):  # the file was replaced, which happens when a run resumes
                 position = 0
-            if WHOLE.fullmatch(name):
+            if WHOLE_FILES.fullmatch(name):
                 if name not in self._positions or not position:
                     yield RecordChange(name, content := handle.read())
-                    self._positions[name] = (status.st_ino, len(content))
+                    self._positions[name] = (file_status.st_ino, len(content))
                 return
             handle.seek(position)
-            while part := handle.read(MOST_PART_BYTES):
-                yield RecordChange(name, part, position)
-                position += len(part)
-                self._positions[name] = (status.st_ino, position)
+            while added_bytes := handle.read(MOST_PART_BYTES):
+                yield RecordChange(name, added_bytes, position)
+                position += len(added_bytes)
+                self._positions[name] = (file_status.st_ino, position)
 
 
 class RecordCopies:
@@ -106,20 +111,20 @@ class RecordCopies:
         the file, or if the file on the first node ends before the byte at which the content begins."""
         if change.name == "":
             with files.as_workspace_error("write"):
-                (self._folder / f"{PROGRESS}{node}").touch()
+                (self._folder / f"{PROGRESS_PREFIX}{node}").touch()
             return
-        path = self._folder / change.name
-        if not (APPENDED.fullmatch(change.name) or WHOLE.fullmatch(change.name)):
+        copy_path = self._folder / change.name
+        if not (APPENDED_FILES.fullmatch(change.name) or WHOLE_FILES.fullmatch(change.name)):
             raise ShardlabError(f"{node}: sent the file {change.name[:100]!r}, which is not a record of a run.")
-        self._must_own(node, path, change.name)
+        self._must_own(node, copy_path, change.name)
         if change.content is None:
-            _remove_copy(path)
+            _remove_copy(copy_path)
             return
-        files.make_folder(path.parent)
-        if WHOLE.fullmatch(change.name):
-            files.write_atomic(path, change.content)
+        files.make_folder(copy_path.parent)
+        if WHOLE_FILES.fullmatch(change.name):
+            files.write_atomic(copy_path, change.content)
         else:
-            _append_at(node, path, change.content, change.begin)
+            _append_at(node, copy_path, change.content, change.begin)
 
     def _must_own(self, node: str, path: Path, name: str) -> None:
         """Raises ShardlabError if another node writes this file: each file of records has one writer."""
@@ -131,15 +136,15 @@ class RecordCopies:
         self._owners[name] = node
 
 
-def _append_at(node: str, path: Path, content: bytes, begin: int) -> None:
+def _append_at(node: str, path: Path, content: bytes, first_byte: int) -> None:
     """Keep the first `begin` bytes of a file and write `content` behind them. Raises ShardlabError if the file is shorter than
     `begin` bytes. node: the sender, for the error."""
     with files.as_workspace_error("write"):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with os.fdopen(descriptor, "wb") as handle:
-            if begin > (size := os.fstat(descriptor).st_size):
-                raise ShardlabError(f"{node}: sent byte {begin} of {path.name}, of which this node has {size} bytes.")
-            handle.seek(begin)
+            if first_byte > (file_size := os.fstat(descriptor).st_size):
+                raise ShardlabError(f"{node}: sent byte {first_byte} of {path.name}, of which this node has {file_size} bytes.")
+            handle.seek(first_byte)
             handle.write(content)
             handle.truncate()  # if the node replaced its file, the new file may be shorter than the copy here
 

@@ -24,9 +24,9 @@ from socket import gethostname
 import msgspec
 
 from jobs.node import node_processes
-from jobs.node.rendezvous import NODES, RENDEZVOUS, RENDEZVOUS_ID
+from jobs.node.rendezvous import NODES_VARIABLE, RENDEZVOUS_ID_VARIABLE, RENDEZVOUS_VARIABLE
 from jobs.ssh import record_mirror
-from jobs.ssh.node_task import BEAT_S, LINE_PREFIX, START_S, TOKEN, TaskRequest
+from jobs.ssh.node_task import BEAT_INTERVAL_S, LINE_PREFIX, START_S, TOKEN_FILE, TaskRequest
 from jobs.ssh.record_mirror import RecordChange, RecordCopies
 from shardlab.cluster.address import Address
 from shardlab.errors import InputError, ShardlabError
@@ -41,12 +41,12 @@ from shardlab.workspace import inventory
 from shardlab.workspace.inventory import InventoryNode
 from shardlab.workspace.workspace import Workspace
 
-LOST = "node_lost"  # the event that names the node that the run lost
+NODE_LOST_EVENT = "node_lost"  # the event that names the node that the run lost
 # seconds that the supervisor gives this process to end; the tasks on the nodes get a little less time
-END_S = 2 * node_processes.GRACE_S
-SILENT_S = 60.0  # seconds in which a node must report its end after another node failed; ssh notices lost nodes earlier
-EXIT_CODE = re.compile(r"[0-9]{1,3}")
-NO_LOGIN = "Permission denied"  # OpenSSH's words if a node does not accept the login
+MOST_END_S = 2 * node_processes.GRACE_S
+MOST_SILENT_S = 60.0  # seconds in which a node must report its end after another node failed; ssh notices lost nodes earlier
+EXIT_CODE_PATTERN = re.compile(r"[0-9]{1,3}")
+NO_LOGIN_WORDS = "Permission denied"  # OpenSSH's words if a node does not accept the login
 # Variables that are not sent to other nodes, because they describe the login on this node. All other variables are sent, as in
 # Slurm.
 OWN_VARIABLES = (
@@ -59,10 +59,10 @@ OWN_VARIABLES = (
     "HOSTNAME",
     "TMPDIR",
     "CUDA_VISIBLE_DEVICES",
-    NODES,
-    RENDEZVOUS,
+    NODES_VARIABLE,
+    RENDEZVOUS_VARIABLE,
 )
-OWN_PREFIXES = ("SSH_", "XDG_", "DBUS_", "SUDO_")
+OWN_VARIABLE_PREFIXES = ("SSH_", "XDG_", "DBUS_", "SUDO_")
 
 
 class NodeLost(ShardlabError):
@@ -79,12 +79,12 @@ class NodeSession:
     def __init__(self, node: InventoryNode, run_dir: RunDir, copies: RecordCopies) -> None:
         self.node = node
         self._copies = copies
-        self.code: int | None = None  # the exit code that the task reported
-        self.ready = ""  # the address that the node offers for the rendezvous; "" until it is ready
-        self._log, self._text = (log := run_dir.log / f"ssh.{node.name}.log"), bytearray()
-        log.unlink(missing_ok=True)  # remove the log of an earlier start
+        self.exit_code: int | None = None  # the exit code that the task reported
+        self.rendezvous_address = ""  # the address that the node offers for the rendezvous; "" until it is ready
+        self._log_path, self._unread = (log_path := run_dir.log / f"ssh.{node.name}.log"), bytearray()
+        log_path.unlink(missing_ok=True)  # remove the log of an earlier start
         self.process = subprocess.Popen(
-            make_login_argv(node, log, f"exec {shlex.quote(node.python or '')} -P -m jobs.ssh.node_task"),
+            make_login_argv(node, log_path, f"exec {shlex.quote(node.python or '')} -P -m jobs.ssh.node_task"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # so that a signal for the process group of this process does not end ssh
@@ -108,26 +108,26 @@ class NodeSession:
     def read(self) -> bool:
         """Read and handle output of the node. Returns False at the end of the output. Raises ShardlabError if the node sends a
         line that is not valid."""
-        part = os.read(self.stdout.fileno(), 1 << 16)
-        self._text += part
-        if b"\n" in part:
-            *lines, rest = self._text.split(b"\n")
-            self._text = rest
+        read_bytes = os.read(self.stdout.fileno(), 1 << 16)
+        self._unread += read_bytes
+        if b"\n" in read_bytes:
+            *lines, unfinished_line = self._unread.split(b"\n")
+            self._unread = unfinished_line
             for line in lines:
                 self._handle_line(line.decode("utf-8", "replace"))
-        elif len(self._text) > record_mirror.MOST_LINE_BYTES:
+        elif len(self._unread) > record_mirror.MOST_LINE_BYTES:
             raise ShardlabError(f"{self.node.name}: sent a line of more than {record_mirror.MOST_LINE_BYTES} bytes.")
-        return part != b""
+        return read_bytes != b""
 
     def _handle_line(self, line: str) -> None:
-        prefix, _, words = line.partition(" ")
-        keyword, _, value = words.partition(" ")
+        prefix, _, message = line.partition(" ")
+        keyword, _, value = message.partition(" ")
         if prefix != LINE_PREFIX:
             return
         if keyword == "ready":
-            self.ready = value
-        elif keyword == "exit" and EXIT_CODE.fullmatch(value):
-            self.code = int(value)
+            self.rendezvous_address = value
+        elif keyword == "exit" and EXIT_CODE_PATTERN.fullmatch(value):
+            self.exit_code = int(value)
         elif keyword == "record":
             try:
                 change = msgspec.json.decode(value, type=RecordChange)
@@ -135,33 +135,35 @@ class NodeSession:
                 raise ShardlabError(f"{self.node.name}: sent a record that cannot be read: {error}.") from None
             self._copies.apply(self.node.name, change)
 
-    def why_ended(self) -> ShardlabError:
+    def explain_end(self) -> ShardlabError:
         """The error for a session that ended although its task did not report its end."""
-        code = self.process.wait()
-        if code != 255 and code >= 0:
-            return ShardlabError(f"{self.node.name}: its task ended with exit code {code}; see log/job.log.")
-        ssh_error = read_last_ssh_line(self._log)
-        if NO_LOGIN in ssh_error:
-            return ShardlabError(f"{gethostname()} cannot log in to {self.node.name} over SSH: {ssh_error}. {BETWEEN_NODES}")
+        exit_code = self.process.wait()
+        if exit_code != 255 and exit_code >= 0:
+            return ShardlabError(f"{self.node.name}: its task ended with exit code {exit_code}; see log/job.log.")
+        ssh_error = read_last_ssh_line(self._log_path)
+        if NO_LOGIN_WORDS in ssh_error:
+            return ShardlabError(
+                f"{gethostname()} cannot log in to {self.node.name} over SSH: {ssh_error}. {BETWEEN_NODES_HINT}"
+            )
         return NodeLost(self.node.name, f"the connection broke: {ssh_error}" if ssh_error else "the connection broke")
 
 
-BETWEEN_NODES = (
+BETWEEN_NODES_HINT = (
     "Nodes without Slurm need SSH to each other: set ssh.between_nodes: true in the cluster file, and run: provision"
 )
 
 
-def make_login_argv(node: InventoryNode, log: Path, script: str, mark: str = "") -> list[str]:
+def make_login_argv(node: InventoryNode, log_path: Path, script: str, mark: str = "") -> list[str]:
     """The argv with which this node runs a script of sh on another node. ssh writes its own errors into `log`. mark: as for
     `wrap_for_any_shell`."""
-    words = ssh_command(Address(node.address_between_nodes, node.port, node.user))
-    return [words[0], "-E", str(log), *words[1:], wrap_for_any_shell(script, mark)]
+    ssh_words = ssh_command(Address(node.address_between_nodes, node.port, node.user))
+    return [ssh_words[0], "-E", str(log_path), *ssh_words[1:], wrap_for_any_shell(script, mark)]
 
 
-def read_last_ssh_line(log: Path) -> str:
+def read_last_ssh_line(log_path: Path) -> str:
     """The last line that ssh wrote into its log, or ''."""
-    lines = files.read(log).decode(errors="replace").split("\n") if log.exists() else []
-    return next((line.strip().rstrip(".") for line in reversed(lines) if line.strip()), "")
+    log_lines = files.read(log_path).decode(errors="replace").split("\n") if log_path.exists() else []
+    return next((line.strip().rstrip(".") for line in reversed(log_lines) if line.strip()), "")
 
 
 class Step:
@@ -171,22 +173,22 @@ class Step:
         self._is_told_to_end = False
         copies = RecordCopies(run_dir.path)
         self._sessions = [NodeSession(node, run_dir, copies) for node in nodes]
-        self._open = list(self._sessions)
+        self._open_sessions = list(self._sessions)
         self._selector = selectors.DefaultSelector()
         for session in self._sessions:
             self._selector.register(session.stdout, selectors.EVENT_READ, session)
-        own_names = {name for name in os.environ if name in OWN_VARIABLES or name.startswith(OWN_PREFIXES)}
+        own_names = {name for name in os.environ if name in OWN_VARIABLES or name.startswith(OWN_VARIABLE_PREFIXES)}
         environment = {name: value for name, value in os.environ.items() if name not in own_names}
-        environment[RENDEZVOUS_ID] = f"{run.run_id}-{time.time_ns()}"
-        for number, session in enumerate(self._sessions):
+        environment[RENDEZVOUS_ID_VARIABLE] = f"{run.run_id}-{time.time_ns()}"
+        for node_number, session in enumerate(self._sessions):
             request = TaskRequest(
                 folder=str(run_dir.path),
                 command=list(command),
                 environment=environment,
-                number=number,
+                number=node_number,
                 hosts=[node.address_between_nodes for node in nodes],
                 gpus=run.world.nproc_per_node,
-                token=files.read(run_dir.path / TOKEN).decode(errors="replace") if run.separate_folders else "",
+                token=files.read(run_dir.path / TOKEN_FILE).decode(errors="replace") if run.separate_folders else "",
                 packages=run.packages if run.separate_folders else None,
             )
             session.send(msgspec.json.encode(request))
@@ -196,34 +198,34 @@ class Step:
         signal.signal(signal.SIGTERM, self._note_signal)
         try:
             deadline = time.monotonic() + START_S
-            while not all(session.ready for session in self._sessions):
+            while not all(session.rendezvous_address for session in self._sessions):
                 self._read_sessions()
                 if time.monotonic() > deadline:
-                    late_nodes = ", ".join(session.node.name for session in self._sessions if not session.ready)
+                    late_nodes = ", ".join(session.node.name for session in self._sessions if not session.rendezvous_address)
                     raise ShardlabError(f"{late_nodes}: not ready after {START_S} s.")
                 if self._is_told_to_end:
                     return 128 + signal.SIGTERM
             for session in self._sessions:
-                session.send(self._sessions[0].ready.encode())
+                session.send(self._sessions[0].rendezvous_address.encode())
             self._wait_until_ended()
             if (
-                failure_code := self._first_failure()
+                failure_code := self._find_first_failure()
             ):  # a task may have failed because another node was lost, as ssh notices later
-                self._end_tasks(SILENT_S, may_be_lost=True)
+                self._end_tasks(MOST_SILENT_S, may_be_lost=True)
                 return failure_code
             return 128 + signal.SIGTERM if self._is_told_to_end else 0
         finally:
-            self._end_tasks(END_S - 2)
-            for session in self._open:
+            self._end_tasks(MOST_END_S - 2)
+            for session in self._open_sessions:
                 session.process.kill()
 
     def _wait_until_ended(self) -> None:
         """Wait until all tasks have ended, a task has failed, or this process was told to end."""
         next_beat = 0.0
-        while self._open and not self._is_told_to_end and not self._first_failure():
+        while self._open_sessions and not self._is_told_to_end and not self._find_first_failure():
             if time.monotonic() > next_beat:
-                next_beat = time.monotonic() + BEAT_S
-                for session in self._open:
+                next_beat = time.monotonic() + BEAT_INTERVAL_S
+                for session in self._open_sessions:
                     session.send(b"")
             self._read_sessions()
 
@@ -235,23 +237,23 @@ class Step:
             if session.read():
                 continue
             self._selector.unregister(session.stdout)
-            self._open.remove(session)
-            if session.code is None and is_lost:
-                raise session.why_ended()
+            self._open_sessions.remove(session)
+            if session.exit_code is None and is_lost:
+                raise session.explain_end()
 
-    def _first_failure(self) -> int:
-        return next((session.code for session in self._sessions if session.code), 0)
+    def _find_first_failure(self) -> int:
+        return next((session.exit_code for session in self._sessions if session.exit_code), 0)
 
     def _end_tasks(self, limit_s: float, *, may_be_lost: bool = False) -> None:
         """End all tasks, and wait up to limit_s seconds for their ends. may_be_lost: whether to raise NodeLost for a node that
         does not report the end of its task."""
-        for session in self._open:
+        for session in self._open_sessions:
             session.end()
         deadline = time.monotonic() + limit_s
-        while self._open and time.monotonic() < deadline and not (may_be_lost and self._is_told_to_end):
+        while self._open_sessions and time.monotonic() < deadline and not (may_be_lost and self._is_told_to_end):
             self._read_sessions(is_lost=may_be_lost)
-        if self._open and may_be_lost and not self._is_told_to_end:
-            raise NodeLost(self._open[0].node.name, f"did not report the end of its task within {limit_s:g} s")
+        if self._open_sessions and may_be_lost and not self._is_told_to_end:
+            raise NodeLost(self._open_sessions[0].node.name, f"did not report the end of its task within {limit_s:g} s")
 
     def _note_signal(self, _number: int, _frame: object) -> None:
         self._is_told_to_end = True
@@ -259,11 +261,11 @@ class Step:
 
 def read_chosen_nodes(run_dir: RunDir, run: Run) -> list[InventoryNode]:
     """The nodes that the scheduler chose for a run. Raises InputError."""
-    if NODES not in os.environ:
-        raise InputError(f"{NODES} is not set; the runner of the scheduler sets it.")
+    if NODES_VARIABLE not in os.environ:
+        raise InputError(f"{NODES_VARIABLE} is not set; the runner of the scheduler sets it.")
     inventory_nodes = inventory.read_inventory(Workspace(run_dir.path.parent.parent), run.cluster["name"]).nodes
-    by_name = {node.name: msgspec.structs.replace(node, python=run.python or node.python) for node in inventory_nodes}
-    return [by_name[name] for name in os.environ[NODES].split(",")]
+    nodes_by_name = {node.name: msgspec.structs.replace(node, python=run.python or node.python) for node in inventory_nodes}
+    return [nodes_by_name[name] for name in os.environ[NODES_VARIABLE].split(",")]
 
 
 def main(argv: list[str]) -> int:
@@ -277,8 +279,8 @@ def main(argv: list[str]) -> int:
         run_dir.write_event("step", placement.PLACED, nodes=[node.name for node in nodes])
     try:
         return Step(run_dir, run, nodes, argv[2:]).run()
-    except NodeLost as lost:
-        run_dir.write_event("step", LOST, node=lost.node, why=str(lost))
+    except NodeLost as node_lost_error:
+        run_dir.write_event("step", NODE_LOST_EVENT, node=node_lost_error.node, why=str(node_lost_error))
         raise
     except ShardlabError as error:
         run_dir.write_event("step", "failed", why=str(error))

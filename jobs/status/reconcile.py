@@ -29,7 +29,7 @@ from shardlab.runs.state import FINAL, JudgedState
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
 
-RETRIED = ("pending", "running", "completed")  # states beside which the table says why the run was started again
+STATES_WITH_RETRY = ("pending", "running", "completed")  # states beside which the table says why the run was started again
 
 
 class Status(msgspec.Struct, kw_only=True):
@@ -111,17 +111,21 @@ def read_statuses(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[Stat
 
 
 def _judge_statuses(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[Status]:
-    records, lease = [_read_or_error(run_dir) for run_dir in run_dirs], inventory.read_lease(workspace)
+    runs_or_errors, lease = [_read_run_or_error(run_dir) for run_dir in run_dirs], inventory.read_lease(workspace)
     observed_by_id: dict[str, ObservedRun] = {}
-    for name, runs in group_by_scheduler(record for record in records if isinstance(record, RunOnDisk)).items():
-        observed_runs = scheduler(name).observe(workspace, runs)
-        observed_by_id |= {record.folder.run_id: observed for record, observed in zip(runs, observed_runs, strict=True)}
+    for scheduler_name, runs in group_by_scheduler(
+        run_or_error for run_or_error in runs_or_errors if isinstance(run_or_error, RunOnDisk)
+    ).items():
+        observed_runs = scheduler(scheduler_name).observe(workspace, runs)
+        observed_by_id |= {
+            run_or_error.folder.run_id: observed_run for run_or_error, observed_run in zip(runs, observed_runs, strict=True)
+        }
     status_list = []
-    for run_dir, record in zip(run_dirs, records, strict=True):
+    for run_dir, run_or_error in zip(run_dirs, runs_or_errors, strict=True):
         status = (
-            run_guard.run_guarded(partial(_make_status, record, observed_by_id[run_dir.run_id], lease))
-            if isinstance(record, RunOnDisk)
-            else record
+            run_guard.run_guarded(partial(_make_status, run_or_error, observed_by_id[run_dir.run_id], lease))
+            if isinstance(run_or_error, RunOnDisk)
+            else run_or_error
         )
         status_list.append(status if isinstance(status, Status) else _make_unreadable_status(run_dir, status))
     return status_list
@@ -138,8 +142,8 @@ def read_run_on_disk(run_dir: RunDir) -> RunOnDisk:
 
 def find_unreadable_status(run_dir: RunDir) -> Status | None:
     """The status of a run whose records cannot be read; None if they can be read."""
-    record = _read_or_error(run_dir)
-    return None if isinstance(record, RunOnDisk) else _make_unreadable_status(run_dir, record)
+    run_or_error = _read_run_or_error(run_dir)
+    return None if isinstance(run_or_error, RunOnDisk) else _make_unreadable_status(run_dir, run_or_error)
 
 
 def find_blocking_status(run_dir: RunDir) -> Status | None:
@@ -148,27 +152,27 @@ def find_blocking_status(run_dir: RunDir) -> Status | None:
 
     Such a folder has records that cannot be read, or a claim although its records do not say that the run was submitted.
     """
-    record = _read_or_error(run_dir)
-    if isinstance(record, RunOnDisk) and record.verdict.state == "planned" and run_dir.claim.exists():
-        record = ShardlabError(f"{run_dir.claim}: the run is claimed, but its records do not say that it was submitted")
-    return None if isinstance(record, RunOnDisk) else _make_unreadable_status(run_dir, record)
+    run_or_error = _read_run_or_error(run_dir)
+    if isinstance(run_or_error, RunOnDisk) and run_or_error.verdict.state == "planned" and run_dir.claim.exists():
+        run_or_error = ShardlabError(f"{run_dir.claim}: the run is claimed, but its records do not say that it was submitted")
+    return None if isinstance(run_or_error, RunOnDisk) else _make_unreadable_status(run_dir, run_or_error)
 
 
-def _read_or_error(run_dir: RunDir) -> RunOnDisk | ShardlabError:
+def _read_run_or_error(run_dir: RunDir) -> RunOnDisk | ShardlabError:
     return run_guard.run_guarded(lambda: read_run_on_disk(run_dir))
 
 
 def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None) -> Status:
-    folder, run = records.folder, records.run
+    run_dir, run = records.folder, records.run
     verdict = judge_with_lease(
         records, observed, lease, find_run_span(records.events, observed.verdict.state)[1], datetime.now(UTC)
     )
-    result = records.result or folder.read_result() if verdict.state == "completed" else None
+    result = records.result or run_dir.read_result() if verdict.state == "completed" else None
     has_steps = result is None and verdict.state != "planned"
     suspensions = suspension.read_suspensions(records.events)
     progress = Progress()
-    progress.add(suspension.mark_suspended(folder.steps(0).records, suspensions) if has_steps else ())
-    rate, eta_s = progress.rate_per_s(run.cell), progress.left_s(run.cell)
+    progress.add(suspension.mark_suspended(run_dir.steps(0).records, suspensions) if has_steps else ())
+    rate_per_s, eta_s = progress.rate_per_s(run.cell), progress.left_s(run.cell)
     started_at, ended_at = find_run_span(records.events, verdict.state)
     end_or_now = ended_at or (datetime.now(UTC) if verdict.state == "running" else None)
     resumed_step = next((event.data.get("step") for event in reversed(records.events) if event.event == "resumed"), None)
@@ -176,12 +180,12 @@ def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None)
         id=run.run_id,
         cell=msgspec.to_builtins(run.cell),
         state=verdict.state,
-        why=verdict.why or (retry_budget.describe_retry(run, records.events) if verdict.state in RETRIED else ""),
-        scheduler={"name": run.scheduler, "id": observed.id, "raw": observed.raw},
+        why=verdict.why or (retry_budget.describe_retry(run, records.events) if verdict.state in STATES_WITH_RETRY else ""),
+        scheduler={"name": run.scheduler, "id": observed.id, "raw": observed.scheduler_words},
         step=result.steps if result else progress.step,
         steps=result.steps if result else run.cell.steps,
         # The throughput in the result of a run that was suspended would include the time of the suspension, so it is left out.
-        throughput=rate if result is None else None if suspensions else result.throughput_per_s,
+        throughput=rate_per_s if result is None else None if suspensions else result.throughput_per_s,
         unit=result.unit if result else None,
         eta_s=eta_s if verdict.state == "running" else None,
         started=started_at,
@@ -194,7 +198,7 @@ def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None)
         resumed_from_step=resumed_step,
         expected=verdict.state == "completed" or verdict.state in run.cell.expect,
         held=verdict.held,
-        leftover=observed.leftover,
+        leftover=observed.is_leftover,
         trouble=recorder_ends.describe_early_ends(records.events),
         search=run.search,
         retried=retry_budget.list_retried_states(run, records.events),
@@ -211,8 +215,8 @@ def find_run_span(events: Sequence[Event], state: str) -> tuple[datetime | None,
     timed_events = sorted((event.wall_s, event.event) for event in events if event.writer == "attempt")
     start_times = [wall_s for wall_s, name in timed_events if name == "started"]
     end_times = [wall_s for wall_s, name in timed_events if name == "exited"]
-    last_end = end_times[-1] if end_times and start_times and end_times[-1] >= start_times[-1] and state in FINAL else None
-    return _to_datetime(start_times[0] if start_times else None), _to_datetime(last_end)
+    last_end_s = end_times[-1] if end_times and start_times and end_times[-1] >= start_times[-1] and state in FINAL else None
+    return _to_datetime(start_times[0] if start_times else None), _to_datetime(last_end_s)
 
 
 def _to_datetime(wall_s: float | None) -> datetime | None:
@@ -223,35 +227,35 @@ def _list_hosts(records: RunOnDisk) -> list[str]:
     """The machines on which the ranks run. The machine of the supervisor is included, unless the scheduler may start the
     supervisor on another machine than the ranks."""
     is_elsewhere = records.run.scheduler in ("ssh", "allocation")
-    supervisor = {event.host for event in records.events if event.writer == "attempt" and not is_elsewhere}
+    supervisor_hosts = {event.host for event in records.events if event.writer == "attempt" and not is_elsewhere}
     # The analysis of traces starts no ranks that write env/HOST.json, but each of its hosts has samples.
     sampled_hosts = records.folder.sampled_hosts() if records.run.traces is not None else []
-    return sorted({*supervisor, *records.folder.hosts(), *sampled_hosts})
+    return sorted({*supervisor_hosts, *records.folder.hosts(), *sampled_hosts})
 
 
 def select_last_attempts(run_dirs: Iterable[RunDir]) -> list[RunDir]:
     """For each repeat of each cell, only the folder of the last attempt, in the order of the first attempts."""
-    last: dict[str, RunDir] = {}
+    last_by_first_id: dict[str, RunDir] = {}
     for run_dir in run_dirs:
-        first, attempt = split_attempt(run_dir.run_id)
-        if first not in last or attempt > split_attempt(last[first].run_id)[1]:
-            last[first] = run_dir
-    return list(last.values())
+        first_id, attempt = split_attempt(run_dir.run_id)
+        if first_id not in last_by_first_id or attempt > split_attempt(last_by_first_id[first_id].run_id)[1]:
+            last_by_first_id[first_id] = run_dir
+    return list(last_by_first_id.values())
 
 
 def _make_unreadable_status(run_dir: RunDir, error: ShardlabError) -> Status:
-    way_out = f"restore the file, or move the folder {run_dir.path} out of runs/ and run `jobs submit` to create it again"
+    remedy = f"restore the file, or move the folder {run_dir.path} out of runs/ and run `jobs submit` to create it again"
     with contextlib.suppress(ShardlabError):  # the events of the run may be damaged, too
         job, token = run_dir.sent_job()
         if job:
-            cluster, _, number = job.rpartition(":")
-            words = address_cluster(["scancel", f"--name={token}", number], cluster or None)
-            way_out += f" (its job {job} may be queued or running: `{' '.join(words)}` cancels it)"
+            cluster, _, job_number = job.rpartition(":")
+            cancel_words = address_cluster(["scancel", f"--name={token}", job_number], cluster or None)
+            remedy += f" (its job {job} may be queued or running: `{' '.join(cancel_words)}` cancels it)"
     return Status(
         id=run_dir.run_id,
         cell=None,
         state="unknown",
-        why=f"set aside: {str(error).rstrip('.')}; {way_out}.",
+        why=f"set aside: {str(error).rstrip('.')}; {remedy}.",
         scheduler={"name": "-", "id": "-", "raw": "-"},
         step=None,
         steps=None,
@@ -284,7 +288,7 @@ def judge_with_lease(
     is_lost = observed.verdict.state == "node_fail" and (ended_at is None or ended_at >= lease.expires)
     if is_lost and lease_cutoff.was_running_at_end(_find_last_record_time(run), lease):
         return JudgedState("node_fail", f"{lease_cutoff.describe_lease_end(lease)}: {observed.verdict.why}")
-    if not observed.unanswered:
+    if not observed.is_unanswered:
         return observed.verdict
     return lease_cutoff.judge_by_records(observed.verdict, lease, _find_last_record_time(run), current_time)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import claim
-from jobs.ssh.step import LOST
+from jobs.ssh.step import NODE_LOST_EVENT
 from shardlab.errors import ShardlabError
 from shardlab.matrix.retry import SHARED_ON_SLURM
 from shardlab.runs import checkpoint
@@ -16,7 +16,7 @@ from shardlab.runs.run import Run, run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import TOLD
 
-REQUEUED = "requeued"  # the event of a supervisor that asks Slurm to start the job of its run again
+REQUEUED_EVENT = "requeued"  # the event of a supervisor that asks Slurm to start the job of its run again
 
 
 class RestartedTooOften(ShardlabError):
@@ -27,12 +27,15 @@ def list_retried_states(run: Run, events: Sequence[Event]) -> list[str]:
     """The states after which the run was started again by itself, in order: first the states of earlier attempts, then the
     states of earlier starts in the same job. Restarts of Slurm's own accord are left out, because Slurm does not tell their
     reason."""
-    return [*run.retried, *(str(event.data["after"]) for event in events if event.event == REQUEUED and "after" in event.data)]
+    return [
+        *run.retried,
+        *(str(event.data["after"]) for event in events if event.event == REQUEUED_EVENT and "after" in event.data),
+    ]
 
 
 def count_slurm_restarts(run_dir: RunDir, run: Run, events: Sequence[Event]) -> int:
     """How often Slurm started the run again after a failed node or a preemption, of its own accord or on request."""
-    request_count = sum(event.event == REQUEUED for event in events)
+    request_count = sum(event.event == REQUEUED_EVENT for event in events)
     requested_restarts = sum(state in SHARED_ON_SLURM for state in list_retried_states(run, events))
     return max(claim.count_claims_after_restart(run_dir) - request_count, 0) + requested_restarts
 
@@ -41,9 +44,9 @@ def must_be_within_budget(run_dir: RunDir, run: Run) -> None:
     """Raises RestartedTooOften if Slurm has restarted the run more often than allowed."""
     if run.scheduler != "slurm":
         return
-    restarts, allowed = count_slurm_restarts(run_dir, run, run_dir.events()), run.retries_after("node_fail")
-    if restarts > allowed:
-        raise RestartedTooOften(f"Slurm has restarted the run {restarts} times; allowed: {allowed}.")
+    restart_count, allowed_restarts = count_slurm_restarts(run_dir, run, run_dir.events()), run.retries_after("node_fail")
+    if restart_count > allowed_restarts:
+        raise RestartedTooOften(f"Slurm has restarted the run {restart_count} times; allowed: {allowed_restarts}.")
 
 
 def allows_retry(run_dir: RunDir, run: Run, state: str) -> bool:
@@ -76,29 +79,30 @@ def find_saved_step(run_dir: RunDir) -> int:
     return max((checkpoint.step_of_checkpoint(path) for path in checkpoint.complete_checkpoints(run_dir.path)), default=0)
 
 
-def list_resumable_attempts(runs: Path, run: Run) -> list[tuple[str, int]]:
+def list_resumable_attempts(runs_folder: Path, run: Run) -> list[tuple[str, int]]:
     """The attempts from which the next attempt at a run may resume, as (run id, step), the latest step first.
 
     runs: the folder of all runs. run: the last attempt.
     """
-    attempts = [runs / run_id(run.cell, run.repeat, attempt) for attempt in range(run.attempt, 0, -1)]
+    attempt_folders = [runs_folder / run_id(run.cell, run.repeat, attempt) for attempt in range(run.attempt, 0, -1)]
     saved_runs = [
-        (path.name, checkpoint.step_of_checkpoint(checkpoints[0]))
-        for path in attempts
-        if (checkpoints := checkpoint.complete_checkpoints(path))
+        (attempt_folder.name, checkpoint.step_of_checkpoint(checkpoints[0]))
+        for attempt_folder in attempt_folders
+        if (checkpoints := checkpoint.complete_checkpoints(attempt_folder))
     ]
-    return sorted(saved_runs, key=lambda entry: entry[1], reverse=True)
+    return sorted(saved_runs, key=lambda saved_run: saved_run[1], reverse=True)
 
 
 def read_lost_nodes(run_dir: RunDir) -> list[str]:
     """The nodes that the events of a run name as lost; empty with Slurm, whose runs record no such event."""
-    return [str(event.data["node"]) for event in run_dir.events() if event.event == LOST]
+    return [str(event.data["node"]) for event in run_dir.events() if event.event == NODE_LOST_EVENT]
 
 
 def describe_retry(run: Run, events: Sequence[Event]) -> str:
     """Which retry the present start of the run is, such as `attempt 2 after failed (retry 1 of 1)`; '' if it is no retry."""
-    states = list_retried_states(run, events)
-    if not states:
+    retried_states = list_retried_states(run, events)
+    if not retried_states:
         return ""
-    start_kind = "started again" if any(event.event == REQUEUED for event in events) else f"attempt {run.attempt}"
-    return f"{start_kind} after {states[-1]} (retry {states.count(states[-1])} of {run.retries_after(states[-1])})"
+    start_kind = "started again" if any(event.event == REQUEUED_EVENT for event in events) else f"attempt {run.attempt}"
+    last_state, count = retried_states[-1], retried_states.count(retried_states[-1])
+    return f"{start_kind} after {last_state} (retry {count} of {run.retries_after(last_state)})"

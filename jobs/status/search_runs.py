@@ -33,17 +33,17 @@ def read_search_paths(workspace: Workspace, runs: Iterable[Status]) -> list[Sear
         if run.search is None or run.cell is None or run.repeat is None:
             continue
         cell = msgspec.convert(run.cell, Cell)
-        key = (batch_search.search_family_hash(cell), run.search.goal, run.repeat)
-        if key not in paths_by_search:
-            paths_by_search[key] = search_path.follow_search(workspace.runs, cell, run.search, run.repeat)
+        search_key = (batch_search.search_family_hash(cell), run.search.goal, run.repeat)
+        if search_key not in paths_by_search:
+            paths_by_search[search_key] = search_path.follow_search(workspace.runs, cell, run.search, run.repeat)
     return list(paths_by_search.values())
 
 
 def describe_search(path: SearchPath) -> str:
     """A sentence that says what a search tried, and what it found or how many tries may follow."""
-    name = path.cell.name() if path.repeat == 1 else f"{path.cell.name()}, repeat {path.repeat}"
-    outcome = f": {path.answer}" if path.has_ended else f"; at most {path.search.most_tries} tries"
-    return f"search of {path.search.description} ({name}): {path.description}{outcome}."
+    search_name = path.cell.name() if path.repeat == 1 else f"{path.cell.name()}, repeat {path.repeat}"
+    outcome_clause = f": {path.answer}" if path.has_ended else f"; at most {path.search.most_tries} tries"
+    return f"search of {path.search.description} ({search_name}): {path.description}{outcome_clause}."
 
 
 def make_search_document(path: SearchPath) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def add_tries(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[RunDir]:
     folders_by_id = {run_dir.run_id: run_dir for run_dir in run_dirs}
     for run_dir in run_dirs:
         path = _read_path(workspace, run_dir)
-        while path is not None and _is_between(workspace, path):
+        while path is not None and _is_between_tries(workspace, path):
             time.sleep(POLL_S)
             path = _read_path(workspace, run_dir)
         for search_try in path.tries if path is not None else ():
@@ -93,10 +93,10 @@ def _read_path(workspace: Workspace, run_dir: RunDir) -> SearchPath | None:
         return None
 
 
-def _is_between(workspace: Workspace, path: SearchPath) -> bool:
+def _is_between_tries(workspace: Workspace, path: SearchPath) -> bool:
     """Whether the last try of a search has ended so recently that the next try may begin at any moment."""
     if path.following is None or not path.tries:
         return False
     events = RunDir(workspace.runs / path.tries[-1].run).events()
-    ended_s = max((event.wall_s for event in events if event.event == "exited"), default=0.0)
-    return 0 <= time.time() - ended_s < BETWEEN_TRIES_S
+    last_end_s = max((event.wall_s for event in events if event.event == "exited"), default=0.0)
+    return 0 <= time.time() - last_end_s < BETWEEN_TRIES_S

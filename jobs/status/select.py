@@ -25,23 +25,25 @@ def select_runs(workspace: Workspace, patterns: Sequence[str], matrix: str | Non
     patterns: run ids or shell patterns; empty: all runs. matrix: only runs of this matrix. where: only runs for which this
     expression is true. A run whose records cannot be read is always included, because `where` cannot be evaluated for this run.
     """
-    ids = workspace.run_ids()
+    all_run_ids = workspace.run_ids()
     if matrix is not None:
         matrix_run_ids = {
             run_id for cell in workspace.read_expansion(matrix).cells for run_id in _list_run_ids(workspace, cell)
         }
-        ids = [run_id for run_id in ids if split_attempt(run_id)[0] in matrix_run_ids]
+        all_run_ids = [run_id for run_id in all_run_ids if split_attempt(run_id)[0] in matrix_run_ids]
     if patterns:
-        folders = [RunDir(workspace.runs / run_id) for run_id in match_run_ids(ids, patterns)]
+        run_dirs = [RunDir(workspace.runs / run_id) for run_id in match_run_ids(all_run_ids, patterns)]
     else:
-        folders = select_last_attempts(RunDir(workspace.runs / run_id) for run_id in ids)
-    last_statuses = read_statuses(workspace, folders)
+        run_dirs = select_last_attempts(RunDir(workspace.runs / run_id) for run_id in all_run_ids)
+    last_statuses = read_statuses(workspace, run_dirs)
     if where is None:
         return last_statuses
     parsed_condition = parse_condition(where)
 
     def is_selected(run: Status) -> bool:
-        return run.cell is None or _is_selected(parsed_condition, values_by_name(run.cell) | {"state": run.state, "id": run.id})
+        return run.cell is None or _is_true_for_values(
+            parsed_condition, values_by_name(run.cell) | {"state": run.state, "id": run.id}
+        )
 
     return [run for run in last_statuses if is_selected(run)]
 
@@ -50,10 +52,10 @@ def _list_run_ids(workspace: Workspace, cell: ExpandedCell) -> list[str]:
     """The ids of the first attempts of the runs of a cell, and of the further tries if its batch size is searched."""
     if cell.search is None:
         return cell.runs
-    searches = (
+    search_paths = (
         search_path.follow_search(workspace.runs, cell.cell, cell.search, repeat) for repeat in range(1, len(cell.runs) + 1)
     )
-    return [*cell.runs, *(split_attempt(search_try.run)[0] for path in searches for search_try in path.tries)]
+    return [*cell.runs, *(split_attempt(search_try.run)[0] for path in search_paths for search_try in path.tries)]
 
 
 def parse_condition(where: str) -> Expression:
@@ -69,10 +71,10 @@ def is_true_for_cell(expression: Expression, cell: Cell) -> bool:
 
     Raises InputError if the expression has a name that no cell has.
     """
-    return _is_selected(expression, values_by_name(msgspec.to_builtins(cell.rehearses or cell)))
+    return _is_true_for_values(expression, values_by_name(msgspec.to_builtins(cell.rehearses or cell)))
 
 
-def _is_selected(expression: Expression, values: dict[str, Any]) -> bool:
+def _is_true_for_values(expression: Expression, values: dict[str, Any]) -> bool:
     try:
         return bool(expression.evaluate(values))
     except ExpressionError as error:

@@ -25,9 +25,12 @@ def cancel_stale_jobs(runs: Sequence[Status]) -> CancelledJobs:
     for run in runs:
         if not run.leftover:
             continue
-        job, raw = run.scheduler["id"], run.scheduler["raw"]
-        refusals = scheduler(run.scheduler["name"]).cancel_jobs([job])
+        job_id, scheduler_words = run.scheduler["id"], run.scheduler["raw"]
+        refusals = scheduler(run.scheduler["name"]).cancel_jobs([job_id])
         all_gone = all_gone and not refusals
-        outcome = f"cancelling the job failed: {refusals}" if refusals else "the job was cancelled"
-        sentences.append(f"{run.id}: the run is {run.state}, but its job {job} was still in the queue ({raw}); {outcome}.")
+        outcome_clause = f"cancelling the job failed: {refusals}" if refusals else "the job was cancelled"
+        sentences.append(
+            f"{run.id}: the run is {run.state}, but its job {job_id} was still in the queue "
+            f"({scheduler_words}); {outcome_clause}."
+        )
     return CancelledJobs(sentences, all_gone)

@@ -61,28 +61,28 @@ class Backlog:
         ended_count = sum(run.state in FINAL for run in runs)
         self._freed_places += ended_count - (ended_count if self._ended_count is None else self._ended_count)
         self._ended_count = ended_count
-        most_new = len(self.folders)
+        most_new_runs = len(self.folders)
         if self._options.pack:
-            self._freed_places, self._guessed_places = 0, most_new  # with --pack, all runs together need only one job
+            self._freed_places, self._guessed_places = 0, most_new_runs  # with --pack, all runs together need only one job
         elif self._options.at_once is not None:
             unfinished_count = sum(run.state in ("pending", "running") for run in runs)
-            most_new = max(0, min(most_new, self._options.at_once - unfinished_count))
-        if (target_count := min(self._freed_places, most_new)) > 0 and self._freed_pause.is_over():
+            most_new_runs = max(0, min(most_new_runs, self._options.at_once - unfinished_count))
+        if (target_count := min(self._freed_places, most_new_runs)) > 0 and self._freed_pause.is_over():
             sent_count = self._submit_next_runs(target_count)
             self._freed_places -= sent_count
-            most_new -= sent_count
+            most_new_runs -= sent_count
             self._freed_pause.start_again(has_failed=sent_count < target_count)
             if sent_count < target_count:
                 return
-        if ((target_count := min(self._guessed_places, most_new)) > 0 or self.unanswered) and self._guess_pause.is_over():
+        if ((target_count := min(self._guessed_places, most_new_runs)) > 0 or self.unanswered) and self._guess_pause.is_over():
             sent_count = self._submit_next_runs(target_count)
             self._guessed_places = 2 * target_count if sent_count == target_count else 1
             self._guess_pause.start_again(has_failed=sent_count < target_count)
 
     def unsent(self) -> list[RunDir]:
         """The runs that no command has submitted, cancelled or held back so far. Runs with unreadable records are left out."""
-        readable = ((run_dir, run_dir.judge()) for run_dir in self.folders if find_blocking_status(run_dir) is None)
-        return [run_dir for run_dir, verdict in readable if verdict.state == "planned" and not verdict.held]
+        readable_runs = ((run_dir, run_dir.judge()) for run_dir in self.folders if find_blocking_status(run_dir) is None)
+        return [run_dir for run_dir, verdict in readable_runs if verdict.state == "planned" and not verdict.held]
 
     def _submit_next_runs(self, target_count: int) -> int:
         """Submit the first `target_count` runs; return how many of them the scheduler accepted."""
@@ -99,8 +99,8 @@ class Backlog:
                 try:
                     if next_runs:
                         self._scheduler.submit(self._workspace, next_runs, msgspec.structs.replace(self._options, at_once=None))
-                except SchedulerFull as full:
-                    self.problem, unsubmitted = full.why, full.unsubmitted
+                except SchedulerFull as full_error:
+                    self.problem, unsubmitted = full_error.why, full_error.unsubmitted
                 self.folders = unsubmitted + later_runs
                 return len(next_runs) - len(unsubmitted)
         except ControllerUnreachable as outage:

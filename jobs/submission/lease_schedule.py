@@ -41,29 +41,33 @@ class LeaseSchedule:
         at_once: the most runs that run at the same time, of those that are held back if they are late; None: no limit."""
         assert leased.lease is not None
         self.lease, self._current_time = leased.lease, datetime.now(UTC)
-        self._free_s = [0.0] * max(1, len(leased.with_role("worker") or leased.nodes))  # when each node becomes free, sorted
-        self._recorded_s, self._at_once = recorded_s or {}, at_once
-        self._last_start_s, self._ends_s = 0.0, list[float]()
+        self._node_free_s = [0.0] * max(
+            1, len(leased.with_role("worker") or leased.nodes)
+        )  # when each node becomes free, sorted
+        self._recorded_s, self._most_at_once = recorded_s or {}, at_once
+        self._last_start_s, self._run_end_s = 0.0, list[float]()
 
     def add_unfinished(self, workspace: Workspace, other_ids: Container[str]) -> None:
         """Add the running and the pending runs of a workspace, except for runs with the ids `other_ids`. Their recorded
         durations are used for the runs that are added later."""
         runs = read_statuses(workspace, select_last_attempts(workspace.all_runs()))
-        times: dict[str, list[float]] = {}
+        durations_by_cell: dict[str, list[float]] = {}
         for run in runs:
-            parts = parse_run_id(run.id)
-            if parts is not None and parts.attempt == 1 and run.state == "completed" and run.duration_s is not None:
-                times.setdefault(parts.cell, []).append(run.duration_s)
-        self._recorded_s = {cell: fmean(seconds) for cell, seconds in times.items()}
-        unfinished = [run for run in runs if run.state in ("running", "pending") and not run.held and not run.is_unreadable]
-        for run in sorted(unfinished, key=lambda run: run.state != "running"):
+            id_parts = parse_run_id(run.id)
+            if id_parts is not None and id_parts.attempt == 1 and run.state == "completed" and run.duration_s is not None:
+                durations_by_cell.setdefault(id_parts.cell, []).append(run.duration_s)
+        self._recorded_s = {cell: fmean(seconds) for cell, seconds in durations_by_cell.items()}
+        unfinished_runs = [
+            run for run in runs if run.state in ("running", "pending") and not run.held and not run.is_unreadable
+        ]
+        for run in sorted(unfinished_runs, key=lambda run: run.state != "running"):
             if run.id not in other_ids:
                 elapsed_s = (run.duration_s or 0.0) if run.state == "running" else 0.0
                 run_dir = RunDir(workspace.runs / run.id)
                 run_prediction = prediction.read_prediction(run_dir.path)
-                self.hold_back(run_dir.read_run(), run_prediction, elapsed_s, always_add=True)
+                self.add_run(run_dir.read_run(), run_prediction, elapsed_s, always_add=True)
 
-    def hold_back(
+    def add_run(
         self, run: Run, run_prediction: Prediction | None, elapsed_s: float = 0.0, *, always_add: bool = False
     ) -> str | None:
         """Add a run, and return None; if the run would not end before the lease, return why the run is held back instead.
@@ -71,15 +75,15 @@ class LeaseSchedule:
         run_prediction: the prediction of the run; None if there is none. elapsed_s: seconds since the run started. always_add:
         whether to add the run even if it would not end before the lease.
         """
-        nodes = min(run.world.nnodes, len(self._free_s))
+        nodes = min(run.world.nnodes, len(self._node_free_s))
         left_s, source = estimate_time_left(run, self._recorded_s, run_prediction, elapsed_s)
-        start_s = max(self._last_start_s, self._free_s[nodes - 1])
-        if self._at_once is not None and len(self._ends_s) >= self._at_once and not always_add:
-            start_s = max(start_s, sorted(self._ends_s)[-self._at_once])
+        start_s = max(self._last_start_s, self._node_free_s[nodes - 1])
+        if self._most_at_once is not None and len(self._run_end_s) >= self._most_at_once and not always_add:
+            start_s = max(start_s, sorted(self._run_end_s)[-self._most_at_once])
         end_s, is_late = start_s + left_s, start_s + left_s > self.lease.left_s(self._current_time)
         if always_add or not is_late:
-            self._last_start_s, self._free_s = start_s, sorted([*self._free_s[nodes:], *[end_s] * nodes])
-            self._ends_s += [] if always_add else [end_s]
+            self._last_start_s, self._node_free_s = start_s, sorted([*self._node_free_s[nodes:], *[end_s] * nodes])
+            self._run_end_s += [] if always_add else [end_s]
         if not is_late:
             return None
         return (
@@ -98,11 +102,11 @@ def estimate_time_left(
     run.
     elapsed_s: seconds since the run started; 0 if it has not started.
     """
-    parts, mean_s, limit_s = parse_run_id(run.run_id), None, run.limit_s
+    id_parts, mean_s, limit_s = parse_run_id(run.run_id), None, run.limit_s
     if run.search is not None:  # its tries have larger batches than the first try, of which recorded and predicted times are
         run_prediction, limit_s = None, None if limit_s is None else run.search.most_tries * limit_s
-    elif parts is not None:
-        mean_s = recorded_s.get(parts.cell)
+    elif id_parts is not None:
+        mean_s = recorded_s.get(id_parts.cell)
     run_time = gpu_hours.estimate_run_time(mean_s, run_prediction, limit_s, elapsed_s)
     return (0.0, "") if run_time is None else (max(run_time.seconds - elapsed_s, 0.0), f" (by {run_time.source})")
 
@@ -112,57 +116,57 @@ def hold_late_runs(
 ) -> list[RunDecision]:
     """The decisions, in which the runs that would not end before the lease are marked as held back. With --ignore-lease, or if
     the nodes are not lent, the decisions are unchanged. Raises InputError."""
-    leased = inventory.read_leased_inventory(workspace, context.where.name)
-    if leased is None or submit_options.ignore_lease:
+    leased_inventory = inventory.read_leased_inventory(workspace, context.where.name)
+    if leased_inventory is None or submit_options.ignore_lease:
         return decisions
-    schedule = LeaseSchedule(leased, at_once=1 if submit_options.pack else submit_options.at_once)
-    schedule.add_unfinished(workspace, {decision.run.run_id for decision in decisions if decision.send})
-    checked = []
+    lease_schedule = LeaseSchedule(leased_inventory, at_once=1 if submit_options.pack else submit_options.at_once)
+    lease_schedule.add_unfinished(workspace, {decision.run.run_id for decision in decisions if decision.send})
+    checked_decisions = []
     for decision in decisions:
         run_prediction = context.predicted.get(decision.run.cell.name())
         if run_prediction is None and decision.now is not None:  # a new attempt; the last attempt has a prediction
             run_prediction = prediction.read_prediction(workspace.runs / decision.now.id)
-        if decision.send and (why := schedule.hold_back(decision.run, run_prediction)) is not None:
+        if decision.send and (late_reason := lease_schedule.add_run(decision.run, run_prediction)) is not None:
             # a run that is already in the queue is held there, because the installed packages changed
             in_queue = decision.now is not None and decision.now.is_held_in_queue
-            decision = msgspec.structs.replace(decision, send=False, held_back=not in_queue, why=why)
-        checked.append(decision)
-    return checked
+            decision = msgspec.structs.replace(decision, send=False, held_back=not in_queue, why=late_reason)
+        checked_decisions.append(decision)
+    return checked_decisions
 
 
-def hold_late_folders(workspace: Workspace, waiting_runs: Sequence[RunDir], number: int, *, pack: bool) -> list[RunDir]:
+def hold_late_folders(workspace: Workspace, waiting_runs: Sequence[RunDir], most_runs: int, *, pack: bool) -> list[RunDir]:
     """Hold back waiting runs that would not end before the lease, and return the other waiting runs, in order.
 
     waiting_runs: the runs that wait to be submitted. number: how many of them are about to be submitted; runs behind them in
     the list are returned unchecked. pack: whether the runs run one after another in one allocation. The reason is written into
     the events of each run that is held back. Without a lease, all waiting runs are returned. Raises ShardlabError.
     """
-    leased = inventory.read_leased_inventory(workspace)
-    if leased is None:
+    leased_inventory = inventory.read_leased_inventory(workspace)
+    if leased_inventory is None:
         return list(waiting_runs)
-    schedule = LeaseSchedule(leased, at_once=1 if pack else None)
-    schedule.add_unfinished(workspace, {folder.run_id for folder in waiting_runs})
+    lease_schedule = LeaseSchedule(leased_inventory, at_once=1 if pack else None)
+    lease_schedule.add_unfinished(workspace, {folder.run_id for folder in waiting_runs})
     kept_folders = list[RunDir]()
     for index, folder in enumerate(waiting_runs):
-        if len(kept_folders) == number:
+        if len(kept_folders) == most_runs:
             return [*kept_folders, *waiting_runs[index:]]
-        if (why := schedule.hold_back(folder.read_run(), prediction.read_prediction(folder.path))) is None:
+        if (late_reason := lease_schedule.add_run(folder.read_run(), prediction.read_prediction(folder.path))) is None:
             kept_folders.append(folder)
         else:
-            folder.write_event("controller", "held", why=why)
+            folder.write_event("controller", "held", why=late_reason)
     return kept_folders
 
 
 def count_late_runs(plan: MatrixPlan, workspace: Workspace) -> int:
     """The number of runs of a plan that would not end before the lease. Runs that have ended in this workspace take no time.
     Raises InputError."""
-    leased = inventory.read_leased_inventory(workspace, plan.source.where.name)
-    if leased is None:
+    leased_inventory = inventory.read_leased_inventory(workspace, plan.source.where.name)
+    if leased_inventory is None:
         return 0
-    schedule = LeaseSchedule(leased, plan.recorded)
+    lease_schedule = LeaseSchedule(leased_inventory, plan.recorded)
     runs = [
         render.make_run(cell, repeat, 1, plan.source)
         for cell, repeat in order_runs_by_repeat(plan.cells, plan.repeats)
         if not (run_dir := RunDir(workspace.runs / run_id(cell, repeat))).path.exists() or not run_dir.has_ended()
     ]
-    return sum(schedule.hold_back(run, plan.predicted.get(run.cell.name()), always_add=True) is not None for run in runs)
+    return sum(lease_schedule.add_run(run, plan.predicted.get(run.cell.name()), always_add=True) is not None for run in runs)

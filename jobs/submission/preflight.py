@@ -15,22 +15,24 @@ from jobs.rendering import render, sbatch_options
 from jobs.rendering.render import RenderContext
 from jobs.slurm import partitions, query
 from jobs.slurm.commands import SlurmOutput, call_slurm, has_slurm_commands
-from jobs.slurm.submission import NO_ROOM
+from jobs.slurm.submission import LIMIT_PATTERN
 from shardlab.cluster.sbatch_request import advise_on_rejection
 from shardlab.errors import InputError
 from shardlab.runs.run import Run
 
-TEST_S = 20.0  # sbatch itself waits about this long for a controller that does not answer
+MOST_TEST_S = 20.0  # sbatch itself waits about this long for a controller that does not answer
 MOST_NAMED_CELLS = 5  # the most cells that a sentence names
 # Slurm's words for a request that Slurm cannot start at this moment. Slurm may accept the same job later, or now as a pending
 # job.
-_REJECTED_FOR_NOW = re.compile(rf"{NO_ROOM.pattern}|nodes are busy|node not available|configuration not available now")
+_REJECTED_FOR_NOW_PATTERN = re.compile(
+    rf"{LIMIT_PATTERN.pattern}|nodes are busy|node not available|configuration not available now"
+)
 # Slurm's words if no node has the requested resources, but also if such nodes exist and are down or drained. In the second
 # case, a job would wait for the nodes.
 _NO_SUCH_NODES = re.compile(r"node configuration is not available")
-_UNAVAILABLE = re.compile(r"(?im)^(?:down|drain|fail|maint|reboot|unknown|power|future|inval|resv|reserved)")
-_COMMAND = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?")
-_OPTION = re.compile(r"(?m)^#SBATCH (\S+)")  # the user's own template may add options
+_UNAVAILABLE_STATE = re.compile(r"(?im)^(?:down|drain|fail|maint|reboot|unknown|power|future|inval|resv|reserved)")
+_COMMAND_PREFIX = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?")
+_OPTION_PATTERN = re.compile(r"(?m)^#SBATCH (\S+)")  # the user's own template may add options
 _SAYS_NOTHING = "Unspecified error"  # a line that Slurm adds to the message of a submit plugin
 
 
@@ -46,54 +48,63 @@ def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool 
     for run in runs:
         runs_by_options.setdefault(sbatch_options.list_sbatch_options(run, context.where), []).append(run)
     sentences, partition_limits = [], None
-    with tempfile.TemporaryDirectory(prefix="shardlab-") as temporary:
-        script = Path(temporary) / "job.sbatch"
-        for options, equal in runs_by_options.items():
-            text = render.render_script(equal[0], Path(temporary), context.where, context.own_templates)
-            script.write_text(text)
-            count = len(equal) if pack else 1
-            time_options = [f"--time={sbatch_options.compute_limit_minutes(equal[0]) * count}"] if count > 1 else []
-            answer = _test_request(script, time_options, equal[0].slurm_cluster)
+    with tempfile.TemporaryDirectory(prefix="shardlab-") as temporary_folder:
+        script = Path(temporary_folder) / "job.sbatch"
+        for options, equal_runs in runs_by_options.items():
+            script_text = render.render_script(equal_runs[0], Path(temporary_folder), context.where, context.own_templates)
+            script.write_text(script_text)
+            run_count = len(equal_runs) if pack else 1
+            time_options = (
+                [f"--time={sbatch_options.compute_limit_minutes(equal_runs[0]) * run_count}"] if run_count > 1 else []
+            )
+            answer = _test_request(script, time_options, equal_runs[0].slurm_cluster)
             if query.is_unanswered(answer):
                 return
             if partition_limits is None:
-                partition_limits = partitions.read_partitions(TEST_S, equal[0].slurm_cluster)
+                partition_limits = partitions.read_partitions(MOST_TEST_S, equal_runs[0].slurm_cluster)
             if answer.code != 0 and not _is_rejected_for_now(answer, options):
-                sentences.append(describe_rejection(equal, join_error_lines(answer.stderr)))
-            elif why := partitions.find_exceeded_limit(partition_limits, [*_OPTION.findall(text), *time_options]):
-                sentences.append(describe_rejection(equal, why, "Slurm would never start"))
+                sentences.append(describe_rejection(equal_runs, join_error_lines(answer.stderr)))
+            elif rejection := partitions.find_exceeded_limit(
+                partition_limits, [*_OPTION_PATTERN.findall(script_text), *time_options]
+            ):
+                sentences.append(describe_rejection(equal_runs, rejection, "Slurm would never start"))
     if sentences:
         raise InputError("\n".join([*sentences, "Nothing was rendered, and nothing was submitted."]))
 
 
 def _test_request(script: Path, options: Sequence[str], cluster: str | None) -> SlurmOutput:
     return call_slurm(
-        ["sbatch", "--test-only", *options, str(script)], cluster=cluster, limit_s=TEST_S, enough=_REJECTED_FOR_NOW
+        ["sbatch", "--test-only", *options, str(script)],
+        cluster=cluster,
+        limit_s=MOST_TEST_S,
+        enough_pattern=_REJECTED_FOR_NOW_PATTERN,
     )
 
 
 def _is_rejected_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
     """Whether Slurm rejected the test only because of the state of the cluster at this moment, so that Slurm may still accept
     the job later."""
-    if answer.find_error_line(_REJECTED_FOR_NOW) is not None:
+    if answer.find_error_line(_REJECTED_FOR_NOW_PATTERN) is not None:
         return True
     if answer.find_error_line(_NO_SUCH_NODES) is None:
         return False
-    place = [option for option in options if option.startswith(("--clusters=", "--partition="))]
-    return bool(_UNAVAILABLE.search(call_slurm(["sinfo", *place, "-h", "-N", "-o", "%T"], limit_s=TEST_S).stdout))
+    place_options = [option for option in options if option.startswith(("--clusters=", "--partition="))]
+    return bool(
+        _UNAVAILABLE_STATE.search(call_slurm(["sinfo", *place_options, "-h", "-N", "-o", "%T"], limit_s=MOST_TEST_S).stdout)
+    )
 
 
 def join_error_lines(stderr: str) -> str:
     """The error messages of sbatch in one line, without the name of the command. Messages of a submit plugin come first."""
-    lines = [_COMMAND.sub("", line.strip()) for line in stderr.splitlines() if line.strip()]
-    informative_lines = [line for line in dict.fromkeys(lines) if line != _SAYS_NOTHING] or lines
+    error_lines = [_COMMAND_PREFIX.sub("", line.strip()) for line in stderr.splitlines() if line.strip()]
+    informative_lines = [line for line in dict.fromkeys(error_lines) if line != _SAYS_NOTHING] or error_lines
     return "; ".join(informative_lines) or "sbatch gave no reason"
 
 
-def describe_rejection(runs: Sequence[Run], why: str, beginning: str = "Slurm would reject") -> str:
+def describe_rejection(runs: Sequence[Run], why: str, first_words: str = "Slurm would reject") -> str:
     """A sentence about a request that Slurm would reject: its cells, Slurm's words, and the keys of the cluster file.
     beginning: the beginning of the sentence."""
-    names = list(dict.fromkeys(run.cell.name() for run in runs))
-    rest = f" and {len(names) - MOST_NAMED_CELLS} more" if len(names) > MOST_NAMED_CELLS else ""
-    cells = f"{', '.join(names[:MOST_NAMED_CELLS])}{rest}"
-    return f"{beginning} {len(runs)} run(s) ({cells}): {why.rstrip('.')}. {advise_on_rejection(why)}".rstrip()
+    cell_names = list(dict.fromkeys(run.cell.name() for run in runs))
+    rest_clause = f" and {len(cell_names) - MOST_NAMED_CELLS} more" if len(cell_names) > MOST_NAMED_CELLS else ""
+    cells = f"{', '.join(cell_names[:MOST_NAMED_CELLS])}{rest_clause}"
+    return f"{first_words} {len(runs)} run(s) ({cells}): {why.rstrip('.')}. {advise_on_rejection(why)}".rstrip()

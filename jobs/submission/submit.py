@@ -30,7 +30,7 @@ from trainers import menu
 HELD = "held"  # a word that `jobs retry --only` accepts besides states; the state of a held run is pending or planned
 # A node whose last telemetry sample is this many seconds older than the newest sample of the other nodes is lost. At a normal
 # end of a run, telemetry stops on all nodes within a few seconds.
-SILENT_S = 10.0
+MOST_SILENT_S = 10.0
 
 
 class RunDecision(msgspec.Struct, frozen=True):
@@ -83,22 +83,34 @@ def decide_runs(
     last_folders = _find_last_folders(workspace, wanted_runs)
     statuses_by_id = {split_attempt(status.id)[0]: status for status in read_statuses(workspace, list(last_folders.values()))}
     decisions = []
-    for cell, repeat, path in wanted_runs:
+    for cell, repeat, search_path_of_run in wanted_runs:
         run = render.make_run(cell, repeat, 1, context, resume_ids)
-        last = statuses_by_id.get(run.run_id)
-        if last is not None and last.state == "planned":
-            last = find_blocking_status(last_folders[run.run_id]) or last
-        if last is None:
-            why = f"its search goes on after {path.description}" if path is not None and path.tries else "new"
-            decisions.append(RunDecision(run, True, why))
-        elif last.state == "planned":
-            decisions.append(RunDecision(_make_run_again(last_folders[run.run_id], run, context), True, "was rendered", last))
-        elif (retry_decision := _decide_within_budget(last_folders[run.run_id], last, context)) is not None:
+        last_status = statuses_by_id.get(run.run_id)
+        if last_status is not None and last_status.state == "planned":
+            last_status = find_blocking_status(last_folders[run.run_id]) or last_status
+        if last_status is None:
+            decision_reason = (
+                f"its search goes on after {search_path_of_run.description}"
+                if search_path_of_run is not None and search_path_of_run.tries
+                else "new"
+            )
+            decisions.append(RunDecision(run, True, decision_reason))
+        elif last_status.state == "planned":
+            decisions.append(
+                RunDecision(_make_run_again(last_folders[run.run_id], run, context), True, "was rendered", last_status)
+            )
+        elif (retry_decision := _decide_within_budget(last_folders[run.run_id], last_status, context)) is not None:
             decisions.append(retry_decision)
         else:
-            answer = path.answer if path is not None else ""
-            why = last.why if last.is_unreadable else f"its search has ended: {answer}" if answer else _explain_no_send(last)
-            decisions.append(RunDecision(run, False, why, last))
+            search_answer = search_path_of_run.answer if search_path_of_run is not None else ""
+            decision_reason = (
+                last_status.why
+                if last_status.is_unreadable
+                else f"its search has ended: {search_answer}"
+                if search_answer
+                else _explain_no_send(last_status)
+            )
+            decisions.append(RunDecision(run, False, decision_reason, last_status))
     return decisions
 
 
@@ -119,7 +131,7 @@ def _find_last_folders(workspace: Workspace, wanted_runs: Sequence[tuple[Cell, i
     """For each of these runs that has a folder, the folder of its last attempt, by the run id of the first attempt."""
     first_ids = {run_id(cell, repeat) for cell, repeat, _ in wanted_runs}
     last_folders = {split_attempt(run_dir.run_id)[0]: run_dir for run_dir in select_last_attempts(workspace.all_runs())}
-    return {name: run_dir for name, run_dir in last_folders.items() if name in first_ids}
+    return {first_id: run_dir for first_id, run_dir in last_folders.items() if first_id in first_ids}
 
 
 def send_runs(
@@ -130,23 +142,23 @@ def send_runs(
     Runs that are held back are only rendered, and the reason is written into their events. submit_options: the options of the
     submission. Raises ShardlabError if the scheduler rejects a run."""
     sent_decisions = [decision for decision in decisions if decision.send]
-    released = [decision for decision in sent_decisions if decision.now is not None and decision.now.is_held_in_queue]
-    hold.release_runs(workspace, [decision.run for decision in released])
-    new_runs = [decision.run for decision in sent_decisions if decision not in released]
+    released_decisions = [decision for decision in sent_decisions if decision.now is not None and decision.now.is_held_in_queue]
+    hold.release_runs(workspace, [decision.run for decision in released_decisions])
+    new_runs = [decision.run for decision in sent_decisions if decision not in released_decisions]
     held_back_decisions = [decision for decision in decisions if decision.held_back]
     if new_runs or held_back_decisions:
         frozen_source.freeze_source(Path(context.source))
         plugin_store.freeze_sources(workspace, context.own.sources)
     for decision in held_back_decisions:
-        render.write(decision.run, workspace.runs, context).write_event("controller", "held", why=decision.why)
-    folders = [render.write(run, workspace.runs, context) for run in new_runs]
-    if folders:
-        scheduler(context.scheduler).submit(workspace, folders, submit_options)
+        render.write_run_folder(decision.run, workspace.runs, context).write_event("controller", "held", why=decision.why)
+    run_dirs = [render.write_run_folder(run, workspace.runs, context) for run in new_runs]
+    if run_dirs:
+        scheduler(context.scheduler).submit(workspace, run_dirs, submit_options)
         frozen_source.remove_unused_copies(workspace, Path(context.source))
 
 
 def decide_retries(
-    workspace: Workspace, runs: Sequence[Status], states: set[str], source: render.RenderContext, *, trust: bool = False
+    workspace: Workspace, runs: Sequence[Status], states: set[str], render_source: render.RenderContext, *, trust: bool = False
 ) -> list[RunDecision]:
     """Decide on a new attempt for each run whose last attempt, among the selected runs, ended in one of the states
     `states`.
@@ -166,46 +178,56 @@ def decide_retries(
     for last_status in (status for status in runs if status.id in last_ids):
         run_dir = RunDir(workspace.runs / last_status.id)
         if last_status.is_held_after_launch:
-            must_be_of_cluster(run_dir, source)
+            must_be_of_cluster(run_dir, render_source)
             decisions.append(RunDecision(run_dir.read_run(), True, "was held by Slurm after a failed start", last_status))
             continue
         if last_status.is_held_in_queue and HELD in states:
-            must_be_of_cluster(run_dir, source)
+            must_be_of_cluster(run_dir, render_source)
             held_run = run_dir.read_run()
-            environment = source.read_environment(held_run.cell.environment)
+            environment = render_source.read_environment(held_run.cell.environment)
             run = hold.accept_packages(held_run, environment.packages, environment.versions)
             decisions.append(RunDecision(run, True, "was held; goes on with the packages that are installed now", last_status))
             continue
         is_unsent = last_status.state == "planned" and (split_attempt(last_status.id)[1] > 1 or last_status.why != "")
         if (last_status.state not in states and not is_unsent) or last_status.is_unreadable:
             continue
-        must_be_of_cluster(run_dir, source)
-        old = run_dir.read_run()
-        plugins = own_plugins.read_run_plugins(workspace, old, trust=trust)
-        searches = {batch_search.search_family_hash(old.cell): old.search} if old.search is not None else {}
-        traces = {old.cell.name(): old.traces} if old.traces is not None else {}
+        must_be_of_cluster(run_dir, render_source)
+        old_run = run_dir.read_run()
+        plugins = own_plugins.read_run_plugins(workspace, old_run, trust=trust)
+        searches = {batch_search.search_family_hash(old_run.cell): old_run.search} if old_run.search is not None else {}
+        traces = {old_run.cell.name(): old_run.traces} if old_run.traces is not None else {}
         context = msgspec.structs.replace(
-            source, matrix=old.matrix, track=old.track, own=plugins, searches=searches, retry=old.retry, traces=traces
+            render_source,
+            matrix=old_run.matrix,
+            track=old_run.track,
+            own=plugins,
+            searches=searches,
+            retry=old_run.retry,
+            traces=traces,
         )
         if is_unsent:
             attempt = split_attempt(last_status.id)[1]
-            rendered = render.make_run(old.cell, old.repeat, attempt, context, old.resume, old.avoid, old.retried)
-            blocking = find_blocking_status(run_dir)
-            why = "was rendered" if blocking is None else blocking.why
-            decisions.append(RunDecision(rendered, blocking is None, why, blocking or last_status))
+            rendered_run = render.make_run(
+                old_run.cell, old_run.repeat, attempt, context, old_run.resume, old_run.avoid, old_run.retried
+            )
+            blocking_status = find_blocking_status(run_dir)
+            why = "was rendered" if blocking_status is None else blocking_status.why
+            decisions.append(RunDecision(rendered_run, blocking_status is None, why, blocking_status or last_status))
             continue
-        decisions.append(_decide_next_attempt(run_dir, old, last_status, context))
+        decisions.append(_decide_next_attempt(run_dir, old_run, last_status, context))
     return decisions
 
 
 def _decide_next_attempt(
-    run_dir: RunDir, old: Run, status: Status, context: render.RenderContext, retried: Sequence[str] = ()
+    run_dir: RunDir, old_run: Run, status: Status, context: render.RenderContext, retried: Sequence[str] = ()
 ) -> RunDecision:
     """The decision to submit the attempt after `old`, whose folder and status are given. retried: as in `Run`."""
-    resumable_attempts = retry_budget.list_resumable_attempts(run_dir.path.parent, old)
-    avoid = dict.fromkeys([*old.avoid, *(find_lost_nodes(run_dir, status.hosts) if status.state == "node_fail" else [])])
-    resume = [name for name, _ in resumable_attempts]
-    run = render.make_run(old.cell, old.repeat, old.attempt + 1, context, resume, list(avoid), retried)
+    resumable_attempts = retry_budget.list_resumable_attempts(run_dir.path.parent, old_run)
+    avoided_nodes = dict.fromkeys(
+        [*old_run.avoid, *(find_lost_nodes(run_dir, status.hosts) if status.state == "node_fail" else [])]
+    )
+    resume_ids = [name for name, _ in resumable_attempts]
+    run = render.make_run(old_run.cell, old_run.repeat, old_run.attempt + 1, context, resume_ids, list(avoided_nodes), retried)
     resume_clause = f", resumes from its checkpoint at step {resumable_attempts[0][1]}" if resumable_attempts else ""
     return RunDecision(run, True, f"attempt {run.attempt} after {status.state}{resume_clause}", status)
 
@@ -249,11 +271,12 @@ def find_lost_nodes(run_dir: RunDir, hosts: Sequence[str]) -> list[str]:
         return recorded_nodes
     if len(hosts) == 1:
         return list(hosts)
-    last_s = {
-        host: max((s.wall_s for s in read_lines(run_dir.samples_file(host), Sample).records), default=None) for host in hosts
+    last_sample_s = {
+        host: max((sample.wall_s for sample in read_lines(run_dir.samples_file(host), Sample).records), default=None)
+        for host in hosts
     }
-    latest_s = max((wall_s for wall_s in last_s.values() if wall_s is not None), default=0.0)
-    return [host for host, wall_s in last_s.items() if wall_s is not None and wall_s < latest_s - SILENT_S]
+    latest_s = max((wall_s for wall_s in last_sample_s.values() if wall_s is not None), default=0.0)
+    return [host for host, wall_s in last_sample_s.items() if wall_s is not None and wall_s < latest_s - MOST_SILENT_S]
 
 
 def _make_run_again(run_dir: RunDir, run: Run, context: render.RenderContext) -> Run:
@@ -265,22 +288,22 @@ def _make_run_again(run_dir: RunDir, run: Run, context: render.RenderContext) ->
     attempt = split_attempt(run_dir.run_id)[1]
     if attempt == 1:
         return run
-    old = run_dir.read_run()
-    return render.make_run(run.cell, run.repeat, attempt, context, old.resume, old.avoid, old.retried)
+    old_run = run_dir.read_run()
+    return render.make_run(run.cell, run.repeat, attempt, context, old_run.resume, old_run.avoid, old_run.retried)
 
 
 def _must_be_resumable(saved_run: RunDir, cells: Sequence[Cell]) -> None:
-    paths, saved_cell = complete_checkpoints(saved_run.path), saved_run.read_run().cell
-    manifest = read_manifest(paths[0]) if paths else f"{saved_run.path}: has no checkpoint"
+    checkpoint_paths, saved_cell = complete_checkpoints(saved_run.path), saved_run.read_run().cell
+    manifest = read_manifest(checkpoint_paths[0]) if checkpoint_paths else f"{saved_run.path}: has no checkpoint"
     if not isinstance(manifest, CheckpointManifest):
         raise InputError(f"--resume-from: {manifest}.")
     for cell in cells:
-        options = [option.name for option in menu.find_workload_of_cell(cell).options]
-        why = explain_refused_resume(saved_cell, cell, manifest.layout, options)
+        option_names = [option.name for option in menu.find_workload_of_cell(cell).options]
+        refusal = explain_refused_resume(saved_cell, cell, manifest.layout, option_names)
         if cell.instruments.checkpoints is None:
-            why = "the cell keeps no checkpoints itself (instruments.checkpoints)"
-        if why is not None:
-            raise InputError(f"--resume-from: {cell.name()} cannot resume from {saved_run.run_id}: {why}.")
+            refusal = "the cell keeps no checkpoints itself (instruments.checkpoints)"
+        if refusal is not None:
+            raise InputError(f"--resume-from: {cell.name()} cannot resume from {saved_run.run_id}: {refusal}.")
 
 
 def _explain_no_send(status: Status) -> str:

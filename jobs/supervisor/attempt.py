@@ -48,31 +48,33 @@ from shardlab.runs.state import TOLD
 from shardlab.terminal import console
 
 CLAIMED_CODE, OUT_OF_TIME_CODE, NOT_FOUND_CODE, TOLD_TO_END_CODE = 75, 124, 127, 143
-CHANGED_CODE = 76
+PACKAGES_CHANGED_CODE = 76
 RESUBMIT_HINT = "`jobs submit` or `jobs retry` submits it with the packages and the source that are installed now"
 DAMAGED_WHY = (
     "shardlab's source in {root} (digest {now}) is not the copy {then} that the run was submitted with: the copy was changed, "
     f"or the script does not use it; {RESUBMIT_HINT}"
 )
 OLD_WHY = f"the run was rendered by an earlier version of shardlab, which kept no copy of its source; {RESUBMIT_HINT}"
-# Ranks that keep checkpoints save the last checkpoint SAVE_S seconds before the time limit, or, if the limit is short, when the
-# share SAVE_SHARE of the limit is left.
-SAVE_S, SAVE_SHARE = 60.0, 0.2
+# Ranks that keep checkpoints save the last checkpoint LAST_SAVE_S seconds before the time limit, or, if the limit is short,
+# when the share LAST_SAVE_SHARE of the limit is left.
+LAST_SAVE_S, LAST_SAVE_SHARE = 60.0, 0.2
 CANCELLED_WHY = "cancelled while it ran"
 # Slurm sends the same signal to the batch step for four reasons: the time limit, a preemption, a failed node, and a person who
 # cancels the job. Only Slurm knows the reason. Until Slurm reports the reason, the run counts as failed.
 TOLD_TO_END_WHY = "Slurm told the run to end (SIGTERM)"
-SLURM_S = 5.0  # seconds between two checks whether the controller answers again
-LOOK_S = 1.0  # seconds between two checks whether another process cancelled the run or took it over (files in the run's folder)
+SLURM_CHECK_INTERVAL_S = 5.0  # seconds between two checks whether the controller answers again
+LOOK_INTERVAL_S = (
+    1.0  # seconds between two checks whether another process cancelled the run or took it over (files in the run's folder)
+)
 # A start after a requeue waits this long. In this time, an earlier start that still runs on a lost node notices the new start.
-OVERLAP_S = 3 * LOOK_S
+OVERLAP_S = 3 * LOOK_INTERVAL_S
 
 
 class Attempt:
     """Supervises one start of one run, from the claim of the run to its last event."""
 
     def __init__(self, run_dir: RunDir, command: list[str]) -> None:
-        self.folder = run_dir
+        self.run_dir = run_dir
         self.command = command
         self.run = run_dir.read_run()
         self.in_slurm = self.run.scheduler in ("slurm", "allocation")
@@ -82,40 +84,40 @@ class Attempt:
         self.is_told_to_end = False  # whether SIGTERM told this process to end
         # This start ignores requests to cancel that are older than `begun`. A new try of a search ignores no request, because
         # nothing started the try before.
-        self.begun = 0.0 if next_try.is_claimed(run_dir) else time.time()
+        self.start_wall_s = 0.0 if next_try.is_claimed(run_dir) else time.time()
         self.limit_s = self.run.limit_s or self.run.cell.time_limit_s
         self.deadline: float | None = None  # end of the time limit (monotonic clock); None until the limit begins to count
-        self.look = 0.0  # when to check the run's folder again (monotonic clock)
-        self.outage = OutageWatch()
-        self.saved = 0  # the step of the newest checkpoint when this start began
-        self.why = ""
+        self.next_look_s = 0.0  # when to check the run's folder again (monotonic clock)
+        self.outage_watch = OutageWatch()
+        self.saved_step = 0  # the step of the newest checkpoint when this start began
+        self.end_reason = ""
 
     def main(self) -> int:
         """Supervise the run from its claim to its last event; return the exit code (see the module)."""
         if (refusal_code := self._claim_run()) is not None:
             return refusal_code
         self._record_start()
-        self.saved = retry_budget.find_saved_step(self.folder)
+        self.saved_step = retry_budget.find_saved_step(self.run_dir)
         try:
             variables = self._prepare_start()
         except ShardlabError as error:
             is_node_lost = isinstance(error, step.NodeLost)
             if isinstance(error, step.NodeLost):
-                self._record_event(step.LOST, node=error.node, why=str(error))
+                self._record_event(step.NODE_LOST_EVENT, node=error.node, why=str(error))
             retry_state = self._record_end(code=1, reason="node_fail" if is_node_lost else "failed", why=str(error))
             self._requeue_in_slurm(None if isinstance(error, retry_budget.RestartedTooOften) else retry_state)
             raise
         if self.run.track is not None:
-            self.tracker = node_processes.Tracker(self.folder, self.run.track)
+            self.tracker = node_processes.Tracker(self.run_dir, self.run.track)
         code, reason = self._supervise_command(variables)
         if reason is None and code != 0:
-            reason = self._reason_of_failure()
-            self.why = self.why or find_failure_cause(self.folder.path, self.folder.job_log)
+            reason = self._find_failure_reason()
+            self.end_reason = self.end_reason or find_failure_cause(self.run_dir.path, self.run_dir.job_log)
         if reason == "superseded":
             if self.tracker is not None:
                 self.tracker.end(wait_s=0)
             return CLAIMED_CODE
-        retry_state = self._record_end(code=code, reason=reason, why=self.why, steps=self._count_steps(code, reason))
+        retry_state = self._record_end(code=code, reason=reason, why=self.end_reason, steps=self._count_steps(code, reason))
         if self.tracker is not None:
             self.tracker.end()
         self._requeue_in_slurm(retry_state)
@@ -128,9 +130,9 @@ class Attempt:
         end_data: the data of the event. Without Slurm, the next attempt is in the queue before the end is recorded
         (jobs.supervisor.retries)."""
         may_start_again = end_data["reason"] == "preempted" or not self._must_end()
-        state = retry_budget.find_retry_state(self.folder, self.run, end_data, self.saved) if may_start_again else None
-        if state is not None and self.run.scheduler != "slurm" and (why := retries.queue_next(self.folder, self.run, state)):
-            print(f"{self.folder.run_id}: no further attempt is queued: {why}", file=sys.stderr)
+        state = retry_budget.find_retry_state(self.run_dir, self.run, end_data, self.saved_step) if may_start_again else None
+        if state is not None and self.run.scheduler != "slurm" and (why := retries.queue_next(self.run_dir, self.run, state)):
+            print(f"{self.run_dir.run_id}: no further attempt is queued: {why}", file=sys.stderr)
         self._record_event("exited", **end_data)
         return state
 
@@ -140,8 +142,8 @@ class Attempt:
             return
         self._wait_for_slurm()
         may_start_again = retry_state == "preempted" or not self._must_end()
-        if may_start_again and (why := retries.requeue_job(self.folder, self.run, retry_state)):
-            print(f"{self.folder.run_id}: Slurm does not start the run again: {why}", file=sys.stderr)
+        if may_start_again and (why := retries.requeue_job(self.run_dir, self.run, retry_state)):
+            print(f"{self.run_dir.run_id}: Slurm does not start the run again: {why}", file=sys.stderr)
 
     def _must_end(self) -> bool:
         """Whether somebody told this start of the run to end."""
@@ -149,56 +151,62 @@ class Attempt:
 
     def _claim_run(self) -> int | None:
         """Claim the run for this start. Returns None if this start may run it, otherwise the exit code."""
-        if not self.folder.claim.exists() and (why := self._why_not_to_start()):
-            print(f"{self.folder.run_id}: {why}.", file=sys.stderr)
-            return CHANGED_CODE
+        if not self.run_dir.claim.exists() and (why := self._explain_refused_start()):
+            print(f"{self.run_dir.run_id}: {why}.", file=sys.stderr)
+            return PACKAGES_CHANGED_CODE
         claim_kind = (
-            "first" if next_try.is_claimed(self.folder) else None if self._ran_out_of_memory() else claim.claim_run(self.folder)
+            "first"
+            if next_try.is_claimed(self.run_dir)
+            else None
+            if self._ran_out_of_memory()
+            else claim.claim_run(self.run_dir)
         )
         if claim_kind is None:
-            print(f"{self.folder.run_id}: claimed already; this start does nothing.", file=sys.stderr)
+            print(f"{self.run_dir.run_id}: claimed already; this start does nothing.", file=sys.stderr)
             return CLAIMED_CODE
         if claim_kind == "again":
             time.sleep(OVERLAP_S)
-            claim.move_earlier_records(self.folder)
+            claim.move_earlier_records(self.run_dir)
         return None
 
     def _ran_out_of_memory(self) -> bool:
         """Whether the run is a try of a search that already ended out of memory: such a try is not repeated if its job is
         restarted, because the search continues with the next try."""
-        return self.run.search is not None and self.folder.claim.exists() and self.folder.judge().state == "oom"
+        return self.run.search is not None and self.run_dir.claim.exists() and self.run_dir.judge().state == "oom"
 
-    def _why_not_to_start(self) -> str:
+    def _explain_refused_start(self) -> str:
         """Why the run must not start now; '' if it may start.
 
         If the run must not start, this method first writes an event, after which the run is held or its state is `planned`.
         """
-        why = self._source_fault()
-        if not why and (changed_packages := self._packages_changed()):
+        why = self._find_source_fault()
+        if not why and (changed_packages := self._describe_changed_packages()):
             why = hold.HELD_WHY.format(changed=changed_packages)
-            if self.folder.judge().state == "pending" and not hold.hold_alike_runs(self.folder, self.run, why):
+            if self.run_dir.judge().state == "pending" and not hold.hold_alike_runs(self.run_dir, self.run, why):
                 return why
             why = f"{changed_packages}; {RESUBMIT_HINT}"
         if why:
-            self._record_event("refused", why=why, **claim.token_data())
+            self._record_event("refused", why=why, **claim.make_token_data())
         return why
 
     def _record_start(self) -> None:
         signal.signal(signal.SIGTERM, self._note_signal)
         if self.in_slurm:  # SIGUSR1 (`--signal=B:USR1@60`) asks for a checkpoint, which the ranks save once they have started
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        data: dict[str, Any] = {"job": claim.current_job_id(), "restarts": claim.count_job_restarts()} if self.in_slurm else {}
+        event_data: dict[str, Any] = (
+            {"job": claim.current_job_id(), "restarts": claim.count_job_restarts()} if self.in_slurm else {}
+        )
         if self.run.scheduler == "allocation" and (cluster := own_cluster()) is not None:
-            data["cluster"] = cluster  # a submitted run has it in the event `submitted`
-        data |= {next_try.SEARCH: True} if self.run.search is not None else {}
-        self._record_event("started", **host.identify_this_process(), **data)
+            event_data["cluster"] = cluster  # a submitted run has it in the event `submitted`
+        event_data |= {next_try.SEARCH_KEY: True} if self.run.search is not None else {}
+        self._record_event("started", **host.identify_this_process(), **event_data)
 
     def _supervise_command(self, variables: dict[str, str]) -> tuple[int, str | None]:
         """Run the command with telemetry, then end all processes that the command left behind.
 
         Returns (exit code, the reason for which this process ended the command; None if the command ended by itself).
         """
-        self.sampler = node_processes.Sampler(self.folder) if self.ranks_here else None
+        self.sampler = node_processes.Sampler(self.run_dir) if self.ranks_here else None
         oom_watch = node_processes.OomWatch()
         reason: str | None
         try:
@@ -206,32 +214,32 @@ class Attempt:
         except node_processes.CannotStart as error:
             code, reason = NOT_FOUND_CODE, None
             self._record_event("failed", why=str(error))
-            files.append(self.folder.job_log, f"{error}\n".encode())
+            files.append(self.run_dir.job_log, f"{error}\n".encode())
         if self.sampler is not None:
             self.sampler.end()
-        node_processes.end_strays(str(self.folder.path))
+        node_processes.kill_marked_processes(str(self.run_dir.path))
         if self.ranks_here:
-            node_processes.remove_data_copies(self.folder)
+            node_processes.remove_data_copies(self.run_dir)
         if self.ranks_here and code != 0 and reason is None:
-            oom_watch.record(self.folder)
+            oom_watch.record_oom(self.run_dir)
         return code, reason
 
-    def _reason_of_failure(self) -> str | None:
+    def _find_failure_reason(self) -> str | None:
         """The reason why the command failed, if a person, Slurm or a lost node caused the failure; otherwise None.
 
         Also sets `self.why` to a sentence for people.
         """
         if self._is_cancelled():
-            self.why = CANCELLED_WHY
+            self.end_reason = CANCELLED_WHY
             return "cancelled"
         if self.in_slurm and (self.is_told_to_end or self._has_slurm_ended_ranks()):
-            self.why = TOLD_TO_END_WHY
+            self.end_reason = TOLD_TO_END_WHY
             return TOLD
-        if lost_event := next((event for event in self.folder.events() if event.event == step.LOST), None):
-            self.why = str(lost_event.data.get("why", ""))
+        if lost_event := next((event for event in self.run_dir.events() if event.event == step.NODE_LOST_EVENT), None):
+            self.end_reason = str(lost_event.data.get("why", ""))
             return "node_fail"
         if self.in_slurm and query.is_preempted(claim.current_job_id()):
-            self.why = states.WHY["PREEMPTED"]
+            self.end_reason = states.END_CLAUSES["PREEMPTED"]
             return "preempted"
         return None
 
@@ -239,8 +247,8 @@ class Attempt:
         """Whether Slurm told the ranks to end, but this process not (yet). Ranks that save a checkpoint record the signal.
         When an allocation ends, `salloc` sends no signal to its command, to which this process belongs."""
         is_rank_told = any(
-            event.event == "timeout" and event.data.get("signal") == "SIGTERM" and event.wall_s > self.begun
-            for event in self.folder.events()
+            event.event == "timeout" and event.data.get("signal") == "SIGTERM" and event.wall_s > self.start_wall_s
+            for event in self.run_dir.events()
         )
         return is_rank_told or (self.run.scheduler == "allocation" and allocation.has_ended(claim.current_job_id()))
 
@@ -250,28 +258,30 @@ class Attempt:
         Checks the source and the packages, waits for Slurm and for free GPUs, sends files to nodes that share no folder, and
         chooses the rendezvous. Raises ShardlabError if the run must not start.
         """
-        if why := self._source_fault() or self._packages_changed():
+        if why := self._find_source_fault() or self._describe_changed_packages():
             raise ShardlabError(f"{why}.")
-        retry_budget.must_be_within_budget(self.folder, self.run)
+        retry_budget.must_be_within_budget(self.run_dir, self.run)
         self._wait_for_slurm()
         if self.ranks_here:  # otherwise one task on each node waits for the GPUs of its node (jobs/supervisor/step_task.py)
-            wait_for_gpus.wait_until_free(self.folder, self.run, os.environ, self._must_end)
+            wait_for_gpus.wait_until_free(self.run_dir, self.run, os.environ, self._must_end)
         if self.run.separate_folders:
-            nodes = step.read_chosen_nodes(self.folder, self.run)
-            deadline = self._start_limit()  # the time limit begins to count here, because the run uses its nodes from now on
-            node_folders.send_run_files(self.folder, self.run, nodes, lambda: self._must_end() or time.monotonic() > deadline)
+            nodes = step.read_chosen_nodes(self.run_dir, self.run)
+            deadline = (
+                self._start_time_limit()
+            )  # the time limit begins to count here, because the run uses its nodes from now on
+            node_folders.send_run_files(self.run_dir, self.run, nodes, lambda: self._must_end() or time.monotonic() > deadline)
         # Without Slurm, this machine may not be a node of the run, so jobs.ssh.step chooses the rendezvous instead.
         rendezvous_variables = rendezvous.choose_rendezvous(self.run.world.nnodes) if self.run.scheduler != "ssh" else {}
-        return rendezvous_variables | launcher(self.run.launcher).prepare(self.folder, self.run)
+        return rendezvous_variables | launcher(self.run.launcher).prepare(self.run_dir, self.run)
 
-    def _start_limit(self) -> float:
+    def _start_time_limit(self) -> float:
         """The end of the time limit, by the monotonic clock; infinite without a limit. The limit begins to count at the first
         call."""
         if self.deadline is None:
             self.deadline = time.monotonic() + self.limit_s if self.limit_s else float("inf")
         return self.deadline
 
-    def _source_fault(self) -> str:
+    def _find_source_fault(self) -> str:
         """A clause that says why the source of this process is not the source with which the run was submitted; '' if it is."""
         if self.run.environment is not None:
             return OLD_WHY
@@ -280,10 +290,14 @@ class Attempt:
             return ""
         return DAMAGED_WHY.format(root=source_digest.ROOT, now=current_digest, then=submitted_source)
 
-    def _packages_changed(self) -> str:
+    def _describe_changed_packages(self) -> str:
         """A clause that says that the installed packages changed since the run was submitted; '' if they did not change."""
-        submitted, current = self.run.packages, source_digest.digest_installed_packages()
-        return hold.PACKAGES_CHANGED.format(then=submitted, now=current) if submitted not in (None, current) else ""
+        submitted_digest, current_digest = self.run.packages, source_digest.digest_installed_packages()
+        return (
+            hold.PACKAGES_CHANGED.format(then=submitted_digest, now=current_digest)
+            if submitted_digest not in (None, current_digest)
+            else ""
+        )
 
     def _wait_for_slurm(self) -> None:
         """Wait until Slurm's controller answers.
@@ -292,14 +306,14 @@ class Attempt:
         run in the same allocation. If the run is told to end, the wait ends too, and the caller handles the request.
         """
         is_announced = False
-        while self.in_slurm and is_down() and not (self._must_end() or claim.is_taken_over(self.folder)):
+        while self.in_slurm and is_down() and not (self._must_end() or claim.is_taken_over(self.run_dir)):
             if not is_announced:
-                print(f"{self.folder.run_id}: Slurm's controller does not answer; waiting for it.", file=sys.stderr)
+                print(f"{self.run_dir.run_id}: Slurm's controller does not answer; waiting for it.", file=sys.stderr)
             is_announced = True
-            time.sleep(SLURM_S)
+            time.sleep(SLURM_CHECK_INTERVAL_S)
 
     def _record_event(self, event_kind: str, **data: Any) -> None:
-        self.folder.write_event("attempt", event_kind, **data)
+        self.run_dir.write_event("attempt", event_kind, **data)
 
     def _note_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.is_told_to_end = True
@@ -310,58 +324,58 @@ class Attempt:
         Returns (exit code, the reason for which this process ended the command, or None). If signal N ended the command, the
         exit code is 128 + N, as in a shell.
         """
-        deadline = self._start_limit()
-        with files.open_append(self.folder.job_log) as log:
+        deadline = self._start_time_limit()
+        with files.open_append(self.run_dir.job_log) as log_file:
             environment = {
                 **os.environ,
                 **variables,
-                node_processes.MARK: str(self.folder.path),
+                node_processes.RUN_MARK_VARIABLE: str(self.run_dir.path),
                 **_make_last_checkpoint_variable(self.limit_s, deadline),
             }
-            ranks = node_processes.start_process(container.replace_node_disk(self.command), log.fileno(), environment)
+            ranks = node_processes.start_process(container.replace_node_disk(self.command), log_file.fileno(), environment)
         if self.in_slurm:
             signal.signal(signal.SIGUSR1, lambda number, _frame: ranks.send_signal(number))
-        hang_watch, reason = HangWatch(self.folder, self.run.cell.hang_limit_s), None
+        hang_watch, reason = HangWatch(self.run_dir, self.run.cell.hang_limit_s), None
         with suspension.SuspensionWatch() as suspension_watch:  # starts a thread: must come after the start (fork) of the ranks
-            while (code := ranks.poll()) is None:
+            while (exit_code := ranks.poll()) is None:
                 if suspended_s := suspension_watch.take_suspended_s():
                     deadline += suspended_s  # Slurm too extends the limit of a job by the time of its suspension
                     self._record_event(suspension.EVENT, seconds=round(suspended_s, 3))
                 if self.sampler is not None:
-                    self.sampler.look()
+                    self.sampler.restart_if_dead()
                 if self.tracker is not None:
-                    self.tracker.look()
-                if (reason := self._reason_to_end(deadline, hang_watch)) is not None:
-                    self.why = self._describe_reason(
+                    self.tracker.record_if_failed()
+                if (reason := self._find_end_reason(deadline, hang_watch)) is not None:
+                    self.end_reason = self._describe_reason(
                         reason, hang_watch
                     )  # computed before the ranks are ended, because ending ranks may still write records
-                    grace_s = step.END_S if self.run.scheduler == "ssh" else node_processes.GRACE_S
-                    code = node_processes.end_process(ranks, signal.SIGTERM, grace_s)
+                    grace_s = step.MOST_END_S if self.run.scheduler == "ssh" else node_processes.GRACE_S
+                    exit_code = node_processes.end_process(ranks, signal.SIGTERM, grace_s)
                     break
                 time.sleep(0.05)
-        return (128 - code if code < 0 else code), reason
+        return (128 - exit_code if exit_code < 0 else exit_code), reason
 
-    def _reason_to_end(self, deadline: float, hang_watch: HangWatch) -> str | None:
-        if time.monotonic() > self.look:
-            self.look = time.monotonic() + LOOK_S
-            if claim.is_taken_over(self.folder):
+    def _find_end_reason(self, deadline: float, hang_watch: HangWatch) -> str | None:
+        if time.monotonic() > self.next_look_s:
+            self.next_look_s = time.monotonic() + LOOK_INTERVAL_S
+            if claim.is_taken_over(self.run_dir):
                 return "superseded"
             if self._is_cancelled():
                 return "cancelled"
         if self.is_told_to_end:
             return "cancelled" if not self.in_slurm or self._is_cancelled() else TOLD
-        if time.monotonic() > deadline and not (self.folder.result.exists() and self._waits_for_controller()):
+        if time.monotonic() > deadline and not (self.run_dir.result.exists() and self._waits_for_controller()):
             return "timeout"
-        return "hung" if hang_watch.is_over() and not self._waits_for_controller() else None
+        return "hung" if hang_watch.has_hung() and not self._waits_for_controller() else None
 
     def _waits_for_controller(self) -> bool:
         """Whether Slurm's controller does not answer. During such an outage, the ranks may have ended already, although their
         job step still waits for the controller (jobs.slurm.commands)."""
-        return self.in_slurm and self.outage.is_away()
+        return self.in_slurm and self.outage_watch.is_away()
 
     def _is_cancelled(self) -> bool:
         """Whether a person cancelled the run since this start, from any machine."""
-        return any(event.event == "cancel_requested" and event.wall_s > self.begun for event in self.folder.events())
+        return any(event.event == "cancel_requested" and event.wall_s > self.start_wall_s for event in self.run_dir.events())
 
     def _count_steps(self, code: int, reason: str | None) -> int | None:
         """The number of timed steps that all ranks recorded; None if the run did not complete or its records cannot be read.
@@ -371,14 +385,18 @@ class Attempt:
         if code != 0 or reason is not None:
             return None
         with contextlib.suppress(WorkspaceError):
-            return self.folder.count_timed_steps(self.run.cell.gpus, self.run.cell.instruments.lost_worker)
+            return self.run_dir.count_timed_steps(self.run.cell.gpus, self.run.cell.instruments.lost_worker)
         return None
 
     def _describe_reason(self, reason: str, hang_watch: HangWatch) -> str:
         if reason == "hung":
-            return hang_watch.why()
-        texts = {"timeout": f"ended at its time limit of {self.limit_s} s", "cancelled": CANCELLED_WHY, TOLD: TOLD_TO_END_WHY}
-        return texts.get(reason, "")
+            return hang_watch.explain_hang()
+        texts_by_reason = {
+            "timeout": f"ended at its time limit of {self.limit_s} s",
+            "cancelled": CANCELLED_WHY,
+            TOLD: TOLD_TO_END_WHY,
+        }
+        return texts_by_reason.get(reason, "")
 
 
 def _make_last_checkpoint_variable(limit_s: int | None, deadline: float) -> dict[str, str]:
@@ -391,7 +409,7 @@ def _make_last_checkpoint_variable(limit_s: int | None, deadline: float) -> dict
     if not limit_s:
         return {}
     left_s = deadline - time.monotonic()
-    return {SAVE_AT: f"{time.time() + left_s - min(SAVE_S, SAVE_SHARE * limit_s):.3f}"}
+    return {SAVE_AT: f"{time.time() + left_s - min(LAST_SAVE_S, LAST_SAVE_SHARE * limit_s):.3f}"}
 
 
 def main(argv: list[str]) -> int:
@@ -404,10 +422,10 @@ def main(argv: list[str]) -> int:
     # Without Slurm, the scheduler says on which nodes the run is, and not the shell in which `jobs submit` was called.
     if not attempt.in_slurm:
         forget_job()
-    code = attempt.main()
+    exit_code = attempt.main()
     if attempt.run.search is not None:
-        next_try.replace_process(run_dir, code)
-    return code
+        next_try.replace_process(run_dir, exit_code)
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ from shardlab.files import files
 
 LEAST_FREE_BYTES = 1 << 20  # on a disk with less free space, ranks fail because they cannot write records
 # What torchrun and deepspeed print about the first rank that failed, if a signal ended it: the rank (torchrun) and the signal.
-_SIGNALLED = re.compile(
+_SIGNAL_MESSAGE = re.compile(
     rb"Root Cause[^\n]*\n\[0\]:\n(?:[^\n]*\n){0,2}\s*rank\s*: (?P<rank>\d{1,6})[^\n]*\n\s*exitcode\s*: -(?P<torchrun>\d{1,2})\b"
     rb"|exits with return code = -(?P<deepspeed>\d{1,2})\b"
 )
 # Signals that a rank gets because another rank or a person ended the run.
-_CONSEQUENCES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_CONSEQUENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def find_failure_cause(run_path: Path, job_log: Path) -> str:
@@ -25,11 +25,18 @@ def find_failure_cause(run_path: Path, job_log: Path) -> str:
     if shutil.disk_usage(run_path).free < LEAST_FREE_BYTES:
         return f"the disk of {run_path} is full"
     try:
-        log = files.read(job_log)
+        log_bytes = files.read(job_log)
     except OSError:
         return ""
-    for match in _SIGNALLED.finditer(log):
-        number, rank = int(match["torchrun"] or match["deepspeed"]), (match["rank"] or b"").decode()
-        if name := next((entry.name for entry in signal.Signals if entry == number and entry not in _CONSEQUENCES), ""):
-            return f"{name} ended {f'rank {rank}' if rank else 'a rank'}; see log/job.log"
+    for signal_match in _SIGNAL_MESSAGE.finditer(log_bytes):
+        signal_number, rank = int(signal_match["torchrun"] or signal_match["deepspeed"]), (signal_match["rank"] or b"").decode()
+        if signal_name := next(
+            (
+                known_signal.name
+                for known_signal in signal.Signals
+                if known_signal == signal_number and known_signal not in _CONSEQUENT_SIGNALS
+            ),
+            "",
+        ):
+            return f"{signal_name} ended {f'rank {rank}' if rank else 'a rank'}; see log/job.log"
     return ""

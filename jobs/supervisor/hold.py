@@ -34,7 +34,7 @@ def hold_alike_runs(run_dir: RunDir, run: Run, why: str) -> str:
     """
     run_dir.write_event("attempt", "held", why=why, requeued=claim.current_job_id())
     own_cluster = run_dir.sent_job()[0].rpartition(":")[0] or None
-    own_job, jobs = name_job(claim.current_job_id(), own_cluster), dict[str, str]()
+    own_job, tokens_by_job = name_job(claim.current_job_id(), own_cluster), dict[str, str]()
     for other_run in Workspace(run_dir.path.parent.parent).all_runs():
         if (verdict := _judge_if_alike(other_run, run_dir, run)) is None:
             continue
@@ -45,8 +45,8 @@ def hold_alike_runs(run_dir: RunDir, run: Run, why: str) -> str:
         # Another run may have recorded just now that `other` is held, but not have held its job yet. So this process holds the
         # job too: otherwise the job could start as soon as this job has left its node.
         if job and job != own_job and (not verdict.held or _is_being_held(other_run)):
-            jobs[job] = token
-    return scheduler(run.scheduler).hold(jobs)
+            tokens_by_job[job] = token
+    return scheduler(run.scheduler).hold_jobs(tokens_by_job)
 
 
 def accept_packages(run: Run, packages: str, versions: dict[str, str]) -> Run:
@@ -55,32 +55,32 @@ def accept_packages(run: Run, packages: str, versions: dict[str, str]) -> Run:
 
     packages: the digest of the installed packages. versions: the versions of the packages, by name.
     """
-    kept_versions = {name: version for name, version in run.versions.items() if name == "shardlab"}
+    kept_versions = {package: version for package, version in run.versions.items() if package == "shardlab"}
     return msgspec.structs.replace(run, packages=packages, versions=versions | kept_versions)
 
 
 def release_runs(workspace: Workspace, runs: Sequence[Run]) -> None:
     """Let held runs start. runs: the held runs, as `accept_packages` returned them. Raises ShardlabError if the scheduler does
     not release them."""
-    for name in {run.scheduler for run in runs}:
-        folders = {RunDir(workspace.runs / run.run_id): run for run in runs if run.scheduler == name}
-        for folder, run in folders.items():
-            files.write_json(folder.run_json, run)
-        scheduler(name).release(dict(job for folder in folders if (job := folder.sent_job())[0]))
-        for folder in folders:
-            folder.write_event("controller", "released")
-        scheduler(name).attend(workspace)
+    for scheduler_name in {run.scheduler for run in runs}:
+        runs_by_folder = {RunDir(workspace.runs / run.run_id): run for run in runs if run.scheduler == scheduler_name}
+        for run_dir, run in runs_by_folder.items():
+            files.write_json(run_dir.run_json, run)
+        scheduler(scheduler_name).release_jobs(dict(job for run_dir in runs_by_folder if (job := run_dir.sent_job())[0]))
+        for run_dir in runs_by_folder:
+            run_dir.write_event("controller", "released")
+        scheduler(scheduler_name).attend(workspace)
 
 
-def _judge_if_alike(other: RunDir, run_dir: RunDir, run: Run) -> JudgedState | None:
+def _judge_if_alike(other_dir: RunDir, run_dir: RunDir, run: Run) -> JudgedState | None:
     """The verdict on the run `other` if it waits to start, held or not, and was submitted with the same packages as `run`,
     whose folder is `run_dir`; else None. None for `run` itself, and if the records of `other` cannot be read."""
-    if other.run_id == run_dir.run_id or other.claim.exists():
+    if other_dir.run_id == run_dir.run_id or other_dir.claim.exists():
         return None
     try:
-        if (verdict := other.judge()).state != "pending":
+        if (verdict := other_dir.judge()).state != "pending":
             return None
-        other_run = other.read_run()
+        other_run = other_dir.read_run()
         is_alike = (other_run.packages, other_run.cell.environment) == (run.packages, run.cell.environment)
         return verdict if is_alike else None
     except ShardlabError:
@@ -89,5 +89,5 @@ def _judge_if_alike(other: RunDir, run_dir: RunDir, run: Run) -> JudgedState | N
 
 def _is_being_held(run_dir: RunDir) -> bool:
     """Whether another run recorded within HOLDING_S that this run is held. Later, a person may already have released it."""
-    held_s = max((event.wall_s for event in run_dir.events() if event.event == "held"), default=0.0)
-    return abs(time.time() - held_s) < HOLDING_S
+    last_held_s = max((event.wall_s for event in run_dir.events() if event.event == "held"), default=0.0)
+    return abs(time.time() - last_held_s) < HOLDING_S

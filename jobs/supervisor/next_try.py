@@ -32,11 +32,11 @@ from shardlab.runs.state import find_last_sending
 from shardlab.terminal import console
 from shardlab.workspace.workspace import Workspace
 
-SEARCH = "search"  # key in the data of the event `started`: the process starts further tries after this run
+SEARCH_KEY = "search"  # key in the data of the event `started`: the process starts further tries after this run
 # An environment variable of the script of a try: the run id of a try that this program has claimed for the script, or AGAIN.
 # In the script that the scheduler started, the variable is not set.
 TRY_VARIABLE = "SHARDLAB_TRY"
-AGAIN = "-"  # the try was interrupted by a restart of the job, and may have to be claimed again
+CLAIM_AGAIN = "-"  # the try was interrupted by a restart of the job, and may have to be claimed again
 
 
 def is_claimed(run_dir: RunDir) -> bool:
@@ -60,25 +60,25 @@ def main(argv: list[str]) -> int:
     """Start the next try; return the exit code if there is no next try. argv: RUN_DIR CODE. Raises ShardlabError."""
     if len(argv) != 2 or not argv[1].isdecimal():
         raise InputError("usage: python -m jobs.supervisor.next_try RUN_DIR CODE")
-    folder, code = RunDir(Path(argv[0]).absolute()), int(argv[1])
-    run = folder.read_run()
+    run_dir, exit_code = RunDir(Path(argv[0]).absolute()), int(argv[1])
+    run = run_dir.read_run()
     if run.search is None:
-        raise InputError(f"{folder.path}: the run is no try of a search.")
-    path = search_path.follow_search(folder.path.parent, run.cell, run.search, run.repeat)
+        raise InputError(f"{run_dir.path}: the run is no try of a search.")
+    path = search_path.follow_search(run_dir.path.parent, run.cell, run.search, run.repeat)
     if path.has_ended:
         _print_search(path, path.answer)
         return 0
     if path.following is None:
-        last_try = RunDir(folder.path.parent / path.tries[-1].run)
+        last_try = RunDir(run_dir.path.parent / path.tries[-1].run)
         if claim.count_job_restarts() and TRY_VARIABLE not in os.environ and claim.is_claimed_by_job(last_try):
-            _replace_by_script(last_try, AGAIN)
+            _replace_by_script(last_try, CLAIM_AGAIN)
         _print_search(path, f"waits for the try {last_try.run_id}, which is {path.tries[-1].state}")
-        return code
-    if _was_cancelled(folder):
+        return exit_code
+    if _was_cancelled(run_dir):
         _print_search(path, "was cancelled")
-        return code
-    _replace_by_script(_render_next_try(folder, run, path), None)
-    return code
+        return exit_code
+    _replace_by_script(_render_next_try(run_dir, run, path), None)
+    return exit_code
 
 
 def _render_next_try(run_dir: RunDir, run: Run, path: SearchPath) -> RunDir:
@@ -100,11 +100,11 @@ def _render_next_try(run_dir: RunDir, run: Run, path: SearchPath) -> RunDir:
         resume=[],
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    source = render_again.read_render_context(run_dir, next_run)
+    render_context = render_again.read_render_context(run_dir, next_run)
     # In this process, the planner knows no plug-ins of the workspace, so it cannot predict a cell that uses a plug-in.
     if cell.workload_code is None and cell.strategy_code is None:
-        predictions = plan_predictions.predict_cells(Workspace(run_dir.path.parent.parent), source.where, [cell], {})
-        source = msgspec.structs.replace(source, predicted=predictions)
+        predictions = plan_predictions.predict_cells(Workspace(run_dir.path.parent.parent), render_context.where, [cell], {})
+        render_context = msgspec.structs.replace(render_context, predicted=predictions)
     sending = find_last_sending(run_dir.events())
     sending_data = sending.data if sending is not None else {}
     submission_data: dict[str, Any] = {
@@ -116,19 +116,19 @@ def _render_next_try(run_dir: RunDir, run: Run, path: SearchPath) -> RunDir:
         claim.claim_run(new)
         new.write_event("search", "submitted", **submission_data)
 
-    return render.write(next_run, run_dir.path.parent, source, prepare=claim_new)
+    return render.write_run_folder(next_run, run_dir.path.parent, render_context, prepare=claim_new)
 
 
 def _was_cancelled(run_dir: RunDir) -> bool:
     """Whether a person cancelled the try after its last start, but too late to end the try."""
     events = run_dir.events()
-    started_s = max((event.wall_s for event in events if event.event == "started"), default=0.0)
-    return any(event.event == "cancel_requested" and event.wall_s > started_s for event in events)
+    last_start_s = max((event.wall_s for event in events if event.event == "started"), default=0.0)
+    return any(event.event == "cancel_requested" and event.wall_s > last_start_s for event in events)
 
 
 def _replace_by_script(run_dir: RunDir, claim_word: str | None) -> None:
-    """Replace this process by the script of a try. claim_word: AGAIN if the script must claim the try itself; None if the try
-    is already claimed for this process."""
+    """Replace this process by the script of a try. claim_word: CLAIM_AGAIN if the script must claim the try itself; None if
+    the try is already claimed for this process."""
     from jobs.scheduler import scheduler
 
     os.environ[TRY_VARIABLE] = claim_word or run_dir.run_id
@@ -136,9 +136,9 @@ def _replace_by_script(run_dir: RunDir, claim_word: str | None) -> None:
     if first_path and first_path == os.environ.get("SHARDLAB_SOURCE"):  # the script adds this folder to PYTHONPATH again
         os.environ["PYTHONPATH"] = other_paths
     run_dir.log.mkdir(exist_ok=True)
-    with files.open_append(run_dir.log / "script.log") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+    with files.open_append(run_dir.log / "script.log") as log_file:
+        os.dup2(log_file.fileno(), 1)
+        os.dup2(log_file.fileno(), 2)
     os.execvp("bash", ["bash", str(run_dir.path / scheduler(run_dir.read_run().scheduler).SCRIPT)])
 
 

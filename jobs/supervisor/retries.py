@@ -15,7 +15,7 @@ import msgspec
 
 from jobs import claim
 from jobs.slurm.commands import ENDED_S, call_slurm, own_cluster
-from jobs.status.retry_budget import REQUEUED, list_resumable_attempts, list_retried_states, read_lost_nodes
+from jobs.status.retry_budget import REQUEUED_EVENT, list_resumable_attempts, list_retried_states, read_lost_nodes
 from shardlab.errors import ShardlabError
 from shardlab.runs import prediction
 from shardlab.runs.run import Run, run_id
@@ -44,15 +44,15 @@ def queue_next(run_dir: RunDir, run: Run, state: str) -> str:
         retried=[*run.retried, state],
     )
 
-    def submitted(new: RunDir) -> None:
-        new.write_event("retry", "submitted", scheduler=run.scheduler)
+    def record_submission(new_run_dir: RunDir) -> None:
+        new_run_dir.write_event("retry", "submitted", scheduler=run.scheduler)
 
     try:
-        source = render_again.read_render_context(run_dir, next_run)
+        render_context = render_again.read_render_context(run_dir, next_run)
         if (run_prediction := prediction.read_prediction(run_dir.path)) is not None:
-            source = msgspec.structs.replace(source, predicted={run.cell.name(): run_prediction})
-        new = render.write(next_run, run_dir.path.parent, source, prepare=submitted)
-        workspace_trust.extend_consent(Workspace(run_dir.path.parent.parent), *list_executed_files(new))
+            render_context = msgspec.structs.replace(render_context, predicted={run.cell.name(): run_prediction})
+        new_run_dir = render.write_run_folder(next_run, run_dir.path.parent, render_context, prepare=record_submission)
+        workspace_trust.extend_consent(Workspace(run_dir.path.parent.parent), *list_executed_files(new_run_dir))
     except ShardlabError as error:
         return str(error)
     return ""
@@ -64,17 +64,17 @@ def requeue_job(run_dir: RunDir, run: Run, state: str) -> str:
     Returns '', or Slurm's words if Slurm does not start the job again. In a packed allocation, this process waits until Slurm
     ends it: if this process returned, the allocation would start its next run.
     """
-    job, cluster, events = claim.current_job_id(), own_cluster(), run_dir.events()
+    job_id, cluster, events = claim.current_job_id(), own_cluster(), run_dir.events()
     used_retries = list_retried_states(run, events).count(state) + 1
-    why = f"retry {used_retries} of {run.retries_after(state)} after {state}"
-    run_dir.write_event("attempt", REQUEUED, after=state, why=why)
+    retry_text = f"retry {used_retries} of {run.retries_after(state)} after {state}"
+    run_dir.write_event("attempt", REQUEUED_EVENT, after=state, why=retry_text)
     # Slurm requeues only jobs with Requeue=1. A job with Requeue=0 belongs to a run that Slurm must not restart of its own
     # accord. If Slurm restarts the run of its own accord after this command, the next start of the run finds that the restart
     # was not allowed.
-    call_slurm(["scontrol", "update", f"JobId={job}", "Requeue=1"], cluster=cluster)
+    call_slurm(["scontrol", "update", f"JobId={job_id}", "Requeue=1"], cluster=cluster)
     if is_packed := claim.is_packed(events):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Slurm may end this process before the next command returns
-    answer = call_slurm(["scontrol", "requeue", job], cluster=cluster)
+    answer = call_slurm(["scontrol", "requeue", job_id], cluster=cluster)
     if answer.ends_own_job and is_packed:
         time.sleep(ENDED_S)
     return "" if answer.ends_own_job else answer.error_line

@@ -19,7 +19,7 @@ from string import Template
 from types import FrameType
 
 from jobs.node import node_processes, wait_for_gpus
-from jobs.node.rendezvous import NODES, RENDEZVOUS, find_rendezvous_interface, read_node_number
+from jobs.node.rendezvous import NODES_VARIABLE, RENDEZVOUS_VARIABLE, find_rendezvous_interface, read_node_number
 from shardlab.errors import InputError, ShardlabError
 from shardlab.hardware.socket_interfaces import choose_socket_interfaces
 from shardlab.runs.rundir import RunDir
@@ -31,26 +31,28 @@ def main(argv: list[str]) -> int:
     if len(argv) < 3 or argv[1] != "--":
         raise InputError("usage: python -m jobs.supervisor.step_task RUN_DIR -- COMMAND...")
     run_dir = RunDir(Path(argv[0]).absolute())
-    if RENDEZVOUS not in os.environ:
-        raise InputError(f"{RENDEZVOUS} is not set; jobs.supervisor.attempt sets it.")
-    nic = find_rendezvous_interface(os.environ[RENDEZVOUS], [name for name in os.environ.get(NODES, "").split(",") if name])
+    if RENDEZVOUS_VARIABLE not in os.environ:
+        raise InputError(f"{RENDEZVOUS_VARIABLE} is not set; jobs.supervisor.attempt sets it.")
+    rendezvous_interface = find_rendezvous_interface(
+        os.environ[RENDEZVOUS_VARIABLE], [name for name in os.environ.get(NODES_VARIABLE, "").split(",") if name]
+    )
     node = read_node_number(os.environ)
     is_first_here = os.environ.get("SLURM_LOCALID", "0") == "0"
-    mark = f"{run_dir.path}#{os.environ.get('SLURM_PROCID', node)}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+    run_mark = f"{run_dir.path}#{os.environ.get('SLURM_PROCID', node)}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     environment = {
         **os.environ,
-        node_processes.MARK: mark,
-        **choose_socket_interfaces(os.environ, nic.interface),
-        "SHARDLAB_ADDRESS": nic.address,
-        "SHARDLAB_INTERFACE": nic.interface,
+        node_processes.RUN_MARK_VARIABLE: run_mark,
+        **choose_socket_interfaces(os.environ, rendezvous_interface.interface),
+        "SHARDLAB_ADDRESS": rendezvous_interface.address,
+        "SHARDLAB_INTERFACE": rendezvous_interface.interface,
         "SHARDLAB_IS_FIRST": "true" if node == 0 else "false",
     }
     command = [Template(word).safe_substitute(environment) for word in argv[2:]]
     run_dir.log.mkdir(exist_ok=True)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
+    for signal_number in (signal.SIGUSR1, signal.SIGUSR2):
         # Slurm sends these signals to every process of the step. Ranks that keep checkpoints handle these signals; this process
         # and the other processes that it starts ignore the signals.
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal_number, signal.SIG_IGN)
     if is_first_here:
         _wait_for_free_gpus(run_dir)
     sampler = node_processes.Sampler(run_dir) if is_first_here else None
@@ -61,20 +63,20 @@ def main(argv: list[str]) -> int:
         run_dir.write_event(f"node-{gethostname()}", "failed", why=str(error))
         raise
     sigterm_times = _forward_signals(ranks)
-    while (code := ranks.poll()) is None:
+    while (exit_code := ranks.poll()) is None:
         time.sleep(0.05)
         if sampler is not None:
-            sampler.look()
+            sampler.restart_if_dead()
         if sigterm_times and time.monotonic() > sigterm_times[0] + node_processes.GRACE_S:
             ranks.kill()
     if sampler is not None:
         sampler.end()
-    node_processes.end_strays(mark)
+    node_processes.kill_marked_processes(run_mark)
     if is_first_here:
         node_processes.remove_data_copies(run_dir)
-    if code:
-        oom_watch.record(run_dir)
-    return 128 - code if code < 0 else code
+    if exit_code:
+        oom_watch.record_oom(run_dir)
+    return 128 - exit_code if exit_code < 0 else exit_code
 
 
 def _wait_for_free_gpus(run_dir: RunDir) -> None:

@@ -24,10 +24,10 @@ from shardlab.verb import Invocation
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
-FOLDER = "adapted"  # the folder of a workspace that contains one folder for each adapted matrix
-WIDTH = 130  # columns of the file
+ADAPTED_FOLDER = "adapted"  # the folder of a workspace that contains one folder for each adapted matrix
+MOST_COLUMNS = 130  # columns of the file
 # text that is written without quotes, unless PyYAML itself adds them
-PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*( [A-Za-z0-9_./()-]+)*")
+PLAIN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*( [A-Za-z0-9_./()-]+)*")
 
 
 def add_adapt(parser: Parser) -> None:
@@ -64,45 +64,51 @@ def use_adapted_matrix(invocation: Invocation) -> None:
 
 def describe_change(change: Deviation) -> str:
     """A change as a line of text."""
-    count = "" if change.cells is None else f" ({change.cells} cell{'' if change.cells == 1 else 's'})"
+    cells_clause = "" if change.cells is None else f" ({change.cells} cell{'' if change.cells == 1 else 's'})"
     if change.key.startswith("claims."):
         return f"{change.key}: {change.why}"
     if isinstance(change.study, dict):
-        study = ", ".join(f"{key} {value}" for key, value in change.study.items())
-        outcome = "left out" if change.here is None else "changed"
-        return f"{change.key}: {study}: {outcome}{count}: {change.why}"
-    return f"{change.key}: {change.here} instead of {change.study}{count}: {change.why}"
+        study_values = ", ".join(f"{key} {value}" for key, value in change.study.items())
+        outcome_text = "left out" if change.here is None else "changed"
+        return f"{change.key}: {study_values}: {outcome_text}{cells_clause}: {change.why}"
+    return f"{change.key}: {change.here} instead of {change.study}{cells_clause}: {change.why}"
 
 
 def write_adapted_matrix(
-    requested: Matrix, adaptation: Adaptation, machine: Capacity, plugins: OwnPlugins, workspace: Workspace
+    requested_matrix: Matrix, adaptation: Adaptation, machine: Capacity, plugins: OwnPlugins, workspace: Workspace
 ) -> Path:
     """Write an adapted matrix, and the models that it names, into the workspace. Returns the path of the matrix file.
 
     The path is adapted/NAME-DIGEST/NAME.yaml, so that equal matrices have one file. The text is parsed again before it is
     written. Raises InputError if the text does not give the expected cells, or if a file with this path has another content.
     """
-    name = str(adaptation.content["name"])
-    content = format_matrix_file(requested, adaptation.content)
-    matrix_folder = workspace.path / FOLDER / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
-    file = matrix_folder / f"{name}.yaml"
-    _check_adapted_matrix(requested, content, adaptation, machine, plugins, file)
+    adapted_name = str(adaptation.content["name"])
+    content = format_matrix_file(requested_matrix, adaptation.content)
+    matrix_folder = workspace.path / ADAPTED_FOLDER / f"{adapted_name}-{hashlib.sha256(content).hexdigest()[:12]}"
+    matrix_file = matrix_folder / f"{adapted_name}.yaml"
+    _check_adapted_matrix(requested_matrix, content, adaptation, machine, plugins, matrix_file)
     workspace_trust.begin_workspace(workspace)
-    models = {model.path: model.origin for model in requested.models.values() if model.path is not None}
-    contents = {file: content} | {matrix_folder / path: files.read(Path(origin)) for path, origin in models.items()}
-    for target, new_content in contents.items():
-        if target.exists() and files.read(target) != new_content:
-            raise InputError(f"{target}: was changed after `--adapt` wrote it. Allowed: --matrix {file}, or another file name.")
-        files.make_folder(target.parent)
-        files.write_atomic(target, new_content)
-    return file
+    model_files = {model.path: model.origin for model in requested_matrix.models.values() if model.path is not None}
+    contents_by_path = {matrix_file: content} | {
+        matrix_folder / model_path: files.read(Path(origin)) for model_path, origin in model_files.items()
+    }
+    for target_path, new_content in contents_by_path.items():
+        if target_path.exists() and files.read(target_path) != new_content:
+            raise InputError(
+                f"{target_path}: was changed after `--adapt` wrote it. Allowed: --matrix {matrix_file}, or another file name."
+            )
+        files.make_folder(target_path.parent)
+        files.write_atomic(target_path, new_content)
+    return matrix_file
 
 
 def format_matrix_file(requested_matrix: Matrix, content: dict[str, Any]) -> bytes:
     """The text of an adapted matrix file."""
-    head = f"# {requested_matrix.name}, adapted to a cluster by `jobs plan --adapt`. `deviations` lists every change.\n"
-    dumped: str = yaml.dump(content, Dumper=_Dumper, default_flow_style=None, sort_keys=False, allow_unicode=True, width=WIDTH)
-    return (head + dumped).encode()
+    head_comment = f"# {requested_matrix.name}, adapted to a cluster by `jobs plan --adapt`. `deviations` lists every change.\n"
+    yaml_text: str = yaml.dump(
+        content, Dumper=_Dumper, default_flow_style=None, sort_keys=False, allow_unicode=True, width=MOST_COLUMNS
+    )
+    return (head_comment + yaml_text).encode()
 
 
 class _Dumper(yaml.SafeDumper):
@@ -113,23 +119,24 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _represent_text(dumper: yaml.SafeDumper, data: str) -> yaml.ScalarNode:
-    is_plain = PLAIN.fullmatch(data) is not None and data.lower() not in ("y", "n", "yes", "no", "on", "off")
-    return dumper.represent_scalar("tag:yaml.org,2002:str", data, style=None if is_plain else '"')
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    is_plain = PLAIN_TEXT.fullmatch(text) is not None and text.lower() not in ("y", "n", "yes", "no", "on", "off")
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain else '"')
 
 
 _Dumper.add_representer(str, _represent_text)
 
 
 def _check_adapted_matrix(
-    requested: Matrix, content: bytes, adaptation: Adaptation, machine: Capacity, plugins: OwnPlugins, file: Path
+    requested_matrix: Matrix, content: bytes, adaptation: Adaptation, machine: Capacity, plugins: OwnPlugins, matrix_file: Path
 ) -> None:
     """Raise InputError if the text of an adapted matrix does not give exactly the expected cells, or if one of its cells does
     not fit."""
-    reparsed_matrix = matrix.expand_matrix(parse(content, str(file)), Path(requested.path).parent)
-    cells = resolve_cells(reparsed_matrix, cluster=None if machine.here else machine, plugins=plugins)
-    if {cell.hash() for cell in cells} != adaptation.expected or find_misfits(reparsed_matrix, cells, machine, cells):
+    reparsed_matrix = matrix.expand_matrix(parse(content, str(matrix_file)), Path(requested_matrix.path).parent)
+    cells = resolve_cells(reparsed_matrix, cluster=None if machine.is_this_machine else machine, plugins=plugins)
+    if {cell.hash() for cell in cells} != adaptation.expected_hashes or find_misfits(reparsed_matrix, cells, machine, cells):
         raise InputError(
-            f"{requested.path}: cannot be adapted, because an entry of `include` would change the adapted cells. Allowed: a "
-            "matrix whose entries of `include` name other keys than those of `axes` and `zip`, or a matrix adapted by hand."
+            f"{requested_matrix.path}: cannot be adapted, because an entry of `include` would change the adapted cells. "
+            "Allowed: a matrix whose entries of `include` name other keys than those of `axes` and `zip`, or a matrix "
+            "adapted by hand."
         )

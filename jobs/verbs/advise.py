@@ -65,25 +65,27 @@ class AdviseVerb(JobsVerb):
         cluster = _read_cluster(invocation)
         question = _make_question(invocation, workload, cluster)
         alternatives = advise.list_alternatives(question)
-        if question.nodes > 1 and (cards := args.gpus // question.nodes) > (cluster.network.cards_per_node or 1):
-            more_cards = msgspec.structs.replace(cluster.network, cards_per_node=cards)
+        if question.nodes > 1 and (cards_per_node := args.gpus // question.nodes) > (cluster.network.cards_per_node or 1):
+            more_cards = msgspec.structs.replace(cluster.network, cards_per_node=cards_per_node)
             machine = plan_machine(msgspec.structs.replace(cluster, network=more_cards), None)
-            alternatives[f"--cards-per-node {cards}"] = msgspec.structs.replace(question, machine=machine)
+            alternatives[f"--cards-per-node {cards_per_node}"] = msgspec.structs.replace(question, machine=machine)
         all_answers: dict[str, Answer] = {}
-        source = matrix_plan.make_rehearsals(invocation, plugins)
+        rehearsal_source = matrix_plan.make_rehearsals(invocation, plugins)
 
-        def answers(cells: Sequence[Cell]) -> Mapping[str, Answer]:
-            new_answers = source.get_answers(cells)
+        def collect_answers(cells: Sequence[Cell]) -> Mapping[str, Answer]:
+            new_answers = rehearsal_source.get_answers(cells)
             all_answers.update(new_answers)
             return new_answers
 
-        report = advise.rank_strategies(question, alternatives, answers)
+        report = advise.rank_strategies(question, alternatives, collect_answers)
         for sentence in rehearsals.describe_refused(all_answers):
             out.print_remark(sentence, style="yellow")
         advice_text.print_advice(out, question, report, is_default_batch=args.global_batch is None)
         is_rehearsed = any(advice.predicted.memory_from == "rehearsal" for advice in report.ranked)
-        sources = "formula and rehearsal" if is_rehearsed else "formula"
-        out.print_remark(f"note: predictions by {sources}, not calibrated by runs; docs/planner.md says how far to trust them.")
+        sources_text = "formula and rehearsal" if is_rehearsed else "formula"
+        out.print_remark(
+            f"note: predictions by {sources_text}, not calibrated by runs; docs/planner.md says how far to trust them."
+        )
         out.print_remark("note: the table shows the best degrees (dp, tp, pp) of each strategy; --json has all.")
         out.print_document({"schema": 1, "strategies": report.ranked, "changes": report.changes, "rules": report.rules})
         return 0
@@ -91,16 +93,18 @@ class AdviseVerb(JobsVerb):
 
 def _find_workload(invocation: Invocation) -> tuple[Workload, OwnPlugins]:
     """The workload that --workload names, and the plug-ins of the workspace that define it. Raises InputError."""
-    name, models = invocation.arguments.workload, {}
+    name, models_by_name = invocation.arguments.workload, {}
     if name.endswith(model_file.SUFFIX):
-        file = Path(name).absolute()
-        entry = ModelByConfiguration(f"{file.parent.name}/{file.name}", seq_len=invocation.arguments.seq_len)
-        model = model_file.read_model(entry, file.parent.parent)
-        name, models = model.name, {model.name: model}
-    own_names = {name} - models.keys() - menu.load_workloads().keys()
-    plugins = find_plugins(invocation.workspace, own_names, (), models)
+        configuration_file = Path(name).absolute()
+        model_entry = ModelByConfiguration(
+            f"{configuration_file.parent.name}/{configuration_file.name}", seq_len=invocation.arguments.seq_len
+        )
+        model = model_file.read_model(model_entry, configuration_file.parent.parent)
+        name, models_by_name = model.name, {model.name: model}
+    own_names = {name} - models_by_name.keys() - menu.load_workloads().keys()
+    plugins = find_plugins(invocation.workspace, own_names, (), models_by_name)
     if (fault := plugins.workloads.faults.get(name)) is not None:
-        needs_length = models and invocation.arguments.seq_len is None
+        needs_length = models_by_name and invocation.arguments.seq_len is None
         raise InputError(f"{fault} A language model needs the option --seq-len." if needs_length else fault)
     if name not in (workloads := plugins.workload_menu()):
         raise UnknownName("workload", name, workloads, where="--workload")
@@ -127,22 +131,22 @@ def _read_cluster(invocation: Invocation) -> Cluster:
 
 def _make_question(invocation: Invocation, workload: Workload, cluster: Cluster) -> Question:
     """The question that the options ask. Raises InputError."""
-    args, by_name = invocation.arguments, {option.name: option for option in workload.options}
-    options: dict[str, Value] = {name: option.default for name, option in by_name.items()}
-    for name, _, text in (entry.partition("=") for entry in args.option):
-        if name not in by_name:
-            raise UnknownName(f"option of {workload.name}", name, by_name, where="--option")
-        options[name] = text
+    args, options_by_name = invocation.arguments, {option.name: option for option in workload.options}
+    options: dict[str, Value] = {name: option.default for name, option in options_by_name.items()}
+    for name, _, value_text in (option_argument.partition("=") for option_argument in args.option):
+        if name not in options_by_name:
+            raise UnknownName(f"option of {workload.name}", name, options_by_name, where="--option")
+        options[name] = value_text
         with contextlib.suppress(msgspec.DecodeError):  # what is no YAML is a text
-            options[name] = msgspec.yaml.decode(text.encode())
-        if (why := by_name[name].refuse(options[name])) is not None:
-            raise InputError(f"--option {name}: {why}")
+            options[name] = msgspec.yaml.decode(value_text.encode())
+        if (refusal := options_by_name[name].refuse(options[name])) is not None:
+            raise InputError(f"--option {name}: {refusal}")
     if args.precision not in ALL:
         raise UnknownName("precision", args.precision, ALL, where="--precision")
     if args.seq_len is not None and workload.seq_len is None:
         raise InputError(f"--seq-len: {workload.name} has no sequences. Allowed: leave --seq-len out.")
-    per_node = cluster.gpus.per_node if cluster.gpus is not None and cluster.gpus.per_node else args.gpus
-    nodes = args.nodes or -(-args.gpus // per_node)
+    gpus_per_node = cluster.gpus.per_node if cluster.gpus is not None and cluster.gpus.per_node else args.gpus
+    nodes = args.nodes or -(-args.gpus // gpus_per_node)
     if args.gpus % nodes:
         raise InputError(f"--gpus {args.gpus} --nodes {nodes}: allowed is a number of nodes that divides the GPUs.")
     all_reduces = inventory.read_all_reduces(invocation.workspace, cluster.name)
@@ -152,10 +156,10 @@ def _make_question(invocation: Invocation, workload: Workload, cluster: Cluster)
     )  # fmt: skip
     if not question.machine.on_gpu:
         raise InputError(f"--gpu: needed, because the cluster {cluster.name} has no GPUs. Allowed: a GPU model, such as a100.")
-    if nodes > 1 and question.machine.between is None:
+    if nodes > 1 and question.machine.link_between_nodes is None:
         raise InputError("--between-nodes: needed with several nodes, such as infiniband-hdr.")
-    if (why := workload.refuse(advise.make_cell(question, menu.find_strategy("single")))) is not None:
-        raise InputError(f"--workload {args.workload}: {why}")
+    if (refusal := workload.refuse(advise.make_cell(question, menu.find_strategy("single")))) is not None:
+        raise InputError(f"--workload {args.workload}: {refusal}")
     if args.global_batch is None:
         question = msgspec.structs.replace(question, global_batch=advise.choose_global_batch(question))
     return question

@@ -12,7 +12,7 @@ from shardlab.verb import Invocation
 from shardlab.workspace import archive, workspace_trust
 from shardlab.workspace.workspace import Workspace
 
-FOLDER = "archived"  # the folder of a workspace that contains one folder for the matrix of each archive
+ARCHIVED_FOLDER = "archived"  # the folder of a workspace that contains one folder for the matrix of each archive
 CODE_FOLDERS = tuple(f"{name}/" for name in plugin_source.CARRIED_FOLDERS)
 MATRIX_FOLDER = "matrix/"  # the folder of an archive that contains the matrix file and the model files that the matrix names
 
@@ -36,28 +36,33 @@ def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> Path:
     read the code and allows it. Raises InputError as `use_archived_matrix`, and if a file of code in the workspace differs from
     the archive's file of that name.
     """
-    with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as folder:
-        index = archive.unpack_archive(file, Path(folder), lambda name: name.startswith((MATRIX_FOLDER, *CODE_FOLDERS)))
-        if index.matrix_file is None:
-            raise InputError(f"{file}: has no matrix file: it was lost before. Allowed: another archive.")
-        unpacked_files = [path for path in Path(folder).rglob("*") if path.is_file()]
-        contents = {path.relative_to(folder).as_posix(): files.read(path) for path in unpacked_files}
-    code = {name: content for name, content in contents.items() if not name.startswith(MATRIX_FOLDER)}
-    if code and not trust:
-        raise InputError(
-            f"{file}: contains code: {', '.join(sorted(code))}. Read it (collect open {file.name}), and allow it with --trust."
+    with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as archive_folder:
+        archive_index = archive.unpack_archive(
+            file, Path(archive_folder), lambda name: name.startswith((MATRIX_FOLDER, *CODE_FOLDERS))
         )
-    for name, content in code.items():
+        if archive_index.matrix_file is None:
+            raise InputError(f"{file}: has no matrix file: it was lost before. Allowed: another archive.")
+        unpacked_files = [path for path in Path(archive_folder).rglob("*") if path.is_file()]
+        contents_by_name = {path.relative_to(archive_folder).as_posix(): files.read(path) for path in unpacked_files}
+    code_contents = {name: content for name, content in contents_by_name.items() if not name.startswith(MATRIX_FOLDER)}
+    if code_contents and not trust:
+        raise InputError(
+            f"{file}: contains code: {', '.join(sorted(code_contents))}. "
+            f"Read it (collect open {file.name}), and allow it with --trust."
+        )
+    for name, content in code_contents.items():
         existing_path = workspace.path / name
         if existing_path.exists() and files.read(existing_path) != content:
             raise InputError(
                 f"{existing_path}: differs from the file of this name in {file}. Allowed: equal files, or another workspace."
             )
     workspace_trust.begin_workspace(workspace)
-    digest = hashlib.sha256(b"".join(name.encode() + contents[name] for name in sorted(contents))).hexdigest()[:12]
-    matrix_folder = workspace.path / FOLDER / f"{index.matrix}-{digest}"
-    for name, content in contents.items():
-        target = workspace.path / name if name in code else matrix_folder / name.removeprefix(MATRIX_FOLDER)
-        files.make_folder(target.parent)
-        files.write_atomic(target, content)
-    return matrix_folder / index.matrix_file.removeprefix(MATRIX_FOLDER)
+    digest = hashlib.sha256(b"".join(name.encode() + contents_by_name[name] for name in sorted(contents_by_name))).hexdigest()[
+        :12
+    ]
+    matrix_folder = workspace.path / ARCHIVED_FOLDER / f"{archive_index.matrix}-{digest}"
+    for name, content in contents_by_name.items():
+        target_path = workspace.path / name if name in code_contents else matrix_folder / name.removeprefix(MATRIX_FOLDER)
+        files.make_folder(target_path.parent)
+        files.write_atomic(target_path, content)
+    return matrix_folder / archive_index.matrix_file.removeprefix(MATRIX_FOLDER)

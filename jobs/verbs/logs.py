@@ -19,7 +19,7 @@ from shardlab.verb import Invocation
 from shardlab.workspace.workspace import Workspace, match_run_ids
 
 LOG_INTERVAL_S = 0.5
-LOG_PART = 2**20  # bytes of a log that are read at a time
+LOG_PART_BYTES = 2**20  # bytes of a log that are read at a time
 
 
 class LogsVerb(JobsVerb):
@@ -39,39 +39,41 @@ class LogsVerb(JobsVerb):
 
     def run(self, invocation: Invocation) -> int:
         args, out, workspace = invocation.arguments, invocation.out, invocation.workspace
-        matches = match_run_ids(workspace.run_ids(), [args.run_id])
-        if len(matches) > 1:
-            raise InputError(f"{args.run_id!r} matches {len(matches)} runs: {', '.join(matches[:5])}. Allowed: one run.")
-        run_dir = RunDir(workspace.runs / matches[0])
+        matching_ids = match_run_ids(workspace.run_ids(), [args.run_id])
+        if len(matching_ids) > 1:
+            raise InputError(
+                f"{args.run_id!r} matches {len(matching_ids)} runs: {', '.join(matching_ids[:5])}. Allowed: one run."
+            )
+        run_dir = RunDir(workspace.runs / matching_ids[0])
         unreadable_status = find_unreadable_status(run_dir)
         if unreadable_status is not None:
             out.print_remark(f"{unreadable_status.id}: {unreadable_status.why}", style="red")
-        elif args.rank is not None and not 0 <= args.rank < (world := run_dir.read_run().world.world_size):
-            raise InputError(f"--rank: found {args.rank}. Allowed: 0 to {world - 1}.")
+        elif args.rank is not None and not 0 <= args.rank < (world_size := run_dir.read_run().world.world_size):
+            raise InputError(f"--rank: found {args.rank}. Allowed: 0 to {world_size - 1}.")
         if run_dir.is_rehearsal():
             out.print_remark(f"note: {run_dir.run_id} is a {REHEARSAL}.")
         log_paths = [run_dir.rank_log(args.rank)] if args.rank is not None else [run_dir.job_log, run_dir.rank_log(0)]
         positions = dict.fromkeys(log_paths, 0)
-        texts = {log_path: LogText() for log_path in log_paths}
+        log_texts = {log_path: LogText() for log_path in log_paths}
         while True:
             has_ended = unreadable_status is not None or run_dir.judge().state not in ("pending", "running")
             for log_path in log_paths:
-                positions[log_path] = _print_log_from(out, log_path, positions[log_path], texts[log_path])
+                positions[log_path] = _print_log_from(out, log_path, positions[log_path], log_texts[log_path])
             if not args.follow or has_ended:
                 return int(unreadable_status is not None)
             time.sleep(LOG_INTERVAL_S)
 
 
-def _print_log_from(out: Output, file: Path, position: int, log: LogText) -> int:
+def _print_log_from(out: Output, log_path: Path, position: int, log_text: LogText) -> int:
     """Print the log from byte `position` to its end; return the place of the byte after the last printed byte.
 
     log: decodes the bytes of this log.
     """
-    if not file.exists():
+    if not log_path.exists():
         return position
-    with files.open_regular(file) as handle:
-        handle.seek(position)
-        while log_part := handle.read(LOG_PART):
-            out.print_log(log, log_part)
+    with files.open_regular(log_path) as log_handle:
+        log_handle.seek(position)
+        while log_part := log_handle.read(LOG_PART_BYTES):
+            out.print_log(log_text, log_part)
             position += len(log_part)
     return position

@@ -54,21 +54,21 @@ def plan_preview(invocation: Invocation, matrix_plan: MatrixPlan) -> MatrixPlan:
 def _add_rehearsals(invocation: Invocation, plan: MatrixPlan) -> MatrixPlan:
     """The plan with predictions from the rehearsals that the workspace has; with --rehearse, missing rehearsals are made. A
     cell that cannot be rehearsed keeps its prediction by formula, and the reason is printed. Raises InputError."""
-    answers = make_rehearsals(invocation, plan.source.own).get_answers(plan.cells)
-    if not answers:
+    answers_by_name = make_rehearsals(invocation, plan.source.own).get_answers(plan.cells)
+    if not answers_by_name:
         return plan
-    for sentence in rehearsals.describe_refused(answers):
+    for sentence in rehearsals.describe_refused(answers_by_name):
         invocation.out.print_remark(sentence, style="yellow")
-    cells = [cell for cell in plan.cells if cell.name() in answers]
-    predictions = plan_predictions.predict_cells(invocation.workspace, plan.source.where, cells, plan.recorded, answers)
+    cells = [cell for cell in plan.cells if cell.name() in answers_by_name]
+    predictions = plan_predictions.predict_cells(invocation.workspace, plan.source.where, cells, plan.recorded, answers_by_name)
     all_predictions = {**plan.predicted, **predictions}
-    source = msgspec.structs.replace(plan.source, predicted=all_predictions)
-    return msgspec.structs.replace(plan, predicted=all_predictions, source=source)
+    render_context = msgspec.structs.replace(plan.source, predicted=all_predictions)
+    return msgspec.structs.replace(plan, predicted=all_predictions, source=render_context)
 
 
 def make_rehearsals(invocation: Invocation, plugins: OwnPlugins) -> Rehearsals:
     """The rehearsals of a command, by its options --rehearse and --full-depth. Raises InputError."""
-    make, full_depth = (getattr(invocation.arguments, name, False) for name in ("rehearse", "full_depth"))
-    if full_depth and not make:
+    makes_missing, full_depth = (getattr(invocation.arguments, name, False) for name in ("rehearse", "full_depth"))
+    if full_depth and not makes_missing:
         raise InputError("--full-depth: allowed only together with --rehearse.")
-    return Rehearsals(invocation.workspace, plugins, invocation.out, make=make, full_depth=full_depth)
+    return Rehearsals(invocation.workspace, plugins, invocation.out, makes_missing=makes_missing, full_depth=full_depth)

@@ -29,13 +29,15 @@ class MatricesVerb(JobsVerb):
 
     def run(self, invocation: Invocation) -> int:
         out = invocation.out
-        entries: list[dict[str, Any]] = []
+        matrix_entries: list[dict[str, Any]] = []
         for name, path in matrix.shipped_matrices().items():
-            loaded = matrix.load_matrix(path)
-            entries.append({"name": name, "summary": loaded.file.title, "cells": len(loaded.points), "path": str(path)})
-        rows = [[entry["name"], entry["summary"], str(entry["cells"])] for entry in entries]
-        out.print_table("matrices", ["name", "what it compares", "cells"], rows)
-        out.print_document(entries)
+            loaded_matrix = matrix.load_matrix(path)
+            matrix_entries.append(
+                {"name": name, "summary": loaded_matrix.file.title, "cells": len(loaded_matrix.points), "path": str(path)}
+            )
+        table_rows = [[entry["name"], entry["summary"], str(entry["cells"])] for entry in matrix_entries]
+        out.print_table("matrices", ["name", "what it compares", "cells"], table_rows)
+        out.print_document(matrix_entries)
         return 0
 
 
@@ -52,8 +54,8 @@ class StrategiesVerb(JobsVerb):
         out = invocation.out
         own_strategies = find_plugin_set(invocation.workspace, STRATEGIES, menu.load_strategies())
         entries = sorted(OwnPlugins(strategies=own_strategies).strategy_menu().values(), key=_is_shipped)
-        rows = [[entry.name, entry.summary, ", ".join(entry.precisions), _origin_text(entry)] for entry in entries]
-        out.print_table("strategies", ["name", "what it does", "precisions", "from"], rows)
+        table_rows = [[entry.name, entry.summary, ", ".join(entry.precisions), _describe_origin(entry)] for entry in entries]
+        out.print_table("strategies", ["name", "what it does", "precisions", "from"], table_rows)
         _print_options(out, entries)
         _print_faults(out, own_strategies.faults)
         out.print_document(_make_document(entries, "name", "summary", "file", "code", "precisions", "options"))
@@ -73,15 +75,22 @@ class WorkloadsVerb(JobsVerb):
         out = invocation.out
         own_workloads = find_plugin_set(invocation.workspace, WORKLOADS, menu.load_workloads())
         entries = sorted(OwnPlugins(workloads=own_workloads).workload_menu().values(), key=_is_shipped)
-        rows = [
-            [item.name, item.summary, f"{item.parameters:,}", item.unit, _format_mflop(item.flops_per_unit), _origin_text(item)]
-            for item in entries
+        table_rows = [
+            [
+                workload.name,
+                workload.summary,
+                f"{workload.parameters:,}",
+                workload.unit,
+                _format_mflop(workload.flops_per_unit),
+                _describe_origin(workload),
+            ]
+            for workload in entries
         ]
-        out.print_table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"], rows)
+        out.print_table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"], table_rows)
         _print_options(out, entries)
         _print_faults(out, own_workloads.faults)
-        keys = ("parameters", "unit", "flops_per_unit", "flops_source", "seq_len", "optimizer", "options")
-        out.print_document(_make_document(entries, "name", "summary", "file", "code", *keys))
+        document_keys = ("parameters", "unit", "flops_per_unit", "flops_source", "seq_len", "optimizer", "options")
+        out.print_document(_make_document(entries, "name", "summary", "file", "code", *document_keys))
         return int(bool(own_workloads.faults))
 
 
@@ -94,11 +103,11 @@ class LaunchersVerb(JobsVerb):
     def run(self, invocation: Invocation) -> int:
         out = invocation.out
         entries = list(launcher.launchers().values())
-        rows = [
+        table_rows = [
             [entry.name, entry.summary, "yes" if entry.several_nodes else "no", "no" if entry.on_gpus else "yes"]
             for entry in entries
         ]
-        out.print_table("launchers", ["name", "what it starts", "several nodes", "rehearsal"], rows)
+        out.print_table("launchers", ["name", "what it starts", "several nodes", "rehearsal"], table_rows)
         out.print_document(
             [
                 {
@@ -123,7 +132,7 @@ def _is_shipped(entry: Strategy | Workload) -> bool:
     return entry.file is None
 
 
-def _origin_text(entry: Strategy | Workload) -> str:
+def _describe_origin(entry: Strategy | Workload) -> str:
     return entry.file or "ships"
 
 
@@ -143,12 +152,17 @@ def _print_options(out: Output, entries: Sequence[Strategy | Workload]) -> None:
         for option in entry.options:
             defaults = names_by_default.setdefault((option.name, f"{option.summary} ({option.allowed})"), {})
             defaults.setdefault(_format_yaml(option.default), []).append(entry.name)
-    rows = [
-        [name if first else "", default, summary if first else "", _shorten_names(names, [entry.name for entry in entries])]
+    table_rows = [
+        [
+            name if is_first_row else "",
+            default,
+            summary if is_first_row else "",
+            _shorten_names(names, [entry.name for entry in entries]),
+        ]
         for (name, summary), defaults in names_by_default.items()
-        for first, (default, names) in zip([True, *[False] * len(defaults)], defaults.items())
+        for is_first_row, (default, names) in zip([True, *[False] * len(defaults)], defaults.items())
     ]
-    out.print_table("options", ["option", "default", "what it is", "available for"], rows)
+    out.print_table("options", ["option", "default", "what it is", "available for"], table_rows)
 
 
 def _shorten_names(names: Sequence[str], all_names: Sequence[str]) -> str:
@@ -156,13 +170,18 @@ def _shorten_names(names: Sequence[str], all_names: Sequence[str]) -> str:
 
     all_names: all names on the menu.
     """
-    shortened: list[str] = []
+    shortened_names: list[str] = []
     for name in names:
-        families = [match[0] for pattern in ("[a-z]+", "[a-z]+[0-9](?=-|$)") if (match := re.match(pattern, name))]
-        members = {family: [other for other in all_names if other.startswith(family)] for family in families}
-        matching = [family for family, variants in members.items() if len(variants) > 1 and set(variants) <= set(names)]
-        shortened.append(f"{matching[0]}*" if matching else name)
-    return ", ".join(dict.fromkeys(shortened))
+        name_beginnings = [match[0] for pattern in ("[a-z]+", "[a-z]+[0-9](?=-|$)") if (match := re.match(pattern, name))]
+        names_by_beginning = {
+            beginning: [menu_name for menu_name in all_names if menu_name.startswith(beginning)]
+            for beginning in name_beginnings
+        }
+        complete_beginnings = [
+            beginning for beginning, variants in names_by_beginning.items() if len(variants) > 1 and set(variants) <= set(names)
+        ]
+        shortened_names.append(f"{complete_beginnings[0]}*" if complete_beginnings else name)
+    return ", ".join(dict.fromkeys(shortened_names))
 
 
 def _format_yaml(value: bool | int | float | str | None) -> str:

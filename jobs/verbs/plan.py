@@ -36,13 +36,26 @@ class PlanVerb(JobsVerb):
         adapted_matrix.use_adapted_matrix(invocation)
 
     def run(self, invocation: Invocation) -> int:
-        planned = matrix_plan.plan_with_options(invocation)
+        planned_matrix = matrix_plan.plan_with_options(invocation)
         workspace = invocation.workspace
-        data = datasets.find_missing_data(planned.cells, planned.source, workspace)
-        hours, shares = plan.estimate_hours(planned, planned.repeats), plan.read_account_shares(planned, workspace)
-        scaled, schedule = scale_out_cells(invocation, planned), simulate_schedule(invocation, planned)
-        late_count = lease_schedule.count_late_runs(planned, workspace)
-        views.print_plan(invocation.out, planned, workspace, data, hours, shares, late_count, scaled, schedule)
+        missing_data = datasets.find_missing_data(planned_matrix.cells, planned_matrix.source, workspace)
+        cell_hours, account_shares = (
+            plan.estimate_hours(planned_matrix, planned_matrix.repeats),
+            plan.read_account_shares(planned_matrix, workspace),
+        )
+        scaled_cells, schedule = scale_out_cells(invocation, planned_matrix), simulate_schedule(invocation, planned_matrix)
+        late_count = lease_schedule.count_late_runs(planned_matrix, workspace)
+        views.print_plan(
+            invocation.out,
+            planned_matrix,
+            workspace,
+            missing_data,
+            cell_hours,
+            account_shares,
+            late_count,
+            scaled_cells,
+            schedule,
+        )
         return 0
 
 
@@ -51,31 +64,36 @@ def simulate_schedule(invocation: Invocation, plan: MatrixPlan) -> CellSchedule 
     name: str | None = invocation.arguments.schedule
     if name is None:
         return None
-    by_name = {cell.name(): cell for cell in plan.cells if cell.pp > 1}
-    if not by_name:
+    cells_by_name = {cell.name(): cell for cell in plan.cells if cell.pp > 1}
+    if not cells_by_name:
         raise InputError(f"--schedule: no selected cell of {plan.matrix.name} has a pipeline. Allowed: cells with pp above 1.")
-    if name not in by_name:
-        raise UnknownName("cell with a pipeline", name, by_name, where="--schedule")
-    return cell_schedule.make_schedule(by_name[name])
+    if name not in cells_by_name:
+        raise UnknownName("cell with a pipeline", name, cells_by_name, where="--schedule")
+    return cell_schedule.make_schedule(cells_by_name[name])
 
 
 def scale_out_cells(invocation: Invocation, plan: MatrixPlan) -> dict[str, list[ScaledCell]] | None:
     """The predictions for each cell of a plan on the numbers of GPUs given by --scale-out, by the name of the cell; None if the
     option is not given. Raises InputError."""
-    text: str | None = invocation.arguments.scale_out
-    if text is None:
+    counts_text: str | None = invocation.arguments.scale_out
+    if counts_text is None:
         return None
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and 1 <= int(part) <= MOST_GPUS for part in parts):
-        raise InputError(f"--scale-out: found {text!r}. Allowed: numbers of GPUs from 1 to {MOST_GPUS}, such as 16,64,512.")
+    count_texts = counts_text.split(",")
+    if not all(count_text.strip().isdecimal() and 1 <= int(count_text) <= MOST_GPUS for count_text in count_texts):
+        raise InputError(
+            f"--scale-out: found {counts_text!r}. Allowed: numbers of GPUs from 1 to {MOST_GPUS}, such as 16,64,512."
+        )
     cluster = plan.source.where
-    earlier = plan_predictions.load_calibration(invocation.workspace)
+    calibration = plan_predictions.load_calibration(invocation.workspace)
     measured_all_reduces = inventory.read_all_reduces(invocation.workspace, cluster.name)
     scaled_by_name: dict[str, list[ScaledCell]] = {}
     for cell in plan.cells:
         gpus = cluster.for_gpu_type(cell.gpu_type).gpus
-        per_node = (gpus.per_node if gpus is not None and gpus.per_node else None) or -(-cell.gpus // cell.nnodes)
+        gpus_per_node = (gpus.per_node if gpus is not None and gpus.per_node else None) or -(-cell.gpus // cell.nnodes)
         planned_machine = machine.plan_machine(cluster, cell.gpu_type, measured_all_reduces)
-        scaled_cells = [scale_out.extrapolate_to_gpus(cell, int(part), per_node, planned_machine, earlier) for part in parts]
+        scaled_cells = [
+            scale_out.extrapolate_to_gpus(cell, int(count_text), gpus_per_node, planned_machine, calibration)
+            for count_text in count_texts
+        ]
         scaled_by_name[cell.name()] = [scaled_cell for scaled_cell in scaled_cells if scaled_cell is not None]
     return scaled_by_name

@@ -36,7 +36,7 @@ class RenderVerb(JobsVerb):
                 return sending.print_preview(invocation, planned)
         folder = Path(arguments.out).absolute() if arguments.out else workspace.runs
         if arguments.out:
-            planned = plan.with_source_in(planned, folder / ".source")
+            planned = plan.store_source_in(planned, folder / ".source")
             rendered = plan.render_all(planned, workspace, folder)
         else:
             with workspace.hold_runs_lock():

@@ -45,21 +45,24 @@ class RetryVerb(JobsVerb):
         if not_allowed := sorted(retried_states - MAY_BE_RETRIED):
             raise UnknownName("state in which a run ends", not_allowed[0], MAY_BE_RETRIED, where="--only")
         runs = select_runs(workspace, args.runs, args.matrix, args.where)
-        source = render.make_render_context(
+        render_context = render.make_render_context(
             "", invocation.cluster, workspace, wait_gpus_s=shared_options.read_wait_gpus_s(args)
         )
-        options = shared_options.read_submit_options(invocation, source)
+        options = shared_options.read_submit_options(invocation, render_context)
         retried = [
-            decision.run for decision in submit.decide_retries(workspace, runs, retried_states, source, trust=args.trust)
+            decision.run
+            for decision in submit.decide_retries(workspace, runs, retried_states, render_context, trust=args.trust)
         ]
-        plan.must_run_here(source, allow_login_node=args.here, trains=any(run.traces is None for run in retried) or not retried)
-        sending.must_have_data(out, workspace, [run.cell for run in retried], source)
+        plan.must_run_here(
+            render_context, allow_login_node=args.here, has_training=any(run.traces is None for run in retried) or not retried
+        )
+        sending.must_have_data(out, workspace, [run.cell for run in retried], render_context)
         with workspace.hold_runs_lock():
-            all_readable = sending.finish_interrupted(invocation, source)
+            all_readable = sending.finish_interrupted(invocation, render_context)
             runs = select_runs(workspace, args.runs, args.matrix, args.where)
             all_readable = sending.tidy_runs(out, workspace, runs, of_scheduler=False) and all_readable
-            decisions = submit.decide_retries(workspace, runs, retried_states, source, trust=args.trust)
-            submit_plan = sending.plan_submission(invocation, decisions, source, options)
+            decisions = submit.decide_retries(workspace, runs, retried_states, render_context, trust=args.trust)
+            submit_plan = sending.plan_submission(invocation, decisions, render_context, options)
             submit.freeze_trusted_plugins(workspace, submit_plan.decisions, trust=args.trust)
             submit_plan = sending.send_runs(invocation, submit_plan)
         return sending.report_sent(invocation, submit_plan, all_readable=all_readable)

@@ -67,10 +67,10 @@ def add_wait(parser: Parser) -> None:
 
 def add_sharing_options(parser: Parser) -> None:
     """Add the options that decide how runs share the machines with each other and with other users."""
-    gpus_help = "how long a run waits if other processes use its GPUs, before it fails (default: 0)"
-    parser.add_argument("--wait-gpus", type=int, default=0, metavar="SECONDS", help=gpus_help)
-    here_help = "train on this machine although it is a login node of a Slurm cluster"
-    parser.add_argument("--here", action="store_true", help=here_help)
+    wait_gpus_help = "how long a run waits if other processes use its GPUs, before it fails (default: 0)"
+    parser.add_argument("--wait-gpus", type=int, default=0, metavar="SECONDS", help=wait_gpus_help)
+    login_node_help = "train on this machine although it is a login node of a Slurm cluster"
+    parser.add_argument("--here", action="store_true", help=login_node_help)
     parser.add_argument("--max-parallel", type=int, metavar="N", help="on Slurm: at most N runs at a time")
     pack_help = "on Slurm: one allocation for all runs with the same sbatch options; they run one after another"
     parser.add_argument("--pack", action="store_true", help=pack_help)
@@ -81,19 +81,21 @@ def add_sharing_options(parser: Parser) -> None:
 def read_submit_options(invocation: Invocation, context: RenderContext) -> SubmitOptions:
     """The options with which runs are submitted. Raises InputError if an option for Slurm is given for a cluster without
     Slurm."""
-    arguments, after = invocation.arguments, getattr(invocation.arguments, "after", None)
+    arguments, run_ids_before = invocation.arguments, getattr(invocation.arguments, "after", None)
     if arguments.max_parallel is not None and not 1 <= arguments.max_parallel <= 100_000:
         raise InputError(f"--max-parallel: found {arguments.max_parallel}. Allowed: 1 to 100000.")
-    values = {"--max-parallel": arguments.max_parallel, "--pack": arguments.pack or None, "--after": after}
-    options = " and ".join(option for option, value in values.items() if value is not None)
-    if options and context.scheduler == "allocation":
-        raise InputError(f"{options}: not with --in-allocation, which starts one run at a time. Allowed: leave {options} out.")
-    if options and context.scheduler != "slurm":
+    values_by_option = {"--max-parallel": arguments.max_parallel, "--pack": arguments.pack or None, "--after": run_ids_before}
+    given_options = " and ".join(option for option, value in values_by_option.items() if value is not None)
+    if given_options and context.scheduler == "allocation":
         raise InputError(
-            f"{options}: only for Slurm, and the cluster {context.where.name} has no `slurm`; its runs start in the order "
-            f"of submission. Allowed: leave {options} out."
+            f"{given_options}: not with --in-allocation, which starts one run at a time. Allowed: leave {given_options} out."
         )
-    runs_before = match_run_ids(invocation.workspace.run_ids(), [after]) if after else []
+    if given_options and context.scheduler != "slurm":
+        raise InputError(
+            f"{given_options}: only for Slurm, and the cluster {context.where.name} has no `slurm`; its runs start in the "
+            f"order of submission. Allowed: leave {given_options} out."
+        )
+    runs_before = match_run_ids(invocation.workspace.run_ids(), [run_ids_before]) if run_ids_before else []
     return SubmitOptions(arguments.max_parallel, arguments.pack, tuple(runs_before), arguments.ignore_lease)
 
 
@@ -103,17 +105,18 @@ def read_tracker(invocation: Invocation) -> str | None:
     Raises InputError if the tracker is unknown or the nodes of the cluster share no folder, MissingExtra if the package of the
     tracker is not installed.
     """
-    name: str | None = getattr(invocation.arguments, "track", None)
-    if name is None:
+    tracker_name: str | None = getattr(invocation.arguments, "track", None)
+    if tracker_name is None:
         return None
-    trackers.must_be_known(name, "--track")
+    trackers.must_be_known(tracker_name, "--track")
     if invocation.cluster.has_separate_folders:
         raise InputError(
             f"--track: the nodes of the cluster {invocation.cluster.name} share no folder, so no process sees the records of "
-            f"all ranks while a run goes on. Allowed: leave --track out, and after `collect fetch`: collect export --to {name}"
+            f"all ranks while a run goes on. Allowed: leave --track out, and after `collect fetch`: "
+            f"collect export --to {tracker_name}"
         )
-    trackers.must_be_installed(name, f"jobs submit --track {name}")
-    return name
+    trackers.must_be_installed(tracker_name, f"jobs submit --track {tracker_name}")
+    return tracker_name
 
 
 def read_wait_gpus_s(arguments: argparse.Namespace) -> int:

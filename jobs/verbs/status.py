@@ -44,10 +44,10 @@ class StatusVerb(JobsVerb):
 
 def _count_states(runs: Sequence[Status]) -> str:
     """How many of the runs that were to be cancelled are cancelled, and the states of the others."""
-    counts = Counter(run.state for run in runs)
-    cancelled_count = counts.pop("cancelled", 0)
-    others = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return f"{cancelled_count} run(s) cancelled." + (f" Not cancelled: {others}." if others else "")
+    counts_by_state = Counter(run.state for run in runs)
+    cancelled_count = counts_by_state.pop("cancelled", 0)
+    others_text = ", ".join(f"{count} {state}" for state, count in counts_by_state.items())
+    return f"{cancelled_count} run(s) cancelled." + (f" Not cancelled: {others_text}." if others_text else "")
 
 
 class CancelVerb(JobsVerb):

@@ -14,10 +14,17 @@ from shardlab.terminal.table import Column, Table
 
 # The columns that a narrow terminal does not show, in the order in which they are dropped: first the order if a run is running,
 # then the order if no run is running.
-WHILE_RUNNING = ("scheduler", "ended", "units/s", "started", "to go", "step", "took")
-WHEN_ENDED = ("scheduler", "units/s", "to go", "step", "ended", "started", "took")
-STYLES = {"completed": "green", "running": "cyan", "pending": "dim", "planned": "dim", "unknown": "red", "failed": "red"}
-OTHER_LINES = 6  # the number of lines of a live table that are not rows: heading, rule, edges, summary
+HIDDEN_WHILE_RUNNING = ("scheduler", "ended", "units/s", "started", "to go", "step", "took")
+HIDDEN_WHEN_ENDED = ("scheduler", "units/s", "to go", "step", "ended", "started", "took")
+STYLES_BY_STATE = {
+    "completed": "green",
+    "running": "cyan",
+    "pending": "dim",
+    "planned": "dim",
+    "unknown": "red",
+    "failed": "red",
+}
+NON_ROW_LINES = 6  # the number of lines of a live table that are not rows: heading, rule, edges, summary
 
 
 def make_table(runs: Sequence[Status], width: int | None = None, height: int | None = None) -> Table[Status]:
@@ -25,10 +32,10 @@ def make_table(runs: Sequence[Status], width: int | None = None, height: int | N
 
     width, height: the size of the terminal in characters and lines; None: no limit.
     """
-    rows = list(runs) if height is None else _select_runs(runs, max(height - OTHER_LINES, 1))
-    is_running = any(run.state == "running" for run in rows)
-    styles = [STYLES.get(run.state, "yellow") for run in rows]
-    table = Table("", _make_columns(WHILE_RUNNING if is_running else WHEN_ENDED), rows, styles=styles)
+    shown_runs = list(runs) if height is None else _select_runs(runs, max(height - NON_ROW_LINES, 1))
+    is_running = any(run.state == "running" for run in shown_runs)
+    styles = [STYLES_BY_STATE.get(run.state, "yellow") for run in shown_runs]
+    table = Table("", _make_columns(HIDDEN_WHILE_RUNNING if is_running else HIDDEN_WHEN_ENDED), shown_runs, styles=styles)
     return table if width is None else plain_table.fit_table(table, width)
 
 
@@ -41,14 +48,16 @@ def list_reasons(table: Table[Status]) -> list[str]:
 
 def summarize_runs(runs: Sequence[Status]) -> str:
     """A line that says how many runs are in each state, how many are rehearsals, and in which time zone the times are."""
-    counts = sorted(Counter(status.state for status in runs).items(), key=lambda item: (item[0] in FINAL, item[0]))
-    rehearsed = sum(bool(status.rehearsal) for status in runs)
-    note = f" {rehearsed} of them a {REHEARSAL}." if rehearsed else ""
-    zone = f" Times are {datetime.now().astimezone():%Z}." if any(status.started for status in runs) else ""
-    return f"{len(runs)} run(s): {', '.join(f'{count} {name}' for name, count in counts)}.{note}{zone}"
+    state_counts = sorted(
+        Counter(status.state for status in runs).items(), key=lambda state_count: (state_count[0] in FINAL, state_count[0])
+    )
+    rehearsal_count = sum(bool(status.rehearsal) for status in runs)
+    rehearsal_note = f" {rehearsal_count} of them a {REHEARSAL}." if rehearsal_count else ""
+    zone_note = f" Times are {datetime.now().astimezone():%Z}." if any(status.started for status in runs) else ""
+    return f"{len(runs)} run(s): {', '.join(f'{count} {state}' for state, count in state_counts)}.{rehearsal_note}{zone_note}"
 
 
-def _make_columns(order: Sequence[str]) -> list[Column[Status]]:
+def _make_columns(hidden_headings: Sequence[str]) -> list[Column[Status]]:
     """All columns. order: the headings of those that a narrow terminal does not show, as they are dropped."""
     zone = datetime.now().astimezone().tzinfo
 
@@ -62,7 +71,7 @@ def _make_columns(order: Sequence[str]) -> list[Column[Status]]:
             else ""
         )
 
-    texts: dict[str, Callable[[Status], str]] = {
+    texts_by_heading: dict[str, Callable[[Status], str]] = {
         "run": lambda run: run.id,
         "state": lambda run: run.state,
         "scheduler": lambda run: str(run.scheduler["raw"]),
@@ -74,10 +83,10 @@ def _make_columns(order: Sequence[str]) -> list[Column[Status]]:
         "took": lambda run: moments.format_duration(run.duration_s) if run.duration_s is not None else "",
         "why": _describe_reasons,
     }
-    priorities = {heading: len(order) - index for index, heading in enumerate(order)}
+    priorities = {heading: len(hidden_headings) - index for index, heading in enumerate(hidden_headings)}
     return [
         Column(heading, text, priority=priorities.get(heading, 0), is_sentence=heading == "why")
-        for heading, text in texts.items()
+        for heading, text in texts_by_heading.items()
     ]
 
 
@@ -98,10 +107,10 @@ def _select_runs(runs: Sequence[Status], most_rows: int) -> list[Status]:
     """Choose at most `most_rows` runs: running runs are preferred, then runs that ended unexpectedly, then waiting runs, then
     runs that ended as expected. The chosen runs keep their order."""
 
-    def rank(run: Status) -> int:
+    def make_rank_key(run: Status) -> int:
         if run.state == "running":
             return 0
         return 3 if run.expected else 2 if run.state in ("pending", "planned") else 1
 
-    kept_ids = {run.id for run in sorted(runs, key=rank)[:most_rows]}
+    kept_ids = {run.id for run in sorted(runs, key=make_rank_key)[:most_rows]}
     return [run for run in runs if run.id in kept_ids]

@@ -47,10 +47,12 @@ class SubmitVerb(JobsVerb):
             "batch (if the checkpoint has the layout `whole`, also in their strategy)"
         )
         completion.offer_completions(parser.add_argument("--resume-from", metavar="RUN", help=resume_help), Workspace.run_ids)
-        names = ", ".join(trackers.TRACKERS)
-        track_help = f"log runs while they go on, offline, into {trackers.FOLDER}/ of the workspace: {names} (docs/exports.md)"
-        tracker = parser.add_argument("--track", metavar="TRACKER", help=track_help)
-        completion.offer_completions(tracker, lambda _: trackers.TRACKERS)
+        tracker_names = ", ".join(trackers.TRACKERS)
+        track_help = (
+            f"log runs while they go on, offline, into {trackers.FOLDER}/ of the workspace: {tracker_names} (docs/exports.md)"
+        )
+        track_option = parser.add_argument("--track", metavar="TRACKER", help=track_help)
+        completion.offer_completions(track_option, lambda _: trackers.TRACKERS)
         shared_options.add_sharing_options(parser)
 
     def prepare(self, invocation: Invocation) -> None:
@@ -64,23 +66,23 @@ class SubmitVerb(JobsVerb):
         planned = _keep_fitting_cells(invocation, planned)
         is_preview = on_controller.is_preview(invocation)
         planned = matrix_plan.plan_preview(invocation, planned) if is_preview else planned
-        source, options = planned.source, shared_options.read_submit_options(invocation, planned.source)
+        render_context, submit_options = planned.source, shared_options.read_submit_options(invocation, planned.source)
         if not is_preview:
-            on_controller.must_suit_cluster(source.where, workspace)
-            sending.must_have_data(out, workspace, planned.cells, source)
-        submit.check_runs(workspace, planned.cells, planned.repeats, source, arguments.resume_from)
+            on_controller.must_suit_cluster(render_context.where, workspace)
+            sending.must_have_data(out, workspace, planned.cells, render_context)
+        submit.check_runs(workspace, planned.cells, planned.repeats, render_context, arguments.resume_from)
 
         def plan_submission() -> sending.SubmitPlan:
-            decisions = submit.decide_runs(workspace, planned.cells, planned.repeats, source, arguments.resume_from)
-            return sending.plan_submission(invocation, decisions, source, options, planned)
+            decisions = submit.decide_runs(workspace, planned.cells, planned.repeats, render_context, arguments.resume_from)
+            return sending.plan_submission(invocation, decisions, render_context, submit_options, planned)
 
         if arguments.dry_run:
             return sending.print_dry_run(invocation, plan_submission())
-        plan.must_run_here(source, allow_login_node=arguments.here)
+        plan.must_run_here(render_context, allow_login_node=arguments.here)
         with workspace.hold_runs_lock():
-            all_readable = sending.finish_interrupted(invocation, source)
+            all_readable = sending.finish_interrupted(invocation, render_context)
             submit_plan = plan_submission()
-            render.keep_expansion(workspace, source, planned.matrix, planned.all_cells, planned.repeats)
+            render.keep_expansion(workspace, render_context, planned.matrix, planned.all_cells, planned.repeats)
             submit_plan = sending.send_runs(invocation, submit_plan)
         return sending.report_sent(invocation, submit_plan, all_readable=all_readable)
 
@@ -90,13 +92,16 @@ def _keep_fitting_cells(invocation: Invocation, plan: MatrixPlan) -> MatrixPlan:
     out is printed. With --no-fit-check, the plan is returned unchanged."""
     if invocation.arguments.no_fit_check:
         return plan
-    fitting, names = leave_out_cells_over_memory(plan)
-    for name in names:
+    fitting_cells, left_out_names = leave_out_cells_over_memory(plan)
+    for cell_name in left_out_names:
         invocation.out.print_remark(
-            f"{name}: left out, because it needs at least {planner_table.describe_missing_memory(plan.predicted[name])}. "
+            f"{cell_name}: left out, because it needs at least "
+            f"{planner_table.describe_missing_memory(plan.predicted[cell_name])}. "
             "To submit it all the same: --no-fit-check.",
             style="yellow",
         )
-    for sentence in planner_table.describe_host_memory({cell.name(): plan.predicted[cell.name()] for cell in fitting.cells}):
+    for sentence in planner_table.describe_host_memory(
+        {cell.name(): plan.predicted[cell.name()] for cell in fitting_cells.cells}
+    ):
         invocation.out.print_remark(sentence, style="yellow")
-    return fitting
+    return fitting_cells

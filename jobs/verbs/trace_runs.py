@@ -28,8 +28,8 @@ from shardlab.terminal import console
 from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
 
-PER_RUN = 32  # the most trace files that one run analyses
-MOST_PER_RUN = 100_000
+DEFAULT_FILES_PER_RUN = 32  # the most trace files that one run analyses
+MOST_FILES_PER_RUN = 100_000
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -54,8 +54,8 @@ class TraceRunsVerb(JobsVerb):
         folder_help = "folder of Chrome traces, *.json or *.json.gz, that all nodes can read"
         parser.add_argument("folder", metavar="FOLDER", help=folder_help)
         shared_options.add_cluster(parser)
-        per_run_help = f"number of trace files that one run analyses (default: {PER_RUN})"
-        parser.add_argument("--per-run", type=int, default=PER_RUN, metavar="N", help=per_run_help)
+        per_run_help = f"number of trace files that one run analyses (default: {DEFAULT_FILES_PER_RUN})"
+        parser.add_argument("--per-run", type=int, default=DEFAULT_FILES_PER_RUN, metavar="N", help=per_run_help)
         shared_options.add_wait(parser)
         shared_options.add_sharing_options(parser)
         console.add_trust_option(parser)
@@ -63,20 +63,22 @@ class TraceRunsVerb(JobsVerb):
     def run(self, invocation: Invocation) -> int:
         out, workspace = invocation.out, invocation.workspace
         runs = find_trace_runs(invocation)
-        cells, parts = [cell for cell, _ in runs.parts], {cell.name(): part for cell, part in runs.parts}
-        repeats = dict.fromkeys(parts, 1)
-        source = msgspec.structs.replace(render.make_render_context(runs.name, invocation.cluster, workspace), traces=parts)
-        options = shared_options.read_submit_options(invocation, source)
-        on_controller.must_suit_cluster(source.where, workspace)
-        submit.check_runs(workspace, cells, repeats, source)
-        plan.must_run_here(source, allow_login_node=invocation.arguments.here, trains=False)
+        cells, parts_by_cell = [cell for cell, _ in runs.parts], {cell.name(): part for cell, part in runs.parts}
+        repeats = dict.fromkeys(parts_by_cell, 1)
+        render_context = msgspec.structs.replace(
+            render.make_render_context(runs.name, invocation.cluster, workspace), traces=parts_by_cell
+        )
+        options = shared_options.read_submit_options(invocation, render_context)
+        on_controller.must_suit_cluster(render_context.where, workspace)
+        submit.check_runs(workspace, cells, repeats, render_context)
+        plan.must_run_here(render_context, allow_login_node=invocation.arguments.here, has_training=False)
         with workspace.hold_runs_lock():
-            all_readable = sending.finish_interrupted(invocation, source)
-            decisions = submit.decide_runs(workspace, cells, repeats, source)
-            submit_plan = sending.send_runs(invocation, sending.plan_submission(invocation, decisions, source, options))
-        code = sending.report_sent(invocation, submit_plan, all_readable=all_readable)
+            all_readable = sending.finish_interrupted(invocation, render_context)
+            decisions = submit.decide_runs(workspace, cells, repeats, render_context)
+            submit_plan = sending.send_runs(invocation, sending.plan_submission(invocation, decisions, render_context, options))
+        exit_code = sending.report_sent(invocation, submit_plan, all_readable=all_readable)
         out.print_remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
-        return code
+        return exit_code
 
 
 def find_trace_runs(invocation: Invocation) -> TraceRuns:
@@ -85,34 +87,44 @@ def find_trace_runs(invocation: Invocation) -> TraceRuns:
     The name and the cells depend on the files, their sizes and their times, so the same command, if it is given again later,
     submits only runs for new or changed files.
     """
-    folder, per_run = Path(invocation.arguments.folder).absolute(), invocation.arguments.per_run
-    if not 1 <= per_run <= MOST_PER_RUN:
-        raise InputError(f"--per-run: found {per_run}. Allowed: 1 to {MOST_PER_RUN}.")
+    traces_folder, files_per_run = Path(invocation.arguments.folder).absolute(), invocation.arguments.per_run
+    if not 1 <= files_per_run <= MOST_FILES_PER_RUN:
+        raise InputError(f"--per-run: found {files_per_run}. Allowed: 1 to {MOST_FILES_PER_RUN}.")
     cluster = invocation.cluster
     if cluster.has_separate_folders:
         raise InputError(
             f"jobs trace: the nodes of the cluster {cluster.name} share no folder, so they cannot read the same traces. "
             "Allowed: a cluster whose nodes share a folder, or `collect trace` on one machine."
         )
-    _must_be_shared(folder, cluster)
-    trace_paths = _find_traces(folder)
-    names = [path.name for path in trace_paths]
-    chunks = [names[start : start + per_run] for start in range(0, len(names), per_run)]
+    _must_be_shared(traces_folder, cluster)
+    trace_paths = _find_traces(traces_folder)
+    trace_names = [path.name for path in trace_paths]
+    name_chunks = [trace_names[start : start + files_per_run] for start in range(0, len(trace_names), files_per_run)]
     file_states = [(path.name, (status := path.stat()).st_size, status.st_mtime_ns) for path in trace_paths]
-    name = f"traces-{_digest_value([str(folder), per_run, file_states])}"
-    parts = [TracePart(folder=str(folder), files=chunk, place=index, parts=len(chunks)) for index, chunk in enumerate(chunks)]
-    return TraceRuns(name, [(_make_trace_cell(name, part), part) for part in parts])
+    matrix_name = f"traces-{_digest_value([str(traces_folder), files_per_run, file_states])}"
+    trace_parts = [
+        TracePart(folder=str(traces_folder), files=chunk, place=index, parts=len(name_chunks))
+        for index, chunk in enumerate(name_chunks)
+    ]
+    return TraceRuns(matrix_name, [(_make_trace_cell(matrix_name, part), part) for part in trace_parts])
 
 
 def _find_traces(folder: Path) -> list[Path]:
     """The trace files of a folder, in the numeric order of their names. Raises InputError if there are none."""
     with files.as_workspace_error("read"):
-        paths = [path for path in folder.glob("*.json*") if not path.name.startswith(".") and path.is_file()]
-    if not paths:
+        trace_paths = [
+            trace_path for trace_path in folder.glob("*.json*") if not trace_path.name.startswith(".") and trace_path.is_file()
+        ]
+    if not trace_paths:
         raise InputError(f"{folder}: no traces. Allowed: a folder with Chrome traces, *.json or *.json.gz.")
-    if unsuited_path := next((path for path in paths if not files.is_utf8(path.name)), None):
+    if unsuited_path := next((trace_path for trace_path in trace_paths if not files.is_utf8(trace_path.name)), None):
         raise InputError(f"{folder}: the name {unsuited_path.name!r} is not valid UTF-8. Allowed: names in UTF-8.")
-    return sorted(paths, key=lambda path: [(int(part) if part.isdecimal() else -1, part) for part in _DIGITS.split(path.name)])
+    return sorted(
+        trace_paths,
+        key=lambda trace_path: [
+            (int(name_part) if name_part.isdecimal() else -1, name_part) for name_part in _DIGITS.split(trace_path.name)
+        ],
+    )
 
 
 def _must_be_shared(folder: Path, cluster: Cluster) -> None:

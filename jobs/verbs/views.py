@@ -28,8 +28,8 @@ from shardlab.workspace.workspace import Workspace
 
 
 def _format_length(cell: Cell) -> str:
-    length = f"{cell.steps} steps" if cell.steps is not None else f"{cell.epochs} epochs"
-    return f"{length} + {cell.warmup_steps} warm-up" if cell.warmup_steps else length
+    length_text = f"{cell.steps} steps" if cell.steps is not None else f"{cell.epochs} epochs"
+    return f"{length_text} + {cell.warmup_steps} warm-up" if cell.warmup_steps else length_text
 
 
 PLAN_COLUMNS: list[Column[Cell]] = [
@@ -48,11 +48,11 @@ def print_plan(
     out: Output,
     plan: MatrixPlan,
     workspace: Workspace,
-    data: datasets.MissingData,
-    hours: Sequence[gpu_hours.CellHours] = (),
-    shares: Sequence[AccountShare] = (),
+    missing_data: datasets.MissingData,
+    cell_hours: Sequence[gpu_hours.CellHours] = (),
+    account_shares: Sequence[AccountShare] = (),
     late_count: int = 0,
-    scaled: Mapping[str, Sequence[ScaledCell]] | None = None,
+    scaled_cells: Mapping[str, Sequence[ScaledCell]] | None = None,
     schedule: CellSchedule | None = None,
 ) -> None:
     """Print a plan.
@@ -66,45 +66,45 @@ def print_plan(
     """
     _print_cells(out, plan)
     _print_predictions(out, plan)
-    if scaled is not None:
-        planner_table.print_scale_out(out, scaled)
+    if scaled_cells is not None:
+        planner_table.print_scale_out(out, scaled_cells)
     if schedule is not None:
         for sentence in cell_schedule.describe_schedule(schedule, plan.predicted[schedule.cell]):
             out.print_line(sentence)
-    counts = {cell.name(): plan.repeats[cell.name()] for cell in plan.cells}
-    estimated_hours = gpu_hours.sum_hours(hours) if hours else None
-    _print_amount_of_work(out, plan, counts, hours, shares)
+    run_counts = {cell.name(): plan.repeats[cell.name()] for cell in plan.cells}
+    estimated_hours = gpu_hours.sum_hours(cell_hours) if cell_hours else None
+    _print_amount_of_work(out, plan, run_counts, cell_hours, account_shares)
     lease = print_lease(out, workspace, plan.source.where.name, late_count)
-    models = _select_own_models(plan.source.own, plan.cells)
-    run_times = {entry.cell.name(): entry.run_time for entry in hours}
-    _print_obstacles_and_notes(out, plan, models, data)
+    own_models = _select_own_models(plan.source.own, plan.cells)
+    run_times = {entry.cell.name(): entry.run_time for entry in cell_hours}
+    _print_obstacles_and_notes(out, plan, own_models, missing_data)
     out.print_document(
         {
             "matrix": plan.source.matrix,
             "scale": "tiny" if any(cell.rehearses for cell in plan.cells) else "full",
-            "repeats": max(counts.values()),
-            "runs": sum(counts.values()),
+            "repeats": max(run_counts.values()),
+            "runs": sum(run_counts.values()),
             "cost": plan.cost,
             "gpu_hours": estimated_hours,
-            "shares": shares,
+            "shares": account_shares,
             "lease": lease,
-            "cells": [_make_cell_document(cell, plan, run_times, scaled) for cell in plan.cells],
+            "cells": [_make_cell_document(cell, plan, run_times, scaled_cells) for cell in plan.cells],
             **({} if schedule is None else {"schedule": schedule}),
-            "models": [_make_model_document(model) for model in models],
+            "models": [_make_model_document(model) for model in own_models],
             "excluded": plan.matrix.excluded,
             "deviations": plan.matrix.file.deviations,
             "misfits": [{"id": entry.cell, "why": entry.why} for entry in plan.misfits],
-            "missing_data": data.missing,
+            "missing_data": missing_data.missing,
         }
     )
 
 
 def _print_cells(out: Output, plan: MatrixPlan) -> None:
     """Print the table of the cells of a plan."""
-    names = [cell.name() for cell in plan.cells]
-    differences = dict(zip(names, cell_differences.describe_differences(plan.cells), strict=True))
-    differing: Column[Cell] = Column("differs in", lambda cell: differences[cell.name()])
-    columns = [*PLAN_COLUMNS, differing] if any(differences.values()) else PLAN_COLUMNS
+    cell_names = [cell.name() for cell in plan.cells]
+    differences = dict(zip(cell_names, cell_differences.describe_differences(plan.cells), strict=True))
+    differing_column: Column[Cell] = Column("differs in", lambda cell: differences[cell.name()])
+    columns = [*PLAN_COLUMNS, differing_column] if any(differences.values()) else PLAN_COLUMNS
     matrix_name = plan.source.matrix
     title = f"{matrix_name}: {plan.matrix.file.title}" if plan.matrix.file.title else matrix_name
     out.show_table(Table(title, columns, plan.cells))
@@ -124,8 +124,8 @@ def _print_amount_of_work(
     out: Output,
     plan: MatrixPlan,
     repeats_of_cell: Mapping[str, int],
-    hours: Sequence[gpu_hours.CellHours],
-    shares: Sequence[AccountShare],
+    cell_hours: Sequence[gpu_hours.CellHours],
+    account_shares: Sequence[AccountShare],
 ) -> None:
     """Print how many runs a plan has, how long they take, and how much of the user's Slurm account is left."""
     out.print_line(f"{repeats.describe_repeats(repeats_of_cell, plan.matrix.file.repeats)}.")
@@ -133,33 +133,33 @@ def _print_amount_of_work(
         out.print_line(sentence)
     if plan.cost.cells:
         out.print_line(f"{_format_cost(plan.cost, len(repeats_of_cell))}.")
-    if (estimated_hours := gpu_hours.sum_hours(hours)).without_retries:
+    if (estimated_hours := gpu_hours.sum_hours(cell_hours)).without_retries:
         out.print_line(f"about {gpu_hours.describe_hours(estimated_hours)}.")
-        for sentence in filter(None, (gpu_hours.describe_retries(estimated_hours), gpu_hours.describe_limits(hours))):
+        for sentence in filter(None, (gpu_hours.describe_retries(estimated_hours), gpu_hours.describe_limits(cell_hours))):
             out.print_line(f"{sentence}.")
-    for share in shares:
+    for share in account_shares:
         out.print_line(f"sshare: the account {share.account} has {share.describe_remaining_hours()}.")
     for sentence in planner_table.describe_sums(plan.predicted, repeats_of_cell):
         out.print_line(sentence)
 
 
 def _print_obstacles_and_notes(
-    out: Output, plan: MatrixPlan, own_models: Sequence[OwnWorkload], data: datasets.MissingData
+    out: Output, plan: MatrixPlan, own_models: Sequence[OwnWorkload], missing_data: datasets.MissingData
 ) -> None:
     """Print excluded cells, facts about own models, cells that do not fit the cluster, advice, missing data and notes."""
-    for entry in plan.matrix.excluded:
-        keys = ", ".join(f"{key}={value}" for key, value in entry.cell.items() if _varies_in_matrix(plan, key))
-        out.print_line(f"excluded: {keys}: {entry.why}")
+    for excluded_entry in plan.matrix.excluded:
+        keys_text = ", ".join(f"{key}={value}" for key, value in excluded_entry.cell.items() if _varies_in_matrix(plan, key))
+        out.print_line(f"excluded: {keys_text}: {excluded_entry.why}")
     for sentence in (sentence for model in own_models for sentence in _describe_model(model)):
         out.print_line(sentence)
     for why, count in Counter(misfit.why for misfit in plan.misfits).items():
         out.print_line(f"not on this cluster: {count} cell(s): {why}")
     for sentence in plan.advice:
         out.print_line(sentence)
-    for sentence in data.missing:
+    for sentence in missing_data.missing:
         out.print_line(f"no data: {sentence}")
-    if data.unknown:
-        out.print_remark(f"note: {data.unknown}")
+    if missing_data.unknown:
+        out.print_remark(f"note: {missing_data.unknown}")
     for remark in plan.remarks:
         out.print_remark(f"note: {remark}")
 
@@ -194,15 +194,15 @@ def print_status(out: Output, runs: Sequence[Status], workspace: Workspace) -> N
     for path in searches:
         out.print_line(search_runs.describe_search(path))
     lease = print_lease(out, workspace)
-    of_searches = {"searches": [search_runs.make_search_document(path) for path in searches]} if searches else {}
-    out.print_document({"runs": runs, **of_searches, **({} if lease is None else {"lease": lease})})
+    search_documents = {"searches": [search_runs.make_search_document(path) for path in searches]} if searches else {}
+    out.print_document({"runs": runs, **search_documents, **({} if lease is None else {"lease": lease})})
 
 
 def _make_cell_document(
     cell: Cell,
     plan: MatrixPlan,
     run_times: Mapping[str, gpu_hours.RunTime | None],
-    scaled: Mapping[str, Sequence[ScaledCell]] | None,
+    scaled_cells: Mapping[str, Sequence[ScaledCell]] | None,
 ) -> dict[str, Any]:
     """A cell of a plan as a dictionary, for --json. run_times: how long a run takes, by the name of the cell. scaled: as for
     `print_plan`."""
@@ -215,19 +215,19 @@ def _make_cell_document(
         "predicted": plan.predicted[name],
         "run_time": run_times.get(name),
         **({} if search is None else {"search": search.to_json_fields()}),
-        **({} if scaled is None else {"scale_out": scaled.get(name, [])}),
+        **({} if scaled_cells is None else {"scale_out": scaled_cells.get(name, [])}),
     }
 
 
-def _format_cost(cost: repeats.EstimatedCost, cells: int) -> str:
+def _format_cost(cost: repeats.EstimatedCost, cell_count: int) -> str:
     """The estimated time of all runs of a plan as text. If only some cells have a recorded time, the text says how many.
 
     cells: the number of cells of the plan.
     """
-    scope = "" if cost.cells == cells else f" for {cost.cells} of {cells} cells"
-    basis = ", estimated from the runs that completed in this workspace"
-    all_runs, all_ranks = (moments.format_duration(3600 * hours) for hours in (cost.hours, cost.rank_hours))
-    return f"about {all_runs} in sequence, {all_ranks} summed over ranks (or GPUs){scope}{basis}"
+    cells_clause = "" if cost.cells == cell_count else f" for {cost.cells} of {cell_count} cells"
+    basis_clause = ", estimated from the runs that completed in this workspace"
+    sequential_time, summed_time = (moments.format_duration(3600 * hours) for hours in (cost.hours, cost.rank_hours))
+    return f"about {sequential_time} in sequence, {summed_time} summed over ranks (or GPUs){cells_clause}{basis_clause}"
 
 
 def _varies_in_matrix(plan: MatrixPlan, key: str) -> bool:
@@ -244,16 +244,21 @@ def _select_own_models(plugins: OwnPlugins, cells: Sequence[Cell]) -> list[OwnWo
 def _describe_model(model: OwnWorkload) -> list[str]:
     """Sentences about a model: first its parameters, blocks and FLOPs; then each fact that could not be derived, and which
     strategies are not possible for that reason."""
-    kind = f" ({model.block})" if model.block else ""
-    blocks = f"{model.block_count} blocks{kind}" if model.block_count else "no blocks"
+    block_clause = f" ({model.block})" if model.block else ""
+    blocks_clause = f"{model.block_count} blocks{block_clause}" if model.block_count else "no blocks"
     unit = model.unit.removesuffix("s")
-    length = "" if model.seq_len is None else f", in sequences of {model.seq_len}"
-    flops = "unknown FLOPs" if model.flops_per_unit is None else f"{model.flops_per_unit / 1e6:,.1f} MFLOP per {unit}{length}"
-    degrees = f"; tp: {', '.join(map(str, (1, *model.tensor_degrees)))}" if model.tensor_degrees else ""
-    derived = f"{model.name}: {model.summary.removesuffix('.')}: {model.parameters:,} parameters, {blocks}, {flops}{degrees}."
+    length_clause = "" if model.seq_len is None else f", in sequences of {model.seq_len}"
+    flops_clause = (
+        "unknown FLOPs"
+        if model.flops_per_unit is None
+        else f"{model.flops_per_unit / 1e6:,.1f} MFLOP per {unit}{length_clause}"
+    )
+    degrees_clause = f"; tp: {', '.join(map(str, (1, *model.tensor_degrees)))}" if model.tensor_degrees else ""
+    derived_sentence = f"{model.name}: {model.summary.removesuffix('.')}: {model.parameters:,} parameters, "
+    derived_sentence += f"{blocks_clause}, {flops_clause}{degrees_clause}."
     unknown_facts = [f"{model.name}: {remark}." for remark in model.remarks]
-    hints = [f"{model.name}: a model by code can define what is not known here (docs/own-models.md)."]
-    return [derived, *unknown_facts, *(hints if unknown_facts else [])]
+    hint_sentences = [f"{model.name}: a model by code can define what is not known here (docs/own-models.md)."]
+    return [derived_sentence, *unknown_facts, *(hint_sentences if unknown_facts else [])]
 
 
 def _make_model_document(model: OwnWorkload) -> dict[str, Any]:

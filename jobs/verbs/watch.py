@@ -20,8 +20,8 @@ from shardlab.workspace.workspace import Workspace
 if TYPE_CHECKING:
     from rich.console import Group
 
-LOG_INTERVAL_S = 0.5
-CANCEL_S = 60.0  # the most seconds to wait for cancelled runs; supervisors and Slurm kill processes earlier than this
+LEAST_POLL_S = 0.5
+MOST_CANCEL_S = 60.0  # the most seconds to wait for cancelled runs; supervisors and Slurm kill processes earlier than this
 
 
 def wait_and_report(
@@ -36,35 +36,35 @@ def wait_and_report(
     if not wait and not out.json:
         return 0
 
-    def look() -> list[Status]:
-        return read_statuses(workspace, search_runs.add_tries(workspace, _last_attempts(workspace, run_ids)))
+    def read_current_statuses() -> list[Status]:
+        return read_statuses(workspace, search_runs.add_tries(workspace, _find_last_attempts(workspace, run_ids)))
 
     if not wait:
-        out.print_document({"runs": look()})
+        out.print_document({"runs": read_current_statuses()})
         return 0
     try:
-        ended_runs = _wait_until_ended(out, workspace, look, backlog=backlog)
+        ended_runs = _wait_until_ended(out, workspace, read_current_statuses, backlog=backlog)
     finally:
-        if backlog is not None and (unsent := backlog.unsent()):
-            names = ", ".join(folder.run_id for folder in unsent[:3]) + (", ..." if len(unsent) > 3 else "")
+        if backlog is not None and (unsent_runs := backlog.unsent()):
+            run_names = ", ".join(folder.run_id for folder in unsent_runs[:3]) + (", ..." if len(unsent_runs) > 3 else "")
             hint = "Run the same command again to submit them."
-            out.print_remark(f"{len(unsent)} run(s) are not submitted ({backlog.problem}): {names}. {hint}")
+            out.print_remark(f"{len(unsent_runs)} run(s) are not submitted ({backlog.problem}): {run_names}. {hint}")
         if backlog is not None and backlog.unanswered is not None:
             out.print_remark(str(backlog.unanswered))
     out.print_line(status_table.summarize_runs(ended_runs))
     stopped_searches = search_runs.find_stopped_searches(workspace, ended_runs)
-    for path in search_runs.read_search_paths(workspace, ended_runs):
-        hint = " No process goes on with it: `jobs submit` does." if path in stopped_searches else ""
-        out.print_line(f"{search_runs.describe_search(path)}{hint}", style="red" if hint else None)
+    for search_path in search_runs.read_search_paths(workspace, ended_runs):
+        hint = " No process goes on with it: `jobs submit` does." if search_path in stopped_searches else ""
+        out.print_line(f"{search_runs.describe_search(search_path)}{hint}", style="red" if hint else None)
     not_started: dict[str, list[str]] = {}
     for run in ended_runs:
         if (run.state == "planned" or run.held) and run.why:
             not_started.setdefault(run.why, []).append(run.id)
         elif not run.expected and not run.is_unreadable:  # runs with unreadable records have been printed already
             out.print_line(f"{run.id}: {run.state}: {run.why}", style="red")
-    for why, runs in not_started.items():
-        names = ", ".join(runs[:3]) + (", ..." if len(runs) > 3 else "")
-        out.print_line(f"{len(runs)} run(s) did not start ({names}): {why}.", style="red")
+    for reason, runs in not_started.items():
+        run_names = ", ".join(runs[:3]) + (", ..." if len(runs) > 3 else "")
+        out.print_line(f"{len(runs)} run(s) did not start ({run_names}): {reason}.", style="red")
     cancelled = stale_jobs.cancel_stale_jobs(ended_runs)
     for sentence in cancelled.sentences:
         out.print_remark(sentence)
@@ -72,59 +72,64 @@ def wait_and_report(
     return 0 if cancelled.all_gone and not stopped_searches and all(run.expected for run in ended_runs) else 1
 
 
-def watch_status(out: Output, workspace: Workspace, poll: Callable[[], list[Status]]) -> list[Status]:
+def watch_status(out: Output, workspace: Workspace, read_current_statuses: Callable[[], list[Status]]) -> list[Status]:
     """Carry out `jobs status --watch`: show a live table until all runs have ended or the user presses Ctrl-C.
 
     poll: reads the statuses of the runs. This function starts no runner. Returns the last statuses.
     """
-    runs = _wait_until_ended(out, workspace, poll, restart=False)
+    runs = _wait_until_ended(out, workspace, read_current_statuses, restarts_runners=False)
     views.print_status(out, runs, workspace)
     return runs
 
 
 def cancel_runs(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
-    """Cancel runs, wait until they have ended (at most CANCEL_S seconds), and return their statuses."""
-    folders = [RunDir(workspace.runs / run.id) for run in runs]
-    for name, runs_on_disk in group_by_scheduler(read_run_on_disk(folder) for folder in folders).items():
+    """Cancel runs, wait until they have ended (at most MOST_CANCEL_S seconds), and return their statuses."""
+    run_dirs = [RunDir(workspace.runs / run.id) for run in runs]
+    for name, runs_on_disk in group_by_scheduler(read_run_on_disk(run_dir) for run_dir in run_dirs).items():
         scheduler(name).cancel(workspace, runs_on_disk)
-    deadline = time.monotonic() + CANCEL_S
+    deadline = time.monotonic() + MOST_CANCEL_S
     while True:
-        current_statuses = read_statuses(workspace, folders)
+        current_statuses = read_statuses(workspace, run_dirs)
         if all(run.state in FINAL for run in current_statuses):
-            last_folders = _last_attempts(workspace, [run.id for run in current_statuses])
-            tries = read_statuses(workspace, search_runs.add_tries(workspace, last_folders))
-            unfinished = [run for run in tries if run.state not in FINAL and run.cell is not None]
+            last_folders = _find_last_attempts(workspace, [run.id for run in current_statuses])
+            tried_runs = read_statuses(workspace, search_runs.add_tries(workspace, last_folders))
+            unfinished = [run for run in tried_runs if run.state not in FINAL and run.cell is not None]
             # the second list: tries and attempts that began in the meantime
             return [*current_statuses, *(cancel_runs(workspace, unfinished) if unfinished else [])]
         if time.monotonic() > deadline:
             return current_statuses
-        time.sleep(_poll_s(current_statuses))
+        time.sleep(_find_poll_s(current_statuses))
 
 
-def _last_attempts(workspace: Workspace, run_ids: Sequence[str]) -> list[RunDir]:
+def _find_last_attempts(workspace: Workspace, run_ids: Sequence[str]) -> list[RunDir]:
     """The folders of the last attempts at these runs, in order: a run may have been started again meanwhile
     (jobs.supervisor.retries)."""
-    last = {split_attempt(run_dir.run_id)[0]: run_dir for run_dir in select_last_attempts(workspace.all_runs())}
-    return [last[split_attempt(run_id)[0]] for run_id in run_ids]
+    last_by_first_id = {split_attempt(run_dir.run_id)[0]: run_dir for run_dir in select_last_attempts(workspace.all_runs())}
+    return [last_by_first_id[split_attempt(run_id)[0]] for run_id in run_ids]
 
 
 def _wait_until_ended(
-    out: Output, workspace: Workspace, poll: Callable[[], list[Status]], *, restart: bool = True, backlog: Backlog | None = None
+    out: Output,
+    workspace: Workspace,
+    read_current_statuses: Callable[[], list[Status]],
+    *,
+    restarts_runners: bool = True,
+    backlog: Backlog | None = None,
 ) -> list[Status]:
     """Poll until all runs have ended or are held. On a terminal, show a live table; otherwise print a line for each change.
 
     poll: reads the statuses of the runs. restart: whether to start a new runner if the runner of a queue is gone.
     backlog: runs that are submitted while the command waits. Returns the last statuses.
     """
-    runs, has_sent = poll(), False
+    runs, has_sent = read_current_statuses(), False
     if out.results.is_terminal and not out.json:
         from rich.live import Live
 
         console = out.results.console
         with Live(_draw_live_table(runs, *console.size), console=console, auto_refresh=False) as screen:
             while backlog or has_sent or not _have_ended(runs):
-                _wait_to_poll(workspace, runs, restart=restart)
-                runs, has_sent = _read_and_submit(poll, backlog)
+                _wait_to_poll(workspace, runs, restarts_runners=restarts_runners)
+                runs, has_sent = _read_and_submit(read_current_statuses, backlog)
                 screen.update(_draw_live_table(runs, *console.size), refresh=True)
         return runs
     previous_states: dict[str, str] = {}
@@ -136,14 +141,14 @@ def _wait_until_ended(
             previous_states[run.id] = run.state
         if _have_ended(runs) and not backlog and not has_sent:
             return runs
-        _wait_to_poll(workspace, runs, restart=restart)
-        runs, has_sent = _read_and_submit(poll, backlog)
+        _wait_to_poll(workspace, runs, restarts_runners=restarts_runners)
+        runs, has_sent = _read_and_submit(read_current_statuses, backlog)
 
 
-def _read_and_submit(poll: Callable[[], list[Status]], backlog: Backlog | None) -> tuple[list[Status], bool]:
+def _read_and_submit(read_current_statuses: Callable[[], list[Status]], backlog: Backlog | None) -> tuple[list[Status], bool]:
     """Read the statuses, then submit runs of the backlog. Returns (the statuses, whether runs were submitted); if runs were
     submitted, the statuses are out of date."""
-    runs = poll()
+    runs = read_current_statuses()
     if not backlog:
         return runs, False
     count_before = len(backlog.folders)
@@ -155,17 +160,17 @@ def _have_ended(runs: Sequence[Status]) -> bool:
     return not any(run.state in ("pending", "running") and not run.held for run in runs)
 
 
-def _wait_to_poll(workspace: Workspace, runs: Sequence[Status], *, restart: bool) -> None:
-    if restart and any(run.state == "pending" for run in runs):
+def _wait_to_poll(workspace: Workspace, runs: Sequence[Status], *, restarts_runners: bool) -> None:
+    if restarts_runners and any(run.state == "pending" for run in runs):
         for name in {run.scheduler["name"] for run in runs if run.state == "pending"}:
             scheduler(name).attend(workspace)
-    time.sleep(_poll_s(runs))
+    time.sleep(_find_poll_s(runs))
 
 
-def _poll_s(runs: Sequence[Status]) -> float:
+def _find_poll_s(runs: Sequence[Status]) -> float:
     """The seconds between two questions about these runs: the longest interval (POLL_S) of their schedulers."""
-    names = {run.scheduler["name"] for run in runs} - {"-"}
-    return max((scheduler(name).POLL_S for name in names), default=LOG_INTERVAL_S)
+    scheduler_names = {run.scheduler["name"] for run in runs} - {"-"}
+    return max((scheduler(scheduler_name).POLL_S for scheduler_name in scheduler_names), default=LEAST_POLL_S)
 
 
 def _draw_live_table(runs: Sequence[Status], width: int, height: int) -> Group:

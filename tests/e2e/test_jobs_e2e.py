@@ -390,7 +390,7 @@ def test_a_script_that_cannot_start_is_a_failure_and_not_a_loop(bench):
     (first.path / "job.sh").write_text("exit 7\n")
     for folder in (first, second):
         folder.write_event("controller", "submitted", scheduler="local")
-    assert local.SCHEDULER.work(Workspace(bench.path)) == 0
+    assert local.SCHEDULER.work_as_runner(Workspace(bench.path)) == 0
     assert (first.judge().state, second.judge().state) == ("failed", "completed")
     assert "exit code 7 before it started anything" in first.judge().why
 

@@ -8,7 +8,7 @@ from support_sampler import ended, records, sampled, start
 
 from collect.figures import telemetry
 from collect.metric import all_metrics
-from jobs.node.node_processes import PLAYED
+from jobs.node.node_processes import PLAYED_NVML_VARIABLE
 from shardlab.runs.record import Sample, read_lines
 
 pytest_plugins = ["support_nvml"]
@@ -32,12 +32,12 @@ def playing(nvml):
     """The environment in which a sampler finds the stub: eight GPUs, of which one is lost and one has a MIG instance."""
     nvml.say(UUIDS, power_w=300.0, of={6: {"lost": 1}}, mig={7: {"MIG-7": 5 * GIB}}, xids=[(0, 79)], **ANSWERS)
     library = nvml.environment["LD_LIBRARY_PATH"].partition(os.pathsep)[0] + "/libnvidia-ml.so.1"
-    return {"STUB_NVML": nvml.environment["STUB_NVML"], PLAYED: library}
+    return {"STUB_NVML": nvml.environment["STUB_NVML"], PLAYED_NVML_VARIABLE: library}
 
 
 def test_the_sampler_marks_every_gpu_that_a_stub_plays(tmp_path, playing):
     out = tmp_path / "node.jsonl"
-    process = start(out, "--json", "--played", playing[PLAYED], STUB_NVML=playing["STUB_NVML"])
+    process = start(out, "--json", "--played", playing[PLAYED_NVML_VARIABLE], STUB_NVML=playing["STUB_NVML"])
     sampled(process, out, 2)
     ended(process)
     first, second = records(out)[:2]

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from support_e2e import HANG_S, benches, until
 
-from jobs.node.node_processes import SAMPLER_STARTS
+from jobs.node.node_processes import MOST_SAMPLER_STARTS
 from shardlab.runs.record import SAMPLER_ENDED
 
 pytestmark = pytest.mark.e2e
@@ -56,16 +56,16 @@ def test_a_run_whose_sampler_is_killed_goes_on_and_its_report_says_so(bench):
     until(lambda: any(not record.warmup for record in midway.steps(0).records), "the other run is timed", HANG_S)
     enough = lines_of_samples(midway) + 3  # enough for some samples in the timed steps, also on a busy machine
     until(lambda: lines_of_samples(midway) >= enough, "the sampler gets to the timed window", HANG_S)
-    for _ in range(SAMPLER_STARTS):  # after so many starts, the supervisor does not start the sampler again
+    for _ in range(MOST_SAMPLER_STARTS):  # after so many starts, the supervisor does not start the sampler again
         kill_sampler(midway)
     until(lambda: set(bench.states().values()) == {"completed"}, "both runs complete", HANG_S)
     summary = bench.json("collect", "summarize")
     said = {entry["run"]: entry for entry in summary["telemetry"]}
-    assert (said[at_once.run_id]["sampler_ends"], said[midway.run_id]["sampler_ends"]) == (1, SAMPLER_STARTS)
+    assert (said[at_once.run_id]["sampler_ends"], said[midway.run_id]["sampler_ends"]) == (1, MOST_SAMPLER_STARTS)
     assert re.fullmatch(r"no samples in the last \d+\.\d s", said[midway.run_id]["incomplete"])
     assert said[at_once.run_id]["host"] == said[midway.run_id]["host"] == host
     (remark,) = [remark for remark in summary["remarks"] if "telemetry covers only a part of the timed window" in remark]
     assert f"{midway.run_id} on {host} ({said[midway.run_id]['incomplete']})" in remark
     (troubles,) = [remark for remark in summary["remarks"] if "its sampler ended" in remark]
-    for run, times in ((at_once, "1 time"), (midway, f"{SAMPLER_STARTS} times")):
+    for run, times in ((at_once, "1 time"), (midway, f"{MOST_SAMPLER_STARTS} times")):
         assert f"{run.run_id} on {host} (its sampler ended {times} while the run went on)" in troubles

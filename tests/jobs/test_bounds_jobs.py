@@ -88,8 +88,8 @@ def test_the_values_at_a_limit_are_allowed_and_the_next_are_not(what):
     ],
 )
 def test_a_need_exactly_at_a_capacity_fits_it(needed, fits):
-    assert predict.judge_fit(PredictedRange(*needed), CAPACITY, complete=True) == fits
-    assert predict.judge_fit(PredictedRange(*needed), CAPACITY, complete=False) == ("no" if fits == "no" else None)
+    assert predict.judge_fit(PredictedRange(*needed), CAPACITY, is_complete=True) == fits
+    assert predict.judge_fit(PredictedRange(*needed), CAPACITY, is_complete=False) == ("no" if fits == "no" else None)
 
 
 def test_a_memory_limit_lowers_a_capacity_and_never_raises_it():
@@ -97,7 +97,7 @@ def test_a_memory_limit_lowers_a_capacity_and_never_raises_it():
     lowered = {78: (75, 78, 78), 75: (75, 75, 75), 80: (75, 79, 80), 81: (75, 79, 80), None: (75, 79, 80)}
     for limit, expected in lowered.items():
         cell = msgspec.structs.replace(CELL, memory_limit_gib=limit)
-        assert msgspec.structs.astuple(predict.capacity_of(cell, machine)) == tuple(size * GIB for size in expected)
+        assert msgspec.structs.astuple(predict.find_gpu_capacity(cell, machine)) == tuple(size * GIB for size in expected)
 
 
 @pytest.mark.parametrize(("throughput", "group"), [(95.0, 1), (94.99, 2)])
@@ -142,6 +142,6 @@ def test_the_remedy_of_a_damaged_submission_names_twenty_runs_in_a_line(tmp_path
     monkeypatch.setattr(submission, "_is_left_open", lambda *_, **__: True)
     for repeat in range(1, count + 1):
         (tmp_path / "runs" / f"ddp-gpt2-tiny-g2-b8-2255b0937cfb-r{repeat}").mkdir(parents=True)
-    text = submission._damage_and_remedy(Workspace(tmp_path), "TOKEN", "a file cannot be read")
+    text = submission._describe_damage_and_remedy(Workspace(tmp_path), "TOKEN", "a file cannot be read")
     assert text.count("\n  jobs cancel ") == commands
     assert text.count("2255b0937cfb-r") >= count

@@ -17,7 +17,7 @@ from shardlab.workspace.workspace import Workspace
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
-    monkeypatch.setattr(submission, "LOOK_S", 0.0)
+    monkeypatch.setattr(submission, "LOOK_INTERVAL_S", 0.0)
     return Queue(tmp_path / "slurm", monkeypatch)
 
 
@@ -213,7 +213,7 @@ def test_the_queue_of_this_machine_continues_with_the_undamaged_runs(tmp_path, d
     for folder in (one, other):
         folder.write_event("controller", "submitted", scheduler="local")
     damage(one)
-    assert local.SCHEDULER.work(Workspace(study.workspace.path)) == 0
+    assert local.SCHEDULER.work_as_runner(Workspace(study.workspace.path)) == 0
     assert (other.path / "begun").exists()
     assert not (one.path / "begun").exists()
     assert [now.state for now in study.statuses()] == ["unknown", "failed"]
@@ -321,7 +321,7 @@ def test_a_command_with_the_exit_code_of_changed_packages_holds_no_other_run(tmp
     assert study.jobs("render", "--matrix", str(study.matrix)) == 0
     for folder in study.workspace.all_runs():
         folder.write_event("controller", "submitted", scheduler="local")
-    assert local.SCHEDULER.work(Workspace(study.workspace.path)) == 0
+    assert local.SCHEDULER.work_as_runner(Workspace(study.workspace.path)) == 0
     assert all((folder.path / "begun").exists() for folder in study.workspace.all_runs())
     assert study.states() == ["failed", "failed"]
 

@@ -24,8 +24,8 @@ def describe_commands(launcher):
         shape = f"{world.nnodes} x {world.nproc_per_node}"
         yield f"  command {shape}: {shlex.join(launcher.command(run, '/opt/python'))}"
         yield f"  task {shape}: {shlex.join(launcher.task(run, '/opt/python'))}"
-        for keys in ({}, {"overlap": True, "container": ["--container-image=x"]}):
-            yield f"  srun {shape} {keys}: {shlex.join(launcher.srun(run, '/opt/python', **keys))}"
+        for keys in ({}, {"overlap": True, "container_options": ["--container-image=x"]}):
+            yield f"  srun {shape} {keys}: {shlex.join(launcher.make_srun_argv(run, '/opt/python', **keys))}"
 
 
 def test_the_launchers_and_schedulers_state_the_golden_facts():

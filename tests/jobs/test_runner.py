@@ -112,7 +112,7 @@ def test_a_refusal_of_a_job_names_the_submission_that_it_refuses(workspace, monk
     files.write_json(folder.run_json, msgspec.structs.replace(folder.read_run(), source="/of other source", scheduler="slurm"))
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NAME", "m.0123456789")
-    assert attempt.main([str(folder.path), "--", "true"]) == attempt.CHANGED_CODE
+    assert attempt.main([str(folder.path), "--", "true"]) == attempt.PACKAGES_CHANGED_CODE
     (refused,) = [event for event in folder.events() if event.event == "refused"]
     assert refused.data["token"] == "m.0123456789"
     assert "/of other source that the run was submitted with" in capsys.readouterr().err
@@ -121,9 +121,9 @@ def test_a_refusal_of_a_job_names_the_submission_that_it_refuses(workspace, monk
 def test_the_token_of_a_run_is_the_name_of_its_slurm_job_or_empty(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("SLURM_JOB_NAME", "m.0123456789")
-    assert claim.token_data() == {}
+    assert claim.make_token_data() == {}
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert claim.token_data() == {"token": "m.0123456789"}
+    assert claim.make_token_data() == {"token": "m.0123456789"}
 
 
 def test_the_log_of_the_runner_is_not_written_through_a_link(workspace):

@@ -115,10 +115,10 @@ SENTENCES = [
     ("own-models.md", {"Optimizer(name='adamw', lr=0.001)": 'dict(name="adamw", lr=1e-3)'}[
         written("trainers/plugins/own_model.py", "OPTIMIZER")]),
     ("own-strategies.md", f"Default: `{', '.join(default_of(Strategy, 'degrees'))}`"),
-    ("planner.md", f"{advise.BATCH_IMAGES} images per GPU, at most {advise.MOST_IMAGES:,}"),
+    ("planner.md", f"{advise.IMAGES_PER_GPU} images per GPU, at most {advise.MOST_BATCH_IMAGES:,}"),
     ("planner.md", "{} M tokens up to 1 B parameters, {} M up to 5 B, {} M up to 30 B, {} M above".format(
-        *(f"{tokens / 2**20:g}" for _, tokens in advise.BATCH_TOKENS))),
-    ("planner.md", {1.25: f"a quarter more, in steps of {gpu_hours.LIMIT_STEP_S // 60} minutes"}[gpu_hours.LIMIT_MARGIN]),
+        *(f"{tokens / 2**20:g}" for _, tokens in advise.USUAL_BATCH_TOKENS))),
+    ("planner.md", {1.25: f"a quarter more, in steps of {gpu_hours.LIMIT_ROUNDING_S // 60} minutes"}[gpu_hours.LIMIT_MARGIN]),
     ("planner.md", f"at least {100 * rules.AGREEMENT_SHARE:.0f} % of its highest throughput"),
     ("provision.md", f"waits up to {packages.LOCK_S // 60} minutes for the locks of apt"),
     ("provision.md", f"does not answer within {mounts.ANSWERS_S} s"),
@@ -141,7 +141,7 @@ SENTENCES = [
     ("telemetry.md", f"at least {sample_cache.LEAST_CACHED_BYTES // MIB} MiB of lines"),
     ("telemetry.md", f"if they are {sample_cache.LEAST_NEW_BYTES // 1024} KiB or more"),
     ("telemetry.md", f"at most {sample_cache.MOST_CACHE_BYTES // GIB} GiB"),
-    ("telemetry.md", f"at most {WORDS[node_processes.SAMPLER_STARTS - 1]} times"),
+    ("telemetry.md", f"at most {WORDS[node_processes.MOST_SAMPLER_STARTS - 1]} times"),
     ("timeline.md", f"differ by less than {100 * straggler.LEAST_SHARE:g} % of a step"),
     ("timeline.md", f"too few steps (at least {straggler.LEAST_STEPS} on 2 ranks)"),
     ("trace-answers.md", {(0,): "the default is rank 0 alone"}[tuple(default_of(cell.Profile, "ranks"))]),

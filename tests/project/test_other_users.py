@@ -116,7 +116,7 @@ def test_a_run_that_waits_for_another_user_names_the_user(shared, monkeypatch):
             who = f"process {process.pid} of the user {psutil.Process(process.pid).username()} (python3 -S -c import"
             why = as_us(lambda: ssh._find_free_nodes([InventoryNode("gpu1", "n1")], 1, None, {}, contextlib.ExitStack())[1])
             assert why.startswith(f"waits for free nodes; gpu1 is used by {who}")
-            monkeypatch.setattr(node_task, "BUSY_S", 0.0)
+            monkeypatch.setattr(node_task, "MOST_BUSY_S", 0.0)
             with lock.open() as opened, pytest.raises(ShardlabError) as caught:
                 node_task._wait_for_lock(opened.fileno())
             assert f"uses this node: {who}" in str(caught.value)

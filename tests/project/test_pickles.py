@@ -53,7 +53,7 @@ def test_a_report_of_runs_that_hold_pickles_reads_none(tmp_path):
     workspace, canary = support.matrix(tmp_path / "w"), tmp_path / "was read"
     content = pickle.dumps(Canary(canary))
     run = workspace.find_run(run_id(support.cell(), 1))
-    for name in (submitit.FOLDER, "trace", "memory", "steps", "log", "env"):
+    for name in (submitit.SUBMITIT_FOLDER, "trace", "memory", "steps", "log", "env"):
         folder = run.path / name
         folder.mkdir(parents=True, exist_ok=True)
         for file in ("1_submitted.pkl", "1_0_result.pkl", "snapshot.pickle", "checkpoint.pt"):

@@ -17,7 +17,7 @@ from planned_rows import PlannedRow
 from published_rows import PublishedModel, PublishedRow, PublishedTable
 
 from jobs.planner import gpu
-from jobs.planner.machine import NO_GPU
+from jobs.planner.machine import NO_GPU_MACHINE
 from shardlab.runs.prediction import PredictedRange, Prediction
 
 ROWS = published_rows.read_rows()
@@ -41,7 +41,7 @@ def planned(measured_s, predicted_s, gpus=8, **keys):
     categories = {"fragmentation": PredictedRange(0, GIB, GIB)}
     tensors = PredictedRange(8 * GIB, 8 * GIB, 8 * GIB)
     predicted = Prediction(step_s=low_high, memory_by_category=categories, tensor_bytes=tensors, fits="yes")
-    return PlannedRow(row, make_cell("gpt2", "single", 1), NO_GPU, predicted)
+    return PlannedRow(row, make_cell("gpt2", "single", 1), NO_GPU_MACHINE, predicted)
 
 
 def test_each_table_names_a_commit_or_a_paper():

@@ -33,7 +33,7 @@ LINE = "n1\nid > /tmp/PWNED\n#"
 def queue(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
     monkeypatch.setattr(slurm, "ENDED_S", 0.0)
-    monkeypatch.setattr(submission, "LOOK_S", 0.0)
+    monkeypatch.setattr(submission, "LOOK_INTERVAL_S", 0.0)
     return Queue(tmp_path / "slurm", monkeypatch)
 
 
@@ -138,8 +138,8 @@ def test_only_jobs_with_our_name_are_held_released_and_waited_for(queue, study):
     give_number_again(queue, "1_0", "somebodys-training")
     (token,) = {sent.token for sent in submission.list_submissions(study.workspace)}
     assert query.select_own_jobs({"1_0": token, "1_1": token}) == [(None, ["1_1"])]
-    slurm.SCHEDULER.hold({"1_0": token, "1_1": token})
-    slurm.SCHEDULER.release({"1_0": token, "1_1": token})
+    slurm.SCHEDULER.hold_jobs({"1_0": token, "1_1": token})
+    slurm.SCHEDULER.release_jobs({"1_0": token, "1_1": token})
     changed = [call for call in queue.calls("scontrol") if call[0] in ("hold", "release")]
     assert changed == [["hold", "1_1"], ["release", "1_1"]]
     run_ids = [folder.run_id for folder in study.workspace.all_runs()]

@@ -63,7 +63,9 @@ def test_sacct_is_asked_from_before_the_jobs_in_every_time_zone_of_slurm(zone, n
     """Slurm reads --starttime as a local time, of which there may be two. Both must lie before the first job."""
     zone(name)
     for since in (moment, moment + timedelta(days=1)):
-        (start,) = (word.partition("=")[2] for word in query._sacct_argv(since.timestamp()) if word.startswith("--starttime="))
+        (start,) = (
+            word.partition("=")[2] for word in query._make_sacct_argv(since.timestamp()) if word.startswith("--starttime=")
+        )
         local = datetime.fromisoformat(start)
         for fold in (0, 1):
             asked = local.replace(fold=fold).astimezone(UTC)

@@ -78,7 +78,7 @@ def make_locks(root, monkeypatch):
     """Locks, private folders, and the proofs of trusted workspaces."""
     monkeypatch.setenv("XDG_STATE_HOME", str(root / "state"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-    monkeypatch.setattr(node_lock, "FOLDER", root / "locks")
+    monkeypatch.setattr(node_lock, "LOCK_FOLDER", root / "locks")
     monkeypatch.setattr(shared_connection, "MAX_FOLDER_BYTES", 1000)
     (root / "locks").mkdir()
     workspace = Workspace(root / "trusted")

@@ -150,8 +150,8 @@ def prediction(cluster: Cluster, workspace: Workspace) -> str:
     """What `jobs plan` knows about the machines, and predicts for a run on two nodes."""
     planned = machine.plan_machine(cluster, None)
     cell = support_planner.cell(gpus=2 * GPUS, nnodes=2)
-    links = [link and link.name for link in (planned.inside, planned.between)]
-    network = planned.between and planned.between.how
+    links = [link and link.name for link in (planned.link_inside_node, planned.link_between_nodes)]
+    network = planned.link_between_nodes and planned.link_between_nodes.how
     found = predict.predict_run(cell, planned)
     typed = machine.plan_machine(cluster, "h100").capacity
     return (

@@ -16,7 +16,7 @@ from support_e2e import HANG_S, until
 from support_trust import make_own
 
 from jobs.node import node_processes
-from jobs.node.rendezvous import NODES
+from jobs.node.rendezvous import NODES_VARIABLE
 from jobs.run_queue import RunQueue
 from jobs.ssh import node_lock
 from shardlab.files import files
@@ -125,7 +125,7 @@ class SshNodes:
 
     def attempt(self, folder: RunDir, nodes: str) -> subprocess.Popen[bytes]:
         """Start the job script of a run, as the runner does. nodes: the value of the environment variable NODES."""
-        return self._start(["bash", str(folder.path / "job.sh")], {**os.environ, NODES: nodes})
+        return self._start(["bash", str(folder.path / "job.sh")], {**os.environ, NODES_VARIABLE: nodes})
 
     def submit(self, *folders: RunDir) -> RunQueue:
         """Submit runs, and start a runner as a child of this process, which `end` waits for."""
@@ -147,7 +147,7 @@ class SshNodes:
             process.wait(HANG_S)
         for host in self.hosts.values():
             for kind in ("node", "run"):
-                (node_lock.FOLDER / f"shardlab-{kind}-{host}.lock").unlink(missing_ok=True)
+                (node_lock.LOCK_FOLDER / f"shardlab-{kind}-{host}.lock").unlink(missing_ok=True)
 
 
 def wait_for(folder: RunDir, name: str) -> None:
@@ -159,7 +159,7 @@ def tasks(folder: RunDir) -> list[psutil.Process]:
     marked = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(node_processes.MARK, "").startswith(f"{folder.path}#"):
+            if process.environ().get(node_processes.RUN_MARK_VARIABLE, "").startswith(f"{folder.path}#"):
                 marked.append(process)
         except psutil.Error:
             continue

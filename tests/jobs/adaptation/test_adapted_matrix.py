@@ -118,10 +118,10 @@ def test_strategies_of_equal_work_on_one_size_still_do_equal_work(study, nodes, 
     keys = ("workload", "gpus", "nnodes", "global_batch_size", "micro_batch_size", "seq_len", "steps", "epochs", "precision")
     groups: dict[tuple, set[tuple]] = {}
     for one in adapt_cells(study, machine(nodes, gpus), OwnPlugins()):
-        if one.after is not None and one.before.tp == one.before.pp == 1:
-            old, new = (tuple(getattr(cell, key) for key in keys) for cell in (one.before, one.after))
+        if one.new_cell is not None and one.original_cell.tp == one.original_cell.pp == 1:
+            old, new = (tuple(getattr(cell, key) for key in keys) for cell in (one.original_cell, one.new_cell))
             groups.setdefault(old, set()).add(new)
-            assert (one.after.gpus > 1) == (one.before.gpus > 1)
+            assert (one.new_cell.gpus > 1) == (one.original_cell.gpus > 1)
     assert {len(news) for news in groups.values()} == {1}
 
 
@@ -233,7 +233,7 @@ def on(room, words, folder):
     found = adapt_matrix(read((HEAD + words).encode(), folder), room, OwnPlugins(), "small")
     again = read(format_matrix_file(read((HEAD + words).encode(), folder), found.content), folder)
     cells = resolve_cells(again, cluster=room)
-    assert {cell.hash() for cell in cells} == found.expected
+    assert {cell.hash() for cell in cells} == found.expected_hashes
     return again, cells, found.changes
 
 
@@ -297,7 +297,7 @@ claims: [{id: c, says: s, where: w, test: "throughput_per_s(gpus=2, gpu_type='h1
     assert claim["test"] == "throughput_per_s(gpus=2, gpu_type='a100') > 0"
     assert claim["adapted"].startswith("gpu_type a100 instead of h100")
     cells = resolve_cells(read(format_matrix_file(asked, found.content), tmp_path), cluster=room)
-    assert {cell.hash() for cell in cells} == found.expected
+    assert {cell.hash() for cell in cells} == found.expected_hashes
     assert {(cell.gpus, cell.gpu_type, cell.time_limit_s) for cell in cells} == {(1, "a100", 3600), (2, "a100", 3600)}
 
 
@@ -308,7 +308,7 @@ def test_a_default_that_an_entry_depends_on_changes_in_the_cells(tmp_path):
     found = adapt_matrix(asked, Capacity(nodes=1, gpus=2), OwnPlugins(), "small")
     cells = resolve_cells(read(format_matrix_file(asked, found.content), tmp_path), cluster=machine(1, 2))
     assert [(cell.gpus, cell.gpu_type, cell.seed) for cell in cells] == [(1, None, 7), (2, None, 7)]
-    assert {cell.hash() for cell in cells} == found.expected
+    assert {cell.hash() for cell in cells} == found.expected_hashes
 
 
 def test_a_plan_reports_cells_that_do_not_fit_and_that_adapt_keeps_batch_sizes():

@@ -110,7 +110,7 @@ LAUNCHERS = {
 def test_a_job_step_has_the_options_of_its_launcher(name, overlap):
     made, (options, tasks, several_nodes, on_gpus) = launcher(name), LAUNCHERS[name]
     assert (made.sbatch, made.several_nodes, made.on_gpus) == (options, several_nodes, on_gpus)
-    words = made.srun(run_of("torchrun"), "python", overlap=overlap, container=["--container-name=c"])
+    words = made.make_srun_argv(run_of("torchrun"), "python", overlap=overlap, container_options=["--container-name=c"])
     begin = words[: words.index("python")]
     expected = {f"--ntasks-per-node={tasks}", "--nodes=1", "--kill-on-bad-exit=1", "--container-name=c"}
     expected |= {"--overlap"} if overlap else set()
@@ -147,7 +147,7 @@ def test_a_path_that_submitit_would_change_is_refused(tmp_path, name):
 
 
 def test_a_missing_program_of_a_launcher_is_reported_before_a_submission(launched):
-    here = Capacity(nodes=1, gpus=None, here=True)
+    here = Capacity(nodes=1, gpus=None, is_this_machine=True)
     found = launched("sh", MISSING)
     with pytest.raises(InputError) as refused:
         resolve_cells(found, here)

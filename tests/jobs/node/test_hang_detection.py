@@ -43,9 +43,9 @@ def looks(clock, watched, seconds):
     """Let `seconds` pass while the watch checks every second. Returns whether its last check reports a hang."""
     for _ in range(seconds - 1):
         clock.now += 1.0
-        assert not watched.is_over()
+        assert not watched.has_hung()
     clock.now += 1.0
-    return watched.is_over()
+    return watched.has_hung()
 
 
 def test_a_run_without_progress_for_longer_than_its_limit_hangs(folder, clock):
@@ -84,7 +84,7 @@ def test_hang_watch_ignores_time_in_which_the_supervisor_was_suspended(folder, c
     watched = HangWatch(folder, 10)
     assert not looks(clock, watched, 5)
     clock.now += 5000.0  # the job was suspended, so no check took place
-    assert not watched.is_over()
+    assert not watched.has_hung()
     assert not looks(clock, watched, 3)
     assert looks(clock, watched, 1)
 
@@ -93,13 +93,13 @@ def test_hang_watch_ignores_time_in_which_the_supervisor_was_suspended(folder, c
 def test_a_longer_hang_limit_reads_the_disk_less_often(folder, clock, limit_s, every_s):
     """The watch reads the files of a run every `every_s` seconds, less often for a longer limit."""
     watched = HangWatch(folder, limit_s)
-    watched.is_over()
+    watched.has_hung()
     folder.write_event("rank-00000", "late", sync=False)
     clock.now += every_s - 0.1
-    assert not watched.is_over()
+    assert not watched.has_hung()
     assert not watched._file_stats
     clock.now += 0.1
-    assert not watched.is_over()
+    assert not watched.has_hung()
     assert watched._file_stats
 
 
@@ -107,22 +107,22 @@ def test_the_reason_of_a_hang_names_the_ranks_that_are_behind(folder):
     begins = "no progress for 10 s (hang_limit): "
     ends = "; the stacks of the ranks are in log/rank-*.log"
     watched = HangWatch(folder, 10)
-    assert watched.why() == f"{begins}no rank has made a step{ends}"
+    assert watched.explain_hang() == f"{begins}no rank has made a step{ends}"
     step(folder, 0, 1, warmup=True)
     step(folder, 2, 1, warmup=True)
-    assert watched.why() == f"{begins}rank 1 made no step, the others reached step 1 of the warm-up{ends}"
+    assert watched.explain_hang() == f"{begins}rank 1 made no step, the others reached step 1 of the warm-up{ends}"
     step(folder, 1, 1, warmup=True)
     for rank in (0, 1):
         step(folder, rank, 1)
     at = "at 2001-09-09 01:46:4"
     late = f"rank 2 reached only step 1 of the warm-up, {at}1 UTC"
-    assert watched.why() == f"{begins}{late}; the others reached step 1{ends}"
+    assert watched.explain_hang() == f"{begins}{late}; the others reached step 1{ends}"
     step(folder, 2, 1)
     step(folder, 1, 2)
-    assert watched.why() == f"{begins}ranks 0, 2 reached only step 1, {at}1 UTC; the others reached step 2{ends}"
+    assert watched.explain_hang() == f"{begins}ranks 0, 2 reached only step 1, {at}1 UTC; the others reached step 2{ends}"
     for rank in (0, 2):
         step(folder, rank, 2)
-    assert watched.why() == f"{begins}ranks 0, 1, 2 reached step 2, {at}2 UTC{ends}"
+    assert watched.explain_hang() == f"{begins}ranks 0, 1, 2 reached step 2, {at}2 UTC{ends}"
 
 
 IN_JOB = "12:memory:/other\n0::/system.slice/n1_slurmstepd.scope/job_71/step_0/user/task_0\n"

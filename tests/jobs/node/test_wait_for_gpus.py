@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support_e2e import until
 
-from jobs.node.rendezvous import RENDEZVOUS
+from jobs.node.rendezvous import RENDEZVOUS_VARIABLE
 from jobs.node.wait_for_gpus import find_processes_in_use
 from shardlab.hardware.nvml import Process
 from tests.jobs.supervisor.test_jobs_attempt import folder, supervised, write_run  # noqa: F401 - `folder` is a fixture
@@ -97,7 +97,7 @@ def test_a_task_of_a_slurm_job_looks_at_its_own_node(folder, nvml, other):  # no
     write_run(folder, scheduler="slurm")
     nvml.say(UUIDS, processes={0: [other.pid]})
     begun = folder.path / "begun"
-    given = {**os.environ, **nvml.environment, RENDEZVOUS: "127.0.0.1:29500"}
+    given = {**os.environ, **nvml.environment, RENDEZVOUS_VARIABLE: "127.0.0.1:29500"}
     command = [sys.executable, "-P", "-m", "jobs.supervisor.step_task", folder.path, "--", "touch", begun]
     first, second = (
         subprocess.run(command, capture_output=True, text=True, check=False, env=given | {"SLURM_LOCALID": place})

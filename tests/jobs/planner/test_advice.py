@@ -13,13 +13,18 @@ from support_trust import make_own
 from jobs.cli import main
 from jobs.planner import advise, gpu, link, predict
 from jobs.planner.advise import Advice
-from jobs.planner.machine import NO_GPU, PlannedMachine
+from jobs.planner.machine import NO_GPU_MACHINE, PlannedMachine
 from shardlab.runs.prediction import PredictedRange, Prediction, exact_range
 from trainers import menu
 
 A100 = gpu.must_find_model("a100-80gb")
 MACHINE = PlannedMachine(
-    True, "a100-80gb", A100, gpu.capacity(A100, None), link.make_data_sheet_link(A100), link.find_link("infiniband-hdr", A100)
+    True,
+    "a100-80gb",
+    A100,
+    gpu.find_gpu_memory(A100, None),
+    link.make_data_sheet_link(A100),
+    link.find_link("infiniband-hdr", A100),
 )
 
 
@@ -173,7 +178,7 @@ def test_memory_or_a_time_that_is_not_known_gives_no_place():
     no_time = advise.rank_strategies(ask(machine=msgspec.structs.replace(unknown_gpu, capacity=exact_range(80 << 30)))).ranked
     reasons = {entry.reasons[0].partition(" (")[0] for entry in no_time}
     assert reasons == {"its time is not known", "does not fit"}
-    assert predict.predict_run(no_time[0].cell, NO_GPU).step_s is None
+    assert predict.predict_run(no_time[0].cell, NO_GPU_MACHINE).step_s is None
 
 
 def advised(capsys, *words):

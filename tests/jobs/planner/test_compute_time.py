@@ -13,7 +13,8 @@ H100, A100 = gpu.must_find_model("h100-80gb-hbm3"), gpu.must_find_model("a100-sx
 # A model with round numbers: 2 blocks; of 60 TFLOP per item, 12 are in attention and 6 in the head.
 SAVED = SavedBytes(block_whole=2e9, block_split=4e9, block_input=1e9, head=1e9, logits=1e9)
 FACTS = ModelFacts(
-    parameters=1000, blocks=2, block_parameters=400, largest_block=400, front=100, back=100, tied=0, flops_per_item=60e12,
+    parameters=1000, blocks=2, block_parameters=400, largest_block=400, front_parameters=100, back_parameters=100,
+    tied_parameters=0, flops_per_item=60e12,
     saved=SAVED, kind="transformer", how="", attention_flops_per_item=12e12, head_flops_per_item=6e12, is_causal=True,
 )  # fmt: skip
 ROWS = 312_000  # the tokens of an item: so many that matrix products take only a thousandth longer than with any number
@@ -26,7 +27,7 @@ def computed(facts=FACTS, gpus=1, model=A100, **keys):
     strategy = keys.pop("strategy", "single" if gpus == 1 else "tp")
     keys = {"precision": "bf16", "seq_len": ROWS, **keys}
     time = compute_time.predict_compute_time(cell("gpt2-tiny", strategy, gpus, **keys), facts, model)
-    return time.blocks.likely, time.head.likely
+    return time.blocks_s.likely, time.head_s.likely
 
 
 def test_blocks_take_the_time_of_products_attention_and_moved_bytes():
@@ -66,9 +67,9 @@ def test_a_pipeline_splits_blocks_and_its_last_stage_sets_the_pace():
     parts = compute_time.predict_compute_time(one, facts, A100)
     planned = PlannedMachine(True, "a100", A100, None, link.make_data_sheet_link(A100))
     step = step_time.predict_step_time(one, planned)
-    assert step.parts["compute"].likely == pytest.approx(8 * (parts.blocks.likely + parts.head.likely))
+    assert step.parts["compute"].likely == pytest.approx(8 * (parts.blocks_s.likely + parts.head_s.likely))
     # 1F1B with p stages and m micro-batches: the ranks wait (p - 1) / m of the time of their blocks.
-    assert step.parts["bubble"].likely == pytest.approx(3 * parts.blocks.likely, rel=0.02)
+    assert step.parts["bubble"].likely == pytest.approx(3 * parts.blocks_s.likely, rel=0.02)
 
 
 @pytest.mark.parametrize(("kind", "share"), [("convolution", 0.36), ("unknown", 0.25)])
@@ -81,7 +82,7 @@ def test_other_models_reach_another_share_of_the_peak(kind, share):
 
 def test_a_model_of_which_only_operations_are_known_gets_a_wide_range():
     def width(facts):
-        time = compute_time.predict_compute_time(cell("gpt2-tiny", "single", precision="bf16"), facts, A100).blocks
+        time = compute_time.predict_compute_time(cell("gpt2-tiny", "single", precision="bf16"), facts, A100).blocks_s
         return time.high / time.low
 
     assert width(msgspec.structs.replace(FACTS, saved=None, kind="unknown")) > 5 * width(FACTS)

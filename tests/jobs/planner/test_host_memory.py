@@ -8,7 +8,7 @@ from support_planner import cell
 from support_trainers import Bench
 
 from jobs.planner import host_memory, memory, planner_table, predict
-from jobs.planner.machine import NO_GPU, PlannedMachine
+from jobs.planner.machine import NO_GPU_MACHINE, PlannedMachine
 from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.slurm_keys import Slurm
 from shardlab.files import files
@@ -51,7 +51,7 @@ def test_the_private_pages_of_real_ranks_are_within_the_predicted_range(tmp_path
             time.sleep(0.1)
     assert process.returncode == 0
     ranks = sorted(largest.values())[-2:]
-    term = memory.memory_terms()["rank_fork" if launcher == "fork" else "rank_process"].range(memory.MIB)
+    term = memory.read_memory_terms()["rank_fork" if launcher == "fork" else "rank_process"].range(memory.MIB)
     tensors = memory.predict_memory(run_dir.read_run().cell, on_gpu=False).tensors
     for size in ranks:
         assert term.low <= size <= term.high + 2 * tensors.high, (launcher, largest)
@@ -84,7 +84,7 @@ def test_ranks_of_several_nodes_share_the_offloaded_states():
 def test_without_a_gpu_the_tensors_of_all_ranks_are_in_host_memory():
     one = cell("gpt2-large", "ddp", 2, launcher="fork")
     tensors = memory.predict_memory(one, on_gpu=False)
-    found = host_bytes(one, NO_GPU)
+    found = host_bytes(one, NO_GPU_MACHINE)
     kept = sum(tensors.by_category[name].low for name in ("parameter", "optimizer_state"))
     assert 2 * kept < found.low < 2 * kept + GIB
     assert 2 * tensors.tensors.likely < found.likely < 2 * tensors.tensors.likely + GIB

@@ -39,7 +39,7 @@ def states(one):
 def test_parameters_by_place_add_up_to_those_of_the_menu(workload):
     facts = model_facts.find_model_facts(cell(workload))
     assert facts.parameters == menu.find_workload(workload).parameters
-    by_place = facts.blocks * facts.block_parameters + facts.front + facts.back - facts.tied
+    by_place = facts.blocks * facts.block_parameters + facts.front_parameters + facts.back_parameters - facts.tied_parameters
     # The sum may be a little smaller: if blocks differ in size, their mean size is rounded down.
     assert by_place == pytest.approx(facts.parameters, abs=100)
 
@@ -256,11 +256,12 @@ def test_checkpointing_keeps_a_blocks_input_and_recomputes_one_block_at_a_time()
 
 
 def test_memory_beside_tensors_has_three_terms_only_on_a_gpu():
-    """For a GPU, the estimate has the terms `memory.NON_TENSORS` in addition to tensors; without a GPU it has none of them."""
+    """For a GPU, the estimate has the terms `memory.NON_TENSOR_CATEGORIES` in addition to tensors; without a GPU it has none
+    of them."""
     one = cell("gpt2", "ddp", 2)
     beside = memory.predict_memory(one).by_category.keys() - memory.predict_memory(one, on_gpu=False).by_category.keys()
-    assert beside == set(memory.NON_TENSORS)
-    assert all(term.source for term in memory.memory_terms().values())
+    assert beside == set(memory.NON_TENSOR_CATEGORIES)
+    assert all(term.source for term in memory.read_memory_terms().values())
 
 
 MEASURED = (  # on an H100 (docs/gpus.md), in MiB: tensors at the peak, more that torch reserved, more that NVML counted
@@ -296,7 +297,7 @@ def test_memory_measured_on_an_h100_is_predicted(workload, micro, keys, measured
     ],
 )
 def test_the_verdict_whether_a_cell_fits_follows_from_its_range(needed, complete, expected):
-    assert predict.judge_fit(PredictedRange(*needed), PredictedRange(75, 79, 80), complete=complete) == expected
+    assert predict.judge_fit(PredictedRange(*needed), PredictedRange(75, 79, 80), is_complete=complete) == expected
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1"])
@@ -350,7 +351,7 @@ def test_each_gpu_name_in_messages_is_a_known_model():
     ],
 )
 def test_a_gpu_name_of_a_cluster_file_that_means_no_model_or_several_is_explained(name, memory_gib, explained):
-    remark = gpu.explain_name(name, memory_gib)
+    remark = gpu.explain_gpu_name(name, memory_gib)
     assert remark is None if explained is None else re.fullmatch(f"gpus.type: {explained}", remark)
 
 

@@ -139,11 +139,11 @@ def test_the_first_blocks_of_a_model_by_configuration_are_counted():
     known = own_model((10, 10, 30, 30), 7)
     one = in_place_of(cell("gpt2", "fsdp2", 2), known)
     facts = model_facts.find_model_facts(one)
-    assert (facts.parameters, facts.blocks, facts.largest_block, facts.front) == (87, 4, 30, 7)
+    assert (facts.parameters, facts.blocks, facts.largest_block, facts.front_parameters) == (87, 4, 30, 7)
     two = model_facts.find_model_facts(msgspec.structs.replace(one, options={**one.options, "n_layer": 2}))
     assert (two.parameters, two.blocks, two.block_parameters, two.largest_block, two.flops_per_item) == (27, 2, 10, 10, None)
     staged = model_facts.find_model_facts(in_place_of(cell("gpt2", "pp-1f1b", 2, pp=2, passes=2), known))
-    assert (staged.block_parameters, staged.front, staged.back) == (10, 0, 0)
+    assert (staged.block_parameters, staged.front_parameters, staged.back_parameters) == (10, 0, 0)
 
 
 def test_other_options_of_a_model_by_code_make_its_size_unknown():

@@ -243,7 +243,11 @@ def test_a_model_by_code_is_known_by_place(tmp_path):
     assert known.counts.reductions == (1, 1)
     one = cell_of(known, "pp-1f1b", pp=2, micro_batch_size=4, global_batch_size=16, gradient_accumulation_steps=4)
     facts = model_facts.find_model_facts(one)
-    assert (facts.front, facts.back, facts.block_parameters) == (1088, 325, 2 * 64 + 2 * 4 * 64 * 64 + 5 * 64)
+    assert (facts.front_parameters, facts.back_parameters, facts.block_parameters) == (
+        1088,
+        325,
+        2 * 64 + 2 * 4 * 64 * 64 + 5 * 64,
+    )
     # of each item of 64 numbers in fp32: the block's input, two numbers of the norm, what the norm writes, and behind the ReLU
     saved = facts.saved
     assert saved.block_whole + saved.block_split == 4 * (64 + 2 + 64 + 256)

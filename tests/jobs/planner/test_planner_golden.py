@@ -26,7 +26,7 @@ from jobs.planner import (
     step_time,
 )
 from jobs.planner.calibration import MeasuredRatio, build_calibration
-from jobs.planner.machine import NO_GPU, PlannedMachine
+from jobs.planner.machine import NO_GPU_MACHINE, PlannedMachine
 from jobs.planning.resolve import Capacity
 from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.hardware import gpu_models
@@ -101,7 +101,7 @@ def make_machine(name, inside=None, between=None, price=None):
     model = gpu.must_find_model(name)
     links = (inside and link.find_link(inside, model)) or link.make_data_sheet_link(model)
     return PlannedMachine(
-        True, name, model, gpu.capacity(model, None), links, between and link.find_link(between, model), price
+        True, name, model, gpu.find_gpu_memory(model, None), links, between and link.find_link(between, model), price
     )
 
 
@@ -167,14 +167,14 @@ def test_gpus_and_links_have_their_golden_numbers():
         for precision in ALL:
             lines += describe(f"{model.name}, {precision}", device_profile.find_rates(model, precision))
         lines += describe(f"{model.name}, link", link.make_data_sheet_link(model))
-        lines += describe(f"{model.name}, capacity", gpu.capacity(model, None))
+        lines += describe(f"{model.name}, capacity", gpu.find_gpu_memory(model, None))
     for name in link.link_entries():
         lines += describe(name, link.link_entries()[name])
         lines += describe(f"{name} of an a100", link.find_link(name, gpu.find_gpu_model("a100")))
-    lines += describe("terms of memory", memory.memory_terms())
+    lines += describe("terms of memory", memory.read_memory_terms())
     for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"):
         for ranks in (2, 8, 48):
-            seconds = [step_time.faster_s(op, size, ranks, 5e-6, 2e10) for size in (1e3, 1e6, 1e9)]
+            seconds = [step_time.predict_faster_s(op, size, ranks, 5e-6, 2e10) for size in (1e3, 1e6, 1e9)]
             lines.append(f"{op} over {ranks} ranks: {' '.join(map(number_text, seconds))}")
     write_golden("machines", lines)
 
@@ -239,16 +239,17 @@ def test_predictions_from_runs_and_rehearsals_have_their_golden_numbers():
     for name in ("ddp of a network", "single of a network", "ddp"):
         lines += describe(f"{name}, calibrated", predict.predict_run(CELLS[name], machine, calibration=calibration))
     lines += describe("occupied", predict.predict_run(planned, machine, occupied=8, recorded_s=1800.0))
-    lines += describe("on a CPU", predict.predict_run(planned, NO_GPU))
+    lines += describe("on a CPU", predict.predict_run(planned, NO_GPU_MACHINE))
     lines += describe("rehearsed", predict.predict_run(planned, machine, rehearsal=make_answer(planned)))
-    lines += describe("rehearsed, on a CPU", predict.predict_run(planned, NO_GPU, rehearsal=make_answer(planned)))
+    lines += describe("rehearsed, on a CPU", predict.predict_run(planned, NO_GPU_MACHINE, rehearsal=make_answer(planned)))
     lines += describe(
         "not rehearsed", predict.predict_run(planned, machine, rehearsal=NotRehearsed(1, "", "It has servers.", 0.1))
     )
-    unknown = msgspec.structs.replace(machine, gpu=None, capacity=None, between=None)
+    unknown = msgspec.structs.replace(machine, gpu=None, capacity=None, link_between_nodes=None)
     lines += describe("unknown GPU", predict.predict_run(planned, unknown))
     lines += describe(
-        "unknown network", predict.predict_run(CELLS["zero3, two levels"], msgspec.structs.replace(machine, between=None))
+        "unknown network",
+        predict.predict_run(CELLS["zero3, two levels"], msgspec.structs.replace(machine, link_between_nodes=None)),
     )
     write_golden("corrected", lines)
 
@@ -262,7 +263,7 @@ def test_the_advice_for_three_machines_is_the_golden_text(capsys):
         question = support_planner.make_question(workload, MACHINES[machine_name], gpus, nodes=nodes, precision=precision)
         report = advise.rank_strategies(question, advise.list_alternatives(question))
         advice_text.print_advice(out, question, report, is_default_batch=True)
-        out.print_line("\n".join(describe("fact", advise.rule_facts(question))))
+        out.print_line("\n".join(describe("fact", advise.make_rule_values(question))))
     write_golden("advice", capsys.readouterr().out.splitlines())
 
 

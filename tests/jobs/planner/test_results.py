@@ -21,7 +21,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 def machine(name):
     found = gpu.must_find_model(name)
-    return PlannedMachine(True, name, found, gpu.capacity(found, None), link.make_data_sheet_link(found))
+    return PlannedMachine(True, name, found, gpu.find_gpu_memory(found, None), link.make_data_sheet_link(found))
 
 
 def results(folder, *lines, name=A100):
@@ -50,7 +50,7 @@ def test_the_ratio_is_that_to_the_formula(tmp_path):
 
 
 def test_a_plan_uses_results_until_a_run_of_the_workspace_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_results, "CHECKOUT", tmp_path / "none")  # hides this repository's own docs/results
+    monkeypatch.setattr(gpu_results, "CHECKOUT_RESULTS", tmp_path / "none")  # hides this repository's own docs/results
     formula = step_time.predict_step_time(ONE, machine(A100))
     results(tmp_path, record(step_ms=1300 * formula.seconds.likely))
     earlier = plan_predictions.load_calibration(Workspace(tmp_path))
@@ -83,7 +83,7 @@ def test_a_record_without_a_measurement_of_one_gpu_per_rank_is_left_out(tmp_path
 
 def test_the_results_of_this_repository_correct_predictions_only_a_little():
     """A record of something else, such as two models in one process, would spoil the predictions of every user."""
-    found = list(gpu_results.read_proof_ratios([gpu_results.CHECKOUT]))
+    found = list(gpu_results.read_proof_ratios([gpu_results.CHECKOUT_RESULTS]))
     assert len([one.time for one in found if one.time]) >= 7
     assert all(0.8 < ratio < 1.25 for one in found for ratio in (one.time, one.memory) if ratio), found
 

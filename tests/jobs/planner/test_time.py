@@ -10,7 +10,7 @@ from support_planner import cell, make_question
 
 from jobs.planner import advise, calibration, exchanges, gpu, link, predict, rules, scale_out, step_time
 from jobs.planner.calibration import MeasuredRatio
-from jobs.planner.machine import NO_GPU, PlannedMachine
+from jobs.planner.machine import NO_GPU_MACHINE, PlannedMachine
 from jobs.planner.pipeline_schedule import draw_timeline, simulate_pipeline
 from shardlab.matrix.cell import Optimizer
 from shardlab.runs.prediction import exact_range
@@ -63,7 +63,7 @@ def test_an_odd_vocabulary_is_slow_in_16_bits_only():
 def machine(name="a100-80gb", **links):
     found = gpu.must_find_model(name)
     return PlannedMachine(
-        True, name, found, gpu.capacity(found, None), link.make_data_sheet_link(found), links.get("between"), 2.0
+        True, name, found, gpu.find_gpu_memory(found, None), link.make_data_sheet_link(found), links.get("between"), 2.0
     )
 
 
@@ -110,7 +110,7 @@ def test_no_pass_overlaps_another_or_begins_before_its_input(schedule):
 
 
 def test_the_timeline_has_a_line_per_rank_and_dots_where_it_waits():
-    lines = draw_timeline(simulate_pipeline("gpipe", 2, 2), width=18)
+    lines = draw_timeline(simulate_pipeline("gpipe", 2, 2), character_count=18)
     # A forward pass takes 1 unit of time and a backward pass 2. Rank 0 waits between its last forward pass and the first
     # gradient from rank 1.
     assert [line.split()[2] for line in lines] == ["0011......aaaabbbb"[:18], "..0011aaaabbbb...."]
@@ -127,8 +127,8 @@ def test_the_timeline_has_a_line_per_rank_and_dots_where_it_waits():
     ],
 )
 def test_the_time_of_a_collective_equals_a_computation_by_hand(op, size, expected_s):
-    assert step_time.faster_s(op, size, 4, 1e-3, 1e9) == pytest.approx(expected_s)
-    assert step_time.faster_s(op, size, 1, 1e-3, 1e9) == 0
+    assert step_time.predict_faster_s(op, size, 4, 1e-3, 1e9) == pytest.approx(expected_s)
+    assert step_time.predict_faster_s(op, size, 1, 1e-3, 1e9) == 0
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
@@ -137,7 +137,7 @@ def test_a_collective_takes_longer_over_slower_links_and_more_ranks(op):
     one = Term("", op, 1e8, 8)
     times = [step_time.predict_exchange_time(one, link.find_link(name, None)).likely for name in names]
     assert times == sorted(times, reverse=True)
-    ring = [step_time.ring_s(op, 1e6, ranks, 1e-5, 1e9) for ranks in (2, 4, 8, 64, 512)]
+    ring = [step_time.predict_ring_s(op, 1e6, ranks, 1e-5, 1e9) for ranks in (2, 4, 8, 64, 512)]
     assert ring == sorted(ring)
 
 
@@ -225,7 +225,7 @@ def test_a_strategy_whose_exchanges_are_not_known_gets_no_time():
 
 
 def test_without_a_gpu_only_the_memory_of_tensors_is_predicted():
-    found = predict.predict_run(cell("gpt2-tiny", "ddp", 2), NO_GPU)
+    found = predict.predict_run(cell("gpt2-tiny", "ddp", 2), NO_GPU_MACHINE)
     assert found.exchanges is not None
     assert [(one.op, one.ranks) for one in found.exchanges] == [("all_reduce", 2)]
     assert sum(one.sent_bytes for one in found.exchanges) == found.sent_bytes
@@ -354,7 +354,7 @@ def test_advice_ranks_by_throughput_and_marks_rules_that_disagree():
     verdicts = {judged.rule.id: judged.agrees for judged in report.rules}
     assert verdicts["study4-fsdp"]
     assert all(math.isfinite(rate) for rate in rates)
-    judged = rules.judge_rules(advise.rule_facts(question), {"tp-fsdp2": 2.0, "fsdp2": 1.0})
+    judged = rules.judge_rules(advise.make_rule_values(question), {"tp-fsdp2": 2.0, "fsdp2": 1.0})
     assert {one.rule.id: one.agrees for one in judged}["study4-fsdp"] is False
 
 

@@ -158,6 +158,6 @@ def test_the_run_of_a_try_stores_the_input_of_the_next_try(tmp_path):
     where = cluster.load_cluster(written(tmp_path, SITE.replace("MAX", '"1-00:00:00"'), "c.yaml"))
     found = planned(tmp_path, BASE, where)
     run = render.make_run(found.cells[0], 1, 1, found.source)
-    folder = render.write(run, Workspace(tmp_path).runs, found.source)
+    folder = render.write_run_folder(run, Workspace(tmp_path).runs, found.source)
     assert msgspec.json.decode((folder.path / CLUSTER_FILE).read_bytes(), type=Cluster) == where
     assert json.loads(folder.run_json.read_bytes())["search"]["start"] == 1

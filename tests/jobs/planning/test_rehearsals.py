@@ -9,7 +9,7 @@ from support_trust import make_own
 
 from jobs.cli import main
 from jobs.planner import advise, gpu, link, predict
-from jobs.planner.machine import NO_GPU, PlannedMachine
+from jobs.planner.machine import NO_GPU_MACHINE, PlannedMachine
 from jobs.planning import rehearsals
 from jobs.planning.rehearsals import Rehearsals
 from jobs.plugins.own_plugins import OwnPlugins
@@ -57,7 +57,7 @@ def answer(one, parameter=10 * GIB, activation=0, collectives=(), **keys):
 
 def machine(name="a100-80gb"):
     found = gpu.must_find_model(name)
-    return PlannedMachine(True, name, found, gpu.capacity(found, None), link.make_data_sheet_link(found), None, None)
+    return PlannedMachine(True, name, found, gpu.find_gpu_memory(found, None), link.make_data_sheet_link(found), None, None)
 
 
 def of(workspace, **options):
@@ -88,7 +88,7 @@ def test_a_rehearsal_replaces_the_formula_for_memory_and_traffic():
 
 def test_a_rehearsal_on_a_cpu_has_no_terms_of_a_gpu():
     one = cell("gpt2-large", "fsdp2", 8)
-    found = predict.predict_run(one, NO_GPU, rehearsal=answer(one, depths=(4, 6)))
+    found = predict.predict_run(one, NO_GPU_MACHINE, rehearsal=answer(one, depths=(4, 6)))
     assert found.memory_by_category.keys() == {"parameter"}
     assert found.memory_bytes.high == pytest.approx(10 * GIB * 1.02)
     assert "extrapolated from 4 and 6 blocks" in found.how
@@ -127,7 +127,7 @@ def test_advice_follows_rehearsals():
         }
 
     question = make_question("llm-1.3b", machine())
-    report = advise.rank_strategies(question, answers=answers)
+    report = advise.rank_strategies(question, get_answers=answers)
     (found,) = (one for one in report.ranked if one.cell.strategy == "fsdp2")
     assert asked[0] > [found.cell.micro_batch_size] == asked[1]
     assert (found.fits, found.predicted.memory_from) == (True, "rehearsal")

@@ -94,7 +94,7 @@ def test_the_plan_shows_both_numbers_of_repeats(file, tmp_path, capsys):
 
 def cost(workspace, cells, counts):
     return repeats.estimate_cost(
-        cells, counts, repeats.mean_recorded_s(workspace, cells, counts, {cell.name() for cell in cells})
+        cells, counts, repeats.compute_mean_recorded_s(workspace, cells, counts, {cell.name() for cell in cells})
     )
 
 
@@ -115,7 +115,7 @@ def test_the_cost_is_that_of_runs_that_completed_here(file, tmp_path):
     assert found.cells == 1
     assert found.hours == pytest.approx(3 * 5.2 / 3600)
     assert found.rank_hours == pytest.approx(2 * 3 * 5.2 / 3600)
-    assert repeats.mean_recorded_s(workspace, [ddp], counts, {single.name()}) == {}, (
+    assert repeats.compute_mean_recorded_s(workspace, [ddp], counts, {single.name()}) == {}, (
         "runs on a CPU say nothing about runs on GPUs"
     )
 

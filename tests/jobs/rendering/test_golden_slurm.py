@@ -111,10 +111,10 @@ def test_the_arguments_and_the_script_of_sbatch_are_the_golden_texts(name, how, 
     workspace = Workspace(tmp_path / folder.lstrip("/"))
     run, where = case("torchrun-2-nodes")
     source = render.make_render_context("m", where, workspace)
-    earlier = render.write(msgspec.structs.replace(run, run_id="earlier"), workspace.runs, source)
+    earlier = render.write_run_folder(msgspec.structs.replace(run, run_id="earlier"), workspace.runs, source)
     slurm.SCHEDULER.submit(workspace, [earlier], SubmitOptions())
     names = [f"run-{number}" for number in range(1 if name.startswith("one") else 3)]
-    folders = [render.write(msgspec.structs.replace(run, run_id=one), workspace.runs, source) for one in names]
+    folders = [render.write_run_folder(msgspec.structs.replace(run, run_id=one), workspace.runs, source) for one in names]
     slurm.SCHEDULER.submit(workspace, folders, how)
     *words, script = queue.calls("sbatch")[-1]
     same_as_golden(f"slurm/{name}.args", _fixed("\n".join(map(shlex.quote, [*words, script])) + "\n", tmp_path))
@@ -141,7 +141,7 @@ def test_an_array_has_the_sbatch_options_of_the_users_template(tmp_path, monkeyp
     source = render.make_render_context("m", where, workspace)
     for how, minutes in ((SubmitOptions(), 7), (SubmitOptions(pack=True), 14)):
         names = [f"run-{number}-{minutes}" for number in range(2)]
-        folders = [render.write(msgspec.structs.replace(run, run_id=one), workspace.runs, source) for one in names]
+        folders = [render.write_run_folder(msgspec.structs.replace(run, run_id=one), workspace.runs, source) for one in names]
         slurm.SCHEDULER.submit(workspace, folders, how)
         lines = Path(queue.calls("sbatch")[-1][-1]).read_text().splitlines()
         asked = [line for line in lines if line.startswith("#SBATCH")]
@@ -168,7 +168,7 @@ def test_an_array_and_a_pack_start_the_script_of_each_run_and_nothing_else(tmp_p
     source = render.make_render_context("m", where, workspace)
     for how, code in ((SubmitOptions(), 3), (SubmitOptions(pack=True), 1)):
         folders = [
-            render.write(msgspec.structs.replace(run, run_id=f"run-{number}-{code}"), workspace.runs, source)
+            render.write_run_folder(msgspec.structs.replace(run, run_id=f"run-{number}-{code}"), workspace.runs, source)
             for number in range(2)
         ]
         slurm.SCHEDULER.submit(workspace, folders, how)

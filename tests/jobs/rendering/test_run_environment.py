@@ -151,6 +151,6 @@ def test_an_environment_that_is_not_made_as_the_file_says_is_refused(text, words
 def test_tasks_on_nodes_without_slurm_start_in_the_environment_of_the_run(workspace, monkeypatch):
     monkeypatch.setenv("SHARDLAB_NODES", "gpu0")
     context = context_of(workspace, NODES)
-    folders = [render.write(run_in(context, name), workspace.runs, context) for name in ("other", None)]
+    folders = [render.write_run_folder(run_in(context, name), workspace.runs, context) for name in ("other", None)]
     pythons = [step.read_chosen_nodes(folder, folder.read_run())[0].python for folder in folders]
     assert pythons == [sys.executable, "/scratch/a/python-default/bin/python"]

@@ -85,7 +85,7 @@ def test_runs_that_wait_when_their_allocation_ends_are_given_back(tmp_path, monk
             f"sed -i s/RUNNING/COMPLETING/ {answer}; echo {folder.run_id} >> {programs}/started\n"
         )
         folder.write_event("controller", "submitted", scheduler="allocation")
-    assert in_allocation.SCHEDULER.work(study.workspace) == 0
+    assert in_allocation.SCHEDULER.work_as_runner(study.workspace) == 0
     assert (programs / "started").read_text() == "r0\n"
     verdicts = [folder.judge() for folder in folders]
     assert [verdict.state for verdict in verdicts] == ["failed", "planned", "planned"]

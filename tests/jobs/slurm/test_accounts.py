@@ -56,7 +56,7 @@ class Sent:
 
 @pytest.fixture
 def sent(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(slurm, "LAG_S", 0.0)  # a run is unknown at once if Slurm does not list its job
+    monkeypatch.setattr(slurm, "ACCOUNTING_LAG_S", 0.0)  # a run is unknown at once if Slurm does not list its job
     return Sent(tmp_path, monkeypatch, capsys)
 
 

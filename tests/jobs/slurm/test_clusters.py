@@ -21,7 +21,7 @@ JOB_OF_USER = [["1", "my-production-job", "/bin/true", 0]]
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
-    monkeypatch.setattr(submission, "LOOK_S", 0.0)
+    monkeypatch.setattr(submission, "LOOK_INTERVAL_S", 0.0)
     for name in ("SLURM_CLUSTER_NAME", "SLURMD_NODENAME", "SLURM_CLUSTERS"):
         monkeypatch.delenv(name, raising=False)
     made = Queue(tmp_path / "slurm", monkeypatch)
@@ -135,8 +135,8 @@ def test_jobs_are_held_and_released_on_their_cluster(study, queue, monkeypatch):
     jobs = dict(folder.sent_job() for folder in study.workspace.all_runs())
     monkeypatch.setattr(slurm, "ENDED_S", 0.0)
     monkeypatch.setenv("SLURM_JOB_ID", "9")
-    slurm.SCHEDULER.hold(jobs)
-    slurm.SCHEDULER.release(jobs)
+    slurm.SCHEDULER.hold_jobs(jobs)
+    slurm.SCHEDULER.release_jobs(jobs)
     assert queue.calls("scontrol")[-4:] == [
         ["--clusters=cm4", "hold", "1_0,1_1"],
         ["update", "JobId=9", "Requeue=1"],

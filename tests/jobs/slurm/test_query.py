@@ -36,7 +36,7 @@ def stand_in(tmp_path, monkeypatch):
 def listed(what, job, state):
     """Returns the line that sacct or squeue prints for a job in this state, with the columns that `jobs.slurm.query` asks
     for."""
-    names = query.SACCT if what == "sacct" else query.SQUEUE.split("|")
+    names = query.SACCT_FIELDS if what == "sacct" else query.SQUEUE_FORMAT.split("|")
     known = {"JobID": job, "%i": job, "JobName": "sweep.1", "%j": "sweep.1", "State": state, "%T": state}
     return "|".join(known.get(name, "None") for name in names)
 
@@ -86,7 +86,7 @@ def test_an_unreachable_controller_is_reported_and_sacct_is_used(stand_in):
     stand_in.says("sacct", listed("sacct", "7_1", "RUNNING"))
     found = query.find_jobs(["7"], 0.0, {"7_1"})
     assert (found.jobs["7_1"].state, found.complete, stand_in.calls()) == ("RUNNING", False, ["squeue", "sacct"])
-    assert "connect failure" in found.why_not
+    assert "connect failure" in found.no_answer_reason
 
 
 def test_a_requeueable_end_in_sacct_is_looked_up_with_squeue(stand_in):

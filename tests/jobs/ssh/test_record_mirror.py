@@ -184,7 +184,7 @@ def test_records_without_a_reader_are_given_up_with_a_sentence(tmp_path, monkeyp
     (tmp_path / "result.json").write_text("{}")
     with os.fdopen(writes, "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        monkeypatch.setattr(node_task, "SEND_S", 0.1)
+        monkeypatch.setattr(node_task, "MOST_SEND_S", 0.1)
         sender = RecordSender(tmp_path)
         with pytest.raises(ShardlabError, match=r"the last records could not be sent within 0\.1 s"):
             sender.finish()

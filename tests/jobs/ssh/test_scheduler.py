@@ -135,7 +135,7 @@ def test_two_runs_share_no_node_and_start_in_order(nodes):
     assert max(first[0], second[0]) < min(first[1], second[1])  # the first two runs ran at the same time, each on its own node
     assert third[0] > max(first[1], second[1])
     observed = ssh.SCHEDULER.observe(nodes.workspace, [read_run_on_disk(folder) for folder in folders])
-    assert [seen.raw for seen in observed] == ["ended"] * 3
+    assert [seen.scheduler_words for seen in observed] == ["ended"] * 3
 
 
 def test_a_run_of_another_workspace_waits_for_the_node(nodes, tmp_path, monkeypatch):
@@ -160,7 +160,7 @@ def test_a_run_waits_for_a_node_that_does_not_answer_and_starts_when_it_does(nod
     wait_for(double, "queued")
     (seen,) = ssh.SCHEDULER.observe(nodes.workspace, [read_run_on_disk(double)])
     assert seen.verdict.state == "pending"
-    assert seen.raw.startswith("queued: gpu0 does not answer (ssh: connect to host gpu0 port 22: No route to host")
+    assert seen.scheduler_words.startswith("queued: gpu0 does not answer (ssh: connect to host gpu0 port 22: No route to host")
     nodes.mend_login("gpu0")
     wait_for(double, "exited")
     assert exited(double)[0] == 0

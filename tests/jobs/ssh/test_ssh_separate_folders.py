@@ -115,9 +115,9 @@ def test_the_time_limit_also_ends_a_run_whose_files_are_still_sent(nodes):
 
 def test_a_node_that_writes_only_files_that_are_not_copied_makes_progress(nodes):
     folder = nodes.run(1, 1, "mkdir -p trace; echo trace > trace/rank-00000.json.gz")
-    before = set(scan_files(folder.path, ask=False))
+    before = set(scan_files(folder.path, opens_files=False))
     assert nodes.attempt(folder, "gpu2").wait(HANG_S) == 0
-    changed = {Path(path).name for path, _, _ in set(scan_files(folder.path, ask=False)) - before}
+    changed = {Path(path).name for path, _, _ in set(scan_files(folder.path, opens_files=False)) - before}
     assert ".progress.gpu2" in changed
 
 

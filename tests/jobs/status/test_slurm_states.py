@@ -32,7 +32,9 @@ ALL = ["18", "19", "20", "21", "22", "23", "24", "25"]
 AWAY = (1, "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
 NO_DATABASE = (1, "sacct: error: Problem talking to the database: Connection refused")
 NO_ACCOUNTS = (1, "Slurm accounting storage is disabled")
-EVERY = sorted({*states.WAITING_STATES, *states.RUNNING_STATES, *states.ENDED, "CANCELLED by 1000", "COMPLETING+", "A_NEW_ONE"})
+EVERY = sorted(
+    {*states.WAITING_STATES, *states.RUNNING_STATES, *states.RUN_STATE_BY_END, "CANCELLED by 1000", "COMPLETING+", "A_NEW_ONE"}
+)
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def said(found):
 def test_squeue_counts_before_an_outdated_sacct(says):
     says(sacct=recorded("sacct-middle"), squeue=recorded("squeue-middle"))
     found = query.find_jobs(ALL, 0.0)
-    assert (found.why_not, found.complete) == ("", True)
+    assert (found.no_answer_reason, found.complete) == ("", True)
     assert found.jobs["24"].state == "PENDING"  # job 24 was requeued; the accounting database still had it as running
     assert found.jobs["24"].reason == "BeginTime"
     assert found.jobs["22_31"].start_s == 1795283124.0
@@ -80,7 +82,7 @@ def test_squeue_is_not_called_if_sacct_says_that_all_jobs_have_ended(says):
     """If sacct says that all jobs have ended, squeue is not called."""
     says(sacct=recorded("sacct-end"), squeue=(99, "squeue: must not be asked"))
     found = query.find_jobs(ALL, 0.0)
-    assert (found.why_not, found.complete) == ("", True)
+    assert (found.no_answer_reason, found.complete) == ("", True)
     ends = {"18": "completed", "19": "failed", "20": "cancelled", "21": "timeout", "23": "cancelled", "24": "cancelled"}
     assert ends.items() <= said(found).items()
     assert said(found)["25_300"] == "cancelled"
@@ -90,7 +92,7 @@ def test_a_task_listed_alone_and_in_a_range_has_the_state_of_its_own_line(says):
     """sacct may list a task of an array by itself and also in a range of waiting tasks. Its own line decides."""
     says(sacct=recorded("sacct-middle"), squeue=AWAY)
     found = query.find_jobs(ALL, 0.0)
-    assert (found.why_not, found.complete) == ("Unable to contact slurm controller (connect failure)", False)
+    assert (found.no_answer_reason, found.complete) == ("Unable to contact slurm controller (connect failure)", False)
     assert (said(found)["22_27"], said(found)["22_28"]) == ("failed", "pending")
 
 
@@ -99,7 +101,7 @@ def test_without_sacct_the_controller_decides_the_state(says, accounts, complete
     """Without accounting, the answer of squeue is complete. If the database is only unreachable, it is not."""
     says(sacct=accounts, squeue=recorded("squeue-middle"))
     found = query.find_jobs(ALL, 0.0)
-    assert (found.why_not, found.complete, said(found)["21"]) == ("", complete, "running")
+    assert (found.no_answer_reason, found.complete, said(found)["21"]) == ("", complete, "running")
 
 
 @pytest.mark.parametrize(
@@ -305,7 +307,7 @@ MAY_START_AGAIN = {"NODE_FAIL", "BOOT_FAIL", "PREEMPTED"}
 
 def test_each_state_of_slurm_is_the_state_of_a_run():
     of_run = {word: state for state, words in OF_SLURM.items() for word in words.split()}
-    assert of_run.keys() >= states.WAITING_STATES | states.RUNNING_STATES | states.ENDED.keys()
+    assert of_run.keys() >= states.WAITING_STATES | states.RUNNING_STATES | states.RUN_STATE_BY_END.keys()
     assert {word: states.translate_state(word) for word in of_run} == of_run
     assert states.translate_state("CANCELLED by 1000") == "cancelled"
     assert states.translate_state("") == "unknown"
@@ -375,7 +377,7 @@ def test_the_reason_of_a_waiting_job_is_explained_if_it_does_not_pass_by_itself(
 def test_a_number_that_slurm_gave_out_again_is_another_job(run_of, says, tmp_path):
     says(sacct=line("COMPLETED", token="other.1"), squeue="")
     found = seen(tmp_path, run_of(OWN["runs"]))
-    assert (found.verdict.state, found.raw) == ("unknown", "-")
+    assert (found.verdict.state, found.scheduler_words) == ("unknown", "-")
     assert "Slurm does not know its job 12" in found.verdict.why
 
 
@@ -491,7 +493,7 @@ def test_a_job_that_a_person_requeues_after_a_learnt_end_is_no_leftover(run_of, 
     assert seen(tmp_path, folder).verdict.state == "cancelled"
     says(sacct=line("PENDING"), squeue=line("PENDING"))
     observed = seen(tmp_path, folder)
-    assert (observed.verdict.state, observed.leftover) == ("pending", False)
+    assert (observed.verdict.state, observed.is_leftover) == ("pending", False)
 
 
 def test_a_state_is_recorded_only_in_a_workspace_in_which_the_user_may_act(run_of, says, tmp_path):
@@ -527,10 +529,10 @@ def test_an_unreachable_controller_is_reported_and_changes_no_state(run_of, says
     why = "Unable to contact slurm controller (connect failure)"
     says(sacct=NO_DATABASE, squeue=AWAY)
     found = seen(tmp_path, folder)
-    assert (found.verdict.state, found.raw) == ("running", f"Slurm does not answer: {why}")
+    assert (found.verdict.state, found.scheduler_words) == ("running", f"Slurm does not answer: {why}")
     says(sacct=line("RUNNING"), squeue=AWAY)
     found = seen(tmp_path, folder)
-    assert (found.verdict.state, found.raw) == (
+    assert (found.verdict.state, found.scheduler_words) == (
         "running",
         f"RUNNING in Slurm's accounting; the controller does not answer: {why}",
     )

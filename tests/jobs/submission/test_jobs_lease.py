@@ -38,7 +38,7 @@ def sent_runs(nodes, left_hours, *runs, at_once=None):
     leased = inventory.Inventory(1, "c", workers, Lease(now + timedelta(hours=left_hours), now, "manifest"))
     schedule = LeaseSchedule(leased, at_once=at_once)
     predicted = [Prediction(time_s=PredictedRange(1.0, 2.0, 3600.0 * run[2])) if len(run) > 2 else None for run in runs]
-    return [schedule.hold_back(make_run(*run[:2]), found) is None for run, found in zip(runs, predicted, strict=True)]
+    return [schedule.add_run(make_run(*run[:2]), found) is None for run, found in zip(runs, predicted, strict=True)]
 
 
 def make_run(nodes, hours):
@@ -305,7 +305,7 @@ def judged(folder, state, last_s, *, unanswered=False, lease=OVER, now=END + tim
     unanswered: whether the scheduler did not answer. ended: the end that the supervisor recorded.
     """
     support.event(folder, "started", 3600 + last_s)
-    seen = ObservedRun(JudgedState(state, "as it says"), "7", state, unanswered=unanswered)
+    seen = ObservedRun(JudgedState(state, "as it says"), "7", state, is_unanswered=unanswered)
     return reconcile.judge_with_lease(read_run_on_disk(folder), seen, lease, ended, now)
 
 

@@ -358,7 +358,11 @@ ENDS = {  # name -> (command, changes of run.json, exit code of the supervisor, 
     "allocation ended": (["sh", "-c", "exit 1"], {"scheduler": "allocation"}, 1, "failed", "Slurm told the run to end"),
     "claimed before": (["true"], {"claimed": True}, 75, "pending", ""),
 }
-WRITTEN = {"cancel": "cancel_requested", "lose": step.LOST, "tell": "timeout"}  # word of a command -> the event that it writes
+WRITTEN = {
+    "cancel": "cancel_requested",
+    "lose": step.NODE_LOST_EVENT,
+    "tell": "timeout",
+}  # word of a command -> the event that it writes
 # What stands in for `scontrol`: the controller is up, and it preempts the job of a run that has written no file `done`.
 CONTROLLER = """\
 #!/bin/sh

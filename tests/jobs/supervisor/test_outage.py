@@ -55,10 +55,10 @@ def back(controller):
 
 def still(attempt, clock, seconds=100):
     """Let seconds pass in which no file of the run changes. Returns the supervisor's reason to end the run, or None."""
-    progress = HangWatch(attempt.folder, 10)
+    progress = HangWatch(attempt.run_dir, 10)
     for _ in range(seconds):
         clock.now += 1.0
-        if (reason := attempt._reason_to_end(LATER, progress)) is not None:
+        if (reason := attempt._find_end_reason(LATER, progress)) is not None:
             return reason
     return None
 
@@ -73,14 +73,14 @@ def test_a_run_hangs_only_while_the_controller_is_there(attempt, clock, controll
 
 
 def test_a_run_whose_result_is_written_is_not_out_of_time_while_its_step_waits(attempt, clock, controller):
-    progress = HangWatch(attempt.folder, 10)
+    progress = HangWatch(attempt.run_dir, 10)
     away(controller)
-    assert attempt._reason_to_end(OVER, progress) == "timeout"  # no result yet, so its ranks are still running
-    attempt.folder.result.write_text("{}")
-    assert attempt._reason_to_end(OVER, progress) is None
+    assert attempt._find_end_reason(OVER, progress) == "timeout"  # no result yet, so its ranks are still running
+    attempt.run_dir.result.write_text("{}")
+    assert attempt._find_end_reason(OVER, progress) is None
     back(controller)
-    clock.now += commands.RETURN_S + 1
-    assert attempt._reason_to_end(OVER, progress) == "timeout"
+    clock.now += commands.RECOVERY_S + 1
+    assert attempt._find_end_reason(OVER, progress) == "timeout"
 
 
 def test_without_slurm_no_controller_is_asked(attempt, clock, controller):

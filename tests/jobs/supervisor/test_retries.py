@@ -54,7 +54,7 @@ def submitted(workspace, **changed) -> RunDir:
     """Make a submitted run, with the template of this test as its script."""
     source = context(workspace)
     run = msgspec.structs.replace(render.make_run(CELL, 1, 1, source), **changed)
-    folder = render.write(run, workspace.runs, source)
+    folder = render.write_run_folder(run, workspace.runs, source)
     folder.write_event("controller", "submitted", scheduler=run.scheduler)
     return folder
 
@@ -139,7 +139,7 @@ def test_the_runner_may_start_the_next_attempt_in_a_trusted_workspace(workspace,
     workspace_trust.store_consent(theirs, print)
     first = submitted(theirs)
     assert retries.queue_next(first, first.read_run(), "failed") == ""
-    assert [folder.run_id for folder in RunQueue("local", theirs).startable()] == [attempt(theirs, 2).run_id]
+    assert [folder.run_id for folder in RunQueue("local", theirs).list_startable_runs()] == [attempt(theirs, 2).run_id]
 
 
 def test_the_status_shows_the_number_of_the_retry(workspace):

@@ -7,7 +7,13 @@ import psutil
 import pytest
 
 from jobs.node import rendezvous as rendezvous_module
-from jobs.node.rendezvous import RENDEZVOUS, RendezvousError, RendezvousInterface, choose_rendezvous, find_rendezvous_interface
+from jobs.node.rendezvous import (
+    RENDEZVOUS_VARIABLE,
+    RendezvousError,
+    RendezvousInterface,
+    choose_rendezvous,
+    find_rendezvous_interface,
+)
 from jobs.supervisor import step_task
 from shardlab.errors import InputError
 
@@ -34,7 +40,7 @@ def test_the_first_node_gives_an_address_that_other_nodes_can_reach(monkeypatch)
     entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.1.1", own[0])]
     monkeypatch.setattr(rendezvous_module.socket, "getaddrinfo", lambda *words, **options: entries)
     monkeypatch.setenv("SLURMD_NODENAME", "gpu0")
-    assert choose_rendezvous(2)[RENDEZVOUS].rpartition(":")[0] == own[0]
+    assert choose_rendezvous(2)[RENDEZVOUS_VARIABLE].rpartition(":")[0] == own[0]
 
 
 IPV4, IPV6 = socket.AF_INET, socket.AF_INET6
@@ -55,7 +61,7 @@ def test_an_address_that_other_nodes_cannot_reach_is_no_rendezvous(other, tmp_pa
     bridge = SimpleNamespace(address="10.88.0.1")
     monkeypatch.setattr(rendezvous_module.psutil, "net_if_addrs", lambda: {"cni-podman0": [bridge]})
     addresses_of_first_node(monkeypatch, other, "192.0.2.7")
-    assert choose_rendezvous(2)[RENDEZVOUS].rpartition(":")[0] == "192.0.2.7"
+    assert choose_rendezvous(2)[RENDEZVOUS_VARIABLE].rpartition(":")[0] == "192.0.2.7"
     addresses_of_first_node(monkeypatch, other)
     scontrol = tmp_path / "scontrol"
     scontrol.write_text("#!/bin/sh\necho NodeAddr=gpu0\n")
@@ -69,7 +75,7 @@ def test_a_network_card_may_have_the_address_that_docker_uses_elsewhere(monkeypa
     card = SimpleNamespace(address="172.17.0.1")
     monkeypatch.setattr(rendezvous_module.psutil, "net_if_addrs", lambda: {"eno1": [card]})
     addresses_of_first_node(monkeypatch, "172.17.0.1")
-    assert choose_rendezvous(2)[RENDEZVOUS].rpartition(":")[0] == "172.17.0.1"
+    assert choose_rendezvous(2)[RENDEZVOUS_VARIABLE].rpartition(":")[0] == "172.17.0.1"
 
 
 @pytest.mark.parametrize("words", [[], ["--"], ["sleep", "1"], ["sleep", "--"], ["!", "true"]])
@@ -79,8 +85,8 @@ def test_a_wrong_command_line_is_refused(words, tmp_path):
 
 
 def test_a_right_command_line_is_accepted(tmp_path, monkeypatch):
-    monkeypatch.delenv(RENDEZVOUS, raising=False)
-    with pytest.raises(InputError, match=RENDEZVOUS):
+    monkeypatch.delenv(RENDEZVOUS_VARIABLE, raising=False)
+    with pytest.raises(InputError, match=RENDEZVOUS_VARIABLE):
         step_task.main([str(tmp_path), "--", "true"])
 
 
@@ -115,7 +121,7 @@ def test_a_node_looks_for_its_way_to_the_nodes_of_its_job(listed, names, tmp_pat
 @pytest.mark.parametrize("own", [None, "hsn"], ids=["nothing", "the user's"])
 def test_ranks_get_the_interfaces_that_the_user_named_else_ours(own, tmp_path, monkeypatch):
     """The last word of the command writes what a rank would see."""
-    monkeypatch.setenv(RENDEZVOUS, "127.0.0.1:29501")
+    monkeypatch.setenv(RENDEZVOUS_VARIABLE, "127.0.0.1:29501")
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
         if own is not None:

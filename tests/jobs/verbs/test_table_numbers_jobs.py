@@ -10,7 +10,7 @@ from support_planner import make_question
 
 from jobs.planner import advice_text, planner_table
 from jobs.planner.advise import Advice, AdviceReport
-from jobs.planner.machine import NO_GPU
+from jobs.planner.machine import NO_GPU_MACHINE
 from jobs.planner.scale_out import ScaledCell
 from jobs.planning import gpu_hours
 from jobs.planning.repeats import EstimatedCost
@@ -60,7 +60,7 @@ def test_scale_out_and_advice_show_the_known_number_in_every_column():
     advised = Advice(cell, PREDICTION, 17.0, ("compute 9 %", "bubble 5 %"), PredictedRange(16.5, 17.0, 17.5), 3)
     other = msgspec.structs.replace(cell, strategy="tp", pp=1, activation_checkpointing="full", options={"sync": "every_pass"})
     slower = msgspec.structs.replace(advised, cell=other, group=4)
-    question = make_question("gpt2-tiny", NO_GPU, seq_len=64)
+    question = make_question("gpt2-tiny", NO_GPU_MACHINE, seq_len=64)
     advice_text.print_advice(output, question, AdviceReport([advised, slower], {}, []))
     assert output.rows_of == {
         "scale-out, with the same batch per GPU": [

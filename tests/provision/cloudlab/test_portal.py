@@ -302,7 +302,7 @@ def test_a_run_does_not_get_the_token(tmp_path, monkeypatch):
     """The script of a run gets its environment from the runner, and over SSH this environment is sent to the nodes."""
     monkeypatch.setenv("CLOUDLAB_TOKEN", TOKEN)
     monkeypatch.setenv("KEPT", "yes")
-    (tmp_path / run_queue.SCRIPT).write_text("env\n")
+    (tmp_path / run_queue.SCRIPT_NAME).write_text("env\n")
     folder = RunDir(tmp_path)
     assert run_queue.start_script(folder).wait() == 0
     said = (folder.log / "script.log").read_text()
