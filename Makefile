@@ -75,7 +75,7 @@ check: $(VENV)/installed-dev
 golden: $(VENV)/installed-dev
 	$(BIN)/python -m shardlab.json_schema
 	SHARDLAB_GOLDEN=write $(BIN)/pytest --quiet $$(grep -rl --include="test_*.py" same_as_golden tests)
-	git status --short tests/golden shardlab/schemas docs/menus.md
+	git status --short tests/golden shardlab/schemas docs/menus.md docs/reference
 
 # Writes the documentation site to site/, and fails at dead links.
 docs: $(VENV)/installed-dev

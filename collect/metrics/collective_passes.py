@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Direction, Metric
 from collect.metric_values import NS_PER_MS, mean_per_step
-from collect.metrics.trace_collectives import EXAMPLE, OF
+from collect.metrics.trace_collectives import EXAMPLE, OF_MEANING
 from shardlab.matrix.gradient_sync import EVERY_PASS, LAST_PASS
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _measure_pass(run: LoadedRun, collective: str, measure: Callable[[EventTally
     None if no rank called the collective, or if it is not known which passes reduce gradients.
     """
     sync = run.result.knobs.get("effective", {}).get("sync") if run.result else None
-    passes = {LAST_PASS: 1, EVERY_PASS: run.run.cell.gradient_accumulation_steps}.get(sync)
+    passes = {LAST_PASS: 1, EVERY_PASS: run.cell.gradient_accumulation_steps}.get(str(sync))
 
     def measure_rank(rank: Breakdown) -> float:
         return sum(measure(tally) for tally in rank.collectives if tally.name == collective)
@@ -58,7 +58,7 @@ def _build_metric(
         name=name,
         unit=unit,
         direction=direction,
-        definition=f"{definition} Mean over the profiled ranks. {OF}",
+        definition=f"{definition} Mean over the profiled ranks. {OF_MEANING}",
         of_run_at=of_run_at,
         argument="of",
         example=EXAMPLE,

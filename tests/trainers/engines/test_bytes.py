@@ -141,7 +141,7 @@ def test_workers_push_a_gradient_and_the_server_answers_with_parameters(interval
     one = cell("gpt2-tiny", "ps-async", 4, servers=1, options={"pull_interval": interval})
     gradients = torch.empty(PSI // 4)
     worker = SimpleNamespace(
-        cell=one, _gradients=gradients, _mode=Mode(waits=True), _parameter_bytes=lambda: float(gradients.nbytes)
+        cell=one, _gradients=gradients, _mode=Mode(waits=True), _count_parameter_bytes=lambda: float(gradients.nbytes)
     )
     assert sum(term.sent_bytes for term in WorkerEngine.theory(worker)) == PSI
     assert WorkerEngine.textbook_bytes(worker) == 2 * PSI
