@@ -61,7 +61,7 @@ def _clean_texts(frame: pl.DataFrame) -> pl.DataFrame:
     for name, kind in frame.schema.items():
         if kind == pl.String:
             texts = frame[name].unique().drop_nulls().to_list()
-            replacements = {text: clean_text for text in texts if (clean_text := printable.one_line(text)) != text}
+            replacements = {text: clean_text for text in texts if (clean_text := printable.clean_to_one_line(text)) != text}
             if replacements:
                 frame = frame.with_columns(pl.col(name).replace(replacements))
     return frame

@@ -11,7 +11,7 @@ from shardlab import registry
 from shardlab.errors import UnknownName
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.trace_part import TRACE
+from shardlab.runs.trace_part import TRACE_STRATEGY
 
 
 def _prepare_nothing(_run_dir: RunDir, _run: Run) -> dict[str, str]:
@@ -69,7 +69,7 @@ def _trace_reading_argv(_run: Run, python: str) -> list[str]:
 
 # The launcher of runs that analyse traces. It starts no ranks, so no menu lists it, and a matrix cannot name it.
 _TRACE_LAUNCHER = Launcher(
-    name=TRACE,
+    name=TRACE_STRATEGY,
     summary="analyses the profiler traces of a part of a folder (jobs trace)",
     several_nodes=False,
     command=_trace_reading_argv,
@@ -87,7 +87,7 @@ def launchers() -> dict[str, Launcher]:
 def launcher(name: str) -> Launcher:
     """The launcher with this name. If no launcher has the name, raises UnknownName, which lists all launchers."""
     menu = launchers()
-    if name == TRACE:
+    if name == TRACE_STRATEGY:
         return _TRACE_LAUNCHER
     if name not in menu:
         raise UnknownName("launcher", name, menu)

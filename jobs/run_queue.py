@@ -29,7 +29,7 @@ from shardlab.hardware import host
 from shardlab.record_types import BootId, ProcessId, WallTime
 from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL, HOLDING, JudgedState
+from shardlab.runs.state import FINAL_STATES, HOLDING_EVENTS, JudgedState
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
@@ -156,7 +156,9 @@ class RunQueue:
             try:
                 with files.hold_lock(self._folder / "runner.lock", _raise_another_runner):
                     this_process = psutil.Process()
-                    record = Runner(schema=1, pid=this_process.pid, created=this_process.create_time(), boot_id=host.boot_id())
+                    record = Runner(
+                        schema=1, pid=this_process.pid, created=this_process.create_time(), boot_id=host.read_boot_id()
+                    )
                     files.write_json(self._folder / "runner.json", record)
                     start_runs()
             # another process is the runner; it checks for waiting runs once more after it has released the lock
@@ -172,7 +174,9 @@ class RunQueue:
             if run_dir.claim.exists():
                 continue
             with contextlib.suppress(ShardlabError):
-                queued = [event for event in run_dir.events(strict=True) if event.event in ("submitted", "refused", *HOLDING)]
+                queued = [
+                    event for event in run_dir.events(strict=True) if event.event in ("submitted", "refused", *HOLDING_EVENTS)
+                ]
                 if queued and queued[-1].event in ("submitted", "released"):
                     waiting_runs.append((queued[0].wall_s, run_dir.run_id, run_dir))
         for _, _, run_dir in sorted(waiting_runs, key=lambda entry: entry[:2]):
@@ -331,7 +335,7 @@ def _cancel_run(run_dir: RunDir, verdict: JudgedState) -> None:
             return
         verdict = run_dir.judge()
     start_event = _find_start_event(run_dir)
-    if verdict.state in FINAL:
+    if verdict.state in FINAL_STATES:
         if start_event is not None and start_event.data.get("search") is True:
             # the process of the search reads this event before the next try
             run_dir.write_event("controller", "cancel_requested")
@@ -355,7 +359,7 @@ def _does_process_name_run(pid: int, run_dir: RunDir) -> bool:
 
 
 def _judge_vanished(start_event: Event) -> JudgedState:
-    if start_event.data.get("boot_id") != host.boot_id():
+    if start_event.data.get("boot_id") != host.read_boot_id():
         return JudgedState("node_fail", "the machine restarted while the run was running")
     return JudgedState("failed", "its supervisor ended without recording an end; the run was killed from outside")
 
@@ -378,7 +382,7 @@ def _is_alive(start_event: Event) -> bool:
 def _is_process_alive(pid: int, created: float, boot_id: str) -> bool:
     """Whether the process is alive. Its start time and the boot id are compared too, because the system may have given the
     process id to another process."""
-    if boot_id != host.boot_id():
+    if boot_id != host.read_boot_id():
         return False
     try:
         process = psutil.Process(pid)

@@ -41,7 +41,7 @@ _SENTENCE, _GAP = 60, 2
 @lru_cache(maxsize=4096)  # saves time, because many cells of a table have the same text
 def escape_latex(text: str) -> str:
     """The text in one line, with special characters escaped so that LaTeX prints them."""
-    return _LIGATURE.sub(r"\1{}", _SPACE.sub(" ", printable.one_line(text)).strip().translate(_BY_CODE))
+    return _LIGATURE.sub(r"\1{}", _SPACE.sub(" ", printable.clean_to_one_line(text)).strip().translate(_BY_CODE))
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:

@@ -30,7 +30,7 @@ from shardlab.files.files import NotRegular
 from shardlab.remote.remote_conversation import ConnectionLost, RemoteConversation
 from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import STATES
+from shardlab.runs.state import STATE_MEANINGS
 from shardlab.workspace.workspace import Workspace
 
 STAGING = ".incoming"  # the staging folder; it lies in runs/, so that a file can be moved into its run folder by a rename
@@ -129,7 +129,7 @@ def _compare_offers(
     results: dict[str, DownloadedRun] = {}
     to_fetch = []
     for run in offered_runs:
-        state = run.state if run.state in STATES else "unknown"
+        state = run.state if run.state in STATE_MEANINGS else "unknown"
         results[run.run] = result = DownloadedRun(state, not_regular=run.not_regular, parts=run.parts)
         cluster_problems = [f"on the cluster: {problem}" for problem in run.problems]
         names = None

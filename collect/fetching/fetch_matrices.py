@@ -12,7 +12,7 @@ import msgspec
 from collect.fetching.manifest import regular_file_status
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.files.files import NotRegular, TooLarge
 from shardlab.matrix.expansion import LAST_MATRIX, Expansion, LastMatrix
 from shardlab.workspace.workspace import Workspace
@@ -50,7 +50,7 @@ def store_matrices(workspace: Workspace, received_files: Mapping[str, bytes]) ->
         try:
             contents[name] = received_files[name]
             if name == LAST_MATRIX:
-                decoder(LastMatrix).decode(contents[name])
+                get_decoder(LastMatrix).decode(contents[name])
             else:
                 contents[name] = _set_local_path(workspace, contents[name])
             regular_file_status(workspace.shardlab_folder.resolve(), name)
@@ -75,6 +75,6 @@ def _set_local_path(workspace: Workspace, content: bytes) -> bytes:
     """
     from shardlab.remote import remote_workspace  # imported only here: the cluster does not need it
 
-    expansion = decoder(Expansion).decode(content)
+    expansion = get_decoder(Expansion).decode(content)
     local_path = remote_workspace.local_matrix_path(workspace, expansion.path)
     return content if local_path == expansion.path else files.encode_json(msgspec.structs.replace(expansion, path=local_path))

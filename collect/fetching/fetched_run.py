@@ -11,7 +11,7 @@ from collect.fetching.manifest import RunManifest
 from collect.loading.records import NO_FOLDER, RunRecords
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL
+from shardlab.runs.state import FINAL_STATES
 
 
 class DownloadedRun(msgspec.Struct):
@@ -112,7 +112,7 @@ def check_run(
     fetched_run = FetchedRun(
         run=run_dir.run_id,
         state=download.state if download and records.verdict == NO_FOLDER else state,
-        complete=state in FINAL and not records.waits and not parts,
+        complete=state in FINAL_STATES and not records.waits and not parts,
         parts=list(parts),
         files=0,
         bytes=0,

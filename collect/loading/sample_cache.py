@@ -23,7 +23,7 @@ import msgspec
 
 from shardlab.errors import WorkspaceError
 from shardlab.files import files, own_folder, source_digest
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.record_types import Count, Integer, Sha256, WallTime
 from shardlab.runs.record import Sample, decode_lines
 
@@ -152,7 +152,7 @@ def _load_cached_samples(lines: SampleLines, state: LinesState, *, with_frames: 
         path = _find_folder() / state.path_sha256
         content = memoryview(files.read(path, MOST_BYTES))
         header_end = bytes(content[: 1 << 16]).index(b"\n", _DIGEST)
-        header = decoder(CacheHeader).decode(content[_DIGEST:header_end])
+        header = get_decoder(CacheHeader).decode(content[_DIGEST:header_end])
     except (OSError, WorkspaceError, RuntimeError, ValueError, *DECODE_FAULTS):
         return None
     is_sound = hashlib.sha256(content[_DIGEST:]).hexdigest().encode() == content[:_DIGEST]

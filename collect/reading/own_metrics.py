@@ -133,7 +133,7 @@ def main(workspace: str, matrix: str, *words: str) -> None:
 
 def list_shipped_names() -> set[str]:
     """The names of the metrics of shardlab, which a workspace cannot define again."""
-    return {*metric_names.KNOWN, *(shipped.name for shipped in metric.all_metrics())}
+    return {*metric_names.KNOWN_METRICS, *(shipped.name for shipped in metric.all_metrics())}
 
 
 def _check_metrics(path: Path, value: object) -> list[Metric]:

@@ -19,7 +19,7 @@ from collect.traces.rank_analysis import rank_document
 from collect.traces.run_answers import RunAnswers
 from collect.traces.trace import Trace
 from shardlab.errors import InputError
-from shardlab.runs.run import REHEARSAL
+from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal.console import Output
 from shardlab.terminal.table import Table
@@ -57,7 +57,7 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
     run_ids = [name for name in (run, against) if name and "/" not in name]
     rehearsals = [name for name in run_ids if RunDir(workspace.runs / name).is_rehearsal()]
     for name in rehearsals:
-        output.print_remark(f"{name} is a {REHEARSAL}.", style="yellow")
+        output.print_remark(f"{name} is a {REHEARSAL_NOTE}.", style="yellow")
     header: dict[str, Any] = {"run": run, "rehearsals": rehearsals}
     if "/" not in run and (merged_figures := merged.merge_figures(workspace, run)) is not None:
         if against or like_hta:

@@ -10,7 +10,7 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.files import json_file
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.trace_part import SET_NAME, SUMMARIES, TracePart, summary_name
+from shardlab.runs.trace_part import SET_NAME, SUMMARIES_FOLDER, TracePart, summary_name
 from shardlab.workspace.workspace import Workspace
 
 _MOST_NAMED = 5  # the most runs that a message names
@@ -63,7 +63,7 @@ def _find_latest_runs(workspace: Workspace, name: str) -> Mapping[int, tuple[Run
 def _read_summaries(run_dir: RunDir, trace_part: TracePart) -> list[FileFigures]:
     summaries = []
     for number in range(len(trace_part.files)):
-        path = run_dir.path / SUMMARIES / summary_name(number)
+        path = run_dir.path / SUMMARIES_FOLDER / summary_name(number)
         summary = json_file.read_json(path, FileFigures, "is not a summary of this version: {}.")
         if summary is None:
             raise InputError(f"{path}: the summary is missing, although the run completed.")

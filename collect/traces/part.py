@@ -20,7 +20,7 @@ from shardlab.files import files
 from shardlab.runs.record import SCHEMA, LineWriter, Result, StepRecord
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.trace_part import SUMMARIES, summary_name
+from shardlab.runs.trace_part import SUMMARIES_FOLDER, summary_name
 from shardlab.terminal import console
 
 
@@ -47,14 +47,14 @@ def analyse_part(run_dir: RunDir, run: Run) -> None:
     if part is None:
         raise InputError(f"{run_dir.run_json}: this run does not analyse traces.")
     begin_time = time.monotonic()
-    files.make_folder(run_dir.path / SUMMARIES)
+    files.make_folder(run_dir.path / SUMMARIES_FOLDER)
     files.make_folder(run_dir.steps_file(0).parent)
     with LineWriter(run_dir.steps_file(0)) as steps:
         for number, name in enumerate(part.files):
             start, path = time.monotonic(), Path(part.folder) / name
             with files.as_workspace_error("read"):
                 loaded, size = trace.read_trace(path), path.stat().st_size
-            files.write_json(run_dir.path / SUMMARIES / summary_name(number), compute_file_figures(loaded), sync=False)
+            files.write_json(run_dir.path / SUMMARIES_FOLDER / summary_name(number), compute_file_figures(loaded), sync=False)
             end_time = time.monotonic()
             record = StepRecord(
                 schema=SCHEMA, step=number + 1, t_s=end_time, wall_s=time.time(), units=size, step_ms=1000 * (end_time - start)

@@ -79,7 +79,7 @@ class LivePage:
         """The HTML of the page without data. The script in the page requests the data."""
         text = render_page(
             "watch/index.html.j2",
-            printable.clean,
+            printable.clean_text,
             title=self._workspace.path.name or str(self._workspace.path),
             workspace=str(self._workspace.path),
             version=__version__,
@@ -108,14 +108,16 @@ class LivePage:
         drawn = [_build_run_at_work(run, row_of_run[run.run_id]) for run in followed_runs[:MOST_RUNS]]
         queue = render_page(
             "watch/queue.html.j2",
-            printable.clean,
+            printable.clean_text,
             rows=list(row_of_run.values())[:MOST_ROWS],
             left_out=max(len(row_of_run) - MOST_ROWS, 0),
             counts=count_states([row.state for row in row_of_run.values()]),
             total=len(row_of_run),
             runs_path=str(self._workspace.runs),
         )
-        heads = {run.run_id: render_page("watch/run.html.j2", printable.clean, run=run, figures=run.figures) for run in drawn}
+        heads = {
+            run.run_id: render_page("watch/run.html.j2", printable.clean_text, run=run, figures=run.figures) for run in drawn
+        }
         return {
             "problem": "",
             "queue": queue,
@@ -177,7 +179,7 @@ def _build_figure(title: str, lines: Mapping[str, LiveCurve], left_out: Sequence
             {
                 "type": "scatter",
                 "mode": "lines" if len(x) > figure.MAX_MARKED else "lines+markers",
-                "name": html.escape(printable.one_line(name), quote=False),
+                "name": html.escape(printable.clean_to_one_line(name), quote=False),
                 "x": [round(position, 3) for position in x],
                 "y": [None if value is None else float(f"{value:.6g}") for value in y],
                 "line": {

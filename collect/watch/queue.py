@@ -16,11 +16,11 @@ from shardlab.runs import lease_cutoff, suspension
 from shardlab.runs.record import Event, Result
 from shardlab.runs.run import Run, split_attempt
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL, STATES, JudgedState
+from shardlab.runs.state import FINAL_STATES, STATE_MEANINGS, JudgedState
 from shardlab.workspace.workspace import Workspace
 
 Signature = tuple[tuple[str, int, int, int], ...]  # (name, inode, size, change time in ns) of each file that tells the state
-SETTLED = FINAL | {"unknown"}
+SETTLED = FINAL_STATES | {"unknown"}
 
 
 class QueuedRun:
@@ -146,7 +146,7 @@ class StateCount(msgspec.Struct, frozen=True):
 def count_states(states: Sequence[str]) -> list[StateCount]:
     """The number of runs in each state that occurs. The order is the one in which a run goes through the states."""
     runs_in_state = Counter(states)
-    return [StateCount(state, runs_in_state[state]) for state in STATES if state in runs_in_state]
+    return [StateCount(state, runs_in_state[state]) for state in STATE_MEANINGS if state in runs_in_state]
 
 
 def _sort_key(run: QueuedRun) -> tuple[int, float, str]:

@@ -84,7 +84,7 @@ class WatchServer(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
         self.page, self.report, self.runs, self.tell = page, report, runs, tell
         self.scripts = {
-            "script.js": render_page("watch/script.js.j2", printable.clean).encode(),
+            "script.js": render_page("watch/script.js.j2", printable.clean_text).encode(),
             "plotly.js": plotly_script().encode(),
         }
         try:
@@ -193,7 +193,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         if isinstance(opened, list):
             if names[-1:] != [""]:
                 raise FileNotFoundError  # without the slash at the end, relative links would lead to the parent folder
-            listing = render_page("watch/folder.html.j2", printable.clean, names=opened, path="/".join(names))
+            listing = render_page("watch/folder.html.j2", printable.clean_text, names=opened, path="/".join(names))
             self._send_body(listing.encode(), HTML, FILES)
             return
         with opened:
@@ -204,7 +204,7 @@ class RequestHandler(BaseHTTPRequestHandler):
                 shutil.copyfileobj(_Prefix(opened, size), self.wfile)
 
     def _send_problem(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
-        page = render_page("watch/problem.html.j2", printable.clean, sentence=sentence)
+        page = render_page("watch/problem.html.j2", printable.clean_text, sentence=sentence)
         self._send_body(page.encode(), HTML, FILES, status, **headers)
 
     def _send_body(self, body: bytes, kind: str, policy: str, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> None:

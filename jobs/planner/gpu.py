@@ -43,7 +43,7 @@ def explain_name(name: str, memory_gib: float | None = None) -> str | None:
         return None
     fitting_models = _list_fitting_models(name, memory_gib)
     if not fitting_models:
-        return f"{UnknownName('GPU', name, list_model_names(), where='gpus.type')} The planner predicts no time."
+        return f"{UnknownName('GPU', name, list_model_names(), place='gpus.type')} The planner predicts no time."
     first, *others = (_shorten_name(entry) for entry in fitting_models)
     if not others or first == name.lower():
         return None
@@ -57,7 +57,7 @@ def must_find_model(name: str) -> GpuModel:
     """The GPU model with this name, as `find_gpu_model` returns it. If there is no such model, raises UnknownName, which lists
     all known names."""
     if (model := find_gpu_model(name)) is None:
-        raise UnknownName("GPU", name, list_model_names(), where="--gpu")
+        raise UnknownName("GPU", name, list_model_names(), place="--gpu")
     return model
 
 

@@ -22,7 +22,7 @@ import msgspec
 
 from shardlab.matrix.cell import Cell
 from shardlab.plugins.plugin_kind import ModelCounts, SavedBytes
-from shardlab.registry import Value
+from shardlab.registry import OptionValue
 from trainers import menu
 from trainers.model import precision
 from trainers.workload import Workload
@@ -336,7 +336,7 @@ def are_facts_known(cell: Cell) -> bool:
     return workload.is_data and default in (cell.options.get(LAYERS), len(workload.block_parameters))
 
 
-def _find_default(workload: Workload, name: str) -> Value:
+def _find_default(workload: Workload, name: str) -> OptionValue:
     return next((option.default for option in workload.options if option.name == name), None)
 
 

@@ -88,7 +88,7 @@ def _plan_search(matrix: Matrix, cell: Cell, cell_prediction: Prediction, plugin
     request = matrix.file.search
     assert request is not None
     unit = cell.gradient_accumulation_steps
-    smallest = batch_search.PLACEHOLDER if _is_refused(batch_search.try_cell(cell, unit), plugins) else 1
+    smallest = batch_search.PLACEHOLDER_SIZE if _is_refused(batch_search.try_cell(cell, unit), plugins) else 1
     likely = cell_prediction.largest_micro_batch
     if cell.rehearses is not None:
         largest = LARGEST_TINY_BATCH

@@ -13,7 +13,7 @@ from shardlab.errors import ShardlabError
 from shardlab.matrix.cell import Cell
 from shardlab.runs import prediction
 from shardlab.runs.prediction import Prediction
-from shardlab.runs.rehearsed import Answer
+from shardlab.runs.rehearsed import RehearsalAnswer
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace import inventory, measured_power
 from shardlab.workspace.workspace import Workspace
@@ -24,7 +24,7 @@ def predict_cells(
     cluster: Cluster,
     cells: Sequence[Cell],
     recorded_s: Mapping[str, float],
-    answers: Mapping[str, Answer] | None = None,
+    answers: Mapping[str, RehearsalAnswer] | None = None,
 ) -> dict[str, Prediction]:
     """The prediction of a run of each cell, by the name of the cell.
 
@@ -60,7 +60,7 @@ def load_calibration(workspace: Workspace) -> Calibration:
 def read_run_ratios(workspace: Workspace) -> Iterator[MeasuredRatio]:
     """The ratios of measured to predicted time and memory, and the power of a GPU, for each completed run of the workspace that
     trained on a GPU and had a prediction."""
-    powers = measured_power.read_all(workspace)
+    powers = measured_power.read_all_powers(workspace)
     for run_dir in workspace.all_runs():
         try:
             if (ratio := _measure_ratio(run_dir, powers.get(run_dir.run_id))) is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from shardlab.errors import InputError
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.matrix.cell import Cell
 from shardlab.plugins import plugin_process
 from shardlab.plugins.plugin_kind import OwnWorkload, RefusalAnswer, RefusalQuestion
@@ -73,6 +73,6 @@ class RefusingProcess:
             raise InputError(f"{self.file}: refuse of {question.strategy} did not answer within {limit_s:.0f} s.")
         line = answer_pipe.readline(MOST_BYTES)
         try:
-            return decoder(RefusalAnswer).decode(line)
+            return get_decoder(RefusalAnswer).decode(line)
         except DECODE_FAULTS:
             raise InputError(f"{self.file}: its code ended the process that asks it which cells it refuses.") from None

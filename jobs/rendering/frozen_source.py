@@ -17,7 +17,7 @@ from pathlib import Path
 from jobs.status.reconcile import read_statuses
 from shardlab.errors import ShardlabError
 from shardlab.files import files, source_digest
-from shardlab.runs.state import FINAL
+from shardlab.runs.state import FINAL_STATES
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
@@ -67,7 +67,9 @@ def remove_unused_copies(workspace: Workspace, current: Path) -> None:
         if source is not None and Path(source).name in copies:
             runs_with_copies.append((run_dir, Path(source).name))
     run_statuses = read_statuses(workspace, [run_dir for run_dir, _ in runs_with_copies])
-    needed_names = {name for (_, name), status in zip(runs_with_copies, run_statuses, strict=True) if status.state not in FINAL}
+    needed_names = {
+        name for (_, name), status in zip(runs_with_copies, run_statuses, strict=True) if status.state not in FINAL_STATES
+    }
     for name, path in copies.items():
         if name not in needed_names:
             shutil.rmtree(path, ignore_errors=True)

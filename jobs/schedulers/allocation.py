@@ -17,7 +17,7 @@ from jobs.slurm.commands import has_slurm_commands
 from shardlab.errors import ShardlabError
 from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import TOLD
+from shardlab.runs.state import TOLD_REASON
 from shardlab.workspace.workspace import Workspace
 
 ENDED_WHY = (
@@ -77,7 +77,7 @@ class AllocationScheduler(QueueScheduler):
 def _find_unexplained_end(run: RunOnDisk) -> Event | None:
     """The last end of a run if Slurm told the run to end and the state is still `failed`; else None."""
     end = next((event for event in reversed(run.events) if event.event == "exited"), None)
-    is_unexplained = end is not None and end.data.get("reason") == TOLD and run.verdict.state == "failed"
+    is_unexplained = end is not None and end.data.get("reason") == TOLD_REASON and run.verdict.state == "failed"
     return end if is_unexplained else None
 
 

@@ -24,8 +24,8 @@ from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import (
     ENDED_IN_SLURM,
-    FINAL,
-    TOLD,
+    FINAL_STATES,
+    TOLD_REASON,
     JudgedState,
     count_starts_and_ends,
     drop_learnt_ends,
@@ -234,7 +234,7 @@ def _unfinished_job_ids(runs: Sequence[RunOnDisk], sendings: Sequence[Event | No
     As long as one run is not in a final state, the jobs of failed runs count too, because Slurm may restart them; the jobs of
     completed and of cancelled runs never count.
     """
-    if all(run.verdict.state in FINAL for run in runs):
+    if all(run.verdict.state in FINAL_STATES for run in runs):
         return set()
     return {
         str(sending.data["job"])
@@ -366,12 +366,12 @@ def _observe_run(run: RunOnDisk, sending: Event | None, answer: JobsFound, fault
     raw = f"{job.state} ({job.reason})" if job.reason and states.translate_state(job.state) == "pending" else job.state
     if answer.why_not:
         raw = f"{raw} in Slurm's accounting; the controller does not answer: {answer.why_not}"
-    if run.verdict.state in FINAL and answer.why_not and states.translate_state(job.state) == "running":
+    if run.verdict.state in FINAL_STATES and answer.why_not and states.translate_state(job.state) == "running":
         return ObservedRun(run.verdict, job_id, raw)  # the accounting may know the end later than the run's records
     learnt_end = find_learnt_end(run.events)
     if learnt_end is not None:
         run = _judge_by_records(run, run.events)  # Slurm may have started the run again
-    if run.verdict.state not in FINAL and states.translate_state(job.state) not in ("pending", "running"):
+    if run.verdict.state not in FINAL_STATES and states.translate_state(job.state) not in ("pending", "running"):
         run = _reread_run(run)
     is_shared = claim.is_packed(run.events) or run.run.search is not None
     verdict = _combine_with_job(run, job, is_shared=is_shared)
@@ -386,7 +386,7 @@ def record_learnt_ends(workspace: Workspace, runs: Sequence[RunOnDisk], observed
         (run, observed)
         for run, observed in zip(runs, observed_runs, strict=True)
         if observed.verdict.state != run.verdict.state
-        and (observed.verdict.state in FINAL or find_learnt_end(run.events) is not None)
+        and (observed.verdict.state in FINAL_STATES or find_learnt_end(run.events) is not None)
     ]
     if not learnt_pairs or not workspace_trust.is_allowed(workspace):
         return
@@ -421,7 +421,7 @@ def _combine_with_job(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedSta
     own_verdict, slurm_state = run.verdict, states.translate_state(job.state)
     state = states.bare_state(job.state)
     has_started = any(event.event == "started" for event in run.events)
-    if own_verdict.state in FINAL:
+    if own_verdict.state in FINAL_STATES:
         return judge_after_end(run, job, is_shared=is_shared)
     if slurm_state == "pending":
         if own_verdict.held and (not job.reason or "held" in job.reason.lower()):
@@ -459,7 +459,7 @@ def judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState
     begun_since = slurm_state == "running" and job.start_s is not None and job.start_s > end.wall_s
     if slurm_state == "pending" or begun_since:
         return _judge_waiting(
-            job, f"started again by Slurm, after {'Slurm told it to end' if reason == TOLD else verdict.state}"
+            job, f"started again by Slurm, after {'Slurm told it to end' if reason == TOLD_REASON else verdict.state}"
         )
     if slurm_state == "running" and not is_shared:  # Slurm may start the run again, and does not yet say why the run ended
         return JudgedState("running", f"its job is ending, after {verdict.state}: {verdict.why}")
@@ -467,17 +467,17 @@ def judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState
         return JudgedState("cancelled", f"cancelled while it waited to be started again, after {verdict.state}")
     # If the run failed without a recorded reason, the reason for which Slurm ended the job may be the cause. If the job has
     # several runs, the job ended later than this run, so its reason counts only if Slurm told this run to end.
-    if verdict.state != "failed" or reason not in (None, TOLD) or (is_shared and reason is None):
+    if verdict.state != "failed" or reason not in (None, TOLD_REASON) or (is_shared and reason is None):
         return verdict
     return JudgedState(slurm_state, states.WHY[states.bare_state(job.state)]) if slurm_state in ONLY_SLURM_KNOWS else verdict
 
 
 def _judge_missing(run: RunOnDisk, sending: Event, answer: JobsFound) -> JudgedState:
     """The state of a run whose job is not in Slurm's answer."""
-    if run.verdict.state in FINAL or answer.why_not or time.time() - sending.wall_s < LAG_S:
+    if run.verdict.state in FINAL_STATES or answer.why_not or time.time() - sending.wall_s < LAG_S:
         return run.verdict
     own_verdict, job = _reread_run(run).verdict, str(sending.data["job"])
-    if own_verdict.state in FINAL:
+    if own_verdict.state in FINAL_STATES:
         return own_verdict
     array, _, task = job.partition("_")
     is_array_known = any(

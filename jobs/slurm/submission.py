@@ -25,7 +25,7 @@ from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
 from shardlab.record_types import SLURM_CLUSTER_PATTERN, Count, JobNumber, RunId, SlurmClusterName, Token, WallTime
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL, find_last_sending
+from shardlab.runs.state import FINAL_STATES, find_last_sending
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
@@ -177,7 +177,7 @@ def _is_left_open(run_dir: RunDir, token: str, *, is_unreadable: bool = False) -
     try:
         last = find_last_sending(run_dir.events(strict=True))
         is_open = last is not None and last.event == "submitting" and last.data.get("token") == token
-        return is_open and run_dir.judge().state not in FINAL
+        return is_open and run_dir.judge().state not in FINAL_STATES
     except ShardlabError:
         return is_unreadable
 

@@ -148,7 +148,7 @@ def _place_records(old_run: RunDir, arrived_folder: Path) -> None:
     arrived file begins with the same records."""
     for name in files.list_names(arrived_folder):
         own_path = old_run.path / "steps" / name
-        if not re.fullmatch(part_files.STEPS, name) or not _is_regular(arrived_folder / name):
+        if not re.fullmatch(part_files.STEP_FILES, name) or not _is_regular(arrived_folder / name):
             continue
         with files.as_workspace_error("write"):
             if not own_path.exists() or part_files.is_beginning(own_path, arrived_folder / name):

@@ -38,7 +38,7 @@ def fetch_files(node: InventoryNode, workspace: Workspace, names: Sequence[str],
     source, login = _remote_words(node, workspace)
     words = [*rsync.FROM_OTHERS, "--recursive", "--times", f"--timeout={SILENT_S}", *login]
     rsync_end = rsync.run_rsync(words, names, source, f"{target}/", must_stop=must_stop)
-    _check_rsync_end(node, rsync_end, allowed=rsync.INCOMPLETE)
+    _check_rsync_end(node, rsync_end, allowed=rsync.INCOMPLETE_COPY_CODES)
 
 
 def _remote_words(node: InventoryNode, workspace: Workspace) -> tuple[str, list[str]]:

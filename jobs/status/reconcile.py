@@ -25,7 +25,7 @@ from shardlab.runs.progress import Progress
 from shardlab.runs.record import Event, Sample, read_lines
 from shardlab.runs.run import split_attempt
 from shardlab.runs.rundir import RunDir, was_rehearsal
-from shardlab.runs.state import FINAL, JudgedState
+from shardlab.runs.state import FINAL_STATES, JudgedState
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
 
@@ -211,7 +211,9 @@ def find_run_span(events: Sequence[Event], state: str) -> tuple[datetime | None,
     timed_events = sorted((event.wall_s, event.event) for event in events if event.writer == "attempt")
     start_times = [wall_s for wall_s, name in timed_events if name == "started"]
     end_times = [wall_s for wall_s, name in timed_events if name == "exited"]
-    last_end = end_times[-1] if end_times and start_times and end_times[-1] >= start_times[-1] and state in FINAL else None
+    last_end = (
+        end_times[-1] if end_times and start_times and end_times[-1] >= start_times[-1] and state in FINAL_STATES else None
+    )
     return _to_datetime(start_times[0] if start_times else None), _to_datetime(last_end)
 
 

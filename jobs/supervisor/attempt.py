@@ -44,7 +44,7 @@ from shardlab.hardware import host
 from shardlab.runs import suspension
 from shardlab.runs.run import SAVE_AT
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import TOLD
+from shardlab.runs.state import TOLD_REASON
 from shardlab.terminal import console
 
 CLAIMED_CODE, OUT_OF_TIME_CODE, NOT_FOUND_CODE, TOLD_TO_END_CODE = 75, 124, 127, 143
@@ -224,7 +224,7 @@ class Attempt:
             return "cancelled"
         if self.in_slurm and (self.is_told_to_end or self._has_slurm_ended_ranks()):
             self.why = TOLD_TO_END_WHY
-            return TOLD
+            return TOLD_REASON
         if lost_event := next((event for event in self.folder.events() if event.event == step.LOST), None):
             self.why = str(lost_event.data.get("why", ""))
             return "node_fail"
@@ -324,7 +324,7 @@ class Attempt:
             while (code := ranks.poll()) is None:
                 if suspended_s := suspension_watch.take_suspended_s():
                     deadline += suspended_s  # Slurm too extends the limit of a job by the time of its suspension
-                    self._record_event(suspension.EVENT, seconds=round(suspended_s, 3))
+                    self._record_event(suspension.SUSPENDED_EVENT, seconds=round(suspended_s, 3))
                 if self.sampler is not None:
                     self.sampler.look()
                 if self.tracker is not None:
@@ -347,7 +347,7 @@ class Attempt:
             if self._is_cancelled():
                 return "cancelled"
         if self.is_told_to_end:
-            return "cancelled" if not self.in_slurm or self._is_cancelled() else TOLD
+            return "cancelled" if not self.in_slurm or self._is_cancelled() else TOLD_REASON
         if time.monotonic() > deadline and not (self.folder.result.exists() and self._waits_for_controller()):
             return "timeout"
         return "hung" if hang_watch.is_over() and not self._waits_for_controller() else None
@@ -375,7 +375,11 @@ class Attempt:
     def _describe_reason(self, reason: str, hang_watch: HangWatch) -> str:
         if reason == "hung":
             return hang_watch.why()
-        texts = {"timeout": f"ended at its time limit of {self.limit_s} s", "cancelled": CANCELLED_WHY, TOLD: TOLD_TO_END_WHY}
+        texts = {
+            "timeout": f"ended at its time limit of {self.limit_s} s",
+            "cancelled": CANCELLED_WHY,
+            TOLD_REASON: TOLD_TO_END_WHY,
+        }
         return texts.get(reason, "")
 
 

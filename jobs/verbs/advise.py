@@ -22,8 +22,8 @@ from shardlab.errors import InputError, UnknownName
 from shardlab.matrix import model_file
 from shardlab.matrix.cell import Cell
 from shardlab.matrix.model_file import ModelByConfiguration
-from shardlab.registry import Value
-from shardlab.runs.rehearsed import Answer
+from shardlab.registry import OptionValue
+from shardlab.runs.rehearsed import RehearsalAnswer
 from shardlab.terminal import console
 from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
@@ -69,10 +69,10 @@ class AdviseVerb(JobsVerb):
             more_cards = msgspec.structs.replace(cluster.network, cards_per_node=cards)
             machine = plan_machine(msgspec.structs.replace(cluster, network=more_cards), None)
             alternatives[f"--cards-per-node {cards}"] = msgspec.structs.replace(question, machine=machine)
-        all_answers: dict[str, Answer] = {}
+        all_answers: dict[str, RehearsalAnswer] = {}
         source = matrix_plan.make_rehearsals(invocation, plugins)
 
-        def answers(cells: Sequence[Cell]) -> Mapping[str, Answer]:
+        def answers(cells: Sequence[Cell]) -> Mapping[str, RehearsalAnswer]:
             new_answers = source.get_answers(cells)
             all_answers.update(new_answers)
             return new_answers
@@ -92,7 +92,7 @@ class AdviseVerb(JobsVerb):
 def _find_workload(invocation: Invocation) -> tuple[Workload, OwnPlugins]:
     """The workload that --workload names, and the plug-ins of the workspace that define it. Raises InputError."""
     name, models = invocation.arguments.workload, {}
-    if name.endswith(model_file.SUFFIX):
+    if name.endswith(model_file.CONFIGURATION_SUFFIX):
         file = Path(name).absolute()
         entry = ModelByConfiguration(f"{file.parent.name}/{file.name}", seq_len=invocation.arguments.seq_len)
         model = model_file.read_model(entry, file.parent.parent)
@@ -103,7 +103,7 @@ def _find_workload(invocation: Invocation) -> tuple[Workload, OwnPlugins]:
         needs_length = models and invocation.arguments.seq_len is None
         raise InputError(f"{fault} A language model needs the option --seq-len." if needs_length else fault)
     if name not in (workloads := plugins.workload_menu()):
-        raise UnknownName("workload", name, workloads, where="--workload")
+        raise UnknownName("workload", name, workloads, place="--workload")
     return workloads[name], plugins
 
 
@@ -115,7 +115,7 @@ def _read_cluster(invocation: Invocation) -> Cluster:
             raise InputError(f"--{option.replace('_', '-')}: found {number}. Allowed: 1 to {MOST_GPUS}.")
     for option in ("link", "between_nodes"):
         if (name := getattr(args, option)) not in (None, *link.link_entries()):
-            raise UnknownName("link", name, link.link_entries(), where=f"--{option.replace('_', '-')}")
+            raise UnknownName("link", name, link.link_entries(), place=f"--{option.replace('_', '-')}")
     cluster = invocation.cluster
     if args.gpu is not None:
         gpu.must_find_model(args.gpu)
@@ -128,17 +128,17 @@ def _read_cluster(invocation: Invocation) -> Cluster:
 def _make_question(invocation: Invocation, workload: Workload, cluster: Cluster) -> Question:
     """The question that the options ask. Raises InputError."""
     args, by_name = invocation.arguments, {option.name: option for option in workload.options}
-    options: dict[str, Value] = {name: option.default for name, option in by_name.items()}
+    options: dict[str, OptionValue] = {name: option.default for name, option in by_name.items()}
     for name, _, text in (entry.partition("=") for entry in args.option):
         if name not in by_name:
-            raise UnknownName(f"option of {workload.name}", name, by_name, where="--option")
+            raise UnknownName(f"option of {workload.name}", name, by_name, place="--option")
         options[name] = text
         with contextlib.suppress(msgspec.DecodeError):  # what is no YAML is a text
             options[name] = msgspec.yaml.decode(text.encode())
         if (why := by_name[name].refuse(options[name])) is not None:
             raise InputError(f"--option {name}: {why}")
     if args.precision not in ALL:
-        raise UnknownName("precision", args.precision, ALL, where="--precision")
+        raise UnknownName("precision", args.precision, ALL, place="--precision")
     if args.seq_len is not None and workload.seq_len is None:
         raise InputError(f"--seq-len: {workload.name} has no sequences. Allowed: leave --seq-len out.")
     per_node = cluster.gpus.per_node if cluster.gpus is not None and cluster.gpus.per_node else args.gpus

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from jobs.status.reconcile import Status
-from shardlab.runs.run import REHEARSAL
-from shardlab.runs.state import FINAL
+from shardlab.runs.run import REHEARSAL_NOTE
+from shardlab.runs.state import FINAL_STATES
 from shardlab.terminal import moments, plain_table
 from shardlab.terminal.table import Column, Table
 
@@ -41,9 +41,9 @@ def list_reasons(table: Table[Status]) -> list[str]:
 
 def summarize_runs(runs: Sequence[Status]) -> str:
     """A line that says how many runs are in each state, how many are rehearsals, and in which time zone the times are."""
-    counts = sorted(Counter(status.state for status in runs).items(), key=lambda item: (item[0] in FINAL, item[0]))
+    counts = sorted(Counter(status.state for status in runs).items(), key=lambda item: (item[0] in FINAL_STATES, item[0]))
     rehearsed = sum(bool(status.rehearsal) for status in runs)
-    note = f" {rehearsed} of them a {REHEARSAL}." if rehearsed else ""
+    note = f" {rehearsed} of them a {REHEARSAL_NOTE}." if rehearsed else ""
     zone = f" Times are {datetime.now().astimezone():%Z}." if any(status.started for status in runs) else ""
     return f"{len(runs)} run(s): {', '.join(f'{count} {name}' for name, count in counts)}.{note}{zone}"
 

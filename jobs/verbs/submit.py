@@ -48,7 +48,9 @@ class SubmitVerb(JobsVerb):
         )
         completion.offer_completions(parser.add_argument("--resume-from", metavar="RUN", help=resume_help), Workspace.run_ids)
         names = ", ".join(trackers.TRACKERS)
-        track_help = f"log runs while they go on, offline, into {trackers.FOLDER}/ of the workspace: {names} (docs/exports.md)"
+        track_help = (
+            f"log runs while they go on, offline, into {trackers.TRACKER_FOLDER}/ of the workspace: {names} (docs/exports.md)"
+        )
         tracker = parser.add_argument("--track", metavar="TRACKER", help=track_help)
         completion.offer_completions(tracker, lambda _: trackers.TRACKERS)
         shared_options.add_sharing_options(parser)

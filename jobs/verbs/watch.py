@@ -13,7 +13,7 @@ from jobs.submission.backlog import Backlog
 from jobs.verbs import status_table, views
 from shardlab.runs.run import split_attempt
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL
+from shardlab.runs.state import FINAL_STATES
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
@@ -90,10 +90,10 @@ def cancel_runs(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
     deadline = time.monotonic() + CANCEL_S
     while True:
         current_statuses = read_statuses(workspace, folders)
-        if all(run.state in FINAL for run in current_statuses):
+        if all(run.state in FINAL_STATES for run in current_statuses):
             last_folders = _last_attempts(workspace, [run.id for run in current_statuses])
             tries = read_statuses(workspace, search_runs.add_tries(workspace, last_folders))
-            unfinished = [run for run in tries if run.state not in FINAL and run.cell is not None]
+            unfinished = [run for run in tries if run.state not in FINAL_STATES and run.cell is not None]
             # the second list: tries and attempts that began in the meantime
             return [*current_statuses, *(cancel_runs(workspace, unfinished) if unfinished else [])]
         if time.monotonic() > deadline:

@@ -24,8 +24,8 @@ class PackageCheck:
 
     script = ""
 
-    def __init__(self, setting: str, argv: Sequence[str], folder: PurePosixPath, limit_s: float, advice: str) -> None:
-        self.setting, self.argv, self.folder, self.limit_s, self.advice = setting, argv, folder, limit_s, advice
+    def __init__(self, setting: str, list_words: Sequence[str], folder: PurePosixPath, limit_s: float, advice: str) -> None:
+        self.setting, self.argv, self.folder, self.limit_s, self.advice = setting, list_words, folder, limit_s, advice
         self._differences: str | None = None
 
     @property
@@ -41,14 +41,14 @@ class PackageCheck:
 
     def make(self, node: Node) -> None:
         """Check the packages. Raises Unanswered if they cannot be listed, or if a needed package is missing."""
-        answer = node.run(self.argv, timeout_s=self.limit_s)
-        if answer.code is None:
+        listing_output = node.run(self.argv, timeout_s=self.limit_s)
+        if listing_output.code is None:
             raise Unanswered(f"{node.name}: {self.setting}: its packages were not listed within {self.limit_s:g} s")
-        if answer.code != 0:
+        if listing_output.code != 0:
             raise Unanswered(
-                f"{node.name}: {self.setting}: its packages cannot be listed: {failure_reason(answer)}. {self.advice}"
+                f"{node.name}: {self.setting}: its packages cannot be listed: {failure_reason(listing_output)}. {self.advice}"
             )
-        differences = software.compare_packages(answer.stdout)
+        differences = software.compare_packages(listing_output.stdout)
         if differences.missing:
             raise Unanswered(
                 f"{node.name}: {self.setting} lacks {', '.join(differences.missing)}. Install what is missing there."
@@ -59,6 +59,6 @@ class PackageCheck:
             raise Unanswered(f"{node.name}: {self.folder}: {last_line(put_answer)}")
 
 
-def summarize_versions(other: Sequence[str]) -> str:
+def summarize_versions(version_clauses: Sequence[str]) -> str:
     """The differences from the tested packages as one line. other: a clause for each package with another version."""
-    return f"other versions than tested: {', '.join(other)}" if other else "the tested versions"
+    return f"other versions than tested: {', '.join(version_clauses)}" if version_clauses else "the tested versions"

@@ -10,7 +10,7 @@ import msgspec
 from shardlab.record_types import HOST_PATTERN, HostName, Sha256
 
 HOST_NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,30}\Z")  # also the name of a node that shardlab sets up itself
-Name = Annotated[
+PlainName = Annotated[
     str,
     msgspec.Meta(
         pattern=HOST_NAME.pattern,
@@ -29,13 +29,13 @@ NodeName = Annotated[
 
 Role = Literal["controller", "worker"]
 
-IPV4 = r"^(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?!\Z)|\Z)){4}\Z"
+IPV4_PATTERN = r"^(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?!\Z)|\Z)){4}\Z"
 
-HOST = re.compile(HOST_PATTERN)
+HOST_REGEX = re.compile(HOST_PATTERN)
 
 LOCAL_FOLDER = "/opt/shardlab"  # shardlab's folder on each node, if the nodes share no folder
 
-SetName = Literal["cifar10", "mnist", "imagenet"]
+DataSetName = Literal["cifar10", "mnist", "imagenet"]
 
 # The keys of jobs/planner/links.yaml, which has the bandwidth of each.
 LinkName = Literal[
@@ -68,7 +68,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A data set and its source."""
 
-    name: SetName
+    name: DataSetName
     """The name of the data set."""
     archive: str | None = None
     """The source: an http(s) URL, or the path of a tar file or of a folder (relative to the workspace unless absolute); null:
@@ -87,7 +87,7 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: str | None = None
     """The folder that contains the data sets; null: `.shardlab/data` in the workspace."""
-    sets: list[SetName | DataSet] = []
+    sets: list[DataSetName | DataSet] = []
     """The data sets that `provision` stores in `path`: names, or mappings with a name and a source."""
     stage: Literal["node"] | None = None
     """node: when a run starts, it copies its data set to the local disk of each of its nodes ($TMPDIR), and reads this copy.
@@ -106,12 +106,12 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     otherwise at most 31 small letters, digits and hyphens."""
     host: str | None = None
     """The address for the login, or a name from ~/.ssh/config. Required for provider ssh, not allowed for provider virtual."""
-    address: Annotated[str, msgspec.Meta(pattern=IPV4)] | None = None
+    address: Annotated[str, msgspec.Meta(pattern=IPV4_PATTERN)] | None = None
     """The IPv4 address of the node on the network on which the nodes train, if `host` is on another network (provider ssh);
     Slurm, NFS and the ranks use only this network. null: `host` is on this network."""
     mac: Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\Z")] | None = None
     """The MAC address of the interface that has `address`; taken from the manifest of the experiment (provider cloudlab)."""
-    control: Annotated[str, msgspec.Meta(pattern=IPV4)] | None = None
+    control: Annotated[str, msgspec.Meta(pattern=IPV4_PATTERN)] | None = None
     """The address of the node on the control network, which is for logins only; taken from the manifest of the experiment
     (provider cloudlab)."""
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
@@ -166,7 +166,7 @@ class Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shared: Annotated[str, msgspec.Meta(pattern=r"^/[A-Za-z0-9._/-]+\Z")] | None = None
     """The absolute path of a folder that all nodes share. Practice nodes share the folder that has this path on this
     machine."""
-    server: Name | None = None
+    server: PlainName | None = None
     """The node that exports the shared folder to the other nodes by NFS; null: all nodes already have the folder."""
     disk: Annotated[str, msgspec.Meta(pattern=r"^/dev/[A-Za-z0-9][A-Za-z0-9._:+/-]*\Z")] | None = None
     """A whole empty disk that has the same name on every node, on which `provision` creates a file system. A disk that is not

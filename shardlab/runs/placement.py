@@ -8,7 +8,9 @@ import msgspec
 
 from shardlab.runs.record import Event
 
-PLACED = "placed"  # the name of the event; `nodes` in its data contains the names of the run's nodes, beginning with node 0
+PLACED_EVENT = (
+    "placed"  # the name of the event; `nodes` in its data contains the names of the run's nodes, beginning with node 0
+)
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -22,7 +24,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 def read_placement(events: Sequence[Event]) -> Placement | None:
     """The placement of a run according to its events; None if the run was not started, or if its nodes share a folder."""
-    placed_event = next((event for event in reversed(events) if event.event == PLACED), None)
+    placed_event = next((event for event in reversed(events) if event.event == PLACED_EVENT), None)
     return (
         Placement(placed_event.host, [str(name) for name in placed_event.data.get("nodes", [])])
         if placed_event is not None
