@@ -52,7 +52,7 @@ GENERATIONS = (
 _ARM_GENERATIONS = frozenset({"Ampere", "Hopper", "Grace Hopper"})
 # The generations that every build of torch for x86_64 supports. Ada (compute capability 8.9) runs code that is built for 8.6.
 _COMMON_GENERATIONS = frozenset({"Turing", "Ampere", "Ada", "Hopper"})
-GENERATIONS_BY_BUILD = {  # the generations that a build of torch supports, by processor architecture and CUDA release of the build
+GENERATIONS_BY_BUILD = {  # the generations that a build of torch supports, by processor architecture and CUDA release
     ("x86_64", "12.6"): _COMMON_GENERATIONS | {"Maxwell", "Pascal", "Volta"},
     ("x86_64", "13.0"): _COMMON_GENERATIONS | {"Blackwell"},
     ("x86_64", "13.2"): _COMMON_GENERATIONS | {"Blackwell"},

@@ -14,7 +14,7 @@ from collect.findings import comparability
 from collect.reading.load import Loaded
 from collect.verdicts import draws, part_text, reasons
 from collect.verdicts.draws import Value
-from collect.verdicts.selection import STATE, Measurements, NoMeasurement
+from collect.verdicts.selection import STATE_METRIC, Measurements, NoMeasurement
 from collect.verdicts.uncertain_number import UncertainNumber
 from shardlab.matrix import cell_names, matrix
 from shardlab.matrix.expansion import Expansion
@@ -202,7 +202,7 @@ def _look_up_numbers(
         cell_filter = Expression(text).call_arguments[0][1]
         assert isinstance(call.func, ast.Name)
         try:
-            if call.func.id == STATE:
+            if call.func.id == STATE_METRIC:
                 row, values[text] = measurements.state(cell_filter)
                 run_ids = [run.run_id for run in row.runs]
                 verdict.numbers.append(ClaimNumber(call=text, cell=row.id, value=row.state, n=len(run_ids), runs=run_ids))

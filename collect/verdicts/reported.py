@@ -11,7 +11,7 @@ from collect.metrics.memory import KINDS
 from collect.reading.load import Loaded
 from collect.verdicts import reasons
 from collect.verdicts.printed_number import ParsedNumber, parse_number
-from collect.verdicts.selection import STATE, Measurements, NoMeasurement
+from collect.verdicts.selection import STATE_METRIC, Measurements, NoMeasurement
 from collect.verdicts.uncertain_number import UncertainNumber
 from shardlab.matrix.study import Reported
 
@@ -88,7 +88,7 @@ def _compare_reported_number(loaded: Loaded, measurements: Measurements, entry: 
     )
     try:
         number: UncertainNumber | None = None
-        if result.metric == STATE:
+        if result.metric == STATE_METRIC:
             row, state = measurements.state(result.cell)
             result.measured, result.n = state, len(row.runs)
         else:
@@ -103,7 +103,7 @@ def _compare_reported_number(loaded: Loaded, measurements: Measurements, entry: 
         result.why = unanswered.why
     metric = measurements.metrics.get(result.metric)
     try:
-        if metric is not None or result.metric == STATE:
+        if metric is not None or result.metric == STATE_METRIC:
             result.reported = parse_number(result.printed, entry.unit, metric.unit if metric else "", change=_is_change(metric))
     except ValueError as error:
         result.why = "; ".join(filter(None, (result.why, str(error))))

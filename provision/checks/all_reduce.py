@@ -46,7 +46,7 @@ def run(site: Site, target: Target) -> Outcome:
     output = trial.run_trial(target).all_reduce
     if output is None:
         return Outcome(None, "needs torch")
-    outcome = judge_all_reduce(output, core_count=target.facts[HOST].cpus_allowed)
+    outcome = judge_all_reduce(output, cores=target.facts[HOST].cpus_allowed)
     return add_measurement(outcome, output, [target.node.name], first_gpu_name(target.facts[HOST]))
 
 

@@ -54,7 +54,8 @@ def judge_proofs(node_type: NodeType, proofs: Proofs, folder: str, requested_gpu
     first_gpus = first_proof.host.gpus
     gpu_text = f"{len(first_gpus)} x {first_gpus[0].name}" if first_gpus else "no GPU"
     version = first_proof.trial.torch.version or ""
-    text = f"{kind}: torch {version} works on {len(proofs.nodes)} nodes ({gpu_text}){rate_text}{torch.describe_untried_release(version)}"
+    remark = torch.describe_untried_release(version)
+    text = f"{kind}: torch {version} works on {len(proofs.nodes)} nodes ({gpu_text}){rate_text}{remark}"
     return Outcome(True, text, advice, all_reduces=tuple(_read_measurements(proofs.nodes)))
 
 
@@ -80,7 +81,7 @@ def _find_fault(proof: NodeProof, requested_gpus: int) -> Outcome | None:
         why = all_reduce.explain_failure(proof.trial.product, PRODUCT_S)
         checks.append(Outcome(False, f"a matrix product on the GPUs failed: {why}", "do not train here"))
     if proof.trial.all_reduce is not None:
-        checks.append(all_reduce.judge_all_reduce(proof.trial.all_reduce, core_count=proof.host.cpus_allowed))
+        checks.append(all_reduce.judge_all_reduce(proof.trial.all_reduce, cores=proof.host.cpus_allowed))
     if proof.tasks > 1:
         checks.append(_check_shared_folder(proof))
         if (

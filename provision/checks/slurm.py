@@ -7,13 +7,13 @@ from provision.node import Node, last_line
 from provision.operation import Site, Target
 from shardlab.remote.remote import CommandOutput
 
-CANARY_EXIT_CODE = 7  # the exit code of the test job; no other error of a job is likely to have this exit code
+CANARY_CODE = 7  # the exit code of the test job; no other error of a job is likely to have this exit code
 LIMIT_S = 180.0
 # Submits a job that exits with CANARY, and prints what sacct reports. sacct reports the end of a job some seconds late.
 CANARY_SCRIPT = f"""\
 cd "${{TMPDIR:-/tmp}}"
 worker=$1; shift
-id=$(sbatch --parsable -w "$worker" "$@" --job-name=shardlab-canary --output=/dev/null --time=2 --wrap='exit {CANARY_EXIT_CODE}')
+id=$(sbatch --parsable -w "$worker" "$@" --job-name=shardlab-canary --output=/dev/null --time=2 --wrap='exit {CANARY_CODE}')
 id=${{id%%;*}}
 for n in $(seq 240); do
     said=$(sacct -X -n -P -j "$id" -o State,ExitCode)
@@ -50,10 +50,8 @@ def run(site: Site, target: Target) -> Outcome:
     if (gpus := _check_gpu_job(site, node, workers[0])) is not None:
         return gpus
     canary = node.run(["sh", "-c", CANARY_SCRIPT, "canary", workers[0], *options], timeout_s=LIMIT_S)
-    if (fault := _describe_fault(canary)) or canary.stdout.strip() != f"FAILED|{CANARY_EXIT_CODE}:0":
-        text = (
-            f"for a job that ends with exit code {CANARY_EXIT_CODE}, sacct reports: {canary.stdout.strip() or 'nothing'}{fault}"
-        )
+    if (fault := _describe_fault(canary)) or canary.stdout.strip() != f"FAILED|{CANARY_CODE}:0":
+        text = f"for a job that ends with exit code {CANARY_CODE}, sacct reports: {canary.stdout.strip() or 'nothing'}{fault}"
         return Outcome(
             False,
             text,

@@ -30,8 +30,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         return fstab.mount_folder(EXTRA_DISK)
     if not target.facts[MKEXTRAFS]:
         raise Unanswered(
-            f"{node_name}: nothing is mounted at {EXTRA_DISK}, and {MKEXTRAFS_PATH} does not exist: request the experiment with "
-            f"cloudlab.blockstore_gib, or choose a folder outside {EXTRA_DISK}"
+            f"{node_name}: nothing is mounted at {EXTRA_DISK}, and {MKEXTRAFS_PATH} does not exist: request the experiment "
+            f"with cloudlab.blockstore_gib, or choose a folder outside {EXTRA_DISK}"
         )
     return [
         RunCommand(f"make the folder {EXTRA_DISK}", ["mkdir", "-p", "--", EXTRA_DISK]),

@@ -13,7 +13,10 @@ MUNGE_KEY_PATH = "/etc/munge/munge.key"
 MUNGE_KEY_BYTES = 1024
 MUNGE_KEY_MODE, MUNGE_KEY_OWNER = 0o400, "munge:munge"
 # Writes standard input to the file of the key, completely or not at all.
-WRITE_KEY = f'umask 077; new=$(mktemp {MUNGE_KEY_PATH}.XXXXXX); cat > "$new"; chown {MUNGE_KEY_OWNER} "$new"; chmod 400 "$new"; mv "$new" {MUNGE_KEY_PATH}'
+WRITE_KEY = (
+    f'umask 077; new=$(mktemp {MUNGE_KEY_PATH}.XXXXXX); cat > "$new"; chown {MUNGE_KEY_OWNER} "$new"; chmod 400 "$new"; '
+    f'mv "$new" {MUNGE_KEY_PATH}'
+)
 MAKE_KEY = f"head -c {MUNGE_KEY_BYTES} /dev/urandom | (set -e; {WRITE_KEY})"
 
 

@@ -111,8 +111,8 @@ def plan_nfs_mount(site: Site, target: Target) -> list[Change] | Nothing:
         changes += fstab.mount_folder(folder)
     elif not {"hard", "vers=4.2"} <= set(mount_place.mount.options):
         raise Unanswered(
-            f"{node_name}: {folder} is mounted with {','.join(mount_place.mount.options)}, not {MOUNT_OPTIONS}: first unmount {folder} "
-            "there"
+            f"{node_name}: {folder} is mounted with {','.join(mount_place.mount.options)}, not {MOUNT_OPTIONS}: first unmount "
+            f"{folder} there"
         )
     return changes or Nothing(f"{nfs_source} is mounted")
 

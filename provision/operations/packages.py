@@ -74,7 +74,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     changes: list[Change] = []
     if installed_packages.interrupted:
         # If a package was only partly unpacked, dpkg cannot configure the packages that depend on it. Then apt repairs it.
-        repair = f"{QUIET_VARIABLES}; dpkg --force-confdef --force-confold --configure -a || {APT_COMMAND} {INSTALL_OPTIONS} --fix-broken install"
+        configure = "dpkg --force-confdef --force-confold --configure -a"
+        repair = f"{QUIET_VARIABLES}; {configure} || {APT_COMMAND} {INSTALL_OPTIONS} --fix-broken install"
         changes.append(shell_change("finish the installation that was interrupted", repair, timeout_s=LOCK_S))
     if missing_packages:
         changes += install_packages(missing_packages)

@@ -21,8 +21,8 @@ DBD_CONF = "/etc/slurm/slurmdbd.conf"
 WORKER_OPTIONS, WORKER_UNIT = "/etc/default/slurmd", "/etc/systemd/system/slurmd.service.d/configless.conf"
 # Makes the database and its user; the statements have no effect if they exist.
 CREATE_DATABASE_SQL = (
-    f"CREATE DATABASE IF NOT EXISTS {ACCOUNTING_DATABASE}; CREATE USER IF NOT EXISTS 'slurm'@'localhost' IDENTIFIED VIA unix_socket; "
-    f"GRANT ALL ON {ACCOUNTING_DATABASE}.* TO 'slurm'@'localhost';"
+    f"CREATE DATABASE IF NOT EXISTS {ACCOUNTING_DATABASE}; CREATE USER IF NOT EXISTS 'slurm'@'localhost' IDENTIFIED VIA "
+    f"unix_socket; GRANT ALL ON {ACCOUNTING_DATABASE}.* TO 'slurm'@'localhost';"
 )
 HEALTHY_STATES = frozenset({"idle", "alloc", "mix", "comp"})
 DRAINED_STATES, DOWN_STATES = frozenset({"drain", "drng"}), frozenset({"down", "fail", "failg"})

@@ -147,7 +147,8 @@ def _close_state_folder() -> None:
     files.make_folder(STATE_FOLDER)
     if (owner := STATE_FOLDER.stat().st_uid) != 0:
         raise PracticeNodeError(
-            f"{STATE_FOLDER}: owned by the user {owner}, who could change the files of practice nodes. Run: chown root {STATE_FOLDER}"
+            f"{STATE_FOLDER}: owned by the user {owner}, who could change the files of practice nodes. "
+            f"Run: chown root {STATE_FOLDER}"
         )
     STATE_FOLDER.chmod(0o700)
 

@@ -63,7 +63,8 @@ class Lease(msgspec.Struct, frozen=True):
         if self.lies_ahead(current_time):
             age = f"at {moments.format_time(self.read)}, which lies ahead, so a clock is wrong"
         verb = "ends" if left_s > 0 else "ended"
-        sentence = f"the lease {verb} {moments.format_time(self.expires)}, {how_long} (read {age}, from {SOURCE_PHRASES[self.source]})."
+        source = SOURCE_PHRASES[self.source]
+        sentence = f"the lease {verb} {moments.format_time(self.expires)}, {how_long} (read {age}, from {source})."
         if self.is_stale(current_time):
             manifest_hint = " with a new manifest" if self.source == "manifest" else ""
             sentence += (

@@ -60,7 +60,8 @@ def read_plugin(file: Path) -> PluginSource:
         return PluginSource(file, {file.name: read_plugin_file(file)})
     if not NAME_PATTERN.fullmatch(file.stem):
         raise InputError(
-            f"{file}: {file.stem!r} cannot be the name of a plug-in. Allowed: a file name that matches {NAME_PATTERN.pattern}.py."
+            f"{file}: {file.stem!r} cannot be the name of a plug-in. Allowed: a file name that matches "
+            f"{NAME_PATTERN.pattern}.py."
         )
     helper_paths = [path for path in python_files(file.parent) if path.name.startswith("_")]
     return PluginSource(file, {path.name: read_plugin_file(path) for path in (file, *helper_paths)})

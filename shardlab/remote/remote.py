@@ -152,18 +152,18 @@ class Remote:
         connection = self._connection  # not locked: another thread holds the lock during a login
         if connection is not None and self._running:
             # The brackets prevent that pkill matches its own command line.
-            kill_command = f"pkill -TERM -f '[{SESSION_VARIABLE[0]}]{SESSION_VARIABLE[1:]}'"
-            kill_words = [
+            kill = f"pkill -TERM -f '[{SESSION_VARIABLE[0]}]{SESSION_VARIABLE[1:]}'"
+            argv = [
                 *connection.ssh_words,
-                wrap_for_any_shell(f"sudo -n {kill_command} || {kill_command}" if self._may_sudo else kill_command),
+                wrap_for_any_shell(f"sudo -n {kill} || {kill}" if self._may_sudo else kill),
             ]
-            DEVNULL = subprocess.DEVNULL
+            null = subprocess.DEVNULL
             with contextlib.suppress(subprocess.TimeoutExpired):  # the commands stay in `running`
                 subprocess.run(
-                    kill_words,
-                    stdin=DEVNULL,
-                    stdout=DEVNULL,
-                    stderr=DEVNULL,
+                    argv,
+                    stdin=null,
+                    stdout=null,
+                    stderr=null,
                     timeout=limit_s,
                     check=False,
                     start_new_session=True,

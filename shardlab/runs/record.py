@@ -144,7 +144,7 @@ class GpuSample(Record, kw_only=True):
     processes: Count | None = None
     """Number of processes of all users that compute on the GPU."""
     throttled: list[str] | None = None
-    """Reasons why the clocks of the GPU are lowered: values of `shardlab.hardware.nvml.THROTTLES`."""
+    """Reasons why the clocks of the GPU are lowered: values of `shardlab.hardware.nvml.THROTTLE_REASON_BY_BIT`."""
     xids: list[Integer] | None = None
     """Numbers of the errors (XID) that the driver reported since the previous sample."""
 

@@ -185,7 +185,7 @@ def decode_answer(json_bytes: bytes) -> RehearsalAnswer:
 
 
 def read_answer(path: Path) -> RehearsalAnswer | None:
-    """The result in a file; None if the file does not exist, cannot be read, or does not fit the type `Answer`."""
+    """The result in a file; None if the file does not exist, cannot be read, or does not fit the type `RehearsalAnswer`."""
     try:
         return decode_answer(files.read(path))
     except (OSError, *DECODE_FAULTS):

@@ -121,7 +121,8 @@ def must_be_allowed(workspace: Workspace, action: str, other_files: Iterable[Pat
     if not only_writes and (unshown := unshown_powers(workspace)):
         raise InputError(
             f"{workspace.path / 'cluster.yaml'}: was there before this workspace began, and was not shown yet. It "
-            f"{'; '.join(map(printable.clean_to_one_line, unshown))}. Run first: provision, which shows it; or allow it with --trust."
+            f"{'; '.join(map(printable.clean_to_one_line, unshown))}. Run first: provision, which shows it; or allow it "
+            "with --trust."
         )
 
 

@@ -15,7 +15,7 @@ from shardlab.workspace.workspace import Workspace
 @pytest.fixture
 def three(tmp_path, monkeypatch):
     monkeypatch.setattr(virtual, "INSTANCES_LIMIT_FILE", tmp_path / "limit")
-    monkeypatch.setattr(virtual, "STATE", tmp_path / "state")
+    monkeypatch.setattr(virtual, "STATE_FOLDER", tmp_path / "state")
     monkeypatch.setattr("provision.practice.machine.STATE_FOLDER", tmp_path / "state")
     # Other checks of practice nodes depend on the operating system of this machine, so stand-ins replace them.
     monkeypatch.setattr(base, "check_machine", lambda _release=None: None)

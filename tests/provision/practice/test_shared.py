@@ -77,7 +77,7 @@ def test_a_setuid_program_in_the_shared_folder_never_has_an_effect(tmp_path):
 
 def test_a_note_of_another_boot_unmounts_nothing(tmp_path, monkeypatch):
     """A record of a mount from an earlier boot of this machine is removed, and nothing is unmounted."""
-    monkeypatch.setattr(shared, "run", lambda argv: pytest.fail(f"ran {argv}"))
+    monkeypatch.setattr(shared, "run_here", lambda argv: pytest.fail(f"ran {argv}"))
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "shared").write_text(f"another-boot {tmp_path}\n")
     shared.release_folder(tmp_path / "one")
@@ -87,7 +87,7 @@ def test_a_note_of_another_boot_unmounts_nothing(tmp_path, monkeypatch):
 @pytest.fixture
 def state(tmp_path, monkeypatch):
     folder = tmp_path / "state"
-    monkeypatch.setattr(virtual, "STATE", folder)
+    monkeypatch.setattr(virtual, "STATE_FOLDER", folder)
     return folder
 
 
