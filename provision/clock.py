@@ -40,7 +40,7 @@ class Offset(msgspec.Struct, frozen=True):
 def measure_offset(node: Node) -> Offset:
     """Compare the node's time with this machine's time in the middle of a round trip.
 
-    Measures up to TRIES times and uses the shortest round trip. Raises Unanswered.
+    Measures up to MOST_TRIES times and uses the shortest round trip. Raises Unanswered.
     """
     node.run(["true"], timeout_s=30)  # logs in, so that the measured round trips do not include the login
     best_offset = _measure_offset_once(node)

@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-TORCH_VERSION = "2.13.0"  # the pinned version of torch, which the table BUILDS describes
+TORCH_VERSION = "2.13.0"  # the pinned version of torch, which the table GENERATIONS_BY_BUILD describes
 LONG_SUPPORT_BRANCH = 580  # the driver branch with long support: it supports all generations from Maxwell to Blackwell
 USUAL_CUDA = "13.0"  # the CUDA release of the torch that pip installs by default
 OLDEST_DRIVER = {"12": 525, "13": 580}  # the oldest driver branch that supports a major release of CUDA

@@ -17,7 +17,7 @@ SOURCE_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # no
 def explain_shadowed_package() -> str | None:
     """A sentence about the first package of shardlab that Python would import from elsewhere; None if there is none.
 
-    The copy of the source that a run uses has no package `provision`, so only packages that are in ROOT are looked for.
+    The copy of the source that a run uses has no package `provision`, so only packages that are in SOURCE_ROOT are looked for.
     """
     for package in PACKAGES:
         init_file = os.path.join(SOURCE_ROOT, package, "__init__.py")  # noqa: PTH118

@@ -9,7 +9,7 @@ from shardlab.remote.remote import CommandOutput
 
 CANARY_CODE = 7  # the exit code of the test job; no other error of a job is likely to have this exit code
 LIMIT_S = 180.0
-# Submits a job that exits with CANARY, and prints what sacct reports. sacct reports the end of a job some seconds late.
+# Submits a job that exits with CANARY_CODE, and prints what sacct reports. sacct reports the end of a job some seconds late.
 CANARY_SCRIPT = f"""\
 cd "${{TMPDIR:-/tmp}}"
 worker=$1; shift

@@ -121,7 +121,7 @@ CATALOGUE_COLUMNS = (
 
 
 def catalogue_rows() -> list[list[str]]:
-    """The catalogue as rows of text, in the order of COLUMNS; an unknown value is empty."""
+    """The catalogue as rows of text, in the order of CATALOGUE_COLUMNS; an unknown value is empty."""
     return [
         [
             _value_text(catalogue_value)

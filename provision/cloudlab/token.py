@@ -38,7 +38,7 @@ class Token:
         return self._secret
 
     def hide(self, portal_text: str) -> str:
-        """A text of the portal, in which each occurrence of the token is replaced by HIDDEN."""
+        """A text of the portal, in which each occurrence of the token is replaced by TOKEN_PLACEHOLDER."""
         return portal_text.replace(self._secret, TOKEN_PLACEHOLDER)
 
 

@@ -149,7 +149,7 @@ def _read_validation_classes(kit_path: Path) -> list[str]:
 
 
 def _read_kit(kit: Path) -> Mapping[str, bytes]:
-    """The bytes of the files META and TRUTH of the development kit, by name; a file that the kit lacks is left out."""
+    """The bytes of the files META_FILE and TRUTH_FILE of the development kit, by name, without those that the kit lacks."""
     content_by_name: dict[str, bytes] = {}
     with kit.open("rb") as kit_stream, damage_as_input_error(kit):
         for member in read_members(kit, kit_stream, MOST_KIT_FILES, MOST_KIT_BYTES):

@@ -31,7 +31,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> tuple[Association, ...]:
-    """The accounts of the user, from the output of PROGRAM. Raises ValueError if a line has another form."""
+    """The accounts of the user, from the output of PRINT_ASSOCIATIONS. Raises ValueError if a line has another form."""
     associations = []
     for line in stdout.splitlines():
         line_fields = line.split("|")

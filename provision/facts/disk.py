@@ -11,8 +11,8 @@ from provision.fact import Fact, decode_last_line
 FILE_SYSTEM_LABEL = (
     "shardlab"  # the label of file systems that `provision` makes, by which it recognizes them before they are mounted
 )
-# PROGRAM uses wipefs, which lists all signatures of file systems, RAID, LVM and encryption that libblkid finds. lsblk is not
-# used for file systems, because it prints the information of udev, which may be old.
+# DESCRIBE_DISK uses wipefs, which lists all signatures of file systems, RAID, LVM and encryption that libblkid finds. lsblk
+# is not used for file systems, because it prints the information of udev, which may be old.
 DESCRIBE_DISK = """\
 disk=$1
 if ! test -b "$disk"; then echo '{"there": false}'; exit 0; fi
@@ -60,7 +60,7 @@ def disk_fact(path: str) -> Fact[Disk]:
 
 
 def parse(stdout: str) -> Disk:
-    """The disk, parsed from the output of PROGRAM. Raises ValueError."""
+    """The disk, parsed from the output of DESCRIBE_DISK. Raises ValueError."""
     report = decode_last_line(stdout, _DiskReport)
     if not report.there:
         return Disk()

@@ -42,9 +42,11 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> InstalledEnvironment:
-    """The environment as PROGRAM describes it. A part is None if its marker file does not exist."""
+    """The environment as DESCRIBE_ENVIRONMENT describes it. A part is None if its marker file does not exist."""
     value_by_name = dict(line.split("=", 1) for line in stdout.splitlines() if "=" in line)
     return msgspec.convert({part_name: value or None for part_name, value in value_by_name.items()}, InstalledEnvironment)
 
 
-ENVIRONMENT = Fact("environment", command, parse, timeout_s=300)  # PROGRAM counts up to tens of thousands of files over NFS
+ENVIRONMENT = Fact(
+    "environment", command, parse, timeout_s=300
+)  # DESCRIBE_ENVIRONMENT counts up to tens of thousands of files over NFS

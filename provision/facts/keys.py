@@ -46,7 +46,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> Keys:
-    """The keys in the output of PROGRAM. Raises ValueError if a line has an unknown first word or a key is missing."""
+    """The keys in the output of PRINT_KEYS. Raises ValueError if a line has an unknown first word or a key is missing."""
     values: dict[str, list[str]] = {tag: [] for tag in ("login", "home", "key", "host", "authorized", "known", "known_by_user")}
     for line in stdout.splitlines():
         line_tag, _, tag_value = line.partition(" ")

@@ -34,7 +34,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> tuple[str, ...]:
-    """The modules NAME/VERSION whose kind is in KINDS, in the order of the list. Empty if the site has no module system."""
+    """The modules NAME/VERSION whose kind is in LISTED_KINDS, in the order of the list. Empty if the site has no modules."""
     module_names: dict[str, None] = {}
     for line in stdout.splitlines():
         module = re.sub(r"\([^()]*\)$", "", line.strip())  # removes a mark such as (default), (D) or (default:latest)

@@ -60,7 +60,7 @@ def mount_fact(path: str) -> Fact[MountPlace]:
 
 
 def parse(stdout: str) -> MountPlace:
-    """The folder and its mount, parsed from the output of PROGRAM. Raises ValueError."""
+    """The folder and its mount, parsed from the output of DESCRIBE_MOUNT. Raises ValueError."""
     mount_by_word: dict[str, Mount] = {}
     line_tags = set()
     for line in stdout.splitlines():

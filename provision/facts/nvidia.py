@@ -113,7 +113,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> Nvidia:
-    """The devices and the driver, from the output of PROGRAM. Raises ValueError."""
+    """The devices and the driver, from the output of DESCRIBE_NVIDIA. Raises ValueError."""
     key_value_pairs = [line.split("=", 1) for line in stdout.splitlines() if "=" in line]
     value_by_key = dict(key_value_pairs)
     pci_devices = [_parse_pci(value) for key, value in key_value_pairs if key == "pci"]

@@ -27,7 +27,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> Packages:
-    """The packages in the output of PROGRAM. Packages that are only partly installed are left out."""
+    """The packages in the output of LIST_DEB_PACKAGES. Packages that are only partly installed are left out."""
     package_lines = [line.split("\t") for line in stdout.splitlines() if "\t" in line]
     return Packages(
         {name: version for state, name, version in package_lines if state.strip() in ("ii", "hi")},

@@ -22,7 +22,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> dict[str, tuple[int, int]]:
-    """The version (major, minor) of each interpreter, by its path. PROGRAM prints the newest interpreter first."""
+    """The version (major, minor) of each interpreter, by its path. LIST_PYTHONS prints the newest interpreter first."""
     return {match[1]: (int(match[2]), int(match[3])) for line in stdout.splitlines() if (match := _PYTHON_LINE.match(line))}
 
 

@@ -68,7 +68,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> Quotas:
-    """The quotas in the output of PROGRAM. Lines that cannot be read as the output of a known command are skipped."""
+    """The quotas in the output of PRINT_QUOTAS. Lines that cannot be read as the output of a known command are skipped."""
     quota_by_place: dict[str, Quota] = {}
     command_names: list[str] = []
     section_heading, section_lines = "", list[str]()

@@ -8,7 +8,7 @@ import msgspec
 
 from provision.fact import Fact
 
-# To read an unused slot of the kernel's table of GIDs is an error, which PROGRAM ignores.
+# To read an unused slot of the kernel's table of GIDs is an error, which DESCRIBE_RDMA ignores.
 DESCRIBE_RDMA = """\
 for port in /sys/class/infiniband/*/ports/*; do
     test -d "$port" || continue
@@ -51,7 +51,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> list[RdmaLink]:
-    """The RDMA links in the output of PROGRAM. Raises ValueError."""
+    """The RDMA links in the output of DESCRIBE_RDMA. Raises ValueError."""
     return [_parse_link(line) for line in stdout.splitlines() if line.strip()]
 
 

@@ -29,6 +29,6 @@ def room_fact(path: str, *, root: bool = True) -> Fact[FreeSpace]:
 
 
 def parse(stdout: str) -> FreeSpace:
-    """The free space in the output of PROGRAM. Raises ValueError."""
+    """The free space in the output of PRINT_FREE_SPACE. Raises ValueError."""
     free_kib, free_inodes, mount = stdout.strip().split(maxsplit=2)
     return FreeSpace(int(free_kib), 0 if free_inodes == "-" else int(free_inodes), mount)

@@ -68,7 +68,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> tuple[SharedFolder, ...]:
-    """The folders in the output of PROGRAM, each once. Lines that cannot be read are skipped."""
+    """The folders in the output of LIST_SHARED_FOLDERS, each once. Lines that cannot be read are skipped."""
     folders: dict[str, SharedFolder] = {}
     for line in stdout.splitlines():
         words = line.split()

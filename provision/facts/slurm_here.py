@@ -69,7 +69,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> SlurmHere:
-    """Slurm as the output of PROGRAM describes it. Lines that cannot be read are skipped."""
+    """Slurm as the output of DESCRIBE_SLURM describes it. Lines that cannot be read are skipped."""
     value_by_key: dict[str, str] = {}
     known_nodes, partitions = [], []
     for line in stdout.splitlines():

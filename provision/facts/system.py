@@ -63,7 +63,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> System:
-    """The system in the output of PROGRAM. Raises ValueError."""
+    """The system in the output of DESCRIBE_SYSTEM. Raises ValueError."""
     value_by_name = dict(line.split("=", 1) for line in stdout.splitlines() if "=" in line)
     try:
         return msgspec.convert(value_by_name, System, strict=False)

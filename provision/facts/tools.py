@@ -26,13 +26,13 @@ PROBE_BY_TOOL = {
 
 
 def command(python: str) -> list[str]:
-    """The command that prints the names of PROBES whose tools are installed. It needs only a shell."""
+    """The command that prints the names of PROBE_BY_TOOL whose tools are installed. It needs only a shell."""
     probe_lines = [f"if ({probe}) > /dev/null 2>&1; then echo {tool}; fi" for tool, probe in PROBE_BY_TOOL.items()]
     return ["sh", "-c", "\n".join(["PATH=$PATH:/usr/sbin:/sbin", *probe_lines])]
 
 
 def parse(stdout: str) -> frozenset[str]:
-    """The names of PROBES that the command printed: their tools are installed."""
+    """The names of PROBE_BY_TOOL that the command printed: their tools are installed."""
     return frozenset(stdout.split()) & frozenset(PROBE_BY_TOOL)
 
 

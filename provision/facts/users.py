@@ -35,7 +35,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> Users:
-    """The users in the output of PROGRAM. Raises ValueError."""
+    """The users in the output of PRINT_USERS. Raises ValueError."""
     login_line, *user_lines = stdout.splitlines() or [""]
     if not login_line.startswith("login="):
         raise ValueError(f"it begins with {login_line[:80]!r}.")

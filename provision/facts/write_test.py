@@ -37,7 +37,7 @@ def write_test_fact(path: str) -> Fact[WriteTest]:
 
 
 def parse(stdout: str) -> WriteTest:
-    """The result in the output of PROGRAM. Raises ValueError."""
+    """The result in the output of WRITE_TEST_SCRIPT. Raises ValueError."""
     folder, *error_lines = stdout.splitlines()[:2] or [""]
     if not folder.startswith("/"):
         raise ValueError("it does not name the folder.")

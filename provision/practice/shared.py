@@ -29,7 +29,7 @@ def protect_folder(state_folder: Path, folder: Path) -> None:
     """Make the shared folder if it is missing, owned by the nodes' user. Mount it over itself with the options `nosuid` and
     `nodev`, unless it has them already. Raises PracticeNodeError.
 
-    state: the folder of the cluster's nodes. The file NOTE in it names the mount, so that `release_folder` can undo the mount.
+    state: the folder of the cluster's nodes. The file SHARED_NOTE in it names the mount, so that `release_folder` can undo it.
     folder: the shared folder.
     """
     if not folder.exists():

@@ -16,7 +16,7 @@ from shardlab.files import files, json_file
 SCHEMA = 1
 MANIFEST_FOLDER = "cloudlab"  # the folder in .shardlab with a manifest AGGREGATE.xml of each aggregate, and with lease.json
 NOTE_FILE = (
-    "cloudlab-experiment.json"  # a file in .shardlab; it is not in MANIFESTS, because that folder is replaced as a whole
+    "cloudlab-experiment.json"  # a file in .shardlab; it is not in MANIFEST_FOLDER, because that folder is replaced as a whole
 )
 OLD_SUFFIX = ".old"  # suffix that a file or folder gets when it is no longer used
 

@@ -135,7 +135,7 @@ def read_compute_processes(handle: Any) -> list[Any]:
 
 
 def read_throttle_reasons(handle: Any) -> list[str]:
-    """The reasons why the clocks of this GPU are lowered now, as values of THROTTLES. Raises NVMLError."""
+    """The reasons why the clocks of this GPU are lowered now, as values of THROTTLE_REASON_BY_BIT. Raises NVMLError."""
     import pynvml as nvml
 
     try:
@@ -146,7 +146,7 @@ def read_throttle_reasons(handle: Any) -> list[str]:
 
 
 def throttle_reasons_of_bits(reason_bits: int) -> list[str]:
-    """The reasons, as values of THROTTLES, for which these bits of NVML stand."""
+    """The reasons, as values of THROTTLE_REASON_BY_BIT, for which these bits of NVML stand."""
     return [reason for reason_bit, reason in THROTTLE_REASON_BY_BIT.items() if reason_bits & reason_bit]
 
 

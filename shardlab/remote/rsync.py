@@ -126,7 +126,7 @@ def run_rsync(
                 if on_progress:
                     _report_progress(progress.fileno(), on_progress)
         finally:
-            # The whole group, because rsync ends only the program _LOGIN, and not the ssh and the `cat` that it started.
+            # The whole group, because rsync ends only the program _LOGIN_SCRIPT, and not the ssh and the `cat` that it started.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(rsync_process.pid, signal.SIGTERM)
             rsync_process.wait()

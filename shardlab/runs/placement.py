@@ -17,7 +17,7 @@ class Placement(msgspec.Struct, frozen=True):
     """The nodes on which a run was started."""
 
     first_node: str
-    """The host name of the first node, which recorded the event PLACED."""
+    """The host name of the first node, which recorded the event PLACED_EVENT."""
     nodes: list[str]
     """The names of the run's nodes, as in the inventory."""
 

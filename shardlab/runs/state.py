@@ -39,7 +39,7 @@ FINAL_STATES = frozenset(STATE_MEANINGS) - {"planned", "pending", "running", "un
 
 
 class JudgedState(msgspec.Struct, frozen=True):
-    """The state of a run, one of STATES."""
+    """The state of a run, one of STATE_MEANINGS."""
 
     state: str
     why: str = ""
@@ -124,7 +124,7 @@ def _find_last_hold(ordered_events: Sequence[Event]) -> Event | None:
 
 
 def find_last_sending(ordered_events: Sequence[Event]) -> Event | None:
-    """The last event of the kinds SENDING, which says whether the run is in the scheduler; None if there is no such event.
+    """The last event of the kinds SENDING_EVENTS, which says whether the run is in the scheduler; None if there is none.
 
     ordered: the events of the run, sorted by time. The node that writes `refused` and the controller that writes `submitted`
     have different clocks, so the order of these two events may be wrong. Each submission has a token. If both events contain a

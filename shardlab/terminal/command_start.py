@@ -67,14 +67,14 @@ provision, jobs, collect, shardlab = map(_entry_point, ("provision", "jobs", "co
 
 
 def set_signal_action(action: Callable[[], object]) -> None:
-    """From now on, each of SIGNALS calls `action` in the main thread. No effect if this process was not started by
+    """From now on, each of INTERRUPT_SIGNALS calls `action` in the main thread. No effect if this process was not started by
     `start_command`."""
     global _act
     _act = action
 
 
 def raise_on_signal() -> None:
-    """From now on, each of SIGNALS raises KeyboardInterrupt in the main thread."""
+    """From now on, each of INTERRUPT_SIGNALS raises KeyboardInterrupt in the main thread."""
     set_signal_action(_raise_interrupt)
 
 

@@ -362,7 +362,7 @@ def _files_without_consent(workspace: Workspace, other_files: Iterable[Path]) ->
 
 
 def _file_digests(workspace: Workspace, paths: Iterable[Path]) -> dict[str, str]:
-    """The SHA-256 of each file, by its path in the workspace; UNREADABLE if it is no regular file that can be read."""
+    """The SHA-256 of each file, by its path in the workspace; UNREADABLE_DIGEST if it is no regular file that can be read."""
     digest_by_name = {}
     for path in paths:
         file_name = os.path.relpath(path, workspace.path)

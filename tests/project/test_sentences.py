@@ -126,8 +126,8 @@ def of_report(**changes):
 
 def sentences_of_checks():
     for changes in ({}, {"wrong": 3}, {"backend": "nccl", "bytes": 512 * MIB, "time_s": 0.5}):
-        yield "provision/checks/all_reduce.py", all_reduce.judge_all_reduce(of_report(**changes), core_count=8).says
-    slow = all_reduce.judge_all_reduce(answer(None), core_count=8)
+        yield "provision/checks/all_reduce.py", all_reduce.judge_all_reduce(of_report(**changes), cores=8).says
+    slow = all_reduce.judge_all_reduce(answer(None), cores=8)
     yield "provision/checks/all_reduce.py", f"{slow.says} | {slow.advice}"
     yield "provision/checks/all_reduce.py", all_reduce.explain_failure(answer(None), 90.0)
     yield "provision/checks/judged_proof.py", judged_proof._describe_all_reduce(of_report(clock_spread_s=0.25), [])[0]

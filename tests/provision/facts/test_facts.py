@@ -230,7 +230,7 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
     ],
 )
 def test_the_all_reduce_is_judged(answer, passed, says):
-    outcome = all_reduce.judge_all_reduce(answer, core_count=2)
+    outcome = all_reduce.judge_all_reduce(answer, cores=2)
     assert outcome.passed is passed
     assert says in outcome.says
     assert bool(outcome.advice) is not passed
