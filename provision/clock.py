@@ -10,9 +10,8 @@ from provision.fact import Unanswered
 from provision.node import Node, last_line
 
 MOST_OFFSET_S = 1.0
-MOST_TRIES = (
-    5  # the most measurements of a node; a round trip to a busy node can take seconds, so a measurement may be uncertain
-)
+# The most measurements of a node; a round trip to a busy node can take seconds, so a measurement may be uncertain
+MOST_TRIES = 5
 
 
 class Offset(msgspec.Struct, frozen=True):

@@ -15,9 +15,8 @@ from pathlib import Path
 from shardlab.errors import ShardlabError
 from shardlab.workspace.workspace import Workspace
 
-COMPLETION_VARIABLE = (
-    "_ARGCOMPLETE"  # set by argcomplete's shell code: which word of the line is the name of the command, counted from 1
-)
+# Set by argcomplete's shell code: which word of the line is the name of the command, counted from 1
+COMPLETION_VARIABLE = "_ARGCOMPLETE"
 SHELL_VARIABLE = "_ARGCOMPLETE_SHELL"  # set by the same code: the name of the shell
 
 

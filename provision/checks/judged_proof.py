@@ -84,9 +84,8 @@ def _find_fault(proof: NodeProof, requested_gpus: int) -> Outcome | None:
         checks.append(all_reduce.judge_all_reduce(proof.trial.all_reduce, cores=proof.host.cpus_allowed))
     if proof.tasks > 1:
         checks.append(_check_shared_folder(proof))
-        if (
-            proof.together is not None and '"clock_spread_s"' in proof.together.stdout
-        ):  # the report of rank 0 is one line of its output; NCCL may print other lines
+        # The report of rank 0 is one line of its output; NCCL may print other lines
+        if proof.together is not None and '"clock_spread_s"' in proof.together.stdout:
             checks.append(_check_all_reduce(proof.together))
         elif proof.together is None or proof.together.code != 0:
             why = (

@@ -8,9 +8,8 @@ import msgspec
 
 from provision.fact import Fact, decode_last_line
 
-FILE_SYSTEM_LABEL = (
-    "shardlab"  # the label of file systems that `provision` makes, by which it recognizes them before they are mounted
-)
+# The label of file systems that `provision` makes, by which it recognizes them before they are mounted
+FILE_SYSTEM_LABEL = "shardlab"
 # DESCRIBE_DISK uses wipefs, which lists all signatures of file systems, RAID, LVM and encryption that libblkid finds. lsblk
 # is not used for file systems, because it prints the information of udev, which may be old.
 DESCRIBE_DISK = """\

@@ -47,6 +47,5 @@ def parse(stdout: str) -> InstalledEnvironment:
     return msgspec.convert({part_name: value or None for part_name, value in value_by_name.items()}, InstalledEnvironment)
 
 
-ENVIRONMENT = Fact(
-    "environment", command, parse, timeout_s=300
-)  # DESCRIBE_ENVIRONMENT counts up to tens of thousands of files over NFS
+# DESCRIBE_ENVIRONMENT counts up to tens of thousands of files over NFS
+ENVIRONMENT = Fact("environment", command, parse, timeout_s=300)

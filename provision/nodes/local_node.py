@@ -67,9 +67,8 @@ class LocalNode(msgspec.Struct, eq=False):
         except OSError as error:
             return CommandOutput(127, "", f"{argv[0]}: {error.strerror}")
         _RUNNING_PROCESSES[command_process.pid] = command_process
-        if (
-            IS_STOPPING.is_set()
-        ):  # tested after the process was added to _RUNNING_PROCESSES, so that `end` cannot miss the process
+        # Tested after the process was added to _RUNNING_PROCESSES, so that `end` cannot miss the process
+        if IS_STOPPING.is_set():
             _end_process(command_process, 0)
             _RUNNING_PROCESSES.pop(command_process.pid, None)
             raise Unreachable("this program was interrupted.")

@@ -58,9 +58,8 @@ def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
     if (present_slurm := find_existing_slurm(site)) is not None:
         return report_existing_slurm(present_slurm)
     absent_names = site.absent_names("worker")
-    if (
-        absent_names and SLURM_CONF in target.facts[FILES]
-    ):  # the facts for the line of an absent worker are missing, and a slurm.conf without this line would end the worker's jobs
+    # The facts for the line of an absent worker are missing, and a slurm.conf without this line would end the worker's jobs
+    if absent_names and SLURM_CONF in target.facts[FILES]:
         return ensure_running(target, "slurmctld", [SLURM_CONF]) or Nothing(
             f"slurm.conf not changed: {', '.join(absent_names)} cannot be asked"
         )

@@ -21,9 +21,8 @@ from shardlab.errors import ShardlabError
 from shardlab.files import files, own_folder
 
 PRACTICE_USER = "practice"  # the user of practice nodes, who may use sudo without a password, as in CloudLab's images
-PRACTICE_UID = (
-    65888  # the UID of PRACTICE_USER; a user of this machine with the same UID could change files of a node and become root
-)
+# The UID of PRACTICE_USER; a user of this machine with the same UID could change files of a node and become root
+PRACTICE_UID = 65888
 SYSTEM_PACKAGES = (
     "systemd", "systemd-sysv", "dbus", "openssh-server", "sudo", "iproute2", "python3-minimal", "ca-certificates", "procps",
     "ethtool", "udev", "rsync",

@@ -22,9 +22,8 @@ from templates import render
 
 STATE_FOLDER = Path("/var/lib/shardlab/practice")
 GPU_DEVICES_FOLDER = "/opt/gpus"  # the folder on a node with the devices that Slurm hands out as GPUs
-WHEELS_FOLDER = (
-    "/opt/wheels"  # the folder of wheels on a node; not the path on this machine, as a node's user cannot read root's home
-)
+# The folder of wheels on a node; not the path on this machine, as a node's user cannot read root's home
+WHEELS_FOLDER = "/opt/wheels"
 NSPAWN_FOLDER, MOUNT_SOURCE = Path("/run/systemd/nspawn"), "shardlab-practice"  # nspawn's folder; our mount in /proc/mounts
 CGROUP_NAME = "shardlab-practice"
 LIMIT_S = 20.0

@@ -19,7 +19,8 @@ from provision.practice.base import PracticeNodeError, run_here
 
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 PYTHON_PREFIX = "/opt/python"  # the folder on a node at which the folder of this machine's Python is mounted
-PYTHON_HOME = f"/opt/python-{PYTHON_VERSION}"  # a folder on a node with links into PYTHON_PREFIX; its folder bin contains only the interpreter
+# A folder on a node with links into PYTHON_PREFIX; its folder bin contains only the interpreter
+PYTHON_HOME = f"/opt/python-{PYTHON_VERSION}"
 PYTHON_COMMANDS = f"{PYTHON_HOME}/bin"  # the folder that the module adds to PATH
 PYTHON_INTERPRETER = f"{PYTHON_COMMANDS}/python3"
 PYTHON_LIBRARIES = "/opt/python-libraries"

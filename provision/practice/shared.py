@@ -15,9 +15,8 @@ from provision.practice.base import PRACTICE_UID, run_here
 from shardlab.hardware.host import read_boot_id
 
 PROTECTING_OPTIONS = frozenset({"nosuid", "nodev"})
-SHARED_NOTE = (
-    "shared"  # the name of a note in the folder of a cluster's nodes: the boot id at the mount, and the mounted folder
-)
+# The name of a note in the folder of a cluster's nodes: the boot id at the mount, and the mounted folder
+SHARED_NOTE = "shared"
 
 
 def is_protected(folder: Path) -> bool:

@@ -22,9 +22,8 @@ from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
 BOOTS_S = 60.0
-LOCKS_FOLDER = Path(
-    "/run/shardlab"
-)  # the folder of lock files, for root only; not in STATE, which is removed with the last node
+# The folder of lock files, for root only; not in STATE, which is removed with the last node
+LOCKS_FOLDER = Path("/run/shardlab")
 INSTANCES_LIMIT_FILE = Path("/proc/sys/fs/inotify/max_user_instances")  # the limit per user; systemd of all nodes runs as root
 INSTANCES_PER_NODE, OTHER_INSTANCES = 7, 20  # inotify instances: of a node (measured with 20), and of this machine itself
 

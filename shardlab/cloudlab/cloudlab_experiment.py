@@ -15,9 +15,8 @@ from shardlab.files import files, json_file
 
 SCHEMA = 1
 MANIFEST_FOLDER = "cloudlab"  # the folder in .shardlab with a manifest AGGREGATE.xml of each aggregate, and with lease.json
-NOTE_FILE = (
-    "cloudlab-experiment.json"  # a file in .shardlab; it is not in MANIFEST_FOLDER, because that folder is replaced as a whole
-)
+# A file in .shardlab; it is not in MANIFEST_FOLDER, because that folder is replaced as a whole
+NOTE_FILE = "cloudlab-experiment.json"
 OLD_SUFFIX = ".old"  # suffix that a file or folder gets when it is no longer used
 
 

@@ -62,9 +62,8 @@ def mounted_folders(cluster: Cluster) -> list[str]:
     """The folders that have the same path inside the container: the shared folder (environment, runs) and the data sets."""
     assert cluster.storage.shared is not None
     shared_folder = PurePosixPath(cluster.storage.shared)
-    data_folder = PurePosixPath(
-        cluster.data.path or shared_folder
-    )  # a relative path is in the workspace, which is in the shared folder
+    # A relative path is in the workspace, which is in the shared folder
+    data_folder = PurePosixPath(cluster.data.path or shared_folder)
     return [
         str(shared_folder),
         *([str(data_folder)] if data_folder.is_absolute() and not data_folder.is_relative_to(shared_folder) else []),

@@ -20,9 +20,8 @@ from shardlab.terminal import moments
 
 STALE_AFTER = timedelta(hours=6)  # if the end of the lease was read longer ago, the lease may have been extended or ended since
 ALLOWED_AHEAD = timedelta(minutes=5)  # allowed error of a clock; if a lease was read further in the future, some clock is wrong
-REMIND_BEFORE = timedelta(
-    hours=2
-)  # before the end of the lease, users are asked to copy their runs; enough time on a home network
+# Before the end of the lease, users are asked to copy their runs; enough time on a home network
+REMIND_BEFORE = timedelta(hours=2)
 SOURCE_PHRASES = {"manifest": "the manifest", "portal": "the portal"}
 PORTAL_FILE = "lease.json"  # a file in the folder of the stored manifests, with the end of the lease as the portal reported it
 
@@ -96,9 +95,8 @@ def read_newest_lease(shardlab_folder: Path, manifests: Sequence[Path]) -> Lease
     shardlab_folder: the folder .shardlab of the workspace. manifests: the paths of the manifests that the cluster file names;
     if empty, the manifests in .shardlab are used. Raises InputError, WorkspaceError."""
     manifests = manifests or cloudlab_experiment.stored_manifests(shardlab_folder)
-    portal_lease = _read_portal_lease(
-        shardlab_folder / MANIFEST_FOLDER / PORTAL_FILE
-    )  # first in the list: the portal is used if the manifests are as new
+    # First in the list: the portal is used if the manifests are as new
+    portal_lease = _read_portal_lease(shardlab_folder / MANIFEST_FOLDER / PORTAL_FILE)
     leases = [lease for lease in (portal_lease, _read_manifest_lease(manifests)) if lease is not None]
     current_time = datetime.now(UTC)
     return max(leases, key=lambda lease: (not lease.lies_ahead(current_time), lease.read), default=None)

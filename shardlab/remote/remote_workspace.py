@@ -42,9 +42,8 @@ MOST_BYTES = 1 << 26  # largest answer of a command on the cluster: 64 MiB are e
 # A file in the workspace on the cluster that contains RemoteWorkspace.mark. If this machine can read the file under the same
 # path, the folder on the cluster is also visible on this machine.
 MARK_FILE = ".away"
-MATRIX_PATHS_FILE = (
-    "away-matrices.json"  # file in .shardlab: name of a matrix file sent to the cluster -> its path on this machine
-)
+# File in .shardlab: name of a matrix file sent to the cluster -> its path on this machine
+MATRIX_PATHS_FILE = "away-matrices.json"
 NO_SHARED_FOLDER = (
     "the cluster {}: it has no folder that all nodes share, in which the jobs of Slurm find their runs. Set storage.shared in "
     "its file."

@@ -8,9 +8,8 @@ import msgspec
 
 from shardlab.runs.record import Event
 
-PLACED_EVENT = (
-    "placed"  # the name of the event; `nodes` in its data contains the names of the run's nodes, beginning with node 0
-)
+# The name of the event; `nodes` in its data contains the names of the run's nodes, beginning with node 0
+PLACED_EVENT = "placed"
 
 
 class Placement(msgspec.Struct, frozen=True):

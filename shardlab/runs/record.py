@@ -37,9 +37,8 @@ CLOCK_EVENT = "clock"  # contains the difference between the clock of the event'
 SAMPLER_ENDED = "sampler_ended"  # the sampler of the event's host ended while the run continued; `code` is its exit code
 TRACKER_ENDED = "tracker_ended"  # the process that logs the run to a tracker failed; `code` is its exit code
 _NO_OBJECT = re.compile(rb"\n[^{]")  # a line that does not begin with `{`, so it is not a JSON object
-_TRUNCATED_MESSAGE = (
-    "Input data was truncated"  # msgspec's error message for a line that contains only the beginning of a record
-)
+# Msgspec's error message for a line that contains only the beginning of a record
+_TRUNCATED_MESSAGE = "Input data was truncated"
 
 
 class Record(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):  # gc=False, because records contain no cycles
