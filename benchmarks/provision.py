@@ -27,8 +27,8 @@ from provision.fact import Facts
 from provision.operation import Nothing, Target
 from provision.operations import packages
 from provision.operations.reboot import read_boot_id
-from provision.practice.base import USER
-from provision.practice.machine import WHEELS
+from provision.practice.base import PRACTICE_USER
+from provision.practice.machine import WHEELS_FOLDER
 from provision.providers import virtual
 from provision.providers.ssh import SshNode
 from shardlab.cluster import cluster
@@ -80,16 +80,26 @@ class Bench:
         map_targets(self._targets(), lambda target: self._by_hand(target.node))
 
     def _by_hand(self, node: SshNode) -> None:
-        role = packages.CONTROLLER if node is self.nodes[0] else packages.WORKER
+        role = packages.CONTROLLER_PACKAGES if node is self.nodes[0] else packages.WORKER_PACKAGES
         apt = "sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install"
-        script = f"sudo apt-get -qq update; {apt} {' '.join([*packages.BASE, *packages.MUNGE, *role])}"
+        script = f"sudo apt-get -qq update; {apt} {' '.join([*packages.BASE_PACKAGES, *packages.MUNGE_PACKAGES, *role])}"
         if node is self.nodes[0]:
             words = " ".join(f"'{word}'" for word in software.required_packages())
-            pip = f"{self.shared}/venv/bin/python -m pip -q install --no-index --find-links {WHEELS}"
+            pip = f"{self.shared}/venv/bin/python -m pip -q install --no-index --find-links {WHEELS_FOLDER}"
             script += f" && python3 -m venv {self.shared}/venv && {pip} {words}"
         known = self.workspace.shardlab_folder / "known_hosts"
         key = self.workspace.shardlab_folder / "practice" / "id_ed25519"
-        ssh = ["ssh", "-i", key, "-o", f"UserKnownHostsFile={known}", "-o", "BatchMode=yes", f"{USER}@{node.host}", script]
+        ssh = [
+            "ssh",
+            "-i",
+            key,
+            "-o",
+            f"UserKnownHostsFile={known}",
+            "-o",
+            "BatchMode=yes",
+            f"{PRACTICE_USER}@{node.host}",
+            script,
+        ]
         done = subprocess.run(ssh, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
         assert done.returncode == 0, done.stderr
 

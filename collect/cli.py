@@ -17,7 +17,7 @@ from shardlab.terminal import console
 from shardlab.terminal.console import Parser
 from shardlab.verb import CommandParser, Invocation, Verb, run_command_line
 from shardlab.workspace import workspace_trust
-from shardlab.workspace.archive import SUFFIX
+from shardlab.workspace.archive import ARCHIVE_SUFFIX
 from shardlab.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class SummarizeVerb(ReadingVerb):
             folder = Path(arguments.out).absolute() if arguments.out else workspace.report
             write_report.write_report(folder, workspace, loaded, summary, images)
             with contextlib.suppress(WorkspaceError):  # with --out, a workspace that is read-only can have a report
-                measured_power.write(workspace, loaded.expansion.name, prediction_scores.watts_per_gpu(loaded))
+                measured_power.write_powers(workspace, loaded.expansion.name, prediction_scores.watts_per_gpu(loaded))
         terminal.print_summary(out, summary)
         out.print_line(f"report: {folder / write_report.PAGE}")
         out.print_document(summary)
@@ -286,7 +286,7 @@ class ArchiveVerb(ReadingVerb):
 
     def add_options(self, parser: Parser) -> None:
         _add_matrix(parser)
-        parser.add_argument("--out", metavar="FILE", help=f"write this file (default: MATRIX{SUFFIX} in the workspace)")
+        parser.add_argument("--out", metavar="FILE", help=f"write this file (default: MATRIX{ARCHIVE_SUFFIX} in the workspace)")
         gib_help = (
             "largest sum of all files; snapshots, traces, logs and telemetry are left out, in this order, to stay below it"
         )

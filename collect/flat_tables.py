@@ -57,11 +57,11 @@ def _write_file(write_to: Callable[[io.BytesIO], Any], path: Path) -> None:
 
 
 def _clean_texts(frame: pl.DataFrame) -> pl.DataFrame:
-    """The table with every text converted by `printable.one_line`. Equal texts of a column are converted only once."""
+    """The table with every text converted by `printable.clean_to_one_line`. Equal texts of a column are converted only once."""
     for name, kind in frame.schema.items():
         if kind == pl.String:
             texts = frame[name].unique().drop_nulls().to_list()
-            replacements = {text: clean_text for text in texts if (clean_text := printable.one_line(text)) != text}
+            replacements = {text: clean_text for text in texts if (clean_text := printable.clean_to_one_line(text)) != text}
             if replacements:
                 frame = frame.with_columns(pl.col(name).replace(replacements))
     return frame

@@ -46,8 +46,8 @@ from collect.verdicts.reported import ReportedResult, compare_reported_numbers
 from collect.verdicts.selection import Measurements
 from shardlab.matrix.citation import Citation
 from shardlab.matrix.study import Assumed, Deviation, Note
-from shardlab.runs.run import REHEARSAL
-from shardlab.runs.state import STATES
+from shardlab.runs.run import REHEARSAL_NOTE
+from shardlab.runs.state import STATE_MEANINGS
 
 SCHEMA = 1
 MOST_NAMED = 20  # the most cells or runs that a remark lists by name
@@ -272,7 +272,7 @@ def _describe_artificial_runs(loaded: Loaded) -> list[str]:
     rehearsals = [run.is_rehearsal for run in loaded.runs if run.run]
     if any(rehearsals):
         prefix = "" if all(rehearsals) else f"{sum(rehearsals)} of {len(rehearsals)} runs are a "
-        remarks.append(prefix + REHEARSAL)
+        remarks.append(prefix + REHEARSAL_NOTE)
     if synthetic_workloads := _synthetic_workloads(loaded):
         remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic_workloads))))
     return remarks
@@ -352,7 +352,7 @@ def _build_row(cell: LoadedCell) -> CellRow:
         values = {name: quantity.value for name, quantity in run_quantities.items()}
         trouble = gpu_trouble(run) if run.completed else ""
         runs.append(RunRow(run.run_id, run.repeat, run.attempt, run.verdict.state, run.verdict.why, values, trouble))
-    state_order = list(STATES)
+    state_order = list(STATE_MEANINGS)
     states = Counter(sorted((run.verdict.state for run in cell.runs), key=state_order.index))
     return CellRow(
         id=cell.id,

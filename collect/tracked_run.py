@@ -58,7 +58,7 @@ class TrackedRun(msgspec.Struct, frozen=True):
 
 def experiment_name(loaded: Loaded) -> str:
     """The name of the experiment or project in a tracker: the name of the matrix."""
-    return printable.one_line(loaded.expansion.name)
+    return printable.clean_to_one_line(loaded.expansion.name)
 
 
 def tracked_runs(loaded: Loaded, summary: Summary) -> list[TrackedRun]:
@@ -87,7 +87,7 @@ def read_tracked_run(workspace: Workspace, run_dir: RunDir) -> tuple[str, Tracke
     label = next((label for entry, label in zip(expansion.cells, labels, strict=True) if entry.id == cell.name()), cell.name())
     (run,) = read_many.read_runs(workspace.runs, [run_dir.run_id])
     metrics = {name: float(quantity.value) for name, quantity in compute_quantities(run).items()} if run.completed else {}
-    return printable.one_line(expansion.name), _build_tracked_run(expansion.name, cell, run, label, metrics)
+    return printable.clean_to_one_line(expansion.name), _build_tracked_run(expansion.name, cell, run, label, metrics)
 
 
 def _build_tracked_run(matrix: str, cell: Cell, run: LoadedRun, label: str, metrics: dict[str, float]) -> TrackedRun:
@@ -103,7 +103,7 @@ def _build_tracked_run(matrix: str, cell: Cell, run: LoadedRun, label: str, metr
     tags = [matrix, cell.strategy, run.verdict.state, *(["rehearsal"] if run.is_rehearsal else [])]
     began_s, ended_s = run.steps.select(began=pl.col("wall_s").min(), ended=pl.col("wall_s").max()).row(0)
     hosts = ", ".join(dict.fromkeys(host.host for host in run.hosts))
-    label, tags, config, hosts = printable.map_texts([label, tags, config, hosts], printable.one_line)
+    label, tags, config, hosts = printable.map_texts([label, tags, config, hosts], printable.clean_to_one_line)
     return TrackedRun(run.run_id, label, run.verdict.state, tags, config, _step_points(run), metrics, began_s, ended_s, hosts)
 
 

@@ -17,7 +17,7 @@ from shardlab.record_types import TOKEN_PATTERN
 from shardlab.runs import checkpoint
 from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import TOLD, drop_learnt_ends, find_last_sending
+from shardlab.runs.state import TOLD_REASON, drop_learnt_ends, find_last_sending
 
 OWNER_FILE = "job"
 # The names of a run's records. The records of an earlier start must not be mixed with the records of this start.
@@ -144,7 +144,7 @@ def _states_caused_by_run(events: Sequence[Event], end_event: Event) -> set[str]
     The state `failed` is included only for a run of a packed allocation, because another run of the job may have caused the
     restart. If the job has only this run, a failing node may have ended the run, and Slurm restarts the job for this reason.
     """
-    failed_by_itself = is_packed(events) and end_event.data.get("reason") != TOLD
+    failed_by_itself = is_packed(events) and end_event.data.get("reason") != TOLD_REASON
     return {"oom", "timeout", "hung", *(["failed"] if failed_by_itself else [])}
 
 

@@ -11,7 +11,7 @@ from shardlab import registry
 from shardlab.errors import UnknownName
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.trace_part import TRACE
+from shardlab.runs.trace_part import TRACE_STRATEGY
 
 
 def _prepare_nothing(_run_dir: RunDir, _run: Run) -> dict[str, str]:
@@ -71,7 +71,7 @@ def _make_trace_argv(_run: Run, python: str) -> list[str]:
 
 # The launcher of runs that analyse traces. It starts no ranks, so no menu lists it, and a matrix cannot name it.
 _TRACE_LAUNCHER = Launcher(
-    name=TRACE,
+    name=TRACE_STRATEGY,
     summary="analyses the profiler traces of a part of a folder (jobs trace)",
     several_nodes=False,
     command=_make_trace_argv,

@@ -29,7 +29,7 @@ from shardlab.hardware import host
 from shardlab.record_types import BootId, ProcessId, WallTime
 from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL, HOLDING, JudgedState
+from shardlab.runs.state import FINAL_STATES, HOLDING_EVENTS, JudgedState
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
@@ -354,7 +354,7 @@ def _cancel_run(run_dir: RunDir, verdict: JudgedState) -> None:
             return
         verdict = run_dir.judge()
     start_event = _find_start_event(run_dir)
-    if verdict.state in FINAL:
+    if verdict.state in FINAL_STATES:
         if start_event is not None and start_event.data.get("search") is True:
             # the process of the search reads this event before the next try
             run_dir.write_event("controller", "cancel_requested")
@@ -405,7 +405,7 @@ def _is_supervisor_alive(start_event: Event) -> bool:
 def _is_process_alive(pid: int, created_s: float, boot_id: str) -> bool:
     """Whether the process is alive. Its start time and the boot id are compared too, because the system may have given the
     process id to another process."""
-    if boot_id != host.boot_id():
+    if boot_id != host.read_boot_id():
         return False
     try:
         process = psutil.Process(pid)

@@ -41,10 +41,10 @@ class Check(msgspec.Struct, frozen=True):
     """True: the check runs once for all nodes, and `run` gets the first node as its target."""
 
 
-def map_targets(targets: Sequence[Target], ask: Callable[[Target], T]) -> list[T]:
+def map_targets(targets: Sequence[Target], ask_target: Callable[[Target], T]) -> list[T]:
     """Call `ask` for all targets in parallel. Returns the results in the order of the targets."""
-    with ThreadPoolExecutor(max(1, len(targets))) as pool:
-        return list(pool.map(ask, targets))
+    with ThreadPoolExecutor(max(1, len(targets))) as thread_pool:
+        return list(thread_pool.map(ask_target, targets))
 
 
 def absent_nodes_note(site: Site) -> str:

@@ -29,5 +29,5 @@ def _carry_out(invocation: Invocation) -> int:
     # A user who can change the workspace could replace host keys and addresses of nodes.
     for sentence in invocation.workspace.explain_exposed_folders():
         invocation.out.print_remark(f"warning: {sentence}", style="yellow")
-    verb: Verb = invocation.arguments.verb
-    return verb.run(invocation)
+    chosen_verb: Verb = invocation.arguments.verb
+    return chosen_verb.run(invocation)

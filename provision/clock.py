@@ -10,7 +10,8 @@ from provision.fact import Unanswered
 from provision.node import Node, last_line
 
 MOST_OFFSET_S = 1.0
-TRIES = 5  # the most measurements of a node; a round trip to a busy node can take seconds, so a measurement may be uncertain
+# The most measurements of a node; a round trip to a busy node can take seconds, so a measurement may be uncertain
+MOST_TRIES = 5
 
 
 class Offset(msgspec.Struct, frozen=True):
@@ -38,11 +39,11 @@ class Offset(msgspec.Struct, frozen=True):
 def measure_offset(node: Node) -> Offset:
     """Compare the node's time with this machine's time in the middle of a round trip.
 
-    Measures up to TRIES times and uses the shortest round trip. Raises Unanswered.
+    Measures up to MOST_TRIES times and uses the shortest round trip. Raises Unanswered.
     """
     node.run(["true"], timeout_s=30)  # logs in, so that the measured round trips do not include the login
     best_offset = _measure_offset_once(node)
-    for _ in range(TRIES - 1):
+    for _ in range(MOST_TRIES - 1):
         if best_offset.is_decided:
             break
         best_offset = min(best_offset, _measure_offset_once(node), key=lambda offset: offset.unsure_s)
@@ -50,9 +51,9 @@ def measure_offset(node: Node) -> Offset:
 
 
 def _measure_offset_once(node: Node) -> Offset:
-    before = time.time()
-    answer = node.run(["date", "+%s.%N"], timeout_s=10)
-    after = time.time()
-    if answer.code != 0:
-        raise Unanswered(f"{node.name}: the command date failed: {last_line(answer)}")
-    return Offset(float(answer.stdout) - (before + after) / 2, (after - before) / 2)
+    before_s = time.time()
+    date_output = node.run(["date", "+%s.%N"], timeout_s=10)
+    after_s = time.time()
+    if date_output.code != 0:
+        raise Unanswered(f"{node.name}: the command date failed: {last_line(date_output)}")
+    return Offset(float(date_output.stdout) - (before_s + after_s) / 2, (after_s - before_s) / 2)

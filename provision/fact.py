@@ -10,7 +10,7 @@ import msgspec
 
 from provision.node import Node, last_line
 from shardlab.errors import ShardlabError
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.remote.remote import Unreachable
 
 T = TypeVar("T")
@@ -75,34 +75,34 @@ class Facts:
     def _ask(self, fact: Fact[T]) -> T | Unanswered:
         name = self.node.name
 
-        def unanswered(why: str) -> Unanswered:
-            return Unanswered(why, {name: why})
+        def unanswered(reason: str) -> Unanswered:
+            return Unanswered(reason, {name: reason})
 
         try:
             argv = [*fact.command(self.node.python), *(self.files if fact.takes_paths else ())]
-            answer = self.node.run(argv, timeout_s=fact.timeout_s, root=fact.root and self.node.may_sudo)
+            command_output = self.node.run(argv, timeout_s=fact.timeout_s, root=fact.root and self.node.may_sudo)
         except Unreachable as error:
             return unanswered(str(error))
-        subject = f"{name}: the fact {fact.name!r}"
-        if answer.code is None:
-            return unanswered(f"{subject} was not answered within {fact.timeout_s:g} s; the machine may be overloaded")
-        if answer.code != 0:
-            return unanswered(f"{subject} is not known, as its command failed: {last_line(answer)}")
+        fact_phrase = f"{name}: the fact {fact.name!r}"
+        if command_output.code is None:
+            return unanswered(f"{fact_phrase} was not answered within {fact.timeout_s:g} s; the machine may be overloaded")
+        if command_output.code != 0:
+            return unanswered(f"{fact_phrase} is not known, as its command failed: {last_line(command_output)}")
         try:
-            return fact.parse(answer.stdout)
+            return fact.parse(command_output.stdout)
         except ValueError as error:
-            return unanswered(f"{subject} cannot be read: {error}")
+            return unanswered(f"{fact_phrase} cannot be read: {error}")
 
 
-def decode_last_line(stdout: str, shape: type[T]) -> T:
+def decode_last_line(stdout: str, target_type: type[T]) -> T:
     """Decode the last line of `stdout`, which is JSON of the type `shape`; libraries may print banners before this line.
 
     Raises ValueError.
     """
-    lines = [line for line in stdout.splitlines() if line.strip()]
-    if not lines:
+    filled_lines = [line for line in stdout.splitlines() if line.strip()]
+    if not filled_lines:
         raise ValueError("it printed nothing.")
     try:
-        return decoder(shape).decode(lines[-1])
+        return get_decoder(target_type).decode(filled_lines[-1])
     except (*DECODE_FAULTS, UnicodeEncodeError) as error:
-        raise ValueError(f"{error}, in {lines[-1][:80]!r}.") from None
+        raise ValueError(f"{error}, in {filled_lines[-1][:80]!r}.") from None

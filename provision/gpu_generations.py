@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-TORCH_VERSION = "2.13.0"  # the pinned version of torch, which the table BUILDS describes
+TORCH_VERSION = "2.13.0"  # the pinned version of torch, which the table GENERATIONS_BY_BUILD describes
 LONG_SUPPORT_BRANCH = 580  # the driver branch with long support: it supports all generations from Maxwell to Blackwell
 USUAL_CUDA = "13.0"  # the CUDA release of the torch that pip installs by default
 OLDEST_DRIVER = {"12": 525, "13": 580}  # the oldest driver branch that supports a major release of CUDA
@@ -49,23 +49,24 @@ GENERATIONS = (
     Generation("Blackwell", ((0x2900, 0x2FFF), (0x3180, 0x31FF)), "must"),
 )
 
-_ARM = frozenset({"Ampere", "Hopper", "Grace Hopper"})
+_ARM_GENERATIONS = frozenset({"Ampere", "Hopper", "Grace Hopper"})
 # The generations that every build of torch for x86_64 supports. Ada (compute capability 8.9) runs code that is built for 8.6.
-_COMMON = frozenset({"Turing", "Ampere", "Ada", "Hopper"})
-BUILDS = {  # the generations that a build of torch supports, by processor architecture and CUDA release of the build
-    ("x86_64", "12.6"): _COMMON | {"Maxwell", "Pascal", "Volta"},
-    ("x86_64", "13.0"): _COMMON | {"Blackwell"},
-    ("x86_64", "13.2"): _COMMON | {"Blackwell"},
-    ("aarch64", "12.6"): _ARM,
-    ("aarch64", "13.0"): _ARM | {"Blackwell"},
-    ("aarch64", "13.2"): _ARM | {"Blackwell"},
+_COMMON_GENERATIONS = frozenset({"Turing", "Ampere", "Ada", "Hopper"})
+GENERATIONS_BY_BUILD = {  # the generations that a build of torch supports, by processor architecture and CUDA release
+    ("x86_64", "12.6"): _COMMON_GENERATIONS | {"Maxwell", "Pascal", "Volta"},
+    ("x86_64", "13.0"): _COMMON_GENERATIONS | {"Blackwell"},
+    ("x86_64", "13.2"): _COMMON_GENERATIONS | {"Blackwell"},
+    ("aarch64", "12.6"): _ARM_GENERATIONS,
+    ("aarch64", "13.0"): _ARM_GENERATIONS | {"Blackwell"},
+    ("aarch64", "13.2"): _ARM_GENERATIONS | {"Blackwell"},
 }
 
 
-def find_generation(device: int) -> Generation | None:
+def find_generation(device_id: int) -> Generation | None:
     """The generation of the GPU with this PCI device id; None if the id is not in the table."""
     return next(
-        (generation for generation in GENERATIONS if any(first <= device <= last for first, last in generation.ids)), None
+        (generation for generation in GENERATIONS if any(first <= device_id <= last for first, last in generation.ids)),
+        None,
     )
 
 
@@ -93,24 +94,25 @@ def choose_driver_branch(generations: Sequence[Generation], cuda: str, installed
     return LONG_SUPPORT_BRANCH
 
 
-def explain_unsupported(generations: Sequence[Generation], arch: str, cuda: str) -> str | None:
+def explain_unsupported(generations: Sequence[Generation], node_arch: str, cuda: str) -> str | None:
     """Why a torch built for this CUDA release cannot use these GPUs, and which build can; None if this torch can use them."""
-    supported_names = BUILDS.get((arch, cuda))
+    supported_names = GENERATIONS_BY_BUILD.get((node_arch, cuda))
     if supported_names is None:
-        return f"shardlab knows no torch {TORCH_VERSION} for CUDA {cuda} on {arch}; it knows the builds for CUDA " + ", ".join(
-            f"{release} on {machine}" for machine, release in BUILDS
+        return (
+            f"shardlab knows no torch {TORCH_VERSION} for CUDA {cuda} on {node_arch}; it knows the builds for CUDA "
+            + ", ".join(f"{release} on {machine}" for machine, release in GENERATIONS_BY_BUILD)
         )
     unsupported_names = sorted({generation.name for generation in generations if generation.name not in supported_names})
     if not unsupported_names:
         return None
     other_releases = [
         release
-        for (machine, release), names in BUILDS.items()
-        if machine == arch and all(generation.name in names for generation in generations)
+        for (machine, release), generation_names in GENERATIONS_BY_BUILD.items()
+        if machine == node_arch and all(generation.name in generation_names for generation in generations)
     ]
-    advice = (
+    build_advice = (
         f"set environment.wheelhouse to a folder with wheels of its build for CUDA {other_releases[0]}"
         if other_releases
         else "no other build supports them: remove the nodes with these GPUs from the cluster file"
     )
-    return f"torch {TORCH_VERSION} for CUDA {cuda} does not support {' and '.join(unsupported_names)} GPUs; {advice}"
+    return f"torch {TORCH_VERSION} for CUDA {cuda} does not support {' and '.join(unsupported_names)} GPUs; {build_advice}"

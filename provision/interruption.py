@@ -13,7 +13,7 @@ from shardlab.terminal import command_start
 
 LIMIT_S = 1.2  # the most seconds for commands on nodes to end, so that this process ends within two seconds
 CHILDREN_S = 0.7
-STOPPING = threading.Event()  # set when this process is interrupted: from then on no node starts a command
+IS_STOPPING = threading.Event()  # set when this process is interrupted: from then on no node starts a command
 AGAIN_ADVICE = "run the same command again to continue"
 
 
@@ -30,14 +30,14 @@ def handle_interruption(nodes: Sequence[Node], count_changes: Callable[[], int |
         command_start.set_signal_action(
             lambda: command_start.exit_now("interrupted again: commands on the nodes may still run.")
         )
-        STOPPING.set()
+        IS_STOPPING.set()
         end_thread.start()
 
     command_start.set_signal_action(act)
     try:
         yield
     finally:
-        if STOPPING.is_set():
+        if IS_STOPPING.is_set():
             end_thread.join()  # waits until the thread `ender` ends this process
         command_start.set_signal_action(
             lambda: command_start.exit_now("interrupted while the result was printed; the work itself had ended.")
@@ -62,26 +62,26 @@ def _end_commands_and_exit(nodes: Sequence[Node], count_changes: Callable[[], in
     )
 
 
-def describe_interruption(changes: int | None, running: Sequence[str], commands_left: dict[str, tuple[str, ...]]) -> str:
+def describe_interruption(change_count: int | None, running: Sequence[str], commands_left: dict[str, tuple[str, ...]]) -> str:
     """The sentence that is printed after an interruption.
 
     changes: the number of changes begun; None if they are not counted.
     running: the nodes on which a command ran when the signal came.
     commands_left: by node, the commands that had not ended when this process ended.
     """
-    beginning = {None: f"interrupted; {AGAIN_ADVICE}", 0: "interrupted; nothing was changed"}.get(
-        changes, f"interrupted after {changes} change{'' if changes == 1 else 's'} had begun; {AGAIN_ADVICE}"
+    first_sentence = {None: f"interrupted; {AGAIN_ADVICE}", 0: "interrupted; nothing was changed"}.get(
+        change_count, f"interrupted after {change_count} change{'' if change_count == 1 else 's'} had begun; {AGAIN_ADVICE}"
     )
-    ended_nodes = [name for name in running if not commands_left.get(name)]
-    parts = [beginning]
+    ended_nodes = [node_name for node_name in running if not commands_left.get(node_name)]
+    sentences = [first_sentence]
     if ended_nodes:
-        parts.append(f"the commands on {', '.join(ended_nodes)} were ended")
-    parts += [
-        f"on {name} these commands may run until they end or reach their time limit: {', '.join(commands)}"
-        for name, commands in commands_left.items()
+        sentences.append(f"the commands on {', '.join(ended_nodes)} were ended")
+    sentences += [
+        f"on {node_name} these commands may run until they end or reach their time limit: {', '.join(commands)}"
+        for node_name, commands in commands_left.items()
         if commands
     ]
-    return "; ".join(parts) + "."
+    return "; ".join(sentences) + "."
 
 
 def _end_children() -> None:
@@ -92,12 +92,12 @@ def _end_children() -> None:
     import psutil
 
     session_id = os.getsid(0)
-    terminated = []
-    for child in psutil.Process().children(recursive=True):
+    ended_children = []
+    for child_process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-            if os.getsid(child.pid) == session_id:
-                child.terminate()
-                terminated.append(child)
-    for child in psutil.wait_procs(terminated, CHILDREN_S)[1]:
+            if os.getsid(child_process.pid) == session_id:
+                child_process.terminate()
+                ended_children.append(child_process)
+    for child_process in psutil.wait_procs(ended_children, CHILDREN_S)[1]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
+            child_process.kill()

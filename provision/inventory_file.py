@@ -20,7 +20,7 @@ from shardlab.workspace.workspace import Workspace
 
 # Facts that are not written into the inventory, because they differ between boots or shells. Otherwise, each `provision` would
 # find a change.
-VOLATILE = ("boot_id", "cpus_allowed")
+VOLATILE_FACTS = ("boot_id", "cpus_allowed")
 
 
 def read_inventory(workspace: Workspace) -> bytes | None:
@@ -37,34 +37,34 @@ def encode_inventory(inventory: dict[str, Any]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(inventory), indent=2) + b"\n"
 
 
-def decode_inventory(content: bytes | None) -> dict[str, Any]:
+def decode_inventory(inventory_bytes: bytes | None) -> dict[str, Any]:
     """Decode the bytes of an inventory. Returns an empty dictionary if `content` is None or damaged."""
     try:
-        return msgspec.json.decode(content or b"{}", type=dict[str, Any])
+        return msgspec.json.decode(inventory_bytes or b"{}", type=dict[str, Any])
     except DECODE_FAULTS:
         return {}
 
 
-def parse_node_types(content: bytes | None) -> list[Any] | None:
+def parse_node_types(inventory_bytes: bytes | None) -> list[Any] | None:
     """The node types in the bytes of an inventory; None if it has no node types."""
-    entries = decode_inventory(content).get("node_types")
-    return entries if isinstance(entries, list) else None
+    type_entries = decode_inventory(inventory_bytes).get("node_types")
+    return type_entries if isinstance(type_entries, list) else None
 
 
-def parse_all_reduces(content: bytes | None) -> list[MeasuredAllReduce]:
+def parse_all_reduces(inventory_bytes: bytes | None) -> list[MeasuredAllReduce]:
     """The measured all-reduces in the bytes of an inventory. All-reduces that are damaged, or that another version of shardlab
     wrote in another form, are left out."""
-    entries = decode_inventory(content).get("all_reduces")
-    measurements = []
-    for entry in entries if isinstance(entries, list) else []:
+    measurement_entries = decode_inventory(inventory_bytes).get("all_reduces")
+    all_reduces = []
+    for measurement_entry in measurement_entries if isinstance(measurement_entries, list) else []:
         with contextlib.suppress(msgspec.ValidationError):
-            measurements.append(msgspec.convert(entry, MeasuredAllReduce))
-    return measurements
+            all_reduces.append(msgspec.convert(measurement_entry, MeasuredAllReduce))
+    return all_reduces
 
 
 def select_stable_facts(host: Host) -> dict[str, Any]:
     """The facts about a machine that the inventory contains, by name."""
-    return {key: value for key, value in msgspec.to_builtins(host).items() if key not in VOLATILE}
+    return {key: value for key, value in msgspec.to_builtins(host).items() if key not in VOLATILE_FACTS}
 
 
 def record_all_reduces(site: Site, findings: Sequence[Finding], *, replaces: bool) -> None:
@@ -78,21 +78,26 @@ def record_all_reduces(site: Site, findings: Sequence[Finding], *, replaces: boo
     inventory = decode_inventory(old_content)
     if not all_reduces or inventory.get("cluster") != site.cluster.name:
         return
-    earlier = parse_all_reduces(old_content)
-    entries = {_measurement_key(entry): entry for entry in ([*earlier, *all_reduces] if replaces else [*all_reduces, *earlier])}
-    content = encode_inventory({**inventory, "all_reduces": encode_measurements(entries.values())})
-    if content != old_content:
-        files.write_atomic(inventory_path(site.workspace), content)
+    earlier_all_reduces = parse_all_reduces(old_content)
+    all_reduce_by_key = {
+        _measurement_key(entry): entry
+        for entry in ([*earlier_all_reduces, *all_reduces] if replaces else [*all_reduces, *earlier_all_reduces])
+    }
+    inventory_bytes = encode_inventory({**inventory, "all_reduces": encode_measurements(all_reduce_by_key.values())})
+    if inventory_bytes != old_content:
+        files.write_atomic(inventory_path(site.workspace), inventory_bytes)
 
 
-def select_measurements(site: Site, content: bytes | None) -> list[Any]:
+def select_measurements(site: Site, inventory_bytes: bytes | None) -> list[Any]:
     """The measurements in the bytes of an inventory whose nodes still belong to the cluster, as JSON values.
 
     On a Slurm site, the cluster file does not list the measured nodes, which are compute nodes, so all measurements are kept.
     """
-    names = {target.node.name for target in site.targets}
-    entries = parse_all_reduces(content)
-    return encode_measurements(entry for entry in entries if site.cluster.provider == "slurm" or names.issuperset(entry.nodes))
+    node_names = {target.node.name for target in site.targets}
+    all_reduces = parse_all_reduces(inventory_bytes)
+    return encode_measurements(
+        entry for entry in all_reduces if site.cluster.provider == "slurm" or node_names.issuperset(entry.nodes)
+    )
 
 
 def encode_measurements(all_reduces: Iterable[MeasuredAllReduce]) -> list[Any]:

@@ -20,24 +20,24 @@ from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
 
 HOLDER_WAIT_S = 1.0  # the most seconds to wait until a process that has just taken the lock has written its name into the file
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
+LockText = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Holder(msgspec.Struct, frozen=True):
     """The content of a lock file: the process that took the lock last."""
 
     pid: Annotated[int, msgspec.Meta(ge=1)]
-    user: Text
-    host: Text
-    since: Text
+    user: LockText
+    host: LockText
+    since: LockText
     """When it took the lock, in local time with zone."""
-    command: Text
+    command: LockText
     created: float | None = None
     """When the process began, in seconds since the epoch; a PID alone can be reused."""
 
 
 @contextlib.contextmanager
-def hold_locks(locks: Sequence[tuple[Path, str]], argv: Sequence[str]) -> Iterator[None]:
+def hold_locks(lock_paths: Sequence[tuple[Path, str]], command_words: Sequence[str]) -> Iterator[None]:
     """Hold several locks during the block.
 
     locks: pairs of a lock file and what the lock protects, such as `the cluster lab`, for the error message.
@@ -45,22 +45,22 @@ def hold_locks(locks: Sequence[tuple[Path, str]], argv: Sequence[str]) -> Iterat
 
     Raises InputError at once if another process holds one of the locks, and WorkspaceError if a lock file cannot be opened.
     """
-    with contextlib.ExitStack() as stack:
-        for path, protected in locks:
-            descriptor = stack.enter_context(files.hold_lock(path, functools.partial(_raise_locked, protected)))
-            _write_holder(descriptor, argv)
+    with contextlib.ExitStack() as held_locks:
+        for path, protected_thing in lock_paths:
+            descriptor = held_locks.enter_context(files.hold_lock(path, functools.partial(_raise_locked, protected_thing)))
+            _write_holder(descriptor, command_words)
         yield
 
 
-def _raise_locked(protected: str, descriptor: int) -> None:
-    raise InputError(f"{protected} {_describe_holder(descriptor)}; wait until it has ended. Nothing was changed.")
+def _raise_locked(protected_thing: str, descriptor: int) -> None:
+    raise InputError(f"{protected_thing} {_describe_holder(descriptor)}; wait until it has ended. Nothing was changed.")
 
 
 def _write_holder(descriptor: int, argv: Sequence[str]) -> None:
     import psutil  # not imported at the top, so that `--help` and a wrong command line do not wait for this import
 
-    since, created = time.strftime("%Y-%m-%d %H:%M:%S %z"), psutil.Process().create_time()
-    holder = Holder(os.getpid(), _user_name(os.geteuid()), gethostname(), since, shlex.join(argv)[:4096], created)
+    start_text, process_start_s = time.strftime("%Y-%m-%d %H:%M:%S %z"), psutil.Process().create_time()
+    holder = Holder(os.getpid(), _user_name(os.geteuid()), gethostname(), start_text, shlex.join(argv)[:4096], process_start_s)
     with contextlib.suppress(OSError):  # a full disk, or another user's file: the lock works without the holder's name
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, msgspec.json.encode(holder), 0)
@@ -91,12 +91,12 @@ def _is_holder_alive(holder: Holder) -> bool:
     import psutil
 
     try:
-        created = psutil.Process(holder.pid).create_time()
+        process_start_s = psutil.Process(holder.pid).create_time()
     except psutil.AccessDenied:
         return True
     except (psutil.NoSuchProcess, OverflowError):
         return False
-    return holder.created is None or abs(created - holder.created) < 1.0
+    return holder.created is None or abs(process_start_s - holder.created) < 1.0
 
 
 def _user_name(uid: int) -> str:

@@ -68,7 +68,7 @@ class Node(Protocol):
         ...
 
 
-def last_line(answer: CommandOutput) -> str:
+def last_line(command_output: CommandOutput) -> str:
     """The last line of a failed command's standard error; its exit status if it wrote no error."""
-    lines = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
-    return lines[-1] if lines else f"exit status {answer.code}"
+    error_lines = [error_line.strip() for error_line in command_output.stderr.splitlines() if error_line.strip()]
+    return error_lines[-1] if error_lines else f"exit status {command_output.code}"

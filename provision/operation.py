@@ -86,11 +86,11 @@ class Site(msgspec.Struct, frozen=True):
 
     def answers(self, fact: Fact[T]) -> list[tuple[Target, T]]:
         """The nodes that answer the question `fact`, each with its answer, without the nodes in `skipped`."""
-        answers = []
+        target_answers = []
         for target in self.active_targets:
             with contextlib.suppress(Unanswered):
-                answers.append((target, target.facts[fact]))
-        return answers
+                target_answers.append((target, target.facts[fact]))
+        return target_answers
 
     def absent_names(self, role: str | None = None) -> list[str]:
         """The names of the nodes in `skipped`; with `role`, only of the nodes that have this role."""
@@ -162,15 +162,15 @@ class RunCommand(msgspec.Struct, frozen=True):
         if not self.root:
             return ""
         is_shell = list(self.argv[:2]) == ["sh", "-euc"] and len(self.argv) == 3
-        text = f"(\nset -eu\n{self.argv[2].rstrip()}\n)" if is_shell else shlex.join(self.argv)
-        return f"{text} {_here_document(self.stdin)}" if self.stdin else text
+        command_text = f"(\nset -eu\n{self.argv[2].rstrip()}\n)" if is_shell else shlex.join(self.argv)
+        return f"{command_text} {_here_document(self.stdin)}" if self.stdin else command_text
 
     def make(self, node: Node) -> None:
-        answer = node.run(self.argv, timeout_s=self.timeout_s, stdin=self.stdin, root=self.root)
-        if answer.code is None:
+        command_output = node.run(self.argv, timeout_s=self.timeout_s, stdin=self.stdin, root=self.root)
+        if command_output.code is None:
             raise _make_unanswered(node, f"{self.description}: it did not end within {self.timeout_s:g} s")
-        if answer.code != 0:
-            raise _make_unanswered(node, f"{self.description}: {failure_reason(answer)}")
+        if command_output.code != 0:
+            raise _make_unanswered(node, f"{self.description}: {failure_reason(command_output)}")
 
 
 class OnNode(msgspec.Struct, frozen=True):
@@ -213,43 +213,46 @@ class Write(msgspec.Struct, frozen=True):
 
     @property
     def command(self) -> str:
-        owner = f" -o {self.owner.replace(':', ' -g ')}" if self.owner else ""
-        return f"install -m {self.mode:o}{owner} ({len(self.content)} bytes) {self.path}"
+        owner_options = f" -o {self.owner.replace(':', ' -g ')}" if self.owner else ""
+        return f"install -m {self.mode:o}{owner_options} ({len(self.content)} bytes) {self.path}"
 
     @property
     def script(self) -> str:
         if not self.owner:  # an empty owner: the user writes the file without root
             return ""
         owner, _, group = self.owner.partition(":")
-        words = ["install", "-D", "-m", f"{self.mode:o}", "-o", owner, *(["-g", group] if group else [])]
-        return f"{shlex.join([*words, '/dev/stdin', self.path])} {_here_document(self.content)}"
+        install_words = ["install", "-D", "-m", f"{self.mode:o}", "-o", owner, *(["-g", group] if group else [])]
+        return f"{shlex.join([*install_words, '/dev/stdin', self.path])} {_here_document(self.content)}"
 
     def make(self, node: Node) -> None:
-        answer = node.put(self.content, self.path, mode=self.mode, owner=self.owner)
-        if answer.code != 0:
-            raise _make_unanswered(node, f"{self.description}: {failure_reason(answer)}")
+        command_output = node.put(self.content, self.path, mode=self.mode, owner=self.owner)
+        if command_output.code != 0:
+            raise _make_unanswered(node, f"{self.description}: {failure_reason(command_output)}")
 
 
-def _here_document(content: bytes) -> str:
+def _here_document(document_bytes: bytes) -> str:
     """The input of a command in a shell script, as a here-document. content: text of a file that root writes."""
-    text = content.decode()
-    return f"<<'{HERE_DOCUMENT_END}'\n{text}{'' if text.endswith(chr(10)) else chr(10)}{HERE_DOCUMENT_END}"
+    document_text = document_bytes.decode()
+    return f"<<'{HERE_DOCUMENT_END}'\n{document_text}{'' if document_text.endswith(chr(10)) else chr(10)}{HERE_DOCUMENT_END}"
 
 
-def _make_unanswered(node: Node, why: str) -> Unanswered:
-    message = f"{node.name}: {why}"
+def _make_unanswered(node: Node, reason: str) -> Unanswered:
+    message = f"{node.name}: {reason}"
     return Unanswered(message, {node.name: message})
 
 
-def failure_reason(answer: CommandOutput) -> str:
+def failure_reason(command_output: CommandOutput) -> str:
     """Why a command failed: a full disk if its output reports one, otherwise the last line of its standard error.
 
     apt and pip report a full disk long before their last line.
     """
-    cause = next((line.strip() for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if _DISK_FULL.search(line)), None)
-    if cause is None:
-        return last_line(answer)
-    return f"a disk is full: {cause}; free some space on it and run the same command again"
+    full_disk_line = next(
+        (line.strip() for line in f"{command_output.stderr}\n{command_output.stdout}".splitlines() if _DISK_FULL.search(line)),
+        None,
+    )
+    if full_disk_line is None:
+        return last_line(command_output)
+    return f"a disk is full: {full_disk_line}; free some space on it and run the same command again"
 
 
 def shell_change(sentence: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"", root: bool = True) -> RunCommand:
@@ -267,19 +270,22 @@ class Nothing(msgspec.Struct, frozen=True):
 PlanFunction = Callable[[Site, Target], Sequence[Change] | Nothing]
 
 
-def plan_each_environment(plan: PlanFunction) -> PlanFunction:
+def plan_each_environment(plan_environment: PlanFunction) -> PlanFunction:
     """The plan of an operation for all environments of the cluster file. plan: the plan for one environment."""
 
     def plan_all(site: Site, target: Target) -> Sequence[Change] | Nothing:
         changes, reasons = list[Change](), list[str]()
         for environment_site, environment_target in site.environments_of(target):
-            name = environment_site.environment
-            prefix = "" if name is None else f"environment {name}: "
-            planned = plan(environment_site, environment_target)
-            if isinstance(planned, Nothing):
-                reasons.append(f"{prefix}{planned.why}")
+            environment_name = environment_site.environment
+            description_prefix = "" if environment_name is None else f"environment {environment_name}: "
+            environment_plan = plan_environment(environment_site, environment_target)
+            if isinstance(environment_plan, Nothing):
+                reasons.append(f"{description_prefix}{environment_plan.why}")
             else:
-                changes += [OnNode(environment_target.node, change, prefix) if prefix else change for change in planned]
+                changes += [
+                    OnNode(environment_target.node, change, description_prefix) if description_prefix else change
+                    for change in environment_plan
+                ]
         return changes or Nothing("; ".join(reasons))
 
     return plan_all

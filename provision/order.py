@@ -47,13 +47,13 @@ from provision.operations.users import MUNGE_USER, USERS_AGREE
 from provision.operations.workspaces import WORKSPACES
 from provision.provider import Provider
 
-FACTS: list[Fact[Any]] = [
+ALL_FACTS: list[Fact[Any]] = [
     HOST,  # first, because this fact is cheap, and fails on a node without an installed shardlab
     ADDRESSES,
     TORCH,  # last, because to import torch takes seconds
 ]
 
-OPERATIONS: list[Operation] = [
+ALL_OPERATIONS: list[Operation] = [
     SPACE,  # first: it refuses a node with too little disk space before anything is changed
     MUNGE_USER,  # the user munge is made before the package of MUNGE is installed, which would make this user with any UID
     INSTALL,  # packages are installed before the operations that configure them
@@ -113,29 +113,29 @@ def select_operations(provider: Provider[Any]) -> list[Operation]:
     """The operations that apply to the nodes of a provider, in their order."""
     return [
         operation
-        for operation in OPERATIONS
+        for operation in ALL_OPERATIONS
         if _is_check_chosen(operation.name, provider.operations) or operation.name in provider.additional
     ]
 
 
 def list_operation_files() -> list[str]:
     """The paths of all files that operations write, for the fact FILES."""
-    return sorted({path for operation in OPERATIONS for path in operation.files})
+    return sorted({path for operation in ALL_OPERATIONS for path in operation.files})
 
 
 def select_checks(provider: Provider[Any]) -> list[list[Check]]:
     """The checks that apply to the nodes of a provider, as a list of stages. All checks of a stage run at the same time."""
-    stages = [
+    check_stages = [
         COMPARING_CHECKS,  # the first stage measures clocks, which checks that load the processor would disturb
         [*DEVICE_CHECKS, *TORCH_CHECKS, SLURM],  # they do not disturb each other: they use other devices, or only short jobs
         [NETWORK],  # this check is alone in its stage, because it measures the network, which all nodes share
         [SITE_NODES],  # this check tests compute nodes by jobs, because nobody trains on a login node
     ]
     return [
-        [check for check in stage if _is_check_chosen(check.name, provider.checks) or check.name in provider.additional]
-        for stage in stages
+        [check for check in stage_checks if _is_check_chosen(check.name, provider.checks) or check.name in provider.additional]
+        for stage_checks in check_stages
     ]
 
 
-def _is_check_chosen(name: str, names: frozenset[str] | None) -> bool:
-    return name not in ONLY_NAMED if names is None else name in names
+def _is_check_chosen(check_name: str, chosen_names: frozenset[str] | None) -> bool:
+    return check_name not in ONLY_NAMED if chosen_names is None else check_name in chosen_names

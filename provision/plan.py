@@ -9,15 +9,15 @@ from typing import Literal
 import msgspec
 
 from provision.fact import Unanswered
-from provision.interruption import STOPPING
+from provision.interruption import IS_STOPPING
 from provision.node import Node
 from provision.operation import Change, Nothing, Operation, Site, Target
 from provision.operations.reboot import Reboot
 from shardlab.remote.remote import Unreachable
 
 State = Literal["changed", "would change", "nothing to do", "skipped", "failed", "not reached", "administrator"]
-MACHINE = "machine"  # the name of the operation by which a provider starts the nodes
-BEGUN: list[str] = []  # the changes that this process has begun, in order
+MACHINE_OPERATION = "machine"  # the name of the operation by which a provider starts the nodes
+BEGUN_CHANGES: list[str] = []  # the changes that this process has begun, in order
 
 
 class OperationStep(msgspec.Struct, frozen=True):
@@ -49,10 +49,10 @@ def converge(
     operations: Sequence[Operation],
     *,
     targets: Sequence[Target],
-    only: set[str],
-    dry: bool,
+    only_names: set[str],
+    is_dry_run: bool,
     parallel: int | None = None,
-    view: PlanObserver = PlanObserver(),  # noqa: B008 (this default object has no state)
+    observer: PlanObserver = PlanObserver(),  # noqa: B008 (this default object has no state)
 ) -> list[OperationStep]:
     """Carry out `operations`, one after the other, each on all `targets` at the same time. Raises WorkspaceError.
 
@@ -67,29 +67,29 @@ def converge(
     """
     steps: list[OperationStep] = []
     skipped = site.skipped
-    with ThreadPoolExecutor(parallel or max(1, len(targets))) as pool:
+    with ThreadPoolExecutor(parallel or max(1, len(targets))) as thread_pool:
         for operation in operations:
             active_targets = [target for target in targets if target.node.name not in skipped]
             skipped_names = [] if operation.once else [target.node.name for target in targets if target.node.name in skipped]
             blamed = BlamedNodes(site, operation.name)
 
             def work(target: Target, operation: Operation = operation, blamed_nodes: BlamedNodes = blamed) -> OperationStep:
-                view.record_start(target.node.name, operation.name)
-                step = _carry_out_on_node(site, target, operation, only, blamed_nodes, dry=dry)
-                if not STOPPING.is_set():  # not shown after an interruption, which makes steps fail
-                    view.record_end(step)
+                observer.record_start(target.node.name, operation.name)
+                step = _carry_out_on_node(site, target, operation, only_names, blamed_nodes, is_dry_run=is_dry_run)
+                if not IS_STOPPING.is_set():  # not shown after an interruption, which makes steps fail
+                    observer.record_end(step)
                 return step
 
-            direct_steps = list(pool.map(work, active_targets[:1] if operation.once else active_targets))
+            direct_steps = list(thread_pool.map(work, active_targets[:1] if operation.once else active_targets))
             judged_steps = blamed.judge_steps(direct_steps)
             missed_steps = [OperationStep(name, operation.name, "not reached", [skipped[name]]) for name in skipped_names]
-            if STOPPING.is_set():
+            if IS_STOPPING.is_set():
                 break
             for step in [*(step for step in judged_steps if step not in direct_steps), *missed_steps]:
-                view.record_end(step)
+                observer.record_end(step)
             steps += [*judged_steps, *missed_steps]
             skipped.update({step.node: f"{operation.name} failed" for step in judged_steps if step.state == "failed"})
-            if operation.name == MACHINE:
+            if operation.name == MACHINE_OPERATION:
                 skipped.update(
                     {step.node: "known only after this machine is up" for step in judged_steps if step.state == "would change"}
                 )
@@ -120,31 +120,31 @@ class BlamedNodes:
         """The steps of the operation, in which every blamed node has failed, even if its own thread reported success."""
         step_by_node = {step.node: step for step in steps}
         judged_steps = [step for step in steps if step.state == "failed" or step.node not in self._reasons]
-        for name, why in self._reasons.items():
-            step = step_by_node.get(name)
+        for node_name, blame_reason in self._reasons.items():
+            step = step_by_node.get(node_name)
             if step is None:
-                judged_steps.append(OperationStep(name, self._operation, "failed", [why]))
+                judged_steps.append(OperationStep(node_name, self._operation, "failed", [blame_reason]))
             elif step.state != "failed":
-                sentences = [*step.says, why] if step.changes else [why]
-                judged_steps.append(OperationStep(name, self._operation, "failed", sentences, step.changes, step.commands))
+                sentences = [*step.says, blame_reason] if step.changes else [blame_reason]
+                judged_steps.append(OperationStep(node_name, self._operation, "failed", sentences, step.changes, step.commands))
         return judged_steps
 
 
 def _carry_out_on_node(
-    site: Site, target: Target, operation: Operation, only: set[str], blamed: BlamedNodes, *, dry: bool
+    site: Site, target: Target, operation: Operation, only_names: set[str], blamed: BlamedNodes, *, is_dry_run: bool
 ) -> OperationStep:
     node = target.node
-    if operation.name not in only:
+    if operation.name not in only_names:
         return OperationStep(node.name, operation.name, "skipped", ["excluded by --only or --skip"])
     done: list[Change] = []
     blamed_nodes: set[str] = set()
     while True:
         try:
-            planned = operation.plan(site, target)
-            if (waiting_step := _administrator_step(site, node, operation, planned, dry=dry)) is not None:
+            planned_changes = operation.plan(site, target)
+            if (waiting_step := _administrator_step(site, node, operation, planned_changes, is_dry_run=is_dry_run)) is not None:
                 return waiting_step
-            if not isinstance(planned, Nothing) and not dry:
-                _make_changes(node, planned, done)
+            if not isinstance(planned_changes, Nothing) and not is_dry_run:
+                _make_changes(node, planned_changes, done)
                 _continue_after_reboot(site, target, operation, done)
             break
         except (Unanswered, Unreachable) as error:
@@ -156,17 +156,22 @@ def _carry_out_on_node(
         finally:
             if done:
                 target.forget_facts()
-    if isinstance(planned, Nothing) and not done:
-        return OperationStep(node.name, operation.name, "nothing to do", [planned.why])
-    changes = planned if dry and not isinstance(planned, Nothing) else done
+    if isinstance(planned_changes, Nothing) and not done:
+        return OperationStep(node.name, operation.name, "nothing to do", [planned_changes.why])
+    changes = planned_changes if is_dry_run and not isinstance(planned_changes, Nothing) else done
     sentences = [change.description for change in changes]
     return OperationStep(
-        node.name, operation.name, "would change" if dry else "changed", sentences, len(changes), _change_commands(changes)
+        node.name,
+        operation.name,
+        "would change" if is_dry_run else "changed",
+        sentences,
+        len(changes),
+        _change_commands(changes),
     )
 
 
 def _administrator_step(
-    site: Site, node: Node, operation: Operation, changes: Sequence[Change] | Nothing, *, dry: bool
+    site: Site, node: Node, operation: Operation, changes: Sequence[Change] | Nothing, *, is_dry_run: bool
 ) -> OperationStep | None:
     """The step of an operation that cannot be carried out on a node without sudo; None if the operation can be carried out.
 
@@ -176,18 +181,21 @@ def _administrator_step(
         return None
     if root_changes := [change for change in changes if change.script]:
         site.administrator.setdefault(node.name, []).append(operation.name)
-        sentences, scripts = [change.description for change in root_changes], [change.script for change in root_changes]
-        return OperationStep(node.name, operation.name, "administrator", sentences, commands=scripts)
-    if (earlier := site.administrator.get(node.name)) and not dry:
+        change_sentences, root_scripts = (
+            [change.description for change in root_changes],
+            [change.script for change in root_changes],
+        )
+        return OperationStep(node.name, operation.name, "administrator", change_sentences, commands=root_scripts)
+    if (earlier := site.administrator.get(node.name)) and not is_dry_run:
         return OperationStep(node.name, operation.name, "not reached", [f"waits for an administrator: {', '.join(earlier)}"])
     return None
 
 
 def _make_changes(node: Node, changes: Sequence[Change], made_changes: list[Change]) -> None:
     for change in changes:
-        if STOPPING.is_set():
+        if IS_STOPPING.is_set():
             raise Unanswered(f"{node.name}: this program was interrupted")
-        BEGUN.append(change.description)
+        BEGUN_CHANGES.append(change.description)
         change.make(node)
         made_changes.append(change)
 

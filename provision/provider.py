@@ -110,17 +110,17 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
         """
         if verb == "extend" and self.extend is not None:
             return self.extend(cluster, workspace, hours, reason)
-        functions = {
+        function_by_verb = {
             "request": self.request,
             "profile": self.profile,
             "warm": self.warm,
             "extend": None,
             "down": self.down,
         }
-        function = functions[verb]
-        if function is None:
+        verb_function = function_by_verb[verb]
+        if verb_function is None:
             return NOTHING_TO_DO[verb].format(name=self.name, origin=self.origin)
-        return function(cluster, workspace)
+        return verb_function(cluster, workspace)
 
 
 def find_provider(name: str) -> Provider[Any]:

@@ -19,7 +19,7 @@ from shardlab import PACKAGES
 from shardlab.errors import ShardlabError
 from shardlab.files.source_digest import ROOT, source_files
 
-EXTRAS = ("trainers",)
+INSTALLED_EXTRAS = ("trainers",)
 PYTHON_RANGE = ">=3.11"
 # Prints the version of an interpreter and of each package that it can import. Not every environment has pip.
 LISTING_PROGRAM = """\
@@ -35,7 +35,7 @@ for package in metadata.distributions():
 def read_constraints(requirements: tuple[str, ...] = ()) -> bytes:
     """The bundled constraints file, without the packages whose version is fixed in `requirements`. Raises ShardlabError if this
     installation lacks the file."""
-    fixed_names = {canonicalize_name(word.partition("==")[0]) for word in requirements if "==" in word}
+    fixed_names = {canonicalize_name(requirement.partition("==")[0]) for requirement in requirements if "==" in requirement}
     for path in (ROOT / "constraints.txt", ROOT / "shardlab" / "constraints.txt"):
         if path.is_file():
             lines = path.read_bytes().splitlines(keepends=True)
@@ -44,7 +44,7 @@ def read_constraints(requirements: tuple[str, ...] = ()) -> bytes:
 
 
 @functools.cache
-def required_packages(extras: tuple[str, ...] = EXTRAS, own_packages: tuple[str, ...] = ()) -> tuple[str, ...]:
+def required_packages(extras: tuple[str, ...] = INSTALLED_EXTRAS, own_packages: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The requirements of shardlab with these extras, and `own_packages`, the packages of the cluster file, which pip installs.
     The commands of shardlab need no extra, because only ranks need torch."""
     applicable = {package for package in map(Requirement, metadata.requires("shardlab") or ()) if _is_needed(package, extras)}
@@ -56,24 +56,24 @@ def _is_needed(requirement: Requirement, extras: tuple[str, ...]) -> bool:
 
 
 @functools.cache
-def packages_digest(extras: tuple[str, ...] = EXTRAS, own_packages: tuple[str, ...] = ()) -> str:
+def packages_digest(extras: tuple[str, ...] = INSTALLED_EXTRAS, own_packages: tuple[str, ...] = ()) -> str:
     """A digest of the required packages and their versions, 12 hexadecimal digits. The path of an environment contains it.
     Arguments: as for `required_packages`."""
-    words = [read_constraints(own_packages), *map(str.encode, required_packages(extras, own_packages))]
-    return hashlib.sha256(b"\n".join(words)).hexdigest()[:12]
+    digest_parts = [read_constraints(own_packages), *map(str.encode, required_packages(extras, own_packages))]
+    return hashlib.sha256(b"\n".join(digest_parts)).hexdigest()[:12]
 
 
 @functools.cache
 def source_archive() -> bytes:
     """The source of shardlab's packages as a tar file. The same source always gives the same bytes."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
+    archive_buffer = io.BytesIO()
+    with tarfile.open(fileobj=archive_buffer, mode="w") as archive:
         for path in source_files(PACKAGES):
-            entry = tarfile.TarInfo(path.relative_to(ROOT).as_posix())
-            entry.size, entry.mode = path.stat().st_size, 0o644
-            with path.open("rb") as handle:
-                archive.addfile(entry, handle)
-    return buffer.getvalue()
+            tar_entry = tarfile.TarInfo(path.relative_to(ROOT).as_posix())
+            tar_entry.size, tar_entry.mode = path.stat().st_size, 0o644
+            with path.open("rb") as source_file:
+                archive.addfile(tar_entry, source_file)
+    return archive_buffer.getvalue()
 
 
 def source_digest() -> str:
@@ -95,22 +95,24 @@ def compare_packages(listing: str) -> PackageDifferences:
     that environment."""
     installed_versions: dict[str, Version] = {}
     for line in listing.splitlines():
-        name, _, version = line.strip().partition("==")
+        package_name, _, installed_version = line.strip().partition("==")
         with contextlib.suppress(InvalidVersion):
-            installed_versions.setdefault(canonicalize_name(name), Version(version))  # of copies, Python imports the first
+            installed_versions.setdefault(
+                canonicalize_name(package_name), Version(installed_version)
+            )  # of copies, Python imports the first
     lines = [line.partition("==") for line in read_constraints().decode().splitlines() if not line.startswith("#")]
-    pinned_versions = {canonicalize_name(name): words.split()[0] for name, _, words in lines if words}
+    pinned_versions = {canonicalize_name(package_name): words.split()[0] for package_name, _, words in lines if words}
     missing_packages, other_versions = [], []
-    python = installed_versions.get(canonicalize_name("python"))
-    if python is None or python not in SpecifierSet(PYTHON_RANGE):
-        missing_packages.append(f"Python {PYTHON_RANGE}{f' (it is {python})' if python is not None else ''}")
+    python_version = installed_versions.get(canonicalize_name("python"))
+    if python_version is None or python_version not in SpecifierSet(PYTHON_RANGE):
+        missing_packages.append(f"Python {PYTHON_RANGE}{f' (it is {python_version})' if python_version is not None else ''}")
     for requirement in map(Requirement, required_packages()):
-        name = canonicalize_name(requirement.name)
-        installed, tested_version = installed_versions.get(name), pinned_versions.get(name)
-        if installed is None:
+        package_name = canonicalize_name(requirement.name)
+        package_version, tested_version = installed_versions.get(package_name), pinned_versions.get(package_name)
+        if package_version is None:
             missing_packages.append(requirement.name)
-        elif installed.public != tested_version:
-            is_stated = requirement.specifier.contains(installed, prereleases=True)
+        elif package_version.public != tested_version:
+            is_stated = requirement.specifier.contains(package_version, prereleases=True)
             limit = "" if is_stated else f"; outside of the range {requirement.specifier} of shardlab"
-            other_versions.append(f"{requirement.name} {installed} (tested: {tested_version or 'no version'}{limit})")
+            other_versions.append(f"{requirement.name} {package_version} (tested: {tested_version or 'no version'}{limit})")
     return PackageDifferences(missing_packages, other_versions)

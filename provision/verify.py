@@ -14,7 +14,7 @@ from provision.operation import Site, Target
 from shardlab.remote.remote import Unreachable
 
 ANSWER_LIMIT_S = 10.0
-ADVICE = "once the node answers, run: provision CLUSTER.yaml verify"
+VERIFY_ADVICE = "once the node answers, run: provision CLUSTER.yaml verify"
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def verify_targets(
-    site: Site, targets: Sequence[Target], stages: Sequence[Sequence[Check]], show_stage: Callable[[str], None]
+    site: Site, targets: Sequence[Target], check_stages: Sequence[Sequence[Check]], show_stage: Callable[[str], None]
 ) -> list[Finding]:
     """Run the stages of checks one after the other; the checks of a stage run at the same time on all nodes.
 
@@ -36,18 +36,27 @@ def verify_targets(
     skipped, and checks of all nodes together leave this node out.
     """
     findings: list[Finding] = []
-    for stage in filter(None, stages):
-        failures = _find_unreachable(site)
-        site.skipped.update(failures)
-        names = [target.node.name for target in targets]
-        findings += [Finding(name, "answers", Outcome(False, why, ADVICE)) for name, why in failures.items() if name in names]
+    for stage_checks in filter(None, check_stages):
+        reason_by_node = _find_unreachable(site)
+        site.skipped.update(reason_by_node)
+        target_names = [target.node.name for target in targets]
+        findings += [
+            Finding(name, "answers", Outcome(False, why, VERIFY_ADVICE))
+            for name, why in reason_by_node.items()
+            if name in target_names
+        ]
         reachable_targets = [target for target in targets if target.node.name not in site.skipped]
         if not reachable_targets:
             break
-        show_stage(f"checking {', '.join(check.name for check in stage)}")
-        jobs = [(check, target) for check in stage for target in (reachable_targets[:1] if check.once else reachable_targets)]
-        with ThreadPoolExecutor(len(jobs)) as pool:
-            findings += pool.map(lambda job: Finding(job[1].node.name, job[0].name, _run_check(job[0], site, job[1])), jobs)
+        show_stage(f"checking {', '.join(check.name for check in stage_checks)}")
+        check_jobs = [
+            (check, target) for check in stage_checks for target in (reachable_targets[:1] if check.once else reachable_targets)
+        ]
+        with ThreadPoolExecutor(len(check_jobs)) as thread_pool:
+            findings += thread_pool.map(
+                lambda job: Finding(job[1].node.name, job[0].name, _run_check(job[0], site, job[1])),
+                check_jobs,
+            )
     return findings
 
 
@@ -56,15 +65,15 @@ def _find_unreachable(site: Site) -> dict[str, str]:
 
     def ask(target: Target) -> str | None:
         try:
-            answer = target.node.run(["true"], timeout_s=ANSWER_LIMIT_S)
+            command_output = target.node.run(["true"], timeout_s=ANSWER_LIMIT_S)
         except Unreachable as error:
             return str(error)
-        if answer.code is None:
+        if command_output.code is None:
             return f"{target.node.name}: it does not answer within {ANSWER_LIMIT_S:g} s"
-        return f"{target.node.name}: it cannot run commands: {last_line(answer)}" if answer.code else None
+        return f"{target.node.name}: it cannot run commands: {last_line(command_output)}" if command_output.code else None
 
-    answers = zip(site.active_targets, map_targets(site.active_targets, ask), strict=True)
-    return {target.node.name: why for target, why in answers if why is not None}
+    target_reasons = zip(site.active_targets, map_targets(site.active_targets, ask), strict=True)
+    return {target.node.name: reason for target, reason in target_reasons if reason is not None}
 
 
 def is_verified(findings: Sequence[Finding]) -> bool | None:
@@ -77,4 +86,4 @@ def _run_check(check: Check, site: Site, target: Target) -> Outcome:
     try:
         return check.run(site, target)
     except (Unanswered, Unreachable) as error:
-        return Outcome(False, str(error), ADVICE)
+        return Outcome(False, str(error), VERIFY_ADVICE)

@@ -18,14 +18,14 @@ from shardlab import completion
 from shardlab.errors import UnknownName
 from shardlab.terminal import console, shell_init
 
-COMMANDS = {
+COMMAND_SUMMARIES = {
     "provision": "prepare the machines of a cluster for training, and verify them",
     "jobs": "turn a matrix into runs: plan, submit, follow",
     "collect": "turn records into tables, figures, verdicts and a report",
 }
-SCHEMAS = ("cluster", "matrix")
+SCHEMA_NAMES = ("cluster", "matrix")
 
-EXAMPLE = """\
+EXAMPLE_COMMANDS = """\
 example:
   shardlab provision init > cluster.yaml
   shardlab provision cluster.yaml
@@ -47,15 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: the arguments of the program without its own name; None: the command-line arguments of this process. All arguments
     after the name of a command (provision, jobs, collect) are passed to that command.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    argument_words = list(sys.argv[1:] if argv is None else argv)
     if completion.COMPLETION_VARIABLE in os.environ:
-        words = completion.words_to_complete(COMMANDS)
-    if words and words[0] in COMMANDS:
-        command: Callable[[list[str]], int] = _import_command_line(words[0]).main
-        return command(words[1:])
+        argument_words = completion.words_to_complete(COMMAND_SUMMARIES)
+    if argument_words and argument_words[0] in COMMAND_SUMMARIES:
+        command: Callable[[list[str]], int] = _import_command_line(argument_words[0]).main
+        return command(argument_words[1:])
     parser = _make_parser()
     completion.answer_shell(parser)
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argument_words)
     return console.run_command(functools.partial(_run_command, arguments))
 
 
@@ -68,32 +68,32 @@ def _import_command_line(package: str) -> ModuleType:
 
 
 def _make_parser() -> console.Parser:
-    menu = "\n".join(f"  {name:10} {summary}" for name, summary in COMMANDS.items())
+    command_menu = "\n".join(f"  {command_name:10} {summary}" for command_name, summary in COMMAND_SUMMARIES.items())
     parser = console.Parser(
         prog="shardlab",
-        description=f"Compare distributed-training strategies.\n\ncommands:\n{menu}\n"
+        description=f"Compare distributed-training strategies.\n\ncommands:\n{command_menu}\n"
         "  shell-init print shell code, after which `jobs submit` and the Tab key work in your shell\n"
         "  schema     the JSON Schema of cluster.yaml or matrix.yaml, for editors",
-        epilog=EXAMPLE,
+        epilog=EXAMPLE_COMMANDS,
     )
     console.add_version_option(parser)
-    command = parser.add_argument("command", metavar="COMMAND", help=" | ".join([*COMMANDS, "shell-init", "schema"]))
-    completion.offer_completions(command, lambda _: [*COMMANDS, "shell-init", "schema"])
+    command = parser.add_argument("command", metavar="COMMAND", help=" | ".join([*COMMAND_SUMMARIES, "shell-init", "schema"]))
+    completion.offer_completions(command, lambda _: [*COMMAND_SUMMARIES, "shell-init", "schema"])
     name_help = "shell-init: bash, zsh or fish; schema: cluster or matrix"
     name = parser.add_argument("name", nargs="?", metavar="NAME", help=name_help)
-    completion.offer_completions(name, lambda _: [*SCHEMAS, *shell_init.SHELLS])
+    completion.offer_completions(name, lambda _: [*SCHEMA_NAMES, *shell_init.CODE_BY_SHELL])
     return parser
 
 
 def _run_command(arguments: argparse.Namespace) -> int:
     if arguments.command == "shell-init":
-        code = shell_init.make_shell_code(arguments.name, _import_command_line("jobs").parser().first_words)
-        sys.stdout.buffer.write(os.fsencode(code))  # as bytes, because paths are not always UTF-8
+        shell_code = shell_init.make_shell_code(arguments.name, _import_command_line("jobs").parser().first_words)
+        sys.stdout.buffer.write(os.fsencode(shell_code))  # as bytes, because paths are not always UTF-8
     elif arguments.command == "schema":
-        if arguments.name not in SCHEMAS:
-            raise UnknownName("schema", arguments.name or "", SCHEMAS)
-        text = resources.files("shardlab").joinpath("schemas", f"{arguments.name}.schema.json").read_text()
-        sys.stdout.write(text)
+        if arguments.name not in SCHEMA_NAMES:
+            raise UnknownName("schema", arguments.name or "", SCHEMA_NAMES)
+        schema_text = resources.files("shardlab").joinpath("schemas", f"{arguments.name}.schema.json").read_text()
+        sys.stdout.write(schema_text)
     else:
-        raise UnknownName("command", arguments.command, [*COMMANDS, "shell-init", "schema"])
+        raise UnknownName("command", arguments.command, [*COMMAND_SUMMARIES, "shell-init", "schema"])
     return 0

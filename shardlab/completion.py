@@ -15,9 +15,8 @@ from pathlib import Path
 from shardlab.errors import ShardlabError
 from shardlab.workspace.workspace import Workspace
 
-COMPLETION_VARIABLE = (
-    "_ARGCOMPLETE"  # set by argcomplete's shell code: which word of the line is the name of the command, counted from 1
-)
+# Set by argcomplete's shell code: which word of the line is the name of the command, counted from 1
+COMPLETION_VARIABLE = "_ARGCOMPLETE"
 SHELL_VARIABLE = "_ARGCOMPLETE_SHELL"  # set by the same code: the name of the shell
 
 
@@ -59,15 +58,19 @@ def words_to_complete(commands: Container[str]) -> list[str]:
     Otherwise returns an empty list: the shell asks about the words of the command `shardlab` itself. zsh sends the whole line,
     of which only the command after the last `;`, `&` or `|` counts.
     """
-    line, cursor = os.environ.get("COMP_LINE", ""), int(os.environ.get("COMP_POINT", "0"))
+    command_line, cursor_position = os.environ.get("COMP_LINE", ""), int(os.environ.get("COMP_POINT", "0"))
     command_start = (
-        max(line.rfind(separator, 0, cursor) + 1 for separator in ";&|") if os.environ.get(SHELL_VARIABLE) == "zsh" else 0
+        max(command_line.rfind(separator, 0, cursor_position) + 1 for separator in ";&|")
+        if os.environ.get(SHELL_VARIABLE) == "zsh"
+        else 0
     )
-    typed = line[command_start:cursor]
-    os.environ |= {"COMP_LINE": line[command_start:], "COMP_POINT": str(cursor - command_start)}
-    finished_words = [Path(word).name for word in f"{typed}|".split()[:-1]]  # without the word that is being typed
-    for index, name in enumerate(finished_words[:2]):
-        if name in commands:
+    typed_text = command_line[command_start:cursor_position]
+    os.environ |= {"COMP_LINE": command_line[command_start:], "COMP_POINT": str(cursor_position - command_start)}
+    finished_words = [
+        Path(finished_word).name for finished_word in f"{typed_text}|".split()[:-1]
+    ]  # without the word that is being typed
+    for index, word in enumerate(finished_words[:2]):
+        if word in commands:
             os.environ[COMPLETION_VARIABLE] = str(index + 1)
-            return [name]
+            return [word]
     return []

@@ -43,16 +43,16 @@ class UnknownName(InputError):
     """
 
     def __init__(
-        self, kind: str, name: str, allowed_names: Iterable[str], where: str = "", summaries: Mapping[str, str] | None = None
+        self, kind: str, name: str, allowed_names: Iterable[str], place: str = "", summaries: Mapping[str, str] | None = None
     ) -> None:
-        names = sorted(allowed_names)
-        similar_names = difflib.get_close_matches(name, names, n=1)
-        hint = f" Did you mean {similar_names[0]!r}?" if similar_names else ""
-        prefix = f"{where}: " if where else ""
-        allowed = f" {', '.join(names) or 'none'}."
+        sorted_names = sorted(allowed_names)
+        similar_names = difflib.get_close_matches(name, sorted_names, n=1)
+        suggestion = f" Did you mean {similar_names[0]!r}?" if similar_names else ""
+        place_prefix = f"{place}: " if place else ""
+        allowed_text = f" {', '.join(sorted_names) or 'none'}."
         if summaries:
-            allowed = "".join(f"\n  {name:<{max(map(len, names))}}  {summaries[name]}" for name in names)
-        super().__init__(f"{prefix}unknown {kind} {name!r}.{hint} Allowed:{allowed}")
+            allowed_text = "".join(f"\n  {name:<{max(map(len, sorted_names))}}  {summaries[name]}" for name in sorted_names)
+        super().__init__(f"{place_prefix}unknown {kind} {name!r}.{suggestion} Allowed:{allowed_text}")
 
 
 class WorkspaceError(ShardlabError):
@@ -66,22 +66,22 @@ class WorkspaceError(ShardlabError):
         """
         path_text = f" {Path(error.filename)}" if error.filename else ""
         folder_advice = _advise_folder(Path(error.filename or ""))
-        advice = {
+        advice_by_errno = {
             errno.ENOSPC: "the disk is full; free some space and run the same command again",
             errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
             errno.EROFS: f"the file system is read-only; {folder_advice}",
             errno.EACCES: f"permission denied; {folder_advice}",
             errno.EPERM: f"permission denied; {folder_advice}",
         }.get(error.errno or 0, error.strerror or str(error))
-        return cls(f"cannot {action}{path_text}: {advice}.")
+        return cls(f"cannot {action}{path_text}: {advice_by_errno}.")
 
 
 def _advise_folder(path: Path) -> str:
     """What helps if nothing can be written at a path: the variable or the option with which the user chooses another folder."""
-    for variable, default in (("XDG_CACHE_HOME", "~/.cache"), ("XDG_STATE_HOME", "~/.local/state")):
-        folder = Path(os.environ.get(variable) or os.path.expanduser(default))  # noqa: PTH111 - Path's raises without a home
+    for cache_variable, default_folder in (("XDG_CACHE_HOME", "~/.cache"), ("XDG_STATE_HOME", "~/.local/state")):
+        folder = Path(os.environ.get(cache_variable) or os.path.expanduser(default_folder))  # noqa: PTH111 - Path's raises without a home
         if path.is_absolute() and (path.is_relative_to(folder) or folder.is_relative_to(path)):
-            return f"set {variable} to a folder in which you may write"
+            return f"set {cache_variable} to a folder in which you may write"
     return "if it is in the workspace, choose another folder with --workspace"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from shardlab.package_origin import ROOT
+from shardlab.package_origin import SOURCE_ROOT
 
 # Each extra -> the modules that it installs and that our code imports. A module of two extras stands at the smaller one.
-EXTRAS = {
+MODULES_OF_EXTRA = {
     "trainers": ("PIL", "deepspeed", "tokenizers", "torch", "torchvision", "transformers"),
     "report": ("numpy", "plotly", "polars", "zlib_ng"),
     "images": ("kaleido",),
@@ -18,7 +18,7 @@ EXTRAS = {
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
 }
-EXTRA_OF_MODULE = {module: extra for extra, modules in EXTRAS.items() for module in modules}
+EXTRA_OF_MODULE = {module: extra for extra, modules in MODULES_OF_EXTRA.items() for module in modules}
 
 
 def install_command(extra: str, *options: str) -> str:
@@ -29,5 +29,9 @@ def install_command(extra: str, *options: str) -> str:
     """
     import shlex  # not at the top: each start of a command imports this module
 
-    project = f"-e {shlex.quote(f'{ROOT}[{extra}]')}" if Path(ROOT, "pyproject.toml").is_file() else f"'shardlab[{extra}]'"
-    return " ".join([shlex.quote(sys.executable), "-m pip install", *options, project])
+    pip_requirement = (
+        f"-e {shlex.quote(f'{SOURCE_ROOT}[{extra}]')}"
+        if Path(SOURCE_ROOT, "pyproject.toml").is_file()
+        else f"'shardlab[{extra}]'"
+    )
+    return " ".join([shlex.quote(sys.executable), "-m pip install", *options, pip_requirement])

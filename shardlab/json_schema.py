@@ -16,8 +16,8 @@ from shardlab.matrix.cell import Draft
 from shardlab.matrix.matrix import MatrixFile, key_type
 from shardlab.matrix.model_file import ModelByConfiguration
 
-FOLDER = Path(__file__).parent / "schemas"
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
+SCHEMA_FOLDER = Path(__file__).parent / "schemas"
+SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # Cell keys with members that a matrix file can also name directly, as in `optimizer.lr`.
 KEYS_WITH_MEMBERS = ("optimizer", "schedule", "instruments")
 OPTION_PATTERN = r"^options\..+$"  # matches options of a strategy or workload, whose names the schema does not list
@@ -39,9 +39,9 @@ def encode_schema(schema: Schema) -> bytes:
 
 def write_schemas() -> None:
     """Write every schema into the folder shardlab/schemas, for editors and for `shardlab schema`."""
-    FOLDER.mkdir(exist_ok=True)
-    for name, schema in make_schemas().items():
-        (FOLDER / f"{name}.schema.json").write_bytes(encode_schema(schema))
+    SCHEMA_FOLDER.mkdir(exist_ok=True)
+    for schema_name, schema in make_schemas().items():
+        (SCHEMA_FOLDER / f"{schema_name}.schema.json").write_bytes(encode_schema(schema))
 
 
 def _cluster_schema() -> Schema:
@@ -49,26 +49,31 @@ def _cluster_schema() -> Schema:
 
 
 def _matrix_schema() -> Schema:
-    keys, definitions = _cell_key_schemas()
+    key_schemas, definitions = _cell_key_schemas()
     # The schema of a key contains its default: the value that a cell without this key has. In the schemas of axes, inclusions
     # and exclusions a default would be wrong, so it is removed there.
     schemas_without_default = {
-        key: {keyword: value for keyword, value in schema.items() if keyword != "default"} for key, schema in keys.items()
+        key: {keyword: value for keyword, value in schema.items() if keyword != "default"}
+        for key, schema in key_schemas.items()
     }
-    axes = _cell_mapping_schema(
+    axes_schema = _cell_mapping_schema(
         {key: _value_list_schema(schema) for key, schema in schemas_without_default.items()}, LIST_SCHEMA
     )
     condition_help = "A condition on the keys of a cell, such as `gpus > 4 and tp == 1`."
-    conditions = {
+    conditions_schema = {
         "when": {"type": "string", "description": condition_help},
         "why": {"type": "string", "description": "The reason, which `jobs plan` and the report show."},
     }
-    cell = _cell_mapping_schema(keys)
+    cell = _cell_mapping_schema(key_schemas)
     definitions |= {
         "CellKeys": {"title": "CellKeys", "description": "Keys of a cell; none is required.", **cell},
-        "Axes": {"title": "Axes", "description": "Keys of a cell, each with the list of its values.", **axes},
-        "Inclusion": {"title": "Inclusion", **_cell_mapping_schema(schemas_without_default | conditions)},
-        "Exclusion": {"title": "Exclusion", **_cell_mapping_schema(schemas_without_default | conditions), "required": ["why"]},
+        "Axes": {"title": "Axes", "description": "Keys of a cell, each with the list of its values.", **axes_schema},
+        "Inclusion": {"title": "Inclusion", **_cell_mapping_schema(schemas_without_default | conditions_schema)},
+        "Exclusion": {
+            "title": "Exclusion",
+            **_cell_mapping_schema(schemas_without_default | conditions_schema),
+            "required": ["why"],
+        },
     }
     schema = _file_schema("matrix.yaml", MatrixFile, definitions)
     for key, key_schema in {
@@ -82,52 +87,57 @@ def _matrix_schema() -> Schema:
     return schema
 
 
-def _value_list_schema(schema: Schema) -> Schema:
+def _value_list_schema(key_schema: Schema) -> Schema:
     """The schema of a list of values of a cell key. The description of the key becomes the description of the list.
 
     schema: the schema of one value.
     """
-    value = dict(schema)
-    return {"description": value.pop("description"), **LIST_SCHEMA, "items": value}
+    value_schema = dict(key_schema)
+    return {"description": value_schema.pop("description"), **LIST_SCHEMA, "items": value_schema}
 
 
 def _cell_key_schemas() -> tuple[Schema, Schema]:
     """Returns (cell key -> its schema, also for dotted keys; name of each type that these schemas name -> its schema)."""
-    names = [field.name for field in msgspec.structs.fields(Draft)]
-    definitions = _component_schemas(Draft, ModelByConfiguration)
-    keys: Schema = dict(definitions.pop("Draft")["properties"])
-    assert set(keys) == set(names)
-    workload_schema = keys["workload"]
+    draft_keys = [field.name for field in msgspec.structs.fields(Draft)]
+    type_schemas = _component_schemas(Draft, ModelByConfiguration)
+    key_schemas: Schema = dict(type_schemas.pop("Draft")["properties"])
+    assert set(key_schemas) == set(draft_keys)
+    workload_schema = key_schemas["workload"]
     workload_forms = [{"type": workload_schema["type"]}, _reference_to(ModelByConfiguration.__name__)]
-    keys["workload"] = {"description": workload_schema["description"], "anyOf": workload_forms}
-    for name in KEYS_WITH_MEMBERS:
-        members = definitions[name.capitalize()]["properties"]
-        keys |= {f"{name}.{member}": schema for member, schema in members.items()}
-    assert all(key_type(key) is not None for key in keys)  # the schema offers only keys that the reader accepts
-    return keys, definitions
+    key_schemas["workload"] = {"description": workload_schema["description"], "anyOf": workload_forms}
+    for mapping_key in KEYS_WITH_MEMBERS:
+        member_schemas = type_schemas[mapping_key.capitalize()]["properties"]
+        key_schemas |= {f"{mapping_key}.{member}": member_schema for member, member_schema in member_schemas.items()}
+    assert all(key_type(key) is not None for key in key_schemas)  # the schema offers only keys that the reader accepts
+    return key_schemas, type_schemas
 
 
-def _cell_mapping_schema(keys: Schema, option: Schema | None = None) -> Schema:
+def _cell_mapping_schema(key_schemas: Schema, option_schema: Schema | None = None) -> Schema:
     """The schema of a mapping that may contain the given cell keys, and options such as `options.bucket_mb`.
 
     keys: cell key -> its schema. option: the schema of the value of an option; None: text, a number, true, false or null.
     """
     return {
         "type": "object",
-        "properties": keys,
-        "patternProperties": {OPTION_PATTERN: option or {"type": ["boolean", "integer", "number", "string", "null"]}},
+        "properties": key_schemas,
+        "patternProperties": {OPTION_PATTERN: option_schema or {"type": ["boolean", "integer", "number", "string", "null"]}},
         "additionalProperties": False,
     }
 
 
-def _file_schema(title: str, content_type: type[msgspec.Struct], definitions: Schema) -> Schema:
+def _file_schema(title: str, content_type: type[msgspec.Struct], further_types: Schema) -> Schema:
     """The schema of a file. title: the name of the file. content_type: the type of its content.
 
     definitions: further schemas to which the schema of the file refers, by name.
     """
-    components = _component_schemas(content_type)
-    root = components.pop(content_type.__name__)
-    return {"$schema": DIALECT, **root, "title": title, "$defs": dict(sorted((components | definitions).items()))}
+    type_schemas = _component_schemas(content_type)
+    root_schema = type_schemas.pop(content_type.__name__)
+    return {
+        "$schema": SCHEMA_DIALECT,
+        **root_schema,
+        "title": title,
+        "$defs": dict(sorted((type_schemas | further_types).items())),
+    }
 
 
 def _component_schemas(*root_types: type[msgspec.Struct]) -> Schema:
@@ -137,18 +147,18 @@ def _component_schemas(*root_types: type[msgspec.Struct]) -> Schema:
     """
     _, made_components = msgspec.json.schema_components(root_types, ref_template="#/$defs/{name}")
     # Editors read patterns as JavaScript does, which has no \Z and whose $ does not match before a line break.
-    components: Schema = msgspec.json.decode(msgspec.json.encode(made_components).replace(rb"\\Z", b"$"))
-    for component in (schema for schema in components.values() if "description" in schema):
-        component["description"] = field_docs.join_lines(component["description"])
+    type_schemas: Schema = msgspec.json.decode(msgspec.json.encode(made_components).replace(rb"\\Z", b"$"))
+    for described_schema in (schema for schema in type_schemas.values() if "description" in schema):
+        described_schema["description"] = field_docs.join_lines(described_schema["description"])
     for root_type in root_types:
-        for name, struct_type in field_docs.nested_structs(root_type).items():
-            for key, description in field_docs.read_field_docs(struct_type).items():
-                components[name]["properties"][key]["description"] = description
-    return components
+        for type_name, struct_type in field_docs.nested_structs(root_type).items():
+            for field_name, description in field_docs.read_field_docs(struct_type).items():
+                type_schemas[type_name]["properties"][field_name]["description"] = description
+    return type_schemas
 
 
-def _reference_to(name: str) -> Schema:
-    return {"$ref": f"#/$defs/{name}"}
+def _reference_to(type_name: str) -> Schema:
+    return {"$ref": f"#/$defs/{type_name}"}
 
 
 if __name__ == "__main__":

@@ -11,19 +11,19 @@ from importlib.machinery import PathFinder
 
 from shardlab import PACKAGES
 
-ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # noqa: PTH120 - pathlib would make each start slower
+SOURCE_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # noqa: PTH120 - pathlib would make each start slower
 
 
 def explain_shadowed_package() -> str | None:
     """A sentence about the first package of shardlab that Python would import from elsewhere; None if there is none.
 
-    The copy of the source that a run uses has no package `provision`, so only packages that are in ROOT are looked for.
+    The copy of the source that a run uses has no package `provision`, so only packages that are in SOURCE_ROOT are looked for.
     """
     for package in PACKAGES:
-        init_file = os.path.join(ROOT, package, "__init__.py")  # noqa: PTH118
-        spec = PathFinder.find_spec(package)
-        if os.path.exists(init_file) and spec is not None and os.path.realpath(spec.origin or "") != init_file:  # noqa: PTH110
-            return _explain_hidden_package(package, spec.origin or package)
+        init_file = os.path.join(SOURCE_ROOT, package, "__init__.py")  # noqa: PTH118
+        package_spec = PathFinder.find_spec(package)
+        if os.path.exists(init_file) and package_spec is not None and os.path.realpath(package_spec.origin or "") != init_file:  # noqa: PTH110
+            return _explain_hidden_package(package, package_spec.origin or package)
     return None
 
 
@@ -38,7 +38,7 @@ def explain_overwritten_package() -> str | None:
         name = distribution.metadata["Name"]
         for file in distribution.files or () if name != "shardlab" else ():
             if file.parts[0] in PACKAGES and os.path.realpath(str(distribution.locate_file(file))).startswith(
-                f"{ROOT}{os.sep}"
+                f"{SOURCE_ROOT}{os.sep}"
             ):
                 return (
                     f"the package {name} overwrote files of shardlab's package {file.parts[0]}. Uninstall {name}, then install "
@@ -52,13 +52,13 @@ def _explain_hidden_package(package: str, origin: str) -> str:
     import shlex
 
     folder = os.path.dirname(origin) if os.path.basename(origin) == "__init__.py" else origin  # noqa: PTH119, PTH120
-    parent = os.path.realpath(os.path.dirname(folder))  # noqa: PTH120
+    hiding_folder = os.path.realpath(os.path.dirname(folder))  # noqa: PTH120
     search_path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    other_entries = [entry for entry in search_path if os.path.realpath(entry) != parent]
+    other_entries = [entry for entry in search_path if os.path.realpath(entry) != hiding_folder]
     if len(other_entries) < len(search_path):
-        remedy = f"write this before the command: PYTHONPATH={shlex.quote(os.pathsep.join(other_entries))}"
-    elif parent == os.path.realpath(os.curdir):
-        remedy = "run the command in another folder"
+        remedy_text = f"write this before the command: PYTHONPATH={shlex.quote(os.pathsep.join(other_entries))}"
+    elif hiding_folder == os.path.realpath(os.curdir):
+        remedy_text = "run the command in another folder"
     else:
-        remedy = "install shardlab in an environment of its own"
-    return f"{folder} hides shardlab's package {package}, which has the same name; {remedy}"
+        remedy_text = "install shardlab in an environment of its own"
+    return f"{folder} hides shardlab's package {package}, which has the same name; {remedy_text}"

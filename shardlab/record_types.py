@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from shardlab.files.decoders import decoder
+from shardlab.files.decoders import get_decoder
 
-LARGEST = 2**63 - 1  # the largest number that a column of 64 bits can contain
+LARGEST_INTEGER = 2**63 - 1  # the largest number that a column of 64 bits can contain
 RUN_ID_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}\Z"
 HOST_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,252}\Z"
 SLURM_CLUSTER_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,62}\Z"
@@ -49,9 +49,9 @@ SlurmClusterName = Annotated[  # a cluster of Slurm, for its option --clusters
 Sha256 = Annotated[str, limit_text(r"^[0-9a-f]{64}\Z", "the 64 hexadecimal digits of a SHA-256, in small letters")]
 BootId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9-]{1,64}\Z")]
 
-Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=LARGEST)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]  # a number of things, such as bytes
-Positive = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=LARGEST_INTEGER)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INTEGER)]  # a number of things, such as bytes
+Positive = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_INTEGER)]
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]  # of processes or nodes: readers open a file for each of them
 ProcessId = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Measured = Annotated[float, msgspec.Meta(ge=-1e150, le=1e150)]  # its square is a finite number, too
@@ -110,13 +110,13 @@ class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 # msgspec prepares the types here, before several threads convert the data of events
-decoder(EventData)
-decoder(ClockOffset)
+get_decoder(EventData)
+get_decoder(ClockOffset)
 
 
 def check_numbers(value: Any) -> None:
     """Raises ValueError if a number in a value of dicts and lists does not fit into 64 bits, or is too large to be squared."""
-    for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
-        check_numbers(entry)
-    if isinstance(value, int | float) and not abs(value) <= (LARGEST if isinstance(value, int) else 1e150):
+    for contained_value in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        check_numbers(contained_value)
+    if isinstance(value, int | float) and not abs(value) <= (LARGEST_INTEGER if isinstance(value, int) else 1e150):
         raise ValueError("a number is too large")

@@ -16,8 +16,8 @@ import msgspec
 
 from shardlab.errors import UnknownName
 
-Value = bool | int | float | str | None
-Kind = Literal["bool", "int", "float", "str"]
+OptionValue = bool | int | float | str | None
+OptionKind = Literal["bool", "int", "float", "str"]
 _KIND_WORDS = {"bool": "true, false", "int": "a whole number", "float": "a number", "str": "text"}
 
 
@@ -29,13 +29,13 @@ class Option(msgspec.Struct, frozen=True):
 
     name: str
     """The key below `options`."""
-    default: Value
+    default: OptionValue
     """The value if the matrix file does not set the option."""
     summary: str
     """The meaning of the option, for the help."""
     choices: tuple[bool | int | float | str, ...] = ()
     """The allowed values, if they can be listed."""
-    kind: Kind | None = None
+    kind: OptionKind | None = None
     """The type of a value; needed only if the default is null."""
     least: float | None = None
     """The smallest allowed number."""
@@ -47,32 +47,32 @@ class Option(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.default is None and not (self.nullable and (self.kind or self.choices)):
             raise ValueError(f"option {self.name}: a default of null needs nullable=True and a kind")
-        if (why := self.refuse(self.default)) is not None:
-            raise ValueError(f"option {self.name}: the default is not allowed: {why}")
+        if (refusal := self.refuse(self.default)) is not None:
+            raise ValueError(f"option {self.name}: the default is not allowed: {refusal}")
 
-    def refuse(self, value: Value) -> str | None:
+    def refuse(self, value: OptionValue) -> str | None:
         """Why `value` is not allowed, as a sentence; None if it is allowed."""
         return None if self._allows(value) else f"found {_format_value(value)}. Allowed: {self.allowed}."
 
-    def with_default(self, default: Value) -> Option:
+    def with_default(self, default: OptionValue) -> Option:
         """A copy of this option with another default. Raises ValueError if the option does not allow this default."""
         return msgspec.structs.replace(self, default=default)
 
     @property
     def allowed(self) -> str:
         """The allowed values in words: `a whole number from 1 to 64, or null`."""
-        words = ", ".join(map(_format_value, self.choices)) or _KIND_WORDS[self._kind]
+        allowed_text = ", ".join(map(_format_value, self.choices)) or _KIND_WORDS[self._kind]
         if self.least is not None:
-            words += f" from {self.least:,g}" if self._kind == "float" else f" from {int(self.least)}"
+            allowed_text += f" from {self.least:,g}" if self._kind == "float" else f" from {int(self.least)}"
         if self.most is not None:
-            words += f" {'up ' if self.least is None else ''}to {self.most if self._kind == 'float' else int(self.most)}"
-        return f"{words}, or null" if self.nullable else words
+            allowed_text += f" {'up ' if self.least is None else ''}to {self.most if self._kind == 'float' else int(self.most)}"
+        return f"{allowed_text}, or null" if self.nullable else allowed_text
 
     @property
-    def _kind(self) -> Kind:
-        return self.kind or cast("Kind", type(self.default).__name__)
+    def _kind(self) -> OptionKind:
+        return self.kind or cast("OptionKind", type(self.default).__name__)
 
-    def _allows(self, value: Value) -> bool:
+    def _allows(self, value: OptionValue) -> bool:
         if value is None:
             return self.nullable
         if self.choices:
@@ -84,7 +84,7 @@ class Option(msgspec.Struct, frozen=True):
         return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
 
 
-def _format_value(value: Value) -> str:
+def _format_value(value: OptionValue) -> str:
     """A value as it is written in a matrix file."""
     if value is None:
         return "null"
@@ -102,14 +102,14 @@ def plugin_names(package: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def load_plugin(package: str, name: str, kind: str) -> ModuleType:
+def load_plugin(package: str, name: str, plugin_kind: str) -> ModuleType:
     """Import the plug-in file `name` of a package. kind: what the error calls such a plug-in, for example `strategy`.
 
     Raises UnknownName, which lists all allowed names, if the package has no such file.
     """
     plugin_files = plugin_names(package)
     if name not in plugin_files:
-        raise UnknownName(kind, name, plugin_files)
+        raise UnknownName(plugin_kind, name, plugin_files)
     return importlib.import_module(f"{package}.{name}")
 
 

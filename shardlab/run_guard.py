@@ -20,5 +20,5 @@ def run_guarded(work: Callable[[], T]) -> T | ShardlabError:
     except ShardlabError as error:
         return error
     except UNEXPECTED as error:
-        error_text = printable.one_line(f"{type(error).__name__}: {error}")
+        error_text = printable.clean_to_one_line(f"{type(error).__name__}: {error}")
         return InputError(f"shardlab cannot work with the records of this run ({error_text}); please report this defect.")

@@ -73,14 +73,14 @@ class CommandParser(Parser):
 
     def add_verbs(self, verbs: Sequence[Verb]) -> None:
         """Add the verbs of the command."""
-        choices = self.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
+        verb_choices = self.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
         for verb in verbs:
-            sentence = " ".join((verb.__doc__ or "").split())
-            parser = choices.add_parser(
+            help_sentence = " ".join((verb.__doc__ or "").split())
+            parser = verb_choices.add_parser(
                 verb.name,
                 parents=[self._common_options],
-                help=f"{sentence[:1].lower()}{sentence[1:].removesuffix('.')}",
-                description=sentence,
+                help=f"{help_sentence[:1].lower()}{help_sentence[1:].removesuffix('.')}",
+                description=help_sentence,
                 epilog=f"example:\n  {verb.example}",
             )
             verb.add_options(parser)
@@ -93,22 +93,22 @@ class CommandParser(Parser):
             self.error(self._explain_unknown_words(unknown_words, arguments.verb))
         return arguments
 
-    def _explain_unknown_words(self, words: Sequence[str], verb: Verb) -> str:
-        option = words[0].partition("=")[0]
-        owners = [name for name, parser in self.verb_parsers.items() if option in parser._option_string_actions]
+    def _explain_unknown_words(self, unknown_words: Sequence[str], verb: Verb) -> str:
+        unknown_option = unknown_words[0].partition("=")[0]
+        owners = [name for name, parser in self.verb_parsers.items() if unknown_option in parser._option_string_actions]
         if not owners:
-            return f"unrecognized arguments: {' '.join(words)}"
+            return f"unrecognized arguments: {' '.join(unknown_words)}"
         if verb.name in owners:
-            return f"{option} comes after the verb: {self.prog} {verb.name} {option}"
-        names = f"the verb{'s' if len(owners) > 1 else ''} {', '.join(owners)}"
-        return f"{option} belongs to {names} and cannot be combined with the verb {verb.name!r}"
+            return f"{unknown_option} comes after the verb: {self.prog} {verb.name} {unknown_option}"
+        verb_phrase = f"the verb{'s' if len(owners) > 1 else ''} {', '.join(owners)}"
+        return f"{unknown_option} belongs to {verb_phrase} and cannot be combined with the verb {verb.name!r}"
 
 
 def run_command_line(
     parser: CommandParser,
-    words: Sequence[str] | None,
+    argument_words: Sequence[str] | None,
     carry_out: Callable[[Invocation], int],
-    interrupted: str | None = console.INTERRUPTED,
+    interrupted: str | None = console.INTERRUPTED_SENTENCE,
 ) -> int:
     """Parse the words of a command and carry it out. Returns its exit code.
 
@@ -116,9 +116,9 @@ def run_command_line(
     interrupted: as for `console.run_command`.
     """
     completion.answer_shell(parser)
-    invocation = Invocation(parser.parse_args(sys.argv[1:] if words is None else words))
-    name = f"{parser.prog} {invocation.arguments.verb.name}"
-    return console.run_command(lambda: carry_out(invocation), name=name, interrupted=interrupted)
+    invocation = Invocation(parser.parse_args(sys.argv[1:] if argument_words is None else argument_words))
+    command_name = f"{parser.prog} {invocation.arguments.verb.name}"
+    return console.run_command(lambda: carry_out(invocation), name=command_name, interrupted=interrupted)
 
 
 def format_words(arguments: argparse.Namespace, *, omitted: Container[str] = ()) -> list[str]:
@@ -130,15 +130,15 @@ def format_words(arguments: argparse.Namespace, *, omitted: Container[str] = ())
     arguments.verb.add_options(parser)
     options: list[str] = [arguments.verb.name]
     positionals: list[str] = []
-    for action in parser._actions:
-        value = getattr(arguments, action.dest, None)
-        if value is None or value is False or value == action.default or action.dest in omitted:
+    for parser_action in parser._actions:
+        value = getattr(arguments, parser_action.dest, None)
+        if value is None or value is False or value == parser_action.default or parser_action.dest in omitted:
             continue
-        values = value if isinstance(value, list) else [value]
-        if not action.option_strings:
-            positionals += map(str, values)
-        elif action.nargs == 0:
-            options.append(action.option_strings[-1])
+        argument_values = value if isinstance(value, list) else [value]
+        if not parser_action.option_strings:
+            positionals += map(str, argument_values)
+        elif parser_action.nargs == 0:
+            options.append(parser_action.option_strings[-1])
         else:
-            options += [f"{action.option_strings[-1]}={value}" for value in values]
+            options += [f"{parser_action.option_strings[-1]}={value}" for value in argument_values]
     return [*options, *(["--", *positionals] if positionals else [])]

@@ -24,10 +24,10 @@ from jinja2 import meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from markupsafe import Markup, escape
 
-FOLDER = Path(__file__).parent
+TEMPLATES_FOLDER = Path(__file__).parent
 _PLAIN_TYPES = (str, int, float, bool, list, tuple, dict, set, frozenset, type(None))
 
-_CODE = re.compile(r"`([^`\n]+)`")  # a command or a name in a sentence
+_CODE_PATTERN = re.compile(r"`([^`\n]+)`")  # a command or a name in a sentence
 
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError,
@@ -45,39 +45,39 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     path.
     """
 
-    def is_safe_callable(self, obj: Any) -> bool:
+    def is_safe_callable(self, called_object: Any) -> bool:
         # jinja2 wraps str.format; `__wrapped__` is the real method
-        owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", obj)
-        is_jinja_function = type(owner).__module__.startswith("jinja2.") or any(
-            obj is jinja_global for jinja_global in self.globals.values()
+        method_owner = getattr(getattr(called_object, "__wrapped__", called_object), "__self__", called_object)
+        is_jinja_function = type(method_owner).__module__.startswith("jinja2.") or any(
+            called_object is jinja_global for jinja_global in self.globals.values()
         )
-        return super().is_safe_callable(obj) and (is_jinja_function or isinstance(owner, _PLAIN_TYPES))
+        return super().is_safe_callable(called_object) and (is_jinja_function or isinstance(method_owner, _PLAIN_TYPES))
 
 
-def render(name: str, user_folder: Path | None = None, **values: Any) -> str:
+def render(template_name: str, user_folder: Path | None = None, **template_values: Any) -> str:
     """Render the template of a script or configuration file.
 
     name: the path of the template below the folder templates. user_folder: a folder with templates of the user; a template with
     the same name in it is used instead of ours. values: the values of the names in the template. Raises TemplateFault if the
     user's template cannot be rendered; an error in our template keeps its own exception."""
     try:
-        return _script_environment(user_folder).get_template(name).render(**values)
+        return _script_environment(user_folder).get_template(template_name).render(**template_values)
     except _TEMPLATE_ERRORS as error:
-        if user_folder is None or not (user_folder / name).exists():
+        if user_folder is None or not (user_folder / template_name).exists():
             raise
         raise TemplateFault(
-            f"{_error_location(error, user_folder, user_folder / name)}: the template cannot be rendered: "
+            f"{_error_location(error, user_folder, user_folder / template_name)}: the template cannot be rendered: "
             f"{_error_reason(error)}."
         ) from error
 
 
-def render_page(name: str, clean: Callable[[str], str], **values: Any) -> str:
+def render_page(template_name: str, clean_text: Callable[[str], str], **template_values: Any) -> str:
     """Render the template of a page. Every text in the values is cleaned by `clean` and escaped.
 
     The template is always ours, never the user's: pages are rendered without a sandbox, because we pass functions to them.
     Raises jinja2.TemplateError.
     """
-    return _page_environment(clean).get_template(name).render(**values)
+    return _page_environment(clean_text).get_template(template_name).render(**template_values)
 
 
 def list_template_names(name: str, user_folder: Path | None = None) -> list[str]:
@@ -105,17 +105,17 @@ def list_template_names(name: str, user_folder: Path | None = None) -> list[str]
     return template_names
 
 
-def template_digest(name: str, user_folder: Path | None = None) -> str:
+def template_digest(template_name: str, user_folder: Path | None = None) -> str:
     """The SHA-256 of the file of a template, which run.json records. user_folder: as in `render`."""
-    user_file = user_folder / name if user_folder is not None else None
+    user_file = user_folder / template_name if user_folder is not None else None
     return hashlib.sha256(
-        (user_file if user_file is not None and user_file.is_file() else FOLDER / name).read_bytes()
+        (user_file if user_file is not None and user_file.is_file() else TEMPLATES_FOLDER / template_name).read_bytes()
     ).hexdigest()
 
 
 @functools.cache
 def _script_environment(user_folder: Path | None) -> jinja2.Environment:
-    loader = jinja2.FileSystemLoader([*([user_folder] if user_folder is not None else []), FOLDER])
+    loader = jinja2.FileSystemLoader([*([user_folder] if user_folder is not None else []), TEMPLATES_FOLDER])
     environment = _Sandbox(loader=loader, autoescape=False, **_COMMON_OPTIONS)
     environment.filters["quote"] = lambda value: shlex.quote(str(value))
     environment.filters["comment"] = _comment_text
@@ -125,18 +125,18 @@ def _script_environment(user_folder: Path | None) -> jinja2.Environment:
 
 
 @functools.cache
-def _page_environment(clean: Callable[[str], str]) -> jinja2.Environment:
+def _page_environment(clean_text: Callable[[str], str]) -> jinja2.Environment:
     def finalize(value: Any) -> Any:
-        return clean(value) if type(value) is str else value  # Markup, a subclass of str, is already escaped
+        return clean_text(value) if type(value) is str else value  # Markup, a subclass of str, is already escaped
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(FOLDER),
+        loader=jinja2.FileSystemLoader(TEMPLATES_FOLDER),
         # the pages' CSS and JavaScript insert no text of records, so they are not escaped
         autoescape=lambda name: name is not None and name.endswith(".html.j2"),
         finalize=finalize,
         **_COMMON_OPTIONS,
     )
-    environment.filters["with_code"] = lambda text: _mark_code(clean(text))
+    environment.filters["with_code"] = lambda text: _mark_code(clean_text(text))
     return environment
 
 
@@ -149,17 +149,17 @@ _COMMON_OPTIONS: dict[str, Any] = {
 }
 
 
-def _error_location(error: BaseException, user_folder: Path, file: Path) -> str:
+def _error_location(error: BaseException, user_folder: Path, template_path: Path) -> str:
     """The place of an error as FILE:LINE, or as FILE if the line is not known.
 
     FILE is the template `file`, or a template in the folder `user_folder` that this template includes.
     """
     if isinstance(error, jinja2.TemplateSyntaxError):
-        return f"{error.filename or file}:{error.lineno}"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if Path(frame.filename).is_relative_to(user_folder):
-            return f"{frame.filename}:{frame.lineno}"
-    return str(file)
+        return f"{error.filename or template_path}:{error.lineno}"
+    for stack_frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if Path(stack_frame.filename).is_relative_to(user_folder):
+            return f"{stack_frame.filename}:{stack_frame.lineno}"
+    return str(template_path)
 
 
 def _error_reason(error: BaseException) -> str:
@@ -168,21 +168,21 @@ def _error_reason(error: BaseException) -> str:
     return str(error).rstrip(".") or type(error).__name__
 
 
-def _comment_text(value: Any) -> str:
+def _comment_text(any_value: Any) -> str:
     """A value as text for a comment line: every character that is not printable, such as a line break, becomes "?"."""
-    text = str(value)
-    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+    value_text = str(any_value)
+    return value_text if value_text.isprintable() else "".join(char if char.isprintable() else "?" for char in value_text)
 
 
-def _check_sbatch_option(value: Any) -> str:
+def _check_sbatch_option(option_value: Any) -> str:
     """An option of sbatch, for a line that begins with #SBATCH. Raises TemplateFault if the option is not one printable line: a
     second line would be a command of the script."""
-    text = str(value)
-    if not text or not text.replace("\t", " ").isprintable():
-        raise TemplateFault(f"an option of sbatch must be one line of printable characters, found {text[:80]!r}.")
-    return text
+    option_text = str(option_value)
+    if not option_text or not option_text.replace("\t", " ").isprintable():
+        raise TemplateFault(f"an option of sbatch must be one line of printable characters, found {option_text[:80]!r}.")
+    return option_text
 
 
 def _mark_code(text: str) -> Markup:
     """The text as HTML, in which each part between two backticks is shown as code."""
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
+    return Markup(_CODE_PATTERN.sub(r"<code>\1</code>", str(escape(text))))

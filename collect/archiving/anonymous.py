@@ -34,7 +34,7 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.hardware import host
 from shardlab.matrix import expansion, matrix, study
 from shardlab.runs import record, run
-from shardlab.runs.state import STATES
+from shardlab.runs.state import STATE_MEANINGS
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
 
@@ -164,7 +164,9 @@ def make_pseudonyms(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> P
     own_names |= {cell.cell.strategy for cell in loaded.cells if cell.cell.strategy_code is not None}
     values |= {text for entry in loaded.runs for event in entry.events for text in (event.event, event.writer)}
     values |= {text for entry in loaded.runs for text in (entry.run_id, entry.result.unit if entry.result is not None else "")}
-    pseudonyms = Pseudonyms(names, {*STATES, *(text for text in values if not any(own_name in text for own_name in own_names))})
+    pseudonyms = Pseudonyms(
+        names, {*STATE_MEANINGS, *(text for text in values if not any(own_name in text for own_name in own_names))}
+    )
     if pseudonyms.replace_names_in_text(loaded.expansion.name) != loaded.expansion.name:
         reason = f"--anonymous: the name of the matrix {loaded.expansion.name!r} contains a name that must be replaced"
         raise InputError(f"{reason}. Allowed: a matrix with another name, or an archive without --anonymous.")

@@ -88,7 +88,7 @@ def write_archive(
         raise InputError(f"--max-gib: found {most_gib:.12g}. Allowed: more than 0, up to {2**20}.")
     loaded = load_matrix(workspace, matrix)
     name = loaded.expansion.name
-    target = Path(out).absolute() if out else workspace.path / f"{name}{archive.SUFFIX}"
+    target = Path(out).absolute() if out else workspace.path / f"{name}{archive.ARCHIVE_SUFFIX}"
     pack.must_be_replaceable(target)
     cluster_config = cluster.find_cluster(None, workspace.path)
     sources, left_out = contents.choose_files(workspace, loaded, int(most_gib * 2**30))
@@ -129,7 +129,7 @@ def open_archive(file: str, out: str | None, output: Output, *, trusted: bool) -
     trusted: whether to execute code that the archive contains, such as metrics (--trust).
     """
     path = Path(file)
-    stem = path.name.removesuffix(archive.SUFFIX).removesuffix(".zip")
+    stem = path.name.removesuffix(archive.ARCHIVE_SUFFIX).removesuffix(".zip")
     folder = Path(out or stem).absolute()
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder}: is there already. Allowed with --out: a folder that does not exist.")

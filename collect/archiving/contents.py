@@ -13,7 +13,7 @@ from collect.reading.load import Loaded
 from shardlab.errors import ShardlabError
 from shardlab.files import files, plugin_source
 from shardlab.matrix import matrix as matrix_file
-from shardlab.runs.state import FINAL
+from shardlab.runs.state import FINAL_STATES
 from shardlab.workspace import archive
 from shardlab.workspace.archive import LeftOutFile
 from shardlab.workspace.workspace import Workspace
@@ -81,7 +81,7 @@ def _choose_run_files(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOut
     left_out: list[LeftOutFile] = []
     for run in loaded.runs:
         run_path = f"runs/{run.run_id}"
-        if run.verdict.state not in FINAL:
+        if run.verdict.state not in FINAL_STATES:
             left_out.append(LeftOutFile(f"{run_path}/", None, f"the run is {run.verdict.state}"))
             continue
         listing = manifest.list_files(run.folder.path)

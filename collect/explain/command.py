@@ -13,7 +13,7 @@ from collect.reading import own_metrics
 from collect.reading.load import load_matrix
 from collect.report import verdict_text
 from collect.summary import summarize
-from shardlab.runs.run import REHEARSAL
+from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.terminal import notation
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
@@ -53,7 +53,7 @@ def _print_explanation(output: Output, document: Explanation) -> None:
     value = "not known" if document.value is None else verdict_text.format_quantity(document.value, document.unit)
     output.print_line(f"{document.label}: {document.metric} = {value}", style="bold" if on_terminal else None)
     if document.rehearsal:
-        output.print_line(REHEARSAL, style="yellow")
+        output.print_line(REHEARSAL_NOTE, style="yellow")
     if document.why:
         output.print_line(f"not known because: {document.why}", style="yellow")
     output.print_line(f"definition: {document.definition} ({document.direction}; {document.source})")

@@ -13,9 +13,9 @@ from collect.loading.loaded_run import LoadedRun
 from collect.metric import Reads
 from collect.traces import figure_cache, run_traces
 from shardlab.files import files, json_file
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.runs.record import GpuSample, Sample, StepRecord
-from shardlab.runs.rundir import VALIDATION
+from shardlab.runs.rundir import VALIDATION_FILE
 
 STEPS, SAMPLES, TRACES = "steps/rank-*.jsonl", "samples/*.jsonl", "trace/rank-*.json.gz"
 # Keys of run.json and result.json that every metric of steps, of samples, or of the prediction reads.
@@ -36,7 +36,7 @@ def list_places(reads: Reads) -> dict[str, Any]:
         "result.json": (*reads.result, *(OF_SAMPLES if reads.samples else ())),
         STEPS: steps,
         SAMPLES: reads.samples,
-        VALIDATION: reads.validation,
+        VALIDATION_FILE: reads.validation,
         "env/*.json": reads.hosts,
         "events*.jsonl": reads.events,
         TRACES: reads.breakdown or reads.trace,
@@ -158,7 +158,7 @@ def _read_records(path: Path, kind: type[Any]) -> list[tuple[int, Any]]:
     records = []
     for number, line in enumerate(files.read(path, files.MOST_RECORDS).split(b"\n"), 1):
         try:
-            records.append((number, decoder(kind).decode(line)))
+            records.append((number, get_decoder(kind).decode(line)))
         except DECODE_FAULTS:
             continue
     return records

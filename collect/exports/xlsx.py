@@ -165,7 +165,7 @@ def _make_cell(sheet: Any, field: Field, is_heading: bool = False) -> Any:
         return None
     if not isinstance(field, str):
         return field
-    cell = import_package("openpyxl.cell").WriteOnlyCell(sheet, value=printable.one_line(field))
+    cell = import_package("openpyxl.cell").WriteOnlyCell(sheet, value=printable.clean_to_one_line(field))
     cell.data_type = "s"
     cell.quotePrefix = True  # a spreadsheet keeps it as text when a reader edits it
     if is_heading:

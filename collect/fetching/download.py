@@ -30,7 +30,7 @@ from shardlab.files.files import NotRegular
 from shardlab.remote.remote_conversation import ConnectionLost, RemoteConversation
 from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import STATES
+from shardlab.runs.state import STATE_MEANINGS
 from shardlab.workspace.workspace import Workspace
 
 STAGING_FOLDER = (

@@ -11,7 +11,7 @@ from collect.fetching.manifest import RunManifest
 from collect.loading.records import NO_FOLDER_STATE, RunRecords
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL
+from shardlab.runs.state import FINAL_STATES
 
 
 class DownloadedRun(msgspec.Struct):

@@ -29,7 +29,7 @@ from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.runs import part_files, placement
 from shardlab.runs.placement import Placement
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL
+from shardlab.runs.state import FINAL_STATES
 from shardlab.workspace import inventory, workspace_trust
 from shardlab.workspace.inventory import InventoryNode
 from shardlab.workspace.workspace import Workspace
@@ -150,7 +150,7 @@ def _find_ungathered_placement(run_dir: RunDir) -> tuple[str, Placement] | None:
         run_placement = placement.read_placement(events)
         if run_placement is None or any(event.event == GATHERED_EVENT for event in events):
             return None
-        return (run_dir.read_run().cluster["name"], run_placement) if run_dir.judge().state in FINAL else None
+        return (run_dir.read_run().cluster["name"], run_placement) if run_dir.judge().state in FINAL_STATES else None
     except ShardlabError:  # the run cannot be read: `fetch_run` reports it later
         return None
 

@@ -24,7 +24,7 @@ from shardlab.errors import InputError
 from shardlab.files import files, json_file
 from shardlab.files.files import NotRegular
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL
+from shardlab.runs.state import FINAL_STATES
 from shardlab.terminal import console
 from shardlab.workspace.workspace import Workspace
 
@@ -91,7 +91,7 @@ def _refusal_reason(run_dir: RunDir, resuming_runs: dict[str, str], *, is_part: 
     if is_part:
         return "this is the folder in which its parts are gathered" if run_dir.claim.exists() else ""
     records = RunRecords.read(run_dir, "open")
-    if records.verdict.state not in FINAL or records.waits:
+    if records.verdict.state not in FINAL_STATES or records.waits:
         return f"it has not ended: {records.verdict.state}"
     return f"{resuming_runs[run_dir.run_id]}, which has not ended, resumes from it" if run_dir.run_id in resuming_runs else ""
 
@@ -105,7 +105,7 @@ def _find_resumed_runs(workspace: Workspace) -> dict[str, str]:
     for run in workspace.all_runs():
         with contextlib.suppress(InputError, FileNotFoundError):  # a run that cannot be read is skipped
             if resumed_ids := run.read_run().resume:
-                resuming_runs |= dict.fromkeys(resumed_ids, run.run_id) if run.judge().state not in FINAL else {}
+                resuming_runs |= dict.fromkeys(resumed_ids, run.run_id) if run.judge().state not in FINAL_STATES else {}
     return resuming_runs
 
 

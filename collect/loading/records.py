@@ -20,13 +20,13 @@ from collect.loading.sample_cache import CachedSamples, SampleLines
 from shardlab import run_guard
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.files import files
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.files.files import NotRegular
 from shardlab.hardware.host import Host
 from shardlab.record_types import ClockOffset
 from shardlab.runs import suspension
 from shardlab.runs.record import (
-    CLOCK,
+    CLOCK_EVENT,
     SAMPLER_ENDED,
     Event,
     Record,
@@ -40,9 +40,9 @@ from shardlab.runs.record import (
     read_lines,
 )
 from shardlab.runs.run import Run
-from shardlab.runs.rundir import VALIDATION, RunDir, judge_records, was_rehearsal
+from shardlab.runs.rundir import VALIDATION_FILE, RunDir, judge_records, was_rehearsal
 from shardlab.runs.state import JudgedState
-from shardlab.runs.suspension import Pause
+from shardlab.runs.suspension import SuspendedSpan
 
 READ_SUBFOLDERS = ("env", "memory", "samples", "steps", "trace")  # the subfolders of a run folder that are read
 NO_FOLDER_STATE = JudgedState("planned", "no run folder yet")
@@ -284,7 +284,7 @@ class RunRecords(msgspec.Struct):
         finally:
             os.close(descriptor)
 
-    def _exclude_pauses(self, pauses: Sequence[Pause]) -> None:
+    def _exclude_pauses(self, pauses: Sequence[SuspendedSpan]) -> None:
         """Ensure that no metric uses a time that includes a pause, if the run was suspended during its timed steps.
 
         Each step that overlaps a pause is marked as `watched`, so that metrics of time do not use it, and the times in the
@@ -323,4 +323,4 @@ def read_host(path: str) -> Host | None:
 @lru_cache(maxsize=1024)
 def _decode_host(raw: bytes) -> Host:
     """Decode the description of a host. The result is cached, because most runs contain the same description."""
-    return decoder(Host).decode(raw)
+    return get_decoder(Host).decode(raw)

@@ -23,7 +23,7 @@ import msgspec
 
 from shardlab.errors import WorkspaceError
 from shardlab.files import files, own_folder, source_digest
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.record_types import Count, Integer, Sha256, WallTime
 from shardlab.runs.record import Sample, decode_lines
 

@@ -149,7 +149,7 @@ def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path)
     runs_path = Path(os.path.relpath(runs_folder, folder)).as_posix()
     return render_page(
         TEMPLATE,
-        printable.clean,
+        printable.clean_text,
         summary=short_summary,
         trace_answers=make_trace_answers(short_summary, label_by_cell),
         faults_note=fault_text.NOTE,
@@ -322,7 +322,7 @@ def _build_drawn_figure(plot: figure.Figure, title_suffix: str, caption_suffix: 
     title = plot.title + title_suffix
     name = re.sub(r"[^a-z0-9.-]+", "-", f"{plot.name}{title_suffix}".replace("_", "-").lower())
     spec = {"data": plot.data, "layout": plot.layout, "picture": figure.image_layout(plot, title + mark, wide)}
-    spec = printable.map_texts(spec, printable.one_line)
+    spec = printable.map_texts(spec, printable.clean_to_one_line)
     return DrawnFigure(name, plot.name, title, plot.caption + caption_suffix, plot.height_px, wide, plot.cells, spec)
 
 

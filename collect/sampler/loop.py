@@ -51,7 +51,7 @@ def run_sampler(out: Path, hz: float, parent: int | None, sources: Sequence[Sour
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # signals are blocked, so that none interrupts writing a line
     try:
         start_time = _read_start_time(parent)
-        host_name, boot = gethostname(), host.boot_id()
+        host_name, boot = gethostname(), host.read_boot_id()
         with LineWriter(out) as lines:
             start, tick, ending = time.monotonic(), 0, False
             while True:

@@ -78,7 +78,7 @@ class NicSource(Source):
         if listed_names == self._listed:
             return
         self._listed = listed_names
-        present_nics = {nic.name: nic for nic in host.nics(self._root)}
+        present_nics = {nic.name: nic for nic in host.list_nics(self._root)}
         for name in sorted(self._open_nics.keys() - present_nics.keys()):
             self._open_nics.pop(name).close()
         for name in sorted(present_nics.keys() - self._open_nics.keys()):

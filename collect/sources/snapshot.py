@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from shardlab.files import files
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 
 MOST_BYTES = 1 << 29  # a file whose JSON text is larger is not read, because it would need too much memory
 SIZES = {"256 MiB or more": 1 << 28, "32 to 256 MiB": 1 << 25, "1 to 32 MiB": 1 << 20, "below 1 MiB": 0}
@@ -97,7 +97,7 @@ def read_snapshot(path: Path) -> AllocatorSnapshot | None:
     try:
         with files.open_regular(path) as zipped, gzip.GzipFile(fileobj=zipped) as file:
             text = file.read(MOST_BYTES + 1)
-        return decoder(AllocatorSnapshot).decode(text) if len(text) <= MOST_BYTES else None
+        return get_decoder(AllocatorSnapshot).decode(text) if len(text) <= MOST_BYTES else None
     except (OSError, EOFError, zlib.error, *DECODE_FAULTS):
         return None
 

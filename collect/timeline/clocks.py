@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shardlab.files.decoders import DECODE_FAULTS
 from shardlab.record_types import ClockOffset
-from shardlab.runs.record import CLOCK, Event
+from shardlab.runs.record import CLOCK_EVENT, Event
 
 _FIRST_RANK = re.compile(r"rank-(\d{5,9})")
 
@@ -57,7 +57,7 @@ class Clocks:
         clock_by_host: dict[str, ComparedClock] = {}
         for event in events:
             rank_match = _FIRST_RANK.fullmatch(event.writer)
-            if event.event != CLOCK or rank_match is None:
+            if event.event != CLOCK_EVENT or rank_match is None:
                 continue
             try:
                 offset = msgspec.convert(event.data, ClockOffset)

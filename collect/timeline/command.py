@@ -20,7 +20,7 @@ from shardlab.errors import InputError
 from shardlab.matrix import faults
 from shardlab.runs import instrument_span
 from shardlab.runs.instrument_span import InstrumentSpan
-from shardlab.runs.run import REHEARSAL
+from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.terminal.console import Output
 from shardlab.terminal.table import Column, Table
 from shardlab.workspace.workspace import Workspace
@@ -49,7 +49,7 @@ def show_timeline(workspace: Workspace, run_id: str, file: str | None, output: O
         output.show_table(Table(title, INSTRUMENT_COLUMNS, _group_by_instrument(acts)))
     output.print_line(_straggler_sentence(timeline))
     if run.is_rehearsal:
-        output.print_line(REHEARSAL, style="yellow")
+        output.print_line(REHEARSAL_NOTE, style="yellow")
     if run.run is not None and (fault_text := faults.describe_faults(msgspec.to_builtins(run.cell.instruments))):
         output.print_line(f"on purpose, so this is no ordinary run: {fault_text}.")
     for host in timeline.uncorrected:

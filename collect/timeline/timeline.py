@@ -91,7 +91,7 @@ def build_timeline(run: LoadedRun) -> RunTimeline:
         moments=[
             Moment(event.host, event.event, float(host_clocks.correct_times(event.host, np.array([event.wall_s]))[0]))
             for event in run.events
-            if event.event != instrument_span.EVENT
+            if event.event != instrument_span.INSTRUMENT_EVENT
         ],
         straggler=find_straggler(run),
     )

@@ -19,7 +19,7 @@ from collect.traces.rank_analysis import rank_document
 from collect.traces.run_answers import RunAnswers
 from collect.traces.trace import Trace
 from shardlab.errors import InputError
-from shardlab.runs.run import REHEARSAL
+from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal.console import Output
 from shardlab.terminal.table import Table

@@ -10,7 +10,7 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.files import json_file
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.trace_part import SET_NAME, SUMMARIES, TracePart, summary_name
+from shardlab.runs.trace_part import SET_NAME, SUMMARIES_FOLDER, TracePart, summary_name
 from shardlab.workspace.workspace import Workspace
 
 _MOST_NAMED_RUNS = 5  # the most runs that a message names

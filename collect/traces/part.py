@@ -20,7 +20,7 @@ from shardlab.files import files
 from shardlab.runs.record import SCHEMA, LineWriter, Result, StepRecord
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.trace_part import SUMMARIES, summary_name
+from shardlab.runs.trace_part import SUMMARIES_FOLDER, summary_name
 from shardlab.terminal import console
 
 
@@ -47,7 +47,7 @@ def analyse_part(run_dir: RunDir, run: Run) -> None:
     if trace_part is None:
         raise InputError(f"{run_dir.run_json}: this run does not analyse traces.")
     begin_time = time.monotonic()
-    files.make_folder(run_dir.path / SUMMARIES)
+    files.make_folder(run_dir.path / SUMMARIES_FOLDER)
     files.make_folder(run_dir.steps_file(0).parent)
     with LineWriter(run_dir.steps_file(0)) as steps:
         for file_number, name in enumerate(trace_part.files):

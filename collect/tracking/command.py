@@ -12,7 +12,7 @@ import psutil
 from collect import export, tracked_run
 from collect.tracking.live_points import LivePoints
 from shardlab.runs import trackers
-from shardlab.runs.state import FINAL
+from shardlab.runs.state import FINAL_STATES
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
@@ -32,7 +32,7 @@ def track_run(workspace: Workspace, run_id: str, tracker: str, parent: int | Non
     trackers.must_be_installed(tracker, f"collect track --to {tracker}")
     follow = export.export_formats()[tracker].follow
     assert follow is not None, tracker
-    folder, tracker_folder = workspace.find_run(run_id), workspace.path / trackers.FOLDER
+    folder, tracker_folder = workspace.find_run(run_id), workspace.path / trackers.TRACKER_FOLDER
     supervisor = None if parent is None else psutil.Process(parent)
     if supervisor is not None:
         os.nice(NICENESS)
@@ -47,7 +47,7 @@ def track_run(workspace: Workspace, run_id: str, tracker: str, parent: int | Non
         output.print_line(f"{run_id} is logged to {tracker_folder} ({tracker}).")
         points, count = LivePoints(folder, run), 0
         while True:
-            is_over = folder.judge().state in FINAL or (supervisor is not None and _has_ended(supervisor))
+            is_over = folder.judge().state in FINAL_STATES or (supervisor is not None and _has_ended(supervisor))
             new_points = points.read_new()
             if new_points is None:
                 follower.end(tracked)

@@ -118,5 +118,7 @@ class LivePoints:
         for gpu in (gpu for gpu in sample.gpus or () if not gpu.played):
             values |= {f"{gpu.uuid}/{name}": getattr(gpu, name) for name in GPU_FIELDS}
         return (
-            (printable.one_line(f"system/{host}/{name}"), float(value)) for name, value in values.items() if value is not None
+            (printable.clean_to_one_line(f"system/{host}/{name}"), float(value))
+            for name, value in values.items()
+            if value is not None
         )

@@ -14,7 +14,7 @@ from collect.findings import comparability
 from collect.reading.load import Loaded
 from collect.verdicts import draws, part_text, reasons
 from collect.verdicts.draws import Value
-from collect.verdicts.selection import STATE, Measurements, NoMeasurement
+from collect.verdicts.selection import STATE_METRIC, Measurements, NoMeasurement
 from collect.verdicts.uncertain_number import UncertainNumber
 from shardlab.matrix import cell_names, matrix
 from shardlab.matrix.expansion import Expansion

@@ -11,7 +11,7 @@ from collect.metrics.memory import MEMORY_KINDS
 from collect.reading.load import Loaded
 from collect.verdicts import reasons
 from collect.verdicts.printed_number import ParsedNumber, parse_number
-from collect.verdicts.selection import STATE, Measurements, NoMeasurement
+from collect.verdicts.selection import STATE_METRIC, Measurements, NoMeasurement
 from collect.verdicts.uncertain_number import UncertainNumber
 from shardlab.matrix.study import Reported
 

@@ -16,7 +16,7 @@ from collect.loading.loaded_run import Quantity
 from collect.metric import Argument, Compared, Metric, all_metrics
 from collect.reading.load import Loaded, LoadedCell
 from shardlab.matrix import cell_names
-from shardlab.matrix.metric_names import STATE as STATE
+from shardlab.matrix.metric_names import STATE_METRIC as STATE_METRIC
 
 
 class NoMeasurement(Exception):

@@ -79,7 +79,7 @@ class LivePage:
         """The HTML of the page without data. The script in the page requests the data."""
         text = render_page(
             "watch/index.html.j2",
-            printable.clean,
+            printable.clean_text,
             title=self._workspace.path.name or str(self._workspace.path),
             workspace=str(self._workspace.path),
             version=__version__,

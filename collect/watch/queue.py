@@ -16,7 +16,7 @@ from shardlab.runs import lease_cutoff, suspension
 from shardlab.runs.record import Event, Result
 from shardlab.runs.run import Run, split_attempt
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL, STATES, JudgedState
+from shardlab.runs.state import FINAL_STATES, STATE_MEANINGS, JudgedState
 from shardlab.workspace.workspace import Workspace
 
 FilesSignature = tuple[
@@ -148,7 +148,7 @@ class StateCount(msgspec.Struct, frozen=True):
 def count_states(states: Sequence[str]) -> list[StateCount]:
     """The number of runs in each state that occurs. The order is the one in which a run goes through the states."""
     runs_in_state = Counter(states)
-    return [StateCount(state, runs_in_state[state]) for state in STATES if state in runs_in_state]
+    return [StateCount(state, runs_in_state[state]) for state in STATE_MEANINGS if state in runs_in_state]
 
 
 def _queue_sort_key(run: QueuedRun) -> tuple[int, float, str]:

@@ -14,7 +14,7 @@ from shardlab.runs.progress import Progress
 from shardlab.runs.record import Sample, StepRecord
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.suspension import Pause
+from shardlab.runs.suspension import SuspendedSpan
 from shardlab.terminal.notation import GIB, MB
 
 LOSS, STEP_TIME = "Loss", "Step time (ms)"
@@ -34,7 +34,7 @@ class RunSeries:
     curves: {title of a figure: {name of a line: its curve}}. left_out: the lines for which a figure has no room.
     """
 
-    def __init__(self, run_dir: RunDir, run: Run, began_s: float, pauses: Sequence[Pause]) -> None:
+    def __init__(self, run_dir: RunDir, run: Run, began_s: float, pauses: Sequence[SuspendedSpan]) -> None:
         self.folder, self.run, self.began_s, self.pauses = run_dir, run, began_s, list(pauses)
         self._reset()
 

@@ -101,7 +101,7 @@ class WatchServer(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
         self.page, self.report, self.runs, self.tell = page, report, runs, print_line
         self.scripts = {
-            "script.js": render_page("watch/script.js.j2", printable.clean).encode(),
+            "script.js": render_page("watch/script.js.j2", printable.clean_text).encode(),
             "plotly.js": plotly_script().encode(),
         }
         try:

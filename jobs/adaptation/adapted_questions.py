@@ -18,7 +18,7 @@ from shardlab.matrix.cell import Cell
 from shardlab.matrix.expression import MAX_LENGTH, Expression
 
 # The values that are added to a filter if it would otherwise select too many cells. They are tried in this order.
-EXTRA_FILTER_KEYS = tuple(dict.fromkeys(("nnodes", "gradient_accumulation_steps", "micro_batch_size", *cell_names.PLAIN)))
+EXTRA_FILTER_KEYS = tuple(dict.fromkeys(("nnodes", "gradient_accumulation_steps", "micro_batch_size", *cell_names.PLAIN_NAMES)))
 SHOWN_KEYS = (
     "gpu_type",
     "environment",

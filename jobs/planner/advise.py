@@ -14,9 +14,9 @@ from jobs.planner.machine import PlannedMachine
 from jobs.planner.model_facts import ModelFacts
 from jobs.planner.rules import AGREEMENT_SHARE, JudgedRule, judge_rules
 from shardlab.matrix.cell import Cell
-from shardlab.registry import Value
+from shardlab.registry import OptionValue
 from shardlab.runs.prediction import PredictedRange, Prediction
-from shardlab.runs.rehearsed import Answer, Rehearsed
+from shardlab.runs.rehearsed import RehearsalAnswer, Rehearsed
 from trainers import menu
 from trainers.strategy import Strategy
 from trainers.workload import Workload
@@ -42,7 +42,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """The training for which `jobs advise` compares strategies, all with the same work."""
 
     workload: Workload
-    options: dict[str, Value]
+    options: dict[str, OptionValue]
     """All options of the workload."""
     machine: PlannedMachine
     gpus: int
@@ -235,7 +235,7 @@ def make_cell(
     pp: int = 1,
     checkpointing: str = "none",
     micro_batch: int = 1,
-    options: Mapping[str, Value] | None = None,
+    options: Mapping[str, OptionValue] | None = None,
 ) -> Cell:
     """The cell of a strategy that answers the question. options: of the strategy, where they are not the default."""
     all_options = {option.name: option.default for option in strategy.options} | question.options | dict(options or {})
@@ -276,7 +276,7 @@ def _choose_micro_batch(cells: Sequence[Cell], question: Question) -> Advice:
     return _advise_on_cell(max(near_cells, key=lambda near_cell: near_cell[:2])[2] if near_cells else cells[0], machine)
 
 
-def _advise_on_cell(cell: Cell, machine: PlannedMachine, rehearsal: Answer | None = None) -> Advice:
+def _advise_on_cell(cell: Cell, machine: PlannedMachine, rehearsal: RehearsalAnswer | None = None) -> Advice:
     """The advice on a cell. rehearsal: its rehearsal, which replaces the formula."""
     prediction = predict.predict_run(cell, machine, rehearsal=rehearsal)
     if prediction.fits not in ("yes", "likely"):

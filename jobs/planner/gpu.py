@@ -65,7 +65,7 @@ def must_find_model(name: str) -> GpuModel:
     """The GPU model with this name, as `find_gpu_model` returns it. If there is no such model, raises UnknownName, which lists
     all known names."""
     if (model := find_gpu_model(name)) is None:
-        raise UnknownName("GPU", name, list_model_names(), where="--gpu")
+        raise UnknownName("GPU", name, list_model_names(), place="--gpu")
     return model
 
 

@@ -22,7 +22,7 @@ import msgspec
 
 from shardlab.matrix.cell import Cell
 from shardlab.plugins.plugin_kind import ModelCounts, SavedBytes
-from shardlab.registry import Value
+from shardlab.registry import OptionValue
 from trainers import menu
 from trainers.model import precision
 from trainers.workload import Workload

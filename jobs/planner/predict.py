@@ -11,8 +11,16 @@ from jobs.planner import exchanges, host_memory, memory, model_facts, step_time
 from jobs.planner.calibration import LEAST_RATIO_SPREAD, NO_CALIBRATION, Calibration
 from jobs.planner.machine import NO_GPU_MACHINE, PlannedMachine
 from shardlab.matrix.cell import Cell
-from shardlab.runs.prediction import Fits, PredictedExchange, PredictedRange, Prediction, Source, exact_range, sum_ranges
-from shardlab.runs.rehearsed import Answer, NotRehearsed, Rehearsed, RehearsedCollective, RehearsedRank
+from shardlab.runs.prediction import (
+    FitVerdict,
+    PredictedExchange,
+    PredictedRange,
+    Prediction,
+    PredictionSource,
+    exact_range,
+    sum_ranges,
+)
+from shardlab.runs.rehearsed import NotRehearsed, RehearsalAnswer, Rehearsed, RehearsedCollective, RehearsedRank
 from trainers.theory.term import FACTORS
 
 GIB = 1 << 30
@@ -45,7 +53,7 @@ def predict_run(
     calibration: Calibration = NO_CALIBRATION,
     occupied: int | None = None,
     recorded_s: float | None = None,
-    rehearsal: Answer | None = None,
+    rehearsal: RehearsalAnswer | None = None,
     node_bytes: float | None = None,
 ) -> Prediction:
     """The prediction of one run.
@@ -114,7 +122,7 @@ class _PredictedMemory(msgspec.Struct, frozen=True):
     """The part that torch's allocator counts."""
     complete: bool
     """False if the memory is only a lower bound."""
-    source: Source
+    source: PredictionSource
     how: str
 
     @property
@@ -129,7 +137,7 @@ def _predict_memory(
     machine: PlannedMachine,
     formula_memory: memory.StepMemoryTerms,
     calibration: Calibration,
-    rehearsal: Answer | None,
+    rehearsal: RehearsalAnswer | None,
 ) -> _PredictedMemory:
     """Predict the memory of a rank: from the rehearsal of a step if there is one, else from the formula.
 
@@ -157,8 +165,8 @@ def _predict_memory_by_rehearsal(cell: Cell, machine: PlannedMachine, rehearsal:
 
 
 def _predict_traffic(
-    cell: Cell, rehearsal: Answer | None
-) -> tuple[float | None, Source | None, tuple[RehearsedCollective, ...]]:
+    cell: Cell, rehearsal: RehearsalAnswer | None
+) -> tuple[float | None, PredictionSource | None, tuple[RehearsedCollective, ...]]:
     """The traffic of the rank that sends most, in a step: (bytes that it sends, `rehearsal` or `formula`, its collectives if
     they were rehearsed)."""
     if isinstance(rehearsal, Rehearsed) and (rank := _find_busiest_rank(rehearsal)) is not None:
@@ -195,7 +203,11 @@ def _predict_largest_micro_batch(
 
 
 def _predict_without_formula(
-    cell: Cell, machine: PlannedMachine, capacity: PredictedRange | None, recorded_s: float | None, rehearsal: Answer | None
+    cell: Cell,
+    machine: PlannedMachine,
+    capacity: PredictedRange | None,
+    recorded_s: float | None,
+    rehearsal: RehearsalAnswer | None,
 ) -> Prediction:
     """The prediction for a strategy of the workspace, or for a model whose size is not known. No formula describes them, so
     the memory is known only from a rehearsal."""

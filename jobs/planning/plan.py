@@ -37,7 +37,7 @@ from shardlab.matrix import batch_search, gradient_sync, matrix
 from shardlab.matrix.cell import Cell
 from shardlab.matrix.matrix import Matrix
 from shardlab.runs.prediction import Prediction
-from shardlab.runs.run import REHEARSAL
+from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
@@ -427,5 +427,5 @@ def _make_remarks(cells: Sequence[Cell], machine: Capacity, cluster: Cluster, re
     remarks += filter(None, [gradient_sync.describe_difference(strategy_syncs)])
     if rehearsal_count:
         cells_text = "every cell is" if rehearsal_count == len(cells) else f"{rehearsal_count} of {len(cells)} cells are"
-        remarks.append(f"{cells_text} a {REHEARSAL}.")
+        remarks.append(f"{cells_text} a {REHEARSAL_NOTE}.")
     return remarks

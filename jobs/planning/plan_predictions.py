@@ -13,7 +13,7 @@ from shardlab.errors import ShardlabError
 from shardlab.matrix.cell import Cell
 from shardlab.runs import prediction
 from shardlab.runs.prediction import Prediction
-from shardlab.runs.rehearsed import Answer
+from shardlab.runs.rehearsed import RehearsalAnswer
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace import inventory, measured_power
 from shardlab.workspace.workspace import Workspace
@@ -24,7 +24,7 @@ def predict_cells(
     cluster: Cluster,
     cells: Sequence[Cell],
     recorded_s: Mapping[str, float],
-    answers: Mapping[str, Answer] | None = None,
+    answers: Mapping[str, RehearsalAnswer] | None = None,
 ) -> dict[str, Prediction]:
     """The prediction of a run of each cell, by the name of the cell.
 

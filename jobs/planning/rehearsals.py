@@ -20,7 +20,7 @@ from shardlab.matrix.cell import Cell
 from shardlab.plugins import plugin_process
 from shardlab.plugins.plugin_kind import WORKLOADS
 from shardlab.runs import rehearsed
-from shardlab.runs.rehearsed import SCHEMA, Answer, NotRehearsed, RehearsalRequest
+from shardlab.runs.rehearsed import SCHEMA, NotRehearsed, RehearsalAnswer, RehearsalRequest
 from shardlab.terminal import moments
 from shardlab.terminal.console import Output
 from shardlab.workspace import workspace_trust
@@ -50,7 +50,7 @@ class Rehearsals:
         # failures, by the key of the answer; not stored, because a later command may succeed
         self._failures: dict[str, NotRehearsed] = {}
 
-    def get_answers(self, cells: Sequence[Cell]) -> dict[str, Answer]:
+    def get_answers(self, cells: Sequence[Cell]) -> dict[str, RehearsalAnswer]:
         """The answer for each cell that has an answer, by the name of the cell. Missing answers are made if `make` is set."""
         answers_by_name = dict[str, Answer]()
         if not self._makes_missing and not self.folder.is_dir():
@@ -81,7 +81,7 @@ class Rehearsals:
     def _make_request(self, cell: Cell) -> RehearsalRequest:
         return RehearsalRequest(cell, self._plugins.find_workload(cell), self._plugins.find_strategy(cell))
 
-    def _read_stored(self, request: RehearsalRequest) -> Answer | None:
+    def _read_stored(self, request: RehearsalRequest) -> RehearsalAnswer | None:
         """An answer that the workspace or this command already has; None if there is none. If no answers are made, an answer at
         full depth is preferred."""
         for full_depth in (True,) if self._full_depth else (False,) if self._makes_missing else (True, False):
@@ -92,7 +92,7 @@ class Rehearsals:
                 return stored_answer
         return None
 
-    def _make_answer(self, request: RehearsalRequest) -> Answer:
+    def _make_answer(self, request: RehearsalRequest) -> RehearsalAnswer:
         """Start a process that makes a new answer and stores it. If the process fails, the answer contains the reason."""
         started_s = time.monotonic()
         workspace_trust.begin_workspace(self._workspace)
@@ -128,7 +128,7 @@ class Rehearsals:
         return f"it did not end within {ANSWER_S:.0f} s." if exit_code is None else ""
 
 
-def describe_refused(answers: dict[str, Answer]) -> list[str]:
+def describe_refused(answers: dict[str, RehearsalAnswer]) -> list[str]:
     """A sentence for each reason why cells were not rehearsed."""
     cells_by_reason: dict[str, list[str]] = {}
     for cell_name, answer in answers.items():

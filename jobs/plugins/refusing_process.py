@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from shardlab.errors import InputError
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.matrix.cell import Cell
 from shardlab.plugins import plugin_process
 from shardlab.plugins.plugin_kind import OwnWorkload, RefusalAnswer, RefusalQuestion

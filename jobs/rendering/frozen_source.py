@@ -17,7 +17,7 @@ from pathlib import Path
 from jobs.status.reconcile import read_statuses
 from shardlab.errors import ShardlabError
 from shardlab.files import files, source_digest
-from shardlab.runs.state import FINAL
+from shardlab.runs.state import FINAL_STATES
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 

@@ -41,7 +41,7 @@ from shardlab.runs import prediction
 from shardlab.runs.prediction import Prediction
 from shardlab.runs.run import Run, World, is_rehearsal, run_id
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.trace_part import TRACE, TracePart
+from shardlab.runs.trace_part import TRACE_STRATEGY, TracePart
 from shardlab.workspace.workspace import Workspace
 
 # the file with the cluster, in the folder of each run whose supervisor may render another run for the same cluster
@@ -127,7 +127,9 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
     def plans_rehearsal(self, cell: Cell) -> bool:
         """Whether a run of this cell is planned as a rehearsal, because its ranks will have no GPUs or for another reason."""
         on_gpus = launcher(cell.launcher).on_gpus and self._with_gpus.get(cell.gpu_type, True)
-        return is_rehearsal(cell, make_cluster_record(self), on_cpu=not on_gpus and cell.launcher != TRACE)  # it has no ranks
+        return is_rehearsal(
+            cell, make_cluster_record(self), on_cpu=not on_gpus and cell.launcher != TRACE_STRATEGY
+        )  # it has no ranks
 
 
 def make_render_context(
@@ -162,7 +164,7 @@ def make_render_context(
         packages=source_digest.digest_installed_packages(),
         data_path=str(workspace.data_folder(cluster.data.path)),
         proofs_path=str(workspace.shardlab_folder / "proofs"),
-        versions={**host.packages(), "shardlab": __version__, "python": sys.version.split()[0]},
+        versions={**host.read_package_versions(), "shardlab": __version__, "python": sys.version.split()[0]},
         git_commit=host.read_git_commit(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         own_code=plugin_store.find_store(workspace),

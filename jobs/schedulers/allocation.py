@@ -85,7 +85,7 @@ class AllocationScheduler(QueueScheduler):
 def _find_unexplained_end(run: RunOnDisk) -> Event | None:
     """The last end of a run if Slurm told the run to end and the state is still `failed`; else None."""
     end = next((event for event in reversed(run.events) if event.event == "exited"), None)
-    is_unexplained = end is not None and end.data.get("reason") == TOLD and run.verdict.state == "failed"
+    is_unexplained = end is not None and end.data.get("reason") == TOLD_REASON and run.verdict.state == "failed"
     return end if is_unexplained else None
 
 

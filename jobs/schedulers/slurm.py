@@ -25,8 +25,8 @@ from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import (
     ENDED_IN_SLURM,
-    FINAL,
-    TOLD,
+    FINAL_STATES,
+    TOLD_REASON,
     JudgedState,
     count_starts_and_ends,
     drop_learnt_ends,
@@ -245,7 +245,7 @@ def _list_unfinished_job_ids(runs: Sequence[RunOnDisk], sendings: Sequence[Event
     As long as one run is not in a final state, the jobs of failed runs count too, because Slurm may restart them; the jobs of
     completed and of cancelled runs never count.
     """
-    if all(run.verdict.state in FINAL for run in runs):
+    if all(run.verdict.state in FINAL_STATES for run in runs):
         return set()
     return {
         str(sending.data["job"])
@@ -397,7 +397,7 @@ def _observe_run(
     learnt_end = find_learnt_end(run.events)
     if learnt_end is not None:
         run = _judge_by_records(run, run.events)  # Slurm may have started the run again
-    if run.verdict.state not in FINAL and states.translate_state(job.state) not in ("pending", "running"):
+    if run.verdict.state not in FINAL_STATES and states.translate_state(job.state) not in ("pending", "running"):
         run = _reread_run(run)
     is_shared = claim.is_packed(run.events) or run.run.search is not None
     verdict = _combine_with_job(run, job, is_shared=is_shared)
@@ -456,7 +456,7 @@ def _combine_with_job(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedSta
     own_verdict, slurm_state = run.verdict, states.translate_state(job.state)
     state = states.extract_state(job.state)
     has_started = any(event.event == "started" for event in run.events)
-    if own_verdict.state in FINAL:
+    if own_verdict.state in FINAL_STATES:
         return judge_after_end(run, job, is_shared=is_shared)
     if slurm_state == "pending":
         if own_verdict.held and (not job.reason or "held" in job.reason.lower()):
@@ -494,7 +494,7 @@ def judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState
     begun_since = slurm_state == "running" and job.start_s is not None and job.start_s > end_event.wall_s
     if slurm_state == "pending" or begun_since:
         return _judge_waiting(
-            job, f"started again by Slurm, after {'Slurm told it to end' if reason == TOLD else verdict.state}"
+            job, f"started again by Slurm, after {'Slurm told it to end' if reason == TOLD_REASON else verdict.state}"
         )
     if slurm_state == "running" and not is_shared:  # Slurm may start the run again, and does not yet say why the run ended
         return JudgedState("running", f"its job is ending, after {verdict.state}: {verdict.why}")
@@ -504,7 +504,7 @@ def judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState
         return JudgedState("cancelled", f"cancelled while it waited to be started again, after {verdict.state}")
     # If the run failed without a recorded reason, the reason for which Slurm ended the job may be the cause. If the job has
     # several runs, the job ended later than this run, so its reason counts only if Slurm told this run to end.
-    if verdict.state != "failed" or reason not in (None, TOLD) or (is_shared and reason is None):
+    if verdict.state != "failed" or reason not in (None, TOLD_REASON) or (is_shared and reason is None):
         return verdict
     return (
         JudgedState(slurm_state, states.END_CLAUSES[states.extract_state(job.state)])
@@ -518,7 +518,7 @@ def _judge_missing(run: RunOnDisk, sending: Event, answer: JobsFound) -> JudgedS
     if run.verdict.state in FINAL or answer.no_answer_reason or time.time() - sending.wall_s < ACCOUNTING_LAG_S:
         return run.verdict
     own_verdict, job = _reread_run(run).verdict, str(sending.data["job"])
-    if own_verdict.state in FINAL:
+    if own_verdict.state in FINAL_STATES:
         return own_verdict
     array_number, _, task_number = job.partition("_")
     is_array_known = any(

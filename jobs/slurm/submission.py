@@ -25,7 +25,7 @@ from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
 from shardlab.record_types import SLURM_CLUSTER_PATTERN, Count, JobNumber, RunId, SlurmClusterName, Token, WallTime
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL, find_last_sending
+from shardlab.runs.state import FINAL_STATES, find_last_sending
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 

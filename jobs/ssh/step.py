@@ -276,7 +276,7 @@ def main(argv: list[str]) -> int:
     run = run_dir.read_run()
     nodes = read_chosen_nodes(run_dir, run)
     if run.separate_folders:
-        run_dir.write_event("step", placement.PLACED, nodes=[node.name for node in nodes])
+        run_dir.write_event("step", placement.PLACED_EVENT, nodes=[node.name for node in nodes])
     try:
         return Step(run_dir, run, nodes, argv[2:]).run()
     except NodeLost as node_lost_error:

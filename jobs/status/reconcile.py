@@ -25,7 +25,7 @@ from shardlab.runs.progress import Progress
 from shardlab.runs.record import Event, Sample, read_lines
 from shardlab.runs.run import split_attempt
 from shardlab.runs.rundir import RunDir, was_rehearsal
-from shardlab.runs.state import FINAL, JudgedState
+from shardlab.runs.state import FINAL_STATES, JudgedState
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
 

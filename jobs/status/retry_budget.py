@@ -14,7 +14,7 @@ from shardlab.runs import checkpoint
 from shardlab.runs.record import Event
 from shardlab.runs.run import Run, run_id
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import TOLD
+from shardlab.runs.state import TOLD_REASON
 
 REQUEUED_EVENT = "requeued"  # the event of a supervisor that asks Slurm to start the job of its run again
 
@@ -66,7 +66,7 @@ def find_retry_state(run_dir: RunDir, run: Run, end_data: Mapping[str, Any], sav
 
     end_data: the data of the event `exited`, which is not recorded yet. saved_step: the step of the newest checkpoint when this
     start of the run began. After a time limit without a newer checkpoint, another start would only repeat the same steps."""
-    if end_data["reason"] == TOLD:  # only Slurm knows why it told the run to end, and whether it starts the run again
+    if end_data["reason"] == TOLD_REASON:  # only Slurm knows why it told the run to end, and whether it starts the run again
         return None
     state = run_dir.judge_at_end(end_data, run).state
     if state == "timeout" and find_saved_step(run_dir) <= saved_step:

@@ -16,7 +16,7 @@ from shardlab.matrix.cell import Cell
 from shardlab.runs import search_path
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.search_path import SearchPath
-from shardlab.runs.state import FINAL
+from shardlab.runs.state import FINAL_STATES
 from shardlab.workspace.workspace import Workspace
 
 # The most seconds between the end of a try and the start of the next try: much longer than a process needs to start. If there
@@ -78,7 +78,7 @@ def add_tries(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[RunDir]:
 
 def find_stopped_searches(workspace: Workspace, runs: Sequence[Status]) -> list[SearchPath]:
     """The searches of these runs that were interrupted: they need a next try, but no process starts it."""
-    if any(run.state not in FINAL for run in runs):
+    if any(run.state not in FINAL_STATES for run in runs):
         return []
     return [path for path in read_search_paths(workspace, runs) if path.following is not None]
 

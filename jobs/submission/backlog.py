@@ -16,7 +16,7 @@ from jobs.status.reconcile import Status, find_blocking_status
 from jobs.submission import lease_schedule
 from shardlab.errors import ShardlabError
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL
+from shardlab.runs.state import FINAL_STATES
 from shardlab.workspace.workspace import Workspace
 
 LONGEST_PAUSE_S = 600.0  # the longest wait after a failed try, in seconds
@@ -58,7 +58,7 @@ class Backlog:
         # another command may have submitted or cancelled the other runs
         planned_ids = {run.id for run in runs if run.state == "planned"}
         self.folders = [run_dir for run_dir in self.folders if run_dir.run_id in planned_ids]
-        ended_count = sum(run.state in FINAL for run in runs)
+        ended_count = sum(run.state in FINAL_STATES for run in runs)
         self._freed_places += ended_count - (ended_count if self._ended_count is None else self._ended_count)
         self._ended_count = ended_count
         most_new_runs = len(self.folders)

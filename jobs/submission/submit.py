@@ -23,7 +23,7 @@ from shardlab.runs.record import Sample, read_lines
 from shardlab.runs.run import Run, run_id, split_attempt
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.search_path import SearchPath
-from shardlab.runs.state import FINAL
+from shardlab.runs.state import FINAL_STATES
 from shardlab.workspace.workspace import Workspace
 from trainers import menu
 
@@ -240,7 +240,11 @@ def _decide_within_budget(run_dir: RunDir, status: Status, source: render.Render
     because its supervisor has already decided whether to start it. A run that completed or was cancelled is never started
     again, so its records are not read. On Slurm, only the supervisor and Slurm start a run again.
     """
-    if source.scheduler == "slurm" or status.is_unreadable or status.state not in FINAL - {"timeout", "completed", "cancelled"}:
+    if (
+        source.scheduler == "slurm"
+        or status.is_unreadable
+        or status.state not in FINAL_STATES - {"timeout", "completed", "cancelled"}
+    ):
         return None
     old_run = run_dir.read_run()
     if not retry_budget.allows_retry(run_dir, old_run, status.state):

@@ -44,7 +44,7 @@ from shardlab.hardware import host
 from shardlab.runs import suspension
 from shardlab.runs.run import SAVE_AT
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import TOLD
+from shardlab.runs.state import TOLD_REASON
 from shardlab.terminal import console
 
 CLAIMED_CODE, OUT_OF_TIME_CODE, NOT_FOUND_CODE, TOLD_TO_END_CODE = 75, 124, 127, 143
@@ -340,7 +340,7 @@ class Attempt:
             while (exit_code := ranks.poll()) is None:
                 if suspended_s := suspension_watch.take_suspended_s():
                     deadline += suspended_s  # Slurm too extends the limit of a job by the time of its suspension
-                    self._record_event(suspension.EVENT, seconds=round(suspended_s, 3))
+                    self._record_event(suspension.SUSPENDED_EVENT, seconds=round(suspended_s, 3))
                 if self.sampler is not None:
                     self.sampler.restart_if_dead()
                 if self.tracker is not None:

@@ -22,8 +22,8 @@ from shardlab.errors import InputError, UnknownName
 from shardlab.matrix import model_file
 from shardlab.matrix.cell import Cell
 from shardlab.matrix.model_file import ModelByConfiguration
-from shardlab.registry import Value
-from shardlab.runs.rehearsed import Answer
+from shardlab.registry import OptionValue
+from shardlab.runs.rehearsed import RehearsalAnswer
 from shardlab.terminal import console
 from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
@@ -107,7 +107,7 @@ def _find_workload(invocation: Invocation) -> tuple[Workload, OwnPlugins]:
         needs_length = models_by_name and invocation.arguments.seq_len is None
         raise InputError(f"{fault} A language model needs the option --seq-len." if needs_length else fault)
     if name not in (workloads := plugins.workload_menu()):
-        raise UnknownName("workload", name, workloads, where="--workload")
+        raise UnknownName("workload", name, workloads, place="--workload")
     return workloads[name], plugins
 
 
@@ -119,7 +119,7 @@ def _read_cluster(invocation: Invocation) -> Cluster:
             raise InputError(f"--{option.replace('_', '-')}: found {number}. Allowed: 1 to {MOST_GPUS}.")
     for option in ("link", "between_nodes"):
         if (name := getattr(args, option)) not in (None, *link.link_entries()):
-            raise UnknownName("link", name, link.link_entries(), where=f"--{option.replace('_', '-')}")
+            raise UnknownName("link", name, link.link_entries(), place=f"--{option.replace('_', '-')}")
     cluster = invocation.cluster
     if args.gpu is not None:
         gpu.must_find_model(args.gpu)
@@ -142,7 +142,7 @@ def _make_question(invocation: Invocation, workload: Workload, cluster: Cluster)
         if (refusal := options_by_name[name].refuse(options[name])) is not None:
             raise InputError(f"--option {name}: {refusal}")
     if args.precision not in ALL:
-        raise UnknownName("precision", args.precision, ALL, where="--precision")
+        raise UnknownName("precision", args.precision, ALL, place="--precision")
     if args.seq_len is not None and workload.seq_len is None:
         raise InputError(f"--seq-len: {workload.name} has no sequences. Allowed: leave --seq-len out.")
     gpus_per_node = cluster.gpus.per_node if cluster.gpus is not None and cluster.gpus.per_node else args.gpus

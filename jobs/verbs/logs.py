@@ -10,7 +10,7 @@ from jobs.verb import JobsVerb
 from shardlab import completion
 from shardlab.errors import InputError
 from shardlab.files import files
-from shardlab.runs.run import REHEARSAL
+from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
 from shardlab.terminal.console import Output, Parser
@@ -51,7 +51,7 @@ class LogsVerb(JobsVerb):
         elif args.rank is not None and not 0 <= args.rank < (world_size := run_dir.read_run().world.world_size):
             raise InputError(f"--rank: found {args.rank}. Allowed: 0 to {world_size - 1}.")
         if run_dir.is_rehearsal():
-            out.print_remark(f"note: {run_dir.run_id} is a {REHEARSAL}.")
+            out.print_remark(f"note: {run_dir.run_id} is a {REHEARSAL_NOTE}.")
         log_paths = [run_dir.rank_log(args.rank)] if args.rank is not None else [run_dir.job_log, run_dir.rank_log(0)]
         positions = dict.fromkeys(log_paths, 0)
         log_texts = {log_path: LogText() for log_path in log_paths}

@@ -15,7 +15,7 @@ from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
 
 RETRIED_BY_DEFAULT = "failed,node_fail,preempted,hung"
-MAY_BE_RETRIED = state.FINAL | {"unknown", submit.HELD}
+MAY_BE_RETRIED = state.FINAL_STATES | {"unknown", submit.HELD}
 
 
 class RetryVerb(JobsVerb):
@@ -43,7 +43,7 @@ class RetryVerb(JobsVerb):
         args, out, workspace = invocation.arguments, invocation.out, invocation.workspace
         retried_states = {name.strip() for name in args.only.split(",") if name.strip()}
         if not_allowed := sorted(retried_states - MAY_BE_RETRIED):
-            raise UnknownName("state in which a run ends", not_allowed[0], MAY_BE_RETRIED, where="--only")
+            raise UnknownName("state in which a run ends", not_allowed[0], MAY_BE_RETRIED, place="--only")
         runs = select_runs(workspace, args.runs, args.matrix, args.where)
         render_context = render.make_render_context(
             "", invocation.cluster, workspace, wait_gpus_s=shared_options.read_wait_gpus_s(args)

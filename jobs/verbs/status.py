@@ -69,11 +69,11 @@ class CancelVerb(JobsVerb):
             raise InputError("say what to cancel: run ids, --where, --matrix, or --all.")
         runs = select_runs(workspace, arguments.runs, arguments.matrix, arguments.where)
         cancelled = watch.cancel_runs(
-            workspace, [run for run in runs if run.state not in state.FINAL and not run.is_unreadable]
+            workspace, [run for run in runs if run.state not in state.FINAL_STATES and not run.is_unreadable]
         )
         leftover_count = sum(run.leftover for run in runs)
         if cancelled or not leftover_count:
             out.print_line(_count_states(cancelled) if cancelled else "nothing to cancel: all selected runs have ended.")
         out.print_document({"runs": cancelled})
         tidied = sending.tidy_runs(out, workspace, runs)
-        return 0 if tidied and all(run.state in state.FINAL for run in cancelled) else 1
+        return 0 if tidied and all(run.state in state.FINAL_STATES for run in cancelled) else 1

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from jobs.status.reconcile import Status
-from shardlab.runs.run import REHEARSAL
-from shardlab.runs.state import FINAL
+from shardlab.runs.run import REHEARSAL_NOTE
+from shardlab.runs.state import FINAL_STATES
 from shardlab.terminal import moments, plain_table
 from shardlab.terminal.table import Column, Table
 

@@ -23,7 +23,7 @@ from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.matrix.cell import Cell, Optimizer
-from shardlab.runs.trace_part import TRACE, TracePart
+from shardlab.runs.trace_part import TRACE_STRATEGY, TracePart
 from shardlab.terminal import console
 from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
@@ -141,7 +141,8 @@ def _make_trace_cell(name: str, part: TracePart) -> Cell:
     """The cell of a run that analyses traces, whose steps are the trace files. Its optimizer and its seed mean nothing; they
     are in the hash, so other values would name other runs."""
     return Cell(
-        workload=f"part-{part.place:05d}", strategy=TRACE, launcher=TRACE, gpus=1, dp=1, global_batch_size=len(part.files),
+        workload=f"part-{part.place:05d}", strategy=TRACE_STRATEGY, launcher=TRACE_STRATEGY, gpus=1, dp=1,
+        global_batch_size=len(part.files),
         micro_batch_size=1, steps=len(part.files), prove="off", optimizer=Optimizer("sgd", 1.0), seed=0,
         options={"traces": name},
     )  # fmt: skip

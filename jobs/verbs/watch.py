@@ -13,7 +13,7 @@ from jobs.submission.backlog import Backlog
 from jobs.verbs import status_table, views
 from shardlab.runs.run import split_attempt
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import FINAL
+from shardlab.runs.state import FINAL_STATES
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 

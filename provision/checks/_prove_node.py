@@ -30,28 +30,30 @@ from shardlab.remote.remote import CommandOutput
 
 
 def main(argv: list[str]) -> int:
-    folder, head = Path(argv[0]), argv[1]
-    name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    folder, head_node = Path(argv[0]), argv[1]
+    node_name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     tasks = int(os.environ.get("SLURM_NTASKS", "1"))
-    rank = int(os.environ.get("SLURM_PROCID", "0"))
-    (folder / f"word.{name}").write_text(name)
-    trial = _trial.try_torch()
+    rank_index = int(os.environ.get("SLURM_PROCID", "0"))
+    (folder / f"word.{node_name}").write_text(node_name)
+    torch_trial = _trial.try_torch()
     word_paths = _wait_for_files(folder, "word.*", tasks)
-    all_reduce = _run_all_reduce(folder, rank, tasks, trial, head) if tasks > 1 and len(word_paths) == tasks else None
-    disk = shutil.disk_usage(folder)
-    inodes = os.statvfs(folder).f_favail
-    proof = NodeProof(
+    all_reduce = (
+        _run_all_reduce(folder, rank_index, tasks, torch_trial, head_node) if tasks > 1 and len(word_paths) == tasks else None
+    )
+    disk_usage = shutil.disk_usage(folder)
+    free_inodes = os.statvfs(folder).f_favail
+    node_proof = NodeProof(
         host=host.read_host(),
-        trial=trial,
+        trial=torch_trial,
         words=sorted(path.name.partition(".")[2] for path in word_paths),
         tasks=tasks,
         together=all_reduce,
-        free_bytes=disk.free,
-        free_inodes=inodes or None,
+        free_bytes=disk_usage.free,
+        free_inodes=free_inodes or None,
         rdma=_read_rdma_links(),
         slingshot=sorted(path.name for path in Path("/sys/class/cxi").glob("cxi*")),
     )
-    files.write_atomic(folder / f"{name}.json", msgspec.json.encode(proof))
+    files.write_atomic(folder / f"{node_name}.json", msgspec.json.encode(node_proof))
     return 0
 
 
@@ -63,39 +65,39 @@ def _read_rdma_links() -> list[rdma.RdmaLink]:
         return []
 
 
-def _wait_for_files(folder: Path, pattern: str, count: int) -> list[Path]:
+def _wait_for_files(folder: Path, name_pattern: str, file_count: int) -> list[Path]:
     """Wait until `count` files match the pattern, or until MEET_S has passed. Returns the files that match."""
     deadline = time.monotonic() + MEET_S
-    while len(matching_paths := list(folder.glob(pattern))) < count and time.monotonic() < deadline:
+    while len(matching_paths := list(folder.glob(name_pattern))) < file_count and time.monotonic() < deadline:
         time.sleep(0.5)
     return matching_paths
 
 
-def _run_all_reduce(folder: Path, rank_index: int, tasks: int, trial: Trial, head: str) -> CommandOutput | None:
+def _run_all_reduce(folder: Path, rank_index: int, task_count: int, torch_trial: Trial, head: str) -> CommandOutput | None:
     """Run an all-reduce with one rank on each node of the job. Returns the output of the rank of this node.
 
     None if torch does not work on this node, or if the first node does not write the address of the rendezvous into the folder.
     folder: the folder of the job in the shared folder. rank_index: the rank of this node. tasks: the number of nodes. head: the
     host name of the first node."""
-    if not trial.torch.backends:
+    if not torch_trial.torch.backends:
         return None
-    backend = "nccl" if trial.torch.gpus and "nccl" in trial.torch.backends else "gloo"
-    address = folder / "endpoint"
+    backend = "nccl" if torch_trial.torch.gpus and "nccl" in torch_trial.torch.backends else "gloo"
+    endpoint_path = folder / "endpoint"
     if rank_index == 0:
-        with socket.socket() as listener:
-            listener.bind(("", 0))
-            port = listener.getsockname()[1]
-        files.write_atomic(address, f"{head}:{port}".encode())
+        with socket.socket() as port_probe:
+            port_probe.bind(("", 0))
+            port = port_probe.getsockname()[1]
+        files.write_atomic(endpoint_path, f"{head}:{port}".encode())
     if not _wait_for_files(folder, "endpoint", 1):
         return None
-    endpoint = address.read_text()
+    endpoint = endpoint_path.read_text()
 
-    other = (
+    other_node = (
         head
         if rank_index
         else next((path.name.partition(".")[2] for path in folder.glob("word.*") if path.name != f"word.{head}"), head)
     )
-    interface = _find_interface(other)
+    interface = _find_interface(other_node)
 
     def rank() -> None:
         from provision.checks import _all_reduce_ranks
@@ -103,20 +105,20 @@ def _run_all_reduce(folder: Path, rank_index: int, tasks: int, trial: Trial, hea
         os.environ |= {**NCCL_LOG, **os.environ}
         if interface is not None:
             os.environ |= choose_socket_interfaces(os.environ, interface)
-        _all_reduce_ranks.run_node_rank(backend, str(tasks), str(rank_index), endpoint)
+        _all_reduce_ranks.run_node_rank(backend, str(task_count), str(rank_index), endpoint)
 
     return _trial.run_in_children([rank], MEET_S)
 
 
-def _find_interface(other: str) -> str | None:
+def _find_interface(other_node: str) -> str | None:
     """The network interface through which this node reaches the node `other`; None if it cannot be determined."""
     try:
-        address = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
+        socket_address = socket.getaddrinfo(other_node, 9, type=socket.SOCK_DGRAM)[0]
     except OSError:
         return None
-    with socket.socket(address[0], socket.SOCK_DGRAM) as probe:
-        probe.connect(address[4])  # connect on a UDP socket sends nothing: the kernel only looks up the route
-        own_address = probe.getsockname()[0]
+    with socket.socket(socket_address[0], socket.SOCK_DGRAM) as probe_socket:
+        probe_socket.connect(socket_address[4])  # connect on a UDP socket sends nothing: the kernel only looks up the route
+        own_address = probe_socket.getsockname()[0]
     nics = psutil.net_if_addrs()
     return next(
         (name for name, entries in nics.items() if any(entry.address.partition("%")[0] == own_address for entry in entries)),

@@ -20,7 +20,7 @@ from typing import IO
 
 import msgspec
 
-from provision.checks.trial import COMPILED_S, INSPECT_S, PRODUCT_S, RANKS, RANKS_S, Trial
+from provision.checks.trial import COMPILED_S, INSPECT_S, PRODUCT_S, RANKS_S, TRIAL_RANKS, Trial
 from provision.facts import _torch
 from provision.facts.torch import Torch, parse
 from provision.node import last_line
@@ -42,16 +42,16 @@ def try_torch() -> Trial:
         import torch.distributed  # noqa: F401 (imported before the fork)
     torch_output = run_in_children([_torch.main], INSPECT_S)
     if torch_output.code != 0:
-        failure = f"it did not end within {INSPECT_S:g} s" if torch_output.code is None else last_line(torch_output)
-        return Trial(Torch(why_absent=f"it fails when it looks for GPUs: {failure}"))
+        failure_text = f"it did not end within {INSPECT_S:g} s" if torch_output.code is None else last_line(torch_output)
+        return Trial(Torch(why_absent=f"it fails when it looks for GPUs: {failure_text}"))
     torch_state = parse(torch_output.stdout)
     if torch_state.version is None or not torch_state.backends:
         return Trial(torch_state)
     with tempfile.TemporaryDirectory(prefix="shardlab-") as folder:
-        backend = "nccl" if torch_state.gpus and torch_state.gpus >= RANKS and "nccl" in torch_state.backends else "gloo"
-        store = f"file://{folder}/store"
-        ranks = [functools.partial(_run_rank, backend, rank, store) for rank in range(RANKS)]
-        all_reduce = run_in_children(ranks, RANKS_S)
+        backend = "nccl" if torch_state.gpus and torch_state.gpus >= TRIAL_RANKS and "nccl" in torch_state.backends else "gloo"
+        store_url = f"file://{folder}/store"
+        rank_functions = [functools.partial(_run_rank, backend, rank, store_url) for rank in range(TRIAL_RANKS)]
+        all_reduce = run_in_children(rank_functions, RANKS_S)
     if not torch_state.gpus:
         return Trial(torch_state, all_reduce)
     return Trial(
@@ -59,10 +59,10 @@ def try_torch() -> Trial:
     )
 
 
-def _run_rank(backend: str, rank: int, store: str) -> None:
+def _run_rank(backend: str, rank: int, store_url: str) -> None:
     from provision.checks import _all_reduce_ranks
 
-    _all_reduce_ranks.run_rank(backend, rank, RANKS, store)
+    _all_reduce_ranks.run_rank(backend, rank, TRIAL_RANKS, store_url)
 
 
 def _check_matmul() -> None:
@@ -86,53 +86,54 @@ def run_in_children(functions: Sequence[Callable[[], None]], limit_s: float) -> 
 
     The exit code in the result is None if a child was killed after `limit_s` seconds.
     """
-    with contextlib.ExitStack() as files:
-        outputs = [
-            (files.enter_context(tempfile.TemporaryFile()), files.enter_context(tempfile.TemporaryFile())) for _ in functions
+    with contextlib.ExitStack() as open_files:
+        stream_pairs = [
+            (open_files.enter_context(tempfile.TemporaryFile()), open_files.enter_context(tempfile.TemporaryFile()))
+            for _ in functions
         ]
-        children = [_fork_child(function, *streams) for function, streams in zip(functions, outputs, strict=True)]
-        codes = _wait_for_children(children, limit_s)
-        worst = next((child for child in children if codes[child] not in (0, None)), None)
-        if worst is None:
-            worst = next((child for child in children if codes[child] is None), children[0])
-        stdout, stderr = (_read_stream(stream) for stream in outputs[children.index(worst)])
-        return CommandOutput(codes[worst], stdout, stderr)
+        child_pids = [_fork_child(function, *streams) for function, streams in zip(functions, stream_pairs, strict=True)]
+        exit_codes = _wait_for_children(child_pids, limit_s)
+        failed_pid = next((child for child in child_pids if exit_codes[child] not in (0, None)), None)
+        if failed_pid is None:
+            failed_pid = next((child for child in child_pids if exit_codes[child] is None), child_pids[0])
+        stdout, stderr = (_read_stream(stream) for stream in stream_pairs[child_pids.index(failed_pid)])
+        return CommandOutput(exit_codes[failed_pid], stdout, stderr)
 
 
-def _fork_child(function: Callable[[], None], stdout: IO[bytes], stderr: IO[bytes]) -> int:
-    child = os.fork()
-    if child:
-        return child
-    code = 1
+def _fork_child(child_function: Callable[[], None], stdout: IO[bytes], stderr: IO[bytes]) -> int:
+    child_pid = os.fork()
+    if child_pid:
+        return child_pid
+    exit_code = 1
     try:
         os.dup2(stdout.fileno(), 1)
         os.dup2(stderr.fileno(), 2)
-        function()
+        child_function()
         sys.stdout.flush()
-        code = 0
+        exit_code = 0
     except BaseException:  # noqa: BLE001 (the child must exit here and never return into the code of its parent)
         os.write(2, traceback.format_exc().encode())
     finally:
-        os._exit(code)
+        os._exit(exit_code)
 
 
-def _wait_for_children(children: Sequence[int], limit_s: float) -> dict[int, int | None]:
+def _wait_for_children(child_pids: Sequence[int], limit_s: float) -> dict[int, int | None]:
     """Wait for the children. Returns the exit code of each child; None: the child was killed at the time limit."""
-    codes: dict[int, int | None] = {}
+    exit_codes: dict[int, int | None] = {}
     deadline = time.monotonic() + limit_s
-    while len(codes) < len(children) and time.monotonic() < deadline:
-        for child in children:
-            if child not in codes and (wait_result := os.waitpid(child, os.WNOHANG))[0]:
-                codes[child] = os.waitstatus_to_exitcode(wait_result[1])
-                if codes[child]:
+    while len(exit_codes) < len(child_pids) and time.monotonic() < deadline:
+        for child_pid in child_pids:
+            if child_pid not in exit_codes and (wait_result := os.waitpid(child_pid, os.WNOHANG))[0]:
+                exit_codes[child_pid] = os.waitstatus_to_exitcode(wait_result[1])
+                if exit_codes[child_pid]:
                     deadline = min(deadline, time.monotonic() + GRACE_S)
         time.sleep(0.01)
-    for child in children:
-        if child not in codes:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            codes[child] = None
-    return codes
+    for child_pid in child_pids:
+        if child_pid not in exit_codes:
+            os.kill(child_pid, signal.SIGKILL)
+            os.waitpid(child_pid, 0)
+            exit_codes[child_pid] = None
+    return exit_codes
 
 
 def _read_stream(stream: IO[bytes]) -> str:

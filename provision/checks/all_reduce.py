@@ -10,7 +10,7 @@ import msgspec
 
 from provision.check import Check, Outcome
 from provision.checks import trial
-from provision.checks.trial import RANKS, RANKS_S
+from provision.checks.trial import RANKS_S, TRIAL_RANKS
 from provision.fact import decode_last_line
 from provision.facts.host import HOST
 from provision.node import last_line
@@ -19,7 +19,7 @@ from shardlab.cluster.all_reduce import AllReduceTime, MeasuredAllReduce, bus_ba
 from shardlab.hardware.host import Host
 from shardlab.remote.remote import CommandOutput
 
-FORMULA = "2(n-1)/n x bytes / time"  # the bus bandwidth of an all-reduce over n ranks, as nccl-tests defines it
+BUS_BANDWIDTH_FORMULA = "2(n-1)/n x bytes / time"  # the bus bandwidth of an all-reduce over n ranks, as nccl-tests defines it
 
 
 class AllReduceReport(msgspec.Struct, frozen=True):
@@ -50,25 +50,25 @@ def run(site: Site, target: Target) -> Outcome:
     return add_measurement(outcome, output, [target.node.name], first_gpu_name(target.facts[HOST]))
 
 
-def add_measurement(outcome: Outcome, answer: CommandOutput, nodes: Sequence[str], gpu: str | None) -> Outcome:
+def add_measurement(outcome: Outcome, rank_output: CommandOutput, nodes: Sequence[str], gpu_name: str | None) -> Outcome:
     """The outcome of a check, to which the measured times for the inventory are added if the check passed.
 
     answer: the output of the ranks. nodes: the names of the nodes of the ranks. gpu: NVML's name of the GPUs, if NCCL was used.
     """
-    if not outcome.passed or (measurement := read_measurement(answer, nodes, gpu)) is None:
+    if not outcome.passed or (measurement := read_measurement(rank_output, nodes, gpu_name)) is None:
         return outcome
     return msgspec.structs.replace(outcome, all_reduces=(measurement,))
 
 
-def read_measurement(answer: CommandOutput, nodes: Sequence[str], gpu: str | None) -> MeasuredAllReduce | None:
+def read_measurement(rank_output: CommandOutput, nodes: Sequence[str], gpu_name: str | None) -> MeasuredAllReduce | None:
     """The all-reduce of the ranks; None if their report has no times. answer, nodes, gpu: as for `add_measurement`."""
     try:
-        report = read_report(answer)
+        report = read_report(rank_output)
         measurement = MeasuredAllReduce(
             tuple(nodes),
             report.ranks,
             report.backend,  # type: ignore[arg-type]  # checked below
-            gpu if report.backend == "nccl" else None,
+            gpu_name if report.backend == "nccl" else None,
             datetime.now(UTC).replace(microsecond=0).isoformat(),
             report.times,
         )
@@ -77,9 +77,9 @@ def read_measurement(answer: CommandOutput, nodes: Sequence[str], gpu: str | Non
         return None
 
 
-def read_report(answer: CommandOutput) -> AllReduceReport:
+def read_report(rank_output: CommandOutput) -> AllReduceReport:
     """The report of rank 0, which is one line of its output: NCCL may print lines before and after it. Raises ValueError."""
-    line = next((line for line in answer.stdout.splitlines() if '"iterations"' in line), answer.stdout)
+    line = next((line for line in rank_output.stdout.splitlines() if '"iterations"' in line), rank_output.stdout)
     return decode_last_line(line, AllReduceReport)
 
 
@@ -88,27 +88,27 @@ def first_gpu_name(host: Host) -> str | None:
     return host.gpus[0].name if host.gpus else None
 
 
-def judge_all_reduce(answer: CommandOutput, *, cores: int) -> Outcome:
+def judge_all_reduce(rank_output: CommandOutput, *, cores: int) -> Outcome:
     """Returns a passed Outcome if every element of the sum is exact on every rank."""
-    test = f"{RANKS}-rank all-reduce"
-    if answer.code is None:
+    test = f"{TRIAL_RANKS}-rank all-reduce"
+    if rank_output.code is None:
         advice = (
             f"is the loopback interface up (ip link show lo), or the machine overloaded ({cores} cores)? -v shows the output"
         )
-        return Outcome(False, f"the {test} did not end within {RANKS_S:g} s", advice, transcript=answer.stderr)
-    if answer.code != 0:
+        return Outcome(False, f"the {test} did not end within {RANKS_S:g} s", advice, transcript=rank_output.stderr)
+    if rank_output.code != 0:
         advice = "is the loopback interface up (ip link show lo), or is /dev/shm full (df /dev/shm)? -v shows the output"
-        return Outcome(False, f"the {test} failed: {last_python_error(answer)}", advice, transcript=answer.stderr)
+        return Outcome(False, f"the {test} failed: {last_python_error(rank_output)}", advice, transcript=rank_output.stderr)
     try:
-        report = read_report(answer)
+        report = read_report(rank_output)
     except ValueError as error:
         return Outcome(False, f"the output of the {test} cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
     if report.wrong:
         sentence = f"the {test} ({report.backend}) gave {report.wrong} wrong sums"
         return Outcome(False, sentence, "do not train here: check the memory, the GPUs (nvidia-smi -q -d ECC) and the driver")
     rate = bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
-    size = f"{report.bytes / 2**20:g} MiB"
-    sentence = f"{test} of {size} ({report.backend}) is exact; bus bandwidth {rate:.2f} GB/s ({FORMULA})"
+    size_text = f"{report.bytes / 2**20:g} MiB"
+    sentence = f"{test} of {size_text} ({report.backend}) is exact; bus bandwidth {rate:.2f} GB/s ({BUS_BANDWIDTH_FORMULA})"
     measured_values: dict[str, float | int | str] = {
         "backend": report.backend,
         "ranks": report.ranks,
@@ -116,21 +116,21 @@ def judge_all_reduce(answer: CommandOutput, *, cores: int) -> Outcome:
         "iterations": report.iterations,
         "time_s": report.time_s,
         "bus_bandwidth_gb_per_s": rate,
-        "formula": FORMULA,
+        "formula": BUS_BANDWIDTH_FORMULA,
     }
     return Outcome(True, sentence, measured=measured_values)
 
 
-def explain_failure(answer: CommandOutput, limit_s: float) -> str:
+def explain_failure(program_output: CommandOutput, limit_s: float) -> str:
     """Why a test program failed: its error, or a sentence that it did not end within `limit_s` seconds."""
-    return f"it did not end within {limit_s:g} s" if answer.code is None else last_python_error(answer)
+    return f"it did not end within {limit_s:g} s" if program_output.code is None else last_python_error(program_output)
 
 
-def last_python_error(answer: CommandOutput) -> str:
+def last_python_error(program_output: CommandOutput) -> str:
     """The line with the last Python error in the error output; libraries may print other lines after it."""
-    pattern = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception)\b: .+)$", re.MULTILINE)
-    errors = pattern.findall(answer.stderr)
-    return str(errors[-1]) if errors else last_line(answer)
+    error_pattern = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception)\b: .+)$", re.MULTILINE)
+    error_lines = error_pattern.findall(program_output.stderr)
+    return str(error_lines[-1]) if error_lines else last_line(program_output)
 
 
 ALL_REDUCE = Check("all_reduce", run)

@@ -13,7 +13,7 @@ from provision.operation import Site, Target
 from shardlab.remote.remote import CommandOutput
 
 MOST_DIFFERENCE = 1e-5  # results are float32 numbers up to 3, and two versions of sin may differ in the last bits
-ADVICE = "install a C compiler and Python's headers (gcc, libc6-dev, python3-dev), or train without compile: true"
+COMPILER_ADVICE = "install a C compiler and Python's headers (gcc, libc6-dev, python3-dev), or train without compile: true"
 
 
 class CompiledReport(msgspec.Struct, frozen=True):
@@ -31,13 +31,13 @@ def run(site: Site, target: Target) -> Outcome:
     return judge_compiled(torch_trial.compiled)
 
 
-def judge_compiled(answer: CommandOutput) -> Outcome:
+def judge_compiled(program_output: CommandOutput) -> Outcome:
     """Returns a passed Outcome if the results of the compiled function and of the plain function agree."""
-    if answer.code != 0:
-        text = f"torch.compile does not work on the GPU: {explain_failure(answer, COMPILED_S)}"
-        return Outcome(False, text, ADVICE, transcript=answer.stderr)
+    if program_output.code != 0:
+        text = f"torch.compile does not work on the GPU: {explain_failure(program_output, COMPILED_S)}"
+        return Outcome(False, text, COMPILER_ADVICE, transcript=program_output.stderr)
     try:
-        difference = decode_last_line(answer.stdout, CompiledReport).difference
+        difference = decode_last_line(program_output.stdout, CompiledReport).difference
     except ValueError as error:
         return Outcome(False, f"the test's output cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
     if not difference <= MOST_DIFFERENCE:

@@ -30,12 +30,12 @@ def run(site: Site, target: Target) -> Outcome:
     if not requested_gpus or not target.has_role("worker"):
         return Outcome(None, "the cluster file requests no GPUs for it")
     nvidia = target.facts[NVIDIA]
-    if (fault := judge_driver(nvidia, requested_gpus)) is not None:
-        return fault
+    if (driver_fault := judge_driver(nvidia, requested_gpus)) is not None:
+        return driver_fault
     torch_trial = trial.run_trial(target)
     if torch_trial.product is None:
-        why = torch_trial.torch.why_absent or torch_trial.torch.why_no_gpus or "torch sees none"
-        return Outcome(False, f"no GPU could compute: {why}", "see the checks torch and gpus")
+        no_gpu_reason = torch_trial.torch.why_absent or torch_trial.torch.why_no_gpus or "torch sees none"
+        return Outcome(False, f"no GPU could compute: {no_gpu_reason}", "see the checks torch and gpus")
     return judge_product(torch_trial.product, nvidia)
 
 
@@ -45,34 +45,36 @@ def judge_driver(nvidia: Nvidia, gpus: int) -> Outcome | None:
     gpus: the number of GPUs per node that the cluster file requests.
     """
     if not nvidia.works:
-        nouveau = ", and nouveau is loaded" if nvidia.nouveau else ""
-        nvml = f"; nvidia-smi: {nvidia.why_no_nvml}" if nvidia.why_no_nvml else ""
-        text = f"the driver is incomplete, or its parts differ in version ({nvidia.versions}{nouveau}){nvml}"
+        nouveau_clause = ", and nouveau is loaded" if nvidia.nouveau else ""
+        nvml_clause = f"; nvidia-smi: {nvidia.why_no_nvml}" if nvidia.why_no_nvml else ""
+        text = f"the driver is incomplete, or its parts differ in version ({nvidia.versions}{nouveau_clause}){nvml_clause}"
         return Outcome(False, text, "run: provision CLUSTER.yaml --only nvidia, which repairs the driver or says why it cannot")
     if nvidia.faults:
         return Outcome(False, f"a GPU does not answer nvidia-smi: {'; '.join(nvidia.faults)}", "see: sudo dmesg | grep -i xid")
     if not len(nvidia.gpus) == len(nvidia.seen) == gpus:
         text = f"the cluster file requests {gpus} GPUs, the PCI bus has {len(nvidia.gpus)}, the driver sees {len(nvidia.seen)}"
         return Outcome(
-            False, text, "a missing GPU may have fallen off the bus (sudo dmesg | grep -i xid); else correct gpus.per_node"
+            False,
+            text,
+            "a missing GPU may have fallen off the bus (sudo dmesg | grep -i xid); else correct gpus.per_node",
         )
     return None
 
 
-def judge_product(answer: CommandOutput, nvidia: Nvidia) -> Outcome:
+def judge_product(program_output: CommandOutput, nvidia: Nvidia) -> Outcome:
     """Returns a passed Outcome if every element is exact on every GPU that the driver sees."""
-    if answer.code != 0:
-        why = explain_failure(answer, PRODUCT_S)
+    if program_output.code != 0:
+        failure_text = explain_failure(program_output, PRODUCT_S)
         advice = "does torch see the GPUs (the check gpus)? -v shows all output"
-        return Outcome(False, f"a matrix product on the GPUs failed: {why}", advice, transcript=answer.stderr)
+        return Outcome(False, f"a matrix product on the GPUs failed: {failure_text}", advice, transcript=program_output.stderr)
     try:
-        errors = decode_last_line(answer.stdout, ProductReport).wrong
+        errors = decode_last_line(program_output.stdout, ProductReport).wrong
     except ValueError as error:
         return Outcome(False, f"the matrix product printed no result: {error}", "try again: provision CLUSTER.yaml verify")
     if len(errors) != len(nvidia.seen):
         sentence = f"torch computed on {len(errors)} of {len(nvidia.seen)} GPUs"
         return Outcome(False, sentence, "is CUDA_VISIBLE_DEVICES set, or torch built for another CUDA? see the check gpus")
-    faulty_gpus = [f"GPU {index}: {count}" for index, count in enumerate(errors) if count]
+    faulty_gpus = [f"GPU {gpu_index}: {wrong_count}" for gpu_index, wrong_count in enumerate(errors) if wrong_count]
     if faulty_gpus:
         sentence = f"wrong elements in a matrix product: {', '.join(faulty_gpus)}"
         return Outcome(False, sentence, "do not train here: look at nvidia-smi -q -d ECC")

@@ -11,11 +11,11 @@ def run(site: Site, target: Target) -> Outcome:
     """Returns a passed Outcome if all nodes report the same version of Python and the same digests of packages and source."""
     targets = site.active_targets
     environments = map_targets(targets, lambda member: member.facts[ENVIRONMENT])
-    texts = [f"Python {env.version}, packages {env.packages}, source {env.source}" for env in environments]
-    if len(set(texts)) == 1:
-        return Outcome(True, f"equal on {len(targets)} nodes: {texts[0]}{absent_nodes_note(site)}")
-    differences = "; ".join(f"{member.node.name}: {text}" for member, text in zip(targets, texts, strict=True))
-    return Outcome(False, f"the nodes differ: {differences}", "run: provision CLUSTER.yaml --only environment")
+    environment_texts = [f"Python {env.version}, packages {env.packages}, source {env.source}" for env in environments]
+    if len(set(environment_texts)) == 1:
+        return Outcome(True, f"equal on {len(targets)} nodes: {environment_texts[0]}{absent_nodes_note(site)}")
+    text_by_node = "; ".join(f"{member.node.name}: {text}" for member, text in zip(targets, environment_texts, strict=True))
+    return Outcome(False, f"the nodes differ: {text_by_node}", "run: provision CLUSTER.yaml --only environment")
 
 
 ENVIRONMENTS = Check("environments", run, once=True)

@@ -11,7 +11,7 @@ from provision.operation import Site, Target
 from shardlab.cluster.cluster_keys import NodeEntry
 from shardlab.hardware.host import Nic
 
-ADVICE = (
+INTERFACE_ADVICE = (
     "is the manifest of this experiment the present one (geni-get manifest on the node)? If it is, the node's network is not "
     "set up: ip addr shows it, and a reboot of the node at the portal sets it up again"
 )
@@ -46,20 +46,20 @@ def judge_interfaces(node: NodeEntry, nics: list[Nic], addresses: dict[str, list
     if node.mac is not None:
         names = [nic.name for nic in nics if nic.mac == node.mac]  # a VLAN has the MAC of its parent
         if not names:
-            return Outcome(False, f"no interface has the MAC address {node.mac} of the manifest", ADVICE)
+            return Outcome(False, f"no interface has the MAC address {node.mac} of the manifest", INTERFACE_ADVICE)
         if experiment.interface not in names:
             actual = f"it is on {experiment.interface}" if experiment.interface is not None else "no interface has it"
             text = f"{' and '.join(names)} with the manifest's MAC address {node.mac} should have {node.address}, but {actual}"
-            return Outcome(False, text, ADVICE)
+            return Outcome(False, text, INTERFACE_ADVICE)
     elif experiment.interface is None:
-        return Outcome(False, f"no interface has the experiment address {node.address}", ADVICE)
+        return Outcome(False, f"no interface has the experiment address {node.address}", INTERFACE_ADVICE)
     if control.interface is None:
-        return Outcome(False, f"no interface has the control address {node.control} of the manifest", ADVICE)
+        return Outcome(False, f"no interface has the control address {node.control} of the manifest", INTERFACE_ADVICE)
     if control.interface == experiment.interface:
         return Outcome(
             False,
             f"{control.interface} has both the experiment address {node.address} and the control address {node.control}",
-            ADVICE,
+            INTERFACE_ADVICE,
         )
     mac = node.mac if node.mac is not None else "whose MAC address the manifest does not state"
     return Outcome(

@@ -21,17 +21,17 @@ def judge_gpus(host: Host, torch: Torch) -> Outcome:
     if torch.version is None:
         return Outcome(None, "needs torch")
     if not host.gpus:
-        why = host.gpu_why_absent or "NVML finds none"
+        absent_reason = host.gpu_why_absent or "NVML finds none"
         if torch.gpus:
-            sentence = f"torch sees {torch.gpus} GPUs, NVML none ({why})"
+            sentence = f"torch sees {torch.gpus} GPUs, NVML none ({absent_reason})"
             return Outcome(False, sentence, "install the driver's NVML (libnvidia-ml): telemetry needs it")
-        return Outcome(None, f"no GPU here ({why}): ranks run on the CPU")
-    count = len(host.gpus)
-    if torch.gpus == count:
-        return Outcome(True, f"NVML and torch both see {count} x {host.gpus[0].name}", measured={"gpus": count})
+        return Outcome(None, f"no GPU here ({absent_reason}): ranks run on the CPU")
+    gpu_count = len(host.gpus)
+    if torch.gpus == gpu_count:
+        return Outcome(True, f"NVML and torch both see {gpu_count} x {host.gpus[0].name}", measured={"gpus": gpu_count})
     torch_count = "none" if torch.gpus is None else str(torch.gpus)
-    why = f" ({torch.why_no_gpus})" if torch.why_no_gpus else ""
-    return Outcome(False, f"NVML sees {count} GPUs, torch {torch_count}{why}", _advise_repair(host, torch))
+    absent_reason = f" ({torch.why_no_gpus})" if torch.why_no_gpus else ""
+    return Outcome(False, f"NVML sees {gpu_count} GPUs, torch {torch_count}{absent_reason}", _advise_repair(host, torch))
 
 
 def _advise_repair(host: Host, torch: Torch) -> str:

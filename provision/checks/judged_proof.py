@@ -35,37 +35,51 @@ def judge_proofs(node_type: NodeType, proofs: Proofs, folder: str, requested_gpu
     if not proofs.nodes:
         return Outcome(False, f"{kind}: job {proofs.job} ended without a result", f"read {folder}/prove.log")
     if len(proofs.nodes) < proofs.nodes[0].tasks:
-        missing = proofs.nodes[0].tasks - len(proofs.nodes)
-        return Outcome(False, f"{kind}: {missing} of {proofs.nodes[0].tasks} nodes gave no result", f"read {folder}/prove.log")
+        missing_count = proofs.nodes[0].tasks - len(proofs.nodes)
+        return Outcome(
+            False,
+            f"{kind}: {missing_count} of {proofs.nodes[0].tasks} nodes gave no result",
+            f"read {folder}/prove.log",
+        )
     for proof in proofs.nodes:
-        if (fault := _find_fault(proof, requested_gpus)) is not None:
-            return Outcome(False, f"{kind}: {proof.host.host}: {fault.says}", fault.advice, transcript=fault.transcript)
-    outputs = [proof.together for proof in proofs.nodes if proof.together is not None]
-    reports = [output for output in outputs if '"clock_spread_s"' in output.stdout]
-    first = proofs.nodes[0]
-    all_reduce_text, advice = _describe_all_reduce(reports[0], proofs.nodes) if reports else ("", None)
-    rate_text = f"; {all_reduce_text}" if reports else ""
-    first_gpus = first.host.gpus
+        if (failed_outcome := _find_fault(proof, requested_gpus)) is not None:
+            return Outcome(
+                False,
+                f"{kind}: {proof.host.host}: {failed_outcome.says}",
+                failed_outcome.advice,
+                transcript=failed_outcome.transcript,
+            )
+    all_reduce_outputs = [proof.together for proof in proofs.nodes if proof.together is not None]
+    complete_outputs = [output for output in all_reduce_outputs if '"clock_spread_s"' in output.stdout]
+    first_proof = proofs.nodes[0]
+    all_reduce_text, advice = _describe_all_reduce(complete_outputs[0], proofs.nodes) if complete_outputs else ("", None)
+    rate_text = f"; {all_reduce_text}" if complete_outputs else ""
+    first_gpus = first_proof.host.gpus
     gpu_text = f"{len(first_gpus)} x {first_gpus[0].name}" if first_gpus else "no GPU"
-    version = first.trial.torch.version or ""
-    text = f"{kind}: torch {version} works on {len(proofs.nodes)} nodes ({gpu_text}){rate_text}{torch.untried_remark(version)}"
+    version = first_proof.trial.torch.version or ""
+    remark = torch.describe_untried_release(version)
+    text = f"{kind}: torch {version} works on {len(proofs.nodes)} nodes ({gpu_text}){rate_text}{remark}"
     return Outcome(True, text, advice, all_reduces=tuple(_read_measurements(proofs.nodes)))
 
 
 def _read_measurements(proofs: Sequence[NodeProof]) -> Iterator[MeasuredAllReduce]:
     """The all-reduces of a job that passed: within each node, and between its nodes."""
     for proof in proofs:
-        gpu = all_reduce.first_gpu_name(proof.host)
+        gpu_name = all_reduce.first_gpu_name(proof.host)
         node_names = [other.host.host for other in proofs]
-        for answer, nodes in ((proof.trial.all_reduce, [proof.host.host]), (proof.together, node_names)):
-            if answer is not None and (measurement := all_reduce.read_measurement(answer, nodes, gpu)) is not None:
+        for answer, rank_nodes in ((proof.trial.all_reduce, [proof.host.host]), (proof.together, node_names)):
+            if answer is not None and (measurement := all_reduce.read_measurement(answer, rank_nodes, gpu_name)) is not None:
                 yield measurement
 
 
 def _find_fault(proof: NodeProof, requested_gpus: int) -> Outcome | None:
     """The Outcome of the first check that a node did not pass; None if the node passed all checks."""
     torch_state = proof.trial.torch
-    checks = [torch.judge_torch(torch_state), gpus.judge_gpus(proof.host, torch_state), _check_gpu_count(proof, requested_gpus)]
+    checks = [
+        torch.judge_torch(torch_state),
+        gpus.judge_gpus(proof.host, torch_state),
+        _check_gpu_count(proof, requested_gpus),
+    ]
     if proof.trial.product is not None and proof.trial.product.code != 0:
         why = all_reduce.explain_failure(proof.trial.product, PRODUCT_S)
         checks.append(Outcome(False, f"a matrix product on the GPUs failed: {why}", "do not train here"))
@@ -73,9 +87,8 @@ def _find_fault(proof: NodeProof, requested_gpus: int) -> Outcome | None:
         checks.append(all_reduce.judge_all_reduce(proof.trial.all_reduce, cores=proof.host.cpus_allowed))
     if proof.tasks > 1:
         checks.append(_check_shared_folder(proof))
-        if (
-            proof.together is not None and '"clock_spread_s"' in proof.together.stdout
-        ):  # the report of rank 0 is one line of its output; NCCL may print other lines
+        # The report of rank 0 is one line of its output; NCCL may print other lines
+        if proof.together is not None and '"clock_spread_s"' in proof.together.stdout:
             checks.append(_check_all_reduce(proof.together))
         elif proof.together is None or proof.together.code != 0:
             why = (
@@ -90,18 +103,20 @@ def _find_fault(proof: NodeProof, requested_gpus: int) -> Outcome | None:
         checks.append(Outcome(False, f"the shared folder has {proof.free_bytes / 2**30:.1f} GiB free", "free some space there"))
     if proof.free_inodes is not None and proof.free_inodes < LEAST_INODES:
         checks.append(Outcome(False, f"the shared folder has {proof.free_inodes:,} inodes free", "remove files there"))
-    return next((outcome for outcome in checks if outcome.passed is False), None)
+    return next((check_outcome for check_outcome in checks if check_outcome.passed is False), None)
 
 
-def _check_gpu_count(proof: NodeProof, requested: int) -> Outcome:
+def _check_gpu_count(proof: NodeProof, requested_count: int) -> Outcome:
     """Returns a passed Outcome if NVML sees the GPUs that the job requested. If torch is built for CPUs only, no GPU is
     needed."""
-    count = len(proof.host.gpus or ())
-    if count >= requested or (count == 0 and proof.trial.torch.cuda is None):
+    gpu_count = len(proof.host.gpus or ())
+    if gpu_count >= requested_count or (gpu_count == 0 and proof.trial.torch.cuda is None):
         return Outcome(True, "")
-    why = f" ({proof.host.gpu_why_absent})" if proof.host.gpu_why_absent else ""
+    absent_clause = f" ({proof.host.gpu_why_absent})" if proof.host.gpu_why_absent else ""
     return Outcome(
-        False, f"the job requested {requested} GPUs, NVML sees {count}{why}", "are these NVIDIA GPUs, and does the driver work?"
+        False,
+        f"the job requested {requested_count} GPUs, NVML sees {gpu_count}{absent_clause}",
+        "are these NVIDIA GPUs, and does the driver work?",
     )
 
 
@@ -115,9 +130,9 @@ def _check_shared_folder(proof: NodeProof) -> Outcome:
     )
 
 
-def _check_all_reduce(answer: CommandOutput) -> Outcome:
+def _check_all_reduce(rank_output: CommandOutput) -> Outcome:
     """Returns a passed Outcome if the sums of all nodes are exact and their clocks agree."""
-    report = all_reduce.read_report(answer)
+    report = all_reduce.read_report(rank_output)
     if report.wrong:
         return Outcome(False, f"the all-reduce between nodes gave {report.wrong} wrong sums", "do not train here")
     if report.clock_spread_s is not None and report.clock_spread_s > MOST_CLOCK_S:
@@ -127,15 +142,15 @@ def _check_all_reduce(answer: CommandOutput) -> Outcome:
     return Outcome(True, "")
 
 
-def _describe_all_reduce(answer: CommandOutput, proofs: Sequence[NodeProof]) -> tuple[str, str | None]:
+def _describe_all_reduce(rank_output: CommandOutput, proofs: Sequence[NodeProof]) -> tuple[str, str | None]:
     """Returns (a clause about the all-reduce between nodes and its transport, advice if the transport is not the fast one)."""
-    report = all_reduce.read_report(answer)
-    rate = bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
-    text = f"all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {rate:.2f} GB/s"
+    report = all_reduce.read_report(rank_output)
+    bandwidth_gb_s = bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
+    text = f"all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {bandwidth_gb_s:.2f} GB/s"
     if report.backend != "nccl":
         return text, None
     active_links = [link.name for proof in proofs for link in proof.rdma if link.state == "ACTIVE"]
-    devices = [*active_links, *(name for proof in proofs for name in proof.slingshot)]
+    devices = [*active_links, *(slingshot_name for proof in proofs for slingshot_name in proof.slingshot)]
     transports = transport.read_transports([proof.together for proof in proofs if proof.together is not None])
-    clause, advice = transport.judge_transport(transports, devices)
-    return text + clause, advice
+    transport_clause, advice = transport.judge_transport(transports, devices)
+    return text + transport_clause, advice

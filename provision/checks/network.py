@@ -12,7 +12,14 @@ from collections.abc import Sequence
 import msgspec
 
 from provision.check import Check, Outcome, absent_nodes_note, map_targets
-from provision.checks.all_reduce import FORMULA, AllReduceReport, add_measurement, explain_failure, first_gpu_name, read_report
+from provision.checks.all_reduce import (
+    BUS_BANDWIDTH_FORMULA,
+    AllReduceReport,
+    add_measurement,
+    explain_failure,
+    first_gpu_name,
+    read_report,
+)
 from provision.checks.transport import judge_transport, read_transports
 from provision.cloudlab import experiment_interfaces
 from provision.fact import Unanswered
@@ -25,14 +32,14 @@ from shardlab.cluster.all_reduce import bus_bandwidth
 from shardlab.hardware.nccl_log import NCCL_LOG, NcclTransports
 from shardlab.remote.remote import CommandOutput
 
-PORT = 29411
+RENDEZVOUS_PORT = 29411
 LIMIT_S = 240.0
 # The most bytes that a node may send over a wrong interface during the test, as a share of the bytes of the all-reduce.
 # Background traffic stays below this share.
 MOST_STRAY_SHARE = 0.1
 MOST_CONTROL_SHARE = 0.02  # the same share for the control network of an experiment, over which `provision` itself only logs in
-COUNTERS = "for f in /sys/class/net/*/statistics/tx_bytes; do n=${f#/sys/class/net/}; echo ${n%%/*} $(cat $f); done"
-_VIRTUAL = re.compile(r"^(lo|docker|veth|vb-|br-)")
+PRINT_SENT_BYTES = "for f in /sys/class/net/*/statistics/tx_bytes; do n=${f#/sys/class/net/}; echo ${n%%/*} $(cat $f); done"
+_VIRTUAL_NIC = re.compile(r"^(lo|docker|veth|vb-|br-)")
 
 
 def run(site: Site, target: Target) -> Outcome:
@@ -41,33 +48,38 @@ def run(site: Site, target: Target) -> Outcome:
     if len(targets) < 2:
         return Outcome(None, f"there is only one node{absent_nodes_note(site)}")
     nics = [_find_interface(target) for target in targets]
-    controls = [_find_control_interface(target) for target in targets]
+    control_interfaces = [_find_control_interface(target) for target in targets]
     backend = "nccl" if all(_has_nccl(target) for target in targets) else "gloo"
-    before = map_targets(targets, _read_sent_bytes)
-    answers = map_targets(targets, lambda member: _launch_rank(backend, targets, member, nics[targets.index(member)]))
-    after = map_targets(targets, _read_sent_bytes)
-    failed_targets = [(failing, answer) for failing, answer in zip(targets, answers, strict=True) if answer.code != 0]
+    counters_before = map_targets(targets, _read_sent_bytes)
+    rank_outputs = map_targets(targets, lambda member: _launch_rank(backend, targets, member, nics[targets.index(member)]))
+    counters_after = map_targets(targets, _read_sent_bytes)
+    failed_targets = [(failing, answer) for failing, answer in zip(targets, rank_outputs, strict=True) if answer.code != 0]
     if failed_targets:
-        first, answer = failed_targets[0]
-        why = explain_failure(answer, LIMIT_S)
-        advice = f"can the nodes reach {targets[0].node.address}:{PORT} and each other, or does a firewall block them?"
-        return Outcome(
-            False, f"an all-reduce of {len(targets)} nodes failed; {first.node.name}: {why}", advice, transcript=answer.stderr
+        first_failed, answer = failed_targets[0]
+        failure_text = explain_failure(answer, LIMIT_S)
+        advice = (
+            f"can the nodes reach {targets[0].node.address}:{RENDEZVOUS_PORT} and each other, or does a firewall block them?"
         )
-    sent_bytes = [_subtract_counters(*pair) for pair in zip(before, after, strict=True)]
-    links = [target.facts[RDMA] for target in targets] if backend == "nccl" else []
-    outcome = judge_network(answers, nics, sent_bytes, absent_nodes_note(site), controls, links)
-    gpu = first_gpu_name(targets[0].facts[HOST]) if backend == "nccl" else None
-    return add_measurement(outcome, answers[0], [member.node.name for member in targets], gpu)
+        return Outcome(
+            False,
+            f"an all-reduce of {len(targets)} nodes failed; {first_failed.node.name}: {failure_text}",
+            advice,
+            transcript=answer.stderr,
+        )
+    sent_bytes = [_subtract_counters(*counter_pair) for counter_pair in zip(counters_before, counters_after, strict=True)]
+    links_by_node = [target.facts[RDMA] for target in targets] if backend == "nccl" else []
+    outcome = judge_network(rank_outputs, nics, sent_bytes, absent_nodes_note(site), control_interfaces, links_by_node)
+    gpu_name = first_gpu_name(targets[0].facts[HOST]) if backend == "nccl" else None
+    return add_measurement(outcome, rank_outputs[0], [member.node.name for member in targets], gpu_name)
 
 
 def judge_network(
-    answers: Sequence[CommandOutput],
+    rank_outputs: Sequence[CommandOutput],
     nics: list[str],
     sent_by_nic: list[dict[str, int]],
     absent_note: str = "",
-    controls: Sequence[tuple[str, str] | None] = (),
-    links: Sequence[Sequence[RdmaLink]] = (),
+    control_interfaces: Sequence[tuple[str, str] | None] = (),
+    links_by_node: Sequence[Sequence[RdmaLink]] = (),
 ) -> Outcome:
     """Returns a passed Outcome if the sums are exact and the data was sent over the right interfaces.
 
@@ -77,7 +89,7 @@ def judge_network(
     control network of an experiment); None: the node is on no control network. links: the RDMA links of each node.
     """
     try:
-        report = read_report(answers[0])
+        report = read_report(rank_outputs[0])
     except ValueError as error:
         return Outcome(
             False, f"the output of the all-reduce cannot be read: {error}", "try again: provision CLUSTER.yaml verify"
@@ -86,23 +98,23 @@ def judge_network(
         return Outcome(
             False, f"{report.wrong} wrong sums between nodes", "do not train here: check the network cards and memory"
         )
-    transports = read_transports(answers)
-    intended_bytes = min(counts.get(nic, 0) for nic, counts in zip(nics, sent_by_nic, strict=True))
-    strays = [
-        f"{nic} {count / 1e6:.0f} MB"
-        for own_nic, counts in zip(nics, sent_by_nic, strict=True)
-        for nic, count in counts.items()
-        if nic != own_nic and not _VIRTUAL.match(nic) and count > MOST_STRAY_SHARE * intended_bytes
+    transports = read_transports(rank_outputs)
+    intended_bytes = min(bytes_by_nic.get(nic, 0) for nic, bytes_by_nic in zip(nics, sent_by_nic, strict=True))
+    stray_phrases = [
+        f"{nic} {sent_bytes / 1e6:.0f} MB"
+        for own_nic, bytes_by_nic in zip(nics, sent_by_nic, strict=True)
+        for nic, sent_bytes in bytes_by_nic.items()
+        if nic != own_nic and not _VIRTUAL_NIC.match(nic) and sent_bytes > MOST_STRAY_SHARE * intended_bytes
     ]
     expected_bytes = 2 * (report.ranks - 1) / report.ranks * report.bytes * report.iterations
     nic_names = ", ".join(sorted(set(nics)))
-    if control_devices := _find_control_devices(controls, links, transports):
+    if control_devices := _find_control_devices(control_interfaces, links_by_node, transports):
         return Outcome(
             False,
             f"NCCL uses RDMA over the control network, which is only for logins: {', '.join(control_devices)}",
             "name the devices of the experiment network in /etc/nccl.conf of each node: NCCL_IB_HCA==mlx5_2 (docs/networks.md)",
         )
-    if control_traffic := _control_traffic(controls, sent_by_nic, expected_bytes):
+    if control_traffic := _control_traffic(control_interfaces, sent_by_nic, expected_bytes):
         text = f"the control network, which is only for logins, carried data of the all-reduce: {', '.join(control_traffic)}"
         return Outcome(
             False,
@@ -112,36 +124,42 @@ def judge_network(
         )
     # The counters of interfaces count no RDMA. If NCCL's log names no transport, only they can show where the data was sent.
     is_counted = report.backend != "nccl" or transports.rdma is False or not transports.channels
-    if is_counted and (strays or intended_bytes < expected_bytes * 0.9):
-        elsewhere = ", ".join(strays) or "nothing"
+    if is_counted and (stray_phrases or intended_bytes < expected_bytes * 0.9):
+        elsewhere = ", ".join(stray_phrases) or "nothing"
         text = f"{intended_bytes / 1e6:.0f} of {expected_bytes / 1e6:.0f} MB were sent over {nic_names}; elsewhere: {elsewhere}"
         advice = "which interface has the nodes' addresses (ip addr), and does /etc/hosts list these addresses?"
         if report.backend == "nccl" and not transports.channels:
             text += "; RDMA cannot be ruled out, because NCCL's log names no transport"
             advice = "remove NCCL_DEBUG_FILE from /etc/nccl.conf and ~/.nccl.conf of the nodes"
         return Outcome(False, text, advice)
-    return _describe_success(report, nic_names, absent_note, transports, links)
+    return _describe_success(report, nic_names, absent_note, transports, links_by_node)
 
 
 def _describe_success(
-    report: AllReduceReport, nic_names: str, absent_note: str, transports: NcclTransports, links: Sequence[Sequence[RdmaLink]]
+    report: AllReduceReport,
+    nic_names: str,
+    absent_note: str,
+    transports: NcclTransports,
+    links_by_node: Sequence[Sequence[RdmaLink]],
 ) -> Outcome:
     """The passed Outcome of an all-reduce, with what was measured and which transport NCCL took. Arguments: as in
     `judge_network`."""
-    rate = bus_bandwidth(report.ranks, report.bytes, report.time_s)
-    figures = {name: value for name, value in msgspec.to_builtins(report).items() if name != "times"}
-    measured_values = {**figures, "bus_bandwidth_gb_per_s": rate / 1e9, "formula": FORMULA}
-    bandwidth = f"bus bandwidth {rate / 1e9 * 8:.2f} Gbit/s ({FORMULA}){absent_note}"
-    text, advice = f"all-reduce of {report.ranks} nodes over {nic_names} is exact; {bandwidth}", None
+    bytes_per_s = bus_bandwidth(report.ranks, report.bytes, report.time_s)
+    figures = {value_name: value for value_name, value in msgspec.to_builtins(report).items() if value_name != "times"}
+    measured_values = {**figures, "bus_bandwidth_gb_per_s": bytes_per_s / 1e9, "formula": BUS_BANDWIDTH_FORMULA}
+    bandwidth = f"bus bandwidth {bytes_per_s / 1e9 * 8:.2f} Gbit/s ({BUS_BANDWIDTH_FORMULA}){absent_note}"
+    success_text, advice = f"all-reduce of {report.ranks} nodes over {nic_names} is exact; {bandwidth}", None
     if report.backend == "nccl":
-        active_links = [link.name for node_links in links for link in node_links if link.state == "ACTIVE"]
-        clause, advice = judge_transport(transports, active_links)
-        text += clause
-    return Outcome(True, text, advice, measured=measured_values)
+        active_links = [link.name for node_links in links_by_node for link in node_links if link.state == "ACTIVE"]
+        transport_clause, advice = judge_transport(transports, active_links)
+        success_text += transport_clause
+    return Outcome(True, success_text, advice, measured=measured_values)
 
 
 def _find_control_devices(
-    controls: Sequence[tuple[str, str] | None], links: Sequence[Sequence[RdmaLink]], transports: NcclTransports
+    control_interfaces: Sequence[tuple[str, str] | None],
+    links_by_node: Sequence[Sequence[RdmaLink]],
+    transports: NcclTransports,
 ) -> list[str]:
     """A phrase for each node of which NCCL may use an RDMA device that belongs to the interface on the control network."""
     if "NET/IB" not in transports.channels:
@@ -149,28 +167,32 @@ def _find_control_devices(
     used_devices = {label.partition(" ")[0] for label in transports.devices}
     return [
         f"{control[0]} {link.device} ({control[1]})"
-        for control, node_links in zip(controls, links)
+        for control, node_links in zip(control_interfaces, links_by_node)
         for link in node_links
         if control is not None and link.nic == control[1] and link.device in used_devices
     ]
 
 
-def _control_traffic(controls: Sequence[tuple[str, str] | None], sent: Sequence[dict[str, int]], expected: float) -> list[str]:
+def _control_traffic(
+    control_interfaces: Sequence[tuple[str, str] | None], sent_by_node: Sequence[dict[str, int]], expected_bytes: float
+) -> list[str]:
     """A phrase for each node that sent more than background traffic over the control network.
 
     controls, sent: as for `judge_network`. expected: the bytes that each node has to send for the all-reduce.
     """
     return [
         f"{name} sent {counts[interface] / 1e6:.0f} MB over {interface}"
-        for (name, interface), counts in ((control, counts) for control, counts in zip(controls, sent) if control is not None)
-        if counts.get(interface, 0) > MOST_CONTROL_SHARE * expected
+        for (name, interface), counts in (
+            (control, counts) for control, counts in zip(control_interfaces, sent_by_node) if control is not None
+        )
+        if counts.get(interface, 0) > MOST_CONTROL_SHARE * expected_bytes
     ]
 
 
 def _find_control_interface(target: Target) -> tuple[str, str] | None:
     interfaces = experiment_interfaces.find_node_interfaces(target)
-    control = interfaces.control.interface if interfaces is not None else None
-    return (target.node.name, control) if control is not None else None
+    interface_name = interfaces.control.interface if interfaces is not None else None
+    return (target.node.name, interface_name) if interface_name is not None else None
 
 
 def _has_nccl(target: Target) -> bool:
@@ -180,10 +202,18 @@ def _has_nccl(target: Target) -> bool:
 
 def _launch_rank(backend: str, targets: list[Target], target: Target, nic: str) -> CommandOutput:
     python = target.node.python
-    rank, first = targets.index(target), targets[0].node.address
-    argv = [python, "-m", "provision.checks._all_reduce_ranks", backend, str(len(targets)), str(rank), f"{first}:{PORT}"]
-    interface = {"GLOO_SOCKET_IFNAME": nic, "NCCL_SOCKET_IFNAME": f"={nic}"}
-    return target.node.run(argv, timeout_s=LIMIT_S, env={"OMP_NUM_THREADS": "1", **interface, **NCCL_LOG})
+    rank, first_address = targets.index(target), targets[0].node.address
+    rank_words = [
+        python,
+        "-m",
+        "provision.checks._all_reduce_ranks",
+        backend,
+        str(len(targets)),
+        str(rank),
+        f"{first_address}:{RENDEZVOUS_PORT}",
+    ]
+    interface_variables = {"GLOO_SOCKET_IFNAME": nic, "NCCL_SOCKET_IFNAME": f"={nic}"}
+    return target.node.run(rank_words, timeout_s=LIMIT_S, env={"OMP_NUM_THREADS": "1", **interface_variables, **NCCL_LOG})
 
 
 def _find_interface(target: Target) -> str:
@@ -194,12 +224,12 @@ def _find_interface(target: Target) -> str:
 
 
 def _read_sent_bytes(target: Target) -> dict[str, int]:
-    lines = target.node.run(["sh", "-c", COUNTERS], timeout_s=20).stdout.split("\n")
-    return {nic: int(count) for nic, count in (line.split() for line in lines if line)}
+    counter_lines = target.node.run(["sh", "-c", PRINT_SENT_BYTES], timeout_s=20).stdout.split("\n")
+    return {nic: int(byte_text) for nic, byte_text in (counter_line.split() for counter_line in counter_lines if counter_line)}
 
 
-def _subtract_counters(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
-    return {nic: count - before.get(nic, 0) for nic, count in after.items()}
+def _subtract_counters(earlier_bytes: dict[str, int], later_bytes: dict[str, int]) -> dict[str, int]:
+    return {nic: byte_count - earlier_bytes.get(nic, 0) for nic, byte_count in later_bytes.items()}
 
 
 NETWORK = Check("network", run, once=True)

@@ -19,7 +19,7 @@ from provision.fact import Unanswered, decode_last_line
 from provision.facts.node_types import MOST_FEATURES, NODE_TYPES, NodeType
 from provision.facts.partitions import PARTITIONS
 from provision.facts.slurm_text import is_name
-from provision.interruption import STOPPING
+from provision.interruption import IS_STOPPING
 from provision.node import last_line
 from provision.operation import Site, Target
 from provision.site import requests
@@ -30,7 +30,7 @@ from shardlab.cluster.sbatch_request import advise_on_rejection
 WAIT_S = 900.0
 POLL_S = 5.0
 VISIBLE_S = 60.0  # the most seconds for which an NFS client may show an old listing of a folder
-MINUTES = 20  # time limit of a proof job
+PROOF_MINUTES = 20  # time limit of a proof job
 CPUS_PER_GPU = 4  # CPU cores that a proof job requests per GPU; its ranks only sum and multiply, so few are enough
 MOST_TYPES = 8  # the most node types of a partition that are tested, each by one job
 # Prints each proof in the folder as one line, then the id, the state and the reason of the job.
@@ -46,7 +46,7 @@ fi
 state=$(printf '%s\\n' "$state" | sed '/^CLUSTER: /d')
 printf 'job=%s %s\\n' "$job" "${{state:-ENDED}}"
 """
-SUBMIT = f"""\
+SUBMIT_PROOF = f"""\
 set -e
 {requests.WITHOUT_VARIABLES}
 cd "$1"
@@ -68,51 +68,61 @@ rm -f job
 
 def run(site: Site, target: Target) -> Outcome:
     """Submit a proof job for each node type without a result for this environment, wait for the jobs, and judge the results."""
-    folders: dict[str, tuple[Cluster, NodeType, str]] = {}
+    job_by_folder: dict[str, tuple[Cluster, NodeType, str]] = {}
     left_out: list[str] = []
     for cluster in _cluster_variants(site.cluster):
-        types = _select_types(cluster, target.facts[NODE_TYPES], _choose_partition(cluster, target))
-        if not types:
+        unsuitable_by_type = _select_types(cluster, target.facts[NODE_TYPES], _choose_partition(cluster, target))
+        if not unsuitable_by_type:
             partition = cluster.slurm.partition if cluster.slurm is not None else None
             partition_text = f"the partition {partition}" if partition is not None else "any partition"
             sentence = f"Slurm shows no node in {partition_text} that has what the cluster file requests"
             return Outcome(False, sentence, "compare the keys gpus and slurm of the cluster file with what `sinfo` shows")
-        tested = dict(list(types.items())[:MOST_TYPES])
-        left_out += [f"{kind!s}: not proven, as only the {MOST_TYPES} first types are" for kind in types if kind not in tested]
-        folders |= {_proof_folder(cluster, target, kind): (cluster, kind, unsuitable) for kind, unsuitable in tested.items()}
-    for folder, (cluster, kind, unsuitable) in folders.items():
+        tested_types = dict(list(unsuitable_by_type.items())[:MOST_TYPES])
+        left_out += [
+            f"{node_type!s}: not proven, as only the {MOST_TYPES} first types are"
+            for node_type in unsuitable_by_type
+            if node_type not in tested_types
+        ]
+        job_by_folder |= {
+            _proof_folder(cluster, target, node_type): (cluster, node_type, unsuitable_nodes)
+            for node_type, unsuitable_nodes in tested_types.items()
+        }
+    for folder, (cluster, node_type, unsuitable_nodes) in job_by_folder.items():
         proofs = _read_proofs(target, folder)
         # If the job of an earlier command failed, its failure is reported before a new job is submitted.
         if proofs.nodes or proofs.job is not None:
             continue
-        if (rejection := _submit_proof_job(cluster, target, folder, kind, unsuitable)) is not None:
-            sentence = f"{kind!s}: Slurm rejects the job: {rejection}"
+        if (rejection := _submit_proof_job(cluster, target, folder, node_type, unsuitable_nodes)) is not None:
+            sentence = f"{node_type!s}: Slurm rejects the job: {rejection}"
             advice = advise_on_rejection(rejection) or "change the keys under slurm in the cluster file as Slurm's words say"
             return Outcome(False, sentence, advice)
     deadline, ended_at = time.monotonic() + WAIT_S, dict[str, float]()
     while True:
-        results = {folder: _read_proofs(target, folder) for folder in folders}
+        results = {folder: _read_proofs(target, folder) for folder in job_by_folder}
         time_s = time.monotonic()
         ended_at = {folder: ended_at.get(folder, time_s) for folder, proofs in results.items() if proofs.state == "ENDED"}
         settled = [proofs.has_all() or time_s - ended_at.get(folder, time_s) > VISIBLE_S for folder, proofs in results.items()]
         if all(settled) or time_s > deadline:
             break
-        STOPPING.wait(POLL_S)
+        IS_STOPPING.wait(POLL_S)
     outcomes, proven_types = [], []
-    for folder, (cluster, kind, _) in folders.items():
+    for folder, (cluster, node_type, _) in job_by_folder.items():
         requested_gpus = cluster.gpus.per_node if cluster.gpus is not None else 0
-        outcomes.append(judged_proof.judge_proofs(kind, results[folder], folder, requested_gpus))
+        outcomes.append(judged_proof.judge_proofs(node_type, results[folder], folder, requested_gpus))
         if outcomes[-1].passed:
-            proven_types.append((kind, results[folder].nodes))
+            proven_types.append((node_type, results[folder].nodes))
         elif results[folder].state == "ENDED":
             target.node.run(["sh", "-c", SET_ASIDE, "set-aside", folder], timeout_s=60)
     if site.environment is None:  # the nodes are the same in every environment
         proven_nodes.record_proven_nodes(site, proven_types)
-    failed = next((outcome for outcome in outcomes if not outcome.passed), None)
+    failed_outcome = next((outcome for outcome in outcomes if not outcome.passed), None)
     sentence = "; ".join([*(outcome.says for outcome in outcomes), *left_out])
-    advised = failed or next((outcome for outcome in outcomes if outcome.advice), None)
+    advised_outcome = failed_outcome or next((outcome for outcome in outcomes if outcome.advice), None)
     return Outcome(
-        failed is None, sentence, advised.advice if advised else None, transcript=failed.transcript if failed else ""
+        failed_outcome is None,
+        sentence,
+        advised_outcome.advice if advised_outcome else None,
+        transcript=failed_outcome.transcript if failed_outcome else "",
     )
 
 
@@ -130,8 +140,8 @@ def _choose_partition(cluster: Cluster, target: Target) -> str | None:
     partition = cluster.slurm.partition if cluster.slurm is not None else None
     if partition is not None:
         return partition
-    names = [entry.name for entry in target.facts[PARTITIONS] if entry.is_default]
-    return next((name for name in names if _select_types(cluster, target.facts[NODE_TYPES], name)), None)
+    default_names = [entry.name for entry in target.facts[PARTITIONS] if entry.is_default]
+    return next((name for name in default_names if _select_types(cluster, target.facts[NODE_TYPES], name)), None)
 
 
 def _select_types(cluster: Cluster, node_types: tuple[NodeType, ...], partition: str | None) -> dict[NodeType, str]:
@@ -144,14 +154,14 @@ def _select_types(cluster: Cluster, node_types: tuple[NodeType, ...], partition:
     larger = [kind for kind in node_types if partition is None or kind.partition in partition.split(",")]
     constraint = cluster.slurm.constraint if cluster.slurm is not None else None
     is_plain = constraint is not None and not set(constraint) & set("|()[]*")  # otherwise only sbatch can evaluate it
-    features = [word for word in constraint.split("&") if is_name(word)] if constraint is not None and is_plain else []
-    groups: dict[tuple[object, ...], list[NodeType]] = {}
+    required_features = [word for word in constraint.split("&") if is_name(word)] if constraint is not None and is_plain else []
+    similar_groups: dict[tuple[object, ...], list[NodeType]] = {}
     for kind in larger:
-        if len(kind.features) < MOST_FEATURES and any(feature not in kind.features for feature in features):
+        if len(kind.features) < MOST_FEATURES and any(feature not in kind.features for feature in required_features):
             continue
         if cluster.gpus is None or not cluster.gpus.per_node or _has_gpus(kind, cluster):
-            groups.setdefault((kind.cpus, kind.gpus), []).append(kind)
-    largest_types = [max(similar_types, key=lambda node_type: node_type.count) for similar_types in groups.values()]
+            similar_groups.setdefault((kind.cpus, kind.gpus), []).append(kind)
+    largest_types = [max(similar_types, key=lambda node_type: node_type.count) for similar_types in similar_groups.values()]
     return {
         kind: ",".join(other.names for other in larger if (other.cpus, other.gpus) != (kind.cpus, kind.gpus) and other.names)
         for kind in largest_types
@@ -159,18 +169,20 @@ def _select_types(cluster: Cluster, node_types: tuple[NodeType, ...], partition:
 
 
 def _has_gpus(node_type: NodeType, cluster: Cluster) -> bool:
-    requested = cluster.gpus
-    assert requested is not None
+    requested_gpus = cluster.gpus
+    assert requested_gpus is not None
     if cluster.slurm is not None and cluster.slurm.gpu_request == "none":  # Slurm counts no GPUs
         return True
-    return any(gpu.count >= requested.per_node and requested.type in (None, gpu.type) for gpu in node_type.gpus)
+    return any(gpu.count >= requested_gpus.per_node and requested_gpus.type in (None, gpu.type) for gpu in node_type.gpus)
 
 
 def _proof_folder(cluster: Cluster, target: Target, kind: NodeType) -> str:
     gpu_count = cluster.gpus.per_node if cluster.gpus is not None else 0
-    options = requests.sbatch_options(cluster, nodes=2, minutes=MINUTES, gpus=gpu_count, cpus=_requested_cpus(kind))
-    key = json.dumps([target.node.python, software.source_digest(), kind.cpus, [str(gpu) for gpu in kind.gpus], options])
-    return f"{cluster.storage.shared}/proofs/{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    options = requests.sbatch_options(
+        cluster, node_count=2, minutes=PROOF_MINUTES, gpu_count=gpu_count, cpu_count=_requested_cpus(kind)
+    )
+    folder_key = json.dumps([target.node.python, software.source_digest(), kind.cpus, [str(gpu) for gpu in kind.gpus], options])
+    return f"{cluster.storage.shared}/proofs/{hashlib.sha256(folder_key.encode()).hexdigest()[:12]}"
 
 
 def _requested_cpus(node_type: NodeType) -> int:
@@ -180,56 +192,60 @@ def _requested_cpus(node_type: NodeType) -> int:
 
 def _read_proofs(target: Target, folder: str) -> Proofs:
     """Read the results and the state of the proof job in `folder`. Raises Unanswered."""
-    answer = target.node.run(["sh", "-c", READ_PROOFS, "look", folder], timeout_s=60)
-    if answer.code != 0:
-        raise Unanswered(f"{target.node.name}: {folder}: {last_line(answer)}")
+    shell_output = target.node.run(["sh", "-c", READ_PROOFS, "look", folder], timeout_s=60)
+    if shell_output.code != 0:
+        raise Unanswered(f"{target.node.name}: {folder}: {last_line(shell_output)}")
     nodes, job, state = [], None, "ENDED"
-    for line in answer.stdout.splitlines():
-        if line.startswith("{"):
+    for output_line in shell_output.stdout.splitlines():
+        if output_line.startswith("{"):
             try:
-                nodes.append(decode_last_line(line, NodeProof))
+                nodes.append(decode_last_line(output_line, NodeProof))
             except ValueError as error:
                 raise Unanswered(f"{target.node.name}: {folder}: a result of a node cannot be read: {error}") from None
-        elif line.startswith("job="):
-            job, _, state = line.removeprefix("job=").partition(" ")
+        elif output_line.startswith("job="):
+            job, _, state = output_line.removeprefix("job=").partition(" ")
     return Proofs(nodes, job, state)
 
 
-def _submit_proof_job(cluster: Cluster, target: Target, folder: str, node_type: NodeType, unsuitable: str) -> str | None:
+def _submit_proof_job(cluster: Cluster, target: Target, folder: str, node_type: NodeType, unsuitable_nodes: str) -> str | None:
     """Submit the proof job of a node type. Returns why Slurm rejects the job; None if Slurm accepts it.
 
     folder: the folder for the job's results. unsuitable: the names of the nodes that the job must not get.
     """
     gpu_count = cluster.gpus.per_node if cluster.gpus is not None else 0
-    count = min(2, node_type.count, cluster.slurm.max_nodes or 2 if cluster.slurm is not None else 2)
-    excluded = ",".join([*(cluster.slurm.exclude if cluster.slurm is not None else []), *([unsuitable] if unsuitable else [])])
+    node_count = min(2, node_type.count, cluster.slurm.max_nodes or 2 if cluster.slurm is not None else 2)
+    excluded = ",".join(
+        [*(cluster.slurm.exclude if cluster.slurm is not None else []), *([unsuitable_nodes] if unsuitable_nodes else [])]
+    )
     no_requeue = [] if cluster.slurm is not None and "requeue" in cluster.slurm.omit else ["--no-requeue"]
-    options = [
+    sbatch_options = [
         "--job-name=shardlab-prove",
         f"--output={folder}/prove.log",
-        *requests.sbatch_options(cluster, nodes=count, minutes=MINUTES, gpus=gpu_count, cpus=_requested_cpus(node_type)),
+        *requests.sbatch_options(
+            cluster, node_count=node_count, minutes=PROOF_MINUTES, gpu_count=gpu_count, cpu_count=_requested_cpus(node_type)
+        ),
         *no_requeue,  # a requeued job would find the files of its first start
         *([f"--exclude={excluded}"] if excluded else []),  # all names in one option: sbatch uses only the last --exclude
     ]
-    script = templates.render(
+    job_script = templates.render(
         "site/prove.sh.j2",
-        options=options,
+        options=sbatch_options,
         kind=str(node_type),
         folder=folder,
         container=container.srun_options(cluster, folder),
         python=container.rank_python(cluster, target.node.python),
     ).encode()
-    put_answer = target.node.put(script, f"{folder}/prove.sh", mode=0o755, owner="")
+    put_answer = target.node.put(job_script, f"{folder}/prove.sh", mode=0o755, owner="")
     if put_answer.code != 0:
         raise Unanswered(f"{target.node.name}: {folder}/prove.sh: {last_line(put_answer)}")
-    answer = target.node.run(["sh", "-c", SUBMIT, "submit", folder], timeout_s=120)
-    if answer.code is None:
+    sbatch_output = target.node.run(["sh", "-c", SUBMIT_PROOF, "submit", folder], timeout_s=120)
+    if sbatch_output.code is None:
         raise Unanswered(
             f"{target.node.name}: sbatch did not answer within 120 s; the job may exist, which `squeue --me` shows"
         )
-    lines = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
+    error_lines = [error_line.strip() for error_line in sbatch_output.stderr.splitlines() if error_line.strip()]
     # All lines are returned, because a submit plugin of the site may explain the rejection in several lines.
-    return None if answer.code == 0 else "; ".join(lines)[:500] or last_line(answer)
+    return None if sbatch_output.code == 0 else "; ".join(error_lines)[:500] or last_line(sbatch_output)
 
 
 SITE_NODES = Check("node_types", run, once=True)

@@ -12,7 +12,7 @@ from shardlab.files import files
 from shardlab.workspace.inventory import inventory_path
 
 
-def record_proven_nodes(site: Site, types: list[tuple[NodeType, list[NodeProof]]]) -> None:
+def record_proven_nodes(site: Site, proofs_by_type: list[tuple[NodeType, list[NodeProof]]]) -> None:
     """Write the proven node types into the inventory; do nothing if there is no inventory yet. Raises WorkspaceError.
 
     types: each node type with the results of its nodes.
@@ -20,7 +20,7 @@ def record_proven_nodes(site: Site, types: list[tuple[NodeType, list[NodeProof]]
     old_content = inventory_file.read_inventory(site.workspace)
     if old_content is None:
         return
-    entries = [
+    inventory_entries = [
         {
             **{key: value for key, value in msgspec.to_builtins(node_type).items() if key != "names"},
             "nodes": [
@@ -28,8 +28,8 @@ def record_proven_nodes(site: Site, types: list[tuple[NodeType, list[NodeProof]]
                 for proof in proofs
             ],
         }
-        for node_type, proofs in types
+        for node_type, proofs in proofs_by_type
     ]
-    content = inventory_file.encode_inventory({**msgspec.json.decode(old_content), "node_types": entries})
-    if content != old_content:
-        files.write_atomic(inventory_path(site.workspace), content)
+    inventory_bytes = inventory_file.encode_inventory({**msgspec.json.decode(old_content), "node_types": inventory_entries})
+    if inventory_bytes != old_content:
+        files.write_atomic(inventory_path(site.workspace), inventory_bytes)

@@ -20,18 +20,20 @@ def run(site: Site, target: Target) -> Outcome:
     mark_path = f"{folder}/.shardlab-verify-{secrets.token_hex(4)}"
     members = site.active_targets
     try:
-        write_answers = map_targets(members, lambda member: _write_mark(member.node, mark_path))
-        for member, answer in zip(members, write_answers, strict=True):
-            if answer.code != 0:
-                why = f"it did not answer within {LIMIT_S:g} s" if answer.code is None else last_line(answer)
-                sentence = f"{member.node.name} cannot write into {folder}: {why}"
+        write_answers = map_targets(members, lambda node_target: _write_mark(node_target.node, mark_path))
+        for node_target, write_output in zip(members, write_answers, strict=True):
+            if write_output.code != 0:
+                why = f"it did not answer within {LIMIT_S:g} s" if write_output.code is None else last_line(write_output)
+                sentence = f"{node_target.node.name} cannot write into {folder}: {why}"
                 return Outcome(False, sentence, "is it mounted there (findmnt), and who owns it (ls -ld)?")
-        expected_names = sorted(member.node.name for member in members)
-        answers = map_targets(members, lambda member: member.node.run(["sh", "-c", f"cat {mark_path}.*"], timeout_s=LIMIT_S))
-        for member, answer in zip(members, answers, strict=True):
-            seen_names = sorted(answer.stdout.split())
+        expected_names = sorted(node_target.node.name for node_target in members)
+        read_outputs = map_targets(
+            members, lambda node_target: node_target.node.run(["sh", "-c", f"cat {mark_path}.*"], timeout_s=LIMIT_S)
+        )
+        for node_target, write_output in zip(members, read_outputs, strict=True):
+            seen_names = sorted(write_output.stdout.split())
             if seen_names != expected_names:
-                sentence = f"{member.node.name} sees only the files of {', '.join(seen_names) or 'no node'} in {folder}"
+                sentence = f"{node_target.node.name} sees only the files of {', '.join(seen_names) or 'no node'} in {folder}"
                 return Outcome(False, sentence, "the folder is not the same on all nodes: compare findmnt on all nodes")
     finally:
         members[0].node.run(["sh", "-c", f"rm -f {mark_path}.*"], timeout_s=LIMIT_S)

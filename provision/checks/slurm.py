@@ -7,13 +7,13 @@ from provision.node import Node, last_line
 from provision.operation import Site, Target
 from shardlab.remote.remote import CommandOutput
 
-CANARY = 7  # the exit code of the test job; no other error of a job is likely to have this exit code
+CANARY_CODE = 7  # the exit code of the test job; no other error of a job is likely to have this exit code
 LIMIT_S = 180.0
-# Submits a job that exits with CANARY, and prints what sacct reports. sacct reports the end of a job some seconds late.
+# Submits a job that exits with CANARY_CODE, and prints what sacct reports. sacct reports the end of a job some seconds late.
 CANARY_SCRIPT = f"""\
 cd "${{TMPDIR:-/tmp}}"
 worker=$1; shift
-id=$(sbatch --parsable -w "$worker" "$@" --job-name=shardlab-canary --output=/dev/null --time=2 --wrap='exit {CANARY}')
+id=$(sbatch --parsable -w "$worker" "$@" --job-name=shardlab-canary --output=/dev/null --time=2 --wrap='exit {CANARY_CODE}')
 id=${{id%%;*}}
 for n in $(seq 240); do
     said=$(sacct -X -n -P -j "$id" -o State,ExitCode)
@@ -33,7 +33,16 @@ def run(site: Site, target: Target) -> Outcome:
     if node.name in site.skipped or not workers:
         return Outcome(None, f"the controller or all workers do not answer{absent_nodes_note(site)}")
     options = _slurm_options(site)
-    command = ["srun", *options, "-N", str(len(workers)), "-w", ",".join(workers), "--ntasks-per-node=1", "--time=2"]
+    command = [
+        "srun",
+        *options,
+        "-N",
+        str(len(workers)),
+        "-w",
+        ",".join(workers),
+        "--ntasks-per-node=1",
+        "--time=2",
+    ]
     spread_job = node.run([*command, "hostname"], timeout_s=LIMIT_S)
     if (fault := _describe_fault(spread_job)) or sorted(spread_job.stdout.split()) != workers:
         text = f"a job on all {len(workers)} workers ran on {', '.join(sorted(spread_job.stdout.split())) or 'none'}{fault}"
@@ -41,9 +50,14 @@ def run(site: Site, target: Target) -> Outcome:
     if (gpus := _check_gpu_job(site, node, workers[0])) is not None:
         return gpus
     canary = node.run(["sh", "-c", CANARY_SCRIPT, "canary", workers[0], *options], timeout_s=LIMIT_S)
-    if (fault := _describe_fault(canary)) or canary.stdout.strip() != f"FAILED|{CANARY}:0":
-        text = f"for a job that ends with exit code {CANARY}, sacct reports: {canary.stdout.strip() or 'nothing'}{fault}"
-        return Outcome(False, text, f"on {node.name}: sacctmgr show cluster; journalctl -u slurmdbd", transcript=canary.stderr)
+    if (fault := _describe_fault(canary)) or canary.stdout.strip() != f"FAILED|{CANARY_CODE}:0":
+        text = f"for a job that ends with exit code {CANARY_CODE}, sacct reports: {canary.stdout.strip() or 'nothing'}{fault}"
+        return Outcome(
+            False,
+            text,
+            f"on {node.name}: sacctmgr show cluster; journalctl -u slurmdbd",
+            transcript=canary.stderr,
+        )
     gpu_clause = "; a job that requests one GPU sees one" if site.cluster.gpus and site.cluster.gpus.per_node else ""
     text = f"a job ran on {', '.join(workers)}{gpu_clause}; sacct reports exit codes{absent_nodes_note(site)}"
     return Outcome(True, text)
@@ -70,11 +84,14 @@ def _check_gpu_job(site: Site, node: Node, worker: str) -> Outcome | None:
         "echo $CUDA_VISIBLE_DEVICES",
     ]
     job = node.run(command, timeout_s=LIMIT_S)
-    gpu_numbers = [number for number in job.stdout.strip().split(",") if number]
-    if (fault := _describe_fault(job)) or len(gpu_numbers) != 1:
-        text = f"a job that requests one GPU sees {len(gpu_numbers)}{fault}"
+    gpu_numbers = [gpu_number for gpu_number in job.stdout.strip().split(",") if gpu_number]
+    if (fault_clause := _describe_fault(job)) or len(gpu_numbers) != 1:
+        failure_text = f"a job that requests one GPU sees {len(gpu_numbers)}{fault_clause}"
         return Outcome(
-            False, text, f"on {node.name}: scontrol show node; see gres in the slurmd logs of workers", transcript=job.stderr
+            False,
+            failure_text,
+            f"on {node.name}: scontrol show node; see gres in the slurmd logs of workers",
+            transcript=job.stderr,
         )
     return None
 
@@ -90,10 +107,10 @@ def _slurm_options(site: Site) -> list[str]:
     return [f"--{name}={value}" for name, value in option_values.items() if value is not None]
 
 
-def _describe_fault(answer: CommandOutput) -> str:
-    if answer.code is None:
+def _describe_fault(job_output: CommandOutput) -> str:
+    if job_output.code is None:
         return f"; it did not end within {LIMIT_S:g} s"
-    return f"; {last_line(answer)}" if answer.code else ""
+    return f"; {last_line(job_output)}" if job_output.code else ""
 
 
 SLURM = Check("slurm", run, once=True)

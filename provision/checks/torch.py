@@ -10,8 +10,11 @@ from provision.facts.torch import Torch
 from provision.operation import Site, Target
 from shardlab import extras
 
-OLDEST, NEWEST = (2, 11), (2, 14)  # the releases that shardlab was tried with; the range of pyproject.toml is the same
-TRIED = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
+OLDEST_TRIED, NEWEST_TRIED = (
+    (2, 11),
+    (2, 14),
+)  # the releases that shardlab was tried with; the range of pyproject.toml is the same
+TRIED_RELEASES = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST_TRIED, NEWEST_TRIED))
 
 
 def run(site: Site, target: Target) -> Outcome:
@@ -26,14 +29,16 @@ def judge_torch(torch: Torch, *, is_this_machine: bool = False) -> Outcome:
     """
     if torch.version is None:
         return Outcome(False, f"torch cannot be imported ({torch.why_absent})", _advise_pip(is_this_machine=is_this_machine))
-    if (release := _parse_release(torch.version)) is not None and release < OLDEST:
-        sentence = f"torch {torch.version} is too old: shardlab was tried with torch {TRIED}"
+    if (release := _parse_release(torch.version)) is not None and release < OLDEST_TRIED:
+        sentence = f"torch {torch.version} is too old: shardlab was tried with torch {TRIED_RELEASES}"
         return Outcome(False, sentence, _advise_pip("--upgrade", is_this_machine=is_this_machine))
     if not torch.backends:
         sentence = f"torch {torch.version} is built without distributed training"
         return Outcome(False, sentence, _advise_pip("--force-reinstall", is_this_machine=is_this_machine))
-    backends = ", ".join(torch.backends)
-    return Outcome(True, f"torch {torch.version} can be imported; backends: {backends}{untried_remark(torch.version)}")
+    backend_names = ", ".join(torch.backends)
+    return Outcome(
+        True, f"torch {torch.version} can be imported; backends: {backend_names}{describe_untried_release(torch.version)}"
+    )
 
 
 def _advise_pip(*options: str, is_this_machine: bool) -> str:
@@ -42,10 +47,10 @@ def _advise_pip(*options: str, is_this_machine: bool) -> str:
     return "install an official build of torch into the environment of the node, which the cluster file or `provision` chose"
 
 
-def untried_remark(version: str) -> str:
+def describe_untried_release(version: str) -> str:
     """The end of a sentence about a torch that is newer than those that shardlab was tried with; '' for another torch."""
     release = _parse_release(version)
-    return f"; shardlab was tried with torch {TRIED} only" if release is not None and release > NEWEST else ""
+    return f"; shardlab was tried with torch {TRIED_RELEASES} only" if release is not None and release > NEWEST_TRIED else ""
 
 
 def _parse_release(version: str) -> tuple[int, ...] | None:

@@ -8,11 +8,11 @@ from shardlab.hardware.nccl_log import NcclTransports, add_log
 from shardlab.remote.remote import CommandOutput
 
 
-def read_transports(answers: Sequence[CommandOutput]) -> NcclTransports:
+def read_transports(rank_outputs: Sequence[CommandOutput]) -> NcclTransports:
     """The transports in the output of all ranks of an all-reduce. NCCL writes its log to standard output."""
     transports = NcclTransports()
-    for answer in answers:
-        add_log(transports, answer.stdout.encode())
+    for rank_output in rank_outputs:
+        add_log(transports, rank_output.stdout.encode())
     return transports
 
 
@@ -21,13 +21,13 @@ def judge_transport(transports: NcclTransports, rdma_devices: Sequence[str]) -> 
 
     rdma_devices: the devices that are up, such as `mlx5_0/1`; empty: the nodes have none.
     """
-    text = transports.describe()
-    if text is None:
+    transport_text = transports.describe()
+    if transport_text is None:
         return "; its transport is not known, because NCCL's log names none (NCCL_DEBUG, NCCL_DEBUG_FILE)", None
     if transports.rdma is not False or not rdma_devices:
-        return f"; NCCL took {text}", None
-    names = ", ".join(sorted(set(rdma_devices)))
+        return f"; NCCL took {transport_text}", None
+    device_names = ", ".join(sorted(set(rdma_devices)))
     return (
-        f"; WARNING: NCCL fell back to TCP ({text}), although there are RDMA devices ({names})",
+        f"; WARNING: NCCL fell back to TCP ({transport_text}), although there are RDMA devices ({device_names})",
         "load the site's plug-in for NCCL, or set NCCL_IB_HCA; docs/networks.md says how. Times between nodes are those of TCP",
     )

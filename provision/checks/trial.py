@@ -9,7 +9,7 @@ from provision.facts.torch import TORCH, Torch
 from provision.operation import Target
 from shardlab.remote.remote import CommandOutput
 
-RANKS = 2
+TRIAL_RANKS = 2
 INSPECT_S = 180.0
 RANKS_S = 195.0  # the time limit of the all-reduce; the ranks themselves stop waiting for one another after 180 s
 PRODUCT_S = 90.0  # the time limit of the matrix product; the first kernel on a GPU may load libraries over a network
@@ -17,7 +17,7 @@ COMPILED_S = 120.0  # the time limit of torch.compile; Triton first compiles its
 LIMIT_S = 900.0  # the time limit of all parts together, with the import of torch from a network file system
 # Gloo and NCCL use the loopback interface. Without GLOO_SOCKET_IFNAME, Gloo would resolve the name of the host to find an
 # interface. NCCL exchanges only the addresses of its ranks over loopback, and chooses the data path between GPUs itself.
-ENVIRONMENT = ("OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo", "NCCL_SOCKET_IFNAME=lo")
+TRIAL_VARIABLES = ("OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=lo", "NCCL_SOCKET_IFNAME=lo")
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 def command(python: str) -> list[str]:
     """The command that runs the checks of torch on a node. python: the interpreter of the node."""
-    return ["env", *ENVIRONMENT, python, "-m", "provision.checks._trial"]
+    return ["env", *TRIAL_VARIABLES, python, "-m", "provision.checks._trial"]
 
 
 def parse(stdout: str) -> Trial:

@@ -39,29 +39,29 @@ def propose_cluster_file(manifests: Sequence[Path]) -> str:
     manifests: the manifest files of the experiment; empty: this machine is a node of the experiment and has the manifest.
     Raises InputError for a file that is not a manifest, or for nodes that do not share a network.
     """
-    sources = [(str(path), cloudlab_manifest.read_manifest(path)) for path in manifests] or [_read_own_manifest()]
-    experiment = cloudlab_manifest.parse_manifests(sources)
-    members = sorted(experiment.users())
+    named_manifests = [(str(path), cloudlab_manifest.read_manifest(path)) for path in manifests] or [_read_own_manifest()]
+    experiment = cloudlab_manifest.parse_manifests(named_manifests)
+    member_names = sorted(experiment.users())
     user_name = getpass.getuser()
-    user = user_name if user_name in members else members[0] if len(members) == 1 else None
-    source_names = ", ".join(name for name, _ in sources)
-    nodes = cloudlab_keys.select_nodes(experiment, user or next(iter(members), None), source_names)
-    entries = [hardware.load_catalogue().find_type(node.site, node.hardware or "") for node in experiment.nodes]
-    name = _find_experiment_name(experiment.nodes[0])
+    login_user = user_name if user_name in member_names else member_names[0] if len(member_names) == 1 else None
+    source_names = ", ".join(manifest_name for manifest_name, _ in named_manifests)
+    nodes = cloudlab_keys.select_nodes(experiment, login_user or next(iter(member_names), None), source_names)
+    hardware_types = [hardware.load_catalogue().find_type(node.site, node.hardware or "") for node in experiment.nodes]
+    manifest_name = _find_experiment_name(experiment.nodes[0])
     return templates.render(
         "cluster/cloudlab.yaml.j2",
-        cluster_name=name or "experiment",
-        is_name_known=name is not None,
+        cluster_name=manifest_name or "experiment",
+        is_name_known=manifest_name is not None,
         manifests=[str(path) for path in manifests],
-        nodes=_describe_nodes(nodes, entries),
-        members=members,
-        user=user,
+        nodes=_describe_nodes(nodes, hardware_types),
+        members=member_names,
+        user=login_user,
         expires=experiment.expires,
-        gpus=_propose_gpus(entries),
+        gpus=_propose_gpus(hardware_types),
         kinds=sorted(
             {f"{node.hardware or 'a type that the manifest does not name'} at {node.site}" for node in experiment.nodes}
         ),
-        wheels=_describe_wheels(entries),
+        wheels=_describe_wheels(hardware_types),
         shared=f"{EXTRA_DISK}/shardlab" if EXTRA_DISK in experiment.nodes[0].mounts else ROOT_DISK_FOLDER,
         has_disk=EXTRA_DISK in experiment.nodes[0].mounts,
         disk=EXTRA_DISK,
@@ -78,25 +78,25 @@ def _read_own_manifest() -> tuple[str, bytes]:
     if not own_manifest.is_experiment_node():
         raise InputError(
             "--cloudlab names no manifest, and this machine is no node of an experiment, because it has no command "
-            f"{own_manifest.COMMAND[0]}. Allowed: --cloudlab FILE."
+            f"{own_manifest.MANIFEST_COMMAND[0]}. Allowed: --cloudlab FILE."
         )
-    return " ".join(own_manifest.COMMAND), own_manifest.read_own_manifest()
+    return " ".join(own_manifest.MANIFEST_COMMAND), own_manifest.read_own_manifest()
 
 
 def _find_experiment_name(node: ManifestNode) -> str | None:
     """The name of the experiment, from the full host name of a node, shortened to a valid cluster name; None: not known."""
-    labels = (node.full_name or "").lower().split(".")
-    name = labels[1] if len(labels) > 2 and labels[0] == node.name.lower() else ""
-    return name[:31] if re.match(r"^[a-z0-9][a-z0-9-]*\Z", name) else None
+    host_labels = (node.full_name or "").lower().split(".")
+    label = host_labels[1] if len(host_labels) > 2 and host_labels[0] == node.name.lower() else ""
+    return label[:31] if re.match(r"^[a-z0-9][a-z0-9-]*\Z", label) else None
 
 
-def _describe_nodes(nodes: Sequence[ExperimentNode], entries: Sequence[HardwareType | None]) -> list[str]:
+def _describe_nodes(nodes: Sequence[ExperimentNode], hardware_types: Sequence[HardwareType | None]) -> list[str]:
     """A line about each node: its host, hardware, GPUs and address. entries: the catalogue's entries of the nodes."""
     return [
         f"{node.name}: {node.host}, {node.hardware or 'type not known'} at {node.site}"
-        + (f", {_gpu_text(entry)}" if entry is not None else "")
+        + (f", {_gpu_text(hardware_type)}" if hardware_type is not None else "")
         + (f", trains on {node.network.address}" if node.network is not None else "")
-        for node, entry in zip(nodes, entries, strict=True)
+        for node, hardware_type in zip(nodes, hardware_types, strict=True)
     ]
 
 
@@ -104,20 +104,20 @@ def _gpu_text(entry: HardwareType) -> str:
     return f"{entry.gpus} x {entry.gpu}" if entry.gpus is not None and entry.gpu is not None else "GPUs not known"
 
 
-def _propose_gpus(entries: Sequence[HardwareType | None]) -> ProposedGpus | None:
+def _propose_gpus(hardware_types: Sequence[HardwareType | None]) -> ProposedGpus | None:
     """The GPUs of each node; None if the catalogue does not know the number of GPUs of a node."""
-    counts = [entry.gpus for entry in entries if entry is not None and entry.gpus is not None]
-    if len(counts) < len(entries):
+    gpu_counts = [entry.gpus for entry in hardware_types if entry is not None and entry.gpus is not None]
+    if len(gpu_counts) < len(hardware_types):
         return None
-    models = {(entry.gpu, entry.gpu_memory_gib) for entry in entries if entry is not None}
-    model, memory = next(iter(models)) if len(models) == 1 else (None, None)
-    return ProposedGpus(min(counts), model.lower().replace(" ", "-") if model is not None else None, memory)
+    known_models = {(entry.gpu, entry.gpu_memory_gib) for entry in hardware_types if entry is not None}
+    model, memory_gib = next(iter(known_models)) if len(known_models) == 1 else (None, None)
+    return ProposedGpus(min(gpu_counts), model.lower().replace(" ", "-") if model is not None else None, memory_gib)
 
 
-def _describe_wheels(entries: Sequence[HardwareType | None]) -> list[str]:
+def _describe_wheels(hardware_types: Sequence[HardwareType | None]) -> list[str]:
     """For each hardware type that the usual build of torch does not support, a sentence with the builds that support it."""
     sentences = []
-    for entry in {entry.name: entry for entry in entries if entry is not None}.values():
+    for entry in {entry.name: entry for entry in hardware_types if entry is not None}.values():
         builds = hardware.cuda_builds(entry)
         if builds is None or gpu_generations.USUAL_CUDA in builds:
             continue

@@ -34,21 +34,21 @@ AGAIN_ADVICE = "Run the same command again: it looks for the experiment by its n
 
 def obtain_experiment(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> None:
     """Create or adopt the experiment, wait until all nodes are ready, and store its manifests. Raises ShardlabError."""
-    request = profile_request.plan_profile_request(cluster).request
+    profile_request_body = profile_request.plan_profile_request(cluster).request
     note = cloudlab_experiment.read_note(workspace.shardlab_folder)
     if note is not None:
         check_note(note, cluster, workspace)
     if note is None or note.uuid is None:
         with refusal_as_input_error():
-            note = _create_or_adopt(request, workspace, portal, output, note)
+            note = _create_or_adopt(profile_request_body, workspace, portal, output, note)
     experiment = readiness.wait_until_ready(note, workspace, portal, output)
-    if sentence := _short_grant_warning(request, experiment):
-        output.print_remark(f"warning: {sentence}", style="yellow")
+    if grant_warning := _short_grant_warning(profile_request_body, experiment):
+        output.print_remark(f"warning: {grant_warning}", style="yellow")
     try:
-        texts = _check_manifests(cluster, portal.manifests(experiment.id))
+        checked_manifests = _check_manifests(cluster, portal.manifests(experiment.id))
     except InputError as error:  # the error is raised as ShardlabError, because InputError means that nothing was changed
         raise ShardlabError(f"{error} The experiment {note.name} still exists. To end it: {DOWN_COMMAND}") from None
-    cloudlab_experiment.store_manifests(workspace.shardlab_folder, texts)
+    cloudlab_experiment.store_manifests(workspace.shardlab_folder, checked_manifests)
     store_end(workspace, portal, experiment)
 
 
@@ -83,22 +83,22 @@ def refresh_experiment(workspace: Workspace, portal: Portal) -> PortalExperiment
 def store_end(workspace: Workspace, portal: Portal, experiment: PortalExperiment) -> None:
     """Store when the experiment ends, if the portal states it. Warn if the clock of this machine differs from the portal's."""
     portal.compare_clocks()
-    if (end := parse_portal_time(experiment.expires_at)) is not None:
-        lease.store_portal_lease(workspace.shardlab_folder, end)
+    if (expires_at := parse_portal_time(experiment.expires_at)) is not None:
+        lease.store_portal_lease(workspace.shardlab_folder, expires_at)
 
 
 def check_note(note: ExperimentNote, cluster: Cluster, workspace: Workspace) -> None:
     """Check that the note of the workspace has the name, the project and the portal of the cluster file. Raises InputError."""
-    keys = cluster.cloudlab
-    assert keys is not None
+    cloudlab_keys = cluster.cloudlab
+    assert cloudlab_keys is not None
     path = cloudlab_experiment.note_path(workspace.shardlab_folder)
-    if note.name != cluster.name or (note.project and keys.project and note.project != keys.project):
+    if note.name != cluster.name or (note.project and cloudlab_keys.project and note.project != cloudlab_keys.project):
         raise InputError(
             f"{path}: this workspace uses the experiment {note.name} of the project {note.project}, and the cluster file asks "
-            f"for {cluster.name} of {keys.project}. Allowed: the same names, or another workspace. To end the first "
+            f"for {cluster.name} of {cloudlab_keys.project}. Allowed: the same names, or another workspace. To end the first "
             f"experiment, run with its cluster file: {DOWN_COMMAND}."
         )
-    portal_host = urlsplit(keys.portal_url or DEFAULT_URL).netloc
+    portal_host = urlsplit(cloudlab_keys.portal_url or DEFAULT_URL).netloc
     if note.portal_url and (note_host := urlsplit(note.portal_url).netloc) != portal_host:
         raise InputError(
             f"{path}: the experiment {note.name} was created at the portal {note_host}, and the cluster file names "
@@ -108,8 +108,8 @@ def check_note(note: ExperimentNote, cluster: Cluster, workspace: Workspace) -> 
 
 def _store_experiment(workspace: Workspace, note: ExperimentNote, experiment: PortalExperiment) -> ExperimentNote:
     """Add the experiment's uuid, time of creation and page to the note, and store the note. Returns the new note."""
-    changes = {"uuid": experiment.id, "created_at": experiment.created_at, "page": experiment.url}
-    return cloudlab_experiment.write_note(workspace.shardlab_folder, msgspec.structs.replace(note, **changes))
+    note_changes = {"uuid": experiment.id, "created_at": experiment.created_at, "page": experiment.url}
+    return cloudlab_experiment.write_note(workspace.shardlab_folder, msgspec.structs.replace(note, **note_changes))
 
 
 def find_created(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment | None:
@@ -120,14 +120,16 @@ def find_created(note: ExperimentNote, workspace: Workspace, portal: Portal) -> 
     existing = portal.find_experiment(f"{note.project},{note.name}")
     if existing is None:
         return None
-    created, sent = parse_portal_time(existing.created_at), parse_portal_time(note.asked_at)
+    created_at, asked_at = parse_portal_time(existing.created_at), parse_portal_time(note.asked_at)
     contradictions = [
         f"its creator is {existing.creator}" if existing.creator and note.user and existing.creator != note.user else "",
         _describe_other_profile(note, existing),
         ""
-        if (existing.creator and note.user) or (created and sent)
+        if (existing.creator and note.user) or (created_at and asked_at)
         else "neither its creator nor when it was created is known",
-        f"it was created at {existing.created_at}" if created and sent and created < sent - timedelta(seconds=CLOCK_S) else "",
+        f"it was created at {existing.created_at}"
+        if created_at and asked_at and created_at < asked_at - timedelta(seconds=CLOCK_S)
+        else "",
     ]
     if any(contradictions):
         _remove_note(workspace)
@@ -144,10 +146,10 @@ def _create_or_adopt(
     """
     was_asked_before = note is not None
     if note is None:
-        intent = _plan_note(request, portal)
-        if (other := portal.find_experiment(f"{request.project},{request.name}")) is not None:
-            return _adopt_experiment(intent, other, workspace, output)
-        note = cloudlab_experiment.write_note(workspace.shardlab_folder, intent)
+        planned_note = _plan_note(request, portal)
+        if (existing_experiment := portal.find_experiment(f"{request.project},{request.name}")) is not None:
+            return _adopt_experiment(planned_note, existing_experiment, workspace, output)
+        note = cloudlab_experiment.write_note(workspace.shardlab_folder, planned_note)
     elif (experiment := find_created(note, workspace, portal)) is not None:
         output.print_remark(f"an earlier command created the experiment {note.name}; this command continues with it.")
         return _store_experiment(workspace, note, experiment)
@@ -165,8 +167,8 @@ def _create_or_adopt(
         if was_asked_before and (experiment := find_created(note, workspace, portal)) is not None:
             return _store_experiment(workspace, note, experiment)  # an earlier command had created the experiment
         _remove_note(workspace)  # the portal refused the request, so no experiment belongs to the note
-        if (other := portal.find_experiment(f"{request.project},{request.name}")) is not None:
-            return _adopt_experiment(note, other, workspace, output)  # it was created during this command
+        if (existing_experiment := portal.find_experiment(f"{request.project},{request.name}")) is not None:
+            return _adopt_experiment(note, existing_experiment, workspace, output)  # it was created during this command
         raise
 
 
@@ -174,9 +176,9 @@ def _describe_other_profile(note: ExperimentNote, experiment: PortalExperiment) 
     """A phrase that names the experiment's profile if the note names another profile; empty if they agree or are not known."""
     if not experiment.profile_name or not experiment.profile_project or note.profile is None:
         return ""
-    profile = f"{experiment.profile_project}/{experiment.profile_name}"
+    profile_path = f"{experiment.profile_project}/{experiment.profile_name}"
     return (
-        f"its profile is {profile}" if profile.lower() != note.profile.lower() else ""
+        f"its profile is {profile_path}" if profile_path.lower() != note.profile.lower() else ""
     )  # users write names of profiles in upper or lower case
 
 
@@ -216,17 +218,17 @@ def _remove_note(workspace: Workspace) -> None:
     cloudlab_experiment.note_path(workspace.shardlab_folder).unlink(missing_ok=True)
 
 
-def _check_manifests(cluster: Cluster, texts: dict[str, str]) -> dict[str, bytes]:
+def _check_manifests(cluster: Cluster, text_by_urn: dict[str, str]) -> dict[str, bytes]:
     """Check the manifests of the portal. Returns the manifests by name of the aggregate.
 
     texts: the manifests by URN of the aggregate.
     Raises InputError for a manifest that cannot be used, and ShardlabError if the nodes are not as the cluster file says.
     """
     manifests: dict[str, bytes] = {}
-    for urn, text in texts.items():
+    for urn, text in text_by_urn.items():
         manifests[cloudlab_manifest.aggregate_name(f"a manifest of the portal for {urn[:100]!r}", urn)] = text.encode()
     experiment = cloudlab_manifest.parse_manifests(
-        (f"the portal's manifest of {name}", text) for name, text in manifests.items()
+        (f"the portal's manifest of {aggregate_name}", text) for aggregate_name, text in manifests.items()
     )
     _check_nodes(cluster, experiment)
     return manifests

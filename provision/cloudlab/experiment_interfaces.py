@@ -36,19 +36,19 @@ def find_interface_name(addresses: dict[str, list[str]], address: str | None) ->
 
 
 def find_interfaces(
-    nics: Sequence[Nic], addresses: dict[str, list[str]], experiment: str | None, control: str | None
+    nics: Sequence[Nic], addresses: dict[str, list[str]], experiment_address: str | None, control_address: str | None
 ) -> ExperimentInterfaces:
     """The interfaces of a node that have the addresses `experiment` and `control`.
 
     nics: the interfaces that the node reports. addresses: their addresses, by name of the interface.
     """
-    macs = {nic.name: nic.mac for nic in nics}
+    mac_by_nic = {nic.name: nic.mac for nic in nics}
 
     def describe_interface(address: str | None) -> NodeInterface:
-        name = find_interface_name(addresses, address)
-        return NodeInterface(address, name, macs.get(name) if name is not None else None)
+        interface_name = find_interface_name(addresses, address)
+        return NodeInterface(address, interface_name, mac_by_nic.get(interface_name) if interface_name is not None else None)
 
-    return ExperimentInterfaces(describe_interface(experiment), describe_interface(control))
+    return ExperimentInterfaces(describe_interface(experiment_address), describe_interface(control_address))
 
 
 def find_node_interfaces(target: Target) -> ExperimentInterfaces | None:
@@ -56,7 +56,7 @@ def find_node_interfaces(target: Target) -> ExperimentInterfaces | None:
 
     Raises Unanswered if the node does not report its interfaces.
     """
-    entry = target.entry
-    if entry is None or entry.control is None:
+    node_entry = target.entry
+    if node_entry is None or node_entry.control is None:
         return None
-    return find_interfaces(target.facts[HOST].nics, target.facts[ADDRESSES], entry.address, entry.control)
+    return find_interfaces(target.facts[HOST].nics, target.facts[ADDRESSES], node_entry.address, node_entry.control)

@@ -32,7 +32,7 @@ def extend_experiment(workspace: Workspace, portal: Portal, hours: int, reason: 
             f"{workspace.path}: this workspace uses no experiment of the portal that could be extended. Allowed: extend the "
             "experiment of a manifest on its page at the portal."
         )
-    before = parse_portal_time(experiment.expires_at)
+    old_end = parse_portal_time(experiment.expires_at)
     doubt = ""
     try:
         with refusal_as_input_error():
@@ -40,18 +40,18 @@ def extend_experiment(workspace: Workspace, portal: Portal, hours: int, reason: 
     except OutcomeUnknown as error:  # the request is not repeated: that could add the hours twice
         doubt = f" {error}"
     extended = creation.refresh_experiment(workspace, portal) or experiment
-    after = parse_portal_time(extended.expires_at)
+    new_end = parse_portal_time(extended.expires_at)
     experiment_text = f"the experiment {experiment.name or experiment.id}"
-    if before is None or after is None:
-        end = f"ends at {moments.format_time(after)}" if after else "has no end that the portal states"
-        raise PartialGrant(f"{experiment_text} {end}; what was granted is not known.{doubt}")
-    granted = after - before
-    end = f"it ends at {moments.format_time(after)}"
-    if granted >= timedelta(hours=hours) - CLOCK_TOLERANCE:
-        return f"the portal granted {_format_hours(granted)} h for {experiment_text}: {end}."
-    granted_part = f"{_format_hours(granted)} of {hours} h" if granted > CLOCK_TOLERANCE else f"none of {hours} h"
+    if old_end is None or new_end is None:
+        end_text = f"ends at {moments.format_time(new_end)}" if new_end else "has no end that the portal states"
+        raise PartialGrant(f"{experiment_text} {end_text}; what was granted is not known.{doubt}")
+    granted_time = new_end - old_end
+    end_text = f"it ends at {moments.format_time(new_end)}"
+    if granted_time >= timedelta(hours=hours) - CLOCK_TOLERANCE:
+        return f"the portal granted {_format_hours(granted_time)} h for {experiment_text}: {end_text}."
+    granted_part = f"{_format_hours(granted_time)} of {hours} h" if granted_time > CLOCK_TOLERANCE else f"none of {hours} h"
     raise PartialGrant(
-        f"the portal granted {granted_part} for {experiment_text}: {end}.{doubt} An administrator may grant the rest "
+        f"the portal granted {granted_part} for {experiment_text}: {end_text}.{doubt} An administrator may grant the rest "
         "later, which the portal tells by email."
     )
 
@@ -65,5 +65,5 @@ def check_options(hours: int | None, reason: str | None) -> tuple[int, str]:
     return hours, reason.strip()
 
 
-def _format_hours(granted: timedelta) -> str:
-    return f"{granted.total_seconds() / 3600:.1f}".removesuffix(".0")
+def _format_hours(granted_time: timedelta) -> str:
+    return f"{granted_time.total_seconds() / 3600:.1f}".removesuffix(".0")

@@ -55,13 +55,16 @@ class Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The short name of a site -> its aggregate, such as wisc -> wisc.cloudlab.us."""
     types: tuple[HardwareType, ...]
 
-    def types_named(self, name: str) -> list[HardwareType]:
+    def types_named(self, type_name: str) -> list[HardwareType]:
         """All types with this name, at any site."""
-        return [entry for entry in self.types if entry.type == name]
+        return [hardware_type for hardware_type in self.types if hardware_type.type == type_name]
 
-    def find_type(self, site: str, name: str) -> HardwareType | None:
+    def find_type(self, site: str, type_name: str) -> HardwareType | None:
         """The type at a site, or None if the catalogue does not list it. site: its short name or its aggregate."""
-        return next((entry for entry in self.types_named(name) if site in (entry.site, self.sites[entry.site])), None)
+        return next(
+            (entry for entry in self.types_named(type_name) if site in (entry.site, self.sites[entry.site])),
+            None,
+        )
 
     def aggregate(self, site: str) -> str:
         """The aggregate of a site. site: its short name, or an aggregate such as wisc.cloudlab.us. Raises InputError."""
@@ -78,25 +81,29 @@ class Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @functools.cache
 def load_catalogue() -> Catalogue:
     """The hardware catalogue that ships with shardlab."""
-    content = resources.files("provision.cloudlab").joinpath("hardware.yaml").read_bytes()
-    return msgspec.yaml.decode(content, type=Catalogue)
+    catalogue_yaml = resources.files("provision.cloudlab").joinpath("hardware.yaml").read_bytes()
+    return msgspec.yaml.decode(catalogue_yaml, type=Catalogue)
 
 
-def find_type_generation(entry: HardwareType) -> Generation | None:
+def find_type_generation(hardware_type: HardwareType) -> Generation | None:
     """The generation of the GPUs of this hardware type; None if it is not known."""
-    return next((candidate for candidate in gpu_generations.GENERATIONS if candidate.name == entry.generation), None)
+    return next((generation for generation in gpu_generations.GENERATIONS if generation.name == hardware_type.generation), None)
 
 
-def cuda_builds(entry: HardwareType) -> list[str] | None:
+def cuda_builds(hardware_type: HardwareType) -> list[str] | None:
     """The CUDA releases for which there is a build of torch that supports the GPUs and the processor of this type; None if the
     GPUs or the processor are not known."""
-    gpu = find_type_generation(entry)
-    if gpu is None or entry.arch is None:
+    gpu_generation = find_type_generation(hardware_type)
+    if gpu_generation is None or hardware_type.arch is None:
         return None
-    return [cuda for (arch, cuda), names in gpu_generations.BUILDS.items() if arch == entry.arch and gpu.name in names]
+    return [
+        cuda
+        for (arch, cuda), names in gpu_generations.GENERATIONS_BY_BUILD.items()
+        if arch == hardware_type.arch and gpu_generation.name in names
+    ]
 
 
-COLUMNS = (
+CATALOGUE_COLUMNS = (
     "site",
     "type",
     "nodes",
@@ -114,11 +121,11 @@ COLUMNS = (
 
 
 def catalogue_rows() -> list[list[str]]:
-    """The catalogue as rows of text, in the order of COLUMNS; an unknown value is empty."""
+    """The catalogue as rows of text, in the order of CATALOGUE_COLUMNS; an unknown value is empty."""
     return [
         [
-            _value_text(value)
-            for value in (
+            _value_text(catalogue_value)
+            for catalogue_value in (
                 entry.site, entry.type, entry.nodes, entry.gpus, entry.gpu, entry.gpu_memory_gib, _builds_text(entry),
                 entry.arch, entry.processors, entry.memory_gb, entry.network, entry.disks, entry.source,
             )
@@ -136,9 +143,9 @@ def catalogue_document() -> dict[str, object]:
     }
 
 
-def _builds_text(entry: HardwareType) -> str | None:
-    builds = cuda_builds(entry)
-    return None if builds is None else ", ".join(builds) or "none"
+def _builds_text(hardware_type: HardwareType) -> str | None:
+    releases = cuda_builds(hardware_type)
+    return None if releases is None else ", ".join(releases) or "none"
 
 
 def _value_text(value: object) -> str:

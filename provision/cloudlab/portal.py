@@ -20,10 +20,10 @@ import msgspec
 from provision.cloudlab.portal_answers import PortalExperiment, PortalFault, PortalVersion, TokenOwner
 from provision.cloudlab.token import DEFAULT_URL, TOKEN_HELP, Token
 from shardlab.errors import InputError, MissingExtra, ShardlabError
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.terminal import moments
 
-PREFIXES = ("", "/portal/api")  # published clients use different prefixes for the paths
+PATH_PREFIXES = ("", "/portal/api")  # published clients use different prefixes for the paths
 BACKOFF_S = (2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 MOST_RETRY_AFTER_S = 120.0
 CONNECT_S = 30.0
@@ -33,11 +33,11 @@ CLOCK_TOLERANCE = timedelta(minutes=5)  # allowed difference between the clocks 
 MOST_ERROR_CHARACTERS = 1000  # the most characters of an error of the portal that are shown
 MOST_BYTES = 64 << 20  # the largest allowed answer; an answer may contain the manifests of several sites
 
-CREATION = "the creation of the experiment"
-REFUSED = (400, 401, 403, 404, 422)  # statuses of HTTP: the portal understood the request and will not carry it out
+CREATION_REQUEST = "the creation of the experiment"
+REFUSAL_STATUSES = (400, 401, 403, 404, 422)  # statuses of HTTP: the portal understood the request and will not carry it out
 
 T = TypeVar("T")
-Say = Callable[[str], None]
+PrintSentence = Callable[[str], None]
 
 
 class PortalError(ShardlabError):
@@ -66,7 +66,7 @@ def refusal_as_input_error() -> Iterator[None]:
     try:
         yield
     except PortalError as error:
-        if error.status in REFUSED and not isinstance(error, NoExperiment):
+        if error.status in REFUSAL_STATUSES and not isinstance(error, NoExperiment):
             raise InputError(str(error)) from None
         raise
 
@@ -84,7 +84,7 @@ class PortalAnswer(msgspec.Struct, frozen=True):
 class Portal:
     """A connection to the portal for one user. Use it as a context manager, which closes the connection."""
 
-    def __init__(self, url: str | None, token: Token, say: Say, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, url: str | None, token: Token, say: PrintSentence, sleep: Callable[[float], None] = time.sleep) -> None:
         """Check the URL and prepare the connection; nothing is sent.
 
         url: the URL of the portal; None: the URL of CloudLab. If the URL has a path, all requests begin with this path.
@@ -96,18 +96,18 @@ class Portal:
         except ModuleNotFoundError:
             raise MissingExtra("the CloudLab portal", "httpx") from None
         self.url = (url or DEFAULT_URL).rstrip("/")
-        parts = urlsplit(self.url)
-        if parts.scheme != "https" or not parts.hostname:
+        url_parts = urlsplit(self.url)
+        if url_parts.scheme != "https" or not url_parts.hostname:
             raise InputError(f"cloudlab.portal_url: found {self.url}. Allowed: https://, because the token is sent there.")
         try:
-            parts.hostname.encode("idna")
-            _ = parts.port
+            url_parts.hostname.encode("idna")
+            _ = url_parts.port
         except ValueError as error:  # an invalid URL; UnicodeError is a ValueError, too
             raise InputError(
                 f"cloudlab.portal_url: found {self.url}, which is no address ({error}). Allowed: an address such as "
                 f"{DEFAULT_URL}."
             ) from None
-        self._prefix = "" if parts.path else None  # the prefix of all paths; None: not known yet
+        self._prefix = "" if url_parts.path else None  # the prefix of all paths; None: not known yet
         self._token, self._say, self._sleep = token, say, sleep
         self.date: str | None = None
         self._clocks_differ = False  # whether a difference of the clocks was already reported
@@ -152,8 +152,8 @@ class Portal:
 
     def create(self, request: Mapping[str, Any]) -> PortalExperiment:
         """Create an experiment. Raises PortalError, and OutcomeUnknown if it may have been created."""
-        answer = self._send("POST", "/experiments", CREATION, request)
-        return self._decode(PortalExperiment, answer)
+        portal_answer = self._send("POST", "/experiments", CREATION_REQUEST, request)
+        return self._decode(PortalExperiment, portal_answer)
 
     def find_experiment(self, identifier: str) -> PortalExperiment | None:
         """The experiment with its nodes; None if the portal has no such experiment. identifier: the uuid of the experiment, or
@@ -178,30 +178,30 @@ class Portal:
         """
         self._send("DELETE", f"/experiments/{uuid}", "the termination")
 
-    def _send(self, method: str, path: str, request_name: str, content: Mapping[str, Any] | None = None) -> PortalAnswer:
+    def _send(self, method: str, path: str, request_name: str, request_body: Mapping[str, Any] | None = None) -> PortalAnswer:
         """Send a request and return its successful answer. request_name: a phrase that names the request in errors.
 
         Raises PortalError.
         """
         if self._prefix is None:
             self._prefix = self._find_prefix()
-        return self._send_with_retries(method, f"{self._prefix}{path}", request_name, content)
+        return self._send_with_retries(method, f"{self._prefix}{path}", request_name, request_body)
 
     def _find_prefix(self) -> str:
-        for prefix in PREFIXES:
+        for path_prefix in PATH_PREFIXES:
             try:
-                answer = self._send_with_retries("GET", f"{prefix}/version", "its version", None)
-                decoder(PortalVersion).decode(answer.body)
+                version_answer = self._send_with_retries("GET", f"{path_prefix}/version", "its version", None)
+                get_decoder(PortalVersion).decode(version_answer.body)
             except DECODE_FAULTS:  # the answer is a page of a web server, not of the portal's API
                 continue
             except PortalError as error:
                 if error.status is None or not (error.status < 400 or error.status == 404):
                     raise
                 continue
-            return prefix
-        tried = ", ".join(f"{prefix}/version" for prefix in PREFIXES)
+            return path_prefix
+        tried_paths = ", ".join(f"{path_prefix}/version" for path_prefix in PATH_PREFIXES)
         raise PortalError(
-            f"{self.url}: is no portal that we know: it has none of {tried}. Set cloudlab.portal_url with its path."
+            f"{self.url}: is no portal that we know: it has none of {tried_paths}. Set cloudlab.portal_url with its path."
         )
 
     def _send_with_retries(self, method: str, path: str, request_name: str, content: Mapping[str, Any] | None) -> PortalAnswer:
@@ -217,18 +217,18 @@ class Portal:
                 may_repeat = was_reached if isinstance(error, NoConnection) else method == "GET"
                 if not may_repeat or pause_s is None:
                     raise
-                why = str(error)
+                failure_reason = str(error)
             else:
-                overloaded = answer.status == 429 or (answer.status >= 500 and method == "GET")
-                if not overloaded or pause_s is None:
+                is_overloaded = answer.status == 429 or (answer.status >= 500 and method == "GET")
+                if not is_overloaded or pause_s is None:
                     return answer if 200 <= answer.status < 300 else self._raise_refusal(answer, request_name)
-                why = f"{self._host} is overloaded (HTTP {answer.status})."
+                failure_reason = f"{self._host} is overloaded (HTTP {answer.status})."
                 pause_s = _retry_after_s(answer, pause_s)
-            self._say(f"{why} Asking again for {request_name} in {pause_s:g} s.")
+            self._say(f"{failure_reason} Asking again for {request_name} in {pause_s:g} s.")
             self._sleep(pause_s)
         raise AssertionError("the last turn returns or raises")
 
-    def _send_once(self, method: str, path: str, request_name: str, content: Mapping[str, Any] | None) -> PortalAnswer:
+    def _send_once(self, method: str, path: str, request_name: str, request_body: Mapping[str, Any] | None) -> PortalAnswer:
         """Send a request once and read the whole answer, whatever its status.
 
         Raises PortalError if nothing was sent, and OutcomeUnknown if the request was sent but no complete answer came.
@@ -240,16 +240,16 @@ class Portal:
             headers["X-Api-Token"] = self._token.reveal()
         deadline = time.monotonic() + MOST_ANSWER_S
         try:
-            with self._client.stream(method, f"{self.url}{path}", json=content, headers=headers) as response:
-                body = bytearray()
-                for part in response.iter_bytes():
-                    body += part
-                    if len(body) > MOST_BYTES or time.monotonic() > deadline:
-                        limit = f"{MOST_BYTES >> 20} MiB" if len(body) > MOST_BYTES else f"{MOST_ANSWER_S:g} s"
-                        raise OutcomeUnknown(f"{self._host}: the answer to {request_name} goes on beyond {limit}.")
+            with self._client.stream(method, f"{self.url}{path}", json=request_body, headers=headers) as response:
+                answer_body = bytearray()
+                for body_part in response.iter_bytes():
+                    answer_body += body_part
+                    if len(answer_body) > MOST_BYTES or time.monotonic() > deadline:
+                        limit_text = f"{MOST_BYTES >> 20} MiB" if len(answer_body) > MOST_BYTES else f"{MOST_ANSWER_S:g} s"
+                        raise OutcomeUnknown(f"{self._host}: the answer to {request_name} goes on beyond {limit_text}.")
                 self.date = response.headers.get("Date") or self.date
                 retry_after = response.headers.get("Retry-After")
-                return PortalAnswer(response.status_code, bytes(body), self.date, retry_after)
+                return PortalAnswer(response.status_code, bytes(answer_body), self.date, retry_after)
         except httpx.ConnectTimeout:
             raise NoConnection(f"{self._host}: does not accept a connection within {CONNECT_S:g} s. {NOTHING_SENT}") from None
         except (httpx.ConnectError, httpx.ProxyError) as error:  # if a proxy opens no connection, the portal received nothing
@@ -269,10 +269,10 @@ class Portal:
             )
         return NoConnection(f"{self._host}: cannot be reached ({error_text[:200]}). {NOTHING_SENT}")
 
-    def _raise_refusal(self, answer: PortalAnswer, request_name: str) -> NoReturn:
+    def _raise_refusal(self, portal_answer: PortalAnswer, request_name: str) -> NoReturn:
         """Raise PortalError for an answer whose status is not a success. request_name: names the request in the error."""
-        error_text = self._error_text(answer.body)
-        status = answer.status
+        error_text = self._error_text(portal_answer.body)
+        status = portal_answer.status
         if status == 401:
             raise PortalError(
                 f"{self._host}: does not accept the token of {self._token.source} (HTTP 401{error_text}). A token is valid for "
@@ -285,7 +285,7 @@ class Portal:
                 "member of the project.",
                 status,
             )
-        if status == 404 and request_name != CREATION:
+        if status == 404 and request_name != CREATION_REQUEST:
             raise NoExperiment(f"{self._host}: has no such experiment (HTTP 404{error_text}).", status)
         if status == 429:
             raise PortalError(
@@ -303,17 +303,17 @@ class Portal:
             )
         raise PortalError(f"{self._host}: refuses {request_name} (HTTP {status}{error_text}).", status)
 
-    def _error_text(self, body: bytes) -> str:
+    def _error_text(self, answer_body: bytes) -> str:
         try:
-            message = decoder(PortalFault).decode(body).message
+            message = get_decoder(PortalFault).decode(answer_body).message
         except DECODE_FAULTS:
             return ""
         shown_text = self._token.hide(message)[:MOST_ERROR_CHARACTERS]  # first hides the token: half a token would not be found
         return f": {shown_text.rstrip('.')}" if shown_text else ""
 
-    def _decode(self, shape: type[T], answer: PortalAnswer) -> T:
+    def _decode(self, answer_type: type[T], portal_answer: PortalAnswer) -> T:
         try:
-            return decoder(shape).decode(answer.body)
+            return get_decoder(answer_type).decode(portal_answer.body)
         except DECODE_FAULTS as error:
             raise OutcomeUnknown(
                 f"{self._host}: its answer is truncated or is not of the published shape "
@@ -333,20 +333,20 @@ def _retry_after_s(answer: PortalAnswer, least_s: float) -> float:
 
     The header has a number or a date of the portal's clock. The result is at least `least_s`, at most MOST_RETRY_AFTER_S.
     """
-    header = answer.retry_after or ""
-    if header.isascii() and header.isdigit():
-        requested_s = float(header[:9])
-    elif (until := parse_http_date(header)) is not None and (answered_at := parse_http_date(answer.date)) is not None:
-        requested_s = (until - answered_at).total_seconds()
+    retry_header = answer.retry_after or ""
+    if retry_header.isascii() and retry_header.isdigit():
+        requested_s = float(retry_header[:9])
+    elif (retry_at := parse_http_date(retry_header)) is not None and (answered_at := parse_http_date(answer.date)) is not None:
+        requested_s = (retry_at - answered_at).total_seconds()
     else:
         requested_s = 0.0
     return min(max(requested_s, least_s), MOST_RETRY_AFTER_S)
 
 
-def parse_http_date(header: str | None) -> datetime | None:
+def parse_http_date(header_value: str | None) -> datetime | None:
     """The time in a header such as Date; None if it cannot be read. A time without a zone is read as UTC."""
     try:
-        moment = parsedate_to_datetime(header or "")
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        http_time = parsedate_to_datetime(header_value or "")
+        return http_time.replace(tzinfo=UTC) if http_time.tzinfo is None else http_time.astimezone(UTC)
     except (ValueError, OverflowError):
         return None

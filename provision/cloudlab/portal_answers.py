@@ -10,8 +10,8 @@ import msgspec
 
 from shardlab.terminal import moments
 
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
-UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+PortalText = Annotated[str, msgspec.Meta(max_length=4096)]
+UUID_PATTERN = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 READY_VALUES = {"status": "ready", "state": "started", "rawstate": "ISUP"}
 # Values of `startup_status` of a node that has no startup service, or whose service has ended without an error. In published
 # answers, only null was seen.
@@ -22,14 +22,14 @@ ENDED_STATES = {"failed", "canceled", "terminating", "terminated"}  # an experim
 class PortalVersion(msgspec.Struct, frozen=True):
     """The portal's answer to GET /version."""
 
-    version: Text
+    version: PortalText
 
 
 class PortalFault(msgspec.Struct, frozen=True):
     """The body of an answer with which the portal refuses a request."""
 
-    error: Text | None = None
-    errors: list[Text] | None = None
+    error: PortalText | None = None
+    errors: list[PortalText] | None = None
 
     @property
     def message(self) -> str:
@@ -41,27 +41,27 @@ class PortalFault(msgspec.Struct, frozen=True):
 class TokenOwner(msgspec.Struct, frozen=True):
     """The portal's answer to GET /tokens/this: the user of the token."""
 
-    user: Text | None = None
+    user: PortalText | None = None
 
 
 class PortalNode(msgspec.Struct, frozen=True):
     """A node of an experiment, as the portal sees it."""
 
-    client_id: Text | None = None
-    status: Text | None = None
-    state: Text | None = None
-    rawstate: Text | None = None
-    startup_status: Text | None = None
+    client_id: PortalText | None = None
+    status: PortalText | None = None
+    state: PortalText | None = None
+    rawstate: PortalText | None = None
+    startup_status: PortalText | None = None
 
     @property
     def missing(self) -> str:
         """The states of the node that are not ready yet, as text such as `rawstate BOOTING`; empty if the node is ready."""
-        parts = [
+        state_phrases = [
             f"{name} {getattr(self, name) or 'unknown'}" for name, value in READY_VALUES.items() if getattr(self, name) != value
         ]
         if self.startup_status not in STARTUP_ENDED:
-            parts.append(f"startup_status {self.startup_status}")
-        return ", ".join(parts)
+            state_phrases.append(f"startup_status {self.startup_status}")
+        return ", ".join(state_phrases)
 
     @property
     def has_failed(self) -> bool:
@@ -72,24 +72,24 @@ class PortalNode(msgspec.Struct, frozen=True):
 class PortalAggregate(msgspec.Struct, frozen=True):
     """The part of an experiment at one site."""
 
-    status: Text | None = None
+    status: PortalText | None = None
     nodes: list[PortalNode] | None = None
 
 
 class PortalExperiment(msgspec.Struct, frozen=True):
     """An experiment, as the portal describes it. Fields that the portal left out are None."""
 
-    id: Annotated[str, msgspec.Meta(pattern=rf"^{UUID.pattern}\Z".replace("a-f", "A-Fa-f"))]
-    name: Text | None = None
-    project: Text | None = None
-    profile_name: Text | None = None
-    profile_project: Text | None = None
-    creator: Text | None = None
-    created_at: Text | None = None
-    expires_at: Text | None = None
-    status: Text | None = None
-    url: Text | None = None
-    aggregates: dict[Text, PortalAggregate] | None = None
+    id: Annotated[str, msgspec.Meta(pattern=rf"^{UUID_PATTERN.pattern}\Z".replace("a-f", "A-Fa-f"))]
+    name: PortalText | None = None
+    project: PortalText | None = None
+    profile_name: PortalText | None = None
+    profile_project: PortalText | None = None
+    creator: PortalText | None = None
+    created_at: PortalText | None = None
+    expires_at: PortalText | None = None
+    status: PortalText | None = None
+    url: PortalText | None = None
+    aggregates: dict[PortalText, PortalAggregate] | None = None
 
     @property
     def nodes(self) -> list[PortalNode]:

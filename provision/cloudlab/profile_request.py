@@ -70,56 +70,65 @@ class ProfilePlan(msgspec.Struct, frozen=True):
 
 def plan_profile_request(cluster: Cluster) -> ProfilePlan:
     """The request for this cluster file. Raises InputError for a key that the portal or the profile cannot express."""
-    keys = cluster.cloudlab
-    assert keys is not None  # the provider cloudlab requires the key `cloudlab`
-    if keys.project is None:
+    cloudlab_keys = cluster.cloudlab
+    assert cloudlab_keys is not None  # the provider cloudlab requires the key `cloudlab`
+    if cloudlab_keys.project is None:
         raise _refusal("project: null", "the project in which the experiment is created")
     if not EXPERIMENT_NAME.fullmatch(cluster.name):
         raise InputError(
             f"the cluster file: name: {cluster.name} becomes the name of the experiment. Allowed: a letter, then letters, "
             "digits and -, at most 16 characters."
         )
-    is_small_lan = keys.profile == SMALL_LAN
-    experiment = request.plan_experiment(cluster) if is_small_lan or keys.hardware is not None else None
-    bindings = _small_lan_bindings(keys, experiment) if is_small_lan and experiment is not None else {}
+    is_small_lan = cloudlab_keys.profile == SMALL_LAN
+    experiment = request.plan_experiment(cluster) if is_small_lan or cloudlab_keys.hardware is not None else None
+    parameter_values = _small_lan_bindings(cloudlab_keys, experiment) if is_small_lan and experiment is not None else {}
     profile_request = ProfileRequest(
-        cluster.name, keys.project, keys.profile, keys.profile_project, keys.hours, {**bindings, **keys.bindings}
+        cluster.name,
+        cloudlab_keys.project,
+        cloudlab_keys.profile,
+        cloudlab_keys.profile_project,
+        cloudlab_keys.hours,
+        {**parameter_values, **cloudlab_keys.bindings},
     )
     return ProfilePlan(
-        profile_request, [*(experiment.unknown if experiment is not None else ()), *_list_unsent_keys(keys, profile_request)]
+        profile_request,
+        [*(experiment.unknown if experiment is not None else ()), *_list_unsent_keys(cloudlab_keys, profile_request)],
     )
 
 
-def _list_unsent_keys(keys: Cloudlab, profile_request: ProfileRequest) -> list[str]:
-    if keys.profile != SMALL_LAN:
+def _list_unsent_keys(cloudlab_keys: Cloudlab, profile_request: ProfileRequest) -> list[str]:
+    if cloudlab_keys.profile != SMALL_LAN:
         return [f"the parameters of {profile_request.profile} are not known here, so only cloudlab.bindings are sent to it"]
-    if keys.site is None:
+    if cloudlab_keys.site is None:
         return []
-    failure = f"if the nodes are not at {keys.site}, the command fails after the experiment was created"
-    return [f"{profile_request.profile} cannot choose the site, which the hardware type decides: {failure}"]
+    failure_sentence = f"if the nodes are not at {cloudlab_keys.site}, the command fails after the experiment was created"
+    return [f"{profile_request.profile} cannot choose the site, which the hardware type decides: {failure_sentence}"]
 
 
-def _small_lan_bindings(keys: Cloudlab, experiment: ExperimentRequest) -> dict[str, str]:
-    for name, key in KEY_OF_PARAMETER.items():
-        if name in keys.bindings:
-            raise _refusal(f"bindings: {name}", f"cloudlab.{key}, which is checked and converted")
-    bindings = {"nodeCount": str(len(experiment.nodes)), "phystype": experiment.hardware, "osImage": experiment.image}
+def _small_lan_bindings(cloudlab_keys: Cloudlab, experiment: ExperimentRequest) -> dict[str, str]:
+    for parameter, key in KEY_OF_PARAMETER.items():
+        if parameter in cloudlab_keys.bindings:
+            raise _refusal(f"bindings: {parameter}", f"cloudlab.{key}, which is checked and converted")
+    parameter_values = {"nodeCount": str(len(experiment.nodes)), "phystype": experiment.hardware, "osImage": experiment.image}
     if experiment.lan_kbps is not None:
-        if keys.lan_mbps not in LINK_MBPS:
-            rates = ", ".join(map(str, LINK_MBPS))
-            raise _refusal(f"lan_mbps: {keys.lan_mbps}", f"{rates} with the profile {SMALL_LAN}, or null. {OWN_PROFILE_ADVICE}")
-        bindings["linkSpeed"] = str(experiment.lan_kbps)
+        if cloudlab_keys.lan_mbps not in LINK_MBPS:
+            allowed_mbps = ", ".join(map(str, LINK_MBPS))
+            raise _refusal(
+                f"lan_mbps: {cloudlab_keys.lan_mbps}",
+                f"{allowed_mbps} with the profile {SMALL_LAN}, or null. {OWN_PROFILE_ADVICE}",
+            )
+        parameter_values["linkSpeed"] = str(experiment.lan_kbps)
     if (size_gb := experiment.blockstore_gb) is not None:
         if size_gb > MOST_DISK_GB:
             most_gib = MOST_DISK_GB * BYTES_PER_GB // BYTES_PER_GIB
             raise _refusal(
-                f"blockstore_gib: {keys.blockstore_gib}",
+                f"blockstore_gib: {cloudlab_keys.blockstore_gib}",
                 f"1 to {most_gib} with the profile {SMALL_LAN}, 0 for all free space, or null. {OWN_PROFILE_ADVICE}",
             )
-        bindings["tempFileSystemMount"] = EXTRA_DISK
-        bindings |= {"tempFileSystemSize": str(size_gb)} if size_gb else {"tempFileSystemMax": "true"}
-    return bindings
+        parameter_values["tempFileSystemMount"] = EXTRA_DISK
+        parameter_values |= {"tempFileSystemSize": str(size_gb)} if size_gb else {"tempFileSystemMax": "true"}
+    return parameter_values
 
 
-def _refusal(setting: str, allowed: str) -> InputError:
-    return InputError(f"the cluster file: cloudlab.{setting} cannot be requested. Allowed: {allowed}.")
+def _refusal(setting: str, allowed_text: str) -> InputError:
+    return InputError(f"the cluster file: cloudlab.{setting} cannot be requested. Allowed: {allowed_text}.")

@@ -25,7 +25,7 @@ def wait_until_ready(note: ExperimentNote, workspace: Workspace, portal: Portal,
     Raises ShardlabError if the experiment fails, ends, or is not ready after MOST_WAIT_S.
     """
     deadline = time.monotonic() + MOST_WAIT_S
-    with waiting.show_waiting(output, f"waiting for the nodes of the experiment {note.name}") as show:
+    with waiting.show_waiting(output, f"waiting for the nodes of the experiment {note.name}") as show_text:
         while True:
             experiment = fetch_experiment(note, workspace, portal)
             unready = {node.client_id or "a node without a name": node.missing for node in experiment.nodes if node.missing}
@@ -45,7 +45,7 @@ def wait_until_ready(note: ExperimentNote, workspace: Workspace, portal: Portal,
                     f"the experiment {note.name} is not ready after {MOST_WAIT_S / 60:.0f} min: {state}. It still exists. "
                     f" To wait on, run the same command again; to end it: {DOWN_COMMAND}"
                 )
-            show(_describe_state(experiment, unready))
+            show_text(_describe_state(experiment, unready))
             portal.pause(POLL_S)
 
 
@@ -68,7 +68,7 @@ def _describe_state(experiment: PortalExperiment, unready: dict[str, str]) -> st
 
     unready: for each node that is not ready, by name, the states that are not ready yet.
     """
-    texts = [f"{name}: {lacks}" for name, lacks in list(unready.items())[:3]] + (["..."] if len(unready) > 3 else [])
+    node_texts = [f"{name}: {lacks}" for name, lacks in list(unready.items())[:3]] + (["..."] if len(unready) > 3 else [])
     nodes = len(experiment.nodes)
     ready_text = f"{nodes - len(unready)} of {nodes} nodes ready" if nodes else "no nodes yet"
-    return "; ".join([f"experiment {experiment.status or 'unknown'}, {ready_text}", *texts])
+    return "; ".join([f"experiment {experiment.status or 'unknown'}, {ready_text}", *node_texts])

@@ -17,13 +17,13 @@ from shardlab.cluster.cloudlab_keys import EXTRA_DISK, Cloudlab
 from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
 
-RSPEC = "http://www.geni.net/resources/rspec/3"
-EMULAB = "http://www.protogeni.net/resources/rspec/ext/emulab/1"
-SCHEMAS = f"{RSPEC} {RSPEC}/request.xsd"
-LAN = ipaddress.IPv4Network("10.10.0.0/16")
+RSPEC_NAMESPACE = "http://www.geni.net/resources/rspec/3"
+EMULAB_NAMESPACE = "http://www.protogeni.net/resources/rspec/ext/emulab/1"
+SCHEMA_LOCATIONS = f"{RSPEC_NAMESPACE} {RSPEC_NAMESPACE}/request.xsd"
+LAN_NETWORK = ipaddress.IPv4Network("10.10.0.0/16")
 EACH_OCTET = 254  # of 256 addresses, 254 are used: addresses that end with 0 or 255 are not used
 RATED_NODES = 100  # most nodes if lan_mbps is set: a request then states the rate for each ordered pair of interfaces
-UBUNTU = re.compile(r"(?:^|[:/+])UBUNTU(\d\d)-64-")  # the names of CloudLab's own Ubuntu images, such as UBUNTU24-64-STD
+UBUNTU_IMAGE = re.compile(r"(?:^|[:/+])UBUNTU(\d\d)-64-")  # the names of CloudLab's own Ubuntu images, such as UBUNTU24-64-STD
 OLDEST_UBUNTU = 24  # the first Ubuntu LTS whose Python is 3.11 or newer
 BY_HAND_ADVICE = "To use it nevertheless, create the experiment at the portal, and name its manifest in cloudlab.manifest"
 
@@ -66,13 +66,13 @@ def plan_experiment(cluster: Cluster) -> ExperimentRequest:
         raise InputError(
             f"{cluster.name}: cloudlab.hardware is missing. Allowed: a type; `provision hardware` lists types with GPUs."
         )
-    entry, site = _find_hardware(keys, keys.hardware)
-    unknown = [f"the hardware catalogue does not list {keys.hardware} at {site}, so nothing of it was checked"]
-    if entry is not None:
-        unknown = _check_hardware(entry, keys.nodes, cluster.environment.wheelhouse is not None)
-    if (release := UBUNTU.search(keys.image)) is not None and int(release[1]) < OLDEST_UBUNTU:
+    hardware_type, site = _find_hardware(keys, keys.hardware)
+    unchecked_sentences = [f"the hardware catalogue does not list {keys.hardware} at {site}, so nothing of it was checked"]
+    if hardware_type is not None:
+        unchecked_sentences = _check_hardware(hardware_type, keys.nodes, cluster.environment.wheelhouse is not None)
+    if (ubuntu_release := UBUNTU_IMAGE.search(keys.image)) is not None and int(ubuntu_release[1]) < OLDEST_UBUNTU:
         raise InputError(
-            f"cloudlab.image: {keys.image} is Ubuntu {release[1]}.04, whose Python is older than 3.11. Allowed: "
+            f"cloudlab.image: {keys.image} is Ubuntu {ubuntu_release[1]}.04, whose Python is older than 3.11. Allowed: "
             f"UBUNTU{OLDEST_UBUNTU}-64-STD, or a newer one."
         )
     if keys.lan_mbps is not None and keys.nodes > RATED_NODES:
@@ -87,43 +87,43 @@ def plan_experiment(cluster: Cluster) -> ExperimentRequest:
         nodes=tuple(NodeRequest(f"node{i}", _node_address(i) if keys.nodes > 1 else None) for i in range(keys.nodes)),
         lan_kbps=keys.lan_mbps * 1000 if keys.lan_mbps is not None and keys.nodes > 1 else None,
         blockstore_gb=None if keys.blockstore_gib is None else math.ceil(keys.blockstore_gib * 2**30 / 1e9),
-        unknown=tuple(unknown),
+        unknown=tuple(unchecked_sentences),
     )
 
 
-def image_urn(name: str) -> str:
+def image_urn(image_name: str) -> str:
     """The disk image as a request names it.
 
     name: a URN or PROJECT:NAME, which are returned without change; PROJECT//NAME; or NAME of an image of emulab-ops.
     """
-    if ":" in name:
-        return name
-    return f"urn:publicid:IDN+emulab.net+image+{name if '//' in name else f'emulab-ops//{name}'}"
+    if ":" in image_name:
+        return image_name
+    return f"urn:publicid:IDN+emulab.net+image+{image_name if '//' in image_name else f'emulab-ops//{image_name}'}"
 
 
-def _node_address(index: int) -> str:
-    block, last = divmod(index, EACH_OCTET)
-    return str(LAN.network_address + ((block + 1) * 256 + last + 1))
+def _node_address(node_index: int) -> str:
+    octet_block, last_octet = divmod(node_index, EACH_OCTET)
+    return str(LAN_NETWORK.network_address + ((octet_block + 1) * 256 + last_octet + 1))
 
 
-def _find_hardware(keys: Cloudlab, name: str) -> tuple[HardwareType | None, str]:
+def _find_hardware(cloudlab_keys: Cloudlab, type_name: str) -> tuple[HardwareType | None, str]:
     """Find the hardware type `name` in the catalogue. Raises InputError if the cluster file names no site and the catalogue
     does not tell which site is meant.
 
     Returns (the type, or None if the catalogue does not list it; the site of its machines).
     """
     catalogue = hardware.load_catalogue()
-    listed_types = catalogue.types_named(name)
-    if keys.site is not None:
-        return catalogue.find_type(keys.site, name), keys.site
+    listed_types = catalogue.types_named(type_name)
+    if cloudlab_keys.site is not None:
+        return catalogue.find_type(cloudlab_keys.site, type_name), cloudlab_keys.site
     if len(listed_types) > 1:
-        choices = "; ".join(f"{hardware_type.site}: {_gpu_text(hardware_type)}" for hardware_type in listed_types)
+        type_choices = "; ".join(f"{hardware_type.site}: {_gpu_text(hardware_type)}" for hardware_type in listed_types)
         raise InputError(
-            f"cloudlab.site is missing, and {name} is another machine at each site ({choices}). Allowed: one of them."
+            f"cloudlab.site is missing, and {type_name} is another machine at each site ({type_choices}). Allowed: one of them."
         )
     if not listed_types:
         raise InputError(
-            f"cloudlab.site is missing, and the hardware catalogue does not list {name}. Allowed: one of "
+            f"cloudlab.site is missing, and the hardware catalogue does not list {type_name}. Allowed: one of "
             f"{', '.join(catalogue.sites)}."
         )
     return listed_types[0], listed_types[0].site
@@ -147,31 +147,31 @@ def _check_hardware(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> li
             f"{entry.name}: {nodes} nodes are requested, but the site has {entry.nodes} ({entry.source}). Allowed: at most "
             f"{entry.nodes}. {BY_HAND_ADVICE}."
         )
-    builds = hardware.cuda_builds(entry)
-    if builds is None:
+    cuda_builds = hardware.cuda_builds(entry)
+    if cuda_builds is None:
         return [
             f"the hardware catalogue does not know the GPUs of {entry.name}, so it was not checked whether torch supports them"
         ]
     gpu = f"its {entry.gpu} GPUs ({entry.generation})"
-    if not builds:
+    if not cuda_builds:
         allowed = _list_supported_types()
         raise InputError(f"{entry.name}: torch {gpu_generations.TORCH_VERSION} has no build for {gpu}. Allowed: {allowed}.")
-    if gpu_generations.USUAL_CUDA not in builds and not has_wheelhouse:
+    if gpu_generations.USUAL_CUDA not in cuda_builds and not has_wheelhouse:
         raise InputError(
             f"{entry.name}: torch {gpu_generations.TORCH_VERSION} for CUDA {gpu_generations.USUAL_CUDA}, which pip installs, "
             f"does not support {gpu}. Allowed: environment.wheelhouse, a folder on each node with wheels of torch for CUDA "
-            f"{' or '.join(builds)}; or another type: {_list_supported_types()}."
+            f"{' or '.join(cuda_builds)}; or another type: {_list_supported_types()}."
         )
     return []
 
 
 def _list_supported_types() -> str:
     """The names of the hardware types whose GPUs are supported by the build of torch that pip installs."""
-    cuda = gpu_generations.USUAL_CUDA
+    usual_cuda = gpu_generations.USUAL_CUDA
     return ", ".join(
-        entry.name
-        for entry in hardware.load_catalogue().types
-        if entry.arch == "x86_64" and cuda in (hardware.cuda_builds(entry) or ())
+        hardware_type.name
+        for hardware_type in hardware.load_catalogue().types
+        if hardware_type.arch == "x86_64" and usual_cuda in (hardware.cuda_builds(hardware_type) or ())
     )
 
 
@@ -181,39 +181,41 @@ def _gpu_text(entry: HardwareType) -> str:
 
 def render_rspec(request: ExperimentRequest) -> str:
     """The request as an RSpec of version 3, in XML."""
-    root = ElementTree.Element(
+    rspec_element = ElementTree.Element(
         "rspec",
         {
-            "xmlns": RSPEC,
-            "xmlns:emulab": EMULAB,
+            "xmlns": RSPEC_NAMESPACE,
+            "xmlns:emulab": EMULAB_NAMESPACE,
             "xmlns:xsi": "http://www.w3.org/2001/XMLSchema-instance",
-            "xsi:schemaLocation": SCHEMAS,
+            "xsi:schemaLocation": SCHEMA_LOCATIONS,
             "type": "request",
         },
     )
     for node in request.nodes:
-        element = ElementTree.SubElement(
-            root, "node", client_id=node.name, exclusive="true", component_manager_id=request.manager
+        node_element = ElementTree.SubElement(
+            rspec_element, "node", client_id=node.name, exclusive="true", component_manager_id=request.manager
         )
-        sliver = ElementTree.SubElement(element, "sliver_type", name="raw-pc")
-        ElementTree.SubElement(sliver, "disk_image", name=request.image)
-        ElementTree.SubElement(element, "hardware_type", name=request.hardware)
+        sliver_element = ElementTree.SubElement(node_element, "sliver_type", name="raw-pc")
+        ElementTree.SubElement(sliver_element, "disk_image", name=request.image)
+        ElementTree.SubElement(node_element, "hardware_type", name=request.hardware)
         if node.address is not None:
-            interface = ElementTree.SubElement(element, "interface", client_id=_interface_id(node))
-            ElementTree.SubElement(interface, "ip", address=node.address, netmask=str(LAN.netmask), type="ipv4")
+            interface_element = ElementTree.SubElement(node_element, "interface", client_id=_interface_id(node))
+            ElementTree.SubElement(interface_element, "ip", address=node.address, netmask=str(LAN_NETWORK.netmask), type="ipv4")
         if request.blockstore_gb is not None:
-            store = {"name": f"{node.name}-bs", "class": "local", "mountpoint": EXTRA_DISK, "placement": "any"}
-            ElementTree.SubElement(element, "emulab:blockstore", store, size=f"{request.blockstore_gb}GB")
-    linked = [node for node in request.nodes if node.address is not None]
-    if linked:
-        link = ElementTree.SubElement(root, "link", client_id="lan0")
-        for node in linked:
-            ElementTree.SubElement(link, "interface_ref", client_id=_interface_id(node))
-        ElementTree.SubElement(link, "link_type", name="lan")
-        for source, target in _interface_pairs(linked) if request.lan_kbps is not None else ():
-            ElementTree.SubElement(link, "property", source_id=source, dest_id=target, capacity=str(request.lan_kbps))
-    ElementTree.indent(root)
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
+            blockstore_attributes = {"name": f"{node.name}-bs", "class": "local", "mountpoint": EXTRA_DISK, "placement": "any"}
+            ElementTree.SubElement(node_element, "emulab:blockstore", blockstore_attributes, size=f"{request.blockstore_gb}GB")
+    linked_nodes = [node for node in request.nodes if node.address is not None]
+    if linked_nodes:
+        link_element = ElementTree.SubElement(rspec_element, "link", client_id="lan0")
+        for node in linked_nodes:
+            ElementTree.SubElement(link_element, "interface_ref", client_id=_interface_id(node))
+        ElementTree.SubElement(link_element, "link_type", name="lan")
+        for source_interface, target_interface in _interface_pairs(linked_nodes) if request.lan_kbps is not None else ():
+            ElementTree.SubElement(
+                link_element, "property", source_id=source_interface, dest_id=target_interface, capacity=str(request.lan_kbps)
+            )
+    ElementTree.indent(rspec_element)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(rspec_element, encoding="unicode")}\n'
 
 
 def render_profile(request: ExperimentRequest) -> str:
@@ -223,8 +225,8 @@ def render_profile(request: ExperimentRequest) -> str:
         request=request,
         manager=request.manager,
         mount=EXTRA_DISK,
-        network=str(LAN.network_address).rpartition(".0.0")[0],
-        netmask=str(LAN.netmask),
+        network=str(LAN_NETWORK.network_address).rpartition(".0.0")[0],
+        netmask=str(LAN_NETWORK.netmask),
         each_octet=EACH_OCTET,
     )
 

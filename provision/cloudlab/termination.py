@@ -64,27 +64,27 @@ def terminate_experiment(cluster: Cluster, workspace: Workspace, portal: Portal,
         return (
             f"the experiment {note.name} no longer exists at the portal; its note was put away in {workspace.shardlab_folder}."
         )
-    uuid = note.uuid or experiment.id
+    experiment_uuid = note.uuid or experiment.id
     try:
         with refusal_as_input_error():
-            portal.terminate(uuid)
+            portal.terminate(experiment_uuid)
     except NoExperiment:
         pass
     except OutcomeUnknown as error:
         output.print_remark(f"{error} Looking whether the experiment still exists.")
     deadline = time.monotonic() + MOST_WAIT_S
-    with waiting.show_waiting(output, f"waiting for the end of the experiment {note.name}") as show:
-        while (experiment := portal.find_experiment(uuid)) is not None:
+    with waiting.show_waiting(output, f"waiting for the end of the experiment {note.name}") as show_text:
+        while (experiment := portal.find_experiment(experiment_uuid)) is not None:
             if time.monotonic() > deadline:
                 raise ShardlabError(
                     f"the experiment {note.name} still exists {MOST_WAIT_S / 60:.0f} min after it was told to end, with the "
                     "status " + f"{experiment.status}. Run the same command again."
                 )
-            show(f"experiment {experiment.status or 'unknown'}")
+            show_text(f"experiment {experiment.status or 'unknown'}")
             portal.pause(POLL_S)
     _forget_experiment(cluster, workspace)
     return (
-        f"terminated the experiment {note.name} ({uuid}); its note and its manifests were put away in "
+        f"terminated the experiment {note.name} ({experiment_uuid}); its note and its manifests were put away in "
         f"{workspace.shardlab_folder}."
     )
 
@@ -103,23 +103,23 @@ def leave_experiment(cluster: Cluster, workspace: Workspace, note: ExperimentNot
 
 def unfetched_runs_warning(workspace: Workspace) -> str:
     """A warning about runs on the cluster whose files are not completely on this machine; empty if there are no such runs."""
-    remote = remote_workspace.read_remote_workspace(workspace)
-    if remote is None:
+    remote_note = remote_workspace.read_remote_workspace(workspace)
+    if remote_note is None:
         return ""
     try:
-        cluster_runs = remote.ask("jobs", ["status"], ClusterRuns).runs
+        cluster_runs = remote_note.ask("jobs", ["status"], ClusterRuns).runs
     except (ShardlabError, OSError, subprocess.SubprocessError) as error:
         return f"The cluster does not say which runs it has ({error}). Runs that were not fetched are lost."
     run_ids = sorted(run.id for run in cluster_runs if run.may_have_results and not _is_fetched(workspace, run.id))
     if not run_ids:
         return ""
-    text = ", ".join(run_ids[:MOST_RUNS]) + (f" and {len(run_ids) - MOST_RUNS} more" if len(run_ids) > MOST_RUNS else "")
-    return f"{len(run_ids)} run(s) were not fetched and would be lost: {text}. To fetch them, run: collect fetch"
+    run_list = ", ".join(run_ids[:MOST_RUNS]) + (f" and {len(run_ids) - MOST_RUNS} more" if len(run_ids) > MOST_RUNS else "")
+    return f"{len(run_ids)} run(s) were not fetched and would be lost: {run_list}. To fetch them, run: collect fetch"
 
 
 def _is_fetched(workspace: Workspace, run_id: str) -> bool:
-    manifest = json_file.read_json_if_valid(workspace.runs / run_id / "manifest.json", FetchedManifest)
-    return manifest is not None and manifest.complete
+    fetched_manifest = json_file.read_json_if_valid(workspace.runs / run_id / "manifest.json", FetchedManifest)
+    return fetched_manifest is not None and fetched_manifest.complete
 
 
 def _forget_experiment(cluster: Cluster, workspace: Workspace) -> None:
@@ -130,8 +130,8 @@ def _forget_experiment(cluster: Cluster, workspace: Workspace) -> None:
     known_hosts = workspace.shardlab_folder / "known_hosts"
     if known_hosts.exists():
         removed_hosts = {_known_hosts_name(node) for node in cluster.nodes}
-        lines = files.read(known_hosts).decode(errors="replace").splitlines(keepends=True)
-        other_lines = [line for line in lines if line.split(" ")[0] not in removed_hosts]
+        host_lines = files.read(known_hosts).decode(errors="replace").splitlines(keepends=True)
+        other_lines = [host_line for host_line in host_lines if host_line.split(" ")[0] not in removed_hosts]
         files.write_atomic(known_hosts, "".join(other_lines).encode())
     cloudlab_experiment.put_experiment_aside(workspace.shardlab_folder)
 

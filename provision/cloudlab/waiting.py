@@ -37,16 +37,16 @@ def show_waiting(output: Output, first_text: str) -> Iterator[Callable[[str], No
     first_text: the text that is shown at the beginning.
     """
     if not output.remarks.is_terminal:
-        lines = WaitingLines(output)
-        lines.show(first_text)
-        yield lines.show
+        waiting_lines = WaitingLines(output)
+        waiting_lines.show(first_text)
+        yield waiting_lines.show
         return
-    began = time.monotonic()
-    with output.remarks.console.status(Text(first_text)) as status:
+    began_s = time.monotonic()
+    with output.remarks.console.status(Text(first_text)) as status_display:
 
         def show(text: str) -> None:
-            status.update(
-                Text(f"{text} ({(time.monotonic() - began) / 60:.0f} min)")
+            status_display.update(
+                Text(f"{text} ({(time.monotonic() - began_s) / 60:.0f} min)")
             )  # in an object Text, rich does not interpret markup
 
         yield show

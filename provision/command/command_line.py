@@ -11,7 +11,7 @@ from shardlab import completion
 from shardlab.errors import UnknownName
 from shardlab.verb import CommandParser, Verb
 
-EXAMPLE = """\
+EXAMPLE_COMMANDS = """\
 example:
   provision init > cluster.yaml          a cluster file of this machine
   provision plan                         what would change on the cluster of ./cluster.yaml
@@ -25,7 +25,7 @@ exit code: 0 success; 1 a node or a check failed; 2 the input is wrong, and noth
 130 after Ctrl-C or SIGTERM: commands on the nodes were ended, or are listed if they may still run;
 run the same command again to continue
 """
-FILE = "[FILE] "  # the part of the usage of a verb that says where the cluster file is
+FILE_USAGE = "[FILE] "  # the part of the usage of a verb that says where the cluster file is
 VERBS_WITHOUT_FILE = ("hardware", "init")
 DEFAULT_VERB = "apply"
 
@@ -38,17 +38,17 @@ class ProvisionParser(CommandParser):
 
     def __init__(self, verbs: Sequence[Verb]) -> None:
         description = "Prepare the machines of a cluster for training, and verify them."
-        super().__init__(prog="provision", description=description, epilog=EXAMPLE)
+        super().__init__(prog="provision", description=description, epilog=EXAMPLE_COMMANDS)
         file_help = "the cluster file (default: cluster.yaml of the workspace)"
-        file = self.add_argument("cluster", nargs="?", metavar="FILE", help=file_help)
-        completion.offer_completions(file, lambda _: (), endings=(".yaml", ".yml"))
+        file_argument = self.add_argument("cluster", nargs="?", metavar="FILE", help=file_help)
+        completion.offer_completions(file_argument, lambda _: (), endings=(".yaml", ".yml"))
         self.add_verbs(verbs)
         self.list_ends = self.verb_parsers.keys()
         self.usage = "provision [FILE] [VERB] [OPTION ...]"
         for verb in verbs:
             parser = self.verb_parsers[verb.name]
             if verb.name in VERBS_WITHOUT_FILE:
-                parser.prog = parser.prog.replace(FILE, "")
+                parser.prog = parser.prog.replace(FILE_USAGE, "")
             if verb.name == DEFAULT_VERB:
                 verb.add_options(self)  # for the help and the completion: `_order_words` puts all options behind the verb
             self.list_options |= parser.list_options
@@ -56,64 +56,66 @@ class ProvisionParser(CommandParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         return super().parse_args(self._order_words(args), argparse.Namespace(words=args))
 
-    def _order_words(self, words: Sequence[str]) -> list[str]:
+    def _order_words(self, command_words: Sequence[str]) -> list[str]:
         """The words in the order that argparse needs: the cluster file, if it is given, then the verb, then all options."""
-        actions: dict[str, argparse.Action] = {}
+        action_by_option: dict[str, argparse.Action] = {}
         for parser in self.verb_parsers.values():
-            actions |= parser._option_string_actions
-        names, options = self._split_words(words, actions)
-        if "--version" in options or (not self.verb_parsers.keys() & names and {"-h", "--help"} & {*options}):
-            return options  # of the command and not of a verb
-        if unknown := [word for word in options if word.startswith("--") and word.partition("=")[0] not in actions]:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        file = names.pop(0) if names and names[0] not in self.verb_parsers else None
-        if file is not None and not names and not may_be_file(file):
-            self.error(str(UnknownName("cluster file or verb", file, self.verb_parsers)))
-        verb = names.pop(0) if names else "plan" if "--check" in options else DEFAULT_VERB
+            action_by_option |= parser._option_string_actions
+        names, option_words = self._split_words(command_words, action_by_option)
+        if "--version" in option_words or (not self.verb_parsers.keys() & names and {"-h", "--help"} & {*option_words}):
+            return option_words  # of the command and not of a verb
+        if unknown_options := [
+            word for word in option_words if word.startswith("--") and word.partition("=")[0] not in action_by_option
+        ]:
+            self.error(f"unrecognized arguments: {' '.join(unknown_options)}")
+        file_word = names.pop(0) if names and names[0] not in self.verb_parsers else None
+        if file_word is not None and not names and not may_be_file(file_word):
+            self.error(str(UnknownName("cluster file or verb", file_word, self.verb_parsers)))
+        verb = names.pop(0) if names else "plan" if "--check" in option_words else DEFAULT_VERB
         if verb not in self.verb_parsers:
             self.error(str(UnknownName("verb", verb, self.verb_parsers)))
-        if file is not None and verb in VERBS_WITHOUT_FILE:
-            self.error(f"{verb} takes no cluster file: found {file}")
+        if file_word is not None and verb in VERBS_WITHOUT_FILE:
+            self.error(f"{verb} takes no cluster file: found {file_word}")
         if names and names[0] in self.verb_parsers:
             self.error(f"found two verbs, {verb} and {names[0]}. Allowed: one; write a cluster file {verb} as ./{verb}")
-        if names and file is None and verb not in VERBS_WITHOUT_FILE and may_be_file(names[0]):
+        if names and file_word is None and verb not in VERBS_WITHOUT_FILE and may_be_file(names[0]):
             self.error(f"the cluster file comes before the verb: provision {names[0]} {verb}")
         if names:
             self.error(f"found the word {names[0]} after the verb {verb}, which takes none")
-        return [*([] if file is None else [file]), verb, *options]
+        return [*([] if file_word is None else [file_word]), verb, *option_words]
 
-    def _split_words(self, words: Sequence[str], actions: Mapping[str, argparse.Action]) -> tuple[list[str], list[str]]:
+    def _split_words(self, command_words: Sequence[str], actions: Mapping[str, argparse.Action]) -> tuple[list[str], list[str]]:
         """Returns (the words that are no options and no values of options, the other words). actions: of all verbs, by
         option."""
-        names: list[str] = []
-        options: list[str] = []
+        free_words: list[str] = []
+        option_words: list[str] = []
         is_value = False
-        remaining_words = iter(self.join_list_items(words))
+        remaining_words = iter(self.join_list_items(command_words))
         for word in remaining_words:
             if word == "--":
-                names += remaining_words
+                free_words += remaining_words
             elif word.startswith("-"):
-                options.append(word)
+                option_words.append(word)
                 is_value = word in actions and actions[word].nargs != 0
             else:
-                (options if is_value else names).append(word)
+                (option_words if is_value else free_words).append(word)
                 is_value = False
-        return names, options
+        return free_words, option_words
 
 
-def parse_names(text: str) -> list[str]:
+def parse_names(names_text: str) -> list[str]:
     """The names in the value of an option, which are separated by commas."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = [name.strip() for name in names_text.split(",") if name.strip()]
     if not names:
-        raise argparse.ArgumentTypeError(f"found {text!r}. Allowed: one or more names, separated by commas or spaces")
+        raise argparse.ArgumentTypeError(f"found {names_text!r}. Allowed: one or more names, separated by commas or spaces")
     return names
 
 
-def parse_count(text: str) -> int:
+def parse_count(count_text: str) -> int:
     """The number in the value of an option."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}. Allowed: a whole number, 1 or more")
-    return int(text)
+    if not count_text.isdecimal() or int(count_text) < 1:
+        raise argparse.ArgumentTypeError(f"found {count_text!r}. Allowed: a whole number, 1 or more")
+    return int(count_text)
 
 
 def may_be_file(word: str) -> bool:

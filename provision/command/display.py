@@ -28,7 +28,7 @@ HIDDEN_FACTS = (
     "trial",
     "Slurm here",
 )  # facts that the output leaves out: their answers have hundreds of lines, which only operations and checks read
-STYLES = {"changed": "green", "would change": "yellow", "administrator": "yellow", "failed": "red", "skipped": "dim"}
+STYLE_BY_STATE = {"changed": "green", "would change": "yellow", "administrator": "yellow", "failed": "red", "skipped": "dim"}
 DETAILED_STATES = ("changed", "would change", "administrator", "failed")  # their details are shown also for several nodes
 
 
@@ -82,49 +82,49 @@ def _node_document(target: Target, steps: Sequence[OperationStep]) -> dict[str, 
 def show_machines(output: Output, targets: Sequence[Target]) -> None:
     """Print a table for each node with the facts that the node was asked for."""
     for target in targets:
-        rows = _machine_rows(target)
+        machine_rows = _machine_rows(target)
         for answer in target.facts.answers.values():
             if isinstance(answer, Unanswered):
-                rows.append(("not answered", str(answer)))
-        if rows:
-            output.print_table(target.node.name, ("what", "found"), rows)
+                machine_rows.append(("not answered", str(answer)))
+        if machine_rows:
+            output.print_table(target.node.name, ("what", "found"), machine_rows)
 
 
 def _machine_rows(target: Target) -> list[tuple[str, str]]:
-    answers = target.facts.answers
-    rows: list[tuple[str, str]] = []
-    host = answers.get(HOST.name)
-    if isinstance(host, Host):
-        addresses = answers.get(ADDRESSES.name)
-        addresses_by_nic = addresses if isinstance(addresses, dict) else {}
-        nics = [nic.name for nic in host.nics if nic.kind == "physical" or nic.name in addresses_by_nic]
-        rows = [
-            ("system", f"{host.system}, kernel {host.kernel}"),
-            ("CPU", f"{host.cpu_model or 'model not stated'}, {host.cpus_allowed} of {host.cpus} usable"),
-            ("memory", f"{host.memory_bytes / 2**30:.1f} GiB"),
-            ("GPUs", _gpus_text(host)),
-            ("NICs", ", ".join(" ".join([nic, *addresses_by_nic.get(nic, ())]) for nic in nics) or "none but loopback"),
-            ("Python", host.python),
+    answer_by_fact = target.facts.answers
+    machine_rows: list[tuple[str, str]] = []
+    host_facts = answer_by_fact.get(HOST.name)
+    if isinstance(host_facts, Host):
+        address_answer = answer_by_fact.get(ADDRESSES.name)
+        addresses_by_nic = address_answer if isinstance(address_answer, dict) else {}
+        nic_names = [nic.name for nic in host_facts.nics if nic.kind == "physical" or nic.name in addresses_by_nic]
+        machine_rows = [
+            ("system", f"{host_facts.system}, kernel {host_facts.kernel}"),
+            ("CPU", f"{host_facts.cpu_model or 'model not stated'}, {host_facts.cpus_allowed} of {host_facts.cpus} usable"),
+            ("memory", f"{host_facts.memory_bytes / 2**30:.1f} GiB"),
+            ("GPUs", _gpus_text(host_facts)),
+            ("NICs", ", ".join(" ".join([nic, *addresses_by_nic.get(nic, ())]) for nic in nic_names) or "none but loopback"),
+            ("Python", host_facts.python),
         ]
-        torch = answers.get(TORCH.name)
+        torch = answer_by_fact.get(TORCH.name)
         if torch is None or isinstance(torch, Unanswered):
-            rows.append(("torch", host.packages.get("torch", "not installed")))
+            machine_rows.append(("torch", host_facts.packages.get("torch", "not installed")))
         elif torch.version is None:
-            rows.append(("torch", f"does not import ({torch.why_absent})"))
+            machine_rows.append(("torch", f"does not import ({torch.why_absent})"))
         else:
-            rows.append(("torch", f"{torch.version} ({', '.join(torch.backends) or 'without distributed training'})"))
-    return rows
+            machine_rows.append(("torch", f"{torch.version} ({', '.join(torch.backends) or 'without distributed training'})"))
+    return machine_rows
 
 
 def _gpus_text(host: Host) -> str:
     if not host.gpus:
         return f"none ({host.gpu_why_absent or 'NVML finds none'})"
-    kinds: dict[tuple[str, int | None], int] = {}
+    count_by_kind: dict[tuple[str, int | None], int] = {}
     for gpu in host.gpus:
-        kinds[gpu.name, gpu.memory_bytes] = kinds.get((gpu.name, gpu.memory_bytes), 0) + 1
+        count_by_kind[gpu.name, gpu.memory_bytes] = count_by_kind.get((gpu.name, gpu.memory_bytes), 0) + 1
     gpu_texts = [
-        f"{count} x {name}" + (f" ({size / 2**30:.0f} GiB)" if size is not None else "")
-        for (name, size), count in kinds.items()
+        f"{count} x {gpu_name}" + (f" ({memory_bytes / 2**30:.0f} GiB)" if memory_bytes is not None else "")
+        for (gpu_name, memory_bytes), count in count_by_kind.items()
     ]
     return ", ".join(gpu_texts) + f", driver {host.gpu_driver}"
 
@@ -135,38 +135,51 @@ def show_operations(output: Output, steps: Sequence[OperationStep]) -> None:
     For one node, or with --verbose, the details of all operations are listed; otherwise only the details of operations whose
     state is in DETAILED_STATES.
     """
-    nodes = list(dict.fromkeys(step.node for step in steps))
-    listed = [step for step in steps if len(nodes) == 1 or output.verbose or step.state in DETAILED_STATES]
-    if len(nodes) > 1:
-        states = {(step.operation, step.node): step.state for step in steps}
+    node_names = list(dict.fromkeys(step.node for step in steps))
+    listed_steps = [step for step in steps if len(node_names) == 1 or output.verbose or step.state in DETAILED_STATES]
+    if len(node_names) > 1:
+        state_by_step = {(step.operation, step.node): step.state for step in steps}
         names = list(dict.fromkeys(step.operation for step in steps))
-        rows = [[name, *(states.get((name, node), "") for node in nodes)] for name in names]
-        output.print_table("operations", ("operation", *nodes), rows)
-    rows = [[step.node, step.operation, step.state, "\n".join(step.says)] for step in listed]
-    if rows:
-        title = "operations" if len(nodes) == 1 else "what was done" if any(s.state == "changed" for s in listed) else "details"
-        output.print_table(title, ("node", "operation", "state", "what"), rows, [STYLES.get(step.state, "") for step in listed])
+        state_rows = [[name, *(state_by_step.get((name, node), "") for node in node_names)] for name in names]
+        output.print_table("operations", ("operation", *node_names), state_rows)
+    state_rows = [[step.node, step.operation, step.state, "\n".join(step.says)] for step in listed_steps]
+    if state_rows:
+        title = (
+            "operations"
+            if len(node_names) == 1
+            else "what was done"
+            if any(s.state == "changed" for s in listed_steps)
+            else "details"
+        )
+        output.print_table(
+            title,
+            ("node", "operation", "state", "what"),
+            state_rows,
+            [STYLE_BY_STATE.get(step.state, "") for step in listed_steps],
+        )
     show_administrator_commands(output, steps)
-    changes = sum(step.changes for step in steps)
+    change_count = sum(step.changes for step in steps)
     is_planned = any(step.state == "would change" for step in steps)
     if any(step.state == "failed" for step in steps):
-        output.print_line(f"changes: {changes}; some failed or could not be planned", "red")
+        output.print_line(f"changes: {change_count}; some failed or could not be planned", "red")
     elif operations_by_node := administrator_operations(steps):
-        parts = "; ".join(f"{node}: {', '.join(names)}" for node, names in operations_by_node.items())
-        output.print_line(f"changes: {changes}{' planned' if is_planned else ''}; an administrator has to do: {parts}", "red")
-    elif changes:
-        output.print_line(f"changes: {changes}{' planned, none was made' if is_planned else ''}")
+        node_phrases = "; ".join(f"{node}: {', '.join(names)}" for node, names in operations_by_node.items())
+        output.print_line(
+            f"changes: {change_count}{' planned' if is_planned else ''}; an administrator has to do: {node_phrases}", "red"
+        )
+    elif change_count:
+        output.print_line(f"changes: {change_count}{' planned, none was made' if is_planned else ''}")
     else:
         output.print_line("changes: 0, nothing to do")
 
 
 def administrator_operations(steps: Sequence[OperationStep]) -> dict[str, list[str]]:
     """The operations that only an administrator can carry out, as a list for each node, by the name of the node."""
-    parts: dict[str, list[str]] = {}
+    operations_by_node: dict[str, list[str]] = {}
     for step in steps:
         if step.state == "administrator":
-            parts.setdefault(step.node, []).append(step.operation)
-    return parts
+            operations_by_node.setdefault(step.node, []).append(step.operation)
+    return operations_by_node
 
 
 def show_administrator_commands(output: Output, steps: Sequence[OperationStep]) -> None:
@@ -177,10 +190,10 @@ def show_administrator_commands(output: Output, steps: Sequence[OperationStep]) 
             if step.node != node or step.state != "administrator":
                 continue
             for description, script in zip(step.says, step.commands, strict=True):
-                heading = f"# {step.operation}: {printable.one_line(description)}"
-                if not output.print_script(f"{heading}\n{script}"):
+                script_heading = f"# {step.operation}: {printable.clean_to_one_line(description)}"
+                if not output.print_script(f"{script_heading}\n{script}"):
                     output.print_script(
-                        f"{heading}\n# not shown: a character of its commands would steer the terminal; use --json"
+                        f"{script_heading}\n# not shown: a character of its commands would steer the terminal; use --json"
                     )
         output.print_line("")
 
@@ -188,9 +201,9 @@ def show_administrator_commands(output: Output, steps: Sequence[OperationStep]) 
 def show_checks(output: Output, findings: Sequence[Finding]) -> None:
     """Print a table of the checks of each node, the advice for each failed check, and whether the nodes are ready."""
     label_and_color = {True: ("passed", "green"), False: ("failed", "red"), None: ("does not apply", "dim")}
-    rows = [(f.node, f.check, label_and_color[f.outcome.passed][0], f.outcome.says) for f in findings]
+    check_rows = [(f.node, f.check, label_and_color[f.outcome.passed][0], f.outcome.says) for f in findings]
     output.print_table(
-        "checks", ("node", "check", "result", "what"), rows, [label_and_color[f.outcome.passed][1] for f in findings]
+        "checks", ("node", "check", "result", "what"), check_rows, [label_and_color[f.outcome.passed][1] for f in findings]
     )
     for finding in findings:
         if finding.outcome.passed and finding.outcome.advice is not None:
@@ -199,8 +212,8 @@ def show_checks(output: Output, findings: Sequence[Finding]) -> None:
     for finding in failed_findings:
         output.print_detail(finding.outcome.transcript)
         sentence, advice = finding.outcome.says.rstrip("."), finding.outcome.advice or ""
-        end = "" if advice.endswith("?") else "."
-        output.print_line(f"{finding.node}: {finding.check}: {sentence}. Advice: {advice}{end}", "red")
+        sentence_end = "" if advice.endswith("?") else "."
+        output.print_line(f"{finding.node}: {finding.check}: {sentence}. Advice: {advice}{sentence_end}", "red")
     if failed_findings:
         output.print_line(f"not verified: {len(failed_findings)} of {len(findings)} checks failed", "red")
     elif is_verified(findings):

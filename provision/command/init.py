@@ -15,7 +15,7 @@ from provision.cloudlab import cluster_file
 from provision.fact import Fact, Facts
 from provision.facts.nvidia import NVIDIA
 from provision.facts.partitions import SitePartition
-from provision.facts.pythons import OLDEST
+from provision.facts.pythons import OLDEST_PYTHON
 from provision.facts.quotas import Quota
 from provision.facts.rdma import RDMA, RdmaLink
 from provision.facts.shared_folders import SHARED_FOLDERS, SharedFolder
@@ -37,7 +37,7 @@ from shardlab.terminal.console import Output
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
-_LOGIN = re.compile(r"^(?:([A-Za-z0-9._-]+)@)?([A-Za-z0-9][A-Za-z0-9._-]{0,252})(?::(\d{1,5}))?\Z")
+_LOGIN_PATTERN = re.compile(r"^(?:([A-Za-z0-9._-]+)@)?([A-Za-z0-9][A-Za-z0-9._-]{0,252})(?::(\d{1,5}))?\Z")
 GIB = 1 << 30
 INFINIBAND_BY_GBIT: dict[float, str] = {
     100: "infiniband-edr",
@@ -51,7 +51,7 @@ _NVIDIA = Fact("nvidia", NVIDIA.command, NVIDIA.parse, NVIDIA.timeout_s)
 
 
 def print_cluster_file(
-    output: Output, workspace: Workspace, site: str | None, hosts: Sequence[str], manifests: Sequence[Path] | None = None
+    output: Output, workspace: Workspace, site_login: str | None, hosts: Sequence[str], manifests: Sequence[Path] | None = None
 ) -> int:
     """Print a commented cluster file for the cluster that the arguments describe.
 
@@ -63,38 +63,38 @@ def print_cluster_file(
 
     Raises InputError, or Unreachable if a login fails.
     """
-    if sum((site is not None, bool(hosts), manifests is not None)) > 1:
+    if sum((site_login is not None, bool(hosts), manifests is not None)) > 1:
         raise InputError("--site, --ssh and --cloudlab describe different clusters. Allowed: one of them.")
     if manifests is not None:
-        text = cluster_file.propose_cluster_file(manifests)
+        file_text = cluster_file.propose_cluster_file(manifests)
     elif hosts:
-        text = _make_ssh_file(output, workspace, [_parse_login(host, "--ssh") for host in hosts])
-    elif site is not None or is_login_node():
-        login = _parse_login(site, "--site") if site else None
-        text = _make_site_file(output, login)
+        file_text = _make_ssh_file(output, workspace, [_parse_login(host, "--ssh") for host in hosts])
+    elif site_login is not None or is_login_node():
+        login = _parse_login(site_login, "--site") if site_login else None
+        file_text = _make_site_file(output, login)
     else:
-        text = _make_local_file()
-    output.print_document({"schema": 1, "cluster_yaml": text})
+        file_text = _make_local_file()
+    output.print_document({"schema": 1, "cluster_yaml": file_text})
     if not output.json:
-        output.results.file.write(text)
+        output.results.file.write(file_text)
     output.print_remark("Save this text as cluster.yaml, read its comments, and run: provision plan", style="dim")
     return 0
 
 
-def _parse_login(text: str, option: str) -> Login:
-    match = _LOGIN.match(text)
-    if match is None:
-        raise InputError(f"{option}: found {text!r}. Allowed: HOST or USER@HOST, with :PORT if it is not 22.")
-    return Login(host=match[2], user=match[1], port=int(match[3]) if match[3] else None)
+def _parse_login(login_text: str, option: str) -> Login:
+    login_match = _LOGIN_PATTERN.match(login_text)
+    if login_match is None:
+        raise InputError(f"{option}: found {login_text!r}. Allowed: HOST or USER@HOST, with :PORT if it is not 22.")
+    return Login(host=login_match[2], user=login_match[1], port=int(login_match[3]) if login_match[3] else None)
 
 
 def _make_site_file(output: Output, login: Login | None) -> str:
     node = LocalNode() if login is None else make_login_node(login_address(login.host, login.user, login.port))
     machine_name = "this machine" if login is None else login.host
     output.print_remark(f"asking {machine_name} for its partitions, accounts, modules and folders", style="dim")
-    clusters = survey.list_chosen_clusters(node)
-    node.variables = requests.cluster_variables(next(iter(clusters), None))
-    answers = msgspec.structs.replace(survey.survey_site(node), clusters=clusters)
+    slurm_clusters = survey.list_chosen_clusters(node)
+    node.variables = requests.cluster_variables(next(iter(slurm_clusters), None))
+    answers = msgspec.structs.replace(survey.survey_site(node), clusters=slurm_clusters)
     for sentence in answers.unknown.values():
         output.print_remark(sentence, style="yellow")
     if not answers.partitions:
@@ -104,20 +104,22 @@ def _make_site_file(output: Output, login: Login | None) -> str:
         )
     proposed = proposal.propose_partition(answers)
     kind = proposed.node_type
-    if kind is not None and (cpus := survey.count_job_cpus(node, kind.names)) is not None and 0 < cpus < kind.cpus:
-        proposed = msgspec.structs.replace(proposed, node_type=msgspec.structs.replace(kind, cpus=cpus))
+    if kind is not None and (job_cpus := survey.count_job_cpus(node, kind.names)) is not None and 0 < job_cpus < kind.cpus:
+        proposed = msgspec.structs.replace(proposed, node_type=msgspec.structs.replace(kind, cpus=job_cpus))
     return render_site_file(login, answers, proposed, survey.find_rejections(node, proposal.propose_requests(proposed)))
 
 
 def render_site_file(
-    login: Login | None, site: Survey, proposed: Proposal, rejection_by_request: dict[RequestKeys, str | None]
+    login: Login | None, site: Survey, proposal_values: Proposal, rejection_by_request: dict[RequestKeys, str | None]
 ) -> str:
     """The cluster file of a Slurm site. rejection_by_request: for each request that was tried, why Slurm would reject it, or
     None."""
-    partition, node_type = proposed.partition, proposed.node_type
-    accepted = [request for request, why in rejection_by_request.items() if why is None]
-    undecided = [request for request, why in rejection_by_request.items() if why is not None and survey.UNDECIDED.search(why)]
-    keys = next(iter([*accepted, *undecided]), None)
+    partition, node_type = proposal_values.partition, proposal_values.node_type
+    accepted_requests = [request for request, why in rejection_by_request.items() if why is None]
+    undecided_requests = [
+        request for request, why in rejection_by_request.items() if why is not None and survey.UNDECIDED_ANSWER.search(why)
+    ]
+    request_keys = next(iter([*accepted_requests, *undecided_requests]), None)
     gpus = proposal.choose_gpus(node_type) if node_type is not None else None
     return templates.render(
         "cluster/slurm.yaml.j2",
@@ -126,36 +128,36 @@ def render_site_file(
         clusters=site.clusters,
         partition=partition,
         partition_table=_partition_lines(site),
-        account=proposed.account,
-        accounts=proposed.accounts,
-        qos=proposed.qos,
-        needed_qos=proposed.needed_qos,
-        gpu_request=keys.gpu_request if keys is not None else None,
-        omit=keys.omit if keys is not None else (),
+        account=proposal_values.account,
+        accounts=proposal_values.accounts,
+        qos=proposal_values.qos,
+        needed_qos=proposal_values.needed_qos,
+        gpu_request=request_keys.gpu_request if request_keys is not None else None,
+        omit=request_keys.omit if request_keys is not None else (),
         has_slices=gpus is not None and is_slice(gpus.type or ""),
         request_table=[f"{request}: {_answer_text(why)}" for request, why in rejection_by_request.items()],
         time=format_seconds(proposal.propose_time_s(partition)),
         limits=_partition_limits(partition) if partition is not None else {},
-        typed_partitions=_typed_partition_entries(proposal.propose_typed_partitions(site, proposed)),
-        exclusive=proposal.uses_whole_nodes(proposed),
+        typed_partitions=_typed_partition_entries(proposal.propose_typed_partitions(site, proposal_values)),
+        exclusive=proposal.uses_whole_nodes(proposal_values),
         cpus_per_rank=proposal.cpus_per_rank(node_type) if node_type and gpus else None,
         gpus=gpus,
-        folder=proposed.folder,
-        free=_free_text(proposed.folder) if proposed.folder is not None else None,
+        folder=proposal_values.folder,
+        free=_free_text(proposal_values.folder) if proposal_values.folder is not None else None,
         folder_table=[_folder_line(folder) for folder in site.folders],
         quota_table=[_quota_line(quota) for quota in site.quotas.quotas],
         quota_commands=site.quotas.site_commands,
-        module=proposed.module,
-        python=proposed.python,
-        has_python=proposed.has_python,
-        oldest=".".join(map(str, OLDEST)),
+        module=proposal_values.module,
+        python=proposal_values.python,
+        has_python=proposal_values.has_python,
+        oldest=".".join(map(str, OLDEST_PYTHON)),
         module_table=_module_lines(site.modules),
         unknown=site.unknown,
     )
 
 
 def _partition_lines(site: Survey) -> list[str]:
-    lines = []
+    partition_lines = []
     for partition in site.partitions:
         node_types = [node_type for node_type in site.node_types if node_type.partition == partition.name]
         nodes = "; ".join(
@@ -163,10 +165,10 @@ def _partition_lines(site: Survey) -> list[str]:
             + "".join(f", {gpu.count} GPUs {gpu.type or ''}".rstrip() for gpu in node_type.gpus)
             for node_type in node_types
         )
-        limit = f"at most {format_seconds(partition.max_time_s)}" if partition.max_time_s else "no time limit"
+        limit_text = f"at most {format_seconds(partition.max_time_s)}" if partition.max_time_s else "no time limit"
         state = "" if partition.is_up else " (not up)"
-        lines.append(f"{partition.name}{state}: {nodes or 'no nodes shown'}; {limit}")
-    return lines
+        partition_lines.append(f"{partition.name}{state}: {nodes or 'no nodes shown'}; {limit_text}")
+    return partition_lines
 
 
 def _partition_limits(partition: SitePartition) -> dict[str, str | int]:
@@ -183,31 +185,31 @@ def _typed_partition_entries(typed_partitions: Sequence[TypedPartition]) -> list
     """The entries of `slurm.partitions` in the cluster file, as YAML; empty if the site has fewer than two types of GPUs."""
     if len(typed_partitions) < 2:
         return []
-    entries = [
+    yaml_entries = [
         {
-            "name": entry.partition.name,
-            "gpus": {"type": entry.gpus.type, "per_node": entry.gpus.count},
-            **_partition_limits(entry.partition),
+            "name": typed_partition.partition.name,
+            "gpus": {"type": typed_partition.gpus.type, "per_node": typed_partition.gpus.count},
+            **_partition_limits(typed_partition.partition),
         }
-        for entry in typed_partitions
+        for typed_partition in typed_partitions
     ]
-    return [json.dumps(entry) for entry in entries]
+    return [json.dumps(typed_partition) for typed_partition in yaml_entries]
 
 
-def _module_lines(names: Sequence[str]) -> list[str]:
+def _module_lines(module_names: Sequence[str]) -> list[str]:
     """The modules of the site as lines of text. Modules with a Python come first, as a site may have hundreds of others."""
-    python_modules = [name for name in names if proposal.is_python_module(name)]
-    other_modules = [name for name in names if name not in python_modules]
-    lines = []
-    for kind, members in (("modules with Python", python_modules), ("other modules", other_modules)):
-        rest_text = f" and {len(members) - MOST_MODULES} more" if len(members) > MOST_MODULES else ""
-        lines += [f"{kind}: {', '.join(members[-MOST_MODULES:])}{rest_text}"] if members else []
-    return lines
+    python_modules = [module_name for module_name in module_names if proposal.is_python_module(module_name)]
+    other_modules = [module_name for module_name in module_names if module_name not in python_modules]
+    module_lines = []
+    for group_heading, group_modules in (("modules with Python", python_modules), ("other modules", other_modules)):
+        rest_text = f" and {len(group_modules) - MOST_MODULES} more" if len(group_modules) > MOST_MODULES else ""
+        module_lines += [f"{group_heading}: {', '.join(group_modules[-MOST_MODULES:])}{rest_text}"] if group_modules else []
+    return module_lines
 
 
 def _folder_line(shared_folder: SharedFolder) -> str:
-    name = f"{shared_folder.variable}=" if shared_folder.variable else ""
-    return f"{name}{shared_folder.path}: {shared_folder.file_system}, {_free_text(shared_folder)}"
+    variable_prefix = f"{shared_folder.variable}=" if shared_folder.variable else ""
+    return f"{variable_prefix}{shared_folder.path}: {shared_folder.file_system}, {_free_text(shared_folder)}"
 
 
 def _make_local_file() -> str:
@@ -225,13 +227,13 @@ def _answer_text(why: str | None) -> str:
     """Slurm's answer to one way to request GPUs, as text. why: why Slurm would reject the job; None if it would accept it."""
     if why is None:
         return "accepted"
-    return f"ask: {why}; are all nodes down now?" if survey.UNDECIDED.search(why) else f"rejected: {why}"
+    return f"ask: {why}; are all nodes down now?" if survey.UNDECIDED_ANSWER.search(why) else f"rejected: {why}"
 
 
 def _make_ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]) -> str:
     nodes: list[dict[str, object]] = []
     gpus: list[list[str]] = []
-    folders: list[set[str]] = []
+    network_folders: list[set[str]] = []
     rdma_links: list[list[RdmaLink]] = []
     for index, login in enumerate(logins):
         output.print_remark(f"asking {login.host}", style="dim")
@@ -239,10 +241,10 @@ def _make_ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]
         system = facts[_SYSTEM]
         gpus.append(_list_gpu_names(facts))
         rdma_links.append(facts[RDMA])
-        folders.append({entry.path for entry in facts[SHARED_FOLDERS] if entry.is_network})
+        network_folders.append({entry.path for entry in facts[SHARED_FOLDERS] if entry.is_network})
         remark = ", ".join([_machine_text(system), *gpus[-1]])
         nodes.append({"name": f"node{index}", "host": login.host, "user": login.user, "port": login.port, "remark": remark})
-    common_folders = sorted(set.intersection(*folders))
+    common_folders = sorted(set.intersection(*network_folders))
     return templates.render(
         "cluster/ssh.yaml.j2",
         cluster_name=_cluster_name(logins[0].host.partition(".")[0]),
@@ -253,20 +255,20 @@ def _make_ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]
     )
 
 
-def propose_network(nodes: Sequence[Sequence[RdmaLink]]) -> str | None:
+def propose_network(links_by_node: Sequence[Sequence[RdmaLink]]) -> str | None:
     """The value of the key `network`, as YAML, from the active RDMA links of each node; None if the nodes do not have the same.
 
     A node uses its fastest links together. Slower ones, such as those of a storage network, are left out."""
-    networks = set()
-    for links in nodes:
-        rated = [(link.gbit_per_s, link.layer) for link in links if link.state == "ACTIVE" and link.gbit_per_s is not None]
+    node_networks = set()
+    for rdma_links in links_by_node:
+        rated = [(link.gbit_per_s, link.layer) for link in rdma_links if link.state == "ACTIVE" and link.gbit_per_s is not None]
         fastest_network = max(rated, default=None)
-        networks.add(None if fastest_network is None else (*fastest_network, rated.count(fastest_network)))
-    if len(networks) != 1 or (network := networks.pop()) is None:
+        node_networks.add(None if fastest_network is None else (*fastest_network, rated.count(fastest_network)))
+    if len(node_networks) != 1 or (node_network := node_networks.pop()) is None:
         return None
-    rate, layer, cards = network
-    word = INFINIBAND_BY_GBIT.get(rate) if layer == "InfiniBand" else None
-    return f"{{between_nodes: {word or f'{{gb_per_s: {rate / 8:g}}}'}, cards_per_node: {cards}}}"
+    gbit_per_s, link_layer, card_count = node_network
+    network_word = INFINIBAND_BY_GBIT.get(gbit_per_s) if link_layer == "InfiniBand" else None
+    return f"{{between_nodes: {network_word or f'{{gb_per_s: {gbit_per_s / 8:g}}}'}, cards_per_node: {card_count}}}"
 
 
 def _make_ssh_node(workspace: Workspace, login: Login) -> SshNode:
@@ -288,24 +290,24 @@ def _machine_text(system: System) -> str:
 
 
 def _free_text(shared_folder: SharedFolder) -> str:
-    inodes = f", {shared_folder.free_inodes:,} inodes" if shared_folder.free_inodes else ""
+    inode_text = f", {shared_folder.free_inodes:,} inodes" if shared_folder.free_inodes else ""
     return (
         "free space not known"
         if shared_folder.free_bytes is None
-        else f"{shared_folder.free_bytes / GIB:,.0f} GiB free{inodes}"
+        else f"{shared_folder.free_bytes / GIB:,.0f} GiB free{inode_text}"
     )
 
 
 def _quota_line(quota: Quota) -> str:
     """A quota in one line, such as `/scratch: 120 of 1,000 GiB used, 40,000 of 1,000,000 files`."""
     used_text, most_text = (None if size is None else f"{size / GIB:,.0f}" for size in (quota.used_bytes, quota.most_bytes))
-    files, most_files = (None if count is None else f"{count:,}" for count in (quota.used_files, quota.most_files))
-    sizes = f"{used_text or 'unknown'} of {most_text} GiB used" if most_text else "no limit of bytes"
-    counts = f"{files or 'unknown'} of {most_files} files" if most_files else "no limit of files"
-    return f"{quota.place}: {sizes}, {counts}"
+    used_files, most_files = (None if count is None else f"{count:,}" for count in (quota.used_files, quota.most_files))
+    size_text = f"{used_text or 'unknown'} of {most_text} GiB used" if most_text else "no limit of bytes"
+    count_text = f"{used_files or 'unknown'} of {most_files} files" if most_files else "no limit of files"
+    return f"{quota.place}: {size_text}, {count_text}"
 
 
-def _cluster_name(text: str) -> str:
+def _cluster_name(source_text: str) -> str:
     """A name for the cluster, made from `text`, with only the characters that a cluster file allows in a name."""
-    name = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:31]
-    return name if re.match(r"^[a-z0-9]", name) else "site"
+    cluster_name = re.sub(r"[^a-z0-9-]+", "-", source_text.lower()).strip("-")[:31]
+    return cluster_name if re.match(r"^[a-z0-9]", cluster_name) else "site"

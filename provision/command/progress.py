@@ -18,7 +18,7 @@ from shardlab.terminal.console import Output
 
 # For each state of an operation, the letter and its color in the table. One letter per operation lets a row show all operations
 # of a node.
-LETTERS: dict[State, tuple[str, str]] = {
+LETTER_AND_STYLE: dict[State, tuple[str, str]] = {
     "changed": ("+", "green"),
     "would change": ("+", "yellow"),
     "nothing to do": ("=", ""),
@@ -39,25 +39,25 @@ class NodeRow(msgspec.Struct):
     since: float = 0.0
     changes: int = 0
 
-    def render_cells(self, operations: int, now_s: float) -> tuple[Text, str, str]:
+    def render_cells(self, operation_count: int, now_s: float) -> tuple[Text, str, str]:
         """The row of the table for this node.
 
         Returns (one letter for each operation, the number of changes, the running operation with its time in seconds).
         """
-        line = Text()
+        state_letters = Text()
         for state in self.states:
-            line.append(*LETTERS[state])
-        line.append("." * (operations - len(self.states)), "dim")
+            state_letters.append(*LETTER_AND_STYLE[state])
+        state_letters.append("." * (operation_count - len(self.states)), "dim")
         running_text = f"{self.running}  {now_s - self.since:.0f} s" if self.running else ""
-        return line, str(self.changes or ""), running_text
+        return state_letters, str(self.changes or ""), running_text
 
 
 class ProgressTable(PlanObserver):
     """A live table of the progress, with a row for each node."""
 
-    def __init__(self, nodes: Sequence[str], operations: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, nodes: Sequence[str], operation_count: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.rows = {name: NodeRow() for name in nodes}
-        self.operations = operations
+        self.operations = operation_count
         self._clock = clock
         self._lock = threading.Lock()
 
@@ -67,21 +67,21 @@ class ProgressTable(PlanObserver):
 
     def record_end(self, step: OperationStep) -> None:
         with self._lock:
-            row = self.rows.get(step.node, NodeRow())  # no row: --limit left out this node, but another node needs it
-            row.running = None
-            row.states.append(step.state)
-            row.changes += step.changes
+            node_row = self.rows.get(step.node, NodeRow())  # no row: --limit left out this node, but another node needs it
+            node_row.running = None
+            node_row.states.append(step.state)
+            node_row.changes += step.changes
 
     def __rich__(self) -> Group:
-        table = Table(box=None, pad_edge=False)
-        table.add_column("node")
-        table.add_column("operations", no_wrap=True)
-        table.add_column("changes", justify="right")
-        table.add_column("now", no_wrap=True)
+        progress_table = Table(box=None, pad_edge=False)
+        progress_table.add_column("node")
+        progress_table.add_column("operations", no_wrap=True)
+        progress_table.add_column("changes", justify="right")
+        progress_table.add_column("now", no_wrap=True)
         with self._lock:
-            for name, row in self.rows.items():
-                table.add_row(Text(name), *row.render_cells(self.operations, self._clock()))
-        return Group(table, Text(LEGEND, "dim"))
+            for node_name, node_row in self.rows.items():
+                progress_table.add_row(Text(node_name), *node_row.render_cells(self.operations, self._clock()))
+        return Group(progress_table, Text(LEGEND, "dim"))
 
 
 class ProgressLines(PlanObserver):
@@ -98,7 +98,7 @@ class ProgressLines(PlanObserver):
 
 
 @contextmanager
-def show_progress(output: Output, nodes: Sequence[str], operations: int) -> Iterator[PlanObserver]:
+def show_progress(output: Output, nodes: Sequence[str], operation_count: int) -> Iterator[PlanObserver]:
     """Show the progress on standard error during the block: on a terminal as a table, which disappears at the end.
 
     Without a terminal, a line is printed for each operation that changed something, failed, or needs an administrator.
@@ -106,6 +106,6 @@ def show_progress(output: Output, nodes: Sequence[str], operations: int) -> Iter
     if not output.remarks.is_terminal:
         yield ProgressLines(output)
         return
-    progress = ProgressTable(nodes, operations)
+    progress = ProgressTable(nodes, operation_count)
     with Live(progress, console=output.remarks.console, refresh_per_second=4, transient=True):
         yield progress

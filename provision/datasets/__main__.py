@@ -10,15 +10,15 @@ from provision.datasets import stage
 from shardlab.errors import ShardlabError
 
 
-def main(verb: str, request: str) -> int:
+def main(verb: str, request_json: str) -> int:
     """Look for a data set, download its archive, or stage it, and print the state of the data set as JSON.
 
     request: the data set, a `StageRequest` as JSON. An error is printed to standard error. Returns the exit code.
     """
-    stage_request = stage.StageRequest(**json.loads(request))
+    stage_request = stage.StageRequest(**json.loads(request_json))
     try:
-        actions = {"look": stage.inspect_data_set, "download": stage.download_archive, "stage": stage.stage_data_set}
-        state = actions[verb](stage_request)
+        action_by_verb = {"look": stage.inspect_data_set, "download": stage.download_archive, "stage": stage.stage_data_set}
+        state = action_by_verb[verb](stage_request)
     except ShardlabError as error:
         print(error, file=sys.stderr)
         return error.exit_code

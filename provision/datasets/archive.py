@@ -14,7 +14,7 @@ from typing import IO, NamedTuple
 from provision.datasets.formats import Format, check_image_start
 from shardlab.errors import InputError
 
-CHUNK = 2**20
+CHUNK_BYTES = 2**20
 MOST_HEADER_BYTES = 2**20  # between two members; a header has 512 bytes, a long name a few more, padding up to 20 KiB
 MEMBER_KINDS = {
     tarfile.SYMTYPE: "a symbolic link",
@@ -33,9 +33,9 @@ class ArchiveMember(NamedTuple):
     info: tarfile.TarInfo
 
     def open(self) -> IO[bytes]:
-        source = self.tar.extractfile(self.info)
-        assert source is not None  # extractfile returns None only for a member that is not a plain file
-        return source
+        member_stream = self.tar.extractfile(self.info)
+        assert member_stream is not None  # extractfile returns None only for a member that is not a plain file
+        return member_stream
 
 
 def unpack_archive(archive: Path, data_format: Format, folder: Path, name_prefix: str = "") -> None:
@@ -45,20 +45,20 @@ def unpack_archive(archive: Path, data_format: Format, folder: Path, name_prefix
     Names, types, sizes and the number of members are checked against `data_format` before a byte of a member is written.
     """
     written_bytes = 0
-    with archive.open("rb") as raw, damage_as_input_error(archive):
-        for member in read_members(archive, raw, data_format.most_files, data_format.most_bytes):
-            name = member.info.name
-            match = data_format.member.fullmatch(name_prefix + name.removeprefix("./").removeprefix(name_prefix))
-            if match is None:
-                raise foreign_member_error(archive, name, data_format.allowed_members)
+    with archive.open("rb") as archive_stream, damage_as_input_error(archive):
+        for member in read_members(archive, archive_stream, data_format.most_files, data_format.most_bytes):
+            member_name = member.info.name
+            name_match = data_format.member.fullmatch(name_prefix + member_name.removeprefix("./").removeprefix(name_prefix))
+            if name_match is None:
+                raise foreign_member_error(archive, member_name, data_format.allowed_members)
             written_bytes += member.info.size
-            write_member(archive, member, folder / match["kept"], image=data_format.linked)
+            write_member(archive, member, folder / name_match["kept"], must_be_image=data_format.linked)
     if not written_bytes:
         raise InputError(f"{archive}: contains no data. Allowed: {data_format.allowed_members}.")
 
 
 def read_members(
-    archive: Path | str, raw: IO[bytes], most_files: int, most_bytes: int, *, may_be_zipped: bool = True
+    archive: Path | str, archive_stream: IO[bytes], most_files: int, most_bytes: int, *, may_be_zipped: bool = True
 ) -> Iterator[ArchiveMember]:
     """The plain files of a tar file, in the order of the tar file; folders are skipped. Each file is checked before it is
     yielded. Iterate inside `with damage_as_input_error(archive)`, which turns errors of a damaged archive into InputError.
@@ -69,72 +69,72 @@ def read_members(
 
     Raises InputError for a member with another type or a path out of its folder, and for a damaged archive.
     """
-    member_count = size = 0
-    with _open_archive(archive, raw, may_be_zipped=may_be_zipped) as (tar, meter):
+    member_count = total_bytes = 0
+    with _open_archive(archive, archive_stream, may_be_zipped=may_be_zipped) as (open_tar, read_meter):
         while True:
-            meter.left = MOST_HEADER_BYTES
-            info = tar.next()
-            if info is None:
+            read_meter.left = MOST_HEADER_BYTES
+            member_info = open_tar.next()
+            if member_info is None:
                 break
-            tar.members.clear()  # type: ignore[attr-defined]  # otherwise a million headers would stay in memory
+            open_tar.members.clear()  # type: ignore[attr-defined]  # otherwise a million headers would stay in memory
             member_count += 1
             if member_count > most_files:
                 raise InputError(f"{archive}: has more than {most_files} members, the most that this set may have.")
-            _check_path(archive, info.name)
-            if info.isdir():
+            _check_path(archive, member_info.name)
+            if member_info.isdir():
                 continue
-            _check_kind(archive, info)
-            size += info.size
-            if size > most_bytes:
+            _check_kind(archive, member_info)
+            total_bytes += member_info.size
+            if total_bytes > most_bytes:
                 raise InputError(f"{archive}: unpacks to more than {most_bytes} bytes, the most that this set may have.")
-            meter.left += info.size
-            yield ArchiveMember(tar, info)
+            read_meter.left += member_info.size
+            yield ArchiveMember(open_tar, member_info)
 
 
-def foreign_member_error(archive: Path | str, name: str, allowed: str) -> InputError:
+def foreign_member_error(archive: Path | str, member_name: str, allowed: str) -> InputError:
     """The error for a member that does not belong to the data set. allowed: the allowed members, in words."""
-    return InputError(f"{archive}: the member {name!r} does not belong to this set. Allowed: {allowed}.")
+    return InputError(f"{archive}: the member {member_name!r} does not belong to this set. Allowed: {allowed}.")
 
 
-def _check_path(archive: Path | str, name: str) -> None:
+def _check_path(archive: Path | str, member_name: str) -> None:
     """Check the path of a member. Raises InputError if the path leads out of the folder into which the archive is unpacked."""
-    if name.startswith("/"):
-        raise InputError(f"{archive}: the member {name!r} has an absolute path. Allowed: paths within the archive.")
-    if ".." in name.split("/"):
-        raise InputError(f"{archive}: the member {name!r} leads out of its folder. Allowed: paths within the archive.")
+    if member_name.startswith("/"):
+        raise InputError(f"{archive}: the member {member_name!r} has an absolute path. Allowed: paths within the archive.")
+    if ".." in member_name.split("/"):
+        raise InputError(f"{archive}: the member {member_name!r} leads out of its folder. Allowed: paths within the archive.")
 
 
 def _check_kind(archive: Path | str, member: tarfile.TarInfo) -> None:
     """Raises InputError if a member is not a plain file."""
-    name = member.name
+    member_name = member.name
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
-        kind = MEMBER_KINDS.get(member.type, "a sparse file" if member.isreg() else f"of the type {member.type!r}")
-        raise InputError(f"{archive}: the member {name!r} is {kind}. Allowed: plain files.")
+        member_kind = MEMBER_KINDS.get(member.type, "a sparse file" if member.isreg() else f"of the type {member.type!r}")
+        raise InputError(f"{archive}: the member {member_name!r} is {member_kind}. Allowed: plain files.")
     if member.size < 0:
-        raise InputError(f"{archive}: the member {name!r} has a size below 0.")
+        raise InputError(f"{archive}: the member {member_name!r} has a size below 0.")
 
 
-def write_member(archive: Path | str, member: ArchiveMember, path: Path, *, image: bool) -> None:
+def write_member(archive: Path | str, member: ArchiveMember, path: Path, *, must_be_image: bool) -> None:
     """Write a member to a file that must not exist yet. image: whether its first bytes must be those of an image.
 
     Raises InputError if the member occurs twice or is truncated.
     """
-    source, name = member.open(), member.info.name
+    member_stream, member_name = member.open(), member.info.name
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except FileExistsError:
-        raise InputError(f"{archive}: the member {name!r} occurs twice. Allowed: once.") from None
-    with os.fdopen(descriptor, "wb") as target:
-        bytes_left = size = member.info.size
+        raise InputError(f"{archive}: the member {member_name!r} occurs twice. Allowed: once.") from None
+    with os.fdopen(descriptor, "wb") as target_file:
+        bytes_left = member_bytes = member.info.size
         while bytes_left:
-            piece = source.read(min(CHUNK, bytes_left))
-            if not piece:
-                raise InputError(f"{archive}: ends within the member {name!r}; the archive is truncated.")
-            if image and bytes_left == size:
-                check_image_start(f"{archive}: the member {name!r}", piece[:4])
-            target.write(piece)
-            bytes_left -= len(piece)
+            chunk = member_stream.read(min(CHUNK_BYTES, bytes_left))
+            if not chunk:
+                raise InputError(f"{archive}: ends within the member {member_name!r}; the archive is truncated.")
+            if must_be_image and bytes_left == member_bytes:
+                check_image_start(f"{archive}: the member {member_name!r}", chunk[:4])
+            target_file.write(chunk)
+            bytes_left -= len(chunk)
 
 
 class _Meter:
@@ -144,12 +144,12 @@ class _Meter:
         self._file, self._archive = file, archive
         self.left = MOST_HEADER_BYTES
 
-    def read(self, size: int) -> bytes:
-        piece = self._file.read(size)
-        self.left -= len(piece)
+    def read(self, most_bytes: int) -> bytes:
+        chunk = self._file.read(most_bytes)
+        self.left -= len(chunk)
         if self.left < 0:
             raise InputError(f"{self._archive}: unpacks to more than its members say, or has a header of more than 1 MiB.")
-        return piece
+        return chunk
 
 
 @contextlib.contextmanager
@@ -165,9 +165,9 @@ def damage_as_input_error(archive: Path | str) -> Iterator[None]:
 def _open_archive(archive: Path | str, raw: IO[bytes], *, may_be_zipped: bool) -> Iterator[tuple[tarfile.TarFile, _Meter]]:
     """Open an archive as a stream that is read once. Yields (the open tar file, the meter that limits how many bytes are read
     from it)."""
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as open_files:
         is_zipped = may_be_zipped and raw.read(2) == b"\x1f\x8b"
         if may_be_zipped:
             raw.seek(0)
-        meter = _Meter(opened.enter_context(gzip.open(raw)) if is_zipped else raw, archive)  # type: ignore[arg-type]
-        yield opened.enter_context(tarfile.open(fileobj=meter, mode="r|", errorlevel=2)), meter  # type: ignore[call-overload]
+        read_meter = _Meter(open_files.enter_context(gzip.open(raw)) if is_zipped else raw, archive)  # type: ignore[arg-type]
+        yield open_files.enter_context(tarfile.open(fileobj=read_meter, mode="r|", errorlevel=2)), read_meter  # type: ignore[call-overload]

@@ -15,8 +15,8 @@ from pathlib import Path
 from shardlab.errors import InputError, ShardlabError
 from shardlab.url import remove_secrets
 
-CHUNK = 2**20
-ATTEMPTS = 5  # attempts in one command; the next command resumes the download
+CHUNK_BYTES = 2**20
+MOST_ATTEMPTS = 5  # attempts in one command; the next command resumes the download
 PAUSE_S = 1.0  # seconds before the second attempt; the pause doubles for each further attempt
 STALL_S = 60.0  # an attempt fails if no byte arrives for this many seconds
 
@@ -27,26 +27,28 @@ def fetch_file(url: str, partial: Path, sha256: str, most_bytes: int) -> Path:
     most_bytes: the largest allowed size of the archive. Raises InputError if the archive has another SHA-256 (the partial file
     is then deleted), and ShardlabError if the download could not be completed (the partial file is then kept).
     """
-    why, shown_url = "", remove_secrets(url)
-    for attempt in range(ATTEMPTS):
+    failure_text, shown_url = "", remove_secrets(url)
+    for attempt in range(MOST_ATTEMPTS):
         if attempt:
             time.sleep(PAUSE_S * 2 ** (attempt - 1))
         try:
             if _download_rest(url, partial, most_bytes):
                 break
-            why = "the connection ended early"
+            failure_text = "the connection ended early"
         except urllib.error.HTTPError as error:
             error.close()  # the answer of the server, which nobody reads
             if error.code < 500 and error.code not in (408, 416, 429):
                 raise InputError(f"{shown_url}: the server says {error.code} {remove_secrets(str(error.reason))}.") from None
             if error.code == 416:  # the server has no more bytes: the partial file is complete, or fails the checksum below
                 break
-            why = f"the server says {error.code} {remove_secrets(str(error.reason))}"
+            failure_text = f"the server says {error.code} {remove_secrets(str(error.reason))}"
         except (OSError, http.client.HTTPException) as error:
-            why = remove_secrets(str(getattr(error, "reason", error))) or type(error).__name__
+            failure_text = remove_secrets(str(getattr(error, "reason", error))) or type(error).__name__
     else:
-        size = partial.stat().st_size if partial.exists() else 0
-        raise ShardlabError(f"{shown_url}: {why}, after {size} bytes; run the same command again to resume the download.")
+        partial_bytes = partial.stat().st_size if partial.exists() else 0
+        raise ShardlabError(
+            f"{shown_url}: {failure_text}, after {partial_bytes} bytes; run the same command again to resume the download."
+        )
     actual_sha256 = file_sha256(partial)
     if actual_sha256 != sha256:
         delete_partial(partial)
@@ -64,47 +66,47 @@ def delete_partial(partial: Path) -> None:
 
 def file_sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+    with path.open("rb") as hashed_file:
+        return hashlib.file_digest(hashed_file, "sha256").hexdigest()
 
 
 def _download_rest(url: str, partial: Path, most_bytes: int) -> bool:
     """Make one attempt to download the missing bytes. Returns whether the partial file is complete now."""
     request = urllib.request.Request(url)  # noqa: S310  # the scheme of the URL was checked when cluster.yaml was read
     received_bytes, shown_url = partial.stat().st_size if partial.exists() else 0, remove_secrets(url)
-    note, url_digest = _read_note(partial), hashlib.sha256(url.encode()).hexdigest()
-    if received_bytes and note.get("url_sha256") == url_digest:
+    partial_note, url_digest = _read_note(partial), hashlib.sha256(url.encode()).hexdigest()
+    if received_bytes and partial_note.get("url_sha256") == url_digest:
         request.add_header("Range", f"bytes={received_bytes}-")
-        if validator := note.get("validator"):
-            request.add_header("If-Range", validator)  # if the file at the URL changed, the server sends the whole file
+        if range_validator := partial_note.get("validator"):
+            request.add_header("If-Range", range_validator)  # if the file at the URL changed, the server sends the whole file
     with urllib.request.urlopen(request, timeout=STALL_S) as answer:  # noqa: S310
-        begin, total = _parse_extent(answer.status, answer.headers)
+        begin, total_bytes = _parse_extent(answer.status, answer.headers)
         if begin not in (0, received_bytes):
             raise InputError(f"{shown_url}: asked for the bytes from {received_bytes}, the server sent those from {begin}.")
-        if total is not None and total > most_bytes:
-            raise InputError(f"{shown_url}: has {total} bytes. Allowed: at most {most_bytes} for this set.")
+        if total_bytes is not None and total_bytes > most_bytes:
+            raise InputError(f"{shown_url}: has {total_bytes} bytes. Allowed: at most {most_bytes} for this set.")
         if not begin:
             _note_path(partial).write_text(json.dumps({"url_sha256": url_digest, "validator": _find_validator(answer.headers)}))
-        with partial.open("ab" if begin else "wb") as file:
-            while piece := answer.read(CHUNK):
-                if file.tell() + len(piece) > most_bytes:
+        with partial.open("ab" if begin else "wb") as partial_file:
+            while chunk := answer.read(CHUNK_BYTES):
+                if partial_file.tell() + len(chunk) > most_bytes:
                     raise InputError(f"{shown_url}: sends more than {most_bytes} bytes, the most for this set.")
-                file.write(piece)
-            return total is None or file.tell() == total
+                partial_file.write(chunk)
+            return total_bytes is None or partial_file.tell() == total_bytes
 
 
-def _parse_extent(status: int, headers: Message) -> tuple[int, int | None]:
+def _parse_extent(http_status: int, headers: Message) -> tuple[int, int | None]:
     """Returns (the position of the first byte that the server sends, the size of the whole file or None if it is not known)."""
-    if status == 206 and (match := re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))):
-        return int(match[1]), None if match[2] == "*" else int(match[2])
-    length = headers.get("Content-Length")
-    return 0, None if length is None else int(length)
+    if http_status == 206 and (range_match := re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))):
+        return int(range_match[1]), None if range_match[2] == "*" else int(range_match[2])
+    length_text = headers.get("Content-Length")
+    return 0, None if length_text is None else int(length_text)
 
 
 def _find_validator(headers: Message) -> str | None:
     """The value for the header If-Range: a strong ETag, otherwise the date of the last change."""
-    tag = headers.get("ETag")
-    return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
+    etag = headers.get("ETag")
+    return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified")
 
 
 def _read_note(partial: Path) -> dict[str, str | None]:
@@ -113,10 +115,10 @@ def _read_note(partial: Path) -> dict[str, str | None]:
     Empty if the note does not exist or is damaged; the download then starts again.
     """
     try:
-        note = json.loads(_note_path(partial).read_text())
+        partial_note = json.loads(_note_path(partial).read_text())
     except (FileNotFoundError, ValueError):
         return {}
-    return note if isinstance(note, dict) else {}
+    return partial_note if isinstance(partial_note, dict) else {}
 
 
 def _note_path(partial: Path) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shardlab.errors import InputError
 
-CIFAR10_RECORD = 1 + 3 * 32 * 32
+CIFAR10_RECORD_BYTES = 1 + 3 * 32 * 32
 CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 MNIST_PAIRS = (
     ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -47,12 +47,12 @@ class Format:
 
 def _check_cifar10(folder: Path) -> None:
     for name in CIFAR10_FILES:
-        content = _read_content(folder / name, most_bytes=FORMATS["cifar10"].most_bytes)
-        if not content or len(content) % CIFAR10_RECORD:
+        file_bytes = _read_content(folder / name, most_bytes=FORMAT_BY_NAME["cifar10"].most_bytes)
+        if not file_bytes or len(file_bytes) % CIFAR10_RECORD_BYTES:
             raise InputError(
-                f"{folder / name}: found {len(content)} bytes. Allowed: a multiple of {CIFAR10_RECORD}, one record."
+                f"{folder / name}: found {len(file_bytes)} bytes. Allowed: a multiple of {CIFAR10_RECORD_BYTES}, one record."
             )
-        _check_labels(folder / name, content[::CIFAR10_RECORD])
+        _check_labels(folder / name, file_bytes[::CIFAR10_RECORD_BYTES])
 
 
 def _check_mnist(folder: Path) -> None:
@@ -66,34 +66,34 @@ def _check_mnist(folder: Path) -> None:
         _check_labels(folder / labels_name, labels)
 
 
-def _read_idx(folder: Path, name: str, dimensions: int) -> tuple[bytes, tuple[int, ...]]:
-    path = folder / name if (folder / name).exists() else folder / f"{name}.gz"
-    content = _read_content(path, most_bytes=FORMATS["mnist"].most_bytes)
-    begin = 4 + 4 * dimensions
-    magic = bytes([0, 0, 8, dimensions])
-    if content[:4] != magic or len(content) < begin:
-        raise InputError(f"{path}: starts with {content[:4].hex(' ')}. Allowed: {magic.hex(' ')}, IDX of unsigned bytes.")
-    shape = struct.unpack(f">{dimensions}I", content[4:begin])
+def _read_idx(folder: Path, file_name: str, dimension_count: int) -> tuple[bytes, tuple[int, ...]]:
+    path = folder / file_name if (folder / file_name).exists() else folder / f"{file_name}.gz"
+    idx_bytes = _read_content(path, most_bytes=FORMAT_BY_NAME["mnist"].most_bytes)
+    begin = 4 + 4 * dimension_count
+    magic = bytes([0, 0, 8, dimension_count])
+    if idx_bytes[:4] != magic or len(idx_bytes) < begin:
+        raise InputError(f"{path}: starts with {idx_bytes[:4].hex(' ')}. Allowed: {magic.hex(' ')}, IDX of unsigned bytes.")
+    shape = struct.unpack(f">{dimension_count}I", idx_bytes[4:begin])
     promised_bytes = 1
-    for size in shape:
-        promised_bytes *= size
-    if not promised_bytes or promised_bytes != len(content) - begin:
-        raise InputError(f"{path}: found {len(content) - begin} bytes after the header, which promises {promised_bytes}.")
-    return content[begin:], shape
+    for dimension_size in shape:
+        promised_bytes *= dimension_size
+    if not promised_bytes or promised_bytes != len(idx_bytes) - begin:
+        raise InputError(f"{path}: found {len(idx_bytes) - begin} bytes after the header, which promises {promised_bytes}.")
+    return idx_bytes[begin:], shape
 
 
 def _read_content(path: Path, *, most_bytes: int) -> bytes:
     """The bytes of a file, decompressed if its name ends with .gz. most_bytes: the largest allowed number of bytes."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as handle:
-            content: bytes = handle.read(most_bytes + 1)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as opened_file:
+            file_bytes: bytes = opened_file.read(most_bytes + 1)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file.") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: is not a whole gzip file: {error}.") from None
-    if len(content) > most_bytes:
+    if len(file_bytes) > most_bytes:
         raise InputError(f"{path}: holds more than {most_bytes} bytes, the most that this set may have.")
-    return content
+    return file_bytes
 
 
 def _check_labels(path: Path, labels: bytes) -> None:
@@ -114,26 +114,29 @@ def _check_imagenet(folder: Path) -> None:
         raise InputError(
             f"{folder / 'val' / min(unknown_classes)}: is no class of train. Allowed: its {len(classes['train'])} folders."
         )
-    for split, names in classes.items():
-        for name in names:
-            with os.scandir(folder / split / name) as entries:
-                first = next((entry.path for entry in entries if entry.name.lower().endswith((".jpeg", ".jpg"))), None)
-            if first is None:
-                raise InputError(f"{folder / split / name}: found no image. Allowed: *.JPEG.")
-            with Path(first).open("rb") as handle:
-                check_image_start(first, handle.read(4))
+    for split, class_names in classes.items():
+        for class_name in class_names:
+            with os.scandir(folder / split / class_name) as image_entries:
+                first_image = next(
+                    (entry.path for entry in image_entries if entry.name.lower().endswith((".jpeg", ".jpg"))),
+                    None,
+                )
+            if first_image is None:
+                raise InputError(f"{folder / split / class_name}: found no image. Allowed: *.JPEG.")
+            with Path(first_image).open("rb") as image_file:
+                check_image_start(first_image, image_file.read(4))
 
 
-def check_image_start(image_name: str, start: bytes) -> None:
+def check_image_start(image_name: str, first_bytes: bytes) -> None:
     """Check the first bytes of an image. Raises InputError if no image begins with them. image_name: for the error."""
-    if not start.startswith(IMAGE_STARTS):
-        raise InputError(f"{image_name}: starts with {start[:4].hex(' ') or 'nothing'}. Allowed: a JPEG.")
+    if not first_bytes.startswith(IMAGE_STARTS):
+        raise InputError(f"{image_name}: starts with {first_bytes[:4].hex(' ') or 'nothing'}. Allowed: a JPEG.")
 
 
 def _list_folders(folder: Path) -> list[str]:
     try:
-        with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        with os.scandir(folder) as folder_entries:
+            return sorted(entry.name for entry in folder_entries if entry.is_dir() and not entry.name.startswith("."))
     except FileNotFoundError:
         raise InputError(f"{folder}: no such folder. Allowed: train/WNID/*.JPEG and val/WNID/*.JPEG.") from None
 
@@ -146,7 +149,7 @@ def _count_classes(folder: Path) -> dict[str, int]:
     return {split: len(_list_folders(folder / split)) for split in ("train", "val")}
 
 
-FORMATS = {
+FORMAT_BY_NAME = {
     "cifar10": Format(
         folder="cifar-10-batches-bin",
         member=re.compile(

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from provision.datasets import archive, download, imagenet_archives
-from provision.datasets.formats import FORMATS, Format
+from provision.datasets.formats import FORMAT_BY_NAME, Format
 from shardlab import url
 from shardlab.cluster import data_cache
 from shardlab.errors import InputError
@@ -51,35 +51,37 @@ def inspect_data_set(request: StageRequest) -> DataSetState:
 
     Reads only sizes and names of files, and compares them with the note that was written when the data set was staged.
     """
-    data_format, folder = FORMATS[request.name], _data_set_folder(request)
+    data_format, folder = FORMAT_BY_NAME[request.name], _data_set_folder(request)
     if folder.exists():
-        note = _read_note(request)
-        if note is None:
-            remark = "" if _is_writable(request) else ", and is read in place, as its folder cannot be written"
-            return DataSetState(False, True, f"verify {folder}, which already exists{remark}")
-        if request.sha256 and note["sha256"] and note["sha256"] != request.sha256:
-            text = f"{folder} was made from an archive with the SHA-256 {note['sha256']}; remove it to stage the other one"
-            return DataSetState(False, False, text)
-        if note["summary"] != data_format.summary(folder):
+        stage_note = _read_note(request)
+        if stage_note is None:
+            read_in_place_note = "" if _is_writable(request) else ", and is read in place, as its folder cannot be written"
+            return DataSetState(False, True, f"verify {folder}, which already exists{read_in_place_note}")
+        if request.sha256 and stage_note["sha256"] and stage_note["sha256"] != request.sha256:
+            conflict_text = (
+                f"{folder} was made from an archive with the SHA-256 {stage_note['sha256']}; remove it to stage the other one"
+            )
+            return DataSetState(False, False, conflict_text)
+        if stage_note["summary"] != data_format.summary(folder):
             return DataSetState(False, False, f"{folder} has changed since it was staged; remove it to stage it again")
         return DataSetState(True, True, f"{folder} is staged")
     if request.source is None:
         return DataSetState(False, False, f"{folder} does not exist, and cluster.yaml names no archive for {request.name}")
     if not _is_writable(request):
-        text = f"{request.data_path} cannot be written, so {request.name} cannot be staged there; set data.path to "
-        text += "a folder of yours"
-        return DataSetState(False, False, text)
+        conflict_text = f"{request.data_path} cannot be written, so {request.name} cannot be staged there; set data.path to "
+        conflict_text += "a folder of yours"
+        return DataSetState(False, False, conflict_text)
     if not _is_url(request.source) and not Path(request.source).exists():
         return DataSetState(False, False, f"{request.source}: no such file, so {request.name} cannot be staged")
-    action = "fetch" if _is_url(request.source) else "use the folder" if Path(request.source).is_dir() else "unpack"
+    action_text = "fetch" if _is_url(request.source) else "use the folder" if Path(request.source).is_dir() else "unpack"
     if _has_official_archives(request.name, Path(request.source)):
-        action = "unpack the official archives in"
-    return DataSetState(False, True, f"{action} {url.remove_secrets(request.source)} as {folder}", makes=True)
+        action_text = "unpack the official archives in"
+    return DataSetState(False, True, f"{action_text} {url.remove_secrets(request.source)} as {folder}", makes=True)
 
 
 def stage_data_set(request: StageRequest) -> DataSetState:
     """Stage the data set if it is not staged. Raises InputError for a refused source, ShardlabError for a failed download."""
-    data_format, folder = FORMATS[request.name], _data_set_folder(request)
+    data_format, folder = FORMAT_BY_NAME[request.name], _data_set_folder(request)
     with _hold_data_set_lock(request):
         state = inspect_data_set(request)  # again, under the lock: another process may have staged the data set
         if state.ready:
@@ -88,10 +90,10 @@ def stage_data_set(request: StageRequest) -> DataSetState:
             raise InputError(f"{state.says}.")
         if folder.exists():
             data_format.check(folder)
-            sha256 = None
+            archive_sha256 = None
         else:
-            sha256 = _make_data_set(request, data_format, folder)
-        _write_note(request, {"schema": SCHEMA, "sha256": sha256, "summary": data_format.summary(folder)})
+            archive_sha256 = _make_data_set(request, data_format, folder)
+        _write_note(request, {"schema": SCHEMA, "sha256": archive_sha256, "summary": data_format.summary(folder)})
         return DataSetState(True, True, f"{folder} is staged")
 
 
@@ -102,7 +104,9 @@ def download_archive(request: StageRequest) -> DataSetState:
         state = inspect_data_set(request)
         if state.ready or not state.makes or not _is_url(request.source or ""):
             return state
-        return DataSetState(False, True, f"downloaded {_download_if_missing(request, FORMATS[request.name])}", makes=True)
+        return DataSetState(
+            False, True, f"downloaded {_download_if_missing(request, FORMAT_BY_NAME[request.name])}", makes=True
+        )
 
 
 def _download_if_missing(request: StageRequest, data_format: Format) -> Path:
@@ -122,15 +126,17 @@ def _make_data_set(request: StageRequest, data_format: Format, folder: Path) -> 
     """Write the data set from its source into `folder`. Returns the SHA-256 of the archive; None if the source is a folder."""
     assert request.source is not None
     source = Path(request.source)
-    unpacked = folder.parent / STAGING_NAME / f"{request.name}.unpacking"
+    unpacked_folder = folder.parent / STAGING_NAME / f"{request.name}.unpacking"
     if not _is_url(request.source) and _has_official_archives(request.name, source) and not request.sha256:
-        imagenet_archives.unpack_official_archives(source, unpacked, lambda: _check_and_publish(data_format, unpacked, folder))
+        imagenet_archives.unpack_official_archives(
+            source, unpacked_folder, lambda: _check_and_publish(data_format, unpacked_folder, folder)
+        )
         return None
-    shutil.rmtree(unpacked, ignore_errors=True)  # a killed process may have left this folder
+    shutil.rmtree(unpacked_folder, ignore_errors=True)  # a killed process may have left this folder
     if not _is_url(request.source) and source.is_dir():
         if request.sha256:
             raise InputError(f"{source}: is a folder, which has no SHA-256. Allowed: a folder without sha256, or an archive.")
-        _stage_from_folder(source, data_format, unpacked, folder)
+        _stage_from_folder(source, data_format, unpacked_folder, folder)
         return None
     if _is_url(request.source):
         assert request.sha256 is not None  # cluster.yaml must give the sha256 of a URL
@@ -139,73 +145,73 @@ def _make_data_set(request: StageRequest, data_format: Format, folder: Path) -> 
         sha256 = download.file_sha256(source)
         if request.sha256 not in (None, sha256):
             raise InputError(f"{source}: its SHA-256 is {sha256}. Allowed: {request.sha256}, as cluster.yaml says.")
-    with _fill_folder(data_format, unpacked, folder):
-        archive.unpack_archive(source, data_format, unpacked)
+    with _fill_folder(data_format, unpacked_folder, folder):
+        archive.unpack_archive(source, data_format, unpacked_folder)
     for path in _staging_folder(request).glob(f"{request.name}-*.archive"):  # also those of an earlier sha256 in cluster.yaml
         path.unlink()
     download.delete_partial(_staging_folder(request) / f"{request.name}.partial")
     return sha256
 
 
-def _has_official_archives(name: str, source: Path) -> bool:
+def _has_official_archives(data_set_name: str, source_folder: Path) -> bool:
     """Whether the source is a folder with the official archives of ImageNet."""
-    return name == "imagenet" and imagenet_archives.has_official_archives(source)
+    return data_set_name == "imagenet" and imagenet_archives.has_official_archives(source_folder)
 
 
-def _stage_from_folder(source: Path, data_format: Format, unpacked: Path, folder: Path) -> None:
+def _stage_from_folder(source_folder: Path, data_format: Format, unpacked_folder: Path, folder: Path) -> None:
     """Stage a data set from a folder of the user.
 
     If the folder contains the parts as tar files, they are unpacked. Otherwise a small data set is copied, and for a large data
     set a symbolic link to the folder is made.
     """
-    parts = {name: source / f"{name}.tar" for name in data_format.parts}
-    if parts and all(path.is_file() for path in parts.values()):
-        with _fill_folder(data_format, unpacked, folder):
-            for name, path in parts.items():
-                archive.unpack_archive(path, data_format, unpacked, name_prefix=f"{name}/")
+    archive_by_part = {part_name: source_folder / f"{part_name}.tar" for part_name in data_format.parts}
+    if archive_by_part and all(path.is_file() for path in archive_by_part.values()):
+        with _fill_folder(data_format, unpacked_folder, folder):
+            for part_name, path in archive_by_part.items():
+                archive.unpack_archive(path, data_format, unpacked_folder, name_prefix=f"{part_name}/")
         return
     if data_format.linked:
-        data_format.check(source)
-        link = unpacked.with_suffix(".link")
-        link.unlink(missing_ok=True)
-        link.symlink_to(source.absolute())
-        link.rename(folder)
+        data_format.check(source_folder)
+        link_path = unpacked_folder.with_suffix(".link")
+        link_path.unlink(missing_ok=True)
+        link_path.symlink_to(source_folder.absolute())
+        link_path.rename(folder)
         return
-    with _fill_folder(data_format, unpacked, folder):
-        for path in sorted(source.iterdir()):
+    with _fill_folder(data_format, unpacked_folder, folder):
+        for path in sorted(source_folder.iterdir()):
             if data_format.member.fullmatch(path.name) and path.is_file():
-                shutil.copyfile(path, unpacked / path.name)
+                shutil.copyfile(path, unpacked_folder / path.name)
 
 
 @contextlib.contextmanager
-def _fill_folder(data_format: Format, unpacked: Path, folder: Path) -> Iterator[None]:
+def _fill_folder(data_format: Format, unpacked_folder: Path, folder: Path) -> Iterator[None]:
     """Make the folder `unpacked` for the block to fill, then rename it to `folder`. After an error, `unpacked` is removed."""
-    unpacked.mkdir()
+    unpacked_folder.mkdir()
     try:
         yield
-        _check_and_publish(data_format, unpacked, folder)
+        _check_and_publish(data_format, unpacked_folder, folder)
     except BaseException:
-        shutil.rmtree(unpacked, ignore_errors=True)
+        shutil.rmtree(unpacked_folder, ignore_errors=True)
         raise
 
 
-def _check_and_publish(data_format: Format, unpacked: Path, folder: Path) -> None:
+def _check_and_publish(data_format: Format, unpacked_folder: Path, folder: Path) -> None:
     """Check the files in `unpacked`, flush them to the disk, and only then rename `unpacked` to `folder`."""
     try:
-        data_format.check(unpacked)
+        data_format.check(unpacked_folder)
     except InputError as error:  # the message must not name the folder `unpacked`, which is only temporary
-        raise InputError(str(error).replace(f"{unpacked}/", "in the archive: ")) from None
+        raise InputError(str(error).replace(f"{unpacked_folder}/", "in the archive: ")) from None
     os.sync()  # one sync of all file systems is faster than a million calls of fsync
-    unpacked.rename(folder)
-    descriptor = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+    unpacked_folder.rename(folder)
+    folder_descriptor = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        os.fsync(folder_descriptor)
     finally:
-        os.close(descriptor)
+        os.close(folder_descriptor)
 
 
 def _data_set_folder(request: StageRequest) -> Path:
-    return Path(request.data_path) / FORMATS[request.name].folder
+    return Path(request.data_path) / FORMAT_BY_NAME[request.name].folder
 
 
 def _is_writable(request: StageRequest) -> bool:
@@ -230,8 +236,8 @@ def _hold_data_set_lock(request: StageRequest) -> Iterator[None]:
     """
     staging_folder = _staging_folder(request)
     staging_folder.mkdir(parents=True, exist_ok=True)
-    with (staging_folder / f"{request.name}.lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with (staging_folder / f"{request.name}.lock").open("ab") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
         yield
 
 
@@ -251,13 +257,13 @@ def _read_note(request: StageRequest) -> dict[str, object] | None:
     return note if isinstance(note, dict) and note.keys() >= {"sha256", "summary"} and note.get("schema") == SCHEMA else None
 
 
-def _write_note(request: StageRequest, note: dict[str, object]) -> None:
-    temporary = _note_path(request).with_suffix(".tmp")
-    with temporary.open("w") as file:
-        json.dump(note, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(_note_path(request))
+def _write_note(request: StageRequest, stage_note: dict[str, object]) -> None:
+    temporary_path = _note_path(request).with_suffix(".tmp")
+    with temporary_path.open("w") as note_file:
+        json.dump(stage_note, note_file)
+        note_file.flush()
+        os.fsync(note_file.fileno())
+    temporary_path.rename(_note_path(request))
 
 
 def state_as_dict(state: DataSetState) -> dict[str, object]:

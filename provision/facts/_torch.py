@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-BACKENDS = ("gloo", "nccl", "mpi")
+KNOWN_BACKENDS = ("gloo", "nccl", "mpi")
 
 
 def inspect_torch() -> dict[str, Any]:
@@ -24,7 +24,7 @@ def inspect_torch() -> dict[str, Any]:
         state["version"] = str(torch.__version__)
         state["cuda"] = torch.version.cuda
         if distributed.is_available():
-            state["backends"] = [name for name in BACKENDS if getattr(distributed, f"is_{name}_available")()]
+            state["backends"] = [backend for backend in KNOWN_BACKENDS if getattr(distributed, f"is_{backend}_available")()]
         try:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             state["gpus"] = torch.cuda.device_count()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from provision.fact import Fact, decode_last_line
 
 # Prints only IPv4 addresses. Ranks use IPv4 for their rendezvous; temporary IPv6 addresses would change the inventory often.
-PROGRAM = """\
+PRINT_ADDRESSES = """\
 import json, psutil, socket
 found = {
     nic: [entry.address for entry in entries if entry.family == socket.AF_INET]
@@ -17,14 +17,14 @@ print(json.dumps(found))
 
 def command(python: str) -> list[str]:
     """The command that prints the addresses. It needs psutil on the node, which the environment of shardlab contains."""
-    return [python, "-c", PROGRAM]
+    return [python, "-c", PRINT_ADDRESSES]
 
 
 def parse(stdout: str) -> dict[str, list[str]]:
     """The sorted addresses, by interface. Loopback and interfaces without addresses are left out. Raises ValueError."""
     addresses_of = decode_last_line(stdout, dict[str, list[str]])
-    routable = {nic: [ip for ip in addresses if not ip.startswith("127.")] for nic, addresses in addresses_of.items()}
-    return {nic: sorted(routable[nic]) for nic in sorted(routable) if routable[nic]}
+    routable_by_nic = {nic: [ip for ip in addresses if not ip.startswith("127.")] for nic, addresses in addresses_of.items()}
+    return {nic: sorted(routable_by_nic[nic]) for nic in sorted(routable_by_nic) if routable_by_nic[nic]}
 
 
 ADDRESSES = Fact("addresses", command, parse, timeout_s=30)

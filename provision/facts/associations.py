@@ -7,12 +7,12 @@ import msgspec
 from provision.fact import Fact
 from provision.facts.slurm_text import is_name, parse_names
 
-FIELDS = "Account,Partition,QOS,DefaultQOS"
+SACCTMGR_FIELDS = "Account,Partition,QOS,DefaultQOS"
 # The program asks only about this cluster, because several clusters may share the accounting database, and an account of
 # another cluster is not valid here.
-PROGRAM = f"""\
+PRINT_ASSOCIATIONS = f"""\
 cluster=$(scontrol show config 2>/dev/null | sed -n 's/^ClusterName *= *//p')
-sacctmgr --noheader --parsable2 show associations user="$(id -un)" ${{cluster:+cluster="$cluster"}} format={FIELDS}
+sacctmgr --noheader --parsable2 show associations user="$(id -un)" ${{cluster:+cluster="$cluster"}} format={SACCTMGR_FIELDS}
 """
 
 
@@ -27,17 +27,17 @@ class Association(msgspec.Struct, frozen=True):
 
 
 def command(python: str) -> list[str]:
-    return ["sh", "-c", PROGRAM]
+    return ["sh", "-c", PRINT_ASSOCIATIONS]
 
 
 def parse(stdout: str) -> tuple[Association, ...]:
-    """The accounts of the user, from the output of PROGRAM. Raises ValueError if a line has another form."""
+    """The accounts of the user, from the output of PRINT_ASSOCIATIONS. Raises ValueError if a line has another form."""
     associations = []
     for line in stdout.splitlines():
-        words = line.split("|")
-        if len(words) != 4:
-            raise ValueError(f"found {line[:80]!r}. Allowed: {FIELDS.replace(',', '|')}.")
-        account, partition, qos, default_qos = words
+        line_fields = line.split("|")
+        if len(line_fields) != 4:
+            raise ValueError(f"found {line[:80]!r}. Allowed: {SACCTMGR_FIELDS.replace(',', '|')}.")
+        account, partition, qos, default_qos = line_fields
         if is_name(account):
             associations.append(
                 Association(

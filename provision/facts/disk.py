@@ -8,10 +8,11 @@ import msgspec
 
 from provision.fact import Fact, decode_last_line
 
-LABEL = "shardlab"  # the label of file systems that `provision` makes, by which it recognizes them before they are mounted
-# PROGRAM uses wipefs, which lists all signatures of file systems, RAID, LVM and encryption that libblkid finds. lsblk is not
-# used for file systems, because it prints the information of udev, which may be old.
-PROGRAM = """\
+# The label of file systems that `provision` makes, by which it recognizes them before they are mounted
+FILE_SYSTEM_LABEL = "shardlab"
+# DESCRIBE_DISK uses wipefs, which lists all signatures of file systems, RAID, LVM and encryption that libblkid finds. lsblk
+# is not used for file systems, because it prints the information of udev, which may be old.
+DESCRIBE_DISK = """\
 disk=$1
 if ! test -b "$disk"; then echo '{"there": false}'; exit 0; fi
 tree=$(lsblk --json --output PATH,TYPE,MOUNTPOINTS -- "$disk" | tr -d '\\n')
@@ -48,24 +49,30 @@ class Disk(msgspec.Struct, frozen=True):
 
 def disk_fact(path: str) -> Fact[Disk]:
     """The fact about the disk at `path`. Only this disk is read, because other disks may be in sleep mode."""
-    return Fact(f"disk {path}", lambda python: ["sh", "-euc", PROGRAM, "disk", path, LABEL], parse, timeout_s=60, root=True)
+    return Fact(
+        f"disk {path}",
+        lambda python: ["sh", "-euc", DESCRIBE_DISK, "disk", path, FILE_SYSTEM_LABEL],
+        parse,
+        timeout_s=60,
+        root=True,
+    )
 
 
 def parse(stdout: str) -> Disk:
-    """The disk, parsed from the output of PROGRAM. Raises ValueError."""
+    """The disk, parsed from the output of DESCRIBE_DISK. Raises ValueError."""
     report = decode_last_line(stdout, _DiskReport)
     if not report.there:
         return Disk()
     try:
         (block_device,) = report.tree["blockdevices"]
-        holds = [] if block_device["type"] == "disk" else [f"it is not a whole disk but a {block_device['type']}"]
-        holds += [f"the {child['type']} {child['path']}" for child in block_device.get("children", ())]
-        mounted = [mountpoint for mountpoint in block_device["mountpoints"] if mountpoint]
-        holds += [f"it is in use at {mountpoint}" for mountpoint in mounted]
-        holds += [f"a signature of {sign}" for sign in report.signs.split()]
-        holds += [f"it is used by {holder}" for holder in report.held.split()]
-        if not report.blank and not holds:
-            holds.append("data of no known kind in its first MiB")
-        return Disk(str(block_device["path"]), tuple(holds), report.made and holds == ["a signature of ext4"])
+        hold_reasons = [] if block_device["type"] == "disk" else [f"it is not a whole disk but a {block_device['type']}"]
+        hold_reasons += [f"the {child['type']} {child['path']}" for child in block_device.get("children", ())]
+        mountpoints = [mountpoint for mountpoint in block_device["mountpoints"] if mountpoint]
+        hold_reasons += [f"it is in use at {mountpoint}" for mountpoint in mountpoints]
+        hold_reasons += [f"a signature of {sign}" for sign in report.signs.split()]
+        hold_reasons += [f"it is used by {holder}" for holder in report.held.split()]
+        if not report.blank and not hold_reasons:
+            hold_reasons.append("data of no known kind in its first MiB")
+        return Disk(str(block_device["path"]), tuple(hold_reasons), report.made and hold_reasons == ["a signature of ext4"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"lsblk does not say {error}.") from None

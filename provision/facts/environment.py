@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from provision.fact import Fact
-from shardlab.files.decoders import decoder
+from shardlab.files.decoders import get_decoder
 
 # $0 is the path of the interpreter, ENVIRONMENT/bin/python. Each marker file, such as packages.made, contains a digest or text.
-PROGRAM = """\
+DESCRIBE_ENVIRONMENT = """\
 cd "$(dirname "$(dirname "$0")")" 2>/dev/null || exit 0
 for mark in packages source differences; do test -f "$mark.made" && printf '%s=%s\\n' "$mark" "$(cat "$mark.made")"; done
 printf 'version=%s\\n' "$(bin/python -c 'import platform; print(platform.python_version())' 2>/dev/null)"
@@ -33,18 +33,19 @@ class InstalledEnvironment(msgspec.Struct, frozen=True):
     """`yes`: files of the packages are missing, for example because the site deleted old files."""
 
 
-decoder(InstalledEnvironment)  # msgspec prepares the type here, before several threads call `parse`
+get_decoder(InstalledEnvironment)  # msgspec prepares the type here, before several threads call `parse`
 
 
 def command(python: str) -> list[str]:
     """The command that reads the marker files of the environment that contains the interpreter `python`. Needs only a shell."""
-    return ["sh", "-c", PROGRAM, python]
+    return ["sh", "-c", DESCRIBE_ENVIRONMENT, python]
 
 
 def parse(stdout: str) -> InstalledEnvironment:
-    """The environment as PROGRAM describes it. A part is None if its marker file does not exist."""
-    pairs = dict(line.split("=", 1) for line in stdout.splitlines() if "=" in line)
-    return msgspec.convert({name: value or None for name, value in pairs.items()}, InstalledEnvironment)
+    """The environment as DESCRIBE_ENVIRONMENT describes it. A part is None if its marker file does not exist."""
+    value_by_name = dict(line.split("=", 1) for line in stdout.splitlines() if "=" in line)
+    return msgspec.convert({part_name: value or None for part_name, value in value_by_name.items()}, InstalledEnvironment)
 
 
-ENVIRONMENT = Fact("environment", command, parse, timeout_s=300)  # PROGRAM counts up to tens of thousands of files over NFS
+# DESCRIBE_ENVIRONMENT counts up to tens of thousands of files over NFS
+ENVIRONMENT = Fact("environment", command, parse, timeout_s=300)

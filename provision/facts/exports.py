@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from provision.fact import Fact
 
-EXPORTED = "/etc/exports.d/shardlab.exports"  # the file of exports that `provision` writes
+EXPORTS_FILE = "/etc/exports.d/shardlab.exports"  # the file of exports that `provision` writes
 
 
 def command(python: str) -> list[str]:
@@ -29,7 +29,7 @@ def parse_folders(stdout: str) -> list[str]:
 EXPORTS = Fact("exports", command, parse, timeout_s=30, root=True)
 EXPORTED_BY_US = Fact(
     "our exports",
-    lambda python: ["sed", "-n", r"s/^\(\/[^ ]*\) .*/\1/p", EXPORTED],
+    lambda python: ["sed", "-n", r"s/^\(\/[^ ]*\) .*/\1/p", EXPORTS_FILE],
     parse_folders,
     timeout_s=30,
     root=True,

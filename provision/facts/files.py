@@ -8,7 +8,7 @@ import msgspec
 
 from provision.fact import Fact
 
-PROGRAM = """\
+DESCRIBE_FILES = """\
 for path; do
     test -f "$path" || continue
     printf '%s\\t%s\\t%s\\n' "$path" "$(stat -c '%a\\t%U:%G\\t%.Y' -- "$path" | sed 's/\\\\t/\\t/g')" \\
@@ -35,16 +35,16 @@ class NodeFile(msgspec.Struct, frozen=True):
 
 def command(python: str) -> list[str]:
     """The command that describes files. The paths, which each operation lists in `files`, are appended as arguments."""
-    return ["sh", "-c", PROGRAM, "files"]
+    return ["sh", "-c", DESCRIBE_FILES, "files"]
 
 
 def parse(stdout: str) -> dict[str, NodeFile]:
     """The files that exist on the machine, by path, parsed from the output of the command. Raises ValueError."""
-    files = {}
+    file_by_path = {}
     for line in stdout.splitlines():
         path, mode, owner, written_s, sha256 = line.split("\t")
-        files[path] = NodeFile(int(mode, 8), owner, float(written_s), sha256)
-    return files
+        file_by_path[path] = NodeFile(int(mode, 8), owner, float(written_s), sha256)
+    return file_by_path
 
 
 FILES = Fact("files", command, parse, timeout_s=30, root=True, takes_paths=True)

@@ -7,7 +7,7 @@ import msgspec
 from provision.fact import Fact
 
 # A private key has a passphrase if ssh-keygen cannot derive its public key with an empty passphrase.
-PROGRAM = """\
+PRINT_KEYS = """\
 login=${SUDO_USER:-$(id -un)}
 home=$(getent passwd "$login" | cut -d : -f 6)
 key=$home/.ssh/id_ed25519
@@ -42,22 +42,32 @@ class Keys(msgspec.Struct, frozen=True):
 
 def command(python: str) -> list[str]:
     """The command that prints the public keys. It sends no private key."""
-    return ["sh", "-c", PROGRAM]
+    return ["sh", "-c", PRINT_KEYS]
 
 
 def parse(stdout: str) -> Keys:
-    """The keys in the output of PROGRAM. Raises ValueError if a line has an unknown first word or a key is missing."""
+    """The keys in the output of PRINT_KEYS. Raises ValueError if a line has an unknown first word or a key is missing."""
     values: dict[str, list[str]] = {tag: [] for tag in ("login", "home", "key", "host", "authorized", "known", "known_by_user")}
     for line in stdout.splitlines():
-        word, _, rest = line.partition(" ")
-        if word not in values:
+        line_tag, _, tag_value = line.partition(" ")
+        if line_tag not in values:
             raise ValueError(f"{line[:80]!r} is an unexpected line.")
-        values[word].append(rest)
+        values[line_tag].append(tag_value)
     if not (values["login"] and values["home"] and values["home"][0]):
         raise ValueError("the user who logs in is missing.")
-    key = values["key"][0] if values["key"] else None
-    hosts, authorized, lines, user_lines = (tuple(values[name]) for name in ("host", "authorized", "known", "known_by_user"))
-    return Keys(values["login"][0], values["home"][0], key, tuple(sorted(hosts)), authorized, lines, user_lines)
+    public_key = values["key"][0] if values["key"] else None
+    hosts, authorized, known_lines, user_known_lines = (
+        tuple(values[name]) for name in ("host", "authorized", "known", "known_by_user")
+    )
+    return Keys(
+        values["login"][0],
+        values["home"][0],
+        public_key,
+        tuple(sorted(hosts)),
+        authorized,
+        known_lines,
+        user_known_lines,
+    )
 
 
 KEYS = Fact("keys", command, parse, timeout_s=30, root=True)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from provision.fact import Fact
 
-PATH = "/usr/local/etc/emulab/mkextrafs.pl"
-PROGRAM = f"if test -x {PATH}; then echo yes; else echo no; fi"
+MKEXTRAFS_PATH = "/usr/local/etc/emulab/mkextrafs.pl"
+TEST_MKEXTRAFS = f"if test -x {MKEXTRAFS_PATH}; then echo yes; else echo no; fi"
 
 
 def command(python: str) -> list[str]:
     """The command that prints whether the machine has the program: yes or no. It needs only a shell."""
-    return ["sh", "-c", PROGRAM]
+    return ["sh", "-c", TEST_MKEXTRAFS]
 
 
 def parse(stdout: str) -> bool:
     """True for the output yes, False for no. Raises ValueError for any other output."""
-    answers = {"yes": True, "no": False}
-    if (word := stdout.strip()) not in answers:
-        raise ValueError(f"found {word[:40]!r}, not yes or no.")
-    return answers[word]
+    is_present_by_word = {"yes": True, "no": False}
+    if (answer_word := stdout.strip()) not in is_present_by_word:
+        raise ValueError(f"found {answer_word[:40]!r}, not yes or no.")
+    return is_present_by_word[answer_word]
 
 
 MKEXTRAFS = Fact("mkextrafs", command, parse, timeout_s=30)

@@ -8,8 +8,8 @@ from provision.fact import Fact
 from shardlab.remote.login_shell import login_shell_argv
 
 # `module` is a function of the login shell. Lmod and environment-modules both write the list to standard error.
-PROGRAM = "module --terse avail 2>&1 || true"
-KINDS = (
+LIST_MODULES = "module --terse avail 2>&1 || true"
+LISTED_KINDS = (
     "python",
     "python3",
     "cpython",
@@ -26,22 +26,22 @@ KINDS = (
     "singularity",
     "charliecloud",
 )
-_MODULE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z")
+_MODULE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z")
 
 
 def command(python: str) -> list[str]:
-    return login_shell_argv(PROGRAM)
+    return login_shell_argv(LIST_MODULES)
 
 
 def parse(stdout: str) -> tuple[str, ...]:
-    """The modules NAME/VERSION whose kind is in KINDS, in the order of the list. Empty if the site has no module system."""
-    names: dict[str, None] = {}
+    """The modules NAME/VERSION whose kind is in LISTED_KINDS, in the order of the list. Empty if the site has no modules."""
+    module_names: dict[str, None] = {}
     for line in stdout.splitlines():
         module = re.sub(r"\([^()]*\)$", "", line.strip())  # removes a mark such as (default), (D) or (default:latest)
         folder, _, version = module.rpartition("/")
-        if version and folder.rpartition("/")[2].lower() in KINDS and _MODULE.match(module):
-            names[module] = None
-    return tuple(names)
+        if version and folder.rpartition("/")[2].lower() in LISTED_KINDS and _MODULE_NAME.match(module):
+            module_names[module] = None
+    return tuple(module_names)
 
 
 MODULES = Fact("modules", command, parse, timeout_s=60)

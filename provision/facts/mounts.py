@@ -9,7 +9,7 @@ from provision.fact import Fact
 ANSWERS_S = 10
 # findmnt without a path reads only the kernel's list of mounts. `stat` asks the file system and hangs if the file system hangs,
 # so it runs with a time limit.
-PROGRAM = f"""\
+DESCRIBE_MOUNT = f"""\
 place=$1
 findmnt --raw --noheadings --output TARGET,SOURCE,FSTYPE,OPTIONS |
     while read -r target rest; do test "$target" = "$place" && printf 'mount %s\\n' "$rest"; done
@@ -55,29 +55,35 @@ class MountPlace(msgspec.Struct, frozen=True):
 
 def mount_fact(path: str) -> Fact[MountPlace]:
     """The fact about the folder `path` as a place for a mount."""
-    command = ["sh", "-c", PROGRAM, "place", path]
+    command = ["sh", "-c", DESCRIBE_MOUNT, "place", path]
     return Fact(f"place {path}", lambda python: command, parse, timeout_s=3 * ANSWERS_S, root=True)
 
 
 def parse(stdout: str) -> MountPlace:
-    """The folder and its mount, parsed from the output of PROGRAM. Raises ValueError."""
-    mounts: dict[str, Mount] = {}
-    words = set()
+    """The folder and its mount, parsed from the output of DESCRIBE_MOUNT. Raises ValueError."""
+    mount_by_word: dict[str, Mount] = {}
+    line_tags = set()
     for line in stdout.splitlines():
-        word, _, rest = line.partition(" ")
-        if word in ("mount", "fstab"):
-            source, kind, options = rest.split()
-            mounts[word] = Mount(source, kind, tuple(options.split(",")))
+        line_tag, _, tag_value = line.partition(" ")
+        if line_tag in ("mount", "fstab"):
+            source, file_system, options = tag_value.split()
+            mount_by_word[line_tag] = Mount(source, file_system, tuple(options.split(",")))
         else:
-            words.add(word)
-    if not words & {"answers", "hangs", "absent"}:
+            line_tags.add(line_tag)
+    if not line_tags & {"answers", "hangs", "absent"}:
         raise ValueError("it does not say whether the folder answers.")
-    return MountPlace(mounts.get("mount"), mounts.get("fstab"), "absent" not in words, "hangs" in words, "empty" in words)
+    return MountPlace(
+        mount_by_word.get("mount"),
+        mount_by_word.get("fstab"),
+        "absent" not in line_tags,
+        "hangs" in line_tags,
+        "empty" in line_tags,
+    )
 
 
 def parse_sources(stdout: str) -> dict[str, str]:
     """The source of each NFS mount, such as SERVER:FOLDER, by the folder at which it is mounted."""
-    return {target: source for source, target in (line.split(" ", 1) for line in stdout.splitlines())}
+    return {mount_folder: source for source, mount_folder in (line.split(" ", 1) for line in stdout.splitlines())}
 
 
 NFS_MOUNTS = Fact(

@@ -12,12 +12,12 @@ from shardlab.cluster.slurm_cluster import drop_cluster_headers
 from shardlab.cluster.slurm_keys import MOST_GPUS
 from shardlab.matrix.cell import GPU_TYPE
 
-FORMAT = "%R|%D|%c|%m|%G|%f|%N"
+SINFO_FORMAT = "%R|%D|%c|%m|%G|%f|%N"
 MOST_FEATURES = 32
-_GPU = re.compile(r"^gpu(?::([^:()]*[^:()\d][^:()]*))?(?::no_consume)?(?::(\d+))?\Z")  # without a number: one GPU
-_TYPE = re.compile(GPU_TYPE)
-_NAMES = re.compile(r"^[A-Za-z0-9._,\[\]-]{1,20000}\Z")
-_SOCKETS = re.compile(r"\([^()]*\)")  # the sockets of a generic resource, such as `(S:0-1)` after `gpu:a100:4`
+_GPU_GRES = re.compile(r"^gpu(?::([^:()]*[^:()\d][^:()]*))?(?::no_consume)?(?::(\d+))?\Z")  # without a number: one GPU
+_GPU_TYPE = re.compile(GPU_TYPE)
+_NODE_NAMES = re.compile(r"^[A-Za-z0-9._,\[\]-]{1,20000}\Z")
+_GRES_SOCKETS = re.compile(r"\([^()]*\)")  # the sockets of a generic resource, such as `(S:0-1)` after `gpu:a100:4`
 
 
 class GpuGres(msgspec.Struct, frozen=True):
@@ -47,20 +47,20 @@ class NodeType(msgspec.Struct, frozen=True):
 
 def command(python: str) -> list[str]:
     # Removes the variable SINFO_PARTITION: with this variable, sinfo would list only the partitions in its value.
-    return ["env", "-u", "SINFO_PARTITION", "sinfo", "--noheader", "--exact", f"--format={FORMAT}"]
+    return ["env", "-u", "SINFO_PARTITION", "sinfo", "--noheader", "--exact", f"--format={SINFO_FORMAT}"]
 
 
 def parse(stdout: str) -> tuple[NodeType, ...]:
     """The types of nodes in the output of sinfo. Raises ValueError if a line has another form."""
-    types = []
+    node_types = []
     for line in drop_cluster_headers(stdout).splitlines():
-        words = line.split("|")
-        if len(words) != 7:
-            raise ValueError(f"found {line[:80]!r}. Allowed: {FORMAT}.")
-        partition, count, cpus, memory, gres, features, names = (word.strip() for word in words)
+        line_fields = line.split("|")
+        if len(line_fields) != 7:
+            raise ValueError(f"found {line[:80]!r}. Allowed: {SINFO_FORMAT}.")
+        partition, count, cpus, memory, gres, features, names = (line_field.strip() for line_field in line_fields)
         if is_name(partition) and count.isdigit() and cpus.isdigit() and memory.isdigit():
-            feature_names = tuple(name for name in features.split(",") if is_name(name))[:MOST_FEATURES]
-            types.append(
+            feature_names = tuple(feature_name for feature_name in features.split(",") if is_name(feature_name))[:MOST_FEATURES]
+            node_types.append(
                 NodeType(
                     partition,
                     int(count),
@@ -68,19 +68,19 @@ def parse(stdout: str) -> tuple[NodeType, ...]:
                     int(memory),
                     parse_gpus(gres),
                     () if features == "(null)" else feature_names,
-                    names if _NAMES.match(names) else "",
+                    names if _NODE_NAMES.match(names) else "",
                 )
             )
-    return tuple(types)
+    return tuple(node_types)
 
 
 def parse_gpus(gres: str) -> tuple[GpuGres, ...]:
     """The GPUs in a list of generic resources, such as `gpu:a100:4(S:0-1),nvme:1`."""
-    counts: dict[str | None, int] = {}  # by type; Slurm adds the counts of words with the same type
-    for word in _SOCKETS.sub("", gres).split(","):
-        if (match := _GPU.match(word.strip())) and (match[1] is None or _TYPE.match(match[1])):
-            counts[match[1]] = counts.get(match[1], 0) + int(match[2] or 1)
-    return tuple(GpuGres(kind, count) for kind, count in counts.items() if 0 < count <= MOST_GPUS)
+    count_by_type: dict[str | None, int] = {}  # by type; Slurm adds the counts of words with the same type
+    for gres_word in _GRES_SOCKETS.sub("", gres).split(","):
+        if (gpu_match := _GPU_GRES.match(gres_word.strip())) and (gpu_match[1] is None or _GPU_TYPE.match(gpu_match[1])):
+            count_by_type[gpu_match[1]] = count_by_type.get(gpu_match[1], 0) + int(gpu_match[2] or 1)
+    return tuple(GpuGres(gpu_type, count) for gpu_type, count in count_by_type.items() if 0 < count <= MOST_GPUS)
 
 
 NODE_TYPES = Fact("node types", command, parse, timeout_s=60)

@@ -7,8 +7,8 @@ import msgspec
 from provision.fact import Fact
 from shardlab.cluster.slurm_cluster import drop_cluster_headers
 
-FORMAT = "%N|%t|%u|%E"
-FLAGS = "*~#!%$@^-+"  # characters with which a state may end, such as * for a node that does not respond
+SINFO_FORMAT = "%N|%t|%u|%E"
+STATE_FLAGS = "*~#!%$@^-+"  # characters with which a state may end, such as * for a node that does not respond
 MOST_REASON = 200  # the most characters of a reason; the rest is cut off
 
 
@@ -25,19 +25,19 @@ class SlurmNode(msgspec.Struct, frozen=True):
 
 def command(python: str) -> list[str]:
     """The command that asks Slurm's controller for its nodes. The command prints no nodes if the controller does not answer."""
-    return ["sh", "-c", f"sinfo -hN -o '{FORMAT}' || true"]
+    return ["sh", "-c", f"sinfo -hN -o '{SINFO_FORMAT}' || true"]
 
 
 def parse(stdout: str) -> dict[str, SlurmNode]:
     """The nodes of Slurm, by name. Raises ValueError."""
     nodes = {}
     for line in drop_cluster_headers(stdout).splitlines():
-        words = line.split("|", 3)
-        if len(words) != 4:
-            raise ValueError(f"found {line[:80]!r}. Allowed: {FORMAT}.")
-        name, state, user, reason = words
-        text = "" if reason == "none" else "".join(char if char.isprintable() else "?" for char in reason)[:MOST_REASON]
-        nodes[name] = SlurmNode(state.rstrip(FLAGS), user if text else "", text)
+        line_fields = line.split("|", 3)
+        if len(line_fields) != 4:
+            raise ValueError(f"found {line[:80]!r}. Allowed: {SINFO_FORMAT}.")
+        name, state, user, reason = line_fields
+        reason_text = "" if reason == "none" else "".join(char if char.isprintable() else "?" for char in reason)[:MOST_REASON]
+        nodes[name] = SlurmNode(state.rstrip(STATE_FLAGS), user if reason_text else "", reason_text)
     return nodes
 
 

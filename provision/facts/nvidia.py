@@ -8,9 +8,9 @@ import msgspec
 
 from provision.fact import Fact
 
-SMI = "driver_version,persistence_mode,mig.mode.current,ecc.mode.current,name,uuid"
+SMI_COLUMNS = "driver_version,persistence_mode,mig.mode.current,ecc.mode.current,name,uuid"
 # If mokutil is not installed, the last byte of the firmware's variable SecureBoot says whether Secure Boot is on.
-PROGRAM = f"""\
+DESCRIBE_NVIDIA = f"""\
 say() {{ printf '%s=%s\\n' "$1" "$2"; }}
 for device in /sys/bus/pci/devices/*; do
     test "$(cat "$device/vendor" 2>/dev/null)" = 0x10de || continue
@@ -18,7 +18,7 @@ for device in /sys/bus/pci/devices/*; do
 done
 say loaded "$(head -n 1 /proc/driver/nvidia/version 2>/dev/null)"
 say module "$(modinfo -F version nvidia 2>/dev/null)"
-said=$(nvidia-smi --query-gpu={SMI} --format=csv,noheader,nounits 2>&1)
+said=$(nvidia-smi --query-gpu={SMI_COLUMNS} --format=csv,noheader,nounits 2>&1)
 test $? = 0 || say why_no_nvml "$(printf '%s\\n' "$said" | head -n 1)"
 printf '%s\\n' "$said" | sed 's/^/gpu=/'    # whatever the code: 14 is a warning, and the rows of other GPUs may be complete
 grep -q '^nouveau ' /proc/modules && say nouveau 1
@@ -31,12 +31,12 @@ else
 fi
 apt-mark showhold 2>/dev/null | sed 's/^/held=/'
 """
-_VERSION = re.compile(r"^[0-9][0-9.]*\Z")
+_VERSION_PATTERN = re.compile(r"^[0-9][0-9.]*\Z")
 # nvidia-smi's words for a GPU that does not answer; [N/A] and [Not Supported] only mean that the GPU lacks a setting.
-_FAULT = re.compile(
+_FAULT_WORDS = re.compile(
     r"ERR!|Unknown Error|GPU is lost|requires reset|Unable to determine the device handle|fallen off the bus", re.I
 )
-_LOADED = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9.]+)")
+_LOADED_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9.]+)")
 
 
 class PciDevice(msgspec.Struct, frozen=True):
@@ -98,8 +98,8 @@ class Nvidia(msgspec.Struct, frozen=True):
     @property
     def faults(self) -> list[str]:
         """Each GPU that does not answer, with nvidia-smi's words."""
-        rows = [f"GPU {index} ({gpu.uuid}): {gpu.fault}" for index, gpu in enumerate(self.seen) if gpu.fault is not None]
-        return rows + [remark for remark in self.remarks if _FAULT.search(remark)]
+        fault_lines = [f"GPU {index} ({gpu.uuid}): {gpu.fault}" for index, gpu in enumerate(self.seen) if gpu.fault is not None]
+        return fault_lines + [remark for remark in self.remarks if _FAULT_WORDS.search(remark)]
 
     @property
     def versions(self) -> str:
@@ -109,59 +109,59 @@ class Nvidia(msgspec.Struct, frozen=True):
 
 def command(python: str) -> list[str]:
     """The command that describes the NVIDIA devices. It needs only a shell, and uses nvidia-smi if it is installed."""
-    return ["sh", "-c", PROGRAM]
+    return ["sh", "-c", DESCRIBE_NVIDIA]
 
 
 def parse(stdout: str) -> Nvidia:
-    """The devices and the driver, from the output of PROGRAM. Raises ValueError."""
-    pairs = [line.split("=", 1) for line in stdout.splitlines() if "=" in line]
-    values = dict(pairs)
-    devices = [_parse_pci(value) for key, value in pairs if key == "pci"]
+    """The devices and the driver, from the output of DESCRIBE_NVIDIA. Raises ValueError."""
+    key_value_pairs = [line.split("=", 1) for line in stdout.splitlines() if "=" in line]
+    value_by_key = dict(key_value_pairs)
+    pci_devices = [_parse_pci(value) for key, value in key_value_pairs if key == "pci"]
     # The reason is one of the lines, and a complete row if nvidia-smi printed its warning last.
-    lines = dict.fromkeys(value for key, value in pairs if key in ("why_no_nvml", "gpu"))
-    rows = [line.split(", ", 5) for line in lines if _is_row(line)]
-    remarks = ["".join(char if char.isprintable() else "?" for char in line)[:200] for line in lines if not _is_row(line)]
-    if not rows and remarks and "why_no_nvml" not in values:
-        raise ValueError(f"a line of nvidia-smi does not have the columns {SMI}: {remarks[0]!r}.")
-    versions = {row[0] for row in rows if _VERSION.match(row[0])}
-    if len(versions) > 1:
-        raise ValueError(f"NVML reports several driver versions: {', '.join(sorted(versions))}.")
-    loaded = _LOADED.search(values.get("loaded", ""))
+    smi_lines = dict.fromkeys(value for key, value in key_value_pairs if key in ("why_no_nvml", "gpu"))
+    gpu_rows = [line.split(", ", 5) for line in smi_lines if _is_row(line)]
+    remarks = ["".join(char if char.isprintable() else "?" for char in line)[:200] for line in smi_lines if not _is_row(line)]
+    if not gpu_rows and remarks and "why_no_nvml" not in value_by_key:
+        raise ValueError(f"a line of nvidia-smi does not have the columns {SMI_COLUMNS}: {remarks[0]!r}.")
+    smi_versions = {row[0] for row in gpu_rows if _VERSION_PATTERN.match(row[0])}
+    if len(smi_versions) > 1:
+        raise ValueError(f"NVML reports several driver versions: {', '.join(sorted(smi_versions))}.")
+    loaded_match = _LOADED_VERSION.search(value_by_key.get("loaded", ""))
     return Nvidia(
-        gpus=[device for device in devices if device.kind in (0x0300, 0x0302)],
-        switches=[device for device in devices if device.kind == 0x0680],
-        loaded=loaded[1] if loaded else None,
-        module=values.get("module") or None,
-        nvml=versions.pop() if versions else None,
-        why_no_nvml=None if rows else values.get("why_no_nvml") or None,
-        remarks=[remark for remark in remarks if rows and remark],
-        seen=[_parse_row(row) for row in rows],
-        nouveau="nouveau" in values,
-        secure_boot={"0": False, "1": True}.get(values.get("secure_boot", "")),
-        held=sorted(value for key, value in pairs if key == "held"),
+        gpus=[device for device in pci_devices if device.kind in (0x0300, 0x0302)],
+        switches=[device for device in pci_devices if device.kind == 0x0680],
+        loaded=loaded_match[1] if loaded_match else None,
+        module=value_by_key.get("module") or None,
+        nvml=smi_versions.pop() if smi_versions else None,
+        why_no_nvml=None if gpu_rows else value_by_key.get("why_no_nvml") or None,
+        remarks=[remark for remark in remarks if gpu_rows and remark],
+        seen=[_parse_row(row) for row in gpu_rows],
+        nouveau="nouveau" in value_by_key,
+        secure_boot={"0": False, "1": True}.get(value_by_key.get("secure_boot", "")),
+        held=sorted(value for key, value in key_value_pairs if key == "held"),
     )
 
 
 def _is_row(line: str) -> bool:
     """Whether a line of nvidia-smi is the row of a GPU, which has all columns."""
     columns = line.split(", ", 5)
-    return len(columns) == 6 and bool(_VERSION.match(columns[0]) or _FAULT.search(columns[0]))
+    return len(columns) == 6 and bool(_VERSION_PATTERN.match(columns[0]) or _FAULT_WORDS.search(columns[0]))
 
 
-def _parse_row(columns: list[str]) -> GpuSettings:
-    persistence, mig, ecc = (_parse_switch(word) for word in columns[1:4])
-    fault = next((column for column in columns if _FAULT.search(column)), None)
-    return GpuSettings(columns[4], columns[5], persistence, mig, ecc, fault)
+def _parse_row(row_columns: list[str]) -> GpuSettings:
+    persistence, mig, ecc = (_parse_switch(switch_word) for switch_word in row_columns[1:4])
+    fault_text = next((row_column for row_column in row_columns if _FAULT_WORDS.search(row_column)), None)
+    return GpuSettings(row_columns[4], row_columns[5], persistence, mig, ecc, fault_text)
 
 
-def _parse_pci(text: str) -> PciDevice:
-    address, kind, device = text.split()
-    return PciDevice(address, int(kind, 16) >> 8, int(device, 16))
+def _parse_pci(pci_text: str) -> PciDevice:
+    address, pci_class, device_id = pci_text.split()
+    return PciDevice(address, int(pci_class, 16) >> 8, int(device_id, 16))
 
 
-def _parse_switch(word: str) -> bool | None:
+def _parse_switch(switch_word: str) -> bool | None:
     """The value of a setting that nvidia-smi prints: True for Enabled, False for Disabled, None for others such as [N/A]."""
-    return {"Enabled": True, "Disabled": False}.get(word)
+    return {"Enabled": True, "Disabled": False}.get(switch_word)
 
 
 NVIDIA = Fact("nvidia", command, parse, timeout_s=90, root=True)  # without persistence mode, nvidia-smi takes seconds per GPU

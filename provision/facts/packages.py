@@ -6,7 +6,7 @@ import msgspec
 
 from provision.fact import Fact
 
-PROGRAM = """\
+LIST_DEB_PACKAGES = """\
 dpkg-query -W -f '${db:Status-Abbrev}\\t${Package}\\t${Version}\\n'
 dpkg --audit >/dev/null && test -z "$(dpkg --audit)" || echo interrupted
 """
@@ -23,14 +23,15 @@ class Packages(msgspec.Struct, frozen=True):
 
 def command(python: str) -> list[str]:
     """The command that asks dpkg for its packages."""
-    return ["sh", "-c", PROGRAM]
+    return ["sh", "-c", LIST_DEB_PACKAGES]
 
 
 def parse(stdout: str) -> Packages:
-    """The packages in the output of PROGRAM. Packages that are only partly installed are left out."""
-    lines = [line.split("\t") for line in stdout.splitlines() if "\t" in line]
+    """The packages in the output of LIST_DEB_PACKAGES. Packages that are only partly installed are left out."""
+    package_lines = [line.split("\t") for line in stdout.splitlines() if "\t" in line]
     return Packages(
-        {name: version for state, name, version in lines if state.strip() in ("ii", "hi")}, "interrupted" in stdout.splitlines()
+        {name: version for state, name, version in package_lines if state.strip() in ("ii", "hi")},
+        "interrupted" in stdout.splitlines(),
     )
 
 

@@ -41,8 +41,8 @@ def command(python: str) -> list[str]:
 def parse(stdout: str) -> tuple[SitePartition, ...]:
     """The partitions, in the order in which Slurm's controller prints them. Partitions whose name is not a plain word are left
     out. Raises ValueError if no line describes a partition."""
-    lines = [parse_pairs(line) for line in stdout.splitlines() if line.startswith("PartitionName=")]
-    if not lines:
+    partition_lines = [parse_pairs(line) for line in stdout.splitlines() if line.startswith("PartitionName=")]
+    if not partition_lines:
         raise ValueError(f"no line begins with PartitionName=: {re.sub(r'[^ -~]', '?', stdout[:80])!r}.")
     return tuple(
         SitePartition(
@@ -60,7 +60,7 @@ def parse(stdout: str) -> tuple[SitePartition, ...]:
             denied_qos=parse_names(line.get("DenyQos", "")) or (),
             is_root_only=line.get("RootOnly") == "YES",
         )
-        for line in lines
+        for line in partition_lines
         if is_name(line["PartitionName"])
     )
 

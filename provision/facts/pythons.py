@@ -7,23 +7,23 @@ import re
 from provision.fact import Fact
 from shardlab.remote.login_shell import login_shell_argv
 
-PROGRAM = """\
+LIST_PYTHONS = """\
 for name in python3.14 python3.13 python3.12 python3.11 python3; do
     path=$(command -v "$name") || continue
     printf '%s %s\\n' "$path" "$("$path" -c 'import platform; print(platform.python_version())')"
 done
 """
-_LINE = re.compile(r"^(/[A-Za-z0-9._/+-]+) (\d+)\.(\d+)\.\d+")
-OLDEST = (3, 11)
+_PYTHON_LINE = re.compile(r"^(/[A-Za-z0-9._/+-]+) (\d+)\.(\d+)\.\d+")
+OLDEST_PYTHON = (3, 11)
 
 
 def command(python: str) -> list[str]:
-    return login_shell_argv(PROGRAM)
+    return login_shell_argv(LIST_PYTHONS)
 
 
 def parse(stdout: str) -> dict[str, tuple[int, int]]:
-    """The version (major, minor) of each interpreter, by its path. PROGRAM prints the newest interpreter first."""
-    return {match[1]: (int(match[2]), int(match[3])) for line in stdout.splitlines() if (match := _LINE.match(line))}
+    """The version (major, minor) of each interpreter, by its path. LIST_PYTHONS prints the newest interpreter first."""
+    return {match[1]: (int(match[2]), int(match[3])) for line in stdout.splitlines() if (match := _PYTHON_LINE.match(line))}
 
 
 PYTHONS = Fact("pythons", command, parse, timeout_s=60)

@@ -13,7 +13,7 @@ from shardlab.remote.login_shell import login_shell_argv
 SITE_COMMANDS = ("myquota", "quotas", "showquota", "diskquota", "mmlsquota-all", "check-quota", "cquota")
 ANSWER_S = 5  # the time limit of each command; all commands run at the same time
 # The output of each command begins with a line `== NAME`. All commands print sizes in KiB.
-PROGRAM = rf"""
+PRINT_QUOTAS = rf"""
 folder=$(mktemp -d) || exit 0
 trap 'rm -rf -- "$folder"' EXIT
 user=$(id -un)
@@ -37,8 +37,10 @@ cat "$folder"/* 2> /dev/null
 for name in {" ".join(SITE_COMMANDS)}; do command -v "$name" > /dev/null 2>&1 && echo "== site $name"; done
 exit 0
 """
-_PLACE = re.compile(r"^[A-Za-z0-9._/:@-]{1,200}\Z")
-_NUMBER = re.compile(r"^\[?(\d{1,18})\]?\*?\Z")  # * marks a number above the quota; [ ] means that not all servers answered
+_QUOTA_PLACE = re.compile(r"^[A-Za-z0-9._/:@-]{1,200}\Z")
+_QUOTA_NUMBER = re.compile(
+    r"^\[?(\d{1,18})\]?\*?\Z"
+)  # * marks a number above the quota; [ ] means that not all servers answered
 KIB = 1024
 
 
@@ -62,78 +64,78 @@ class Quotas(msgspec.Struct, frozen=True):
 
 
 def command(python: str) -> list[str]:
-    return login_shell_argv(PROGRAM)
+    return login_shell_argv(PRINT_QUOTAS)
 
 
 def parse(stdout: str) -> Quotas:
-    """The quotas in the output of PROGRAM. Lines that cannot be read as the output of a known command are skipped."""
+    """The quotas in the output of PRINT_QUOTAS. Lines that cannot be read as the output of a known command are skipped."""
     quota_by_place: dict[str, Quota] = {}
     command_names: list[str] = []
-    kind, lines = "", list[str]()
+    section_heading, section_lines = "", list[str]()
     for line in [*stdout.splitlines(), "== end"]:
         if not line.startswith("== "):
-            lines.append(line)
+            section_lines.append(line)
             continue
-        quota_by_place |= {quota.place: quota for quota in _parse_quotas(kind, lines)}
-        kind, lines = line.removeprefix("== "), []
-        if kind.startswith("site ") and (name := kind.removeprefix("site ")) in SITE_COMMANDS:
-            command_names.append(name)
+        quota_by_place |= {quota.place: quota for quota in _parse_quotas(section_heading, section_lines)}
+        section_heading, section_lines = line.removeprefix("== "), []
+        if section_heading.startswith("site ") and (site_command := section_heading.removeprefix("site ")) in SITE_COMMANDS:
+            command_names.append(site_command)
     return Quotas(tuple(quota_by_place.values()), tuple(command_names))
 
 
-def _parse_quotas(kind: str, lines: list[str]) -> list[Quota]:
-    if kind == "mmlsquota":
-        return _parse_scale_quotas(lines)
-    if kind != "quota" and not kind.startswith("lfs "):
+def _parse_quotas(section_heading: str, section_lines: list[str]) -> list[Quota]:
+    if section_heading == "mmlsquota":
+        return _parse_scale_quotas(section_lines)
+    if section_heading != "quota" and not section_heading.startswith("lfs "):
         return []
     # A long name of a file system stands on a line of its own, so the words of all lines after the header are joined.
-    words = " ".join(line for line in lines if "Disk quotas" not in line and "Filesystem" not in line).split()
+    quota_words = " ".join(line for line in section_lines if "Disk quotas" not in line and "Filesystem" not in line).split()
     quotas = []
-    while len(words) >= 9:
-        place, numbers = words[0], words[1:9]
-        if _PLACE.match(place) and _NUMBER.match(numbers[0]) and _NUMBER.match(numbers[4]):
-            where = kind.removeprefix("lfs ") if kind.startswith("lfs ") else place
-            quotas += _make_quota(where, numbers[0:3], numbers[4:7])
-            words = words[9:]
+    while len(quota_words) >= 9:
+        place, quota_numbers = quota_words[0], quota_words[1:9]
+        if _QUOTA_PLACE.match(place) and _QUOTA_NUMBER.match(quota_numbers[0]) and _QUOTA_NUMBER.match(quota_numbers[4]):
+            quota_place = section_heading.removeprefix("lfs ") if section_heading.startswith("lfs ") else place
+            quotas += _make_quota(quota_place, quota_numbers[0:3], quota_numbers[4:7])
+            quota_words = quota_words[9:]
         else:
-            words = words[1:]
+            quota_words = quota_words[1:]
     return quotas
 
 
 def _parse_scale_quotas(lines: list[str]) -> list[Quota]:
     """The quotas in the output of mmlsquota -Y: fields between colons, whose names are in lines with the word HEADER."""
-    names: list[str] = []
+    column_names: list[str] = []
     quotas = []
     for line in lines:
-        fields = line.split(":")
-        if "HEADER" in fields[:3]:
-            names = fields
+        line_fields = line.split(":")
+        if "HEADER" in line_fields[:3]:
+            column_names = line_fields
             continue
-        entry = dict(zip(names, fields, strict=False))
-        if entry.get("quotaType", "USR") == "USR" and _PLACE.match(entry.get("filesystemName", "")):
-            sizes = [entry.get(name, "") for name in ("blockUsage", "blockQuota", "blockLimit")]
-            files = [entry.get(name, "") for name in ("filesUsage", "filesQuota", "filesLimit")]
-            quotas += _make_quota(entry["filesystemName"], sizes, files)
+        field_by_column = dict(zip(column_names, line_fields, strict=False))
+        if field_by_column.get("quotaType", "USR") == "USR" and _QUOTA_PLACE.match(field_by_column.get("filesystemName", "")):
+            size_texts = [field_by_column.get(column_name, "") for column_name in ("blockUsage", "blockQuota", "blockLimit")]
+            file_texts = [field_by_column.get(column_name, "") for column_name in ("filesUsage", "filesQuota", "filesLimit")]
+            quotas += _make_quota(field_by_column["filesystemName"], size_texts, file_texts)
     return quotas
 
 
-def _make_quota(place: str, sizes: list[str], files: list[str]) -> list[Quota]:
+def _make_quota(place: str, size_texts: list[str], file_texts: list[str]) -> list[Quota]:
     """The quota of one place as a list; empty if nothing is limited there.
 
     sizes: used, soft limit and hard limit in KiB. files: used, soft limit and hard limit as numbers of files.
     """
-    used_kib, *limits = (_parse_count(text) for text in sizes)
-    used_files, *file_limits = (_parse_count(text) for text in files)
-    most_kib, most_files = (next((limit for limit in group if limit), None) for group in (limits, file_limits))
+    used_kib, *byte_limits = (_parse_count(number_text) for number_text in size_texts)
+    used_files, *file_limits = (_parse_count(number_text) for number_text in file_texts)
+    most_kib, most_files = (next((limit for limit in limit_group if limit), None) for limit_group in (byte_limits, file_limits))
     if most_kib is None and most_files is None:
         return []
-    in_bytes = [None if number is None else number * KIB for number in (used_kib, most_kib)]
-    return [Quota(place, in_bytes[0], in_bytes[1], used_files, most_files)]
+    quota_bytes = [None if kib_number is None else kib_number * KIB for kib_number in (used_kib, most_kib)]
+    return [Quota(place, quota_bytes[0], quota_bytes[1], used_files, most_files)]
 
 
-def _parse_count(text: str) -> int | None:
-    match = _NUMBER.match(text)
-    return int(match[1]) if match else None
+def _parse_count(number_text: str) -> int | None:
+    number_match = _QUOTA_NUMBER.match(number_text)
+    return int(number_match[1]) if number_match else None
 
 
 QUOTAS = Fact("quotas", command, parse, timeout_s=30)

@@ -8,8 +8,8 @@ import msgspec
 
 from provision.fact import Fact
 
-# To read an unused slot of the kernel's table of GIDs is an error, which PROGRAM ignores.
-PROGRAM = """\
+# To read an unused slot of the kernel's table of GIDs is an error, which DESCRIBE_RDMA ignores.
+DESCRIBE_RDMA = """\
 for port in /sys/class/infiniband/*/ports/*; do
     test -d "$port" || continue
     device=${port#/sys/class/infiniband/}
@@ -19,8 +19,8 @@ for port in /sys/class/infiniband/*/ports/*; do
         "$(cat "$port/link_layer")" "$nic" "$kinds" "$(cat "$port/rate" 2>/dev/null)"
 done
 """
-_STATE = re.compile(r"^\d+: ([A-Z_]+)\Z")
-_RATE = re.compile(r"^(\d+(?:\.\d+)?) Gb/sec")
+_STATE_PATTERN = re.compile(r"^\d+: ([A-Z_]+)\Z")
+_RATE_PATTERN = re.compile(r"^(\d+(?:\.\d+)?) Gb/sec")
 
 
 class RdmaLink(msgspec.Struct, frozen=True):
@@ -47,22 +47,30 @@ class RdmaLink(msgspec.Struct, frozen=True):
 
 def command(python: str) -> list[str]:
     """The command that reads the kernel's files about RDMA devices."""
-    return ["sh", "-c", PROGRAM]
+    return ["sh", "-c", DESCRIBE_RDMA]
 
 
 def parse(stdout: str) -> list[RdmaLink]:
-    """The RDMA links in the output of PROGRAM. Raises ValueError."""
+    """The RDMA links in the output of DESCRIBE_RDMA. Raises ValueError."""
     return [_parse_link(line) for line in stdout.splitlines() if line.strip()]
 
 
 def _parse_link(line: str) -> RdmaLink:
-    fields = line.split("\t")
-    if len(fields) != 7 or (state := _STATE.match(fields[2])) is None:
+    line_fields = line.split("\t")
+    if len(line_fields) != 7 or (state := _STATE_PATTERN.match(line_fields[2])) is None:
         raise ValueError(f"found {line!r}. Allowed: device, port, state, layer, interface, GID types, rate.")
-    device, port, _, layer, nic, gids, rate_text = fields
-    rate = _RATE.match(rate_text)
-    kinds = [gid_type for gid_type in gids.split(",") if gid_type]
-    return RdmaLink(device, int(port), state[1], layer, nic or None, kinds, float(rate[1]) if rate is not None else None)
+    device, port, _, link_layer, nic, gid_list, rate_text = line_fields
+    rate_match = _RATE_PATTERN.match(rate_text)
+    gid_types = [gid_type for gid_type in gid_list.split(",") if gid_type]
+    return RdmaLink(
+        device,
+        int(port),
+        state[1],
+        link_layer,
+        nic or None,
+        gid_types,
+        float(rate_match[1]) if rate_match is not None else None,
+    )
 
 
 RDMA = Fact("rdma", command, parse, timeout_s=30)

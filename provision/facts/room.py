@@ -6,7 +6,7 @@ import msgspec
 
 from provision.fact import Fact
 
-PROGRAM = """\
+PRINT_FREE_SPACE = """\
 place=$1
 while ! test -e "$place"; do place=$(dirname -- "$place"); done
 df --output=avail,iavail,target -B1 -- "$place" | tail -n 1
@@ -25,10 +25,10 @@ class FreeSpace(msgspec.Struct, frozen=True):
 
 def room_fact(path: str, *, root: bool = True) -> Fact[FreeSpace]:
     """The fact about one folder. root: whether the command runs as root, who may look into every folder."""
-    return Fact(f"room {path}", lambda python: ["sh", "-c", PROGRAM, "room", path], parse, timeout_s=30, root=root)
+    return Fact(f"room {path}", lambda python: ["sh", "-c", PRINT_FREE_SPACE, "room", path], parse, timeout_s=30, root=root)
 
 
 def parse(stdout: str) -> FreeSpace:
-    """The free space in the output of PROGRAM. Raises ValueError."""
-    free_kib, inodes, mount = stdout.strip().split(maxsplit=2)
-    return FreeSpace(int(free_kib), 0 if inodes == "-" else int(inodes), mount)
+    """The free space in the output of PRINT_FREE_SPACE. Raises ValueError."""
+    free_kib, free_inodes, mount = stdout.strip().split(maxsplit=2)
+    return FreeSpace(int(free_kib), 0 if free_inodes == "-" else int(free_inodes), mount)

@@ -10,7 +10,7 @@ from provision.fact import Fact
 
 TIME_SERVICES = ("systemd-timesyncd", "ntp", "ntpsec", "openntpd")  # services other than chrony that set the clock
 SLURM_SERVICES = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmd")
-UNITS = ("chrony", *TIME_SERVICES, *SLURM_SERVICES, "nfs-server", "nvidia-persistenced", "nvidia-fabricmanager")
+ASKED_UNITS = ("chrony", *TIME_SERVICES, *SLURM_SERVICES, "nfs-server", "nvidia-persistenced", "nvidia-fabricmanager")
 _TIME_FORMAT = "%a %Y-%m-%d %H:%M:%S.%f UTC"
 
 
@@ -28,21 +28,21 @@ class Service(msgspec.Struct, frozen=True):
 def command(python: str) -> list[str]:
     """The command that asks systemd about all services at once."""
     properties = ["Id", "LoadState", "ActiveState", "UnitFileState", "ExecMainStartTimestamp"]
-    return ["systemctl", "show", "--timestamp=us+utc", *(f"--property={name}" for name in properties), "--", *UNITS]
+    return ["systemctl", "show", "--timestamp=us+utc", *(f"--property={name}" for name in properties), "--", *ASKED_UNITS]
 
 
 def parse(stdout: str) -> dict[str, Service]:
     """The installed services, by name. Raises ValueError."""
-    services = {}
-    for block in stdout.split("\n\n"):
-        values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+    service_by_name = {}
+    for unit_block in stdout.split("\n\n"):
+        values = dict(line.split("=", 1) for line in unit_block.splitlines() if "=" in line)
         if values.get("LoadState") != "loaded":
             continue
         text = values.get("ExecMainStartTimestamp", "")
-        since = datetime.strptime(text, _TIME_FORMAT).replace(tzinfo=UTC).timestamp() if text and text != "n/a" else None
+        start_s = datetime.strptime(text, _TIME_FORMAT).replace(tzinfo=UTC).timestamp() if text and text != "n/a" else None
         is_enabled = values.get("UnitFileState") in ("enabled", "static", "generated")
-        services[values["Id"].removesuffix(".service")] = Service(values.get("ActiveState", ""), is_enabled, since)
-    return services
+        service_by_name[values["Id"].removesuffix(".service")] = Service(values.get("ActiveState", ""), is_enabled, start_s)
+    return service_by_name
 
 
 SERVICES = Fact("services", command, parse, timeout_s=30)

@@ -10,7 +10,7 @@ import msgspec
 from provision.fact import Fact
 from shardlab.remote.login_shell import login_shell_argv
 
-NETWORK = {
+NETWORK_FILE_SYSTEMS = {
     "nfs",
     "nfs4",
     "lustre",
@@ -24,16 +24,16 @@ NETWORK = {
     "orangefs",
     "afs",
 }
-KINDS = "|".join(sorted(NETWORK)).replace(".", "[.]")
-MOUNTS = 32  # the most network file systems that are searched for a folder of the user
+NETWORK_PATTERN = "|".join(sorted(NETWORK_FILE_SYSTEMS)).replace(".", "[.]")
+MOST_MOUNTS = 32  # the most network file systems that are searched for a folder of the user
 # Each line of output has the variable, the folder, its file system, free bytes and free inodes; `-` means that no variable
 # names the folder, or that df did not print the number in time. Commands are ended by SIGKILL, because only this signal ends
 # a command that waits for a file server that does not answer.
-PROGRAM = rf"""
+LIST_SHARED_FOLDERS = rf"""
 user=$(id -un)
 {{
     env | sed -n 's|^\([A-Z][A-Z0-9_]*\)=\(/[A-Za-z0-9._/-]*\)$|\1 \2|p' | sort -u
-    awk '$3 ~ /^({KINDS})$/ {{print $2}}' "${{1:-/proc/mounts}}" | sort -u | head -n {MOUNTS} |
+    awk '$3 ~ /^({NETWORK_PATTERN})$/ {{print $2}}' "${{1:-/proc/mounts}}" | sort -u | head -n {MOST_MOUNTS} |
         while read -r mount; do printf -- '- %s/%s\n' "$mount" "$user"; done
 }} | while read -r name folder; do
     case $name in PWD|OLDPWD|TMPDIR|LMOD_*|MODULE*|XDG_*|SLURM_*|SSH_*|*PATH|*_DIR|*_ROOT|*_PKG|PIP_*) continue ;; esac
@@ -43,8 +43,8 @@ user=$(id -un)
     printf '%s %s %s %s\n' "$name" "$folder" "${{kind:-- -}}" "${{inodes:--}}"
 done
 """
-_VARIABLE = re.compile(r"^[A-Z][A-Z0-9_]{0,60}\Z")
-_FOLDER = re.compile(r"^/[A-Za-z0-9._/-]+\Z")
+_VARIABLE_NAME = re.compile(r"^[A-Z][A-Z0-9_]{0,60}\Z")
+_FOLDER_PATH = re.compile(r"^/[A-Za-z0-9._/-]+\Z")
 
 
 class SharedFolder(msgspec.Struct, frozen=True):
@@ -60,28 +60,28 @@ class SharedFolder(msgspec.Struct, frozen=True):
     @property
     def is_network(self) -> bool:
         """Whether the folder is in a network file system, which several machines can share."""
-        return self.file_system in NETWORK
+        return self.file_system in NETWORK_FILE_SYSTEMS
 
 
 def command(python: str) -> list[str]:
-    return login_shell_argv(PROGRAM)
+    return login_shell_argv(LIST_SHARED_FOLDERS)
 
 
 def parse(stdout: str) -> tuple[SharedFolder, ...]:
-    """The folders in the output of PROGRAM, each once. Lines that cannot be read are skipped."""
+    """The folders in the output of LIST_SHARED_FOLDERS, each once. Lines that cannot be read are skipped."""
     folders: dict[str, SharedFolder] = {}
     for line in stdout.splitlines():
         words = line.split()
         # Other lines may come from the user's shell profile.
-        if len(words) == 5 and (words[0] == "-" or _VARIABLE.match(words[0])) and _FOLDER.match(words[1]):
-            variable, path, kind, free, inodes = words
+        if len(words) == 5 and (words[0] == "-" or _VARIABLE_NAME.match(words[0])) and _FOLDER_PATH.match(words[1]):
+            variable, path, kind, free_text, inode_text = words
             variable = "" if variable == "-" else variable
-            folders.setdefault(path, SharedFolder(variable, path, kind, _parse_count(free), _parse_count(inodes)))
+            folders.setdefault(path, SharedFolder(variable, path, kind, _parse_count(free_text), _parse_count(inode_text)))
     return tuple(folders.values())
 
 
-def _parse_count(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+def _parse_count(number_text: str) -> int | None:
+    return int(number_text) if number_text.isascii() and number_text.isdigit() and len(number_text) < 20 else None
 
 
 SHARED_FOLDERS = Fact("folders", command, parse, timeout_s=60)

@@ -11,14 +11,14 @@ from provision.facts.slurm_text import is_name, parse_names, parse_pairs
 from shardlab.remote.login_shell import PRINT_PATH
 
 SHARDLAB_HEADER = "# Written by shardlab's provision"  # the beginning of slurm.conf if shardlab wrote the file
-CONF = "/etc/slurm/slurm.conf"
+SLURM_CONF = "/etc/slurm/slurm.conf"
 ANSWER_S = 10  # the time limit of each command; commands of Slurm retry for minutes if the controller does not answer
-PROGRAM = f"""\
+DESCRIBE_SLURM = f"""\
 if command -v scontrol > /dev/null 2>&1; then echo is_in_path=yes
 else path=$({PRINT_PATH}) || exit 1; PATH=$path; fi
-test ! -e {CONF} || echo conf={CONF}
+test ! -e {SLURM_CONF} || echo conf={SLURM_CONF}
 is_ours() {{ head -n 1 "$1" 2> /dev/null | grep -q "^{SHARDLAB_HEADER}" && echo is_ours=yes; }}
-is_ours {CONF}
+is_ours {SLURM_CONF}
 folder=$(command -v scontrol) || exit 0
 printf 'commands=%s\\n' "${{folder%/*}}"
 timeout {ANSWER_S} scontrol ping 2> /dev/null | grep -q 'is UP' || exit 0
@@ -30,7 +30,7 @@ timeout {ANSWER_S} scontrol show node --oneliner 2> /dev/null
 timeout {ANSWER_S} scontrol show partition --oneliner 2> /dev/null
 exit 0
 """
-_VALUE = re.compile(r"^[A-Za-z0-9._/+ -]{1,200}\Z")
+_VALUE_PATTERN = re.compile(r"^[A-Za-z0-9._/+ -]{1,200}\Z")
 
 
 class KnownNode(msgspec.Struct, frozen=True):
@@ -65,40 +65,44 @@ class SlurmHere(msgspec.Struct, frozen=True):
 
 def command(python: str) -> list[str]:
     """The command that describes Slurm. It needs only a shell."""
-    return ["sh", "-c", PROGRAM]
+    return ["sh", "-c", DESCRIBE_SLURM]
 
 
 def parse(stdout: str) -> SlurmHere:
-    """Slurm as the output of PROGRAM describes it. Lines that cannot be read are skipped."""
-    values: dict[str, str] = {}
-    nodes, partitions = [], []
+    """Slurm as the output of DESCRIBE_SLURM describes it. Lines that cannot be read are skipped."""
+    value_by_key: dict[str, str] = {}
+    known_nodes, partitions = [], []
     for line in stdout.splitlines():
         if line.startswith("NodeName="):
-            nodes.append(_parse_node(parse_pairs(line)))
+            known_nodes.append(_parse_node(parse_pairs(line)))
         elif line.startswith("PartitionName="):
             partitions.append(parse_pairs(line)["PartitionName"])
         else:
             key, _, value = line.partition("=")
-            if _VALUE.match(value.strip()):
-                values[key] = value.strip()
+            if _VALUE_PATTERN.match(value.strip()):
+                value_by_key[key] = value.strip()
     return SlurmHere(
-        commands=values.get("commands", ""),
-        is_in_path=values.get("is_in_path") == "yes",
-        conf=values.get("conf", ""),
-        is_ours=values.get("is_ours") == "yes",
-        answers=values.get("answers") == "yes",
-        cluster=values.get("cluster", ""),
-        version=values.get("version", ""),
-        nodes=tuple(node for node in nodes if is_name(node.name)),
+        commands=value_by_key.get("commands", ""),
+        is_in_path=value_by_key.get("is_in_path") == "yes",
+        conf=value_by_key.get("conf", ""),
+        is_ours=value_by_key.get("is_ours") == "yes",
+        answers=value_by_key.get("answers") == "yes",
+        cluster=value_by_key.get("cluster", ""),
+        version=value_by_key.get("version", ""),
+        nodes=tuple(node for node in known_nodes if is_name(node.name)),
         partitions=tuple(name for name in partitions if is_name(name)),
     )
 
 
-def _parse_node(line: dict[str, str]) -> KnownNode:
-    name = line.get("NodeName", "")
-    state = "".join(char for char in line.get("State", "") if char.isalpha() or char in "+_*")[:60]
+def _parse_node(value_by_key: dict[str, str]) -> KnownNode:
+    name = value_by_key.get("NodeName", "")
+    state = "".join(char for char in value_by_key.get("State", "") if char.isalpha() or char in "+_*")[:60]
     return KnownNode(
-        name, line.get("NodeHostName", name), line.get("NodeAddr", name), state, parse_names(line.get("Partitions", "")) or ()
+        name,
+        value_by_key.get("NodeHostName", name),
+        value_by_key.get("NodeAddr", name),
+        state,
+        parse_names(value_by_key.get("Partitions", "")) or (),
     )
 
 

@@ -22,7 +22,7 @@ class SlurmSettings(msgspec.Struct, frozen=True):
     """Slurm's AccountingStorageEnforce: what a job must have, such as an association."""
 
 
-KEYS = {
+FIELD_BY_SETTING = {
     "ClusterName": "cluster",
     "SLURM_VERSION": "version",
     "SelectType": "select",
@@ -38,26 +38,26 @@ def command(python: str) -> list[str]:
 
 def parse(stdout: str) -> SlurmSettings:
     """The settings in the output of `scontrol show config`. Raises ValueError if the output contains none of the settings."""
-    values: dict[str, str] = {}
+    value_by_field: dict[str, str] = {}
     for line in stdout.splitlines():
         key, _, value = line.partition("=")
-        field = KEYS.get(key.strip())
-        if field is not None and value.strip() not in ("(null)", "none", "N/A"):
-            values[field] = "".join(char for char in value.strip() if char.isprintable())[:200]
-    if "cluster" not in values and "version" not in values:
+        settings_field = FIELD_BY_SETTING.get(key.strip())
+        if settings_field is not None and value.strip() not in ("(null)", "none", "N/A"):
+            value_by_field[settings_field] = "".join(char for char in value.strip() if char.isprintable())[:200]
+    if "cluster" not in value_by_field and "version" not in value_by_field:
         raise ValueError("it shows neither ClusterName nor SLURM_VERSION.")
     return SlurmSettings(
-        cluster=values.get("cluster", ""),
-        version=values.get("version", ""),
-        select=values.get("select", ""),
-        gres=_split_words(values.get("gres", "")),
-        submit_plugins=_split_words(values.get("submit_plugins", "")),
-        enforces=_split_words(values.get("enforces", "")),
+        cluster=value_by_field.get("cluster", ""),
+        version=value_by_field.get("version", ""),
+        select=value_by_field.get("select", ""),
+        gres=_split_words(value_by_field.get("gres", "")),
+        submit_plugins=_split_words(value_by_field.get("submit_plugins", "")),
+        enforces=_split_words(value_by_field.get("enforces", "")),
     )
 
 
-def _split_words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+def _split_words(comma_list: str) -> tuple[str, ...]:
+    return tuple(list_word.strip() for list_word in comma_list.split(",") if list_word.strip())
 
 
 SLURM_SETTINGS = Fact("Slurm's settings", command, parse, timeout_s=60)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import msgspec
 
 from provision.fact import Fact
-from shardlab.files.decoders import decoder
+from shardlab.files.decoders import get_decoder
 
-PROGRAM = """\
+DESCRIBE_SYSTEM = """\
 . /etc/os-release
 say() { printf '%s=%s\\n' "$1" "$2"; }
 say id "$ID"
@@ -54,19 +54,19 @@ class System(msgspec.Struct, frozen=True):
         return self.virt in ("systemd-nspawn", "lxc", "lxc-libvirt", "docker", "podman")
 
 
-decoder(System)  # msgspec prepares the type here, before several threads call `parse`
+get_decoder(System)  # msgspec prepares the type here, before several threads call `parse`
 
 
 def command(python: str) -> list[str]:
     """The command that describes the system. It needs only a shell."""
-    return ["sh", "-c", PROGRAM]
+    return ["sh", "-c", DESCRIBE_SYSTEM]
 
 
 def parse(stdout: str) -> System:
-    """The system in the output of PROGRAM. Raises ValueError."""
-    pairs = dict(line.split("=", 1) for line in stdout.splitlines() if "=" in line)
+    """The system in the output of DESCRIBE_SYSTEM. Raises ValueError."""
+    value_by_name = dict(line.split("=", 1) for line in stdout.splitlines() if "=" in line)
     try:
-        return msgspec.convert(pairs, System, strict=False)
+        return msgspec.convert(value_by_name, System, strict=False)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from provision.fact import Fact
 
 # For each Debian package, a shell command that succeeds if the tool of this package is installed.
-PROBES = {
+PROBE_BY_TOOL = {
     "python3-venv": "python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'",
     "rsync": "command -v rsync",
     "gcc": "command -v gcc || command -v cc",
@@ -26,14 +26,14 @@ PROBES = {
 
 
 def command(python: str) -> list[str]:
-    """The command that prints the names of PROBES whose tools are installed. It needs only a shell."""
-    lines = [f"if ({probe}) > /dev/null 2>&1; then echo {name}; fi" for name, probe in PROBES.items()]
-    return ["sh", "-c", "\n".join(["PATH=$PATH:/usr/sbin:/sbin", *lines])]
+    """The command that prints the names of PROBE_BY_TOOL whose tools are installed. It needs only a shell."""
+    probe_lines = [f"if ({probe}) > /dev/null 2>&1; then echo {tool}; fi" for tool, probe in PROBE_BY_TOOL.items()]
+    return ["sh", "-c", "\n".join(["PATH=$PATH:/usr/sbin:/sbin", *probe_lines])]
 
 
 def parse(stdout: str) -> frozenset[str]:
-    """The names of PROBES that the command printed: their tools are installed."""
-    return frozenset(stdout.split()) & frozenset(PROBES)
+    """The names of PROBE_BY_TOOL that the command printed: their tools are installed."""
+    return frozenset(stdout.split()) & frozenset(PROBE_BY_TOOL)
 
 
 TOOLS = Fact("tools", command, parse, timeout_s=60)

@@ -6,7 +6,7 @@ import msgspec
 
 from provision.fact import Fact
 
-PROGRAM = """\
+PRINT_USERS = """\
 login=${SUDO_USER:-$(id -un)}
 printf 'login=%s\\n' "$login"
 getent passwd slurm munge "$login" || true
@@ -31,16 +31,19 @@ class Users(msgspec.Struct, frozen=True):
 
 def command(python: str) -> list[str]:
     """The command that prints the users slurm and munge, and the user who logs in."""
-    return ["sh", "-c", PROGRAM]
+    return ["sh", "-c", PRINT_USERS]
 
 
 def parse(stdout: str) -> Users:
-    """The users in the output of PROGRAM. Raises ValueError."""
-    first, *lines = stdout.splitlines() or [""]
-    if not first.startswith("login="):
-        raise ValueError(f"it begins with {first[:80]!r}.")
-    entries = [line.split(":") for line in lines]
-    return Users(first.removeprefix("login="), {entry[0]: User(int(entry[2]), int(entry[3])) for entry in entries})
+    """The users in the output of PRINT_USERS. Raises ValueError."""
+    login_line, *user_lines = stdout.splitlines() or [""]
+    if not login_line.startswith("login="):
+        raise ValueError(f"it begins with {login_line[:80]!r}.")
+    passwd_entries = [line.split(":") for line in user_lines]
+    return Users(
+        login_line.removeprefix("login="),
+        {entry[0]: User(int(entry[2]), int(entry[3])) for entry in passwd_entries},
+    )
 
 
 USERS = Fact("users", command, parse, timeout_s=30, root=True)

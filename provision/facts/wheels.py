@@ -7,18 +7,18 @@ import re
 from provision import gpu_generations
 from provision.fact import Fact
 
-_TORCH = re.compile(r"^torch-[0-9.]+(?:\+([a-z]+)([0-9]*))?-", re.MULTILINE)
+_TORCH_WHEEL = re.compile(r"^torch-[0-9.]+(?:\+([a-z]+)([0-9]*))?-", re.MULTILINE)
 
 
 def parse(stdout: str) -> str | None:
     """The CUDA release, such as 13.0; None if torch is built without CUDA. Raises ValueError unless one torch is found."""
-    builds = set(_TORCH.findall(stdout))
-    if len(builds) != 1:
-        raise ValueError(f"it holds {len(builds)} builds of torch. Allowed: one.")
-    kind, digits = builds.pop()
-    if not kind:
+    torch_builds = set(_TORCH_WHEEL.findall(stdout))
+    if len(torch_builds) != 1:
+        raise ValueError(f"it holds {len(torch_builds)} builds of torch. Allowed: one.")
+    build_kind, cuda_digits = torch_builds.pop()
+    if not build_kind:
         return gpu_generations.USUAL_CUDA
-    return f"{digits[:-1]}.{digits[-1]}" if kind == "cu" and len(digits) > 1 else None
+    return f"{cuda_digits[:-1]}.{cuda_digits[-1]}" if build_kind == "cu" and len(cuda_digits) > 1 else None
 
 
 def torch_build_fact(folder: str) -> Fact[str | None]:

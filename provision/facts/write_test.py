@@ -10,14 +10,14 @@ import msgspec
 
 from provision.fact import Fact
 
-BYTES = 1 << 16
+TEST_BYTES = 1 << 16
 # If the folder does not exist, its nearest existing parent is tested, because the folder will be created there.
-PROGRAM = f"""\
+WRITE_TEST_SCRIPT = f"""\
 place=$1
 while ! test -e "$place"; do place=$(dirname -- "$place"); done
 printf '%s\\n' "$place"
 file=$(mktemp -- "$place/.shardlab-write-XXXXXXXX" 2>&1) || {{ printf '%s\\n' "$file"; exit 0; }}
-{{ head -c {BYTES} /dev/zero > "$file" && sync -- "$file"; }} 2>&1
+{{ head -c {TEST_BYTES} /dev/zero > "$file" && sync -- "$file"; }} 2>&1
 rm -f -- "$file"
 """
 
@@ -33,12 +33,12 @@ class WriteTest(msgspec.Struct, frozen=True):
 
 def write_test_fact(path: str) -> Fact[WriteTest]:
     """The write test of one folder, as a fact."""
-    return Fact(f"write test {path}", lambda python: ["sh", "-c", PROGRAM, "write", path], parse, timeout_s=30)
+    return Fact(f"write test {path}", lambda python: ["sh", "-c", WRITE_TEST_SCRIPT, "write", path], parse, timeout_s=30)
 
 
 def parse(stdout: str) -> WriteTest:
-    """The result in the output of PROGRAM. Raises ValueError."""
-    folder, *errors = stdout.splitlines()[:2] or [""]
+    """The result in the output of WRITE_TEST_SCRIPT. Raises ValueError."""
+    folder, *error_lines = stdout.splitlines()[:2] or [""]
     if not folder.startswith("/"):
         raise ValueError("it does not name the folder.")
-    return WriteTest(folder, errors[0].rpartition(": ")[2] if errors else "")
+    return WriteTest(folder, error_lines[0].rpartition(": ")[2] if error_lines else "")

@@ -15,14 +15,14 @@ from typing import Any, Unpack
 import msgspec
 import psutil
 
-from provision.interruption import STOPPING
+from provision.interruption import IS_STOPPING
 from provision.node import RunOptions
 from shardlab.remote.remote import CommandOutput, Unreachable, put_command, shorten_command
 
 GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
 
 
-_RUNNING: dict[int, Any] = {}  # the running commands by PID, for all objects LocalNode together: they are one machine
+_RUNNING_PROCESSES: dict[int, Any] = {}  # the running commands by PID, for all objects LocalNode together: they are one machine
 
 
 class LocalNode(msgspec.Struct, eq=False):
@@ -48,9 +48,15 @@ class LocalNode(msgspec.Struct, eq=False):
         """
         argv = ["sudo", "-n", "--", *argv] if options.get("root") and os.geteuid() != 0 else argv
         # LC_ALL: parsers need untranslated text. PYTHONSAFEPATH: Python must not import a folder `jobs` of the current folder.
-        environment = {**os.environ, "LC_ALL": "C", "PYTHONSAFEPATH": "1", **self.variables, **(options.get("env") or {})}
+        environment = {
+            **os.environ,
+            "LC_ALL": "C",
+            "PYTHONSAFEPATH": "1",
+            **self.variables,
+            **(options.get("env") or {}),
+        }
         try:
-            process = subprocess.Popen(
+            command_process = subprocess.Popen(
                 argv,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -60,35 +66,36 @@ class LocalNode(msgspec.Struct, eq=False):
             )
         except OSError as error:
             return CommandOutput(127, "", f"{argv[0]}: {error.strerror}")
-        _RUNNING[process.pid] = process
-        if STOPPING.is_set():  # tested after the process was added to _RUNNING, so that `end` cannot miss the process
-            _end_process(process, 0)
-            _RUNNING.pop(process.pid, None)
+        _RUNNING_PROCESSES[command_process.pid] = command_process
+        # Tested after the process was added to _RUNNING_PROCESSES, so that `end` cannot miss the process
+        if IS_STOPPING.is_set():
+            _end_process(command_process, 0)
+            _RUNNING_PROCESSES.pop(command_process.pid, None)
             raise Unreachable("this program was interrupted.")
-        with process:
+        with command_process:
             try:
-                stdout, stderr = process.communicate(options.get("stdin", b""), timeout=options["timeout_s"])
+                stdout, stderr = command_process.communicate(options.get("stdin", b""), timeout=options["timeout_s"])
             except subprocess.TimeoutExpired:
-                stdout, stderr = _end_process(process)
+                stdout, stderr = _end_process(command_process)
                 return CommandOutput(None, _decode_text(stdout), _decode_text(stderr))
             except BaseException:
-                _end_process(process)
+                _end_process(command_process)
                 raise
             finally:
-                _RUNNING.pop(process.pid, None)
-        return CommandOutput(process.returncode, _decode_text(stdout), _decode_text(stderr))
+                _RUNNING_PROCESSES.pop(command_process.pid, None)
+        return CommandOutput(command_process.returncode, _decode_text(stdout), _decode_text(stderr))
 
     @property
     def running(self) -> tuple[str, ...]:
         """The beginnings of the commands that run on this machine now."""
-        return tuple(shorten_command(process.args) for process in list(_RUNNING.values()))
+        return tuple(shorten_command(process.args) for process in list(_RUNNING_PROCESSES.values()))
 
     def end(self, limit_s: float) -> None:
         """End the running commands, as `Node.end` describes: by SIGTERM and, after half of `limit_s`, by SIGKILL.
 
         Between the signals, programs such as torchrun can end the processes that they started.
         """
-        processes = list(_RUNNING.values())
+        processes = list(_RUNNING_PROCESSES.values())
         descendants = [descendant for process in processes for descendant in _find_descendants(process)]
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
@@ -102,7 +109,7 @@ class LocalNode(msgspec.Struct, eq=False):
 
     def _wait_until_idle(self, limit_s: float) -> None:
         deadline = time.monotonic() + limit_s
-        while _RUNNING and time.monotonic() < deadline:
+        while _RUNNING_PROCESSES and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
@@ -110,8 +117,8 @@ class LocalNode(msgspec.Struct, eq=False):
         return self.run(put_command(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=bool(owner))
 
 
-def _decode_text(output: bytes) -> str:
-    return output.decode("utf-8", "replace")
+def _decode_text(output_bytes: bytes) -> str:
+    return output_bytes.decode("utf-8", "replace")
 
 
 def _find_descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:

@@ -16,11 +16,11 @@ from provision.facts.addresses import ADDRESSES
 from provision.node import Node, RunOptions
 from shardlab.errors import InputError
 from shardlab.files import files
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.remote.remote import CommandOutput, Unreachable
 
 T = TypeVar("T")
-NULL = msgspec.Raw(b"null")
+NULL_JSON = msgspec.Raw(b"null")
 
 
 class DescribedMachine(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class DescribedMachine(msgspec.Struct, frozen=True):
     name: str
     facts: dict[str, msgspec.Raw] = {}
     """The JSON of each answer, by the name of the fact."""
-    addresses: msgspec.Raw = NULL
+    addresses: msgspec.Raw = NULL_JSON
     """The JSON of the answer to the fact ADDRESSES; null if the node did not answer."""
 
 
@@ -66,9 +66,9 @@ class PretendedNode(msgspec.Struct, eq=False):
         raise self._unreachable()
 
     def _unreachable(self) -> Unreachable:
-        error = Unreachable(f"{self.name}: with --pretend, no command is run on this machine.")
-        error.node = self.name
-        return error
+        unreachable_error = Unreachable(f"{self.name}: with --pretend, no command is run on this machine.")
+        unreachable_error.node = self.name
+        return unreachable_error
 
 
 class PretendedFacts(Facts):
@@ -78,17 +78,17 @@ class PretendedFacts(Facts):
         super().__init__(node)
         self._path = path
         self._described_answers = dict(described_machine.facts)
-        if described_machine.addresses != NULL:
+        if described_machine.addresses != NULL_JSON:
             self._described_answers.setdefault(ADDRESSES.name, described_machine.addresses)
 
     def _ask(self, fact: Fact[T]) -> T | Unanswered:
         name = self.node.name
         if fact.name not in self._described_answers:
-            why = f"{name}: {self._path} does not have the fact {fact.name!r}"
-            return Unanswered(why, {name: why})
-        shape: type[T] = get_type_hints(fact.parse)["return"]
+            missing_reason = f"{name}: {self._path} does not have the fact {fact.name!r}"
+            return Unanswered(missing_reason, {name: missing_reason})
+        answer_type: type[T] = get_type_hints(fact.parse)["return"]
         try:
-            return decoder(shape).decode(self._described_answers[fact.name])
+            return get_decoder(answer_type).decode(self._described_answers[fact.name])
         except DECODE_FAULTS as error:
             raise InputError(f"{self._path}: node {name}: the fact {fact.name!r}: {error}.") from None
 
@@ -96,19 +96,19 @@ class PretendedFacts(Facts):
 def read_pretended_facts(path: Path, nodes: Sequence[Node]) -> list[Facts]:
     """The answers of each node of the cluster, as the file describes them. Raises InputError."""
     try:
-        machines = decoder(DescribedMachines).decode(files.read(path)).nodes
+        described_machines = get_decoder(DescribedMachines).decode(files.read(path)).nodes
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}. Allowed: a document of provision plan --json.") from None
     except DECODE_FAULTS as error:
         raise InputError(f"{path}: {error}. Allowed: a document of provision plan --json.") from None
-    machine_by_name = {machine.name: machine for machine in machines}
+    machine_by_name = {machine.name: machine for machine in described_machines}
     names = [node.name for node in nodes]
-    if sorted(machine.name for machine in machines) != sorted(names):
-        machine_names = ", ".join(machine.name for machine in machines) or "no node"
+    if sorted(machine.name for machine in described_machines) != sorted(names):
+        machine_names = ", ".join(machine.name for machine in described_machines) or "no node"
         raise InputError(f"{path}: describes {machine_names}. Allowed: each node of the cluster file once: {', '.join(names)}.")
     return [PretendedFacts(_make_pretended_node(node), path, machine_by_name[node.name]) for node in nodes]
 
 
 def _make_pretended_node(node: Node) -> PretendedNode:
-    login = (node.name, node.host, node.port, node.user, node.identity)
-    return PretendedNode(*login, node.python, node.wheelhouse, node.may_sudo, node.venv_python, node.address)
+    login_fields = (node.name, node.host, node.port, node.user, node.identity)
+    return PretendedNode(*login_fields, node.python, node.wheelhouse, node.may_sudo, node.venv_python, node.address)

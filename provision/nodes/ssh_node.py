@@ -11,7 +11,7 @@ from typing import Unpack
 
 import msgspec
 
-from provision.interruption import STOPPING
+from provision.interruption import IS_STOPPING
 from provision.node import RunOptions
 from shardlab.files import files
 from shardlab.remote.remote import CommandOutput, Remote, Unreachable
@@ -49,14 +49,17 @@ class SshNode(msgspec.Struct, eq=False):
 
     def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> CommandOutput:
         """Run a command on the node, as `Node.run` describes, and log it. Raises Unreachable."""
-        root, is_secret = options.get("root", False), options.pop("secret", False)
-        if root and not self.may_sudo:
+        is_root, is_secret = options.get("root", False), options.pop("secret", False)
+        if is_root and not self.may_sudo:
             return self._refuse_root()
         options["env"] = self.variables | dict(options.get("env") or {})
         with self._name_unreachable():
-            answer = self.remote.run(argv, **options)  # type: ignore[misc]  # `secret` was taken out above
-        self._log(("sudo " if root else "") + shlex.join(argv), CommandOutput(answer.code, "", "") if is_secret else answer)
-        return answer
+            command_output = self.remote.run(argv, **options)  # type: ignore[misc]  # `secret` was taken out above
+        self._log(
+            ("sudo " if is_root else "") + shlex.join(argv),
+            CommandOutput(command_output.code, "", "") if is_secret else command_output,
+        )
+        return command_output
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -72,15 +75,15 @@ class SshNode(msgspec.Struct, eq=False):
         if owner and not self.may_sudo:
             return self._refuse_root()
         with self._name_unreachable():
-            answer = self.remote.put(content, path, mode=mode, owner=owner)
-        self._log(f"put {path} ({len(content)} bytes, {mode:o}, {owner})", answer)
-        return answer
+            command_output = self.remote.put(content, path, mode=mode, owner=owner)
+        self._log(f"put {path} ({len(content)} bytes, {mode:o}, {owner})", command_output)
+        return command_output
 
     @contextlib.contextmanager
     def _name_unreachable(self) -> Iterator[None]:
         """The context of a command: adds the node's name to Unreachable. Raises Unreachable if this process was interrupted."""
         try:
-            if STOPPING.is_set():
+            if IS_STOPPING.is_set():
                 raise Unreachable(f"{self.name}: this program was interrupted.")
             yield
         except Unreachable as error:
@@ -95,7 +98,10 @@ class SshNode(msgspec.Struct, eq=False):
             return
         files.make_folder(self.log.parent)
         time_text = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        lines = [f"{time_text} $ {action}", *(answer.stdout[-MOST_LOGGED:] + answer.stderr[-MOST_LOGGED:]).splitlines()]
+        log_lines = [
+            f"{time_text} $ {action}",
+            *(answer.stdout[-MOST_LOGGED:] + answer.stderr[-MOST_LOGGED:]).splitlines(),
+        ]
         with files.as_workspace_error("write"):
-            text = "\n  ".join(lines) + f"\n  -> {'ended at its limit' if answer.code is None else answer.code}\n"
-            files.append(self.log, text.encode(errors="replace"))
+            log_text = "\n  ".join(log_lines) + f"\n  -> {'ended at its limit' if answer.code is None else answer.code}\n"
+            files.append(self.log, log_text.encode(errors="replace"))

@@ -36,58 +36,60 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         return Nothing("cluster.yaml names no data sets under data.sets")
     changes: list[Change] = []
     for data_set in data_sets:
-        request = _make_request(site, data_set)
+        stage_request = _make_request(site, data_set)
         try:
-            state = _ask_node(target, "look", request, INSPECT_S)
+            state = _ask_node(target, "look", stage_request, INSPECT_S)
         except NoEnvironment:  # the operation that makes the environment was only planned, or --only excludes it
-            name = data_set.name
-            description = f"look for the data set {name}, and stage it if it is missing, once the Python environment is made"
-            changes.append(LocalCall(description, functools.partial(_ask_node, target, "stage", request, STAGE_S)))
+            data_set_name = data_set.name
+            later_description = (
+                f"look for the data set {data_set_name}, and stage it if it is missing, once the Python environment is made"
+            )
+            changes.append(LocalCall(later_description, functools.partial(_ask_node, target, "stage", stage_request, STAGE_S)))
             continue
         if not state.can:
             raise Unanswered(f"{target.node.name}: {state.says}.")
         if state.makes and site.cluster.provider == "slurm":
-            changes += _stage_in_job(site, target, data_set, request, state)
+            changes += _stage_in_job(site, target, data_set, stage_request, state)
         elif not state.ready:
-            changes.append(LocalCall(state.says, functools.partial(_ask_node, target, "stage", request, STAGE_S)))
+            changes.append(LocalCall(state.says, functools.partial(_ask_node, target, "stage", stage_request, STAGE_S)))
     return changes or Nothing(f"{', '.join(data_set.name for data_set in data_sets)}: staged and unchanged")
 
 
-def _stage_in_job(site: Site, target: Target, data_set: DataSet, request: str, state: DataSetState) -> list[Change]:
+def _stage_in_job(site: Site, target: Target, data_set: DataSet, request_json: str, state: DataSetState) -> list[Change]:
     """The changes that stage a data set in a job, as login nodes of a Slurm site must not unpack archives or copy folders.
 
     Raises Unanswered if a job of an earlier command that stages this data set has not ended yet.
     """
     folder = f"{site.cluster.storage.shared}/datasets"
-    script, log, request_path = (f"{folder}/{data_set.name}.{suffix}" for suffix in ("sh", "log", "request"))
-    jobs.check_no_waiting_job(target.node, script, f"stages the data set {data_set.name}")
+    script_path, log_path, request_path = (f"{folder}/{data_set.name}.{suffix}" for suffix in ("sh", "log", "request"))
+    jobs.check_no_waiting_job(target.node, script_path, f"stages the data set {data_set.name}")
     changes: list[Change] = []
     if data_set.is_url and site.cluster.environment.build != "job":  # at most sites, only the login node can download
-        download = functools.partial(_ask_node, target, "download", request, STAGE_S)
-        changes.append(LocalCall(f"download {url.remove_secrets(data_set.archive or '')} on the login node", download))
-    options = [
+        download_archive = functools.partial(_ask_node, target, "download", request_json, STAGE_S)
+        changes.append(LocalCall(f"download {url.remove_secrets(data_set.archive or '')} on the login node", download_archive))
+    sbatch_options = [
         f"--job-name={jobs.JOB_NAME}",
-        f"--output={log}",
-        *requests.sbatch_options(site.cluster, nodes=1, minutes=JOB_MINUTES),
+        f"--output={log_path}",
+        *requests.sbatch_options(site.cluster, node_count=1, minutes=JOB_MINUTES),
     ]
     script_text = render(
         "site/dataset.sh.j2",
-        options=options,
+        options=sbatch_options,
         data_set=data_set.name,
         data_path=_data_path(site),
         python=target.node.python,
         request=request_path,
     )
-    changes.append(Write(f"send the request to stage {data_set.name}", request_path, request.encode(), 0o600, ""))
-    changes.append(Write(f"send the script that stages {data_set.name}", script, script_text.encode(), 0o755, ""))
-    return [*changes, jobs.submit_script(f"{state.says}, in a job", script, log, STAGE_S)]
+    changes.append(Write(f"send the request to stage {data_set.name}", request_path, request_json.encode(), 0o600, ""))
+    changes.append(Write(f"send the script that stages {data_set.name}", script_path, script_text.encode(), 0o755, ""))
+    return [*changes, jobs.submit_script(f"{state.says}, in a job", script_path, log_path, STAGE_S)]
 
 
 def _make_request(site: Site, data_set: DataSet) -> str:
-    source = data_set.archive
-    if source is not None and not data_set.is_url:
-        source = str(site.workspace.resolve_path(source))
-    return msgspec.json.encode(StageRequest(_data_path(site), data_set.name, source, data_set.sha256)).decode()
+    archive_source = data_set.archive
+    if archive_source is not None and not data_set.is_url:
+        archive_source = str(site.workspace.resolve_path(archive_source))
+    return msgspec.json.encode(StageRequest(_data_path(site), data_set.name, archive_source, data_set.sha256)).decode()
 
 
 def _data_path(site: Site) -> str:
@@ -106,18 +108,20 @@ def _data_path(site: Site) -> str:
     return str(run_workspace.data_folder(cluster.data.path))
 
 
-def _ask_node(target: Target, verb: str, request: str, timeout_s: float) -> DataSetState:
-    argv = [target.node.python, "-m", "provision.datasets", verb]
-    answer = target.node.run(argv, timeout_s=timeout_s, stdin=request.encode())  # other users can read argv, and scripts
+def _ask_node(target: Target, verb: str, request_json: str, timeout_s: float) -> DataSetState:
+    stage_words = [target.node.python, "-m", "provision.datasets", verb]
+    stage_output = target.node.run(
+        stage_words, timeout_s=timeout_s, stdin=request_json.encode()
+    )  # other users can read argv, and scripts
     name = f"{target.node.name}: the data sets"
-    if answer.code is None:
+    if stage_output.code is None:
         raise Unanswered(f"{name}: not finished within {timeout_s:g} s; run the same command again.")
-    if answer.code in NOT_FOUND or any(text in answer.stderr for text in NO_ENVIRONMENT):
+    if stage_output.code in NOT_FOUND or any(text in stage_output.stderr for text in NO_ENVIRONMENT):
         raise NoEnvironment(f"{name}: its Python environment is not made yet; run the same command without --only and --skip.")
-    if answer.code != 0:
-        raise Unanswered(f"{name}: {last_line(answer)}")
+    if stage_output.code != 0:
+        raise Unanswered(f"{name}: {last_line(stage_output)}")
     try:
-        return decode_last_line(answer.stdout, DataSetState)
+        return decode_last_line(stage_output.stdout, DataSetState)
     except ValueError as error:
         raise Unanswered(f"{name}: the answer cannot be read: {error}") from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from provision.fact import Unanswered
-from provision.facts.disk import LABEL, Disk, disk_fact
+from provision.facts.disk import FILE_SYSTEM_LABEL, Disk, disk_fact
 from provision.operation import Change, Nothing, Operation, Site, Target, shell_change
 from provision.operations import fstab
 
@@ -36,16 +36,16 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
                 "storage.mount"
             )
         return fstab.mount_folder(storage.mount)
-    disk = target.facts[disk_fact(storage.disk)]
+    disk_state = target.facts[disk_fact(storage.disk)]
     if mount_place.mount is not None:
-        if mount_place.mount.source != disk.path:
+        if mount_place.mount.source != disk_state.path:
             raise Unanswered(
                 f"{name}: {mount_place.mount.source} is mounted at {storage.mount}, but storage.disk is {storage.disk}: choose "
                 "another storage.mount, or, if the mounted disk is the one you want, remove storage.disk and storage.mount"
             )
         return [_add_to_fstab(storage.disk, storage.mount)]
-    entry = _add_to_fstab(storage.disk, storage.mount)
-    return [*_format_disk(name, storage.disk, disk), entry, *fstab.mount_folder(storage.mount)]
+    fstab_change = _add_to_fstab(storage.disk, storage.mount)
+    return [*_format_disk(name, storage.disk, disk_state), fstab_change, *fstab.mount_folder(storage.mount)]
 
 
 def _format_disk(name: str, path: str, disk_state: Disk) -> list[Change]:
@@ -62,14 +62,16 @@ def _format_disk(name: str, path: str, disk_state: Disk) -> list[Change]:
             f"{name}: {path} is not empty and was not changed: {', '.join(disk_state.holds)}. Set storage.disk to an empty "
             "disk, or, if its data is no longer needed, erase it yourself on this node"
         )
-    make_script = f"{CHECK_EMPTY.format(disk=path)}\n{MAKE_FILE_SYSTEM.format(label=LABEL, disk=path)}"
+    make_script = f"{CHECK_EMPTY.format(disk=path)}\n{MAKE_FILE_SYSTEM.format(label=FILE_SYSTEM_LABEL, disk=path)}"
     return [shell_change(f"make an ext4 file system on {path}, which is empty", make_script, timeout_s=MAKE_S)]
 
 
-def _add_to_fstab(path: str, mount: str) -> Change:
+def _add_to_fstab(disk_path: str, mountpoint: str) -> Change:
     """The change that adds the disk to /etc/fstab. Without the option nofail, a node with a broken disk would not boot."""
-    uuid = f"UUID=$(blkid --probe --match-tag UUID --output value -- {path})"
-    return fstab.add_line(f"mount {path} at {mount} at every boot (/etc/fstab)", f"{uuid} {mount} ext4 defaults,nofail 0 2")
+    uuid_option = f"UUID=$(blkid --probe --match-tag UUID --output value -- {disk_path})"
+    return fstab.add_line(
+        f"mount {disk_path} at {mountpoint} at every boot (/etc/fstab)", f"{uuid_option} {mountpoint} ext4 defaults,nofail 0 2"
+    )
 
 
 DISKS = Operation("disks", plan)

@@ -21,23 +21,25 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     folder = PurePosixPath(node.python).parent.parent
     if site.cluster.storage.shared is not None and target is not site.targets[0]:
         return Nothing(f"{site.targets[0].node.name} makes the environment for all nodes, on the shared storage")
-    installed = target.facts[ENVIRONMENT]
+    installed_environment = target.facts[ENVIRONMENT]
     owner = target.facts[SYSTEM].user
     changes: list[Change] = []
     own_packages = tuple(site.cluster.environment.packages)
-    digest = software.packages_digest(own_packages=own_packages)
-    if installed.packages != digest:
+    wanted_digest = software.packages_digest(own_packages=own_packages)
+    if installed_environment.packages != wanted_digest:
         changes += _install_packages(folder, owner, node, own_packages)
-    source = software.source_digest()
-    if changes or installed.source != source:
-        archive = f"{folder}/source-{source}.tar"
-        content = software.source_archive()
-        changes.append(Write(f"send shardlab's own source ({source})", archive, content, 0o644, _file_owner(node, owner)))
-        script = _unpack_script(node, folder, owner, archive, source)
-        changes.append(shell_change("make Python use this source", script, root=node.may_sudo))
+    wanted_source = software.source_digest()
+    if changes or installed_environment.source != wanted_source:
+        archive_path = f"{folder}/source-{wanted_source}.tar"
+        archive_bytes = software.source_archive()
+        changes.append(
+            Write(f"send shardlab's own source ({wanted_source})", archive_path, archive_bytes, 0o644, _file_owner(node, owner))
+        )
+        unpack_script = _unpack_script(node, folder, owner, archive_path, wanted_source)
+        changes.append(shell_change("make Python use this source", unpack_script, root=node.may_sudo))
     if changes:
         return [*fstab.mount_guards(site, target), *changes]
-    return Nothing(f"{folder}: packages {digest}, source {source}")
+    return Nothing(f"{folder}: packages {wanted_digest}, source {wanted_source}")
 
 
 def _file_owner(node: Node, owner: str) -> str:
@@ -56,9 +58,9 @@ def _install_packages(folder: PurePosixPath, owner: str, node: Node, own_package
     as_user, make_folder = (f"runuser -u {owner} -- ", f"install -d -o {owner}") if node.may_sudo else ("", "install -d")
     make_venv = f"rm -rf {folder}; {make_folder} {folder}; {as_user}{node.venv_python} -m venv {folder}"
     index_options = f"--no-index --find-links {wheelhouse}" if wheelhouse else ""
-    words = " ".join(f"'{word}'" for word in software.required_packages(own_packages=own_packages))
-    pip = f"{as_user}{folder}/bin/python -m pip --disable-pip-version-check -q install"
-    pip += f" {index_options} -c {constraints} {words}"
+    requirement_words = " ".join(f"'{requirement}'" for requirement in software.required_packages(own_packages=own_packages))
+    pip_command = f"{as_user}{folder}/bin/python -m pip --disable-pip-version-check -q install"
+    pip_command += f" {index_options} -c {constraints} {requirement_words}"
     mark_complete = f"printf '%s\\n' {software.packages_digest(own_packages=own_packages)} > {folder}/packages.made"
     return [
         shell_change(f"make a Python environment at {folder}", make_venv, timeout_s=300, root=node.may_sudo),
@@ -71,24 +73,24 @@ def _install_packages(folder: PurePosixPath, owner: str, node: Node, own_package
         ),
         shell_change(
             "install the packages" + (f" from {wheelhouse}" if wheelhouse else ""),
-            f"{pip}; {mark_complete}",
+            f"{pip_command}; {mark_complete}",
             timeout_s=MAKE_S,
             root=node.may_sudo,
         ),
     ]
 
 
-def _unpack_script(node: Node, folder: PurePosixPath, owner: str, archive: str, source: str) -> str:
+def _unpack_script(node: Node, folder: PurePosixPath, owner: str, archive_path: str, source_digest: str) -> str:
     """A shell script that unpacks the new source into a folder of its own, and then makes Python use it by one rename."""
-    purelib = f"$({folder}/bin/python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
+    site_packages_command = f"$({folder}/bin/python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
     return f"""\
-new={folder}/source-{source}
-rm -rf "$new"; mkdir "$new"; tar -x -C "$new" -f {archive} --no-same-owner; rm {archive}
+new={folder}/source-{source_digest}
+rm -rf "$new"; mkdir "$new"; tar -x -C "$new" -f {archive_path} --no-same-owner; rm {archive_path}
 {f'chown -R {owner}: "$new"' if node.may_sudo else ""}
-site={purelib}
+site={site_packages_command}
 printf '%s\\n' "$new" > "$site/.{PATH_FILE}"; mv "$site/.{PATH_FILE}" "$site/{PATH_FILE}"
-printf '%s\\n' {source} > {folder}/source.made
-find {folder} -maxdepth 1 -name 'source-*' ! -name source-{source} -exec rm -rf {{}} +"""
+printf '%s\\n' {source_digest} > {folder}/source.made
+find {folder} -maxdepth 1 -name 'source-*' ! -name source-{source_digest} -exec rm -rf {{}} +"""
 
 
 SOFTWARE = Operation("environment", plan_each_environment(plan))

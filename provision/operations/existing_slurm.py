@@ -20,19 +20,19 @@ def find_existing_slurm(site: Site) -> SlurmHere | None:
     """
     if site.cluster.slurm is None or site.cluster.provider != "ssh":
         return None
-    answers = site.answers(SLURM_HERE)
-    if any(slurm.is_ours and target.node.may_sudo for target, slurm in answers):
+    slurm_answers = site.answers(SLURM_HERE)
+    if any(slurm.is_ours and target.node.may_sudo for target, slurm in slurm_answers):
         return None
-    for target, slurm in answers:
+    for target, slurm in slurm_answers:
         if slurm.answers and not slurm.is_in_path:
             raise _node_error(
                 target,
                 f"Slurm's commands are in {slurm.commands}, which only a login shell has in its PATH, so jobs could not use "
                 f"them. Add this line at the beginning of ~/.bashrc there: export PATH=$PATH:{shlex.quote(slurm.commands)}",
             )
-    if (answering := next((slurm for _, slurm in answers if slurm.answers), None)) is not None:
-        return answering
-    for target, slurm in answers:
+    if (answering_slurm := next((slurm for _, slurm in slurm_answers if slurm.answers), None)) is not None:
+        return answering_slurm
+    for target, slurm in slurm_answers:
         if slurm.conf and not slurm.is_ours:
             raise _node_error(
                 target,
@@ -71,13 +71,13 @@ def check_existing_slurm(site: Site, running: SlurmHere) -> Nothing:
     return Nothing(f"{name} knows {len(workers)} workers, in the partition {partition}")
 
 
-def _find_worker_fault(target: Target, running: SlurmHere, partition: str) -> str | None:
+def _find_worker_fault(target: Target, running_slurm: SlurmHere, partition: str) -> str | None:
     """Why the existing Slurm cannot run jobs on a worker, in a sentence; None if it can."""
-    name, slurm = target.node.name, f"the Slurm that is there (cluster {running.cluster})"
-    node = next((node for node in running.nodes if node.name == name), None)
+    name, slurm = target.node.name, f"the Slurm that is there (cluster {running_slurm.cluster})"
+    node = next((node for node in running_slurm.nodes if node.name == name), None)
     if node is None:
-        if (other := _find_other_name(target, running)) is not None:
-            return f"{name}: {slurm} calls this node {other.name}: write `name: {other.name}` for it in cluster.yaml"
+        if (other_node := _find_other_name(target, running_slurm)) is not None:
+            return f"{name}: {slurm} calls this node {other_node.name}: write `name: {other_node.name}` for it in cluster.yaml"
         line = f"NodeName={name} NodeAddr={target.node.host}"
         return (
             f"{name}: {slurm} does not know this node. Tell its administrator: add the node to slurm.conf ({line}, and what "
@@ -91,8 +91,8 @@ def _find_worker_fault(target: Target, running: SlurmHere, partition: str) -> st
         )
     # Slurm appends * to the state of a node that does not answer.
     if UNUSABLE_STATES & set(node.state.rstrip("*").split("+")) or node.state.endswith("*"):
-        reason = f"the reason is shown by: scontrol show node {name}"
-        return f"{name}: {slurm} reports the state {node.state}. Tell its administrator; {reason}"
+        reason_clause = f"the reason is shown by: scontrol show node {name}"
+        return f"{name}: {slurm} reports the state {node.state}. Tell its administrator; {reason_clause}"
     return None
 
 
@@ -101,6 +101,6 @@ def _find_other_name(target: Target, present_slurm: SlurmHere) -> KnownNode | No
     return next((node for node in present_slurm.nodes if {node.hostname, node.address} & node_names), None)
 
 
-def _node_error(target: Target, why: str) -> Unanswered:
-    message = f"{target.node.name}: {why}."
+def _node_error(target: Target, fault_text: str) -> Unanswered:
+    message = f"{target.node.name}: {fault_text}."
     return Unanswered(message, {target.node.name: message})

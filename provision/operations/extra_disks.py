@@ -7,7 +7,7 @@ file system in an unused partition. mkextrafs.pl is never called with -f: with t
 from __future__ import annotations
 
 from provision.fact import Unanswered
-from provision.facts.mkextrafs import MKEXTRAFS, PATH
+from provision.facts.mkextrafs import MKEXTRAFS, MKEXTRAFS_PATH
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target
 from provision.operations import fstab
 from shardlab.cluster.cloudlab_keys import EXTRA_DISK
@@ -30,8 +30,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         return fstab.mount_folder(EXTRA_DISK)
     if not target.facts[MKEXTRAFS]:
         raise Unanswered(
-            f"{node_name}: nothing is mounted at {EXTRA_DISK}, and {PATH} does not exist: request the experiment with "
-            f"cloudlab.blockstore_gib, or choose a folder outside {EXTRA_DISK}"
+            f"{node_name}: nothing is mounted at {EXTRA_DISK}, and {MKEXTRAFS_PATH} does not exist: request the experiment "
+            f"with cloudlab.blockstore_gib, or choose a folder outside {EXTRA_DISK}"
         )
     return [
         RunCommand(f"make the folder {EXTRA_DISK}", ["mkdir", "-p", "--", EXTRA_DISK]),
@@ -39,7 +39,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         # With -q, its exit code is 0 if something is already mounted at /mydata.
         RunCommand(
             f"make a file system in the unused space of the boot disk, and mount it at {EXTRA_DISK} now and at every boot",
-            ["setsid", "--wait", PATH, "-q", EXTRA_DISK],
+            ["setsid", "--wait", MKEXTRAFS_PATH, "-q", EXTRA_DISK],
             MAKE_S,
         ),
         RunCommand(f"check that a file system is mounted at {EXTRA_DISK}", ["mountpoint", "-q", "--", EXTRA_DISK]),

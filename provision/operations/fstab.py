@@ -22,9 +22,9 @@ if test -d /run/systemd/system; then systemctl daemon-reload; fi"""
 NOT_MOUNTED = "it is not mounted, so nothing is written there: first run the operations disks, extra-disks, nfs-server and nfs"
 
 
-def add_line(description: str, line: str) -> Change:
+def add_line(description: str, fstab_line: str) -> Change:
     """The change that adds a line to /etc/fstab. The line may contain $(COMMAND), which the shell of the node executes."""
-    return shell_change(description, f'line="{line}"\n{ADD_LINE}')
+    return shell_change(description, f'line="{fstab_line}"\n{ADD_LINE}')
 
 
 def mount_folder(folder: str) -> list[Change]:
@@ -50,9 +50,9 @@ def inspect_mount(target: Target, folder: str) -> MountPlace:
     return mount_place
 
 
-def is_below(folder: str, other: str) -> bool:
+def is_below(folder: str, parent_folder: str) -> bool:
     """Whether `folder` is the folder `other` or inside it."""
-    return f"{folder}/".startswith(f"{other}/")
+    return f"{folder}/".startswith(f"{parent_folder}/")
 
 
 def required_mounts(site: Site, target: Target, folder: str) -> list[str]:

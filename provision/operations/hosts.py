@@ -7,14 +7,14 @@ from provision.facts.system import SYSTEM
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write
 from provision.operations.existing_slurm import find_existing_slurm
 
-PATH = "/etc/hosts"
+HOSTS_PATH = "/etc/hosts"
 
 
 def render_hosts(site: Site) -> bytes:
     """The content of /etc/hosts, without 127.0.1.1: otherwise a node would tell the other nodes this loopback address."""
-    lines = ["# Written by shardlab's provision.", "127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
-    lines += [f"{target.node.address} {target.node.name}" for target in site.targets]
-    return "".join(f"{line}\n" for line in lines).encode()
+    host_lines = ["# Written by shardlab's provision.", "127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
+    host_lines += [f"{target.node.address} {target.node.name}" for target in site.targets]
+    return "".join(f"{line}\n" for line in host_lines).encode()
 
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
@@ -28,14 +28,15 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     if target.facts[SYSTEM].hostname != name:
         changes.append(
             RunCommand(
-                f"set the hostname {name} (now {target.facts[SYSTEM].hostname})", ["hostnamectl", "set-hostname", "--", name]
+                f"set the hostname {name} (now {target.facts[SYSTEM].hostname})",
+                ["hostnamectl", "set-hostname", "--", name],
             )
         )
     hosts_content = render_hosts(site)
-    file = target.facts[FILES].get(PATH)
-    if file is None or not file.holds(hosts_content):
-        changes.append(Write(f"write the names of all {len(site.targets)} nodes into {PATH}", PATH, hosts_content))
+    hosts_file = target.facts[FILES].get(HOSTS_PATH)
+    if hosts_file is None or not hosts_file.holds(hosts_content):
+        changes.append(Write(f"write the names of all {len(site.targets)} nodes into {HOSTS_PATH}", HOSTS_PATH, hosts_content))
     return changes or Nothing("all nodes are known by name")
 
 
-HOSTS = Operation("hosts", plan, files=(PATH,))
+HOSTS = Operation("hosts", plan, files=(HOSTS_PATH,))

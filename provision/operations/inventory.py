@@ -28,16 +28,16 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     path = inventory_path(site.workspace)
     old_text = inventory_file.read_inventory(site.workspace)
     if absent_names := site.absent_names():
-        why = f"not changed: the inventory describes all nodes, and {', '.join(absent_names)} cannot be asked"
+        absent_reason = f"not changed: the inventory describes all nodes, and {', '.join(absent_names)} cannot be asked"
         lease_changes = _plan_lease_only(site, old_text)
-        return [*lease_changes] if lease_changes else Nothing(why)
+        return [*lease_changes] if lease_changes else Nothing(absent_reason)
     if site.cluster.provider != "local" and any(member.facts[ENVIRONMENT].source is None for member in site.targets):
         return Nothing("written later: all nodes need the Python environment, which reports their facts")
     text = render_inventory(site, inventory_file.parse_node_types(old_text), inventory_file.select_measurements(site, old_text))
     if old_text == text:
         return Nothing(f"{path} is up to date")
-    action = "write" if old_text is None else "rewrite"
-    return [LocalCall(f"{action} {path} ({len(text)} bytes)", lambda: _write_inventory(path, text))]
+    write_verb = "write" if old_text is None else "rewrite"
+    return [LocalCall(f"{write_verb} {path} ({len(text)} bytes)", lambda: _write_inventory(path, text))]
 
 
 def _plan_lease_only(site: Site, old_text: bytes | None) -> list[LocalCall] | None:
@@ -50,9 +50,9 @@ def _plan_lease_only(site: Site, old_text: bytes | None) -> list[LocalCall] | No
     inventory = inventory_file.decode_inventory(old_text)
     if latest is None or inventory.get("cluster") != site.cluster.name or inventory.get("lease") == msgspec.to_builtins(latest):
         return None
-    text = inventory_file.encode_inventory({**inventory, "lease": latest})
+    inventory_bytes = inventory_file.encode_inventory({**inventory, "lease": latest})
     path = inventory_path(site.workspace)
-    return [LocalCall(f"write the lease into {path}", lambda: _write_inventory(path, text))]
+    return [LocalCall(f"write the lease into {path}", lambda: _write_inventory(path, inventory_bytes))]
 
 
 def store_lease(site: Site) -> None:
@@ -63,17 +63,17 @@ def store_lease(site: Site) -> None:
 
 def find_lease(site: Site) -> Lease | None:
     """The last known lease of the cluster's machines; None if they are not lent. Raises InputError."""
-    keys = site.cluster.cloudlab
+    cloudlab_keys = site.cluster.cloudlab
     return (
-        lease.read_newest_lease(site.workspace.shardlab_folder, [Path(name) for name in keys.manifests])
-        if keys is not None
+        lease.read_newest_lease(site.workspace.shardlab_folder, [Path(name) for name in cloudlab_keys.manifests])
+        if cloudlab_keys is not None
         else None
     )
 
 
-def _write_inventory(path: Path, content: bytes) -> None:
-    files.make_folder(path.parent)
-    files.write_atomic(path, content)
+def _write_inventory(inventory_path: Path, inventory_bytes: bytes) -> None:
+    files.make_folder(inventory_path.parent)
+    files.write_atomic(inventory_path, inventory_bytes)
 
 
 def render_inventory(site: Site, node_types: list[Any] | None = None, all_reduces: Sequence[Any] = ()) -> bytes:
@@ -108,25 +108,29 @@ def render_inventory(site: Site, node_types: list[Any] | None = None, all_reduce
 def _list_environments(site: Site) -> dict[str, ProvisionedEnvironment]:
     """The further environments of the cluster file that exist on all nodes, by name. Raises Unanswered."""
     environments = {}
-    for name, keys in site.cluster.environments.items():
-        targets = [target.environments[name] for target in site.targets]
-        installed = [target.facts[ENVIRONMENT] for target in targets]
+    for environment_name, environment_keys in site.cluster.environments.items():
+        targets = [target.environments[environment_name] for target in site.targets]
+        installed_environments = [target.facts[ENVIRONMENT] for target in targets]
         is_local = site.cluster.provider == "local"  # the user makes the environments of this machine
-        if all(entry.version is not None and (is_local or entry.source is not None) for entry in installed):
-            python, first = targets[0].node.python, installed[0]
-            environments[name] = ProvisionedEnvironment(
-                python, keys.digest(), first.version or "", first.packages, first.source
+        if all(entry.version is not None and (is_local or entry.source is not None) for entry in installed_environments):
+            python, first_environment = targets[0].node.python, installed_environments[0]
+            environments[environment_name] = ProvisionedEnvironment(
+                python,
+                environment_keys.digest(),
+                first_environment.version or "",
+                first_environment.packages,
+                first_environment.source,
             )
     return environments
 
 
 def _node_entry(target: Target, provider: str) -> dict[str, Any]:
     node = target.node
-    facts = inventory_file.select_stable_facts(target.facts[HOST])
+    node_facts = inventory_file.select_stable_facts(target.facts[HOST])
     addresses = target.facts[ADDRESSES]
-    networks = experiment_interfaces.find_node_interfaces(target)
+    node_interfaces = experiment_interfaces.find_node_interfaces(target)
     # Virtual interfaces without an address are left out: they belong to containers, and appear and disappear with them.
-    facts["nics"] = [nic for nic in facts["nics"] if nic["kind"] == "physical" or nic["name"] in addresses]
+    node_facts["nics"] = [nic for nic in node_facts["nics"] if nic["kind"] == "physical" or nic["name"] in addresses]
     return {
         "name": node.name,
         "host": node.host,
@@ -137,8 +141,8 @@ def _node_entry(target: Target, provider: str) -> dict[str, Any]:
         "python": node.python,
         "roles": target.entry.roles if target.entry is not None else ["controller"] if provider == "slurm" else [],
         "addresses": addresses,
-        **({"networks": msgspec.to_builtins(networks)} if networks is not None else {}),
-        "facts": facts,
+        **({"networks": msgspec.to_builtins(node_interfaces)} if node_interfaces is not None else {}),
+        "facts": node_facts,
     }
 
 

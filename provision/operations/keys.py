@@ -12,7 +12,7 @@ from provision.operation import Change, LocalCall, Nothing, Operation, RunComman
 
 KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 NOT_SET = "ssh.between_nodes is not set in cluster.yaml"
-_KEY = re.compile(r"(ssh|ecdsa)-[a-z0-9-]+ [A-Za-z0-9+/=]+")
+_PUBLIC_KEY = re.compile(r"(ssh|ecdsa)-[a-z0-9-]+ [A-Za-z0-9+/=]+")
 # The key is made under a temporary name and then linked to its final name. If another node, which shares the home folder, has
 # made a key first, the link fails and the key of the other node is used.
 MAKE_KEY = """\
@@ -59,78 +59,88 @@ def plan_ssh_trust(site: Site, target: Target) -> list[Change] | Nothing:
     """Make the node accept the users' keys of all nodes, and know the host keys of all nodes. Raises Unanswered."""
     if not site.cluster.ssh.between_nodes:
         return Nothing(NOT_SET)
-    user = target.facts[KEYS]
-    begin, end = (f"# {word} shardlab {site.cluster.name}" for word in ("begin", "end"))
-    answers = site.answers(KEYS)
-    absent_names = [member.node.name for member in site.targets if member not in [answering for answering, _ in answers]]
-    if absent_names and begin in user.authorized:  # the keys of nodes that do not answer must stay in the files
+    user_keys = target.facts[KEYS]
+    begin_line, end_line = (f"# {word} shardlab {site.cluster.name}" for word in ("begin", "end"))
+    key_answers = site.answers(KEYS)
+    absent_names = [member.node.name for member in site.targets if member not in [answering for answering, _ in key_answers]]
+    if absent_names and begin_line in user_keys.authorized:  # the keys of nodes that do not answer must stay in the files
         return Nothing(f"not changed: {', '.join(absent_names)} cannot be asked")
-    if keyless := [member.node.name for member, answer in answers if not answer.key]:
+    if keyless := [member.node.name for member, node_keys in key_answers if not node_keys.key]:
         return [
             LocalCall("accept the keys of all nodes, once all nodes have a key", functools.partial(_raise_keyless, keyless))
         ]
-    files = {
-        f"{user.home}/.ssh/authorized_keys": (user.authorized, authorized_keys_lines(answers), f"{user.login}:", "600"),
+    lines_by_path = {
+        f"{user_keys.home}/.ssh/authorized_keys": (
+            user_keys.authorized,
+            authorized_keys_lines(key_answers),
+            f"{user_keys.login}:",
+            "600",
+        ),
     }
     if target.node.may_sudo:
-        files[KNOWN_HOSTS] = (user.known, known_hosts_lines(answers), "root:root", "644")
+        lines_by_path[KNOWN_HOSTS] = (user_keys.known, known_hosts_lines(key_answers), "root:root", "644")
     else:
-        files[f"{user.home}/.ssh/known_hosts"] = (user.known_by_user, known_hosts_lines(answers), f"{user.login}:", "600")
+        lines_by_path[f"{user_keys.home}/.ssh/known_hosts"] = (
+            user_keys.known_by_user,
+            known_hosts_lines(key_answers),
+            f"{user_keys.login}:",
+            "600",
+        )
     changes: list[Change] = []
-    for path, (present_lines, lines, owner, mode) in files.items():
-        block = [begin, *lines, end]
-        if _find_block(target, path, present_lines, begin, end) != block:
-            command = ["sh", "-euc", REPLACE_BLOCK, "block", path, begin, end, owner, mode]
-            content = "".join(f"{line}\n" for line in block).encode()
+    for path, (present_lines, wanted_lines, owner, mode) in lines_by_path.items():
+        block_lines = [begin_line, *wanted_lines, end_line]
+        if _find_block(target, path, present_lines, begin_line, end_line) != block_lines:
+            command = ["sh", "-euc", REPLACE_BLOCK, "block", path, begin_line, end_line, owner, mode]
+            content = "".join(f"{line}\n" for line in block_lines).encode()
             changes.append(
                 RunCommand(
-                    f"write the keys of {len(answers)} nodes into {path}", command, stdin=content, root=target.node.may_sudo
+                    f"write the keys of {len(key_answers)} nodes into {path}", command, stdin=content, root=target.node.may_sudo
                 )
             )
-    return changes or Nothing(f"{len(answers)} nodes know one another")
+    return changes or Nothing(f"{len(key_answers)} nodes know one another")
 
 
-def _raise_keyless(names: Sequence[str]) -> None:
-    raise Unanswered(f"{', '.join(names)}: the user who logs in has no SSH key: run the operation keys first")
+def _raise_keyless(keyless_names: Sequence[str]) -> None:
+    raise Unanswered(f"{', '.join(keyless_names)}: the user who logs in has no SSH key: run the operation keys first")
 
 
-def authorized_keys_lines(answers: Sequence[tuple[Target, Keys]]) -> list[str]:
+def authorized_keys_lines(key_answers: Sequence[tuple[Target, Keys]]) -> list[str]:
     """The lines of authorized_keys: the user's key of each node. A key that nodes share is listed once. Raises Unanswered."""
-    lines: dict[str, str] = {}
-    for target, keys in answers:
-        lines.setdefault(_check_public_key(target, keys.key or ""), f"{keys.login}@{target.node.name}")
-    return [f"{key} {comment}" for key, comment in lines.items()]
+    comment_by_key: dict[str, str] = {}
+    for target, keys in key_answers:
+        comment_by_key.setdefault(_check_public_key(target, keys.key or ""), f"{keys.login}@{target.node.name}")
+    return [f"{public_key} {comment}" for public_key, comment in comment_by_key.items()]
 
 
-def known_hosts_lines(answers: Sequence[tuple[Target, Keys]]) -> list[str]:
+def known_hosts_lines(key_answers: Sequence[tuple[Target, Keys]]) -> list[str]:
     """The lines of known_hosts: the host keys of each node, under its names and addresses. Raises Unanswered."""
-    lines = []
-    for target, keys in answers:
-        names = list(dict.fromkeys((target.node.name, target.node.host, target.node.address)))
+    host_lines = []
+    for target, keys in key_answers:
+        host_names = list(dict.fromkeys((target.node.name, target.node.host, target.node.address)))
         if target.node.port not in (None, 22):
-            names += [f"[{name}]:{target.node.port}" for name in names]
-        lines += [f"{','.join(names)} {_check_public_key(target, key)}" for key in keys.hosts]
-    return lines
+            host_names += [f"[{host_name}]:{target.node.port}" for host_name in host_names]
+        host_lines += [f"{','.join(host_names)} {_check_public_key(target, host_key)}" for host_key in keys.hosts]
+    return host_lines
 
 
-def _check_public_key(target: Target, key: str) -> str:
-    if not _KEY.fullmatch(key):
-        raise Unanswered(f"{target.node.name}: {key[:80]!r} is not a public key")
-    return key
+def _check_public_key(target: Target, key_text: str) -> str:
+    if not _PUBLIC_KEY.fullmatch(key_text):
+        raise Unanswered(f"{target.node.name}: {key_text[:80]!r} is not a public key")
+    return key_text
 
 
-def _find_block(target: Target, path: str, lines: Sequence[str], begin: str, end: str) -> list[str]:
+def _find_block(target: Target, file_path: str, file_lines: Sequence[str], begin: str, end: str) -> list[str]:
     """The lines of shardlab in a file on a node: from the line `begin` to the line `end`; empty if there are none.
 
     lines: all lines of the file. Raises Unanswered if `begin` or `end` is missing or occurs twice.
     """
-    if begin not in lines and end not in lines:
+    if begin not in file_lines and end not in file_lines:
         return []
-    if (lines.count(begin), lines.count(end)) != (1, 1) or lines.index(begin) > lines.index(end):
+    if (file_lines.count(begin), file_lines.count(end)) != (1, 1) or file_lines.index(begin) > file_lines.index(end):
         raise Unanswered(
-            f"{target.node.name}: {path}: the lines {begin!r} and {end!r} must each occur once, in this order: remove them"
+            f"{target.node.name}: {file_path}: the lines {begin!r} and {end!r} must each occur once, in this order: remove them"
         )
-    return list(lines[lines.index(begin) : lines.index(end) + 1])
+    return list(file_lines[file_lines.index(begin) : file_lines.index(end) + 1])
 
 
 SSH_KEYS = Operation("keys", plan_ssh_key)

@@ -9,12 +9,15 @@ from provision.operation import Change, LocalCall, Nothing, Operation, Site, Tar
 from provision.operations.existing_slurm import find_existing_slurm, report_existing_slurm
 from provision.operations.service import ensure_running
 
-PATH = "/etc/munge/munge.key"
-BYTES = 1024
-MODE, OWNER = 0o400, "munge:munge"
+MUNGE_KEY_PATH = "/etc/munge/munge.key"
+MUNGE_KEY_BYTES = 1024
+MUNGE_KEY_MODE, MUNGE_KEY_OWNER = 0o400, "munge:munge"
 # Writes standard input to the file of the key, completely or not at all.
-WRITE_KEY = f'umask 077; new=$(mktemp {PATH}.XXXXXX); cat > "$new"; chown {OWNER} "$new"; chmod 400 "$new"; mv "$new" {PATH}'
-MAKE_KEY = f"head -c {BYTES} /dev/urandom | (set -e; {WRITE_KEY})"
+WRITE_KEY = (
+    f'umask 077; new=$(mktemp {MUNGE_KEY_PATH}.XXXXXX); cat > "$new"; chown {MUNGE_KEY_OWNER} "$new"; chmod 400 "$new"; '
+    f'mv "$new" {MUNGE_KEY_PATH}'
+)
+MAKE_KEY = f"head -c {MUNGE_KEY_BYTES} /dev/urandom | (set -e; {WRITE_KEY})"
 
 
 def plan_munge_key(site: Site, target: Target) -> list[Change] | Nothing:
@@ -23,18 +26,22 @@ def plan_munge_key(site: Site, target: Target) -> list[Change] | Nothing:
         return Nothing("only the controller of Slurm makes a munge key")
     if (present_slurm := find_existing_slurm(site)) is not None:
         return report_existing_slurm(present_slurm)
-    key = target.facts[FILES].get(PATH)
+    key = target.facts[FILES].get(MUNGE_KEY_PATH)
     changes: list[Change] = []
     if key is None:
         # Without root, it is not known whether the controller has a key, so the administrator's script tests it.
         changes.append(
             shell_change(
-                "make a random munge key", MAKE_KEY if target.node.may_sudo else f"test -s {PATH} || {{ {MAKE_KEY}; }}"
+                "make a random munge key",
+                MAKE_KEY if target.node.may_sudo else f"test -s {MUNGE_KEY_PATH} || {{ {MAKE_KEY}; }}",
             )
         )
-    elif (key.mode, key.owner) != (MODE, OWNER):  # other users may have read the key, so a new key is made
+    elif (key.mode, key.owner) != (
+        MUNGE_KEY_MODE,
+        MUNGE_KEY_OWNER,
+    ):  # other users may have read the key, so a new key is made
         changes.append(shell_change(f"make a new munge key (the old one had mode {key.mode:o}, owner {key.owner})", MAKE_KEY))
-    changes += ensure_running(target, "munge", [PATH], config_changed=bool(changes))
+    changes += ensure_running(target, "munge", [MUNGE_KEY_PATH], config_changed=bool(changes))
     return changes or Nothing("it has a munge key")
 
 
@@ -47,32 +54,36 @@ def plan_munge_key_copy(site: Site, target: Target) -> list[Change] | Nothing:
     (controller,) = site.with_role("controller")
     if controller.node.name in site.skipped:
         return Nothing(f"{controller.node.name}, which has the munge key, cannot be asked")
-    source = controller.facts[FILES].get(PATH)
-    key = target.facts[FILES].get(PATH)
+    controller_key = controller.facts[FILES].get(MUNGE_KEY_PATH)
+    key_file = target.facts[FILES].get(MUNGE_KEY_PATH)
     changes: list[Change] = []
-    if key is None or source is None or (key.sha256, key.mode, key.owner) != (source.sha256, MODE, OWNER):
+    if (
+        key_file is None
+        or controller_key is None
+        or (key_file.sha256, key_file.mode, key_file.owner) != (controller_key.sha256, MUNGE_KEY_MODE, MUNGE_KEY_OWNER)
+    ):
         text = f"copy the munge key from {controller.node.name}"
         changes.append(LocalCall(text, lambda: _copy_key(controller.node, target.node), script=_copy_script(controller.node)))
-    changes += ensure_running(target, "munge", [PATH], config_changed=bool(changes))
+    changes += ensure_running(target, "munge", [MUNGE_KEY_PATH], config_changed=bool(changes))
     return changes or Nothing(f"it has the munge key of {controller.node.name}")
 
 
 def _copy_script(controller: Node) -> str:
-    return f"ssh root@{controller.host} cat {PATH} | (set -eu; {WRITE_KEY})"
+    return f"ssh root@{controller.host} cat {MUNGE_KEY_PATH} | (set -eu; {WRITE_KEY})"
 
 
 def _copy_key(controller: Node, node: Node) -> None:
     """Copy the key from the controller to a node through the memory of this program, so that no file on this machine contains
     the key."""
-    key = controller.run(["base64", PATH], timeout_s=30, root=True, secret=True)
-    if key.code != 0:
-        message = f"{controller.name}: the munge key cannot be read: {last_line(key)}"
-        raise Unanswered(message, {controller.name: message})
+    read_output = controller.run(["base64", MUNGE_KEY_PATH], timeout_s=30, root=True, secret=True)
+    if read_output.code != 0:
+        failure_message = f"{controller.name}: the munge key cannot be read: {last_line(read_output)}"
+        raise Unanswered(failure_message, {controller.name: failure_message})
     write_command = ["sh", "-euc", f"base64 -d | (set -e; {WRITE_KEY})"]
-    answer = node.run(write_command, timeout_s=30, root=True, stdin=key.stdout.encode())
-    if answer.code != 0:
-        raise Unanswered(f"{node.name}: the munge key cannot be written: {last_line(answer)}")
+    write_output = node.run(write_command, timeout_s=30, root=True, stdin=read_output.stdout.encode())
+    if write_output.code != 0:
+        raise Unanswered(f"{node.name}: the munge key cannot be written: {last_line(write_output)}")
 
 
-MUNGE_KEY = Operation("munge-key", plan_munge_key, files=(PATH,))
-MUNGE = Operation("munge", plan_munge_key_copy, files=(PATH,))
+MUNGE_KEY = Operation("munge-key", plan_munge_key, files=(MUNGE_KEY_PATH,))
+MUNGE = Operation("munge", plan_munge_key_copy, files=(MUNGE_KEY_PATH,))

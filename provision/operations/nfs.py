@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from provision.fact import Unanswered
-from provision.facts.exports import EXPORTED, EXPORTED_BY_US, EXPORTS
+from provision.facts.exports import EXPORTED_BY_US, EXPORTS, EXPORTS_FILE
 from provision.facts.files import FILES
 from provision.facts.mounts import NFS_MOUNTS, mount_fact
 from provision.facts.services import SERVICES
@@ -15,18 +15,18 @@ from provision.operations import fstab
 from provision.operations.packages import find_nfs_server
 
 # no_root_squash: `provision` writes the environment into the folder as root, from any node; all nodes belong to one owner.
-EXPORT = "rw,sync,no_subtree_check,no_root_squash"
-MOUNT = "hard,vers=4.2,_netdev"  # hard: a write waits until a slow server has accepted it, and is never lost
-_CLIENT = re.compile(r"[A-Za-z0-9._:-]+")
+EXPORT_OPTIONS = "rw,sync,no_subtree_check,no_root_squash"
+MOUNT_OPTIONS = "hard,vers=4.2,_netdev"  # hard: a write waits until a slow server has accepted it, and is never lost
+_CLIENT_ADDRESS = re.compile(r"[A-Za-z0-9._:-]+")
 
 
 def render_exports(site: Site, server: Target) -> bytes:
     """The content of the server's file of exports: one line that exports the folder to all other nodes. Raises Unanswered."""
-    clients = [target.node.address for target in site.targets if target is not server]
-    for client in clients:
-        if not _CLIENT.fullmatch(client):
-            raise Unanswered(f"{client!r} is not allowed in {EXPORTED}")
-    client_options = " ".join(f"{client}({EXPORT})" for client in clients)
+    client_addresses = [target.node.address for target in site.targets if target is not server]
+    for client in client_addresses:
+        if not _CLIENT_ADDRESS.fullmatch(client):
+            raise Unanswered(f"{client!r} is not allowed in {EXPORTS_FILE}")
+    client_options = " ".join(f"{client}({EXPORT_OPTIONS})" for client in client_addresses)
     return f"# Written by shardlab's provision.\n{site.cluster.storage.shared} {client_options}\n".encode()
 
 
@@ -42,23 +42,23 @@ def plan_nfs_server(site: Site, target: Target) -> list[Change] | Nothing:
         changes.append(RunCommand(f"make the folder {folder}", ["install", "-d", "-o", owner, "--", folder]))
     if len(site.targets) == 1:  # a line of exports without a client would export the folder to every machine
         return [*changes, *_end_export(site, target)] or Nothing(f"{folder} exists, and there is no other node to export it to")
-    service = target.facts[SERVICES].get("nfs-server")
-    if service is None or not service.enabled or service.state != "active":
+    nfs_service = target.facts[SERVICES].get("nfs-server")
+    if nfs_service is None or not nfs_service.enabled or nfs_service.state != "active":
         changes.append(
             RunCommand(
                 "start the NFS server, now and at every boot", ["systemctl", "enable", "--quiet", "--now", "nfs-server"], 120
             )
         )
     exports_content = render_exports(site, target)
-    exports = target.facts[FILES].get(EXPORTED)
-    clients = sorted(client.node.address for client in site.targets if client is not target)
-    if exports is None or not exports.holds(exports_content):
-        changes.append(RunCommand("make the folder for our exports", ["mkdir", "-p", EXPORTED.rpartition("/")[0]]))
-        changes.append(Write(f"export {folder} to {', '.join(clients)}", EXPORTED, exports_content))
+    exports_file = target.facts[FILES].get(EXPORTS_FILE)
+    client_addresses = sorted(client.node.address for client in site.targets if client is not target)
+    if exports_file is None or not exports_file.holds(exports_content):
+        changes.append(RunCommand("make the folder for our exports", ["mkdir", "-p", EXPORTS_FILE.rpartition("/")[0]]))
+        changes.append(Write(f"export {folder} to {', '.join(client_addresses)}", EXPORTS_FILE, exports_content))
     # Only the number of clients is compared, because the table of exports may contain names instead of addresses.
-    if changes or len(target.facts[EXPORTS].get(folder, [])) != len(clients):
+    if changes or len(target.facts[EXPORTS].get(folder, [])) != len(client_addresses):
         changes.append(RunCommand("make the server read its exports", ["exportfs", "-ra"]))
-    return changes or Nothing(f"{folder} is exported to {len(clients)} nodes")
+    return changes or Nothing(f"{folder} is exported to {len(client_addresses)} nodes")
 
 
 def _end_export(site: Site, target: Target) -> list[Change]:
@@ -66,22 +66,22 @@ def _end_export(site: Site, target: Target) -> list[Change]:
 
     Raises Unanswered if a node still mounts the exported folder.
     """
-    if site.is_practice or EXPORTED not in target.facts[FILES]:
+    if site.is_practice or EXPORTS_FILE not in target.facts[FILES]:
         return []
     folders = target.facts[EXPORTED_BY_US]
-    sources = {f"{name}:{folder}" for name in (target.node.name, target.node.address) for folder in folders}
+    nfs_sources = {f"{name}:{folder}" for name in (target.node.name, target.node.address) for folder in folders}
     users = [
         f"{other.node.name} at {mountpoint}"
         for other, mounts in site.answers(NFS_MOUNTS)
         for mountpoint, source in mounts.items()
-        if source in sources
+        if source in nfs_sources
     ]
     if users:  # without the server, every program that uses these hard mounts would hang
         raise Unanswered(
             f"{target.node.name}: it exports {', '.join(folders)}, which the cluster file no longer names, but which is still "
             f"mounted on {', '.join(users)}: unmount it there, remove its line in /etc/fstab, and run the same command again"
         )
-    script = f"rm -f -- {EXPORTED}; if command -v exportfs >/dev/null; then exportfs -ra; fi"
+    script = f"rm -f -- {EXPORTS_FILE}; if command -v exportfs >/dev/null; then exportfs -ra; fi"
     return [shell_change(f"withdraw the export of {', '.join(folders)}, which the cluster file no longer names", script)]
 
 
@@ -92,27 +92,29 @@ def plan_nfs_mount(site: Site, target: Target) -> list[Change] | Nothing:
         return _check_folder_exists(site, target)
     if server is target:
         return Nothing("it is the server of the folder")
-    name = server.node.name
-    if name in site.skipped:
-        return Nothing(f"{name}, which exports the folder, cannot be asked")
-    mount_place, source = fstab.inspect_mount(target, folder), f"{name}:{folder}"
+    server_name = server.node.name
+    if server_name in site.skipped:
+        return Nothing(f"{server_name}, which exports the folder, cannot be asked")
+    mount_place, nfs_source = fstab.inspect_mount(target, folder), f"{server_name}:{folder}"
     node_name = target.node.name
     for verb, other in (("mounts", mount_place.mount), ("lists in /etc/fstab", mount_place.fstab)):
-        if other is not None and other.source != source:
+        if other is not None and other.source != nfs_source:
             raise Unanswered(
-                f"{node_name}: it {verb} {other.source} at {folder}, not {source}: unmount it, or change storage.shared"
+                f"{node_name}: it {verb} {other.source} at {folder}, not {nfs_source}: unmount it, or change storage.shared"
             )
     changes: list[Change] = []
     if mount_place.fstab is None:
-        changes.append(fstab.add_line(f"mount {source} at every boot (/etc/fstab)", f"{source} {folder} nfs {MOUNT} 0 0"))
+        changes.append(
+            fstab.add_line(f"mount {nfs_source} at every boot (/etc/fstab)", f"{nfs_source} {folder} nfs {MOUNT_OPTIONS} 0 0")
+        )
     if mount_place.mount is None:
         changes += fstab.mount_folder(folder)
     elif not {"hard", "vers=4.2"} <= set(mount_place.mount.options):
         raise Unanswered(
-            f"{node_name}: {folder} is mounted with {','.join(mount_place.mount.options)}, not {MOUNT}: first unmount {folder} "
-            "there"
+            f"{node_name}: {folder} is mounted with {','.join(mount_place.mount.options)}, not {MOUNT_OPTIONS}: first unmount "
+            f"{folder} there"
         )
-    return changes or Nothing(f"{source} is mounted")
+    return changes or Nothing(f"{nfs_source} is mounted")
 
 
 def _check_folder_exists(site: Site, target: Target) -> Nothing:
@@ -130,11 +132,11 @@ def _check_folder_exists(site: Site, target: Target) -> Nothing:
     return Nothing(f"{folder} exists, as required without storage.server")
 
 
-def _explain_no_export(site: Site, otherwise: str) -> str:
+def _explain_no_export(site: Site, other_reason: str) -> str:
     if site.cluster.storage.shared is None:
         return "cluster.yaml names no storage.shared"
-    return "practice nodes share the folder of this machine" if site.is_practice else otherwise
+    return "practice nodes share the folder of this machine" if site.is_practice else other_reason
 
 
-NFS_SERVER = Operation("nfs-server", plan_nfs_server, files=(EXPORTED,))
+NFS_SERVER = Operation("nfs-server", plan_nfs_server, files=(EXPORTS_FILE,))
 NFS = Operation("nfs", plan_nfs_mount)

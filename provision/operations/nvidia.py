@@ -23,8 +23,8 @@ from provision.operations.reboot import Reboot
 from provision.operations.service import ensure_running
 from templates import render
 
-NOUVEAU = "/etc/modprobe.d/shardlab-nouveau.conf"
-PERSISTENCE = "/etc/systemd/system/nvidia-persistenced.service.d/shardlab.conf"
+NOUVEAU_CONF = "/etc/modprobe.d/shardlab-nouveau.conf"
+PERSISTENCE_CONF = "/etc/systemd/system/nvidia-persistenced.service.d/shardlab.conf"
 # Packages of the driver and the kernel, which apt must not upgrade: if the library is newer than the loaded module, every job
 # fails until a reboot.
 HELD_PACKAGES = r"^((lib)?nvidia-.*[0-9]{3}(-|$)|linux-(generic|virtual|image|headers)(-|$))"
@@ -51,8 +51,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     if not nvidia.gpus:
         raise Unanswered(f"{name}: the cluster file requests {requested_gpus} GPUs, but its PCI bus has no NVIDIA GPU")
     if nvidia.faults:
-        advice = "No run should use it: the kernel's reason is in `sudo dmesg | grep -i xid`; reset or replace the GPU"
-        raise Unanswered(f"{name}: a GPU does not answer nvidia-smi: {'; '.join(nvidia.faults)}. {advice}")
+        gpu_advice = "No run should use it: the kernel's reason is in `sudo dmesg | grep -i xid`; reset or replace the GPU"
+        raise Unanswered(f"{name}: a GPU does not answer nvidia-smi: {'; '.join(nvidia.faults)}. {gpu_advice}")
     cuda = _find_torch_cuda(target)
     generations = _find_generations(name, nvidia)
     if (why := gpu_generations.explain_unsupported(generations, target.facts[SYSTEM].arch, cuda)) is not None:
@@ -62,8 +62,8 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
             f"{name}: MIG divides {divided_gpus} of its GPUs, but runs need whole GPUs: sudo nvidia-smi -mig 0, then reboot"
         )
     is_sufficient = nvidia.works and _driver_branch(nvidia) >= gpu_generations.oldest_driver_branch(cuda)
-    remark = "".join(f"; nvidia-smi warns: {remark}" for remark in nvidia.remarks)
-    works_text = f"driver {nvidia.nvml} works with {len(nvidia.seen)} GPUs{remark}"
+    remark_clauses = "".join(f"; nvidia-smi warns: {remark_clauses}" for remark_clauses in nvidia.remarks)
+    works_text = f"driver {nvidia.nvml} works with {len(nvidia.seen)} GPUs{remark_clauses}"
     if is_sufficient and not target.node.may_sudo:
         return Nothing(f"{works_text}; without root, it is not changed")
     if is_sufficient and _find_ubuntu_driver(target) is None:
@@ -79,23 +79,23 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 def _find_torch_cuda(target: Target) -> str:
     """The CUDA release of the torch that this node will get. Raises Unanswered."""
     folder = target.node.wheelhouse
-    cuda = target.facts[torch_build_fact(folder)] if folder else gpu_generations.USUAL_CUDA
-    if cuda is None:
+    cuda_release = target.facts[torch_build_fact(folder)] if folder else gpu_generations.USUAL_CUDA
+    if cuda_release is None:
         raise Unanswered(f"{target.node.name}: the torch in {folder} is built without CUDA; replace it by a build with CUDA")
-    return cuda
+    return cuda_release
 
 
-def _find_generations(name: str, nvidia: Nvidia) -> list[Generation]:
+def _find_generations(node_name: str, nvidia: Nvidia) -> list[Generation]:
     generation_by_device = {gpu.device: gpu_generations.find_generation(gpu.device) for gpu in nvidia.gpus}
     unknown = ", ".join(f"10de:{device:04x}" for device, generation in generation_by_device.items() if generation is None)
     if unknown:
-        raise Unanswered(f"{name}: the driver for the GPU {unknown} is not known: it is no GPU from Kepler to Blackwell")
+        raise Unanswered(f"{node_name}: the driver for the GPU {unknown} is not known: it is no GPU from Kepler to Blackwell")
     return [generation for generation in generation_by_device.values() if generation is not None]
 
 
 def _find_ubuntu_driver(target: Target) -> str | None:
     """The name of Ubuntu's package with the driver that is installed on the node; None if no such package is installed."""
-    return next((name for name in target.facts[PACKAGES].versions if _UBUNTU_DRIVER.match(name)), None)
+    return next((package_name for package_name in target.facts[PACKAGES].versions if _UBUNTU_DRIVER.match(package_name)), None)
 
 
 def _driver_branch(nvidia: Nvidia) -> int:
@@ -104,47 +104,51 @@ def _driver_branch(nvidia: Nvidia) -> int:
 
 def _install_fabric_manager(target: Target, nvidia: Nvidia) -> list[Change]:
     """Install the fabric manager in the driver's version if the GPUs are connected by NVSwitches: without it, no GPU works."""
-    package = f"nvidia-fabricmanager-{_driver_branch(nvidia)}"
-    installed_version = target.facts[PACKAGES].versions.get(package, "")
+    package_name = f"nvidia-fabricmanager-{_driver_branch(nvidia)}"
+    installed_version = target.facts[PACKAGES].versions.get(package_name, "")
     if not nvidia.switches or installed_version.startswith(f"{nvidia.nvml}-"):
         return []
-    return install_packages([f"{package}={nvidia.nvml}-*"], "--allow-change-held-packages")
+    return install_packages([f"{package_name}={nvidia.nvml}-*"], "--allow-change-held-packages")
 
 
-def _install_driver(target: Target, nvidia: Nvidia, generations: list[Generation], cuda: str) -> list[Change]:
-    name, versions, system = target.node.name, target.facts[PACKAGES].versions, target.facts[SYSTEM]
-    driver = _find_ubuntu_driver(target)
-    state_text = f"its driver does not work with torch for CUDA {cuda} ({nvidia.versions})"
+def _install_driver(target: Target, nvidia: Nvidia, generations: list[Generation], cuda_release: str) -> list[Change]:
+    name, version_by_package, system = target.node.name, target.facts[PACKAGES].versions, target.facts[SYSTEM]
+    driver_package = _find_ubuntu_driver(target)
+    state_text = f"its driver does not work with torch for CUDA {cuda_release} ({nvidia.versions})"
     if system.id != "ubuntu":
-        lacking = f"{system.pretty} has no driver of branch {gpu_generations.LONG_SUPPORT_BRANCH}"
-        why = f"shardlab installs drivers on Ubuntu only, and {lacking}"
+        lacking_driver = f"{system.pretty} has no driver of branch {gpu_generations.LONG_SUPPORT_BRANCH}"
+        why = f"shardlab installs drivers on Ubuntu only, and {lacking_driver}"
         raise Unanswered(f"{name}: {state_text}; {why}: install NVIDIA's driver by hand and try again")
-    foreign_packages = ", ".join(sorted(package for package in versions if _FOREIGN_DRIVER.match(package)))
-    if foreign_packages or (nvidia.module is not None and driver is None):
-        source = foreign_packages or "NVIDIA's installer (sudo nvidia-uninstall)"
-        raise Unanswered(f"{name}: {state_text}; it came from {source}, which must not be mixed with Ubuntu's: first remove it")
+    foreign_packages = ", ".join(sorted(package for package in version_by_package if _FOREIGN_DRIVER.match(package)))
+    if foreign_packages or (nvidia.module is not None and driver_package is None):
+        driver_source = foreign_packages or "NVIDIA's installer (sudo nvidia-uninstall)"
+        raise Unanswered(
+            f"{name}: {state_text}; it came from {driver_source}, which must not be mixed with Ubuntu's: first remove it"
+        )
     if nvidia.secure_boot is not False and nvidia.loaded is None:
         secure_boot_text = "Secure Boot is on" if nvidia.secure_boot else "it is not known whether Secure Boot is on"
         why = "the kernel does not load a driver built here until its key is enrolled at the console"
         raise Unanswered(f"{name}: {secure_boot_text}: {why}. Disable Secure Boot, or install Ubuntu's signed modules by hand")
-    suffix = "-open" if gpu_generations.kernel_module_kind(generations) == "open" else ""
-    branch = gpu_generations.choose_driver_branch(generations, cuda, int(_UBUNTU_DRIVER.sub(r"\1", driver)) if driver else None)
-    needed_packages = [f"nvidia-headless-{branch}-server{suffix}", f"nvidia-utils-{branch}-server"]
-    needed_packages += [f"nvidia-compute-utils-{branch}-server", f"linux-headers-{system.kernel}"]
-    needed_packages += [f"nvidia-fabricmanager-{branch}"] if nvidia.switches else []
-    if not all(package in versions for package in needed_packages):
+    package_suffix = "-open" if gpu_generations.kernel_module_kind(generations) == "open" else ""
+    driver_branch = gpu_generations.choose_driver_branch(
+        generations, cuda_release, int(_UBUNTU_DRIVER.sub(r"\1", driver_package)) if driver_package else None
+    )
+    needed_packages = [f"nvidia-headless-{driver_branch}-server{package_suffix}", f"nvidia-utils-{driver_branch}-server"]
+    needed_packages += [f"nvidia-compute-utils-{driver_branch}-server", f"linux-headers-{system.kernel}"]
+    needed_packages += [f"nvidia-fabricmanager-{driver_branch}"] if nvidia.switches else []
+    if not all(package in version_by_package for package in needed_packages):
         return install_packages(needed_packages, "--allow-change-held-packages")
     if nvidia.module is None:  # the kernel was upgraded after the module was built, or the build was interrupted
-        build = f"dkms autoinstall -k {system.kernel}; modinfo -F version nvidia"
-        return [shell_change(f"build the driver for kernel {system.kernel}", build, timeout_s=1800)]
+        build_command = f"dkms autoinstall -k {system.kernel}; modinfo -F version nvidia"
+        return [shell_change(f"build the driver for kernel {system.kernel}", build_command, timeout_s=1800)]
     return []
 
 
 def _block_nouveau(target: Target, nvidia: Nvidia) -> list[Change]:
-    content = render("node/nouveau.conf.j2").encode()
+    conf_bytes = render("node/nouveau.conf.j2").encode()
     changes: list[Change] = []
-    if _file_differs(target, NOUVEAU, content):
-        changes.append(Write("block the driver nouveau", NOUVEAU, content))
+    if _file_differs(target, NOUVEAU_CONF, conf_bytes):
+        changes.append(Write("block the driver nouveau", NOUVEAU_CONF, conf_bytes))
     if changes or nvidia.nouveau:  # if nouveau is loaded, the initramfs may still contain nouveau
         changes.append(
             RunCommand("update the initramfs, so that the kernel starts without nouveau", ["update-initramfs", "-u"], 600)
@@ -152,35 +156,35 @@ def _block_nouveau(target: Target, nvidia: Nvidia) -> list[Change]:
     return changes
 
 
-def _explain_reboot(site: Site, name: str, nvidia: Nvidia) -> str:
+def _explain_reboot(site: Site, node_name: str, nvidia: Nvidia) -> str:
     """Why a node has to reboot. Raises Unanswered if the reboot would end jobs of Slurm. name: the node."""
     if site.cluster.slurm is not None:
         (controller,) = site.with_role("controller")
-        states = {} if controller.node.name in site.skipped else controller.facts[NODES]
-        if name in states and states[name].state in BUSY_STATES:
+        state_by_node = {} if controller.node.name in site.skipped else controller.facts[NODES]
+        if node_name in state_by_node and state_by_node[node_name].state in BUSY_STATES:
             # The operation `slurm-nodes` resumes a node with this reason.
-            drain = f"sudo scontrol update NodeName={name} State=DRAIN Reason=shardlab:driver"
-            raise Unanswered(f"{name}: its driver needs a reboot, but jobs run on it; drain it first: {drain}")
+            drain_command = f"sudo scontrol update NodeName={node_name} State=DRAIN Reason=shardlab:driver"
+            raise Unanswered(f"{node_name}: its driver needs a reboot, but jobs run on it; drain it first: {drain_command}")
     if nvidia.nouveau:
         return "nouveau drives its GPUs"
     return f"the loaded driver is not the required one ({nvidia.versions})"
 
 
 def _set_up_services(target: Target, nvidia: Nvidia) -> list[Change]:
-    content = render("node/persistence.conf.j2").encode()
+    conf_bytes = render("node/persistence.conf.j2").encode()
     changes: list[Change] = []
-    if _file_differs(target, PERSISTENCE, content):
-        folder = PERSISTENCE.rpartition("/")[0]
+    if _file_differs(target, PERSISTENCE_CONF, conf_bytes):
+        folder = PERSISTENCE_CONF.rpartition("/")[0]
         changes.append(RunCommand("make a folder for our settings of nvidia-persistenced", ["mkdir", "-p", folder]))
-        changes.append(Write(f"write {PERSISTENCE}", PERSISTENCE, content))
+        changes.append(Write(f"write {PERSISTENCE_CONF}", PERSISTENCE_CONF, conf_bytes))
         changes.append(RunCommand("make systemd read this file", ["systemctl", "daemon-reload"]))
-    changes += ensure_running(target, "nvidia-persistenced", [PERSISTENCE], config_changed=bool(changes))
+    changes += ensure_running(target, "nvidia-persistenced", [PERSISTENCE_CONF], config_changed=bool(changes))
     return [*changes, *(ensure_running(target, "nvidia-fabricmanager", []) if nvidia.switches else [])]
 
 
 def _file_differs(target: Target, path: str, content: bytes) -> bool:
-    file = target.facts[FILES].get(path)
-    return file is None or not file.holds(content)
+    present_file = target.facts[FILES].get(path)
+    return present_file is None or not present_file.holds(content)
 
 
-DRIVER = Operation("nvidia", plan, files=(NOUVEAU, PERSISTENCE))
+DRIVER = Operation("nvidia", plan, files=(NOUVEAU_CONF, PERSISTENCE_CONF))

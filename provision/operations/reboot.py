@@ -48,17 +48,17 @@ class Reboot(msgspec.Struct, frozen=True):
                 _wait_for_services(node)
                 return
             time.sleep(self.pause_s)
-        failure = "it has not rebooted" if read_boot_id(node) == old_boot_id else "it does not answer"
-        raise Unanswered(f"{node.name}: {failure}, {self.limit_s:g} s after the command to reboot; look at its console")
+        failure_clause = "it has not rebooted" if read_boot_id(node) == old_boot_id else "it does not answer"
+        raise Unanswered(f"{node.name}: {failure_clause}, {self.limit_s:g} s after the command to reboot; look at its console")
 
 
 def read_boot_id(node: Node) -> str | None:
     """The boot id of a node, which differs after each boot; None if the node does not answer."""
     try:
-        answer = node.run(["cat", BOOT_ID], timeout_s=10)
+        cat_output = node.run(["cat", BOOT_ID], timeout_s=10)
     except Unreachable:
         return None
-    return answer.stdout.strip() or None if answer.code == 0 else None
+    return cat_output.stdout.strip() or None if cat_output.code == 0 else None
 
 
 def _order_reboot(node: Node) -> None:

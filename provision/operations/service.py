@@ -20,8 +20,8 @@ def ensure_running(target: Target, name: str, read_paths: Sequence[str], *, conf
     changes: list[Change] = []
     if service is None or not service.enabled:
         changes.append(RunCommand(f"enable {name}, so that it starts at every boot", ["systemctl", "enable", "--quiet", name]))
-    files = target.facts[FILES]
-    newest_s = max((files[path].written_s for path in read_paths if path in files), default=0.0)
+    file_by_path = target.facts[FILES]
+    newest_s = max((file_by_path[path].written_s for path in read_paths if path in file_by_path), default=0.0)
     if service is None or service.state != "active" or service.since_s is None:
         changes.append(RunCommand(f"start {name}", ["systemctl", "restart", name], 120))
     elif config_changed or newest_s > service.since_s:

@@ -17,7 +17,7 @@ from provision.operation import Change, Nothing, Operation, RunCommand, Site, Ta
 from provision.operations import space
 from provision.site import jobs, python, requests
 from provision.site.package_check import PackageCheck
-from provision.site.wheels import PIP, WheelDownload
+from provision.site.wheels import PIP_WORDS, WheelDownload
 from shardlab.cluster import container
 from shardlab.cluster.environment_keys import Environment
 
@@ -48,7 +48,7 @@ sbatch --wait --parsable list_packages.sh > /dev/null || {{
 }}
 cat packages.txt
 """
-UNPACK = """\
+UNPACK_SCRIPT = """\
 set -e
 cd "$1"
 rm -rf "source-$2"; mkdir "source-$2"; tar -x -C "source-$2" -f "source-$2.tar" --no-same-owner; rm "source-$2.tar"
@@ -61,21 +61,21 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     environment = site.cluster.environment
     installed = target.facts[ENVIRONMENT]
     source, changes = software.source_digest(), list[Change]()
-    digest = python.packages_digest(site.cluster)
-    starters = python.write_scripts(site.cluster, folder, source)
+    packages_digest = python.packages_digest(site.cluster)
+    script_changes = python.write_scripts(site.cluster, folder, source)
     is_damaged = installed.incomplete is not None or (installed.source is not None and installed.version is None)
-    if installed.packages != digest or is_damaged:
+    if installed.packages != packages_digest or is_damaged:
         if environment.use or environment.container:
-            changes += [*starters, _check_packages(site, target, folder)]
-        changes += [_mark_packages(folder, digest)] if environment.use else _install_packages(site, target, folder)
+            changes += [*script_changes, _check_packages(site, target, folder)]
+        changes += [_mark_packages(folder, packages_digest)] if environment.use else _install_packages(site, target, folder)
     if changes or installed.source != source:
-        archive = f"{folder}/source-{source}.tar"
-        changes.append(Write(f"send shardlab's own source ({source})", archive, software.source_archive(), 0o644, ""))
-        changes.append(_user_command("unpack this source", ["sh", "-c", UNPACK, "unpack", str(folder), source]))
-        changes += [starter for starter in starters if starter not in changes]
+        archive_path = f"{folder}/source-{source}.tar"
+        changes.append(Write(f"send shardlab's own source ({source})", archive_path, software.source_archive(), 0o644, ""))
+        changes.append(_user_command("unpack this source", ["sh", "-c", UNPACK_SCRIPT, "unpack", str(folder), source]))
+        changes += [starter for starter in script_changes if starter not in changes]
         changes.append(Write("mark this source as complete", f"{folder}/source.made", f"{source}\n".encode(), 0o644, ""))
     difference_text = f"; {_packages_setting(environment)}: {installed.differences}" if installed.differences else ""
-    return changes or Nothing(f"{folder}: packages {digest}, source {source}{difference_text}")
+    return changes or Nothing(f"{folder}: packages {packages_digest}, source {source}{difference_text}")
 
 
 def _packages_setting(environment: Environment) -> str:
@@ -88,36 +88,40 @@ def _packages_setting(environment: Environment) -> str:
 def _check_packages(site: Site, target: Target, folder: PurePosixPath) -> PackageCheck:
     """The change that checks packages which `provision` did not install: on the login node if possible, otherwise in a job."""
     environment = site.cluster.environment
-    starter = container.rank_python(site.cluster, target.node.python)
-    entry, folders = _packages_setting(environment), " ".join(container.mounted_folders(site.cluster))
-    advice = "Is this the folder of a virtual or conda environment?"
+    rank_python = container.rank_python(site.cluster, target.node.python)
+    packages_entry, mounted_folders = _packages_setting(environment), " ".join(container.mounted_folders(site.cluster))
+    folder_advice = "Is this the folder of a virtual or conda environment?"
     if environment.container is not None:
-        advice = f"Does {environment.runtime} start this image there?"
+        folder_advice = f"Does {environment.runtime} start this image there?"
     if environment.runtime == "charliecloud":
-        advice += f" The image must contain folders for what is mounted: {folders}"
+        folder_advice += f" The image must contain folders for what is mounted: {mounted_folders}"
     if environment.container is None or (environment.runtime != "pyxis" and environment.build != "job"):
         return PackageCheck(
-            entry, ["env", f"--chdir={folder}", starter, "-c", software.LISTING_PROGRAM], folder, MAKE_S, advice
+            packages_entry,
+            ["env", f"--chdir={folder}", rank_python, "-c", software.LISTING_PROGRAM],
+            folder,
+            MAKE_S,
+            folder_advice,
         )
     options = [
         f"--job-name={jobs.LISTING_NAME}",
         f"--output={folder}/packages.log",
-        *requests.sbatch_options(site.cluster, nodes=1, minutes=LIST_MINUTES),
+        *requests.sbatch_options(site.cluster, node_count=1, minutes=LIST_MINUTES),
     ]
-    text = templates.render(
+    job_script = templates.render(
         "site/list_packages.sh.j2",
-        options=options,
+        options=sbatch_options,
         folder=str(folder),
         container=container.srun_options(site.cluster, str(folder)),
-        python=starter,
+        python=rank_python,
         program=software.LISTING_PROGRAM,
     )
     argv = ["sh", "-c", SUBMIT_AND_SHOW, "submit", str(folder), text]
     return PackageCheck(entry, argv, folder, INSTALL_S, advice, job_script=f"{folder}/list_packages.sh")
 
 
-def _mark_packages(folder: PurePosixPath, digest: str) -> Write:
-    return Write("mark these packages as checked", f"{folder}/packages.made", f"{digest}\n".encode(), 0o644, "")
+def _mark_packages(folder: PurePosixPath, packages_digest: str) -> Write:
+    return Write("mark these packages as checked", f"{folder}/packages.made", f"{packages_digest}\n".encode(), 0o644, "")
 
 
 def _install_packages(site: Site, target: Target, folder: PurePosixPath) -> list[Change]:
@@ -130,26 +134,28 @@ def _install_packages(site: Site, target: Target, folder: PurePosixPath) -> list
     if environment.build != "login":
         jobs.check_no_waiting_job(target.node, f"{folder}/install.sh", "installs the packages")
     interpreter = environment.python or "python3"
-    constraints = software.read_constraints(tuple(environment.packages))
+    constraints_bytes = software.read_constraints(tuple(environment.packages))
     make_venv = python.wrap_with_modules(site.cluster, ["sh", "-c", MAKE_VENV, "venv", str(folder), interpreter])
     changes: list[Change] = [
         _user_command(f"make a Python environment at {folder}", make_venv),
-        Write("send the tested package versions", f"{folder}/constraints.txt", constraints, 0o644, ""),
+        Write("send the tested package versions", f"{folder}/constraints.txt", constraints_bytes, 0o644, ""),
     ]
-    wheels = environment.wheelhouse
-    if wheels is None and environment.build == "auto":
-        wheels = f"{folder}/wheels"
-        changes.append(_download_wheels(site, target, folder, wheels))
-    script = f"{folder}/install.sh"
-    changes.append(Write("send the script that installs the packages", script, _render_script(site, folder, wheels), 0o755, ""))
+    wheel_folder = environment.wheelhouse
+    if wheel_folder is None and environment.build == "auto":
+        wheel_folder = f"{folder}/wheels"
+        changes.append(_download_wheels(site, target, folder, wheel_folder))
+    script_path = f"{folder}/install.sh"
+    changes.append(
+        Write("send the script that installs the packages", script_path, _render_script(site, folder, wheel_folder), 0o755, "")
+    )
     if environment.build == "login":
-        changes.append(_user_command("install the packages on the login node", ["bash", script], INSTALL_S))
+        changes.append(_user_command("install the packages on the login node", ["bash", script_path], INSTALL_S))
     else:
-        changes.append(jobs.submit_script("install the packages in a job", script, f"{folder}/install.log", INSTALL_S))
+        changes.append(jobs.submit_script("install the packages in a job", script_path, f"{folder}/install.log", INSTALL_S))
     return changes
 
 
-def _download_wheels(site: Site, target: Target, folder: PurePosixPath, wheels: str) -> WheelDownload:
+def _download_wheels(site: Site, target: Target, folder: PurePosixPath, wheel_folder: str) -> WheelDownload:
     """The change that downloads all packages as wheels into the folder `wheels`.
 
     If the package index has no wheel of a package, pip builds the wheel: the job that installs it cannot get build tools.
@@ -157,38 +163,47 @@ def _download_wheels(site: Site, target: Target, folder: PurePosixPath, wheels: 
     requirements = python.required_packages(site.cluster)
     interpreter = f"{folder}/venv/bin/python"
     variables = [*python.cache_variables(folder), ("TMPDIR", f"{folder}/tmp")]  # pip must not use /tmp, which is small
-    words = ["-I", *PIP, "wheel", "--wheel-dir", wheels, "--constraint", f"{folder}/constraints.txt", *requirements]
+    pip_words = [
+        "-I",
+        *PIP_WORDS,
+        "wheel",
+        "--wheel-dir",
+        wheel_folder,
+        "--constraint",
+        f"{folder}/constraints.txt",
+        *requirements,
+    ]
     return WheelDownload(
-        on_node=python.wrap_with_modules(site.cluster, [interpreter, *words], variables),
+        on_node=python.wrap_with_modules(site.cluster, [interpreter, *pip_words], variables),
         interpreter=python.wrap_with_modules(site.cluster, [interpreter]),
-        folder=PurePosixPath(wheels),
+        folder=PurePosixPath(wheel_folder),
         requirements=requirements,
         local_folder=None if site.cluster.login is None else site.workspace.shardlab_folder,
     )
 
 
-def _render_script(site: Site, folder: PurePosixPath, wheels: str | None) -> bytes:
+def _render_script(site: Site, folder: PurePosixPath, wheel_folder: str | None) -> bytes:
     slurm = site.cluster.slurm
-    options = [
+    sbatch_options = [
         f"--job-name={jobs.JOB_NAME}",
         f"--output={folder}/install.log",
-        *requests.sbatch_options(site.cluster, nodes=1, minutes=INSTALL_MINUTES),
+        *requests.sbatch_options(site.cluster, node_count=1, minutes=INSTALL_MINUTES),
     ]
     return templates.render(
         "site/install.sh.j2",
-        options=options,
+        options=sbatch_options,
         folder=str(folder),
         modules=site.cluster.environment.modules,
         setup=slurm.setup if slurm is not None else [],
         caches=[*python.cache_variables(folder), ("TMPDIR", f"{folder}/tmp")],
-        wheels=wheels,
+        wheels=wheel_folder,
         requirements=python.required_packages(site.cluster),
         digest=python.packages_digest(site.cluster),
     ).encode()
 
 
-def _user_command(description: str, argv: list[str], limit_s: float = MAKE_S) -> RunCommand:
-    return RunCommand(description, argv, limit_s, root=False)
+def _user_command(description: str, command_words: list[str], limit_s: float = MAKE_S) -> RunCommand:
+    return RunCommand(description, command_words, limit_s, root=False)
 
 
 SITE_SOFTWARE = Operation("site-environment", plan_each_environment(plan))

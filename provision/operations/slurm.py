@@ -6,26 +6,26 @@ import msgspec
 
 from provision.fact import Unanswered
 from provision.facts.files import FILES
-from provision.facts.nodes import FORMAT, NODES, SlurmNode
+from provision.facts.nodes import NODES, SINFO_FORMAT, SlurmNode
 from provision.facts.nodes import parse as parse_nodes
 from provision.facts.services import SERVICES
 from provision.node import Node, last_line
 from provision.operation import Change, Nothing, OnNode, Operation, RunCommand, Site, Target, Write, shell_change
 from provision.operations.existing_slurm import check_existing_slurm, find_existing_slurm, report_existing_slurm
 from provision.operations.service import ensure_running
-from provision.operations.slurm_files import CGROUP, CONF, GRES, render_slurm_files, render_slurmdbd_conf
+from provision.operations.slurm_files import CGROUP_CONF, GRES_CONF, SLURM_CONF, render_slurm_files, render_slurmdbd_conf
 from templates import render
 
-DATABASE = "slurm_acct_db"
+ACCOUNTING_DATABASE = "slurm_acct_db"
 DBD_CONF = "/etc/slurm/slurmdbd.conf"
 WORKER_OPTIONS, WORKER_UNIT = "/etc/default/slurmd", "/etc/systemd/system/slurmd.service.d/configless.conf"
 # Makes the database and its user; the statements have no effect if they exist.
-SQL = (
-    f"CREATE DATABASE IF NOT EXISTS {DATABASE}; CREATE USER IF NOT EXISTS 'slurm'@'localhost' IDENTIFIED VIA unix_socket; "
-    f"GRANT ALL ON {DATABASE}.* TO 'slurm'@'localhost';"
+CREATE_DATABASE_SQL = (
+    f"CREATE DATABASE IF NOT EXISTS {ACCOUNTING_DATABASE}; CREATE USER IF NOT EXISTS 'slurm'@'localhost' IDENTIFIED VIA "
+    f"unix_socket; GRANT ALL ON {ACCOUNTING_DATABASE}.* TO 'slurm'@'localhost';"
 )
 HEALTHY_STATES = frozenset({"idle", "alloc", "mix", "comp"})
-DRAINED, DOWN_STATES = frozenset({"drain", "drng"}), frozenset({"down", "fail", "failg"})
+DRAINED_STATES, DOWN_STATES = frozenset({"drain", "drng"}), frozenset({"down", "fail", "failg"})
 READY_S = 60.0
 SLURM_USER = "slurm"  # the user that Slurm reports if Slurm itself drained a node
 SHARDLAB_REASON = "shardlab:"  # the beginning of the reason if `provision` asked the user to drain a node
@@ -42,7 +42,9 @@ def plan_accounts(site: Site, target: Target) -> list[Change] | Nothing:
     changes = ensure_running(target, "mariadb", [])
     conf_content = render_slurmdbd_conf(site)
     if _file_differs(target, DBD_CONF, conf_content, 0o600, "slurm:slurm"):
-        changes.append(shell_change("make the accounting database", f'mariadb --batch -e "{SQL}"', timeout_s=120))
+        changes.append(
+            shell_change("make the accounting database", f'mariadb --batch -e "{CREATE_DATABASE_SQL}"', timeout_s=120)
+        )
         # this file is written after the database was made: if it exists, the database exists
         changes.append(Write(f"write {DBD_CONF}", DBD_CONF, conf_content, 0o600, "slurm:slurm"))
     changes += ensure_running(target, "slurmdbd", [DBD_CONF], config_changed=bool(changes))
@@ -56,16 +58,15 @@ def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
     if (present_slurm := find_existing_slurm(site)) is not None:
         return report_existing_slurm(present_slurm)
     absent_names = site.absent_names("worker")
-    if (
-        absent_names and CONF in target.facts[FILES]
-    ):  # the facts for the line of an absent worker are missing, and a slurm.conf without this line would end the worker's jobs
-        return ensure_running(target, "slurmctld", [CONF]) or Nothing(
+    # The facts for the line of an absent worker are missing, and a slurm.conf without this line would end the worker's jobs
+    if absent_names and SLURM_CONF in target.facts[FILES]:
+        return ensure_running(target, "slurmctld", [SLURM_CONF]) or Nothing(
             f"slurm.conf not changed: {', '.join(absent_names)} cannot be asked"
         )
     changes: list[Change] = []
     content_by_path = render_slurm_files(site)
     # slurm.conf is written last: if it exists, all other files exist.
-    for path, content in sorted(content_by_path.items(), key=lambda file: file[0] == CONF):
+    for path, content in sorted(content_by_path.items(), key=lambda path_and_content: path_and_content[0] == SLURM_CONF):
         if _file_differs(target, path, content):
             changes.append(Write(f"write {path}", path, content))
     if changes:  # slurmdbd answers some seconds after its start; slurmctld does not start if it never reached slurmdbd
@@ -87,17 +88,17 @@ def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
     if controller.node.name in site.skipped:
         return Nothing(f"{controller.node.name}, which has the configuration, cannot be asked")
     changes: list[Change] = []
-    options = f'SLURMD_OPTIONS="--conf-server {controller.node.address}:6817 -N {target.node.name}"\n'.encode()
-    unit = render("slurm_conf/configless.conf.j2").encode()
-    if _file_differs(target, WORKER_UNIT, unit):
+    worker_options = f'SLURMD_OPTIONS="--conf-server {controller.node.address}:6817 -N {target.node.name}"\n'.encode()
+    unit_file = render("slurm_conf/configless.conf.j2").encode()
+    if _file_differs(target, WORKER_UNIT, unit_file):
         changes.append(RunCommand("make a folder for our settings of slurmd", ["mkdir", "-p", WORKER_UNIT.rpartition("/")[0]]))
-        changes.append(Write(f"write {WORKER_UNIT}", WORKER_UNIT, unit))
+        changes.append(Write(f"write {WORKER_UNIT}", WORKER_UNIT, unit_file))
         changes.append(RunCommand("make systemd read this file", ["systemctl", "daemon-reload"]))
-    if _file_differs(target, WORKER_OPTIONS, options):
-        changes.append(Write(f"write {WORKER_OPTIONS}", WORKER_OPTIONS, options))
-    conf = controller.facts[FILES].get(CONF)
+    if _file_differs(target, WORKER_OPTIONS, worker_options):
+        changes.append(Write(f"write {WORKER_OPTIONS}", WORKER_OPTIONS, worker_options))
+    conf_file = controller.facts[FILES].get(SLURM_CONF)
     changes += ensure_running(target, "slurmd", [WORKER_UNIT, WORKER_OPTIONS], config_changed=bool(changes))
-    if not changes and conf is not None and _started_before(target, conf.written_s):
+    if not changes and conf_file is not None and _started_before(target, conf_file.written_s):
         changes.append(
             RunCommand(
                 "restart slurmd, because the controller's configuration changed", ["systemctl", "restart", "slurmd"], 120
@@ -120,24 +121,32 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
     if controller.node.name in site.skipped:
         return Nothing("the controller cannot be asked")
     workers = {worker.node.name: worker for worker in site.with_role("worker") if worker.node.name not in site.skipped}
-    states = controller.facts[NODES]
-    node_states = {name: states.get(name, SlurmNode("not registered")) for name in workers}
-    unready = {name: node for name, node in node_states.items() if node.state not in HEALTHY_STATES}
-    if not unready:
+    reported_nodes = controller.facts[NODES]
+    node_states = {name: reported_nodes.get(name, SlurmNode("not registered")) for name in workers}
+    unready_nodes = {name: node for name, node in node_states.items() if node.state not in HEALTHY_STATES}
+    if not unready_nodes:
         return Nothing(f"{len(workers)} workers are ready")
-    resumed = [name for name, node in unready.items() if node.state in DRAINED and _may_resume(site, workers[name], node)]
-    texts = {
-        name: _why_idle(controller, name, node) for name, node in unready.items() if _is_lost(node) and name not in resumed
+    resumed_names = [
+        name for name, node in unready_nodes.items() if node.state in DRAINED_STATES and _may_resume(site, workers[name], node)
+    ]
+    reason_by_node = {
+        name: _why_idle(controller, name, node)
+        for name, node in unready_nodes.items()
+        if _is_unrecoverable(node) and name not in resumed_names
     }
-    if texts:
-        raise Unanswered("; ".join(texts.values()), texts)
+    if reason_by_node:
+        raise Unanswered("; ".join(reason_by_node.values()), reason_by_node)
     changes: list[Change] = []
-    for name in resumed:
-        description = f"resume {name}, whose state in Slurm is {unready[name].state} ({unready[name].reason})"
+    for name in resumed_names:
+        description = f"resume {name}, whose state in Slurm is {unready_nodes[name].state} ({unready_nodes[name].reason})"
         changes.append(OnNode(controller.node, shell_change(description, _resume_script(name))))
     return [
         *changes,
-        Registration(controller, tuple(workers), ", ".join(f"{name}: {node.state}" for name, node in unready.items())),
+        Registration(
+            controller,
+            tuple(workers),
+            ", ".join(f"{name}: {node.state}" for name, node in unready_nodes.items()),
+        ),
     ]
 
 
@@ -155,14 +164,14 @@ class Registration(msgspec.Struct, frozen=True):
 
     @property
     def command(self) -> str:
-        names = ",".join(self.workers)
+        worker_names = ",".join(self.workers)
         return f"""\
 for n in $(seq {2 * READY_S:.0f}); do
-    ready=$(sinfo -hN -n {names} -o '%N %t' | sort -u | grep -cE ' ({"|".join(sorted(HEALTHY_STATES))})$')
+    ready=$(sinfo -hN -n {worker_names} -o '%N %t' | sort -u | grep -cE ' ({"|".join(sorted(HEALTHY_STATES))})$')
     test "$ready" = {len(self.workers)} && exit 0
     sleep 0.5
 done
-sinfo -hN -n {names} -o '{FORMAT}'
+sinfo -hN -n {worker_names} -o '{SINFO_FORMAT}'
 exit 1"""
 
     @property
@@ -171,46 +180,46 @@ exit 1"""
 
     def make(self, node: Node) -> None:
         """Wait on the controller. Raises Unanswered, which blames the workers that are still not ready."""
-        answer = self.controller.node.run(["sh", "-c", self.command], timeout_s=READY_S + 30)
-        if answer.code == 0:
+        wait_output = self.controller.node.run(["sh", "-c", self.command], timeout_s=READY_S + 30)
+        if wait_output.code == 0:
             return
         try:
-            states = parse_nodes(answer.stdout)
+            reported_nodes = parse_nodes(wait_output.stdout)
         except ValueError:  # the output is not a list of nodes
-            states = {}
+            reported_nodes = {}
         reasons_by_node = {
-            name: _why_idle(self.controller, name, state)
-            for name in self.workers
-            if (state := states.get(name, SlurmNode("not registered"))).state not in HEALTHY_STATES
+            worker_name: _why_idle(self.controller, worker_name, state)
+            for worker_name in self.workers
+            if (state := reported_nodes.get(worker_name, SlurmNode("not registered"))).state not in HEALTHY_STATES
         }
-        if not states:
+        if not reported_nodes:
             reasons_by_node = {
-                self.controller.node.name: f"{self.controller.node.name}: Slurm does not answer: {last_line(answer)}"
+                self.controller.node.name: f"{self.controller.node.name}: Slurm does not answer: {last_line(wait_output)}"
             }
         raise Unanswered("; ".join(reasons_by_node.values()), reasons_by_node)
 
 
-def _may_resume(site: Site, worker: Target, drained: SlurmNode) -> bool:
+def _may_resume(site: Site, worker: Target, drained_node: SlurmNode) -> bool:
     """Whether a worker was drained by `provision`, or by Slurm for a reason that no longer holds according to its facts."""
-    if drained.reason.startswith(SHARDLAB_REASON):
+    if drained_node.reason.startswith(SHARDLAB_REASON):
         return True
-    if drained.user != SLURM_USER:
+    if drained_node.user != SLURM_USER:
         return False
-    service = worker.facts[SERVICES].get("slurmd")
-    if service is None or service.state != "active":
+    slurmd_service = worker.facts[SERVICES].get("slurmd")
+    if slurmd_service is None or slurmd_service.state != "active":
         return False
-    if drained.reason.startswith(AWAY_REASONS):
+    if drained_node.reason.startswith(AWAY_REASONS):
         return True
     # the reason no longer holds if slurm.conf is up to date; an earlier operation restarted slurmd after slurm.conf was written
     (controller,) = site.with_role("controller")
-    return drained.reason.startswith(SMALLER_REASONS) and not any(
+    return drained_node.reason.startswith(SMALLER_REASONS) and not any(
         _file_differs(controller, path, content) for path, content in render_slurm_files(site).items()
     )
 
 
-def _is_lost(slurm_node: SlurmNode) -> bool:
+def _is_unrecoverable(slurm_node: SlurmNode) -> bool:
     """Whether waiting for a node is useless, because the node is drained or a person set it to down."""
-    return slurm_node.state in DRAINED or (slurm_node.state in DOWN_STATES and slurm_node.user not in ("", SLURM_USER))
+    return slurm_node.state in DRAINED_STATES or (slurm_node.state in DOWN_STATES and slurm_node.user not in ("", SLURM_USER))
 
 
 def _why_idle(controller: Target, name: str, state: SlurmNode) -> str:
@@ -224,36 +233,36 @@ def _why_idle(controller: Target, name: str, state: SlurmNode) -> str:
     )
 
 
-def _resume_command(name: str) -> str:
-    return f"scontrol update nodename={name} state=resume"
+def _resume_command(worker_name: str) -> str:
+    return f"scontrol update nodename={worker_name} state=resume"
 
 
-def _resume_script(name: str) -> str:
+def _resume_script(worker_name: str) -> str:
     """A shell script that resumes a drained worker in Slurm. The script fails if the worker is still drained afterwards.
 
     Slurm refuses to resume a worker that is no longer drained: Slurm may have resumed the worker itself when slurmd registered,
     or slurmctld may have restarted after the state was read. In this case the script succeeds, and the next change,
     `Registration`, checks whether the worker becomes ready.
     """
-    drained = " | ".join(f"{state}*" for state in sorted(DRAINED))
+    drained_patterns = " | ".join(f"{state}*" for state in sorted(DRAINED_STATES))
     return f"""\
-said=$({_resume_command(name)} 2>&1) && exit 0
-case "$(sinfo -h -N -n {name} -o %t | sort -u)" in '' | {drained}) ;; *) exit 0 ;; esac
+said=$({_resume_command(worker_name)} 2>&1) && exit 0
+case "$(sinfo -h -N -n {worker_name} -o %t | sort -u)" in '' | {drained_patterns}) ;; *) exit 0 ;; esac
 echo "$said" >&2
 exit 1"""
 
 
 def _started_before(target: Target, moment_s: float) -> bool:
-    since = target.facts[SERVICES]["slurmd"].since_s
-    return since is not None and since < moment_s
+    started_s = target.facts[SERVICES]["slurmd"].since_s
+    return started_s is not None and started_s < moment_s
 
 
 def _file_differs(target: Target, path: str, content: bytes, mode: int = 0o644, owner: str = "root:root") -> bool:
-    file = target.facts[FILES].get(path)
-    return file is None or not file.holds(content) or (file.mode, file.owner) != (mode, owner)
+    present_file = target.facts[FILES].get(path)
+    return present_file is None or not present_file.holds(content) or (present_file.mode, present_file.owner) != (mode, owner)
 
 
 ACCOUNTS = Operation("slurm-accounts", plan_accounts, files=(DBD_CONF,))
-CONTROLLER = Operation("slurm-controller", plan_controller, files=(CONF, GRES, CGROUP))
+CONTROLLER = Operation("slurm-controller", plan_controller, files=(SLURM_CONF, GRES_CONF, CGROUP_CONF))
 WORKERS = Operation("slurm-workers", plan_worker, files=(WORKER_OPTIONS, WORKER_UNIT))
 REGISTERED = Operation("slurm-nodes", plan_nodes, once=True)

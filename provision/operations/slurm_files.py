@@ -14,11 +14,11 @@ from provision.operation import Site, Target
 from shardlab.cluster.cluster import Cluster
 from templates import render
 
-CONF, GRES, CGROUP = "/etc/slurm/slurm.conf", "/etc/slurm/gres.conf", "/etc/slurm/cgroup.conf"
+SLURM_CONF, GRES_CONF, CGROUP_CONF = "/etc/slurm/slurm.conf", "/etc/slurm/gres.conf", "/etc/slurm/cgroup.conf"
 PRACTICE_GPUS, REAL_GPUS = "/opt/gpus", "/dev"
 MEMORY_SHARE = 0.95  # the share of a node's memory that slurm.conf states; Slurm drains a node that reports less than stated
 DISABLES_CGROUPS = (24, 5)  # the first release of Slurm with the setting CgroupPlugin=disabled
-_WORD = re.compile(r"[A-Za-z0-9._:\[\]/-]+")
+_CONF_WORD = re.compile(r"[A-Za-z0-9._:\[\]/-]+")
 
 
 class Worker(msgspec.Struct, frozen=True):
@@ -39,20 +39,20 @@ def render_slurm_files(site: Site) -> dict[str, bytes]:
     if not workers:
         raise Unanswered("all workers have failed, so slurm.conf cannot be written")
     worker_entries = [_worker_entry(site.cluster, target) for target in workers]
-    systems = [target.facts[SYSTEM] for target in workers]
-    is_kernel_shared = any(system.is_container for system in systems)
+    worker_systems = [target.facts[SYSTEM] for target in workers]
+    is_kernel_shared = any(system.is_container for system in worker_systems)
     gpus = site.cluster.gpus
-    devices = _device_path(site)
-    for word in (
+    device_path = _device_path(site)
+    for checked_word in (
         controller.node.name,
         controller.node.address,
-        *(text for worker in worker_entries for text in (worker.name, worker.address)),
-        devices,
+        *(worker_text for worker in worker_entries for worker_text in (worker.name, worker.address)),
+        device_path,
     ):
-        if not _WORD.fullmatch(word):
-            raise Unanswered(f"{word!r} is not allowed in slurm.conf")
+        if not _CONF_WORD.fullmatch(checked_word):
+            raise Unanswered(f"{checked_word!r} is not allowed in slurm.conf")
     assert site.cluster.slurm is not None
-    slurm = render(
+    slurm_conf = render(
         "slurm_conf/slurm.conf.j2",
         cluster=site.cluster.name,
         controller=controller.node,
@@ -62,24 +62,24 @@ def render_slurm_files(site: Site) -> dict[str, bytes]:
         shared_kernel=is_kernel_shared,
         memory_per_cpu_mib=min(worker.memory_mib // worker.cpus for worker in worker_entries),
     )
-    gres = render("slurm_conf/gres.conf.j2", workers=worker_entries, kind=gpus.type if gpus else None, devices=devices)
-    is_unified = all(system.cgroup == "cgroup2fs" for system in systems)
-    plugin = "cgroup/v2" if is_unified else "cgroup/v1"
+    gres_conf = render("slurm_conf/gres.conf.j2", workers=worker_entries, kind=gpus.type if gpus else None, devices=device_path)
+    is_unified = all(system.cgroup == "cgroup2fs" for system in worker_systems)
+    cgroup_plugin = "cgroup/v2" if is_unified else "cgroup/v1"
     if is_kernel_shared and is_unified and _slurm_release(controller) >= DISABLES_CGROUPS:
         # practice nodes do not need cgroups, and the plugin cgroup/v2 fails on a kernel whose controllers are in version 1
-        plugin = "disabled"
-    cgroup = render("slurm_conf/cgroup.conf.j2", plugin=plugin, shared_kernel=is_kernel_shared)
+        cgroup_plugin = "disabled"
+    cgroup_conf = render("slurm_conf/cgroup.conf.j2", plugin=cgroup_plugin, shared_kernel=is_kernel_shared)
     return {
-        CONF: slurm.encode(),
-        GRES: gres.encode(),
-        CGROUP: cgroup.encode(),
+        SLURM_CONF: slurm_conf.encode(),
+        GRES_CONF: gres_conf.encode(),
+        CGROUP_CONF: cgroup_conf.encode(),
     }
 
 
 def _slurm_release(controller: Target) -> tuple[int, ...]:
     """The release of Slurm on the controller, such as (24, 11); () if the package slurmctld is not installed yet."""
-    version = controller.facts[PACKAGES].versions.get("slurmctld", "")
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    package_version = controller.facts[PACKAGES].versions.get("slurmctld", "")
+    return tuple(int(version_part) for version_part in package_version.split(".")[:2] if version_part.isdigit())
 
 
 def render_slurmdbd_conf(site: Site) -> bytes:
@@ -91,12 +91,12 @@ def render_slurmdbd_conf(site: Site) -> bytes:
 def _worker_entry(cluster: Cluster, target: Target) -> Worker:
     system = target.facts[SYSTEM]
     gpus = cluster.gpus
-    gres = ":".join(["gpu", *([gpus.type] if gpus.type else []), str(gpus.per_node)]) if gpus and gpus.per_node else ""
+    gres_text = ":".join(["gpu", *([gpus.type] if gpus.type else []), str(gpus.per_node)]) if gpus and gpus.per_node else ""
     memory_mib = int(system.memory_kib / 1024 * MEMORY_SHARE)
-    return Worker(target.node.name, target.node.address, system.cpus, memory_mib, gres)
+    return Worker(target.node.name, target.node.address, system.cpus, memory_mib, gres_text)
 
 
 def _device_path(site: Site) -> str:
-    count = site.cluster.gpus.per_node if site.cluster.gpus else 0
+    gpu_count = site.cluster.gpus.per_node if site.cluster.gpus else 0
     folder = PRACTICE_GPUS if site.is_practice else REAL_GPUS
-    return f"{folder}/nvidia[0-{count - 1}]" if count > 1 else f"{folder}/nvidia0"
+    return f"{folder}/nvidia[0-{gpu_count - 1}]" if gpu_count > 1 else f"{folder}/nvidia0"

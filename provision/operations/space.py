@@ -33,20 +33,20 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
             f"{target.node.name}: {system.pretty} has Python {OLD_PYTHONS[system.codename]}, and shardlab needs 3.11 or newer; "
             "nothing was installed. Use Ubuntu 24.04, Debian 12, or a newer release of them"
         )
-    root = target.facts[room_fact("/")]
+    root_space = target.facts[room_fact("/")]
     purposes: dict[str, list[tuple[str, int, int]]] = {}
     if find_missing_packages(site, target, list_needed_packages(site, target)):
         purposes["/"] = [("packages", PACKAGES_BYTES, PACKAGES_INODES)]
     other_space, missing_environments = _find_environment_space(site, target)
     if other_space is not None:
         sizes = [INDEX_BYTES if missing.node.wheelhouse is None else WHEELHOUSE_BYTES for missing in missing_environments]
-        purpose = "the Python environment" if len(sizes) == 1 else f"{len(sizes)} Python environments"
-        purposes.setdefault(other_space.mount, []).append((purpose, sum(sizes), len(sizes) * ENVIRONMENT_INODES))
-    sentences = [
-        _check_fits(target.node.name, root if other_space is None or mount == root.mount else other_space, needs)
+        environment_purpose = "the Python environment" if len(sizes) == 1 else f"{len(sizes)} Python environments"
+        purposes.setdefault(other_space.mount, []).append((environment_purpose, sum(sizes), len(sizes) * ENVIRONMENT_INODES))
+    space_sentences = [
+        _check_fits(target.node.name, root_space if other_space is None or mount == root_space.mount else other_space, needs)
         for mount, needs in purposes.items()
     ]
-    return Nothing("; ".join(sentences) or "nothing large will be installed on it")
+    return Nothing("; ".join(space_sentences) or "nothing large will be installed on it")
 
 
 def _find_environment_space(site: Site, target: Target) -> tuple[FreeSpace | None, list[Target]]:
@@ -54,20 +54,20 @@ def _find_environment_space(site: Site, target: Target) -> tuple[FreeSpace | Non
     space is None if all environments exist, or if another node checks their file system."""
     storage = site.cluster.storage
     if storage.shared is not None:
-        server = find_nfs_server(site)
-        if target is not (server or site.targets[0]):  # another node, whose folder this node mounts later, checks the space
+        nfs_server = find_nfs_server(site)
+        if target is not (nfs_server or site.targets[0]):  # another node, whose folder this node mounts later, checks the space
             return None, []
         if any(not target.facts[mount_fact(disk)].mount for disk in required_mounts(site, target, storage.shared)):
             return None, []  # the disk has no file system yet: all of it will be free
-    missing = [
+    missing_environments = [
         environment_target
         for environment_site, environment_target in site.environments_of(target)
         if environment_target.facts[ENVIRONMENT].packages
         != software.packages_digest(own_packages=tuple(environment_site.cluster.environment.packages))
     ]
-    if not missing:
+    if not missing_environments:
         return None, []
-    return target.facts[room_fact(str(PurePosixPath(target.node.python).parent.parent))], missing
+    return target.facts[room_fact(str(PurePosixPath(target.node.python).parent.parent))], missing_environments
 
 
 def check_environment_fits(target: Target, *, from_index: bool) -> None:
@@ -80,13 +80,16 @@ def check_environment_fits(target: Target, *, from_index: bool) -> None:
     _check_fits(target.node.name, free_space, [("the Python environment", needed_bytes, ENVIRONMENT_INODES)])
 
 
-def _check_fits(name: str, room: FreeSpace, purposes: list[tuple[str, int, int]]) -> str:
+def _check_fits(name: str, room: FreeSpace, space_needs: list[tuple[str, int, int]]) -> str:
     """A sentence about the free space on the node `name`. Raises Unanswered if the space is not enough for all purposes.
 
     purposes: for each purpose its name, the bytes that it needs, and the number of files that it needs.
     """
-    text = " and ".join(purpose for purpose, _, _ in purposes)
-    needed_bytes, needed_inodes = sum(size for _, size, _ in purposes), sum(count for _, _, count in purposes)
+    text = " and ".join(purpose for purpose, _, _ in space_needs)
+    needed_bytes, needed_inodes = (
+        sum(size for _, size, _ in space_needs),
+        sum(count for _, _, count in space_needs),
+    )
     if room.free_bytes < needed_bytes:
         raise Unanswered(
             f"{name}: {room.free_bytes / GIB:.1f} GiB are free on {room.mount}, and {text} may take {needed_bytes / GIB:.0f} "

@@ -16,7 +16,7 @@ HOST_CLOCK = "it is a container, which uses the clock of its host"
 WAIT_S = 30  # the most seconds to wait for chrony's first measurements, which take some seconds after its start
 # A command that waits for chrony and then sets the clock. It does not fail if no time server answers: the clock may be right
 # nevertheless, and is measured afterwards.
-STEP = f"chronyc waitsync {WAIT_S} 0 0 1 >/dev/null || true; chronyc makestep"
+STEP_CLOCK = f"chronyc waitsync {WAIT_S} 0 0 1 >/dev/null || true; chronyc makestep"
 
 
 def plan_chrony(site: Site, target: Target) -> list[Change] | Nothing:
@@ -25,13 +25,15 @@ def plan_chrony(site: Site, target: Target) -> list[Change] | Nothing:
         return Nothing(HOST_CLOCK)
     if not target.node.may_sudo:
         return Nothing("the service that sets its clock stays as it is; the operation clock measures the clock")
-    services = target.facts[SERVICES]
+    service_by_name = target.facts[SERVICES]
     changes: list[Change] = [
         RunCommand(
-            f"stop {name}, because only chrony should set the clock", ["systemctl", "disable", "--quiet", "--now", name], 120
+            f"stop {name}, because only chrony should set the clock",
+            ["systemctl", "disable", "--quiet", "--now", name],
+            120,
         )
         for name in TIME_SERVICES
-        if name in services and (services[name].enabled or services[name].state == "active")
+        if name in service_by_name and (service_by_name[name].enabled or service_by_name[name].state == "active")
     ]
     changes += ensure_running(target, "chrony", [])
     return changes or Nothing("only chrony sets its clock")
@@ -39,15 +41,15 @@ def plan_chrony(site: Site, target: Target) -> list[Change] | Nothing:
 
 def plan_clock_offset(site: Site, target: Target) -> list[Change] | Nothing:
     """Set the clock of a node once if it is wrong. Raises Unanswered if the clock is still wrong afterwards."""
-    offset = clock.measure_offset(target.node)
-    if offset.agrees:
-        return Nothing(str(offset))
+    clock_offset = clock.measure_offset(target.node)
+    if clock_offset.agrees:
+        return Nothing(str(clock_offset))
     if target.facts[SYSTEM].is_container:
         raise Unanswered(
-            f"{target.node.name}: its clock is {offset}, so munge and Slurm would refuse it; {HOST_CLOCK}: set that clock"
+            f"{target.node.name}: its clock is {clock_offset}, so munge and Slurm would refuse it; {HOST_CLOCK}: set that clock"
         )
     return [
-        shell_change(f"set the clock, which is {offset}", STEP, timeout_s=WAIT_S + 30),
+        shell_change(f"set the clock, which is {clock_offset}", STEP_CLOCK, timeout_s=WAIT_S + 30),
         LocalCall("measure the clock again", functools.partial(_check_clock, target.node)),
     ]
 

@@ -22,13 +22,13 @@ def plan_munge_user(site: Site, target: Target) -> list[Change] | Nothing:
     if "munge" in target.facts[USERS].known:
         return Nothing("the user munge exists")
     munge_users = [users.known["munge"] for _, users in site.answers(USERS) if "munge" in users.known]
-    user = munge_users[0] if munge_users else User(MUNGE_ID, MUNGE_ID)
+    munge_user = munge_users[0] if munge_users else User(MUNGE_ID, MUNGE_ID)
     make_script = (
-        f"getent group munge >/dev/null || groupadd --system --gid {user.gid} munge\n"
-        f"useradd --system --uid {user.uid} --gid munge --no-create-home --home-dir /nonexistent "
+        f"getent group munge >/dev/null || groupadd --system --gid {munge_user.gid} munge\n"
+        f"useradd --system --uid {munge_user.uid} --gid munge --no-create-home --home-dir /nonexistent "
         "--shell /usr/sbin/nologin munge"
     )
-    return [shell_change(f"make the user munge, {user.uid}:{user.gid} on all nodes", make_script)]
+    return [shell_change(f"make the user munge, {munge_user.uid}:{munge_user.gid} on all nodes", make_script)]
 
 
 def plan_same_users(site: Site, target: Target) -> list[Change] | Nothing:
@@ -37,13 +37,13 @@ def plan_same_users(site: Site, target: Target) -> list[Change] | Nothing:
     Raises Unanswered if they differ and Slurm or shared storage needs equal numbers.
     """
     users = target.facts[USERS]
-    first, expected = site.answers(USERS)[0]
+    first, first_users = site.answers(USERS)[0]
     if first is target:
         return Nothing("the other nodes are compared with this node")
     node_name = target.node.name
     if site.cluster.slurm is not None and find_existing_slurm(site) is None:
         for name in SYSTEM_USERS:
-            node_user, first_user = users.known.get(name), expected.known.get(name)
+            node_user, first_user = users.known.get(name), first_users.known.get(name)
             if node_user is not None and first_user is not None and node_user != first_user:
                 raise Unanswered(
                     f"{node_name}: the user {name} is {node_user.uid}:{node_user.gid} there and "
@@ -52,7 +52,7 @@ def plan_same_users(site: Site, target: Target) -> list[Change] | Nothing:
                     f"{first_user.gid} {name}; then chown its files"
                 )
     difference = _compare_user(
-        expected.login, expected.known.get(expected.login), users.known.get(expected.login), first.node.name
+        first_users.login, first_users.known.get(first_users.login), users.known.get(first_users.login), first.node.name
     )
     if difference is None:
         return Nothing(f"its users have the same numbers as on {first.node.name}")
@@ -64,7 +64,7 @@ def plan_same_users(site: Site, target: Target) -> list[Change] | Nothing:
     return Nothing(f"{difference}; this is no problem without shared storage")
 
 
-def _compare_user(name: str, first_user: User | None, node_user: User | None, first_name: str) -> str | None:
+def _compare_user(user_name: str, first_user: User | None, node_user: User | None, first_node_name: str) -> str | None:
     """How the UID of the user `name`, who logs in to the node `first_name`, differs on another node; None if equal.
 
     first_user: this user on the node `first_name`. node_user: this user on the other node.
@@ -72,8 +72,8 @@ def _compare_user(name: str, first_user: User | None, node_user: User | None, fi
     if first_user is None or (node_user is not None and node_user.uid == first_user.uid):
         return None
     if node_user is None:
-        return f"the user {name}, who logs in to {first_name}, does not exist here"
-    return f"the user {name} has uid {node_user.uid} here and {first_user.uid} on {first_name}"
+        return f"the user {user_name}, who logs in to {first_node_name}, does not exist here"
+    return f"the user {user_name} has uid {node_user.uid} here and {first_user.uid} on {first_node_name}"
 
 
 MUNGE_USER = Operation("munge-user", plan_munge_user)

@@ -10,7 +10,7 @@ from provision.operation import Change, Nothing, Operation, RunCommand, Site, Ta
 from provision.operations import fstab
 
 # Advice for the user, by words that the error of the node contains. {key}: the key of cluster.yaml that names the folder.
-ADVICE = {
+ADVICE_BY_ERROR = {
     "Read-only": "mount it so that it can be written (findmnt shows how it is mounted)",
     "quota": "remove files there, ask for a larger quota, or set {key} to another folder",
     "No space": "remove files there, or set {key} to a folder on a larger disk",
@@ -29,32 +29,32 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         return Nothing("cluster.yaml names no storage.shared")
     if not is_separate and _is_made_later(site, target, folder):
         return Nothing(f"{folder} is made by another operation, and tested then")
-    user = target.facts[SYSTEM].user
+    login_user = target.facts[SYSTEM].user
     if is_separate and not target.facts[mount_fact(folder)].there:
-        make_folder = RunCommand(f"make the folder {folder}", ["install", "-d", "-o", user, "--", folder])
+        make_folder = RunCommand(f"make the folder {folder}", ["install", "-d", "-o", login_user, "--", folder])
         return [*fstab.mount_guards(site, target, folder), make_folder]
     write_result = target.facts[write_test_fact(folder)]
     if write_result.why_not:
-        raise Unanswered(_refusal_text(target, user, write_result, "storage.mount" if is_separate else "storage.shared"))
-    return Nothing(f"{user} can write to {write_result.folder}")
+        raise Unanswered(_refusal_text(target, login_user, write_result, "storage.mount" if is_separate else "storage.shared"))
+    return Nothing(f"{login_user} can write to {write_result.folder}")
 
 
 def _is_made_later(site: Site, target: Target, folder: str) -> bool:
     """Whether an earlier operation of the same plan makes or mounts the shared folder, so that the folder is missing only
     because this is a dry run."""
     mountpoints = fstab.required_mounts(site, target, folder)
-    server = site.cluster.storage.server
-    if server is not None:
-        if server != target.node.name:
+    nfs_server = site.cluster.storage.server
+    if nfs_server is not None:
+        if nfs_server != target.node.name:
             mountpoints.append(folder)
         elif not target.facts[mount_fact(folder)].there:
             return True
     return any(target.facts[mount_fact(mountpoint)].mount is None for mountpoint in mountpoints)
 
 
-def _refusal_text(target: Target, user: str, result: WriteTest, key: str) -> str:
-    advice = next(text for words, text in ADVICE.items() if words.lower() in result.why_not.lower())
-    return f"{target.node.name}: {user} cannot write to {result.folder}: {result.why_not}; {advice.format(key=key)}."
+def _refusal_text(target: Target, user: str, write_test: WriteTest, key: str) -> str:
+    advice = next(text for words, text in ADVICE_BY_ERROR.items() if words.lower() in write_test.why_not.lower())
+    return f"{target.node.name}: {user} cannot write to {write_test.folder}: {write_test.why_not}; {advice.format(key=key)}."
 
 
 WORKSPACES = Operation("workspaces", plan)

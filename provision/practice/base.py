@@ -20,8 +20,9 @@ from provision import software
 from shardlab.errors import ShardlabError
 from shardlab.files import files, own_folder
 
-USER = "practice"  # the user of practice nodes, who may use sudo without a password, as in CloudLab's images
-UID = 65888  # the UID of USER; a user of this machine with the same UID could change files of a node and become root
+PRACTICE_USER = "practice"  # the user of practice nodes, who may use sudo without a password, as in CloudLab's images
+# The UID of PRACTICE_USER; a user of this machine with the same UID could change files of a node and become root
+PRACTICE_UID = 65888
 SYSTEM_PACKAGES = (
     "systemd", "systemd-sysv", "dbus", "openssh-server", "sudo", "iproute2", "python3-minimal", "ca-certificates", "procps",
     "ethtool", "udev", "rsync",
@@ -40,11 +41,11 @@ def base_folder(packages: Sequence[str], release: str | None = None) -> Path:
 
     release: the codename of a release of Debian; None: the release of this machine.
     """
-    words = [str(RECIPE_VERSION), release or own_release(), platform.machine(), *SYSTEM_PACKAGES, *sorted(packages)]
+    digest_words = [str(RECIPE_VERSION), release or own_release(), platform.machine(), *SYSTEM_PACKAGES, *sorted(packages)]
     if is_other_release(release):  # the base of another Debian release contains libraries of this machine's Python
-        words += [sys.version, sys.base_prefix]
-    digest = hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
-    return cache_folder() / f"base-{digest}"
+        digest_words += [sys.version, sys.base_prefix]
+    base_digest = hashlib.sha256("\n".join(digest_words).encode()).hexdigest()[:12]
+    return cache_folder() / f"base-{base_digest}"
 
 
 def cache_folder() -> Path:
@@ -70,8 +71,8 @@ def is_other_release(release: str | None) -> bool:
 def read_os_release() -> dict[str, str]:
     """The variables in /etc/os-release of this machine."""
     lines = Path("/etc/os-release").read_text().splitlines()
-    pairs = (line.split("=", 1) for line in lines if "=" in line)
-    return {name: value.strip('"') for name, value in pairs}
+    name_value_pairs = (line.split("=", 1) for line in lines if "=" in line)
+    return {variable: variable_value.strip('"') for variable, variable_value in name_value_pairs}
 
 
 def check_machine(release: str | None = None) -> None:
@@ -85,7 +86,7 @@ def check_machine(release: str | None = None) -> None:
         raise PracticeNodeError(
             f"practice nodes need Debian or Ubuntu; this is {read_os_release().get('PRETTY_NAME', 'another system')}."
         )
-    missing_commands = [name for name in NEEDED_COMMANDS if shutil.which(name) is None]
+    missing_commands = [command_name for command_name in NEEDED_COMMANDS if shutil.which(command_name) is None]
     if missing_commands:
         raise PracticeNodeError(
             f"practice nodes need {', '.join(missing_commands)}: apt-get install --no-install-recommends systemd-container "
@@ -104,7 +105,7 @@ def _check_other_release(subject: str, release: dict[str, str]) -> None:
         raise PracticeNodeError(
             f"{subject} need Debian on this machine, whose apt sources name the archive; this is {release['PRETTY_NAME']}."
         )
-    if not any(line.split(" ")[2] == "cgroup2" for line in Path("/proc/self/mounts").read_text().splitlines()):
+    if not any(mount_line.split(" ")[2] == "cgroup2" for mount_line in Path("/proc/self/mounts").read_text().splitlines()):
         raise PracticeNodeError(
             f"{subject} need control groups of version 2, without which systemd from version 258 on refuses to start; this "
             "machine has not mounted them: mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified"
@@ -121,21 +122,29 @@ def find_mirror() -> str:
     """The URL of the first package archive that apt on this machine uses for its Debian release. Raises PracticeNodeError if
     apt uses none."""
     codename = own_release()
-    answer = run(["apt-get", "indextargets", "--format", "$(CREATED_BY) $(RELEASE) $(REPO_URI)"])
-    for line in answer.splitlines():
+    index_targets = run_here(["apt-get", "indextargets", "--format", "$(CREATED_BY) $(RELEASE) $(REPO_URI)"])
+    for line in index_targets.splitlines():
         made_by, suite, uri = line.split(" ", 2)
         if made_by == "Packages" and suite == codename:
             return uri
     raise PracticeNodeError(f"the apt sources of this machine name no archive of {codename}, which practice nodes need.")
 
 
-def run(argv: Sequence[str]) -> str:
+def run_here(command_words: Sequence[str]) -> str:
     """Run a command on this machine and return its output. If it fails, raises PracticeNodeError with its last error line."""
     environment = {**os.environ, "LC_ALL": "C"}
-    answer = subprocess.run(
-        argv, check=False, capture_output=True, text=True, env=environment, timeout=LIMIT_S, stdin=subprocess.DEVNULL
+    finished_process = subprocess.run(
+        command_words,
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=LIMIT_S,
+        stdin=subprocess.DEVNULL,
     )
-    if answer.returncode:
-        error_lines = [line for line in (answer.stderr + answer.stdout).splitlines() if line.strip()]
-        raise PracticeNodeError(f"{argv[0]} failed: {error_lines[-1] if error_lines else f'exit status {answer.returncode}'}")
-    return answer.stdout
+    if finished_process.returncode:
+        error_lines = [line for line in (finished_process.stderr + finished_process.stdout).splitlines() if line.strip()]
+        raise PracticeNodeError(
+            f"{command_words[0]} failed: {error_lines[-1] if error_lines else f'exit status {finished_process.returncode}'}"
+        )
+    return finished_process.stdout

@@ -17,16 +17,17 @@ import msgspec
 import psutil
 
 from provision.practice import network, python, shared
-from provision.practice.base import UID, USER, PracticeNodeError, run
+from provision.practice.base import PRACTICE_UID, PRACTICE_USER, PracticeNodeError, run_here
 from templates import render
 
-STATE = Path("/var/lib/shardlab/practice")
-GPUS = "/opt/gpus"  # the folder on a node with the devices that Slurm hands out as GPUs
-WHEELS = "/opt/wheels"  # the folder of wheels on a node; not the path on this machine, as a node's user cannot read root's home
-SCRATCH, MOUNT_SOURCE = Path("/run/systemd/nspawn"), "shardlab-practice"  # nspawn's folder; our mount in /proc/mounts
-CGROUP = "shardlab-practice"
+STATE_FOLDER = Path("/var/lib/shardlab/practice")
+GPU_DEVICES_FOLDER = "/opt/gpus"  # the folder on a node with the devices that Slurm hands out as GPUs
+# The folder of wheels on a node; not the path on this machine, as a node's user cannot read root's home
+WHEELS_FOLDER = "/opt/wheels"
+NSPAWN_FOLDER, MOUNT_SOURCE = Path("/run/systemd/nspawn"), "shardlab-practice"  # nspawn's folder; our mount in /proc/mounts
+CGROUP_NAME = "shardlab-practice"
 LIMIT_S = 20.0
-_UPPER = re.compile(r"upperdir=([^, ]+)")
+_UPPER_FOLDER = re.compile(r"upperdir=([^, ]+)")
 
 
 class PracticeMachine(msgspec.Struct, frozen=True):
@@ -54,7 +55,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
     @property
     def folder(self) -> Path:
         """The folder on this machine that contains all files of the node."""
-        return STATE / self.cluster / self.name
+        return STATE_FOLDER / self.cluster / self.name
 
     @property
     def root(self) -> Path:
@@ -81,43 +82,48 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         """Make the files of the node, mount its root file system and boot it. Existing files are kept. Raises PracticeNodeError
         if the base system, which all practice nodes share, was not made yet."""
         self._check_base()
-        for name in ("upper", "work", "root"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        for layer_name in ("upper", "work", "root"):
+            (self.folder / layer_name).mkdir(parents=True, exist_ok=True)
         self._write_node_identity()
         if not os.path.ismount(self.root):
-            layers = f"lowerdir={self.base},upperdir={self.folder / 'upper'},workdir={self.folder / 'work'}"
-            run(["mount", "-t", "overlay", "overlay", "-o", layers, str(self.root)])
+            overlay_options = f"lowerdir={self.base},upperdir={self.folder / 'upper'},workdir={self.folder / 'work'}"
+            run_here(["mount", "-t", "overlay", "overlay", "-o", overlay_options, str(self.root)])
         self.boot()
 
     def boot(self) -> None:
         """Start the node; its root file system must be mounted."""
-        if not os.path.ismount(SCRATCH):  # without this mount, nspawn fails: "Attempted to remove disk file system"
-            SCRATCH.mkdir(parents=True, exist_ok=True)
-            run(["mount", "-t", "tmpfs", MOUNT_SOURCE, str(SCRATCH)])
-        binds = [("--bind", str(self._make_devices()), GPUS)] if self.gpus else []
+        if not os.path.ismount(NSPAWN_FOLDER):  # without this mount, nspawn fails: "Attempted to remove disk file system"
+            NSPAWN_FOLDER.mkdir(parents=True, exist_ok=True)
+            run_here(["mount", "-t", "tmpfs", MOUNT_SOURCE, str(NSPAWN_FOLDER)])
+        bind_mounts = [("--bind", str(self._make_devices()), GPU_DEVICES_FOLDER)] if self.gpus else []
         if self.shared:
-            shared.protect_folder(STATE / self.cluster, Path(self.shared))
-            binds.append(("--bind", self.shared, self.shared))
+            shared.protect_folder(STATE_FOLDER / self.cluster, Path(self.shared))
+            bind_mounts.append(("--bind", self.shared, self.shared))
         if self.wheelhouse:
-            binds.append(("--bind-ro", self.wheelhouse, WHEELS))
+            bind_mounts.append(("--bind-ro", self.wheelhouse, WHEELS_FOLDER))
         if self.python:
-            binds.append(("--bind-ro", self.python, python.PREFIX))
-        script = self.folder / "boot.sh"
+            bind_mounts.append(("--bind-ro", self.python, python.PYTHON_PREFIX))
+        boot_script = self.folder / "boot.sh"
         # nspawn names the node's network interface on this machine after `machine`; nodes of two clusters may have one name
-        machine = network.interface_name(f"{self.cluster}/{self.name}")
-        context: dict[str, Any] = {
+        machine_name = network.interface_name(f"{self.cluster}/{self.name}")
+        template_values: dict[str, Any] = {
             "root": self.root,
-            "machine": machine,
+            "machine": machine_name,
             "hostname": self.name,
             "bridge": self.bridge,
-            "binds": binds,
+            "binds": bind_mounts,
             "cgroups": make_cgroups(self.cluster, self.name),
             "unified": self.unified,
         }
-        script.write_text(render("practice/boot.sh.j2", **context), encoding="utf-8")
-        with (self.folder / "boot.log").open("ab") as log:
+        boot_script.write_text(render("practice/boot.sh.j2", **template_values), encoding="utf-8")
+        with (self.folder / "boot.log").open("ab") as boot_log:
             process = subprocess.Popen(
-                ["sh", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
+                ["sh", str(boot_script)],
+                stdin=subprocess.DEVNULL,
+                stdout=boot_log,
+                stderr=boot_log,
+                start_new_session=True,
+                cwd="/",
             )
         (self.folder / "boot.pid").write_text(str(process.pid))
 
@@ -141,49 +147,51 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         self.crash()
         deadline = time.monotonic() + LIMIT_S
         while os.path.ismount(self.root):
-            answer = subprocess.run(["umount", str(self.root)], check=False, capture_output=True, text=True)
-            if answer.returncode and time.monotonic() > deadline:
-                raise PracticeNodeError(f"{self.root}: {answer.stderr.strip()}")
-            time.sleep(0 if answer.returncode == 0 else 0.1)
+            umount_process = subprocess.run(["umount", str(self.root)], check=False, capture_output=True, text=True)
+            if umount_process.returncode and time.monotonic() > deadline:
+                raise PracticeNodeError(f"{self.root}: {umount_process.stderr.strip()}")
+            time.sleep(0 if umount_process.returncode == 0 else 0.1)
         shutil.rmtree(self.folder)
 
     def _check_base(self) -> None:
         """Raises PracticeNodeError if the node was made from another base, because the node's files, such as /etc/passwd, would
         not fit this base."""
-        note = self.folder / "base"
+        base_note = self.folder / "base"
         if not (self.folder / "upper").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            note.write_text(self.base.name, encoding="utf-8")
-        elif not note.exists() or note.read_text(encoding="utf-8") != self.base.name:
+            base_note.write_text(self.base.name, encoding="utf-8")
+        elif not base_note.exists() or base_note.read_text(encoding="utf-8") != self.base.name:
             raise PracticeNodeError(
                 f"{self.name}: this practice node was made by another version of shardlab, or for another release; remove the "
                 f"nodes of {self.cluster} with provision FILE down, and run the same command again."
             )
 
     def _write_node_identity(self) -> None:
-        upper = self.folder / "upper"
-        etc = upper / "etc"
-        (etc / "ssh").mkdir(parents=True, exist_ok=True)
+        upper_folder = self.folder / "upper"
+        etc_folder = upper_folder / "etc"
+        (etc_folder / "ssh").mkdir(parents=True, exist_ok=True)
         if not self.host_key.exists():
-            run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.name, "-f", str(self.host_key)])
-            (etc / "hostname").write_text(f"{self.name}\n")
-            (etc / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}\n")
-            link = etc / "systemd/network/10-host0.network"  # read before 80-container-host0.network, which would use DHCP
-            link.parent.mkdir(parents=True)
+            run_here(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.name, "-f", str(self.host_key)])
+            (etc_folder / "hostname").write_text(f"{self.name}\n")
+            (etc_folder / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}\n")
+            network_link = (
+                etc_folder / "systemd/network/10-host0.network"
+            )  # read before 80-container-host0.network, which would use DHCP
+            network_link.parent.mkdir(parents=True)
             rate_limit = f"\n[TokenBucketFilter]\nRate={self.mbps}M\nBurstBytes=256K\nLatencySec=50ms\n" if self.mbps else ""
-            link.write_text(f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/{self.prefix}\n{rate_limit}")
-        home = upper / "home" / USER
-        keys = home / ".ssh/authorized_keys"
-        for path in (home, keys.parent, keys):
+            network_link.write_text(f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/{self.prefix}\n{rate_limit}")
+        user_home = upper_folder / "home" / PRACTICE_USER
+        keys = user_home / ".ssh/authorized_keys"
+        for path in (user_home, keys.parent, keys):
             if path.is_symlink():  # a link that a user of the node made could lead to a file of this machine
                 path.unlink()
         keys.parent.mkdir(parents=True, exist_ok=True)
         authorized_lines = keys.read_text().splitlines() if keys.exists() else []  # the keys of other nodes stay in the file
         if self.authorized not in authorized_lines:
-            keys.write_text("".join(f"{line}\n" for line in [*authorized_lines, self.authorized]))
-        for path, mode in ((home, 0o755), (keys.parent, 0o700), (keys, 0o600)):
-            os.chown(path, UID, UID)
-            path.chmod(mode)
+            keys.write_text("".join(f"{key_line}\n" for key_line in [*authorized_lines, self.authorized]))
+        for path, file_mode in ((user_home, 0o755), (keys.parent, 0o700), (keys, 0o600)):
+            os.chown(path, PRACTICE_UID, PRACTICE_UID)
+            path.chmod(file_mode)
 
     def _make_devices(self) -> Path:
         """Make the devices in place of GPUs, which Slurm can assign to jobs: they can be opened and do nothing.
@@ -192,11 +200,11 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         """
         folder = self.folder / "gpus"
         folder.mkdir(exist_ok=True)
-        for number in range(self.gpus):
-            device = folder / f"nvidia{number}"
-            if not device.exists():
-                os.mknod(device, 0o020666, os.makedev(1, 3))
-                device.chmod(0o666)
+        for device_number in range(self.gpus):
+            device_path = folder / f"nvidia{device_number}"
+            if not device_path.exists():
+                os.mknod(device_path, 0o020666, os.makedev(1, 3))
+                device_path.chmod(0o666)
         return folder
 
     def _find_boot_process(self) -> int | None:
@@ -211,70 +219,74 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         return None
 
 
-def _is_group_alive(group: int | None) -> bool:
+def _is_group_alive(group_id: int | None) -> bool:
     """Whether a process of a process group still runs. An ended process stays in the group until its parent has waited for it.
 
     group: the id of the process group; None: there is no group.
     """
-    if group is None:
+    if group_id is None:
         return False
     try:
-        os.killpg(group, 0)
+        os.killpg(group_id, 0)
     except ProcessLookupError:
         return False
-    return any(_belongs_to_group(process, group) for process in psutil.process_iter())
+    return any(_belongs_to_group(process, group_id) for process in psutil.process_iter())
 
 
-def _belongs_to_group(process: psutil.Process, group: int) -> bool:
+def _belongs_to_group(process: psutil.Process, group_id: int) -> bool:
     try:
-        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
+        return os.getpgid(process.pid) == group_id and process.status() != psutil.STATUS_ZOMBIE
     except (ProcessLookupError, psutil.NoSuchProcess):
         return False
 
 
-def find_init_pid(upper: Path) -> int | None:
+def find_init_pid(upper_folder: Path) -> int | None:
     """The PID on this machine of a node's process 1; None if the node does not run. upper: the upper folder of its overlay.
 
     Processes of the node have this overlay as their root; nspawn, their parent, has another root. Of the processes of the node,
     only process 1 has the PID 1 in the innermost PID namespace.
     """
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
+    for process_folder in Path("/proc").iterdir():
+        if not process_folder.name.isdigit():
             continue
         with contextlib.suppress(OSError, IndexError):
-            numbers = re.search(r"^NSpid:(.*)$", (entry / "status").read_text(), re.MULTILINE)
-            if numbers is None or numbers[1].split()[1:] != ["1"]:
+            pid_match = re.search(r"^NSpid:(.*)$", (process_folder / "status").read_text(), re.MULTILINE)
+            if pid_match is None or pid_match[1].split()[1:] != ["1"]:
                 continue
-            for line in (entry / "mountinfo").read_text().splitlines():
-                if line.split(" ")[4] == "/" and (upper_match := _UPPER.search(line)) and upper_match[1] == str(upper):
-                    return int(entry.name)
+            for mount_line in (process_folder / "mountinfo").read_text().splitlines():
+                if (
+                    mount_line.split(" ")[4] == "/"
+                    and (upper_match := _UPPER_FOLDER.search(mount_line))
+                    and upper_match[1] == str(upper_folder)
+                ):
+                    return int(process_folder.name)
     return None
 
 
-def make_cgroups(cluster: str, node: str) -> Sequence[Path]:
+def make_cgroups(cluster: str, node_name: str) -> Sequence[Path]:
     """The control group of a node, in each hierarchy in which its systemd groups its services. Raises PracticeNodeError.
 
     nspawn makes a node's group below its own group, always by the same name. Two nodes that were started from one group would
     share it: the systemd of one node would remove the group of a service that ended while the other systemd puts a process into
     it, and this process would fail with 219/CGROUP.
     """
-    folders = [root / CGROUP / cluster / node for root in _list_cgroup_roots()]
-    for folder in folders:
+    node_cgroups = [hierarchy / CGROUP_NAME / cluster / node_name for hierarchy in _list_cgroup_roots()]
+    for folder in node_cgroups:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise PracticeNodeError(f"{folder}: cannot make the control group of a practice node: {error.strerror}.") from None
-    return folders
+    return node_cgroups
 
 
-def remove_cgroups(cluster: str, node: str) -> None:
+def remove_cgroups(cluster: str, node_name: str) -> None:
     """Remove the control groups that `make_cgroups` made, and the groups below them, when no process is in them any more.
 
     Raises PracticeNodeError.
     """
     deadline = time.monotonic() + LIMIT_S
-    for root in _list_cgroup_roots():
-        node_group = root / CGROUP / cluster / node
+    for hierarchy in _list_cgroup_roots():
+        node_group = hierarchy / CGROUP_NAME / cluster / node_name
         while node_group.exists():
             for group_path, _, _ in os.walk(node_group, topdown=False):
                 with contextlib.suppress(OSError):  # fails while a process in the group is ending; the loop tries again
@@ -288,17 +300,17 @@ def remove_cgroups(cluster: str, node: str) -> None:
 
 def _list_cgroup_roots() -> Sequence[Path]:
     """The folders at which control groups are mounted: version 2, and systemd's own hierarchy of version 1, if they exist."""
-    roots: dict[str, Path] = {}
-    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
-        _, target, kind, options, *_ = line.split(" ")
-        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options.split(",")):
-            roots.setdefault(kind, Path(target))
-    return list(roots.values())
+    root_by_kind: dict[str, Path] = {}
+    for mount_line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        _, mount_folder, kind, mount_options, *_ = mount_line.split(" ")
+        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in mount_options.split(",")):
+            root_by_kind.setdefault(kind, Path(mount_folder))
+    return list(root_by_kind.values())
 
 
 def list_machine_folders(cluster: str) -> Sequence[Path]:
     """The folders of all practice nodes of a cluster on this machine, whether they run or not."""
-    folder = STATE / cluster
+    folder = STATE_FOLDER / cluster
     return sorted(path for path in folder.iterdir() if (path / "upper").is_dir()) if folder.is_dir() else []
 
 
@@ -307,11 +319,13 @@ def remove_unused_folders() -> None:
 
     The caller holds the lock of `base.hold_practice_lock`: another cluster may be making its first node in these folders.
     """
-    for folder in (*(root / CGROUP for root in _list_cgroup_roots()), STATE, STATE.parent):
+    for folder in (*(root / CGROUP_NAME for root in _list_cgroup_roots()), STATE_FOLDER, STATE_FOLDER.parent):
         with contextlib.suppress(OSError):  # raised if the folder contains other nodes, or if it was never made
             folder.rmdir()
-    has_mount = any(line.split()[:2] == [MOUNT_SOURCE, str(SCRATCH)] for line in Path("/proc/mounts").read_text().splitlines())
-    if has_mount and not STATE.exists():
+    has_mount = any(
+        line.split()[:2] == [MOUNT_SOURCE, str(NSPAWN_FOLDER)] for line in Path("/proc/mounts").read_text().splitlines()
+    )
+    if has_mount and not STATE_FOLDER.exists():
         with contextlib.suppress(PracticeNodeError, OSError):  # another container may use the mount now
-            run(["umount", str(SCRATCH)])
-            SCRATCH.rmdir()
+            run_here(["umount", str(NSPAWN_FOLDER)])
+            NSPAWN_FOLDER.rmdir()

@@ -7,7 +7,7 @@ import ipaddress
 import json
 from typing import Any
 
-from provision.practice.base import PracticeNodeError, run
+from provision.practice.base import PracticeNodeError, run_here
 
 
 def interface_name(long_name: str) -> str:
@@ -16,13 +16,13 @@ def interface_name(long_name: str) -> str:
     return f"sl-{hashlib.sha256(long_name.encode()).hexdigest()[:8]}"
 
 
-def hardware_address(name: str) -> str:
+def hardware_address(bridge: str) -> str:
     """A locally administered MAC address for a bridge. name: the bridge; a name always gets the same address.
 
     A bridge without its own address uses the address of one of its ports, so the address of the bridge changes when this port
     is removed. Then the other nodes cannot reach this machine until they look up its MAC address again.
     """
-    return ":".join(["02", *(f"{byte:02x}" for byte in hashlib.sha256(name.encode()).digest()[:5])])
+    return ":".join(["02", *(f"{byte:02x}" for byte in hashlib.sha256(bridge.encode()).digest()[:5])])
 
 
 def bridge_name(cluster: str) -> str:
@@ -35,10 +35,10 @@ def node_address(subnet: str, number: int) -> str:
 
     number: the place of the node in the cluster file, counted from 0.
     """
-    hosts = ipaddress.ip_network(subnet)
-    if number + 2 >= hosts.num_addresses - 1:
+    ip_network = ipaddress.ip_network(subnet)
+    if number + 2 >= ip_network.num_addresses - 1:
         raise PracticeNodeError(f"the subnet {subnet} is too small for {number + 1} nodes; set lan.subnet to a larger one.")
-    return str(hosts[number + 1])
+    return str(ip_network[number + 1])
 
 
 def gateway_address(subnet: str) -> str:
@@ -48,7 +48,7 @@ def gateway_address(subnet: str) -> str:
 
 def interface_exists(name: str) -> bool:
     """Whether a network interface of this name exists."""
-    return any(link["ifname"] == name for link in _list_links())
+    return any(present_link["ifname"] == name for present_link in _list_links())
 
 
 def make_bridge(name: str, subnet: str) -> None:
@@ -61,17 +61,17 @@ def make_bridge(name: str, subnet: str) -> None:
                     f"{link['ifname']} already has {entry['local']} of the subnet {subnet}; set lan.subnet to another subnet."
                 )
     if not interface_exists(name):
-        run(["ip", "link", "add", name, "address", hardware_address(name), "type", "bridge"])
-    run(["ip", "address", "replace", f"{gateway_address(subnet)}/{network.prefixlen}", "dev", name])
-    run(["ip", "link", "set", name, "up"])
+        run_here(["ip", "link", "add", name, "address", hardware_address(name), "type", "bridge"])
+    run_here(["ip", "address", "replace", f"{gateway_address(subnet)}/{network.prefixlen}", "dev", name])
+    run_here(["ip", "link", "set", name, "up"])
 
 
 def delete_bridge(name: str) -> None:
     """Delete the bridge `name` if it exists."""
     if interface_exists(name):
-        run(["ip", "link", "delete", name])
+        run_here(["ip", "link", "delete", name])
 
 
 def _list_links() -> list[dict[str, Any]]:
-    links: list[dict[str, Any]] = json.loads(run(["ip", "-json", "address", "show"]))
+    links: list[dict[str, Any]] = json.loads(run_here(["ip", "-json", "address", "show"]))
     return links

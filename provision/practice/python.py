@@ -15,23 +15,24 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from provision.practice.base import PracticeNodeError, run
+from provision.practice.base import PracticeNodeError, run_here
 
-VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
-PREFIX = "/opt/python"  # the folder on a node at which the folder of this machine's Python is mounted
-HOME = f"/opt/python-{VERSION}"  # a folder on a node with links into PREFIX; its folder bin contains only the interpreter
-COMMANDS = f"{HOME}/bin"  # the folder that the module adds to PATH
-INTERPRETER = f"{COMMANDS}/python3"
-LIBRARIES = "/opt/python-libraries"
-MODULE = f"etc/environment-modules/modules/python/{VERSION}"
+PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+PYTHON_PREFIX = "/opt/python"  # the folder on a node at which the folder of this machine's Python is mounted
+# A folder on a node with links into PYTHON_PREFIX; its folder bin contains only the interpreter
+PYTHON_HOME = f"/opt/python-{PYTHON_VERSION}"
+PYTHON_COMMANDS = f"{PYTHON_HOME}/bin"  # the folder that the module adds to PATH
+PYTHON_INTERPRETER = f"{PYTHON_COMMANDS}/python3"
+PYTHON_LIBRARIES = "/opt/python-libraries"
+PYTHON_MODULE = f"etc/environment-modules/modules/python/{PYTHON_VERSION}"
 # ldconfig reads its files in alphabetical order, and uses the first of several libraries with one name. `zz` places this file
 # last, so that Debian's own libraries are used.
-LINKER = "etc/ld.so.conf.d/zz-python.conf"
+LINKER_CONF = "etc/ld.so.conf.d/zz-python.conf"
 # Tests that this machine's Python works in the base, by making an environment there as `provision` does.
 # $1: the folder of this machine's Python. $2: the folder of the base.
-PROOF = f"""\
-mount --bind -o ro "$1" "$2{PREFIX}" && mount -t tmpfs tmpfs "$2/tmp" && exec chroot "$2" sh -ec '
-{INTERPRETER} -m venv /tmp/venv
+PROOF_SCRIPT = f"""\
+mount --bind -o ro "$1" "$2{PYTHON_PREFIX}" && mount -t tmpfs tmpfs "$2/tmp" && exec chroot "$2" sh -ec '
+{PYTHON_INTERPRETER} -m venv /tmp/venv
 /tmp/venv/bin/python -m pip --version
 /tmp/venv/bin/python -c "import ctypes, ssl, zlib"'"""
 
@@ -43,47 +44,47 @@ def python_folder() -> Path:
 
 def offer_python(base: Path) -> None:
     """Add a module to the base that loads this machine's Python. Raises PracticeNodeError if it does not work there."""
-    (base / PREFIX[1:]).mkdir(parents=True)
-    home = base / HOME[1:]
-    home.mkdir(parents=True)
-    for name in ("include", "lib"):
-        (home / name).symlink_to(f"{PREFIX}/{name}")
-    commands = base / COMMANDS[1:]
-    commands.mkdir()
-    for name in ("python3", f"python{VERSION}"):
-        (commands / name).symlink_to(f"{PREFIX}/bin/python{VERSION}")
-    module = base / MODULE
-    module.parent.mkdir(parents=True, exist_ok=True)
-    module.write_text(f'#%Module1.0\nmodule-whatis "Python {VERSION}"\nprepend-path PATH {COMMANDS}\n')
+    (base / PYTHON_PREFIX[1:]).mkdir(parents=True)
+    home_path = base / PYTHON_HOME[1:]
+    home_path.mkdir(parents=True)
+    for folder_name in ("include", "lib"):
+        (home_path / folder_name).symlink_to(f"{PYTHON_PREFIX}/{folder_name}")
+    commands_path = base / PYTHON_COMMANDS[1:]
+    commands_path.mkdir()
+    for folder_name in ("python3", f"python{PYTHON_VERSION}"):
+        (commands_path / folder_name).symlink_to(f"{PYTHON_PREFIX}/bin/python{PYTHON_VERSION}")
+    module_path = base / PYTHON_MODULE
+    module_path.parent.mkdir(parents=True, exist_ok=True)
+    module_path.write_text(f'#%Module1.0\nmodule-whatis "Python {PYTHON_VERSION}"\nprepend-path PATH {PYTHON_COMMANDS}\n')
     _copy_libraries(base)
     try:
-        run(["unshare", "--mount", "sh", "-c", PROOF, "proof", str(python_folder()), str(base)])
+        run_here(["unshare", "--mount", "sh", "-c", PROOF_SCRIPT, "proof", str(python_folder()), str(base)])
     except PracticeNodeError as error:
         raise PracticeNodeError(
-            f"this machine's Python {VERSION} does not run on practice nodes of another release: {error}"
+            f"this machine's Python {PYTHON_VERSION} does not run on practice nodes of another release: {error}"
         ) from None
 
 
 def _copy_libraries(base: Path) -> None:
     """Copy the shared libraries that this machine's interpreter and its modules load and that the base lacks into the base."""
-    present_names = {line.split(" ")[0] for line in run(["chroot", str(base), "ldconfig", "-p"]).split("\n\t")[1:]}
-    target = base / LIBRARIES[1:]
-    target.mkdir()
-    for name, path in _find_libraries():
-        if name not in present_names:
-            shutil.copy(path, target / name)
-    linker = base / LINKER
-    linker.parent.mkdir(parents=True, exist_ok=True)
-    linker.write_text(f"{LIBRARIES}\n")
-    run(["chroot", str(base), "ldconfig"])
+    present_names = {line.split(" ")[0] for line in run_here(["chroot", str(base), "ldconfig", "-p"]).split("\n\t")[1:]}
+    library_folder = base / PYTHON_LIBRARIES[1:]
+    library_folder.mkdir()
+    for library_name, path in _find_libraries():
+        if library_name not in present_names:
+            shutil.copy(path, library_folder / library_name)
+    linker_path = base / LINKER_CONF
+    linker_path.parent.mkdir(parents=True, exist_ok=True)
+    linker_path.write_text(f"{PYTHON_LIBRARIES}\n")
+    run_here(["chroot", str(base), "ldconfig"])
 
 
 def _find_libraries() -> Iterator[tuple[str, str]]:
     """The name and the path of each shared library that the interpreter and its modules load."""
-    modules = sorted(Path(sysconfig.get_path("stdlib"), "lib-dynload").glob("*.so"))
-    for file in (python_folder() / "bin" / f"python{VERSION}", *modules):
-        answer = subprocess.run(["ldd", str(file)], check=False, capture_output=True, text=True)
-        for line in answer.stdout.splitlines():
-            name, arrow, rest = line.strip().partition(" => ")
-            if arrow and rest.startswith("/"):
-                yield name, rest.split(" ")[0]
+    module_files = sorted(Path(sysconfig.get_path("stdlib"), "lib-dynload").glob("*.so"))
+    for binary_path in (python_folder() / "bin" / f"python{PYTHON_VERSION}", *module_files):
+        ldd_process = subprocess.run(["ldd", str(binary_path)], check=False, capture_output=True, text=True)
+        for ldd_line in ldd_process.stdout.splitlines():
+            library_name, arrow, library_target = ldd_line.strip().partition(" => ")
+            if arrow and library_target.startswith("/"):
+                yield library_name, library_target.split(" ")[0]

@@ -45,7 +45,9 @@ def present(cluster: Cluster, workspace: Workspace) -> Cluster | MachinesToCreat
         return cluster
     portal_token = _read_stored_token(cluster)
     if _takes_own_manifest(cluster, portal_token):
-        return cluster_file.with_manifests(cluster, [(" ".join(own_manifest.COMMAND), own_manifest.read_own_manifest())])
+        return cluster_file.with_manifests(
+            cluster, [(" ".join(own_manifest.MANIFEST_COMMAND), own_manifest.read_own_manifest())]
+        )
     why = (
         f"{cluster.name}: there is no experiment yet. Allowed: cloudlab.manifest, the file of a manifest; a token of the "
         f"portal, with which provision creates the experiment; or this command on a node of the experiment. {token.TOKEN_HELP}"

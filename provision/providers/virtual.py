@@ -11,8 +11,8 @@ from provision.nodes.ssh_node import SshNode
 from provision.operation import Change, LocalCall, Nothing
 from provision.operations import packages
 from provision.practice import base, making, network, python, shared
-from provision.practice.base import USER, PracticeNodeError, run
-from provision.practice.machine import STATE, WHEELS, PracticeMachine, list_machine_folders, remove_unused_folders
+from provision.practice.base import PRACTICE_USER, PracticeNodeError, run_here
+from provision.practice.machine import STATE_FOLDER, WHEELS_FOLDER, PracticeMachine, list_machine_folders, remove_unused_folders
 from provision.provider import Provider
 from provision.providers import ssh
 from shardlab.cluster.cluster import Cluster
@@ -22,26 +22,27 @@ from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
 BOOTS_S = 60.0
-LOCKS = Path("/run/shardlab")  # the folder of lock files, for root only; not in STATE, which is removed with the last node
-INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances")  # the limit per user; systemd of all nodes runs as root
+# The folder of lock files, for root only; not in STATE, which is removed with the last node
+LOCKS_FOLDER = Path("/run/shardlab")
+INSTANCES_LIMIT_FILE = Path("/proc/sys/fs/inotify/max_user_instances")  # the limit per user; systemd of all nodes runs as root
 INSTANCES_PER_NODE, OTHER_INSTANCES = 7, 20  # inotify instances: of a node (measured with 20), and of this machine itself
 
 
 def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
     """The practice nodes that the cluster file lists, whether they run or not."""
-    venv_python = python.INTERPRETER if base.is_other_release(cluster.release) else "python3"
+    venv_python = python.PYTHON_INTERPRETER if base.is_other_release(cluster.release) else "python3"
     return [
         ssh.make_node(
             cluster,
             workspace,
             entry,
-            host=network.node_address(cluster.lan.subnet, index),
+            host=network.node_address(cluster.lan.subnet, node_index),
             identity=_identity_path(workspace),
-            user=USER,
-            wheelhouse=WHEELS,
+            user=PRACTICE_USER,
+            wheelhouse=WHEELS_FOLDER,
             venv_python=venv_python,
         )
-        for index, entry in enumerate(cluster.nodes)
+        for node_index, entry in enumerate(cluster.nodes)
     ]
 
 
@@ -51,35 +52,35 @@ def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Chan
     base.check_machine(cluster.release)
     _check_owner(cluster, workspace)
     _check_inotify_limit(cluster)
-    machine = _make_machine(cluster, workspace, node, base.base_folder(packages.ALL, cluster.release))
-    protections = _plan_protections(cluster)
+    machine = _make_machine(cluster, workspace, node, base.base_folder(packages.ALL_PACKAGES, cluster.release))
+    protection_changes = _plan_protections(cluster)
     if (age_s := machine.age_s()) is not None:
         if age_s < BOOTS_S:  # the node may still be booting, if an earlier command was interrupted
             with contextlib.suppress(Unreachable):  # later operations report a node that does not answer
                 _wait_for_node(node, BOOTS_S - age_s)
-        return protections or Nothing(f"practice node at {node.host}, running")
-    action = "boot" if machine.folder.exists() else "make and boot"
+        return protection_changes or Nothing(f"practice node at {node.host}, running")
+    boot_verb = "boot" if machine.folder.exists() else "make and boot"
     return [
-        *protections,
-        LocalCall(f"{action} the practice node {node.name} at {node.host}", lambda: _boot_node(cluster, workspace, node)),
+        *protection_changes,
+        LocalCall(f"{boot_verb} the practice node {node.name} at {node.host}", lambda: _boot_node(cluster, workspace, node)),
     ]
 
 
-def locks(cluster: Cluster) -> list[Path]:
+def list_lock_paths(cluster: Cluster) -> list[Path]:
     """The lock file for a cluster name. All users of this machine share it, because practice nodes of one cluster name can
     exist only once on a machine.
 
     Makes the folder of the lock files and closes it to other users, because a user who can read a lock file can hold its lock.
     Raises WorkspaceError.
     """
-    files.make_folder(LOCKS)
-    if LOCKS.stat().st_uid == os.geteuid():
+    files.make_folder(LOCKS_FOLDER)
+    if LOCKS_FOLDER.stat().st_uid == os.geteuid():
         with files.as_workspace_error("close to other users"):
-            LOCKS.chmod(0o700)
-            for path in LOCKS.glob("*.lock"):
+            LOCKS_FOLDER.chmod(0o700)
+            for path in LOCKS_FOLDER.glob("*.lock"):
                 if not path.is_symlink():
                     path.chmod(0o600)
-    return [LOCKS / f"{cluster.name}.lock"]
+    return [LOCKS_FOLDER / f"{cluster.name}.lock"]
 
 
 def down(cluster: Cluster, workspace: Workspace) -> str:
@@ -88,7 +89,7 @@ def down(cluster: Cluster, workspace: Workspace) -> str:
     machine_folders = list_machine_folders(cluster.name)
     for folder in machine_folders:
         _make_bare_machine(cluster, folder.name).remove()
-    state = STATE / cluster.name
+    state = STATE_FOLDER / cluster.name
     with base.hold_practice_lock():
         network.delete_bridge(network.bridge_name(cluster.name))
         shared.release_folder(state)
@@ -104,24 +105,24 @@ def down(cluster: Cluster, workspace: Workspace) -> str:
 def warm(cluster: Cluster, workspace: Workspace) -> str:
     """Make the base and the folder of wheels before their first use. Returns a sentence that names them."""
     with base.hold_practice_lock():
-        base_folder = making.make_base(packages.ALL, cluster.release, _print_remark)
+        base_folder = making.make_base(packages.ALL_PACKAGES, cluster.release, _print_remark)
         return f"ready: {base_folder} and {making.make_wheels(_print_remark)}"
 
 
 def _boot_node(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
     """Make and boot a node, and wait until it answers. Raises PracticeNodeError; Unreachable if it does not answer in time."""
     with base.hold_practice_lock():
-        base_folder = making.make_base(packages.ALL, cluster.release, _print_remark)
+        base_folder = making.make_base(packages.ALL_PACKAGES, cluster.release, _print_remark)
         if cluster.environment.wheelhouse is None:
             making.make_wheels(_print_remark)
         network.make_bridge(network.bridge_name(cluster.name), cluster.lan.subnet)
         _close_state_folder()
-        files.make_folder(STATE / cluster.name)
-        files.write_atomic(STATE / cluster.name / "workspace", f"{workspace.real_path}\n".encode())
+        files.make_folder(STATE_FOLDER / cluster.name)
+        files.write_atomic(STATE_FOLDER / cluster.name / "workspace", f"{workspace.real_path}\n".encode())
         identity = _identity_path(workspace)
         if not identity.exists():
             files.make_folder(identity.parent)
-            run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"shardlab {cluster.name}", "-f", str(identity)])
+            run_here(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"shardlab {cluster.name}", "-f", str(identity)])
         machine = _make_machine(cluster, workspace, node, base_folder)
         machine.create()
         _add_known_host(workspace, node.host, files.read(machine.host_key.with_suffix(".pub")).decode())
@@ -131,10 +132,10 @@ def _boot_node(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
 def _plan_protections(cluster: Cluster) -> list[Change]:
     """The changes that protect nodes from other users of this machine, if an older shardlab booted them without protection."""
     changes: list[Change] = []
-    if STATE.is_dir() and STATE.stat().st_mode & 0o077:
-        changes.append(LocalCall(f"close {STATE} to other users of this machine", _close_state_folder))
+    if STATE_FOLDER.is_dir() and STATE_FOLDER.stat().st_mode & 0o077:
+        changes.append(LocalCall(f"close {STATE_FOLDER} to other users of this machine", _close_state_folder))
     folder = cluster.storage.shared
-    if folder is not None and (STATE / cluster.name).is_dir() and not shared.is_protected(Path(folder)):
+    if folder is not None and (STATE_FOLDER / cluster.name).is_dir() and not shared.is_protected(Path(folder)):
         changes.append(LocalCall(f"mount {folder} with nosuid,nodev", lambda: _protect_shared_folder(cluster, Path(folder))))
     return changes
 
@@ -142,17 +143,18 @@ def _plan_protections(cluster: Cluster) -> list[Change]:
 def _close_state_folder() -> None:
     """Make the folder of all nodes if it does not exist, and close it to other users. Raises PracticeNodeError if root does not
     own it."""
-    files.make_folder(STATE)
-    if (owner := STATE.stat().st_uid) != 0:
+    files.make_folder(STATE_FOLDER)
+    if (owner := STATE_FOLDER.stat().st_uid) != 0:
         raise PracticeNodeError(
-            f"{STATE}: owned by the user {owner}, who could change the files of practice nodes. Run: chown root {STATE}"
+            f"{STATE_FOLDER}: owned by the user {owner}, who could change the files of practice nodes. "
+            f"Run: chown root {STATE_FOLDER}"
         )
-    STATE.chmod(0o700)
+    STATE_FOLDER.chmod(0o700)
 
 
 def _protect_shared_folder(cluster: Cluster, folder: Path) -> None:
     with base.hold_practice_lock():
-        shared.protect_folder(STATE / cluster.name, folder)
+        shared.protect_folder(STATE_FOLDER / cluster.name, folder)
 
 
 def _wait_for_node(node: SshNode, limit_s: float) -> None:
@@ -189,8 +191,8 @@ def _add_known_host(workspace: Workspace, host: str, key: str) -> None:
 def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
     """Raises PracticeNodeError if another workspace has practice nodes with this cluster name: a name can be used once per
     machine."""
-    owner = STATE / cluster.name / "workspace"
-    if owner.exists() and Path(other := files.read(owner).decode().strip()).resolve() != workspace.real_path:
+    owner_note = STATE_FOLDER / cluster.name / "workspace"
+    if owner_note.exists() and Path(other := files.read(owner_note).decode().strip()).resolve() != workspace.real_path:
         raise PracticeNodeError(
             f"the workspace {other} already has practice nodes of the name {cluster.name} on this machine; "
             "choose another name for this cluster."
@@ -200,9 +202,11 @@ def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
 def _check_inotify_limit(cluster: Cluster) -> None:
     """Raises PracticeNodeError if root may have too few inotify instances for all nodes: systemd of the last nodes would not
     boot."""
-    other_clusters = [folder.name for folder in STATE.iterdir() if folder.name != cluster.name] if STATE.is_dir() else []
+    other_clusters = (
+        [folder.name for folder in STATE_FOLDER.iterdir() if folder.name != cluster.name] if STATE_FOLDER.is_dir() else []
+    )
     count = len(cluster.nodes) + sum(len(list_machine_folders(name)) for name in other_clusters)
-    needed_instances, limit = INSTANCES_PER_NODE * count + OTHER_INSTANCES, int(files.read(INSTANCES))
+    needed_instances, limit = INSTANCES_PER_NODE * count + OTHER_INSTANCES, int(files.read(INSTANCES_LIMIT_FILE))
     if needed_instances > limit:
         raise PracticeNodeError(
             f"{count} practice nodes on this machine need {needed_instances} inotify instances, but its limit is {limit}; run: "
@@ -236,5 +240,5 @@ def _make_bare_machine(cluster: Cluster, name: str) -> PracticeMachine:
 
 
 PROVIDER = Provider(
-    "virtual", "it boots its nodes on this machine", nodes, locks=locks, bring_up=bring_up, warm=warm, down=down
+    "virtual", "it boots its nodes on this machine", nodes, locks=list_lock_paths, bring_up=bring_up, warm=warm, down=down
 )

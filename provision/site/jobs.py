@@ -19,7 +19,7 @@ JOB_NAME = "shardlab-provision"  # the name of these jobs
 LISTING_NAME = "shardlab-packages"  # the name of jobs that list the packages of a container image
 ASK_S = 30.0  # seconds between two questions why a job waits
 # Submits the script $1 and waits for the job. If the job failed, prints the last line of its log $2 as the reason.
-SUBMIT = f"""\
+SUBMIT_AND_WAIT = f"""\
 {requests.WITHOUT_VARIABLES}
 rm -f -- "$2"
 sbatch --wait --parsable "$1" || {{ test ! -s "$2" || echo "$(tail -n 1 "$2") (see $2)" >&2; exit 1; }}
@@ -44,14 +44,14 @@ class SubmitScript(RunCommand, frozen=True):
             with say_why_job_waits(node, script, self.description):
                 super().make(node)
         except Unanswered as error:
-            advice = advise_on_rejection(str(error)) if "sbatch: error:" in str(error) else ""
-            sentence = f"{str(error).rstrip('.')}. {advice}" if advice else str(error)
-            raise Unanswered(sentence, dict.fromkeys(error.reasons_by_node, sentence)) from None
+            rejection_advice = advise_on_rejection(str(error)) if "sbatch: error:" in str(error) else ""
+            error_sentence = f"{str(error).rstrip('.')}. {rejection_advice}" if rejection_advice else str(error)
+            raise Unanswered(error_sentence, dict.fromkeys(error.reasons_by_node, error_sentence)) from None
 
 
-def submit_script(description: str, script: str, log: str, limit_s: float) -> RunCommand:
+def submit_script(description: str, script_path: str, log_path: str, limit_s: float) -> RunCommand:
     """The change that submits a script as a job and waits until the job ends. log: the path of the job's log."""
-    return SubmitScript(description, ["sh", "-c", SUBMIT, "submit", script, log], limit_s, root=False)
+    return SubmitScript(description, ["sh", "-c", SUBMIT_AND_WAIT, "submit", script_path, log_path], limit_s, root=False)
 
 
 @contextlib.contextmanager
@@ -87,7 +87,7 @@ def check_no_waiting_job(node: Node, script: str, work: str) -> None:
     """
     if (job := _find_job(node, script)) is not None:
         raise Unanswered(
-            f"{node.name}: job {job} of an earlier command {work}. When the job has ended, run the same command again."
+            f"{node.name}: job {job} of an earlier command {work_phrase}. When the job has ended, run the same command again."
         )
 
 

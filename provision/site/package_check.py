@@ -59,11 +59,11 @@ class PackageCheck:
             answer = node.run(self.argv, timeout_s=self.limit_s)
         if answer.code is None:
             raise Unanswered(f"{node.name}: {self.setting}: its packages were not listed within {self.limit_s:g} s")
-        if answer.code != 0:
+        if listing_output.code != 0:
             raise Unanswered(
-                f"{node.name}: {self.setting}: its packages cannot be listed: {failure_reason(answer)}. {self.advice}"
+                f"{node.name}: {self.setting}: its packages cannot be listed: {failure_reason(listing_output)}. {self.advice}"
             )
-        differences = software.compare_packages(answer.stdout)
+        differences = software.compare_packages(listing_output.stdout)
         if differences.missing:
             raise Unanswered(
                 f"{node.name}: {self.setting} lacks {', '.join(differences.missing)}. Install what is missing there."
@@ -74,6 +74,6 @@ class PackageCheck:
             raise Unanswered(f"{node.name}: {self.folder}: {last_line(put_answer)}")
 
 
-def summarize_versions(other: Sequence[str]) -> str:
+def summarize_versions(version_clauses: Sequence[str]) -> str:
     """The differences from the tested packages as one line. other: a clause for each package with another version."""
-    return f"other versions than tested: {', '.join(other)}" if other else "the tested versions"
+    return f"other versions than tested: {', '.join(version_clauses)}" if version_clauses else "the tested versions"

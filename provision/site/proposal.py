@@ -10,21 +10,21 @@ import msgspec
 
 from provision.facts.node_types import GpuGres, NodeType
 from provision.facts.partitions import SitePartition
-from provision.facts.pythons import OLDEST
+from provision.facts.pythons import OLDEST_PYTHON
 from provision.facts.shared_folders import SharedFolder
 from provision.site.requests import sbatch_options
 from provision.site.survey import Survey
 from shardlab.cluster.cluster import Cluster
-from shardlab.cluster.slurm_keys import MOST_CPUS_PER_RANK, GpuRequest, Gpus, Omittable, Slurm, is_slice
+from shardlab.cluster.slurm_keys import MOST_CPUS_PER_RANK, GpuRequest, Gpus, OmittableOption, Slurm, is_slice
 
 HOUR_S = 3600
 LONGEST_S = 1000 * 86_400 - 1  # the longest time that a cluster file allows: less than 1000 days
 PYTHON_MODULES = ("python", "python3", "cpython", "cray-python")
-REQUESTS: tuple[GpuRequest, ...] = ("gpus-per-node", "gres", "gpus")
-OMISSIONS: tuple[tuple[Omittable, ...], ...] = ((), ("mem",), ("exclusive",), ("mem", "exclusive"))
-_LARGE = re.compile(r"^[A-Z_]*(SCRATCH|WORK|PROJECT)[A-Z0-9_]*\Z")
+GPU_REQUESTS: tuple[GpuRequest, ...] = ("gpus-per-node", "gres", "gpus")
+OMISSIONS_TO_TRY: tuple[tuple[OmittableOption, ...], ...] = ((), ("mem",), ("exclusive",), ("mem", "exclusive"))
+_LARGE_FOLDER_VARIABLE = re.compile(r"^[A-Z_]*(SCRATCH|WORK|PROJECT)[A-Z0-9_]*\Z")
 _LARGE_PATH = re.compile(r"scratch|work|project", re.I)
-_VERSION = re.compile(r"/(\d+)\.(\d+)")
+_MODULE_VERSION = re.compile(r"/(\d+)\.(\d+)")
 
 
 class RequestKeys(NamedTuple):
@@ -32,7 +32,7 @@ class RequestKeys(NamedTuple):
 
     gpu_request: GpuRequest | None
     """None: the nodes have no GPUs that Slurm counts."""
-    omit: tuple[Omittable, ...] = ()
+    omit: tuple[OmittableOption, ...] = ()
 
     def __str__(self) -> str:
         omit = f"omit: [{', '.join(self.omit)}]" if self.omit else ""
@@ -67,23 +67,30 @@ class Proposal(msgspec.Struct, frozen=True):
 def propose_partition(site: Survey) -> Proposal:
     """The proposal for one partition that this user may use: a partition with GPUs is preferred to the default partition."""
     usable = [partition for partition in site.partitions if _is_usable(site, partition)]
-    gpu_partitions = [partition for partition in usable if _find_largest_type(site, partition.name, gpus=True) is not None]
-    defaults = [partition for partition in usable if partition.is_default]
-    ordered = [*[partition for partition in gpu_partitions if partition.is_default], *gpu_partitions, *defaults, *usable]
-    partition = ordered[0] if ordered else None
+    gpu_partitions = [partition for partition in usable if _find_largest_type(site, partition.name, with_gpus=True) is not None]
+    default_partitions = [partition for partition in usable if partition.is_default]
+    ordered_partitions = [
+        *[partition for partition in gpu_partitions if partition.is_default],
+        *gpu_partitions,
+        *default_partitions,
+        *usable,
+    ]
+    partition = ordered_partitions[0] if ordered_partitions else None
     accounts = (find_valid_accounts(site, partition) or ()) if partition is not None else ()
     account = accounts[0] if accounts else None
     qos, needed_qos = _choose_qos(site, partition, account) if partition is not None else ((), None)
-    module, python, has_python = _choose_python(site)
+    python_module, python_path, has_python = _choose_python(site)
     return Proposal(
         partition=partition,
-        node_type=_find_largest_type(site, partition.name, gpus=partition in gpu_partitions) if partition is not None else None,
+        node_type=_find_largest_type(site, partition.name, with_gpus=partition in gpu_partitions)
+        if partition is not None
+        else None,
         account=account,
         accounts=accounts,
         qos=qos,
         needed_qos=needed_qos,
-        module=module,
-        python=python,
+        module=python_module,
+        python=python_path,
         folder=_choose_folder(site),
         has_python=has_python,
     )
@@ -99,22 +106,27 @@ def find_valid_accounts(site: Survey, partition: SitePartition) -> tuple[str, ..
         for entry in site.associations
         if entry.partition in (None, partition.name) and (not entry.qos or _select_allowed_qos(entry.qos, partition))
     }
-    allowed = names - set(partition.denied_accounts) if partition.accounts is None else names & set(partition.accounts)
-    if not allowed:
+    allowed_accounts = names - set(partition.denied_accounts) if partition.accounts is None else names & set(partition.accounts)
+    if not allowed_accounts:
         return None
-    has_gpus = _find_largest_type(site, partition.name, gpus=True) is not None
-    return tuple(sorted(allowed, key=lambda name: (not (has_gpus and re.search(r"[_-]g(pu)?$", name)), name)))
+    has_gpus = _find_largest_type(site, partition.name, with_gpus=True) is not None
+    return tuple(
+        sorted(
+            allowed_accounts,
+            key=lambda name: (not (has_gpus and re.search(r"[_-]g(pu)?$", name)), name),
+        )
+    )
 
 
 def _is_usable(site: Survey, partition: SitePartition) -> bool:
     return partition.is_up and not partition.is_root_only and find_valid_accounts(site, partition) is not None
 
 
-def _select_allowed_qos(names: Iterable[str], partition: SitePartition) -> list[str]:
+def _select_allowed_qos(qos_names: Iterable[str], partition: SitePartition) -> list[str]:
     """The QOS of `names` that jobs of the partition may have."""
     if partition.qos is not None:
-        return [name for name in names if name in partition.qos]
-    return [name for name in names if name not in partition.denied_qos]
+        return [qos_name for qos_name in qos_names if qos_name in partition.qos]
+    return [qos_name for qos_name in qos_names if qos_name not in partition.denied_qos]
 
 
 def _choose_qos(site: Survey, partition: SitePartition, account: str | None) -> tuple[tuple[str, ...], str | None]:
@@ -124,9 +136,9 @@ def _choose_qos(site: Survey, partition: SitePartition, account: str | None) -> 
     """
     entries = [entry for entry in site.associations if entry.account == account and entry.partition in (None, partition.name)]
     names = tuple(_select_allowed_qos(sorted({name for entry in entries for name in entry.qos}), partition))
-    defaults = [entry.default_qos for entry in entries]
-    restricted = partition.qos is not None or partition.denied_qos
-    if not names or not restricted or any(name in names for name in defaults):
+    default_qos = [entry.default_qos for entry in entries]
+    is_restricted = partition.qos is not None or partition.denied_qos
+    if not names or not is_restricted or any(name in names for name in default_qos):
         return names, None
     return names, names[0]
 
@@ -140,10 +152,10 @@ class TypedPartition(NamedTuple):
 
 def propose_typed_partitions(site: Survey, proposal: Proposal) -> list[TypedPartition]:
     """For each type of GPUs, one partition that accepts the proposed account and QOS. The proposed partition comes first."""
-    partitions = [partition for partition in site.partitions if _is_usable(site, partition)]
-    partitions.sort(key=lambda partition: partition != proposal.partition)
-    types: dict[str, TypedPartition] = {}
-    for partition in partitions:
+    usable_partitions = [partition for partition in site.partitions if _is_usable(site, partition)]
+    usable_partitions.sort(key=lambda partition: partition != proposal.partition)
+    partition_by_type: dict[str, TypedPartition] = {}
+    for partition in usable_partitions:
         if propose_time_s(partition) < propose_time_s(proposal.partition):  # a cluster file has one time limit
             continue
         if proposal.account is not None and proposal.account not in (find_valid_accounts(site, partition) or ()):
@@ -156,8 +168,8 @@ def propose_typed_partitions(site: Survey, proposal: Proposal) -> list[TypedPart
         for node_type in sorted(node_types, key=lambda node_type: -node_type.count):
             for gpu in node_type.gpus:
                 if gpu.type is not None:
-                    types.setdefault(gpu.type, TypedPartition(partition, gpu))
-    return list(types.values())
+                    partition_by_type.setdefault(gpu.type, TypedPartition(partition, gpu))
+    return list(partition_by_type.values())
 
 
 def propose_time_s(partition: SitePartition | None) -> int:
@@ -173,22 +185,22 @@ def propose_requests(proposal: Proposal) -> dict[RequestKeys, list[str]]:
         return {}
     gpu = choose_gpus(node_type)
     gpus = Gpus(gpu.count, gpu.type) if gpu is not None else None
-    per_node, cpus = (gpu.count, gpu.count * cpus_per_rank(node_type)) if gpu is not None else (0, 1)
-    gpu_requests: list[GpuRequest | None] = [None] if gpus is None else [*REQUESTS, "none"]
+    per_node, cpu_count = (gpu.count, gpu.count * cpus_per_rank(node_type)) if gpu is not None else (0, 1)
+    gpu_requests: list[GpuRequest | None] = [None] if gpus is None else [*GPU_REQUESTS, "none"]
     options_by_keys: dict[RequestKeys, list[str]] = {}
-    for keys in [RequestKeys(gpu_request, omit) for omit in OMISSIONS for gpu_request in gpu_requests]:
-        slurm = Slurm(
+    for request_keys in [RequestKeys(gpu_request, omit) for omit in OMISSIONS_TO_TRY for gpu_request in gpu_requests]:
+        slurm_section = Slurm(
             partition=partition.name,
             account=proposal.account,
             qos=proposal.needed_qos,
-            gpu_request=keys.gpu_request or "none",
+            gpu_request=request_keys.gpu_request or "none",
             exclusive=uses_whole_nodes(proposal),
-            omit=list(keys.omit),
+            omit=list(request_keys.omit),
         )
-        cluster = Cluster(schema=1, name="site", provider="slurm", slurm=slurm, gpus=gpus)
-        options = sbatch_options(cluster, nodes=1, minutes=5, gpus=per_node, cpus=cpus)
-        if options not in options_by_keys.values():
-            options_by_keys[keys] = options
+        cluster = Cluster(schema=1, name="site", provider="slurm", slurm=slurm_section, gpus=gpus)
+        request_options = sbatch_options(cluster, node_count=1, minutes=5, gpu_count=per_node, cpu_count=cpu_count)
+        if request_options not in options_by_keys.values():
+            options_by_keys[request_keys] = request_options
     return options_by_keys
 
 
@@ -209,10 +221,12 @@ def cpus_per_rank(node_type: NodeType) -> int:
     return min(max(1, node_type.cpus // (gpu.count if gpu is not None else 1)), MOST_CPUS_PER_RANK)
 
 
-def _find_largest_type(site: Survey, partition: str, *, gpus: bool) -> NodeType | None:
+def _find_largest_type(site: Survey, partition: str, *, with_gpus: bool) -> NodeType | None:
     """The node type with the most nodes in a partition; None if there is none. gpus: only types with GPUs are considered."""
-    types = [node_type for node_type in site.node_types if node_type.partition == partition and (node_type.gpus or not gpus)]
-    return max(types, key=lambda node_type: node_type.count, default=None)
+    partition_types = [
+        node_type for node_type in site.node_types if node_type.partition == partition and (node_type.gpus or not with_gpus)
+    ]
+    return max(partition_types, key=lambda node_type: node_type.count, default=None)
 
 
 def _choose_python(site: Survey) -> tuple[str | None, str | None, bool]:
@@ -220,18 +234,20 @@ def _choose_python(site: Survey) -> tuple[str | None, str | None, bool]:
 
     Returns (a module or None, an interpreter or None, whether any Python is new enough). For python3, the first two are None.
     """
-    python3_paths = [path for path in site.pythons if path.endswith("/python3") and site.pythons[path] >= OLDEST]
+    python3_paths = [path for path in site.pythons if path.endswith("/python3") and site.pythons[path] >= OLDEST_PYTHON]
     if python3_paths:
         return None, None, True
-    other_paths = [path for path, version in site.pythons.items() if version >= OLDEST]
+    other_paths = [path for path, version in site.pythons.items() if version >= OLDEST_PYTHON]
     if other_paths:
         return None, other_paths[0], True
-    modules = [
+    version_and_module = [
         (version, name)
         for name in site.modules
-        if is_python_module(name) and (match := _VERSION.search(name)) and (version := (int(match[1]), int(match[2]))) >= OLDEST
+        if is_python_module(name)
+        and (match := _MODULE_VERSION.search(name))
+        and (version := (int(match[1]), int(match[2]))) >= OLDEST_PYTHON
     ]
-    return (max(modules)[1] if modules else None), None, bool(modules)
+    return (max(version_and_module)[1] if version_and_module else None), None, bool(version_and_module)
 
 
 def is_python_module(module: str) -> bool:
@@ -242,14 +258,14 @@ def is_python_module(module: str) -> bool:
 def _choose_folder(site: Survey) -> SharedFolder | None:
     """The folder for runs: a folder in a network file system, or a folder for large data. `_folder_preference` has the
     order."""
-    large = [folder for folder in site.folders if folder.is_network or _is_large(folder)]
-    return max(large, key=_folder_preference, default=None)
+    large_folders = [folder for folder in site.folders if folder.is_network or _is_large(folder)]
+    return max(large_folders, key=_folder_preference, default=None)
 
 
 def _is_large(shared_folder: SharedFolder) -> bool:
     """Whether the folder is for large data: its variable, or, without a variable, its path has a word such as scratch."""
     if shared_folder.variable:
-        return _LARGE.match(shared_folder.variable) is not None
+        return _LARGE_FOLDER_VARIABLE.match(shared_folder.variable) is not None
     return _LARGE_PATH.search(shared_folder.path.rpartition("/")[0]) is not None
 
 

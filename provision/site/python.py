@@ -15,32 +15,32 @@ from shardlab.remote.login_shell import login_shell_argv
 
 def write_scripts(cluster: Cluster, folder: PurePosixPath, source: str) -> list[Write]:
     """The changes that write the scripts of the environment in `folder`. source: the digest of the source that they use."""
-    python = f"{folder}/bin/python"
-    changes = [Write("write the script that starts Python", python, render_script(cluster, folder, source), 0o755, "")]
+    python_path = f"{folder}/bin/python"
+    changes = [Write("write the script that starts Python", python_path, render_script(cluster, folder, source), 0o755, "")]
     if cluster.environment.container is not None:
-        path, content = container.rank_python(cluster, python), render_script(cluster, folder, source, ranks=True)
+        path, content = container.rank_python(cluster, python_path), render_script(cluster, folder, source, for_ranks=True)
         changes.append(Write("write the script that starts the Python of ranks in the container", path, content, 0o755, ""))
     return changes
 
 
-def render_script(cluster: Cluster, folder: PurePosixPath, source: str, *, ranks: bool = False) -> bytes:
+def render_script(cluster: Cluster, folder: PurePosixPath, source: str, *, for_ranks: bool = False) -> bytes:
     """The content of a script that loads the site's modules and starts an interpreter.
 
     ranks: True for the interpreter of the container image, which ranks use; False for the interpreter of the environment.
     """
     environment = cluster.environment
-    python = f"{folder}/bin/python"
+    python_path = f"{folder}/bin/python"
     return templates.render(
         "site/python.sh.j2",
         modules=environment.modules,
         setup=cluster.slurm.setup if cluster.slurm is not None else [],
-        wrapper=python,
+        wrapper=python_path,
         caches=cache_variables(folder),
         source=f"{folder}/source-{source}",
-        interpreter="python3" if ranks else f"{environment.use or f'{folder}/venv'}/bin/python",
-        ranks=ranks,
-        rank_python=container.rank_python(cluster, python),
-        in_container=ranks and environment.runtime == "pyxis",  # with pyxis, srun starts ranks in the container
+        interpreter="python3" if for_ranks else f"{environment.use or f'{folder}/venv'}/bin/python",
+        ranks=for_ranks,
+        rank_python=container.rank_python(cluster, python_path),
+        in_container=for_ranks and environment.runtime == "pyxis",  # with pyxis, srun starts ranks in the container
         runtime=environment.runtime,
         image=environment.container,
         folders=container.mounted_folders(cluster),
@@ -50,7 +50,7 @@ def render_script(cluster: Cluster, folder: PurePosixPath, source: str, *, ranks
 
 def installed_extras(cluster: Cluster) -> tuple[str, ...]:
     """The extras of shardlab that are installed: none with a container, because ranks use the packages of the image."""
-    return () if cluster.environment.container is not None else software.EXTRAS
+    return () if cluster.environment.container is not None else software.INSTALLED_EXTRAS
 
 
 def required_packages(cluster: Cluster) -> tuple[str, ...]:
@@ -71,15 +71,15 @@ def cache_variables(folder: PurePosixPath) -> list[tuple[str, str]]:
 def has_gpus(cluster: Cluster) -> bool:
     """Whether a job of the site may have GPUs."""
     partitions = cluster.slurm.partitions if cluster.slurm is not None else []
-    kinds = [*([cluster.gpus] if cluster.gpus is not None else []), *(partition.gpus for partition in partitions)]
-    return any(kind.per_node for kind in kinds)
+    gpu_sections = [*([cluster.gpus] if cluster.gpus is not None else []), *(partition.gpus for partition in partitions)]
+    return any(gpu_section.per_node for gpu_section in gpu_sections)
 
 
 def wrap_with_modules(cluster: Cluster, argv: Sequence[str], variables: Sequence[tuple[str, str]] = ()) -> list[str]:
     """A command line that loads the site's modules in a login shell and then executes `argv`. variables: names with values."""
-    lines = list(cluster.slurm.setup) if cluster.slurm is not None else []
-    lines += [f"module load {name}" for name in cluster.environment.modules]
-    lines += [f"export {name}='{value}'" for name, value in variables]
+    setup_lines = list(cluster.slurm.setup) if cluster.slurm is not None else []
+    setup_lines += [f"module load {module_name}" for module_name in cluster.environment.modules]
+    setup_lines += [f"export {module_name}='{value}'" for module_name, value in variables]
     # The test of an exit code is on a line of its own, because a line of slurm.setup may end with a comment.
-    text = "\n".join([*(f"{line}\ntest $? = 0 || exit 1" for line in lines), 'exec "$@"'])
-    return login_shell_argv(text, *argv)
+    script_text = "\n".join([*(f"{setup_line}\ntest $? = 0 || exit 1" for setup_line in setup_lines), 'exec "$@"'])
+    return login_shell_argv(script_text, *argv)

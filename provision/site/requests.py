@@ -20,7 +20,9 @@ done
 PIP_CPUS = 2
 
 
-def sbatch_options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | None = None, cpus: int = PIP_CPUS) -> list[str]:
+def sbatch_options(
+    cluster: Cluster, *, node_count: int, minutes: int, gpu_count: int | None = None, cpu_count: int = PIP_CPUS
+) -> list[str]:
     """The options of sbatch for a job with one task on each of `nodes` nodes.
 
     minutes: the time limit of the job.
@@ -29,7 +31,7 @@ def sbatch_options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | No
     cpus: the number of CPUs per node, unless the job gets whole nodes.
     """
     assert cluster.slurm is not None
-    slurm, provision = _use_own_values(cluster.slurm, tests_nodes=gpus is not None), cluster.slurm.provision
+    slurm, provision = _use_own_values(cluster.slurm, tests_nodes=gpu_count is not None), cluster.slurm.provision
     option_values = {
         "clusters": slurm.cluster,
         "partition": slurm.partition,
@@ -39,21 +41,21 @@ def sbatch_options(cluster: Cluster, *, nodes: int, minutes: int, gpus: int | No
         "licenses": slurm.licenses,
         "exclude": ",".join(slurm.exclude) or None,
     }
-    words = [f"{name}={value}" for name, value in option_values.items() if value is not None]
+    option_words = [f"{name}={value}" for name, value in option_values.items() if value is not None]
     longest_s = slurm.max_time_s  # some sites accept a job with a longer time limit but never start the job
     minutes = minutes if longest_s is None else max(1, min(minutes, longest_s // 60))
-    words += [f"nodes={nodes}", "ntasks-per-node=1", f"time={minutes}", "export=NONE"]
-    if gpus is not None and slurm.exclusive:
-        words += ["exclusive", f"mem={slurm.mem or 0}"]  # mem=0: all memory of the node
+    option_words += [f"nodes={node_count}", "ntasks-per-node=1", f"time={minutes}", "export=NONE"]
+    if gpu_count is not None and slurm.exclusive:
+        option_words += ["exclusive", f"mem={slurm.mem or 0}"]  # mem=0: all memory of the node
     else:
-        words.append(f"cpus-per-task={cpus}")
-        words += [f"mem={slurm.mem}"] if slurm.mem is not None else []
-    if gpus is None:
+        option_words.append(f"cpus-per-task={cpu_count}")
+        option_words += [f"mem={slurm.mem}"] if slurm.mem is not None else []
+    if gpu_count is None:
         per_node = cluster.gpus.per_node if cluster.gpus is not None else 0
         # some partitions accept no job without a GPU
-        gpus = provision.gpus if provision is not None and provision.gpus is not None else min(1, per_node)
-    words += sbatch_request.gpu_options(cluster, gpus, nodes)
-    return [f"--{option}" for option in sbatch_request.change_options(slurm, words)]
+        gpu_count = provision.gpus if provision is not None and provision.gpus is not None else min(1, per_node)
+    option_words += sbatch_request.gpu_options(cluster, gpu_count, node_count)
+    return [f"--{option}" for option in sbatch_request.change_options(slurm, option_words)]
 
 
 def cluster_variables(cluster: str | None) -> dict[str, str]:
@@ -77,5 +79,11 @@ def _use_own_values(slurm: Slurm, *, tests_nodes: bool) -> Slurm:
         own_time = its_keys.time or slurm.max_time
         constraint = its_keys.constraint or slurm.constraint
         return msgspec.structs.replace(slurm, account=account, qos=qos, constraint=constraint, max_time=own_time, extra=extra)
-    values = {"account": account, "qos": qos, "constraint": its_keys.constraint, "max_time": its_keys.time, "extra": extra}
-    return msgspec.structs.replace(slurm, partition=its_keys.partition, exclude=[], mem=None, **values)
+    changed_values = {
+        "account": account,
+        "qos": qos,
+        "constraint": its_keys.constraint,
+        "max_time": its_keys.time,
+        "extra": extra,
+    }
+    return msgspec.structs.replace(slurm, partition=its_keys.partition, exclude=[], mem=None, **changed_values)

@@ -37,11 +37,13 @@ printf '%s\\n' "${VARIABLE}"
 """
 # If Slurm gives this answer, it is not known whether a request is possible: Slurm gives the same answer if suitable nodes exist
 # but are down or drained at this moment.
-UNDECIDED = re.compile(r"node configuration is not available")
+UNDECIDED_ANSWER = re.compile(r"node configuration is not available")
 UNSPECIFIED_ERROR = "Unspecified error"  # sbatch prints this line in addition to the reason of a submit plugin
-_NO_FALLBACK = re.compile(rf"{UNDECIDED.pattern}|(?i:account|qos|time limit)")  # other options would not change this answer
-_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
-_ERROR = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?", re.M)
+_FINAL_ANSWER = re.compile(
+    rf"{UNDECIDED_ANSWER.pattern}|(?i:account|qos|time limit)"
+)  # other options would not change this answer
+_CPU_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
+_ERROR_PREFIX = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?", re.M)
 
 
 class Survey(msgspec.Struct, frozen=True):
@@ -63,25 +65,25 @@ class Survey(msgspec.Struct, frozen=True):
 def list_chosen_clusters(node: Node) -> tuple[str, ...]:
     """The clusters in the variable SLURM_CLUSTERS of the user's shell, or else of the login shell. Raises Unreachable, and
     InputError if the variable says `all`, because a cluster file describes one cluster."""
-    answer = node.run(["sh", "-c", SHOW_CLUSTERS], timeout_s=30)
-    names = answer.stdout.strip().split(",") if answer.code == 0 else []
-    if ALL in names:
+    shell_output = node.run(["sh", "-c", SHOW_CLUSTERS], timeout_s=30)
+    cluster_names = shell_output.stdout.strip().split(",") if shell_output.code == 0 else []
+    if ALL in cluster_names:
         raise InputError(f"{node.name}: the environment variable {VARIABLE} is {ALL!r}. Allowed: the name of one cluster.")
-    return tuple(name for name in names if re.search(SLURM_CLUSTER_PATTERN, name))
+    return tuple(cluster_name for cluster_name in cluster_names if re.search(SLURM_CLUSTER_PATTERN, cluster_name))
 
 
 def survey_site(node: Node) -> Survey:
     """Ask the login node of a site all questions, several at the same time. Raises Unreachable if the login fails."""
     node.run(["true"], timeout_s=30)  # log in once, before several threads use the connection
     facts = Facts(node)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda fact: _ask_fact(facts, fact), SURVEY_FACTS))
-    unknown = {name: str(answer) for name, answer in facts.answers.items() if isinstance(answer, Unanswered)}
+    with ThreadPoolExecutor(4) as thread_pool:
+        list(thread_pool.map(lambda fact: _ask_fact(facts, fact), SURVEY_FACTS))
+    unanswered_facts = {fact_name: str(answer) for fact_name, answer in facts.answers.items() if isinstance(answer, Unanswered)}
 
-    def answer_or(fact: Fact[T], otherwise: T) -> T:
-        answer: Any = facts.answers.get(fact.name)
-        result: T = otherwise if answer is None or isinstance(answer, Unanswered) else answer
-        return result
+    def answer_or(fact: Fact[T], default_answer: T) -> T:
+        fact_answer: Any = facts.answers.get(fact.name)
+        answer_value: T = default_answer if fact_answer is None or isinstance(fact_answer, Unanswered) else fact_answer
+        return answer_value
 
     return Survey(
         settings=answer_or(SLURM_SETTINGS, SlurmSettings()),
@@ -92,7 +94,7 @@ def survey_site(node: Node) -> Survey:
         folders=answer_or(SHARED_FOLDERS, ()),
         pythons=answer_or(PYTHONS, {}),
         quotas=answer_or(QUOTAS, Quotas()),
-        unknown=unknown,
+        unknown=unanswered_facts,
     )
 
 
@@ -120,36 +122,41 @@ def find_rejections(node: Node, options_by_request: Mapping[R, list[str]]) -> di
     options_by_request: the options of each request. `sbatch --test-only` submits nothing. Raises Unreachable.
     """
     rejections: dict[R, str | None] = {}
-    for request, options in options_by_request.items():
-        if request.is_fallback and any(why is None or _NO_FALLBACK.search(why) for why in rejections.values()):
+    for request, sbatch_options in options_by_request.items():
+        if request.is_fallback and any(why is None or _FINAL_ANSWER.search(why) for why in rejections.values()):
             break
-        rejections[request] = _find_rejection(node.run, options)
+        rejections[request] = _find_rejection(node.run, sbatch_options)
     return rejections
 
 
-def count_job_cpus(node: Node, names: str) -> int | None:
+def count_job_cpus(node: Node, node_names: str) -> int | None:
     """The smallest number of processors that a job may get on one of these nodes of Slurm, without the processors that Slurm
     reserves for the system; None if it is not known. names: in Slurm's short form, such as gpu[1-8]. Raises Unreachable."""
-    answer = node.run(["scontrol", "show", "node", "--oneliner", names], timeout_s=TEST_S) if names else None
-    counts = []
-    for pairs in map(parse_pairs, answer.stdout.splitlines() if answer is not None and answer.code == 0 else []):
-        total, threads = parse_limit(pairs.get("CPUTot", "")), parse_limit(pairs.get("ThreadsPerCore", "")) or 1
-        effective = parse_limit(pairs.get("CPUEfctv", ""))  # from Slurm 22.05 on
-        listed = sum(int(last or first) - int(first) + 1 for first, last in _RANGE.findall(pairs.get("CPUSpecList", "")))
-        reserved = max(listed, threads * (parse_limit(pairs.get("CoreSpecCount", "")) or 0))
-        if (count := effective if effective is not None or total is None else total - reserved) is not None:
-            counts.append(count)
-    return min(counts, default=None)
+    answer = node.run(["scontrol", "show", "node", "--oneliner", node_names], timeout_s=TEST_S) if node_names else None
+    cpu_counts = []
+    for value_by_key in map(parse_pairs, answer.stdout.splitlines() if answer is not None and answer.code == 0 else []):
+        total, threads_per_core = (
+            parse_limit(value_by_key.get("CPUTot", "")),
+            parse_limit(value_by_key.get("ThreadsPerCore", "")) or 1,
+        )
+        effective_cpus = parse_limit(value_by_key.get("CPUEfctv", ""))  # from Slurm 22.05 on
+        listed_cpus = sum(
+            int(last or first) - int(first) + 1 for first, last in _CPU_RANGE.findall(value_by_key.get("CPUSpecList", ""))
+        )
+        reserved_cpus = max(listed_cpus, threads_per_core * (parse_limit(value_by_key.get("CoreSpecCount", "")) or 0))
+        if (job_cpus := effective_cpus if effective_cpus is not None or total is None else total - reserved_cpus) is not None:
+            cpu_counts.append(job_cpus)
+    return min(cpu_counts, default=None)
 
 
-def _find_rejection(run: Callable[..., Any], options: list[str]) -> str | None:
+def _find_rejection(run_command: Callable[..., Any], options: list[str]) -> str | None:
     test_command = ["sbatch", "--test-only", *options, "--wrap=true"]
-    argv = ["sh", "-c", f'{requests.WITHOUT_VARIABLES} exec "$@"', "test", *test_command]
-    answer = run(argv, timeout_s=TEST_S)
-    if answer.code == 0:
+    test_words = ["sh", "-c", f'{requests.WITHOUT_VARIABLES} exec "$@"', "test", *test_command]
+    test_output = run_command(test_words, timeout_s=TEST_S)
+    if test_output.code == 0:
         return None
-    lines = [_ERROR.sub("", line).strip() for line in answer.stderr.splitlines()]
+    lines = [_ERROR_PREFIX.sub("", line).strip() for line in test_output.stderr.splitlines()]
     lines = [line for line in dict.fromkeys(lines) if any(char.isalnum() for char in line)]  # without the lines of drawn frames
     informative_lines = [line for line in lines if not line.endswith(UNSPECIFIED_ERROR)] or lines
-    text = "; ".join(informative_lines) or ("no answer" if answer.code is None else f"exit code {answer.code}")
+    text = "; ".join(informative_lines) or ("no answer" if test_output.code is None else f"exit code {test_output.code}")
     return "".join(char if char.isprintable() else "?" for char in text)[:200]

@@ -24,7 +24,7 @@ from shardlab.remote.remote import CommandOutput
 
 DOWNLOAD_S = 3600.0
 ANSWER_S = 300.0
-PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
+PIP_WORDS = ("-m", "pip", "--disable-pip-version-check", "--quiet")
 FROM_SOURCE = ("deepspeed",)  # the index has no wheels of these packages; the wheels that pip builds work with any Python
 OLDEST_GLIBC = 17  # glibc 2.17 of manylinux2014, the oldest platform for which packages still publish wheels
 PLATFORM_PROGRAM = """\
@@ -85,46 +85,46 @@ class WheelDownload:
 
     def make(self, node: Node) -> None:
         """Download the wheels. Raises Unanswered if neither the login node nor this machine can download them."""
-        answer = node.run(self.on_node, timeout_s=DOWNLOAD_S)
-        if answer.code == 0:
+        download_output = node.run(self.on_node, timeout_s=DOWNLOAD_S)
+        if download_output.code == 0:
             self._downloaded_where = "on the login node"
             return
-        why = f"not ended within {DOWNLOAD_S:g} s" if answer.code is None else failure_reason(answer)
+        failure_text = f"not ended within {DOWNLOAD_S:g} s" if download_output.code is None else failure_reason(download_output)
         if self.local_folder is None:
-            raise Unanswered(f"{node.name}: the packages cannot be downloaded: {why}. {WHEEL_ADVICE}")
-        target = self._read_platform(node)
+            raise Unanswered(f"{node.name}: the packages cannot be downloaded: {failure_text}. {WHEEL_ADVICE}")
+        target_platform = self._read_platform(node)
         files.make_folder(self.local_folder)
-        with tempfile.TemporaryDirectory(dir=self.local_folder, prefix="wheels-") as temporary:
+        with tempfile.TemporaryDirectory(dir=self.local_folder, prefix="wheels-") as temporary_folder:
             try:
-                wheels = download_wheels(Path(temporary), target, self.requirements)
+                wheel_paths = download_wheels(Path(temporary_folder), target_platform, self.requirements)
             except Unanswered as error:
                 raise Unanswered(
-                    f"{node.name}: the packages cannot be downloaded there ({why}), nor here: {error} {WHEEL_ADVICE}"
+                    f"{node.name}: the packages cannot be downloaded there ({failure_text}), nor here: {error} {WHEEL_ADVICE}"
                 ) from None
-            self._send_wheels(node, wheels)
-        self._downloaded_where = f"here, as the login node could not ({why}), and send them"
+            self._send_wheels(node, wheel_paths)
+        self._downloaded_where = f"here, as the login node could not ({failure_text}), and send them"
 
     def _read_platform(self, node: Node) -> InterpreterPlatform:
-        answer = node.run([*self.interpreter, "-I", "-c", PLATFORM_PROGRAM], timeout_s=ANSWER_S)
-        if answer.code != 0:
-            raise Unanswered(f"{node.name}: its Python does not start: {last_line(answer)}.")
+        platform_output = node.run([*self.interpreter, "-I", "-c", PLATFORM_PROGRAM], timeout_s=ANSWER_S)
+        if platform_output.code != 0:
+            raise Unanswered(f"{node.name}: its Python does not start: {last_line(platform_output)}.")
         try:
-            return decode_last_line(answer.stdout, InterpreterPlatform)
+            return decode_last_line(platform_output.stdout, InterpreterPlatform)
         except ValueError as error:
             raise Unanswered(f"{node.name}: its Python cannot be identified: {error}") from None
 
-    def _send_wheels(self, node: Node, wheels: Sequence[Path]) -> None:
+    def _send_wheels(self, node: Node, wheel_paths: Sequence[Path]) -> None:
         """Send wheels from this machine to the site. Wheels that an interrupted command has sent before are skipped."""
-        answer = node.run(["sh", "-c", LIST_ARRIVED, "arrived", str(self.folder)], timeout_s=ANSWER_S)
-        arrived_digests = {line.partition("  ")[2]: line.partition("  ")[0] for line in answer.stdout.splitlines()}
-        for wheel in wheels:
-            content = wheel.read_bytes()
-            if arrived_digests.get(wheel.name) == hashlib.sha256(content).hexdigest():
+        list_output = node.run(["sh", "-c", LIST_ARRIVED, "arrived", str(self.folder)], timeout_s=ANSWER_S)
+        arrived_digests = {line.partition("  ")[2]: line.partition("  ")[0] for line in list_output.stdout.splitlines()}
+        for wheel_path in wheel_paths:
+            wheel_bytes = wheel_path.read_bytes()
+            if arrived_digests.get(wheel_path.name) == hashlib.sha256(wheel_bytes).hexdigest():
                 continue
-            answer = node.put(content, f"{self.folder}/{wheel.name}", mode=0o644, owner="")
-            if answer.code != 0:
-                why = "it took too long" if answer.code is None else failure_reason(answer)
-                raise Unanswered(f"{node.name}: {wheel.name} was downloaded here, but not sent to {self.folder}: {why}.")
+            list_output = node.put(wheel_bytes, f"{self.folder}/{wheel_path.name}", mode=0o644, owner="")
+            if list_output.code != 0:
+                why = "it took too long" if list_output.code is None else failure_reason(list_output)
+                raise Unanswered(f"{node.name}: {wheel_path.name} was downloaded here, but not sent to {self.folder}: {why}.")
 
 
 WHEEL_ADVICE = "Set environment.wheelhouse to a folder of wheels at the site, or environment.use to an environment of yours."
@@ -135,10 +135,15 @@ def download_wheels(folder: Path, target: InterpreterPlatform, requirements: Seq
 
     Returns the paths of the wheels. Raises Unanswered.
     """
-    local = (sys.platform, platform.machine())
-    if (target.system, target.machine) != local:  # pip would skip packages that only the system of the site needs
-        site = f"{target.system} {target.machine}"
-        raise Unanswered(f"this machine is {' '.join(local)}, the site is {site}; pip downloads only for its own system.")
+    own_platform = (sys.platform, platform.machine())
+    if (
+        target.system,
+        target.machine,
+    ) != own_platform:  # pip would skip packages that only the system of the site needs
+        platform_phrase = f"{target.system} {target.machine}"
+        raise Unanswered(
+            f"this machine is {' '.join(own_platform)}, the site is {platform_phrase}; pip downloads only for its own system."
+        )
     own_version = ".".join(platform.python_version_tuple()[:2])
     if target.python != own_version:  # requirements may depend on the version of Python; pip evaluates them for its own version
         raise Unanswered(
@@ -148,31 +153,42 @@ def download_wheels(folder: Path, target: InterpreterPlatform, requirements: Seq
         )
     constraints = folder / "constraints.txt"
     constraints.write_bytes(software.read_constraints(tuple(requirements)))
-    common = ["--constraint", str(constraints)]
-    source = [word for word in requirements if any(word.startswith(name) for name in FROM_SOURCE)]
-    if source:
-        _run_pip(["wheel", "--no-deps", "--wheel-dir", str(folder), *common, *source])
-    _run_pip(["download", "--dest", str(folder), "--find-links", str(folder), *pip_options(target), *common, *requirements])
+    common_options = ["--constraint", str(constraints)]
+    source_requirements = [word for word in requirements if any(word.startswith(name) for name in FROM_SOURCE)]
+    if source_requirements:
+        _run_pip(["wheel", "--no-deps", "--wheel-dir", str(folder), *common_options, *source_requirements])
+    _run_pip(
+        [
+            "download",
+            "--dest",
+            str(folder),
+            "--find-links",
+            str(folder),
+            *pip_options(target),
+            *common_options,
+            *requirements,
+        ]
+    )
     return sorted(folder.glob("*.whl"))
 
 
-def pip_options(target: InterpreterPlatform) -> list[str]:
+def pip_options(target_platform: InterpreterPlatform) -> list[str]:
     """The options of `pip download` for wheels that work with the interpreter `target` and its C library."""
-    words = ["--only-binary=:all:", "--implementation=cp", f"--python-version={target.python}"]
-    name, version = target.libc
-    _, _, minor = version.partition(".")
-    newest = int(minor) if name == "glibc" and minor.isdecimal() else OLDEST_GLIBC
-    tags = [f"manylinux_2_{number}" for number in range(newest, OLDEST_GLIBC - 1, -1)]
-    tags += ["manylinux2014", "manylinux2010", "manylinux1", "linux"]
-    return [*words, *(f"--platform={tag}_{target.machine}" for tag in tags)]
+    option_words = ["--only-binary=:all:", "--implementation=cp", f"--python-version={target_platform.python}"]
+    libc_name, libc_version = target_platform.libc
+    _, _, minor_version = libc_version.partition(".")
+    newest_minor = int(minor_version) if libc_name == "glibc" and minor_version.isdecimal() else OLDEST_GLIBC
+    platform_tags = [f"manylinux_2_{glibc_minor}" for glibc_minor in range(newest_minor, OLDEST_GLIBC - 1, -1)]
+    platform_tags += ["manylinux2014", "manylinux2010", "manylinux1", "linux"]
+    return [*option_words, *(f"--platform={platform_tag}_{target_platform.machine}" for platform_tag in platform_tags)]
 
 
-def _run_pip(words: Sequence[str]) -> None:
-    argv = [sys.executable, *PIP, *words]
-    environment = {**os.environ, "LC_ALL": "C"}
+def _run_pip(pip_words: Sequence[str]) -> None:
+    pip_command = [sys.executable, *PIP_WORDS, *pip_words]
+    pip_environment = {**os.environ, "LC_ALL": "C"}
     try:
         process = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=DOWNLOAD_S, env=environment, check=False
+            pip_command, capture_output=True, text=True, errors="replace", timeout=DOWNLOAD_S, env=pip_environment, check=False
         )
     except subprocess.TimeoutExpired:
         raise Unanswered(f"pip did not end within {DOWNLOAD_S:g} s.") from None

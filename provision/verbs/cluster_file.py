@@ -55,8 +55,8 @@ def _show_powers_once(output: Output, workspace: Workspace, named_cluster: Clust
     unseen_powers = workspace_trust.unshown_powers(workspace, named_cluster)
     if not unseen_powers:
         return
-    for power in unseen_powers:
-        output.print_remark(f"the cluster file {power}", style="yellow")
+    for power_sentence in unseen_powers:
+        output.print_remark(f"the cluster file {power_sentence}", style="yellow")
     if sys.stdin.isatty() and output.ask("This file was here before. Type yes if this is what it should do: ") != "yes":
         raise InputError("the cluster file was not allowed. Nothing was changed.")
     workspace_trust.mark_powers_shown(workspace)

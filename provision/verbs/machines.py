@@ -40,8 +40,8 @@ class InitVerb(Verb):
         from provision.command import init  # not imported at the top: init imports psutil, which would make --help slower
 
         args = invocation.arguments
-        manifests = None if args.cloudlab is None else [Path(name) for name in args.cloudlab]
-        return init.print_cluster_file(invocation.out, invocation.workspace, args.site, args.ssh or [], manifests)
+        manifest_paths = None if args.cloudlab is None else [Path(name) for name in args.cloudlab]
+        return init.print_cluster_file(invocation.out, invocation.workspace, args.site, args.ssh or [], manifest_paths)
 
 
 class HardwareVerb(Verb):
@@ -51,9 +51,9 @@ class HardwareVerb(Verb):
     example = "provision hardware --json"
 
     def run(self, invocation: Invocation) -> int:
-        out = invocation.out
-        out.print_table("", hardware.COLUMNS, hardware.catalogue_rows())
-        out.print_document(hardware.catalogue_document())
+        output = invocation.out
+        output.print_table("", hardware.CATALOGUE_COLUMNS, hardware.catalogue_rows())
+        output.print_document(hardware.catalogue_document())
         return 0
 
 
@@ -68,16 +68,16 @@ class RequestVerb(Verb):
         parser.add_argument("--profile", action="store_true", help=profile_help)
 
     def run(self, invocation: Invocation) -> int:
-        args, out, workspace = invocation.arguments, invocation.out, invocation.workspace
+        arguments, output, workspace = invocation.arguments, invocation.out, invocation.workspace
         cluster = cluster_file.read_cluster_file(invocation)
         provider = find_provider(cluster.provider)
         if provider.request is None:
-            reason = provider.carry_out("request", cluster, workspace)
-            raise InputError(f"{args.cluster or workspace.path / 'cluster.yaml'}: {reason}")
-        text = provider.carry_out("profile" if args.profile else "request", cluster, workspace)
-        if not out.json:
-            out.results.file.write(text)
-        out.print_document({**display.result_document("request", Site(cluster, workspace, []), [], [], []), "request": text})
+            refusal = provider.carry_out("request", cluster, workspace)
+            raise InputError(f"{arguments.cluster or workspace.path / 'cluster.yaml'}: {refusal}")
+        text = provider.carry_out("profile" if arguments.profile else "request", cluster, workspace)
+        if not output.json:
+            output.results.file.write(text)
+        output.print_document({**display.result_document("request", Site(cluster, workspace, []), [], [], []), "request": text})
         return 0
 
 
@@ -88,20 +88,20 @@ class MachinesVerb(Verb):
         console.add_trust_option(parser)
 
     def run(self, invocation: Invocation) -> int:
-        out, workspace = invocation.out, invocation.workspace
+        output, workspace = invocation.out, invocation.workspace
         cluster = cluster_file.read_cluster_file(invocation)
         provider = find_provider(cluster.provider)
         cluster_file.must_be_allowed(invocation)
         nodes = provider.nodes(cluster, workspace)
-        locks = cluster_file.list_locks(provider, cluster, workspace)
+        lock_paths = cluster_file.list_locks(provider, cluster, workspace)
         workspace_trust.begin_workspace(workspace)
         site = Site(cluster, workspace, [])
-        with lock.hold_locks(locks, ["provision", *invocation.arguments.words]):
+        with lock.hold_locks(lock_paths, ["provision", *invocation.arguments.words]):
             self.confirm(invocation, provider)
             with interruption.handle_interruption(nodes, lambda: None):
-                text = self.carry_out(invocation, provider, site)
-        out.print_line(text)
-        out.print_document(display.result_document(self.name, site, [], [], [], find_lease(site)))
+                answer_text = self.carry_out(invocation, provider, site)
+        output.print_line(answer_text)
+        output.print_document(display.result_document(self.name, site, [], [], [], find_lease(site)))
         return 0
 
     def confirm(self, invocation: Invocation, provider: Provider[Any]) -> None:
@@ -131,9 +131,9 @@ class ExtendVerb(MachinesVerb):
         super().add_options(parser)
 
     def carry_out(self, invocation: Invocation, provider: Provider[Any], site: Site) -> str:
-        args = invocation.arguments
+        arguments = invocation.arguments
         try:
-            return provider.carry_out("extend", site.cluster, site.workspace, args.hours, args.reason)
+            return provider.carry_out("extend", site.cluster, site.workspace, arguments.hours, arguments.reason)
         finally:  # also after an error: the provider may have granted a part of the hours
             store_lease(site)
 
@@ -154,14 +154,14 @@ class DownVerb(MachinesVerb):
             _confirm_down(invocation.out, confirmation, invocation.arguments.yes)
 
 
-def _confirm_down(output: Output, confirmation: Confirmation | None, yes: bool) -> None:
+def _confirm_down(output: Output, confirmation: Confirmation | None, is_confirmed: bool) -> None:
     """Show what `down` would remove, and ask the user to type `confirmation.name`. Raises InputError if the user types another
     text."""
     if confirmation is None:
         return
     for sentence in confirmation.lines:
         output.print_remark(sentence, style="yellow")
-    if yes:
+    if is_confirmed:
         return
     if not sys.stdin.isatty():
         raise InputError(

@@ -16,12 +16,12 @@ from provision import interruption, inventory_file, lock, order
 from provision.check import Outcome, map_targets
 from provision.command import command_line, display, progress
 from provision.fact import Facts, Unanswered
-from provision.interruption import STOPPING
+from provision.interruption import IS_STOPPING
 from provision.node import Node
 from provision.nodes import pretend
 from provision.operation import Operation, Site, Target
 from provision.operations.inventory import find_lease
-from provision.plan import BEGUN, MACHINE, OperationStep, converge
+from provision.plan import BEGUN_CHANGES, MACHINE_OPERATION, OperationStep, converge
 from provision.provider import MachinesToCreate, find_provider
 from provision.verbs import cluster_file
 from provision.verify import Finding, is_verified, verify_targets
@@ -77,65 +77,69 @@ class NodesVerb(Verb):
             parser.add_argument("--here", action="store_true", help=here_help)
         console.add_trust_option(parser)
 
-    def carry_out(self, out: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
+    def carry_out(self, output: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
         """Carry out the verb on the nodes. Returns (the steps of the operations, the results of the checks)."""
         raise NotImplementedError
 
     def run(self, invocation: Invocation) -> int:
-        args, out, workspace = invocation.arguments, invocation.out, invocation.workspace
+        arguments, output, workspace = invocation.arguments, invocation.out, invocation.workspace
         file_cluster = present_cluster = cluster_file.read_cluster_file(invocation)
         provider = find_provider(file_cluster.provider)
         if self.starts_ranks and provider.name == "local":
-            login_node.must_not_be_login_node(here_option=args.here)
+            login_node.must_not_be_login_node(here_option=arguments.here)
         cluster_file.must_be_allowed(invocation)
-        pretend_path: Path | None = getattr(args, "pretend", None)
+        pretend_path: Path | None = getattr(arguments, "pretend", None)
         if provider.present is not None:
             cluster_or_request = provider.present(file_cluster, workspace)
             if isinstance(cluster_or_request, MachinesToCreate):
-                option = "--limit" if args.limit else "--pretend" if pretend_path is not None else None
-                _check_creation(file_cluster, cluster_or_request, self.name, option)
+                limiting_option = "--limit" if arguments.limit else "--pretend" if pretend_path is not None else None
+                _check_creation(file_cluster, cluster_or_request, self.name, limiting_option)
                 if self.name == "plan":
-                    return _print_creation_plan(out, file_cluster, workspace, cluster_or_request)
+                    return _print_creation_plan(output, file_cluster, workspace, cluster_or_request)
             else:
                 present_cluster = cluster_or_request
         nodes = provider.nodes(present_cluster, workspace)
-        limited_names = _choose_names("node", [node.name for node in nodes], args.limit)
+        limited_names = _choose_names("node", [node.name for node in nodes], arguments.limit)
         operations = order.select_operations(provider)
-        names = [operation.name for operation in operations]
-        chosen_names = _choose_names("operation", names, getattr(args, "only", None), getattr(args, "skip", None)) | {MACHINE}
-        locks = cluster_file.list_locks(provider, file_cluster, workspace) if self.may_change else []
+        operation_names = [operation.name for operation in operations]
+        chosen_names = _choose_names(
+            "operation", operation_names, getattr(arguments, "only", None), getattr(arguments, "skip", None)
+        ) | {MACHINE_OPERATION}
+        lock_paths = cluster_file.list_locks(provider, file_cluster, workspace) if self.may_change else []
         if self.may_change or (provider.name != "local" and pretend_path is None):  # a login stores host keys
             workspace_trust.begin_workspace(workspace)
-        with lock.hold_locks(locks, ["provision", *args.words]):
+        with lock.hold_locks(lock_paths, ["provision", *arguments.words]):
             if provider.obtain is not None and self.name == "apply":
                 with interruption.handle_interruption([], lambda: None):
                     provider.obtain(file_cluster, workspace)
                 present_cluster = cluster_file.read_cluster_again(invocation)
                 nodes = provider.nodes(present_cluster, workspace)
-                limited_names = _choose_names("node", [node.name for node in nodes], args.limit)
+                limited_names = _choose_names("node", [node.name for node in nodes], arguments.limit)
             site = _make_site(present_cluster, workspace, nodes, pretend_path)
             if site.pretended:
-                out.print_remark(f"{pretend_path} describes the nodes; no machine is reached", style="dim")
-            elif provider.operations is None or MACHINE in provider.operations:
-                bring_up = Operation(MACHINE, lambda site, target: provider.bring_up(present_cluster, workspace, target.node))
+                output.print_remark(f"{pretend_path} describes the nodes; no machine is reached", style="dim")
+            elif provider.operations is None or MACHINE_OPERATION in provider.operations:
+                bring_up = Operation(
+                    MACHINE_OPERATION, lambda site, target: provider.bring_up(present_cluster, workspace, target.node)
+                )
                 operations = [bring_up, *operations]
             targets = [target for target in site.targets if target.node.name in limited_names]
-            parallel = getattr(args, "parallel", None)
-            return self._carry_out_and_show(out, NodesWork(site, targets, operations, chosen_names, parallel))
+            most_parallel = getattr(arguments, "parallel", None)
+            return self._carry_out_and_show(output, NodesWork(site, targets, operations, chosen_names, most_parallel))
 
-    def _carry_out_and_show(self, out: Output, work: NodesWork) -> int:
+    def _carry_out_and_show(self, output: Output, work: NodesWork) -> int:
         find_lease(work.site)  # an unreadable lease raises an error here, before anything is changed
-        with interruption.handle_interruption([target.node for target in work.site.targets], lambda: len(BEGUN)):
-            steps, findings = self.carry_out(out, work)
+        with interruption.handle_interruption([target.node for target in work.site.targets], lambda: len(BEGUN_CHANGES)):
+            steps, findings = self.carry_out(output, work)
         failed_steps = [step for step in steps if step.state in ("failed", "administrator")]
-        display.show_machines(out, work.targets)
+        display.show_machines(output, work.targets)
         if findings:
-            display.show_checks(out, findings)
+            display.show_checks(output, findings)
         if (lease := find_lease(work.site)) is not None:
-            out.print_line(lease.describe(datetime.now(UTC)))
-        out.print_document(display.result_document(self.name, work.site, work.targets, steps, findings, lease))
-        answers = [answer for target in work.targets for answer in target.facts.answers.values()]
-        has_unanswered = any(isinstance(answer, Unanswered) for answer in answers)
+            output.print_line(lease.describe(datetime.now(UTC)))
+        output.print_document(display.result_document(self.name, work.site, work.targets, steps, findings, lease))
+        fact_answers = [answer for target in work.targets for answer in target.facts.answers.values()]
+        has_unanswered = any(isinstance(answer, Unanswered) for answer in fact_answers)
         return 1 if failed_steps or is_verified(findings) is False or (has_unanswered and self.name == "facts") else 0
 
 
@@ -146,9 +150,9 @@ class ApplyVerb(NodesVerb):
     example = "provision cluster.yaml --limit node0"
     starts_ranks = True
 
-    def carry_out(self, out: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
-        steps = _make_changes(out, work, dry=False)
-        return steps, _run_checks(out, work, steps, replaces=False)
+    def carry_out(self, output: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
+        steps = _make_changes(output, work, is_dry_run=False)
+        return steps, _run_checks(output, work, steps, replaces=False)
 
 
 class PlanChangesVerb(NodesVerb):
@@ -164,8 +168,8 @@ class PlanChangesVerb(NodesVerb):
         parser.add_argument("--pretend", type=Path, metavar="FACTS.json", help=pretend_help)
         parser.add_argument("--check", action="store_true", help="may be written in place of the verb plan")
 
-    def carry_out(self, out: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
-        return _make_changes(out, work, dry=True), []
+    def carry_out(self, output: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
+        return _make_changes(output, work, is_dry_run=True), []
 
 
 class FactsVerb(NodesVerb):
@@ -175,7 +179,7 @@ class FactsVerb(NodesVerb):
     example = "provision cluster.yaml facts --json"
     may_change = has_operations = False
 
-    def carry_out(self, out: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
+    def carry_out(self, output: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
         map_targets(work.targets, _ask_all_facts)
         return [], []
 
@@ -187,14 +191,16 @@ class VerifyVerb(NodesVerb):
     example = "provision cluster.yaml verify"
     starts_ranks = True
 
-    def carry_out(self, out: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
+    def carry_out(self, output: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
         steps: list[OperationStep] = []
         if not work.site.cluster.ssh.sudo:  # operations are only planned, to list the work for an administrator
-            targets, names = work.targets, work.chosen_names
-            planned_steps = converge(work.site, work.operations, targets=targets, only=names, dry=True, parallel=work.parallel)
+            targets, check_names = work.targets, work.chosen_names
+            planned_steps = converge(
+                work.site, work.operations, targets=targets, only_names=check_names, is_dry_run=True, parallel=work.parallel
+            )
             steps = [step for step in planned_steps if step.state == "administrator"]
             work.site.skipped.clear()
-        return steps, _run_checks(out, work, steps, replaces=True)
+        return steps, _run_checks(output, work, steps, replaces=True)
 
 
 def _check_creation(file_cluster: Cluster, to_create: MachinesToCreate, verb: str, option: str | None) -> None:
@@ -224,13 +230,13 @@ def _print_creation_plan(output: Output, file_cluster: Cluster, workspace: Works
 def _make_site(file_cluster: Cluster, workspace: Workspace, nodes: Sequence[Node], pretend_path: Path | None) -> Site:
     """The nodes with their facts, which come from the machines, or from the file `pretend_path`. Raises InputError."""
     targets = _make_targets(file_cluster, nodes, pretend_path)
-    for name in file_cluster.environments:
-        described_nodes = find_provider(file_cluster.provider).nodes(file_cluster.for_environment(name), workspace)
+    for environment_name in file_cluster.environments:
+        described_nodes = find_provider(file_cluster.provider).nodes(file_cluster.for_environment(environment_name), workspace)
         same_nodes = [copy.copy(node) for node in nodes]  # a copy has the same connection
-        for node, described in zip(same_nodes, described_nodes, strict=True):
-            node.python, node.wheelhouse = described.python, described.wheelhouse
-        for target, other in zip(targets, _make_targets(file_cluster, same_nodes, pretend_path), strict=True):
-            target.environments[name] = other
+        for node, described_facts in zip(same_nodes, described_nodes, strict=True):
+            node.python, node.wheelhouse = described_facts.python, described_facts.wheelhouse
+        for target, environment_target in zip(targets, _make_targets(file_cluster, same_nodes, pretend_path), strict=True):
+            target.environments[environment_name] = environment_target
     return Site(file_cluster, workspace, targets, pretended=pretend_path is not None)
 
 
@@ -244,21 +250,27 @@ def _make_targets(file_cluster: Cluster, nodes: Sequence[Node], pretend_path: Pa
     return [Target(facts.node, facts, entry_by_name.get(facts.node.name)) for facts in facts_of_nodes]
 
 
-def _make_changes(out: Output, work: NodesWork, *, dry: bool) -> list[OperationStep]:
+def _make_changes(output: Output, work: NodesWork, *, is_dry_run: bool) -> list[OperationStep]:
     """Make the changes of the operations, or only plan them (dry), with a live table; print and return the steps."""
     site, targets = work.site, work.targets
     if site.cluster.login is not None and not site.pretended:
         site.targets[0].node.run(["true"], timeout_s=LOGIN_S)  # logs in before the live table: SSH may ask for a password
-    with progress.show_progress(out, [target.node.name for target in targets], len(work.operations)) as observer:
+    with progress.show_progress(output, [target.node.name for target in targets], len(work.operations)) as observer:
         steps = converge(
-            site, work.operations, targets=targets, only=work.chosen_names, dry=dry, parallel=work.parallel, view=observer
+            site,
+            work.operations,
+            targets=targets,
+            only_names=work.chosen_names,
+            is_dry_run=is_dry_run,
+            parallel=work.parallel,
+            observer=observer,
         )
-    if steps and not STOPPING.is_set():
-        display.show_operations(out, steps)
+    if steps and not IS_STOPPING.is_set():
+        display.show_operations(output, steps)
     return steps
 
 
-def _run_checks(out: Output, work: NodesWork, steps: Sequence[OperationStep], *, replaces: bool) -> list[Finding]:
+def _run_checks(output: Output, work: NodesWork, steps: Sequence[OperationStep], *, replaces: bool) -> list[Finding]:
     """Run the checks on the nodes on which no operation failed or waits for an administrator. Returns all results.
 
     replaces: whether the measured times of all-reduces replace all earlier times in the inventory.
@@ -271,30 +283,32 @@ def _run_checks(out: Output, work: NodesWork, steps: Sequence[OperationStep], *,
         for name, names in administrator_operations.items()
     ]
     ready_targets = [target for target in work.targets if target.node.name not in {**failed, **administrator_operations}]
-    if ready_targets and not STOPPING.is_set():
-        remark = functools.partial(out.print_remark, style="dim")
-        checks = order.select_checks(find_provider(work.site.cluster.provider))
-        findings += verify_targets(work.site, ready_targets, checks, remark)
+    if ready_targets and not IS_STOPPING.is_set():
+        print_dim_remark = functools.partial(output.print_remark, style="dim")
+        check_stages = order.select_checks(find_provider(work.site.cluster.provider))
+        findings += verify_targets(work.site, ready_targets, check_stages, print_dim_remark)
         inventory_file.record_all_reduces(work.site, findings, replaces=replaces)
-        environment_checks = [[check for check in stage if check in order.ENVIRONMENT_CHECKS] for stage in checks]
+        environment_checks = [[check for check in stage if check in order.ENVIRONMENT_CHECKS] for stage in check_stages]
         for name in work.site.cluster.environments:
             targets = [target.environments[name] for target in ready_targets]
-            out.print_remark(f"environment {name}:", style="dim")
-            further_findings = verify_targets(work.site.in_environment(name), targets, environment_checks, remark)
-            findings += [msgspec.structs.replace(entry, check=f"{entry.check} in {name}") for entry in further_findings]
+            output.print_remark(f"environment {name}:", style="dim")
+            further_findings = verify_targets(work.site.in_environment(name), targets, environment_checks, print_dim_remark)
+            findings += [msgspec.structs.replace(finding, check=f"{finding.check} in {name}") for finding in further_findings]
     return findings
 
 
 def _ask_all_facts(target: Target) -> None:
-    for fact in order.FACTS:
+    for asked_fact in order.ALL_FACTS:
         with contextlib.suppress(Unanswered):  # `target.facts` stores the failure, and the display lists it
-            target.facts[fact]
+            target.facts[asked_fact]
 
 
-def _choose_names(kind: str, allowed_names: Iterable[str], only: list[str] | None, skip: list[str] | None = None) -> set[str]:
+def _choose_names(
+    name_kind: str, allowed_names: Iterable[str], only_names: list[str] | None, skipped_names: list[str] | None = None
+) -> set[str]:
     """The names of `allowed_names` in `only` (None: all) but not in `skip`. Raises UnknownName. kind: `node` or `operation`."""
-    names = list(allowed_names)
-    for name in [*(only or []), *(skip or [])]:
-        if name not in names:
-            raise UnknownName(kind, name, names)
-    return {name for name in names if (only is None or name in only) and name not in (skip or [])}
+    known_names = list(allowed_names)
+    for name in [*(only_names or []), *(skipped_names or [])]:
+        if name not in known_names:
+            raise UnknownName(name_kind, name, known_names)
+    return {name for name in known_names if (only_names is None or name in only_names) and name not in (skipped_names or [])}

@@ -14,8 +14,9 @@ import msgspec
 from shardlab.files import files, json_file
 
 SCHEMA = 1
-MANIFESTS = "cloudlab"  # the folder in .shardlab with a manifest AGGREGATE.xml of each aggregate, and with lease.json
-NOTE = "cloudlab-experiment.json"  # a file in .shardlab; it is not in MANIFESTS, because that folder is replaced as a whole
+MANIFEST_FOLDER = "cloudlab"  # the folder in .shardlab with a manifest AGGREGATE.xml of each aggregate, and with lease.json
+# A file in .shardlab; it is not in MANIFEST_FOLDER, because that folder is replaced as a whole
+NOTE_FILE = "cloudlab-experiment.json"
 OLD_SUFFIX = ".old"  # suffix that a file or folder gets when it is no longer used
 
 
@@ -47,13 +48,13 @@ class ExperimentNote(msgspec.Struct, frozen=True):
 
 def note_path(shardlab_folder: Path) -> Path:
     """The path of the note about the experiment."""
-    return shardlab_folder / NOTE
+    return shardlab_folder / NOTE_FILE
 
 
 def read_note(shardlab_folder: Path) -> ExperimentNote | None:
     """The note, or None if the workspace has no note. Raises InputError for a damaged note."""
-    fault = "is not a note of this version: {}. Allowed: the file as `provision` wrote it."
-    return json_file.read_json(note_path(shardlab_folder), ExperimentNote, fault)
+    fault_template = "is not a note of this version: {}. Allowed: the file as `provision` wrote it."
+    return json_file.read_json(note_path(shardlab_folder), ExperimentNote, fault_template)
 
 
 def write_note(shardlab_folder: Path, note: ExperimentNote) -> ExperimentNote:
@@ -65,25 +66,25 @@ def write_note(shardlab_folder: Path, note: ExperimentNote) -> ExperimentNote:
 
 def stored_manifests(shardlab_folder: Path) -> list[Path]:
     """The paths of the stored manifests; empty if no manifest is stored."""
-    return sorted((shardlab_folder / MANIFESTS).glob("*.xml"))
+    return sorted((shardlab_folder / MANIFEST_FOLDER).glob("*.xml"))
 
 
-def store_manifests(shardlab_folder: Path, texts: Mapping[str, bytes]) -> None:
+def store_manifests(shardlab_folder: Path, manifests_by_aggregate: Mapping[str, bytes]) -> None:
     """Replace the stored manifests by these manifests of the experiment. Either all of them are stored, or nothing changes.
 
     texts: for each manifest, the name of its aggregate, which must be safe as a file name -> its content.
     Raises WorkspaceError.
     """
-    folder = shardlab_folder / MANIFESTS
-    staging = folder.with_suffix(".new")
+    folder = shardlab_folder / MANIFEST_FOLDER
+    staging_folder = folder.with_suffix(".new")
     with files.as_workspace_error("write"):
-        shutil.rmtree(staging, ignore_errors=True)
-        files.make_folder(staging)
-        for aggregate, text in texts.items():
-            files.write_atomic(staging / f"{aggregate}.xml", text)
+        shutil.rmtree(staging_folder, ignore_errors=True)
+        files.make_folder(staging_folder)
+        for aggregate, manifest in manifests_by_aggregate.items():
+            files.write_atomic(staging_folder / f"{aggregate}.xml", manifest)
         if folder.exists():
-            _put_aside(folder)
-        staging.rename(folder)
+            _rename_to_old(folder)
+        staging_folder.rename(folder)
         files.sync_folder(shardlab_folder)
 
 
@@ -93,13 +94,13 @@ def put_experiment_aside(shardlab_folder: Path) -> None:
     Raises WorkspaceError.
     """
     with files.as_workspace_error("write"):
-        for path in (shardlab_folder / MANIFESTS, note_path(shardlab_folder)):
+        for path in (shardlab_folder / MANIFEST_FOLDER, note_path(shardlab_folder)):
             if path.exists():
-                _put_aside(path)
+                _rename_to_old(path)
         files.sync_folder(shardlab_folder)
 
 
-def _put_aside(path: Path) -> None:
+def _rename_to_old(path: Path) -> None:
     old_path = path.with_name(path.name + OLD_SUFFIX)
     if old_path.is_dir():
         shutil.rmtree(old_path)

@@ -25,17 +25,21 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 16 << 20
 MOST_NODES = 10_000
-HOST = re.compile(r"^[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}\.)*[A-Za-z0-9-]{0,62}\Z")
+HOST_PATTERN = re.compile(r"^[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}\.)*[A-Za-z0-9-]{0,62}\Z")
 NODE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z")
 FULL_NAME = re.compile(
     r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}(?:\.[A-Za-z0-9_-]{1,63})*\Z"
 )  # a full name begins with a client_id, which may contain _
-LOGIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_-]{0,31}\Z")
-MOUNT = re.compile(r"^/[A-Za-z0-9._/-]{1,200}\Z")
-MAC = re.compile(r"^(?:[0-9a-f]{12}|(?:[0-9a-f]{2}:){5}[0-9a-f]{2})\Z")
+LOGIN_PATTERN = re.compile(r"^[A-Za-z_][A-Za-z0-9_-]{0,31}\Z")
+MOUNT_PATTERN = re.compile(r"^/[A-Za-z0-9._/-]{1,200}\Z")
+MAC_PATTERN = re.compile(r"^(?:[0-9a-f]{12}|(?:[0-9a-f]{2}:){5}[0-9a-f]{2})\Z")
 # A URN such as urn:publicid:IDN+wisc.cloudlab.us+node+d8545-sample1: the aggregate, the kind of object, its name.
-_URN = re.compile(r"^urn:publicid:IDN\+([A-Za-z0-9.:_-]{1,200})\+([a-z]{1,40})\+([A-Za-z0-9.:_-]{1,200})\Z")
-MACHINES = ("raw-pc", "raw", "")  # the sliver types that are machines; nodes of other types, such as blockstores, are ignored
+_URN_PATTERN = re.compile(r"^urn:publicid:IDN\+([A-Za-z0-9.:_-]{1,200})\+([a-z]{1,40})\+([A-Za-z0-9.:_-]{1,200})\Z")
+MACHINE_SLIVER_TYPES = (
+    "raw-pc",
+    "raw",
+    "",
+)  # the sliver types that are machines; nodes of other types, such as blockstores, are ignored
 
 
 class ManifestInterface(msgspec.Struct, frozen=True):
@@ -97,10 +101,10 @@ def aggregate_name(name: str, urn: str) -> str:
 
     The name is safe as a file name. name: the name of the manifest for error messages. Raises InputError.
     """
-    match = _URN.match(urn)
-    if match is None or HOST.fullmatch(match[1]) is None:
+    urn_parts = _URN_PATTERN.match(urn)
+    if urn_parts is None or HOST_PATTERN.fullmatch(urn_parts[1]) is None:
         raise InputError(f"{name}: is of no aggregate. Allowed: urn:publicid:IDN+SITE+authority+cm.")
-    return match[1]
+    return urn_parts[1]
 
 
 def parse_manifests(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
@@ -116,13 +120,13 @@ def parse_manifests(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
     nodes: dict[str, ManifestNode] = {}
     passed_through: dict[str, str] = {}  # for each node without a login: its name -> `MANIFEST: NAME` for error messages
     expirations: list[tuple[datetime, str]] = []
-    for name, content in manifests:
-        root = _parse_root(name, content)
-        if (expires := root.get("expires")) is not None:
-            expirations.append((_parse_expiry(name, expires), expires))
-        links = _links_by_interface(root)
-        for element in _find_children(root, "node"):
-            node = _read_node(name, element, links)
+    for name, manifest_bytes in manifests:
+        root = _parse_root(name, manifest_bytes)
+        if (expiry_text := root.get("expires")) is not None:
+            expirations.append((_parse_expiry(name, expiry_text), expiry_text))
+        link_by_interface = _links_by_interface(root)
+        for node_element in _find_children(root, "node"):
+            node = _read_node(name, node_element, link_by_interface)
             if node is None:
                 continue
             if not node.logins:
@@ -146,16 +150,16 @@ def parse_manifests(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
     return Experiment(tuple(nodes.values()), min(expirations)[1] if expirations else None)
 
 
-def _parse_root(name: str, content: bytes) -> Element:
+def _parse_root(name: str, manifest_bytes: bytes) -> Element:
     try:
         from defusedxml import DefusedXmlException
         from defusedxml.ElementTree import ParseError, fromstring
     except ModuleNotFoundError:
         raise MissingExtra("a CloudLab manifest", "defusedxml") from None
-    if len(content) > MOST_BYTES:
+    if len(manifest_bytes) > MOST_BYTES:
         raise InputError(f"{name}: is larger than {MOST_BYTES >> 20} MiB. Allowed: a manifest as CloudLab writes it.")
     try:
-        root: Element = fromstring(content, forbid_dtd=True)
+        root: Element = fromstring(manifest_bytes, forbid_dtd=True)
     except DefusedXmlException:
         raise InputError(f"{name}: has a DOCTYPE. Allowed: a manifest as CloudLab writes it, which has none.") from None
     except (ParseError, ValueError, LookupError) as error:  # LookupError: the XML names an unknown encoding
@@ -165,11 +169,11 @@ def _parse_root(name: str, content: bytes) -> Element:
     return root
 
 
-def _parse_expiry(name: str, text: str) -> datetime:
-    moment = moments.parse_time(text)
-    if moment is None or moment.tzinfo is None:
-        raise InputError(f"{name}: expires is {text[:40]!r}. Allowed: a moment such as 2031-05-02T18:00:00Z.")
-    return moment
+def _parse_expiry(name: str, expiry_text: str) -> datetime:
+    expiry = moments.parse_time(expiry_text)
+    if expiry is None or expiry.tzinfo is None:
+        raise InputError(f"{name}: expires is {expiry_text[:40]!r}. Allowed: a moment such as 2031-05-02T18:00:00Z.")
+    return expiry
 
 
 def _links_by_interface(root: Element) -> dict[str, str]:
@@ -181,93 +185,95 @@ def _links_by_interface(root: Element) -> dict[str, str]:
     }
 
 
-def _read_node(name: str, element: Element, links: dict[str, str]) -> ManifestNode | None:
+def _read_node(name: str, element: Element, link_by_interface: dict[str, str]) -> ManifestNode | None:
     """Read a <node> element. Returns None if the node is not a machine but, for example, a blockstore. Raises InputError.
 
     name: the name of the manifest for error messages. links: as `_links_by_interface` returns them.
     """
     sliver = next((child.get("name", "") for child in _find_children(element, "sliver_type")), "")
-    if sliver not in MACHINES:
+    if sliver not in MACHINE_SLIVER_TYPES:
         return None
     node_name = _check_pattern(name, "the client_id", element.get("client_id", ""), NODE_NAME)
     where = f"{name}: {node_name}"
-    urn = _URN.match(element.get("component_manager_id") or element.get("component_id") or "")
-    if urn is None:
+    urn_parts = _URN_PATTERN.match(element.get("component_manager_id") or element.get("component_id") or "")
+    if urn_parts is None:
         raise InputError(
             f"{where}: component_manager_id is no URN of an aggregate. Allowed: urn:publicid:IDN+SITE+authority+cm."
         )
     logins: dict[str, tuple[str, int]] = {}
-    for services in _find_children(element, "services"):
-        for login in _find_children(services, "login"):
-            user = _check_pattern(where, "the user of a login", login.get("username", ""), LOGIN)
-            host = _check_pattern(where, "the host of a login", login.get("hostname", ""), HOST)
-            logins[user] = (host, _check_port(where, login.get("port") or "22"))
+    for services_element in _find_children(element, "services"):
+        for login_element in _find_children(services_element, "login"):
+            user = _check_pattern(where, "the user of a login", login_element.get("username", ""), LOGIN_PATTERN)
+            host = _check_pattern(where, "the host of a login", login_element.get("hostname", ""), HOST_PATTERN)
+            logins[user] = (host, _check_port(where, login_element.get("port") or "22"))
     host_element = next(iter(_find_children(element, "host")), None)
-    control = host_element.get("ipv4") if host_element is not None else None
+    control_address = host_element.get("ipv4") if host_element is not None else None
     full_name = host_element.get("name") if host_element is not None else None
-    hardware = next((child.get("hardware_type") for child in _find_extensions(element, "vnode")), None) or next(
+    hardware_type = next((child.get("hardware_type") for child in _find_extensions(element, "vnode")), None) or next(
         (child.get("name") for child in _find_children(element, "hardware_type")), None
     )
     return ManifestNode(
         name=node_name,
-        site=urn[1],
-        hardware=_check_pattern(where, "the hardware type", hardware, NODE_NAME) if hardware is not None else None,
+        site=urn_parts[1],
+        hardware=_check_pattern(where, "the hardware type", hardware_type, NODE_NAME) if hardware_type is not None else None,
         logins=logins,
-        control=_check_address(where, control) if control else None,
-        interfaces=tuple(_read_interfaces(where, element, links)),
+        control=_check_address(where, control_address) if control_address else None,
+        interfaces=tuple(_read_interfaces(where, element, link_by_interface)),
         full_name=_check_pattern(where, "the name of the host", full_name, FULL_NAME) if full_name else None,
         mounts=tuple(
-            _check_pattern(where, "the mount point of a blockstore", blockstore.get("mountpoint", ""), MOUNT)
+            _check_pattern(where, "the mount point of a blockstore", blockstore.get("mountpoint", ""), MOUNT_PATTERN)
             for blockstore in _find_extensions(element, "blockstore")
             if blockstore.get("mountpoint")
         ),
     )
 
 
-def _read_interfaces(where: str, element: Element, links: dict[str, str]) -> Iterable[ManifestInterface]:
-    for interface in _find_children(element, "interface"):
-        for ip in _find_children(interface, "ip"):
-            text = ip.get("address", "")
-            if ip.get("type", "ipv6" if ":" in text else "ipv4") != "ipv4":
+def _read_interfaces(node_place: str, element: Element, link_by_interface: dict[str, str]) -> Iterable[ManifestInterface]:
+    for interface_element in _find_children(element, "interface"):
+        for ip_element in _find_children(interface_element, "ip"):
+            address_text = ip_element.get("address", "")
+            if ip_element.get("type", "ipv6" if ":" in address_text else "ipv4") != "ipv4":
                 continue
-            address = _check_address(where, text)
+            address = _check_address(node_place, address_text)
             try:
-                prefix = ipaddress.IPv4Network(f"{address}/{ip.get('netmask', '')}", strict=False).prefixlen
+                prefix_length = ipaddress.IPv4Network(f"{address}/{ip_element.get('netmask', '')}", strict=False).prefixlen
             except ValueError:
-                raise InputError(f"{where}: netmask {ip.get('netmask', '')[:40]!r}. Allowed: such as 255.255.255.0.") from None
-            mac = interface.get("mac_address")
-            link = links.get(interface.get("client_id", ""))
+                raise InputError(
+                    f"{node_place}: netmask {ip_element.get('netmask', '')[:40]!r}. Allowed: such as 255.255.255.0."
+                ) from None
+            mac = interface_element.get("mac_address")
+            link_name = link_by_interface.get(interface_element.get("client_id", ""))
             yield ManifestInterface(
                 address,
-                prefix,
-                _format_mac(_check_pattern(where, "a MAC address", mac.lower(), MAC)) if mac else None,
-                _check_pattern(where, "the client_id of a link", link, NODE_NAME) if link else None,
+                prefix_length,
+                _format_mac(_check_pattern(node_place, "a MAC address", mac.lower(), MAC_PATTERN)) if mac else None,
+                _check_pattern(node_place, "the client_id of a link", link_name, NODE_NAME) if link_name else None,
             )
 
 
-def _format_mac(mac: str) -> str:
-    return mac if ":" in mac else ":".join(mac[index : index + 2] for index in range(0, 12, 2))
+def _format_mac(mac_address: str) -> str:
+    return mac_address if ":" in mac_address else ":".join(mac_address[index : index + 2] for index in range(0, 12, 2))
 
 
-def _check_address(where: str, text: str) -> str:
+def _check_address(node_place: str, address_text: str) -> str:
     try:
-        address = ipaddress.IPv4Address(text)
+        address = ipaddress.IPv4Address(address_text)
     except ValueError:
         address = None
     if address is None or address.is_unspecified or address.is_loopback or address.is_multicast or address.is_reserved:
-        raise InputError(f"{where}: found the address {text[:40]!r}. Allowed: the IPv4 address of a machine.")
+        raise InputError(f"{node_place}: found the address {address_text[:40]!r}. Allowed: the IPv4 address of a machine.")
     return str(address)
 
 
-def _check_port(where: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535):
-        raise InputError(f"{where}: found the port {text[:40]!r}. Allowed: 1 to 65535.")
-    return int(text)
+def _check_port(node_place: str, port_text: str) -> int:
+    if not (port_text.isascii() and port_text.isdigit() and len(port_text) <= 5 and 1 <= int(port_text) <= 65535):
+        raise InputError(f"{node_place}: found the port {port_text[:40]!r}. Allowed: 1 to 65535.")
+    return int(port_text)
 
 
-def _check_pattern(where: str, description: str, text: str, pattern: re.Pattern[str]) -> str:
+def _check_pattern(node_place: str, description: str, text: str, pattern: re.Pattern[str]) -> str:
     if len(text) > 253 or pattern.fullmatch(text) is None:
-        raise InputError(f"{where}: {description} is {text[:40]!r}. Allowed: {pattern.pattern}")
+        raise InputError(f"{node_place}: {description} is {text[:40]!r}. Allowed: {pattern.pattern}")
     return text
 
 

@@ -45,11 +45,11 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file of the experiment's manifest, relative to the cluster file; a list: one manifest of each aggregate. null: if
     there is a token of the portal, the experiment that `provision` creates; otherwise, on a node of an experiment, the manifest
     that `geni-get manifest` prints."""
-    project: Word | None = None
+    project: PlainWord | None = None
     """The project in which the experiment is created."""
-    hardware: Word | None = None
+    hardware: PlainWord | None = None
     """The hardware type, such as d8545; `provision hardware` lists the types with GPUs."""
-    site: Word | None = None
+    site: PlainWord | None = None
     """The site (aggregate), such as wisc. The same hardware type may have other GPUs at another site."""
     nodes: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     """The number of nodes to request."""
@@ -57,11 +57,11 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The disk image; a name without a project means an image of the project emulab-ops."""
     hours: Annotated[int, msgspec.Meta(ge=1, le=24 * 14)] = 16
     """The number of hours for which the nodes are requested; the portal may grant fewer."""
-    profile: Word = "small-lan"
+    profile: PlainWord = "small-lan"
     """The profile from which the portal creates the experiment."""
-    profile_project: Word = "PortalProfiles"
+    profile_project: PlainWord = "PortalProfiles"
     """The CloudLab project that contains the profile."""
-    bindings: dict[Word, str] = {}
+    bindings: dict[PlainWord, str] = {}
     """Parameters of the profile and their values. With small-lan, only parameters that no other key of `cloudlab` sets."""
     lan_mbps: Annotated[int, msgspec.Meta(ge=1, le=400_000)] | None = None
     """The rate of the experiment network in Mbit/s; null: the best that the nodes have."""
@@ -116,9 +116,9 @@ def select_nodes(experiment: Experiment, user: str | None, manifest_names: str) 
         interface = next(
             (node_interface for node_interface in node.interfaces if _interface_network(node_interface) == network), None
         )
-        if interface is not None and (other := owners.setdefault(interface.address, name)) != name:
+        if interface is not None and (other_node_name := owners.setdefault(interface.address, name)) != name:
             raise InputError(
-                f"{manifest_names}: {other} and {name} have the same address {interface.address} on the experiment "
+                f"{manifest_names}: {other_node_name} and {name} have the same address {interface.address} on the experiment "
                 "network. Allowed: the "
                 "manifests of one experiment, in which each node has its own address."
             )
@@ -151,6 +151,6 @@ def _common_network(nodes: Sequence[ManifestNode]) -> ipaddress.IPv4Network | No
     """The network to which all nodes are connected, or the first of them on the first node; None if there is none."""
     for interface in nodes[0].interfaces:
         network = _interface_network(interface)
-        if all(any(_interface_network(other) == network for other in node.interfaces) for node in nodes):
+        if all(any(_interface_network(other_interface) == network for other_interface in node.interfaces) for node in nodes):
             return network
     return None

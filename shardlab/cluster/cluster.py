@@ -16,8 +16,8 @@ from shardlab.cloudlab import cloudlab_experiment, cloudlab_manifest
 from shardlab.cluster import cloudlab_keys, environment_keys, slurm_keys
 from shardlab.cluster.cloudlab_keys import Cloudlab
 from shardlab.cluster.cluster_keys import (
-    HOST,
     HOST_NAME,
+    HOST_REGEX,
     LOCAL_FOLDER,
     Data,
     DataSet,
@@ -25,6 +25,7 @@ from shardlab.cluster.cluster_keys import (
     Login,
     Network,
     NodeEntry,
+    PlainName,
     Role,
     Ssh,
     Storage,
@@ -37,7 +38,7 @@ from shardlab.matrix.cell import EnvironmentName
 from shardlab.record_types import ShortName
 from shardlab.url import remove_secrets
 
-Release = Literal["bookworm", "trixie", "sid"]  # releases of Debian
+DebianRelease = Literal["bookworm", "trixie", "sid"]  # releases of Debian
 MOUNTABLE_PATH = re.compile(r"^[A-Za-z0-9._/+-]*\Z")  # a path that can be mounted in a container; : and , separate mounts
 # Keys of a cluster file that are not allowed with provider local.
 REMOTE_KEYS = ("login", "cloudlab", "nodes", "ssh", "lan", "release", "gpus", "storage", "environment", "slurm")
@@ -68,7 +69,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to log in to the nodes by SSH."""
     lan: Lan = msgspec.field(default_factory=Lan)
     """The network between practice nodes (provider virtual)."""
-    release: Release | None = None
+    release: DebianRelease | None = None
     """The release of Debian on practice nodes (provider virtual), which determines the versions of Slurm and systemd; null: the
     release of this machine."""
     gpus: Gpus | None = None
@@ -130,8 +131,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for partition in self.slurm.partitions:
             if partition.gpus.type == gpu_type:
                 limits = {"max_time": partition.max_time, "max_nodes": partition.max_nodes}
-                slurm = msgspec.structs.replace(self.slurm, partition=partition.name, **limits)
-                return msgspec.structs.replace(self, gpus=partition.gpus, slurm=slurm)
+                partition_slurm = msgspec.structs.replace(self.slurm, partition=partition.name, **limits)
+                return msgspec.structs.replace(self, gpus=partition.gpus, slurm=partition_slurm)
         return self
 
     def for_environment(self, name: str | None) -> Cluster:
@@ -164,24 +165,24 @@ def load_cluster(path: Path, created_manifests: Sequence[Path] = ()) -> Cluster:
     cluster file has provider cloudlab and lists neither nodes nor manifests."""
     if not path.exists() and not path.is_symlink():
         raise InputError(f"{path}: no such file. {INIT_HINT}")
-    text = document.load(path)
-    if text.data is None:
+    cluster_document = document.load(path)
+    if cluster_document.data is None:
         raise InputError(f"{path}: the file has no keys. {INIT_HINT}")
-    cluster = validation.convert_document(text, Cluster)
+    cluster = validation.convert_document(cluster_document, Cluster)
     if cluster.data.path is not None and not cluster.data.path.strip():
-        raise text.error(("data", "path"), "found an empty path. Allowed: the path of a folder, or null.")
-    _check_sets(text, cluster.data.all_data_sets())
+        raise cluster_document.error(("data", "path"), "found an empty path. Allowed: the path of a folder, or null.")
+    _check_data_sets(cluster_document, cluster.data.all_data_sets())
     if cluster.cloudlab is not None and cluster.cloudlab.manifests:
-        manifests = [(path.parent / name).absolute() for name in cluster.cloudlab.manifests]
+        manifest_paths = [(path.parent / manifest_name).absolute() for manifest_name in cluster.cloudlab.manifests]
         # The paths become absolute, because `provision` later reads the lease from the manifests and does not know the folder
         # of the cluster file.
-        experiment = msgspec.structs.replace(cluster.cloudlab, manifest=[str(manifest) for manifest in manifests])
+        experiment = msgspec.structs.replace(cluster.cloudlab, manifest=[str(manifest) for manifest in manifest_paths])
         cluster = msgspec.structs.replace(cluster, cloudlab=experiment)
         if not cluster.nodes:
-            cluster = with_experiment(cluster, manifests)
+            cluster = with_experiment(cluster, manifest_paths)
     elif cluster.provider == "cloudlab" and cluster.cloudlab is not None and not cluster.nodes and created_manifests:
         cluster = with_experiment(cluster, created_manifests)
-    _check_nodes(text, cluster)
+    _check_nodes(cluster_document, cluster)
     return cluster
 
 
@@ -221,9 +222,9 @@ def encode_resolved_file(cluster: Cluster) -> bytes:
 
     A machine that does not have the manifests can read this file. The content is JSON, which is valid YAML.
     """
-    experiment = None if cluster.cloudlab is None else msgspec.structs.replace(cluster.cloudlab, manifest=None)
-    content = msgspec.json.encode(msgspec.structs.replace(cluster, cloudlab=experiment))
-    return msgspec.json.format(content, indent=2) + b"\n"
+    cloudlab_section = None if cluster.cloudlab is None else msgspec.structs.replace(cluster.cloudlab, manifest=None)
+    cluster_json = msgspec.json.encode(msgspec.structs.replace(cluster, cloudlab=cloudlab_section))
+    return msgspec.json.format(cluster_json, indent=2) + b"\n"
 
 
 def _check_nodes(text: document.Document, cluster: Cluster) -> None:
@@ -237,7 +238,7 @@ def _check_nodes(text: document.Document, cluster: Cluster) -> None:
             environment_keys.check_local_environment(text, environment, ("environments", name))
         return
     if cluster.provider == "slurm":
-        _check_site(text, cluster)
+        _check_slurm_site(text, cluster)
         return
     if cluster.provider == "cloudlab" and cluster.cloudlab is None:
         raise text.error(
@@ -245,10 +246,10 @@ def _check_nodes(text: document.Document, cluster: Cluster) -> None:
         )
     if cluster.provider != "cloudlab" and cluster.cloudlab is not None:
         raise text.error(("cloudlab",), f"not allowed with provider {cluster.provider}. Allowed: only with provider cloudlab.")
-    _check_installed(text, cluster)
+    _check_installed_nodes(text, cluster)
 
 
-def _check_site(text: document.Document, cluster: Cluster) -> None:
+def _check_slurm_site(text: document.Document, cluster: Cluster) -> None:
     """Check the cluster file of a managed Slurm site, where Slurm knows the nodes and nothing is installed on them."""
     for key in ("nodes", "lan", "release"):
         if getattr(cluster, key) != getattr(THIS_MACHINE, key):
@@ -269,8 +270,8 @@ def _check_site(text: document.Document, cluster: Cluster) -> None:
         )
     for path, environment in cluster.all_environments().items():
         environment_keys.check_site(text, environment, path)
-    containers = [environment.container for environment in cluster.all_environments().values() if environment.container]
-    if containers and not MOUNTABLE_PATH.match(cluster.data.path or ""):
+    container_images = [environment.container for environment in cluster.all_environments().values() if environment.container]
+    if container_images and not MOUNTABLE_PATH.match(cluster.data.path or ""):
         raise text.error(
             ("data", "path"),
             f"found {cluster.data.path}. Allowed with a container, which mounts it: letters, digits and the signs . _ / + -",
@@ -280,7 +281,7 @@ def _check_site(text: document.Document, cluster: Cluster) -> None:
     slurm_keys.check_slurm(text, cluster.slurm)
 
 
-def _check_installed(text: document.Document, cluster: Cluster) -> None:
+def _check_installed_nodes(text: document.Document, cluster: Cluster) -> None:
     """Check the cluster file of nodes that `provision` sets up: all providers except local and slurm."""
     if cluster.login is not None:
         raise text.error(("login",), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm.")
@@ -295,17 +296,17 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         return  # the experiment does not exist yet, so its nodes are not known
     if not cluster.nodes:
         raise text.error(("provider",), f"provider {cluster.provider} needs nodes. Allowed: one or more, in the list nodes.")
-    names = [entry.name for entry in cluster.nodes]
+    node_names = [entry.name for entry in cluster.nodes]
     for index, entry in enumerate(cluster.nodes):
-        if entry.name in names[:index]:
+        if entry.name in node_names[:index]:
             raise text.error(("nodes", index, "name"), f"the name {entry.name} is used twice. Allowed: each name once.")
         if cluster.provider != "ssh" and not HOST_NAME.match(entry.name):
             raise text.error(
                 ("nodes", index, "name"), f"found {entry.name!r}. Allowed: at most 31 small letters, digits and hyphens."
             )
-        if cluster.provider in ("ssh", "cloudlab") and not (entry.host and HOST.match(entry.host)):
-            allowed = "Allowed: an address, or a name from ~/.ssh/config."
-            raise text.error(("nodes", index), f"found the host {entry.host!r}. {allowed}")
+        if cluster.provider in ("ssh", "cloudlab") and not (entry.host and HOST_REGEX.match(entry.host)):
+            allowed_hosts = "Allowed: an address, or a name from ~/.ssh/config."
+            raise text.error(("nodes", index), f"found the host {entry.host!r}. {allowed_hosts}")
         if cluster.provider != "cloudlab" and (entry.mac, entry.control) != (None, None):
             raise text.error(
                 ("nodes", index), f"mac and control are not allowed with provider {cluster.provider}. Remove them."
@@ -325,7 +326,7 @@ def _check_installed(text: document.Document, cluster: Cluster) -> None:
         slurm_keys.check_installed_slurm(text, cluster.slurm, cluster.provider)
 
 
-def _check_nfs_folders(text: document.Document, cluster: Cluster) -> None:
+def _check_nfs_folders(cluster_document: document.Document, cluster: Cluster) -> None:
     """Check that no folder in the cluster file is on CloudLab's NFS servers. Raises InputError with file:line:column.
 
     The NFS servers are reached over the control network, and CloudLab allows only logins on this network.
@@ -338,7 +339,7 @@ def _check_nfs_folders(text: document.Document, cluster: Cluster) -> None:
     }
     for key, path in folders.items():
         if path is not None and (path.startswith("~") or _top_folder(path) in cloudlab_keys.NFS_FOLDERS):
-            raise text.error(
+            raise cluster_document.error(
                 key,
                 f"found {path}. On CloudLab, {' and '.join(cloudlab_keys.NFS_FOLDERS)}, where home folders are, are NFS over "
                 "the control network, which is only for logins. Allowed: a folder on a disk of the nodes, such as "
@@ -398,20 +399,20 @@ def _check_practice(text: document.Document, cluster: Cluster) -> None:
         if getattr(cluster.ssh, key) is not None:
             raise text.error(("ssh", key), "not allowed with provider virtual, which makes the user and the key. Remove it.")
     try:
-        network = ipaddress.IPv4Network(cluster.lan.subnet)
+        lan_network = ipaddress.IPv4Network(cluster.lan.subnet)
     except ValueError as error:
         raise text.error(("lan", "subnet"), f"{error}. Allowed: a network such as 10.88.0.0/24.") from None
-    if not network.is_private or network.num_addresses < len(cluster.nodes) + 3:
+    if not lan_network.is_private or lan_network.num_addresses < len(cluster.nodes) + 3:
         raise text.error(
             ("lan", "subnet"),
-            f"found {network}. Allowed: a private network with an address for each node and one for this machine.",
+            f"found {lan_network}. Allowed: a private network with an address for each node and one for this machine.",
         )
 
 
-def _check_sets(text: document.Document, sets: list[DataSet]) -> None:
-    for index, data_set in enumerate(sets):
+def _check_data_sets(text: document.Document, data_sets: list[DataSet]) -> None:
+    for index, data_set in enumerate(data_sets):
         path = ("data", "sets", index)
-        if data_set.name in [other.name for other in sets[:index]]:
+        if data_set.name in [other_data_set.name for other_data_set in data_sets[:index]]:
             raise text.error(path, f"the data set {data_set.name} is listed twice. Allowed: each data set once.")
         if data_set.archive is None:
             if data_set.sha256 is not None:
@@ -422,13 +423,13 @@ def _check_sets(text: document.Document, sets: list[DataSet]) -> None:
         if not data_set.archive.strip():
             raise text.error((*path, "archive"), "found an empty path. Allowed: a URL, a path, or null.")
         if data_set.is_url:
-            url = urlsplit(data_set.archive)
-            if url.scheme not in ("http", "https") or not url.hostname:
-                address = remove_secrets(data_set.archive.partition("?")[0])
-                raise text.error((*path, "archive"), f"found {address!r}. Allowed: http://, https://, or a path.")
+            archive_url = urlsplit(data_set.archive)
+            if archive_url.scheme not in ("http", "https") or not archive_url.hostname:
+                shown_address = remove_secrets(data_set.archive.partition("?")[0])
+                raise text.error((*path, "archive"), f"found {shown_address!r}. Allowed: http://, https://, or a path.")
             if not re.fullmatch(r"[!#-&(-;=?-~]+", data_set.archive):
                 raise text.error((*path, "archive"), "found a space or a quote in a URL. Allowed: %20, %22 and %27 for these.")
-            if url.username or url.password:
+            if archive_url.username or archive_url.password:
                 raise text.error((*path, "archive"), "a URL with a user or password in it. Allowed: a URL without them.")
             if data_set.sha256 is None:
                 raise text.error(path, "a URL without a checksum. Allowed: a URL together with the key sha256.")

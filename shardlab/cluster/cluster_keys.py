@@ -28,11 +28,11 @@ MacAddress = Annotated[
 ]
 DiskPath = Annotated[str, limit_text(r"^/dev/[A-Za-z0-9][A-Za-z0-9._:+/-]*\Z", "the path of a disk, such as /dev/nvme0n1")]
 
-HOST = re.compile(HOST_PATTERN)
+HOST_REGEX = re.compile(HOST_PATTERN)
 
 LOCAL_FOLDER = "/opt/shardlab"  # shardlab's folder on each node, if the nodes share no folder
 
-SetName = Literal["cifar10", "mnist", "imagenet"]
+DataSetName = Literal["cifar10", "mnist", "imagenet"]
 
 # The keys of jobs/planner/links.yaml, which has the bandwidth of each.
 LinkName = Literal[
@@ -65,7 +65,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DataSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A data set and its source."""
 
-    name: SetName
+    name: DataSetName
     """The name of the data set."""
     archive: str | None = None
     """The source: an http(s) URL, or the path of a tar file or of a folder (relative to the workspace unless absolute); null:
@@ -84,7 +84,7 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: str | None = None
     """The folder that contains the data sets; null: `.shardlab/data` in the workspace."""
-    sets: list[SetName | DataSet] = []
+    sets: list[DataSetName | DataSet] = []
     """The data sets that `provision` stores in `path`: names, or mappings with a name and a source."""
     stage: Literal["node"] | None = None
     """node: when a run starts, it copies its data set to the local disk of each of its nodes ($TMPDIR), and reads this copy.

@@ -33,16 +33,16 @@ def srun_options(cluster: Cluster, folder: str, *, node_disk: bool = False) -> l
     folder: the working directory of the task.
     node_disk: whether the task copies data to the disk of its node. The options then contain NODE_DISK, which
     `replace_node_disk` replaces later."""
-    environment = cluster.environment
-    if environment.runtime != "pyxis":
+    environment_keys = cluster.environment
+    if environment_keys.runtime != "pyxis":
         return []
-    mounts = [
+    mount_words = [
         *mounted_folders(cluster),
         *([NODE_DISK] if node_disk else []),
     ]  # without this mount, /tmp of the container is in memory
     return [
-        f"--container-image={environment.container}",
-        f"--container-mounts={','.join(f'{path}:{path}' for path in mounts)}",
+        f"--container-image={environment_keys.container}",
+        f"--container-mounts={','.join(f'{path}:{path}' for path in mount_words)}",
         f"--container-workdir={folder}",
         # Without this option, every user is root (number 0) in the container. The folder with a copy of a data set has the
         # user's number in its name, so the folders of all users would have the same name.
@@ -62,7 +62,9 @@ def mounted_folders(cluster: Cluster) -> list[str]:
     """The folders that have the same path inside the container: the shared folder (environment, runs) and the data sets."""
     assert cluster.storage.shared is not None
     shared_folder = PurePosixPath(cluster.storage.shared)
-    data = PurePosixPath(
-        cluster.data.path or shared_folder
-    )  # a relative path is in the workspace, which is in the shared folder
-    return [str(shared_folder), *([str(data)] if data.is_absolute() and not data.is_relative_to(shared_folder) else [])]
+    # A relative path is in the workspace, which is in the shared folder
+    data_folder = PurePosixPath(cluster.data.path or shared_folder)
+    return [
+        str(shared_folder),
+        *([str(data_folder)] if data_folder.is_absolute() and not data_folder.is_relative_to(shared_folder) else []),
+    ]

@@ -62,48 +62,49 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:12]
 
 
-def check_site(text: document.Document, environment: Environment, path: document.KeyPath) -> None:
+def check_site(cluster_document: document.Document, environment: Environment, key_path: document.KeyPath) -> None:
     """Check the keys for a managed Slurm site. Raises InputError with file:line:column if keys contradict each other.
 
     path: the place of the environment in the cluster file.
     """
     if environment.packages and (environment.use or environment.container):
-        raise text.error(
-            (*path, "packages"), "not allowed with use or container. Install the packages there, and remove this key."
+        raise cluster_document.error(
+            (*key_path, "packages"), "not allowed with use or container. Install the packages there, and remove this key."
         )
     if (environment.container is None) != (environment.runtime is None):
-        raise text.error(
-            path,
+        raise cluster_document.error(
+            key_path,
             "container and runtime belong together. Allowed: both, such as `container: /project/torch.sif` and `runtime: "
             "apptainer`, or neither.",
         )
     if environment.container is None:
         return
     if environment.use is not None:
-        raise text.error(
-            (*path, "use"),
+        raise cluster_document.error(
+            (*key_path, "use"),
             "not allowed with container, because ranks use the packages of the image. Remove one.",
         )
     if environment.runtime != "pyxis" and not is_image_path(environment.container):
-        raise text.error(
-            (*path, "container"),
+        raise cluster_document.error(
+            (*key_path, "container"),
             f"found {environment.container}. Allowed with the runtime {environment.runtime}: the absolute path of an image.",
         )
 
 
-def check_local_environment(text: document.Document, environment: Environment, path: document.KeyPath) -> None:
+def check_local_environment(cluster_document: document.Document, environment: Environment, key_path: document.KeyPath) -> None:
     """Check the keys for provider local, which installs nothing. Raises InputError with file:line:column.
 
     path: the place of the environment in the cluster file.
     """
     if environment != Environment(use=environment.use) or environment.use is None:
-        raise text.error(
-            path, "found other keys than use. Allowed with provider local: use, the folder of an environment that has shardlab."
+        raise cluster_document.error(
+            key_path,
+            "found other keys than use. Allowed with provider local: use, the folder of an environment that has shardlab.",
         )
 
 
 def check_installed_environment(
-    text: document.Document, environment: Environment, provider: str, path: document.KeyPath
+    text: document.Document, environment: Environment, provider: str, key_path: document.KeyPath
 ) -> None:
     """Check that no key of the environment is only for provider slurm. Raises InputError with file:line:column.
 
@@ -111,9 +112,9 @@ def check_installed_environment(
     """
     for key in ("modules", "python", "use", "container", "runtime"):
         if getattr(environment, key):
-            raise text.error((*path, key), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
+            raise text.error((*key_path, key), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
     if environment.build != "auto":
-        raise text.error((*path, "build"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
+        raise text.error((*key_path, "build"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
 
 
 def is_image_path(container: str) -> bool:

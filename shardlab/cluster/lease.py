@@ -14,16 +14,15 @@ from typing import Annotated, Literal
 import msgspec
 
 from shardlab.cloudlab import cloudlab_experiment, cloudlab_manifest
-from shardlab.cloudlab.cloudlab_experiment import MANIFESTS
+from shardlab.cloudlab.cloudlab_experiment import MANIFEST_FOLDER
 from shardlab.files import files, json_file
 from shardlab.terminal import moments
 
 STALE_AFTER = timedelta(hours=6)  # if the end of the lease was read longer ago, the lease may have been extended or ended since
 ALLOWED_AHEAD = timedelta(minutes=5)  # allowed error of a clock; if a lease was read further in the future, some clock is wrong
-REMIND_BEFORE = timedelta(
-    hours=2
-)  # before the end of the lease, users are asked to copy their runs; enough time on a home network
-SOURCES = {"manifest": "the manifest", "portal": "the portal"}
+# Before the end of the lease, users are asked to copy their runs; enough time on a home network
+REMIND_BEFORE = timedelta(hours=2)
+SOURCE_PHRASES = {"manifest": "the manifest", "portal": "the portal"}
 PORTAL_FILE = "lease.json"  # a file in the folder of the stored manifests, with the end of the lease as the portal reported it
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -63,9 +62,8 @@ class Lease(msgspec.Struct, frozen=True):
         if self.lies_ahead(current_time):
             age = f"at {moments.format_time(self.read)}, which lies ahead, so a clock is wrong"
         verb = "ends" if left_s > 0 else "ended"
-        sentence = (
-            f"the lease {verb} {moments.format_time(self.expires)}, {how_long} (read {age}, from {SOURCES[self.source]})."
-        )
+        source = SOURCE_PHRASES[self.source]
+        sentence = f"the lease {verb} {moments.format_time(self.expires)}, {how_long} (read {age}, from {source})."
         if self.is_stale(current_time):
             manifest_hint = " with a new manifest" if self.source == "manifest" else ""
             sentence += (
@@ -97,9 +95,8 @@ def read_newest_lease(shardlab_folder: Path, manifests: Sequence[Path]) -> Lease
     shardlab_folder: the folder .shardlab of the workspace. manifests: the paths of the manifests that the cluster file names;
     if empty, the manifests in .shardlab are used. Raises InputError, WorkspaceError."""
     manifests = manifests or cloudlab_experiment.stored_manifests(shardlab_folder)
-    portal_lease = _read_portal_lease(
-        shardlab_folder / MANIFESTS / PORTAL_FILE
-    )  # first in the list: the portal is used if the manifests are as new
+    # First in the list: the portal is used if the manifests are as new
+    portal_lease = _read_portal_lease(shardlab_folder / MANIFEST_FOLDER / PORTAL_FILE)
     leases = [lease for lease in (portal_lease, _read_manifest_lease(manifests)) if lease is not None]
     current_time = datetime.now(UTC)
     return max(leases, key=lambda lease: (not lease.lies_ahead(current_time), lease.read), default=None)
@@ -110,9 +107,9 @@ def store_portal_lease(shardlab_folder: Path, expires: datetime) -> None:
 
     shardlab_folder: the folder .shardlab of the workspace. expires: the end of the lease, with a time zone.
     """
-    files.make_folder(shardlab_folder / MANIFESTS)
+    files.make_folder(shardlab_folder / MANIFEST_FOLDER)
     portal_answer = _FromPortal(1, expires.astimezone(UTC), datetime.now(UTC).replace(microsecond=0), "portal")
-    files.write_json(shardlab_folder / MANIFESTS / PORTAL_FILE, portal_answer)
+    files.write_json(shardlab_folder / MANIFEST_FOLDER / PORTAL_FILE, portal_answer)
 
 
 def _read_manifest_lease(manifests: Sequence[Path]) -> Lease | None:

@@ -21,8 +21,8 @@ from socket import gethostname
 
 from shardlab.files import files, own_folder
 
-FILLED = ".filled"  # an empty file in the shared folder, written last: if it exists, the folder is completely filled
-LOCK = ".lock"  # suffix of the lock file beside the shared folder
+FILLED_MARK_NAME = ".filled"  # an empty file in the shared folder, written last: if it exists, the folder is completely filled
+LOCK_SUFFIX = ".lock"  # suffix of the lock file beside the shared folder
 PAUSE_S = 0.05  # seconds between two attempts to get a lock
 
 
@@ -37,16 +37,16 @@ def choose_parent() -> tuple[Path, str]:
     return Path("/tmp"), f"TMPDIR is {'not set' if not tmpdir else 'not a folder'}"
 
 
-def shared_folder_name(run: Path) -> str:
+def shared_folder_name(run_path: Path) -> str:
     """The name of the shared folder for a run. run: the path of the run folder in the workspace.
 
     The name contains a digest of the path of the run folder, because two workspaces may each have a run with the same id.
     """
-    return f"{run.name}-{hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:8]}"
+    return f"{run_path.name}-{hashlib.sha256(os.fsencode(run_path.resolve())).hexdigest()[:8]}"
 
 
 @contextlib.contextmanager
-def hold_shared_folder(name: str, fill: Callable[[Path], None]) -> Iterator[Path]:
+def hold_shared_folder(name: str, fill_folder: Callable[[Path], None]) -> Iterator[Path]:
     """Yield the folder `name` on this node. The first process fills the folder; the other processes wait until it is filled.
 
     fill: is called with the empty folder.
@@ -57,11 +57,11 @@ def hold_shared_folder(name: str, fill: Callable[[Path], None]) -> Iterator[Path
     user_folder = _make_user_folder()
     with files.as_workspace_error("write"):
         folder = user_folder / _name_on_node(name)
-        lock = _lock_filled_folder(folder, fill)
+        lock_descriptor = _lock_filled_folder(folder, fill_folder)
     try:
         yield folder
     finally:
-        _release_folder(folder, lock)
+        _release_folder(folder, lock_descriptor)
 
 
 def remove_unused() -> list[str]:
@@ -71,11 +71,11 @@ def remove_unused() -> list[str]:
     """
     user_folder, in_use = _make_user_folder(), []
     with files.as_workspace_error("remove"):
-        for lock_file in sorted(user_folder.glob(f"{_name_on_node('')}*{LOCK}")):
-            folder = lock_file.with_name(lock_file.name.removesuffix(LOCK))
+        for lock_file in sorted(user_folder.glob(f"{_name_on_node('')}*{LOCK_SUFFIX}")):
+            folder = lock_file.with_name(lock_file.name.removesuffix(LOCK_SUFFIX))
             with contextlib.suppress(FileNotFoundError):  # another process has just removed the folder and its lock file
-                lock = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-                if not _release_folder(folder, lock):
+                lock_descriptor = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                if not _release_folder(folder, lock_descriptor):
                     in_use.append(folder.name.removeprefix(_name_on_node("")))
     return in_use
 
@@ -93,68 +93,68 @@ def _name_on_node(name: str) -> str:
     return f"{gethostname()}-{name}"
 
 
-def _lock_filled_folder(folder: Path, fill: Callable[[Path], None]) -> int:
+def _lock_filled_folder(folder: Path, fill_folder: Callable[[Path], None]) -> int:
     """Wait until another process has filled the folder, or fill it. fill: called with the empty folder.
 
     Returns the descriptor of the lock file. This process holds a shared lock until it closes the descriptor.
     """
     while True:
-        lock = os.open(f"{folder}{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_SH)  # this call waits while another process fills the folder
-        if _is_filled(folder, lock):
-            return lock
+        lock_descriptor = os.open(f"{folder}{LOCK_SUFFIX}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(lock_descriptor, fcntl.LOCK_SH)  # this call waits while another process fills the folder
+        if _is_filled(folder, lock_descriptor):
+            return lock_descriptor
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:  # another process holds a lock too, so try again
-            os.close(lock)
+            os.close(lock_descriptor)
             time.sleep(PAUSE_S)
             continue
         try:
-            if _is_current(folder, lock) and not _is_filled(folder, lock):
+            if _is_current_lock_file(folder, lock_descriptor) and not _is_filled(folder, lock_descriptor):
                 shutil.rmtree(folder, ignore_errors=True)  # incomplete, if a process was killed while it filled the folder
                 folder.mkdir(mode=0o700)
-                fill(folder)
-                (folder / FILLED).touch()
-            fcntl.flock(lock, fcntl.LOCK_SH)
+                fill_folder(folder)
+                (folder / FILLED_MARK_NAME).touch()
+            fcntl.flock(lock_descriptor, fcntl.LOCK_SH)
         except BaseException:
-            _release_folder(folder, lock)
+            _release_folder(folder, lock_descriptor)
             raise
         # The kernel releases the exclusive lock before it grants the shared lock. In between, another process may have removed
         # the folder.
-        if _is_filled(folder, lock):
-            return lock
-        os.close(lock)
+        if _is_filled(folder, lock_descriptor):
+            return lock_descriptor
+        os.close(lock_descriptor)
 
 
-def _is_filled(folder: Path, lock: int) -> bool:
-    return _is_current(folder, lock) and (folder / FILLED).exists()
+def _is_filled(folder: Path, lock_descriptor: int) -> bool:
+    return _is_current_lock_file(folder, lock_descriptor) and (folder / FILLED_MARK_NAME).exists()
 
 
-def _is_current(folder: Path, lock: int) -> bool:
+def _is_current_lock_file(folder: Path, lock_descriptor: int) -> bool:
     """Whether the lock file that was opened is still the lock file of the folder.
 
     False: another process removed the folder and its lock file after this process had opened the lock file.
     lock: the descriptor of the lock file.
     """
     try:
-        return os.path.samestat(os.fstat(lock), os.lstat(f"{folder}{LOCK}"))
+        return os.path.samestat(os.fstat(lock_descriptor), os.lstat(f"{folder}{LOCK_SUFFIX}"))
     except FileNotFoundError:
         return False
 
 
-def _release_folder(folder: Path, lock: int) -> bool:
+def _release_folder(folder: Path, lock_descriptor: int) -> bool:
     """Release the lock, and remove the folder if no other process uses it. Returns False if another process uses the folder.
 
     lock: the descriptor of the lock file.
     """
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_current(folder, lock):
+        fcntl.flock(lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_current_lock_file(folder, lock_descriptor):
             shutil.rmtree(folder, ignore_errors=True)
-            Path(f"{folder}{LOCK}").unlink()
+            Path(f"{folder}{LOCK_SUFFIX}").unlink()
     except BlockingIOError:
         return False  # another process uses the folder, and will remove it
     else:
         return True
     finally:
-        os.close(lock)
+        os.close(lock_descriptor)

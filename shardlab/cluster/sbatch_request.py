@@ -51,33 +51,33 @@ def gpu_options(cluster: Cluster, per_node: int, nodes: int) -> list[str]:
     assert cluster.slurm is not None
     if not per_node or cluster.slurm.gpu_request == "none":
         return []
-    prefix = f"{cluster.gpus.type}:" if cluster.gpus is not None and cluster.gpus.type else ""
-    requests = {
-        "gpus-per-node": f"gpus-per-node={prefix}{per_node}",
-        "gres": f"gres=gpu:{prefix}{per_node}",
-        "gpus": f"gpus={prefix}{per_node * nodes}",
+    type_prefix = f"{cluster.gpus.type}:" if cluster.gpus is not None and cluster.gpus.type else ""
+    option_by_request = {
+        "gpus-per-node": f"gpus-per-node={type_prefix}{per_node}",
+        "gres": f"gres=gpu:{type_prefix}{per_node}",
+        "gpus": f"gpus={type_prefix}{per_node * nodes}",
     }
-    return [requests[cluster.slurm.gpu_request]]
+    return [option_by_request[cluster.slurm.gpu_request]]
 
 
 def change_options(slurm: Slurm, options: Sequence[str]) -> list[str]:
     """These options without those that `slurm.omit` names, followed by those of `slurm.extra`."""
-    omitted = {*slurm.omit, *(["no-requeue"] if "requeue" in slurm.omit else [])}
+    omitted_options = {*slurm.omit, *(["no-requeue"] if "requeue" in slurm.omit else [])}
     if any(name in slurm.extra for name in _MEMORY_OPTIONS):
-        omitted.add("mem")
-    sent_options = [option for option in options if option.partition("=")[0] not in omitted]
+        omitted_options.add("mem")
+    sent_options = [option for option in options if option.partition("=")[0] not in omitted_options]
     return sent_options + [name if value is None else f"{name}={_quote(str(value))}" for name, value in slurm.extra.items()]
 
 
-def _quote(value: str) -> str:
+def _quote(option_value: str) -> str:
     """The value as sbatch reads it from a line #SBATCH, where a space ends a value without quotes."""
-    return f'"{value}"' if " " in value else value
+    return f'"{option_value}"' if " " in option_value else option_value
 
 
-def advise_on_rejection(why: str) -> str:
+def advise_on_rejection(rejection: str) -> str:
     """A sentence that names the keys of the cluster file which decide what Slurm rejects; '' if they are not known.
 
     why: Slurm's words.
     """
-    keys = next((keys for pattern, keys in _KEYS_BY_PATTERN.items() if re.search(pattern, why)), ())
-    return f"Decided in the cluster file by: {', '.join(keys)}." if keys else ""
+    key_names = next((key_names for pattern, key_names in _KEYS_BY_PATTERN.items() if re.search(pattern, rejection)), ())
+    return f"Decided in the cluster file by: {', '.join(key_names)}." if key_names else ""

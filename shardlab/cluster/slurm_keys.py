@@ -66,17 +66,17 @@ OWN_OPTIONS = {
     "hold", *(CLUSTER_OPTIONS := ("clusters", "cluster", "M")),
 }  # fmt: skip
 # Options that `slurm.omit` may name: without these options, a run is still placed, ended and found again correctly.
-Omittable = Literal["exclusive", "mem", "cpus-per-task", "ntasks-per-node", "export", "open-mode", "requeue"]
+OmittableOption = Literal["exclusive", "mem", "cpus-per-task", "ntasks-per-node", "export", "open-mode", "requeue"]
 GpuRequest = Literal["gpus-per-node", "gres", "gpus", "none"]
 GPU_OPTIONS = ("gres", "gpus", "gpus-per-node")
 
 
-_SLICE = re.compile(r"(?:^|[._-])[1-7]g\.\d+gb", re.I)
+_SLICE_PATTERN = re.compile(r"(?:^|[._-])[1-7]g\.\d+gb", re.I)
 
 
 def is_slice(gpu_type: str) -> bool:
     """Whether a type of GPUs in Slurm is a slice of a GPU (MIG), which ends with its share and memory, such as 1g.5gb."""
-    return _SLICE.search(gpu_type) is not None
+    return _SLICE_PATTERN.search(gpu_type) is not None
 
 
 class Gpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -182,7 +182,7 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requeue: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
     """How often a run may be started again after a node failed, after a preemption, and after a time limit if the run saved a
     checkpoint. It applies to each of these states for which the key `retry` of the matrix has no number."""
-    omit: list[Omittable] = []
+    omit: list[OmittableOption] = []
     """Options of sbatch that jobs do not send, because the site rejects them. `extra` may then set the same option to another
     value, such as `omit: [exclusive]` with `extra: {exclusive: user}`."""
     extra: ExtraOptions = {}
@@ -218,11 +218,11 @@ def check_slurm(text: document.Document, slurm: Slurm) -> None:
     if slurm.cluster == "all":
         raise text.error(("slurm", "cluster"), "found all. Allowed: the name of one cluster, because each run has one job.")
     _check_partitions(text, slurm)
-    _check_extra(text, slurm)
-    for index, line in enumerate(slurm.setup):
-        if not line.strip() or any(not char.isprintable() for char in line):
+    _check_extra_options(text, slurm)
+    for index, setup_line in enumerate(slurm.setup):
+        if not setup_line.strip() or any(not char.isprintable() for char in setup_line):
             raise text.error(
-                ("slurm", "setup", index), f"found {line!r}. Allowed: one line of shell with printable characters."
+                ("slurm", "setup", index), f"found {setup_line!r}. Allowed: one line of shell with printable characters."
             )
 
 
@@ -231,8 +231,8 @@ def check_installed_slurm(text: document.Document, slurm: Slurm, provider: str) 
     if slurm.partition is None:
         raise text.error(("slurm", "partition"), "found null. Allowed: the name of the partition that `provision` makes.")
     if not _INSTALLED_PARTITION.match(slurm.partition):
-        allowed = "Allowed: one name with letters, digits and the signs _ . + -, at most 61 characters."
-        raise text.error(("slurm", "partition"), f"found {slurm.partition!r}. {allowed}")
+        allowed_names = "Allowed: one name with letters, digits and the signs _ . + -, at most 61 characters."
+        raise text.error(("slurm", "partition"), f"found {slurm.partition!r}. {allowed_names}")
     if slurm.provision is not None:
         raise text.error(("slurm", "provision"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
     if slurm.partitions:
@@ -244,23 +244,23 @@ def check_installed_slurm(text: document.Document, slurm: Slurm, provider: str) 
     check_slurm(text, slurm)
 
 
-def _check_extra(text: document.Document, slurm: Slurm) -> None:
+def _check_extra_options(cluster_document: document.Document, slurm: Slurm) -> None:
     """Check that `extra` sets no option with which shardlab itself places, ends or finds a run."""
-    omitted = {*slurm.omit, *(GPU_OPTIONS if slurm.gpu_request == "none" else ())}
-    paths: list[document.KeyPath] = [("slurm", "extra", name) for name in slurm.extra]
+    omitted_options = {*slurm.omit, *(GPU_OPTIONS if slurm.gpu_request == "none" else ())}
+    option_paths: list[document.KeyPath] = [("slurm", "extra", option_name) for option_name in slurm.extra]
     if slurm.provision is not None:
-        paths += [("slurm", "provision", "extra", name) for name in slurm.provision.extra or {}]
-    for path in paths:
-        name = str(path[-1])
-        if name not in OWN_OPTIONS or name in omitted:
+        option_paths += [("slurm", "provision", "extra", option_name) for option_name in slurm.provision.extra or {}]
+    for path in option_paths:
+        option_name = str(path[-1])
+        if option_name not in OWN_OPTIONS or option_name in omitted_options:
             continue
-        allowed = "the key slurm.cluster" if name in CLUSTER_OPTIONS else "sbatch's other options"
-        why = f"{name} is not allowed, because `jobs` controls it. Allowed: {allowed}"
-        if name in get_args(Omittable):
-            why += f", or this one together with `omit: [{name}]`"
-        if name in GPU_OPTIONS:
-            why += ", or this one together with `gpu_request: none`"
-        raise text.error(path, f"{why}.")
+        allowed_options = "the key slurm.cluster" if option_name in CLUSTER_OPTIONS else "sbatch's other options"
+        refusal = f"{option_name} is not allowed, because `jobs` controls it. Allowed: {allowed_options}"
+        if option_name in get_args(OmittableOption):
+            refusal += f", or this one together with `omit: [{option_name}]`"
+        if option_name in GPU_OPTIONS:
+            refusal += ", or this one together with `gpu_request: none`"
+        raise cluster_document.error(path, f"{refusal}.")
 
 
 def _check_partitions(text: document.Document, slurm: Slurm) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 
-def cache_variables(cache: PurePosixPath) -> list[tuple[str, str]]:
+def cache_variables(cache_folder: PurePosixPath) -> list[tuple[str, str]]:
     """The name and value of each environment variable that moves a cache. cache: the folder into which all caches are moved."""
     return [
-        ("PIP_CACHE_DIR", f"{cache}/pip"),
-        ("XDG_CACHE_HOME", str(cache)),
-        ("TORCHINDUCTOR_CACHE_DIR", f"{cache}/inductor"),
-        ("TRITON_CACHE_DIR", f"{cache}/triton"),
-        ("TORCH_EXTENSIONS_DIR", f"{cache}/torch_extensions"),
-        ("CUDA_CACHE_PATH", f"{cache}/cuda"),  # the cache of kernels that the driver compiled; by default it is in ~/.nv
+        ("PIP_CACHE_DIR", f"{cache_folder}/pip"),
+        ("XDG_CACHE_HOME", str(cache_folder)),
+        ("TORCHINDUCTOR_CACHE_DIR", f"{cache_folder}/inductor"),
+        ("TRITON_CACHE_DIR", f"{cache_folder}/triton"),
+        ("TORCH_EXTENSIONS_DIR", f"{cache_folder}/torch_extensions"),
+        ("CUDA_CACHE_PATH", f"{cache_folder}/cuda"),  # the cache of kernels that the driver compiled; by default it is in ~/.nv
     ]

@@ -17,16 +17,16 @@ T = TypeVar("T")
 # are not UTF-8, or its values are nested too deeply.
 DECODE_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-_LOCK = threading.Lock()
+_DECODERS_LOCK = threading.Lock()
 _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
-def decoder(target_type: type[T]) -> msgspec.json.Decoder[T]:
+def get_decoder(target_type: type[T]) -> msgspec.json.Decoder[T]:
     """The JSON decoder of the type `target_type`. Once it exists, `msgspec.convert` to this type is also safe in several
     threads."""
     json_decoder = _DECODERS.get(target_type)
     if json_decoder is None:
-        with _LOCK:
+        with _DECODERS_LOCK:
             json_decoder = _DECODERS.get(target_type)
             if json_decoder is None:
                 json_decoder = _DECODERS[target_type] = msgspec.json.Decoder(target_type)

@@ -21,16 +21,16 @@ from shardlab.files import files
 MAX_BYTES = 4 * 1024 * 1024  # the largest file that is read; a larger matrix file or cluster file is a mistake or an attack
 MAX_DEPTH = 32  # the largest number of levels of nested mappings and lists
 
-_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
-_TIME = re.compile(r"[-+]?[0-9]+(:[0-9]{1,2})+(\.[0-9]*)?\Z")
+_INT_PATTERN = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z")
+_FLOAT_PATTERN = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_TIME_PATTERN = re.compile(r"[-+]?[0-9]+(:[0-9]{1,2})+(\.[0-9]*)?\Z")
 # Text that some YAML parsers read as an octal, hexadecimal or binary number, as a number with underscores, as infinity or as
 # NaN. A checksum such as 0a1f does not match.
-_ODD_NUMBER = re.compile(
+_ODD_NUMBER_PATTERN = re.compile(
     r"[-+]?(0o?[0-7_]+|0x[0-9a-fA-F_]+|0b[01_]+|0[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?"
     r"|[0-9][0-9_]*_[0-9_]*|\.(inf|Inf|INF)|\.(nan|NaN|NAN))\Z"
 )
-_ODD_BOOL = {"yes", "no", "on", "off", "y", "n"}
+_ODD_BOOL_WORDS = {"yes", "no", "on", "off", "y", "n"}
 
 KeyPath = tuple[str | int, ...]
 
@@ -67,76 +67,79 @@ class Document(msgspec.Struct):
     keys: dict[KeyPath, Position] = {}
     """The place of each key in the file, by the path in `data` of the value of this key."""
 
-    def problem(self, path: KeyPath, sentence: str, *, at_key: bool = False) -> Problem:
+    def problem(self, key_path: KeyPath, sentence: str, *, at_key: bool = False) -> Problem:
         """A problem at the place of the value with this path, or of the nearest value around it that the file contains.
 
         path: the path of the value in `data`. sentence: the message. at_key: use the place of the key, not of its value.
         """
-        marks = self.keys if at_key else self.values
-        nearest_path = path
-        while nearest_path and nearest_path not in marks and nearest_path not in self.values:
+        positions = self.keys if at_key else self.values
+        nearest_path = key_path
+        while nearest_path and nearest_path not in positions and nearest_path not in self.values:
             nearest_path = nearest_path[:-1]
-        mark = marks.get(nearest_path) or self.values.get(nearest_path) or Position(1, 1)
-        return Problem(mark, format_path(path), sentence)
+        position = positions.get(nearest_path) or self.values.get(nearest_path) or Position(1, 1)
+        return Problem(position, format_path(key_path), sentence)
 
-    def error(self, path: KeyPath, sentence: str, *, at_key: bool = False) -> InputError:
+    def error(self, key_path: KeyPath, sentence: str, *, at_key: bool = False) -> InputError:
         """An exception for one problem, which the caller raises. The arguments are the same as for `problem`."""
-        return self.errors([self.problem(path, sentence, at_key=at_key)])
+        return self.errors([self.problem(key_path, sentence, at_key=at_key)])
 
     def errors(self, problems: list[Problem]) -> InputError:
         """One exception for several problems, which the caller raises. Its message has one line for each problem.
 
         The lines are in the order of the places of the problems in the file.
         """
-        ordered = sorted(problems, key=lambda p: (p.mark.line, p.mark.column))
-        lines = [f"{self.file}:{p.mark.line}:{p.mark.column}: {p.path + ': ' if p.path else ''}{p.sentence}" for p in ordered]
-        return InputError("\n".join(dict.fromkeys(lines)))
+        ordered_problems = sorted(problems, key=lambda p: (p.mark.line, p.mark.column))
+        problem_lines = [
+            f"{self.file}:{p.mark.line}:{p.mark.column}: {p.path + ': ' if p.path else ''}{p.sentence}"
+            for p in ordered_problems
+        ]
+        return InputError("\n".join(dict.fromkeys(problem_lines)))
 
 
-def format_path(path: KeyPath) -> str:
+def format_path(key_path: KeyPath) -> str:
     """A path as text: ``nodes[0].host`` for ``("nodes", 0, "host")``."""
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
+    path_text = ""
+    for path_part in key_path:
+        path_text += f"[{path_part}]" if isinstance(path_part, int) else f".{path_part}" if path_text else path_part
+    return path_text
 
 
 def load(path: Path) -> Document:
     """Read the file `path`. Raises InputError for a missing file and for everything that is not plain, unambiguous YAML."""
     try:
-        raw = files.read(path, MAX_BYTES, follow=True)
+        yaml_bytes = files.read(path, MAX_BYTES, follow=True)
     except files.TooLarge:
-        limit = f"{MAX_BYTES // 2**20} MiB, the limit for a cluster file or a matrix file"
-        raise InputError(f"{path}: larger than {limit}.") from None
+        limit_text = f"{MAX_BYTES // 2**20} MiB, the limit for a cluster file or a matrix file"
+        raise InputError(f"{path}: larger than {limit_text}.") from None
     except FileNotFoundError:
         raise InputError(f"{path}: no such file.") from None
     except files.NotRegular as error:
         raise InputError(f"{path}: is {error.kind}, not a file.") from None
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
-    return parse(raw, str(path))
+    return parse(yaml_bytes, str(path))
 
 
-def parse(raw: bytes, file: str) -> Document:
+def parse(yaml_bytes: bytes, file: str) -> Document:
     """Parse one YAML document. raw: its bytes. file: the name of the file for error messages. Raises InputError."""
     document = Document(file)
     try:
-        text = raw.decode("utf-8")
+        yaml_text = yaml_bytes.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise InputError(f"{file}:{line}:1: byte {error.start} is not UTF-8 text.") from None
+        line_number = yaml_bytes[: error.start].count(b"\n") + 1
+        raise InputError(f"{file}:{line_number}:1: byte {error.start} is not UTF-8 text.") from None
     try:
         # The loader in pure Python is used, because the loader in C does not count columns in characters. The pure-Python
         # loader is slow, but matrix files and cluster files are small.
-        document.data = _Builder(document, yaml.parse(text, Loader=yaml.SafeLoader)).build()
+        document.data = _Builder(document, yaml.parse(yaml_text, Loader=yaml.SafeLoader)).build()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        position = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
+        error_mark = error.problem_mark or error.context_mark
+        error_position = f"{error_mark.line + 1}:{error_mark.column + 1}" if error_mark else "1:1"
         reason = error.problem or error.context or "cannot be read"
-        raise InputError(f"{file}:{position}: not valid YAML: {reason}.") from None
+        raise InputError(f"{file}:{error_position}: not valid YAML: {reason}.") from None
     except yaml.reader.ReaderError as error:
-        line = text[: error.position].count("\n") + 1
-        raise InputError(f"{file}:{line}:1: not valid YAML: {error.reason}.") from None
+        line_number = yaml_text[: error.position].count("\n") + 1
+        raise InputError(f"{file}:{line_number}:1: not valid YAML: {error.reason}.") from None
     return document
 
 
@@ -159,8 +162,8 @@ class _Builder:
                 data = self.build_node(event, ())
         return data
 
-    def error_at(self, event: yaml.Event, path: KeyPath, sentence: str) -> InputError:
-        return self.document.errors([Problem(_event_position(event), format_path(path), sentence + ".")])
+    def error_at(self, event: yaml.Event, parent_path: KeyPath, sentence: str) -> InputError:
+        return self.document.errors([Problem(_event_position(event), format_path(parent_path), sentence + ".")])
 
     def build_node(self, event: yaml.Event, path: KeyPath) -> Any:
         if len(path) > MAX_DEPTH:
@@ -179,33 +182,33 @@ class _Builder:
         assert isinstance(event, yaml.MappingStartEvent)
         return self.build_mapping(path)
 
-    def build_list(self, path: KeyPath) -> list[Any]:
+    def build_list(self, list_path: KeyPath) -> list[Any]:
         items: list[Any] = []
         for event in self.events:
             if isinstance(event, yaml.SequenceEndEvent):
                 break
-            items.append(self.build_node(event, (*path, len(items))))
+            items.append(self.build_node(event, (*list_path, len(items))))
         return items
 
-    def build_mapping(self, path: KeyPath) -> dict[str, Any]:
+    def build_mapping(self, mapping_path: KeyPath) -> dict[str, Any]:
         items: dict[str, Any] = {}
         for event in self.events:
             if isinstance(event, yaml.MappingEndEvent):
                 break
             if not isinstance(event, yaml.ScalarEvent):
-                raise self.error_at(event, path, "found a key that is not plain text. Allowed: text as a key")
+                raise self.error_at(event, mapping_path, "found a key that is not plain text. Allowed: text as a key")
             if event.anchor or event.tag:
-                raise self.error_at(event, path, "found an anchor or a tag on a key. Allowed: only the key")
-            key = event.value
-            key_path = (*path, key)
-            if key == "<<" and not event.style:
-                raise self.error_at(event, path, "found a merge key (<<). Allowed: the keys themselves")
-            if key in items:
-                first = self.document.keys[key_path]
-                first_place = f"first at {first.line}:{first.column}"
+                raise self.error_at(event, mapping_path, "found an anchor or a tag on a key. Allowed: only the key")
+            key_name = event.value
+            key_path = (*mapping_path, key_name)
+            if key_name == "<<" and not event.style:
+                raise self.error_at(event, mapping_path, "found a merge key (<<). Allowed: the keys themselves")
+            if key_name in items:
+                first_position = self.document.keys[key_path]
+                first_place = f"first at {first_position.line}:{first_position.column}"
                 raise self.error_at(event, key_path, f"found this key twice, {first_place}. Allowed: each key once")
             self.document.keys[key_path] = _event_position(event)
-            items[key] = self.build_node(next(self.events), key_path)
+            items[key_name] = self.build_node(next(self.events), key_path)
         return items
 
     def build_scalar(self, event: yaml.ScalarEvent, path: KeyPath) -> Any:
@@ -216,20 +219,22 @@ class _Builder:
             return None
         if value in ("true", "false"):
             return value == "true"
-        if _INT.match(value):
+        if _INT_PATTERN.match(value):
             return int(value)
-        if _FLOAT.match(value) and not re.match(r"[-+]?0[0-9]", value):
+        if _FLOAT_PATTERN.match(value) and not re.match(r"[-+]?0[0-9]", value):
             return float(value)
-        if _TIME.match(value):
+        if _TIME_PATTERN.match(value):
             sentence = (
                 f'found {value} without quotes, which some YAML parsers read as a number. Allowed: a number, or "{value}"'
             )
             raise self.error_at(event, path, f"{sentence} if it is a time")
-        if _ODD_NUMBER.match(value):
+        if _ODD_NUMBER_PATTERN.match(value):
             raise self.error_at(
-                event, path, f'{value} is read differently by different YAML parsers; write a plain decimal or "{value}"'
+                event,
+                path,
+                f'{value} is read differently by different YAML parsers; write a plain decimal or "{value}"',
             )
-        if value.lower() in _ODD_BOOL:
+        if value.lower() in _ODD_BOOL_WORDS:
             raise self.error_at(event, path, f'{value} is true or false to some YAML parsers; write true, false or "{value}"')
         return value
 

@@ -25,20 +25,20 @@ def read_field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
     docs: dict[str, str] = {}
     for base_class in reversed(struct.__mro__):
         if issubclass(base_class, msgspec.Struct) and base_class is not msgspec.Struct:
-            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base_class))).body
-            assert isinstance(definition, ast.ClassDef)
-            docs |= dict(_documented_fields(definition))
+            (class_definition,) = ast.parse(textwrap.dedent(inspect.getsource(base_class))).body
+            assert isinstance(class_definition, ast.ClassDef)
+            docs |= dict(_documented_fields(class_definition))
     encoded_names = {field.name: field.encode_name for field in msgspec.structs.fields(struct)}
-    return {encoded_names[name]: text for name, text in docs.items()}
+    return {encoded_names[field_name]: field_doc for field_name, field_doc in docs.items()}
 
 
-def _documented_fields(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
+def _documented_fields(class_definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
     """Yields (name of the field, its docstring) for each field that has a docstring below it in the source of a class."""
-    for field, next_statement in zip(definition.body, definition.body[1:], strict=False):
+    for field, next_statement in zip(class_definition.body, class_definition.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(next_statement, ast.Expr):
-            text = next_statement.value
-            if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                yield field.target.id, " ".join(text.value.split())
+            docstring_node = next_statement.value
+            if isinstance(docstring_node, ast.Constant) and isinstance(docstring_node.value, str):
+                yield field.target.id, " ".join(docstring_node.value.split())
 
 
 def join_lines(docstring: str) -> str:

@@ -27,7 +27,7 @@ from shardlab.terminal import printable
 
 MOST_BYTES = 1 << 26  # the largest file that is read as one document, such as run.json or an expansion
 MOST_RECORDS = 1 << 30  # the largest file of records that is read at once, such as steps/rank-00000.jsonl
-PAGE = 4096  # bytes; a file in /proc/sys has fewer
+PAGE_BYTES = 4096  # bytes; a file in /proc/sys has fewer
 
 
 class NotRegular(OSError):
@@ -54,21 +54,21 @@ def read(path: Path | str, max_bytes: int = MOST_BYTES, *, follow: bool = False)
     Only regular files are allowed, because the files of a run may come from another machine: a symlink could point to any file
     of this machine, and reading a FIFO could block for ever. For small files, this function is faster than Path.read_bytes.
     """
-    descriptor, size = open_descriptor(path, follow=follow)
+    descriptor, file_bytes = open_descriptor(path, follow=follow)
     try:
         # A file in /proc has the size 0, and the kernel gives its content only to the first read.
-        content = os.read(descriptor, min(max(size, PAGE), max_bytes) + 1)
-        if len(content) == size <= max_bytes:
-            return content
-        parts, read_bytes = [content], len(content)
-        while content and read_bytes <= max_bytes:  # the file has grown, or is larger than one read of the kernel
-            parts.append(content := os.read(descriptor, 1 << 20))
-            read_bytes += len(content)
+        first_bytes = os.read(descriptor, min(max(file_bytes, PAGE_BYTES), max_bytes) + 1)
+        if len(first_bytes) == file_bytes <= max_bytes:
+            return first_bytes
+        content_parts, read_bytes = [first_bytes], len(first_bytes)
+        while first_bytes and read_bytes <= max_bytes:  # the file has grown, or is larger than one read of the kernel
+            content_parts.append(first_bytes := os.read(descriptor, 1 << 20))
+            read_bytes += len(first_bytes)
     finally:
         os.close(descriptor)
     if read_bytes > max_bytes:
         raise TooLarge(path, max_bytes)
-    return b"".join(parts)
+    return b"".join(content_parts)
 
 
 def open_regular(path: Path | str, *, follow: bool = False) -> io.BufferedReader:
@@ -96,20 +96,20 @@ def _open(path: Path | str, flags: int, mode: int = 0o644) -> tuple[int, int]:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # the path is a symlink (ELOOP) or a socket (ENXIO)
             raise NotRegular(path, describe_file_kind(os.lstat(path).st_mode)) from None
         raise
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
+    file_status = os.fstat(descriptor)
+    if not stat.S_ISREG(file_status.st_mode):
         os.close(descriptor)
-        raise NotRegular(path, describe_file_kind(status.st_mode))
-    return descriptor, status.st_size
+        raise NotRegular(path, describe_file_kind(file_status.st_mode))
+    return descriptor, file_status.st_size
 
 
 def describe_file_kind(mode: int) -> str:
     """The kind of file in words, such as `a symlink`. mode: the mode of the file (st_mode)."""
-    kinds = {
+    kind_words = {
         stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symlink", stat.S_IFIFO: "a FIFO",
         stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
     }  # fmt: skip
-    return kinds.get(stat.S_IFMT(mode), "of an unknown kind")
+    return kind_words.get(stat.S_IFMT(mode), "of an unknown kind")
 
 
 def write_atomic(path: Path, content: bytes, *, sync: bool = True, mode: int = 0o644) -> None:
@@ -118,15 +118,15 @@ def write_atomic(path: Path, content: bytes, *, sync: bool = True, mode: int = 0
     sync: whether to wait until the content is on the disk. mode: the permissions of the file.
     Raises WorkspaceError; `path` is then unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary_path = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        _write_file(temporary, content, sync=sync, mode=mode)
-        os.rename(temporary, path)
+        _write_file(temporary_path, content, sync=sync, mode=mode)
+        os.rename(temporary_path, path)
         if sync:
             sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
         raise WorkspaceError.from_os_error(_error_for_path(error, path), "write") from error
 
 
@@ -143,9 +143,9 @@ def write_new(path: Path, content: bytes | memoryview, *, mode: int = 0o644) -> 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> None:
     """Write the whole content to a descriptor, which may take several writes. Raises OSError."""
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    unwritten_bytes = memoryview(content)
+    while unwritten_bytes:
+        unwritten_bytes = unwritten_bytes[os.write(descriptor, unwritten_bytes) :]
 
 
 def append(path: Path, content: bytes) -> None:
@@ -153,8 +153,8 @@ def append(path: Path, content: bytes) -> None:
 
     If the process is killed, the file may have only the beginning of the content.
     """
-    with open_append(path) as handle:
-        write_all(handle.fileno(), content)
+    with open_append(path) as appended_file:
+        write_all(appended_file.fileno(), content)
 
 
 def open_append(path: Path) -> io.FileIO:
@@ -178,18 +178,18 @@ def open_atomic(path: Path) -> Iterator[BinaryIO]:
 
     If the block raises an exception, the temporary file is deleted and `path` is unchanged. Raises WorkspaceError.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary_path = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("xb") as handle:
-            yield handle
-            handle.flush()
-            os.fsync(handle.fileno())
-        temporary.rename(path)
+        with temporary_path.open("xb") as temporary_file:
+            yield temporary_file
+            temporary_file.flush()
+            os.fsync(temporary_file.fileno())
+        temporary_path.rename(path)
         sync_folder(path.parent)
     except OSError as error:
         raise WorkspaceError.from_os_error(_error_for_path(error, path), "write") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
@@ -207,37 +207,37 @@ def encode_json(value: Any) -> bytes:
     are not UTF-8, because the JSON would then contain the name of another file.
     """
     try:
-        document = msgspec.json.encode(value)
+        json_bytes = msgspec.json.encode(value)
     except UnicodeEncodeError as error:
         raise InputError(
             f"{error.object[:200]!r}: contains bytes that are not UTF-8, which no JSON file can store. Allowed: names in UTF-8."
         ) from None
-    return _indent_json(printable.escape_unprintable(document))
+    return _indent_json(printable.escape_unprintable(json_bytes))
 
 
-def write_document(path: Path, value: Any) -> None:
+def write_document(path: Path, json_value: Any) -> None:
     """Write `value` as indented JSON to the file `path`, for people to read. Bytes that are not UTF-8 become "?".
 
     Raises WorkspaceError.
     """
-    write_atomic(path, _indent_json(printable.json(value)))
+    write_atomic(path, _indent_json(printable.json(json_value)))
 
 
-def _indent_json(document: bytes) -> bytes:
-    return msgspec.json.format(document, indent=2) + b"\n"
+def _indent_json(json_bytes: bytes) -> bytes:
+    return msgspec.json.format(json_bytes, indent=2) + b"\n"
 
 
-def make_folder(path: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Create a folder and its parents. Raises WorkspaceError."""
     with as_workspace_error("create the folder"):
-        path.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def list_names(folder: Path | str) -> list[str]:
     """The sorted names of the files and folders in a folder; empty if the folder does not exist. Raises WorkspaceError."""
     try:
-        with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries)
+        with os.scandir(folder) as folder_entries:
+            return sorted(folder_entry.name for folder_entry in folder_entries)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -252,19 +252,19 @@ def is_folder(path: Path | str) -> bool:
         return False
 
 
-def is_utf8(name: str) -> bool:
+def is_utf8(file_name: str) -> bool:
     """Whether the name of a file is valid UTF-8, so that a JSON file can store it."""
     try:
-        name.encode()
+        file_name.encode()
     except UnicodeEncodeError:
         return False
     return True
 
 
-def sync_folder(path: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Sync a folder, so that a rename in the folder survives a power failure, if the file system supports this."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
         finally:
@@ -272,7 +272,7 @@ def sync_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def hold_lock(path: Path, on_busy: Callable[[int], object] = lambda _descriptor: None) -> Iterator[int]:
+def hold_lock(lock_path: Path, on_busy: Callable[[int], object] = lambda _descriptor: None) -> Iterator[int]:
     """Hold an exclusive lock (flock) on a lock file during the block; yield the descriptor of the file.
 
     The kernel releases the lock when the process ends, even if the process is killed.
@@ -280,7 +280,7 @@ def hold_lock(path: Path, on_busy: Callable[[int], object] = lambda _descriptor:
     on_busy: a function that is called with the descriptor if another process holds the lock. If `on_busy` raises an exception,
     the block is not executed; if `on_busy` returns, this function waits for the lock. Raises WorkspaceError if the file cannot
     be opened."""
-    descriptor = _open_lock(path)
+    descriptor = _open_lock(lock_path)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -298,20 +298,20 @@ def _open_lock(path: Path) -> int:
     with as_workspace_error("lock"):
         try:
             # Every user who can open the file can hold the lock, so only users with access to the folder may open the file.
-            mode = 0o600 | (path.parent.stat().st_mode & 0o066)
-            return _open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)[0]
+            lock_mode = 0o600 | (path.parent.stat().st_mode & 0o066)
+            return _open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, lock_mode)[0]
         except PermissionError:  # the file belongs to another user, such as root: this user can lock it, but not write to it
             return open_descriptor(path)[0]
 
 
 def file_sha256(path: Path) -> str:
     """The SHA-256 of the content of a regular file, in hexadecimal. Raises OSError, NotRegular."""
-    with open_regular(path) as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+    with open_regular(path) as opened_file:
+        return hashlib.file_digest(opened_file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
-def as_workspace_error(action: str) -> Iterator[None]:
+def as_workspace_error(failed_action: str) -> Iterator[None]:
     """Turn an OSError of the block into a WorkspaceError with one sentence for the user. action: a verb, such as `read`.
 
     A BrokenPipeError is not changed: no file causes it, but the reader of this command's output who has gone.
@@ -321,7 +321,7 @@ def as_workspace_error(action: str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise WorkspaceError.from_os_error(error, action) from error
+        raise WorkspaceError.from_os_error(error, failed_action) from error
 
 
 def _write_file(path: Path, content: bytes | memoryview, *, sync: bool, mode: int) -> None:

@@ -13,32 +13,32 @@ import tempfile
 from pathlib import Path
 
 
-def cache_path(name: str) -> Path:
+def cache_path(folder_name: str) -> Path:
     """The path of shardlab's folder `name` in this user's cache. Raises RuntimeError if this user has no home folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / name
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / folder_name
 
 
-def make_own_folder(base: Path, name: str) -> Path:
+def make_own_folder(parent: Path, folder_name: str) -> Path:
     """The folder `name` in `base`, or a folder `name-RANDOM`, which belongs to this user and which no other user can enter.
 
     The folder is made if it does not exist. Raises OSError.
     """
     with contextlib.suppress(OSError):
-        (base / name).mkdir(mode=0o700)
-    if not (own_folders := _find_own_folders(base, name)):
-        new_folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
-        own_folders = _find_own_folders(base, name) or [new_folder]
+        (parent / folder_name).mkdir(mode=0o700)
+    if not (own_folders := _find_own_folders(parent, folder_name)):
+        new_folder = Path(tempfile.mkdtemp(prefix=f"{folder_name}-", dir=parent))
+        own_folders = _find_own_folders(parent, folder_name) or [new_folder]
     return own_folders[0]  # if several folders were created at the same time, all commands choose the first folder by name
 
 
-def belongs_to_us(path: Path, forbidden_bits: int) -> bool:
+def belongs_to_us(folder: Path, forbidden_bits: int) -> bool:
     """Whether a path is a folder and not a link, is owned by this user, and has none of the forbidden bits in its mode."""
     try:
-        status = path.lstat()
+        status = folder.lstat()
     except OSError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & forbidden_bits
 
 
-def _find_own_folders(base: Path, name: str) -> list[Path]:
-    return [path for path in (base / name, *sorted(base.glob(f"{name}-*"))) if belongs_to_us(path, 0o077)]
+def _find_own_folders(parent: Path, folder_name: str) -> list[Path]:
+    return [path for path in (parent / folder_name, *sorted(parent.glob(f"{folder_name}-*"))) if belongs_to_us(path, 0o077)]

@@ -20,7 +20,7 @@ from shardlab.files import files
 
 CARRIED_FOLDERS = ("workloads", "strategies")  # folders with plug-ins that runs execute, so the cluster needs a copy
 CODE_FOLDERS = (*CARRIED_FOLDERS, "metrics")  # all folders of a workspace whose Python files shardlab executes
-NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,31}")
 MOST_BYTES = 1 << 20  # largest size of one file
 
 
@@ -41,8 +41,8 @@ class PluginSource(msgspec.Struct, frozen=True):
     def digest(self) -> str:
         """The digest of the names and contents of the files: 16 hexadecimal digits of SHA-256."""
         sha256 = hashlib.sha256()
-        for name, text in sorted(self.contents.items()):
-            sha256.update(f"{name} {len(text)}\n".encode() + text)
+        for file_name, file_content in sorted(self.contents.items()):
+            sha256.update(f"{file_name} {len(file_content)}\n".encode() + file_content)
         return sha256.hexdigest()[:16]
 
 
@@ -58,12 +58,13 @@ def read_plugin(file: Path) -> PluginSource:
     """
     if file.suffix == ".json":
         return PluginSource(file, {file.name: read_plugin_file(file)})
-    if not NAME.fullmatch(file.stem):
+    if not NAME_PATTERN.fullmatch(file.stem):
         raise InputError(
-            f"{file}: {file.stem!r} cannot be the name of a plug-in. Allowed: a file name that matches {NAME.pattern}.py."
+            f"{file}: {file.stem!r} cannot be the name of a plug-in. Allowed: a file name that matches "
+            f"{NAME_PATTERN.pattern}.py."
         )
-    helpers = [path for path in python_files(file.parent) if path.name.startswith("_")]
-    return PluginSource(file, {path.name: read_plugin_file(path) for path in (file, *helpers)})
+    helper_paths = [path for path in python_files(file.parent) if path.name.startswith("_")]
+    return PluginSource(file, {path.name: read_plugin_file(path) for path in (file, *helper_paths)})
 
 
 def read_all_files(workspace: Path) -> dict[str, bytes]:
@@ -83,28 +84,28 @@ def python_files(folder: Path) -> list[Path]:
     return [folder / name for name in files.list_names(folder) if name.endswith(".py") and not name.startswith(".")]
 
 
-def read_plugin_file(path: Path, allowed: str = "Python code; data belongs in files of its own") -> bytes:
+def read_plugin_file(plugin_path: Path, allowed_content: str = "Python code; data belongs in files of its own") -> bytes:
     """The content of a file. allowed: what the file may contain. Raises InputError if it is too long or cannot be read."""
     try:
-        return files.read(path, MOST_BYTES)
+        return files.read(plugin_path, MOST_BYTES)
     except files.TooLarge:
-        raise InputError(f"{path}: longer than {MOST_BYTES >> 20} MiB. Allowed: {allowed}.") from None
+        raise InputError(f"{plugin_path}: longer than {MOST_BYTES >> 20} MiB. Allowed: {allowed_content}.") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {os.strerror(error.errno) if error.errno else error}.") from None
+        raise InputError(f"{plugin_path}: cannot be read: {os.strerror(error.errno) if error.errno else error}.") from None
 
 
-def read_submitted_plugin(file: Path, code: str | None) -> PluginSource:
+def read_submitted_plugin(plugin_path: Path, code: str | None) -> PluginSource:
     """As `read_plugin`, on a rank. code: the digest of the plug-in when the run was submitted. Raises InputError also if the
     plug-in was changed after that."""
-    source = read_plugin(file)
-    if source.digest != code:
-        raise InputError(f"{file}: has the digest {source.digest}, the run was submitted with {code}.")
-    return source
+    plugin_source = read_plugin(plugin_path)
+    if plugin_source.digest != code:
+        raise InputError(f"{plugin_path}: has the digest {plugin_source.digest}, the run was submitted with {code}.")
+    return plugin_source
 
 
 def write_plugin(folder: Path, source: PluginSource) -> None:
     """Write the files of a plug-in into a new folder. Raises WorkspaceError."""
     with files.as_workspace_error("write"):
         folder.mkdir(parents=True)
-    for name, text in source.contents.items():
-        files.write_new(folder / name, text)
+    for file_name, file_content in source.contents.items():
+        files.write_new(folder / file_name, file_content)

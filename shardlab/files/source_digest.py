@@ -19,7 +19,7 @@ RUN_PACKAGES = tuple(name for name in PACKAGES if name != "provision")  # packag
 # The beginning of the name of shardlab's own .dist-info folder. The digest of the installed packages leaves shardlab out,
 # because a run uses a copy of shardlab's source.
 OWN_PREFIX = "shardlab-"
-BYTECODE = "__pycache__"  # the folders in which Python keeps bytecode
+BYTECODE_FOLDER = "__pycache__"  # the folders in which Python keeps bytecode
 
 
 def digest_source(root: Path = ROOT) -> str:
@@ -28,10 +28,10 @@ def digest_source(root: Path = ROOT) -> str:
     return digest_packages(RUN_PACKAGES, root)
 
 
-def is_complete_copy(copy: Path) -> bool:
+def is_complete_copy(copy_path: Path) -> bool:
     """Whether a copy of the source, whose name is its digest, has exactly the files of the digest, apart from bytecode."""
-    present_files = {path for path in copy.rglob("*") if not path.is_dir() and BYTECODE not in path.parts}
-    return present_files == set(source_files(RUN_PACKAGES, copy)) and digest_source(copy) == copy.name
+    present_files = {path for path in copy_path.rglob("*") if not path.is_dir() and BYTECODE_FOLDER not in path.parts}
+    return present_files == set(source_files(RUN_PACKAGES, copy_path)) and digest_source(copy_path) == copy_path.name
 
 
 def digest_packages(packages: Iterable[str], root: Path = ROOT) -> str:
@@ -48,8 +48,8 @@ def digest_packages(packages: Iterable[str], root: Path = ROOT) -> str:
 
 def digest_installed_packages() -> str:
     """The digest of the names and versions of the installed packages without shardlab: 12 hexadecimal digits."""
-    names = sorted(name for name in _installed_packages() if not name.startswith(OWN_PREFIX))
-    return hashlib.sha256("".join(f"{name}\n" for name in names).encode()).hexdigest()[:12]
+    package_names = sorted(package_name for package_name in _installed_packages() if not package_name.startswith(OWN_PREFIX))
+    return hashlib.sha256("".join(f"{package_name}\n" for package_name in package_names).encode()).hexdigest()[:12]
 
 
 def source_files(packages: Iterable[str], root: Path = ROOT) -> Iterator[Path]:
@@ -61,7 +61,7 @@ def source_files(packages: Iterable[str], root: Path = ROOT) -> Iterator[Path]:
     for package in packages:
         package_files = []
         for folder, subfolders, file_names in os.walk(root / package):
-            subfolders[:] = [name for name in subfolders if name != BYTECODE]
+            subfolders[:] = [folder_name for folder_name in subfolders if folder_name != BYTECODE_FOLDER]
             package_files += [
                 path for name in file_names if not name.startswith(".") and (path := Path(folder, name)).is_file()
             ]
@@ -74,5 +74,5 @@ def _installed_packages() -> set[str]:
     The files in these folders are not read, because that takes seconds on slow storage.
     """
     # When a process imports setuptools, setuptools adds its folder `_vendor`, with its own copies of packages, to sys.path.
-    folders = (Path(entry) for entry in sys.path if entry and Path(entry).name != "_vendor")
-    return {info_folder.name for folder in folders if folder.is_dir() for info_folder in folder.glob("*.dist-info")}
+    search_folders = (Path(entry) for entry in sys.path if entry and Path(entry).name != "_vendor")
+    return {info_folder.name for folder in search_folders if folder.is_dir() for info_folder in folder.glob("*.dist-info")}

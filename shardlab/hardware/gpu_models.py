@@ -44,23 +44,23 @@ class GpuModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 @functools.cache
 def all_models() -> tuple[GpuModel, ...]:
     """All GPU models of gpu_models.yaml, in the order of the file."""
-    content = resources.files("shardlab.hardware").joinpath("gpu_models.yaml").read_bytes()
-    return msgspec.yaml.decode(content, type=tuple[GpuModel, ...])
+    models_yaml = resources.files("shardlab.hardware").joinpath("gpu_models.yaml").read_bytes()
+    return msgspec.yaml.decode(models_yaml, type=tuple[GpuModel, ...])
 
 
-def find_gpu_model(gpu: str) -> GpuModel | None:
+def find_gpu_model(gpu_name: str) -> GpuModel | None:
     """The GPU model with this NVML name, or None if the file does not list it."""
-    return next((gpu_model for gpu_model in all_models() if is_of_model(gpu_model, gpu)), None)
+    return next((gpu_model for gpu_model in all_models() if is_of_model(gpu_model, gpu_name)), None)
 
 
-def is_of_model(model: GpuModel, gpu: str) -> bool:
+def is_of_model(model: GpuModel, gpu_name: str) -> bool:
     """Whether a GPU with this NVML name is of this model."""
-    return re.fullmatch(model.name, gpu) is not None
+    return re.fullmatch(model.name, gpu_name) is not None
 
 
-def peak_flops(gpu: str, precision: str) -> float | None:
+def peak_flops(gpu_name: str, precision: str) -> float | None:
     """Peak FLOP/s of a GPU with this NVML name in a cell's precision, or None if the peak is not known."""
-    gpu_model = find_gpu_model(gpu)
+    gpu_model = find_gpu_model(gpu_name)
     return None if gpu_model is None else model_peak_flops(gpu_model, precision)
 
 

@@ -18,7 +18,7 @@ from shardlab.hardware import nvml
 from shardlab.hardware.nvml import Gpu
 from shardlab.record_types import BootId, Count, HostName
 
-PACKAGES = (
+RECORDED_PACKAGES = (
     "shardlab", "torch", "torchvision", "transformers", "deepspeed", "numpy", "submitit", "fabric",
     "msgspec", "polars", "plotly",
 )  # fmt: skip
@@ -96,7 +96,7 @@ def read_host() -> Host:
     return Host(
         schema=1,
         host=gethostname(),
-        boot_id=boot_id(),
+        boot_id=read_boot_id(),
         kernel=platform.release(),
         system=_read_system_name(),
         cpu_model=_read_cpu_model(),
@@ -106,27 +106,27 @@ def read_host() -> Host:
         gpu_driver=driver,
         gpus=gpus,
         gpu_why_absent=why_absent,
-        nics=nics(),
-        numa_nodes=numa_nodes() or None,
+        nics=list_nics(),
+        numa_nodes=list_numa_nodes() or None,
         python=platform.python_version(),
-        packages=packages(),
+        packages=read_package_versions(),
     )
 
 
-def count_usable_processors(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+def count_usable_processors(quota_path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """The number of processors that this process may use, according to its CPU affinity and the CPU quota of its container.
 
     quota: the file in which version 2 of cgroups states the quota.
     """
     affinity_count = len(os.sched_getaffinity(0))
     try:
-        allowed_us, period_us = quota.read_text().split()
+        allowed_us, period_us = quota_path.read_text().split()
     except OSError:  # no container, or version 1 of cgroups
         return affinity_count
     return affinity_count if allowed_us == "max" else max(1, min(affinity_count, int(allowed_us) // int(period_us)))
 
 
-def boot_id() -> str:
+def read_boot_id() -> str:
     """The id that the kernel gives to this boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -139,48 +139,48 @@ def identify_this_process() -> dict[str, int | float | str]:
     """
     import psutil
 
-    process = psutil.Process()
-    return {"pid": process.pid, "created": process.create_time(), "boot_id": boot_id()}
+    this_process = psutil.Process()
+    return {"pid": this_process.pid, "created": this_process.create_time(), "boot_id": read_boot_id()}
 
 
-def packages() -> dict[str, str]:
+def read_package_versions() -> dict[str, str]:
     """The versions of the installed packages that a result can depend on. The packages are not imported."""
     from importlib import metadata
 
-    versions = {}
-    for name in PACKAGES:
+    version_by_package = {}
+    for package_name in RECORDED_PACKAGES:
         try:
-            versions[name] = metadata.version(name)
+            version_by_package[package_name] = metadata.version(package_name)
         except metadata.PackageNotFoundError:
             continue
-    return versions
+    return version_by_package
 
 
-def nics(root: Path = Path("/sys/class/net")) -> list[Nic]:
+def list_nics(sysfs_folder: Path = Path("/sys/class/net")) -> list[Nic]:
     """The network interfaces in sysfs, sorted by name. The list is empty in a sandbox whose sysfs has none, such as gVisor."""
-    folders = sorted(root.iterdir()) if root.is_dir() else []
-    return [_read_interface(folder) for folder in folders if (folder / "statistics").is_dir()]
+    nic_folders = sorted(sysfs_folder.iterdir()) if sysfs_folder.is_dir() else []
+    return [_read_interface(folder) for folder in nic_folders if (folder / "statistics").is_dir()]
 
 
-def _read_interface(folder: Path) -> Nic:
-    device = folder / "device"
-    hardware = read_kernel_text(folder / "type")
-    kind = "loopback" if hardware == "772" else "physical" if device.exists() else "virtual"  # 772: ARPHRD_LOOPBACK
-    speed = read_kernel_text(folder / "speed")
+def _read_interface(nic_folder: Path) -> Nic:
+    device_link = nic_folder / "device"
+    hardware = read_kernel_text(nic_folder / "type")
+    nic_kind = "loopback" if hardware == "772" else "physical" if device_link.exists() else "virtual"  # 772: ARPHRD_LOOPBACK
+    speed_text = read_kernel_text(nic_folder / "speed")
     return Nic(
-        name=folder.name,
-        kind=kind,
-        mac=read_kernel_text(folder / "address") if kind != "loopback" else None,
-        pci=device.resolve().name if device.exists() else None,
-        speed_mbps=int(speed) if speed and speed.isdigit() and int(speed) > 0 else None,
-        mtu=int(mtu) if (mtu := read_kernel_text(folder / "mtu")) and mtu.isdigit() else None,
-        driver=(device / "driver").resolve().name if (device / "driver").exists() else None,
+        name=nic_folder.name,
+        kind=nic_kind,
+        mac=read_kernel_text(nic_folder / "address") if nic_kind != "loopback" else None,
+        pci=device_link.resolve().name if device_link.exists() else None,
+        speed_mbps=int(speed_text) if speed_text and speed_text.isdigit() and int(speed_text) > 0 else None,
+        mtu=int(mtu) if (mtu := read_kernel_text(nic_folder / "mtu")) and mtu.isdigit() else None,
+        driver=(device_link / "driver").resolve().name if (device_link / "driver").exists() else None,
     )
 
 
-def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> list[NumaNode]:
+def list_numa_nodes(sysfs_folder: Path = Path("/sys/devices/system/node")) -> list[NumaNode]:
     """The NUMA nodes that the kernel shows, sorted by number; empty if the kernel shows no NUMA nodes."""
-    folders = sorted(root.glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node")))
+    folders = sorted(sysfs_folder.glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node")))
     return [NumaNode(int(folder.name.removeprefix("node")), read_kernel_text(folder / "cpulist") or "") for folder in folders]
 
 
@@ -189,20 +189,26 @@ def read_git_commit() -> str | None:
 
     None if this code is an installed wheel, or if git does not answer.
     """
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():  # git would look in the folders above, such as a workspace of somebody else
+    checkout = Path(__file__).parents[2]
+    if not (checkout / ".git").exists():  # git would look in the folders above, such as a workspace of somebody else
         return None
-    git = ["git", "-c", "core.fsmonitor=false", "-C", str(root)]  # fsmonitor: a command of the repository's configuration
-    describe_command = [*git, "describe", "--always", "--abbrev=40", "--dirty", "--match="]
-    tracked_command = [*git, "ls-files", "--error-unmatch", str(Path(__file__).relative_to(root))]
+    git_command = [
+        "git",
+        "-c",
+        "core.fsmonitor=false",
+        "-C",
+        str(checkout),
+    ]  # fsmonitor: a command of the repository's configuration
+    describe_command = [*git_command, "describe", "--always", "--abbrev=40", "--dirty", "--match="]
+    tracked_command = [*git_command, "ls-files", "--error-unmatch", str(Path(__file__).relative_to(checkout))]
     try:
-        answers = [
-            subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
-            for words in (describe_command, tracked_command)
+        git_processes = [
+            subprocess.run(git_words, capture_output=True, text=True, timeout=10, check=False)
+            for git_words in (describe_command, tracked_command)
         ]
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return answers[0].stdout.strip() or None if not any(answer.returncode for answer in answers) else None
+    return git_processes[0].stdout.strip() or None if not any(git_process.returncode for git_process in git_processes) else None
 
 
 def read_kernel_text(path: Path) -> str | None:
@@ -221,9 +227,9 @@ def _read_system_name() -> str:
 
 
 def _read_cpu_model() -> str | None:
-    for line in (read_kernel_text(Path("/proc/cpuinfo")) or "").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
+    for cpuinfo_line in (read_kernel_text(Path("/proc/cpuinfo")) or "").splitlines():
+        if cpuinfo_line.startswith("model name"):
+            return cpuinfo_line.partition(":")[2].strip()
     return None
 
 

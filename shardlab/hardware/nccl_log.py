@@ -19,18 +19,18 @@ NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 MOST_BYTES = 8 << 20  # at most this many bytes are read, from the beginning of a log
 MOST_DEVICES = 32
 # A line about a connection, such as: Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA
-_CHANNEL = re.compile(
+_CHANNEL_PATTERN = re.compile(
     rb"NCCL INFO Channel \d{1,4}(?:/\d{1,4})? : \d{1,6}\[[0-9a-f]{1,16}\] -> \d{1,6}\[[0-9a-f]{1,16}\]"
     rb"(?: \[(?:send|receive)\])? via (NET/(?:AWS )?[A-Za-z0-9_]{1,24}|P2P|SHM)([/A-Za-z0-9:+()-]{0,64})"
 )
 # A line about RDMA devices, such as: NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/IB [RO]; OOB eno1:10.0.0.1<0>
-_DEVICES = re.compile(rb"NCCL INFO NET/IB : Using ([^\n;]{1,2000})")
-_DEVICE = re.compile(rb"\[\d{1,3}\]([A-Za-z0-9_.-]{1,32}):\d{1,3}/(RoCE|IB)(?![A-Za-z])")
-_SOCKETS = re.compile(rb"NCCL INFO NET/Socket : Using ([^\n;]{1,2000})")
-_SOCKET = re.compile(rb"\[\d{1,3}\]([A-Za-z0-9_.@-]{1,15}):")
+_DEVICES_PATTERN = re.compile(rb"NCCL INFO NET/IB : Using ([^\n;]{1,2000})")
+_DEVICE_PATTERN = re.compile(rb"\[\d{1,3}\]([A-Za-z0-9_.-]{1,32}):\d{1,3}/(RoCE|IB)(?![A-Za-z])")
+_SOCKETS_PATTERN = re.compile(rb"NCCL INFO NET/Socket : Using ([^\n;]{1,2000})")
+_SOCKET_PATTERN = re.compile(rb"\[\d{1,3}\]([A-Za-z0-9_.@-]{1,15}):")
 # A line of the plug-in aws-ofi-nccl, such as: NET/OFI Selected Provider is cxi (found 4 nics)
-_PROVIDER = re.compile(rb"NCCL INFO NET/OFI Selected [Pp]rovider is ([a-z0-9_]{1,24})")
-_OFI = ("NET/AWS Libfabric", "NET/Libfabric")  # the names of this plug-in in lines about connections
+_PROVIDER_PATTERN = re.compile(rb"NCCL INFO NET/OFI Selected [Pp]rovider is ([a-z0-9_]{1,24})")
+_OFI_TRANSPORTS = ("NET/AWS Libfabric", "NET/Libfabric")  # the names of this plug-in in lines about connections
 # Providers of libfabric: those of EFA, Slingshot, InfiniBand and Omni-Path use RDMA, the others use TCP.
 _RDMA_PROVIDERS, _TCP_PROVIDERS = {"efa", "cxi", "verbs", "psm2", "psm3", "opx"}, {"tcp", "sockets", "udp"}
 
@@ -56,12 +56,12 @@ class NcclTransports(msgspec.Struct, omit_defaults=True):
 
         None if this is not known, because the logs name no transports, or only a plug-in that may or may not use RDMA.
         """
-        if any(name.startswith("NET/IB") for name in self.channels):  # NET/IBext is the plug-in of HPC-X
+        if any(transport.startswith("NET/IB") for transport in self.channels):  # NET/IBext is the plug-in of HPC-X
             return True
-        plugins = {name for name in self.channels if name.startswith("NET/")} - {"NET/Socket"}
-        if not plugins:
+        plugin_transports = {transport for transport in self.channels if transport.startswith("NET/")} - {"NET/Socket"}
+        if not plugin_transports:
             return False if self.channels else None
-        if not plugins.issubset(_OFI) or not self.providers:
+        if not plugin_transports.issubset(_OFI_TRANSPORTS) or not self.providers:
             return None
         if _RDMA_PROVIDERS.issuperset(self.providers):
             return True
@@ -69,40 +69,47 @@ class NcclTransports(msgspec.Struct, omit_defaults=True):
 
     def describe(self) -> str | None:
         """The transports between nodes in words, such as `NET/IB on mlx5_0 (IB), with GPUDirect RDMA`; None: there are none."""
-        notes = {"NET/IB": self.devices, "NET/Socket": self.interfaces, **dict.fromkeys(_OFI, self.providers)}
-        names = sorted(name for name in self.channels if name.startswith("NET/"))
-        texts = [f"{name} on {', '.join(notes[name])}" if notes.get(name) else name for name in names]
+        notes = {
+            "NET/IB": self.devices,
+            "NET/Socket": self.interfaces,
+            **dict.fromkeys(_OFI_TRANSPORTS, self.providers),
+        }
+        network_transports = sorted(name for name in self.channels if name.startswith("NET/"))
+        texts = [f"{name} on {', '.join(notes[name])}" if notes.get(name) else name for name in network_transports]
         return f"{' and '.join(texts)}{', with GPUDirect RDMA' if self.gpudirect else ''}" if texts else None
 
 
 def read_transports(logs: Iterable[Path]) -> NcclTransports:
     """The transports that NCCL uses, from the logs of all ranks of a run together. A log that cannot be read is skipped."""
     transports = NcclTransports()
-    for log in logs:
+    for log_path in logs:
         try:
-            with files.open_regular(log) as handle:
-                add_log(transports, handle.read(MOST_BYTES))
+            with files.open_regular(log_path) as log_file:
+                add_log(transports, log_file.read(MOST_BYTES))
         except OSError:
             continue
     return transports
 
 
-def add_log(transports: NcclTransports, log: bytes) -> None:
+def add_log(transports: NcclTransports, log_bytes: bytes) -> None:
     """Add the connections in one log to `transports`. The log of a rank contains the connections from or to this rank."""
-    for name, details in _CHANNEL.findall(log):
-        transport = name.decode()
+    for transport_bytes, channel_details in _CHANNEL_PATTERN.findall(log_bytes):
+        transport = transport_bytes.decode()
         transports.channels[transport] = transports.channels.get(transport, 0) + 1
-        transports.gpudirect += transport.startswith("NET/") and b"/GDRDMA" in details
-    for pattern, device_pattern, names in ((_DEVICES, _DEVICE, transports.devices), (_SOCKETS, _SOCKET, transports.interfaces)):
-        for line in pattern.findall(log):
+        transports.gpudirect += transport.startswith("NET/") and b"/GDRDMA" in channel_details
+    for line_pattern, device_pattern, known_names in (
+        (_DEVICES_PATTERN, _DEVICE_PATTERN, transports.devices),
+        (_SOCKETS_PATTERN, _SOCKET_PATTERN, transports.interfaces),
+    ):
+        for line in line_pattern.findall(log_bytes):
             for match in device_pattern.finditer(line):
-                words = [group.decode() for group in match.groups()]
-                label = f"{words[0]} ({words[1]})" if len(words) > 1 else words[0]
-                _add_name(names, label)
-    for match in _PROVIDER.finditer(log):
+                device_words = [device_word.decode() for device_word in match.groups()]
+                device_label = f"{device_words[0]} ({device_words[1]})" if len(device_words) > 1 else device_words[0]
+                _add_name(known_names, device_label)
+    for match in _PROVIDER_PATTERN.finditer(log_bytes):
         _add_name(transports.providers, match[1].decode())
 
 
-def _add_name(names: list[str], name: str) -> None:
-    if name not in names and len(names) < MOST_DEVICES:
-        names.append(name)
+def _add_name(known_names: list[str], name: str) -> None:
+    if name not in known_names and len(known_names) < MOST_DEVICES:
+        known_names.append(name)

@@ -13,11 +13,11 @@ from shardlab.record_types import Count, Integer, Measured
 T = TypeVar("T")
 # The words of `nvidia-smi topo` for the connection between two GPUs, by NVML's number for their nearest common ancestor in the
 # PCI tree.
-ANCESTORS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+NAME_BY_ANCESTOR_LEVEL = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 # The reasons why a GPU lowers its clocks, by NVML's bits (nvmlClocksEventReasons). The bits that are left out mean that a user
 # set the clocks, or that the GPU is idle.
 POWER_CAP = "power cap"
-THROTTLES = {
+THROTTLE_REASON_BY_BIT = {
     0x04: POWER_CAP,
     0x08: "hardware slowdown",
     0x20: "software thermal slowdown",
@@ -77,14 +77,14 @@ def read_gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
-        observed = [_read_gpu(handle, uuid) for handle, uuid in zip(handles, uuids)]
-        for gpu, handle in zip(observed, handles):
+        observed_gpus = [_read_gpu(handle, uuid) for handle, uuid in zip(handles, uuids)]
+        for gpu, handle in zip(observed_gpus, handles):
             other_gpus = [(uuid, other) for uuid, other in zip(uuids, handles) if uuid != gpu.uuid]
-            paths = {
+            path_by_uuid = {
                 uuid: path for uuid, other in other_gpus if (path := _call_if_supported(_read_path, handle, other)) is not None
             }
-            gpu.paths = paths or None
-        return pynvml.nvmlSystemGetDriverVersion(), observed, None
+            gpu.paths = path_by_uuid or None
+        return pynvml.nvmlSystemGetDriverVersion(), observed_gpus, None
     except pynvml.NVMLError as error:
         return None, None, f"NVML: {error}"
     finally:
@@ -108,12 +108,12 @@ def read_gpu_processes() -> dict[str, list[Process]] | None:
     except nvml.NVMLError:
         return None
     try:
-        handles = [_call_if_supported(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(nvml.nvmlDeviceGetCount())]
+        gpu_handles = [_call_if_supported(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(nvml.nvmlDeviceGetCount())]
         processes_by_gpu = {}
-        for handle in filter(None, handles):  # a GPU that a container hides has no handle
-            entries = _call_if_supported(read_compute_processes, handle) or []
+        for handle in filter(None, gpu_handles):  # a GPU that a container hides has no handle
+            process_entries = _call_if_supported(read_compute_processes, handle) or []
             processes_by_gpu[nvml.nvmlDeviceGetUUID(handle)] = [
-                Process(entry.pid, _process_name(entry.pid)) for entry in entries
+                Process(process_entry.pid, _process_name(process_entry.pid)) for process_entry in process_entries
             ]
         return processes_by_gpu
     except nvml.NVMLError:
@@ -135,19 +135,19 @@ def read_compute_processes(handle: Any) -> list[Any]:
 
 
 def read_throttle_reasons(handle: Any) -> list[str]:
-    """The reasons why the clocks of this GPU are lowered now, as values of THROTTLES. Raises NVMLError."""
+    """The reasons why the clocks of this GPU are lowered now, as values of THROTTLE_REASON_BY_BIT. Raises NVMLError."""
     import pynvml as nvml
 
     try:
-        bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        reason_bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     except nvml.NVMLError_FunctionNotFound:  # drivers before 535 have only the old name of this function
-        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    return throttle_reasons_of_bits(bits)
+        reason_bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return throttle_reasons_of_bits(reason_bits)
 
 
-def throttle_reasons_of_bits(bits: int) -> list[str]:
-    """The reasons, as values of THROTTLES, for which these bits of NVML stand."""
-    return [name for bit, name in THROTTLES.items() if bits & bit]
+def throttle_reasons_of_bits(reason_bits: int) -> list[str]:
+    """The reasons, as values of THROTTLE_REASON_BY_BIT, for which these bits of NVML stand."""
+    return [reason for reason_bit, reason in THROTTLE_REASON_BY_BIT.items() if reason_bits & reason_bit]
 
 
 def _process_name(pid: int) -> str:
@@ -183,21 +183,21 @@ def _count_nvlinks(handle: Any) -> dict[str, int] | None:
     import pynvml as nvml
 
     link_counts: dict[str, int] = {}
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        if _call_if_supported(nvml.nvmlDeviceGetNvLinkState, handle, link):
-            remote = _call_if_supported(nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
-            remote_address = str(remote.busId) if remote is not None else "unknown"
+    for link_index in range(nvml.NVML_NVLINK_MAX_LINKS):
+        if _call_if_supported(nvml.nvmlDeviceGetNvLinkState, handle, link_index):
+            remote_pci = _call_if_supported(nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link_index)
+            remote_address = str(remote_pci.busId) if remote_pci is not None else "unknown"
             link_counts[remote_address] = link_counts.get(remote_address, 0) + 1
     return link_counts or None
 
 
-def _read_path(gpu: Any, other_gpu: Any) -> str | None:
+def _read_path(gpu_handle: Any, other_handle: Any) -> str | None:
     import pynvml as nvml
 
-    return ANCESTORS.get(nvml.nvmlDeviceGetTopologyCommonAncestor(gpu, other_gpu))
+    return NAME_BY_ANCESTOR_LEVEL.get(nvml.nvmlDeviceGetTopologyCommonAncestor(gpu_handle, other_handle))
 
 
-def _call_if_supported(function: Callable[..., T], *arguments: Any) -> T | None:
+def _call_if_supported(nvml_function: Callable[..., T], *arguments: Any) -> T | None:
     """Call a function of NVML and return its result; None if NVML raises an error, for example if the GPU does not support it.
 
     function: the function. arguments: its arguments.
@@ -205,6 +205,6 @@ def _call_if_supported(function: Callable[..., T], *arguments: Any) -> T | None:
     import pynvml
 
     try:
-        return function(*arguments)
+        return nvml_function(*arguments)
     except pynvml.NVMLError:
         return None

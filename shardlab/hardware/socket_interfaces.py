@@ -15,7 +15,7 @@ import psutil
 
 from shardlab.files import files
 
-NCCL, GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
+NCCL_VARIABLE, GLOO_VARIABLE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
 SITE_FILE = Path("/etc/nccl.conf")  # NCCL reads this file and the user's; a variable of the environment replaces their lines
 MOST_BYTES = 1 << 20
 
@@ -27,9 +27,12 @@ def choose_socket_interfaces(environment: Mapping[str, str], interface: str) -> 
     """
     # "=" means exactly these names; without "=", NCCL takes each name as a prefix. Gloo gets one interface: it hangs if the
     # nodes do not have the same number of interfaces, for example because a link is down.
-    values = {GLOO: interface, NCCL: f"={','.join(list_network_interfaces(interface))}"}
-    is_set = {GLOO: bool(environment.get(GLOO)), NCCL: bool(environment.get(NCCL)) or _is_in_nccl_files(environment)}
-    return {name: value for name, value in values.items() if not is_set[name]}
+    value_by_variable = {GLOO_VARIABLE: interface, NCCL_VARIABLE: f"={','.join(list_network_interfaces(interface))}"}
+    is_set = {
+        GLOO_VARIABLE: bool(environment.get(GLOO_VARIABLE)),
+        NCCL_VARIABLE: bool(environment.get(NCCL_VARIABLE)) or _is_in_nccl_files(environment),
+    }
+    return {name: value for name, value in value_by_variable.items() if not is_set[name]}
 
 
 def list_network_interfaces(interface: str) -> list[str]:
@@ -38,30 +41,30 @@ def list_network_interfaces(interface: str) -> list[str]:
     A node of a fast network may have several, such as hsn0 to hsn3. An interface of another network is never named: it may be
     a control network, which must carry no data.
     """
-    addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
-    own_networks = {_find_network(entry.address, entry.netmask) for entry in addresses.get(interface, ())} - {None}
-    own_speed = states[interface].speed if interface in states else 0  # Mbit/s; 0: not known
-    others = [
+    addresses_by_interface, state_by_interface = psutil.net_if_addrs(), psutil.net_if_stats()
+    own_networks = {_find_network(entry.address, entry.netmask) for entry in addresses_by_interface.get(interface, ())} - {None}
+    own_speed = state_by_interface[interface].speed if interface in state_by_interface else 0  # Mbit/s; 0: not known
+    other_interfaces = [
         name
-        for name, entries in addresses.items()
+        for name, entries in addresses_by_interface.items()
         if name != interface
-        and (state := states.get(name)) is not None
+        and (state := state_by_interface.get(name)) is not None
         and state.isup
         and state.speed >= own_speed
         and any(_find_network(entry.address, entry.netmask) in own_networks for entry in entries)
     ]
-    return sorted([interface, *others])
+    return sorted([interface, *other_interfaces])
 
 
 def _find_network(address: str, netmask: str | None) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
     """The IP network of an address; None for a loopback or link-local address, a single address and a MAC address."""
     try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-        prefix = bin(int(ipaddress.ip_address(netmask or ""))).count("1")
+        ip_address = ipaddress.ip_address(address.partition("%")[0])
+        prefix_length = bin(int(ipaddress.ip_address(netmask or ""))).count("1")
     except ValueError:
         return None
-    network = ipaddress.ip_network(f"{ip}/{prefix}", strict=False)
-    return None if ip.is_loopback or ip.is_link_local or network.num_addresses == 1 else network
+    ip_network = ipaddress.ip_network(f"{ip_address}/{prefix_length}", strict=False)
+    return None if ip_address.is_loopback or ip_address.is_link_local or ip_network.num_addresses == 1 else ip_network
 
 
 def _is_in_nccl_files(environment: Mapping[str, str]) -> bool:
@@ -69,8 +72,8 @@ def _is_in_nccl_files(environment: Mapping[str, str]) -> bool:
     user_file = environment.get("NCCL_CONF_FILE") or f"{environment.get('HOME', '')}/.nccl.conf"
     for path in (Path(user_file), SITE_FILE):
         try:
-            with files.open_regular(path) as handle:
-                if re.search(rb"(?m)^\s*NCCL_SOCKET_IFNAME\s*=", handle.read(MOST_BYTES)):
+            with files.open_regular(path) as settings_file:
+                if re.search(rb"(?m)^\s*NCCL_SOCKET_IFNAME\s*=", settings_file.read(MOST_BYTES)):
                     return True
         except OSError:
             continue

@@ -14,16 +14,16 @@ import msgspec
 
 from shardlab.matrix.cell import Cell
 
-Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
+BatchSize = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 Goal = Literal["largest_that_fits", "fastest"]
 GOAL_WORDS = {"largest_that_fits": "the largest that fits", "fastest": "the fastest"}
 # The batch size of one pass in the cell until the planner chooses the size of the first try. It is not 1, because in a pass
 # with one unit of data, BatchNorm may get only one value per channel; a cell with such a pass is refused.
-PLACEHOLDER = 2
+PLACEHOLDER_SIZE = 2
 SMALLEST_GAP = 8  # the search ends if both tried sizes next to the fastest size are within 1/SMALLEST_GAP of the fastest size
 # The most tries that the search for the fastest size makes after it has stopped doubling and halving. Each of these tries
 # halves a gap next to the best size, until the gap is SMALLEST_GAP times smaller than the best size.
-REFINEMENTS = 3 * int(math.log2(SMALLEST_GAP))
+MOST_REFINEMENTS = 3 * int(math.log2(SMALLEST_GAP))
 
 
 class SearchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,7 +33,7 @@ class SearchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The key whose value is searched."""
     goal: Goal = msgspec.field(name="for")
     """largest_that_fits: the largest batch that is not out of memory. fastest: the batch with the highest throughput."""
-    at_most: Size | None = None
+    at_most: BatchSize | None = None
     """The largest value that is tried; null: 16 times the largest value that the planner predicts to fit."""
 
 
@@ -44,13 +44,13 @@ class BatchSearch(msgspec.Struct, frozen=True):
     """The key whose value is searched."""
     goal: Goal
     """`largest_that_fits` or `fastest`."""
-    start: Size
+    start: BatchSize
     """The size of the first try."""
-    smallest: Size
+    smallest: BatchSize
     """The smallest size of the search."""
-    largest: Size
+    largest: BatchSize
     """The largest size of the search."""
-    unit: Size = 1
+    unit: BatchSize = 1
     """The number of passes of a step; every size is a multiple of it, so that all tries have the same number of passes."""
 
     @property
@@ -75,7 +75,7 @@ class BatchSearch(msgspec.Struct, frozen=True):
         start, smallest, largest = self.sizes_per_pass
         max_doublings, max_halvings = math.ceil(math.log2(largest / start)), math.ceil(math.log2(start / smallest))
         if self.goal == "fastest":
-            return 1 + max(max_doublings, 1 + max_halvings) + REFINEMENTS
+            return 1 + max(max_doublings, 1 + max_halvings) + MOST_REFINEMENTS
         # The search doubles (or halves) the size until one size fits and its double does not. After that, each try halves the
         # number of sizes that can still be the largest size that fits.
         gaps_up = [(start << step, min(start << (step + 1), largest)) for step in range(max_doublings)]
@@ -94,18 +94,18 @@ class TryOutcome(msgspec.Struct, frozen=True):
     """Units of data per second."""
 
 
-def try_cell(cell: Cell, size: int) -> Cell:
+def try_cell(cell: Cell, batch_size: int) -> Cell:
     """The cell of a try: `cell` with another batch size and the same number of passes in a step.
 
     size: units of data per data-parallel rank and step; it must be a multiple of the number of passes.
     """
-    micro_batch = size // cell.gradient_accumulation_steps
-    return msgspec.structs.replace(cell, micro_batch_size=micro_batch, global_batch_size=size * cell.dp)
+    micro_batch = batch_size // cell.gradient_accumulation_steps
+    return msgspec.structs.replace(cell, micro_batch_size=micro_batch, global_batch_size=batch_size * cell.dp)
 
 
 def search_family_hash(cell: Cell) -> str:
     """A hash that is the same for the cells of all tries of a search, because the batch size does not influence it."""
-    return try_cell(cell, PLACEHOLDER * cell.gradient_accumulation_steps).hash()
+    return try_cell(cell, PLACEHOLDER_SIZE * cell.gradient_accumulation_steps).hash()
 
 
 def next_size(search: BatchSearch, outcomes: Mapping[int, TryOutcome]) -> int | None:
@@ -117,17 +117,17 @@ def next_size(search: BatchSearch, outcomes: Mapping[int, TryOutcome]) -> int | 
         return search.start
     _, smallest, largest = search.sizes_per_pass
     pass_outcomes = {size // search.unit: outcome for size, outcome in outcomes.items()}
-    choose = _next_for_largest if search.goal == "largest_that_fits" else _next_for_fastest
-    size = choose(pass_outcomes, smallest, largest)
+    choose_next_size = _next_for_largest if search.goal == "largest_that_fits" else _next_for_fastest
+    size = choose_next_size(pass_outcomes, smallest, largest)
     return None if size is None else size * search.unit
 
 
 def best_size(search: BatchSearch, outcomes: Mapping[int, TryOutcome]) -> int | None:
     """The best batch size among the tries so far; None if no try has completed. outcomes: as in `next_size`."""
-    fitting = [size for size, outcome in outcomes.items() if outcome.fits]
+    fitting_sizes = [size for size, outcome in outcomes.items() if outcome.fits]
     if search.goal == "largest_that_fits":
-        return max(fitting, default=None)
-    return max(fitting, key=lambda size: (outcomes[size].throughput, -size), default=None)
+        return max(fitting_sizes, default=None)
+    return max(fitting_sizes, key=lambda size: (outcomes[size].throughput, -size), default=None)
 
 
 def _count_halvings(gap: int) -> int:
@@ -163,23 +163,23 @@ def _next_for_fastest(outcomes: Mapping[int, TryOutcome], smallest: int, largest
     two gaps: from the fastest size to the next larger tried size, and to the next smaller tried size. The middle of the larger
     gap is tried, until both gaps are small. outcomes: as in `_next_for_largest`.
     """
-    fitting = {size: outcome.throughput for size, outcome in outcomes.items() if outcome.fits}
-    if not fitting:
+    throughput_by_size = {size: outcome.throughput for size, outcome in outcomes.items() if outcome.fits}
+    if not throughput_by_size:
         smallest_tried = min(outcomes)
         return max(smallest_tried // 2, smallest) if smallest_tried > smallest else None
-    fastest = max(fitting, key=lambda size: (fitting[size], -size))
-    next_larger = min((size for size in outcomes if size > fastest), default=None)
-    next_smaller = max((size for size in outcomes if size < fastest), default=None)
-    if next_larger is None and fastest < largest:
-        return min(2 * fastest, largest)
-    if next_smaller is None and fastest > smallest:
-        return max(fastest // 2, smallest)
-    gaps = {
-        (fastest + neighbour) // 2: abs(neighbour - fastest)
-        for neighbour in (next_larger, next_smaller)
-        if neighbour is not None
+    fastest_size = max(throughput_by_size, key=lambda size: (throughput_by_size[size], -size))
+    next_larger = min((size for size in outcomes if size > fastest_size), default=None)
+    next_smaller = max((size for size in outcomes if size < fastest_size), default=None)
+    if next_larger is None and fastest_size < largest:
+        return min(2 * fastest_size, largest)
+    if next_smaller is None and fastest_size > smallest:
+        return max(fastest_size // 2, smallest)
+    gap_by_middle = {
+        (fastest_size + neighbour_size) // 2: abs(neighbour_size - fastest_size)
+        for neighbour_size in (next_larger, next_smaller)
+        if neighbour_size is not None
     }
-    middle = max(gaps, key=lambda size: (gaps[size], size), default=None)
-    if middle is None or gaps[middle] <= max(1, fastest // SMALLEST_GAP):
+    middle_size = max(gap_by_middle, key=lambda size: (gap_by_middle[size], size), default=None)
+    if middle_size is None or gap_by_middle[middle_size] <= max(1, fastest_size // SMALLEST_GAP):
         return None
-    return middle
+    return middle_size

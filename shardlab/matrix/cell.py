@@ -338,15 +338,15 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     @property
     def stages_per_rank(self) -> int:
         """The number of pipeline stages of a rank: the option of this name, or 1 if the strategy has no such option."""
-        stages = self.options.get("stages_per_rank")
-        return stages if isinstance(stages, int) else 1
+        stages_option = self.options.get("stages_per_rank")
+        return stages_option if isinstance(stages_option, int) else 1
 
     @property
     def shards(self) -> int:
         """The number of ranks over which a data-parallel strategy shards one copy of the model: all of them, or those of a
         replica if the strategy has the option `replicas`."""
-        replicas = self.options.get("replicas")
-        return self.dp // replicas if isinstance(replicas, int) and replicas else self.dp
+        replicas_option = self.options.get("replicas")
+        return self.dp // replicas_option if isinstance(replicas_option, int) and replicas_option else self.dp
 
     @property
     def sync(self) -> str:
@@ -367,27 +367,27 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def name(self) -> str:
         """The name of the cell: a readable summary and the hash, at most 52 characters, allowed as the name of a folder."""
-        accumulation = f"-a{self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
-        summary = f"{self.strategy}-{self.workload}-g{self.gpus}-b{self.global_batch_size}{accumulation}"
-        for degree, size in (("tp", self.tp), ("pp", self.pp)):
-            summary += f"-{degree}{size}" if 1 < size < self.gpus else ""
+        accumulation_mark = f"-a{self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
+        name_summary = f"{self.strategy}-{self.workload}-g{self.gpus}-b{self.global_batch_size}{accumulation_mark}"
+        for degree_name, degree_size in (("tp", self.tp), ("pp", self.pp)):
+            name_summary += f"-{degree_name}{degree_size}" if 1 < degree_size < self.gpus else ""
         if self.gpu_type is not None:
-            summary += f"-{self.gpu_type}"
+            name_summary += f"-{self.gpu_type}"
         if self.environment is not None:
-            summary += f"-{self.environment}"
+            name_summary += f"-{self.environment}"
         if self.launcher != "torchrun":
-            summary += f"-{self.launcher}"
+            name_summary += f"-{self.launcher}"
         faults = (("slowed", self.instruments.straggler), ("lost", self.instruments.lost_worker))
-        summary += "".join(f"-{mark}" for mark, fault in faults if fault is not None)
-        summary = re.sub(r"[^a-z0-9._-]+", "-", summary.lower())[:39].strip("-._")
-        return f"{summary}-{self.hash()}"
+        name_summary += "".join(f"-{fault_mark}" for fault_mark, fault in faults if fault is not None)
+        name_summary = re.sub(r"[^a-z0-9._-]+", "-", name_summary.lower())[:39].strip("-._")
+        return f"{name_summary}-{self.hash()}"
 
 
 @functools.cache
 def keys_with_role(*roles: Role) -> frozenset[str]:
     """The names of the keys of `Cell` whose role is one of these roles."""
-    hints = get_type_hints(Cell, include_extras=True)
-    return frozenset(name for name, hint in hints.items() if any(role in hint.__metadata__ for role in roles))
+    key_types = get_type_hints(Cell, include_extras=True)
+    return frozenset(key for key, key_type in key_types.items() if any(role in key_type.__metadata__ for role in roles))
 
 
 def cell_hash(cell: dict[str, Any]) -> str:
@@ -400,7 +400,7 @@ def cell_hash(cell: dict[str, Any]) -> str:
         "strategy_code",
         "environment",
     )  # not in the hash if null: cells of older versions lack these keys
-    identity = {
+    hashed_cell = {
         key: value for key, value in cell.items() if key not in bookkeeping and (key not in newer_keys or value is not None)
     }
     # These keys of `instruments` are not in the hash if they have these values, for the same reason.
@@ -412,5 +412,5 @@ def cell_hash(cell: dict[str, Any]) -> str:
     options = identity["options"].items()
     identity["options"] = {key: value for key, value in options if (key, value) not in NEWER_OPTIONS.items()}
     if cell.get("rehearses") is not None:
-        identity["rehearses"] = cell_hash(cell["rehearses"])
-    return hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()[:12]
+        hashed_cell["rehearses"] = cell_hash(cell["rehearses"])
+    return hashlib.sha256(msgspec.json.encode(hashed_cell, order="deterministic")).hexdigest()[:12]

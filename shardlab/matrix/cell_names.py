@@ -15,7 +15,11 @@ _KEYS_WITH_MEMBERS: dict[str, type[msgspec.Struct]] = {"optimizer": Optimizer, "
 _UNNAMED_KEYS = ("instruments", "options", "rehearses", *_KEYS_WITH_MEMBERS)
 METRIC_ARGUMENTS = frozenset({"accuracy_pct", "of"})  # arguments of a metric in a claim that do not select a cell
 # All names without a dot. `fault` says which faults the cell asks for (`faults.list_fault_names`).
-PLAIN = (*(field.name for field in msgspec.structs.fields(Cell) if field.name not in _UNNAMED_KEYS), "gpu_batch_size", "fault")
+PLAIN_NAMES = (
+    *(field.name for field in msgspec.structs.fields(Cell) if field.name not in _UNNAMED_KEYS),
+    "gpu_batch_size",
+    "fault",
+)
 
 
 def values_by_name(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,23 +27,23 @@ def values_by_name(cell: Mapping[str, Any]) -> dict[str, Any]:
 
     cell: the cell as dicts, lists, text and numbers, as in run.json.
     """
-    values = {name: cell[name] for name in PLAIN if name in cell}
+    value_by_name = {name: cell[name] for name in PLAIN_NAMES if name in cell}
     for key in (*_KEYS_WITH_MEMBERS, "options"):
-        values |= {f"{key}.{member}": value for member, value in cell[key].items()}
+        value_by_name |= {f"{key}.{member_name}": value for member_name, value in cell[key].items()}
     gpu_batch_size = cell["micro_batch_size"] * cell["gradient_accumulation_steps"]
-    return values | {"gpu_batch_size": gpu_batch_size, "fault": faults.list_fault_names(cell.get("instruments", {}))}
+    return value_by_name | {"gpu_batch_size": gpu_batch_size, "fault": faults.list_fault_names(cell.get("instruments", {}))}
 
 
 def is_cell_name(name: str) -> bool:
     """Whether a resolved cell can have a value of this name. Every name options.NAME is accepted, because only strategies and
     workloads know their options."""
-    head, _, tail = name.partition(".")
-    if not tail:
-        return name in PLAIN
+    head, _, name_tail = name.partition(".")
+    if not name_tail:
+        return name in PLAIN_NAMES
     member_names = (
         [field.name for field in msgspec.structs.fields(_KEYS_WITH_MEMBERS[head])] if head in _KEYS_WITH_MEMBERS else []
     )
-    return head == "options" or tail in member_names
+    return head == "options" or name_tail in member_names
 
 
 def matches_cell(cell: Mapping[str, Any], required_values: Mapping[str, Any]) -> bool:

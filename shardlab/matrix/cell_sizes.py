@@ -37,29 +37,29 @@ def compute_batch_sizes(draft: Draft, dp: int) -> tuple[int, int, int]:
     else:
         assert draft.gpu_batch_size is not None
         rank_batch = draft.gpu_batch_size
-    key, divisor = "micro_batch_size", draft.micro_batch_size or rank_batch
+    size_key, divisor = "micro_batch_size", draft.micro_batch_size or rank_batch
     if draft.microbatches is not None:
         if draft.micro_batch_size is not None:
             raise BatchError("microbatches", "found micro_batch_size as well. Allowed: one of the two; it implies the other.")
-        key, divisor = "microbatches", draft.microbatches
+        size_key, divisor = "microbatches", draft.microbatches
     if rank_batch % divisor:
         raise BatchError(
-            key,
+            size_key,
             f"{divisor} does not divide a rank's batch: {rank_batch} items, the global batch of {rank_batch * dp} "
             f"divided among {dp} "
             f"data-parallel ranks. Allowed: a divisor of {rank_batch}.",
         )
-    micro_batch = rank_batch // divisor if key == "microbatches" else divisor
+    micro_batch = rank_batch // divisor if size_key == "microbatches" else divisor
     return rank_batch * dp, micro_batch, rank_batch // micro_batch
 
 
-def parse_seconds(text: str) -> int:
+def parse_seconds(duration_text: str) -> int:
     """The number of seconds in a duration ``[D-]HH:MM:SS``. Raises ValueError for text in another format, and for 0 seconds."""
-    match = re.fullmatch(r"(?:(\d{1,3})-)?(\d{1,2}):([0-5]\d):([0-5]\d)", text)
-    if not match:
-        raise ValueError(f'found {text!r}. Allowed: a time as "HH:MM:SS" or "D-HH:MM:SS", in quotes.')
-    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
-    total_s = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    duration_match = re.fullmatch(r"(?:(\d{1,3})-)?(\d{1,2}):([0-5]\d):([0-5]\d)", duration_text)
+    if not duration_match:
+        raise ValueError(f'found {duration_text!r}. Allowed: a time as "HH:MM:SS" or "D-HH:MM:SS", in quotes.')
+    days, hours, minutes, rest_seconds = (int(duration_part or 0) for duration_part in duration_match.groups())
+    total_s = ((days * 24 + hours) * 60 + minutes) * 60 + rest_seconds
     if total_s == 0:
         raise ValueError("found a limit of 0 seconds. Allowed: one second or more.")
     return total_s
@@ -67,6 +67,6 @@ def parse_seconds(text: str) -> int:
 
 def format_seconds(seconds: int) -> str:
     """A duration as `parse_seconds` reads it, and as Slurm does."""
-    days, rest = divmod(seconds, 86_400)
-    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
-    return f"{days}-{clock}" if days else clock
+    days, rest_seconds = divmod(seconds, 86_400)
+    clock_text = f"{rest_seconds // 3600:02}:{rest_seconds // 60 % 60:02}:{rest_seconds % 60:02}"
+    return f"{days}-{clock_text}" if days else clock_text

@@ -46,36 +46,45 @@ def shardlab_bibtex() -> str:
 
     import yaml  # imported only here: every command imports this module, and few need PyYAML
 
-    facts = yaml.safe_load((resources.files("shardlab") / CITATION_FILE).read_bytes())
-    authors = ["{" + author["name"] + "}" for author in facts["authors"]]  # names of groups, which BibTeX must not take apart
-    fields = {
-        "author": " and ".join(authors),
-        "title": f"{{{_escape_tex(facts['title'])}}}",
-        "note": f"Version {facts['version']}",
+    citation_facts = yaml.safe_load((resources.files("shardlab") / CITATION_FILE).read_bytes())
+    bibtex_authors = [
+        "{" + author["name"] + "}" for author in citation_facts["authors"]
+    ]  # names of groups, which BibTeX must not take apart
+    bibtex_fields = {
+        "author": " and ".join(bibtex_authors),
+        "title": f"{{{_escape_tex(citation_facts['title'])}}}",
+        "note": f"Version {citation_facts['version']}",
     }
-    return _format_entry("shardlab", fields)
+    return _format_entry("shardlab", bibtex_fields)
 
 
-def study_bibtex(key: str, study: Citation) -> str:
+def study_bibtex(entry_key: str, study: Citation) -> str:
     """The BibTeX entry of a study. key: its key in the bibliography, such as the name of the matrix."""
-    fields = {"author": " and ".join(map(_format_author, study.authors)), "title": f"{{{_escape_tex(study.title)}}}"}
-    fields |= {"year": "" if study.year is None else str(study.year), "howpublished": _escape_tex(study.published)}
-    return _format_entry(key, fields | {"doi": printable.one_line(study.doi), "url": printable.one_line(study.url)})
+    bibtex_fields = {"author": " and ".join(map(_format_author, study.authors)), "title": f"{{{_escape_tex(study.title)}}}"}
+    bibtex_fields |= {"year": "" if study.year is None else str(study.year), "howpublished": _escape_tex(study.published)}
+    return _format_entry(
+        entry_key,
+        bibtex_fields | {"doi": printable.clean_to_one_line(study.doi), "url": printable.clean_to_one_line(study.url)},
+    )
 
 
-def _format_author(name: str) -> str:
-    return "{" + _escape_tex(name) + "}" if _AND_WORD.search(name) else _escape_tex(name)
+def _format_author(author_name: str) -> str:
+    return "{" + _escape_tex(author_name) + "}" if _AND_WORD.search(author_name) else _escape_tex(author_name)
 
 
-def _escape_tex(text: str) -> str:
+def _escape_tex(plain_text: str) -> str:
     """A text in one line, in which no character has a meaning for TeX or BibTeX."""
-    return " ".join(printable.one_line(text).split()).translate(_ESCAPE_TABLE)
+    return " ".join(printable.clean_to_one_line(plain_text).split()).translate(_ESCAPE_TABLE)
 
 
-def _format_entry(key: str, fields: dict[str, str]) -> str:
+def _format_entry(entry_key: str, bibtex_fields: dict[str, str]) -> str:
     """An entry of the type misc, which every BibTeX style has (only biblatex has @software). Empty fields are left out."""
-    known_fields = {name: value for name, value in fields.items() if value}
+    known_fields = {name: value for name, value in bibtex_fields.items() if value}
     name_width = max(map(len, known_fields))
     return "\n".join(
-        [f"@misc{{{key},", *(f"  {name:<{name_width}} = {{{value}}}," for name, value in known_fields.items()), "}"]
+        [
+            f"@misc{{{entry_key},",
+            *(f"  {name:<{name_width}} = {{{value}}}," for name, value in known_fields.items()),
+            "}",
+        ]
     )

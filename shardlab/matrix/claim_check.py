@@ -21,20 +21,20 @@ from shardlab.matrix.study import PrintedTable
 MOST_LISTED = 12  # largest number of values that a message lists
 
 
-def find_claim_problems(document: Document, tests: Sequence[str], reported: Sequence[str]) -> list[Problem]:
+def find_claim_problems(document: Document, test_texts: Sequence[str], reported: Sequence[str]) -> list[Problem]:
     """Find wrong tests of claims and unknown metrics of reported numbers, as far as this is possible without the cells.
 
     document: the matrix file. tests: the test of each claim. reported: the metric of each reported number.
     """
     problems = []
-    for index, test in enumerate(tests):
+    for index, test_text in enumerate(test_texts):
         try:
-            _check_test(Expression(test))
+            _check_test(Expression(test_text))
         except (ExpressionError, UnknownName) as error:
             problems.append(document.problem(("claims", index, "test"), f"{str(error).rstrip('.')}."))
     for index, metric in enumerate(reported):
-        if metric not in metric_names.KNOWN:
-            sentence = str(UnknownName("metric", metric, metric_names.KNOWN))
+        if metric not in metric_names.KNOWN_METRICS:
+            sentence = str(UnknownName("metric", metric, metric_names.KNOWN_METRICS))
             problems.append(document.problem(("reported", index, "metric"), sentence))
     return problems
 
@@ -52,30 +52,30 @@ def find_table_problems(document: Document, tables: Sequence[PrintedTable]) -> l
                 problems.append(document.problem(("tables", table_index, "rows", position, "texts"), sentence))
             for key in row.cell:
                 if not cell_names.is_cell_name(key):
-                    sentence = str(UnknownName("name of a resolved cell", key, cell_names.PLAIN))
+                    sentence = str(UnknownName("name of a resolved cell", key, cell_names.PLAIN_NAMES))
                     problems.append(
                         document.problem(("tables", table_index, "rows", position, "cell", key), sentence, at_key=True)
                     )
         for position, metric in enumerate(table.measured):
-            if metric not in metric_names.PLAIN:
-                sentence = str(UnknownName("metric without an argument", metric, metric_names.PLAIN))
+            if metric not in metric_names.PLAIN_METRICS:
+                sentence = str(UnknownName("metric without an argument", metric, metric_names.PLAIN_METRICS))
                 problems.append(document.problem(("tables", table_index, "measured", position), sentence))
     return problems
 
 
 def find_claims_without_cells(
-    document: Document, tests: Sequence[str], cells: Sequence[Cell], excluded: Iterable[dict[str, Any]]
+    document: Document, test_texts: Sequence[str], cells: Sequence[Cell], excluded: Iterable[dict[str, Any]]
 ) -> list[Problem]:
     """A problem for each claim whose test names a cell that the matrix neither contains nor excludes.
 
     document: the matrix file. tests: the test of each claim. cells: all cells of the matrix, also cells that the user did not
     select. excluded: the combinations that the matrix excludes.
     """
-    cell_values = [cell_names.values_by_name(msgspec.to_builtins(cell)) for cell in cells] if tests else []
+    cell_values = [cell_names.values_by_name(msgspec.to_builtins(cell)) for cell in cells] if test_texts else []
     cell_values += list(excluded)
     problems = []
-    for index, test in enumerate(tests):
-        for metric, selected_values in Expression(test).call_arguments:
+    for index, test_text in enumerate(test_texts):
+        for metric, selected_values in Expression(test_text).call_arguments:
             selected_values = {key: value for key, value in selected_values.items() if key not in cell_names.METRIC_ARGUMENTS}
             if not any(
                 all(key in cell and cell[key] == value for key, value in selected_values.items()) for cell in cell_values
@@ -90,19 +90,19 @@ def _check_test(test: Expression) -> None:
     """Check the test of a claim. Raises ExpressionError or UnknownName if the test is wrong or uses an unknown name."""
     if test.names:
         name = min(test.names)
-        example = f", as in {name}(strategy='ddp')" if name in metric_names.KNOWN else ""
-        raise ExpressionError(f"{name!r} is not a number. Allowed: a metric with the values that select one cell{example}")
+        example_text = f", as in {name}(strategy='ddp')" if name in metric_names.KNOWN_METRICS else ""
+        raise ExpressionError(f"{name!r} is not a number. Allowed: a metric with the values that select one cell{example_text}")
     if not test.calls:
         raise ExpressionError(f"{test.text!r} names no metric. Allowed: one or more, as in final_loss(strategy='ddp') < 4")
     for metric, arguments in test.call_arguments:
-        if metric not in metric_names.KNOWN:
-            raise UnknownName("metric", metric, metric_names.KNOWN)
+        if metric not in metric_names.KNOWN_METRICS:
+            raise UnknownName("metric", metric, metric_names.KNOWN_METRICS)
         needed_argument = metric_names.WITH_ARGUMENT.get(metric)
         for key in arguments:
             if key in cell_names.METRIC_ARGUMENTS and key != needed_argument:
                 raise ExpressionError(f"{metric} has no argument {key!r}")
             if not cell_names.is_cell_name(key) and key not in cell_names.METRIC_ARGUMENTS:
-                raise UnknownName("name of a resolved cell", key, cell_names.PLAIN)
+                raise UnknownName("name of a resolved cell", key, cell_names.PLAIN_NAMES)
         if needed_argument and needed_argument not in arguments:
             raise ExpressionError(f"{metric} needs {needed_argument}, as in {metric}({needed_argument}=..., strategy='ddp')")
 
@@ -114,16 +114,16 @@ def _explain_no_cell(cells: Sequence[dict[str, Any]], selected_values: dict[str,
     cells: the values of each cell, by name. selected_values: the values that a claim names.
     """
     for key, value in selected_values.items():
-        values = sorted({str(cell[key]) for cell in cells if key in cell and cell[key] is not None})
-        if not values:
+        cell_values = sorted({str(cell[key]) for cell in cells if key in cell and cell[key] is not None})
+        if not cell_values:
             return f"no cell of this matrix has a value of {key}."
         if not any(key in cell and cell[key] == value for cell in cells):
-            similar_values = difflib.get_close_matches(str(value), values, n=1)
-            hint = f" Did you mean {similar_values[0]}?" if similar_values else ""
-            ellipsis = ", ..." if len(values) > MOST_LISTED else ""
+            similar_values = difflib.get_close_matches(str(value), cell_values, n=1)
+            suggestion = f" Did you mean {similar_values[0]}?" if similar_values else ""
+            ellipsis = ", ..." if len(cell_values) > MOST_LISTED else ""
             return (
-                f"no cell of this matrix has {key} {value!r}.{hint} Its cells have: "
-                f"{', '.join(values[:MOST_LISTED])}{ellipsis}."
+                f"no cell of this matrix has {key} {value!r}.{suggestion} Its cells have: "
+                f"{', '.join(cell_values[:MOST_LISTED])}{ellipsis}."
             )
     all_values = ", ".join(f"{key} {value!r}" for key, value in selected_values.items())
     return f"no cell of this matrix has all of these values: {all_values}."

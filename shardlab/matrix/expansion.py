@@ -61,8 +61,8 @@ class Expansion(msgspec.Struct, kw_only=True):
     citation: Citation | None = None
 
     def __post_init__(self) -> None:
-        entries = (self.excluded, self.reported, self.tables, self.settings, self.assumed, self.deviations)
-        check_numbers(msgspec.to_builtins(entries))
+        entry_lists = (self.excluded, self.reported, self.tables, self.settings, self.assumed, self.deviations)
+        check_numbers(msgspec.to_builtins(entry_lists))
 
 
 class LastMatrix(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from shardlab.record_types import LARGEST, Count
+from shardlab.record_types import LARGEST_INTEGER, Count
 
 ENDED_ON_PURPOSE = "ended_on_purpose"  # the event of a rank that ends its own process because `instruments.lost_worker` says so
 
@@ -29,7 +29,7 @@ class LostWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     rank: Count
     """The rank that is lost; it must be a rank that trains."""
-    step: Annotated[int, msgspec.Meta(ge=2, le=LARGEST)]
+    step: Annotated[int, msgspec.Meta(ge=2, le=LARGEST_INTEGER)]
     """The timed step that the rank does not make any more; timed steps count from 1."""
 
     @property
@@ -43,7 +43,7 @@ def list_fault_names(instruments: Mapping[str, Any]) -> str:
 
     instruments: the instruments of the cell, in their plain form.
     """
-    return " and ".join(name for name in ("straggler", "lost_worker") if instruments.get(name)) or "none"
+    return " and ".join(fault_name for fault_name in ("straggler", "lost_worker") if instruments.get(fault_name)) or "none"
 
 
 def describe_faults(instruments: Mapping[str, Any]) -> str:

@@ -17,9 +17,9 @@ def describe_difference(strategies: Iterable[tuple[str, object]]) -> str | None:
 
     strategies: for each of these cells, the name of its strategy and a key of IN_WORDS (any other value: not known).
     """
-    names: dict[str, set[str]] = {}
-    for name, sync in strategies:
-        if isinstance(sync, str) and sync in IN_WORDS:
-            names.setdefault(IN_WORDS[sync], set()).add(name)
-    clauses = "; ".join(f"{when}: {', '.join(sorted(names[when]))}" for when in sorted(names))
-    return f"gradients are exchanged {clauses}; so sent bytes and memory differ" if len(names) > 1 else None
+    strategies_by_phrase: dict[str, set[str]] = {}
+    for strategy, sync_option in strategies:
+        if isinstance(sync_option, str) and sync_option in IN_WORDS:
+            strategies_by_phrase.setdefault(IN_WORDS[sync_option], set()).add(strategy)
+    clauses = "; ".join(f"{when}: {', '.join(sorted(strategies_by_phrase[when]))}" for when in sorted(strategies_by_phrase))
+    return f"gradients are exchanged {clauses}; so sent bytes and memory differ" if len(strategies_by_phrase) > 1 else None

@@ -19,9 +19,9 @@ from shardlab.errors import UnknownName
 from shardlab.files import document, validation
 from shardlab.files.document import Document, KeyPath, Problem
 from shardlab.matrix import claim_check, model_file, search_check
-from shardlab.matrix.batch_search import PLACEHOLDER, SearchRequest
+from shardlab.matrix.batch_search import PLACEHOLDER_SIZE, SearchRequest
 from shardlab.matrix.cell import Draft, Instruments, Optimizer, Schedule
-from shardlab.matrix.cell_names import PLAIN, is_cell_name
+from shardlab.matrix.cell_names import PLAIN_NAMES, is_cell_name
 from shardlab.matrix.citation import Citation
 from shardlab.matrix.expansion import ExcludedPoint
 from shardlab.matrix.expression import Expression, ExpressionError
@@ -32,15 +32,15 @@ from shardlab.record_types import limit_text
 
 MAX_CELLS = 100_000
 PlacedValues = dict[str, tuple[Any, KeyPath]]  # cell key -> (value of the key, path of this value in the matrix file)
-Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+RunCount = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
 class Repeats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The number of runs of each cell, if the cells that claims name need more runs than the other cells."""
 
-    claims: Count
+    claims: RunCount
     """The number of runs of each cell that occurs in the test of a claim."""
-    others: Count = 1
+    others: RunCount = 1
     """The number of runs of each other cell."""
 
 
@@ -73,7 +73,7 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Combinations that are left out: keys and values that they have, or a condition in `when`, and the reason in `why`."""
     include: list[dict[str, Any]] = []
     """Each entry adds its keys to the combinations whose axes it does not change; if there are none, it is a new one."""
-    repeats: Count | Repeats = 1
+    repeats: RunCount | Repeats = 1
     """The number of runs of each cell; of a cell whose batch size is searched: the number of searches."""
     retry: Retry = Retry()
     """How often a run is started again automatically, for each state in which it may end (docs/how-to/retry-by-itself.md)."""
@@ -102,7 +102,7 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def claim_tests(self) -> list[str]:
         """The tests of all claims in this matrix file."""
-        return [claim.test for claim in self.claims]
+        return [tested_claim.test for tested_claim in self.claims]
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -140,40 +140,40 @@ class Matrix(msgspec.Struct, frozen=True):
 
     def problem(self, point: Point, key: str, sentence: str) -> Problem:
         """A problem at the place of `key` of the combination `point` in the file; if `key` is missing, at its strategy."""
-        return self.document.problem(origin(point, key) or origin(point, "strategy"), sentence)
+        return self.document.problem(find_key_path(point, key) or find_key_path(point, "strategy"), sentence)
 
     @property
     def varying_keys(self) -> set[str]:
         """The keys with a list of values in `axes` or `zip`."""
-        return set(self.file.axes) | {key for group in self.file.zip for key in group}
+        return set(self.file.axes) | {key for zip_group in self.file.zip for key in zip_group}
 
     def entry_adds_to(self, entry_index: int, point: Point) -> bool:
         """Whether entry `entry_index` of `include` adds its keys to a combination of the axes and zips."""
-        entry = self.file.include[entry_index]
-        added_keys: PlacedValues = {key: (value, ()) for key, value in entry.items() if key not in ("when", "why")}
+        include_entry = self.file.include[entry_index]
+        added_keys: PlacedValues = {key: (value, ()) for key, value in include_entry.items() if key not in ("when", "why")}
         listed_keys: PlacedValues = {
             key: (point.keys[key], key_path) for key, key_path in point.origin.items() if key_path[0] in ("axes", "zip")
         }
         defaults: PlacedValues = {key: (value, ()) for key, value in self.file.defaults.items()}
-        return _entry_applies(listed_keys, added_keys, self.varying_keys, entry.get("when"), defaults)
+        return _entry_applies(listed_keys, added_keys, self.varying_keys, include_entry.get("when"), defaults)
 
 
 def shipped_matrices() -> dict[str, Path]:
     """The paths of the matrix files that are shipped with shardlab, by the names of the matrices."""
     folder = resources.files("matrices")
-    paths = (Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-    return {path.stem: path for path in sorted(paths)}
+    matrix_paths = (Path(str(folder_entry)) for folder_entry in folder.iterdir() if folder_entry.name.endswith(".yaml"))
+    return {path.stem: path for path in sorted(matrix_paths)}
 
 
-def find_matrix_file(name: str) -> Path:
+def find_matrix_file(name_or_path: str) -> Path:
     """The path of a matrix file. name: a path if it contains a slash or ends with .yaml or .yml; else the name of a shipped
     matrix."""
-    if "/" in name or name.endswith((".yaml", ".yml")):
-        return Path(name)
+    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        return Path(name_or_path)
     shipped_files = shipped_matrices()
-    if name not in shipped_files:
-        raise UnknownName("matrix", name, shipped_files)
-    return shipped_files[name]
+    if name_or_path not in shipped_files:
+        raise UnknownName("matrix", name_or_path, shipped_files)
+    return shipped_files[name_or_path]
 
 
 def load_matrix(path: Path) -> Matrix:
@@ -183,53 +183,53 @@ def load_matrix(path: Path) -> Matrix:
 
 def expand_matrix(document: Document, folder: Path) -> Matrix:
     """Check and expand a matrix file that was read. folder: contains the models that the file names. Raises InputError."""
-    file = validation.convert_document(document, MatrixFile)
+    matrix_file = validation.convert_document(document, MatrixFile)
     problems: list[Problem] = []
-    _check_keys(document, file, problems)
-    _check_study(document, file, problems)
+    _check_keys(document, matrix_file, problems)
+    _check_study(document, matrix_file, problems)
     problems += search_check.find_search_problems(document)
-    sections = {name: getattr(file, name) for name in ("defaults", "axes", "zip", "include", "exclude")}
-    models = {} if problems else model_file.replace_models(document, sections, folder, problems)
+    section_by_name = {name: getattr(matrix_file, name) for name in ("defaults", "axes", "zip", "include", "exclude")}
+    model_by_name = {} if problems else model_file.replace_models(document, section_by_name, folder, problems)
     if problems:
         raise document.errors(problems)
-    points, excluded = _expand_axes(document, file)
-    if not points:
+    remaining_points, excluded_points = _expand_axes(document, matrix_file)
+    if not remaining_points:
         raise document.error(("axes",), "no cell is left: all combinations are excluded, or the file lists none.")
-    return Matrix(file, document, document.file, points, excluded, models)
+    return Matrix(matrix_file, document, document.file, remaining_points, excluded_points, model_by_name)
 
 
 def key_type(key: str) -> Any:
     """The type that the value of a cell key must have; None if the key does not exist. The key may be dotted (optimizer.lr)."""
-    head, _, tail = key.partition(".")
+    key_head, _, key_tail = key.partition(".")
     if key == "workload":
         return str | ModelByConfiguration  # a name, or a configuration, which `expand_matrix` replaces by a name
-    fields = {field.name: field.type for field in msgspec.structs.fields(Draft)}
-    if not tail:
-        return fields.get(head)
-    if head == "options":
+    type_by_field = {field.name: field.type for field in msgspec.structs.fields(Draft)}
+    if not key_tail:
+        return type_by_field.get(key_head)
+    if key_head == "options":
         return bool | int | float | str | None
-    for name, inner in (("optimizer", Optimizer), ("schedule", Schedule), ("instruments", Instruments)):
-        if head == name:
-            return {field.name: field.type for field in msgspec.structs.fields(inner)}.get(tail)
+    for mapping_key, mapping_type in (("optimizer", Optimizer), ("schedule", Schedule), ("instruments", Instruments)):
+        if key_head == mapping_key:
+            return {field.name: field.type for field in msgspec.structs.fields(mapping_type)}.get(key_tail)
     return None
 
 
-def origin(point: Point, key: str) -> KeyPath:
+def find_key_path(point: Point, key: str) -> KeyPath:
     """The path in the matrix file of the value that `point` has for `key`; empty if the file has no such value.
 
     The file may contain the value of a dotted key (`optimizer.lr`) under this key, or in the mapping `optimizer`.
     """
-    head, _, tail = key.partition(".")
+    key_head, _, key_tail = key.partition(".")
     if key in point.origin:
         return point.origin[key]
-    return (*point.origin[head], tail) if tail and head in point.origin else point.origin.get(head, ())
+    return (*point.origin[key_head], key_tail) if key_tail and key_head in point.origin else point.origin.get(key_head, ())
 
 
-def _check_keys(text: Document, file: MatrixFile, problems: list[Problem]) -> None:
-    for key, value in file.defaults.items():
+def _check_keys(text: Document, matrix_file: MatrixFile, problems: list[Problem]) -> None:
+    for key, value in matrix_file.defaults.items():
         _check_value(text, key, value, ("defaults", key), problems)
-    groups: list[tuple[KeyPath, dict[str, list[Any]]]] = [(("axes",), file.axes)]
-    groups += [(("zip", index), group) for index, group in enumerate(file.zip)]
+    groups: list[tuple[KeyPath, dict[str, list[Any]]]] = [(("axes",), matrix_file.axes)]
+    groups += [(("zip", index), group) for index, group in enumerate(matrix_file.zip)]
     earlier_paths: dict[str, KeyPath] = {}
     for path, group in groups:
         for key, values in group.items():
@@ -243,15 +243,15 @@ def _check_keys(text: Document, file: MatrixFile, problems: list[Problem]) -> No
             for index, value in enumerate(values):
                 _check_value(text, key, value, (*path, key, index), problems)
         if path[0] == "zip" and len({len(values) for values in group.values()}) > 1:
-            lengths = ", ".join(f"{key}: {len(values)}" for key, values in group.items())
-            problems.append(text.problem(path, f"the lists of one zip must have the same length, found {lengths}."))
-    for name, entries in (("exclude", file.exclude), ("include", file.include)):
+            list_lengths = ", ".join(f"{key}: {len(values)}" for key, values in group.items())
+            problems.append(text.problem(path, f"the lists of one zip must have the same length, found {list_lengths}."))
+    for section_name, entries in (("exclude", matrix_file.exclude), ("include", matrix_file.include)):
         for index, entry in enumerate(entries):
-            _check_entry(text, name, index, entry, problems)
+            _check_entry(text, section_name, index, entry, problems)
 
 
-def _check_entry(document: Document, name: str, index: int, entry: dict[str, Any], problems: list[Problem]) -> None:
-    path: KeyPath = (name, index)
+def _check_entry(document: Document, name: str, entry_index: int, entry: dict[str, Any], problems: list[Problem]) -> None:
+    path: KeyPath = (name, entry_index)
     if name == "exclude" and not isinstance(entry.get("why"), str):
         problems.append(
             document.problem(path, "the key 'why' is missing: say in a sentence why this cell cannot or need not run.")
@@ -262,10 +262,10 @@ def _check_entry(document: Document, name: str, index: int, entry: dict[str, Any
         if key == "when":
             try:
                 expression = Expression(value if isinstance(value, str) else "")
-                unknown = sorted(name for name in expression.names if key_type(name) is None)
-                if unknown or expression.calls:
+                unknown_keys = sorted(name for name in expression.names if key_type(name) is None)
+                if unknown_keys or expression.calls:
                     allowed = ", ".join(field.name for field in msgspec.structs.fields(Draft))
-                    raise ExpressionError(f"unknown name {(unknown or sorted(expression.calls))[0]!r}. Allowed: {allowed}")
+                    raise ExpressionError(f"unknown name {(unknown_keys or sorted(expression.calls))[0]!r}. Allowed: {allowed}")
             except ExpressionError as error:
                 problems.append(document.problem((*path, key), f"{error}."))
         else:
@@ -276,14 +276,14 @@ def _check_entry(document: Document, name: str, index: int, entry: dict[str, Any
         )
 
 
-def _check_value(document: Document, key: str, value: Any, path: KeyPath, problems: list[Problem]) -> None:
+def _check_value(document: Document, key: str, value: Any, key_path: KeyPath, problems: list[Problem]) -> None:
     value_type = key_type(key)
     if value_type is None:
-        names = [field.name for field in msgspec.structs.fields(Draft)]
-        sentence = str(UnknownName("cell key", key, names)) + " Options of a strategy or workload belong under `options`."
-        problems.append(document.problem(path if isinstance(path[-1], str) else path[:-1], sentence, at_key=True))
+        draft_keys = [field.name for field in msgspec.structs.fields(Draft)]
+        sentence = str(UnknownName("cell key", key, draft_keys)) + " Options of a strategy or workload belong under `options`."
+        problems.append(document.problem(key_path if isinstance(key_path[-1], str) else key_path[:-1], sentence, at_key=True))
     else:
-        validation.check_value(document, value, value_type, path, problems)
+        validation.check_value(document, value, value_type, key_path, problems)
 
 
 def _check_study(document: Document, file: MatrixFile, problems: list[Problem]) -> None:
@@ -298,25 +298,31 @@ def _check_study(document: Document, file: MatrixFile, problems: list[Problem]) 
             continue
         for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list: each item is a value
             _check_value(document, assumed.key, value, ("assumed", index, "value"), problems)
-    sections: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (("settings", file.settings), ("reported", file.reported))
+    sections: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (
+        ("settings", file.settings),
+        ("reported", file.reported),
+    )
     for section, entries in sections:
         for index, entry in enumerate(entries):
-            for selector, cell in (("cell", entry.cell), ("against", entry.against if isinstance(entry, Reported) else {})):
+            for selector_name, cell in (
+                ("cell", entry.cell),
+                ("against", entry.against if isinstance(entry, Reported) else {}),
+            ):
                 for key in cell:
                     if not is_cell_name(key):
                         problems.append(
-                            document.problem((section, index, selector, key), _unknown_name_sentence(key), at_key=True)
+                            document.problem((section, index, selector_name, key), _unknown_name_sentence(key), at_key=True)
                         )
     problems += claim_check.find_table_problems(document, file.tables)
     problems += claim_check.find_claim_problems(document, file.claim_tests, [entry.metric for entry in file.reported])
 
 
 def _unknown_name_sentence(key: str) -> str:
-    return str(UnknownName("name of a resolved cell", key, PLAIN))
+    return str(UnknownName("name of a resolved cell", key, PLAIN_NAMES))
 
 
 def _expand_axes(document: Document, file: MatrixFile) -> tuple[list[Point], list[ExcludedPoint]]:
-    defaults: PlacedValues = {key: (value, ("defaults", key)) for key, value in file.defaults.items()}
+    defaults: PlacedValues = {k: (value, ("defaults", k)) for k, value in file.defaults.items()}
     combination_count = 1
     for values in itertools.chain(file.axes.values(), (next(iter(group.values()), []) for group in file.zip)):
         combination_count *= len(values)
@@ -327,43 +333,48 @@ def _expand_axes(document: Document, file: MatrixFile) -> tuple[list[Point], lis
     excluded: list[ExcludedPoint] = []
     for axis_point in axis_points:
         point = _merge_layers(defaults, axis_point)
-        reason = explain_exclusion(document, file, _plain_values(point))
-        if reason is None:
+        exclusion_reason = explain_exclusion(document, file, _plain_values(point))
+        if exclusion_reason is None:
             remaining_points.append(axis_point)
         else:
-            excluded.append(ExcludedPoint(_plain_values(point), reason))
+            excluded.append(ExcludedPoint(_plain_values(point), exclusion_reason))
     extra_points: list[PlacedValues] = []
-    varying = set(file.axes) | {key for group in file.zip for key in group}
+    varying = set(file.axes) | {k for group in file.zip for k in group}
     additions: list[PlacedValues] = [{} for _ in remaining_points]
     for index, entry in enumerate(file.include):
-        added_keys: PlacedValues = {k: (v, ("include", index, k)) for k, v in entry.items() if k not in ("when", "why")}
+        added_keys: PlacedValues = {
+            added_key: (v, ("include", index, added_key)) for added_key, v in entry.items() if added_key not in ("when", "why")
+        }
         try:
-            matching = [
+            matching_points = [
                 n for n, p in enumerate(remaining_points) if _entry_applies(p, added_keys, varying, entry.get("when"), defaults)
             ]
         except ExpressionError as error:
             raise document.error(("include", index, "when"), f"{error}.") from None
-        for n in matching:
-            additions[n].update({k: v for k, v in added_keys.items() if k not in varying})
-        if not matching:
+        for n in matching_points:
+            additions[n].update({added_key: v for added_key, v in added_keys.items() if added_key not in varying})
+        if not matching_points:
             extra_points.append(added_keys)
-    merged = [_merge_layers(defaults, point, added) for point, added in zip(remaining_points, additions, strict=True)]
-    merged += [_merge_layers(defaults, point) for point in extra_points]
+    merged_points = [_merge_layers(defaults, point, added) for point, added in zip(remaining_points, additions, strict=True)]
+    merged_points += [_merge_layers(defaults, point) for point in extra_points]
     if file.search is not None:
-        for point in merged:
-            passes = point["microbatches"][0] if "microbatches" in point else 1
-            point[file.search.key] = (PLACEHOLDER * (passes or 1), ("search",))
-    return [Point(_plain_values(p), {key: value_path for key, (_, value_path) in p.items()}) for p in merged], excluded
+        for point in merged_points:
+            pass_count = point["microbatches"][0] if "microbatches" in point else 1
+            point[file.search.key] = (PLACEHOLDER_SIZE * (pass_count or 1), ("search",))
+    return [Point(_plain_values(p), {k: value_path for k, (_, value_path) in p.items()}) for p in merged_points], excluded
 
 
-def _cross_axes(file: MatrixFile) -> Iterator[PlacedValues]:
-    groups: list[list[PlacedValues]] = [
-        [{key: (value, ("axes", key, i))} for i, value in enumerate(values)] for key, values in file.axes.items()
+def _cross_axes(matrix_file: MatrixFile) -> Iterator[PlacedValues]:
+    choice_lists: list[list[PlacedValues]] = [
+        [{key: (value, ("axes", key, i))} for i, value in enumerate(values)] for key, values in matrix_file.axes.items()
     ]
-    for zip_index, group in enumerate(file.zip):
-        rows = zip(*([(key, i, value) for i, value in enumerate(values)] for key, values in group.items()), strict=True)
-        groups.append([{key: (value, ("zip", zip_index, key, i)) for key, i, value in row} for row in rows])
-    for combination in itertools.product(*groups):
+    for zip_index, group in enumerate(matrix_file.zip):
+        zip_rows = zip(
+            *([(key, i, value) for i, value in enumerate(values)] for key, values in group.items()),
+            strict=True,
+        )
+        choice_lists.append([{key: (value, ("zip", zip_index, key, i)) for key, i, value in row} for row in zip_rows])
+    for combination in itertools.product(*choice_lists):
         yield {key: value for part in combination for key, value in part.items()}
 
 
@@ -373,39 +384,43 @@ def _merge_layers(*layers: PlacedValues) -> PlacedValues:
     `gpu_batch_size` and `global_batch_size` replace each other, and so do `steps` and `epochs`.
     """
     merged_values: PlacedValues = {}
-    for layer in layers:
+    for key_layer in layers:
         for key, other_key in (("gpu_batch_size", "global_batch_size"), ("steps", "epochs")):
-            if (key in layer) != (other_key in layer):
-                merged_values.pop(other_key if key in layer else key, None)
-        merged_values.update(layer)
+            if (key in key_layer) != (other_key in key_layer):
+                merged_values.pop(other_key if key in key_layer else key, None)
+        merged_values.update(key_layer)
     return merged_values
 
 
 def _entry_applies(
-    point: PlacedValues, added_keys: PlacedValues, varying: set[str], when: str | None, defaults: PlacedValues
+    point_values: PlacedValues,
+    added_keys: PlacedValues,
+    varying_keys: set[str],
+    when: str | None,
+    defaults: PlacedValues,
 ) -> bool:
-    if any(key in varying and point[key][0] != value for key, (value, _) in added_keys.items()):
+    if any(key in varying_keys and point_values[key][0] != value for key, (value, _) in added_keys.items()):
         return False
-    return when is None or bool(_condition_holds(when, _plain_values(_merge_layers(defaults, point))))
+    return when is None or bool(_condition_holds(when, _plain_values(_merge_layers(defaults, point_values))))
 
 
-def explain_exclusion(document: Document, file: MatrixFile, keys: dict[str, Any]) -> str | None:
+def explain_exclusion(document: Document, matrix_file: MatrixFile, keys: dict[str, Any]) -> str | None:
     """Why a matrix file excludes the combination `keys`; None if it does not. document: the matrix file. file: its content."""
-    for index, entry in enumerate(file.exclude):
-        conditions = {k: v for k, v in entry.items() if k not in ("why", "when")}
-        if any(keys.get(key) != value for key, value in conditions.items()):
+    for entry_index, entry in enumerate(matrix_file.exclude):
+        required_values = {k: v for k, v in entry.items() if k not in ("why", "when")}
+        if any(keys.get(key) != value for key, value in required_values.items()):
             continue
         try:
             if "when" not in entry or _condition_holds(entry["when"], keys):
                 return str(entry["why"])
         except ExpressionError as error:
-            raise document.error(("exclude", index, "when"), f"{error}.") from None
+            raise document.error(("exclude", entry_index, "when"), f"{error}.") from None
     return None
 
 
 def _condition_holds(expression: str, keys: dict[str, Any]) -> bool:
-    names = {field.name: None for field in msgspec.structs.fields(Draft)} | keys
-    return bool(Expression(expression).evaluate(names))
+    value_by_name = {field.name: None for field in msgspec.structs.fields(Draft)} | keys
+    return bool(Expression(expression).evaluate(value_by_name))
 
 
 def _plain_values(point: PlacedValues) -> dict[str, Any]:
@@ -414,9 +429,9 @@ def _plain_values(point: PlacedValues) -> dict[str, Any]:
 
 def _nest_dotted_keys(keys: dict[str, Any]) -> dict[str, Any]:
     """The keys of a cell, in which each dotted key, such as optimizer.lr, has become a member of the mapping `optimizer`."""
-    nested = {key: dict(value) if isinstance(value, dict) else value for key, value in keys.items() if "." not in key}
+    nested_keys = {key: dict(value) if isinstance(value, dict) else value for key, value in keys.items() if "." not in key}
     for key, value in keys.items():
-        head, _, tail = key.partition(".")
-        if tail:
-            nested[head] = {**(nested.get(head) or {}), tail: value}
-    return nested
+        key_head, _, key_tail = key.partition(".")
+        if key_tail:
+            nested_keys[key_head] = {**(nested_keys.get(key_head) or {}), key_tail: value}
+    return nested_keys

@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-STATE = "state"  # the end state of a cell; it is not a metric, but a claim names it in the same way as a metric
-PLAIN = (
+STATE_METRIC = "state"  # the end state of a cell; it is not a metric, but a claim names it in the same way as a metric
+PLAIN_METRICS = (
     "final_accuracy_pct", "additional_compute_ms", "additional_exposed_communication_ms", "additional_waiting_ms",
     "additional_idle_ms", "additional_non_compute_ms", "overhead_ms", "compute_loss_pct", "speed_gain_pct",
     "memory_change_pct", "memory_share_pct", "memory_efficiency_pct", "bubble_theory_pct", "bubble_pct",
@@ -46,4 +46,4 @@ WITH_ARGUMENT = {  # the name of each metric that needs an argument -> the name 
     "layer_ms": "of",
     "attention_ms": "of",
 }
-KNOWN = (STATE, *PLAIN, *WITH_ARGUMENT)
+KNOWN_METRICS = (STATE_METRIC, *PLAIN_METRICS, *WITH_ARGUMENT)

@@ -21,23 +21,23 @@ from shardlab.files.document import Document, KeyPath, Problem
 from shardlab.files.plugin_source import PluginSource
 from shardlab.record_types import Positive, limit_text
 
-SUFFIX = ".json"  # suffix of a configuration, and of its copy in a run folder
+CONFIGURATION_SUFFIX = ".json"  # suffix of a configuration, and of its copy in a run folder
 LONGEST_NAME = 40  # characters of the name of a model
 MOST_DEPTH = 32  # levels of nesting
-_CODE = "it names Python code of another person, which is never executed"
-_ELSEWHERE = "what it names is not in this file, and nothing is downloaded"
+_CODE_REFUSAL = "it names Python code of another person, which is never executed"
+_OTHER_FILE_REFUSAL = "what it names is not in this file, and nothing is downloaded"
 REFUSED_KEYS = {
-    "auto_map": _CODE,
-    "trust_remote_code": _CODE,
-    "custom_pipelines": _CODE,
-    "attn_implementation": _ELSEWHERE,
-    "_attn_implementation": _ELSEWHERE,
-    "_attn_implementation_internal": _ELSEWHERE,
-    "experts_implementation": _ELSEWHERE,
-    "_experts_implementation": _ELSEWHERE,
-    "backbone": _ELSEWHERE,
-    "use_timm_backbone": _ELSEWHERE,
-    "use_pretrained_backbone": _ELSEWHERE,
+    "auto_map": _CODE_REFUSAL,
+    "trust_remote_code": _CODE_REFUSAL,
+    "custom_pipelines": _CODE_REFUSAL,
+    "attn_implementation": _OTHER_FILE_REFUSAL,
+    "_attn_implementation": _OTHER_FILE_REFUSAL,
+    "_attn_implementation_internal": _OTHER_FILE_REFUSAL,
+    "experts_implementation": _OTHER_FILE_REFUSAL,
+    "_experts_implementation": _OTHER_FILE_REFUSAL,
+    "backbone": _OTHER_FILE_REFUSAL,
+    "use_timm_backbone": _OTHER_FILE_REFUSAL,
+    "use_pretrained_backbone": _OTHER_FILE_REFUSAL,
     "quantization_config": "random weights are trained, which are not quantized",
 }  # keys of a configuration, at any depth, and why they are refused unless their value is null or false
 
@@ -70,7 +70,7 @@ class ModelFile(msgspec.Struct, frozen=True):
     @property
     def source(self) -> PluginSource:
         """The file with the configuration of this model that a run contains, as the source of a plug-in."""
-        return PluginSource(Path(self.name + SUFFIX), {self.name + SUFFIX: self.content})
+        return PluginSource(Path(self.name + CONFIGURATION_SUFFIX), {self.name + CONFIGURATION_SUFFIX: self.content})
 
 
 def replace_models(document: Document, sections: dict[str, Any], folder: Path, problems: list[Problem]) -> dict[str, ModelFile]:
@@ -80,20 +80,20 @@ def replace_models(document: Document, sections: dict[str, Any], folder: Path, p
     by its name. folder: the folder of the matrix file. problems: a problem is appended for each model that cannot be read.
     """
     models: dict[str, ModelFile] = {}
-    for container, key, path in _find_workloads(sections):
-        if not isinstance(container[key], dict):
+    for value_container, list_key, value_path in _find_workloads(sections):
+        if not isinstance(value_container[list_key], dict):
             continue
         try:
-            model = read_model(msgspec.convert(container[key], ModelByConfiguration), folder)
+            model = read_model(msgspec.convert(value_container[list_key], ModelByConfiguration), folder)
             if models.setdefault(model.name, model) != model:
                 raise InputError(
                     f"found two models with the name {model.name}. Allowed: one content of the file and one seq_len for each "
                     "name; the key seq_len of a cell, which may be an axis, changes the length of sequences."
                 )
         except InputError as error:
-            problems.append(document.problem(path, str(error)))
+            problems.append(document.problem(value_path, str(error)))
             continue
-        container[key] = model.name
+        value_container[list_key] = model.name
     return models
 
 
@@ -104,13 +104,13 @@ def read_content(content: bytes) -> dict[str, Any]:
     contain the name of the file.
     """
     try:
-        decoded = json.loads(content, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        model_description = json.loads(content, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         raise InputError("is not JSON.") from None
-    if not isinstance(decoded, dict) or [type(value) for value in decoded.values()] not in ([dict], [str]):
+    if not isinstance(model_description, dict) or [type(value) for value in model_description.values()] not in ([dict], [str]):
         raise InputError("is not the file of a model.")
-    _check_keys("has", decoded, 0)
-    return decoded
+    _check_keys("has", model_description, 0)
+    return model_description
 
 
 def _find_workloads(sections: dict[str, Any]) -> Iterator[tuple[Any, str | int, KeyPath]]:
@@ -121,11 +121,11 @@ def _find_workloads(sections: dict[str, Any]) -> Iterator[tuple[Any, str | int, 
     """
     if "workload" in sections["defaults"]:
         yield sections["defaults"], "workload", ("defaults", "workload")
-    lists: list[tuple[KeyPath, dict[str, list[Any]]]] = [(("axes",), sections["axes"])]
-    lists += [(("zip", entry_index), group) for entry_index, group in enumerate(sections["zip"])]
-    for path, group in lists:
-        for index in range(len(group.get("workload", []))):
-            yield group["workload"], index, (*path, "workload", index)
+    workload_lists: list[tuple[KeyPath, dict[str, list[Any]]]] = [(("axes",), sections["axes"])]
+    workload_lists += [(("zip", entry_index), axis_group) for entry_index, axis_group in enumerate(sections["zip"])]
+    for path, axis_group in workload_lists:
+        for index in range(len(axis_group.get("workload", []))):
+            yield axis_group["workload"], index, (*path, "workload", index)
     for section in ("include", "exclude"):
         for entry_index, entry in enumerate(sections[section]):
             if "workload" in entry:
@@ -143,35 +143,35 @@ def read_model(entry: ModelByConfiguration, folder: Path) -> ModelFile:
     if entry.torchvision is not None:
         if entry.seq_len is not None:
             raise InputError("seq_len: an image classifier has no sequences. Allowed: leave seq_len out.")
-        content = _encode_canonical({"torchvision": entry.torchvision})
-        return ModelFile(entry.torchvision, None, f"torchvision: {entry.torchvision}", content, None)
+        model_bytes = _encode_canonical({"torchvision": entry.torchvision})
+        return ModelFile(entry.torchvision, None, f"torchvision: {entry.torchvision}", model_bytes, None)
     assert entry.transformers is not None
     path = PurePosixPath(entry.transformers)
-    if path.is_absolute() or ".." in path.parts or "\\" in entry.transformers or path.suffix != SUFFIX:
+    if path.is_absolute() or ".." in path.parts or "\\" in entry.transformers or path.suffix != CONFIGURATION_SUFFIX:
         raise InputError(
             f"found the file {entry.transformers!r}. Allowed: the path of a .json file in the folder of the matrix, or "
             "below it, such as models/llama.json."
         )
-    file = folder / path
-    configuration = _read_configuration(file)
-    content = _encode_canonical({"transformers": configuration})
-    return ModelFile(_model_name(path), str(path), str(file), content, entry.seq_len)
+    configuration_path = folder / path
+    configuration = _read_configuration(configuration_path)
+    model_bytes = _encode_canonical({"transformers": configuration})
+    return ModelFile(_model_name(path), str(path), str(configuration_path), model_bytes, entry.seq_len)
 
 
 def _model_name(path: PurePosixPath) -> str:
     """The name of a model: the name of its file, or of the file's folder if the file is named config.json."""
     base_name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
-    name = re.sub(r"[^a-z0-9._-]+", "-", base_name.lower()).strip("-._")[:LONGEST_NAME]
-    if not name:
+    model_name = re.sub(r"[^a-z0-9._-]+", "-", base_name.lower()).strip("-._")[:LONGEST_NAME]
+    if not model_name:
         raise InputError(f"{str(path)!r} gives the workload no name. Allowed: a file name with letters or digits.")
-    return name
+    return model_name
 
 
 def _read_configuration(file: Path) -> dict[str, Any]:
     """Read and check a configuration. Raises an InputError that names the file."""
-    raw = plugin_source.read_plugin_file(file, "a configuration, which has a few KiB")
+    json_bytes = plugin_source.read_plugin_file(file, "a configuration, which has a few KiB")
     try:
-        configuration = json.loads(raw, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        configuration = json.loads(json_bytes, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InputError(f"{file}: is not JSON: {reason}.") from None
@@ -181,29 +181,29 @@ def _read_configuration(file: Path) -> dict[str, Any]:
     return configuration
 
 
-def _check_keys(message_start: str, value: Any, depth: int) -> None:
+def _check_keys(message_start: str, json_value: Any, depth: int) -> None:
     """Raise InputError if a configuration has a key that is not allowed, at any depth. message_start: the first words of the
     message."""
     if depth > MOST_DEPTH:
         raise InputError(f"{message_start} values deeper than {MOST_DEPTH} levels.")
-    if isinstance(value, dict):
-        for key, child in value.items():
-            if key in REFUSED_KEYS and child is not None and child is not False:
+    if isinstance(json_value, dict):
+        for key, child_value in json_value.items():
+            if key in REFUSED_KEYS and child_value is not None and child_value is not False:
                 raise InputError(
                     f"{message_start} the key {key!r}: {REFUSED_KEYS[key]}. Allowed: a configuration without this key."
                 )
-            _check_keys(message_start, child, depth + 1)
-    elif isinstance(value, list):
-        for child in value:
-            _check_keys(message_start, child, depth + 1)
+            _check_keys(message_start, child_value, depth + 1)
+    elif isinstance(json_value, list):
+        for child_value in json_value:
+            _check_keys(message_start, child_value, depth + 1)
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        repeated_key = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
+def _unique_keys(key_value_pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value_by_key = dict(key_value_pairs)
+    if len(value_by_key) < len(key_value_pairs):
+        repeated_key = next(key for index, (key, _) in enumerate(key_value_pairs) if key in dict(key_value_pairs[:index]))
         raise ValueError(f"the key {repeated_key[:40]!r} is there twice")
-    return mapping
+    return value_by_key
 
 
 def _refuse_constant(constant: str) -> Any:

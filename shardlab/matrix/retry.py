@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 SHARED_ON_SLURM = ("node_fail", "preempted")  # states after which Slurm starts a job again without a request
-Times = Annotated[int, msgspec.Meta(ge=0, le=100)]
+RetryCount = Annotated[int, msgspec.Meta(ge=0, le=100)]
 
 
 class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -17,18 +17,18 @@ class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     person cancelled is never started again, and neither is a run that ended in a state that its cell expects.
     """
 
-    oom: Times = 0
+    oom: RetryCount = 0
     """The number of retries after the run was out of memory."""
-    failed: Times = 0
+    failed: RetryCount = 0
     """The number of retries after the run ended with an error."""
-    hung: Times = 0
+    hung: RetryCount = 0
     """The number of retries after the run made no progress for its hang limit."""
-    node_fail: Times | None = None
+    node_fail: RetryCount | None = None
     """The number of retries after a node failed. On Slurm, the larger of the numbers of `node_fail` and `preempted` is the
     limit for both states together."""
-    preempted: Times | None = None
+    preempted: RetryCount | None = None
     """The number of retries after the scheduler ended the run in favour of another job."""
-    timeout: Times | None = None
+    timeout: RetryCount | None = None
     """The number of retries after the run reached its time limit. A retry starts only if the run saved a newer checkpoint than
     the checkpoint from which the run started."""
 
@@ -39,8 +39,8 @@ class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tell the run which of the two happened.
         state: one of shardlab.runs.state.STATES. default_limit: the number for a state whose number is null.
         """
-        states = SHARED_ON_SLURM if on_slurm and state in SHARED_ON_SLURM else (state,)
-        return max(self._limit_of_state(each_state, default_limit) for each_state in states)
+        limiting_states = SHARED_ON_SLURM if on_slurm and state in SHARED_ON_SLURM else (state,)
+        return max(self._limit_of_state(each_state, default_limit) for each_state in limiting_states)
 
     def _limit_of_state(self, state: str, default_limit: int) -> int:
         limit: int | None = getattr(self, state) if state in self.__struct_fields__ else 0

@@ -24,29 +24,29 @@ def find_search_problems(document: Document) -> list[Problem]:
 
     document: the matrix file. The types of its values must have been checked before.
     """
-    data: dict[str, Any] = document.data
-    if data.get("search") is None:
+    matrix_data: dict[str, Any] = document.data
+    if matrix_data.get("search") is None:
         return []
     search_problems = []
-    for path, key in _cell_keys(data):
+    for path, key in _cell_keys(matrix_data):
         if key in _REFUSED_KEYS:
             search_problems.append(document.problem((*path, key), _REFUSED_KEYS[key], at_key=True))
-    if data.get("claims") or data.get("reported"):
-        key = "claims" if data.get("claims") else "reported"
+    if matrix_data.get("claims") or matrix_data.get("reported"):
+        key = "claims" if matrix_data.get("claims") else "reported"
         sentence = f"{key} name cells, and which cells a search runs is not known before it has run. Allowed: leave {key} out."
         search_problems.append(document.problem((key,), sentence, at_key=True))
-    if data.get("retry"):
+    if matrix_data.get("retry"):
         sentence = "tries of a search are not started again by themselves. Allowed: leave retry out."
         search_problems.append(document.problem(("retry",), sentence, at_key=True))
-    if isinstance(data.get("repeats"), dict):
+    if isinstance(matrix_data.get("repeats"), dict):
         sentence = "a matrix with a search has no claims. Allowed: a number, how often each search is run from its start."
         search_problems.append(document.problem(("repeats",), sentence, at_key=True))
     return search_problems
 
 
-def _cell_keys(data: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+def _cell_keys(matrix_data: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """Yields (the path of the section that contains the key, the key) for each cell key in the matrix file."""
-    yield from ((("defaults",), key) for key in data.get("defaults") or {})
-    yield from ((("axes",), key) for key in data.get("axes") or {})
+    yield from ((("defaults",), key) for key in matrix_data.get("defaults") or {})
+    yield from ((("axes",), key) for key in matrix_data.get("axes") or {})
     for name in ("zip", "include"):
-        yield from (((name, index), key) for index, entry in enumerate(data.get(name) or []) for key in entry)
+        yield from (((name, index), key) for index, entry in enumerate(matrix_data.get(name) or []) for key in entry)

@@ -36,8 +36,8 @@ class HelperFinder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__file__ = self._file(module.__name__)
-        code = compile(self.helpers[module.__name__], module.__file__, "exec", dont_inherit=True)
-        exec(code, module.__dict__)  # noqa: S102
+        compiled_helper = compile(self.helpers[module.__name__], module.__file__, "exec", dont_inherit=True)
+        exec(compiled_helper, module.__dict__)  # noqa: S102
 
     def _file(self, name: str) -> str:
         return str(self.folder / f"{name}.py")
@@ -48,15 +48,15 @@ def execute_plugin(source: PluginSource) -> ModuleType:
 
     Raises an InputError that names the file and, if possible, the line.
     """
-    file = str(source.file)
+    plugin_path = str(source.file)
     module = ModuleType(f"{source.file.parent.name}.{source.name}")
-    module.__file__ = file
+    module.__file__ = plugin_path
     _install_finder(HelperFinder(source))
     sys.modules[module.__name__] = module  # a dataclass in the file looks for its module in sys.modules
     try:
-        exec(compile(source.contents[source.file.name], file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+        exec(compile(source.contents[source.file.name], plugin_path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
     except (Exception, SystemExit) as error:
-        raise InputError(describe_error(file, error)) from error
+        raise InputError(describe_error(plugin_path, error)) from error
     return module
 
 
@@ -66,35 +66,35 @@ def _install_finder(finder: HelperFinder) -> None:
     An earlier importer for the same folder is removed, together with its imported helpers that have changed. Raises InputError
     if a helper in another folder has the same name, because Python allows only one module with a name.
     """
-    for other in [entry for entry in sys.meta_path if isinstance(entry, HelperFinder)]:
-        if other.folder == finder.folder:
-            sys.meta_path.remove(other)
-            for name in other.helpers.keys() | finder.helpers.keys():
-                if other.helpers.get(name) != finder.helpers.get(name):
-                    sys.modules.pop(name, None)
-        elif common_names := sorted(other.helpers.keys() & finder.helpers.keys()):
+    for other_finder in [importer for importer in sys.meta_path if isinstance(importer, HelperFinder)]:
+        if other_finder.folder == finder.folder:
+            sys.meta_path.remove(other_finder)
+            for helper_name in other_finder.helpers.keys() | finder.helpers.keys():
+                if other_finder.helpers.get(helper_name) != finder.helpers.get(helper_name):
+                    sys.modules.pop(helper_name, None)
+        elif common_names := sorted(other_finder.helpers.keys() & finder.helpers.keys()):
             raise InputError(
-                f"{finder.folder / common_names[0]}.py: {other.folder / common_names[0]}.py has the same name, and "
+                f"{finder.folder / common_names[0]}.py: {other_finder.folder / common_names[0]}.py has the same name, and "
                 "Python would import one of "
                 "them for both. Allowed: different names."
             )
     sys.meta_path.append(finder)
 
 
-def describe_error(file: str, error: BaseException) -> str:
+def describe_error(plugin_file: str, error: BaseException) -> str:
     """An error in the user's code as a sentence. The sentence begins with the file and line of the error.
 
     file: the file of the plug-in. The error may be in this file or in a helper. If the traceback contains no line of the
     folder of plug-ins, the sentence names only `file`.
     """
-    message = next(iter(str(error).splitlines()), "").rstrip(".")
+    error_line = next(iter(str(error).splitlines()), "").rstrip(".")
     if isinstance(error, SyntaxError):
-        return f"{error.filename or file}:{error.lineno or 1}: {error.msg}."
-    location = find_error_line(error, Path(file).parent) or file
-    return f"{location}: {type(error).__name__}: {message}." if message else f"{location}: {type(error).__name__}."
+        return f"{error.filename or plugin_file}:{error.lineno or 1}: {error.msg}."
+    location = find_error_line(error, Path(plugin_file).parent) or plugin_file
+    return f"{location}: {type(error).__name__}: {error_line}." if error_line else f"{location}: {type(error).__name__}."
 
 
 def find_error_line(error: BaseException, folder: Path) -> str | None:
     """`FILE:LINE` of the innermost line of code in `folder` in the traceback of an error; None if there is no such line."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent == folder]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+    folder_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent == folder]
+    return f"{folder_frames[-1].filename}:{folder_frames[-1].lineno}" if folder_frames else None

@@ -23,7 +23,7 @@ MOST_OUTPUT_BYTES = 1 << 16  # the most bytes that are read from the end of a pr
 A = TypeVar("A")
 
 
-def ask_process(words: Sequence[str], plugin: Path, answer_type: type[A], limit_s: int, python: str | None = None) -> A:
+def ask_process(words: Sequence[str], plugin_path: Path, answer_type: type[A], limit_s: int, python: str | None = None) -> A:
     """The answer of a process that executes files of the user, checked to have the type `answer_type`.
 
     words: the module of the process, and its arguments; the file for the answer, in JSON, is added as `--out FILE`. plugin:
@@ -35,12 +35,12 @@ def ask_process(words: Sequence[str], plugin: Path, answer_type: type[A], limit_
         argv = [python or interpreter_path(), "-P", "-m", *words, "--out", str(answer_path)]
         exit_code = run_process(argv, folder, output_path, limit_s)
         if exit_code is None:
-            raise InputError(f"{plugin}: its code did not end within {limit_s} s.")
+            raise InputError(f"{plugin_path}: its code did not end within {limit_s} s.")
         answer = json_file.read_json_if_valid(answer_path, answer_type)
         if answer is None:
             last_output = read_last_line(output_path)
-            why = f"{argv[0]} {f'says: {last_output}' if last_output else f'ended with code {exit_code}'}"
-            raise InputError(f"{plugin}: its code gave no valid answer. {why}")
+            failure_text = f"{argv[0]} {f'says: {last_output}' if last_output else f'ended with code {exit_code}'}"
+            raise InputError(f"{plugin_path}: its code gave no valid answer. {failure_text}")
     return answer
 
 
@@ -63,11 +63,11 @@ def run_process(
     folder: the working directory of the process. output_path: the file for its output. errors_path: the file for its errors;
     None: as `output_path`. The output is not read from a pipe, because the code of the user may start another process that
     keeps the pipe open for ever."""
-    with contextlib.ExitStack() as stack:
-        output = stack.enter_context(output_path.open("wb"))
+    with contextlib.ExitStack() as open_resources:
+        output_file = open_resources.enter_context(output_path.open("wb"))
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=output, cwd=folder, env=make_environment(), start_new_session=True,
-            stderr=output if errors_path is None else stack.enter_context(errors_path.open("wb")),
+            argv, stdin=subprocess.DEVNULL, stdout=output_file, cwd=folder, env=make_environment(), start_new_session=True,
+            stderr=output_file if errors_path is None else open_resources.enter_context(errors_path.open("wb")),
         )  # fmt: skip
         try:
             return process.wait(limit_s)
@@ -89,7 +89,7 @@ def read_last_line(path: Path) -> str:
     try:
         with files.open_regular(path) as output_file:
             output_file.seek(max(0, os.fstat(output_file.fileno()).st_size - MOST_OUTPUT_BYTES))
-            lines = output_file.read(MOST_OUTPUT_BYTES).decode("utf-8", "replace").strip().splitlines()
+            output_lines = output_file.read(MOST_OUTPUT_BYTES).decode("utf-8", "replace").strip().splitlines()
     except OSError:
         return ""
-    return lines[-1] if lines else ""
+    return output_lines[-1] if output_lines else ""

@@ -17,8 +17,8 @@ START_S = 60.0  # seconds in which the startup files of the login shell must end
 class CommandInput(io.BytesIO):
     """The input of a command, which is sent after the command has printed its mark: a startup file could read it otherwise."""
 
-    def __init__(self, mark: str, content: bytes) -> None:
-        super().__init__(content)
+    def __init__(self, mark: str, input_bytes: bytes) -> None:
+        super().__init__(input_bytes)
         self.mark = mark
 
 
@@ -48,16 +48,16 @@ class SshRunner(runners.Local):
         """Send the input of the command when its mark has arrived, and then the end of the input."""
         assert isinstance(input_, CommandInput)
         assert self.process.stdin is not None
-        content = input_.getvalue()
+        input_bytes = input_.getvalue()
         deadline = time.monotonic() + START_S
-        while content and not self._has_mark(input_.mark) and not self.process_is_finished:
+        while input_bytes and not self._has_mark(input_.mark) and not self.process_is_finished:
             if time.monotonic() > deadline:
                 break
             time.sleep(self.input_sleep)
         try:
             with self.process.stdin as stdin:
                 if self._has_mark(input_.mark):
-                    stdin.write(content)
+                    stdin.write(input_bytes)
         except BrokenPipeError:
             return  # the command ended before it read its whole input; its exit code says why
 

@@ -7,8 +7,8 @@ import shlex
 # $1: the script; then its arguments. Startup files read nothing from standard input, and what they print on standard output, up
 # to the line with the mark, is dropped. They get no descriptor but the three standard ones: a program that they leave in the
 # background, such as ssh-agent, closes only these, and would keep all others open.
-_MARK = "shardlab: the login shell runs our command"
-_RUN = """\
+_START_MARK = "shardlab: the login shell runs our command"
+_RUN_SCRIPT = """\
 text=$1; shift
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf -- "$folder"' EXIT; trap 'exit 1' HUP INT TERM
@@ -23,8 +23,8 @@ echo "the login shell (bash -l) did not run our command (exit code $code): a sta
     "ends the shell; look in ${files:-/etc/profile and ~/.bash_profile }and let it do this only on a terminal:" \\
     '[ -t 0 ] && exec ...' >&2
 exit 1
-""".replace("*MARK", f"*'{_MARK}'")
-_BEGIN = f'echo {_MARK}; exec < "$SHARDLAB_INPUT"; unset SHARDLAB_INPUT\n'
+""".replace("*MARK", f"*'{_START_MARK}'")
+_BASH_ENTRY = f'echo {_START_MARK}; exec < "$SHARDLAB_INPUT"; unset SHARDLAB_INPUT\n'
 
 
 def login_shell_argv(script: str, *arguments: str) -> list[str]:
@@ -32,7 +32,7 @@ def login_shell_argv(script: str, *arguments: str) -> list[str]:
 
     If the login shell does not run the script, the command fails and says why.
     """
-    return ["sh", "-c", _RUN, "login-shell", _BEGIN + script, *arguments]
+    return ["sh", "-c", _RUN_SCRIPT, "login-shell", _BASH_ENTRY + script, *arguments]
 
 
 # A line of sh that prints the PATH of a login shell.

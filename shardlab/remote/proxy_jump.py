@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 LIMIT_S = 10.0  # time limit of `ssh -G`
-_JUMP = re.compile(r"(?:ssh://)?(?:(.*)@)?(?:\[(.+)\]|([^:]+))(?::(\d+))?/?")
+_JUMP_PATTERN = re.compile(r"(?:ssh://)?(?:(.*)@)?(?:\[(.+)\]|([^:]+))(?::(\d+))?/?")
 
 
 class JumpHost(msgspec.Struct, frozen=True):
@@ -29,9 +29,9 @@ class JumpHost(msgspec.Struct, frozen=True):
     @property
     def words(self) -> list[str]:
         """The last words of an OpenSSH command that connects to this machine."""
-        port = ["-p", str(self.port)] if self.port is not None else []
-        user = ["-l", self.user] if self.user is not None else []
-        return [*port, *user, "--", self.host]
+        port_words = ["-p", str(self.port)] if self.port is not None else []
+        user_words = ["-l", self.user] if self.user is not None else []
+        return [*port_words, *user_words, "--", self.host]
 
 
 def read_settings(machine: JumpHost) -> dict[str, str]:
@@ -41,8 +41,8 @@ def read_settings(machine: JumpHost) -> dict[str, str]:
         ssh_output = subprocess.run(["ssh", "-G", *machine.words], capture_output=True, timeout=LIMIT_S, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    lines = ssh_output.decode("utf-8", "surrogateescape").splitlines()
-    return dict(line.split(" ", 1) for line in lines if " " in line)
+    setting_lines = ssh_output.decode("utf-8", "surrogateescape").splitlines()
+    return dict(setting_line.split(" ", 1) for setting_line in setting_lines if " " in setting_line)
 
 
 def find_jumps(settings: Mapping[str, str]) -> tuple[JumpHost, ...]:
@@ -50,26 +50,29 @@ def find_jumps(settings: Mapping[str, str]) -> tuple[JumpHost, ...]:
     jumps: tuple[JumpHost, ...] = ()
     while True:
         jump_list = settings.get("proxyjump", "none")
-        names = [] if jump_list == "none" else jump_list.split(",")
-        further_jumps = [jump for name in names if (jump := _parse_jump(name)) is not None]
+        jump_names = [] if jump_list == "none" else jump_list.split(",")
+        further_jumps = [jump for jump_name in jump_names if (jump := _parse_jump(jump_name)) is not None]
         if not further_jumps or further_jumps[0] in jumps:  # no further jumps, or the jumps form a circle
             return jumps
         jumps = (*further_jumps, *jumps)
         settings = read_settings(jumps[0])
 
 
-def proxy_option(jumps: Sequence[JumpHost], rules: Callable[[JumpHost], Sequence[str]]) -> list[str]:
+def proxy_option(jumps: Sequence[JumpHost], login_rules: Callable[[JumpHost], Sequence[str]]) -> list[str]:
     """The option with which an OpenSSH command connects through the machines `jumps`; empty if there are no jumps.
 
     rules: returns further options for the login on one of these machines, such as the options for host keys.
     """
     proxy_words: list[str] = []
     for jump in jumps:
-        words = shlex.join([*rules(jump), *proxy_words, *jump.words]).replace("%", "%%")
-        proxy_words = ["-o", f"ProxyCommand=ssh -W '[%h]:%p' {words}"]  # OpenSSH replaces %h and %p, and turns %% into %
+        command_words = shlex.join([*login_rules(jump), *proxy_words, *jump.words]).replace("%", "%%")
+        proxy_words = [
+            "-o",
+            f"ProxyCommand=ssh -W '[%h]:%p' {command_words}",
+        ]  # OpenSSH replaces %h and %p, and turns %% into %
     return proxy_words
 
 
-def _parse_jump(text: str) -> JumpHost | None:
-    match = _JUMP.fullmatch(text.strip())
+def _parse_jump(jump_text: str) -> JumpHost | None:
+    match = _JUMP_PATTERN.fullmatch(jump_text.strip())
     return JumpHost(match[2] or match[3], match[1], int(match[4]) if match[4] else None) if match else None

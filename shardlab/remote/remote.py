@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # importing fabric takes long, and most commands reach no oth
 GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL for a remote command; this process waits 3 * GRACE_S longer for the answer
 MOST_SESSIONS = 8  # commands that run at the same time on one connection; OpenSSH's server allows 10 (MaxSessions)
 # An environment variable of every remote command that this process starts. `Remote.end` finds the commands by this variable.
-SESSION = f"SHARDLAB_SESSION={secrets.token_hex(8)}"
+SESSION_VARIABLE = f"SHARDLAB_SESSION={secrets.token_hex(8)}"
 
 # Writes standard input to a temporary file beside $1, checks its SHA-256 ($2) and renames it to $1, so that a reader sees the
 # whole old file or the whole new file. $3: suffix of the temporary file. $4: owner or empty. $5: mode.
@@ -100,27 +100,33 @@ class Remote:
         standard input of the command. root: whether to run the command with sudo. All users of the machine can read argv and
         env, so a secret must be passed by `stdin`. Raises Unreachable.
         """
-        words = ["env", "LC_ALL=C", "PYTHONSAFEPATH=1", SESSION, *(f"{name}={value}" for name, value in (env or {}).items())]
+        env_words = [
+            "env",
+            "LC_ALL=C",
+            "PYTHONSAFEPATH=1",
+            SESSION_VARIABLE,
+            *(f"{name}={value}" for name, value in (env or {}).items()),
+        ]
         # `timeout` on the machine ends the command even if this process has ended. sudo comes before `timeout`: otherwise
         # `timeout` could not end a process of root.
-        sudo = ["sudo", "-n", "--"] if root else []
-        command = shlex.join([*sudo, "timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", *words, *argv])
-        mark = secrets.token_hex(8)
+        sudo_words = ["sudo", "-n", "--"] if root else []
+        command = shlex.join([*sudo_words, "timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", *env_words, *argv])
+        output_mark = secrets.token_hex(8)
         # The line with the exit code proves that the command ended, and not only the connection.
-        script = f"({self._prepare}{command}); echo {mark} $? >&2"
+        command_script = f"({self._prepare}{command}); echo {output_mark} $? >&2"
         start_s = time.monotonic()
         try:
-            self._running[mark] = shorten_command(argv)
+            self._running[output_mark] = shorten_command(argv)
             with self._sessions:
-                output = self._run_script(script, mark, stdin, timeout_s + 3 * GRACE_S)
+                script_output = self._run_script(command_script, output_mark, stdin, timeout_s + 3 * GRACE_S)
         finally:
-            self._running.pop(mark, None)
-        stdout, stderr = (text.partition(f"{mark}\n")[2] for text in (output.stdout, output.stderr))
-        errors, has_ended, end = stderr.rpartition(f"{mark} ")
-        code = int(end) if has_ended else None
+            self._running.pop(output_mark, None)
+        stdout, stderr = (text.partition(f"{output_mark}\n")[2] for text in (script_output.stdout, script_output.stderr))
+        error_text, has_ended, exit_text = stderr.rpartition(f"{output_mark} ")
+        exit_code = int(exit_text) if has_ended else None
         # `timeout` exits with 124 or 137 at the time limit. A command that was killed also exits with 137, but earlier.
-        timed_out = code in (124, 137) and time.monotonic() - start_s >= timeout_s
-        return CommandOutput(None if timed_out else code, stdout, errors if has_ended else stderr)
+        timed_out = exit_code in (124, 137) and time.monotonic() - start_s >= timeout_s
+        return CommandOutput(None if timed_out else exit_code, stdout, error_text if has_ended else stderr)
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write the file `path` on the machine, completely or not at all. The content is sent as standard input.
@@ -128,8 +134,8 @@ class Remote:
         mode: the permissions of the file. owner: user and group as for chown, set by root; empty: the user who logs in writes
         the file without root. Raises Unreachable.
         """
-        argv = put_command(content, path, mode=mode, owner=owner)
-        return self.run(argv, timeout_s=_sending_limit_s(content), stdin=content, root=bool(owner))
+        put_words = put_command(content, path, mode=mode, owner=owner)
+        return self.run(put_words, timeout_s=_sending_limit_s(content), stdin=content, root=bool(owner))
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -146,11 +152,22 @@ class Remote:
         connection = self._connection  # not locked: another thread holds the lock during a login
         if connection is not None and self._running:
             # The brackets prevent that pkill matches its own command line.
-            kill = f"pkill -TERM -f '[{SESSION[0]}]{SESSION[1:]}'"
-            argv = [*connection.ssh_words, wrap_for_any_shell(f"sudo -n {kill} || {kill}" if self._may_sudo else kill)]
+            kill = f"pkill -TERM -f '[{SESSION_VARIABLE[0]}]{SESSION_VARIABLE[1:]}'"
+            argv = [
+                *connection.ssh_words,
+                wrap_for_any_shell(f"sudo -n {kill} || {kill}" if self._may_sudo else kill),
+            ]
             null = subprocess.DEVNULL
             with contextlib.suppress(subprocess.TimeoutExpired):  # the commands stay in `running`
-                subprocess.run(argv, stdin=null, stdout=null, stderr=null, timeout=limit_s, check=False, start_new_session=True)
+                subprocess.run(
+                    argv,
+                    stdin=null,
+                    stdout=null,
+                    stderr=null,
+                    timeout=limit_s,
+                    check=False,
+                    start_new_session=True,
+                )
         while self._running and time.monotonic() < deadline:
             time.sleep(0.02)
         if connection is not None:
@@ -178,19 +195,19 @@ class Remote:
             self.close()
             raise Unreachable(f"{self.address.host}: this program was interrupted.")
         try:
-            result = connection.run(
+            ssh_result = connection.run(
                 wrap_for_any_shell(script, mark), in_stream=CommandInput(mark, stdin), hide=True, warn=True, echo=False,
                 encoding="utf-8", timeout=limit_s,
             )  # fmt: skip
         except CommandTimedOut as error:
             return CommandOutput(None, error.result.stdout, error.result.stderr)
         self._used_s = time.monotonic()
-        if f"{mark} " in result.stderr:
-            return CommandOutput(result.exited, result.stdout, result.stderr)
+        if f"{mark} " in ssh_result.stderr:
+            return CommandOutput(ssh_result.exited, ssh_result.stdout, ssh_result.stderr)
         self.close()
-        if f"{mark}\n" not in result.stdout:
-            raise Unreachable(describe_lost_command(self.address.host, result.exited, result.stdout, result.stderr))
-        last_line = next(reversed(result.stderr.replace(mark, "").strip().splitlines()), "ssh gave no reason")
+        if f"{mark}\n" not in ssh_result.stdout:
+            raise Unreachable(describe_lost_command(self.address.host, ssh_result.exited, ssh_result.stdout, ssh_result.stderr))
+        last_line = next(reversed(ssh_result.stderr.replace(mark, "").strip().splitlines()), "ssh gave no reason")
         raise Unreachable(f"{self.address.host}: the connection broke: {last_line.strip().rstrip('.')}.")
 
     def _open_connection(self) -> SshConnection:
@@ -208,21 +225,21 @@ class Remote:
             self._connection, self._used_s = connection, time.monotonic()
             return connection
 
-    def _log_in(self, words: Sequence[str]) -> None:
+    def _log_in(self, ssh_words: Sequence[str]) -> None:
         if self.address.host_keys == "accept-new" and self.address.known_hosts is not None:
             files.make_folder(self.address.known_hosts.parent)
         try:
-            shared_connection.open_connection(words, self.address.host, may_ask=self.address.shared)
+            shared_connection.open_connection(ssh_words, self.address.host, may_ask=self.address.shared)
         except shared_connection.NoLogin as error:
             raise Unreachable(str(error)) from None
         except FileNotFoundError:
             raise Unreachable(f"{self.address.host}: this machine has no command ssh: apt install openssh-client.") from None
         atexit.register(self.close)
 
-    def _log_out(self, words: Sequence[str]) -> None:
+    def _log_out(self, ssh_words: Sequence[str]) -> None:
         atexit.unregister(self.close)
         if not self.address.shared:
-            shared_connection.close_connection(words)
+            shared_connection.close_connection(ssh_words)
 
 
 def put_command(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:

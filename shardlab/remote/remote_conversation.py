@@ -22,12 +22,12 @@ import msgspec
 
 from shardlab.errors import ShardlabError
 from shardlab.files import files
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.remote.remote_workspace import MOST_BYTES, RemoteWorkspace
 from shardlab.remote.rsync import POLL_S
 from shardlab.remote.ssh_command import CONNECTION_FAILED, describe_lost_command
 
-BLOCK = 1 << 17  # bytes that are read from the connection at a time
+BLOCK_BYTES = 1 << 17  # bytes that are read from the connection at a time
 SILENCE_S = 3600.0  # seconds without data after which the command is given up: it may hash many files before it answers
 END_LIMIT_S = 10.0  # seconds in which the command must end after it has closed its output
 ABORT_LIMIT_S = 2.0  # the same if the `with` block of the conversation raised an exception
@@ -39,9 +39,9 @@ T = TypeVar("T")
 class ConnectionLost(ShardlabError):
     """Raised if the connection broke in the middle of a conversation. why: the reason, as a clause."""
 
-    def __init__(self, host: str, why: str) -> None:
-        super().__init__(f"{host}: {why}; run the same command again.")
-        self.why = why
+    def __init__(self, host: str, reason: str) -> None:
+        super().__init__(f"{host}: {reason}; run the same command again.")
+        self.why = reason
 
 
 class _Output(io.RawIOBase):
@@ -78,19 +78,19 @@ class RemoteConversation:
         # Returns True if the command must end early. It is called several times a second while no data arrives.
         self.must_stop: Callable[[], bool] = lambda: False
         self.remote, self._command_name, self._has_started = remote, command_name, False
-        mark = secrets.token_hex(8)
-        self._start_mark = f"{mark}\n".encode()
+        start_mark = secrets.token_hex(8)
+        self._start_mark = f"{start_mark}\n".encode()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__. No pipe: nobody would read it meanwhile
         pipe = subprocess.PIPE
-        argv = remote.command(module, [], mark)
-        self._process = subprocess.Popen(argv, bufsize=0, stdin=pipe, stdout=pipe, stderr=self._errors)
+        ssh_words = remote.command(module, [], start_mark)
+        self._process = subprocess.Popen(ssh_words, bufsize=0, stdin=pipe, stdout=pipe, stderr=self._errors)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         with contextlib.suppress(OSError):  # the limit of this user for the size of pipes is reached
-            fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, BLOCK)
+            fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, BLOCK_BYTES)
         self._input, self._pipe = self._process.stdin, self._process.stdout
-        self._output = io.BufferedReader(_Output(self._process.stdout.fileno(), remote.host, self._is_interrupted), BLOCK)
+        self._output = io.BufferedReader(_Output(self._process.stdout.fileno(), remote.host, self._is_interrupted), BLOCK_BYTES)
 
     def __enter__(self) -> Self:
         return self
@@ -120,28 +120,28 @@ class RemoteConversation:
         """
         while not self._has_started:
             self._has_started = self._read_line() == self._start_mark
-        line = self._read_line()
+        json_line = self._read_line()
         try:
-            return decoder(target_type).decode(line)
+            return get_decoder(target_type).decode(json_line)
         except DECODE_FAULTS as error:
             raise self.remote.release_mismatch(self._command_name, str(error)) from None
 
     def receive_into(self, buffer: memoryview) -> None:
         """Fill a buffer with bytes from the command. Raises ConnectionLost or ShardlabError as `receive` does."""
         while buffer:
-            count = self._output.readinto(buffer)
-            if not count:
+            read_count = self._output.readinto(buffer)
+            if not read_count:
                 raise self._end_error()
-            buffer = buffer[count:]
+            buffer = buffer[read_count:]
 
     def _is_interrupted(self) -> bool:
         return self.must_stop()
 
     def _read_line(self) -> bytes:
-        line = self._output.readline(MOST_BYTES)
-        if line.endswith(b"\n"):
-            return line
-        if len(line) < MOST_BYTES:
+        output_line = self._output.readline(MOST_BYTES)
+        if output_line.endswith(b"\n"):
+            return output_line
+        if len(output_line) < MOST_BYTES:
             raise self._end_error()
         raise self.remote.release_mismatch(self._command_name, f"more than {MOST_BYTES >> 20} MiB in one line")
 

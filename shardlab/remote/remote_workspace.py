@@ -28,7 +28,7 @@ from shardlab import __version__
 from shardlab.cluster.address import Address, HostKeys
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files, json_file
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.remote import rsync, shared_connection, terminal_relay
 from shardlab.remote.ssh_command import CONNECTION_FAILED, describe_lost_command, ssh_command, wrap_for_any_shell
 from shardlab.workspace import workspace_trust
@@ -42,9 +42,8 @@ MOST_BYTES = 1 << 26  # largest answer of a command on the cluster: 64 MiB are e
 # A file in the workspace on the cluster that contains RemoteWorkspace.mark. If this machine can read the file under the same
 # path, the folder on the cluster is also visible on this machine.
 MARK_FILE = ".away"
-MATRIX_PATHS_FILE = (
-    "away-matrices.json"  # file in .shardlab: name of a matrix file sent to the cluster -> its path on this machine
-)
+# File in .shardlab: name of a matrix file sent to the cluster -> its path on this machine
+MATRIX_PATHS_FILE = "away-matrices.json"
 NO_SHARED_FOLDER = (
     "the cluster {}: it has no folder that all nodes share, in which the jobs of Slurm find their runs. Set storage.shared in "
     "its file."
@@ -89,18 +88,21 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
     @property
     def address(self) -> Address:
         """How to log in to the machine on which commands use the workspace on the cluster."""
-        identity = Path(self.identity) if self.identity else None
-        return Address(self.host, self.port, self.user, identity, Path(self.known_hosts), self.host_keys, self.shared)
+        identity_path = Path(self.identity) if self.identity else None
+        return Address(self.host, self.port, self.user, identity_path, Path(self.known_hosts), self.host_keys, self.shared)
 
-    def command(self, module: str, arguments: Sequence[str], mark: str, *, terminal: bool = False) -> list[str]:
+    def command(self, module: str, arguments: Sequence[str], start_mark: str, *, terminal: bool = False) -> list[str]:
         """The ssh command, as a list of words, that runs a shardlab command on the cluster for the workspace there.
 
         module: the Python module of the shardlab command. arguments: its verb and options. mark: as for `wrap_for_any_shell`.
         terminal: whether the shardlab command draws on the terminal of this machine.
         """
-        verb = arguments[:1]  # --workspace comes right after the verb: after an argument `--`, it would not be an option
-        words = [self.python, "-P", "-m", module, *verb, "--workspace", self.workspace, *arguments[1:]]
-        return [*ssh_command(self.address, terminal=terminal), wrap_for_any_shell(f"exec {shlex.join(words)}", mark)]
+        verb_words = arguments[:1]  # --workspace comes right after the verb: after an argument `--`, it would not be an option
+        command_words = [self.python, "-P", "-m", module, *verb_words, "--workspace", self.workspace, *arguments[1:]]
+        return [
+            *ssh_command(self.address, terminal=terminal),
+            wrap_for_any_shell(f"exec {shlex.join(command_words)}", start_mark),
+        ]
 
     def ask(
         self,
@@ -120,28 +122,28 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         Raises ShardlabError with the error of the command, or if the document is not of the type `target_type`.
         """
         self.log_in()
-        mark = secrets.token_hex(8)
-        mark_line = f"{mark}\n".encode()
-        argv = self.command(module, [*arguments, "--json"], mark)
-        code, *streams = _run_remote_command(argv, input_bytes, limit_s, must_stop)
-        is_too_large = len(streams[0]) >= MOST_BYTES
-        document, errors = streams[0].partition(mark_line)[2], streams[1].rpartition(mark_line)[2]
-        if code is None and not is_too_large:
+        start_mark = secrets.token_hex(8)
+        mark_line = f"{start_mark}\n".encode()
+        ssh_words = self.command(module, [*arguments, "--json"], start_mark)
+        exit_code, *output_streams = _run_remote_command(ssh_words, input_bytes, limit_s, must_stop)
+        is_too_large = len(output_streams[0]) >= MOST_BYTES
+        json_bytes, errors = output_streams[0].partition(mark_line)[2], output_streams[1].rpartition(mark_line)[2]
+        if exit_code is None and not is_too_large:
             raise ShardlabError(f"{self.host}: {module} did not answer within {limit_s:g} s.")
-        if document and not is_too_large and (code is None or code == CONNECTION_FAILED or code < 0):
+        if json_bytes and not is_too_large and (exit_code is None or exit_code == CONNECTION_FAILED or exit_code < 0):
             raise ShardlabError(f"{self.host}: the connection broke in the middle of an answer; run the same command again.")
-        if mark_line not in streams[0]:
-            texts = [stream.decode("utf-8", "replace") for stream in streams]
-            raise ShardlabError(describe_lost_command(self.host, code, *texts))
-        if not document:
+        if mark_line not in output_streams[0]:
+            stream_texts = [stream.decode("utf-8", "replace") for stream in output_streams]
+            raise ShardlabError(describe_lost_command(self.host, exit_code, *stream_texts))
+        if not json_bytes:
             error_text = "\n".join(errors.decode("utf-8", "replace").strip().splitlines())  # the lines of ssh end with \\r\\n
-            raise ShardlabError(f"{self.host}: {error_text.removeprefix('error: ') or f'exit code {code}, and no answer'}")
+            raise ShardlabError(f"{self.host}: {error_text.removeprefix('error: ') or f'exit code {exit_code}, and no answer'}")
         try:
-            return decoder(target_type).decode(document)
+            return get_decoder(target_type).decode(json_bytes)
         except DECODE_FAULTS as error:
-            reason = f"more than {MOST_BYTES >> 20} MiB" if is_too_large else str(error)
+            mismatch_reason = f"more than {MOST_BYTES >> 20} MiB" if is_too_large else str(error)
             command = " ".join([module, *arguments[:1]])
-            raise self.release_mismatch(command, reason) from None
+            raise self.release_mismatch(command, mismatch_reason) from None
 
     def release_mismatch(self, command: str, why: str) -> ShardlabError:
         """The error for an answer that this release of shardlab cannot read. command: the command on the cluster, such as
@@ -158,14 +160,14 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         """
         self.log_in()
         terminal = sys.stdout.isatty() and sys.stdin.isatty()
-        mark = secrets.token_hex(8)
-        argv = self.command(module, arguments, mark, terminal=terminal)
-        code, early_text = terminal_relay.relay_command(argv, terminal=terminal, mark=mark)
-        if early_text is not None and code != CONNECTION_FAILED:
-            raise ShardlabError(describe_lost_command(self.host, code, early_text, ""))
-        if code == CONNECTION_FAILED:
+        start_mark = secrets.token_hex(8)
+        ssh_words = self.command(module, arguments, start_mark, terminal=terminal)
+        exit_code, early_text = terminal_relay.relay_command(ssh_words, terminal=terminal, start_mark=start_mark)
+        if early_text is not None and exit_code != CONNECTION_FAILED:
+            raise ShardlabError(describe_lost_command(self.host, exit_code, early_text, ""))
+        if exit_code == CONNECTION_FAILED:
             raise ShardlabError(f"{self.host}: the connection broke or was refused; submitted runs continue.")
-        return code
+        return exit_code
 
     def log_in(self) -> None:
         """Open the SSH connection that all commands share, if `shared` is true. The site may ask the user for a code.
@@ -177,7 +179,7 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
 
 
 def _run_remote_command(
-    argv: Sequence[str], input_bytes: bytes, limit_s: float, must_stop: Callable[[], bool]
+    ssh_words: Sequence[str], input_bytes: bytes, limit_s: float, must_stop: Callable[[], bool]
 ) -> tuple[int | None, bytes, bytes]:
     """Run the ssh command `argv`. Returns (exit code, standard output, standard error), at most MOST_BYTES of each output.
 
@@ -192,7 +194,7 @@ def _run_remote_command(
         stdin.seek(0)
         deadline = time.monotonic() + limit_s
         code: int | None = None
-        with subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr) as process:
+        with subprocess.Popen(ssh_words, stdin=stdin, stdout=stdout, stderr=stderr) as process:
             try:
                 while (code := rsync.wait_for_exit(process)) is None:
                     is_large = any(os.fstat(stream.fileno()).st_size >= MOST_BYTES for stream in (stdout, stderr))
@@ -216,8 +218,8 @@ def find_remote_workspace(workspace: Workspace, cluster: Cluster) -> RemoteWorks
 
     if cluster.storage.shared is None and not cluster.has_separate_folders:
         raise InputError(NO_SHARED_FOLDER.format(cluster.name))
-    address, python = inventory.find_controller(workspace, cluster)
-    folder, mark = _choose_folder(workspace, cluster)
+    address, remote_python = inventory.find_controller(workspace, cluster)
+    folder, workspace_mark = _choose_folder(workspace, cluster)
     return RemoteWorkspace(
         schema=1,
         cluster=cluster.name,
@@ -227,9 +229,9 @@ def find_remote_workspace(workspace: Workspace, cluster: Cluster) -> RemoteWorks
         identity=str(address.identity) if address.identity else None,
         known_hosts=str(address.known_hosts),
         host_keys=address.host_keys,
-        python=python,
+        python=remote_python,
         workspace=folder,
-        mark=mark,
+        mark=workspace_mark,
         shared=address.shared,
     )
 
@@ -245,20 +247,20 @@ def find_twin_workspace(workspace: Workspace, cluster: Cluster) -> Workspace:
 def _choose_folder(workspace: Workspace, cluster: Cluster) -> tuple[str, str]:
     """Choose the folder of the workspace on the cluster. Returns (its path, its mark, which contains the host and the path of
     `workspace` on this machine)."""
-    parent = cluster.workspaces
-    mark = f"{gethostname()}:{workspace.real_path}\n"
+    workspaces_folder = cluster.workspaces
+    workspace_mark = f"{gethostname()}:{workspace.real_path}\n"
     recorded_workspace = read_remote_workspace(workspace)
     if (
         recorded_workspace is not None
-        and PurePosixPath(recorded_workspace.workspace).parent == parent
+        and PurePosixPath(recorded_workspace.workspace).parent == workspaces_folder
         and _belongs_to_workspace(workspace, recorded_workspace)
     ):
         return recorded_workspace.workspace, recorded_workspace.mark
-    return str(parent / _folder_name(workspace, mark)), mark
+    return str(workspaces_folder / _folder_name(workspace, workspace_mark)), workspace_mark
 
 
-def _folder_name(workspace: Workspace, mark: str) -> str:
-    path_digest = hashlib.sha256(mark.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+def _folder_name(workspace: Workspace, workspace_mark: str) -> str:
+    path_digest = hashlib.sha256(workspace_mark.encode("utf-8", "surrogateescape")).hexdigest()[:8]
     name = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "-" for char in workspace.real_path.name)
     return f"{name[:40]}-{path_digest}"
 
@@ -272,9 +274,9 @@ def _belongs_to_workspace(workspace: Workspace, recorded_workspace: RemoteWorksp
     path = Path(recorded_workspace.mark.partition(":")[2].removesuffix("\n"))
     if path.resolve() == workspace.real_path:
         return True
-    original = json_file.read_json_if_valid(path / ".shardlab" / "away.json", RemoteWorkspace)
+    original_note = json_file.read_json_if_valid(path / ".shardlab" / "away.json", RemoteWorkspace)
     return (
-        original is None or original.mark != recorded_workspace.mark
+        original_note is None or original_note.mark != recorded_workspace.mark
     )  # None: no workspace is at the recorded path any more, it was moved
 
 
@@ -283,8 +285,8 @@ def read_remote_workspace(workspace: Workspace) -> RemoteWorkspace | None:
 
     Raises InputError if the file cannot be decoded, and WorkspaceError if it cannot be read.
     """
-    fault = "is not of this version: {}; remove this file and submit again."
-    return json_file.read_json(workspace.shardlab_folder / "away.json", RemoteWorkspace, fault)
+    fault_template = "is not of this version: {}; remove this file and submit again."
+    return json_file.read_json(workspace.shardlab_folder / "away.json", RemoteWorkspace, fault_template)
 
 
 def read_for_changes(workspace: Workspace) -> RemoteWorkspace | None:
@@ -307,25 +309,26 @@ def write_remote_workspace(workspace: Workspace, remote: RemoteWorkspace) -> Non
     workspace_trust.extend_consent(workspace, workspace.shardlab_folder / "away.json")
 
 
-def record_matrix_path(workspace: Workspace, file: Path) -> None:
+def record_matrix_path(workspace: Workspace, matrix_path: Path) -> None:
     """Record the path of a matrix file on this machine, because the cluster knows only the name of the file.
 
     Raises WorkspaceError.
     """
     files.make_folder(workspace.shardlab_folder)
     files.write_json(
-        workspace.shardlab_folder / MATRIX_PATHS_FILE, {**_read_matrix_paths(workspace), file.name: str(file.absolute())}
+        workspace.shardlab_folder / MATRIX_PATHS_FILE,
+        {**_read_matrix_paths(workspace), matrix_path.name: str(matrix_path.absolute())},
     )
 
 
-def local_matrix_path(workspace: Workspace, path: str) -> str:
+def local_matrix_path(workspace: Workspace, remote_path: str) -> str:
     """The path of a matrix file on this machine. path: the path of its copy on the cluster.
 
     If the path on this machine was not recorded by `record_matrix_path`, `path` is returned.
     """
     remote = read_remote_workspace(workspace)
-    is_delivered = remote is not None and str(PurePosixPath(path).parent) == f"{remote.workspace}/matrices"
-    return _read_matrix_paths(workspace).get(PurePosixPath(path).name, path) if is_delivered else path
+    is_delivered = remote is not None and str(PurePosixPath(remote_path).parent) == f"{remote.workspace}/matrices"
+    return _read_matrix_paths(workspace).get(PurePosixPath(remote_path).name, remote_path) if is_delivered else remote_path
 
 
 def _read_matrix_paths(workspace: Workspace) -> dict[str, str]:
@@ -337,5 +340,5 @@ def upload_files(remote: RemoteWorkspace, texts: Mapping[str, bytes]) -> None:
 
     Raises ShardlabError.
     """
-    document = {path: text.decode("utf-8", "surrogateescape") for path, text in texts.items()} | {MARK_FILE: remote.mark}
-    remote.ask("shardlab.remote.upload", [], UploadResult, input_bytes=json.dumps(document).encode())
+    content_by_path = {path: text.decode("utf-8", "surrogateescape") for path, text in texts.items()} | {MARK_FILE: remote.mark}
+    remote.ask("shardlab.remote.upload", [], UploadResult, input_bytes=json.dumps(content_by_path).encode())

@@ -31,11 +31,11 @@ FROM_OTHERS = (
 )  # fmt: skip
 MOST_ERROR_BYTES = 1 << 16  # largest number of bytes of rsync's error messages that are read
 POLL_S = 0.1  # seconds between two checks whether the process has ended
-PROGRESS = ("--info=progress2", "--no-human-readable")  # with them, rsync prints the number of bytes transferred so far
-_ARRIVED = re.compile(rb"(?:^|\r)\s*([0-9]+)\s+[0-9]+%")
+PROGRESS_OPTIONS = ("--info=progress2", "--no-human-readable")  # with them, rsync prints the number of bytes transferred so far
+_ARRIVED_PATTERN = re.compile(rb"(?:^|\r)\s*([0-9]+)\s+[0-9]+%")
 MOST_PROGRESS_BYTES = 1000  # number of bytes that are read at the end of the progress output: several lines
-MARK = secrets.token_hex(8)  # printed before the output of the other rsync, because a .bashrc may print text, too
-INCOMPLETE = (23, 24)  # exit codes of rsync that mean: rsync tried all files, but some could not be copied
+START_MARK = secrets.token_hex(8)  # printed before the output of the other rsync, because a .bashrc may print text, too
+INCOMPLETE_COPY_CODES = (23, 24)  # exit codes of rsync that mean: rsync tried all files, but some could not be copied
 BROKEN_STREAM, NOT_FOUND = 12, 127  # exit codes of rsync and of a shell
 CONNECTION_ERRORS = (
     10,
@@ -46,7 +46,7 @@ CONNECTION_ERRORS = (
 )  # exit codes of rsync if the connection to the other machine failed or broke
 # rsync starts this sh program in place of ssh. Its words are a host, which is not used, and the command of the other rsync. All
 # that comes before the line with the mark is dropped. It ends with the exit code of ssh.
-_LOGIN = """\
+_LOGIN_SCRIPT = """\
 shift
 exec 3>&1
 code=$({{ {{ {ssh} {start}"$*" 3>&- 4>&-; echo $? >&4; }} |
@@ -80,14 +80,17 @@ def remote_words(address: Address, path: str) -> tuple[str, list[str]]:
 
     The startup files of the login shell there may print text, and the shell may be any.
     """
-    start = wrap_for_any_shell('exec "$@"', MARK) + " sh "
-    login = _LOGIN.format(ssh=shlex.join(ssh_command(address)), start=shlex.quote(start), mark=MARK)
-    return f"host:{path}", ["--blocking-io", f"--rsh={shlex.join(['sh', '-c', login, 'sh'])}"]  # `cat` needs blocking I/O
+    start = wrap_for_any_shell('exec "$@"', START_MARK) + " sh "
+    login_command = _LOGIN_SCRIPT.format(ssh=shlex.join(ssh_command(address)), start=shlex.quote(start), mark=START_MARK)
+    return f"host:{path}", [
+        "--blocking-io",
+        f"--rsh={shlex.join(['sh', '-c', login_command, 'sh'])}",
+    ]  # `cat` needs blocking I/O
 
 
 def run_rsync(
     options: Sequence[str],
-    names: Sequence[str],
+    file_names: Sequence[str],
     source: str,
     target: str,
     *,
@@ -102,42 +105,48 @@ def run_rsync(
     lock_descriptors: descriptors of locked files, which rsync inherits, so that the locks are held until rsync ends.
     on_progress: is called from time to time with the number of bytes that have been copied so far.
     """
-    argv = ["rsync", "--from0", "--files-from=-", *(PROGRESS if on_progress else ()), *options, source, target]
-    with tempfile.TemporaryFile() as name_list, tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as progress:
+    argv = ["rsync", "--from0", "--files-from=-", *(PROGRESS_OPTIONS if on_progress else ()), *options, source, target]
+    with (
+        tempfile.TemporaryFile() as name_list,
+        tempfile.TemporaryFile() as errors,
+        tempfile.TemporaryFile() as progress,
+    ):
         # Every name, also the last name, ends with a NUL. Without the last NUL, rsync 3.5 rejects the list if the last name
         # lies across a multiple of 4096 bytes.
-        name_list.write("".join(f"{name}\0" for name in names).encode())
+        name_list.write("".join(f"{file_name}\0" for file_name in file_names).encode())
         name_list.seek(0)
-        process = subprocess.Popen(
+        rsync_process = subprocess.Popen(
             argv, stdin=name_list, stdout=progress, stderr=errors, pass_fds=lock_descriptors, env=os.environ | {"LC_ALL": "C"},
             process_group=0,
         )  # fmt: skip
         try:
-            while (code := wait_for_exit(process)) is None:
+            while (exit_code := wait_for_exit(rsync_process)) is None:
                 if must_stop():
                     return RsyncEnd(None)
                 if on_progress:
                     _report_progress(progress.fileno(), on_progress)
         finally:
-            # The whole group, because rsync ends only the program _LOGIN, and not the ssh and the `cat` that it started.
+            # The whole group, because rsync ends only the program _LOGIN_SCRIPT, and not the ssh and the `cat` that it started.
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
+                os.killpg(rsync_process.pid, signal.SIGTERM)
+            rsync_process.wait()
         if on_progress:
             _report_progress(progress.fileno(), on_progress)
         errors.seek(0)
         error_text = errors.read(MOST_ERROR_BYTES).decode("utf-8", "replace")
-    lines = error_text.rpartition(f"{MARK}\n")[2].strip().splitlines()
-    if code == BROKEN_STREAM and lines and re.search("not found|unknown command", lines[0], re.IGNORECASE):
-        code = NOT_FOUND  # rsync may end before it knows the exit code of the other shell, which found no rsync
-    return RsyncEnd(code, lines[0].removeprefix("rsync: ") if lines else f"exit code {code}" if code else "")
+    lines = error_text.rpartition(f"{START_MARK}\n")[2].strip().splitlines()
+    if exit_code == BROKEN_STREAM and lines and re.search("not found|unknown command", lines[0], re.IGNORECASE):
+        exit_code = NOT_FOUND  # rsync may end before it knows the exit code of the other shell, which found no rsync
+    return RsyncEnd(exit_code, lines[0].removeprefix("rsync: ") if lines else f"exit code {exit_code}" if exit_code else "")
 
 
 def _report_progress(descriptor: int, on_progress: Callable[[int], None]) -> None:
     """Call `on_progress` with the number of bytes that rsync printed last. descriptor: the descriptor of rsync's progress
     output."""
     output_size = os.fstat(descriptor).st_size
-    if byte_counts := _ARRIVED.findall(os.pread(descriptor, MOST_PROGRESS_BYTES, max(output_size - MOST_PROGRESS_BYTES, 0))):
+    if byte_counts := _ARRIVED_PATTERN.findall(
+        os.pread(descriptor, MOST_PROGRESS_BYTES, max(output_size - MOST_PROGRESS_BYTES, 0))
+    ):
         on_progress(int(byte_counts[-1]))
 
 

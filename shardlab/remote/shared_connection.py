@@ -29,7 +29,7 @@ JUMP_FAILED = "closed by UNKNOWN port 65535"  # what OpenSSH says if the connect
 # The longest path of the folder of the sockets, in bytes. The path of a socket has at most 107 bytes, and OpenSSH adds 58 bytes
 # to the path of the folder.
 MAX_FOLDER_BYTES = 49
-TEMPORARY = Path("/tmp")  # in place of the user's cache, if the path of that is longer
+SHORT_FOLDER = Path("/tmp")  # in place of the user's cache, if the path of that is longer
 
 
 class NoLogin(ShardlabError):
@@ -41,15 +41,15 @@ def socket_folder() -> Path:
 
     Raises WorkspaceError.
     """
-    cache = own_folder.cache_path("ssh")
-    if len(os.fsencode(cache)) > MAX_FOLDER_BYTES:
+    ssh_cache = own_folder.cache_path("ssh")
+    if len(os.fsencode(ssh_cache)) > MAX_FOLDER_BYTES:
         with files.as_workspace_error("make"):
-            return own_folder.make_own_folder(TEMPORARY, f"shardlab-ssh-{os.geteuid()}")
-    files.make_folder(cache.parent)
+            return own_folder.make_own_folder(SHORT_FOLDER, f"shardlab-ssh-{os.geteuid()}")
+    files.make_folder(ssh_cache.parent)
     with files.as_workspace_error("close to other users"):
-        if own_folder.belongs_to_us(cache, 0):
-            cache.chmod(0o700)
-        return own_folder.make_own_folder(cache.parent, cache.name)
+        if own_folder.belongs_to_us(ssh_cache, 0):
+            ssh_cache.chmod(0o700)
+        return own_folder.make_own_folder(ssh_cache.parent, ssh_cache.name)
 
 
 def connection_options() -> list[str]:
@@ -57,57 +57,57 @@ def connection_options() -> list[str]:
 
     If the connection is not open, a command with these options opens it, but only if the site asks for no password or code.
     """
-    socket = str(socket_folder() / "%C")
-    return ["-o", "ControlMaster=auto", "-o", f"ControlPath={socket}", "-o", f"ControlPersist={KEEP_OPEN}"]
+    socket_path = str(socket_folder() / "%C")
+    return ["-o", "ControlMaster=auto", "-o", f"ControlPath={socket_path}", "-o", f"ControlPersist={KEEP_OPEN}"]
 
 
 def own_connection_options() -> list[str]:
     """The options with which commands of OpenSSH use a new connection of this process, after `open_connection` opened it."""
-    socket = socket_folder() / secrets.token_hex(8)
-    return ["-o", "ControlMaster=no", "-o", f"ControlPath={socket}", "-o", f"ControlPersist={KEEP_OWN_OPEN_S:g}"]
+    socket_path = socket_folder() / secrets.token_hex(8)
+    return ["-o", "ControlMaster=no", "-o", f"ControlPath={socket_path}", "-o", f"ControlPersist={KEEP_OWN_OPEN_S:g}"]
 
 
-def is_open(command: Sequence[str]) -> bool:
+def is_connection_open(ssh_words: Sequence[str]) -> bool:
     """Whether the shared connection is open, so that a command needs no login. command: as in `open_connection`."""
-    return _control_connection(command, "check") == 0
+    return _control_connection(ssh_words, "check") == 0
 
 
-def close_connection(command: Sequence[str]) -> None:
+def close_connection(ssh_words: Sequence[str]) -> None:
     """Close the shared connection; commands that use it end. command: as in `open_connection`."""
-    _control_connection(command, "exit")
+    _control_connection(ssh_words, "exit")
 
 
-def _control_connection(command: Sequence[str], request: str) -> int:
-    words = [*_before_host(command), "-O", request, *_host_words(command)]
-    return subprocess.run(words, capture_output=True, check=False).returncode
+def _control_connection(ssh_words: Sequence[str], request: str) -> int:
+    control_words = [*_before_host(ssh_words), "-O", request, *_host_words(ssh_words)]
+    return subprocess.run(control_words, capture_output=True, check=False).returncode
 
 
-def open_connection(command: Sequence[str], host: str, *, may_ask: bool = True) -> None:
+def open_connection(given_words: Sequence[str], host: str, *, may_ask: bool = True) -> None:
     """Open the shared connection if it is not open. The user answers on the terminal if the site asks for a password or code.
 
     command: a command of OpenSSH as a list of words: `ssh` with options of this module, then `--` and the host.
     host: the name of the host for messages. may_ask: whether the user may be asked if there is a terminal.
     Raises NoLogin.
     """
-    if is_open(command):
+    if is_connection_open(given_words):
         return
-    asks = may_ask and sys.stdin.isatty()
-    (ssh, *options), host_words = _before_host(command), _host_words(command)
+    may_prompt = may_ask and sys.stdin.isatty()
+    (ssh, *options), host_words = _before_host(given_words), _host_words(given_words)
 
     def login(batch_mode: str, *further_options: str) -> list[str]:
         # ssh uses the first value of an option, so these come before the options in `command`.
         return [ssh, "-f", "-N", "-o", f"BatchMode={batch_mode}", *further_options, *options, *host_words]
 
-    argv = login("no" if asks else "yes", *login_failure.LOG_LEVEL, "-o", "ControlMaster=auto")
-    limit_s = LOGIN_S if asks else SILENT_LOGIN_S
+    login_words = login("no" if may_prompt else "yes", *login_failure.LOG_LEVEL, "-o", "ControlMaster=auto")
+    limit_s = LOGIN_S if may_prompt else SILENT_LOGIN_S
     try:
-        exit_code, output = _run_ssh(argv, limit_s)
+        exit_code, ssh_messages = _run_ssh(login_words, limit_s)
         if exit_code == 0:
             return
-        if not asks and JUMP_FAILED in output:
+        if not may_prompt and JUMP_FAILED in ssh_messages:
             # For a connection that stays open, OpenSSH drops the messages of proxy jumps.
-            argv = [ssh, "-o", "ControlPath=none", *login_failure.LOG_LEVEL, *options, *host_words, "true"]
-            output = _run_ssh(argv, limit_s)[1]
+            login_words = [ssh, "-o", "ControlPath=none", *login_failure.LOG_LEVEL, *options, *host_words, "true"]
+            ssh_messages = _run_ssh(login_words, limit_s)[1]
     except subprocess.TimeoutExpired:
         raise NoLogin(f"{host}: the login did not finish within {limit_s:g} s.") from None
     keeps_host_keys = not any('"/dev/null"' in option for option in options)
@@ -115,20 +115,20 @@ def open_connection(command: Sequence[str], host: str, *, may_ask: bool = True) 
     if asks or not may_ask or "denied" not in sentence:
         raise NoLogin(sentence)
     manual_login = shlex.join(login("no"))
-    raise NoLogin(f"{sentence} If the login needs a password or a code, log in once on a terminal: {manual_login}")
+    raise NoLogin(f"{failure_sentence} If the login needs a password or a code, log in once on a terminal: {manual_login}")
 
 
-def _run_ssh(argv: Sequence[str], limit_s: float) -> tuple[int, str]:
+def _run_ssh(ssh_words: Sequence[str], limit_s: float) -> tuple[int, str]:
     """Run ssh. Returns (exit code, its messages). Raises TimeoutExpired."""
-    with tempfile.TemporaryFile() as errors:  # not a pipe, which the ssh in the background would keep open
-        exit_code = subprocess.run(argv, stdout=errors, stderr=errors, timeout=limit_s, check=False).returncode
-        errors.seek(0)
-        return exit_code, errors.read().decode("utf-8", "replace")
+    with tempfile.TemporaryFile() as error_file:  # not a pipe, which the ssh in the background would keep open
+        exit_code = subprocess.run(ssh_words, stdout=error_file, stderr=error_file, timeout=limit_s, check=False).returncode
+        error_file.seek(0)
+        return exit_code, error_file.read().decode("utf-8", "replace")
 
 
-def _before_host(words: Sequence[str]) -> list[str]:
-    return list(words[: words.index("--")])
+def _before_host(ssh_words: Sequence[str]) -> list[str]:
+    return list(ssh_words[: ssh_words.index("--")])
 
 
-def _host_words(words: Sequence[str]) -> list[str]:
-    return list(words[words.index("--") :])
+def _host_words(ssh_words: Sequence[str]) -> list[str]:
+    return list(ssh_words[ssh_words.index("--") :])

@@ -20,7 +20,7 @@ from shardlab.remote.proxy_jump import JumpHost
 CONNECT_S = 10.0  # time limit of a connection
 KEEPALIVE_S = 15  # seconds between two keepalive messages; the connection is given up after three messages without an answer
 CONNECTION_FAILED = 255  # the exit code of ssh if the connection failed
-_NEXT_FILE = re.compile(r" (?=[/~%$]|none$)")  # between two files in the output of `ssh -G`, which has no quotes
+_FILE_SEPARATOR = re.compile(r" (?=[/~%$]|none$)")  # between two files in the output of `ssh -G`, which has no quotes
 
 
 def ssh_command(address: Address, *, terminal: bool = False, own_connection: bool = False) -> list[str]:
@@ -29,26 +29,26 @@ def ssh_command(address: Address, *, terminal: bool = False, own_connection: boo
     The caller adds one word: what the shell there executes, made by `wrap_for_any_shell`. terminal: whether the command needs a
     terminal. own_connection: whether the command uses a connection that `shared_connection.open_connection` opened with it.
     """
-    target = JumpHost(address.host, address.user, address.port)
-    settings = proxy_jump.read_settings(target)
-    words = ["ssh", "-q" if terminal else "-T", *_login_rules(address, settings)]
-    words += ["-o", f"ServerAliveInterval={KEEPALIVE_S}", "-o", "ClearAllForwardings=yes", *(["-t"] if terminal else [])]
-    words += ["-i", _escape_path(address.identity)] if address.identity is not None else []
+    target_host = JumpHost(address.host, address.user, address.port)
+    ssh_settings = proxy_jump.read_settings(target_host)
+    ssh_words = ["ssh", "-q" if terminal else "-T", *_login_rules(address, ssh_settings)]
+    ssh_words += ["-o", f"ServerAliveInterval={KEEPALIVE_S}", "-o", "ClearAllForwardings=yes", *(["-t"] if terminal else [])]
+    ssh_words += ["-i", _escape_path(address.identity)] if address.identity is not None else []
     if address.shared:  # OpenSSH itself follows the proxy jumps, because a jump may ask for a code
-        return [*words, *shared_connection.connection_options(), *target.words]
-    words += shared_connection.own_connection_options() if own_connection else []
-    jumps = proxy_jump.find_jumps(settings)
-    proxy = proxy_jump.proxy_option(jumps, lambda jump: _login_rules(address, proxy_jump.read_settings(jump)))
-    return [*words, *proxy, *target.words]
+        return [*ssh_words, *shared_connection.connection_options(), *target_host.words]
+    ssh_words += shared_connection.own_connection_options() if own_connection else []
+    jump_hosts = proxy_jump.find_jumps(ssh_settings)
+    proxy_words = proxy_jump.proxy_option(jump_hosts, lambda jump: _login_rules(address, proxy_jump.read_settings(jump)))
+    return [*ssh_words, *proxy_words, *target_host.words]
 
 
-def wrap_for_any_shell(script: str, mark: str = "") -> str:
+def wrap_for_any_shell(script: str, start_mark: str = "") -> str:
     """A command line that runs a sh script in any login shell: in base64, because csh allows no newline or `!` in quotes.
 
     mark: a word that the script prints on a line of both outputs before it begins. It proves that the script ran, and not only
     a startup file of the login shell, whose output comes before the mark; empty: no mark.
     """
-    script = f"echo {mark}; echo {mark} >&2\n{script}" if mark else script
+    script = f"echo {start_mark}; echo {start_mark} >&2\n{script}" if start_mark else script
     return f"exec sh -c 'eval \"$(echo {base64.b64encode(script.encode()).decode()} | base64 -d)\"'"
 
 
@@ -57,10 +57,10 @@ def describe_lost_command(host: str, code: int | None, stdout: str, stderr: str)
 
     code: the exit code of ssh. stdout, stderr: what ssh and the login shell printed.
     """
-    lines = [line.strip() for stream in (stdout, stderr) for line in stream.splitlines()[-1:] if line.strip()]
-    words = lines[-1].rstrip(".") if lines else "nothing"
+    last_lines = [line.strip() for stream in (stdout, stderr) for line in stream.splitlines()[-1:] if line.strip()]
+    words = last_lines[-1].rstrip(".") if last_lines else "nothing"
     if code == CONNECTION_FAILED or code is None or code < 0:
-        return f"{host}: {words if lines else 'the connection broke'}."
+        return f"{host}: {words if last_lines else 'the connection broke'}."
     return (
         f"{host}: the login shell did not run our command, ended with {code}, and printed: {words}. If a startup file such as "
         "~/.bashrc or ~/.profile starts another program (exec) or ends the shell (exit), let it do this only on a terminal: "
@@ -68,10 +68,10 @@ def describe_lost_command(host: str, code: int | None, stdout: str, stderr: str)
     )
 
 
-def _login_rules(address: Address, settings: Mapping[str, str]) -> list[str]:
+def _login_rules(address: Address, ssh_settings: Mapping[str, str]) -> list[str]:
     """The options for the login on a machine. settings: OpenSSH's settings for this machine."""
     default_file = str(Path("~/.ssh/known_hosts").expanduser())
-    user_files = _NEXT_FILE.split(settings.get("userknownhostsfile", default_file))
+    user_files = _FILE_SEPARATOR.split(ssh_settings.get("userknownhostsfile", default_file))
     if any(name.endswith("/.ssh/known_hosts") for name in user_files):
         user_files.insert(0, default_file)  # another file than OpenSSH's if HOME is not the home folder of the account
     files = [_escape_path(address.known_hosts, quotes=True)] if address.known_hosts is not None else []
@@ -97,5 +97,5 @@ def _replace_session_settings(settings: Mapping[str, str]) -> list[str]:
 
 def _escape_path(path: Path, *, quotes: bool = False) -> str:
     """A path for an option of ssh. Every % is doubled, because ssh replaces %x. quotes: whether to escape " and backslashes."""
-    text = str(path).replace("%", "%%")
-    return text.replace("\\", "\\\\").replace('"', '\\"') if quotes else text
+    escaped_path = str(path).replace("%", "%%")
+    return escaped_path.replace("\\", "\\\\").replace('"', '\\"') if with_quotes else escaped_path

@@ -23,8 +23,10 @@ PART_BYTES = 2**16  # bytes that are read from a pipe at a time
 # never reach their end, because a background process of the command may hold them open.
 DRAIN_S = 0.2
 END_S = 2.0  # seconds from SIGTERM to SIGKILL
-_DRAWING = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|[0-9]*A|2K)|\r")  # set a style; hide, show or move the cursor; clear a line
-_UNFINISHED = re.compile(r"\x1b(?:\[[0-9;?]{0,20})?\Z")
+_DRAWING_SEQUENCE = re.compile(
+    r"\x1b\[(?:[0-9;]*m|\?25[lh]|[0-9]*A|2K)|\r"
+)  # set a style; hide, show or move the cursor; clear a line
+_UNFINISHED_SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]{0,20})?\Z")
 
 
 class TerminalFilter:
@@ -34,37 +36,37 @@ class TerminalFilter:
     mark: text up to the line that ends with this word is dropped; empty: no text.
     """
 
-    def __init__(self, *, drawing: bool, mark: str = "") -> None:
-        self._drawing = drawing
-        self._mark = re.compile(rf".*?{mark}\r?\n", re.S)
-        self.early_text: str | None = "" if mark else None
+    def __init__(self, *, keeps_drawing: bool, start_mark: str = "") -> None:
+        self._drawing = keeps_drawing
+        self._mark = re.compile(rf".*?{start_mark}\r?\n", re.S)
+        self.early_text: str | None = "" if start_mark else None
         """The text before the mark, as long as the mark has not come; then None."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._unfinished = ""
         self._cursor_line = 0  # the line of the cursor, counted from the line on which this stream began
 
-    def add(self, part: bytes, *, last: bool = False) -> str:
+    def add(self, output_part: bytes, *, is_last: bool = False) -> str:
         """The filtered text of the next part. An incomplete escape sequence at the end of the part is kept for the next part.
 
         last: whether no further part follows.
         """
-        text = self._decoder.decode(part, last)
+        decoded_text = self._decoder.decode(output_part, is_last)
         if self.early_text is not None:
-            text = self.early_text + text
-            mark = self._mark.match(text)
-            self.early_text = None if mark else text[-PART_BYTES:]
-            text = text[mark.end() :] if mark else ""
-        text = self._unfinished + text
-        incomplete = None if last else _UNFINISHED.search(text)
-        self._unfinished = incomplete[0] if incomplete else ""
-        text = text[: incomplete.start()] if incomplete else text
+            decoded_text = self.early_text + decoded_text
+            mark_match = self._mark.match(decoded_text)
+            self.early_text = None if mark_match else decoded_text[-PART_BYTES:]
+            decoded_text = decoded_text[mark_match.end() :] if mark_match else ""
+        decoded_text = self._unfinished + decoded_text
+        incomplete_sequence = None if is_last else _UNFINISHED_SEQUENCE.search(decoded_text)
+        self._unfinished = incomplete_sequence[0] if incomplete_sequence else ""
+        decoded_text = decoded_text[: incomplete_sequence.start()] if incomplete_sequence else decoded_text
         if not self._drawing:
-            return printable.replace_invisible(text)
-        pieces, position = [], 0
-        for sequence in _DRAWING.finditer(text):
-            pieces += [self._filter_text(text[position : sequence.start()]), self._limit_cursor(sequence[0])]
-            position = sequence.end()
-        return "".join([*pieces, self._filter_text(text[position:])])
+            return printable.replace_invisible(decoded_text)
+        text_pieces, text_position = [], 0
+        for sequence in _DRAWING_SEQUENCE.finditer(decoded_text):
+            text_pieces += [self._filter_text(decoded_text[text_position : sequence.start()]), self._limit_cursor(sequence[0])]
+            text_position = sequence.end()
+        return "".join([*text_pieces, self._filter_text(decoded_text[text_position:])])
 
     def _filter_text(self, text: str) -> str:
         visible_text = printable.replace_invisible(text)
@@ -75,9 +77,9 @@ class TerminalFilter:
         """An escape sequence that rich uses; a movement of the cursor to a line above is shortened, or left out."""
         if not sequence.endswith("A"):
             return sequence
-        lines = min(int(sequence[2:-1][:9] or 1) or 1, self._cursor_line)
-        self._cursor_line -= lines
-        return f"\x1b[{lines}A" if lines else ""
+        line_count = min(int(sequence[2:-1][:9] or 1) or 1, self._cursor_line)
+        self._cursor_line -= line_count
+        return f"\x1b[{line_count}A" if line_count else ""
 
 
 def relay_command(argv: Sequence[str], *, terminal: bool, mark: str) -> tuple[int, str | None]:
@@ -96,15 +98,15 @@ def relay_command(argv: Sequence[str], *, terminal: bool, mark: str) -> tuple[in
     try:
         with selectors.DefaultSelector() as pipes:
             pipes.register(process.stdout, selectors.EVENT_READ, (output_filter, sys.stdout))
-            pipes.register(process.stderr, selectors.EVENT_READ, (TerminalFilter(drawing=False), sys.stderr))
+            pipes.register(process.stderr, selectors.EVENT_READ, (TerminalFilter(keeps_drawing=False), sys.stderr))
             while pipes.get_map():
-                ready = pipes.select(DRAIN_S)
-                if not ready and process.poll() is not None:
+                ready_pipes = pipes.select(DRAIN_S)
+                if not ready_pipes and process.poll() is not None:
                     break
-                for key, _ in ready:
-                    text_filter, stream = key.data
-                    if not _relay_part(key.fd, text_filter, stream):
-                        pipes.unregister(key.fileobj)
+                for pipe_key, _ in ready_pipes:
+                    text_filter, stream = pipe_key.data
+                    if not _relay_part(pipe_key.fd, text_filter, stream):
+                        pipes.unregister(pipe_key.fileobj)
         return process.wait(), output_filter.early_text
     finally:
         _end_process(process)
@@ -122,12 +124,12 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _relay_part(descriptor: int, text_filter: TerminalFilter, stream: TextIO) -> bool:
+def _relay_part(descriptor: int, text_filter: TerminalFilter, terminal_stream: TextIO) -> bool:
     """Read the next part of the command's output from a pipe, and write the filtered text to `stream`.
 
     descriptor: the descriptor of the pipe. text_filter: the filter of this pipe. Returns False at the end of the pipe.
     """
-    part = os.read(descriptor, PART_BYTES)
-    stream.write(text_filter.add(part, last=not part))
-    stream.flush()
-    return bool(part)
+    output_part = os.read(descriptor, PART_BYTES)
+    terminal_stream.write(text_filter.add(output_part, is_last=not output_part))
+    terminal_stream.flush()
+    return bool(output_part)

@@ -32,20 +32,24 @@ def main() -> int:
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     received_texts: dict[str, str] = json.load(sys.stdin)
     workspace_trust.begin_workspace(workspace)
-    for name, text in received_texts.items():
+    for name, file_text in received_texts.items():
         path = PurePosixPath(name)
         is_ours = path.parts[0] in ("runs", ".shardlab") and path != INVENTORY
         if path.is_absolute() or ".." in path.parts or is_ours:
             raise InputError(f"{name!r}: no file may be written there. Allowed: workspace paths outside runs/, .shardlab/.")
-        target = workspace.path / path
-        content = text.encode("utf-8", "surrogateescape")
-        if not target.is_file() or files.read(target) != content:
-            files.make_folder(target.parent)
-            files.write_atomic(target, content)
-            workspace_trust.extend_consent(workspace, target)
+        target_path = workspace.path / path
+        content = file_text.encode("utf-8", "surrogateescape")
+        if not target_path.is_file() or files.read(target_path) != content:
+            files.make_folder(target_path.parent)
+            files.write_atomic(target_path, content)
+            workspace_trust.extend_consent(workspace, target_path)
     if "cluster.yaml" in received_texts:
-        plugins = [file for name in plugin_source.CARRIED_FOLDERS for file in plugin_source.python_files(workspace.path / name)]
-        for file in (*workspace.template_files(), *plugins):
+        plugin_paths = [
+            plugin_path
+            for name in plugin_source.CARRIED_FOLDERS
+            for plugin_path in plugin_source.python_files(workspace.path / name)
+        ]
+        for file in (*workspace.template_files(), *plugin_paths):
             if str(file.relative_to(workspace.path)) not in received_texts:
                 file.unlink()
     console.Output.from_arguments(arguments).print_document({"version": __version__})

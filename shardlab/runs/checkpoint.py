@@ -24,8 +24,8 @@ from shardlab.files.decoders import DECODE_FAULTS
 from shardlab.matrix.cell import NEWER_OPTIONS, STRATEGY_OPTIONS, Cell, Role, keys_with_role
 from shardlab.record_types import Count, Measured, Seconds
 
-FOLDER = "checkpoints"
-MANIFEST = "manifest.json"
+CHECKPOINTS_FOLDER = "checkpoints"
+MANIFEST_FILE = "manifest.json"
 _COMPLETE_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -61,103 +61,107 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_seal(self) -> CheckpointManifest:
         """A copy of this manifest with its seal, which is its SHA-256."""
-        unsealed = msgspec.json.encode(msgspec.structs.replace(self, seal=""), order="deterministic")
-        return msgspec.structs.replace(self, seal=hashlib.sha256(unsealed).hexdigest())
+        unsealed_json = msgspec.json.encode(msgspec.structs.replace(self, seal=""), order="deterministic")
+        return msgspec.structs.replace(self, seal=hashlib.sha256(unsealed_json).hexdigest())
 
 
-def checkpoint_path(run: Path, step: int) -> Path:
+def checkpoint_path(run_path: Path, step: int) -> Path:
     """The folder that contains the checkpoint of a step after the checkpoint is complete. run: the run folder."""
-    return run / FOLDER / f"step-{step:08d}"
+    return run_path / CHECKPOINTS_FOLDER / f"step-{step:08d}"
 
 
-def step_of_checkpoint(path: Path) -> int:
+def step_of_checkpoint(checkpoint_folder: Path) -> int:
     """The step in the name of a checkpoint's folder."""
-    return int(path.name.removeprefix("step-"))
+    return int(checkpoint_folder.name.removeprefix("step-"))
 
 
-def begin_checkpoint(run: Path, step: int) -> Path:
+def begin_checkpoint(run_path: Path, step: int) -> Path:
     """Make an empty temporary folder for a checkpoint and return its path. Raises WorkspaceError.
 
     Temporary folders of earlier checkpoints, which remain if processes are killed, are removed.
     """
     with files.as_workspace_error("write"):
-        for leftover in (run / FOLDER).glob(".step-*.tmp"):
+        for leftover in (run_path / CHECKPOINTS_FOLDER).glob(".step-*.tmp"):
             shutil.rmtree(leftover)
-        temporary = temporary_path(run, step)
-        temporary.mkdir(parents=True)
-    return temporary
+        temporary_folder = temporary_path(run_path, step)
+        temporary_folder.mkdir(parents=True)
+    return temporary_folder
 
 
-def temporary_path(run: Path, step: int) -> Path:
+def temporary_path(run_path: Path, step: int) -> Path:
     """The temporary folder in which the checkpoint of a step is written."""
-    return run / FOLDER / f".step-{step:08d}.tmp"
+    return run_path / CHECKPOINTS_FOLDER / f".step-{step:08d}.tmp"
 
 
-def commit_checkpoint(run: Path, manifest: CheckpointManifest, keep: int) -> None:
+def commit_checkpoint(run_path: Path, manifest: CheckpointManifest, kept_count: int) -> None:
     """Write the manifest, publish the checkpoint, and then remove all checkpoints except the `keep` newest.
 
     All other files of the checkpoint must already be complete in its temporary folder. Raises WorkspaceError; the earlier
     checkpoints are then unchanged.
     """
-    files.write_json(temporary_path(run, manifest.step) / MANIFEST, manifest.with_seal())
-    publish_checkpoint(run, manifest.step)
-    remove_old_checkpoints(run, keep)
+    files.write_json(temporary_path(run_path, manifest.step) / MANIFEST_FILE, manifest.with_seal())
+    publish_checkpoint(run_path, manifest.step)
+    remove_old_checkpoints(run_path, kept_count)
 
 
-def publish_checkpoint(run: Path, step: int) -> None:
+def publish_checkpoint(run_path: Path, step: int) -> None:
     """Rename the temporary folder of a checkpoint to its final name. Raises WorkspaceError.
 
     If the nodes of the run share no folder, each node renames its own folder; only the folder of rank 0's node has a manifest.
     """
-    final = checkpoint_path(run, step)
+    final_path = checkpoint_path(run_path, step)
     with files.as_workspace_error("write"):
-        if final.exists():  # an earlier checkpoint of this step, which was damaged and not used
-            shutil.rmtree(final)
-        temporary_path(run, step).rename(final)
-        files.sync_folder(final.parent)
+        if final_path.exists():  # an earlier checkpoint of this step, which was damaged and not used
+            shutil.rmtree(final_path)
+        temporary_path(run_path, step).rename(final_path)
+        files.sync_folder(final_path.parent)
 
 
-def remove_old_checkpoints(run: Path, keep: int) -> None:
+def remove_old_checkpoints(run_path: Path, kept_count: int) -> None:
     """Remove all but the `keep` newest checkpoints. Raises WorkspaceError."""
     with files.as_workspace_error("write"):
-        for old_checkpoint in complete_checkpoints(run)[keep:]:
+        for old_checkpoint in complete_checkpoints(run_path)[kept_count:]:
             # The folder is renamed first, so that a kill during the removal does not leave an incomplete checkpoint under the
             # final name.
-            renamed = old_checkpoint.with_name(f".{old_checkpoint.name}.tmp")
-            old_checkpoint.rename(renamed)
-            shutil.rmtree(renamed)
+            renamed_checkpoint = old_checkpoint.with_name(f".{old_checkpoint.name}.tmp")
+            old_checkpoint.rename(renamed_checkpoint)
+            shutil.rmtree(renamed_checkpoint)
 
 
-def complete_checkpoints(run: Path) -> list[Path]:
+def complete_checkpoints(run_path: Path) -> list[Path]:
     """The folders of the complete checkpoints of a run, newest first. This function does not look for damage in them."""
     with contextlib.suppress(FileNotFoundError):
-        steps = [(int(match[1]), path) for path in (run / FOLDER).iterdir() if (match := _COMPLETE_NAME.fullmatch(path.name))]
-        return [path for _, path in sorted(steps, reverse=True)]
+        checkpoints_by_step = [
+            (int(match[1]), path)
+            for path in (run_path / CHECKPOINTS_FOLDER).iterdir()
+            if (match := _COMPLETE_NAME.fullmatch(path.name))
+        ]
+        return [path for _, path in sorted(checkpoints_by_step, reverse=True)]
     return []
 
 
-def read_manifest(path: Path) -> CheckpointManifest | str:
+def read_manifest(checkpoint_folder: Path) -> CheckpointManifest | str:
     """The manifest of a checkpoint, or a sentence that says why it cannot be used."""
     try:
-        manifest = msgspec.json.decode(files.read(path / MANIFEST), type=CheckpointManifest)
+        manifest = msgspec.json.decode(files.read(checkpoint_folder / MANIFEST_FILE), type=CheckpointManifest)
     except OSError as error:
-        return f"{path}: its manifest cannot be read: {error.strerror}"
+        return f"{checkpoint_folder}: its manifest cannot be read: {error.strerror}"
     except DECODE_FAULTS as error:
-        return f"{path}: its manifest is damaged: {error}"
+        return f"{checkpoint_folder}: its manifest is damaged: {error}"
     if manifest.with_seal().seal != manifest.seal:
-        return f"{path}: its manifest is damaged: its checksum `seal` does not match its content"
+        return f"{checkpoint_folder}: its manifest is damaged: its checksum `seal` does not match its content"
     return manifest
 
 
-def find_damage(path: Path, checkpoint_files: Iterable[CheckpointFile]) -> str | None:
+def find_damage(checkpoint_folder: Path, checkpoint_files: Iterable[CheckpointFile]) -> str | None:
     """A sentence about the first damaged file among these files of a checkpoint; None if all files are intact."""
-    for file in checkpoint_files:
-        file_path = path / file.name
+    for manifest_entry in checkpoint_files:
+        file_path = checkpoint_folder / manifest_entry.name
         try:
-            size = file_path.stat().st_size
-            if size != file.bytes:
-                return f"{file_path}: has {size} bytes, the manifest says {file.bytes}"
-            if files.file_sha256(file_path) != file.sha256:
+            found_bytes = file_path.stat().st_size
+            if found_bytes != manifest_entry.bytes:
+                return f"{file_path}: has {found_bytes} bytes, the manifest says {manifest_entry.bytes}"
+            if files.file_sha256(file_path) != manifest_entry.sha256:
                 return f"{file_path}: its SHA-256 differs from the one in the manifest"
         except OSError as error:
             return f"{file_path}: cannot be read: {error.strerror}"
@@ -167,8 +171,8 @@ def find_damage(path: Path, checkpoint_files: Iterable[CheckpointFile]) -> str |
 # The keys that may differ between a cell and the cell of the checkpoint from which its run resumes: the number of ranks, how
 # ranks share the same work, and keys that do not affect the work. If the layout of the checkpoint is whole, the strategy may
 # differ, too.
-_RANKS = keys_with_role(Role.RANKS, Role.PASSES, Role.NODES, Role.PLATFORM, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
-_STRATEGY = keys_with_role(Role.STRATEGY, Role.EXECUTION)
+_RANK_KEYS = keys_with_role(Role.RANKS, Role.PASSES, Role.NODES, Role.PLATFORM, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
+_STRATEGY_KEYS = keys_with_role(Role.STRATEGY, Role.EXECUTION)
 
 
 def explain_refused_resume(saved_cell: Cell, cell: Cell, layout: str, workload_options: Iterable[str]) -> str | None:

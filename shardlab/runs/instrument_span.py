@@ -13,8 +13,8 @@ from shardlab.record_types import Count
 from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
 
-EVENT = "instrument"
-_WRITER = re.compile(r"rank-(\d{5,9})")
+INSTRUMENT_EVENT = "instrument"
+_RANK_WRITER = re.compile(r"rank-(\d{5,9})")
 
 
 class InstrumentAct(msgspec.Struct, frozen=True):
@@ -39,19 +39,19 @@ class InstrumentSpan(msgspec.Struct, frozen=True):
     act: InstrumentAct
 
 
-def write_span(run_dir: RunDir, rank: int, act: InstrumentAct) -> None:
+def write_span(run_dir: RunDir, rank: int, instrument_act: InstrumentAct) -> None:
     """Record the act of an instrument that has just ended on this rank."""
-    run_dir.write_event(f"rank-{rank:05d}", EVENT, sync=False, **msgspec.to_builtins(act))
+    run_dir.write_event(f"rank-{rank:05d}", INSTRUMENT_EVENT, sync=False, **msgspec.to_builtins(instrument_act))
 
 
 def read_spans(events: Iterable[Event]) -> Iterator[InstrumentSpan]:
     """The spans of all instruments and ranks, in the order of `events`. Events that are not of this form are left out."""
     for event in events:
-        writer = _WRITER.fullmatch(event.writer)
-        if event.event != EVENT or writer is None:
+        writer_match = _RANK_WRITER.fullmatch(event.writer)
+        if event.event != INSTRUMENT_EVENT or writer_match is None:
             continue
         try:
-            act = msgspec.convert(event.data, InstrumentAct)
+            instrument_act = msgspec.convert(event.data, InstrumentAct)
         except DECODE_FAULTS:
             continue
-        yield InstrumentSpan(int(writer[1]), event.host, event.wall_s, act)
+        yield InstrumentSpan(int(writer_match[1]), event.host, event.wall_s, instrument_act)

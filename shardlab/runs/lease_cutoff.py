@@ -14,7 +14,7 @@ from shardlab.terminal import moments
 # If the last record of a run was written at most this time before the end of the lease, the run was still running when the
 # lease ended. A run writes samples twice a second, and steps and events. The ten minutes allow for records that the nodes had
 # not yet written to the shared folder.
-NEAR = timedelta(minutes=10)
+NEAR_LEASE_END = timedelta(minutes=10)
 
 
 def judge_by_records(verdict: JudgedState, lease: Lease | None, last_record: datetime, current_time: datetime) -> JudgedState:
@@ -42,7 +42,7 @@ def judge_by_records(verdict: JudgedState, lease: Lease | None, last_record: dat
 
 def was_running_at_end(last_record: datetime, lease: Lease) -> bool:
     """Whether a run was still running when the lease ended. last_record: the time of the last record of the run."""
-    return last_record >= lease.expires - NEAR
+    return last_record >= lease.expires - NEAR_LEASE_END
 
 
 def describe_lease_end(lease: Lease) -> str:

@@ -13,17 +13,17 @@ import msgspec
 
 from shardlab.errors import WorkspaceError
 from shardlab.files import files
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.record_types import Count, Measured
 from shardlab.runs.rehearsed import RehearsedCollective
 
 SCHEMA = 1
-Fits = Literal["yes", "likely", "unlikely", "no"]
+FitVerdict = Literal["yes", "likely", "unlikely", "no"]
 """yes: even the highest predicted memory fits into the smallest capacity. no: even the lowest memory does not fit into the
 largest capacity. likely, unlikely: otherwise; the likely memory fits, or does not fit, into the likely capacity."""
 
 
-Source = Literal["rehearsal", "formula"]
+PredictionSource = Literal["rehearsal", "formula"]
 """The source of a number: a rehearsal of the cell (shardlab/runs/rehearsed.py), or a formula of the planner."""
 
 
@@ -90,7 +90,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     share count once or not."""
     host_capacity_bytes: Measured | None = None
     """The memory of a node, in bytes; of different nodes, the smallest."""
-    fits: Fits | None = None
+    fits: FitVerdict | None = None
     """Whether memory_bytes fits into capacity_bytes."""
     largest_micro_batch: Count | None = None
     """The largest micro_batch_size that is likely to fit; 0: none does."""
@@ -108,9 +108,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of the run, in the currency of `price_per_gpu_hour` in the cluster file."""
     sent_bytes: Measured | None = None
     """The bytes that a rank sends in a step by theory; the value of the rank that sends the most."""
-    memory_from: Source | None = None
+    memory_from: PredictionSource | None = None
     """The source of the predicted memory."""
-    sent_from: Source | None = None
+    sent_from: PredictionSource | None = None
     """The source of `sent_bytes`."""
     collectives: tuple[RehearsedCollective, ...] = ()
     """The collectives that the rank that sends the most starts in a step; empty if the cell was not rehearsed."""
@@ -142,7 +142,7 @@ def read_prediction(run_folder: Path) -> Prediction | None:
     be read.
     """
     try:
-        return decoder(Prediction).decode(files.read(prediction_path(run_folder)))
+        return get_decoder(Prediction).decode(files.read(prediction_path(run_folder)))
     except (FileNotFoundError, *DECODE_FAULTS):
         return None
     except OSError as error:

@@ -15,7 +15,7 @@ import msgspec
 
 from shardlab.errors import WorkspaceError
 from shardlab.files import files
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.record_types import (
     BootId,
     Count,
@@ -33,11 +33,12 @@ from shardlab.record_types import (
 
 SCHEMA = 1
 # Names of events.
-CLOCK = "clock"  # contains the difference between the clock of the event's host and the clock of rank 0's host
+CLOCK_EVENT = "clock"  # contains the difference between the clock of the event's host and the clock of rank 0's host
 SAMPLER_ENDED = "sampler_ended"  # the sampler of the event's host ended while the run continued; `code` is its exit code
 TRACKER_ENDED = "tracker_ended"  # the process that logs the run to a tracker failed; `code` is its exit code
 _NO_OBJECT = re.compile(rb"\n[^{]")  # a line that does not begin with `{`, so it is not a JSON object
-_UNFINISHED = "Input data was truncated"  # msgspec's error message for a line that contains only the beginning of a record
+# Msgspec's error message for a line that contains only the beginning of a record
+_TRUNCATED_MESSAGE = "Input data was truncated"
 
 
 class Record(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):  # gc=False, because records contain no cycles
@@ -142,7 +143,7 @@ class GpuSample(Record, kw_only=True):
     processes: Count | None = None
     """Number of processes of all users that compute on the GPU."""
     throttled: list[str] | None = None
-    """Reasons why the clocks of the GPU are lowered: values of `shardlab.hardware.nvml.THROTTLES`."""
+    """Reasons why the clocks of the GPU are lowered: values of `shardlab.hardware.nvml.THROTTLE_REASON_BY_BIT`."""
     xids: list[Integer] | None = None
     """Numbers of the errors (XID) that the driver reported since the previous sample."""
 
@@ -389,17 +390,17 @@ def read_lines(path: Path | str, record_type: type[T]) -> RecordLines[T]:
     record_type: the type of the records. A file that does not exist has no records. Raises WorkspaceError if the file cannot be
     read."""
     try:
-        raw = files.read(path, files.MOST_RECORDS)
+        file_bytes = files.read(path, files.MOST_RECORDS)
     except FileNotFoundError:
         return RecordLines([])
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
-    return decode_lines(raw, record_type)
+    return decode_lines(file_bytes, record_type)
 
 
 def decode_lines(raw: bytes, record_type: type[T]) -> RecordLines[T]:
     """As `read_lines`, for the content of a record file, or for a part of the content that begins at the start of a line."""
-    line_decoder = decoder(record_type)
+    line_decoder = get_decoder(record_type)
     try:
         # Decoding all lines in one call is several times as fast as line by line. Both give the same records if each line is
         # one whole JSON object, which the condition below checks.
@@ -408,20 +409,20 @@ def decode_lines(raw: bytes, record_type: type[T]) -> RecordLines[T]:
             return RecordLines(records)
     except DECODE_FAULTS:
         pass
-    lines = RecordLines[T]([])
-    parts = raw.split(b"\n")
-    last_part = parts.pop()
-    for part in parts:
+    record_lines = RecordLines[T]([])
+    line_parts = raw.split(b"\n")
+    last_part = line_parts.pop()
+    for line_part in line_parts:
         try:
-            lines.records.append(line_decoder.decode(part))
+            record_lines.records.append(line_decoder.decode(line_part))
         except DECODE_FAULTS:
-            lines.corrupt += 1
+            record_lines.corrupt += 1
     if last_part:
         try:
-            lines.records.append(line_decoder.decode(last_part))
+            record_lines.records.append(line_decoder.decode(last_part))
         except DECODE_FAULTS:
-            lines.truncated = True
-    return lines
+            record_lines.truncated = True
+    return record_lines
 
 
 def find_damaged_line(path: Path | str, record_type: type[Record]) -> tuple[int, str] | None:
@@ -431,12 +432,12 @@ def find_damaged_line(path: Path | str, record_type: type[Record]) -> tuple[int,
     starts a new line after it. record_type: the type of the records.
     """
     line_decoder = msgspec.json.Decoder(record_type)
-    for number, line in enumerate(files.read(path, files.MOST_RECORDS).split(b"\n")[:-1], start=1):
+    for line_number, line in enumerate(files.read(path, files.MOST_RECORDS).split(b"\n")[:-1], start=1):
         try:
             line_decoder.decode(line)
         except DECODE_FAULTS as error:
-            if line and not (line.startswith(b"{") and str(error) == _UNFINISHED):
-                return number, "its values are nested too deeply" if isinstance(error, RecursionError) else str(error)
+            if line and not (line.startswith(b"{") and str(error) == _TRUNCATED_MESSAGE):
+                return line_number, "its values are nested too deeply" if isinstance(error, RecursionError) else str(error)
     return None
 
 
@@ -451,7 +452,7 @@ class LineWriter:
             except FileNotFoundError:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._descriptor = files.append_descriptor(path)
-            if (size := os.fstat(self._descriptor).st_size) and os.pread(self._descriptor, 1, size - 1) != b"\n":
+            if (file_size := os.fstat(self._descriptor).st_size) and os.pread(self._descriptor, 1, file_size - 1) != b"\n":
                 # An earlier writer left its last line incomplete. End this line, so that the next record starts a new line.
                 os.write(self._descriptor, b"\n")
         except OSError as error:
@@ -459,11 +460,11 @@ class LineWriter:
 
     def write(self, record: Record, *, sync: bool = False) -> None:
         """Append one record to the file. sync: whether to wait until the record is on the disk. Raises WorkspaceError."""
-        line = self._encoder.encode(record) + b"\n"
+        json_line = self._encoder.encode(record) + b"\n"
         try:
-            written_bytes = os.write(self._descriptor, line)
-            if written_bytes < len(line):  # the disk is full: the second write raises an OSError with this reason
-                os.write(self._descriptor, line[written_bytes:])
+            written_bytes = os.write(self._descriptor, json_line)
+            if written_bytes < len(json_line):  # the disk is full: the second write raises an OSError with this reason
+                os.write(self._descriptor, json_line[written_bytes:])
             if sync:
                 os.fsync(self._descriptor)
         except OSError as error:

@@ -14,15 +14,15 @@ def describe_early_ends(events: Iterable[Event]) -> list[str]:
     events: the events of one run, sorted by time. The state of the run does not change if one of these processes ends early,
     but telemetry or logged values are missing.
     """
-    samplers: dict[str, list[Event]] = {}
+    ends_by_host: dict[str, list[Event]] = {}
     tracker: Event | None = None
     for event in events:
         if event.event == SAMPLER_ENDED:
-            samplers.setdefault(event.host, []).append(event)
+            ends_by_host.setdefault(event.host, []).append(event)
         elif event.event == TRACKER_ENDED:
             tracker = event
     clauses = []
-    for host, end_events in samplers.items():
+    for host, end_events in ends_by_host.items():
         how_often = f"{len(end_events)} times" if len(end_events) > 1 else "once"
         clauses.append(
             f"the sampler of {host} ended {how_often} while the run went on{_format_exit_code(end_events[-1])}: "
@@ -36,5 +36,5 @@ def describe_early_ends(events: Iterable[Event]) -> list[str]:
 def _format_exit_code(event: Event) -> str:
     """The exit code in the event, in brackets; "" if the event has no code. A negative code stands for the signal that ended
     the process."""
-    code = event.data.get("code")
-    return f" (exit code {code})" if type(code) is int else ""
+    exit_code = event.data.get("code")
+    return f" (exit code {exit_code})" if type(exit_code) is int else ""

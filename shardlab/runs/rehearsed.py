@@ -21,7 +21,7 @@ from shardlab.record_types import Count, Measured
 
 SCHEMA = 1
 
-Way = Literal["fake_tensors", "real_tensors"]
+RehearsalWay = Literal["fake_tensors", "real_tensors"]
 """How a step was rehearsed, always in one process with a process group that exchanges nothing.
 
 fake_tensors: tensors have shapes and no memory (torch's FakeTensorMode), so any size of model can be rehearsed.
@@ -136,7 +136,7 @@ class Rehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     ranks: tuple[RehearsedRank, ...]
     """One entry for each kind of rank: a single entry if all ranks are alike, an entry for each pipeline rank with a
     pipeline."""
-    how: Way
+    how: RehearsalWay
     """Whether fake tensors (without data) or real tensors were used."""
     device: Literal["cpu", "cuda"]
     """The device whose operators were rehearsed. On a CPU, operators keep other intermediate results than on a GPU."""
@@ -170,22 +170,22 @@ class NotRehearsed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
     seconds: Measured
 
 
-Answer = Rehearsed | NotRehearsed
+RehearsalAnswer = Rehearsed | NotRehearsed
 
 
-def decode_answer(document: bytes) -> Answer:
+def decode_answer(json_bytes: bytes) -> RehearsalAnswer:
     """Decode the JSON document that ``python -m trainers rehearse`` writes, which is the result for a cell.
 
     Raises msgspec.DecodeError for an invalid document, and for a document with another schema version.
     """
-    answer: Answer = msgspec.json.decode(document, type=Answer)
+    answer: RehearsalAnswer = msgspec.json.decode(json_bytes, type=RehearsalAnswer)
     if answer.schema != SCHEMA:
         raise msgspec.ValidationError(f"schema: found {answer.schema}. Allowed: {SCHEMA}.")
     return answer
 
 
-def read_answer(path: Path) -> Answer | None:
-    """The result in a file; None if the file does not exist, cannot be read, or does not fit the type `Answer`."""
+def read_answer(path: Path) -> RehearsalAnswer | None:
+    """The result in a file; None if the file does not exist, cannot be read, or does not fit the type `RehearsalAnswer`."""
     try:
         return decode_answer(files.read(path))
     except (OSError, *DECODE_FAULTS):

@@ -24,9 +24,9 @@ from shardlab.runs.trace_part import TracePart
 # An environment variable that the supervisor sets for the ranks of a run with checkpoints. It contains the time, in seconds
 # since the epoch, at which the ranks save a checkpoint and end.
 SAVE_AT = "SHARDLAB_SAVE_AT"
-REHEARSAL = "rehearsal: it tests that everything works, not the speed"
+REHEARSAL_NOTE = "rehearsal: it tests that everything works, not the speed"
 RUN_ID = re.compile(RUN_ID_PATTERN)
-_PARTS = re.compile(r"(?P<first>(?P<cell>.+)-r(?P<repeat>\d+))(?:-a(?P<attempt>\d+))?")
+_RUN_ID_PATTERN = re.compile(r"(?P<first>(?P<cell>.+)-r(?P<repeat>\d+))(?:-a(?P<attempt>\d+))?")
 
 
 class World(msgspec.Struct, frozen=True):
@@ -144,8 +144,8 @@ def is_rehearsal(cell: Cell, cluster: Mapping[str, str], *, on_cpu: bool) -> boo
 
 def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:
     """The id of a run, which is also the name of its folder: the cell's name, the repeat, and the attempt if it is not 1."""
-    name = f"{cell.name()}-r{repeat}"
-    return name if attempt == 1 else f"{name}-a{attempt}"
+    first_attempt_id = f"{cell.name()}-r{repeat}"
+    return first_attempt_id if attempt == 1 else f"{first_attempt_id}-a{attempt}"
 
 
 class RunIdParts(msgspec.Struct, frozen=True):
@@ -159,21 +159,21 @@ class RunIdParts(msgspec.Struct, frozen=True):
     """The run id of the first attempt."""
 
 
-def parse_run_id(name: str) -> RunIdParts | None:
+def parse_run_id(run_name: str) -> RunIdParts | None:
     """The parts of a run id; None if the name does not have the form of an id that `run_id` makes."""
-    match = _PARTS.fullmatch(name)
+    match = _RUN_ID_PATTERN.fullmatch(run_name)
     return RunIdParts(match["cell"], int(match["repeat"]), int(match["attempt"] or 1), match["first"]) if match else None
 
 
-def split_attempt(name: str) -> tuple[str, int]:
+def split_attempt(run_name: str) -> tuple[str, int]:
     """Split a run id into (the run id of the first attempt, the number of this attempt). For any other name: (name, 1)."""
-    parts = parse_run_id(name)
-    return (parts.first, parts.attempt) if parts else (name, 1)
+    id_parts = parse_run_id(run_name)
+    return (id_parts.first, id_parts.attempt) if id_parts else (run_name, 1)
 
 
-def read_run(path: Path) -> Run:
+def read_run(run_json_path: Path) -> Run:
     """Read a run.json. Raises InputError if the file is missing or damaged."""
-    run = json_file.read_json(path, Run, "is not a run of this version: {}.")
+    run = json_file.read_json(run_json_path, Run, "is not a run of this version: {}.")
     if run is None:
-        raise InputError(f"{path}: no such run.")
+        raise InputError(f"{run_json_path}: no such run.")
     return run

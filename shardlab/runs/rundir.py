@@ -15,7 +15,7 @@ from shardlab.runs import run as run_file
 from shardlab.runs import state
 from shardlab.runs.record import SCHEMA, Event, LineWriter, RecordLines, Result, StepRecord, find_damaged_line, read_lines
 
-VALIDATION = "validation.jsonl"
+VALIDATION_FILE = "validation.jsonl"
 
 
 class RunDir:
@@ -73,7 +73,7 @@ class RunDir:
     @property
     def validation_file(self) -> Path:
         """The file with the records of the validations."""
-        return self.path / VALIDATION
+        return self.path / VALIDATION_FILE
 
     def samples_file(self, host: str) -> Path:
         """The file with the telemetry samples of a host."""
@@ -125,8 +125,8 @@ class RunDir:
         """
         wall_s = time.time()
         record = Event(schema=SCHEMA, event=event_kind, writer=writer, wall_s=wall_s, host=gethostname(), data=data)
-        with LineWriter(self.events_file(writer)) as lines:
-            lines.write(record, sync=sync)
+        with LineWriter(self.events_file(writer)) as event_writer:
+            event_writer.write(record, sync=sync)
 
     def events(self, *, strict: bool = False) -> list[Event]:
         """The events of all writers, sorted by their times. Damaged lines are left out.
@@ -135,13 +135,13 @@ class RunDir:
         then unknown.
         """
         events: list[Event] = []
-        for name in files.list_names(self.path):
-            if name.startswith("events.") and name.endswith(".jsonl"):
-                path = f"{self.path}/{name}"
-                lines = read_lines(path, Event)
-                if strict and lines.corrupt and (damaged := find_damaged_line(path, Event)) is not None:
-                    raise InputError(f"{path}:{damaged[0]}: is not an event of this version: {damaged[1]}.")
-                events += lines.records
+        for file_name in files.list_names(self.path):
+            if file_name.startswith("events.") and file_name.endswith(".jsonl"):
+                path = f"{self.path}/{file_name}"
+                event_lines = read_lines(path, Event)
+                if strict and event_lines.corrupt and (damaged_line := find_damaged_line(path, Event)) is not None:
+                    raise InputError(f"{path}:{damaged_line[0]}: is not an event of this version: {damaged_line[1]}.")
+                events += event_lines.records
         return sorted(events, key=lambda event: event.wall_s)
 
     def steps(self, rank: int) -> RecordLines[StepRecord]:
@@ -162,7 +162,7 @@ class RunDir:
     def has_ended(self) -> bool:
         """Whether this run is in a final state, according to its files. False if the records of the run cannot be read."""
         try:
-            return self.judge().state in state.FINAL
+            return self.judge().state in state.FINAL_STATES
         except ShardlabError:
             return False
 
@@ -173,8 +173,8 @@ class RunDir:
     def judge_at_end(self, exit_data: Mapping[str, Any], run: run_file.Run) -> state.JudgedState:
         """The state that this run will have when its supervisor records its end. exit_data: the data of the event `exited`."""
         wall_s, data = time.time(), dict(exit_data)
-        exited = Event(schema=SCHEMA, event="exited", writer="attempt", wall_s=wall_s, host=gethostname(), data=data)
-        return self.judge_with_result([*self.events(), exited], run)[0]
+        exited_event = Event(schema=SCHEMA, event="exited", writer="attempt", wall_s=wall_s, host=gethostname(), data=data)
+        return self.judge_with_result([*self.events(), exited_event], run)[0]
 
     def judge_with_result(
         self, events: Sequence[Event], run: run_file.Run | None = None
@@ -186,14 +186,14 @@ class RunDir:
         events: the events of this run. run: the content of run.json, if the caller has already read it.
         The step records are read only if the supervisor of the run did not record at its end that all steps were completed.
         """
-        exited = next((event for event in reversed(events) if event.event == "exited"), None)
-        if exited is None:
+        exited_event = next((event for event in reversed(events) if event.event == "exited"), None)
+        if exited_event is None:
             return state.judge(events, has_result=False, steps=0, steps_asked=None), None
         try:
             run, result = run or self.read_run(), self.read_result()
         except InputError as error:
             return state.JudgedState("unknown", str(error)), None
-        steps_asked, step_count = _required_steps(run, result), exited.data.get("steps")
+        steps_asked, step_count = _required_steps(run, result), exited_event.data.get("steps")
         if steps_asked is None or not isinstance(step_count, int) or step_count < steps_asked:
             step_count = self.count_timed_steps(run.cell.gpus, run.cell.instruments.lost_worker)
         return state.judge(events, has_result=result is not None, steps=step_count, steps_asked=steps_asked), result
@@ -204,8 +204,8 @@ def was_rehearsal(run: run_file.Run, result: Result | None, events: Sequence[Eve
     the backend of its ranks, else to its plan. Older versions left some results on a CPU without a mark; they name no GPU or,
     still older, have no memory of a GPU's allocator."""
     if result is not None:
-        memory = result.peak_memory_bytes if result.gpus is None else None
-        return result.rehearsal or result.gpus == [] or "allocated" not in (memory or {"allocated": 0})
+        cpu_peak_bytes = result.peak_memory_bytes if result.gpus is None else None
+        return result.rehearsal or result.gpus == [] or "allocated" not in (cpu_peak_bytes or {"allocated": 0})
     backends = [event.data["backend"] for event in events if event.event == "met" and "backend" in event.data]
     backend_decides = backends and not run.cell.servers  # with parameter servers, ranks on GPUs use gloo too
     return run_file.is_rehearsal(run.cell, run.cluster, on_cpu=backends[-1] == "gloo" if backend_decides else run.rehearsal)

@@ -68,14 +68,14 @@ class SearchPath(msgspec.Struct, frozen=True):
             return ""
         if self.best is None:
             return f"no size fits, not even {self.search.smallest}"
-        bound = ", and larger sizes were not tried" if self.best == self.search.largest else ""
-        return f"{batch_search.GOAL_WORDS[self.search.goal]} is {self.best}{bound}"
+        bound_note = ", and larger sizes were not tried" if self.best == self.search.largest else ""
+        return f"{batch_search.GOAL_WORDS[self.search.goal]} is {self.best}{bound_note}"
 
     @property
     def description(self) -> str:
         """The batch sizes that were tried, with the states of their runs, such as `16 completed, 32 oom, 24 running`."""
-        steps = [f"{search_try.size} {search_try.state}" for search_try in self.tries]
-        return ", ".join([*steps, *([f"next {self.following}"] if self.following is not None else [])])
+        try_texts = [f"{search_try.size} {search_try.state}" for search_try in self.tries]
+        return ", ".join([*try_texts, *([f"next {self.following}"] if self.following is not None else [])])
 
 
 def follow_search(runs: Path, cell: Cell, search: BatchSearch, repeat: int) -> SearchPath:
@@ -84,17 +84,17 @@ def follow_search(runs: Path, cell: Cell, search: BatchSearch, repeat: int) -> S
     runs: the folder of all runs. cell: the cell of any try of the search. repeat: the number of the search among the repeats of
     its cell, because each repeat is a search of its own.
     """
-    first = batch_search.try_cell(cell, search.start)
-    path = SearchPath(first, search, repeat, [], search.start)
+    first_cell = batch_search.try_cell(cell, search.start)
+    path = SearchPath(first_cell, search, repeat, [], search.start)
     while path.following is not None:
-        last_try = _read_try(runs, batch_search.try_cell(first, path.following), path.following, repeat)
+        last_try = _read_try(runs, batch_search.try_cell(first_cell, path.following), path.following, repeat)
         if last_try is None:
             break
-        tries = [*path.tries, last_try]
-        path = SearchPath(first, search, repeat, tries, None)
+        all_tries = [*path.tries, last_try]
+        path = SearchPath(first_cell, search, repeat, all_tries, None)
         if _try_outcome(last_try) is None:
             break
-        path = SearchPath(first, search, repeat, tries, batch_search.next_size(search, path.outcomes))
+        path = SearchPath(first_cell, search, repeat, all_tries, batch_search.next_size(search, path.outcomes))
     return path
 
 
@@ -115,8 +115,8 @@ def _read_try(runs: Path, cell: Cell, size: int, repeat: int) -> SearchTry | Non
     run_dir = RunDir(runs / run_id(cell, repeat, attempt))
     result = None
     try:
-        verdict, result = run_dir.judge_with_result(run_dir.events(strict=True))
+        judged_state, result = run_dir.judge_with_result(run_dir.events(strict=True))
     except ShardlabError as error:
-        verdict = JudgedState("unknown", str(error))
-    throughput = result.throughput_per_s if result is not None and verdict.state == "completed" else None
-    return SearchTry(size, run_dir.run_id, verdict.state, verdict.why, throughput)
+        judged_state = JudgedState("unknown", str(error))
+    throughput_per_s = result.throughput_per_s if result is not None and judged_state.state == "completed" else None
+    return SearchTry(size, run_dir.run_id, judged_state.state, judged_state.why, throughput_per_s)

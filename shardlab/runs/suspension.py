@@ -15,31 +15,33 @@ import msgspec
 
 from shardlab.runs.record import Event, StepRecord
 
-EVENT = "stood_still"
+SUSPENDED_EVENT = "stood_still"
 MIN_SUSPENSION_S = 5.0  # the shortest suspension; a busy machine may cause a shorter gap between two readings of the clock
 POLL_S = 0.5  # seconds between two readings of the clock
-Pause = tuple[float, float]  # first and last moment of a suspension, in seconds since the epoch
+SuspendedSpan = tuple[float, float]  # first and last moment of a suspension, in seconds since the epoch
 
 
-def read_suspensions(events: Iterable[Event]) -> list[Pause]:
+def read_suspensions(events: Iterable[Event]) -> list[SuspendedSpan]:
     """The suspensions that the events of a run record. The times are of the clock on the machine of the supervisor.
 
-    Each suspension has one event of the kind EVENT. The data of the event contains `seconds`, the duration of the suspension.
+    Each suspension has one event of the kind SUSPENDED_EVENT. Its data contains `seconds`, the duration of the suspension.
     If the event was written some time after the suspension had ended, its data also contains `ended_s`, the end of the
     suspension in seconds since the epoch.
     """
     ends_and_durations = (
-        (event.data.get("ended_s", event.wall_s), event.data.get("seconds")) for event in events if event.event == EVENT
+        (event.data.get("ended_s", event.wall_s), event.data.get("seconds"))
+        for event in events
+        if event.event == SUSPENDED_EVENT
     )
     return [(end_s - seconds, end_s) for end_s, seconds in ends_and_durations if isinstance(seconds, int | float)]
 
 
-def total_duration_s(pauses: Iterable[Pause]) -> float:
+def total_duration_s(pauses: Iterable[SuspendedSpan]) -> float:
     """The total duration of the suspensions, in seconds."""
-    return sum(end - begin for begin, end in pauses)
+    return sum(end_s - begin_s for begin_s, end_s in pauses)
 
 
-def mark_suspended(records: Sequence[StepRecord], pauses: Sequence[Pause]) -> Sequence[StepRecord]:
+def mark_suspended(records: Sequence[StepRecord], pauses: Sequence[SuspendedSpan]) -> Sequence[StepRecord]:
     """The step records of a rank, with `watched` set to true for each step that a suspension overlaps.
 
     Readers do not use the times of a step record whose `watched` is true.
@@ -59,9 +61,9 @@ def step_start_s(record: StepRecord) -> float:
     return record.wall_s - record.step_ms / 1000
 
 
-def overlaps_suspension(begin_s: float, end_s: float, pauses: Iterable[Pause]) -> bool:
+def overlaps_suspension(begin_s: float, end_s: float, pauses: Iterable[SuspendedSpan]) -> bool:
     """Whether a suspension overlaps the period from begin_s to end_s, in seconds since the epoch."""
-    return any(begin_s < end and begin < end_s for begin, end in pauses)
+    return any(begin_s < pause_end_s and pause_begin_s < end_s for pause_begin_s, pause_end_s in pauses)
 
 
 class SuspensionWatch:
@@ -80,7 +82,7 @@ class SuspensionWatch:
         threading.Thread(target=self._watch_clock, daemon=True).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._stop.set()
 
     def take_suspended_s(self) -> float:

@@ -11,9 +11,9 @@ from shardlab.record_types import Count, Positive
 
 # The name of the strategy and of the launcher in the cells of runs that analyse traces. No menu contains this name, so no
 # matrix can contain such a cell.
-TRACE = "trace"
+TRACE_STRATEGY = "trace"
 SET_NAME = re.compile(r"traces-[0-9a-f]{12}")  # the name of all runs that analyse one folder; the `matrix` of these runs
-SUMMARIES = "trace-summaries"  # the folder in a run folder that contains one summary for each trace file
+SUMMARIES_FOLDER = "trace-summaries"  # the folder in a run folder that contains one summary for each trace file
 
 
 class TracePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +29,6 @@ class TracePart(msgspec.Struct, frozen=True, kw_only=True):
     """The number of all parts."""
 
 
-def summary_name(number: int) -> str:
+def summary_name(trace_number: int) -> str:
     """The name of the file with the summary of a trace. number: the place of the trace in the part, from 0."""
-    return f"{number:06d}.json"
+    return f"{trace_number:06d}.json"

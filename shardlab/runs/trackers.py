@@ -7,17 +7,17 @@ import importlib.util
 from shardlab.errors import MissingExtra, UnknownName
 
 TRACKERS = ("mlflow", "tensorboard", "wandb")  # each name is also the name of the package and of shardlab's extra for it
-FOLDER = "track"  # the folder of a workspace with the files that trackers write
+TRACKER_FOLDER = "track"  # the folder of a workspace with the files that trackers write
 
 
-def must_be_known(tracker: str, where: str) -> None:
+def must_be_known(tracker: str, option_place: str) -> None:
     """Raise UnknownName if `tracker` is not in TRACKERS. where: the command-line option that names it, for the message."""
     if tracker not in TRACKERS:
-        raise UnknownName("tracker", tracker, TRACKERS, where=where)
+        raise UnknownName("tracker", tracker, TRACKERS, place=option_place)
 
 
 def must_be_installed(tracker: str, needed_for: str) -> None:
     """Raise MissingExtra if a package that the tracker needs is not installed. needed_for: the beginning of the message."""
-    for package in (tracker, "polars"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtra(needed_for, package)
+    for needed_package in (tracker, "polars"):
+        if importlib.util.find_spec(needed_package) is None:
+            raise MissingExtra(needed_for, needed_package)

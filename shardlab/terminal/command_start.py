@@ -11,14 +11,14 @@ import os
 import sys
 
 WRONG_INPUT = 2  # exit code of a command that changed nothing
-INTERRUPTED = 130  # exit code of an interrupted command: 128 + SIGINT
-EARLY = "interrupted before anything was changed."
+INTERRUPTED_CODE = 130  # exit code of an interrupted command: 128 + SIGINT
+INTERRUPTED_EARLY = "interrupted before anything was changed."
 
 try:
     import signal
 except KeyboardInterrupt:
-    os.write(2, f"{EARLY}\n".encode())
-    os._exit(INTERRUPTED)
+    os.write(2, f"{INTERRUPTED_EARLY}\n".encode())
+    os._exit(INTERRUPTED_CODE)
 
 MYPY = False  # mypy treats a variable of this name as true; typing.TYPE_CHECKING, which does the same, would need an import
 if MYPY:
@@ -26,7 +26,7 @@ if MYPY:
     from types import FrameType
     from typing import NoReturn
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def start_command(package: str) -> int:
@@ -34,10 +34,10 @@ def start_command(package: str) -> int:
 
     package: jobs, provision, collect or shardlab. If a package of shardlab is not our own, say what hides it, and return 2.
     """
-    for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # the user closed it, e.g. by 2>&-
-            setattr(sys, stream, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - pathlib is not imported yet
-    for signal_number in SIGNALS:
+    for stream_name in ("stdout", "stderr"):
+        if getattr(sys, stream_name) is None:  # the user closed it, e.g. by 2>&-
+            setattr(sys, stream_name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - pathlib is not imported yet
+    for signal_number in INTERRUPT_SIGNALS:
         if signal.getsignal(signal_number) is not signal.SIG_IGN:  # SIGINT is ignored in a background command
             signal.signal(signal_number, _handle_signal)
     gc.disable()  # modules make many objects that live until the end, and searching them takes 5 ms of each start
@@ -67,21 +67,21 @@ provision, jobs, collect, shardlab = map(_entry_point, ("provision", "jobs", "co
 
 
 def set_signal_action(action: Callable[[], object]) -> None:
-    """From now on, each of SIGNALS calls `action` in the main thread. No effect if this process was not started by
+    """From now on, each of INTERRUPT_SIGNALS calls `action` in the main thread. No effect if this process was not started by
     `start_command`."""
     global _act
     _act = action
 
 
 def raise_on_signal() -> None:
-    """From now on, each of SIGNALS raises KeyboardInterrupt in the main thread."""
+    """From now on, each of INTERRUPT_SIGNALS raises KeyboardInterrupt in the main thread."""
     set_signal_action(_raise_interrupt)
 
 
 def exit_now(sentence: str) -> NoReturn:
     """Print a sentence on standard error and end this process at once, without waiting for threads."""
     os.write(2, f"{sentence}\n".encode())
-    os._exit(INTERRUPTED)
+    os._exit(INTERRUPTED_CODE)
 
 
 def _print_refusal(sentence: str) -> int:
@@ -92,7 +92,7 @@ def _print_refusal(sentence: str) -> int:
 
 
 def _exit_early() -> NoReturn:
-    exit_now(EARLY)
+    exit_now(INTERRUPTED_EARLY)
 
 
 def _handle_signal(signal_number: int, frame: FrameType | None) -> None:

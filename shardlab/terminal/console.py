@@ -22,7 +22,7 @@ from shardlab.terminal.table import Table, make_text_table
 if TYPE_CHECKING:
     from shardlab.terminal.rich_console import CleanConsole
 
-INTERRUPTED = "interrupted; finished work is kept, and the same command continues from there."
+INTERRUPTED_SENTENCE = "interrupted; finished work is kept, and the same command continues from there."
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the message with the command that shows the help, and exit with code 2."""
         command = self.prog.replace(" [FILE]", "")  # a usage of provision has this optional word
-        self.exit(2, printable.clean(f"{command}: {message.removesuffix('.')}. See: {command} --help\n"))
+        self.exit(2, printable.clean_text(f"{command}: {message.removesuffix('.')}. See: {command} --help\n"))
 
     @property
     def first_words(self) -> list[str]:
@@ -127,7 +127,7 @@ class OutputStream:
         if self.is_terminal:
             self.console.print(text, style=style)
         else:
-            self.file.write(printable.clean(text) + "\n")
+            self.file.write(printable.clean_text(text) + "\n")
             self.file.flush()
 
 
@@ -165,9 +165,9 @@ class Output:
         """
         if not text.replace("\n", "").replace("\t", "").isprintable():
             return False
-        stream = (self.remarks if self.json else self.results).file
-        stream.write(f"{text}\n")
-        stream.flush()
+        script_stream = (self.remarks if self.json else self.results).file
+        script_stream.write(f"{text}\n")
+        script_stream.flush()
         return True
 
     def print_remark(self, text: str, style: str | None = None) -> None:
@@ -198,8 +198,8 @@ class Output:
             self.results.console.print(draw_table(table))
             self.results.console.print()
         else:
-            stream = self.remarks.file if self.json else self.results.file
-            stream.write(plain_table.format_table(table))
+            table_stream = self.remarks.file if self.json else self.results.file
+            table_stream.write(plain_table.format_table(table))
 
     def print_table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()
@@ -226,11 +226,11 @@ class Output:
 def _print_error(error: ShardlabError) -> int:
     """Print the sentence of an error on stderr, and return the exit code of the command that failed."""
     with contextlib.suppress(BrokenPipeError):
-        sys.stderr.write(printable.clean(f"error: {error}") + "\n")
+        sys.stderr.write(printable.clean_text(f"error: {error}") + "\n")
     return error.exit_code
 
 
-def run_command(action: Callable[[], int], *, name: str | None = None, interrupted: str | None = INTERRUPTED) -> int:
+def run_command(action: Callable[[], int], *, name: str | None = None, interrupted: str | None = INTERRUPTED_SENTENCE) -> int:
     """Run a command and return its exit code. A ShardlabError or OSError becomes a sentence on stderr and an exit code.
 
     name: the words of the command, such as `collect summarize`; with them, a failed import of an optional package becomes a
@@ -253,8 +253,8 @@ def run_command(action: Callable[[], int], *, name: str | None = None, interrupt
         return _print_error(missing_extra)
     except KeyboardInterrupt:
         command_start.set_signal_action(lambda: command_start.exit_now("interrupted again."))
-        sys.stderr.write(f"{interrupted or INTERRUPTED}\n")
-        return command_start.INTERRUPTED
+        sys.stderr.write(f"{interrupted or INTERRUPTED_SENTENCE}\n")
+        return command_start.INTERRUPTED_CODE
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE

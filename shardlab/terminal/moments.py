@@ -12,26 +12,26 @@ def parse_time(text: str) -> datetime | None:
     to every time zone.
     """
     try:
-        moment = datetime.fromisoformat(text)
+        parsed_time = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return moment if 1 < moment.year < 9999 else None
+    return parsed_time if 1 < parsed_time.year < 9999 else None
 
 
 def parse_time_as_utc(text: str) -> datetime | None:
     """Read a time as `parse_time` does. A time without a zone is read as UTC."""
-    moment = parse_time(text)
-    return moment if moment is None or moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    parsed_time = parse_time(text)
+    return parsed_time if parsed_time is None or parsed_time.tzinfo is not None else parsed_time.replace(tzinfo=UTC)
 
 
 def format_duration(seconds: float) -> str:
     """A duration as text for people, in at most two units, such as `2h 05m`."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, rest_seconds = divmod(round(seconds), 60)
     if not minutes:
-        return f"{rest}s"
+        return f"{rest_seconds}s"
     hours, minutes = divmod(minutes, 60)
     if not hours:
-        return f"{minutes}m {rest:02}s"
+        return f"{minutes}m {rest_seconds:02}s"
     return f"{hours}h {minutes:02}m" if hours < 24 else f"{hours // 24}d {hours % 24:02}h"
 
 
@@ -40,8 +40,8 @@ def format_time(moment: datetime, zone: tzinfo | None = None) -> str:
 
     moment: a time with a time zone. zone: the second time zone in the text; None: the local time zone of this machine.
     """
-    utc, local = moment.astimezone(UTC), moment.astimezone(zone)
-    if not local.utcoffset():
-        return f"{utc:%Y-%m-%d %H:%M} UTC"
-    local_day = "" if local.date() == utc.date() else f"{local:%Y-%m-%d} "
-    return f"{utc:%Y-%m-%d %H:%M} UTC ({local_day}{local:%H:%M %Z})"
+    utc_time, local_time = moment.astimezone(UTC), moment.astimezone(zone)
+    if not local_time.utcoffset():
+        return f"{utc_time:%Y-%m-%d %H:%M} UTC"
+    local_day = "" if local_time.date() == utc_time.date() else f"{local_time:%Y-%m-%d} "
+    return f"{utc_time:%Y-%m-%d %H:%M} UTC ({local_day}{local_time:%H:%M %Z})"

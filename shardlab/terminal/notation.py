@@ -14,8 +14,8 @@ def format_number(value: float, digits: int = 4) -> str:
         return str(value)
     if value == 0:
         return "0"
-    decimals = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
-    return f"{value:.{digits - 1}e}" if decimals > digits + 3 else f"{value:,.{decimals}f}"
+    decimal_count = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
+    return f"{value:.{digits - 1}e}" if decimal_count > digits + 3 else f"{value:,.{decimal_count}f}"
 
 
 def format_amount(value: float) -> str:
@@ -23,8 +23,8 @@ def format_amount(value: float) -> str:
     point, and never in scientific notation."""
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
-    text = f"{value:,.{max(2 - math.floor(math.log10(abs(value))), 0)}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    amount_text = f"{value:,.{max(2 - math.floor(math.log10(abs(value))), 0)}f}"
+    return amount_text.rstrip("0").rstrip(".") if "." in amount_text else amount_text
 
 
 def format_spread(value: float) -> str:
@@ -37,15 +37,15 @@ def format_spread(value: float) -> str:
     return format_number(round(value, 1 - math.floor(math.log10(abs(value)))), 2)
 
 
-def bytes_unit(values: list[float]) -> tuple[str, float]:
+def bytes_unit(byte_counts: list[float]) -> tuple[str, float]:
     """Choose the unit (B, KiB, MiB or GiB) for a column of sizes, by the largest size. values: the sizes in bytes.
 
     Returns (name of the unit, number of bytes in one unit).
     """
-    largest_value = max(values, default=0)
-    for name, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if largest_value >= size:
-            return name, size
+    largest_value = max(byte_counts, default=0)
+    for unit, unit_bytes in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if largest_value >= unit_bytes:
+            return unit, unit_bytes
     return "B", 1.0
 
 

@@ -10,7 +10,7 @@ import msgspec
 from shardlab.terminal import printable
 from shardlab.terminal.table import Row, Table
 
-GAP = 2  # spaces between two columns
+COLUMN_GAP = 2  # spaces between two columns
 LEAST_SENTENCE = 36  # the least width of a column of sentences, in characters
 
 
@@ -21,26 +21,27 @@ def fit_table(table: Table[Row], width: int) -> Table[Row]:
     it would have less than LEAST_SENTENCE characters. Columns without a priority that hold no sentences are never left out.
     width: of the terminal, in characters.
     """
-    rows = table.texts
-    widths = [max(display_width(text) for text in column) for column in zip(table.headings, *rows, strict=True)]
-    indexes = [
+    row_texts = table.texts
+    column_widths = [max(display_width(text) for text in column) for column in zip(table.headings, *row_texts, strict=True)]
+    shown_indexes = [
         index
         for index, column in enumerate(table.columns)
-        if any(row[index] for row in rows) or not (column.priority or column.is_sentence)
+        if any(row_text[index] for row_text in row_texts) or not (column.priority or column.is_sentence)
     ]
 
     def measure_line() -> int:
-        return sum(widths[index] + GAP for index in indexes if not table.columns[index].is_sentence)
+        return sum(column_widths[index] + COLUMN_GAP for index in shown_indexes if not table.columns[index].is_sentence)
 
     while (
-        measure_line() - GAP > width and table.columns[last := max(indexes, key=lambda i: table.columns[i].priority)].priority
+        measure_line() - COLUMN_GAP > width
+        and table.columns[last := max(shown_indexes, key=lambda i: table.columns[i].priority)].priority
     ):
-        indexes.remove(last)
-    line = measure_line()
+        shown_indexes.remove(last)
+    line_width = measure_line()
     kept_columns = [
         table.columns[index]
-        for index in indexes
-        if not table.columns[index].is_sentence or line + min(widths[index], LEAST_SENTENCE) <= width
+        for index in shown_indexes
+        if not table.columns[index].is_sentence or line_width + min(column_widths[index], LEAST_SENTENCE) <= width
     ]
     return msgspec.structs.replace(table, columns=kept_columns)
 
@@ -48,14 +49,16 @@ def fit_table(table: Table[Row], width: int) -> Table[Row]:
 def format_table(table: Table[Any]) -> str:
     """A table as text, one line for each row."""
     right_aligned = table.number_columns
-    cell_rows = [[printable.one_line(cell.replace("\n", "; ")) for cell in row] for row in [table.headings, *table.texts]]
-    widths = [max(display_width(cell) for cell in column) for column in zip(*cell_rows, strict=True)]
+    cell_rows = [
+        [printable.clean_to_one_line(cell.replace("\n", "; ")) for cell in row] for row in [table.headings, *table.texts]
+    ]
+    column_widths = [max(display_width(cell) for cell in column) for column in zip(*cell_rows, strict=True)]
     padded_rows = [
-        (" " * GAP).join(
+        (" " * COLUMN_GAP).join(
             " " * (column_width - display_width(cell)) + cell
             if is_right_aligned
             else cell + " " * (column_width - display_width(cell))
-            for cell, column_width, is_right_aligned in zip(line, widths, right_aligned, strict=True)
+            for cell, column_width, is_right_aligned in zip(line, column_widths, right_aligned, strict=True)
         )
         for line in cell_rows
     ]

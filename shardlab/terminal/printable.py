@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 LONGEST_LINE = 4000  # characters; such a line fills 50 lines of a terminal with 80 columns
-REPLACEMENT = "?"  # every encoding and every font has this character
-_CSI = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")  # control sequences of ECMA-48: colours, cursor movements
+REPLACEMENT_CHARACTER = "?"  # every encoding and every font has this character
+_CONTROL_SEQUENCE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")  # control sequences of ECMA-48: colours, cursor movements
 _LINE_END = re.compile(r"\r\n?")
 
 
-def clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """The text with only visible characters, plain spaces and line breaks.
 
     Sequences for colours and cursor movements are removed. Every other control character, bidirectional mark, character without
@@ -33,19 +33,19 @@ def clean(text: str) -> str:
     return "\n".join(line if len(line) <= LONGEST_LINE else _shorten_line(line) for line in replace_invisible(text).split("\n"))
 
 
-def one_line(text: str) -> str:
+def clean_to_one_line(text: str) -> str:
     """The text cleaned by `clean`, with a space instead of each line break."""
-    return clean(text).replace("\n", " ")
+    return clean_text(text).replace("\n", " ")
 
 
-def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+def map_texts(value: Any, change_text: Callable[[str], str]) -> Any:
     """A copy of a value that consists of dicts and lists, in which `change` was applied to every text, also to dict keys."""
     if isinstance(value, str):
-        return change(value)
+        return change_text(value)
     if isinstance(value, dict):
-        return {map_texts(key, change): map_texts(entry, change) for key, entry in value.items()}
+        return {map_texts(key, change_text): map_texts(entry, change_text) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [map_texts(entry, change) for entry in value]
+        return [map_texts(entry, change_text) for entry in value]
     return value
 
 
@@ -56,18 +56,18 @@ def json(value: Any) -> bytes:
     characters. Only a lone surrogate becomes "?", because UTF-8 and most JSON readers do not allow it.
     """
     try:
-        document = msgspec.json.encode(value)
+        json_bytes = msgspec.json.encode(value)
     except UnicodeEncodeError:
-        encodable = map_texts(msgspec.to_builtins(value), lambda text: text.encode("utf-8", "replace").decode())
-        document = msgspec.json.encode(encodable)
-    return escape_unprintable(document)
+        encodable_value = map_texts(msgspec.to_builtins(value), lambda text: text.encode("utf-8", "replace").decode())
+        json_bytes = msgspec.json.encode(encodable_value)
+    return escape_unprintable(json_bytes)
 
 
-def escape_unprintable(document: bytes) -> bytes:
+def escape_unprintable(json_bytes: bytes) -> bytes:
     """A JSON document with an escape such as \\u202e instead of every character that is not printable."""
-    if document.isascii() and b"\x7f" not in document:  # JSON escapes all control characters of ASCII except 7f
-        return document
-    return "".join(char if char.isprintable() else _json_escape(char) for char in document.decode()).encode()
+    if json_bytes.isascii() and b"\x7f" not in json_bytes:  # JSON escapes all control characters of ASCII except 7f
+        return json_bytes
+    return "".join(char if char.isprintable() else _json_escape(char) for char in json_bytes.decode()).encode()
 
 
 class LogText:
@@ -80,34 +80,34 @@ class LogText:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._column = 0  # number of characters that the last line has so far
 
-    def add(self, part: bytes) -> str:
+    def add(self, log_part: bytes) -> str:
         """The text to show for the next part of the log. In this text, a carriage return of the log starts a new line.
 
         A terminal would otherwise overwrite text that it has already shown.
         """
-        pieces = []
-        for line_index, line in enumerate(replace_invisible(self._decoder.decode(part)).split("\n")):
+        shown_lines = []
+        for line_index, line in enumerate(replace_invisible(self._decoder.decode(log_part)).split("\n")):
             if line_index:
-                pieces.append("\n")
+                shown_lines.append("\n")
                 self._column = 0
             chars_left = max(LONGEST_LINE - self._column, 0)
-            pieces.append(line[:chars_left])
+            shown_lines.append(line[:chars_left])
             self._column += len(line)
             if self._column > LONGEST_LINE and self._column - len(line) <= LONGEST_LINE:
-                pieces.append(" ... (the log file has the rest of this line)")
-        return "".join(pieces)
+                shown_lines.append(" ... (the log file has the rest of this line)")
+        return "".join(shown_lines)
 
 
 def replace_invisible(text: str) -> str:
     """The text cleaned in the same way as by `clean`, except that long lines are not cut."""
-    text = _LINE_END.sub("\n", _CSI.sub("", text)).expandtabs()
+    text = _LINE_END.sub("\n", _CONTROL_SEQUENCE.sub("", text)).expandtabs()
     if text.replace("\n", "").isprintable():
         return text
     return "".join(char if char.isprintable() or char == "\n" else _replace_char(char) for char in text)
 
 
 def _replace_char(char: str) -> str:
-    return " " if unicodedata.category(char) == "Zs" else REPLACEMENT
+    return " " if unicodedata.category(char) == "Zs" else REPLACEMENT_CHARACTER
 
 
 def _shorten_line(line: str) -> str:
@@ -116,5 +116,5 @@ def _shorten_line(line: str) -> str:
 
 def _json_escape(char: str) -> str:
     """The JSON escape of a character, such as \\u202e. A character above U+FFFF gets two escapes (a surrogate pair)."""
-    units = char.encode("utf-16-be").hex()
-    return "".join(f"\\u{units[index : index + 4]}" for index in range(0, len(units), 4))
+    hex_digits = char.encode("utf-16-be").hex()
+    return "".join(f"\\u{hex_digits[digit_index : digit_index + 4]}" for digit_index in range(0, len(hex_digits), 4))

@@ -34,16 +34,16 @@ class CleanConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Replaces a method of rich: makes a Text from a string, without control characters and escape sequences."""
-        return super().render_str(printable.clean(text), **options)
+        return super().render_str(printable.clean_text(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """The cleaned pieces of text (segments) that rich prints for an object. Control segments of rich are not changed."""
         for segment in super().render(renderable, options):
-            text, style, control = segment
-            if not control:
-                text = printable.clean(text)
+            text, style, control_codes = segment
+            if not control_codes:
+                text = printable.clean_text(text)
                 style = style.update_link(None) if style is not None and style.link else style
-            yield Segment(text, style, control)
+            yield Segment(text, style, control_codes)
 
 
 def draw_table(table: Table[Any]) -> rich.table.Table:
@@ -51,6 +51,6 @@ def draw_table(table: Table[Any]) -> rich.table.Table:
     grid = rich.table.Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading, is_number in zip(table.headings, table.number_columns, strict=True):
         grid.add_column(heading, justify="right" if is_number else "left", overflow="fold")
-    for index, texts in enumerate(table.texts):
-        grid.add_row(*texts, style=table.styles[index] if index < len(table.styles) else None)
+    for row_index, row_texts in enumerate(table.texts):
+        grid.add_row(*row_texts, style=table.styles[row_index] if row_index < len(table.styles) else None)
     return grid

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from shardlab.errors import UnknownName
 
-COMMANDS = ("jobs", "provision", "collect", "shardlab")
+COMPLETED_COMMANDS = ("jobs", "provision", "collect", "shardlab")
 
 # The shell code for zsh. `_shardlab` runs shardlab, also at each press of the Tab key.
 # The code says `function jobs` and not `jobs()`, because zsh would expand an alias named jobs in `jobs()`. It says `${{1-}}`
 # and not `$1`, because under `set -u`, `$1` is an error if there is no argument. The function compdef exists after `compinit`.
-ZSH = """\
+ZSH_CODE = """\
 function _shardlab {{ {command} "$@"; }}
 function jobs {{
     case "${{1-}}" in
@@ -41,7 +41,7 @@ fi
 # calls the builtin as `jobs -x COMMAND`: the builtin replaces `%1` by a process id and runs COMMAND, and our function turns
 # process ids back into `%1`. Bash expands aliases only in an interactive shell, and only from the line after their definition.
 # `bash -c` and scripts get a function instead; with this function, `jobs | cat` prints nothing.
-BASH = """\
+BASH_CODE = """\
 function _shardlab {{ {command} "$@"; }}
 function _shardlab_jobs {{
     case "${{1-}}" in
@@ -65,7 +65,7 @@ fi
 {completion}
 """
 
-FISH = """\
+FISH_CODE = """\
 function _shardlab; {command} $argv; end
 function jobs --description 'shardlab jobs, else the jobs of this shell'
     switch "$argv[1]"
@@ -78,7 +78,7 @@ end
 {completion}
 """
 
-SHELLS = {"bash": BASH, "fish": FISH, "zsh": ZSH}
+CODE_BY_SHELL = {"bash": BASH_CODE, "fish": FISH_CODE, "zsh": ZSH_CODE}
 
 
 def make_shell_code(shell: str | None, first_words: Iterable[str], command: list[str] | None = None) -> str:
@@ -92,25 +92,25 @@ def make_shell_code(shell: str | None, first_words: Iterable[str], command: list
     """
     from argcomplete.shell_integration import shellcode
 
-    name = shell or detect_shell()
-    if name not in SHELLS:
-        raise UnknownName("shell", name, SHELLS, where="shell-init")
-    quote = fish_quote if name == "fish" else shlex.quote
-    patterns = [f"{word}*" if word.endswith("=") else word for word in first_words]
-    return SHELLS[name].format(
-        first_words=" ".join(map(fish_quote, patterns)) if name == "fish" else "|".join(patterns),
-        command=" ".join(map(quote, command or our_command())),
-        completion=shellcode(COMMANDS, shell=name, argcomplete_script="_shardlab"),
+    shell_name = shell or detect_shell()
+    if shell_name not in CODE_BY_SHELL:
+        raise UnknownName("shell", shell_name, CODE_BY_SHELL, place="shell-init")
+    quote_word = fish_quote if shell_name == "fish" else shlex.quote
+    word_patterns = [f"{word}*" if word.endswith("=") else word for word in first_words]
+    return CODE_BY_SHELL[shell_name].format(
+        first_words=" ".join(map(fish_quote, word_patterns)) if shell_name == "fish" else "|".join(word_patterns),
+        command=" ".join(map(quote_word, command or our_command())),
+        completion=shellcode(COMPLETED_COMMANDS, shell=shell_name, argcomplete_script="_shardlab"),
     )
 
 
 def detect_shell() -> str:
     """The name of the shell that started this program. If no known shell did, the name in $SHELL, or "" if it is not set."""
     try:
-        parent = Path(f"/proc/{os.getppid()}/comm").read_text().strip()
+        parent_name = Path(f"/proc/{os.getppid()}/comm").read_text().strip()
     except OSError:
-        parent = ""
-    return parent if parent in SHELLS else Path(os.environ.get("SHELL", "")).name
+        parent_name = ""
+    return parent_name if parent_name in CODE_BY_SHELL else Path(os.environ.get("SHELL", "")).name
 
 
 def our_command() -> list[str]:

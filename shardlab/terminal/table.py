@@ -65,14 +65,14 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
 
     def whole_text(self, row: Row) -> Text:
         """The text of a row, not cut. The value is "" if it is not known."""
-        value = self.value(row)
-        if isinstance(value, Text):
-            return value
-        if value is None or isinstance(value, str):
-            return Text(value or "")
-        is_integer = isinstance(value, int) and self.scale == 1
-        number = f"{value:,}" if is_integer else notation.format_number(value / self.scale, self.digits)
-        return Text(f"+{number}" if self.is_signed and value > 0 else number)
+        cell_value = self.value(row)
+        if isinstance(cell_value, Text):
+            return cell_value
+        if cell_value is None or isinstance(cell_value, str):
+            return Text(cell_value or "")
+        is_integer = isinstance(cell_value, int) and self.scale == 1
+        number_text = f"{cell_value:,}" if is_integer else notation.format_number(cell_value / self.scale, self.digits)
+        return Text(f"+{number_text}" if self.is_signed and cell_value > 0 else number_text)
 
     def is_cut(self, row: Row) -> bool:
         """Whether the text of a row is longer than the longest that is shown."""
@@ -80,10 +80,10 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
 
     def text(self, row: Row) -> Text:
         """The text of a row, cut to the longest length."""
-        text = self.whole_text(row)
-        if self.longest is None or len(text.value) <= self.longest:
-            return text
-        return Text(f"{text.value[: self.longest - 1]}…", text.remark)
+        cell_text = self.whole_text(row)
+        if self.longest is None or len(cell_text.value) <= self.longest:
+            return cell_text
+        return Text(f"{cell_text.value[: self.longest - 1]}…", cell_text.remark)
 
 
 class Table(msgspec.Struct, Generic[Row], frozen=True):
@@ -139,9 +139,9 @@ class Table(msgspec.Struct, Generic[Row], frozen=True):
     @property
     def number_columns(self) -> list[bool]:
         """For each column, whether it has numbers and is aligned to the right."""
-        rows = self.shown_rows
+        shown_rows = self.shown_rows
         return [
-            all(_NUMERIC.match(column.text(row).value) for row in rows) if column.is_number is None else column.is_number
+            all(_NUMERIC.match(column.text(row).value) for row in shown_rows) if column.is_number is None else column.is_number
             for column in self.columns
         ]
 

@@ -30,11 +30,11 @@ import msgspec
 
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import files, plugin_source
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.record_types import MatrixName, RunId, Sha256
 
 SCHEMA = 1
-SUFFIX = ".shardlab.zip"
+ARCHIVE_SUFFIX = ".shardlab.zip"
 INDEX_FILE = "archive.json"
 WORKSPACE_PREFIX = "workspace/"  # the folder in an archive that contains all files except archive.json
 CLUSTER_FILE = "archived-cluster.yaml"
@@ -51,18 +51,18 @@ ALLOWED_FILES = {CLUSTER_FILE, ENVIRONMENT_FILE}
 ALLOWED_FOLDERS = ("matrix/", "runs/", "report/", ".shardlab/matrices/", *(f"{name}/" for name in plugin_source.CODE_FOLDERS))
 MOST_NAME_LENGTH = 1000  # the largest allowed number of characters in the path of a file
 MOST_PATH_PARTS = 32  # the largest allowed number of folders in the path of a file, each of which takes room on the disk
-METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # the methods of compression that an archive may use
-ENCRYPTED = 0x1  # the flag bit of an encrypted member in a zip file
+ALLOWED_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # the methods of compression that an archive may use
+ENCRYPTED_FLAG = 0x1  # the flag bit of an encrypted member in a zip file
 # The exceptions of zipfile for a damaged file: a wrong checksum, a truncated or impossible structure, an unknown version.
 ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, UnicodeDecodeError)
 
-Size = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # in bytes
+ByteCount = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # in bytes
 
 
 class ArchivedFile(msgspec.Struct, frozen=True):
     """A file in an archive."""
 
-    bytes: Size
+    bytes: ByteCount
     """The size of the file, uncompressed."""
     sha256: Sha256
 
@@ -119,8 +119,8 @@ def unpack_archive(path: Path, folder: Path, is_wanted: Callable[[str], bool] = 
         wanted_names = {name for name in index.files if is_wanted(name.removeprefix(WORKSPACE_PREFIX))}
         _check_free_space(path, folder, sum(index.files[name].bytes for name in wanted_names))
         for name, expected_file in index.files.items():
-            target = folder / name.removeprefix(WORKSPACE_PREFIX) if name in wanted_names else None
-            _check_and_write(path, archive_zip, name, expected_file, target)
+            target_path = folder / name.removeprefix(WORKSPACE_PREFIX) if name in wanted_names else None
+            _check_and_write(path, archive_zip, name, expected_file, target_path)
         return index
 
 
@@ -133,7 +133,7 @@ def may_contain(name: str) -> bool:
 def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open an archive for reading. Errors of zipfile in the block become InputError."""
     try:
-        with files.open_regular(path) as handle, zipfile.ZipFile(handle) as archive_zip:
+        with files.open_regular(path) as archive_file, zipfile.ZipFile(archive_file) as archive_zip:
             yield archive_zip
     except FileNotFoundError:
         raise InputError(f"{path}: no such file. Allowed: an archive, as `collect archive` writes it.") from None
@@ -144,17 +144,17 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _read_valid_index(path: Path, archive_zip: zipfile.ZipFile) -> ArchiveIndex:
-    entries = archive_zip.infolist()
-    names = [entry.filename for entry in entries]
-    if INDEX_FILE not in names or len(names) > MOST_FILES:
+    zip_entries = archive_zip.infolist()
+    member_names = [entry.filename for entry in zip_entries]
+    if INDEX_FILE not in member_names or len(member_names) > MOST_FILES:
         raise InputError(f"{path}: contains no {INDEX_FILE}. Allowed: an archive, as `collect archive` writes it.")
-    for entry in entries:
-        if entry.compress_type not in METHODS or entry.flag_bits & ENCRYPTED:
+    for entry in zip_entries:
+        if entry.compress_type not in ALLOWED_METHODS or entry.flag_bits & ENCRYPTED_FLAG:
             raise InputError(f"{path}: {entry.filename[:100]!r} is encrypted, or compressed in a way that archives do not use.")
     max_index_bytes = min(MOST_INDEX_BYTES, LEAST_INDEX + INDEX_RATIO * path.stat().st_size)
-    content = _read_member(archive_zip, INDEX_FILE, max_index_bytes)
+    index_bytes = _read_member(archive_zip, INDEX_FILE, max_index_bytes)
     try:
-        index = decoder(ArchiveIndex).decode(content)
+        index = get_decoder(ArchiveIndex).decode(index_bytes)
     except DECODE_FAULTS as error:
         raise InputError(f"{path}: {INDEX_FILE} is not of this version: {error}.") from None
     for name in index.files:
@@ -164,8 +164,8 @@ def _read_valid_index(path: Path, archive_zip: zipfile.ZipFile) -> ArchiveIndex:
     for name, next_name in pairwise(sorted(index.files, key=lambda name: name.replace("/", "\0"))):
         if next_name.startswith(f"{name}/"):
             raise InputError(f"{path}: {name[:100]!r} is both a file and a folder.")
-    if sorted(names) != sorted([INDEX_FILE, *index.files]):
-        differing_names = sorted({*names} ^ {INDEX_FILE, *index.files}) or ["one of them twice"]
+    if sorted(member_names) != sorted([INDEX_FILE, *index.files]):
+        differing_names = sorted({*member_names} ^ {INDEX_FILE, *index.files}) or ["one of them twice"]
         raise InputError(f"{path}: its files are not those that {INDEX_FILE} lists: {differing_names[0][:100]!r}.")
     if index.matrix_file is not None and WORKSPACE_PREFIX + index.matrix_file not in index.files:
         raise InputError(f"{path}: does not contain the matrix file {index.matrix_file[:100]!r} that {INDEX_FILE} names.")
@@ -180,15 +180,15 @@ def _is_allowed_name(name: str) -> bool:
     if not name.startswith(WORKSPACE_PREFIX) or len(name) > MOST_NAME_LENGTH or not name.isprintable() or "\\" in name:
         return False
     inner_path = name.removeprefix(WORKSPACE_PREFIX)
-    parts = inner_path.removeprefix(".shardlab/").split("/")
-    if len(parts) > MOST_PATH_PARTS or not (inner_path in ALLOWED_FILES or inner_path.startswith(ALLOWED_FOLDERS)):
+    path_parts = inner_path.removeprefix(".shardlab/").split("/")
+    if len(path_parts) > MOST_PATH_PARTS or not (inner_path in ALLOWED_FILES or inner_path.startswith(ALLOWED_FOLDERS)):
         return False
-    return all(part and not part.startswith(".") and len(part.encode()) <= 255 for part in parts)
+    return all(path_part and not path_part.startswith(".") and len(path_part.encode()) <= 255 for path_part in path_parts)
 
 
 def _check_free_space(path: Path, folder: Path, needed_bytes: int) -> None:
-    status = os.statvfs(folder)
-    free_bytes = status.f_bavail * status.f_frsize
+    disk_status = os.statvfs(folder)
+    free_bytes = disk_status.f_bavail * disk_status.f_frsize
     if needed_bytes > free_bytes:
         raise InputError(
             f"{path}: its files have {needed_bytes / 2**30:,.1f} GiB, and {folder.parent} has "
@@ -197,35 +197,38 @@ def _check_free_space(path: Path, folder: Path, needed_bytes: int) -> None:
         )
 
 
-def _read_member(archive_zip: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
-    with archive_zip.open(name) as member:
-        content = member.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise InputError(f"{name}: has more than {most_bytes} bytes.")
-    return content
+def _read_member(archive_zip: zipfile.ZipFile, member_name: str, most_bytes: int) -> bytes:
+    with archive_zip.open(member_name) as member:
+        member_bytes = member.read(most_bytes + 1)
+    if len(member_bytes) > most_bytes:
+        raise InputError(f"{member_name}: has more than {most_bytes} bytes.")
+    return member_bytes
 
 
 def _check_and_write(
-    path: Path, archive_zip: zipfile.ZipFile, name: str, expected_file: ArchivedFile, target: Path | None
+    path: Path, archive_zip: zipfile.ZipFile, name: str, expected_file: ArchivedFile, target_path: Path | None
 ) -> None:
     """Check a file of an archive against archive.json, and write it to `target` unless `target` is None.
 
     At most the stated size is written, so that a small archive cannot fill the disk. path: the archive. name: the path of the
     file in the archive. expected_file: its size and SHA-256 according to archive.json.
     """
-    digest, bytes_left = hashlib.sha256(), expected_file.bytes
+    sha256, bytes_left = hashlib.sha256(), expected_file.bytes
     with files.as_workspace_error("write"):
-        if target is not None:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        with archive_zip.open(name) as member, contextlib.nullcontext() if target is None else target.open("xb") as handle:
-            while block := member.read(min(BLOCK_BYTES, bytes_left + 1)):
-                bytes_left -= len(block)
+        if target_path is not None:
+            target_path.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            archive_zip.open(name) as member,
+            contextlib.nullcontext() if target_path is None else target_path.open("xb") as target_file,
+        ):
+            while member_block := member.read(min(BLOCK_BYTES, bytes_left + 1)):
+                bytes_left -= len(member_block)
                 if bytes_left < 0:
                     break
-                digest.update(block)
-                if handle is not None:
-                    handle.write(block)
-    if bytes_left or digest.hexdigest() != expected_file.sha256:
+                sha256.update(member_block)
+                if target_file is not None:
+                    target_file.write(member_block)
+    if bytes_left or sha256.hexdigest() != expected_file.sha256:
         raise InputError(
             f"{path}: {name} has not the size and the SHA-256 that {INDEX_FILE} states: the archive is damaged or was changed. "
             "Get the file again from its author."

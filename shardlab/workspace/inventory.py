@@ -104,14 +104,14 @@ def inventory_path(workspace: Workspace) -> Path:
     return workspace.shardlab_folder / "inventory.json"
 
 
-def read_inventory(workspace: Workspace, cluster: str) -> Inventory:
+def read_inventory(workspace: Workspace, cluster_name: str) -> Inventory:
     """The inventory of the cluster with this name. Raises InputError if `provision` has not written it in this workspace."""
     path = inventory_path(workspace)
     inventory = read_any_inventory(workspace)
     if inventory is None:
-        raise InputError(f"{path}: no such file, so the nodes of the cluster {cluster} are not known. {PROVISION_HINT}.")
-    if inventory.cluster != cluster:
-        raise InputError(f"{path}: describes the cluster {inventory.cluster}, not {cluster}. {PROVISION_HINT}.")
+        raise InputError(f"{path}: no such file, so the nodes of the cluster {cluster_name} are not known. {PROVISION_HINT}.")
+    if inventory.cluster != cluster_name:
+        raise InputError(f"{path}: describes the cluster {inventory.cluster}, not {cluster_name}. {PROVISION_HINT}.")
     return inventory
 
 
@@ -133,7 +133,7 @@ def read_any_inventory(workspace: Workspace) -> Inventory | None:
     )
 
 
-def read_leased_inventory(workspace: Workspace, cluster: str | None = None) -> Inventory | None:
+def read_leased_inventory(workspace: Workspace, cluster_name: str | None = None) -> Inventory | None:
     """The inventory of this workspace if its nodes are lent for a time (it contains a lease), else None. Raises InputError
     and WorkspaceError.
 
@@ -141,25 +141,25 @@ def read_leased_inventory(workspace: Workspace, cluster: str | None = None) -> I
     the inventory may be of any cluster.
     """
     inventory = read_any_inventory(workspace)
-    if inventory is None or inventory.lease is None or cluster not in (None, inventory.cluster):
+    if inventory is None or inventory.lease is None or cluster_name not in (None, inventory.cluster):
         return None
     return inventory
 
 
-def read_lease(workspace: Workspace, cluster: str | None = None) -> Lease | None:
+def read_lease(workspace: Workspace, cluster_name: str | None = None) -> Lease | None:
     """The lease of the nodes; None if the nodes are not lent, or if the inventory cannot be read (`jobs submit` says why).
     cluster: as for `read_leased_inventory`."""
     try:
-        inventory = read_leased_inventory(workspace, cluster)
+        inventory = read_leased_inventory(workspace, cluster_name)
     except (InputError, WorkspaceError):
         return None
     return inventory.lease if inventory is not None else None
 
 
-def read_all_reduces(workspace: Workspace, cluster: str) -> tuple[MeasuredAllReduce, ...]:
+def read_all_reduces(workspace: Workspace, cluster_name: str) -> tuple[MeasuredAllReduce, ...]:
     """The all-reduces that `provision` measured on the cluster with this name; empty if there are none, or if the inventory
     cannot be read (`jobs submit` says why)."""
-    inventory = _read_optional(workspace, cluster)
+    inventory = _read_optional(workspace, cluster_name)
     return () if inventory is None else inventory.all_reduces
 
 
@@ -173,24 +173,24 @@ def read_node_bytes(workspace: Workspace, cluster: Cluster) -> int | None:
     if inventory is None:
         return None
     if cluster.provider == "slurm":
-        partition = None if cluster.slurm is None else cluster.slurm.partition
-        sizes = [
-            kind.memory_mib << 20
-            for kind in inventory.node_types
-            if partition is None or kind.partition in partition.split(",")
+        cluster_partition = None if cluster.slurm is None else cluster.slurm.partition
+        memory_sizes = [
+            node_type.memory_mib << 20
+            for node_type in inventory.node_types
+            if cluster_partition is None or node_type.partition in cluster_partition.split(",")
         ]
     else:
-        sizes = [node.facts.memory_bytes or 0 for node in inventory.with_role("worker") or inventory.nodes]
-    return min(sizes, default=0) or None
+        memory_sizes = [node.facts.memory_bytes or 0 for node in inventory.with_role("worker") or inventory.nodes]
+    return min(memory_sizes, default=0) or None
 
 
-def _read_optional(workspace: Workspace, cluster: str) -> Inventory | None:
+def _read_optional(workspace: Workspace, cluster_name: str) -> Inventory | None:
     """The inventory of the cluster with this name; None if there is none, or if it cannot be read."""
     try:
         inventory = read_any_inventory(workspace)
     except (InputError, WorkspaceError):
         return None
-    return inventory if inventory is not None and inventory.cluster == cluster else None
+    return inventory if inventory is not None and inventory.cluster == cluster_name else None
 
 
 def find_controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, str]:

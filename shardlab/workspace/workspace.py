@@ -83,7 +83,7 @@ class Workspace:
             raise InputError(f"{run_id!r} is no run id. Allowed: text that matches {RUN_ID.pattern}.")
         run_dir = RunDir(self.runs / run_id)
         if not run_dir.run_json.exists():
-            raise UnknownName("run", run_id, self.run_ids()[:20], where=str(self.runs))
+            raise UnknownName("run", run_id, self.run_ids()[:20], place=str(self.runs))
         return run_dir
 
     def run_ids(self) -> list[str]:
@@ -120,18 +120,18 @@ class Workspace:
         """The names of the matrices that were rendered in this workspace, sorted."""
         return sorted(path.stem for path in (self.shardlab_folder / "matrices").glob("*.json"))
 
-    def read_expansion(self, name: str | None) -> Expansion:
+    def read_expansion(self, matrix_name: str | None) -> Expansion:
         """The expansion of the matrix with this name; None: the last matrix. Raises InputError if it was not rendered here."""
         fault, expansion = "the notes on the matrix cannot be read: {}.", None
         if (
-            name is None
+            matrix_name is None
             and (last_matrix := json_file.read_json(self.shardlab_folder / LAST_MATRIX, LastMatrix, fault)) is not None
         ):
-            name = last_matrix.name
-        if name is not None:
-            if name not in self.matrix_names():
-                raise UnknownName("matrix in this workspace", name, self.matrix_names())
-            expansion = json_file.read_json(self.shardlab_folder / "matrices" / f"{name}.json", Expansion, fault)
+            matrix_name = last_matrix.name
+        if matrix_name is not None:
+            if matrix_name not in self.matrix_names():
+                raise UnknownName("matrix in this workspace", matrix_name, self.matrix_names())
+            expansion = json_file.read_json(self.shardlab_folder / "matrices" / f"{matrix_name}.json", Expansion, fault)
         if expansion is None:
             raise InputError(
                 f"{self.path}: no matrix was submitted here; start with: jobs submit --matrix quickstart "
@@ -140,11 +140,11 @@ class Workspace:
         return expansion
 
 
-def match_run_ids(ids: Iterable[str], patterns: Iterable[str]) -> list[str]:
+def match_run_ids(run_ids: Iterable[str], patterns: Iterable[str]) -> list[str]:
     """The ids that match at least one shell pattern, such as `ddp-*`. Raises InputError for a pattern without a match."""
     from fnmatch import fnmatchcase
 
-    all_ids = list(ids)
+    all_ids = list(run_ids)
     matching_ids: set[str] = set()
     for pattern in patterns:
         matches = [run_id for run_id in all_ids if fnmatchcase(run_id, pattern)]

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 ANSWERS_FOLDER = "own"  # the folder in .shardlab with copies and descriptions of the workspace's code
 SOURCE_FOLDER = "source"  # the folder in .shardlab with copies of shardlab's own source, which runs use
-BYTECODE = "__pycache__"
+BYTECODE_FOLDER = "__pycache__"
 STEERING_NAMES = ("inventory.json", "away.json", "submissions")  # files and folders in .shardlab that steer commands
-UNREADABLE = "unreadable"
+UNREADABLE_DIGEST = "unreadable"
 MOST_NAMED_FILES = 5  # the most files that a refusal names
-_NAME = re.compile(r"[0-9a-f]{32}")
+_PROOF_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class Proof(msgspec.Struct, kw_only=True):
@@ -85,13 +85,13 @@ def begin_workspace(workspace: Workspace) -> None:
         os.umask(os.umask(0o077) | stat.S_IWGRP)
     if _may_begin(workspace):
         try:
-            unshown = _cluster_file_powers(workspace)
+            unseen_powers = _cluster_file_powers(workspace)
         except InputError:
             return
         _make_proofs_folder()
         with _hold_beginning_lock():
             if _may_begin(workspace):  # else another command has begun it in the meantime
-                _write_proof(workspace, began=True, unshown=unshown)
+                _write_proof(workspace, began=True, unshown=unseen_powers)
 
 
 def must_be_allowed(workspace: Workspace, action: str, other_files: Iterable[Path] = (), *, only_writes: bool = False) -> None:
@@ -109,19 +109,20 @@ def must_be_allowed(workspace: Workspace, action: str, other_files: Iterable[Pat
         )
         unknown_files = sorted(_files_without_consent(workspace, other_files))
         remainder = f" and {len(unknown_files) - MOST_NAMED_FILES} more" if len(unknown_files) > MOST_NAMED_FILES else ""
-        names = (
-            f" Not allowed yet: {', '.join(map(printable.one_line, unknown_files[:MOST_NAMED_FILES]))}{remainder}."
+        file_list = (
+            f" Not allowed yet: {', '.join(map(printable.clean_to_one_line, unknown_files[:MOST_NAMED_FILES]))}{remainder}."
             if unknown_files
             else ""
         )
         raise InputError(
             f"{workspace.path}: not allowed: this command would {action}, and {reason}; files of another person may steer it."
-            f"{names} If you wrote these files or have read all of them, allow it with --trust."
+            f"{file_list} If you wrote these files or have read all of them, allow it with --trust."
         )
     if not only_writes and (unshown := unshown_powers(workspace)):
         raise InputError(
             f"{workspace.path / 'cluster.yaml'}: was there before this workspace began, and was not shown yet. It "
-            f"{'; '.join(map(printable.one_line, unshown))}. Run first: provision, which shows it; or allow it with --trust."
+            f"{'; '.join(map(printable.clean_to_one_line, unshown))}. Run first: provision, which shows it; or allow it "
+            "with --trust."
         )
 
 
@@ -164,19 +165,19 @@ def is_own(workspace: Workspace) -> bool:
 
 def steering_files(workspace: Workspace) -> list[Path]:
     """The files that steer what commands do, sorted: code, templates, the cluster file, inventory, away.json, submissions."""
-    folders = [
-        *(workspace.path / name for name in plugin_source.CODE_FOLDERS),
+    steering_folders = [
+        *(workspace.path / folder_name for folder_name in plugin_source.CODE_FOLDERS),
         *(workspace.shardlab_folder / name for name in STEERING_NAMES),
     ]
-    folders += filter(None, [workspace.own_templates])
-    paths = {workspace.path / "cluster.yaml", *folders}
-    for folder in folders:
+    steering_folders += filter(None, [workspace.own_templates])
+    file_paths = {workspace.path / "cluster.yaml", *steering_folders}
+    for folder in steering_folders:
         if folder.is_symlink():  # it may lead to /, which would take minutes to list
             continue
-        for folder_path, subfolders, names in os.walk(folder):
-            subfolders[:] = [name for name in subfolders if name != BYTECODE]
-            paths |= {Path(folder_path, name) for name in names}
-    return sorted(path for path in paths if path.is_symlink() or (path.exists() and not path.is_dir()))
+        for folder_path, subfolders, file_names in os.walk(folder):
+            subfolders[:] = [name for name in subfolders if name != BYTECODE_FOLDER]
+            file_paths |= {Path(folder_path, name) for name in file_names}
+    return sorted(path for path in file_paths if path.is_symlink() or (path.exists() and not path.is_dir()))
 
 
 def extend_consent(workspace: Workspace, *paths: Path) -> None:
@@ -205,8 +206,8 @@ def list_powers(cluster: Cluster) -> list[str]:
         powers.append(f"logs in to {f'{cluster.login.user}@' if cluster.login.user else ''}{cluster.login.host}")
     powers += [f"logs in to {node.host}" for node in cluster.nodes if cluster.provider == "ssh"]
     for environment in cluster.all_environments().values():
-        paths = (environment.python, environment.use, environment.container)
-        powers += [f"runs the interpreter of {path}" for path in paths if path]
+        named_paths = (environment.python, environment.use, environment.container)
+        powers += [f"runs the interpreter of {path}" for path in named_paths if path]
         powers += [f"installs packages from {environment.wheelhouse}"] if environment.wheelhouse else []
         powers += [f"installs the package {package}" for package in environment.packages]
     return powers + [f"runs `{line}` in every job" for line in (cluster.slurm.setup if cluster.slurm is not None else [])]
@@ -245,15 +246,15 @@ def store_consent(workspace: Workspace, print_line: Callable[[str], object], oth
         return
     earlier_proof = _read_proof(workspace)
     digests = _file_digests(workspace, [*steering_files(workspace), *other_files])
-    for name, digest in digests.items():
-        if digest == UNREADABLE:
+    for name, file_digest in digests.items():
+        if file_digest == UNREADABLE_DIGEST:
             raise InputError(f"{workspace.path / name}: cannot be allowed, because it is no regular file that can be read.")
     _remove_bytecode(workspace)
     allowed_digests = earlier_proof.files if earlier_proof is not None and not earlier_proof.began else {}
     _write_proof(workspace, began=False, digests=allowed_digests | digests)
     print_line(f"{workspace.path}: allowed from now on, as long as these {len(digests)} file(s) do not change (SHA-256, path):")
-    for name, digest in digests.items():
-        print_line(f"  {digest[:16]}  {printable.one_line(name)}")
+    for name, file_digest in digests.items():
+        print_line(f"  {file_digest[:16]}  {printable.clean_to_one_line(name)}")
 
 
 def _write_proof(
@@ -262,22 +263,22 @@ def _write_proof(
     """Write the proof, and the mark in the workspace. Raises WorkspaceError and InputError; the workspace is then unchanged."""
     proofs_folder = _make_proofs_folder()
     files.make_folder(workspace.shardlab_folder)
-    mark, inodes, ctime_ns = mark_path(workspace), [workspace.real_path.stat().st_ino], None
+    mark_file, inodes, ctime_ns = mark_path(workspace), [workspace.real_path.stat().st_ino], None
     if not workspace.explain_exposed_folders():
-        name = secrets.token_hex(16)
-        files.write_atomic(mark, f"{name}\n".encode(), mode=0o600)
+        proof_name = secrets.token_hex(16)
+        files.write_atomic(mark_file, f"{proof_name}\n".encode(), mode=0o600)
         with files.as_workspace_error("read"):
-            status = mark.stat()
-            inodes, ctime_ns = [*inodes, workspace.shardlab_folder.stat().st_ino, status.st_ino], status.st_ctime_ns
+            mark_status = mark_file.stat()
+            inodes, ctime_ns = [*inodes, workspace.shardlab_folder.stat().st_ino, mark_status.st_ino], mark_status.st_ctime_ns
     else:
-        name = _proof_name_of_path(workspace)
+        proof_name = _proof_name_of_path(workspace)
     path, file_digests = str(workspace.real_path), digests or {}
     proof = Proof(workspace=path, inodes=inodes, ctime_ns=ctime_ns, began=began, unshown=list(unshown), files=file_digests)
     try:
-        files.write_json(proofs_folder / f"{name}.json", proof)
+        files.write_json(proofs_folder / f"{proof_name}.json", proof)
     except WorkspaceError:
         with contextlib.suppress(OSError):  # a folder .shardlab that is left would make the workspace foreign
-            mark.unlink(missing_ok=True)
+            mark_file.unlink(missing_ok=True)
             workspace.shardlab_folder.rmdir()
         raise
 
@@ -285,12 +286,12 @@ def _write_proof(
 def _read_proof(workspace: Workspace) -> Proof | None:
     """The valid proof of this user for the workspace; None if there is none."""
     try:
-        file = _proof_file(workspace)
-        proof = msgspec.json.decode(files.read(file), type=Proof)
+        proof_path = _proof_file(workspace)
+        proof = msgspec.json.decode(files.read(proof_path), type=Proof)
         inodes, ctime_ns = [workspace.real_path.stat().st_ino], None
-        if file.stem != _proof_name_of_path(workspace):
-            status = mark_path(workspace).lstat()
-            inodes, ctime_ns = [*inodes, workspace.shardlab_folder.stat().st_ino, status.st_ino], status.st_ctime_ns
+        if proof_path.stem != _proof_name_of_path(workspace):
+            mark_status = mark_path(workspace).lstat()
+            inodes, ctime_ns = [*inodes, workspace.shardlab_folder.stat().st_ino, mark_status.st_ino], mark_status.st_ctime_ns
         return proof if (proof.inodes, proof.ctime_ns) == (inodes, ctime_ns) else None
     except (OSError, InputError, WorkspaceError, *DECODE_FAULTS):
         return None
@@ -298,11 +299,11 @@ def _read_proof(workspace: Workspace) -> Proof | None:
 
 def _proof_file(workspace: Workspace) -> Path:
     """The file of this user's proof, which need not exist. Raises InputError if the user has no home folder."""
-    name = ""
+    proof_name = ""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if not workspace.explain_exposed_folders():  # else another user may have written the mark
-            name = files.read(mark_path(workspace)).decode().strip()
-    return _proofs_folder() / f"{name if _NAME.fullmatch(name) else _proof_name_of_path(workspace)}.json"
+            proof_name = files.read(mark_path(workspace)).decode().strip()
+    return _proofs_folder() / f"{proof_name if _PROOF_NAME.fullmatch(proof_name) else _proof_name_of_path(workspace)}.json"
 
 
 def _proof_name_of_path(workspace: Workspace) -> str:
@@ -347,8 +348,8 @@ def _cluster_file_powers(workspace: Workspace) -> list[str]:
     """What the cluster file in the workspace does, as in `list_powers`; empty if there is no cluster file."""
     from shardlab.cluster import cluster  # not at the top: `cluster` imports this module
 
-    file = workspace.path / "cluster.yaml"
-    is_written = file.exists() and file.stat().st_size > 0  # it is empty during `provision init > cluster.yaml`
+    cluster_path = workspace.path / "cluster.yaml"
+    is_written = cluster_path.exists() and cluster_path.stat().st_size > 0  # it is empty during `provision init > cluster.yaml`
     return list_powers(cluster.find_cluster(None, workspace.path)) if is_written else []
 
 
@@ -357,19 +358,19 @@ def _files_without_consent(workspace: Workspace, other_files: Iterable[Path]) ->
     proof = _read_proof(workspace)
     allowed_digests = proof.files if proof is not None and not proof.began else {}
     digests = _file_digests(workspace, [*steering_files(workspace), *other_files])
-    return {name for name, digest in digests.items() if allowed_digests.get(name) != digest or digest == UNREADABLE}
+    return {name for name, digest in digests.items() if allowed_digests.get(name) != digest or digest == UNREADABLE_DIGEST}
 
 
 def _file_digests(workspace: Workspace, paths: Iterable[Path]) -> dict[str, str]:
-    """The SHA-256 of each file, by its path in the workspace; UNREADABLE if it is no regular file that can be read."""
-    digests = {}
+    """The SHA-256 of each file, by its path in the workspace; UNREADABLE_DIGEST if it is no regular file that can be read."""
+    digest_by_name = {}
     for path in paths:
-        name = os.path.relpath(path, workspace.path)
+        file_name = os.path.relpath(path, workspace.path)
         try:
-            digests[name] = hashlib.sha256(files.read(path, follow=True)).hexdigest()
+            digest_by_name[file_name] = hashlib.sha256(files.read(path, follow=True)).hexdigest()
         except OSError:
-            digests[name] = UNREADABLE
-    return digests
+            digest_by_name[file_name] = UNREADABLE_DIGEST
+    return digest_by_name
 
 
 def _others_can_change(path: Path) -> bool:
@@ -384,15 +385,15 @@ def explain_write_access(path: Path) -> str | None:
     member than this user. Raises OSError if the path does not exist.
     """
     sudo_uid = os.environ.get("SUDO_UID", "")
-    status = path.stat()
-    if status.st_uid not in {0, os.geteuid(), int(sudo_uid) if sudo_uid.isdecimal() else 0}:
-        return f"{path}: it belongs to another user (uid {status.st_uid}), who can change its content."
-    for bit, chmod_class, writers in (
+    path_status = path.stat()
+    if path_status.st_uid not in {0, os.geteuid(), int(sudo_uid) if sudo_uid.isdecimal() else 0}:
+        return f"{path}: it belongs to another user (uid {path_status.st_uid}), who can change its content."
+    for write_bit, chmod_class, writers in (
         (stat.S_IWOTH, "o", "every user of this machine"),
-        (stat.S_IWGRP, "g", f"the group {status.st_gid}"),
+        (stat.S_IWGRP, "g", f"the group {path_status.st_gid}"),
     ):
-        is_private = chmod_class == "g" and _is_private_group(status.st_gid)
-        if status.st_mode & bit and not is_private and not status.st_mode & stat.S_ISVTX:
+        is_private = chmod_class == "g" and _is_private_group(path_status.st_gid)
+        if path_status.st_mode & write_bit and not is_private and not path_status.st_mode & stat.S_ISVTX:
             return (
                 f"{path}: {writers} can write to it; if you alone use it, run: chmod {chmod_class}-w {shlex.quote(str(path))}"
             )
@@ -402,14 +403,14 @@ def explain_write_access(path: Path) -> str | None:
 def _is_private_group(gid: int) -> bool:
     """Whether a group has only this user: it has the user's name, as Debian makes it, and lists no other member."""
     try:
-        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
+        group_entry, user_entry = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
     except KeyError:
         return False
-    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+    return group_entry.gr_name == user_entry.pw_name and set(group_entry.gr_mem) <= {user_entry.pw_name}
 
 
 def _remove_bytecode(workspace: Workspace) -> None:
     """Remove bytecode beside the workspace's code, because Python may execute it in place of the source."""
     for name in plugin_source.CODE_FOLDERS:
-        for bytecode in (workspace.path / name).glob(f"**/{BYTECODE}"):
-            shutil.rmtree(bytecode, ignore_errors=True)
+        for bytecode_folder in (workspace.path / name).glob(f"**/{BYTECODE_FOLDER}"):
+            shutil.rmtree(bytecode_folder, ignore_errors=True)

@@ -9,7 +9,7 @@ from support_experiment import CONTROL, EXPERIMENT, NODES, PARTITION, experiment
 from support_practice import WHY
 from support_slurm import MATRIX
 
-from provision.practice.base import USER
+from provision.practice.base import PRACTICE_USER
 from shardlab.runs.rundir import RunDir
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(WHY is not None, reason=WHY or "")]
@@ -80,7 +80,7 @@ def test_only_the_proofs_of_trust_are_in_the_home_folders(experiment):
     skeleton = {".bashrc", ".profile", ".bash_logout"}  # files that Debian puts into a new home folder
     left = {}
     for name in NODES:
-        listed = experiment.practice.run(name, f"find /home/{USER} -type f -printf '%s %P\\n'").splitlines()
+        listed = experiment.practice.run(name, f"find /home/{PRACTICE_USER} -type f -printf '%s %P\\n'").splitlines()
         sizes = {path: int(size) for size, path in (line.split(" ", 1) for line in listed)}
         left[name] = {path: size for path, size in sizes.items() if path not in skeleton | {".ssh/authorized_keys"}}
     # commands about runs are executed on the first node, which is the controller

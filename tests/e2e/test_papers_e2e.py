@@ -14,7 +14,7 @@ import support_browser
 from support_e2e import Bench
 from support_long import LONG
 
-from shardlab.runs.run import REHEARSAL
+from shardlab.runs.run import REHEARSAL_NOTE
 
 pytestmark = pytest.mark.e2e
 SOME = {
@@ -111,7 +111,7 @@ def test_a_study_is_rehearsed_from_end_to_end(rehearsed):
         everyone_saw_the_same(found)
 
     for text in (printed, (bench.path / "report" / "index.html").read_text()):
-        assert REHEARSAL in text
+        assert REHEARSAL_NOTE in text
         assert "synthetic data in" in text
     assert summary["rehearsal"]
     rows = [row for row in summary["rows"] if row["n"]]  # rows of cells without a run have n = 0

@@ -85,12 +85,12 @@ def test_ranks_use_the_same_python_on_each_release(practice):
         for node in inventory["nodes"]:
             command = f"bash -lc 'module load python/{version} && command -v python3 && python3 --version'"
             said = practice.run(node["name"], command)
-            assert said.split() == [python.INTERPRETER, "Python", sys.version.split()[0]]
+            assert said.split() == [python.PYTHON_INTERPRETER, "Python", sys.version.split()[0]]
             linked = [line.split() for line in practice.run(node["name"], "ldconfig -p").splitlines() if " => " in line]
             found = {words[0]: words[-1] for words in reversed(linked)}
-            own = {words[0] for words in linked if not words[-1].startswith(python.LIBRARIES)}
+            own = {words[0] for words in linked if not words[-1].startswith(python.PYTHON_LIBRARIES)}
             assert len(own) < len(found)
-            assert not [name for name in own if found[name].startswith(python.LIBRARIES)]
+            assert not [name for name in own if found[name].startswith(python.PYTHON_LIBRARIES)]
 
 
 def test_a_crashed_node_is_booted_again_and_works_again(practice):
@@ -143,7 +143,7 @@ def test_a_machine_that_hangs_up_during_the_login_says_nothing_of_keys(practice)
     assert practice.nodes["work1"].run(["touch", "/run/nologin"], timeout_s=HANG_S, root=True).code == 0
     address = Address(
         practice.nodes["work1"].host,
-        user=base.USER,
+        user=base.PRACTICE_USER,
         identity=practice.folder / ".shardlab/practice/id_ed25519",
         known_hosts=practice.folder / ".shardlab/known_hosts",
     )
@@ -176,7 +176,7 @@ def test_an_operation_reboots_a_node_once_and_its_services_start_again(practice)
         return [Reboot("it is tried", pause_s=0.2)] if target.facts[SYSTEM].boot_id == before else Nothing("it was")
 
     site = Site(practice.cluster, Workspace(practice.folder), [target])
-    (step,) = converge(site, [Operation("reboot", plan)], targets=[target], only={"reboot"}, dry=False)
+    (step,) = converge(site, [Operation("reboot", plan)], targets=[target], only_names={"reboot"}, is_dry_run=False)
     assert (step.state, step.changes) == ("changed", 1), step.says
     assert target.facts[SYSTEM].boot_id == read_boot_id(node) != before
     assert practice.provision()["verified"] is True
@@ -220,7 +220,7 @@ def test_one_provision_repairs_different_damage_on_three_nodes(practice):
     assert practice.provision("plan")["changes"] == 0
     assert practice.run("work1", "base64 -w0 /etc/munge/munge.key; stat -c '%a %U' /etc/munge/munge.key") == f"{key}400 munge\n"
     assert Facts(practice.nodes["work1"])[SERVICES]["slurmd"].state == "active"
-    private = (practice.machine("work1").root / f"home/{base.USER}/.ssh/id_ed25519").read_text().splitlines()[2]
+    private = (practice.machine("work1").root / f"home/{base.PRACTICE_USER}/.ssh/id_ed25519").read_text().splitlines()[2]
     assert "base64 /etc/munge/munge.key" in logged
     assert key[:24] not in logged
     assert private not in logged
@@ -269,7 +269,9 @@ def test_provision_killed_after_every_change_continues_without_duplicates(practi
     assert practice.provision("plan")["changes"] == 0
     for name in practice.nodes:
         begins = f"grep -c '^# begin shardlab {practice.cluster.name}$'"
-        counted = practice.run(name, f"{begins} /home/{base.USER}/.ssh/authorized_keys; {begins} /etc/ssh/ssh_known_hosts")
+        counted = practice.run(
+            name, f"{begins} /home/{base.PRACTICE_USER}/.ssh/authorized_keys; {begins} /etc/ssh/ssh_known_hosts"
+        )
         assert counted.split() == ["1", "1"]
         assert practice.run(name, "sort /etc/hosts | uniq -d") == ""
         assert practice.run(name, "pgrep -c -x munged; pgrep -c -x slurmd || true").split() == [
@@ -320,10 +322,10 @@ def test_a_skewed_clock_or_a_sudo_with_a_password_stops_only_its_node(practice):
     """`provision` does not continue on work1, whose clock is wrong, nor on work2, where sudo asks for a password. All practice
     nodes share the clock of this machine, so the program `date` of work1 is replaced by a program that adds 5 s."""
     date = practice.machine("work1").root / "usr/local/bin/date"
-    rule = practice.machine("work2").root / f"etc/sudoers.d/{base.USER}"
+    rule = practice.machine("work2").root / f"etc/sudoers.d/{base.PRACTICE_USER}"
     before = rule.read_text()
     try:
-        rule.write_text(f"{base.USER} ALL=(ALL) ALL\n")
+        rule.write_text(f"{base.PRACTICE_USER} ALL=(ALL) ALL\n")
         date.write_text("#!/bin/sh\nexec /usr/bin/date -d '+5 seconds' \"$@\"\n")
         date.chmod(0o755)
         said = practice.provision(code=1)
@@ -384,12 +386,12 @@ def test_an_unknown_host_key_stops_with_its_fingerprint_unless_new_ones_are_acce
     public = practice.machine("head").host_key.with_suffix(".pub")
     mark = subprocess.run(["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True).stdout.split()[1]
     head = practice.nodes["head"].host
-    strict = Remote(Address(head, user=base.USER, identity=identity, known_hosts=known))
+    strict = Remote(Address(head, user=base.PRACTICE_USER, identity=identity, known_hosts=known))
     with pytest.raises(Unreachable, match="its host key is not known") as caught:
         strict.run(["true"], timeout_s=HANG_S)
     assert mark in str(caught.value)
     assert not known.exists()
-    accepting = Remote(Address(head, user=base.USER, identity=identity, known_hosts=known, host_keys="accept-new"))
+    accepting = Remote(Address(head, user=base.PRACTICE_USER, identity=identity, known_hosts=known, host_keys="accept-new"))
     assert accepting.run(["true"], timeout_s=HANG_S).code == 0
     assert strict.run(["true"], timeout_s=HANG_S).code == 0
 
@@ -420,10 +422,10 @@ def test_the_user_goes_from_node_to_node_without_a_question(practice):
     address = practice.nodes["work2"].host
     for to, name in (("work2", "work2"), (address, "work2"), ("head", "head")):  # the user logs in by name and by address
         said = practice.run("work1", f"{STRICT} {to} 'id -un; hostname'", root=False)
-        assert said.split() == [base.USER, name]
-    private = (practice.machine("work1").root / f"home/{base.USER}/.ssh/id_ed25519").read_text().splitlines()[2]
+        assert said.split() == [base.PRACTICE_USER, name]
+    private = (practice.machine("work1").root / f"home/{base.PRACTICE_USER}/.ssh/id_ed25519").read_text().splitlines()[2]
     for other in ("head", "work2"):
-        ssh = practice.machine(other).root / f"home/{base.USER}/.ssh"
+        ssh = practice.machine(other).root / f"home/{base.PRACTICE_USER}/.ssh"
         assert private not in "".join(path.read_text() for path in ssh.iterdir() if path.is_file())
 
 

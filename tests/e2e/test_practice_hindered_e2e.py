@@ -100,7 +100,7 @@ def test_another_user_of_this_machine_gains_nothing_from_practice_nodes(practice
         return subprocess.run([*user_, *map(str, words)], capture_output=True, text=True, check=False)
 
     machine = practice.machine("work1")
-    keys = machine.folder / f"upper/home/{base.USER}/.ssh/authorized_keys"
+    keys = machine.folder / f"upper/home/{base.PRACTICE_USER}/.ssh/authorized_keys"
     assert keys.is_file()
     before = keys.read_bytes()
     for script in ('cat "$1"', 'echo ssh-ed25519 mine >> "$1"', 'ls "$(dirname "$1")"'):
@@ -120,7 +120,7 @@ def test_another_user_of_this_machine_gains_nothing_from_practice_nodes(practice
         assert (done.returncode, done.stdout) == (0, f"{user}\n")
         with pytest.raises(PermissionError):
             (shared / "memory").open("rb")
-        assert practice.run("work1", f"{shared}/setuid -u", root=False) == f"{base.UID}\n"
+        assert practice.run("work1", f"{shared}/setuid -u", root=False) == f"{base.PRACTICE_UID}\n"
         options = practice.run("work1", f"findmnt -no OPTIONS {shared}").split(",")
         assert {"nosuid", "nodev"} <= set(options)
         for script in ('echo x > "$1/mine"', 'rm -f "$1/setuid"', 'echo x >> "$1"/shardlab/*/source.made'):

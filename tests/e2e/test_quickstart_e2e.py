@@ -8,7 +8,7 @@ import support_browser
 from support_e2e import Bench
 
 from shardlab.hardware import host
-from shardlab.runs.run import REHEARSAL
+from shardlab.runs.run import REHEARSAL_NOTE
 
 pytestmark = pytest.mark.e2e
 MATRIX = """\
@@ -83,11 +83,11 @@ def test_numbers_have_units_and_leave_out_what_was_not_measured(walked):
 
 def test_every_output_of_a_rehearsal_is_marked(walked):
     page = (walked.path / "report" / "index.html").read_text()
-    assert REHEARSAL in walked.printed
-    assert REHEARSAL in page
+    assert REHEARSAL_NOTE in walked.printed
+    assert REHEARSAL_NOTE in page
     # Two of the ten runs are by torchrun, whose ranks use GPUs if there are any.
     marked = 8 if host.read_host().gpus else 10
-    assert f"{marked} of them a {REHEARSAL}" in walked.run("jobs", "status").stdout
+    assert f"{marked} of them a {REHEARSAL_NOTE}" in walked.run("jobs", "status").stdout
     assert sum(folder.read_run().rehearsal for folder in walked.folders()) == marked
 
 

@@ -10,7 +10,7 @@ from support_site import ACCOUNT, PASSWORD, SECOND_FACTOR, Site, answered, packa
 from support_slurm import Desk
 
 from provision.practice.base import wheels_folder
-from provision.practice.machine import WHEELS
+from provision.practice.machine import WHEELS_FOLDER
 from shardlab.cluster import cluster
 from shardlab.runs.rundir import RunDir
 
@@ -41,7 +41,7 @@ def described(site):
     """The site's cluster file, as `provision init` prints it. Nodes reach no package index, so a folder of wheels is added."""
     text = site.run("provision", "init", "--site", "uni").stdout
     text = text.replace("modules: []", 'modules: ["python/3.11.2"]').replace(
-        "environment:\n", f"environment:\n  wheelhouse: {WHEELS}\n"
+        "environment:\n", f"environment:\n  wheelhouse: {WHEELS_FOLDER}\n"
     )
     (site.desk / "cluster.yaml").write_text(text)
     return text

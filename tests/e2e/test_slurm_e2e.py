@@ -492,7 +492,7 @@ def test_changed_packages_hold_all_runs_until_a_person_releases_them(study):
     made = study("requeue: 0, extra: {begin: now+10}")
     made.begin()
     packages = {"PYTHONPATH": f"{made.path}/site"}
-    shipped = (Path(templates.FOLDER) / "launch/slurm.sbatch.j2").read_text()
+    shipped = (Path(templates.TEMPLATES_FOLDER) / "launch/slurm.sbatch.j2").read_text()
     path = 'PYTHONPATH="$SHARDLAB_SOURCE'
     assert path in shipped
     made.write("templates/launch/slurm.sbatch.j2", shipped.replace(path, f"{path}:{made.path}/site"))

@@ -339,7 +339,7 @@ def test_the_runs_of_a_large_damaged_submission_are_named_on_uncut_lines(tmp_pat
     submission.submissions_folder(workspace).mkdir(parents=True)
     (submission.submissions_folder(workspace) / "big.0123456789.json").write_text("{")
     (said,) = submission.describe_damaged(workspace)
-    assert printable.clean(said) == said
+    assert printable.clean_text(said) == said
     first, *commands = said.splitlines()
     assert f"so its 130 runs are set aside: {min(runs)} and others." in first
     assert [name for line in commands for name in line.removeprefix("  jobs cancel ").split()] == sorted(runs)

@@ -13,7 +13,7 @@ from jobs import launcher as launchers
 from jobs.scheduler import scheduler
 from shardlab import registry
 from shardlab.runs.run import World
-from shardlab.runs.trace_part import TRACE
+from shardlab.runs.trace_part import TRACE_STRATEGY
 
 WORLDS = (World(1, 1, 1), World(1, 4, 4), World(2, 2, 4))
 
@@ -30,7 +30,7 @@ def describe_commands(launcher):
 
 def test_the_launchers_and_schedulers_state_the_golden_facts():
     lines = []
-    for launcher in (*launchers.launchers().values(), launchers.launcher(TRACE)):
+    for launcher in (*launchers.launchers().values(), launchers.launcher(TRACE_STRATEGY)):
         lines += [*support_facts.describe(launcher.name, launcher), *describe_commands(launcher)]
     for name in registry.plugin_names("jobs.schedulers"):
         module = scheduler(name)

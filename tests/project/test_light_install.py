@@ -38,12 +38,12 @@ def root(request, tmp_path_factory):
     try:
         base.check_machine(request.param)
         packages = "--include=python3,python3-venv"
-        base.run(["debootstrap", "--variant=minbase", packages, request.param, str(made), base.find_mirror()])
-        base.run(["chroot", str(made), "useradd", "--create-home", "--shell", "/bin/bash", "alice"])
+        base.run_here(["debootstrap", "--variant=minbase", packages, request.param, str(made), base.find_mirror()])
+        base.run_here(["chroot", str(made), "useradd", "--create-home", "--shell", "/bin/bash", "alice"])
         checkout = copied(made / "home/alice/shardlab")
         for name in ("LICENSE", "README.md", "constraints.txt"):
             shutil.copy(ROOT / name, checkout)
-        base.run(["chroot", str(made), "chown", "--recursive", "alice:", "/home/alice"])
+        base.run_here(["chroot", str(made), "chown", "--recursive", "alice:", "/home/alice"])
         python = as_alice(made, "python3 -c 'import sys; print(sys.version_info.major, sys.version_info.minor, sep=\".\")'")
         download_wheels(made / "wheels", python.stdout.strip())
     except PracticeNodeError as error:
@@ -61,7 +61,7 @@ def download_wheels(folder: Path, python: str) -> None:
     wanted = [*project["dependencies"], *project["optional-dependencies"]["report"], *build, "editables", *TOOLS]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--dest", str(folder)]
     release = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
-    base.run([*pip, *release, f"--constraint={ROOT / 'constraints.txt'}", *wanted])
+    base.run_here([*pip, *release, f"--constraint={ROOT / 'constraints.txt'}", *wanted])
 
 
 def as_alice(root: Path, script: str) -> subprocess.CompletedProcess[str]:

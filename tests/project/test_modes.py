@@ -37,7 +37,7 @@ def test_private_files_and_folders_are_private_with_any_umask(tmp_path, monkeypa
     assert {
         "a user's folder in /tmp": mode(private),
         "a folder of data on a node": mode(tmp_path / "data"),
-        "the lock of this folder": mode(tmp_path / f"data{node_folder.LOCK}"),
+        "the lock of this folder": mode(tmp_path / f"data{node_folder.LOCK_SUFFIX}"),
         "the mark of a workspace": mode(workspace_trust.mark_path(workspace)),
         "the folder of proofs": mode(proofs),
         "a file that is written as private": mode(tmp_path / "token"),

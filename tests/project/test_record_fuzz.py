@@ -24,7 +24,7 @@ from jobs.schedulers import slurm
 from jobs.slurm import submission
 from jobs.slurm.submission import Submission
 from shardlab.files import files
-from shardlab.files.decoders import DECODE_FAULTS, decoder
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.hardware import host
 from shardlab.hardware.host import Host
 from shardlab.matrix.expansion import Expansion
@@ -154,7 +154,7 @@ def test_a_decoder_refuses_a_hostile_value_or_the_value_is_only_shown(tmp_path, 
         raw = json.dumps(document).encode()
         put(document, place, before)
         try:
-            decoded = decoder(kind).decode(raw)
+            decoded = get_decoder(kind).decode(raw)
         except DECODE_FAULTS:
             continue
         if isinstance(value, str) and not value.isprintable():

@@ -164,7 +164,7 @@ def started(folder, *words, **environment):
     argv = [sys.executable, "-c", SLEEPER, *words]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment, cwd="/")
     process.stdout.readline()
-    data = {"pid": process.pid, "created": psutil.Process(process.pid).create_time(), "boot_id": host.boot_id()}
+    data = {"pid": process.pid, "created": psutil.Process(process.pid).create_time(), "boot_id": host.read_boot_id()}
     folder.write_event("attempt", "started", **data)
     return process
 

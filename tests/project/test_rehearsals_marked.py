@@ -26,9 +26,9 @@ from jobs.rendering import render
 from shardlab.cluster import cluster
 from shardlab.hardware import host
 from shardlab.runs.record import Event, Result, SameWork
-from shardlab.runs.run import REHEARSAL, is_rehearsal
+from shardlab.runs.run import REHEARSAL_NOTE, is_rehearsal
 from shardlab.runs.rundir import was_rehearsal
-from shardlab.runs.trace_part import TRACE
+from shardlab.runs.trace_part import TRACE_STRATEGY
 from shardlab.workspace.workspace import Workspace
 
 WORD = re.compile(r"\brehearsals?\b")
@@ -139,7 +139,7 @@ def test_a_matrix_planned_without_gpus_is_marked_as_a_rehearsal_before_it_runs(c
     file = tmp_path / "m.yaml"
     file.write_text(MATRIX)
     out, err = call(command, "--matrix", str(file), *PLANS[command], tree=tmp_path / "here")
-    assert f"every cell is a {REHEARSAL}" in out + err
+    assert f"every cell is a {REHEARSAL_NOTE}" in out + err
     if command == "jobs plan":
         document = json.loads(call(command, "--matrix", str(file), "--json", tree=tmp_path / "here")[0])
         assert [cell["rehearsal"] for cell in document["cells"]] == [True, True]
@@ -164,7 +164,7 @@ READ = {
     ".parquet": lambda path: pl.read_parquet(path)["rehearsal"].all(),
     ".json": lambda path: json.loads(path.read_text())["rehearsal"],
     ".xlsx": of_xlsx,
-    ".md": lambda path: REHEARSAL in path.read_text(),
+    ".md": lambda path: REHEARSAL_NOTE in path.read_text(),
     ".tex": lambda path: "rehearsal" in path.read_text(),
 }
 OF_TRACKERS = {"mlflow", "tensorboard", "wandb"}
@@ -220,16 +220,16 @@ def test_every_figure_marks_a_rehearsal_in_its_picture(workspace):
 
 def test_the_report_and_its_archive_mark_a_rehearsal(call, tmp_path):
     call("collect summarize", *TERMINAL["collect summarize"])
-    assert REHEARSAL in (tmp_path / "out" / "index.html").read_text()
+    assert REHEARSAL_NOTE in (tmp_path / "out" / "index.html").read_text()
     remarks = json.loads((tmp_path / "out" / "summary.json").read_text())["remarks"]
-    assert remarks[0] == REHEARSAL, "no share, because all runs are rehearsals"
+    assert remarks[0] == REHEARSAL_NOTE, "no share, because all runs are rehearsals"
     call("collect archive", "--out", "OUT.shardlab.zip")
     with zipfile.ZipFile(tmp_path / "out.shardlab.zip") as archive:
         reports = [name for name in archive.namelist() if name.endswith(("report/summary.json", "report/index.html"))]
         assert len(reports) == 2
-        assert all(REHEARSAL in archive.read(name).decode() for name in reports)
+        assert all(REHEARSAL_NOTE in archive.read(name).decode() for name in reports)
     call("collect open", "OUT.shardlab.zip", "--out", "OUT.opened")
-    assert REHEARSAL in (tmp_path / "out.opened" / "report" / "index.html").read_text()
+    assert REHEARSAL_NOTE in (tmp_path / "out.opened" / "report" / "index.html").read_text()
 
 
 def test_the_perfetto_file_and_the_live_page_mark_a_rehearsal(call, workspace, tmp_path):
@@ -293,7 +293,7 @@ NODES = "nodes: [{name: n0, host: 10.9.9.1, roles: [controller, worker]}]\n"
         (f"provider: ssh\n{NODES}gpus: {{per_node: 2}}\n", "fork", True),
         ("provider: slurm\nstorage: {shared: /s}\nslurm: {}\ngpus: {per_node: 2, type: practice}\n", "torchrun", True),
         ("provider: slurm\nstorage: {shared: /s}\nslurm: {}\ngpus: {per_node: 2, type: a100}\n", "torchrun", False),
-        (f"provider: ssh\n{NODES}", TRACE, False),  # reads traces, and computes nothing on any device
+        (f"provider: ssh\n{NODES}", TRACE_STRATEGY, False),  # reads traces, and computes nothing on any device
     ],
 )
 def test_a_plan_knows_whether_its_ranks_will_have_gpus(tmp_path, text, launcher, expected):

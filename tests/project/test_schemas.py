@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from shardlab import json_schema
-from shardlab.cli import SCHEMAS, main
+from shardlab.cli import SCHEMA_NAMES, main
 from shardlab.cluster import cluster
 from shardlab.errors import InputError
 from shardlab.files import document
@@ -23,10 +23,10 @@ READERS = {"cluster": cluster.load_cluster, "matrix": matrix.load_matrix}
 FILES = [("cluster", ROOT / "examples/local.yaml"), *(("matrix", path) for path in sorted((ROOT / "matrices").glob("*.yaml")))]
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("name", SCHEMA_NAMES)
 def test_the_files_are_current(name, capsys):
     made = json_schema.encode_schema(schemas()[name])
-    assert (json_schema.FOLDER / f"{name}.schema.json").read_bytes() == made, "make golden, then read the diff"
+    assert (json_schema.SCHEMA_FOLDER / f"{name}.schema.json").read_bytes() == made, "make golden, then read the diff"
     assert main(["schema", name]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(made)
 
@@ -38,7 +38,7 @@ def test_every_reference_is_defined():
             assert name in schema["$defs"]
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("name", SCHEMA_NAMES)
 def test_each_key_says_what_it_means(name):
     schema = schemas()[name]
     for place, part in {"": schema, **schema["$defs"]}.items():
@@ -46,7 +46,7 @@ def test_each_key_says_what_it_means(name):
             assert value.get("description", "").endswith("."), f"{name}: {place}.{key}"
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("name", SCHEMA_NAMES)
 def test_descriptions_are_paragraphs_of_one_line_each(name):
     """From Python 3.13 on, the compiler removes the indentation of docstrings. A description that kept line breaks would differ
     between versions of Python."""
@@ -76,7 +76,7 @@ def test_every_key_of_a_cell_is_optional_and_in_the_schema():
     assert schema["properties"]["axes"]["$ref"] == "#/$defs/Axes"
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("name", SCHEMA_NAMES)
 def test_each_schema_is_a_valid_json_schema(name):
     """Each schema is a valid JSON Schema of the draft 2020-12."""
     schema = schemas()[name]

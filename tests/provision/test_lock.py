@@ -99,7 +99,7 @@ def test_every_spelling_of_the_workspace_uses_the_same_lock(workspace, hold, mon
 
 @pytest.mark.parametrize("provider", ["virtual", "ssh"])
 def test_another_workspace_uses_the_same_lock_of_a_cluster(workspace, hold, monkeypatch, provider, capsys):
-    monkeypatch.setattr(virtual, "LOCKS", workspace / "locks")
+    monkeypatch.setattr(virtual, "LOCKS_FOLDER", workspace / "locks")
     monkeypatch.setenv("HOME", str(workspace))
     text = FILE.replace("SHARED", "/srv/x").replace("provider: virtual", f"provider: {provider}")
     if provider == "ssh":
@@ -167,8 +167,8 @@ def test_no_other_user_can_open_the_lock_of_a_practice_cluster_and_hold_it(works
     folder = workspace / "locks"
     folder.mkdir(mode=0o755)
     (folder / "older.lock").touch(mode=0o644)
-    monkeypatch.setattr(virtual, "LOCKS", folder)
+    monkeypatch.setattr(virtual, "LOCKS_FOLDER", folder)
     (workspace / "cluster.yaml").write_text(FILE.replace("SHARED", "/srv/x"))
-    (path,) = virtual.locks(cluster.load_cluster(workspace / "cluster.yaml"))
+    (path,) = virtual.list_lock_paths(cluster.load_cluster(workspace / "cluster.yaml"))
     with lock.hold_locks([(path, "it")], []):
         assert [one.stat().st_mode & 0o777 for one in (folder, path, folder / "older.lock")] == [0o700, 0o600, 0o600]

@@ -11,7 +11,7 @@ from support_golden import same_as_golden
 
 import provision.facts
 from provision import order
-from provision.datasets.formats import FORMATS
+from provision.datasets.formats import FORMAT_BY_NAME
 from provision.fact import Fact
 from provision.provider import NOTHING_TO_DO, find_provider
 from shardlab import registry
@@ -20,11 +20,11 @@ FUNCTIONS = ("request", "profile", "warm", "down", "present", "obtain", "extend"
 
 
 def describe_order():
-    for operation in order.OPERATIONS:
+    for operation in order.ALL_OPERATIONS:
         yield from support_facts.describe(f"operation {operation.name}", operation, left_out=("name",))
     yield f"files of operations: {support_facts.format_fact(order.list_operation_files())}"
     yield f"only if named: {support_facts.format_fact(order.ONLY_NAMED)}"
-    yield f"facts: {', '.join(fact.name for fact in order.FACTS)}"
+    yield f"facts: {', '.join(fact.name for fact in order.ALL_FACTS)}"
 
 
 def describe_providers():
@@ -51,6 +51,6 @@ def describe_facts():
 
 def test_provision_states_the_golden_facts():
     lines = [*describe_order(), *describe_providers(), *describe_facts()]
-    for name, data_set in FORMATS.items():
+    for name, data_set in FORMAT_BY_NAME.items():
         lines += support_facts.describe(f"data set {name}", data_set)
     same_as_golden("facts/provision.txt", "\n".join(lines) + "\n")

@@ -48,8 +48,8 @@ def test_the_parser_of_a_fact_is_tested(name):
 
 def test_every_operation_has_its_place_in_the_order():
     """The list order.OPERATIONS has every operation exactly once."""
-    assert {id(one) for one in defined("operations", Operation).values()} == {id(one) for one in order.OPERATIONS}
-    names = [operation.name for operation in order.OPERATIONS]
+    assert {id(one) for one in defined("operations", Operation).values()} == {id(one) for one in order.ALL_OPERATIONS}
+    names = [operation.name for operation in order.ALL_OPERATIONS]
     assert sorted(names) == sorted(set(names))
 
 
@@ -58,7 +58,7 @@ def test_every_check_has_its_place_in_the_order():
     assert {id(one) for one in defined("checks", Check).values()} == {id(check) for stage in stages for check in stage}
 
 
-@pytest.mark.parametrize("operation", order.OPERATIONS, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("operation", order.ALL_OPERATIONS, ids=lambda operation: operation.name)
 def test_an_operation_names_each_file_of_etc_that_it_writes(operation):
     """`provision` looks only at files that an operation names. It would write any other file again at each run."""
     one = site(gpus=Gpus(per_node=0), shared="/mydata")

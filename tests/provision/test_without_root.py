@@ -71,8 +71,8 @@ def lab(tmp_path, monkeypatch):
     (tmp_path / "cluster.yaml").write_text(FILE.replace("SHARED", str(home / "shared")))
     monkeypatch.setattr(AsNobody, "home", home, raising=False)
     monkeypatch.setattr(ssh, "Remote", AsNobody)
-    for name in tools.PROBES:
-        monkeypatch.setitem(tools.PROBES, name, "true")
+    for name in tools.PROBE_BY_TOOL:
+        monkeypatch.setitem(tools.PROBE_BY_TOOL, name, "true")
     yield tmp_path
     assert not (home / "shared" / "sudo-was-started").exists()
     subprocess.run(["rm", "-rf", str(home)], check=True)
@@ -97,7 +97,7 @@ def test_a_complete_machine_needs_no_administrator(lab, capsys):
 
 
 def test_commands_for_an_administrator_are_printed_and_the_exit_code_is_not_0(lab, capsys, monkeypatch):
-    monkeypatch.setitem(tools.PROBES, "rsync", "false")
+    monkeypatch.setitem(tools.PROBE_BY_TOOL, "rsync", "false")
     for words in (["plan"], []):
         code, said, document = provision(lab, capsys, *words)
         assert code == 1
@@ -115,14 +115,14 @@ def test_commands_for_an_administrator_are_printed_and_the_exit_code_is_not_0(la
 
 
 def test_verify_names_the_missing_part_as_well(lab, capsys, monkeypatch):
-    monkeypatch.setitem(tools.PROBES, "rsync", "false")
+    monkeypatch.setitem(tools.PROBE_BY_TOOL, "rsync", "false")
     code, said, document = provision(lab, capsys, "verify")
     assert (code, document["verified"]) == (1, False)
     assert "an administrator has to do: packages" in said
 
 
 def test_later_changes_wait_for_an_administrator(lab, capsys, monkeypatch):
-    monkeypatch.setitem(tools.PROBES, "rsync", "false")
+    monkeypatch.setitem(tools.PROBE_BY_TOOL, "rsync", "false")
     text = (lab / "cluster.yaml").read_text()
     # the folder of wheels does not exist, so that a bug in shardlab cannot download torch
     (lab / "cluster.yaml").write_text(f"{text}environment: {{wheelhouse: /nowhere}}\n")

@@ -108,8 +108,8 @@ def test_a_matrix_may_have_the_largest_number_of_combinations(tmp_path, monkeypa
 
 
 def test_a_line_of_the_largest_length_is_shown_whole_and_a_longer_one_is_cut():
-    assert printable.clean("x" * 4000) == "x" * 4000
-    assert printable.clean("x" * 4001) == "x" * 4000 + " ... (1 more characters)"
+    assert printable.clean_text("x" * 4000) == "x" * 4000
+    assert printable.clean_text("x" * 4001) == "x" * 4000 + " ... (1 more characters)"
     assert printable.LogText().add(b"x" * 4000 + b"\n") == "x" * 4000 + "\n"
     assert printable.LogText().add(b"x" * 4001 + b"\n") == "x" * 4000 + " ... (the log file has the rest of this line)\n"
 
@@ -121,7 +121,7 @@ def test_the_name_of_a_model_has_at_most_forty_characters():
 
 @pytest.mark.parametrize(("length", "is_used"), [(49, True), (50, False)])
 def test_sockets_of_ssh_are_in_the_users_cache_unless_its_path_is_too_long(tmp_path, monkeypatch, length, is_used):
-    monkeypatch.setattr(shared_connection, "TEMPORARY", tmp_path)
+    monkeypatch.setattr(shared_connection, "SHORT_FOLDER", tmp_path)
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         cache = Path(short, "x" * (length - len(f"{short}//shardlab/ssh")))
         monkeypatch.setenv("XDG_CACHE_HOME", str(cache))

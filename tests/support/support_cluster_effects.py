@@ -65,7 +65,7 @@ def changes(cluster: Cluster, workspace: Workspace) -> str:
 def states(cluster: Cluster, workspace: Workspace) -> str:
     """The states in which a dry run leaves the operation that writes the names of two fresh machines."""
     made = _two_machines(cluster, workspace)
-    steps = converge(made, [HOSTS], targets=made.targets, only={HOSTS.name}, dry=True)
+    steps = converge(made, [HOSTS], targets=made.targets, only_names={HOSTS.name}, is_dry_run=True)
     return "\n".join(f"{step.node}: {step.state}" for step in steps)
 
 
@@ -106,7 +106,7 @@ def site(cluster: Cluster, workspace: Workspace) -> str:
     target.environments.update(zip(cluster.environments, others, strict=True))
     of_it = Site(cluster, workspace, [target])
     planned = next(one for one in order.select_operations(find_provider("slurm")) if one.name == "site-environment")
-    two_nodes = " ".join(requests.sbatch_options(cluster, nodes=2, minutes=10, gpus=GPUS))
+    two_nodes = " ".join(requests.sbatch_options(cluster, node_count=2, minutes=10, gpu_count=GPUS))
     return "\n".join([f"two nodes: {two_nodes}", *_planned(planned.plan, of_it, target)])
 
 
@@ -168,7 +168,7 @@ def sets(cluster: Cluster, workspace: Workspace) -> str:
 
 def practice(cluster: Cluster, workspace: Workspace) -> str:
     """The machine of each practice node."""
-    folder = base.base_folder(packages.ALL, cluster.release)
+    folder = base.base_folder(packages.ALL_PACKAGES, cluster.release)
     nodes = virtual.nodes(cluster, workspace)
     return "\n".join(f"{node.python} {virtual._make_machine(cluster, workspace, node, folder)}" for node in nodes)
 

@@ -22,9 +22,9 @@ from support_e2e import HANG_S
 from support_practice import Practice, bad, provisioned, unprovisioned
 from support_slurm import BOOT
 
-from provision.facts.mkextrafs import PATH
+from provision.facts.mkextrafs import MKEXTRAFS_PATH
 from provision.practice import network
-from provision.practice.base import USER
+from provision.practice.base import PRACTICE_USER
 from shardlab.cluster.cloudlab_keys import EXTRA_DISK
 
 NAME = "test-cloudlab"
@@ -46,7 +46,7 @@ schema: 1
 name: {NAME}
 provider: cloudlab
 cloudlab: {{{{manifest: manifest.xml}}}}
-ssh: {{{{user: {USER}, identity: {{identity}}, host_keys: accept-new}}}}
+ssh: {{{{user: {PRACTICE_USER}, identity: {{identity}}, host_keys: accept-new}}}}
 storage: {{{{shared: {{shared}}}}}}
 data: {{{{path: {EXTRA_DISK}/datasets}}}}
 environment: {{{{wheelhouse: /opt/wheels}}}}
@@ -94,7 +94,7 @@ class PracticeExperiment:
             support_cloudlab.node(
                 name,
                 place,
-                users=("alice", USER),
+                users=("alice", PRACTICE_USER),
                 host=self.hosts[name],
                 control=self.hosts[name],
                 address=self.addresses[name],
@@ -149,7 +149,7 @@ class PracticeExperiment:
         """
         node = Path(f"/proc/{self.practice.machine(name).pid()}/root")
         os.mknod(node / PARTITION[1:], 0o600 | stat.S_IFBLK, Path(device).stat().st_rdev)
-        program = self.practice.machine(name).root / PATH[1:]
+        program = self.practice.machine(name).root / MKEXTRAFS_PATH[1:]
         program.parent.mkdir(parents=True)
         program.write_text(MKEXTRAFS)
         program.chmod(0o755)

@@ -23,8 +23,8 @@ from support_skips import CI
 
 from provision import software
 from provision.practice import base, network
-from provision.practice.base import UID, PracticeNodeError
-from provision.practice.machine import CGROUP, STATE, PracticeMachine, find_init_pid
+from provision.practice.base import PRACTICE_UID, PracticeNodeError
+from provision.practice.machine import CGROUP_NAME, STATE_FOLDER, PracticeMachine, find_init_pid
 from provision.providers import virtual
 from shardlab.cluster import cluster
 from shardlab.workspace.workspace import Workspace
@@ -197,7 +197,7 @@ def provisioned(
             is_kept = kept.exists()
             if is_kept:
                 practice.shared.mkdir(exist_ok=True)
-                os.chown(practice.shared, UID, UID)
+                os.chown(practice.shared, PRACTICE_UID, PRACTICE_UID)
                 subprocess.run([*copy, kept, installed, practice.shared], check=True)
                 subprocess.run(["sh", "-euc", ADAPT, "adapt", installed], check=True)
             else:
@@ -272,9 +272,9 @@ def _unprovisioned(folder: Path, file: str) -> Iterator[Practice]:
         found.provision("down")
         shutil.rmtree(folder)
         # Only what belongs to this cluster: other clusters of this machine come and go meanwhile.
-        assert not (STATE / name).exists()
+        assert not (STATE_FOLDER / name).exists()
         assert not network.interface_exists(network.bridge_name(name))
-        assert find_init_pid(STATE / name / "head" / "upper") is None
+        assert find_init_pid(STATE_FOLDER / name / "head" / "upper") is None
         assert name not in Path("/proc/mounts").read_text()
         for mounted in ("", "*/"):
-            assert not list(Path("/sys/fs/cgroup").glob(f"{mounted}{CGROUP}/{name}"))
+            assert not list(Path("/sys/fs/cgroup").glob(f"{mounted}{CGROUP_NAME}/{name}"))

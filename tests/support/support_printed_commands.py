@@ -47,7 +47,7 @@ VERBS = {
     "collect": verbs_of(collect.cli.parser()),
     "jobs": verbs_of(jobs.cli.parser()),
     "provision": ["FILE", r"CLUSTER\.yaml", r"cluster\.yaml", r"examples/\S+", "X", ">", "--"],
-    "shardlab": [*shardlab.cli.COMMANDS, "shell-init", "schema"],
+    "shardlab": [*shardlab.cli.COMMAND_SUMMARIES, "shell-init", "schema"],
 }
 VERBS["provision"] += verbs_of(provision.cli.parser())
 BEGIN = "|".join(f"{program} (?:{'|'.join(verbs)})" for program, verbs in VERBS.items())
@@ -180,7 +180,7 @@ def _refusal(words: Sequence[str], *, whole: bool) -> str | None:
             break
     if program == "make":
         return _refusal_of_make(tuple(rest))
-    if program == "shardlab" and rest and rest[0] in shardlab.cli.COMMANDS:
+    if program == "shardlab" and rest and rest[0] in shardlab.cli.COMMAND_SUMMARIES:
         return _refusal(rest, whole=whole)
     errors = io.StringIO()
     try:
@@ -208,8 +208,8 @@ def parsers(whole: bool) -> dict[str, Callable[[list[str]], object]]:
 
     def shardlab_command(words: list[str]) -> object:
         arguments = made["shardlab"].parse_args(words)
-        if arguments.command not in ("shell-init", "schema", *shardlab.cli.COMMANDS):
-            raise UnknownName("command", arguments.command, shardlab.cli.COMMANDS)
+        if arguments.command not in ("shell-init", "schema", *shardlab.cli.COMMAND_SUMMARIES):
+            raise UnknownName("command", arguments.command, shardlab.cli.COMMAND_SUMMARIES)
         return arguments
 
     parse = {name: parser.parse_args for name, parser in made.items()}

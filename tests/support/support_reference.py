@@ -11,8 +11,8 @@ import jobs.cli
 import provision.cli
 import shardlab.cli
 from shardlab import json_schema
-from shardlab.record_types import LARGEST
-from shardlab.runs.state import STATES
+from shardlab.record_types import LARGEST_INTEGER
+from shardlab.runs.state import STATE_MEANINGS
 
 Schema = dict[str, Any]
 WRITTEN = "This page is written from the code by `make golden`.\n"
@@ -98,8 +98,10 @@ def _value(part: Schema) -> str:
 
 def _bounds(part: Schema) -> str:
     words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    numbers_of_the_machine = (LARGEST, 1e150)  # bounds that nobody reaches
-    named = [f"{word} {part[key]:,}" for key, word in words.items() if part.get(key, LARGEST) not in numbers_of_the_machine]
+    numbers_of_the_machine = (LARGEST_INTEGER, 1e150)  # bounds that nobody reaches
+    named = [
+        f"{word} {part[key]:,}" for key, word in words.items() if part.get(key, LARGEST_INTEGER) not in numbers_of_the_machine
+    ]
     return f" ({', '.join(named)})" if named else ""
 
 
@@ -122,6 +124,6 @@ def commands(helps: Mapping[str, str]) -> str:
 
 def states() -> str:
     """The page about the states of a run."""
-    rows = [f"| `{name}` | {meaning} |" for name, meaning in STATES.items()]
+    rows = [f"| `{name}` | {meaning} |" for name, meaning in STATE_MEANINGS.items()]
     head = ["# States of a run\n", WRITTEN, "| state | meaning |", "|---|---|"]
     return "\n".join([*head, *rows]) + "\n"

@@ -11,10 +11,10 @@ import pytest
 from support_long import LONG
 
 from provision.practice import base
-from shardlab.cluster.cluster import Release
+from shardlab.cluster.cluster import DebianRelease
 
 OWN = "own"
-OTHERS = tuple(name for name in get_args(Release) if base.is_other_release(name))
+OTHERS = tuple(name for name in get_args(DebianRelease) if base.is_other_release(name))
 GIVEN = os.environ.get("SHARDLAB_RELEASES", "")
 RELEASES = tuple(GIVEN.split(",")) if GIVEN else (OWN, *OTHERS) if LONG else (OWN,)
 ON_EACH = ("test_practice_e2e", "test_slurm_e2e", "test_slurm_launchers")

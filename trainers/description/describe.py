@@ -19,7 +19,7 @@ from shardlab.files.plugin_source import PluginSource
 from shardlab.matrix import model_file
 from shardlab.plugins import own_code
 from shardlab.plugins.plugin_kind import STRATEGIES, OwnWorkload, PluginDescription
-from shardlab.registry import Value
+from shardlab.registry import OptionValue
 from trainers.description.count_model import count_model
 from trainers.model import counted_flops
 from trainers.model.counted_flops import FlopCount
@@ -39,7 +39,7 @@ def describe_file(file: Path, seq_len: int | None = None) -> PluginDescription[A
     """
     try:
         source = plugin_source.read_plugin(file)
-        if file.suffix == model_file.SUFFIX:
+        if file.suffix == model_file.CONFIGURATION_SUFFIX:
             vision_library.import_torchvision()  # needed before any model of transformers is imported
             from trainers.description import describe_model
 
@@ -62,7 +62,7 @@ def _describe_workloads(source: PluginSource) -> list[OwnWorkload]:
     return workloads
 
 
-def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, tiny_values: dict[str, Value]) -> OwnWorkload:
+def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, tiny_values: dict[str, OptionValue]) -> OwnWorkload:
     options = tuple(option.with_default(tiny_values.get(option.name, option.default)) for option in plugin.options)
     task = OwnTask(plugin, source.digest, {option.name: option.default for option in options})
     task.check_items_repeat()

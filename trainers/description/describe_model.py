@@ -124,7 +124,7 @@ def _describe_workload(
         name=name,
         summary=("the tiny twin of " if twin else "") + model_sizes.summary,
         code=digest,
-        file=f"{name.removesuffix('-tiny') if twin else name}{model_file.SUFFIX}",
+        file=f"{name.removesuffix('-tiny') if twin else name}{model_file.CONFIGURATION_SUFFIX}",
         unit="images" if model_sizes.seq_len is None else "tokens",
         parameters=parameters,
         block_parameters=block_parameters,

@@ -40,7 +40,7 @@ def compute_warm_parent_key() -> str:
     The path of the source is not part of the digest: runs of several workspaces, each with its own copy of the same source, use
     the same warm parent.
     """
-    digest = hashlib.sha256(json.dumps([sys.executable, sys.version, host.packages()]).encode())
+    digest = hashlib.sha256(json.dumps([sys.executable, sys.version, host.read_package_versions()]).encode())
     for package in ("shardlab", "trainers"):
         for path in sorted((SOURCE_ROOT / package).rglob("*.py")):
             content = path.read_bytes()

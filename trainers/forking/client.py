@@ -17,7 +17,7 @@ from pathlib import Path
 from shardlab.errors import ShardlabError
 from shardlab.files import files
 from shardlab.runs.rundir import RunDir
-from shardlab.terminal.command_start import INTERRUPTED
+from shardlab.terminal.command_start import INTERRUPTED_CODE
 from trainers.forking import address
 
 START_LIMIT_S = 300  # time to import torch and transformers from a slow disk whose files are not cached
@@ -58,7 +58,7 @@ def run_forked(run_folder: Path) -> int:
                     raise ShardlabError(f"{run_dir.path}: the parent process of its ranks was killed, and so were the ranks.")
                 return int(end_message["exit_code"])
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return INTERRUPTED_CODE
 
 
 def _connect_to_warm_parent(socket_file: Path) -> socket.socket:

@@ -83,7 +83,7 @@ def _import_everything() -> None:
         if importlib.util.find_spec(library) is not None:
             for name in names:
                 importlib.import_module(name)
-    host.packages()  # called here, because reading the versions of packages imports further modules
+    host.read_package_versions()  # called here, because reading the versions of packages imports further modules
     gc.collect()
     gc.freeze()  # then the garbage collector of a forked process does not write to these objects: pages stay shared
 

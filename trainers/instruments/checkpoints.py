@@ -137,7 +137,7 @@ class Checkpoints(Instrument):
                     else ()
                 ):
                     # The suspensions of the earlier attempt are copied, because its records and times are part of this run now.
-                    self._write_event(suspension.EVENT, seconds=end - begin, ended_s=end)
+                    self._write_event(suspension.SUSPENDED_EVENT, seconds=end - begin, ended_s=end)
                 self._write_event("resumed", step=manifest.step, run=candidate_run.run_id)
             self._saved_step = manifest.step if candidate_run is self._run_dir else 0
             self._train_time.before_s = manifest.train_time_s if is_same_cell else 0.0

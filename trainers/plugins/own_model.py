@@ -16,7 +16,7 @@ from shardlab.errors import InputError
 from shardlab.files.plugin_source import PluginSource
 from shardlab.matrix.cell import Optimizer
 from shardlab.plugins import own_code
-from shardlab.registry import Option, Value
+from shardlab.registry import Option, OptionValue
 from trainers.own_data import OwnData
 
 OPTION_TYPES = (bool, int, float, str)
@@ -58,7 +58,7 @@ class OwnModel(msgspec.Struct, frozen=True):
     """The default optimizer."""
     options: tuple[Option, ...]
     """The parameters of `model`, with their defaults."""
-    tiny: dict[str, Value] | None
+    tiny: dict[str, OptionValue] | None
     """The options of the tiny twin. None: there is no tiny twin."""
 
     def call_function(self, name: str, *arguments: Any, **options: Any) -> Any:
@@ -187,7 +187,7 @@ def _read_type_hints(model: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _read_tiny(file: str, value: Any, options: tuple[Option, ...]) -> dict[str, Value] | None:
+def _read_tiny(file: str, value: Any, options: tuple[Option, ...]) -> dict[str, OptionValue] | None:
     if value is None:
         return None
     options_by_name = {option.name: option for option in options}

@@ -154,7 +154,7 @@ def digest_computation(cell: Cell, device: str) -> str:
     device: the name of the device that the ranks train on.
     """
     cell_values = {name: value for name, value in msgspec.to_builtins(cell).items() if name not in KEYS_WITHOUT_EFFECT}
-    packages = {name: version for name, version in host.packages().items() if name in LIBRARIES}
+    packages = {name: version for name, version in host.read_package_versions().items() if name in LIBRARIES}
     digested_content = msgspec.json.encode([cell_values, device, packages, _digest_source()], order="deterministic")
     return hashlib.sha256(digested_content).hexdigest()[:16]
 

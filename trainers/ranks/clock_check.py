@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shardlab.record_types import ClockOffset
-from shardlab.runs.record import CLOCK
+from shardlab.runs.record import CLOCK_EVENT
 
 if TYPE_CHECKING:
     from shardlab.runs.run import Run
@@ -34,7 +34,7 @@ def measure_clock_offsets(run: Run, run_dir: RunDir, ranks: Ranks, peers: Peers,
     offset = measure_offset(peers, time.time)
     if ranks.local_rank == 0 and offset is not None:
         writer = f"rank-{ranks.rank:05d}"
-        run_dir.write_event(writer, CLOCK, sync=False, when=when, offset_s=offset.offset_s, within_s=offset.within_s)
+        run_dir.write_event(writer, CLOCK_EVENT, sync=False, when=when, offset_s=offset.offset_s, within_s=offset.within_s)
 
 
 def measure_offset(peers: Peers, clock: Callable[[], float]) -> ClockOffset | None:

@@ -14,7 +14,7 @@ from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.plugins.plugin_kind import WORKLOADS
 from shardlab.runs import rehearsed
-from shardlab.runs.rehearsed import Answer, RehearsalRequest, Rehearsed
+from shardlab.runs.rehearsed import RehearsalAnswer, RehearsalRequest, Rehearsed
 from trainers import menu
 from trainers.plugins import own_strategy
 
@@ -63,7 +63,7 @@ def _reserve_standard_output() -> int:
     return answer_descriptor
 
 
-def _rehearse_request(request: RehearsalRequest, folder: Path, *, full_depth: bool) -> Answer:
+def _rehearse_request(request: RehearsalRequest, folder: Path, *, full_depth: bool) -> RehearsalAnswer:
     """Rehearse the cell of a request. folder: the folder of the request, such as the folder of a run."""
     os.nice(NICENESS)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the result must not depend on the GPUs of this machine

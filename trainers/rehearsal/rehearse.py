@@ -16,9 +16,9 @@ from shardlab.matrix.cell import Cell
 from shardlab.plugins import own_code
 from shardlab.runs.rehearsed import (
     SCHEMA,
-    Answer,
     MemoryByCategory,
     NotRehearsed,
+    RehearsalAnswer,
     Rehearsed,
     RehearsedCollective,
     RehearsedRank,
@@ -55,7 +55,7 @@ EXTRAPOLATED_PCT = 2.0
 error was less than 0.01 percent for FSDP1, FSDP2, DDP and tensor parallelism."""
 
 
-def rehearse_cell(cell: Cell, data_path: Path, *, full_depth: bool) -> Answer:
+def rehearse_cell(cell: Cell, data_path: Path, *, full_depth: bool) -> RehearsalAnswer:
     """Rehearse a cell and return the result. full_depth: whether to rehearse a deep model with all its blocks. data_path: a
     folder for data that tasks make, such as a text. If a library raises an error, the result says that the rehearsal failed."""
     start_s = time.perf_counter()

@@ -99,7 +99,7 @@ def write_result(
             data=msgspec.to_builtins(task.source),
             instruments=instruments,
             knobs=knobs,
-            versions=host.packages(),
+            versions=host.read_package_versions(),
             gpus=_format_gpu_names(gpu_numbers),
         ))  # fmt: skip
     peers.barrier()

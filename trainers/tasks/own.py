@@ -16,7 +16,7 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.files import plugin_source
 from shardlab.matrix.cell import Cell
 from shardlab.plugins import own_code
-from shardlab.registry import Value
+from shardlab.registry import OptionValue
 from trainers.data.data_sets import DataSource
 from trainers.model import counted_flops
 from trainers.plans.own import OwnPlan
@@ -32,7 +32,7 @@ class OwnTask(Task):
     """The task of a user's file. plugin: the definitions of the file. code: the digest of the file. options: the arguments
     of its function `model`."""
 
-    def __init__(self, plugin: OwnModel, code: str, options: dict[str, Value]) -> None:
+    def __init__(self, plugin: OwnModel, code: str, options: dict[str, OptionValue]) -> None:
         self._plugin, self._options = plugin, options
         self.units_per_item = plugin.units_per_item
         name = plugin.file.rpartition("/")[2]

@@ -23,7 +23,7 @@ from collect.findings import comparability
 from collect.reading.load import LoadedCell
 from shardlab.files import files
 from shardlab.runs.record import SameWork
-from shardlab.runs.run import REHEARSAL
+from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.workspace.workspace import Workspace
 
 SINGLE, DDP = support.cell(), support.cell("ddp", 2)
@@ -102,7 +102,7 @@ def test_a_slower_cell_is_reported_with_its_interval(before, after, capsys):
     assert main(["compare", str(before.path), str(after.path), "--workspace", str(before.path)]) == 0
     said = capsys.readouterr().out
     assert any(line.split()[-1] == "slower" and "step_time_ms" in line for line in said.splitlines())
-    assert REHEARSAL in said
+    assert REHEARSAL_NOTE in said
     assert "differ at the 95 % level" in said
 
 

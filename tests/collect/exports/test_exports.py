@@ -18,7 +18,7 @@ from collect.exports import latex, markdown
 from collect.reading import load
 from collect.report import text_tables
 from shardlab.errors import InputError
-from shardlab.runs.run import REHEARSAL
+from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.terminal.table import make_text_table
 from shardlab.workspace.workspace import Workspace
 
@@ -170,7 +170,7 @@ def test_markdown_holds_the_summary_the_claims_and_the_reported_numbers(hostile,
     assert rows[1][:3] == ["single", "1", "torchrun"]
     assert any(row[0] == "c1" and row[1] == "undecided (rehearsal)" and HOSTILE in row[2] for row in rows)
     assert any(row[0] == "table 1" and row[3] == "102 ms" for row in rows)
-    assert f"- {REHEARSAL}" in text
+    assert f"- {REHEARSAL_NOTE}" in text
     for table in text_tables.make_text_tables(found):
         assert len({len(row) for row in (table.headings, *table.texts)}) == 1
 
@@ -241,7 +241,7 @@ def test_latex_tables_balance_and_say_what_was_run(hostile, tmp_path):
         (caption,) = re.findall(r"\\caption\{(.*)\.\}\\label\{tab:[A-Za-z0-9-]+\}", text)
         said = set_by_tex(caption)
         assert HOSTILE in said
-        assert REHEARSAL in said
+        assert REHEARSAL_NOTE in said
         columns = len(re.findall(r"^  (?:[lr]|>.*p\{.*\})$", text, re.MULTILINE))
         rows = [line for line in text.splitlines() if line.endswith(r" \\")]
         assert len(rows) > 1

@@ -200,7 +200,7 @@ def test_files_have_their_times_and_entries_the_modes_of_new_entries(fetch, ther
 
 def test_a_part_that_the_first_node_cannot_gather_is_reported(fetch, there, here):
     """The first node lacks the run's files of gpu1. `collect fetch` on this machine reports this too."""
-    RunDir(there).write_event("step", placement.PLACED, nodes=["gpu1"])
+    RunDir(there).write_event("step", placement.PLACED_EVENT, nodes=["gpu1"])
     said, (found,) = fetch(code=1)
     assert not found["complete"]
     assert found["parts"][0].startswith("the part of gpu1 is missing: ")

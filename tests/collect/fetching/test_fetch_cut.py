@@ -54,7 +54,7 @@ def ended(nodes, repeat, chance):
     folder = nodes.run(repeat, 3, "")
     (folder.path / "claim").mkdir()
     (folder.path / "claim/first-node").write_text("token")
-    folder.write_event("step", placement.PLACED, nodes=list(NODES))
+    folder.write_event("step", placement.PLACED_EVENT, nodes=list(NODES))
     folder.write_event("attempt", "started")
     folder.write_event("attempt", "exited", code=1)
     files = {}

@@ -154,7 +154,7 @@ def test_the_terminal_the_page_and_the_tables_show_the_score(workspace, capsys):
 def test_summarize_keeps_the_power_of_gpus_and_the_next_plan_uses_it(workspace, capsys):
     """Each cell has two ranks, and the one GPU of the records draws 300 W, so a rank draws 150 W."""
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
-    watts = measured_power.read_all(workspace)
+    watts = measured_power.read_all_powers(workspace)
     assert len(watts) == 4
     assert list(watts.values()) == pytest.approx([WATTS / 2] * 4)
     one = cell("gpt2-tiny", "ddp", 2, micro=4)
@@ -169,7 +169,7 @@ def test_summarize_keeps_the_power_of_gpus_and_the_next_plan_uses_it(workspace, 
     assert calibrated.energy_kwh.low < calibrated.energy_kwh.likely < calibrated.energy_kwh.high
     assert "energy: power of the GPUs, calibrated by 1 run(s) of ddp" in calibrated.how
     (workspace.shardlab_folder / "power" / "quickstart.json").write_text('{"schema": 1, "watts_per_gpu": {"a": -1.0}}')
-    assert measured_power.read_all(workspace) == {}
+    assert measured_power.read_all_powers(workspace) == {}
 
 
 def test_without_predictions_there_is_no_table(tmp_path):

@@ -10,7 +10,7 @@ from collect.metrics.energy import energy
 from collect.reading.load import load_matrix
 from collect.summary import summarize
 from shardlab.runs.record import LineWriter, ValidationRecord
-from shardlab.runs.rundir import VALIDATION
+from shardlab.runs.rundir import VALIDATION_FILE
 from shardlab.workspace.workspace import Workspace
 
 CELL = support.cell()
@@ -23,7 +23,7 @@ def workspace(tmp_path):
     support.keep(made, [CELL], repeats=2)
     for repeat in (1, 2):
         folder = support.completed(made, CELL, repeat, found=TIMES)
-        with LineWriter(folder.path / VALIDATION) as lines:
+        with LineWriter(folder.path / VALIDATION_FILE) as lines:
             lines.write(ValidationRecord(schema=1, step=10, t_s=0, wall_s=0, loss=1, accuracy=0.5, items=8))
     return made
 

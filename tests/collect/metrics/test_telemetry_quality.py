@@ -9,7 +9,7 @@ from collect.loading import telemetry
 from collect.metrics import energy, gpu_links, network, rank_io, utilization
 from collect.reading import load
 from shardlab.record_types import ClockOffset
-from shardlab.runs.record import CLOCK, SAMPLER_ENDED, GpuSample, LineWriter, NicSample, RdmaSample, Sample
+from shardlab.runs.record import CLOCK_EVENT, SAMPLER_ENDED, GpuSample, LineWriter, NicSample, RdmaSample, Sample
 from shardlab.workspace.workspace import Workspace
 from tests.collect.metrics.test_metrics import RESULT, WINDOW, measured, nic, sample, step
 
@@ -186,9 +186,9 @@ def test_clock_offsets_come_from_events_of_ranks_and_damaged_events_give_none(tm
     what = support.cell("ddp", 2)
     support.keep(workspace, [what], repeats=1)
     folder = support.completed(workspace, what)
-    support.event(folder, CLOCK, 0, when="start", offset_s=0.5, within_s=0.01)
-    support.event(folder, CLOCK, 9, when="end", offset_s="much", within_s=0.01)
-    support.event(folder, CLOCK, 9, when=["end"], offset_s=1.0, within_s=0.01)
+    support.event(folder, CLOCK_EVENT, 0, when="start", offset_s=0.5, within_s=0.01)
+    support.event(folder, CLOCK_EVENT, 9, when="end", offset_s="much", within_s=0.01)
+    support.event(folder, CLOCK_EVENT, 9, when=["end"], offset_s=1.0, within_s=0.01)
     (entry,) = summary.summarize(load.load_matrix(workspace, None), "ddp").telemetry
     assert (entry.clock_start_s, entry.clock_end_s, entry.clock_within_s) == (0.5, None, 0.01)
 

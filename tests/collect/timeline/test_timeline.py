@@ -18,7 +18,7 @@ from collect.timeline import perfetto, straggler, timeline
 from collect.timeline.clocks import Clocks
 from collect.traces.breakdown import Breakdown
 from shardlab.runs import instrument_span
-from shardlab.runs.record import CLOCK, SCHEMA, Event, GpuSample, LineWriter, NicSample, Sample, StepRecord
+from shardlab.runs.record import CLOCK_EVENT, SCHEMA, Event, GpuSample, LineWriter, NicSample, Sample, StepRecord
 from shardlab.workspace.workspace import Workspace
 
 START_S = 1_760_000_000.0
@@ -28,7 +28,7 @@ AHEAD_S = {"node0": (0.0, 0.0), "node1": (5.0, 5.2)}
 
 def compared(host, rank, at_s, offset_s, data=None):
     data = {"when": "start", "offset_s": offset_s, "within_s": 0.001} | (data or {})
-    return Event(schema=SCHEMA, event=CLOCK, writer=f"rank-{rank:05d}", wall_s=at_s + offset_s, host=host, data=data)
+    return Event(schema=SCHEMA, event=CLOCK_EVENT, writer=f"rank-{rank:05d}", wall_s=at_s + offset_s, host=host, data=data)
 
 
 def clocks():
@@ -202,9 +202,8 @@ def test_profiled_events_are_on_the_same_clock(run, tmp_path):
 def saved(rank, host, true_s, seconds, step=3, damage=None):
     """The event of a checkpoint that ended at the true time `true_s`."""
     act = {"name": "checkpoints", "when": "after", "step": step, "seconds": seconds} | (damage or {})
-    return Event(
-        schema=SCHEMA, event=instrument_span.EVENT, writer=f"rank-{rank:05d}", wall_s=by(host, true_s), host=host, data=act
-    )  # fmt: skip
+    event = instrument_span.INSTRUMENT_EVENT
+    return Event(schema=SCHEMA, event=event, writer=f"rank-{rank:05d}", wall_s=by(host, true_s), host=host, data=act)
 
 
 def test_checkpoints_are_spans_on_the_corrected_clock(run, tmp_path, capsys):
@@ -220,7 +219,7 @@ def test_checkpoints_are_spans_on_the_corrected_clock(run, tmp_path, capsys):
     ]
     assert [spans.end_s[0] - START_S for spans in found.instruments] == pytest.approx([31, 31], abs=0.001)
     assert [spans.start_s[0] - START_S for spans in found.instruments] == pytest.approx([30, 30.5], abs=0.001)
-    assert instrument_span.EVENT not in {moment.name for moment in found.moments}
+    assert instrument_span.INSTRUMENT_EVENT not in {moment.name for moment in found.moments}
     path = tmp_path / "t.json"
     assert main(["timeline", run.run_id, "--perfetto", str(path), "--workspace", str(run.path.parent.parent)]) == 0
     table = " ".join(capsys.readouterr().out.split())

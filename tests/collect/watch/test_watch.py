@@ -158,7 +158,7 @@ def test_a_suspension_is_in_no_step_time(workspace):
     run.refresh()
     run.update_series()
     every = len(run.series.curves[STEP_TIME][""].points()[0])
-    support.event(folder, suspension.EVENT, 2.0, seconds=0.1)
+    support.event(folder, suspension.SUSPENDED_EVENT, 2.0, seconds=0.1)
     run.refresh()
     run.update_series()
     assert len(run.series.curves[STEP_TIME][""].points()[0]) < every

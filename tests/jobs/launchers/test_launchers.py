@@ -23,7 +23,7 @@ from shardlab.files import files
 from shardlab.matrix import matrix
 from shardlab.runs.run import World
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.trace_part import TRACE
+from shardlab.runs.trace_part import TRACE_STRATEGY
 from tests.jobs.supervisor.test_jobs_attempt import write_run
 
 MISSING = "no-such-mpirun"
@@ -101,11 +101,11 @@ LAUNCHERS = {
     "fork": ((), 1, False, False),
     "submitit": (("signal=USR2@60",), 2, True, True),
     "torchrun": ((), 1, True, True),
-    TRACE: ((), 1, False, False),
+    TRACE_STRATEGY: ((), 1, False, False),
 }
 
 
-@pytest.mark.parametrize("name", [*sorted(launchers()), TRACE])
+@pytest.mark.parametrize("name", [*sorted(launchers()), TRACE_STRATEGY])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_job_step_has_the_options_of_its_launcher(name, overlap):
     made, (options, tasks, several_nodes, on_gpus) = launcher(name), LAUNCHERS[name]

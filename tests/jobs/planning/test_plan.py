@@ -18,7 +18,7 @@ from shardlab.cluster import cluster
 from shardlab.errors import InputError, ShardlabError
 from shardlab.matrix import matrix
 from shardlab.remote import remote_workspace
-from shardlab.runs.run import REHEARSAL
+from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.workspace.workspace import Workspace
 
 HEAD = """\
@@ -127,7 +127,7 @@ def test_a_plan_says_whether_its_cells_are_tiny_twins(tmp_path, capsys, scale, s
     assert main(["plan", "--matrix", "paper5", *scale, "--workspace", str(tmp_path)]) == 0
     printed = capsys.readouterr()
     assert ("paper5-tiny:" in printed.out) is said
-    assert f"every cell is a {REHEARSAL}" in printed.err or not said
+    assert f"every cell is a {REHEARSAL_NOTE}" in printed.err or not said
 
 
 @pytest.mark.parametrize(

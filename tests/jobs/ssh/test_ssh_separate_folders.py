@@ -28,7 +28,7 @@ from jobs.status.reconcile import read_run_on_disk
 from shardlab.files import source_digest
 from shardlab.runs import checkpoint
 from shardlab.runs.checkpoint import CheckpointFile, CheckpointManifest
-from shardlab.runs.state import FINAL
+from shardlab.runs.state import FINAL_STATES
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 # A shell script that does what a rank does, once on each node: it writes records that all readers accept.
@@ -245,7 +245,7 @@ def test_a_second_run_waits_for_a_node_that_the_first_run_uses(nodes):
     assert not second.claim.exists()
     run_queue.QueueScheduler().cancel(nodes.workspace, [read_run_on_disk(first)])
     wait_for(second, "exited")
-    assert second.judge().state in FINAL
+    assert second.judge().state in FINAL_STATES
     assert len(second.steps(0).records) == 2
 
 

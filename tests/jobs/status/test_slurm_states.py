@@ -22,7 +22,7 @@ from shardlab.files import files
 from shardlab.runs.record import Event, LineWriter, Result, StepRecord
 from shardlab.runs.run import Run, World
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import ENDED_IN_SLURM, FINAL, STATES
+from shardlab.runs.state import ENDED_IN_SLURM, FINAL_STATES, STATE_MEANINGS
 from shardlab.workspace.workspace import Workspace
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "slurm"
@@ -284,7 +284,7 @@ def test_the_state_of_a_run_follows_from_its_records_and_slurm(together, own, ra
 def test_a_run_is_completed_exactly_if_its_own_records_say_so(together, raw):
     """For every state in Slurm, a run is completed exactly if its own records say so."""
     found = {own: verdict.state for own, verdict in zip(OWN, together(list(OWN), raw), strict=True)}
-    assert set(found.values()) <= STATES.keys()
+    assert set(found.values()) <= STATE_MEANINGS.keys()
     assert [own for own, state in found.items() if state == "completed"] == ["completed"]
     assert found["cancelled"] == found["taken back"] == "cancelled"
 
@@ -545,6 +545,6 @@ def test_an_end_that_was_written_while_slurm_was_asked_is_not_lost(run_of, says,
     read = reconcile.read_run_on_disk(folder)
     add(folder, OWN["completed"][1:], time.time())
     complete(folder)
-    assert read.verdict.state not in FINAL
+    assert read.verdict.state not in FINAL_STATES
     says(sacct=answer, squeue="")
     assert seen(tmp_path, folder, read).verdict.state == "completed"

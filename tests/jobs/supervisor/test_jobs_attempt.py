@@ -184,7 +184,7 @@ def at_work(folder):
     ],
 )
 def test_a_supervisor_is_identified_by_more_than_its_process_number(folder, at_work, changed, state, words):
-    data = {"pid": at_work.pid, "created": psutil.Process(at_work.pid).create_time(), "boot_id": host.boot_id()}
+    data = {"pid": at_work.pid, "created": psutil.Process(at_work.pid).create_time(), "boot_id": host.read_boot_id()}
     data |= {"created": data["created"] + changed["created"]} if "created" in changed else changed
     folder.claim.mkdir()
     folder.write_event("attempt", "started", **data)

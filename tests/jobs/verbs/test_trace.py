@@ -23,7 +23,7 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.runs.record import StepRecord, read_lines
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.trace_part import SET_NAME, SUMMARIES, TRACE, TracePart
+from shardlab.runs.trace_part import SET_NAME, SUMMARIES_FOLDER, TRACE_STRATEGY, TracePart
 from shardlab.workspace.workspace import Workspace
 
 RANKS, PER_RUN = 64, 32
@@ -163,8 +163,8 @@ def test_a_run_needs_no_gpu_and_no_node_of_its_own(tmp_path):
     assert not [option for option in options if "gpu" in option and "partition" not in option]
     assert "--exclusive" not in options
     assert "--cpus-per-task=1" in options
-    assert launcher(TRACE).command(run, "python") == ["python", "-P", "-m", "collect.traces.part", "."]
-    assert TRACE not in launchers()
+    assert launcher(TRACE_STRATEGY).command(run, "python") == ["python", "-P", "-m", "collect.traces.part", "."]
+    assert TRACE_STRATEGY not in launchers()
 
 
 def test_a_missing_trace_fails_the_run_with_the_name_of_the_trace(tmp_path):
@@ -187,7 +187,7 @@ def test_a_summary_that_cannot_be_read_is_named(tmp_path, content):
     (found,) = merged.merge_figures(workspace, run.matrix)
     assert (found.rank, found.damage, found.why) == (0, [], "")
     assert merged.merge_figures(workspace, "traces-ffffffffffff") is None
-    (path,) = (folder.path / SUMMARIES).iterdir()
+    (path,) = (folder.path / SUMMARIES_FOLDER).iterdir()
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(InputError, match=path.name):
         merged.merge_figures(workspace, run.matrix)

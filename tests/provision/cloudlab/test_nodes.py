@@ -152,7 +152,7 @@ def test_nothing_is_written_below_mydata_before_it_is_mounted(tmp_path):
     server.facts.answers |= {
         "place /mydata": MountPlace(), "room /": FreeSpace(2 << 30, 10**6, "/"),
         SYSTEM.name: A_MACHINE, SLURM_HERE.name: SlurmHere(), ENVIRONMENT.name: InstalledEnvironment(),
-        PACKAGES.name: Packages(dict.fromkeys(packages.ALL, "1"), interrupted=False),
+        PACKAGES.name: Packages(dict.fromkeys(packages.ALL_PACKAGES, "1"), interrupted=False),
     }  # fmt: skip
     assert isinstance(space.plan(one, server), Nothing)  # `/` is small, but the environment will be in /mydata
 
@@ -254,7 +254,9 @@ SENT = 10_000_000  # bytes that each of two nodes sends in theory
 )
 def test_at_most_two_percent_of_the_data_may_use_the_control_network(control, passed):
     grown = [{"ens5f0": SENT, "eno1": control}, {"ens5f0": SENT, "eno1": 5}]
-    outcome = network.judge_network([REPORT], ["ens5f0", "ens5f0"], grown, controls=[("gpu0", "eno1"), ("gpu1", "eno1")])
+    outcome = network.judge_network(
+        [REPORT], ["ens5f0", "ens5f0"], grown, control_interfaces=[("gpu0", "eno1"), ("gpu1", "eno1")]
+    )
     assert outcome.passed is passed
     assert passed or "the control network, which is only for logins, carried data of the all-reduce: gpu0 sent" in outcome.says
     assert "gpu1" not in outcome.says
@@ -264,7 +266,7 @@ def test_a_rendezvous_on_the_control_address_does_not_pass_as_the_right_interfac
     """The cluster file names the control addresses by mistake, so each node's own interface is the control interface."""
     grown = [{"eno1": SENT}, {"eno1": SENT}]
     assert network.judge_network([REPORT], ["eno1", "eno1"], grown).passed is True
-    outcome = network.judge_network([REPORT], ["eno1", "eno1"], grown, controls=[("gpu0", "eno1"), ("gpu1", "eno1")])
+    outcome = network.judge_network([REPORT], ["eno1", "eno1"], grown, control_interfaces=[("gpu0", "eno1"), ("gpu1", "eno1")])
     assert outcome.passed is False
     assert "gpu0 sent 10 MB over eno1, gpu1 sent 10 MB over eno1" in outcome.says
 
@@ -280,7 +282,9 @@ NOTHING = [{"ens5f0": 5, "eno1": 5}] * 2  # the kernel's counters of an interfac
 def judged_nccl(log):
     answer = CommandOutput(0, log + REPORT.stdout.replace("gloo", "nccl") + "\n", "")
     controls = [("gpu0", "eno1"), ("gpu1", "eno1")]
-    return network.judge_network([answer, answer], ["ens5f0", "ens5f0"], NOTHING, controls=controls, links=[LINKS, LINKS])
+    return network.judge_network(
+        [answer, answer], ["ens5f0", "ens5f0"], NOTHING, control_interfaces=controls, links_by_node=[LINKS, LINKS]
+    )
 
 
 def test_rdma_over_the_experiment_network_passes_and_over_the_control_network_fails():

@@ -301,7 +301,7 @@ def test_a_quota_command_that_is_missing_or_hangs_is_skipped(tmp_path):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(["bash", "-c", quotas.PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", "-c", quotas.PRINT_QUOTAS], env=environment, capture_output=True, text=True, check=True)
     assert quotas.parse(done.stdout) == Quotas((Quota("/scratch", 2**20, 2 * 2**20, 5, 10),), ("myquota",))
 
 

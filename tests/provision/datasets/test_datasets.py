@@ -254,7 +254,7 @@ def test_a_broken_download_continues_where_it_stopped(tmp_path, monkeypatch):
 def test_a_download_continues_where_the_last_command_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(download, "PAUSE_S", 0.0)
     made = tar(tmp_path / "x", cifar_members())
-    with Server(made.read_bytes(), cuts=[100] * download.ATTEMPTS) as server:
+    with Server(made.read_bytes(), cuts=[100] * download.MOST_ATTEMPTS) as server:
         want = wanted(tmp_path, source=server.url, sha256=sha256(made))
         with pytest.raises(ShardlabError, match="the connection ended early, after 500 bytes; run the same command again"):
             stage.stage_data_set(want)
@@ -265,7 +265,7 @@ def test_a_download_continues_where_the_last_command_stopped(tmp_path, monkeypat
 
 @pytest.mark.parametrize("other_tag", [True, False])
 def test_a_partial_download_of_another_file_is_not_continued(tmp_path, monkeypatch, other_tag):
-    monkeypatch.setattr(download, "ATTEMPTS", 1)
+    monkeypatch.setattr(download, "MOST_ATTEMPTS", 1)
     made = tar(tmp_path / "x", cifar_members())
     with Server(made.read_bytes()[::-1], cuts=[100]) as server:
         want = wanted(tmp_path, source=server.url, sha256=sha256(made))
@@ -290,7 +290,7 @@ def test_a_server_without_ranges_sends_all_again(tmp_path, monkeypatch):
 
 
 def test_a_server_that_sends_too_much_or_nothing_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "ATTEMPTS", 1)
+    monkeypatch.setattr(download, "MOST_ATTEMPTS", 1)
     with Server(bytes(1000)) as server:
         for most in (999, 0):
             with pytest.raises(InputError, match=rf"has 1000 bytes\. Allowed: at most {most} for this set"):
@@ -632,7 +632,7 @@ def test_a_signed_url_is_not_visible_to_other_users(tmp_path, monkeypatch, manag
 
 
 def test_no_error_and_no_note_of_a_download_has_the_signature_of_the_url(tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "ATTEMPTS", 1)
+    monkeypatch.setattr(download, "MOST_ATTEMPTS", 1)
     partial = tmp_path / "x"
     content = bytes(1000)
     said = []

@@ -9,7 +9,7 @@ import pytest
 from support_e2e import HANG_S
 
 from provision.facts import mounts
-from provision.facts.mounts import ANSWERS_S, PROGRAM
+from provision.facts.mounts import ANSWERS_S, DESCRIBE_MOUNT
 
 # Makes a separate mount namespace, mounts a FUSE file system there whose server never answers, and runs the given command.
 HUNG = """
@@ -37,7 +37,7 @@ sys.exit(done.returncode)
 
 def quick(folder: Path) -> list[str]:
     """Returns the command that asks about a folder, with a time limit of one second."""
-    program = PROGRAM.replace(f"timeout -k 1 {ANSWERS_S} ", "timeout -k 1 1 ")
+    program = DESCRIBE_MOUNT.replace(f"timeout -k 1 {ANSWERS_S} ", "timeout -k 1 1 ")
     assert program.count("timeout -k 1 1 stat") == 2
     return ["sh", "-c", program, "place", str(folder)]
 

@@ -114,7 +114,7 @@ def test_a_slow_answer_is_measured_again_because_it_says_nothing_about_the_clock
 
 
 def test_operations_come_in_the_order_of_their_dependencies():
-    names = [operation.name for operation in order.OPERATIONS]
+    names = [operation.name for operation in order.ALL_OPERATIONS]
     for first, then in (
         ("space", "munge-user"), ("munge-user", "packages"), ("packages", "users"), ("users", "munge"), ("time", "clock"),
         ("clock", "munge-key"), ("disks", "nfs-server"), ("nfs-server", "nfs"), ("nfs", "environment"), ("keys", "trust"),
@@ -223,7 +223,7 @@ def test_each_node_makes_its_own_key_and_no_private_one_is_read():
     assert make.startswith("runuser -u alice -- env HOME=/home/alice")
     assert make.endswith(" make alice@w1")
     assert keys_operation.plan_ssh_key(one, one.targets[0]) == Nothing("alice has a key")
-    assert "cat" not in keys.PROGRAM
+    assert "cat" not in keys.PRINT_KEYS
     (later,) = keys_operation.plan_ssh_trust(one, one.targets[0])
     with pytest.raises(Unanswered, match="w1: the user who logs in has no SSH key"):
         later.make(one.targets[0].node)

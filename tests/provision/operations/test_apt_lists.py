@@ -10,7 +10,7 @@ import pytest
 from provision import gpu_generations
 from provision.operations import packages, rdma
 
-NAMES = {*packages.ALL, *packages.COMPILER, *packages.NFS_SERVER, *packages.NFS_CLIENT, *rdma.RDMA_PACKAGES}
+NAMES = {*packages.ALL_PACKAGES, *packages.COMPILER_PACKAGES, *packages.NFS_SERVER, *packages.NFS_CLIENT, *rdma.RDMA_PACKAGES}
 DRIVER = {  # packages of NVIDIA's driver, which only Ubuntu has under these names
     name.format(gpu_generations.LONG_SUPPORT_BRANCH)
     for name in (

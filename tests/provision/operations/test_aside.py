@@ -74,9 +74,9 @@ def mydata():
 @pytest.fixture
 def as_a_disk(monkeypatch):
     """Makes shardlab treat a loop device as a disk."""
-    program = disk_fact.PROGRAM.replace("tr -d '\\n')", 'tr -d \'\\n\' | sed \'s/"type": *"loop"/"type":"disk"/\')')
-    assert program != disk_fact.PROGRAM
-    monkeypatch.setattr(disk_fact, "PROGRAM", program)
+    program = disk_fact.DESCRIBE_DISK.replace("tr -d '\\n')", 'tr -d \'\\n\' | sed \'s/"type": *"loop"/"type":"disk"/\')')
+    assert program != disk_fact.DESCRIBE_DISK
+    monkeypatch.setattr(disk_fact, "DESCRIBE_DISK", program)
 
 
 def test_a_loop_device_is_no_whole_disk(nodes, loop, mydata):

@@ -113,7 +113,7 @@ def shared_key(controller_answer, worker_answer):
     head, worker = Node("head", "10.0.0.1", controller_answer), Node("w1", "10.0.0.2", worker_answer)
     running = {"munge": Service("active", True, 200.0)}
     found = site(head, worker, roles=("controller", "worker"), **{FILES.name: {}, SERVICES.name: running})
-    found.targets[0].facts.answers[FILES.name] = {munge.PATH: NodeFile(0o400, "munge:munge", 100.0, "a" * 64)}
+    found.targets[0].facts.answers[FILES.name] = {munge.MUNGE_KEY_PATH: NodeFile(0o400, "munge:munge", 100.0, "a" * 64)}
     return munge.plan_munge_key_copy(found, found.targets[1])[0], head, worker
 
 
@@ -142,10 +142,10 @@ def test_a_munge_key_that_cannot_be_read_names_the_controller(code):
 
 def test_a_failed_command_on_this_machine_is_named_with_its_last_words():
     with pytest.raises(PracticeNodeError, match=r"^sh failed: no space$"):
-        base.run(["sh", "-c", "echo first >&2; echo no space >&2; echo >&2; exit 3"])
+        base.run_here(["sh", "-c", "echo first >&2; echo no space >&2; echo >&2; exit 3"])
     with pytest.raises(PracticeNodeError, match=r"^sh failed: exit status 3$"):
-        base.run(["sh", "-c", "exit 3"])
-    assert base.run(["sh", "-c", "echo fine"]) == "fine\n"
+        base.run_here(["sh", "-c", "exit 3"])
+    assert base.run_here(["sh", "-c", "echo fine"]) == "fine\n"
 
 
 class Failing:

@@ -80,7 +80,7 @@ DRIVEN = {
 }
 WRITTEN = {
     path: NodeFile(0o644, "root:root", 100.0, hashlib.sha256(render(template).encode()).hexdigest())
-    for path, template in ((nvidia.NOUVEAU, "node/nouveau.conf.j2"), (nvidia.PERSISTENCE, "node/persistence.conf.j2"))
+    for path, template in ((nvidia.NOUVEAU_CONF, "node/nouveau.conf.j2"), (nvidia.PERSISTENCE_CONF, "node/persistence.conf.j2"))
 }
 RUNNING = {name: Service("active", True, 200.0) for name in ("nvidia-persistenced", "nvidia-fabricmanager")}
 
@@ -236,7 +236,7 @@ def test_the_gpus_of_a_machine_decide_the_kernel_module_and_driver_branch():
     assert gpu_generations.kernel_module_kind([of(V100)]) == "proprietary"
     assert gpu_generations.kernel_module_kind([of(A100_SXM)]) == "open"
     assert gpu_generations.kernel_module_kind([of(P100), of(A100_SXM)]) == "proprietary"
-    mixed = [{"Volta", "Blackwell"} <= names for names in gpu_generations.BUILDS.values()]
+    mixed = [{"Volta", "Blackwell"} <= names for names in gpu_generations.GENERATIONS_BY_BUILD.values()]
     assert not any(mixed)
     assert gpu_generations.choose_driver_branch([of(A100_SXM)], "13.0", 595) == 595
     assert gpu_generations.choose_driver_branch([of(A100_SXM)], "13.0", 535) == 580
@@ -260,7 +260,7 @@ def test_a_fresh_machine_gets_the_open_driver_and_one_reboot(device):
 
 def test_after_the_reboot_persistence_is_set_and_then_nothing_changes():
     held = {"held": [name for name in DRIVEN if re.match(nvidia.HELD_PACKAGES, name)]}
-    rest = plan(working(A100_SXM, 4, **held), packages=DRIVEN, files={nvidia.NOUVEAU: WRITTEN[nvidia.NOUVEAU]})
+    rest = plan(working(A100_SXM, 4, **held), packages=DRIVEN, files={nvidia.NOUVEAU_CONF: WRITTEN[nvidia.NOUVEAU_CONF]})
     assert [one.rpartition("/")[2] for one in commands(rest)][2:] == [
         "systemctl daemon-reload", "systemctl enable --quiet nvidia-persistenced", "systemctl restart nvidia-persistenced",
     ]  # fmt: skip
@@ -440,14 +440,14 @@ def test_the_compile_check_judges_the_compiled_function():
 def test_a_compiled_function_with_other_results_is_noticed(monkeypatch):
     """The CPU stands in for a GPU. A compiled function with a wrong result must be detected."""
     cpu = _compiled.torch.device("cpu")
-    assert _compiled.largest_difference(cpu) <= compiled_check.MOST_DIFFERENCE
+    assert _compiled.measure_largest_difference(cpu) <= compiled_check.MOST_DIFFERENCE
     monkeypatch.setattr(_compiled.torch, "compile", lambda function, **_: lambda numbers: function(numbers) + 1e-3)
-    assert _compiled.largest_difference(cpu) > compiled_check.MOST_DIFFERENCE
+    assert _compiled.measure_largest_difference(cpu) > compiled_check.MOST_DIFFERENCE
 
 
 def test_wrong_elements_of_a_matrix_product_on_a_device_are_counted(monkeypatch, capsys):
     """The CPU stands in for a GPU. `faulty` adds an error that is smaller than a rounding error of float32 may be."""
-    assert _matmul.SIDE * (_matmul.TOP - 1) ** 2 < 2**24  # integers that float32 represents exactly
+    assert _matmul.MATRIX_SIDE * (_matmul.FACTOR_LIMIT - 1) ** 2 < 2**24  # integers that float32 represents exactly
     cpu = _matmul.torch.device("cpu")
     assert _matmul.count_wrong_elements(cpu) == 0
     multiply = _matmul.torch.Tensor.__matmul__

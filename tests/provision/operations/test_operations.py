@@ -106,7 +106,7 @@ def test_packages_are_installed_with_the_lock_waited_for_and_nothing_asked():
 
 
 def test_installed_packages_need_no_change_unless_an_installation_was_interrupted():
-    there = dict.fromkeys(packages.ALL, "1")
+    there = dict.fromkeys(packages.ALL_PACKAGES, "1")
     done = site(packages=Packages(there, interrupted=False))
     assert packages.plan(done, done.targets[2]) == Nothing("all packages are installed")
     broken = site(packages=Packages(there, interrupted=True))
@@ -130,7 +130,7 @@ def test_etc_hosts_has_the_names_of_all_nodes_and_none_for_loopback():
 
 def test_correct_names_in_etc_hosts_need_no_change():
     one = site(system=msgspec.structs.replace(A_MACHINE, hostname="w2"))
-    with_files(one.targets[2], {hosts.PATH: (hosts.render_hosts(one), 0o644, "root:root")})
+    with_files(one.targets[2], {hosts.HOSTS_PATH: (hosts.render_hosts(one), 0o644, "root:root")})
     assert isinstance(hosts.plan(one, one.targets[2]), Nothing)
 
 
@@ -143,7 +143,7 @@ def test_the_key_is_random_and_readable_by_munge_alone():
     assert "chmod 400" in make
     assert (enable, start) == ("systemctl enable --quiet munge", "systemctl restart munge")
     assert munge.plan_munge_key_copy(one, w1)[0].description == "copy the munge key from head"  # head makes the key first
-    head.facts.answers[FILES.name] = {munge.PATH: KEY}
+    head.facts.answers[FILES.name] = {munge.MUNGE_KEY_PATH: KEY}
     changes = munge.plan_munge_key_copy(one, w1)
     assert changes[0].description == "copy the munge key from head"
     assert changes[0].command == ""  # the key is never part of a command
@@ -155,16 +155,16 @@ def test_the_key_is_random_and_readable_by_munge_alone():
 def test_a_key_that_others_could_read_is_made_anew(found):
     one = site()
     head = one.targets[0]
-    head.facts.answers |= {FILES.name: {munge.PATH: found}, SERVICES.name: RUNNING}
+    head.facts.answers |= {FILES.name: {munge.MUNGE_KEY_PATH: found}, SERVICES.name: RUNNING}
     changes = munge.plan_munge_key(one, head)
     assert changes[0].description.startswith("make a new munge key")
     assert changes[-1].command == "systemctl restart munge"
 
 
 def test_a_munge_key_equal_to_the_controllers_needs_no_change():
-    one = site(files={munge.PATH: KEY}, services=RUNNING)
+    one = site(files={munge.MUNGE_KEY_PATH: KEY}, services=RUNNING)
     head, _, w2 = one.targets
-    head.facts.answers |= {FILES.name: {munge.PATH: KEY}, SERVICES.name: RUNNING}
+    head.facts.answers |= {FILES.name: {munge.MUNGE_KEY_PATH: KEY}, SERVICES.name: RUNNING}
     assert isinstance(munge.plan_munge_key(one, head), Nothing)
     assert isinstance(munge.plan_munge_key_copy(one, w2), Nothing)
 

@@ -54,7 +54,7 @@ def restarted(wanted):
     target = Target(machine, Facts(machine), NodeEntry(name="w1"))
     operation = Operation("it", lambda site, target: wanted[target.node.boot])
     one = Site(Cluster(schema=1, name="bench", provider="ssh"), None, [target])
-    (step,) = converge(one, [operation], targets=[target], only={"it"}, dry=False)
+    (step,) = converge(one, [operation], targets=[target], only_names={"it"}, is_dry_run=False)
     return machine, step
 
 

@@ -429,7 +429,7 @@ def test_our_nfs_exports_are_read_from_our_exports_file(tmp_path):
 # Tests of free space.
 
 DONE = {
-    PACKAGES.name: Packages(dict.fromkeys(packages.ALL, "1"), interrupted=False),
+    PACKAGES.name: Packages(dict.fromkeys(packages.ALL_PACKAGES, "1"), interrupted=False),
     ENVIRONMENT.name: InstalledEnvironment(packages=software.packages_digest()),
 }
 LARGE = FreeSpace(10**12, 10**7, "/")

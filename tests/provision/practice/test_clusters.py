@@ -9,7 +9,7 @@ from provision.practice import machine
 def test_the_control_group_of_all_clusters_stays_until_the_last_cluster_leaves(tmp_path, monkeypatch):
     """A cluster whose last node ends must not remove the group: another cluster may be making the group of its first node."""
     monkeypatch.setattr(machine, "_list_cgroup_roots", lambda: [tmp_path / "groups"])
-    monkeypatch.setattr(machine, "STATE", tmp_path / "state")
+    monkeypatch.setattr(machine, "STATE_FOLDER", tmp_path / "state")
     (tmp_path / "state/another-cluster").mkdir(parents=True)  # so `remove_unused_folders` removes no mount
     (group,) = machine.make_cgroups("one", "head")
     machine.remove_cgroups("one", "head")

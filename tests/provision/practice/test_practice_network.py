@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(WHY is not None, reason=WHY or "")
 STEPS = """
 import json
 from provision.practice import network
-from provision.practice.base import run
+from provision.practice.base import run_here
 
 def tell():
     (link,) = json.loads(run(["ip", "-json", "link", "show", "sl-test"]))

@@ -60,13 +60,13 @@ def test_each_release_has_a_base_and_an_environment_of_its_own(tmp_path):
         file.write_text(FILE.replace("SHARED", str(tmp_path / "shared")) + more)
         made = cluster.load_cluster(file)
         node = virtual.nodes(made, Workspace(tmp_path))[0]
-        return base.base_folder(packages.ALL, made.release), node.python, node.venv_python
+        return base.base_folder(packages.ALL_PACKAGES, made.release), node.python, node.venv_python
 
     own = of("")
     assert own[2] == "python3"
     found = [of(f"release: {release}\n") for release in OTHERS]
     assert len({folder for folder, _, _ in [own, *found]}) == 1 + len(OTHERS)
-    assert {interpreter for _, _, interpreter in found} == {python.INTERPRETER}
+    assert {interpreter for _, _, interpreter in found} == {python.PYTHON_INTERPRETER}
     assert all(environment not in ("", own[1]) for _, environment, _ in found)
     codename = base.read_os_release().get("VERSION_CODENAME")
     if codename in ("bookworm", "trixie", "sid"):

@@ -14,9 +14,9 @@ from shardlab.workspace.workspace import Workspace
 
 @pytest.fixture
 def three(tmp_path, monkeypatch):
-    monkeypatch.setattr(virtual, "INSTANCES", tmp_path / "limit")
-    monkeypatch.setattr(virtual, "STATE", tmp_path / "state")
-    monkeypatch.setattr("provision.practice.machine.STATE", tmp_path / "state")
+    monkeypatch.setattr(virtual, "INSTANCES_LIMIT_FILE", tmp_path / "limit")
+    monkeypatch.setattr(virtual, "STATE_FOLDER", tmp_path / "state")
+    monkeypatch.setattr("provision.practice.machine.STATE_FOLDER", tmp_path / "state")
     # Other checks of practice nodes depend on the operating system of this machine, so stand-ins replace them.
     monkeypatch.setattr(base, "check_machine", lambda _release=None: None)
     monkeypatch.setattr(base, "base_folder", lambda _packages, _release: tmp_path / "base")
@@ -48,7 +48,7 @@ def test_a_node_that_was_made_from_another_base_is_refused_before_it_is_booted(t
 
 
 def test_the_nodes_of_all_clusters_count(three, tmp_path):
-    virtual.INSTANCES.write_text("41\n")
+    virtual.INSTANCES_LIMIT_FILE.write_text("41\n")
     assert changes(three, tmp_path) == ["make and boot the practice node head at 10.89.77.1"]
     (tmp_path / "state" / three.name / "head" / "upper").mkdir(parents=True)  # the first of the three nodes now exists
     assert changes(three, tmp_path) == ["boot the practice node head at 10.89.77.1"]

@@ -10,7 +10,7 @@ from support_aside import why_not
 from support_practice import FILE
 
 from provision.practice import shared
-from provision.practice.base import UID, PracticeNodeError
+from provision.practice.base import PRACTICE_UID, PracticeNodeError
 from provision.providers import virtual
 from shardlab.cluster import cluster
 
@@ -65,7 +65,7 @@ def test_a_setuid_program_in_the_shared_folder_never_has_an_effect(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        f"owner {UID}",
+        f"owner {PRACTICE_UID}",
         "one 1000 True",
         "two 1000 True",
         "one-gone 1000 True",
@@ -77,7 +77,7 @@ def test_a_setuid_program_in_the_shared_folder_never_has_an_effect(tmp_path):
 
 def test_a_note_of_another_boot_unmounts_nothing(tmp_path, monkeypatch):
     """A record of a mount from an earlier boot of this machine is removed, and nothing is unmounted."""
-    monkeypatch.setattr(shared, "run", lambda argv: pytest.fail(f"ran {argv}"))
+    monkeypatch.setattr(shared, "run_here", lambda argv: pytest.fail(f"ran {argv}"))
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "shared").write_text(f"another-boot {tmp_path}\n")
     shared.release_folder(tmp_path / "one")
@@ -87,7 +87,7 @@ def test_a_note_of_another_boot_unmounts_nothing(tmp_path, monkeypatch):
 @pytest.fixture
 def state(tmp_path, monkeypatch):
     folder = tmp_path / "state"
-    monkeypatch.setattr(virtual, "STATE", folder)
+    monkeypatch.setattr(virtual, "STATE_FOLDER", folder)
     return folder
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from provision import order
 from provision.operation import Nothing
-from provision.plan import MACHINE
+from provision.plan import MACHINE_OPERATION
 from provision.provider import NOTHING_TO_DO, Provider, find_provider
 from provision.providers import virtual
 from shardlab import registry
@@ -24,7 +24,7 @@ CLUSTER = Cluster(schema=1, name="bench", provider="ssh")
 def test_a_provider_has_the_name_of_its_file_and_existing_operations_and_checks(name):
     made = find_provider(name)
     assert made.name == name
-    operations = {MACHINE, *(operation.name for operation in order.OPERATIONS)}
+    operations = {MACHINE_OPERATION, *(operation.name for operation in order.ALL_OPERATIONS)}
     assert (made.operations or set()) <= operations
     checks = {check.name for stage in order.select_checks(LEAST) for check in stage} | order.ONLY_NAMED
     assert (made.checks or set()) <= checks
@@ -38,7 +38,7 @@ def test_a_provider_without_a_function_for_a_verb_says_why_there_is_nothing_to_d
 
 def test_a_provider_with_only_nodes_gets_every_root_operation_and_one_lock(tmp_path):
     names = [operation.name for operation in order.select_operations(LEAST)]
-    assert names == [operation.name for operation in order.OPERATIONS if operation.name not in order.ONLY_NAMED]
+    assert names == [operation.name for operation in order.ALL_OPERATIONS if operation.name not in order.ONLY_NAMED]
     assert {"site-environment", "extra-disks"} <= order.ONLY_NAMED
     assert LEAST.bring_up(CLUSTER, Workspace(tmp_path), None) == Nothing("this machine already exists")
     assert LEAST.locks(CLUSTER) == [Path.home() / ".cache/shardlab/locks/bench.lock"]
@@ -93,6 +93,6 @@ def test_a_provider_has_its_functions_operations_and_checks(name):
 
 
 def test_provider_local_locks_no_cluster_and_practice_nodes_lock_theirs(tmp_path, monkeypatch):
-    monkeypatch.setattr(virtual, "LOCKS", tmp_path / "locks")  # else this test needs root
+    monkeypatch.setattr(virtual, "LOCKS_FOLDER", tmp_path / "locks")  # else this test needs root
     assert find_provider("local").locks(CLUSTER) == []
     assert len(find_provider("virtual").locks(CLUSTER)) > 0

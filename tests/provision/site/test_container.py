@@ -163,7 +163,7 @@ def test_all_variables_of_a_job_script_arrive_in_the_container(tmp_path):
     """The scripts save these variables, because an image may set variables of the same names."""
     script = python.render_script(described(tmp_path, TEXT.replace("RUNTIME", "pyxis")), FOLDER, "0").decode()
     saved = set(re.search(r"for name in ([A-Z_ \\\n]+)", script)[1].replace("\\", "").split())
-    for path in (templates.FOLDER / "launch").glob("slurm.sbatch.j2"):
+    for path in (templates.TEMPLATES_FOLDER / "launch").glob("slurm.sbatch.j2"):
         set_there = set(re.findall(r"^export ([A-Z_]+)=", path.read_text(), re.MULTILINE))
         assert {name for name in set_there if not name.startswith("SHARDLAB_")} - {"PYTHONPATH"} == saved - {"TMPDIR"}
 

@@ -97,7 +97,7 @@ def test_limits_that_no_run_reaches_are_left_out(tmp_path):
 
 
 def test_if_slurm_rejects_each_request_for_gpus_the_administrators_are_asked(tmp_path):
-    text, _ = described(tmp_path, site(), dict.fromkeys(map(RequestKeys, proposal.REQUESTS), "not now"))
+    text, _ = described(tmp_path, site(), dict.fromkeys(map(RequestKeys, proposal.GPU_REQUESTS), "not now"))
     assert "gpu_request: gpus-per-node # ask: " in text
 
 
@@ -216,7 +216,7 @@ def test_a_folder_of_the_user_in_a_network_file_system_needs_no_variable(tmp_pat
         for name, kind in [("scratch", "lustre"), ("nobody", "nfs4"), ("disk", "ext4")]
     ]
     (tmp_path / "mounts").write_text("".join(lines) + "server:/y /nowhere\\040else nfs rw 0 0\n")
-    words = ["bash", "-c", shared_folders.PROGRAM, "program", str(tmp_path / "mounts")]
+    words = ["bash", "-c", shared_folders.LIST_SHARED_FOLDERS, "program", str(tmp_path / "mounts")]
     environment = {"PATH": "/usr/bin:/bin", "DATA": str(tmp_path), "SCRATCH_DIR": str(tmp_path)}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     known = shared_folders.parse(done.stdout)
@@ -315,7 +315,7 @@ def test_provision_addresses_the_cluster_of_the_file(tmp_path, monkeypatch, with
     if not with_login:
         answer = node.run(["sh", "-c", f"{requests.WITHOUT_VARIABLES} echo $SLURM_CLUSTERS"], timeout_s=HANG_S)
         assert answer.stdout == "cm4\n"
-    assert requests.sbatch_options(described_site, nodes=1, minutes=1)[0] == "--clusters=cm4"
+    assert requests.sbatch_options(described_site, node_count=1, minutes=1)[0] == "--clusters=cm4"
 
 
 HOSTILE = [

@@ -13,7 +13,7 @@ from support_cluster_effects import EFFECTS
 from provision.practice import base
 from shardlab.cluster import cluster
 from shardlab.cluster.cluster import Cluster
-from shardlab.cluster.cluster_keys import LinkName, SetName
+from shardlab.cluster.cluster_keys import DataSetName, LinkName
 from shardlab.errors import InputError
 from shardlab.hardware import host
 from shardlab.matrix.cell import Draft
@@ -117,7 +117,7 @@ CASES: dict[str, list[Case]] = {
         Case(500, MACHINES, REFUSED, "lan: not allowed with provider ssh"),
         Case(500, LAB, REFUSED, "lan: not allowed with provider cloudlab"),
     ],
-    "release": [Case(name, PRACTICE, "practice", DIFFERS) for name in get_args(cluster.Release)],
+    "release": [Case(name, PRACTICE, "practice", DIFFERS) for name in get_args(cluster.DebianRelease)],
     "gpus.per_node": [Case(8, SITE, "prediction", "gpus=8")],
     "gpus.type": [Case("h100", SITE, "job", "--gpus-per-node=h100:4"), Case("h100", SITE, "site", "--gpus-per-node=h100:4")],
     "gpus.memory_gib": [Case(1, SITE, "prediction", str(2**30))],
@@ -257,8 +257,8 @@ CASES: dict[str, list[Case]] = {
         Case({"Spread_job": None}, SITE, REFUSED, "slurm.extra.Spread_job: found the text 'Spread_job'"),
     ],
     "data.path": [Case("/srv/data", SITE, "job", '"data_path":"/srv/data"')],
-    "data.sets": [Case([name], SITE, "sets", f'"{name}"') for name in get_args(SetName)],
-    "data.sets.name": [Case(name, SITE, "sets", f'"{name}"', {"data.sets": [{}]}) for name in get_args(SetName)],
+    "data.sets": [Case([name], SITE, "sets", f'"{name}"') for name in get_args(DataSetName)],
+    "data.sets.name": [Case(name, SITE, "sets", f'"{name}"', {"data.sets": [{}]}) for name in get_args(DataSetName)],
     "data.sets.archive": [Case("/srv/a.tar", SITE, "sets", "/srv/a.tar", {"data.sets": [{"name": "mnist"}]})],
     "data.sets.sha256": [Case(SHA, SITE, "sets", SHA, {"data.sets": [{"name": "mnist", "archive": "https://a.example/x"}]})],
     "data.stage": [Case("node", SITE, "job", '"data_stage":"node"')],
@@ -303,7 +303,7 @@ def a_machine(monkeypatch):
     of each record of a run are not searched again, which takes long."""
     monkeypatch.setattr(base, "read_os_release", lambda: {"ID": "debian", "VERSION_CODENAME": "other"})
     monkeypatch.setattr(host, "read_git_commit", lambda: None)
-    monkeypatch.setattr(host, "packages", dict)
+    monkeypatch.setattr(host, "read_package_versions", dict)
 
 
 @pytest.mark.parametrize("name", [*EFFECTS, REFUSED])

@@ -116,14 +116,14 @@ def test_a_checkpoint_is_synced_before_its_rename_and_its_folder_afterwards(tmp_
         schema=1, step=NEW_STEP, world=1, layout="sharded", strategy="single", tp=1, cell_hash="c", train_time_s=1.0,
         numbers={}, files=[written],
     )  # fmt: skip
-    checkpoint.commit_checkpoint(tmp_path, manifest, keep=1)
+    checkpoint.commit_checkpoint(tmp_path, manifest, kept_count=1)
     (_, temporary) = calls[1]
     growing_name, final_name = growing.name, checkpoint.checkpoint_path(tmp_path, NEW_STEP).name
     assert calls == [
         ("sync", "rank-00000.bin"),
         ("sync", temporary),
-        ("rename", temporary, checkpoint.MANIFEST),
+        ("rename", temporary, checkpoint.MANIFEST_FILE),
         ("sync", growing_name),
         ("rename", growing_name, final_name),
-        ("sync", checkpoint.FOLDER),
+        ("sync", checkpoint.CHECKPOINTS_FOLDER),
     ]

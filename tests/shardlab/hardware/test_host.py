@@ -14,8 +14,8 @@ def test_numa_nodes_come_in_order_with_their_processors(tmp_path):
         folder = tmp_path / f"node{node}"
         folder.mkdir()
         (folder / "cpulist").write_text(cpus + "\n")
-    assert host.numa_nodes(tmp_path) == [host.NumaNode(2, "0-15,16"), host.NumaNode(10, "32-47")]
-    assert host.numa_nodes(tmp_path / "none") == []
+    assert host.list_numa_nodes(tmp_path) == [host.NumaNode(2, "0-15,16"), host.NumaNode(10, "32-47")]
+    assert host.list_numa_nodes(tmp_path / "none") == []
 
 
 def test_an_interface_has_its_driver_and_mtu(tmp_path):
@@ -28,14 +28,14 @@ def test_an_interface_has_its_driver_and_mtu(tmp_path):
     (nic / "device").symlink_to(device)
     for name, text in (("type", "1"), ("speed", "100000"), ("mtu", "9000"), ("address", "04:3f")):
         (nic / name).write_text(text + "\n")
-    (found,) = host.nics(tmp_path / "net")
+    (found,) = host.list_nics(tmp_path / "net")
     assert (found.kind, found.driver, found.mtu, found.speed_mbps, found.pci) == (
         "physical", "mlx5_core", 9000, 100_000, "0000:c5:00.0",
     )  # fmt: skip
 
 
 def test_a_machine_that_shows_no_interfaces_has_none(tmp_path):
-    assert host.nics(tmp_path / "net") == []
+    assert host.list_nics(tmp_path / "net") == []
 
 
 def test_the_name_of_the_processor_is_that_of_proc_cpuinfo():

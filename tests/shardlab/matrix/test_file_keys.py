@@ -181,7 +181,7 @@ def effect_of(tmp_path_factory):
     # Each plan would read the commit, the packages and the source again, which takes most of the time of a plan.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "read_git_commit", lambda: None)
-        patch.setattr(host, "packages", dict)
+        patch.setattr(host, "read_package_versions", dict)
         patch.setattr(source_digest, "digest_source", functools.cache(source_digest.digest_source))
         effect("planned", BASE)
         measure(path, workspace)

@@ -21,8 +21,8 @@ DRAWN = "\n\n\n\x1b[1;31mred\x1b[0m \x1b[?25l\x1b[2K\x1b[3A\r\x1b[?25hend\n"
 
 
 def passed(parts, drawing=True):
-    passing = TerminalFilter(drawing=drawing)
-    return "".join([*(passing.add(part) for part in parts), passing.add(b"", last=True)])
+    passing = TerminalFilter(keeps_drawing=drawing)
+    return "".join([*(passing.add(part) for part in parts), passing.add(b"", is_last=True)])
 
 
 def test_sequences_of_rich_pass_to_a_terminal_and_not_to_a_file():

@@ -4,7 +4,7 @@
 import pytest
 
 from shardlab.runs.record import Event
-from shardlab.runs.state import ENDED_IN_SLURM, STATES, judge
+from shardlab.runs.state import ENDED_IN_SLURM, STATE_MEANINGS, judge
 
 
 def events(*told: tuple[str, dict[str, object]]) -> list[Event]:
@@ -62,7 +62,7 @@ def test_the_state_of_a_run_follows_from_its_events(told, witnesses, state, word
     has_result, steps, asked = witnesses
     found = judge(events(*told), has_result=has_result, steps=steps, steps_asked=asked)
     assert found.state == state
-    assert found.state in STATES
+    assert found.state in STATE_MEANINGS
     assert words in found.why
 
 

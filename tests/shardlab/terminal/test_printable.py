@@ -35,25 +35,25 @@ ESCAPES = [
 @pytest.mark.parametrize(("text", "shown"), ESCAPES)
 def test_control_characters_of_a_text_are_replaced_as_the_table_says(text, shown):
     """`clean` replaces the control characters of a text as the table ESCAPES says."""
-    assert printable.clean(text) == shown
+    assert printable.clean_text(text) == shown
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=())))
 def test_no_text_keeps_a_terminal_sequence(text):
-    assert steering(printable.clean(text)) == []
-    assert steering(printable.one_line(text), allowed="") == []
-    assert printable.clean(printable.clean(text)) == printable.clean(text)
+    assert steering(printable.clean_text(text)) == []
+    assert steering(printable.clean_to_one_line(text), allowed="") == []
+    assert printable.clean_text(printable.clean_text(text)) == printable.clean_text(text)
 
 
 def test_a_line_without_end_is_cut_and_the_text_says_so():
-    shown = printable.clean(f"short\n{'x' * 5000}\nshort")
+    shown = printable.clean_text(f"short\n{'x' * 5000}\nshort")
     assert shown == f"short\n{'x' * 4000} ... (1,000 more characters)\nshort"
 
 
 def test_every_text_of_a_value_is_changed_keys_too():
     """`mapped` applies a function to every text in a nested value, also to the keys of dicts."""
     value = {"a\x1b": ["b\x07", {"c": "d\n"}, 1, None, 2.5], "t": ("\u202e",)}
-    assert printable.map_texts(value, printable.one_line) == {"a?": ["b?", {"c": "d "}, 1, None, 2.5], "t": ["?"]}
+    assert printable.map_texts(value, printable.clean_to_one_line) == {"a?": ["b?", {"c": "d "}, 1, None, 2.5], "t": ["?"]}
 
 
 @given(st.text() | st.text(alphabet='\x1b\x07\x7f\x9b\u202e\u200b\U000e0041\n"\\é'))

@@ -25,7 +25,7 @@ from shardlab.workspace.workspace import Workspace
 SHARDLAB = Path(sys.executable).parent / "shardlab"
 SHELLS = [
     pytest.param(name, marks=pytest.mark.skipif(not shutil.which(name), reason=f"{name} is not installed here"))
-    for name in shell_init.SHELLS
+    for name in shell_init.CODE_BY_SHELL
 ]
 PLAIN = {
     "bash": ["bash", "--norc", "--noediting", "-i"],

@@ -150,7 +150,7 @@ def test_another_shared_folder_of_the_cluster_gets_a_folder_of_its_own(ws):
 def test_practice_nodes_belong_to_their_workspace_by_every_spelling(ws, tmp_path, monkeypatch, how, recorded):
     (ws / "near.yaml").write_text(PRACTICE)
     described = cluster.load_cluster(ws / "near.yaml")
-    monkeypatch.setattr(virtual, "STATE", tmp_path / "state")
+    monkeypatch.setattr(virtual, "STATE_FOLDER", tmp_path / "state")
     (tmp_path / "state/near").mkdir(parents=True)
     (tmp_path / "state/near/workspace").write_text(f"{spelled(tmp_path, recorded)}\n")
     virtual._check_owner(described, Workspace.find(spelled(tmp_path, how)))

@@ -150,7 +150,7 @@ def test_a_resumed_run_with_a_destroyed_optimizer_state_has_other_losses(bench):
     (path / "rank-00000.bin").write_bytes(data)
     manifest = checkpoint.read_manifest(path)
     listed = [checkpoint.CheckpointFile(f.name, f.bytes, files.file_sha256(path / f.name)) for f in manifest.files]
-    files.write_json(path / checkpoint.MANIFEST, msgspec.structs.replace(manifest, files=listed).with_seal())
+    files.write_json(path / checkpoint.MANIFEST_FILE, msgspec.structs.replace(manifest, files=listed).with_seal())
     again = gone_on(bench, resuming(bench, undisturbed, **keys))
     ours, theirs = losses(again), losses(undisturbed)
     assert ours[:5] == theirs[:5]
@@ -195,7 +195,7 @@ def test_a_resumed_run_gets_the_suspensions_of_the_first_run(bench):
     first = bench.complete(**keys)
     without(first, 8)
     held = first.steps(0).records[2]
-    first.write_event("attempt", suspension.EVENT, seconds=0.25, ended_s=held.wall_s)
+    first.write_event("attempt", suspension.SUSPENDED_EVENT, seconds=0.25, ended_s=held.wall_s)
     again = gone_on(bench, resuming(bench, first, **keys))
     (pause,) = suspension.read_suspensions(again.events())
     assert pause == pytest.approx((held.wall_s - 0.25, held.wall_s), rel=0, abs=0.001)
@@ -207,15 +207,18 @@ def test_only_the_newest_checkpoints_are_kept_and_each_is_complete(bench):
     asked = Instruments(checkpoints=CheckpointSettings(every_steps=2, keep=2))
     run_dir = bench.complete(steps=8, instruments=asked)
     assert [path.name for path in checkpoint.complete_checkpoints(run_dir.path)] == ["step-00000008", "step-00000006"]
-    assert sorted(path.name for path in (run_dir.path / checkpoint.FOLDER).iterdir()) == ["step-00000006", "step-00000008"]
+    assert sorted(path.name for path in (run_dir.path / checkpoint.CHECKPOINTS_FOLDER).iterdir()) == [
+        "step-00000006",
+        "step-00000008",
+    ]
     found = run_dir.read_result().instruments["checkpoints"]
     newest = checkpoint.complete_checkpoints(run_dir.path)[0]
     assert found["saves"] == 4
-    assert found["bytes"] == sum(p.stat().st_size for p in newest.iterdir() if p.name != checkpoint.MANIFEST)
+    assert found["bytes"] == sum(p.stat().st_size for p in newest.iterdir() if p.name != checkpoint.MANIFEST_FILE)
     assert not [path for path in newest.iterdir() if path.suffix not in (".bin", ".json")]
 
 
-@pytest.mark.parametrize("name", ["rank-00001.bin", "index.json", checkpoint.MANIFEST])
+@pytest.mark.parametrize("name", ["rank-00001.bin", "index.json", checkpoint.MANIFEST_FILE])
 def test_a_damaged_checkpoint_is_skipped_and_reported(bench, name):
     keys = {"strategy": "fsdp2", "gpus": 2, "optimizer": ADAM, "steps": 8, "instruments": EVERY_4}
     undisturbed = bench.complete(**keys)
@@ -295,7 +298,7 @@ def test_a_kill_during_a_save_leaves_the_last_complete_checkpoint(bench):
     keys = {"strategy": "ddp", "gpus": 2, "optimizer": ADAM, "steps": forever, "instruments": asked, "options": {"n_embd": 256}}
     run_dir = bench.run_dir(**keys)
     client = bench.start(run_dir)
-    folder = run_dir.path / checkpoint.FOLDER
+    folder = run_dir.path / checkpoint.CHECKPOINTS_FOLDER
     wait_for(lambda: checkpoint.complete_checkpoints(run_dir.path))
     writer = victim(run_dir, 1)
 
@@ -314,7 +317,7 @@ def test_a_kill_during_a_save_leaves_the_last_complete_checkpoint(bench):
     client.communicate(timeout=HANG_S)
     assert client.returncode == 128 + signal.SIGKILL
     (half,) = folder.glob(".step-*.tmp")
-    assert not (half / checkpoint.MANIFEST).exists()
+    assert not (half / checkpoint.MANIFEST_FILE).exists()
     (good,) = checkpoint.complete_checkpoints(run_dir.path)
     assert checkpoint.find_damage(good, checkpoint.read_manifest(good).files) is None
     client = bench.start(run_dir)

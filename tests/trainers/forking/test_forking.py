@@ -110,7 +110,7 @@ def test_changed_code_has_another_socket(runtime, tmp_path, monkeypatch):
     seen.add(address.find_socket_path())
     (tmp_path / "source" / "trainers" / "a.py").rename(tmp_path / "source" / "trainers" / "b.py")
     seen.add(address.find_socket_path())
-    monkeypatch.setattr(address.host, "packages", lambda: {"torch": "0"})
+    monkeypatch.setattr(address.host, "read_package_versions", lambda: {"torch": "0"})
     seen.add(address.find_socket_path())
     assert len(seen) == 4
 
