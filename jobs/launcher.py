@@ -91,7 +91,7 @@ def launchers() -> dict[str, Launcher]:
 def launcher(name: str) -> Launcher:
     """The launcher with this name. If no launcher has the name, raises UnknownName, which lists all launchers."""
     launchers_by_name = launchers()
-    if name == TRACE:
+    if name == TRACE_STRATEGY:
         return _TRACE_LAUNCHER
     if name not in launchers_by_name:
         raise UnknownName("launcher", name, launchers_by_name)

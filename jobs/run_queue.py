@@ -172,7 +172,7 @@ class RunQueue:
                 with files.hold_lock(self._folder / "runner.lock", _raise_another_runner):
                     this_process = psutil.Process()
                     own_runner = Runner(
-                        schema=1, pid=this_process.pid, created=this_process.create_time(), boot_id=host.boot_id()
+                        schema=1, pid=this_process.pid, created=this_process.create_time(), boot_id=host.read_boot_id()
                     )
                     files.write_json(self._folder / "runner.json", own_runner)
                     start_runs()
@@ -190,7 +190,7 @@ class RunQueue:
                 continue
             with contextlib.suppress(ShardlabError):
                 queue_events = [
-                    event for event in run_dir.events(strict=True) if event.event in ("submitted", "refused", *HOLDING)
+                    event for event in run_dir.events(strict=True) if event.event in ("submitted", "refused", *HOLDING_EVENTS)
                 ]
                 if queue_events and queue_events[-1].event in ("submitted", "released"):
                     waiting_runs.append((queue_events[0].wall_s, run_dir.run_id, run_dir))
@@ -382,7 +382,7 @@ def _does_process_name_run(pid: int, run_dir: RunDir) -> bool:
 
 
 def _judge_vanished_run(start_event: Event) -> JudgedState:
-    if start_event.data.get("boot_id") != host.boot_id():
+    if start_event.data.get("boot_id") != host.read_boot_id():
         return JudgedState("node_fail", "the machine restarted while the run was running")
     return JudgedState("failed", "its supervisor ended without recording an end; the run was killed from outside")
 

@@ -41,7 +41,7 @@ _SENTENCE_LETTERS, _GAP_LETTERS = 60, 2
 @lru_cache(maxsize=4096)  # saves time, because many cells of a table have the same text
 def escape_latex(text: str) -> str:
     """The text in one line, with special characters escaped so that LaTeX prints them."""
-    return _LIGATURE.sub(r"\1{}", _SPACES.sub(" ", printable.one_line(text)).strip().translate(_ESCAPE_TABLE))
+    return _LIGATURE.sub(r"\1{}", _SPACES.sub(" ", printable.clean_to_one_line(text)).strip().translate(_ESCAPE_TABLE))
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:

@@ -24,7 +24,7 @@ _SPACES = re.compile(r" +")
 @lru_cache(maxsize=4096)  # saves time, because many cells of a table have the same text
 def escape_markdown(text: str) -> str:
     """The text in one line, with special characters of Markdown escaped."""
-    return _SPECIAL_CHARACTERS.sub(r"\\\1", _SPACES.sub(" ", printable.one_line(text)).strip())
+    return _SPECIAL_CHARACTERS.sub(r"\\\1", _SPACES.sub(" ", printable.clean_to_one_line(text)).strip())
 
 
 def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:

@@ -133,7 +133,7 @@ def _compare_offers(
     result_of_run: dict[str, DownloadedRun] = {}
     to_fetch = []
     for run in offered_runs:
-        state = run.state if run.state in STATES else "unknown"
+        state = run.state if run.state in STATE_MEANINGS else "unknown"
         result_of_run[run.run] = result = DownloadedRun(state, not_regular=run.not_regular, parts=run.parts)
         cluster_problems = [f"on the cluster: {problem}" for problem in run.problems]
         wanted_names = None

@@ -54,7 +54,7 @@ def store_matrices(workspace: Workspace, received_files: Mapping[str, bytes]) ->
         try:
             content_of_file[name] = received_files[name]
             if name == LAST_MATRIX:
-                decoder(LastMatrix).decode(content_of_file[name])
+                get_decoder(LastMatrix).decode(content_of_file[name])
             else:
                 content_of_file[name] = _set_local_path(workspace, content_of_file[name])
             regular_file_status(workspace.shardlab_folder.resolve(), name)
@@ -79,7 +79,7 @@ def _set_local_path(workspace: Workspace, description: bytes) -> bytes:
     """
     from shardlab.remote import remote_workspace  # imported only here: the cluster does not need it
 
-    expansion = decoder(Expansion).decode(description)
+    expansion = get_decoder(Expansion).decode(description)
     local_path = remote_workspace.local_matrix_path(workspace, expansion.path)
     return (
         description if local_path == expansion.path else files.encode_json(msgspec.structs.replace(expansion, path=local_path))

@@ -180,8 +180,8 @@ class RunRecords(msgspec.Struct):
         }
         for name, host in host_of_file.items():
             self._read_samples(name, host, telemetry)
-        if VALIDATION in entry_names:
-            self.validation = self._read_records(VALIDATION, ValidationRecord)
+        if VALIDATION_FILE in entry_names:
+            self.validation = self._read_records(VALIDATION_FILE, ValidationRecord)
         events = [event for name in entry_names if _EVENT_FILE.fullmatch(name) for event in self._read_records(name, Event)]
         self.events = events = sorted(events, key=lambda event: event.wall_s)
         for name in filter(_EVENT_FILE.fullmatch, self.damage.corrupt):
@@ -306,7 +306,7 @@ class RunRecords(msgspec.Struct):
 def _read_clocks(events: Sequence[Event]) -> dict[str, dict[str, ClockOffset]]:
     offsets_of_host: dict[str, dict[str, ClockOffset]] = {}
     for event in events:
-        if event.event == CLOCK and (side_of_run := event.data.get("when")) in ("start", "end"):
+        if event.event == CLOCK_EVENT and (side_of_run := event.data.get("when")) in ("start", "end"):
             with contextlib.suppress(msgspec.ValidationError):
                 offsets_of_host.setdefault(event.host, {})[side_of_run] = msgspec.convert(event.data, ClockOffset)
     return offsets_of_host

@@ -165,7 +165,7 @@ def _load_cached_samples(
         cache_path = _find_cache_folder() / lines_state.path_sha256
         cache_content = memoryview(files.read(cache_path, MOST_CACHE_BYTES))
         header_end = bytes(cache_content[: 1 << 16]).index(b"\n", _DIGEST_LENGTH)
-        header = decoder(CacheHeader).decode(cache_content[_DIGEST_LENGTH:header_end])
+        header = get_decoder(CacheHeader).decode(cache_content[_DIGEST_LENGTH:header_end])
     except (OSError, WorkspaceError, RuntimeError, ValueError, *DECODE_FAULTS):
         return None
     is_sound = hashlib.sha256(cache_content[_DIGEST_LENGTH:]).hexdigest().encode() == cache_content[:_DIGEST_LENGTH]

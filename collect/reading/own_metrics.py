@@ -144,7 +144,7 @@ def main(workspace: str, matrix: str, *path_words: str) -> None:
 
 def list_shipped_names() -> set[str]:
     """The names of the metrics of shardlab, which a workspace cannot define again."""
-    return {*metric_names.KNOWN, *(shipped_metric.name for shipped_metric in metric.all_metrics())}
+    return {*metric_names.KNOWN_METRICS, *(shipped_metric.name for shipped_metric in metric.all_metrics())}
 
 
 def _check_metrics(path: Path, metrics_value: object) -> list[Metric]:

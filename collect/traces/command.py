@@ -63,7 +63,7 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
     run_ids = [run_id for run_id in (run, against) if run_id and "/" not in run_id]
     rehearsals = [run_id for run_id in run_ids if RunDir(workspace.runs / run_id).is_rehearsal()]
     for run_id in rehearsals:
-        output.print_remark(f"{run_id} is a {REHEARSAL}.", style="yellow")
+        output.print_remark(f"{run_id} is a {REHEARSAL_NOTE}.", style="yellow")
     document_header: dict[str, Any] = {"run": run, "rehearsals": rehearsals}
     if "/" not in run and (merged_figures := merged.merge_figures(workspace, run)) is not None:
         if against or like_hta:

@@ -69,7 +69,7 @@ def _find_latest_runs(workspace: Workspace, set_name: str) -> Mapping[int, tuple
 def _read_summaries(run_dir: RunDir, trace_part: TracePart) -> list[FileFigures]:
     summaries = []
     for file_number in range(len(trace_part.files)):
-        summary_path = run_dir.path / SUMMARIES / summary_name(file_number)
+        summary_path = run_dir.path / SUMMARIES_FOLDER / summary_name(file_number)
         summary = json_file.read_json(summary_path, FileFigures, "is not a summary of this version: {}.")
         if summary is None:
             raise InputError(f"{summary_path}: the summary is missing, although the run completed.")

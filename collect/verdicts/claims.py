@@ -204,7 +204,7 @@ def _look_up_numbers(
         cell_filter = Expression(call_text).call_arguments[0][1]
         assert isinstance(call.func, ast.Name)
         try:
-            if call.func.id == STATE:
+            if call.func.id == STATE_METRIC:
                 row, value_of_call[call_text] = measurements.state(cell_filter)
                 run_ids = [run.run_id for run in row.runs]
                 verdict.numbers.append(ClaimNumber(call=call_text, cell=row.id, value=row.state, n=len(run_ids), runs=run_ids))

@@ -91,7 +91,7 @@ def _compare_reported_number(loaded: Loaded, measurements: Measurements, reporte
     )
     try:
         uncertain_number: UncertainNumber | None = None
-        if reported.metric == STATE:
+        if reported.metric == STATE_METRIC:
             row, state = measurements.state(reported.cell)
             reported.measured, reported.n = state, len(row.runs)
         else:
@@ -114,7 +114,7 @@ def _compare_reported_number(loaded: Loaded, measurements: Measurements, reporte
         reported.why = unanswered.why
     metric = measurements.metrics.get(reported.metric)
     try:
-        if metric is not None or reported.metric == STATE:
+        if metric is not None or reported.metric == STATE_METRIC:
             reported.reported = parse_number(
                 reported.printed, reported_entry.unit, metric.unit if metric else "", is_change=_is_change(metric)
             )

@@ -108,7 +108,7 @@ class LivePage:
         drawn_runs = [_build_run_at_work(run, row_of_run[run.run_id]) for run in followed_runs[:MOST_RUNS]]
         queue_html = render_page(
             "watch/queue.html.j2",
-            printable.clean,
+            printable.clean_text,
             rows=list(row_of_run.values())[:MOST_QUEUE_ROWS],
             left_out=max(len(row_of_run) - MOST_QUEUE_ROWS, 0),
             counts=count_states([row.state for row in row_of_run.values()]),
@@ -116,7 +116,8 @@ class LivePage:
             runs_path=str(self._workspace.runs),
         )
         head_of_run = {
-            run.run_id: render_page("watch/run.html.j2", printable.clean, run=run, figures=run.figures) for run in drawn_runs
+            run.run_id: render_page("watch/run.html.j2", printable.clean_text, run=run, figures=run.figures)
+            for run in drawn_runs
         }
         return {
             "problem": "",
@@ -179,7 +180,7 @@ def _build_figure(title: str, lines: Mapping[str, LiveCurve], left_out: Sequence
             {
                 "type": "scatter",
                 "mode": "lines" if len(line_x) > figure.MAX_MARKED else "lines+markers",
-                "name": html.escape(printable.one_line(name), quote=False),
+                "name": html.escape(printable.clean_to_one_line(name), quote=False),
                 "x": [round(position, 3) for position in line_x],
                 "y": [None if value is None else float(f"{value:.6g}") for value in line_y],
                 "line": {

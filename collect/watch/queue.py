@@ -22,7 +22,7 @@ from shardlab.workspace.workspace import Workspace
 FilesSignature = tuple[
     tuple[str, int, int, int], ...
 ]  # (name, inode, size, change time in ns) of each file that tells the state
-SETTLED_STATES = FINAL | {"unknown"}
+SETTLED_STATES = FINAL_STATES | {"unknown"}
 
 
 class QueuedRun:

@@ -214,7 +214,9 @@ class RequestHandler(BaseHTTPRequestHandler):
         if isinstance(file_or_names, list):
             if path_parts[-1:] != [""]:
                 raise FileNotFoundError  # without the slash at the end, relative links would lead to the parent folder
-            listing_html = render_page("watch/folder.html.j2", printable.clean, names=file_or_names, path="/".join(path_parts))
+            listing_html = render_page(
+                "watch/folder.html.j2", printable.clean_text, names=file_or_names, path="/".join(path_parts)
+            )
             self._send_body(listing_html.encode(), HTML_TYPE, RUN_FILES_POLICY)
             return
         with file_or_names:
@@ -230,7 +232,7 @@ class RequestHandler(BaseHTTPRequestHandler):
                 shutil.copyfileobj(_Prefix(file_or_names, file_bytes), self.wfile)
 
     def _send_problem(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
-        problem_html = render_page("watch/problem.html.j2", printable.clean, sentence=sentence)
+        problem_html = render_page("watch/problem.html.j2", printable.clean_text, sentence=sentence)
         self._send_body(problem_html.encode(), HTML_TYPE, RUN_FILES_POLICY, status, **headers)
 
     def _send_body(

@@ -99,7 +99,7 @@ class AdviceReport(msgspec.Struct, frozen=True):
 def rank_strategies(
     question: Question,
     alternatives: Mapping[str, Question] | None = None,
-    get_answers: Callable[[Sequence[Cell]], Mapping[str, Answer]] = lambda _: {},
+    get_answers: Callable[[Sequence[Cell]], Mapping[str, RehearsalAnswer]] = lambda _: {},
 ) -> AdviceReport:
     """Rank all strategies that can train a workload on the given GPUs.
 
@@ -293,7 +293,7 @@ def _correct_by_rehearsals(
     ranked_advice: Sequence[Advice],
     sized_cells: Sequence[Sequence[Cell]],
     question: Question,
-    get_answers: Callable[[Sequence[Cell]], Mapping[str, Answer]],
+    get_answers: Callable[[Sequence[Cell]], Mapping[str, RehearsalAnswer]],
 ) -> list[Advice]:
     """The advice, corrected by rehearsals. If a cell does not fit according to its rehearsal, a smaller micro-batch is
     rehearsed. sized: lists of cells that differ in their micro-batch."""

@@ -51,7 +51,7 @@ def explain_gpu_name(name: str, memory_gib: float | None = None) -> str | None:
         return None
     fitting_models = _list_fitting_models(name, memory_gib)
     if not fitting_models:
-        return f"{UnknownName('GPU', name, list_model_names(), where='gpus.type')} The planner predicts no time."
+        return f"{UnknownName('GPU', name, list_model_names(), place='gpus.type')} The planner predicts no time."
     first_name, *other_names = (_shorten_name(fitting_model) for fitting_model in fitting_models)
     if not other_names or first_name == name.lower():
         return None

@@ -365,7 +365,7 @@ def are_facts_known(cell: Cell) -> bool:
     return workload.is_data and default_layers in (cell.options.get(LAYERS_OPTION), len(workload.block_parameters))
 
 
-def _find_default_value(workload: Workload, option_name: str) -> Value:
+def _find_default_value(workload: Workload, option_name: str) -> OptionValue:
     return next((option.default for option in workload.options if option.name == option_name), None)
 
 

@@ -282,7 +282,7 @@ def list_cells_over_memory(cells: Mapping[str, Cell], predictions: Mapping[str, 
     ]
 
 
-def judge_fit(needed_bytes: PredictedRange, capacity: PredictedRange, *, is_complete: bool) -> Fits | None:
+def judge_fit(needed_bytes: PredictedRange, capacity: PredictedRange, *, is_complete: bool) -> FitVerdict | None:
     """Whether the memory that a cell needs fits the memory of a GPU; None if it is not known.
 
     complete: false if the memory of activations is not known. `needed` is then a lower bound, so the only possible answers are

@@ -52,7 +52,7 @@ class Rehearsals:
 
     def get_answers(self, cells: Sequence[Cell]) -> dict[str, RehearsalAnswer]:
         """The answer for each cell that has an answer, by the name of the cell. Missing answers are made if `make` is set."""
-        answers_by_name = dict[str, Answer]()
+        answers_by_name = dict[str, RehearsalAnswer]()
         if not self._makes_missing and not self.folder.is_dir():
             return answers_by_name
         cells_without_answer = dict[

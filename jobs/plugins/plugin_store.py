@@ -72,7 +72,9 @@ def _ask_process(
     """Ask a separate process, which executes the code of a file, what the file defines. Raises InputError if it fails."""
     with tempfile.TemporaryDirectory(prefix="shardlab-own-") as code_folder:
         plugin_path = source.file
-        if plugin_path.suffix == model_file.SUFFIX:  # use the normalized text that runs get, not the text of the user's file
+        if (
+            plugin_path.suffix == model_file.CONFIGURATION_SUFFIX
+        ):  # use the normalized text that runs get, not the text of the user's file
             plugin_path = Path(code_folder) / WORKLOADS.folder / plugin_path.name
             plugin_source.write_plugin(plugin_path.parent, source)
         length_options: list[str] = [] if seq_len is None else ["--seq-len", str(seq_len)]

@@ -73,6 +73,6 @@ class RefusingProcess:
             raise InputError(f"{self.file}: refuse of {question.strategy} did not answer within {limit_s:.0f} s.")
         answer_line = answer_pipe.readline(MOST_ANSWER_BYTES)
         try:
-            return decoder(RefusalAnswer).decode(answer_line)
+            return get_decoder(RefusalAnswer).decode(answer_line)
         except DECODE_FAULTS:
             raise InputError(f"{self.file}: its code ended the process that asks it which cells it refuses.") from None

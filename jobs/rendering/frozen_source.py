@@ -76,7 +76,9 @@ def remove_unused_copies(workspace: Workspace, current_copy: Path) -> None:
             runs_with_copies.append((run_dir, Path(source).name))
     run_statuses = read_statuses(workspace, [run_dir for run_dir, _ in runs_with_copies])
     needed_names = {
-        copy_name for (_, copy_name), status in zip(runs_with_copies, run_statuses, strict=True) if status.state not in FINAL
+        copy_name
+        for (_, copy_name), status in zip(runs_with_copies, run_statuses, strict=True)
+        if status.state not in FINAL_STATES
     }
     for copy_name, copy_path in copies_by_name.items():
         if copy_name not in needed_names:

@@ -17,7 +17,7 @@ from jobs.slurm.commands import CLUSTER_VARIABLE, has_slurm_commands, own_cluste
 from shardlab.errors import ShardlabError
 from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import TOLD, name_job
+from shardlab.runs.state import TOLD_REASON, name_job
 from shardlab.workspace.workspace import Workspace
 
 ENDED_WHY = (

@@ -392,7 +392,7 @@ def _observe_run(
     )
     if answer.no_answer_reason:
         scheduler_words = f"{scheduler_words} in Slurm's accounting; the controller does not answer: {answer.no_answer_reason}"
-    if run.verdict.state in FINAL and answer.no_answer_reason and states.translate_state(job.state) == "running":
+    if run.verdict.state in FINAL_STATES and answer.no_answer_reason and states.translate_state(job.state) == "running":
         return ObservedRun(run.verdict, job_id, scheduler_words)  # the accounting may know the end later than the run's records
     learnt_end = find_learnt_end(run.events)
     if learnt_end is not None:
@@ -414,7 +414,7 @@ def record_learnt_ends(workspace: Workspace, runs: Sequence[RunOnDisk], observed
         (run, observed_run)
         for run, observed_run in zip(runs, observed_runs, strict=True)
         if observed_run.verdict.state != run.verdict.state
-        and (observed_run.verdict.state in FINAL or find_learnt_end(run.events) is not None)
+        and (observed_run.verdict.state in FINAL_STATES or find_learnt_end(run.events) is not None)
     ]
     if not learnt_pairs or not workspace_trust.is_allowed(workspace):
         return
@@ -515,7 +515,7 @@ def judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState
 
 def _judge_missing(run: RunOnDisk, sending: Event, answer: JobsFound) -> JudgedState:
     """The state of a run whose job is not in Slurm's answer."""
-    if run.verdict.state in FINAL or answer.no_answer_reason or time.time() - sending.wall_s < ACCOUNTING_LAG_S:
+    if run.verdict.state in FINAL_STATES or answer.no_answer_reason or time.time() - sending.wall_s < ACCOUNTING_LAG_S:
         return run.verdict
     own_verdict, job = _reread_run(run).verdict, str(sending.data["job"])
     if own_verdict.state in FINAL_STATES:

@@ -60,7 +60,7 @@ def read_site_shares(address: Address, account: str | None, cluster: str | None)
     """As `read_shares`, but `sshare` is called on the site's machine at `address`, over an SSH connection that is already open.
     If no connection is open, returns an empty list, so that nobody is asked to log in."""
     ssh_words = ssh_command(address)
-    if not shared_connection.is_open(ssh_words):
+    if not shared_connection.is_connection_open(ssh_words):
         return []
     sshare_command = shlex.join(address_cluster(_make_sshare_argv(account), cluster))
     ssh_argv = [*ssh_words, wrap_for_any_shell(shlex.join(login_shell_argv(sshare_command)))]

@@ -179,7 +179,7 @@ def _is_left_open(run_dir: RunDir, token: str, *, is_unreadable: bool = False) -
     try:
         last_sending = find_last_sending(run_dir.events(strict=True))
         is_open = last_sending is not None and last_sending.event == "submitting" and last_sending.data.get("token") == token
-        return is_open and run_dir.judge().state not in FINAL
+        return is_open and run_dir.judge().state not in FINAL_STATES
     except ShardlabError:
         return is_unreadable
 

@@ -162,7 +162,7 @@ def _place_records(old_run: RunDir, arrived_folder: Path) -> None:
     arrived file begins with the same records."""
     for record_name in files.list_names(arrived_folder):
         own_path = old_run.path / "steps" / record_name
-        if not re.fullmatch(part_files.STEPS, record_name) or not _is_regular(arrived_folder / record_name):
+        if not re.fullmatch(part_files.STEP_FILES, record_name) or not _is_regular(arrived_folder / record_name):
             continue
         with files.as_workspace_error("write"):
             if not own_path.exists() or part_files.is_beginning(own_path, arrived_folder / record_name):

@@ -38,7 +38,7 @@ def fetch_files(node: InventoryNode, workspace: Workspace, names: Sequence[str],
     remote_source, login_options = _make_remote_words(node, workspace)
     rsync_options = [*rsync.FROM_OTHERS, "--recursive", "--times", f"--timeout={SILENT_S}", *login_options]
     rsync_end = rsync.run_rsync(rsync_options, names, remote_source, f"{target}/", must_stop=must_stop)
-    _check_rsync_end(node, rsync_end, allowed=rsync.INCOMPLETE)
+    _check_rsync_end(node, rsync_end, allowed=rsync.INCOMPLETE_COPY_CODES)
 
 
 def _make_remote_words(node: InventoryNode, workspace: Workspace) -> tuple[str, list[str]]:

@@ -24,8 +24,10 @@ MOST_PART_BYTES = 1 << 16  # the most bytes of a growing file that are sent in o
 MOST_LINE_BYTES = 1 << 26  # the most bytes of a line; large, because the whole manifest of a checkpoint is sent in one line
 # The only files that a node may write on the first node. Files of APPENDED_FILES are copied as they grow, files of WHOLE_FILES
 # at once.
-APPENDED_FILES = re.compile(rf"(?:{part_files.EVENTS}|steps/{part_files.STEPS}|validation\.jsonl|log/rank-\d{{5,}}\.log)")
-WHOLE_FILES = re.compile(rf"(?:result\.json|env/{part_files.HOST}\.json|checkpoints/step-\d{{8,}}/manifest\.json)")
+APPENDED_FILES = re.compile(
+    rf"(?:{part_files.EVENT_FILES}|steps/{part_files.STEP_FILES}|validation\.jsonl|log/rank-\d{{5,}}\.log)"
+)
+WHOLE_FILES = re.compile(rf"(?:result\.json|env/{part_files.HOST_NAME}\.json|checkpoints/step-\d{{8,}}/manifest\.json)")
 RECORD_FOLDERS = ("", "steps", "log", "env")
 PROGRESS_PREFIX = (
     ".progress."  # prefix of a hidden file on the first node for each node; its time says when the node made progress

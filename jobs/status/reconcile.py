@@ -215,7 +215,9 @@ def find_run_span(events: Sequence[Event], state: str) -> tuple[datetime | None,
     timed_events = sorted((event.wall_s, event.event) for event in events if event.writer == "attempt")
     start_times = [wall_s for wall_s, name in timed_events if name == "started"]
     end_times = [wall_s for wall_s, name in timed_events if name == "exited"]
-    last_end_s = end_times[-1] if end_times and start_times and end_times[-1] >= start_times[-1] and state in FINAL else None
+    last_end_s = (
+        end_times[-1] if end_times and start_times and end_times[-1] >= start_times[-1] and state in FINAL_STATES else None
+    )
     return _to_datetime(start_times[0] if start_times else None), _to_datetime(last_end_s)
 
 

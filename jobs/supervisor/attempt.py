@@ -234,7 +234,7 @@ class Attempt:
             return "cancelled"
         if self.in_slurm and (self.is_told_to_end or self._has_slurm_ended_ranks()):
             self.end_reason = TOLD_TO_END_WHY
-            return TOLD
+            return TOLD_REASON
         if lost_event := next((event for event in self.run_dir.events() if event.event == step.NODE_LOST_EVENT), None):
             self.end_reason = str(lost_event.data.get("why", ""))
             return "node_fail"
@@ -363,7 +363,7 @@ class Attempt:
             if self._is_cancelled():
                 return "cancelled"
         if self.is_told_to_end:
-            return "cancelled" if not self.in_slurm or self._is_cancelled() else TOLD
+            return "cancelled" if not self.in_slurm or self._is_cancelled() else TOLD_REASON
         if time.monotonic() > deadline and not (self.run_dir.result.exists() and self._waits_for_controller()):
             return "timeout"
         return "hung" if hang_watch.has_hung() and not self._waits_for_controller() else None
@@ -394,7 +394,7 @@ class Attempt:
         texts_by_reason = {
             "timeout": f"ended at its time limit of {self.limit_s} s",
             "cancelled": CANCELLED_WHY,
-            TOLD: TOLD_TO_END_WHY,
+            TOLD_REASON: TOLD_TO_END_WHY,
         }
         return texts_by_reason.get(reason, "")
 

@@ -69,10 +69,10 @@ class AdviseVerb(JobsVerb):
             more_cards = msgspec.structs.replace(cluster.network, cards_per_node=cards_per_node)
             machine = plan_machine(msgspec.structs.replace(cluster, network=more_cards), None)
             alternatives[f"--cards-per-node {cards_per_node}"] = msgspec.structs.replace(question, machine=machine)
-        all_answers: dict[str, Answer] = {}
+        all_answers: dict[str, RehearsalAnswer] = {}
         rehearsal_source = matrix_plan.make_rehearsals(invocation, plugins)
 
-        def collect_answers(cells: Sequence[Cell]) -> Mapping[str, Answer]:
+        def collect_answers(cells: Sequence[Cell]) -> Mapping[str, RehearsalAnswer]:
             new_answers = rehearsal_source.get_answers(cells)
             all_answers.update(new_answers)
             return new_answers
@@ -94,7 +94,7 @@ class AdviseVerb(JobsVerb):
 def _find_workload(invocation: Invocation) -> tuple[Workload, OwnPlugins]:
     """The workload that --workload names, and the plug-ins of the workspace that define it. Raises InputError."""
     name, models_by_name = invocation.arguments.workload, {}
-    if name.endswith(model_file.SUFFIX):
+    if name.endswith(model_file.CONFIGURATION_SUFFIX):
         configuration_file = Path(name).absolute()
         model_entry = ModelByConfiguration(
             f"{configuration_file.parent.name}/{configuration_file.name}", seq_len=invocation.arguments.seq_len
@@ -132,10 +132,10 @@ def _read_cluster(invocation: Invocation) -> Cluster:
 def _make_question(invocation: Invocation, workload: Workload, cluster: Cluster) -> Question:
     """The question that the options ask. Raises InputError."""
     args, options_by_name = invocation.arguments, {option.name: option for option in workload.options}
-    options: dict[str, Value] = {name: option.default for name, option in options_by_name.items()}
+    options: dict[str, OptionValue] = {name: option.default for name, option in options_by_name.items()}
     for name, _, value_text in (option_argument.partition("=") for option_argument in args.option):
         if name not in options_by_name:
-            raise UnknownName(f"option of {workload.name}", name, options_by_name, where="--option")
+            raise UnknownName(f"option of {workload.name}", name, options_by_name, place="--option")
         options[name] = value_text
         with contextlib.suppress(msgspec.DecodeError):  # what is no YAML is a text
             options[name] = msgspec.yaml.decode(value_text.encode())

@@ -68,7 +68,7 @@ def simulate_schedule(invocation: Invocation, plan: MatrixPlan) -> CellSchedule 
     if not cells_by_name:
         raise InputError(f"--schedule: no selected cell of {plan.matrix.name} has a pipeline. Allowed: cells with pp above 1.")
     if name not in cells_by_name:
-        raise UnknownName("cell with a pipeline", name, cells_by_name, where="--schedule")
+        raise UnknownName("cell with a pipeline", name, cells_by_name, place="--schedule")
     return cell_schedule.make_schedule(cells_by_name[name])
 
 

@@ -49,10 +49,11 @@ def list_reasons(table: Table[Status]) -> list[str]:
 def summarize_runs(runs: Sequence[Status]) -> str:
     """A line that says how many runs are in each state, how many are rehearsals, and in which time zone the times are."""
     state_counts = sorted(
-        Counter(status.state for status in runs).items(), key=lambda state_count: (state_count[0] in FINAL, state_count[0])
+        Counter(status.state for status in runs).items(),
+        key=lambda state_count: (state_count[0] in FINAL_STATES, state_count[0]),
     )
     rehearsal_count = sum(bool(status.rehearsal) for status in runs)
-    rehearsal_note = f" {rehearsal_count} of them a {REHEARSAL}." if rehearsal_count else ""
+    rehearsal_note = f" {rehearsal_count} of them a {REHEARSAL_NOTE}." if rehearsal_count else ""
     zone_note = f" Times are {datetime.now().astimezone():%Z}." if any(status.started for status in runs) else ""
     return f"{len(runs)} run(s): {', '.join(f'{count} {state}' for state, count in state_counts)}.{rehearsal_note}{zone_note}"
 

@@ -49,7 +49,8 @@ class SubmitVerb(JobsVerb):
         completion.offer_completions(parser.add_argument("--resume-from", metavar="RUN", help=resume_help), Workspace.run_ids)
         tracker_names = ", ".join(trackers.TRACKERS)
         track_help = (
-            f"log runs while they go on, offline, into {trackers.FOLDER}/ of the workspace: {tracker_names} (docs/exports.md)"
+            f"log runs while they go on, offline, into {trackers.TRACKER_FOLDER}/ of the workspace: {tracker_names} "
+            "(docs/exports.md)"
         )
         track_option = parser.add_argument("--track", metavar="TRACKER", help=track_help)
         completion.offer_completions(track_option, lambda _: trackers.TRACKERS)

@@ -90,10 +90,10 @@ def cancel_runs(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
     deadline = time.monotonic() + MOST_CANCEL_S
     while True:
         current_statuses = read_statuses(workspace, run_dirs)
-        if all(run.state in FINAL for run in current_statuses):
+        if all(run.state in FINAL_STATES for run in current_statuses):
             last_folders = _find_last_attempts(workspace, [run.id for run in current_statuses])
             tried_runs = read_statuses(workspace, search_runs.add_tries(workspace, last_folders))
-            unfinished = [run for run in tried_runs if run.state not in FINAL and run.cell is not None]
+            unfinished = [run for run in tried_runs if run.state not in FINAL_STATES and run.cell is not None]
             # the second list: tries and attempts that began in the meantime
             return [*current_statuses, *(cancel_runs(workspace, unfinished) if unfinished else [])]
         if time.monotonic() > deadline:

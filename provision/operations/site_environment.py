@@ -103,7 +103,7 @@ def _check_packages(site: Site, target: Target, folder: PurePosixPath) -> Packag
             MAKE_S,
             folder_advice,
         )
-    options = [
+    sbatch_options = [
         f"--job-name={jobs.LISTING_NAME}",
         f"--output={folder}/packages.log",
         *requests.sbatch_options(site.cluster, node_count=1, minutes=LIST_MINUTES),
@@ -116,8 +116,8 @@ def _check_packages(site: Site, target: Target, folder: PurePosixPath) -> Packag
         python=rank_python,
         program=software.LISTING_PROGRAM,
     )
-    argv = ["sh", "-c", SUBMIT_AND_SHOW, "submit", str(folder), text]
-    return PackageCheck(entry, argv, folder, INSTALL_S, advice, job_script=f"{folder}/list_packages.sh")
+    submit_argv = ["sh", "-c", SUBMIT_AND_SHOW, "submit", str(folder), job_script]
+    return PackageCheck(packages_entry, submit_argv, folder, INSTALL_S, folder_advice, job_script=f"{folder}/list_packages.sh")
 
 
 def _mark_packages(folder: PurePosixPath, packages_digest: str) -> Write:

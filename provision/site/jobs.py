@@ -25,7 +25,7 @@ rm -f -- "$2"
 sbatch --wait --parsable "$1" || {{ test ! -s "$2" || echo "$(tail -n 1 "$2") (see $2)" >&2; exit 1; }}
 """
 # Prints a job that waits or runs with the script $1, as JOB|STATE|REASON. A second job would write to the same folder.
-WAITING = f"""\
+LIST_WAITING_JOBS = f"""\
 {requests.WITHOUT_VARIABLES}
 jobs=$(squeue --noheader --user "$(id -un)" --name {JOB_NAME},{LISTING_NAME} --format '%i|%T|%r|%o') || exit 1
 printf '%s\\n' "$jobs" | while IFS='|' read -r job state reason script; do
@@ -55,10 +55,10 @@ def submit_script(description: str, script_path: str, log_path: str, limit_s: fl
 
 
 @contextlib.contextmanager
-def say_why_job_waits(node: Node, script: str, work: str) -> Iterator[None]:
+def say_why_job_waits(node: Node, script_path: str, work_phrase: str) -> Iterator[None]:
     """During the block, which waits for the job of a script, print why the job waits in the queue, each reason once.
 
-    script: the path of the script. work: what the job does, for the message.
+    script_path: the path of the script. work_phrase: what the job does, for the message.
     """
     has_ended = threading.Event()
 
@@ -66,9 +66,9 @@ def say_why_job_waits(node: Node, script: str, work: str) -> Iterator[None]:
         printed_job = None
         while not has_ended.wait(ASK_S):
             with contextlib.suppress(Unanswered, Unreachable):
-                job = _find_job(node, script)
+                job = _find_job(node, script_path)
                 if job is not None and "PENDING: " in job and job != printed_job and not has_ended.is_set():
-                    Output().print_remark(f"{node.name}: {work}: waits for job {job}")
+                    Output().print_remark(f"{node.name}: {work_phrase}: waits for job {job}")
                     printed_job = job
 
     asking_thread = threading.Thread(target=ask, daemon=True)
@@ -80,24 +80,24 @@ def say_why_job_waits(node: Node, script: str, work: str) -> Iterator[None]:
         asking_thread.join()
 
 
-def check_no_waiting_job(node: Node, script: str, work: str) -> None:
+def check_no_waiting_job(node: Node, script_path: str, work_phrase: str) -> None:
     """Check that no job of an earlier command with this script still waits or runs. Raises Unanswered if there is one.
 
-    work: what the job does, as a clause for the error.
+    script_path: the path of the script. work_phrase: what the job does, as a clause for the error.
     """
-    if (job := _find_job(node, script)) is not None:
+    if (job := _find_job(node, script_path)) is not None:
         raise Unanswered(
             f"{node.name}: job {job} of an earlier command {work_phrase}. When the job has ended, run the same command again."
         )
 
 
-def _find_job(node: Node, script: str) -> str | None:
+def _find_job(node: Node, script_path: str) -> str | None:
     """The job with this script that waits or runs, with its state and why it waits, such as `7 (PENDING: Priority)`; None if
     there is none. Raises Unanswered."""
-    answer = node.run(["sh", "-c", WAITING, "waiting", script], timeout_s=60)
-    if answer.code != 0:
-        raise Unanswered(f"{node.name}: squeue does not say which jobs wait: {last_line(answer)}")
-    if not (lines := answer.stdout.splitlines()):
+    squeue_output = node.run(["sh", "-c", LIST_WAITING_JOBS, "waiting", script_path], timeout_s=60)
+    if squeue_output.code != 0:
+        raise Unanswered(f"{node.name}: squeue does not say which jobs wait: {last_line(squeue_output)}")
+    if not (lines := squeue_output.stdout.splitlines()):
         return None
     job, state, reason = lines[0].split("|", 2)
     why = slurm_waiting.explain_waiting(reason, slurm_waiting.FOR_PROVISION) or reason

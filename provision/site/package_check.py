@@ -56,8 +56,8 @@ class PackageCheck:
         with contextlib.ExitStack() as during_job:
             if self.job_script is not None:
                 during_job.enter_context(jobs.say_why_job_waits(node, self.job_script, self.description))
-            answer = node.run(self.argv, timeout_s=self.limit_s)
-        if answer.code is None:
+            listing_output = node.run(self.argv, timeout_s=self.limit_s)
+        if listing_output.code is None:
             raise Unanswered(f"{node.name}: {self.setting}: its packages were not listed within {self.limit_s:g} s")
         if listing_output.code != 0:
             raise Unanswered(

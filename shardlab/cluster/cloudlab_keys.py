@@ -45,11 +45,11 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file of the experiment's manifest, relative to the cluster file; a list: one manifest of each aggregate. null: if
     there is a token of the portal, the experiment that `provision` creates; otherwise, on a node of an experiment, the manifest
     that `geni-get manifest` prints."""
-    project: PlainWord | None = None
+    project: Word | None = None
     """The project in which the experiment is created."""
-    hardware: PlainWord | None = None
+    hardware: Word | None = None
     """The hardware type, such as d8545; `provision hardware` lists the types with GPUs."""
-    site: PlainWord | None = None
+    site: Word | None = None
     """The site (aggregate), such as wisc. The same hardware type may have other GPUs at another site."""
     nodes: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     """The number of nodes to request."""
@@ -57,11 +57,11 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The disk image; a name without a project means an image of the project emulab-ops."""
     hours: Annotated[int, msgspec.Meta(ge=1, le=24 * 14)] = 16
     """The number of hours for which the nodes are requested; the portal may grant fewer."""
-    profile: PlainWord = "small-lan"
+    profile: Word = "small-lan"
     """The profile from which the portal creates the experiment."""
-    profile_project: PlainWord = "PortalProfiles"
+    profile_project: Word = "PortalProfiles"
     """The CloudLab project that contains the profile."""
-    bindings: dict[PlainWord, str] = {}
+    bindings: dict[Word, str] = {}
     """Parameters of the profile and their values. With small-lan, only parameters that no other key of `cloudlab` sets."""
     lan_mbps: Annotated[int, msgspec.Meta(ge=1, le=400_000)] | None = None
     """The rate of the experiment network in Mbit/s; null: the best that the nodes have."""

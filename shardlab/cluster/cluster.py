@@ -25,7 +25,6 @@ from shardlab.cluster.cluster_keys import (
     Login,
     Network,
     NodeEntry,
-    PlainName,
     Role,
     Ssh,
     Storage,

@@ -405,12 +405,12 @@ def cell_hash(cell: dict[str, Any]) -> str:
     }
     # These keys of `instruments` are not in the hash if they have these values, for the same reason.
     defaults = (("telemetry_hz", TELEMETRY_HZ), ("memory_steps", 1), ("straggler", None), ("lost_worker", None))
-    instruments = {key: value for key, value in identity["instruments"].items() if (key, value) not in defaults}
+    instruments = {key: value for key, value in hashed_cell["instruments"].items() if (key, value) not in defaults}
     if (checkpoints := instruments.get("checkpoints")) is not None and not checkpoints.get("time_loading"):
         instruments["checkpoints"] = {key: value for key, value in checkpoints.items() if key != "time_loading"}
-    identity["instruments"] = instruments
-    options = identity["options"].items()
-    identity["options"] = {key: value for key, value in options if (key, value) not in NEWER_OPTIONS.items()}
+    hashed_cell["instruments"] = instruments
+    options = hashed_cell["options"].items()
+    hashed_cell["options"] = {key: value for key, value in options if (key, value) not in NEWER_OPTIONS.items()}
     if cell.get("rehearses") is not None:
         hashed_cell["rehearses"] = cell_hash(cell["rehearses"])
     return hashlib.sha256(msgspec.json.encode(hashed_cell, order="deterministic")).hexdigest()[:12]

@@ -111,11 +111,11 @@ def open_connection(given_words: Sequence[str], host: str, *, may_ask: bool = Tr
     except subprocess.TimeoutExpired:
         raise NoLogin(f"{host}: the login did not finish within {limit_s:g} s.") from None
     keeps_host_keys = not any('"/dev/null"' in option for option in options)
-    sentence = login_failure.describe_login_failure(host, output, keeps_host_keys=keeps_host_keys)
-    if asks or not may_ask or "denied" not in sentence:
+    sentence = login_failure.describe_login_failure(host, ssh_messages, keeps_host_keys=keeps_host_keys)
+    if may_prompt or not may_ask or "denied" not in sentence:
         raise NoLogin(sentence)
     manual_login = shlex.join(login("no"))
-    raise NoLogin(f"{failure_sentence} If the login needs a password or a code, log in once on a terminal: {manual_login}")
+    raise NoLogin(f"{sentence} If the login needs a password or a code, log in once on a terminal: {manual_login}")
 
 
 def _run_ssh(ssh_words: Sequence[str], limit_s: float) -> tuple[int, str]:

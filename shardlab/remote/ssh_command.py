@@ -69,7 +69,7 @@ def describe_lost_command(host: str, code: int | None, stdout: str, stderr: str)
 
 
 def _login_rules(address: Address, ssh_settings: Mapping[str, str]) -> list[str]:
-    """The options for the login on a machine. settings: OpenSSH's settings for this machine."""
+    """The options for the login on a machine. ssh_settings: OpenSSH's settings for this machine."""
     default_file = str(Path("~/.ssh/known_hosts").expanduser())
     user_files = _FILE_SEPARATOR.split(ssh_settings.get("userknownhostsfile", default_file))
     if any(name.endswith("/.ssh/known_hosts") for name in user_files):
@@ -81,7 +81,7 @@ def _login_rules(address: Address, ssh_settings: Mapping[str, str]) -> list[str]
     known_hosts = " ".join(f'"{name}"' for name in dict.fromkeys(files))
     return [
         "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S:g}", "-o", "RemoteCommand=none",
-        *_replace_session_settings(settings),
+        *_replace_session_settings(ssh_settings),
         "-o", f"UserKnownHostsFile={known_hosts}", "-o", "HashKnownHosts=no",
         "-o", f"StrictHostKeyChecking={'accept-new' if address.host_keys == 'accept-new' else 'yes'}",
     ]  # fmt: skip
@@ -98,4 +98,4 @@ def _replace_session_settings(settings: Mapping[str, str]) -> list[str]:
 def _escape_path(path: Path, *, quotes: bool = False) -> str:
     """A path for an option of ssh. Every % is doubled, because ssh replaces %x. quotes: whether to escape " and backslashes."""
     escaped_path = str(path).replace("%", "%%")
-    return escaped_path.replace("\\", "\\\\").replace('"', '\\"') if with_quotes else escaped_path
+    return escaped_path.replace("\\", "\\\\").replace('"', '\\"') if quotes else escaped_path

@@ -82,15 +82,15 @@ class TerminalFilter:
         return f"\x1b[{line_count}A" if line_count else ""
 
 
-def relay_command(argv: Sequence[str], *, terminal: bool, mark: str) -> tuple[int, str | None]:
+def relay_command(argv: Sequence[str], *, terminal: bool, start_mark: str) -> tuple[int, str | None]:
     """Run a command and print its filtered output.
 
     argv: the words of the command. terminal: whether the command draws live tables on the terminal, and reads from it; other
-    input is not for the command: it may be a list that a script of the user reads. mark: the command prints it on a line;
-    earlier text on standard output is dropped.
+    input is not for the command: it may be a list that a script of the user reads. start_mark: the command prints it on a
+    line; earlier text on standard output is dropped.
     Returns (exit code, the earlier text if the mark did not come, otherwise None).
     """
-    output_filter = TerminalFilter(drawing=terminal, mark=mark)
+    output_filter = TerminalFilter(keeps_drawing=terminal, start_mark=start_mark)
     stdin = None if terminal else subprocess.DEVNULL
     process = subprocess.Popen(argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None

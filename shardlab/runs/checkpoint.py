@@ -188,7 +188,7 @@ def explain_refused_resume(saved_cell: Cell, cell: Cell, layout: str, workload_o
             for name, value in options
             if name not in STRATEGY_OPTIONS and (name, value) not in NEWER_OPTIONS.items()
         }
-    free_keys = _RANKS | (_STRATEGY if layout == "whole" else frozenset())
+    free_keys = _RANK_KEYS | (_STRATEGY_KEYS if layout == "whole" else frozenset())
     differing_keys = sorted(key for key in cell_values if key not in free_keys and cell_values[key] != saved_values[key])
     differing_options = {name for name in workload_options if cell.options.get(name) != saved_cell.options.get(name)}
     differing_keys += sorted(f"options.{name}" for name in differing_options if "options" in free_keys)
