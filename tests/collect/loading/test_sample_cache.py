@@ -213,7 +213,8 @@ def test_collect_fetch_makes_the_cache_and_knows_the_damage_of_cached_lines(tmp_
 
 
 READ = (
-    "import sys; from pathlib import Path; import collect.loading.sample_cache as cache; cache.LEAST = cache.LEAST_NEW = 1\n"
+    "import sys; from pathlib import Path; import collect.loading.sample_cache as cache\n"
+    "cache.LEAST_CACHED_BYTES = cache.LEAST_NEW_BYTES = 1\n"
     "sys.modules |= {name: None for name in sys.argv[2:]}\n"
     "from collect.loading.records import RunRecords; from shardlab.runs.rundir import RunDir\n"
     "found = RunRecords.read(RunDir(Path(sys.argv[1])))\n"
