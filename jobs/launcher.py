@@ -51,8 +51,8 @@ class Launcher(msgspec.Struct, frozen=True):
         """The argv that starts all ranks inside a Slurm job, as one job step. If one task fails, Slurm ends the whole step.
 
         python: the Python interpreter of the ranks. overlap: whether the step may use processors and GPUs that another step of
-        the job holds, such as the shell of an allocation. container: the options of srun that start each task in a container.
-        """
+        the job holds, such as the shell of an allocation. container_options: the options of srun that start each task in a
+        container."""
         tasks_per_node = run.world.nproc_per_node if self.per_rank else 1
         argv = [
             "srun", f"--nodes={run.world.nnodes}", f"--ntasks-per-node={tasks_per_node}", "--kill-on-bad-exit=1",

@@ -216,7 +216,8 @@ class RunQueue:
                 self.record_failed_start(next_run, start_script(next_run).wait())
 
     def record_failed_start(self, run_dir: RunDir, exit_code: int) -> None:
-        """Record a failure if the script of a run ended before the supervisor started. code: the exit code of the script."""
+        """Record a failure if the script of a run ended before the supervisor started. exit_code: the exit code of the
+        script."""
         verdict = run_dir.judge()
         if verdict.state == "pending" and not verdict.held:
             # The supervisor has not recorded anything, so without this record the run would wait and be started again for ever.
@@ -315,8 +316,8 @@ def start_script(
 
 
 def record_failure(run_dir: RunDir, why: str, exit_code: int | None = None) -> None:
-    """Record that a run failed before its start, and claim the run so that nothing starts it. code: the exit code of the run's
-    script."""
+    """Record that a run failed before its start, and claim the run so that nothing starts it. exit_code: the exit code of the
+    run's script."""
     with contextlib.suppress(FileExistsError):
         run_dir.claim.mkdir()
     run_dir.write_event("queue", "exited", code=exit_code, reason="failed", why=why)

@@ -42,7 +42,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def map_targets(targets: Sequence[Target], ask_target: Callable[[Target], T]) -> list[T]:
-    """Call `ask` for all targets in parallel. Returns the results in the order of the targets."""
+    """Call `ask_target` for all targets in parallel. Returns the results in the order of the targets."""
     with ThreadPoolExecutor(max(1, len(targets))) as thread_pool:
         return list(thread_pool.map(ask_target, targets))
 

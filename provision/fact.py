@@ -95,7 +95,7 @@ class Facts:
 
 
 def decode_last_line(stdout: str, target_type: type[T]) -> T:
-    """Decode the last line of `stdout`, which is JSON of the type `shape`; libraries may print banners before this line.
+    """Decode the last line of `stdout`, which is JSON of the type `target_type`; libraries may print banners before this line.
 
     Raises ValueError.
     """

@@ -65,7 +65,7 @@ def _end_commands_and_exit(nodes: Sequence[Node], count_changes: Callable[[], in
 def describe_interruption(change_count: int | None, running: Sequence[str], commands_left: dict[str, tuple[str, ...]]) -> str:
     """The sentence that is printed after an interruption.
 
-    changes: the number of changes begun; None if they are not counted.
+    change_count: the number of changes begun; None if they are not counted.
     running: the nodes on which a command ran when the signal came.
     commands_left: by node, the commands that had not ended when this process ended.
     """

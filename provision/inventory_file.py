@@ -38,7 +38,7 @@ def encode_inventory(inventory: dict[str, Any]) -> bytes:
 
 
 def decode_inventory(inventory_bytes: bytes | None) -> dict[str, Any]:
-    """Decode the bytes of an inventory. Returns an empty dictionary if `content` is None or damaged."""
+    """Decode the bytes of an inventory. Returns an empty dictionary if `inventory_bytes` is None or damaged."""
     try:
         return msgspec.json.decode(inventory_bytes or b"{}", type=dict[str, Any])
     except DECODE_FAULTS:

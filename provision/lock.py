@@ -40,8 +40,8 @@ class Holder(msgspec.Struct, frozen=True):
 def hold_locks(lock_paths: Sequence[tuple[Path, str]], command_words: Sequence[str]) -> Iterator[None]:
     """Hold several locks during the block.
 
-    locks: pairs of a lock file and what the lock protects, such as `the cluster lab`, for the error message.
-    argv: the words of this command, which the lock file shows to other commands.
+    lock_paths: pairs of a lock file and what the lock protects, such as `the cluster lab`, for the error message.
+    command_words: the words of this command, which the lock file shows to other commands.
 
     Raises InputError at once if another process holds one of the locks, and WorkspaceError if a lock file cannot be opened.
     """

@@ -231,7 +231,7 @@ class Write(msgspec.Struct, frozen=True):
 
 
 def _here_document(document_bytes: bytes) -> str:
-    """The input of a command in a shell script, as a here-document. content: text of a file that root writes."""
+    """The input of a command in a shell script, as a here-document. document_bytes: text of a file that root writes."""
     document_text = document_bytes.decode()
     return f"<<'{HERE_DOCUMENT_END}'\n{document_text}{'' if document_text.endswith(chr(10)) else chr(10)}{HERE_DOCUMENT_END}"
 
@@ -271,7 +271,7 @@ PlanFunction = Callable[[Site, Target], Sequence[Change] | Nothing]
 
 
 def plan_each_environment(plan_environment: PlanFunction) -> PlanFunction:
-    """The plan of an operation for all environments of the cluster file. plan: the plan for one environment."""
+    """The plan of an operation for all environments of the cluster file. plan_environment: the plan for one environment."""
 
     def plan_all(site: Site, target: Target) -> Sequence[Change] | Nothing:
         changes, reasons = list[Change](), list[str]()

@@ -56,8 +56,8 @@ def converge(
 ) -> list[OperationStep]:
     """Carry out `operations`, one after the other, each on all `targets` at the same time. Raises WorkspaceError.
 
-    only: the names of the operations that are carried out; the others are skipped.
-    dry: only plan; change nothing.
+    only_names: the names of the operations that are carried out; the others are skipped.
+    is_dry_run: only plan; change nothing.
     parallel: the most nodes on which an operation runs at the same time; None: all.
 
     If an operation fails on a node, later operations skip this node; the other nodes continue. If an operation on a node A

@@ -38,7 +38,7 @@ class UnknownName(InputError):
     """An unknown name. The message lists the allowed names and suggests the most similar name.
 
     kind: what was named, such as `strategy`. name: the unknown name. allowed_names: the names that are allowed.
-    where: the place where the name was found; the message begins with this text.
+    place: the place where the name was found; the message begins with this text.
     summaries: the meaning of each allowed name; if given, the message has a line for each allowed name.
     """
 

@@ -90,7 +90,7 @@ def _matrix_schema() -> Schema:
 def _value_list_schema(key_schema: Schema) -> Schema:
     """The schema of a list of values of a cell key. The description of the key becomes the description of the list.
 
-    schema: the schema of one value.
+    key_schema: the schema of one value.
     """
     value_schema = dict(key_schema)
     return {"description": value_schema.pop("description"), **LIST_SCHEMA, "items": value_schema}
@@ -115,8 +115,8 @@ def _cell_key_schemas() -> tuple[Schema, Schema]:
 def _cell_mapping_schema(key_schemas: Schema, option_schema: Schema | None = None) -> Schema:
     """The schema of a mapping that may contain the given cell keys, and options such as `options.bucket_mb`.
 
-    keys: cell key -> its schema. option: the schema of the value of an option; None: text, a number, true, false or null.
-    """
+    key_schemas: cell key -> its schema. option_schema: the schema of the value of an option; None: text, a number, true, false
+    or null."""
     return {
         "type": "object",
         "properties": key_schemas,
@@ -128,7 +128,7 @@ def _cell_mapping_schema(key_schemas: Schema, option_schema: Schema | None = Non
 def _file_schema(title: str, content_type: type[msgspec.Struct], further_types: Schema) -> Schema:
     """The schema of a file. title: the name of the file. content_type: the type of its content.
 
-    definitions: further schemas to which the schema of the file refers, by name.
+    further_types: further schemas to which the schema of the file refers, by name.
     """
     type_schemas = _component_schemas(content_type)
     root_schema = type_schemas.pop(content_type.__name__)

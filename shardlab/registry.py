@@ -103,7 +103,7 @@ def plugin_names(package: str) -> tuple[str, ...]:
 
 @functools.cache
 def load_plugin(package: str, name: str, plugin_kind: str) -> ModuleType:
-    """Import the plug-in file `name` of a package. kind: what the error calls such a plug-in, for example `strategy`.
+    """Import the plug-in file `name` of a package. plugin_kind: what the error calls such a plug-in, for example `strategy`.
 
     Raises UnknownName, which lists all allowed names, if the package has no such file.
     """

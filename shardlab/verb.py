@@ -112,7 +112,7 @@ def run_command_line(
 ) -> int:
     """Parse the words of a command and carry it out. Returns its exit code.
 
-    words: the words after the name of the command; None: those of this process. carry_out: carries out the command.
+    argument_words: the words after the name of the command; None: those of this process. carry_out: carries out the command.
     interrupted: as for `console.run_command`.
     """
     completion.answer_shell(parser)

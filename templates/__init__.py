@@ -57,9 +57,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 def render(template_name: str, user_folder: Path | None = None, **template_values: Any) -> str:
     """Render the template of a script or configuration file.
 
-    name: the path of the template below the folder templates. user_folder: a folder with templates of the user; a template with
-    the same name in it is used instead of ours. values: the values of the names in the template. Raises TemplateFault if the
-    user's template cannot be rendered; an error in our template keeps its own exception."""
+    template_name: the path of the template below the folder templates. user_folder: a folder with templates of the user; a
+    template with the same name in it is used instead of ours. template_values: the values of the names in the template. Raises
+    TemplateFault if the user's template cannot be rendered; an error in our template keeps its own exception."""
     try:
         return _script_environment(user_folder).get_template(template_name).render(**template_values)
     except _TEMPLATE_ERRORS as error:
@@ -72,7 +72,7 @@ def render(template_name: str, user_folder: Path | None = None, **template_value
 
 
 def render_page(template_name: str, clean_text: Callable[[str], str], **template_values: Any) -> str:
-    """Render the template of a page. Every text in the values is cleaned by `clean` and escaped.
+    """Render the template of a page. Every text in the values is cleaned by `clean_text` and escaped.
 
     The template is always ours, never the user's: pages are rendered without a sandbox, because we pass functions to them.
     Raises jinja2.TemplateError.
@@ -152,7 +152,7 @@ _COMMON_OPTIONS: dict[str, Any] = {
 def _error_location(error: BaseException, user_folder: Path, template_path: Path) -> str:
     """The place of an error as FILE:LINE, or as FILE if the line is not known.
 
-    FILE is the template `file`, or a template in the folder `user_folder` that this template includes.
+    FILE is the template `template_path`, or a template in the folder `user_folder` that this template includes.
     """
     if isinstance(error, jinja2.TemplateSyntaxError):
         return f"{error.filename or template_path}:{error.lineno}"

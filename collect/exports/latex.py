@@ -145,8 +145,8 @@ def _longest_word(column: Sequence[str], *, whole_cells: bool) -> int:
 
 
 def _wrapped_column(line_share: float, is_number: bool) -> str:
-    """The LaTeX specification of a column that wraps its text. share: the part of the line that the column fills, from 0 to
-    1."""
+    """The LaTeX specification of a column that wraps its text. line_share: the part of the line that the column fills, from 0
+    to 1."""
     aligned_side = "left" if is_number else "right"
     return rf"  >{{\ragged{aligned_side}\arraybackslash}}p{{\dimexpr {line_share:.4f}\linewidth-2\tabcolsep}}"
 

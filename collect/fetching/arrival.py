@@ -177,8 +177,8 @@ def _make_folder(folder: Path) -> None:
 
 
 def _read_blocks(path: Path, begin_byte: int, end_byte: int) -> Iterator[memoryview | bytes]:
-    """The bytes of a regular file from `begin` to `end`, in blocks; fewer bytes if the file is shorter, has vanished or is
-    something else now, which the SHA-256 shows."""
+    """The bytes of a regular file from `begin_byte` to `end_byte`, in blocks; fewer bytes if the file is shorter, has vanished
+    or is something else now, which the SHA-256 shows."""
     with contextlib.suppress(FileNotFoundError, NotRegular), files.open_regular(path) as file:
         file.seek(begin_byte)
         while begin_byte < end_byte and (block := file.read(min(BLOCK_BYTES, end_byte - begin_byte))):

@@ -293,8 +293,8 @@ def _put_run_in_place(workspace: Workspace, staging: Path, missing_files: Missin
     If the run has no folder in runs/ yet, all files are first put together, and the folder appears in runs/ when it is
     complete. Returns whether the folder in which the files arrived became the run folder.
 
-    is_whole: whether the folder in which the files arrived has exactly the files of the manifest, with their times and modes.
-    """
+    is_complete: whether the folder in which the files arrived has exactly the files of the manifest, with their times and
+    modes."""
     run_id = missing_files.manifest.run_id
     run, arrived_folder = workspace.runs / run_id, staging / "files" / run_id
     is_new = not run.exists()

@@ -33,10 +33,9 @@ def fetch_and_print(
 ) -> int:
     """Fetch runs, print a table of them, and return the exit code: 1 if a run is damaged or was not fetched completely.
 
-    patterns: shell patterns of run ids; if there are none, all runs are fetched. prunes: whether to remove the fetched files on
-    the cluster (--prune). confirmed: whether the files are removed without asking the user (--yes). Raises InputError if
-    --prune is not possible or cannot be confirmed, or if a pattern matches no run.
-    """
+    patterns: shell patterns of run ids; if there are none, all runs are fetched. must_prune: whether to remove the fetched
+    files on the cluster (--prune). is_confirmed: whether the files are removed without asking the user (--yes). Raises
+    InputError if --prune is not possible or cannot be confirmed, or if a pattern matches no run."""
     if must_prune:
         from collect.fetching import prune
 

@@ -92,9 +92,8 @@ def fetch_run(run_dir: RunDir, downloaded_run: DownloadedRun | None = None, part
 
     If the run no longer matches an earlier manifest, the manifest is not changed, because it shows what the run was before.
 
-    download: the result of downloading the run if the cluster is remote. parts: sentences about nodes' parts of the run
-    that are missing or differ (`FetchedRun.parts`).
-    """
+    downloaded_run: the result of downloading the run if the cluster is remote. part_sentences: sentences about nodes' parts of
+    the run that are missing or differ (`FetchedRun.parts`)."""
     return check_run(run_dir, downloaded_run, part_sentences)[0]
 
 

@@ -165,7 +165,8 @@ def find_node(workspace: Workspace, cluster: str, node_name: str) -> InventoryNo
 
 
 def _list_node_parts(workspace: Workspace, node: InventoryNode, run_ids: list[str], progress: TransferProgress) -> NodeParts:
-    """List the files that a node has of these runs, and find out which of them are missing on this machine. ids: the run ids.
+    """List the files that a node has of these runs, and find out which of them are missing on this machine. run_ids: the run
+    ids.
 
     Raises ShardlabError if the node does not answer.
     """
@@ -190,7 +191,7 @@ def _list_node_parts(workspace: Workspace, node: InventoryNode, run_ids: list[st
 
 
 def list_parts(remote: RemoteWorkspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, ListedPart]:
-    """Ask a node for its parts of these runs, and check the answer. ids: the run ids. Returns {run id: part}.
+    """Ask a node for its parts of these runs, and check the answer. run_ids: the run ids. Returns {run id: part}.
 
     Raises ShardlabError if the node does not answer or the answer is not valid.
     """

@@ -44,7 +44,8 @@ class RunManifest(msgspec.Struct):
     """Whether the run had ended when the manifest was made, so that its files should not change any more."""
 
     def has_same_content(self, other_manifest: RunManifest) -> bool:
-        """Whether this manifest lists every file of `other` with the same content, and has the same value of `complete`."""
+        """Whether this manifest lists every file of `other_manifest` with the same content, and has the same value of
+        `complete`."""
         has_files = all(
             name in self.files and self.files[name].sha256 == file.sha256 for name, file in other_manifest.files.items()
         )
@@ -131,7 +132,7 @@ def make_manifest(
 ) -> RunManifest:
     """Make the manifest of a run: hash every file that `listing` contains. Raises WorkspaceError if a file cannot be read.
 
-    earlier: an earlier manifest. A file that still has the size and the time in this manifest is not hashed again.
+    earlier_manifest: an earlier manifest. A file that still has the size and the time in this manifest is not hashed again.
     """
     file_of_name: dict[str, ManifestFile] = {}
     with files.as_workspace_error("read"):
@@ -149,7 +150,8 @@ def make_manifest(
 def compare_with_manifest(
     run_dir: RunDir, listing: Listing, old_manifest: RunManifest
 ) -> tuple[RunManifest, ManifestDifference]:
-    """Compare a run with its manifest `old`. Returns (manifest of the run as it is now, difference from `old`).
+    """Compare a run with its manifest `old_manifest`. Returns (manifest of the run as it is now, difference from
+    `old_manifest`).
 
     Only files whose size or time changed are read again. An event file that grew does not count as a difference, because events
     may be appended even after the end of a run.
@@ -195,7 +197,7 @@ def hash_file(path: Path, status: os.stat_result) -> ManifestFile:
 
 
 def compute_digest(path: Path | str, hashed_bytes: int | None = None) -> str:
-    """The SHA-256 of a regular file, or of its first `length` bytes.
+    """The SHA-256 of a regular file, or of its first `hashed_bytes` bytes.
 
     Raises OSError if the file cannot be read, and NotRegular if it is not a regular file.
     """
@@ -219,11 +221,10 @@ def compute_digest(path: Path | str, hashed_bytes: int | None = None) -> str:
 
 
 def regular_file_status(folder: Path, file_name: str) -> os.stat_result | None:
-    """The status of the regular file `name` in a folder, or None if there is no entry of this name.
+    """The status of the regular file `file_name` in a folder, or None if there is no entry of this name.
 
-    name: a path relative to the folder. Raises NotRegular if the entry is not a regular file, or if `folder` or any folder on
-    the path is not a folder.
-    """
+    file_name: a path relative to the folder. Raises NotRegular if the entry is not a regular file, or if `folder` or any folder
+    on the path is not a folder."""
     path = str(folder)
     for name_part in file_name.split("/"):
         try:

@@ -37,9 +37,8 @@ class TransferProgress:
     ) -> None:
         """Begin without any transfer.
 
-        say: prints a remark. live: a live display that shows the progress in place of remarks, from the first transfer on.
-        clock: returns a time in seconds.
-        """
+        print_remark: prints a remark. live: a live display that shows the progress in place of remarks, from the first transfer
+        on. clock: returns a time in seconds."""
         self.say = print_remark
         self._live, self._clock = live, clock
         self._lock = threading.Lock()
@@ -58,7 +57,7 @@ class TransferProgress:
         return self._stopped.is_set()
 
     def begin(self, expected_bytes: int) -> Callable[[int], None]:
-        """Register a new transfer of `size` bytes.
+        """Register a new transfer of `expected_bytes` bytes.
 
         Returns a function that the transfer calls with the number of bytes that have arrived so far.
         """

@@ -143,7 +143,7 @@ class Sender:
     ) -> ManifestFile:
         """Send a file from where the other machine's copy ends. Returns the size and the digest of the file as it was sent.
 
-        status: the status of the file before it is opened. Records that are appended later are not sent.
+        file_status: the status of the file before it is opened. Records that are appended later are not sent.
         """
         descriptor, _ = files.open_descriptor(f"{run}/{name}")
         try:
@@ -188,7 +188,7 @@ class Sender:
         return ManifestFile(end, file_status.st_mtime_ns, digest.hexdigest())
 
     def _read_blocks(self, descriptor: int, begin_byte: int, end_byte: int) -> Iterator[memoryview]:
-        """The bytes of a file from `begin` to `end` in blocks; fewer bytes if the file has become shorter.
+        """The bytes of a file from `begin_byte` to `end_byte` in blocks; fewer bytes if the file has become shorter.
 
         A block is valid until the next block is taken: all blocks are read into the same memory, because new memory for each
         block would take longer than reading the block.
@@ -198,7 +198,8 @@ class Sender:
             yield block
 
     def _read_block(self, descriptor: int, begin_byte: int, end_byte: int) -> memoryview:
-        """The bytes of a file from `begin` to `end`, at most one block; fewer bytes if the file has become shorter."""
+        """The bytes of a file from `begin_byte` to `end_byte`, at most one block; fewer bytes if the file has become
+        shorter."""
         return self._memory[: os.preadv(descriptor, [self._memory[: min(BLOCK_BYTES, end_byte - begin_byte)]], begin_byte)]
 
     def _run_folder(self, run_id: str) -> RunDir:

@@ -47,11 +47,10 @@ class Rsync:
     def copy_files(
         self, target_folder: Path, file_names: Sequence[str], *options: str, report_bytes: Callable[[int], None] | None = None
     ) -> RsyncEnd:
-        """Transfer files into the folder `target`.
+        """Transfer files into the folder `target_folder`.
 
-        names: paths relative to the folder of all runs. options: further options of rsync. report: is called from time to time
-        with the number of bytes that have arrived.
-        """
+        file_names: paths relative to the folder of all runs. options: further options of rsync. report_bytes: is called from
+        time to time with the number of bytes that have arrived."""
         if not file_names:
             return RsyncEnd(0)
         # The staging folder is only accessible for this user. Below it, entries have the modes of new entries of this user.

@@ -163,7 +163,7 @@ class RunRecords(msgspec.Struct):
         self.unreadable = self.unreadable or why
 
     def _read_files(self, entry_names: Sequence[str], telemetry: Telemetry) -> None:
-        """Read all files of the run. names: the sorted names of the entries of the run folder."""
+        """Read all files of the run. entry_names: the sorted names of the entries of the run folder."""
         names_of_subfolder: dict[str, list[str]] = {}
         for subfolder in filter(entry_names.__contains__, READ_SUBFOLDERS):
             try:
@@ -213,7 +213,7 @@ class RunRecords(msgspec.Struct):
         self._exclude_pauses(suspension.read_suspensions(events))
 
     def _read_samples(self, file_name: str, host: str, telemetry: Telemetry) -> None:
-        """Read a file of samples. name: its path relative to the run folder. host: the name of the host in this path."""
+        """Read a file of samples. file_name: its path relative to the run folder. host: the name of the host in this path."""
         last_s, begin_byte = 0.0, 0
         try:
             with files.as_workspace_error("read"), SampleLines(f"{self.folder.path}/{file_name}") as sample_lines:
@@ -265,9 +265,8 @@ class RunRecords(msgspec.Struct):
     def _list_subfolder(self, subfolder: str) -> list[str] | None:
         """The sorted paths of the entries of a subfolder, relative to the run folder; None if there is no such subfolder.
 
-        part: the name of the subfolder. An entry of this name that is not a folder is noted in `damage`. Raises OSError if the
-        subfolder cannot be read.
-        """
+        subfolder: the name of the subfolder. An entry of this name that is not a folder is noted in `damage`. Raises OSError if
+        the subfolder cannot be read."""
         path = f"{self.folder.path}/{subfolder}"
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

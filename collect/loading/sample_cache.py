@@ -99,11 +99,10 @@ class SampleLines:
         return LinesState(path_sha256, file_status.st_ino, file_status.st_size, file_status.st_mtime_ns)
 
     def read_blocks(self, begin_byte: int, end_byte: int | None = None) -> Iterator[bytes]:
-        """The lines from a byte on, in blocks of whole lines. begin: a byte at which a line begins. Raises OSError.
+        """The lines from a byte on, in blocks of whole lines. begin_byte: a byte at which a line begins. Raises OSError.
 
-        end: only whole lines before this byte are read; None: all lines are read, and if the last line of the file has no line
-        break, it is the last block.
-        """
+        end_byte: only whole lines before this byte are read; None: all lines are read, and if the last line of the file has no
+        line break, it is the last block."""
         line_beginning: list[bytes] = []  # the beginning of a line whose end is in a later block
         while end_byte is None or begin_byte < end_byte:
             # One byte more than the file has: fewer bytes than requested are the end of the file.
@@ -127,7 +126,7 @@ class SampleLines:
             yield b"".join(line_beginning)
 
     def hash_beginning(self, end_byte: int) -> hashlib._Hash:
-        """The SHA-256 of the first `end` bytes, to which later bytes can be added. Raises OSError."""
+        """The SHA-256 of the first `end_byte` bytes, to which later bytes can be added. Raises OSError."""
         digest = hashlib.sha256()
         block, hashed_bytes = memoryview(bytearray(1 << 18)), 0  # a block of this size stays in the cache of a processor core
         while hashed_bytes < end_byte and (
@@ -141,10 +140,9 @@ class SampleLines:
 def read_cached_samples(lines: SampleLines, *, with_frames: bool, must_verify: bool) -> CachedSamples | None:
     """The samples of all lines but the last LEAST_NEW bytes. They come from the cache, to which missing lines are added.
 
-    with_frames: whether frames are needed, and not only the header. verify: whether to compare the SHA-256 of the lines also if
-    the file has the same size and time as when it was cached. None: all lines must be decoded, because they are few, or because
-    the packages of frames are not installed. Raises OSError if the lines cannot be read.
-    """
+    with_frames: whether frames are needed, and not only the header. must_verify: whether to compare the SHA-256 of the lines
+    also if the file has the same size and time as when it was cached. None: all lines must be decoded, because they are few, or
+    because the packages of frames are not installed. Raises OSError if the lines cannot be read."""
     if lines.size < LEAST_CACHED_BYTES:
         return None
     lines_state = lines.read_state()

@@ -148,7 +148,7 @@ def find_clock_steps(hosts: pl.DataFrame) -> dict[str, float]:
 def _explain_incomplete(times: np.ndarray, timed_window: tuple[float, float]) -> str:
     """The reason why the samples of a host do not reach from the start to the end of the timed window; '' if they do.
 
-    times: the times of the samples, in ascending order. span: start and end of the timed window.
+    times: the times of the samples, in ascending order. timed_window: start and end of the timed window.
     """
     if len(times) < 2:
         return "one sample" if len(times) else "no samples"
@@ -161,12 +161,13 @@ def _explain_incomplete(times: np.ndarray, timed_window: tuple[float, float]) ->
 
 
 def _longest_distance(distances_s: np.ndarray) -> float:
-    """The longest distance between two samples that is not a gap, in seconds. distances: the distances."""
+    """The longest distance between two samples that is not a gap, in seconds. distances_s: the distances."""
     return max(GAP_PERIODS * _usual_distance(distances_s), LEAST_GAP_S)
 
 
 def _usual_distance(distances_s: np.ndarray) -> float:
-    """The usual distance between two samples: the median of `distances`, or the smaller middle value if the number is even."""
+    """The usual distance between two samples: the median of `distances_s`, or the smaller middle value if the number is
+    even."""
     middle_index = (len(distances_s) - 1) // 2
     return float(np.partition(distances_s, middle_index)[middle_index])
 

@@ -97,7 +97,7 @@ def _energy_from_power(times: np.ndarray, power_w: np.ndarray, timed_window: tup
     """The energy of one GPU within the span, in joules: the area under its power samples, by the trapezoidal rule.
 
     For parts of the span without samples, the mean power is used. None if the samples cover less than 80 % of the span.
-    times, power: of the samples of the GPU, ordered by time.
+    times, power_w: of the samples of the GPU, ordered by time.
     """
     start, end = timed_window
     if compute_covered_pct(times, timed_window) < 100 * LEAST_COVERAGE:

@@ -55,8 +55,8 @@ def rdma_faults(run: LoadedRun) -> Quantity | None:
 def _count_events(
     run: LoadedRun, samples: pl.DataFrame, device_columns: Sequence[str], counter_columns: Sequence[str], unit: str
 ) -> Quantity | None:
-    """The growth of the counters `columns` of all devices together; None if no sample has any of them. key: the columns that
-    identify a device."""
+    """The growth of the counters `counter_columns` of all devices together; None if no sample has any of them. device_columns:
+    the columns that identify a device."""
     samples = samples.filter(pl.any_horizontal(pl.col(*counter_columns).is_not_null()))
     if samples.is_empty():
         return None
@@ -147,15 +147,15 @@ def sent_bounds(run: LoadedRun) -> tuple[float, float] | None:
 
 
 def growth_bounds(counter: Counter, timed_window: tuple[float, float], apart_s: float = 0.0) -> tuple[int, int] | None:
-    """Returns (lower bound, upper bound) of the growth of one counter within `span`.
+    """Returns (lower bound, upper bound) of the growth of one counter within `timed_window`.
 
-    apart_s: by how many seconds the edges of `span` may be wrong.
+    apart_s: by how many seconds the edges of `timed_window` may be wrong.
 
     A counter only grows. A sample contains the time at which the sample began, and the counter is read after this time and
     before the next sample. So at any time, the counter is at most the value of the next sample, and at least the value of the
     second-last sample before this time.
 
-    None if the counter went backwards, or if there are not enough samples before and after `span`.
+    None if the counter went backwards, or if there are not enough samples before and after `timed_window`.
     """
     times, values, boot_ids = counter
 
@@ -187,7 +187,7 @@ def _sum_growth(run: LoadedRun, counters: Iterable[Counter], unit: str) -> Quant
 
 
 def counter_growth(counter: Counter, timed_window: tuple[float, float]) -> float | None:
-    """The growth of one counter within `span`; the values at both edges are interpolated between samples.
+    """The growth of one counter within `timed_window`; the values at both edges are interpolated between samples.
 
     None if the counter went backwards (reset, overflow, reboot), or if the samples cover less than LEAST_COVERAGE of the span.
     """

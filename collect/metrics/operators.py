@@ -55,7 +55,8 @@ def find_pattern(name: str, trace_source: str) -> re.Pattern[str] | None:
 
     None if `name` is a class without operators and the source is not `gpu`.
 
-    name: the name of a class, or a part of the name of a kernel or operator. source: `gpu`, `gloo` or `cpu`, see `Breakdown`.
+    name: the name of a class, or a part of the name of a kernel or operator. trace_source: `gpu`, `gloo` or `cpu`, see
+    `Breakdown`.
 
     A name that is not a class must match whole words: CatArrayBatchedCopy does not match CatArrayBatchedCopy_contig. If the
     name ends in `*`, the last word may be longer, for names that the table of a study cuts off.
@@ -69,13 +70,13 @@ def find_pattern(name: str, trace_source: str) -> re.Pattern[str] | None:
 def _mean_per_step(
     run: LoadedRun, operator_name: str, unit: str, measure_tally: Callable[[EventTally], float]
 ) -> Quantity | None:
-    """The sum of `measure` over all calls that match `name`, per step, as the mean over the ranks that were profiled by steps.
+    """The sum of `measure_tally` over all calls that match `operator_name`, per step, as the mean over the ranks that were
+    profiled by steps.
 
-    measure: a function that returns the number of calls, or the time, of one kernel or operator.
+    measure_tally: a function that returns the number of calls, or the time, of one kernel or operator.
 
-    None if no rank was profiled by steps. If no kernel or operator matches `name`: 0 if the traces contain GPU kernels; None if
-    they contain operators, because `name` may be the name of a kernel.
-    """
+    None if no rank was profiled by steps. If no kernel or operator matches `operator_name`: 0 if the traces contain GPU
+    kernels; None if they contain operators, because `operator_name` may be the name of a kernel."""
     ranks = [breakdown for breakdown in run.breakdowns if breakdown.steps]
 
     def select_matching(rank: Breakdown) -> list[EventTally]:

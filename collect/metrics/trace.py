@@ -29,9 +29,8 @@ def _build_time_metric(
 ) -> Metric:
     """Make a metric whose value is a time in ms per profiled step, or None if no rank was profiled by steps.
 
-    ns: a function that returns this time of one rank in ns, summed over all profiled steps of the rank. events: from which the
-    time is computed.
-    """
+    get_ns: a function that returns this time of one rank in ns, summed over all profiled steps of the rank. event_kinds: from
+    which the time is computed."""
     return Metric(
         name=name,
         unit="ms",

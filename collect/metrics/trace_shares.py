@@ -43,7 +43,7 @@ def collective_mean_ms(run: LoadedRun) -> Quantity | None:
 def _share_metric(name: str, get_ns: Callable[[Breakdown], int], direction: Direction, condition: str) -> Metric:
     """Make a metric: a part of the profiled time in percent of this time, as the mean over the profiled ranks.
 
-    ns: a function that returns this part for one rank, in ns. The value is None if no rank has a profiled time.
+    get_ns: a function that returns this part for one rank, in ns. The value is None if no rank has a profiled time.
     """
     return Metric(
         name=name,

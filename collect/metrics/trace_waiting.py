@@ -19,9 +19,8 @@ _NS_PER_US = 1e3
 def _build_idle_metric(name: str, get_ns: Callable[[IdleCauses], int], definition: str) -> Metric:
     """Make a metric whose value is the idle time that has one cause, in ms per profiled step.
 
-    ns: a function that returns this idle time for one rank, in ns. The value is None if no trace with profiled steps records
-    the launches of kernels.
-    """
+    get_ns: a function that returns this idle time for one rank, in ns. The value is None if no trace with profiled steps
+    records the launches of kernels."""
 
     return Metric(
         name=name,

@@ -88,10 +88,9 @@ METRIC_PLUGINS = PluginKind("metric", "metrics", OwnMetrics)
 def compute_own_metrics(workspace: Workspace, matrix: str | None, *, cache_owner: Workspace | None = None) -> OwnMetrics:
     """The metrics that the workspace defines itself, and their values for the runs of a matrix.
 
-    matrix: the name of the matrix; None: no values are computed. owner: the workspace of which `workspace` is a copy, if it
-    is one. If the user may not act in the owner (shardlab.workspace.workspace_trust), no file is executed, and
-    `faults` of the result says so. Raises WorkspaceError if a file of the workspace cannot be read.
-    """
+    matrix: the name of the matrix; None: no values are computed. cache_owner: the workspace of which `workspace` is a copy, if
+    it is one. If the user may not act in the owner (shardlab.workspace.workspace_trust), no file is executed, and `faults` of
+    the result says so. Raises WorkspaceError if a file of the workspace cannot be read."""
     folder = workspace.path / METRIC_PLUGINS.folder
     plugin_paths = plugin_source.plugin_files(folder)
     if not plugin_paths:
@@ -108,7 +107,7 @@ def main(workspace: str, matrix: str, *path_words: str) -> None:
     """Write the metrics, their values, and the faults to a JSON file, in the form of `OwnMetrics`.
 
     workspace: the path of the workspace. matrix: the name of the matrix for whose runs values are computed; '': no values.
-    words: the files that define metrics, then `--out`, then the JSON file.
+    path_words: the files that define metrics, then `--out`, then the JSON file.
     """
     *paths, _, answer_path = path_words
     describeds: list[DescribedMetric] = []
@@ -148,7 +147,8 @@ def list_shipped_names() -> set[str]:
 
 
 def _check_metrics(path: Path, metrics_value: object) -> list[Metric]:
-    """Check the value of the variable METRICS of a file, and return its metrics as a list. path: the file. value: the value.
+    """Check the value of the variable METRICS of a file, and return its metrics as a list. path: the file. metrics_value: the
+    value.
 
     Raises InputError if the value is not a tuple or list of metrics, or if a metric is not a function of one run.
     """

@@ -51,7 +51,7 @@ PackedRuns = list[bytes]  # a batch of runs as bytes: the runs with coverage, th
 
 
 def read_runs(runs_folder: Path, run_ids: Sequence[str], telemetry: Telemetry = "read") -> Iterator[LoadedRun]:
-    """Read these runs of the folder `runs`, in the order of `run_ids`."""
+    """Read these runs of the folder `runs_folder`, in the order of `run_ids`."""
     read_count = 0
     process_count = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
     if len(run_ids) >= PARALLEL_RUNS and process_count > 1:

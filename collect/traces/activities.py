@@ -117,8 +117,8 @@ def find_launch_rows(trace: Trace, event_rows: NDArray[np.intp]) -> NDArray[np.i
     """For each event of a GPU, the index in the trace of the call that launched the event: the first call with its correlation
     id.
 
-    rows: the indexes of the events of the GPU in the trace. The result is -1 for an event whose launching call is not recorded.
-    """
+    event_rows: the indexes of the events of the GPU in the trace. The result is -1 for an event whose launching call is not
+    recorded."""
     launch_rows = np.flatnonzero(trace.has_category(*_LAUNCH_CATEGORIES) & (trace.correlation > 0))
     launch_rows = launch_rows[np.lexsort((trace.start_ns[launch_rows], trace.correlation[launch_rows]))]
     correlation_ids = trace.correlation[event_rows]

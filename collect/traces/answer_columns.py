@@ -17,17 +17,17 @@ LONGEST_NAME = 72  # the most characters of the name of a kernel: names of C++ t
 
 
 def ms_column(heading: str, get_ns: GetNumber[Row]) -> Column[Row]:
-    """A column of times in milliseconds. ns: the time of a row in nanoseconds; None: not known."""
+    """A column of times in milliseconds. get_ns: the time of a row in nanoseconds; None: not known."""
     return Column(heading, get_ns, "ms", scale=1e6)
 
 
 def us_column(heading: str, get_ns: GetNumber[Row]) -> Column[Row]:
-    """A column of times in microseconds. ns: the time of a row in nanoseconds; None: not known."""
+    """A column of times in microseconds. get_ns: the time of a row in nanoseconds; None: not known."""
     return Column(heading, get_ns, "us", scale=1e3)
 
 
 def mib_column(heading: str, get_bytes: GetNumber[Row]) -> Column[Row]:
-    """A column of sizes in MiB. size: the size of a row in bytes; None: not known."""
+    """A column of sizes in MiB. get_bytes: the size of a row in bytes; None: not known."""
     return Column(heading, get_bytes, "MiB", scale=notation.MIB)
 
 

@@ -178,7 +178,7 @@ def _compute_cpu_breakdown(trace: Trace) -> Breakdown | None:
 def _tally_collectives(trace: Trace, rows: NDArray[np.intp], collective_names: Sequence[str]) -> list[EventTally]:
     """Count the calls of each collective, and add up their durations.
 
-    rows: the indexes of the calls in the trace. names: the name of the collective of each call.
+    rows: the indexes of the calls in the trace. collective_names: the name of the collective of each call.
     """
     return rename_tallies(
         [EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(collective_names, rows, strict=True)], str

@@ -142,9 +142,8 @@ def parse_gloo_span(span_name: str, dimensions: bytes, types: bytes) -> Collecti
 
     None if the inputs are not tensors of one known type.
 
-    span: the name of the span, such as gloo:all_reduce. dimensions, types: the inputs as JSON texts, such as [[1000, 4]] and
-    ["float"].
-    """
+    span_name: the name of the span, such as gloo:all_reduce. dimensions, types: the inputs as JSON texts, such as [[1000, 4]]
+    and ["float"]."""
     try:
         shapes = msgspec.json.decode(dimensions, type=list[list[_Dimension]])
         type_names = msgspec.json.decode(types, type=list[str])

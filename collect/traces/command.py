@@ -126,9 +126,8 @@ def _print_report(
 ) -> int:
     """Print the exact figures (numbers) of a run. Returns the exit code: 1 if a trace is damaged or has no figures, else 0.
 
-    header: the first keys of the JSON document: the name of the run, and which runs are rehearsals. figures: the figures of all
-    traces of the run, sorted by rank. comparison: the comparison with another run, or None.
-    """
+    document_header: the first keys of the JSON document: the name of the run, and which runs are rehearsals. figures: the
+    figures of all traces of the run, sorted by rank. comparison: the comparison with another run, or None."""
     run = document_header["run"]
     breakdowns = [entry.breakdown for entry in figures if entry.breakdown]
     run_answers = RunAnswers([entry.analysis for entry in figures if entry.analysis])

@@ -23,13 +23,13 @@ class Communication(NamedTuple):
     """The distinct collectives."""
 
     def name_collectives(self, event_rows: NDArray[np.intp]) -> list[str]:
-        """The name in torch.distributed of the collective of each of these events. rows: the indexes of events that
+        """The name in torch.distributed of the collective of each of these events. event_rows: the indexes of events that
         communicate."""
         return [self.operations[index].name for index in self.operation_index[event_rows]]
 
 
 def find_communication(trace: Trace, is_kernel: NDArray[np.bool_]) -> Communication:
-    """Find the kernels that communicate. kernel: which events of the trace are kernels, shape (number of events,).
+    """Find the kernels that communicate. is_kernel: which events of the trace are kernels, shape (number of events,).
 
     The collective of a kernel is known from the arguments that Kineto wrote for the kernel. If a kernel has no arguments, the
     collective is known from the name of the kernel. The name says neither the process group nor the number of elements, and

@@ -59,8 +59,8 @@ class DifferenceRow(NamedTuple):
 
 
 def make_difference_table(title: str, step: StepDifference, other_words: str) -> Table[DifferenceRow]:
-    """A table that divides a difference into parts, whose sum is the difference. other: words for the other run, after the
-    heading of its times."""
+    """A table that divides a difference into parts, whose sum is the difference. other_words: words for the other run, after
+    the heading of its times."""
     difference_rows = [
         DifferenceRow(part.label, part.time_ns, part.against_ns, part.difference_ns)
         for part in step.parts
@@ -79,9 +79,9 @@ def make_difference_table(title: str, step: StepDifference, other_words: str) ->
 
 
 def compute_step_difference(runs: Sequence[RunAnswers], against_runs: Sequence[RunAnswers]) -> StepDifference | None:
-    """The difference between the mean step of `runs` and the mean step of `against`.
+    """The difference between the mean step of `runs` and the mean step of `against_runs`.
 
-    None if no rank of `runs` or no rank of `against` was analysed, or if some ranks ran on GPUs and others on CPUs.
+    None if no rank of `runs` or no rank of `against_runs` was analysed, or if some ranks ran on GPUs and others on CPUs.
     """
     analyses, other_analyses = ([analysis for run in side_runs for analysis in run.ranks] for side_runs in (runs, against_runs))
     if not analyses or not other_analyses or len({analysis.kind for analysis in (*analyses, *other_analyses)}) > 1:

@@ -119,7 +119,8 @@ def name_collectives(trace: Trace, activity: Activity) -> list[str]:
 
 
 def find_span_operations(trace: Trace, activity: Activity, collective_names: Sequence[str]) -> list[CollectiveOperation]:
-    """The collective of each span of gloo, in the order of the spans in the trace. names: the result of `name_collectives`.
+    """The collective of each span of gloo, in the order of the spans in the trace. collective_names: the result of
+    `name_collectives`.
 
     The number of elements is known if the profiler recorded shapes. gloo gathers the inputs of all ranks of the group, so the
     output of an all_gather is its input times the number of ranks. If a reduce_scatter was launched but its span could not be

@@ -68,8 +68,8 @@ def divide_by_launch(trace: Trace) -> Launches:
 
 
 def _starts_first(trace: Trace, event_rows: NDArray[np.intp], launch_known: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which events start before every event of the same stream whose launch is known. rows: the indexes of the events in the
-    trace."""
+    """Which events start before every event of the same stream whose launch is known. event_rows: the indexes of the events in
+    the trace."""
     stream_numbers, stream_index = np.unique(trace.stream[event_rows], return_inverse=True)
     first_known_ns = np.full(len(stream_numbers), np.iinfo(np.int64).max)
     np.minimum.at(first_known_ns, stream_index[launch_known], trace.start_ns[event_rows[launch_known]])

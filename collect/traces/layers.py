@@ -220,7 +220,7 @@ def _find_last_before(
     """For each node, the index of the last operator before the node that has the sequence number of the node; -1 if there is
     none.
 
-    rows: the indexes of the operators, sorted by sequence number, then by start.
+    operator_rows: the indexes of the operators, sorted by sequence number, then by start.
     """
     moments_ns = np.concatenate([operators.start_ns[operator_rows], operators.start_ns[node_rows]])
     sequence_numbers = np.concatenate([sequence_number[operator_rows], sequence_number[node_rows]])

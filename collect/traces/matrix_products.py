@@ -187,7 +187,7 @@ def _measure_products(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Returns (time of each product in ns, whether the time of each product is known).
 
-    rows: the indexes of the products in `trace.details.products`.
+    product_rows: the indexes of the products in `trace.details.products`.
     """
     product_spans = trace.details.products.select(product_rows)
     if activities.source != "gpu":

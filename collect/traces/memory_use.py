@@ -100,9 +100,9 @@ def _device_name(device_type: int, device_number: int) -> str:
 def _measure_device(
     events: MemoryEvents, rows_before: NDArray[np.intp], rows_inside: NDArray[np.intp], begin_ns: int, device: str
 ) -> MemoryUse | None:
-    """The memory of one device from `begin` on, in ns. None if nothing is known about this time.
+    """The memory of one device from `begin_ns` on, in ns. None if nothing is known about this time.
 
-    before, inside: as in `select_device_events`.
+    rows_before, rows_inside: as in `select_device_events`.
     """
     device_rows = np.concatenate([rows_before, rows_inside])
     if not len(device_rows):

@@ -17,8 +17,8 @@ _MOST_NAMED_RUNS = 5  # the most runs that a message names
 
 
 def merge_figures(workspace: Workspace, set_name: str) -> list[FileFigures] | None:
-    """The figures (numbers) of all traces that the runs of the set `name` analysed, sorted by rank; None if there is no such
-    run.
+    """The figures (numbers) of all traces that the runs of the set `set_name` analysed, sorted by rank; None if there is no
+    such run.
 
     The result is the same as if one machine had analysed the whole folder. Raises InputError if a part of the folder has not
     been analysed completely, or if a summary cannot be read.
@@ -50,7 +50,7 @@ def merge_figures(workspace: Workspace, set_name: str) -> list[FileFigures] | No
 def _find_latest_runs(workspace: Workspace, set_name: str) -> Mapping[int, tuple[RunDir, Run, TracePart]]:
     """The latest run for each part of the folder of traces: {number of the part: (run folder, run.json, traces of the part)}.
 
-    name: the name of the set of runs. Runs whose records cannot be read are left out.
+    set_name: the name of the set of runs. Runs whose records cannot be read are left out.
     """
     latest_runs: dict[int, tuple[RunDir, Run, TracePart]] = {}
     for run_dir in workspace.all_runs():

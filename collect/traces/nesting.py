@@ -110,7 +110,7 @@ def union_lengths(
 ) -> NDArray[np.int64]:
     """For each group of intervals [start, end), the length of their union. Shape (groups,).
 
-    group: for each interval, the number of its group, from 0. groups: the number of groups.
+    group_of_interval: for each interval, the number of its group, from 0. group_count: the number of groups.
     """
     lengths = np.zeros(group_count, np.int64)
     if not len(group_of_interval):

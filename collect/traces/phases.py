@@ -96,9 +96,8 @@ def find_launch_phases(
 ) -> NDArray[np.int8]:
     """For each of `activities.event_rows`, the index in PHASES of the phase that launched the work.
 
-    -1 if the launch is not recorded, or if it was in no profiler step. host: the time of each phase on the main thread. main:
-    the number of the main thread.
-    """
+    -1 if the launch is not recorded, or if it was in no profiler step. host_time_of_phase: the time of each phase on the main
+    thread. main: the number of the main thread."""
     autograd_threads = np.unique(trace.thread[gloo.find_autograd(trace)])
     launch_ns, thread = trace.start_ns[activities.launch_row], trace.thread[activities.launch_row]
     phase_index = np.full(len(activities.event_rows), -1, np.int8)

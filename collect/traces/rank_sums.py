@@ -13,7 +13,7 @@ _Row = TypeVar("_Row", bound=msgspec.Struct)
 def merge_rows(rows: Iterable[_Row], get_key: Callable[[_Row], Hashable], summed_fields: Sequence[str]) -> list[_Row]:
     """Merge rows with the same key into one row. The result is in the order in which the keys first occur.
 
-    The values of `fields` are added up. A sum is None if any of its values is None.
+    The values of `summed_fields` are added up. A sum is None if any of its values is None.
     """
     row_of_key: dict[Hashable, _Row] = {}
     for row in rows:

@@ -74,7 +74,7 @@ def _decompress_blocks(raw_blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _decompress_until_damage(decompressor: zlib_ng._Decompress, block: bytes) -> bytes:
-    """The decompressed text of a block up to the place where the block is damaged. member: the decompressor
+    """The decompressed text of a block up to the place where the block is damaged. decompressor: the decompressor
     in its state before the block.
 
     The block is decompressed byte by byte, because zlib-ng discards the whole output of a call that fails.
@@ -110,7 +110,7 @@ _decoder = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_consta
 
 
 def salvage_events(raw: bytes, *, is_final: bool) -> SalvagedEvents:
-    """Read the events in a text that begins between two events. final: whether no more text follows.
+    """Read the events in a text that begins between two events. is_final: whether no more text follows.
 
     If an event is not valid JSON, only this event is lost: reading continues at the next object that follows another object and
     that can be read as an event. For each skipped part of the text, `lost_bytes` grows by the number of its phases (`"ph":`),

@@ -89,7 +89,7 @@ def divide_rank_time(analysis: RankAnalysis, rank_index: int, waits: RankWaits) 
 
 
 def compute_mean_step(ns_of_part: dict[StepPart, int], steps: int) -> StepTime:
-    """The mean time of a step and of its parts. sums: for each part, its ns over all ranks and steps. steps: at least 1.
+    """The mean time of a step and of its parts. ns_of_part: for each part, its ns over all ranks and steps. steps: at least 1.
 
     The mean of a part is rarely a whole number of ns. So all means are rounded down, including the mean of the whole step. If
     the sum of the rounded parts is then less than the rounded whole, the missing ns are added, 1 ns each, to the parts that

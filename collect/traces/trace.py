@@ -238,7 +238,7 @@ def _find_last_boundary(text: bytes) -> tuple[int, int]:
 def _find_rank(text_around: bytes, path: Path) -> int | None:
     """The rank that the text of a trace states, or else the name of its file; None if neither states a rank.
 
-    around: the text around the list of events.
+    text_around: the text around the list of events.
     """
     if match := _RANK_INFO.search(text_around):
         try:

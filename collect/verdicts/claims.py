@@ -240,9 +240,8 @@ def _look_up_numbers(
 def _decide_verdict(verdict: Verdict, test_tree: ast.expr, value_of_call: Mapping[str, Value | None]) -> None:
     """Evaluate the parts of the test of a claim, and set the verdict.
 
-    values: {text of a call in the test: the draws of its value, or None if they are not known}. Raises ExpressionError if the
-    test cannot be evaluated.
-    """
+    value_of_call: {text of a call in the test: the draws of its value, or None if they are not known}. Raises ExpressionError
+    if the test cannot be evaluated."""
     test_parts = draws.split_test(test_tree)
     measured_values: dict[str, Value] = {number.call: number.value for number in verdict.numbers}
     known_values = {text: value for text, value in value_of_call.items() if value is not None}
@@ -285,8 +284,8 @@ def _decide_verdict(verdict: Verdict, test_tree: ast.expr, value_of_call: Mappin
 
 
 def repeat_command(expansion: Expansion, repeat_count: int, cell_ids: Collection[str]) -> str:
-    """The command that submits more repeats of some cells of a matrix. n: the present number of repeats. cells: ids of the
-    cells.
+    """The command that submits more repeats of some cells of a matrix. repeat_count: the present number of repeats. cell_ids:
+    ids of the cells.
 
     The command selects these cells with --where, because --repeats applies to every selected cell, and without --where all
     cells of the matrix are selected.
@@ -331,7 +330,7 @@ def _distinguishing_comparisons(
 ) -> str:
     """Comparisons, joined by `and`, that are true for one cell and for as few other cells as is possible with these keys.
 
-    names: the values of the cell by key. others: the values of each other cell. keys: the keys that may be compared.
+    cell_names: the values of the cell by key. other_names: the values of each other cell. keys: the keys that may be compared.
     """
     chosen_keys: list[str] = []
     remaining_claims = list(other_names)
@@ -357,7 +356,7 @@ def _test_sides(test: ast.expr) -> list[ast.expr]:
 def _side_unit(node: ast.expr, unit_of_call: Mapping[str, str]) -> str | None:
     """The unit of one side of a comparison; "x" for a ratio, "" for a plain number, None if the unit is not known.
 
-    units: {text of a call: unit of its value}.
+    unit_of_call: {text of a call: unit of its value}.
     """
     match node:
         case ast.Call():

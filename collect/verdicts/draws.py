@@ -29,9 +29,8 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 def draw_mean(mean: float, standard_error: float, freedom_degrees: int, name: str) -> float | DrawnValues:
     """Draw DRAWS random values of an uncertain mean: mean + error * t, where t follows Student's t distribution.
 
-    error: the standard error of the mean. degrees: the degrees of freedom of t. Draws with the same name are always the same;
-    draws with different names are independent. If the error is 0, the mean itself is returned.
-    """
+    standard_error: the standard error of the mean. freedom_degrees: the degrees of freedom of t. Draws with the same name are
+    always the same; draws with different names are independent. If the error is 0, the mean itself is returned."""
     if standard_error == 0:
         return mean
     shuffled_draws = pl.Series(_student_draws(freedom_degrees)).shuffle(seed=zlib.crc32(name.encode()))
@@ -40,8 +39,8 @@ def draw_mean(mean: float, standard_error: float, freedom_degrees: int, name: st
 
 @cache
 def half_width(freedom_degrees: int, beyond_share: float) -> float:
-    """Half the width of an interval of a mean, in standard errors. level: the share of draws that lie beyond the interval on
-    one side."""
+    """Half the width of an interval of a mean, in standard errors. beyond_share: the share of draws that lie beyond the
+    interval on one side."""
     return quantile(_student_draws(freedom_degrees), 1 - beyond_share)
 
 
@@ -82,7 +81,7 @@ def find_calls(tree: ast.AST) -> dict[str, ast.Call]:
 def share_of_draws(test: ast.expr, value_of_call: Mapping[str, Value]) -> float:
     """The share of draws in which a test holds, from 0 to 1.
 
-    values: {text of a call in the test: its value}. Raises ExpressionError if the expression is not a test or cannot be
+    value_of_call: {text of a call in the test: its value}. Raises ExpressionError if the expression is not a test or cannot be
     evaluated.
     """
     try:

@@ -97,7 +97,8 @@ def parse_number(text: str, unit: str | None, metric_unit: str, *, is_change: bo
     text: the number as printed. unit: the unit in the head of the table, if there is one. metric_unit: the unit of the metric;
     for units/s the text may name any items, such as tokens, and the result has the unit of these items.
 
-    change: whether the metric is a difference from another cell; such a number, like a percentage, may begin with a plus sign.
+    is_change: whether the metric is a difference from another cell; such a number, like a percentage, may begin with a plus
+    sign.
 
     If the metric is in percent, a number without a unit is a share: 0.92 is 92 %. MB means 10^6 bytes. Raises ValueError, with
     a sentence, if the text is not a number with a unit, or if the metric cannot have this unit.

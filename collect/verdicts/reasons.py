@@ -67,7 +67,7 @@ def likely_reasons(loaded: Loaded, cell: LoadedCell, row: CellRow, metric_names:
     """The possible reasons why measured numbers of a cell differ from the numbers of the study, one clause for each reason.
 
     The reasons are: another GPU, link, network or software than the study states, synthetic data, and values that the matrix
-    had to assume. metrics: the names of the metrics that are compared.
+    had to assume. metric_names: the names of the metrics that are compared.
     """
     clauses = []
     hosts = [host for run in cell.completed for host in run.hosts]

@@ -89,9 +89,8 @@ class ReportOnRequest:
 class WatchServer(ThreadingHTTPServer):
     """Serves the live page, the report, and the files of runs.
 
-    runs: the folder with the run folders. tell: a function that gets one line for each failed request. Raises InputError if the
-    port cannot be used.
-    """
+    runs: the folder with the run folders. print_line: a function that gets one line for each failed request. Raises InputError
+    if the port cannot be used."""
 
     daemon_threads = True  # so that the process can end while a page is open
 
@@ -180,7 +179,7 @@ class RequestHandler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse  # noqa: N815
 
     def _send_path(self, path_parts: Sequence[str]) -> None:
-        """Send the page, the data or the file that a path means. names: the parts of the path after the token."""
+        """Send the page, the data or the file that a path means. path_parts: the parts of the path after the token."""
         match path_parts:
             case [""]:
                 self._send_body(self.server.page.page(), HTML_TYPE, LIVE_PAGE_POLICY)
@@ -208,7 +207,7 @@ class RequestHandler(BaseHTTPRequestHandler):
     def _send_file(self, root: Path, path_parts: list[str], policy: str) -> None:
         """Send a file below a folder. If the path ends in a slash, send a list of the names in the folder that it means.
 
-        names: the parts of the path below `root`. policy: the content security policy.
+        path_parts: the parts of the path below `root`. policy: the content security policy.
         """
         file_or_names = open_below(root, path_parts[:-1] if path_parts[-1:] == [""] else path_parts)
         if isinstance(file_or_names, list):
@@ -260,7 +259,7 @@ class RequestHandler(BaseHTTPRequestHandler):
 
 
 class _Prefix(io.RawIOBase):
-    """The first `size` bytes of a file that may grow while it is sent."""
+    """The first `prefix_bytes` bytes of a file that may grow while it is sent."""
 
     def __init__(self, file: io.BufferedReader, prefix_bytes: int) -> None:
         self._file, self._left = file, prefix_bytes
@@ -275,7 +274,7 @@ def open_below(root: Path, path_parts: Sequence[str]) -> io.BufferedReader | lis
     """Open a file below the folder `root` for reading. If the path is a folder, return the sorted names of its entries instead.
 
     Neither a name from the browser nor a link in a run folder can lead out of `root`. The names of folders end in a slash.
-    names: the parts of the path below `root`. Raises OSError if the path does not exist, is neither a regular file nor a
+    path_parts: the parts of the path below `root`. Raises OSError if the path does not exist, is neither a regular file nor a
     folder, or contains a link.
     """
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

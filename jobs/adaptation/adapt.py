@@ -145,8 +145,8 @@ def _make_include_entries(
     """The entries of `include`: first the entries of the original file that define an unchanged cell or add keys to a
     combination that stays, then an entry for each new cell.
 
-    staying_indexes: the indexes of the combinations that stay. entries: the entries of `include` in the original file, with
-    models as the file gives them."""
+    staying_indexes: the indexes of the combinations that stay. original_entries: the entries of `include` in the original file,
+    with models as the file gives them."""
     # index of an entry of `include` that defines a cell -> this cell
     cells_by_entry = {_find_include_entry_index(cell): cell for cell in adapted_cells if not comes_from_axes(cell.point)}
     staying_points = [adapted_cells[index].point for index in staying_indexes]

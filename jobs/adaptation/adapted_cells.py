@@ -123,8 +123,8 @@ def adapt_cells(
 ) -> list[AdaptedCell]:
     """What becomes of each cell of a matrix on these machines, in the order of the matrix.
 
-    plugins: the plug-ins of the workspace. study: the matrix with the `defaults` of the study; None: `requested` has
-    them. Raises InputError if the matrix is not valid on any machine."""
+    plugins: the plug-ins of the workspace. original_matrix: the matrix with the `defaults` of the study; None:
+    `requested_matrix` has them. Raises InputError if the matrix is not valid on any machine."""
     fitter, original_matrix = CellFitter(requested_matrix, machine, plugins), original_matrix or requested_matrix
     cells = resolve_cells(keep_only_points(original_matrix, original_matrix.points), plugins=plugins)
     replaced_values = [adapted_means.find_replaced_values(point.keys, machine) for point in original_matrix.points]
@@ -151,7 +151,7 @@ def adapt_cells(
 def _adapt_cell(
     fitter: CellFitter, point: Point, start_point: Point, original_cell: Cell, new_size: tuple[int, int | None] | None
 ) -> AdaptedCell:
-    """What becomes of one cell. point: its combination. start: the same with the values that the cluster has."""
+    """What becomes of one cell. point: its combination. start_point: the same with the values that the cluster has."""
     unresized_cell = fitter.try_keys(start_point, start_point.keys)
     capacity_text = ""
     if isinstance(unresized_cell, Cell):

@@ -38,7 +38,7 @@ class ReplacedValue(msgspec.Struct, frozen=True):
 def find_replaced_values(point_keys: dict[str, Any], machine: Capacity) -> dict[str, ReplacedValue]:
     """The values of a combination that must be replaced on these machines, by the key of the matrix file.
 
-    keys: the keys of a combination that is valid on some machine.
+    point_keys: the keys of a combination that is valid on some machine.
     """
     replaced_values = {}
     gpu_type = point_keys.get("gpu_type")

@@ -72,9 +72,8 @@ class HangWatch:
 def scan_files(folder: Path, *, opens_files: bool) -> Iterator[tuple[str, int, int]]:
     """Yields (path, size in bytes, time of the last change in ns) for each file in the folder that shows progress.
 
-    folder: the run's folder or a folder in it. ask: open each file before its attributes are read, because a shared file system
-    may otherwise report old attributes.
-    """
+    folder: the run's folder or a folder in it. opens_files: open each file before its attributes are read, because a shared
+    file system may otherwise report old attributes."""
     # Errors are ignored: a checkpoint may be removed while it is read, and a short failure of the disk must not end a run.
     with contextlib.suppress(OSError), os.scandir(folder) as dir_entries:
         for dir_entry in dir_entries:

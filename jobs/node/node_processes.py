@@ -115,8 +115,8 @@ class Tracker:
 def start_process(command: list[str], log_descriptor: int | None, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start the program that starts the ranks, in a new session. The program ends when this process ends.
 
-    log: the file descriptor for its output; None: the program writes to the output of this process. Raises CannotStart.
-    """
+    log_descriptor: the file descriptor for its output; None: the program writes to the output of this process. Raises
+    CannotStart."""
     try:
         return subprocess.Popen(
             command,

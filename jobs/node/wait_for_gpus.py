@@ -77,9 +77,9 @@ def find_processes_in_use(
 ) -> dict[str, list[Process]]:
     """The processes on each GPU that the ranks of a node will use, by UUID. GPUs without processes are left out.
 
-    users: the processes on all GPUs of the node, in PCI order. visible: the value of CUDA_VISIBLE_DEVICES (indices, or UUIDs,
-    which may be abbreviated), or None if it is not set. count: the number of ranks on this node; each rank uses one GPU.
-    """
+    processes_by_gpu: the processes on all GPUs of the node, in PCI order. visible_devices: the value of CUDA_VISIBLE_DEVICES
+    (indices, or UUIDs, which may be abbreviated), or None if it is not set. gpu_count: the number of ranks on this node; each
+    rank uses one GPU."""
     gpu_uuids = list(processes_by_gpu)
     if visible_devices is not None:
         visible_uuids = (_find_uuid(device_name.strip(), gpu_uuids) for device_name in visible_devices.split(","))

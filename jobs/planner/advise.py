@@ -103,9 +103,8 @@ def rank_strategies(
 ) -> AdviceReport:
     """Rank all strategies that can train a workload on the given GPUs.
 
-    alternatives: questions with one difference, by this difference. answers: returns the results of the rehearsals of cells, by
-    the name of the cell; each strategy is rehearsed with the batch that fits.
-    """
+    alternatives: questions with one difference, by this difference. get_answers: returns the results of the rehearsals of
+    cells, by the name of the cell; each strategy is rehearsed with the batch that fits."""
     sized_cells = list(_list_sized_cells(question))
     candidates = [_choose_micro_batch(cells, question) for cells in sized_cells]
     ranked_advice = _rank_candidates(_correct_by_rehearsals(_rank_candidates(candidates), sized_cells, question, get_answers))
@@ -296,7 +295,7 @@ def _correct_by_rehearsals(
     get_answers: Callable[[Sequence[Cell]], Mapping[str, RehearsalAnswer]],
 ) -> list[Advice]:
     """The advice, corrected by rehearsals. If a cell does not fit according to its rehearsal, a smaller micro-batch is
-    rehearsed. sized: lists of cells that differ in their micro-batch."""
+    rehearsed. sized_cells: lists of cells that differ in their micro-batch."""
     advice_by_name = {advice.cell.name(): advice for advice in ranked_advice}
     cells = {
         cell_name: advice.cell

@@ -80,7 +80,8 @@ class Calibration(msgspec.Struct, frozen=True):
         return (predicted_bytes, "") if self.fallback is None else self.fallback.memory(cell, gpu, predicted_bytes)
 
     def power(self, cell: Cell, gpu: str, assumed_watts: PredictedRange) -> tuple[PredictedRange, str]:
-        """The power of a GPU. Returns (the measured watts, else `assumed`; a text that says how the watts were obtained)."""
+        """The power of a GPU. Returns (the measured watts, else `assumed_watts`; a text that says how the watts were
+        obtained)."""
         for key in _list_power_keys(cell, gpu):
             if watts := self.powers.get(key):
                 group_name = cell.strategy if key == _list_power_keys(cell, gpu)[0] else cell.workload
@@ -99,9 +100,8 @@ def build_calibration(
 ) -> Calibration:
     """Build a calibration from the measurements of runs.
 
-    ratios: measured time and memory of runs, divided by the predicted values. whose: a text that says where the measurements
-    come from. fallback: another calibration, which is used for cells without a measurement in `ratios`.
-    """
+    ratios: measured time and memory of runs, divided by the predicted values. source_noun: a text that says where the
+    measurements come from. fallback: another calibration, which is used for cells without a measurement in `ratios`."""
     calibration = Calibration({}, {}, {}, {}, source_noun, fallback)
     for ratio in ratios:
         step_key = _make_step_key(ratio.cell, ratio.gpu)
@@ -125,8 +125,8 @@ def measure_ratio(
     memory_ratio: float | None,
     power_w: float | None = None,
 ) -> MeasuredRatio:
-    """How a run compares with its prediction. measured_s: the measured seconds of a step; None: not known. memory, power_w: as
-    in MeasuredRatio."""
+    """How a run compares with its prediction. measured_s: the measured seconds of a step; None: not known. memory_ratio,
+    power_w: as in MeasuredRatio."""
     step_s, compute_s = predicted_times
     if not measured_s or not step_s:
         return MeasuredRatio(cell, gpu, None, memory_ratio, power_w)

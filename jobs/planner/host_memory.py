@@ -20,9 +20,9 @@ def predict_host_bytes(
 ) -> PredictedRange | None:
     """The host memory on the node that needs most, in bytes; None for parameter servers, whose memory is not known.
 
-    The low end is without the same-work proof, because its result may be stored. tensors: the bytes of a rank's tensors by
-    category, which are in host memory if there is no GPU. node_bytes: the bytes of memory of a node; None: not known.
-    """
+    The low end is without the same-work proof, because its result may be stored. tensors_by_category: the bytes of a rank's
+    tensors by category, which are in host memory if there is no GPU. node_bytes: the bytes of memory of a node; None: not
+    known."""
     if cell.servers:
         return None
     terms, ranks_per_node = memory.read_memory_terms(), -(-cell.gpus // cell.nnodes)

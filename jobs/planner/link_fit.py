@@ -103,8 +103,8 @@ def fit_link(name: str, all_reduces: Sequence[MeasuredAllReduce]) -> PlannedLink
 
 
 def _compute_time_factors(group_size: int, tensor_bytes: int, uses_tree: bool) -> tuple[float, float]:
-    """The factors of latency and time per byte in the time of an all-reduce of `size` bytes: (number of hops, bytes over the
-    link)."""
+    """The factors of latency and time per byte in the time of an all-reduce of `tensor_bytes` bytes: (number of hops, bytes
+    over the link)."""
     if uses_tree:
         return 2 * math.ceil(math.log2(group_size)), 2 * tensor_bytes
     return 2 * (group_size - 1), 2 * (group_size - 1) / group_size * tensor_bytes
@@ -126,7 +126,8 @@ def _fit_alpha_beta(
     group_size: int, small_timing: AllReduceTime, large_timing: AllReduceTime, tree_choices: tuple[bool, bool]
 ) -> tuple[float, float] | None:
     """Solve for (seconds per hop, at least 0; seconds per byte) so that the model gives the measured times of both sizes. None
-    if there is no solution, or if a byte would take no time. trees: whether the small size and the large size use a tree."""
+    if there is no solution, or if a byte would take no time. tree_choices: whether the small size and the large size use a
+    tree."""
     (small_hops, small_bytes), (large_hops, large_bytes) = (
         _compute_time_factors(group_size, timing.bytes, uses_tree)
         for timing, uses_tree in zip((small_timing, large_timing), tree_choices, strict=True)

@@ -119,7 +119,7 @@ def predict_non_tensor_bytes(cell: Cell, tensors: PredictedRange) -> dict[str, P
 def _predict_rank_memory(
     cell: Cell, facts: ModelFacts, division: Division, stage_share: StageShare, micro_batch_size: int
 ) -> dict[str, PredictedRange]:
-    """The bytes of each category at the peak, on the rank that has the part `share` of the model."""
+    """The bytes of each category at the peak, on the rank that has the part `stage_share` of the model."""
     rank_part, activations = (
         _find_rank_part(cell, facts, stage_share),
         _count_activations(cell, facts, stage_share, micro_batch_size),
@@ -297,7 +297,7 @@ def _find_recomputed_units(mode: str, block_numbers: Sequence[int]) -> tuple[lis
     """Returns (for each unit of activation checkpointing, which keeps only its input, the number of its blocks; the number of
     blocks whose recomputed activations exist in addition to the saved ones).
 
-    mode: the value of the key activation_checkpointing. numbers: the numbers of the blocks of a rank."""
+    mode: the value of the key activation_checkpointing. block_numbers: the numbers of the blocks of a rank."""
     mode_name, _, mode_number = mode.partition("-")
     if mode_name == "none" or not block_numbers:
         return [], 0

@@ -250,9 +250,8 @@ def _count_saved_bytes(
     """What a model of GPT-2 or ViT saves for backward.
 
     extra_elements: the number of further elements per token that a block saves and that tensor-parallel ranks split.
-    head_parameters: parameters of matrices outside of blocks. inputs: the number of layers of a block that read a normed hidden
-    state. Each of them casts it under autocast.
-    """
+    head_parameters: parameters of matrices outside of blocks. input_layers: the number of layers of a block that read a normed
+    hidden state. Each of them casts it under autocast."""
     computed_bytes, stream_bytes = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
     width = model_shape.width
     uses_autocast = cell.precision in precision.AUTOCAST
@@ -459,7 +458,7 @@ def _find_length_ratio(cell: Cell, workload: Workload) -> float:
 
 
 def _scale_saved_bytes(saved: SavedBytes, length_ratio: float) -> SavedBytes:
-    """What is saved of an item that is `length` times as long."""
+    """What is saved of an item that is `length_ratio` times as long."""
     scaled_bytes = {field_name: getattr(saved, field_name) * length_ratio for field_name in PER_ITEM_FIELDS}
     scaled_bytes["block_whole"] = max(0.0, scaled_bytes["block_whole"] + saved.block_squared * (length_ratio**2 - length_ratio))
     return msgspec.structs.replace(saved, **scaled_bytes)

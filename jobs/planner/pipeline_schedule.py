@@ -151,7 +151,8 @@ def compute_bubble_ratio(schedule: str, rank_count: int, micro_batches: int, per
 
 def draw_timeline(pipeline: SimulatedPipeline, character_count: int = 72) -> list[str]:
     """Draw a step as one line of text per rank. A forward pass is drawn as the last digit of its micro-batch's number, a
-    backward pass as a letter (a: micro-batch 0), and waiting as a dot. width: the number of characters of the step."""
+    backward pass as a letter (a: micro-batch 0), and waiting as a dot. character_count: the number of characters of the
+    step."""
     characters_per_time = character_count / pipeline.total
     rank_lines = []
     for rank, rank_slots in enumerate(pipeline.slots):

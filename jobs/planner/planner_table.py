@@ -37,7 +37,7 @@ def make_predictions_table(predictions: Mapping[str, Prediction]) -> Table[tuple
 
 
 def describe_sums(predictions: Mapping[str, Prediction], run_counts: Mapping[str, int]) -> list[str]:
-    """Sentences with the predicted sums over all runs. runs: the number of runs of each cell, by the name of the cell."""
+    """Sentences with the predicted sums over all runs. run_counts: the number of runs of each cell, by the name of the cell."""
     sentences = []
     unfit_count, unlikely_count = (
         sum(prediction.fits == fit_verdict for prediction in predictions.values()) for fit_verdict in ("no", "unlikely")

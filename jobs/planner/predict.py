@@ -110,7 +110,8 @@ def predict_run(
 
 
 def make_range_around(mean_value: float) -> PredictedRange:
-    """A range around the mean of earlier runs, in the unit of `mean`. It is as wide as the narrowest range of a calibration."""
+    """A range around the mean of earlier runs, in the unit of `mean_value`. It is as wide as the narrowest range of a
+    calibration."""
     return PredictedRange(mean_value * (1 - LEAST_RATIO_SPREAD), mean_value, mean_value * (1 + LEAST_RATIO_SPREAD))
 
 
@@ -285,9 +286,8 @@ def list_cells_over_memory(cells: Mapping[str, Cell], predictions: Mapping[str, 
 def judge_fit(needed_bytes: PredictedRange, capacity: PredictedRange, *, is_complete: bool) -> FitVerdict | None:
     """Whether the memory that a cell needs fits the memory of a GPU; None if it is not known.
 
-    complete: false if the memory of activations is not known. `needed` is then a lower bound, so the only possible answers are
-    `no` and None.
-    """
+    is_complete: false if the memory of activations is not known. `needed_bytes` is then a lower bound, so the only possible
+    answers are `no` and None."""
     if needed_bytes.low > capacity.high:
         return "no"
     if not is_complete:
@@ -304,7 +304,7 @@ def find_largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bo
 
     For small micro-batches, the memory is constant; for larger micro-batches, activations decide the peak, and the memory grows
     linearly. So a line through the memory of two large micro-batches gives a first result, which is then corrected by the whole
-    formula. ratio: the real memory divided by the memory that the formula gives.
+    formula. real_ratio: the real memory divided by the memory that the formula gives.
     """
 
     def predict_needed_bytes(micro_batch: int) -> float:

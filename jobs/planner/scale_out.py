@@ -37,7 +37,7 @@ class ScaledCell(msgspec.Struct, frozen=True):
 
 def scale_cell(cell: Cell, gpus: int, gpus_per_node: int) -> Cell | None:
     """The cell on `gpus` GPUs, with another value of dp; None if tp x pp does not divide `gpus`, if the cell has no data
-    parallelism that could grow, or if it has parameter servers. per_node: the number of GPUs of a node."""
+    parallelism that could grow, or if it has parameter servers. gpus_per_node: the number of GPUs of a node."""
     ranks_per_replica = cell.tp * cell.pp
     if gpus % ranks_per_replica or (cell.dp == 1 and ranks_per_replica > 1) or cell.servers:
         return None

@@ -134,8 +134,8 @@ def _list_head_moments(
 
 
 def _list_block_moments(division: Division, rank_part: RankPart, activations: Activations, growth_bytes: float) -> list[Moment]:
-    """The begin and the end of the backward of the first, the second and the last block that backward reaches. growth: the
-    bytes per parameter by which the gradients grow in backward."""
+    """The begin and the end of the backward of the first, the second and the last block that backward reaches. growth_bytes:
+    the bytes per parameter by which the gradients grow in backward."""
     last_index = rank_part.block_count - 1
     done_counts = sorted({0, min(1, last_index), last_index}) if rank_part.block_count else []
     return [
@@ -153,8 +153,9 @@ def _describe_block_moment(
     done_blocks: int,
     computed_blocks: int,
 ) -> Moment:
-    """The bytes in the backward of a block, or of the segment that contains the first block of the model. done: the number of
-    blocks whose backward is over. computed: 0 when the backward of the block begins, 1 when it has computed all gradients."""
+    """The bytes in the backward of a block, or of the segment that contains the first block of the model. done_blocks: the
+    number of blocks whose backward is over. computed_blocks: 0 when the backward of the block begins, 1 when it has computed
+    all gradients."""
     waiting_bytes, has_units, bucket_elements = (
         division.waiting_gradient_bytes,
         division.rest_bytes > 0,

@@ -130,7 +130,7 @@ def find_group_link(cell: Cell, axis: Axis, machine: PlannedMachine) -> PlannedL
 
 
 def _predict_launch_time(cell: Cell, facts: ModelFacts, compute_s: PredictedRange) -> PredictedRange:
-    """The seconds in a step that the GPU waits until the host starts operators. compute: the seconds that it computes."""
+    """The seconds in a step that the GPU waits until the host starts operators. compute_s: the seconds that it computes."""
     pass_count = cell.gradient_accumulation_steps
     operator_count = (
         pass_count * device_profile.OPERATORS_PER_BLOCK * max(1, facts.blocks / cell.pp) * (0.3 if cell.compile else 1.0)
@@ -161,7 +161,7 @@ def _share_windows(cell: Cell) -> dict[str, float]:
 def _predict_exposed_time(cell: Cell, hideable_s: dict[str, PredictedRange], busy_s: PredictedRange) -> PredictedRange:
     """The seconds by which communication makes a step longer, although it may overlap with computing.
 
-    hideable: the seconds of communication by the window in which it may overlap. busy_s: the seconds of computing.
+    hideable_s: the seconds of communication by the window in which it may overlap. busy_s: the seconds of computing.
     """
 
     def predict_exposed_s(
@@ -208,7 +208,7 @@ def _predict_straggler_time(cell: Cell, step_s: PredictedRange) -> PredictedRang
 
 
 def predict_ring_s(operation: str, payload_bytes: float, group_size: int, alpha_s: float, bandwidth: float) -> float:
-    """The seconds that one collective of `size` bytes takes with the ring algorithm."""
+    """The seconds that one collective of `payload_bytes` bytes takes with the ring algorithm."""
     rounds = 2 if operation == "all_reduce" else 1
     return rounds * ((group_size - 1) * alpha_s + (group_size - 1) / group_size * payload_bytes / bandwidth)
 

@@ -182,7 +182,7 @@ def sum_hours(cell_hours: Sequence[CellHours]) -> GpuHours:
 
 
 def must_be_within_bound(most_hours: float, cell_hours: Sequence[CellHours]) -> None:
-    """Raises InputError if the cells may take more GPU hours than `bound`, or if the time of a cell is not known.
+    """Raises InputError if the cells may take more GPU hours than `most_hours`, or if the time of a cell is not known.
 
     The retries that the matrix allows count, because the user asked for them and they start without a further question. The
     restarts of `slurm.requeue` do not count: the cluster file allows them for every matrix, after failures of the machines.

@@ -83,7 +83,7 @@ class MatrixPlan(msgspec.Struct, frozen=True):
 
     def most_runs(self, run_counts: Mapping[str, int]) -> dict[str, int]:
         """The largest number of runs of each selected cell, by the name of the cell; each search counts with all its tries.
-        runs: the number of runs or searches of each cell, by the name of the cell."""
+        run_counts: the number of runs or searches of each cell, by the name of the cell."""
         most_tries = {
             cell.name(): search.most_tries for cell in self.cells if (search := self.source.search_of(cell)) is not None
         }
@@ -239,7 +239,7 @@ def _count_workers(cluster: Cluster) -> int:
 def estimate_hours(plan: MatrixPlan, run_counts: Mapping[str, int]) -> list[CellHours]:
     """The GPU hours of each selected cell; empty if ranks are processes on the CPU.
 
-    runs: the number of runs of each cell, by the name of the cell.
+    run_counts: the number of runs of each cell, by the name of the cell.
     """
     cluster = plan.source.where
     if cluster.provider == "local" and not host.read_host().gpus:
@@ -354,7 +354,7 @@ def _list_limit_expressions(machine: Capacity) -> list[str]:
 def must_run_here(context: render.RenderContext, *, allow_login_node: bool, has_training: bool = True) -> None:
     """If the runs start on this machine, check that this machine can run them.
 
-    allow_login_node: whether --here is given, which allows a login node. trains: whether a run trains; the others analyse
+    allow_login_node: whether --here is given, which allows a login node. has_training: whether a run trains; the others analyse
     traces. Raises InputError if this machine is a login node of a Slurm cluster, and MissingExtra if a package is not
     installed."""
     if context.scheduler != "local":
@@ -376,14 +376,14 @@ class Rendering(msgspec.Struct, frozen=True):
 
 
 def store_source_in(plan: MatrixPlan, source_folder: Path) -> MatrixPlan:
-    """The plan, changed so that the copy of shardlab's source is stored in `folder` instead of the workspace."""
+    """The plan, changed so that the copy of shardlab's source is stored in `source_folder` instead of the workspace."""
     render_context = msgspec.structs.replace(plan.source, source=str(source_folder / Path(plan.source.source).name))
     return msgspec.structs.replace(plan, source=render_context)
 
 
 def render_all(plan: MatrixPlan, workspace: Workspace, runs_folder: Path) -> Rendering:
-    """Write a run folder for every repeat of every selected cell into the folder `runs`. The folder of a run that was submitted
-    already is not changed."""
+    """Write a run folder for every repeat of every selected cell into the folder `runs_folder`. The folder of a run that was
+    submitted already is not changed."""
     folders, skipped = [], []
     frozen_source.freeze_source(Path(plan.source.source))
     plugin_store.freeze_sources(workspace, plan.source.own.sources)

@@ -32,9 +32,8 @@ ANSWER_S = 1800.0  # the most seconds for one cell; a deep model at its own dept
 class Rehearsals:
     """The rehearsals of the cells of one command.
 
-    workspace: the workspace in which answers are stored. own: the plug-ins of the workspace. make: whether missing answers are
-    made. full_depth: whether deep models are rehearsed at their own depth. out: prints the progress.
-    """
+    workspace: the workspace in which answers are stored. own: the plug-ins of the workspace. makes_missing: whether missing
+    answers are made. full_depth: whether deep models are rehearsed at their own depth. out: prints the progress."""
 
     def __init__(
         self, workspace: Workspace, plugins: OwnPlugins, out: Output, *, makes_missing: bool = False, full_depth: bool = False
@@ -119,7 +118,7 @@ class Rehearsals:
         """Run the process that makes an answer. Returns a sentence that says why the process was ended; '' if it ended by
         itself.
 
-        request: the request. answer_path: the file for the answer. error_path: the file for the errors that the process
+        request_path: the request. answer_path: the file for the answer. error_path: the file for the errors that the process
         prints."""
         command_words = ["trainers", "rehearse", str(request_path), "--cache", str(self.folder)]
         depth_options = ["--full-depth"] if self._full_depth else []

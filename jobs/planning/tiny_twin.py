@@ -177,7 +177,7 @@ def _shorten_schedule(schedule: Schedule) -> Schedule:
 def _shorten_instruments(instruments: Instruments, validated_items: int) -> Instruments:
     """The instruments of a twin: the same instruments, with windows that fit into the twin's steps.
 
-    Checkpoints and validations happen every 2 steps or every epoch. items: the number of items that a validation
+    Checkpoints and validations happen every 2 steps or every epoch. validated_items: the number of items that a validation
     reads."""
     profile, validation, checkpoints = instruments.profile, instruments.validation, instruments.checkpoints
     if profile is not None:

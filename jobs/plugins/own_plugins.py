@@ -54,7 +54,7 @@ class PluginSet(msgspec.Struct, Generic[Description]):
     ) -> None:
         """Add the plug-ins that a file defines. Raises InputError if the name of a plug-in is taken; then none is added.
 
-        shipped: the names of the plug-ins of this kind that ship with shardlab.
+        shipped_names: the names of the plug-ins of this kind that ship with shardlab.
         """
         files_by_name = {name: plugin.file for name, plugin in self.by_name.items()}
         for plugin in plugins:
@@ -125,7 +125,7 @@ def find_plugins(
 ) -> OwnPlugins:
     """Find the plug-ins of the workspace with these names.
 
-    workloads, strategies: the names. models: the models that a matrix describes by a configuration file, by name.
+    workload_names, strategy_names: the names. models: the models that a matrix describes by a configuration file, by name.
     interpreters: as for `find_plugin_set`. Raises WorkspaceError.
     """
     own_workloads = find_plugin_set(workspace, WORKLOADS, menu.load_workloads(), workload_names, interpreters)
@@ -218,7 +218,7 @@ def read_run_plugins(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugi
 
 
 def write_plugin_code(store_folder: Path, run: Run, run_folder: Path) -> None:
-    """Copy the code of a run's plug-ins into the new folder of the run. store: the folder of the frozen copies. Raises
+    """Copy the code of a run's plug-ins into the new folder of the run. store_folder: the folder of the frozen copies. Raises
     ShardlabError if a copy is missing or damaged."""
     for kind, plugin in ((WORKLOADS, run.own_workload), (STRATEGIES, run.own_strategy)):
         if plugin is None:
@@ -237,9 +237,8 @@ def _read_carried_code(
     """The code of a plug-in from the folder of a run, by the digest of the code. Empty if this workspace has a frozen copy,
     which is then used instead.
 
-    plugin: the plug-in. code: the digest of the plug-in's code. trust: whether the user allows code from the run's folder.
-    Raises InputError.
-    """
+    plugin: the plug-in. code_digest: the digest of the plug-in's code. trust: whether the user allows code from the run's
+    folder. Raises InputError."""
     kind = WORKLOADS if isinstance(plugin, OwnWorkload) else STRATEGIES
     frozen_copy = plugin_store.read_copy(plugin_store.find_store(workspace) / code_digest, plugin.file, code_digest)
     if frozen_copy is not None and (trust or workspace_trust.is_allowed(workspace)):

@@ -96,9 +96,10 @@ def freeze_sources(workspace: Workspace, sources: Iterable[PluginSource]) -> Non
 
 
 def read_copy(folder: Path, file_name: str, code_digest: str) -> PluginSource | None:
-    """Read the copy of a plug-in from a folder; None if the files of the copy are missing or do not have the digest `code`.
+    """Read the copy of a plug-in from a folder; None if the files of the copy are missing or do not have the digest
+    `code_digest`.
 
-    file: the path of the plug-in file that was copied; only the last part of the path is used.
+    file_name: the path of the plug-in file that was copied; only the last part of the path is used.
     """
     try:
         copied_source = plugin_source.read_plugin(folder / Path(file_name).name)

@@ -32,12 +32,11 @@ def find_source_copies_folder(workspace: Workspace) -> Path:
 
 
 def freeze_source(copy_folder: Path) -> None:
-    """Copy the source that this process uses to the folder `copy`, unless the folder already contains an undamaged copy.
+    """Copy the source that this process uses to the folder `copy_folder`, unless the folder already contains an undamaged copy.
 
-    copy: the folder, whose name is the digest of the source. A copy that another person may have made or changed is replaced:
-    Python executes the bytecode beside the source, and imports every file that lies there, and the digest covers neither.
-    Raises ShardlabError, also if a source file changes while it is copied.
-    """
+    copy_folder: the folder, whose name is the digest of the source. A copy that another person may have made or changed is
+    replaced: Python executes the bytecode beside the source, and imports every file that lies there, and the digest covers
+    neither. Raises ShardlabError, also if a source file changes while it is copied."""
     if (
         copy_folder.is_dir()
         and workspace_trust.explain_write_access(copy_folder) is None
@@ -60,8 +59,8 @@ def freeze_source(copy_folder: Path) -> None:
 
 
 def remove_unused_copies(workspace: Workspace, current_copy: Path) -> None:
-    """Remove the copies that no unfinished run uses, but never the copy `current`. If the records of a run cannot be read, no
-    copy is removed."""
+    """Remove the copies that no unfinished run uses, but never the copy `current_copy`. If the records of a run cannot be read,
+    no copy is removed."""
     copies_folder = find_source_copies_folder(workspace)
     copies_by_name = {
         copy_name: copies_folder / copy_name for copy_name in files.list_names(copies_folder) if copy_name != current_copy.name

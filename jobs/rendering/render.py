@@ -276,7 +276,7 @@ def render_script(
 ) -> str:
     """The text of the run's script. `write` writes it into the run's folder; a dry run only prints it.
 
-    folder: the run's folder. cluster: the cluster. own_templates: the workspace's folder of templates. preview: as in
+    run_folder: the run's folder. cluster: the cluster. own_templates: the workspace's folder of templates. preview: as in
     `RenderContext`.
     """
     python, run_launcher = run.python or os.environ.get(PYTHON_VARIABLE, sys.executable), launcher(run.launcher)
@@ -321,7 +321,7 @@ def write_run_folder(
 ) -> RunDir:
     """Create the folder of a run with all its files; if an error occurs, no folder is created.
 
-    runs: the folder of all runs. prepare: called with the new folder before anybody else can see it.
+    runs_folder: the folder of all runs. prepare: called with the new folder before anybody else can see it.
 
     Raises ShardlabError if the folder exists and its run was, or may have been, submitted. The error is not an InputError,
     because the command may have rendered other runs before.

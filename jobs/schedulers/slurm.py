@@ -299,7 +299,8 @@ def _read_script_options(run_dir: RunDir) -> tuple[str, ...]:
 def _submit_job(
     workspace: Workspace, run_dirs: Sequence[RunDir], submit_options: SubmitOptions, earlier_jobs: Sequence[str]
 ) -> str | None:
-    """Submit runs with the same options as one job, which starts after the jobs `earlier` have ended; return its number."""
+    """Submit runs with the same options as one job, which starts after the jobs `earlier_jobs` have ended; return its
+    number."""
     first_run = run_dirs[0].read_run()
     kind: Kind = "one" if len(run_dirs) == 1 else "pack" if submit_options.pack else "array"
     token = submission.make_token(run_dirs[0].run_id if kind == "one" else first_run.matrix)
@@ -365,7 +366,7 @@ def _observe_run(
     """The state of one run from its records and Slurm's answer.
 
     sending: the last event of the run that names its job or its submission; None if there is none.
-    answer: Slurm's answer. faults: for each submission file that cannot be read, the reason, by the
+    answer: Slurm's answer. unreadable_reasons: for each submission file that cannot be read, the reason, by the
     token of the submission; it is not known whether the jobs of these submissions exist.
     """
     if sending is None or sending.event == "refused":

@@ -98,10 +98,10 @@ def _find_free_nodes(
     locks_by_node: dict[str, int],
     lock_stack: contextlib.ExitStack,
 ) -> tuple[list[InventoryNode], str]:
-    """Find nodes for a run. Returns (up to `count` nodes that are free and answer, why there are not more).
+    """Find nodes for a run. Returns (up to `node_count` nodes that are free and answer, why there are not more).
 
     run_dir: the run's folder, into which ssh writes its log. locks_by_node: a dictionary into which this function writes the
-    descriptor of each node's lock, by the name of the node. locks: the exit stack that releases the locks."""
+    descriptor of each node's lock, by the name of the node. lock_stack: the exit stack that releases the locks."""
     chosen_nodes: list[InventoryNode] = []
     silent_clauses: list[str] = []
     user_clauses: list[str] = []

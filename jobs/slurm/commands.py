@@ -131,8 +131,8 @@ def call_slurm(
     enough_pattern: re.Pattern[str] | None = None,
 ) -> SlurmOutput:
     """Run a command of Slurm. cluster: the cluster that the command addresses; None: the default cluster of this machine.
-    limit_s: seconds after which the command is ended. enough: if this pattern is found in the error output, the command is
-    ended at once. Raises ShardlabError if this machine does not have the command."""
+    limit_s: seconds after which the command is ended. enough_pattern: if this pattern is found in the error output, the command
+    is ended at once. Raises ShardlabError if this machine does not have the command."""
     argv = address_cluster(argv, cluster if _needs_option(cluster) else None)
     inherited_variables = {
         name: value for name, value in os.environ.items() if not name.startswith(DROPPED_PREFIXES) or name in KEPT_VARIABLES
@@ -186,7 +186,7 @@ def read_setting(name: str, *, cluster: str | None = None, limit_s: float = COMM
 
 
 def read_number_setting(name: str, default_number: int, cluster: str | None) -> int:
-    """A number of the controller's configuration, such as MaxArraySize; `otherwise` if it cannot be read. cluster: as in
+    """A number of the controller's configuration, such as MaxArraySize; `default_number` if it cannot be read. cluster: as in
     `call_slurm`."""
     value_words = read_setting(name, cluster=cluster).split()  # some values have a unit behind the number
     return int(value_words[0]) if value_words and value_words[0].isdigit() else default_number

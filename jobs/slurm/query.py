@@ -123,9 +123,8 @@ def select_own_jobs(tokens_by_job: Mapping[str, str]) -> list[tuple[str | None, 
     ControllerUnreachable.
 
     A number from a record is not enough to cancel, hold or release a job, or to wait for it: Slurm gives numbers again, and the
-    author of an archive can write any number. jobs: a job or a task of an array, as `sent_job` names it -> token, which is the
-    job's name.
-    """
+    author of an archive can write any number. tokens_by_job: a job or a task of an array, as `sent_job` names it -> token,
+    which is the job's name."""
     own_jobs: dict[str, str] = {}
     for cluster, job_numbers in _group_by_cluster(tokens_by_job).items():
         for job_names in _split_into_parts(sorted({tokens_by_job[name_job(number, cluster)] for number in job_numbers})):

@@ -144,7 +144,7 @@ def _place_files(
 ) -> list[CheckpointFile]:
     """Move the files that arrived undamaged into the folder of the checkpoint. Returns the files that are still faulty.
 
-    staging: the folder with the files that arrived. faulty: the files that were missing or damaged.
+    staging_folder: the folder with the files that arrived. faulty_files: the files that were missing or damaged.
     """
     intact_files = [
         file

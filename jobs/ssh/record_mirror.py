@@ -139,8 +139,8 @@ class RecordCopies:
 
 
 def _append_at(node: str, path: Path, content: bytes, first_byte: int) -> None:
-    """Keep the first `begin` bytes of a file and write `content` behind them. Raises ShardlabError if the file is shorter than
-    `begin` bytes. node: the sender, for the error."""
+    """Keep the first `first_byte` bytes of a file and write `content` behind them. Raises ShardlabError if the file is shorter
+    than `first_byte` bytes. node: the sender, for the error."""
     with files.as_workspace_error("write"):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with os.fdopen(descriptor, "wb") as handle:

@@ -154,8 +154,8 @@ BETWEEN_NODES_HINT = (
 
 
 def make_login_argv(node: InventoryNode, log_path: Path, script: str, mark: str = "") -> list[str]:
-    """The argv with which this node runs a script of sh on another node. ssh writes its own errors into `log`. mark: as for
-    `wrap_for_any_shell`."""
+    """The argv with which this node runs a script of sh on another node. ssh writes its own errors into `log_path`. mark: as
+    for `wrap_for_any_shell`."""
     ssh_words = ssh_command(Address(node.address_between_nodes, node.port, node.user))
     return [ssh_words[0], "-E", str(log_path), *ssh_words[1:], wrap_for_any_shell(script, mark)]
 

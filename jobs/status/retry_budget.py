@@ -82,7 +82,7 @@ def find_saved_step(run_dir: RunDir) -> int:
 def list_resumable_attempts(runs_folder: Path, run: Run) -> list[tuple[str, int]]:
     """The attempts from which the next attempt at a run may resume, as (run id, step), the latest step first.
 
-    runs: the folder of all runs. run: the last attempt.
+    runs_folder: the folder of all runs. run: the last attempt.
     """
     attempt_folders = [runs_folder / run_id(run.cell, run.repeat, attempt) for attempt in range(run.attempt, 0, -1)]
     saved_runs = [

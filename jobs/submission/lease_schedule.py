@@ -137,7 +137,7 @@ def hold_late_runs(
 def hold_late_folders(workspace: Workspace, waiting_runs: Sequence[RunDir], most_runs: int, *, pack: bool) -> list[RunDir]:
     """Hold back waiting runs that would not end before the lease, and return the other waiting runs, in order.
 
-    waiting_runs: the runs that wait to be submitted. number: how many of them are about to be submitted; runs behind them in
+    waiting_runs: the runs that wait to be submitted. most_runs: how many of them are about to be submitted; runs behind them in
     the list are returned unchecked. pack: whether the runs run one after another in one allocation. The reason is written into
     the events of each run that is held back. Without a lease, all waiting runs are returned. Raises ShardlabError.
     """

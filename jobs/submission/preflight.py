@@ -103,7 +103,7 @@ def join_error_lines(stderr: str) -> str:
 
 def describe_rejection(runs: Sequence[Run], why: str, first_words: str = "Slurm would reject") -> str:
     """A sentence about a request that Slurm would reject: its cells, Slurm's words, and the keys of the cluster file.
-    beginning: the beginning of the sentence."""
+    first_words: the beginning of the sentence."""
     cell_names = list(dict.fromkeys(run.cell.name() for run in runs))
     rest_clause = f" and {len(cell_names) - MOST_NAMED_CELLS} more" if len(cell_names) > MOST_NAMED_CELLS else ""
     cells = f"{', '.join(cell_names[:MOST_NAMED_CELLS])}{rest_clause}"

@@ -221,7 +221,7 @@ def decide_retries(
 def _decide_next_attempt(
     run_dir: RunDir, old_run: Run, status: Status, context: render.RenderContext, retried: Sequence[str] = ()
 ) -> RunDecision:
-    """The decision to submit the attempt after `old`, whose folder and status are given. retried: as in `Run`."""
+    """The decision to submit the attempt after `old_run`, whose folder and status are given. retried: as in `Run`."""
     resumable_attempts = retry_budget.list_resumable_attempts(run_dir.path.parent, old_run)
     avoided_nodes = dict.fromkeys(
         [*old_run.avoid, *(find_lost_nodes(run_dir, status.hosts) if status.state == "node_fail" else [])]

@@ -73,8 +73,8 @@ def release_runs(workspace: Workspace, runs: Sequence[Run]) -> None:
 
 
 def _judge_if_alike(other_dir: RunDir, run_dir: RunDir, run: Run) -> JudgedState | None:
-    """The verdict on the run `other` if it waits to start, held or not, and was submitted with the same packages as `run`,
-    whose folder is `run_dir`; else None. None for `run` itself, and if the records of `other` cannot be read."""
+    """The verdict on the run `other_dir` if it waits to start, held or not, and was submitted with the same packages as `run`,
+    whose folder is `run_dir`; else None. None for `run` itself, and if the records of `other_dir` cannot be read."""
     if other_dir.run_id == run_dir.run_id or other_dir.claim.exists():
         return None
     try:

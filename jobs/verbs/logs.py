@@ -67,7 +67,7 @@ class LogsVerb(JobsVerb):
 def _print_log_from(out: Output, log_path: Path, position: int, log_text: LogText) -> int:
     """Print the log from byte `position` to its end; return the place of the byte after the last printed byte.
 
-    log: decodes the bytes of this log.
+    log_text: decodes the bytes of this log.
     """
     if not log_path.exists():
         return position

@@ -59,7 +59,7 @@ def summarize_runs(runs: Sequence[Status]) -> str:
 
 
 def _make_columns(hidden_headings: Sequence[str]) -> list[Column[Status]]:
-    """All columns. order: the headings of those that a narrow terminal does not show, as they are dropped."""
+    """All columns. hidden_headings: the headings of those that a narrow terminal does not show, as they are dropped."""
     zone = datetime.now().astimezone().tzinfo
 
     def format_start(run: Status) -> str:

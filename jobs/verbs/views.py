@@ -57,11 +57,11 @@ def print_plan(
 ) -> None:
     """Print a plan.
 
-    data: which data sets of the cells are missing.
-    hours: the GPU hours of each cell; empty without GPUs.
-    shares: how much of its limits the user's Slurm account has left; empty if not known.
+    missing_data: which data sets of the cells are missing.
+    cell_hours: the GPU hours of each cell; empty without GPUs.
+    account_shares: how much of its limits the user's Slurm account has left; empty if not known.
     late_count: the number of runs that would not end before the lease of the nodes.
-    scaled: the predictions on other numbers of GPUs, by the name of the cell; None if --scale-out is not given.
+    scaled_cells: the predictions on other numbers of GPUs, by the name of the cell; None if --scale-out is not given.
     schedule: the schedule of the cell that --schedule names; None if the option is not given.
     """
     _print_cells(out, plan)
@@ -204,8 +204,8 @@ def _make_cell_document(
     run_times: Mapping[str, gpu_hours.RunTime | None],
     scaled_cells: Mapping[str, Sequence[ScaledCell]] | None,
 ) -> dict[str, Any]:
-    """A cell of a plan as a dictionary, for --json. run_times: how long a run takes, by the name of the cell. scaled: as for
-    `print_plan`."""
+    """A cell of a plan as a dictionary, for --json. run_times: how long a run takes, by the name of the cell. scaled_cells: as
+    for `print_plan`."""
     name, search = cell.name(), plan.source.search_of(cell)
     return {
         "id": name,
@@ -222,7 +222,7 @@ def _make_cell_document(
 def _format_cost(cost: repeats.EstimatedCost, cell_count: int) -> str:
     """The estimated time of all runs of a plan as text. If only some cells have a recorded time, the text says how many.
 
-    cells: the number of cells of the plan.
+    cell_count: the number of cells of the plan.
     """
     cells_clause = "" if cost.cells == cell_count else f" for {cost.cells} of {cell_count} cells"
     basis_clause = ", estimated from the runs that completed in this workspace"

@@ -75,7 +75,7 @@ def wait_and_report(
 def watch_status(out: Output, workspace: Workspace, read_current_statuses: Callable[[], list[Status]]) -> list[Status]:
     """Carry out `jobs status --watch`: show a live table until all runs have ended or the user presses Ctrl-C.
 
-    poll: reads the statuses of the runs. This function starts no runner. Returns the last statuses.
+    read_current_statuses: reads the statuses of the runs. This function starts no runner. Returns the last statuses.
     """
     runs = _wait_until_ended(out, workspace, read_current_statuses, restarts_runners=False)
     views.print_status(out, runs, workspace)
@@ -118,9 +118,8 @@ def _wait_until_ended(
 ) -> list[Status]:
     """Poll until all runs have ended or are held. On a terminal, show a live table; otherwise print a line for each change.
 
-    poll: reads the statuses of the runs. restart: whether to start a new runner if the runner of a queue is gone.
-    backlog: runs that are submitted while the command waits. Returns the last statuses.
-    """
+    read_current_statuses: reads the statuses of the runs. restarts_runners: whether to start a new runner if the runner of a
+    queue is gone. backlog: runs that are submitted while the command waits. Returns the last statuses."""
     runs, has_sent = read_current_statuses(), False
     if out.results.is_terminal and not out.json:
         from rich.live import Live

@@ -29,8 +29,8 @@ WARMUP_ITERATIONS = 2
 def run_node_rank(backend: str, node_count: str, rank_text: str, endpoint: str) -> None:
     """Run the rank of this node in a test with one rank per node, which uses the first GPU of its node if it uses a GPU.
 
-    nodes: the number of nodes, in decimal. rank: the rank of this node, in decimal. endpoint: HOST:PORT where rank 0 listens.
-    """
+    node_count: the number of nodes, in decimal. rank_text: the rank of this node, in decimal. endpoint: HOST:PORT where rank 0
+    listens."""
     host, port = endpoint.rsplit(":", 1)
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
     run_rank(backend, int(rank_text), int(node_count), "env://", 0)
@@ -39,8 +39,8 @@ def run_node_rank(backend: str, node_count: str, rank_text: str, endpoint: str) 
 def run_rank(backend: str, rank: int, world_size: int, init_method: str, gpu_index: int | None = None) -> None:
     """Run one rank. Rank 0 prints an AllReduceReport as JSON.
 
-    init_method: the init_method of torch.distributed. gpu: the index of the GPU that the rank uses; None: the index is the
-    rank."""
+    init_method: the init_method of torch.distributed. gpu_index: the index of the GPU that the rank uses; None: the index is
+    the rank."""
     device = torch.device("cuda", rank if gpu_index is None else gpu_index) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -93,8 +93,8 @@ def _measure_times(element_count: int, rank: int, world_size: int, device: torch
 
 
 def _summarize_times(size_bytes: int, world_size: int, iteration_times: list[float]) -> dict[str, float]:
-    """The fields of an AllReduceTime, by name. size: the size of the tensor in bytes. times: for each iteration, the seconds on
-    the slowest rank."""
+    """The fields of an AllReduceTime, by name. size_bytes: the size of the tensor in bytes. iteration_times: for each
+    iteration, the seconds on the slowest rank."""
     median_s = statistics.median(iteration_times)
     bandwidth_gb_s = bus_bandwidth(world_size, size_bytes, median_s) / 1e9
     return {

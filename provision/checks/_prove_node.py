@@ -66,7 +66,7 @@ def _read_rdma_links() -> list[rdma.RdmaLink]:
 
 
 def _wait_for_files(folder: Path, name_pattern: str, file_count: int) -> list[Path]:
-    """Wait until `count` files match the pattern, or until MEET_S has passed. Returns the files that match."""
+    """Wait until `file_count` files match the pattern, or until MEET_S has passed. Returns the files that match."""
     deadline = time.monotonic() + MEET_S
     while len(matching_paths := list(folder.glob(name_pattern))) < file_count and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -77,8 +77,8 @@ def _run_all_reduce(folder: Path, rank_index: int, task_count: int, torch_trial:
     """Run an all-reduce with one rank on each node of the job. Returns the output of the rank of this node.
 
     None if torch does not work on this node, or if the first node does not write the address of the rendezvous into the folder.
-    folder: the folder of the job in the shared folder. rank_index: the rank of this node. tasks: the number of nodes. head: the
-    host name of the first node."""
+    folder: the folder of the job in the shared folder. rank_index: the rank of this node. task_count: the number of nodes.
+    head: the host name of the first node."""
     if not torch_trial.torch.backends:
         return None
     backend = "nccl" if torch_trial.torch.gpus and "nccl" in torch_trial.torch.backends else "gloo"
@@ -111,7 +111,7 @@ def _run_all_reduce(folder: Path, rank_index: int, task_count: int, torch_trial:
 
 
 def _find_interface(other_node: str) -> str | None:
-    """The network interface through which this node reaches the node `other`; None if it cannot be determined."""
+    """The network interface through which this node reaches the node `other_node`; None if it cannot be determined."""
     try:
         socket_address = socket.getaddrinfo(other_node, 9, type=socket.SOCK_DGRAM)[0]
     except OSError:

@@ -53,15 +53,16 @@ def run(site: Site, target: Target) -> Outcome:
 def add_measurement(outcome: Outcome, rank_output: CommandOutput, nodes: Sequence[str], gpu_name: str | None) -> Outcome:
     """The outcome of a check, to which the measured times for the inventory are added if the check passed.
 
-    answer: the output of the ranks. nodes: the names of the nodes of the ranks. gpu: NVML's name of the GPUs, if NCCL was used.
-    """
+    rank_output: the output of the ranks. nodes: the names of the nodes of the ranks. gpu_name: NVML's name of the GPUs, if NCCL
+    was used."""
     if not outcome.passed or (measurement := read_measurement(rank_output, nodes, gpu_name)) is None:
         return outcome
     return msgspec.structs.replace(outcome, all_reduces=(measurement,))
 
 
 def read_measurement(rank_output: CommandOutput, nodes: Sequence[str], gpu_name: str | None) -> MeasuredAllReduce | None:
-    """The all-reduce of the ranks; None if their report has no times. answer, nodes, gpu: as for `add_measurement`."""
+    """The all-reduce of the ranks; None if their report has no times. rank_output, nodes, gpu_name: as for
+    `add_measurement`."""
     try:
         report = read_report(rank_output)
         measurement = MeasuredAllReduce(

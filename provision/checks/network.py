@@ -83,11 +83,11 @@ def judge_network(
 ) -> Outcome:
     """Returns a passed Outcome if the sums are exact and the data was sent over the right interfaces.
 
-    answers: the output of the rank of each node, the first of which is rank 0. nics: the interface of each node that should
-    carry the data. sent_by_nic: for each node, the bytes sent during the test, by interface. absent_note: names the nodes that
-    did not take part, such as `; without gpu1`. controls: for each node, (name of the node, name of its interface on the
-    control network of an experiment); None: the node is on no control network. links: the RDMA links of each node.
-    """
+    rank_outputs: the output of the rank of each node, the first of which is rank 0. nics: the interface of each node that
+    should carry the data. sent_by_nic: for each node, the bytes sent during the test, by interface. absent_note: names the
+    nodes that did not take part, such as `; without gpu1`. control_interfaces: for each node, (name of the node, name of its
+    interface on the control network of an experiment); None: the node is on no control network. links_by_node: the RDMA links
+    of each node."""
     try:
         report = read_report(rank_outputs[0])
     except ValueError as error:
@@ -178,8 +178,8 @@ def _control_traffic(
 ) -> list[str]:
     """A phrase for each node that sent more than background traffic over the control network.
 
-    controls, sent: as for `judge_network`. expected: the bytes that each node has to send for the all-reduce.
-    """
+    control_interfaces, sent_by_node: as for `judge_network`. expected_bytes: the bytes that each node has to send for the
+    all-reduce."""
     return [
         f"{name} sent {counts[interface] / 1e6:.0f} MB over {interface}"
         for (name, interface), counts in (

@@ -210,7 +210,7 @@ def _read_proofs(target: Target, folder: str) -> Proofs:
 def _submit_proof_job(cluster: Cluster, target: Target, folder: str, node_type: NodeType, unsuitable_nodes: str) -> str | None:
     """Submit the proof job of a node type. Returns why Slurm rejects the job; None if Slurm accepts it.
 
-    folder: the folder for the job's results. unsuitable: the names of the nodes that the job must not get.
+    folder: the folder for the job's results. unsuitable_nodes: the names of the nodes that the job must not get.
     """
     gpu_count = cluster.gpus.per_node if cluster.gpus is not None else 0
     node_count = min(2, node_type.count, cluster.slurm.max_nodes or 2 if cluster.slurm is not None else 2)

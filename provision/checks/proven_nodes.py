@@ -15,7 +15,7 @@ from shardlab.workspace.inventory import inventory_path
 def record_proven_nodes(site: Site, proofs_by_type: list[tuple[NodeType, list[NodeProof]]]) -> None:
     """Write the proven node types into the inventory; do nothing if there is no inventory yet. Raises WorkspaceError.
 
-    types: each node type with the results of its nodes.
+    proofs_by_type: each node type with the results of its nodes.
     """
     old_content = inventory_file.read_inventory(site.workspace)
     if old_content is None:

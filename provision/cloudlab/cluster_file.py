@@ -91,7 +91,7 @@ def _find_experiment_name(node: ManifestNode) -> str | None:
 
 
 def _describe_nodes(nodes: Sequence[ExperimentNode], hardware_types: Sequence[HardwareType | None]) -> list[str]:
-    """A line about each node: its host, hardware, GPUs and address. entries: the catalogue's entries of the nodes."""
+    """A line about each node: its host, hardware, GPUs and address. hardware_types: the catalogue's entries of the nodes."""
     return [
         f"{node.name}: {node.host}, {node.hardware or 'type not known'} at {node.site}"
         + (f", {_gpu_text(hardware_type)}" if hardware_type is not None else "")

@@ -221,7 +221,7 @@ def _remove_note(workspace: Workspace) -> None:
 def _check_manifests(cluster: Cluster, text_by_urn: dict[str, str]) -> dict[str, bytes]:
     """Check the manifests of the portal. Returns the manifests by name of the aggregate.
 
-    texts: the manifests by URN of the aggregate.
+    text_by_urn: the manifests by URN of the aggregate.
     Raises InputError for a manifest that cannot be used, and ShardlabError if the nodes are not as the cluster file says.
     """
     manifests: dict[str, bytes] = {}

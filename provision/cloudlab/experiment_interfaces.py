@@ -38,7 +38,7 @@ def find_interface_name(addresses: dict[str, list[str]], address: str | None) ->
 def find_interfaces(
     nics: Sequence[Nic], addresses: dict[str, list[str]], experiment_address: str | None, control_address: str | None
 ) -> ExperimentInterfaces:
-    """The interfaces of a node that have the addresses `experiment` and `control`.
+    """The interfaces of a node that have the addresses `experiment_address` and `control_address`.
 
     nics: the interfaces that the node reports. addresses: their addresses, by name of the interface.
     """

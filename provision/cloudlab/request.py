@@ -94,7 +94,7 @@ def plan_experiment(cluster: Cluster) -> ExperimentRequest:
 def image_urn(image_name: str) -> str:
     """The disk image as a request names it.
 
-    name: a URN or PROJECT:NAME, which are returned without change; PROJECT//NAME; or NAME of an image of emulab-ops.
+    image_name: a URN or PROJECT:NAME, which are returned without change; PROJECT//NAME; or NAME of an image of emulab-ops.
     """
     if ":" in image_name:
         return image_name
@@ -107,8 +107,8 @@ def _node_address(node_index: int) -> str:
 
 
 def _find_hardware(cloudlab_keys: Cloudlab, type_name: str) -> tuple[HardwareType | None, str]:
-    """Find the hardware type `name` in the catalogue. Raises InputError if the cluster file names no site and the catalogue
-    does not tell which site is meant.
+    """Find the hardware type `type_name` in the catalogue. Raises InputError if the cluster file names no site and the
+    catalogue does not tell which site is meant.
 
     Returns (the type, or None if the catalogue does not list it; the site of its machines).
     """

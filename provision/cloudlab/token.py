@@ -43,7 +43,7 @@ class Token:
 
 
 def read_token(portal_url: str | None = None) -> Token | None:
-    """The token for one portal; None if there is none. url: the address of the portal; None: CloudLab's portal.
+    """The token for one portal; None if there is none. portal_url: the address of the portal; None: CloudLab's portal.
 
     A token goes only to the portal that it was stored for, because a cluster file of somebody else may name any portal:
     $CLOUDLAB_TOKEN, else TOKEN_FILE, to CloudLab's portal; a token for another portal is in the file TOKEN_FILE.HOST:PORT.

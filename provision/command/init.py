@@ -56,7 +56,7 @@ def print_cluster_file(
     """Print a commented cluster file for the cluster that the arguments describe.
 
     Without arguments, the cluster is this machine, or the Slurm site of which this machine is a login node.
-    site: USER@HOST:PORT of a login node; empty if this machine is the login node; None if no Slurm site is described.
+    site_login: USER@HOST:PORT of a login node; empty if this machine is the login node; None if no Slurm site is described.
     hosts: the logins of the machines of a cluster of SSH hosts; empty if no such cluster is described.
     manifests: the manifest files of a CloudLab experiment; empty if this machine is a node of the experiment; None if no
     experiment is described.
@@ -308,6 +308,6 @@ def _quota_line(quota: Quota) -> str:
 
 
 def _cluster_name(source_text: str) -> str:
-    """A name for the cluster, made from `text`, with only the characters that a cluster file allows in a name."""
+    """A name for the cluster, made from `source_text`, with only the characters that a cluster file allows in a name."""
     cluster_name = re.sub(r"[^a-z0-9-]+", "-", source_text.lower()).strip("-")[:31]
     return cluster_name if re.match(r"^[a-z0-9]", cluster_name) else "site"

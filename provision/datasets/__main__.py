@@ -13,7 +13,7 @@ from shardlab.errors import ShardlabError
 def main(verb: str, request_json: str) -> int:
     """Look for a data set, download its archive, or stage it, and print the state of the data set as JSON.
 
-    request: the data set, a `StageRequest` as JSON. An error is printed to standard error. Returns the exit code.
+    request_json: the data set, a `StageRequest` as JSON. An error is printed to standard error. Returns the exit code.
     """
     stage_request = stage.StageRequest(**json.loads(request_json))
     try:

@@ -63,9 +63,9 @@ def read_members(
     """The plain files of a tar file, in the order of the tar file; folders are skipped. Each file is checked before it is
     yielded. Iterate inside `with damage_as_input_error(archive)`, which turns errors of a damaged archive into InputError.
 
-    archive: the name of the archive in messages. raw: its bytes, which are read once, from the start to the end.
+    archive: the name of the archive in messages. archive_stream: its bytes, which are read once, from the start to the end.
     most_files, most_bytes: the largest number of members, and the largest sum of their sizes.
-    may_be_zipped: whether the archive may be gzipped; `raw` must then support seek.
+    may_be_zipped: whether the archive may be gzipped; `archive_stream` must then support seek.
 
     Raises InputError for a member with another type or a path out of its folder, and for a damaged archive.
     """
@@ -115,7 +115,7 @@ def _check_kind(archive: Path | str, member: tarfile.TarInfo) -> None:
 
 
 def write_member(archive: Path | str, member: ArchiveMember, path: Path, *, must_be_image: bool) -> None:
-    """Write a member to a file that must not exist yet. image: whether its first bytes must be those of an image.
+    """Write a member to a file that must not exist yet. must_be_image: whether its first bytes must be those of an image.
 
     Raises InputError if the member occurs twice or is truncated.
     """

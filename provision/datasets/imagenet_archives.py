@@ -44,12 +44,13 @@ def has_official_archives(folder: Path) -> bool:
 
 
 def unpack_official_archives(archives_folder: Path, folder: Path, publish_data_set: Callable[[], None]) -> None:
-    """Unpack the three archives in `source` into `folder`, as train/WNID/*.JPEG and val/WNID/*.JPEG, then call `settle`.
+    """Unpack the three archives in `archives_folder` into `folder`, as train/WNID/*.JPEG and val/WNID/*.JPEG, then call
+    `publish_data_set`.
 
     If an earlier call with the same archives was interrupted, this call continues after the last complete class.
 
-    settle: checks `folder` and renames it. Raises InputError if an archive is missing or refused, or if the check fails; a
-    refused archive leaves nothing. Raises OSError, for example if the disk is full; complete classes are then kept.
+    publish_data_set: checks `folder` and renames it. Raises InputError if an archive is missing or refused, or if the check
+    fails; a refused archive leaves nothing. Raises OSError, for example if the disk is full; complete classes are then kept.
     """
     archives = [archives_folder / archive_name for archive_name in (TRAIN_ARCHIVE, VALIDATION_ARCHIVE, KIT_ARCHIVE)]
     for path in archives:

@@ -185,7 +185,8 @@ def _stage_from_folder(source_folder: Path, data_format: Format, unpacked_folder
 
 @contextlib.contextmanager
 def _fill_folder(data_format: Format, unpacked_folder: Path, folder: Path) -> Iterator[None]:
-    """Make the folder `unpacked` for the block to fill, then rename it to `folder`. After an error, `unpacked` is removed."""
+    """Make the folder `unpacked_folder` for the block to fill, then rename it to `folder`. After an error, `unpacked_folder` is
+    removed."""
     unpacked_folder.mkdir()
     try:
         yield
@@ -196,7 +197,7 @@ def _fill_folder(data_format: Format, unpacked_folder: Path, folder: Path) -> It
 
 
 def _check_and_publish(data_format: Format, unpacked_folder: Path, folder: Path) -> None:
-    """Check the files in `unpacked`, flush them to the disk, and only then rename `unpacked` to `folder`."""
+    """Check the files in `unpacked_folder`, flush them to the disk, and only then rename `unpacked_folder` to `folder`."""
     try:
         data_format.check(unpacked_folder)
     except InputError as error:  # the message must not name the folder `unpacked`, which is only temporary

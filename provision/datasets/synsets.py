@@ -35,7 +35,8 @@ class MatElement(NamedTuple):
 
 
 def read_classes(mat_bytes: bytes, file_name: str) -> dict[int, str]:
-    """The WNID of each ILSVRC2012_ID. content: the bytes of meta.mat. file_name: the file, for the message of an InputError."""
+    """The WNID of each ILSVRC2012_ID. mat_bytes: the bytes of meta.mat. file_name: the file, for the message of an
+    InputError."""
     try:
         return _parse_classes(mat_bytes)
     except (DamagedMatFile, struct.error, zlib.error, UnicodeDecodeError) as error:
@@ -108,7 +109,7 @@ def _read_values(matrix: memoryview, byte_order: str) -> list[float]:
 
 
 def _read_elements(element_bytes: memoryview, byte_order: str) -> Iterator[MatElement]:
-    """The elements that stand one after another in `data`."""
+    """The elements that stand one after another in `element_bytes`."""
     element_offset = 0
     while len(element_bytes) - element_offset >= 8:
         element_type, data_bytes = struct.unpack_from(f"{byte_order}II", element_bytes, element_offset)

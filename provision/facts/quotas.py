@@ -122,7 +122,7 @@ def _parse_scale_quotas(lines: list[str]) -> list[Quota]:
 def _make_quota(place: str, size_texts: list[str], file_texts: list[str]) -> list[Quota]:
     """The quota of one place as a list; empty if nothing is limited there.
 
-    sizes: used, soft limit and hard limit in KiB. files: used, soft limit and hard limit as numbers of files.
+    size_texts: used, soft limit and hard limit in KiB. file_texts: used, soft limit and hard limit as numbers of files.
     """
     used_kib, *byte_limits = (_parse_count(number_text) for number_text in size_texts)
     used_files, *file_limits = (_parse_count(number_text) for number_text in file_texts)

@@ -51,7 +51,7 @@ def inspect_mount(target: Target, folder: str) -> MountPlace:
 
 
 def is_below(folder: str, parent_folder: str) -> bool:
-    """Whether `folder` is the folder `other` or inside it."""
+    """Whether `folder` is the folder `parent_folder` or inside it."""
     return f"{folder}/".startswith(f"{parent_folder}/")
 
 

@@ -132,7 +132,7 @@ def _check_public_key(target: Target, key_text: str) -> str:
 def _find_block(target: Target, file_path: str, file_lines: Sequence[str], begin: str, end: str) -> list[str]:
     """The lines of shardlab in a file on a node: from the line `begin` to the line `end`; empty if there are none.
 
-    lines: all lines of the file. Raises Unanswered if `begin` or `end` is missing or occurs twice.
+    file_lines: all lines of the file. Raises Unanswered if `begin` or `end` is missing or occurs twice.
     """
     if begin not in file_lines and end not in file_lines:
         return []

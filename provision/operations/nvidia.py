@@ -157,7 +157,7 @@ def _block_nouveau(target: Target, nvidia: Nvidia) -> list[Change]:
 
 
 def _explain_reboot(site: Site, node_name: str, nvidia: Nvidia) -> str:
-    """Why a node has to reboot. Raises Unanswered if the reboot would end jobs of Slurm. name: the node."""
+    """Why a node has to reboot. Raises Unanswered if the reboot would end jobs of Slurm. node_name: the node."""
     if site.cluster.slurm is not None:
         (controller,) = site.with_role("controller")
         state_by_node = {} if controller.node.name in site.skipped else controller.facts[NODES]

@@ -90,7 +90,7 @@ def find_missing_packages(site: Site, target: Target, package_names: Sequence[st
 
 
 def install_packages(package_names: Sequence[str], apt_options: str = "") -> list[Change]:
-    """The changes that install these packages. options: further options of apt-get."""
+    """The changes that install these packages. apt_options: further options of apt-get."""
     lists = f"{QUIET_VARIABLES}; {APT_COMMAND} -qq update || true"  # if no archive can be reached, the cached lists are used
     install_words = " ".join([INSTALL_OPTIONS, *([apt_options] if apt_options else []), "install", *package_names])
     return [

@@ -156,7 +156,7 @@ def _install_packages(site: Site, target: Target, folder: PurePosixPath) -> list
 
 
 def _download_wheels(site: Site, target: Target, folder: PurePosixPath, wheel_folder: str) -> WheelDownload:
-    """The change that downloads all packages as wheels into the folder `wheels`.
+    """The change that downloads all packages as wheels into the folder `wheel_folder`.
 
     If the package index has no wheel of a package, pip builds the wheel: the job that installs it cannot get build tools.
     """

@@ -83,7 +83,7 @@ def check_environment_fits(target: Target, *, from_index: bool) -> None:
 def _check_fits(name: str, room: FreeSpace, space_needs: list[tuple[str, int, int]]) -> str:
     """A sentence about the free space on the node `name`. Raises Unanswered if the space is not enough for all purposes.
 
-    purposes: for each purpose its name, the bytes that it needs, and the number of files that it needs.
+    space_needs: for each purpose its name, the bytes that it needs, and the number of files that it needs.
     """
     text = " and ".join(purpose for purpose, _, _ in space_needs)
     needed_bytes, needed_inodes = (

@@ -65,9 +65,9 @@ def plan_same_users(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _compare_user(user_name: str, first_user: User | None, node_user: User | None, first_node_name: str) -> str | None:
-    """How the UID of the user `name`, who logs in to the node `first_name`, differs on another node; None if equal.
+    """How the UID of the user `user_name`, who logs in to the node `first_node_name`, differs on another node; None if equal.
 
-    first_user: this user on the node `first_name`. node_user: this user on the other node.
+    first_user: this user on the node `first_node_name`. node_user: this user on the other node.
     """
     if first_user is None or (node_user is not None and node_user.uid == first_user.uid):
         return None

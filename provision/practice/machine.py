@@ -222,7 +222,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
 def _is_group_alive(group_id: int | None) -> bool:
     """Whether a process of a process group still runs. An ended process stays in the group until its parent has waited for it.
 
-    group: the id of the process group; None: there is no group.
+    group_id: the id of the process group; None: there is no group.
     """
     if group_id is None:
         return False
@@ -241,7 +241,8 @@ def _belongs_to_group(process: psutil.Process, group_id: int) -> bool:
 
 
 def find_init_pid(upper_folder: Path) -> int | None:
-    """The PID on this machine of a node's process 1; None if the node does not run. upper: the upper folder of its overlay.
+    """The PID on this machine of a node's process 1; None if the node does not run. upper_folder: the upper folder of its
+    overlay.
 
     Processes of the node have this overlay as their root; nspawn, their parent, has another root. Of the processes of the node,
     only process 1 has the PID 1 in the innermost PID namespace.

@@ -23,9 +23,8 @@ def make_base(packages: Sequence[str], release: str | None, print_remark: Callab
     """Make the base if it is missing, and return its folder. The caller holds the lock of `base.hold_practice_lock`.
 
     packages: the packages that are downloaded into the apt cache of the base. release: the codename of a release of Debian;
-    None: the release of this machine. tell: is called with a sentence about work that takes minutes. If the process is killed
-    before the base is complete, the next call starts again. Raises PracticeNodeError.
-    """
+    None: the release of this machine. print_remark: is called with a sentence about work that takes minutes. If the process is
+    killed before the base is complete, the next call starts again. Raises PracticeNodeError."""
     base.check_machine(release)
     target_folder = base.base_folder(packages, release)
     if target_folder.is_dir():
@@ -64,8 +63,8 @@ def make_base(packages: Sequence[str], release: str | None, print_remark: Callab
 def make_wheels(print_remark: Callable[[str], None]) -> Path:
     """Download the wheels if their folder does not exist, and return the folder. Raises PracticeNodeError.
 
-    Practice nodes install packages from this folder without a network. tell: is called with a sentence before the download.
-    """
+    Practice nodes install packages from this folder without a network. print_remark: is called with a sentence before the
+    download."""
     target_folder = base.wheels_folder()
     if target_folder.is_dir():
         return target_folder
@@ -94,7 +93,7 @@ def make_wheels(print_remark: Callable[[str], None]) -> Path:
 
 
 def _copy_apt_sources(base_root: Path) -> None:
-    """Copy the apt sources and keys of this machine into the base. root: the folder of the base."""
+    """Copy the apt sources and keys of this machine into the base. base_root: the folder of the base."""
     for relative_path in APT_SOURCE_PATHS:
         source_path, target_path = Path("/") / relative_path, base_root / relative_path
         if source_path.is_dir():
@@ -104,7 +103,8 @@ def _copy_apt_sources(base_root: Path) -> None:
 
 
 def _copy_resolver(base_root: Path) -> None:
-    """Copy the resolver configuration of this machine into the base, for the downloads there. root: the folder of the base."""
+    """Copy the resolver configuration of this machine into the base, for the downloads there. base_root: the folder of the
+    base."""
     resolver_path = base_root / "etc/resolv.conf"
     resolver_path.unlink(missing_ok=True)
     resolver_path.write_bytes(Path("/etc/resolv.conf").read_bytes())

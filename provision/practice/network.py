@@ -17,7 +17,7 @@ def interface_name(long_name: str) -> str:
 
 
 def hardware_address(bridge: str) -> str:
-    """A locally administered MAC address for a bridge. name: the bridge; a name always gets the same address.
+    """A locally administered MAC address for a bridge. bridge: the bridge; a name always gets the same address.
 
     A bridge without its own address uses the address of one of its ports, so the address of the bridge changes when this port
     is removed. Then the other nodes cannot reach this machine until they look up its MAC address again.

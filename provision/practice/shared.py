@@ -28,9 +28,8 @@ def protect_folder(state_folder: Path, folder: Path) -> None:
     """Make the shared folder if it is missing, owned by the nodes' user. Mount it over itself with the options `nosuid` and
     `nodev`, unless it has them already. Raises PracticeNodeError.
 
-    state: the folder of the cluster's nodes. The file SHARED_NOTE in it names the mount, so that `release_folder` can undo it.
-    folder: the shared folder.
-    """
+    state_folder: the folder of the cluster's nodes. The file SHARED_NOTE in it names the mount, so that `release_folder` can
+    undo it. folder: the shared folder."""
     if not folder.exists():
         folder.mkdir(parents=True)
         os.chown(folder, PRACTICE_UID, PRACTICE_UID)
@@ -46,7 +45,7 @@ def release_folder(state_folder: Path) -> None:
     """Unmount the shared folder that `protect_folder` mounted, if no other cluster uses the folder. Raises PracticeNodeError.
 
     Setuid bits and devices in the folder are removed first, because they would have an effect without the mount.
-    state: the folder of the cluster's nodes, which contains the note.
+    state_folder: the folder of the cluster's nodes, which contains the note.
     """
     note_path = state_folder / SHARED_NOTE
     if not note_path.exists():
@@ -85,7 +84,7 @@ def _read_mount_options(folder: Path) -> set[str]:
 def _find_other_user(state_folder: Path, folder: Path) -> Path | None:
     """The state folder of another cluster that, by its note, mounted the same shared folder since this boot; None if none did.
 
-    state: the state folder of this cluster. folder: the shared folder.
+    state_folder: the state folder of this cluster. folder: the shared folder.
     """
     note_text = f"{read_boot_id()} {folder}\n"
     for other_state in sorted(state_folder.parent.iterdir()):

@@ -75,5 +75,5 @@ class PackageCheck:
 
 
 def summarize_versions(version_clauses: Sequence[str]) -> str:
-    """The differences from the tested packages as one line. other: a clause for each package with another version."""
+    """The differences from the tested packages as one line. version_clauses: a clause for each package with another version."""
     return f"other versions than tested: {', '.join(version_clauses)}" if version_clauses else "the tested versions"

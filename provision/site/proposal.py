@@ -123,7 +123,7 @@ def _is_usable(site: Survey, partition: SitePartition) -> bool:
 
 
 def _select_allowed_qos(qos_names: Iterable[str], partition: SitePartition) -> list[str]:
-    """The QOS of `names` that jobs of the partition may have."""
+    """The QOS of `qos_names` that jobs of the partition may have."""
     if partition.qos is not None:
         return [qos_name for qos_name in qos_names if qos_name in partition.qos]
     return [qos_name for qos_name in qos_names if qos_name not in partition.denied_qos]
@@ -222,7 +222,8 @@ def cpus_per_rank(node_type: NodeType) -> int:
 
 
 def _find_largest_type(site: Survey, partition: str, *, with_gpus: bool) -> NodeType | None:
-    """The node type with the most nodes in a partition; None if there is none. gpus: only types with GPUs are considered."""
+    """The node type with the most nodes in a partition; None if there is none. with_gpus: only types with GPUs are
+    considered."""
     partition_types = [
         node_type for node_type in site.node_types if node_type.partition == partition and (node_type.gpus or not with_gpus)
     ]

@@ -26,7 +26,7 @@ def write_scripts(cluster: Cluster, folder: PurePosixPath, source: str) -> list[
 def render_script(cluster: Cluster, folder: PurePosixPath, source: str, *, for_ranks: bool = False) -> bytes:
     """The content of a script that loads the site's modules and starts an interpreter.
 
-    ranks: True for the interpreter of the container image, which ranks use; False for the interpreter of the environment.
+    for_ranks: True for the interpreter of the container image, which ranks use; False for the interpreter of the environment.
     """
     environment = cluster.environment
     python_path = f"{folder}/bin/python"

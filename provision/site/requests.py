@@ -23,13 +23,12 @@ PIP_CPUS = 2
 def sbatch_options(
     cluster: Cluster, *, node_count: int, minutes: int, gpu_count: int | None = None, cpu_count: int = PIP_CPUS
 ) -> list[str]:
-    """The options of sbatch for a job with one task on each of `nodes` nodes.
+    """The options of sbatch for a job with one task on each of `node_count` nodes.
 
     minutes: the time limit of the job.
-    gpus: the number of GPUs per node for a job that tests nodes; with slurm.exclusive, the job gets whole nodes. None: for a
-    job that installs packages; the job gets `cpus` CPUs of any node, and the GPUs of slurm.provision.
-    cpus: the number of CPUs per node, unless the job gets whole nodes.
-    """
+    gpu_count: the number of GPUs per node for a job that tests nodes; with slurm.exclusive, the job gets whole nodes. None: for
+    a job that installs packages; the job gets `cpu_count` CPUs of any node, and the GPUs of slurm.provision. cpu_count: the
+    number of CPUs per node, unless the job gets whole nodes."""
     assert cluster.slurm is not None
     slurm, provision = _use_own_values(cluster.slurm, tests_nodes=gpu_count is not None), cluster.slurm.provision
     option_values = {

@@ -131,7 +131,8 @@ def find_rejections(node: Node, options_by_request: Mapping[R, list[str]]) -> di
 
 def count_job_cpus(node: Node, node_names: str) -> int | None:
     """The smallest number of processors that a job may get on one of these nodes of Slurm, without the processors that Slurm
-    reserves for the system; None if it is not known. names: in Slurm's short form, such as gpu[1-8]. Raises Unreachable."""
+    reserves for the system; None if it is not known. node_names: in Slurm's short form, such as gpu[1-8]. Raises
+    Unreachable."""
     answer = node.run(["scontrol", "show", "node", "--oneliner", node_names], timeout_s=TEST_S) if node_names else None
     cpu_counts = []
     for value_by_key in map(parse_pairs, answer.stdout.splitlines() if answer is not None and answer.code == 0 else []):

@@ -173,7 +173,7 @@ def download_wheels(folder: Path, target: InterpreterPlatform, requirements: Seq
 
 
 def pip_options(target_platform: InterpreterPlatform) -> list[str]:
-    """The options of `pip download` for wheels that work with the interpreter `target` and its C library."""
+    """The options of `pip download` for wheels that work with the interpreter `target_platform` and its C library."""
     option_words = ["--only-binary=:all:", "--implementation=cp", f"--python-version={target_platform.python}"]
     libc_name, libc_version = target_platform.libc
     _, _, minor_version = libc_version.partition(".")

@@ -306,7 +306,8 @@ def _ask_all_facts(target: Target) -> None:
 def _choose_names(
     name_kind: str, allowed_names: Iterable[str], only_names: list[str] | None, skipped_names: list[str] | None = None
 ) -> set[str]:
-    """The names of `allowed_names` in `only` (None: all) but not in `skip`. Raises UnknownName. kind: `node` or `operation`."""
+    """The names of `allowed_names` in `only_names` (None: all) but not in `skipped_names`. Raises UnknownName. name_kind:
+    `node` or `operation`."""
     known_names = list(allowed_names)
     for name in [*(only_names or []), *(skipped_names or [])]:
         if name not in known_names:

@@ -72,7 +72,7 @@ def stored_manifests(shardlab_folder: Path) -> list[Path]:
 def store_manifests(shardlab_folder: Path, manifests_by_aggregate: Mapping[str, bytes]) -> None:
     """Replace the stored manifests by these manifests of the experiment. Either all of them are stored, or nothing changes.
 
-    texts: for each manifest, the name of its aggregate, which must be safe as a file name -> its content.
+    manifests_by_aggregate: for each manifest, the name of its aggregate, which must be safe as a file name -> its content.
     Raises WorkspaceError.
     """
     folder = shardlab_folder / MANIFEST_FOLDER

@@ -188,7 +188,7 @@ def _links_by_interface(root: Element) -> dict[str, str]:
 def _read_node(name: str, element: Element, link_by_interface: dict[str, str]) -> ManifestNode | None:
     """Read a <node> element. Returns None if the node is not a machine but, for example, a blockstore. Raises InputError.
 
-    name: the name of the manifest for error messages. links: as `_links_by_interface` returns them.
+    name: the name of the manifest for error messages. link_by_interface: as `_links_by_interface` returns them.
     """
     sliver = next((child.get("name", "") for child in _find_children(element, "sliver_type")), "")
     if sliver not in MACHINE_SLIVER_TYPES:

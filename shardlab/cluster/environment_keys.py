@@ -65,7 +65,7 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def check_site(cluster_document: document.Document, environment: Environment, key_path: document.KeyPath) -> None:
     """Check the keys for a managed Slurm site. Raises InputError with file:line:column if keys contradict each other.
 
-    path: the place of the environment in the cluster file.
+    key_path: the place of the environment in the cluster file.
     """
     if environment.packages and (environment.use or environment.container):
         raise cluster_document.error(
@@ -94,7 +94,7 @@ def check_site(cluster_document: document.Document, environment: Environment, ke
 def check_local_environment(cluster_document: document.Document, environment: Environment, key_path: document.KeyPath) -> None:
     """Check the keys for provider local, which installs nothing. Raises InputError with file:line:column.
 
-    path: the place of the environment in the cluster file.
+    key_path: the place of the environment in the cluster file.
     """
     if environment != Environment(use=environment.use) or environment.use is None:
         raise cluster_document.error(
@@ -108,7 +108,7 @@ def check_installed_environment(
 ) -> None:
     """Check that no key of the environment is only for provider slurm. Raises InputError with file:line:column.
 
-    provider: the provider of the cluster, not slurm. path: the place of the environment in the cluster file.
+    provider: the provider of the cluster, not slurm. key_path: the place of the environment in the cluster file.
     """
     for key in ("modules", "python", "use", "container", "runtime"):
         if getattr(environment, key):

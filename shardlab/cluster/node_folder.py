@@ -38,7 +38,7 @@ def choose_parent() -> tuple[Path, str]:
 
 
 def shared_folder_name(run_path: Path) -> str:
-    """The name of the shared folder for a run. run: the path of the run folder in the workspace.
+    """The name of the shared folder for a run. run_path: the path of the run folder in the workspace.
 
     The name contains a digest of the path of the run folder, because two workspaces may each have a run with the same id.
     """
@@ -49,10 +49,10 @@ def shared_folder_name(run_path: Path) -> str:
 def hold_shared_folder(name: str, fill_folder: Callable[[Path], None]) -> Iterator[Path]:
     """Yield the folder `name` on this node. The first process fills the folder; the other processes wait until it is filled.
 
-    fill: is called with the empty folder.
+    fill_folder: is called with the empty folder.
 
     The name on disk also contains this node's name, because $TMPDIR may be on a disk that nodes share. When the last process
-    leaves the block, the folder is removed. Raises WorkspaceError, and every exception that `fill` raises.
+    leaves the block, the folder is removed. Raises WorkspaceError, and every exception that `fill_folder` raises.
     """
     user_folder = _make_user_folder()
     with files.as_workspace_error("write"):
@@ -94,7 +94,7 @@ def _name_on_node(name: str) -> str:
 
 
 def _lock_filled_folder(folder: Path, fill_folder: Callable[[Path], None]) -> int:
-    """Wait until another process has filled the folder, or fill it. fill: called with the empty folder.
+    """Wait until another process has filled the folder, or fill it. fill_folder: called with the empty folder.
 
     Returns the descriptor of the lock file. This process holds a shared lock until it closes the descriptor.
     """
@@ -134,7 +134,7 @@ def _is_current_lock_file(folder: Path, lock_descriptor: int) -> bool:
     """Whether the lock file that was opened is still the lock file of the folder.
 
     False: another process removed the folder and its lock file after this process had opened the lock file.
-    lock: the descriptor of the lock file.
+    lock_descriptor: the descriptor of the lock file.
     """
     try:
         return os.path.samestat(os.fstat(lock_descriptor), os.lstat(f"{folder}{LOCK_SUFFIX}"))
@@ -145,7 +145,7 @@ def _is_current_lock_file(folder: Path, lock_descriptor: int) -> bool:
 def _release_folder(folder: Path, lock_descriptor: int) -> bool:
     """Release the lock, and remove the folder if no other process uses it. Returns False if another process uses the folder.
 
-    lock: the descriptor of the lock file.
+    lock_descriptor: the descriptor of the lock file.
     """
     try:
         fcntl.flock(lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -77,7 +77,7 @@ def _quote(option_value: str) -> str:
 def advise_on_rejection(rejection: str) -> str:
     """A sentence that names the keys of the cluster file which decide what Slurm rejects; '' if they are not known.
 
-    why: Slurm's words.
+    rejection: Slurm's words.
     """
     key_names = next((key_names for pattern, key_names in _KEYS_BY_PATTERN.items() if re.search(pattern, rejection)), ())
     return f"Decided in the cluster file by: {', '.join(key_names)}." if key_names else ""

@@ -6,7 +6,8 @@ from pathlib import PurePosixPath
 
 
 def cache_variables(cache_folder: PurePosixPath) -> list[tuple[str, str]]:
-    """The name and value of each environment variable that moves a cache. cache: the folder into which all caches are moved."""
+    """The name and value of each environment variable that moves a cache. cache_folder: the folder into which all caches are
+    moved."""
     return [
         ("PIP_CACHE_DIR", f"{cache_folder}/pip"),
         ("XDG_CACHE_HOME", str(cache_folder)),

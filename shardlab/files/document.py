@@ -70,7 +70,7 @@ class Document(msgspec.Struct):
     def problem(self, key_path: KeyPath, sentence: str, *, at_key: bool = False) -> Problem:
         """A problem at the place of the value with this path, or of the nearest value around it that the file contains.
 
-        path: the path of the value in `data`. sentence: the message. at_key: use the place of the key, not of its value.
+        key_path: the path of the value in `data`. sentence: the message. at_key: use the place of the key, not of its value.
         """
         positions = self.keys if at_key else self.values
         nearest_path = key_path
@@ -121,7 +121,7 @@ def load(path: Path) -> Document:
 
 
 def parse(yaml_bytes: bytes, file: str) -> Document:
-    """Parse one YAML document. raw: its bytes. file: the name of the file for error messages. Raises InputError."""
+    """Parse one YAML document. yaml_bytes: its bytes. file: the name of the file for error messages. Raises InputError."""
     document = Document(file)
     try:
         yaml_text = yaml_bytes.decode("utf-8")

@@ -216,7 +216,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def write_document(path: Path, json_value: Any) -> None:
-    """Write `value` as indented JSON to the file `path`, for people to read. Bytes that are not UTF-8 become "?".
+    """Write `json_value` as indented JSON to the file `path`, for people to read. Bytes that are not UTF-8 become "?".
 
     Raises WorkspaceError.
     """
@@ -276,7 +276,7 @@ def hold_lock(lock_path: Path, on_busy: Callable[[int], object] = lambda _descri
     """Hold an exclusive lock (flock) on a lock file during the block; yield the descriptor of the file.
 
     The kernel releases the lock when the process ends, even if the process is killed.
-    path: the lock file, which is created if it does not exist.
+    lock_path: the lock file, which is created if it does not exist.
     on_busy: a function that is called with the descriptor if another process holds the lock. If `on_busy` raises an exception,
     the block is not executed; if `on_busy` returns, this function waits for the lock. Raises WorkspaceError if the file cannot
     be opened."""
@@ -312,7 +312,7 @@ def file_sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def as_workspace_error(failed_action: str) -> Iterator[None]:
-    """Turn an OSError of the block into a WorkspaceError with one sentence for the user. action: a verb, such as `read`.
+    """Turn an OSError of the block into a WorkspaceError with one sentence for the user. failed_action: a verb, such as `read`.
 
     A BrokenPipeError is not changed: no file causes it, but the reader of this command's output who has gone.
     """

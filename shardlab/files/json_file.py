@@ -15,9 +15,8 @@ T = TypeVar("T")
 def read_json(json_path: Path, target_type: type[T], fault_template: str) -> T | None:
     """The content of a file as a value of the type `target_type`; None if the file does not exist.
 
-    fault: the message about a file that does not fit the type, in which {} stands for the reason. Raises InputError with the
-    path and this message, and WorkspaceError if the file cannot be read.
-    """
+    fault_template: the message about a file that does not fit the type, in which {} stands for the reason. Raises InputError
+    with the path and this message, and WorkspaceError if the file cannot be read."""
     try:
         return get_decoder(target_type).decode(files.read(json_path))
     except FileNotFoundError:

@@ -14,12 +14,13 @@ from pathlib import Path
 
 
 def cache_path(folder_name: str) -> Path:
-    """The path of shardlab's folder `name` in this user's cache. Raises RuntimeError if this user has no home folder."""
+    """The path of shardlab's folder `folder_name` in this user's cache. Raises RuntimeError if this user has no home folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / folder_name
 
 
 def make_own_folder(parent: Path, folder_name: str) -> Path:
-    """The folder `name` in `base`, or a folder `name-RANDOM`, which belongs to this user and which no other user can enter.
+    """The folder `folder_name` in `parent`, or a folder `name-RANDOM`, which belongs to this user and which no other user can
+    enter.
 
     The folder is made if it does not exist. Raises OSError.
     """

@@ -85,7 +85,8 @@ def python_files(folder: Path) -> list[Path]:
 
 
 def read_plugin_file(plugin_path: Path, allowed_content: str = "Python code; data belongs in files of its own") -> bytes:
-    """The content of a file. allowed: what the file may contain. Raises InputError if it is too long or cannot be read."""
+    """The content of a file. allowed_content: what the file may contain. Raises InputError if it is too long or cannot be
+    read."""
     try:
         return files.read(plugin_path, MOST_BYTES)
     except files.TooLarge:

@@ -16,8 +16,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def convert_document(document: Document, target_type: type[T], *, key_path: KeyPath = ()) -> T:
-    """Convert the content of a document to the type `target_type`. path: convert only the part with this path; (): the whole
-    content.
+    """Convert the content of a document to the type `target_type`. key_path: convert only the part with this path; (): the
+    whole content.
 
     Raises an InputError that lists every problem with file:line:column.
     """
@@ -32,7 +32,7 @@ def convert_document(document: Document, target_type: type[T], *, key_path: KeyP
 
 
 def check_value(document: Document, document_part: Any, target_type: Any, key_path: KeyPath, problems: list[Problem]) -> None:
-    """Check `data`, the part of the document with this path, against the type `target_type`. Appends every problem to
+    """Check `document_part`, the part of the document with this path, against the type `target_type`. Appends every problem to
     `problems`."""
     target_type = _unwrap_union(target_type, document_part)
     if _is_struct(target_type):
@@ -75,9 +75,8 @@ def _check_struct(
 def _unwrap_union(target_type: Any, document_part: Any) -> Any:
     """If `target_type` is a union of types, the type in the union that the user meant, so that errors mention only this type.
 
-    None is removed from the union. If the union has a mapping and its short form, such as text, the mapping is meant if `data`
-    is a mapping.
-    """
+    None is removed from the union. If the union has a mapping and its short form, such as text, the mapping is meant if
+    `document_part` is a mapping."""
     if get_origin(target_type) in (Union, types.UnionType):
         union_types = [member for member in get_args(target_type) if member is not type(None)]
         if len(union_types) > 1:  # the union has a mapping and its short form
@@ -94,7 +93,7 @@ def _is_struct(target_type: Any) -> bool:
 def _mismatch_sentence(data: Any, target_type: Any, error_text: str) -> str:
     """The message for a value that does not match the type `target_type`: what was found, and what is allowed.
 
-    detail: the error message of msgspec.
+    error_text: the error message of msgspec.
     """
     plain_type = get_args(target_type)[0] if get_origin(target_type) is typing.Annotated else target_type
     if get_origin(plain_type) is Literal:

@@ -116,7 +116,7 @@ def read_host() -> Host:
 def count_usable_processors(quota_path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """The number of processors that this process may use, according to its CPU affinity and the CPU quota of its container.
 
-    quota: the file in which version 2 of cgroups states the quota.
+    quota_path: the file in which version 2 of cgroups states the quota.
     """
     affinity_count = len(os.sched_getaffinity(0))
     try:

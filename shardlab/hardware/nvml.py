@@ -200,7 +200,7 @@ def _read_path(gpu_handle: Any, other_handle: Any) -> str | None:
 def _call_if_supported(nvml_function: Callable[..., T], *arguments: Any) -> T | None:
     """Call a function of NVML and return its result; None if NVML raises an error, for example if the GPU does not support it.
 
-    function: the function. arguments: its arguments.
+    nvml_function: the function. arguments: its arguments.
     """
     import pynvml
 

@@ -97,7 +97,7 @@ class TryOutcome(msgspec.Struct, frozen=True):
 def try_cell(cell: Cell, batch_size: int) -> Cell:
     """The cell of a try: `cell` with another batch size and the same number of passes in a step.
 
-    size: units of data per data-parallel rank and step; it must be a multiple of the number of passes.
+    batch_size: units of data per data-parallel rank and step; it must be a multiple of the number of passes.
     """
     micro_batch = batch_size // cell.gradient_accumulation_steps
     return msgspec.structs.replace(cell, micro_batch_size=micro_batch, global_batch_size=batch_size * cell.dp)

@@ -59,7 +59,7 @@ def shardlab_bibtex() -> str:
 
 
 def study_bibtex(entry_key: str, study: Citation) -> str:
-    """The BibTeX entry of a study. key: its key in the bibliography, such as the name of the matrix."""
+    """The BibTeX entry of a study. entry_key: its key in the bibliography, such as the name of the matrix."""
     bibtex_fields = {"author": " and ".join(map(_format_author, study.authors)), "title": f"{{{_escape_tex(study.title)}}}"}
     bibtex_fields |= {"year": "" if study.year is None else str(study.year), "howpublished": _escape_tex(study.published)}
     return _format_entry(

@@ -24,7 +24,7 @@ MOST_LISTED = 12  # largest number of values that a message lists
 def find_claim_problems(document: Document, test_texts: Sequence[str], reported: Sequence[str]) -> list[Problem]:
     """Find wrong tests of claims and unknown metrics of reported numbers, as far as this is possible without the cells.
 
-    document: the matrix file. tests: the test of each claim. reported: the metric of each reported number.
+    document: the matrix file. test_texts: the test of each claim. reported: the metric of each reported number.
     """
     problems = []
     for index, test_text in enumerate(test_texts):
@@ -68,9 +68,8 @@ def find_claims_without_cells(
 ) -> list[Problem]:
     """A problem for each claim whose test names a cell that the matrix neither contains nor excludes.
 
-    document: the matrix file. tests: the test of each claim. cells: all cells of the matrix, also cells that the user did not
-    select. excluded: the combinations that the matrix excludes.
-    """
+    document: the matrix file. test_texts: the test of each claim. cells: all cells of the matrix, also cells that the user did
+    not select. excluded: the combinations that the matrix excludes."""
     cell_values = [cell_names.values_by_name(msgspec.to_builtins(cell)) for cell in cells] if test_texts else []
     cell_values += list(excluded)
     problems = []

@@ -166,8 +166,8 @@ def shipped_matrices() -> dict[str, Path]:
 
 
 def find_matrix_file(name_or_path: str) -> Path:
-    """The path of a matrix file. name: a path if it contains a slash or ends with .yaml or .yml; else the name of a shipped
-    matrix."""
+    """The path of a matrix file. name_or_path: a path if it contains a slash or ends with .yaml or .yml; else the name of a
+    shipped matrix."""
     if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
         return Path(name_or_path)
     shipped_files = shipped_matrices()
@@ -405,7 +405,8 @@ def _entry_applies(
 
 
 def explain_exclusion(document: Document, matrix_file: MatrixFile, keys: dict[str, Any]) -> str | None:
-    """Why a matrix file excludes the combination `keys`; None if it does not. document: the matrix file. file: its content."""
+    """Why a matrix file excludes the combination `keys`; None if it does not. document: the matrix file. matrix_file: its
+    content."""
     for entry_index, entry in enumerate(matrix_file.exclude):
         required_values = {k: v for k, v in entry.items() if k not in ("why", "when")}
         if any(keys.get(key) != value for key, value in required_values.items()):

@@ -84,8 +84,8 @@ def _install_finder(finder: HelperFinder) -> None:
 def describe_error(plugin_file: str, error: BaseException) -> str:
     """An error in the user's code as a sentence. The sentence begins with the file and line of the error.
 
-    file: the file of the plug-in. The error may be in this file or in a helper. If the traceback contains no line of the
-    folder of plug-ins, the sentence names only `file`.
+    plugin_file: the file of the plug-in. The error may be in this file or in a helper. If the traceback contains no line of the
+    folder of plug-ins, the sentence names only `plugin_file`.
     """
     error_line = next(iter(str(error).splitlines()), "").rstrip(".")
     if isinstance(error, SyntaxError):

@@ -61,7 +61,7 @@ def find_jumps(settings: Mapping[str, str]) -> tuple[JumpHost, ...]:
 def proxy_option(jumps: Sequence[JumpHost], login_rules: Callable[[JumpHost], Sequence[str]]) -> list[str]:
     """The option with which an OpenSSH command connects through the machines `jumps`; empty if there are no jumps.
 
-    rules: returns further options for the login on one of these machines, such as the options for host keys.
+    login_rules: returns further options for the login on one of these machines, such as the options for host keys.
     """
     proxy_words: list[str] = []
     for jump in jumps:

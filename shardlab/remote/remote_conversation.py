@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class ConnectionLost(ShardlabError):
-    """Raised if the connection broke in the middle of a conversation. why: the reason, as a clause."""
+    """Raised if the connection broke in the middle of a conversation. reason: the reason, as a clause."""
 
     def __init__(self, host: str, reason: str) -> None:
         super().__init__(f"{host}: {reason}; run the same command again.")

@@ -94,9 +94,8 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
     def command(self, module: str, arguments: Sequence[str], start_mark: str, *, terminal: bool = False) -> list[str]:
         """The ssh command, as a list of words, that runs a shardlab command on the cluster for the workspace there.
 
-        module: the Python module of the shardlab command. arguments: its verb and options. mark: as for `wrap_for_any_shell`.
-        terminal: whether the shardlab command draws on the terminal of this machine.
-        """
+        module: the Python module of the shardlab command. arguments: its verb and options. start_mark: as for
+        `wrap_for_any_shell`. terminal: whether the shardlab command draws on the terminal of this machine."""
         verb_words = arguments[:1]  # --workspace comes right after the verb: after an argument `--`, it would not be an option
         command_words = [self.python, "-P", "-m", module, *verb_words, "--workspace", self.workspace, *arguments[1:]]
         return [
@@ -181,7 +180,7 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
 def _run_remote_command(
     ssh_words: Sequence[str], input_bytes: bytes, limit_s: float, must_stop: Callable[[], bool]
 ) -> tuple[int | None, bytes, bytes]:
-    """Run the ssh command `argv`. Returns (exit code, standard output, standard error), at most MOST_BYTES of each output.
+    """Run the ssh command `ssh_words`. Returns (exit code, standard output, standard error), at most MOST_BYTES of each output.
 
     input_bytes, limit_s, must_stop: as in `RemoteWorkspace.ask`.
     The exit code is None if the command was ended because its output was too large, `must_stop` returned True, or the time
@@ -322,9 +321,9 @@ def record_matrix_path(workspace: Workspace, matrix_path: Path) -> None:
 
 
 def local_matrix_path(workspace: Workspace, remote_path: str) -> str:
-    """The path of a matrix file on this machine. path: the path of its copy on the cluster.
+    """The path of a matrix file on this machine. remote_path: the path of its copy on the cluster.
 
-    If the path on this machine was not recorded by `record_matrix_path`, `path` is returned.
+    If the path on this machine was not recorded by `record_matrix_path`, `remote_path` is returned.
     """
     remote = read_remote_workspace(workspace)
     is_delivered = remote is not None and str(PurePosixPath(remote_path).parent) == f"{remote.workspace}/matrices"

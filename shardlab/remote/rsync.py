@@ -100,11 +100,10 @@ def run_rsync(
 ) -> RsyncEnd:
     """Run rsync to copy the files and folders with the given names.
 
-    options: further options of rsync. names: paths relative to `source`. source, target: folders as rsync expects them, such as
-    `HOST:PATH`. must_stop: returns True if the transfer must end early; it is called several times a second.
+    options: further options of rsync. file_names: paths relative to `source`. source, target: folders as rsync expects them,
+    such as `HOST:PATH`. must_stop: returns True if the transfer must end early; it is called several times a second.
     lock_descriptors: descriptors of locked files, which rsync inherits, so that the locks are held until rsync ends.
-    on_progress: is called from time to time with the number of bytes that have been copied so far.
-    """
+    on_progress: is called from time to time with the number of bytes that have been copied so far."""
     argv = ["rsync", "--from0", "--files-from=-", *(PROGRESS_OPTIONS if on_progress else ()), *options, source, target]
     with (
         tempfile.TemporaryFile() as name_list,

@@ -68,12 +68,12 @@ def own_connection_options() -> list[str]:
 
 
 def is_connection_open(ssh_words: Sequence[str]) -> bool:
-    """Whether the shared connection is open, so that a command needs no login. command: as in `open_connection`."""
+    """Whether the shared connection is open, so that a command needs no login. ssh_words: as in `open_connection`."""
     return _control_connection(ssh_words, "check") == 0
 
 
 def close_connection(ssh_words: Sequence[str]) -> None:
-    """Close the shared connection; commands that use it end. command: as in `open_connection`."""
+    """Close the shared connection; commands that use it end. ssh_words: as in `open_connection`."""
     _control_connection(ssh_words, "exit")
 
 
@@ -85,7 +85,7 @@ def _control_connection(ssh_words: Sequence[str], request: str) -> int:
 def open_connection(given_words: Sequence[str], host: str, *, may_ask: bool = True) -> None:
     """Open the shared connection if it is not open. The user answers on the terminal if the site asks for a password or code.
 
-    command: a command of OpenSSH as a list of words: `ssh` with options of this module, then `--` and the host.
+    given_words: a command of OpenSSH as a list of words: `ssh` with options of this module, then `--` and the host.
     host: the name of the host for messages. may_ask: whether the user may be asked if there is a terminal.
     Raises NoLogin.
     """

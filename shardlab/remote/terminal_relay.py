@@ -32,9 +32,8 @@ _UNFINISHED_SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]{0,20})?\Z")
 class TerminalFilter:
     """Filters one output stream of a command, which arrives in parts.
 
-    drawing: whether to pass on the escape sequences that rich uses for live tables. Only one stream of a command may draw.
-    mark: text up to the line that ends with this word is dropped; empty: no text.
-    """
+    keeps_drawing: whether to pass on the escape sequences that rich uses for live tables. Only one stream of a command may
+    draw. start_mark: text up to the line that ends with this word is dropped; empty: no text."""
 
     def __init__(self, *, keeps_drawing: bool, start_mark: str = "") -> None:
         self._drawing = keeps_drawing
@@ -48,7 +47,7 @@ class TerminalFilter:
     def add(self, output_part: bytes, *, is_last: bool = False) -> str:
         """The filtered text of the next part. An incomplete escape sequence at the end of the part is kept for the next part.
 
-        last: whether no further part follows.
+        is_last: whether no further part follows.
         """
         decoded_text = self._decoder.decode(output_part, is_last)
         if self.early_text is not None:
@@ -125,7 +124,7 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def _relay_part(descriptor: int, text_filter: TerminalFilter, terminal_stream: TextIO) -> bool:
-    """Read the next part of the command's output from a pipe, and write the filtered text to `stream`.
+    """Read the next part of the command's output from a pipe, and write the filtered text to `terminal_stream`.
 
     descriptor: the descriptor of the pipe. text_filter: the filter of this pipe. Returns False at the end of the pipe.
     """

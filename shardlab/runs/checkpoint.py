@@ -66,7 +66,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checkpoint_path(run_path: Path, step: int) -> Path:
-    """The folder that contains the checkpoint of a step after the checkpoint is complete. run: the run folder."""
+    """The folder that contains the checkpoint of a step after the checkpoint is complete. run_path: the run folder."""
     return run_path / CHECKPOINTS_FOLDER / f"step-{step:08d}"
 
 
@@ -94,7 +94,7 @@ def temporary_path(run_path: Path, step: int) -> Path:
 
 
 def commit_checkpoint(run_path: Path, manifest: CheckpointManifest, kept_count: int) -> None:
-    """Write the manifest, publish the checkpoint, and then remove all checkpoints except the `keep` newest.
+    """Write the manifest, publish the checkpoint, and then remove all checkpoints except the `kept_count` newest.
 
     All other files of the checkpoint must already be complete in its temporary folder. Raises WorkspaceError; the earlier
     checkpoints are then unchanged.
@@ -118,7 +118,7 @@ def publish_checkpoint(run_path: Path, step: int) -> None:
 
 
 def remove_old_checkpoints(run_path: Path, kept_count: int) -> None:
-    """Remove all but the `keep` newest checkpoints. Raises WorkspaceError."""
+    """Remove all but the `kept_count` newest checkpoints. Raises WorkspaceError."""
     with files.as_workspace_error("write"):
         for old_checkpoint in complete_checkpoints(run_path)[kept_count:]:
             # The folder is renamed first, so that a kill during the removal does not leave an incomplete checkpoint under the

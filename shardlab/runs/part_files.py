@@ -35,7 +35,7 @@ def is_growing(file_name: str) -> bool:
 
 
 def is_beginning(short_path: Path, long_path: Path) -> bool:
-    """Whether the file `short` is the beginning of the file `long`, or equal to it. Raises OSError, NotRegular."""
+    """Whether the file `short_path` is the beginning of the file `long_path`, or equal to it. Raises OSError, NotRegular."""
     with files.open_regular(short_path) as short_file, files.open_regular(long_path) as long_file:
         while short_block := short_file.read(BLOCK_BYTES):
             if long_file.read(len(short_block)) != short_block:

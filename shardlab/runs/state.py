@@ -117,7 +117,7 @@ def count_starts_and_ends(events: Sequence[Event]) -> int:
 def _find_last_hold(ordered_events: Sequence[Event]) -> Event | None:
     """The last event `held` of a run; None if the run was never held, or if it was released after this event.
 
-    ordered: the events of the run, sorted by time.
+    ordered_events: the events of the run, sorted by time.
     """
     last_holding = next((event for event in reversed(ordered_events) if event.event in HOLDING_EVENTS), None)
     return last_holding if last_holding is not None and last_holding.event == "held" else None
@@ -126,10 +126,9 @@ def _find_last_hold(ordered_events: Sequence[Event]) -> Event | None:
 def find_last_sending(ordered_events: Sequence[Event]) -> Event | None:
     """The last event of the kinds SENDING_EVENTS, which says whether the run is in the scheduler; None if there is none.
 
-    ordered: the events of the run, sorted by time. The node that writes `refused` and the controller that writes `submitted`
-    have different clocks, so the order of these two events may be wrong. Each submission has a token. If both events contain a
-    token, `refused` counts only for the submission with the same token, and the times are ignored.
-    """
+    ordered_events: the events of the run, sorted by time. The node that writes `refused` and the controller that writes
+    `submitted` have different clocks, so the order of these two events may be wrong. Each submission has a token. If both
+    events contain a token, `refused` counts only for the submission with the same token, and the times are ignored."""
     sending_events = [event for event in ordered_events if event.event in SENDING_EVENTS]
     sent_index, sent_event = next(
         ((i, e) for i, e in reversed(list(enumerate(sending_events))) if e.event != "refused"),
@@ -146,7 +145,7 @@ def find_last_sending(ordered_events: Sequence[Event]) -> Event | None:
 
 
 def sent_job(sending_event: Event | None) -> tuple[str, str]:
-    """(job, token) of a run in Slurm, the job as `name_job` names it; two empty texts if it has none. sending: from
+    """(job, token) of a run in Slurm, the job as `name_job` names it; two empty texts if it has none. sending_event: from
     `find_last_sending`."""
     data = sending_event.data if sending_event is not None else {}
     return (name_job(data["job"], data.get("cluster")), data["token"]) if data.get("job") and data.get("token") else ("", "")

@@ -30,5 +30,5 @@ class TracePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summary_name(trace_number: int) -> str:
-    """The name of the file with the summary of a trace. number: the place of the trace in the part, from 0."""
+    """The name of the file with the summary of a trace. trace_number: the place of the trace in the part, from 0."""
     return f"{trace_number:06d}.json"

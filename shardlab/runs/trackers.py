@@ -11,7 +11,8 @@ TRACKER_FOLDER = "track"  # the folder of a workspace with the files that tracke
 
 
 def must_be_known(tracker: str, option_place: str) -> None:
-    """Raise UnknownName if `tracker` is not in TRACKERS. where: the command-line option that names it, for the message."""
+    """Raise UnknownName if `tracker` is not in TRACKERS. option_place: the command-line option that names it, for the
+    message."""
     if tracker not in TRACKERS:
         raise UnknownName("tracker", tracker, TRACKERS, place=option_place)
 

@@ -38,7 +38,7 @@ def format_spread(value: float) -> str:
 
 
 def bytes_unit(byte_counts: list[float]) -> tuple[str, float]:
-    """Choose the unit (B, KiB, MiB or GiB) for a column of sizes, by the largest size. values: the sizes in bytes.
+    """Choose the unit (B, KiB, MiB or GiB) for a column of sizes, by the largest size. byte_counts: the sizes in bytes.
 
     Returns (name of the unit, number of bytes in one unit).
     """

@@ -39,7 +39,8 @@ def clean_to_one_line(text: str) -> str:
 
 
 def map_texts(value: Any, change_text: Callable[[str], str]) -> Any:
-    """A copy of a value that consists of dicts and lists, in which `change` was applied to every text, also to dict keys."""
+    """A copy of a value that consists of dicts and lists, in which `change_text` was applied to every text, also to dict
+    keys."""
     if isinstance(value, str):
         return change_text(value)
     if isinstance(value, dict):

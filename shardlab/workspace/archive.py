@@ -208,7 +208,7 @@ def _read_member(archive_zip: zipfile.ZipFile, member_name: str, most_bytes: int
 def _check_and_write(
     path: Path, archive_zip: zipfile.ZipFile, name: str, expected_file: ArchivedFile, target_path: Path | None
 ) -> None:
-    """Check a file of an archive against archive.json, and write it to `target` unless `target` is None.
+    """Check a file of an archive against archive.json, and write it to `target_path` unless `target_path` is None.
 
     At most the stated size is written, so that a small archive cannot fill the disk. path: the archive. name: the path of the
     file in the archive. expected_file: its size and SHA-256 according to archive.json.

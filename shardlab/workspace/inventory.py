@@ -137,9 +137,8 @@ def read_leased_inventory(workspace: Workspace, cluster_name: str | None = None)
     """The inventory of this workspace if its nodes are lent for a time (it contains a lease), else None. Raises InputError
     and WorkspaceError.
 
-    cluster: the name of the expected cluster; None is returned if the inventory is of another cluster. If `cluster` is None,
-    the inventory may be of any cluster.
-    """
+    cluster_name: the name of the expected cluster; None is returned if the inventory is of another cluster. If `cluster_name`
+    is None, the inventory may be of any cluster."""
     inventory = read_any_inventory(workspace)
     if inventory is None or inventory.lease is None or cluster_name not in (None, inventory.cluster):
         return None
@@ -148,7 +147,7 @@ def read_leased_inventory(workspace: Workspace, cluster_name: str | None = None)
 
 def read_lease(workspace: Workspace, cluster_name: str | None = None) -> Lease | None:
     """The lease of the nodes; None if the nodes are not lent, or if the inventory cannot be read (`jobs submit` says why).
-    cluster: as for `read_leased_inventory`."""
+    cluster_name: as for `read_leased_inventory`."""
     try:
         inventory = read_leased_inventory(workspace, cluster_name)
     except (InputError, WorkspaceError):
