@@ -47,7 +47,7 @@ class Format:
 
 def _check_cifar10(folder: Path) -> None:
     for name in CIFAR10_FILES:
-        file_bytes = _read_content(folder / name, most_bytes=FORMAT_BY_NAME["cifar10"].most_bytes)
+        file_bytes = _read_content(folder / name, most_bytes=FORMATS["cifar10"].most_bytes)
         if not file_bytes or len(file_bytes) % CIFAR10_RECORD_BYTES:
             raise InputError(
                 f"{folder / name}: found {len(file_bytes)} bytes. Allowed: a multiple of {CIFAR10_RECORD_BYTES}, one record."
@@ -68,7 +68,7 @@ def _check_mnist(folder: Path) -> None:
 
 def _read_idx(folder: Path, file_name: str, dimension_count: int) -> tuple[bytes, tuple[int, ...]]:
     path = folder / file_name if (folder / file_name).exists() else folder / f"{file_name}.gz"
-    idx_bytes = _read_content(path, most_bytes=FORMAT_BY_NAME["mnist"].most_bytes)
+    idx_bytes = _read_content(path, most_bytes=FORMATS["mnist"].most_bytes)
     begin = 4 + 4 * dimension_count
     magic = bytes([0, 0, 8, dimension_count])
     if idx_bytes[:4] != magic or len(idx_bytes) < begin:
@@ -149,7 +149,7 @@ def _count_classes(folder: Path) -> dict[str, int]:
     return {split: len(_list_folders(folder / split)) for split in ("train", "val")}
 
 
-FORMAT_BY_NAME = {
+FORMATS = {
     "cifar10": Format(
         folder="cifar-10-batches-bin",
         member=re.compile(

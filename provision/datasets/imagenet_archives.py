@@ -21,7 +21,7 @@ from pathlib import Path
 
 from provision.datasets import synsets
 from provision.datasets.archive import damage_as_input_error, foreign_member_error, read_members, write_member
-from provision.datasets.formats import FORMAT_BY_NAME
+from provision.datasets.formats import FORMATS
 from shardlab.errors import InputError
 
 TRAIN_ARCHIVE, VALIDATION_ARCHIVE, KIT_ARCHIVE = (
@@ -83,7 +83,7 @@ def _read_note(note_path: Path) -> object:
 
 
 def _unpack_train(archive: Path, folder: Path) -> None:
-    data_format, class_count = FORMAT_BY_NAME["imagenet"], 0
+    data_format, class_count = FORMATS["imagenet"], 0
     with archive.open("rb") as archive_stream, damage_as_input_error(archive):
         for class_member in read_members(archive, archive_stream, MOST_CLASSES, data_format.most_bytes, may_be_zipped=False):
             match = CLASS_ARCHIVE.fullmatch(class_member.info.name)
@@ -112,7 +112,7 @@ def _unpack_validation(archive: Path, folder: Path, wnids: Sequence[str]) -> Non
     """Unpack the validation images into one folder per class. wnids: the class of image 1, of image 2, and so on."""
     if folder.exists():
         return
-    data_format, image_count = FORMAT_BY_NAME["imagenet"], 0
+    data_format, image_count = FORMATS["imagenet"], 0
     unfinished_folder = _make_empty_folder(folder.with_name(f".{folder.name}.growing"))
     with archive.open("rb") as raw, damage_as_input_error(archive):
         for member in read_members(archive, raw, data_format.most_files, data_format.most_bytes, may_be_zipped=False):

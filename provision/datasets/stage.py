@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from provision.datasets import archive, download, imagenet_archives
-from provision.datasets.formats import FORMAT_BY_NAME, Format
+from provision.datasets.formats import FORMATS, Format
 from shardlab import url
 from shardlab.cluster import data_cache
 from shardlab.errors import InputError
@@ -51,7 +51,7 @@ def inspect_data_set(request: StageRequest) -> DataSetState:
 
     Reads only sizes and names of files, and compares them with the note that was written when the data set was staged.
     """
-    data_format, folder = FORMAT_BY_NAME[request.name], _data_set_folder(request)
+    data_format, folder = FORMATS[request.name], _data_set_folder(request)
     if folder.exists():
         stage_note = _read_note(request)
         if stage_note is None:
@@ -81,7 +81,7 @@ def inspect_data_set(request: StageRequest) -> DataSetState:
 
 def stage_data_set(request: StageRequest) -> DataSetState:
     """Stage the data set if it is not staged. Raises InputError for a refused source, ShardlabError for a failed download."""
-    data_format, folder = FORMAT_BY_NAME[request.name], _data_set_folder(request)
+    data_format, folder = FORMATS[request.name], _data_set_folder(request)
     with _hold_data_set_lock(request):
         state = inspect_data_set(request)  # again, under the lock: another process may have staged the data set
         if state.ready:
@@ -104,9 +104,7 @@ def download_archive(request: StageRequest) -> DataSetState:
         state = inspect_data_set(request)
         if state.ready or not state.makes or not _is_url(request.source or ""):
             return state
-        return DataSetState(
-            False, True, f"downloaded {_download_if_missing(request, FORMAT_BY_NAME[request.name])}", makes=True
-        )
+        return DataSetState(False, True, f"downloaded {_download_if_missing(request, FORMATS[request.name])}", makes=True)
 
 
 def _download_if_missing(request: StageRequest, data_format: Format) -> Path:
@@ -212,7 +210,7 @@ def _check_and_publish(data_format: Format, unpacked_folder: Path, folder: Path)
 
 
 def _data_set_folder(request: StageRequest) -> Path:
-    return Path(request.data_path) / FORMAT_BY_NAME[request.name].folder
+    return Path(request.data_path) / FORMATS[request.name].folder
 
 
 def _is_writable(request: StageRequest) -> bool:

@@ -64,9 +64,9 @@ LISTINGS = {
     "the numbers of ImageNet's classes": lambda workspace: image_list.list_class_names(workspace.path / "imagenet"),
     "a list of images": lambda workspace: image_digest(workspace, None),
     "a drawn subset of images": lambda workspace: image_digest(workspace, 4),
-    "the classes of a data set": lambda workspace: formats.FORMAT_BY_NAME["imagenet"].summary(workspace.path / "imagenet"),
+    "the classes of a data set": lambda workspace: formats.FORMATS["imagenet"].summary(workspace.path / "imagenet"),
     "the sizes of a data set": lambda workspace: list(
-        formats.FORMAT_BY_NAME["mnist"].summary(workspace.path / "workloads").items()
+        formats.FORMATS["mnist"].summary(workspace.path / "workloads").items()
     ),
     "the texts of the standard library": lambda workspace: token_sets.list_source_files(workspace.path),
 }  # fmt: skip

@@ -166,7 +166,7 @@ def sentences_of_provision(folder):
     yield "provision/operation.py", Write("a file", "/etc/x", b"12345", 0o600, "me:us").command
     yield "provision/operation.py", repr(RunCommand("a command", ["true"], 90.5))
     (folder / "mnist").mkdir()
-    write(folder / "mnist" / "train-images-idx3-ubyte", formats.FORMAT_BY_NAME["mnist"].most_bytes + 1)
+    write(folder / "mnist" / "train-images-idx3-ubyte", formats.FORMATS["mnist"].most_bytes + 1)
     yield "provision/datasets/formats.py", refusal(formats._check_mnist, folder / "mnist").replace(str(folder), "FOLDER")
     pixels = b"\0\0\x08\x03" + b"".join(size.to_bytes(4) for size in (2, 28, 28))
     (folder / "mnist" / "train-images-idx3-ubyte").write_bytes(pixels + bytes(100))

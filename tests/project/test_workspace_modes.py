@@ -102,7 +102,7 @@ def make_copies(root, workspace):
         member = tarfile.TarInfo("train-images-idx3-ubyte")
         member.size, member.mode = 3, 0o400
         tar.addfile(member, io.BytesIO(b"abc"))
-    archive.unpack_archive(root / "mnist.tar", formats.FORMAT_BY_NAME["mnist"], root / "unpacked")
+    archive.unpack_archive(root / "mnist.tar", formats.FORMATS["mnist"], root / "unpacked")
 
 
 def modes(root):

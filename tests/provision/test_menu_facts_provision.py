@@ -11,7 +11,7 @@ from support_golden import same_as_golden
 
 import provision.facts
 from provision import order
-from provision.datasets.formats import FORMAT_BY_NAME
+from provision.datasets.formats import FORMATS
 from provision.fact import Fact
 from provision.provider import NOTHING_TO_DO, find_provider
 from shardlab import registry
@@ -51,6 +51,6 @@ def describe_facts():
 
 def test_provision_states_the_golden_facts():
     lines = [*describe_order(), *describe_providers(), *describe_facts()]
-    for name, data_set in FORMAT_BY_NAME.items():
+    for name, data_set in FORMATS.items():
         lines += support_facts.describe(f"data set {name}", data_set)
     same_as_golden("facts/provision.txt", "\n".join(lines) + "\n")
