@@ -40,8 +40,10 @@ def _measure_pass(run: LoadedRun, collective: str, measure: Callable[[EventTally
 
     None if no rank called the collective, or if it is not known which passes reduce gradients.
     """
-    sync = run.result.knobs.get("effective", {}).get("sync") if run.result else None
-    passes = {LAST_PASS: 1, EVERY_PASS: run.cell.gradient_accumulation_steps}.get(str(sync))
+    if run.run is None or run.result is None:
+        return None
+    sync = str(run.result.knobs.get("effective", {}).get("sync"))
+    passes = {LAST_PASS: 1, EVERY_PASS: run.run.cell.gradient_accumulation_steps}.get(sync)
 
     def measure_rank(rank: Breakdown) -> float:
         return sum(measure(tally) for tally in rank.collectives if tally.name == collective)
