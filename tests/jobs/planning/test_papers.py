@@ -26,13 +26,13 @@ from trainers import menu
 # paper3: (2 strategies + 3 parameter servers) x 3 networks x 1, 2, 4 GPUs.
 # paper4: ResNet-50: 4 cells; GPT-2: 3 with DDP, 1 with TP, 15 with pipelines, 1 with 1F1B; a model of 1.3 B parameters: 9; a
 # model of 7 B parameters: 4.
-# paper5: (the baseline on one GPU + 2 systems x 2 and 4 GPUs) x (run time, memory).
+# paper5: (the baseline on one GPU + 2 systems x 2 and 4 GPUs) x (run time, memory); memory of 2 more stages of ZeRO.
 CELLS = {
     "paper1": 56 - 2 + 5,
     "paper2": 12 + 6 + 2 + 4 + 4,
     "paper3": 5 * 3 * 3,
     "paper4": 4 + (3 + 1 + 15 + 1) + 9 + 4,
-    "paper5": 5 * 2,
+    "paper5": 5 * 2 + 4,
 }
 
 
@@ -105,6 +105,7 @@ def test_every_workload_of_a_study_has_a_twin(study):
         ("paper3", "82.6%", 100 * (250.84 / 137.34 - 1)),
         ("paper4", "15.8%", 100 * 3 / (16 + 3)),
         ("paper5", "0.7 GB", 44_549_160 * 16 / 1e9),
+        ("paper5", "1.5 times", 1 / 4 + 1 + 1 / 4),
     ],
 )
 def test_notes_of_a_study_have_the_recomputed_numbers(name, printed, computed):
@@ -114,6 +115,15 @@ def test_notes_of_a_study_have_the_recomputed_numbers(name, printed, computed):
     number = printed.split()[0].replace(",", "").rstrip("%")
     decimals = len(number.partition(".")[2])
     assert float(number) == round(computed, decimals)
+
+
+@pytest.mark.parametrize(("where", "billions"), [("figure 4", 7.5), ("DeepSpeed background", 1.5)])
+def test_memory_that_study_5_explains_is_its_formula_times_the_parameters(where, billions):
+    tables = matrix.load_matrix(matrix.find_matrix_file("paper5")).file.tables
+    rows = [row.texts for table in tables if table.where == where for row in table.rows]
+    computed = [(texts[0], Expression(texts[1]).evaluate({}) * billions, float(texts[2])) for texts in rows if texts[1]]
+    assert len(computed) >= 4
+    assert all(round(size, 1) == printed for _, size, printed in computed), computed
 
 
 # The tests below use --scale tiny.
