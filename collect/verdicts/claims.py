@@ -164,7 +164,7 @@ def _judge_claim(loaded: Loaded, measurements: Measurements, claim: Claim, illus
     loaded_cells = [measurements.cell(row) for row in cells]
     remarks = comparability.precision_remark([cell.cell for cell in loaded_cells]), comparability.sync_remark(loaded_cells)
     verdict.remarks += filter(None, remarks)
-    host_reasons = (reasons.one_host_reason(measurements.cell(part.row), part.metric.name) for part in all_parts)
+    host_reasons = (reasons.uncounted_traffic_reason(measurements.cell(part.row), part.metric.name) for part in all_parts)
     if no_network := next(filter(None, host_reasons), ""):
         verdict.verdict, verdict.why = "undecided", no_network
     elif unproven := _unproven_reason(measurements, verdict, numbers):

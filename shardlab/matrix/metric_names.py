@@ -26,7 +26,7 @@ PLAIN = (
     "exposed_communication_ms", "memory_operations_ms", "non_compute_ms", "idle_ms", "kernel_ms", "overlap_pct",
     "compute_pct", "communication_pct", "non_compute_pct", "idle_pct", "collective_count", "collective_ms",
     "collective_mean_ms", "idle_host_ms", "idle_communication_ms", "idle_other_ms", "launch_delay_us", "waiting_ms",
-    "waiting_pct", "collective_skew_us", "train_time_s", "epoch_time_s", "epoch_time_median_s", "cpu_pct",
+    "waiting_pct", "collective_skew_us", "train_time_s", "epoch_time_s", "epoch_time_median_s", "cpu_pct", "cpu_peak_pct",
     "rank_cpu_pct", "gpu_pct", "gpu_memory_pct", "step_time_over_prediction", "memory_over_prediction",
     "sent_over_prediction", "energy_over_prediction",
     "checkpoint_save_s", "checkpoint_load_s", "checkpoint_bytes",

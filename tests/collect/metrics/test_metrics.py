@@ -368,6 +368,9 @@ def test_processors_are_averaged_over_the_timed_window_and_hosts():
     other = [sample(12, host="b", cpu_pct=50), sample(13, host="b")]
     assert utilization.cpu_utilization(measured(WINDOW, seen)).value == pytest.approx(30)
     assert utilization.cpu_utilization(measured(WINDOW, seen + other)).value == pytest.approx(40)
+    assert utilization.peak_cpu_utilization(measured(WINDOW, seen)).value == 40
+    assert utilization.peak_cpu_utilization(measured(WINDOW, seen + other)).value == 50
+    assert utilization.peak_cpu_utilization(measured(WINDOW, [sample(12)])) is None
     assert utilization.cpu_utilization(measured(WINDOW, [sample(12)])) is None
 
 

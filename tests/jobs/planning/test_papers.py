@@ -1,8 +1,10 @@
 """The matrix files of the five shipped studies contain every cell that the study ran, every number that it reports and every
 claim about these cells."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,9 +19,11 @@ from shardlab.matrix.expression import Expression
 from shardlab.workspace.workspace import Workspace
 from trainers import menu
 
+STUDIES = Path(__file__).parents[3] / "examples/studies"
 # How many cells each study has, counted by hand from the papers:
 # paper1: 7 strategies x (1 and 2 GPUs with one batch size, 4 and 8 GPUs with three) = 56, minus hybrid sharding on 1 and 2
-# GPUs; plus 5 cells: one process, FSDP of single blocks, activation checkpointing, gradient accumulation, and a pipeline.
+# GPUs; plus 8 cells: one process, FSDP of single blocks, activation checkpointing, gradient accumulation, a pipeline, and 3 in
+# bf16.
 # paper2: (3 distributed strategies + the FSDP2 forms of 2 of them + the baseline) x (training, traces) = 12; 6 batch sizes; 2
 # measurements of memory; 2 strategies on 4 and 8 GPUs, whose speed the study predicts without running them; 4 forms of hybrid
 # sharding, which it describes.
@@ -28,7 +32,7 @@ from trainers import menu
 # model of 7 B parameters: 4.
 # paper5: (the baseline on one GPU + 2 systems x 2 and 4 GPUs) x (run time, memory); memory of 2 more stages of ZeRO.
 CELLS = {
-    "paper1": 56 - 2 + 5,
+    "paper1": 56 - 2 + 8,
     "paper2": 12 + 6 + 2 + 4 + 4,
     "paper3": 5 * 3 * 3,
     "paper4": 4 + (3 + 1 + 15 + 1) + 9 + 4,
@@ -275,10 +279,29 @@ def test_a_plan_prints_each_cell_and_the_cells_without_enough_nodes(study, tmp_p
     assert not many or f"not on this cluster: {many} cell(s): needs 2 nodes, the cluster has 1." in planned
 
 
+@pytest.mark.parametrize(
+    ("cluster", "where"),
+    [
+        ("paper1", "gpus > 0"),
+        ("paper3-experiment1", "strategy in ['ddp', 'fsdp1-full-shard']"),
+        ("paper3-experiment2", "strategy in ['ps-sync', 'ps-async', 'ps-ssp']"),
+        ("paper5", "gpus > 0"),
+    ],
+)
+def test_no_cell_of_a_study_is_left_out_on_the_hardware_of_the_study(cluster, where, tmp_path):
+    options = ("--cluster", f"{STUDIES}/{cluster}.yaml", "--where", where, "--workspace", str(tmp_path), "--json")
+    planned = json.loads(jobs("plan", "--matrix", cluster.partition("-")[0], *options).stdout)
+    fits = {cell["id"]: (cell["predicted"] or {}).get("fits") for cell in planned["cells"]}
+    assert fits
+    assert not planned["misfits"]
+    assert "no" not in fits.values()
+    assert "unlikely" not in fits.values()
+
+
 def test_a_plan_marks_cells_that_this_machine_cannot_hold_and_submit_refuses_them(tmp_path):
     space = ("--workspace", str(tmp_path))
     planned = jobs("plan", "--matrix", "paper1", *space)
-    assert "59 cell(s)" in planned.stdout
+    assert "62 cell(s)" in planned.stdout
     assert "not on this cluster: 21 cell(s): needs 2 nodes, the cluster has 1." in planned.stdout
     assert "needs 2 nodes, the cluster has 1." in jobs("render", "--matrix", "paper1", *space, code=2).stderr
     assert not (tmp_path / "runs").exists()
