@@ -83,6 +83,8 @@ class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The sentence of the claim."""
     where: str
     """The place of the claim in the study."""
+    quote: str = ""
+    """The claim in the words of the study; absent if the matrix file has no quote."""
     test: str
     """The test of the claim."""
     verdict: Word
@@ -133,6 +135,7 @@ def _judge_claim(loaded: Loaded, measurements: Measurements, claim: Claim, illus
         id=claim.id,
         says=claim.says,
         where=claim.where,
+        quote=claim.quote,
         test=claim.test,
         verdict="not run",
         why="",

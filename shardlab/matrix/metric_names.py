@@ -10,7 +10,7 @@ STATE = "state"  # the end state of a cell; it is not a metric, but a claim name
 PLAIN = (
     "final_accuracy_pct", "additional_compute_ms", "additional_exposed_communication_ms", "additional_waiting_ms",
     "additional_idle_ms", "additional_non_compute_ms", "overhead_ms", "compute_loss_pct", "speed_gain_pct",
-    "memory_change_pct", "memory_share_pct", "memory_efficiency_pct", "bubble_theory_pct", "bubble_pct",
+    "memory_change_pct", "accuracy_gain_pct", "memory_share_pct", "memory_efficiency_pct", "bubble_theory_pct", "bubble_pct",
     "pipeline_time_theory", "pipeline_ideal_time_theory", "pipeline_throughput_theory", "sent_theory_bytes",
     "sent_counted_bytes",
     "sent_textbook_bytes", "energy_j", "energy_per_unit_j", "idle_power_w", "final_loss", "peak_memory_bytes",

@@ -1,7 +1,10 @@
 """The matrix files of the five shipped studies contain every cell that the study ran, every number that it reports and every
 claim about these cells."""
 
+import hashlib
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +84,30 @@ def test_every_call_of_every_claim_is_of_one_cell(study):
     for claim in found.file.claims:
         for metric, wanted in Expression(claim.test).call_arguments:
             assert sum(matches_cell(cell, wanted) for cell in plain(cells)) == 1, (claim.id, metric, wanted)
+
+
+def test_every_claim_of_a_study_with_a_text_has_a_quote(study):
+    found, _ = study
+    assert not found.file.text_sha256 or [claim.id for claim in found.file.claims if not claim.quote] == []
+
+
+def test_the_quotes_of_claims_stand_in_the_text_of_the_study(study):
+    found, _ = study
+    path = Path(os.environ.get("SHARDLAB_STUDY_TEXTS", "/nonexistent"), f"{found.name}.txt")
+    if not path.exists() or not found.file.text_sha256:
+        pytest.skip(f"SHARDLAB_STUDY_TEXTS: no text of {found.name}")
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == found.file.text_sha256
+    text = in_plain_words(path.read_text())
+    for claim in found.file.claims:
+        start = 0
+        for part in claim.quote.split(" ... "):
+            start = text.find(in_plain_words(part), start)
+            assert start >= 0, (claim.id, part)
+
+
+def in_plain_words(text):
+    """A text without marks of Markdown and LaTeX, in one line."""
+    return " ".join(re.sub(r"[*$\\]", "", text.replace(r"\times", "×")).split())
 
 
 def test_every_claim_gives_a_truth_value(study):
