@@ -45,3 +45,24 @@ WITH_ARGUMENT = {  # the name of each metric that needs an argument -> the name 
     "attention_ms": "of",
 }
 KNOWN = (STATE, *PLAIN, *WITH_ARGUMENT)
+CATEGORIES = "memory: categories"
+_BY_INSTRUMENT = {  # an instrument of a cell -> the metrics that have no value without it
+    "profile": (
+        "additional_compute_ms", "additional_exposed_communication_ms", "additional_waiting_ms", "additional_idle_ms",
+        "additional_non_compute_ms", "overhead_ms", "compute_loss_pct", "compute_ms", "communication_ms",
+        "exposed_communication_ms", "memory_operations_ms", "non_compute_ms", "idle_ms", "kernel_ms", "overlap_pct",
+        "profiled_peak_bytes", "profiled_reserved_bytes", "matrix_product_flops_per_s", "compute_pct", "communication_pct",
+        "non_compute_pct", "idle_pct", "collective_count", "collective_ms", "collective_mean_ms", "idle_host_ms",
+        "idle_communication_ms", "idle_other_ms", "launch_delay_us", "waiting_ms", "waiting_pct", "collective_skew_us",
+        "sent_traced_bytes", "traced_difference_pct",
+    ),
+    CATEGORIES: (
+        "memory_parameter_bytes", "memory_gathered_bytes", "memory_gradient_bytes", "memory_optimizer_state_bytes",
+        "memory_master_parameter_bytes", "memory_activation_bytes", "memory_buffer_bytes", "memory_temporary_bytes",
+        "memory_weight_bytes", "estimated_memory_bytes", "memory_over_estimate",
+    ),
+    "checkpoints": ("checkpoint_save_s", "checkpoint_load_s", "checkpoint_bytes"),
+    "validation": ("final_accuracy_pct", "accuracy_gain_pct", "time_to_accuracy_s"),
+}  # fmt: skip
+INSTRUMENTS = {metric: instrument for instrument, metrics in _BY_INSTRUMENT.items() for metric in metrics}
+INSTRUMENTS |= {metric: "profile" for metric, argument in WITH_ARGUMENT.items() if argument == "of"}
