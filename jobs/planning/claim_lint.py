@@ -26,19 +26,19 @@ def lint_claims(file: MatrixFile, cells: Sequence[Cell]) -> list[str]:
     cells = [cell.rehearses or cell for cell in cells]
     values = [cell_names.values_by_name(msgspec.to_builtins(cell)) for cell in cells] if file.claims or file.reported else []
 
-    def select(wanted: Mapping[str, Any]) -> list[Cell]:
-        names = {name: value for name, value in wanted.items() if name not in cell_names.METRIC_ARGUMENTS}
-        return [cell for cell, own in zip(cells, values, strict=True) if cell_names.has_values(own, names)]
+    def select(selector: Mapping[str, Any]) -> list[Cell]:
+        names = {name: value for name, value in selector.items() if name not in cell_names.METRIC_ARGUMENTS}
+        return [cell for cell, cell_values in zip(cells, values, strict=True) if cell_names.has_values(cell_values, names)]
 
     hints = []
     for claim in file.claims:
-        calls = [(metric, select(wanted)) for metric, wanted in Expression(claim.test).call_arguments]
+        calls = [(metric, select(selector)) for metric, selector in Expression(claim.test).call_arguments]
         compared = [cell for _, selected in calls for cell in selected]
         for name in _find_missing_names(claim.says, cells, compared):
             hints.append(f"claim {claim.id}: its sentence names {name}, and its test compares no cell of it.")
         hints += _find_missing_instruments(f"claim {claim.id}", calls)
     for entry in file.reported:
-        numbers = [(entry.metric, select(wanted)) for wanted in (entry.cell, entry.against) if wanted]
+        numbers = [(entry.metric, select(selector)) for selector in (entry.cell, entry.against) if selector]
         hints += _find_missing_instruments(f"reported {entry.printed} ({entry.where})", numbers)
     return list(dict.fromkeys(hints))
 
@@ -52,8 +52,8 @@ def _find_missing_names(sentence: str, cells: Sequence[Cell], compared: Sequence
             continue
         plain = name.lower().replace("-", "")
         beginnings = (_OTHER_NAMES.get(plain, plain), plain.rstrip("0123456789"))
-        known = next((start for start in beginnings if start and any(_has_name(cell, start) for cell in cells)), None)
-        if known and not any(_has_name(cell, known) for cell in compared):
+        used_beginning = next((start for start in beginnings if start and any(_has_name(cell, start) for cell in cells)), None)
+        if used_beginning and not any(_has_name(cell, used_beginning) for cell in compared):
             missing.append(name)
     return missing
 
@@ -75,7 +75,7 @@ def _find_missing_instruments(owner: str, calls: Sequence[tuple[str, Sequence[Ce
     return hints
 
 
-def _has_instrument(instruments: Instruments, wanted: str) -> bool:
-    if wanted == metric_names.CATEGORIES:
+def _has_instrument(instruments: Instruments, instrument: str) -> bool:
+    if instrument == metric_names.CATEGORIES:
         return instruments.memory == "categories"
-    return getattr(instruments, wanted) is not None
+    return getattr(instruments, instrument) is not None
