@@ -84,7 +84,8 @@ def draw_theory(group: Group) -> Figure | None:
 
     There are two bars for each cell with a prediction: the memory of a rank, and the bytes that it sends in a step.
     """
-    marks = [mark for mark, visible in order_by_visibility(group.marks) if visible is True and _memory_prediction(mark)]
+    predicted_marks = [mark for mark in group.marks if _memory_prediction(mark)]
+    marks = [mark for mark, visible in order_by_visibility(predicted_marks) if visible is True]
     predictions = [predicted for mark in marks if (predicted := _memory_prediction(mark))]
     if not predictions:
         return None

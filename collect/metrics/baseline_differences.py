@@ -112,6 +112,15 @@ METRICS = (
         "a cell uses 30 % less, this is -30 %, as study 1 prints it in table 1.",
     ),
     Metric(
+        name="accuracy_gain_pct",
+        unit="%",
+        direction="higher is better",
+        definition="Final accuracy minus that of the baseline, or of the cell that a study names, in percentage points (study "
+        "3, table 7: improvement).",
+        of_cells=lambda compared: subtract_baseline(compared, "%"),
+        compares="final_accuracy_pct",
+    ),
+    Metric(
         name="memory_share_pct",
         unit="%",
         direction="lower is better",

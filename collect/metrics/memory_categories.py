@@ -20,6 +20,7 @@ CATEGORIES = {
 }
 
 ESTIMATE_KEY, PEAK_KEY = "instruments.memory.estimate_bytes", "instruments.memory.peak_bytes"  # keys of result.json
+LARGEST_KEY = "instruments.memory.largest_bytes"
 _HEADINGS = ("Parameters", "Gathered", "Gradients", "Optimizer", "Master copy", "Activations", "Buffers", "Temporary")
 
 
@@ -35,10 +36,17 @@ def peak_over_estimate(run: LoadedRun) -> Quantity | None:
     return Quantity(sum(peak_bytes.values()) / estimate.value, "x") if estimate and estimate.value and peak_bytes else None
 
 
+def weight_memory(run: LoadedRun) -> Quantity | None:
+    """All copies of the weights on a rank, in bytes: their largest sizes together. What a rank keeps and the optimizer's copy
+    do not change during a step, so this sum is reached when most weights are gathered."""
+    sizes = [read_result_value(run, f"{LARGEST_KEY}.{category}") for category in ("parameter", "gathered", "master_parameter")]
+    return None if None in sizes else Quantity(sum(sizes), "bytes")
+
+
 METRICS = (
     *(
         result_metric(
-            f"instruments.memory.largest_bytes.{category}",
+            f"{LARGEST_KEY}.{category}",
             name=f"memory_{category}_bytes",
             column=MetricColumn("memory", 10 * position, heading),
             unit="bytes",
@@ -50,6 +58,15 @@ METRICS = (
             exact=category in ("parameter", "optimizer_state", "master_parameter"),
         )
         for position, ((category, description), heading) in enumerate(zip(CATEGORIES.items(), _HEADINGS, strict=True), 1)
+    ),
+    Metric(
+        name="memory_weight_bytes",
+        unit="bytes",
+        direction="lower is better",
+        definition="All copies of the weights on one rank: what it keeps, gathers, and the optimizer's own copy, as the "
+        "memory timeline of PyTorch's profiler counts parameters (study 5).",
+        of_run=weight_memory,
+        reads=Reads(result=(LARGEST_KEY,)),
     ),
     Metric(
         name="estimated_memory_bytes",

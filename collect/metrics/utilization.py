@@ -22,6 +22,14 @@ def cpu_utilization(run: LoadedRun) -> Quantity | None:
     return None if hosts.is_empty() else _mean_of_means(run, DeviceRows(hosts, ["host"]), "cpu_pct")
 
 
+def peak_cpu_utilization(run: LoadedRun) -> Quantity | None:
+    """The highest utilization of all processors of a host in a sample of the timed window, over the hosts, in percent."""
+    if run.window is None:
+        return None
+    shares = select_window(run.whole_samples.hosts, run.window)["cpu_pct"].drop_nulls()
+    return Quantity(float(shares.sort()[-1]), "%") if shares.len() else None
+
+
 def rank_cpu_utilization(run: LoadedRun) -> Quantity | None:
     """The processor time of a rank in percent of the elapsed time, as the mean over ranks. 100 means one fully used processor.
 
@@ -104,6 +112,16 @@ METRICS = (
         definition="Share of all processors of a host that was busy, with any process, between the first and the last timed "
         "step; mean over hosts.",
         of_run=cpu_utilization,
+        reads=Reads(samples="window"),
+    ),
+    Metric(
+        name="cpu_peak_pct",
+        of_all_steps=True,
+        unit="%",
+        direction="neither",
+        definition="Highest share of all processors of a host that was busy between two samples (`telemetry_hz`), with any "
+        "process, between the first and the last timed step.",
+        of_run=peak_cpu_utilization,
         reads=Reads(samples="window"),
     ),
     Metric(

@@ -123,11 +123,13 @@ def _standing_text(contest: Contest, standing: Standing) -> ChoiceText:
 def _deciding_part(verdict: Verdict) -> ClaimPart | None:
     """The part of a claim's test that decides the verdict: the part that holds in the smallest share of draws.
 
-    If a part has no draws, its share is 100 percent if it holds for the measured means, and otherwise 0 percent.
+    If a part has no draws, its share is 100 percent if it holds for the measured means, and otherwise 0 percent. Of parts with
+    the same share, a part without draws decides, because such a part leaves the claim undecided.
     """
     if not verdict.parts:
         return None
-    return min(verdict.parts, key=lambda part: 100.0 * part.holds if part.holds_pct is None else part.holds_pct)
+    shares = {id(part): 100.0 * part.holds if part.holds_pct is None else part.holds_pct for part in verdict.parts}
+    return min(verdict.parts, key=lambda part: (shares[id(part)], part.holds_pct is not None))
 
 
 def _sides_text(claim_part: ClaimPart) -> tuple[str, str, str]:

@@ -83,6 +83,8 @@ class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The sentence of the claim."""
     where: str
     """The place of the claim in the study."""
+    quote: str = ""
+    """The claim in the words of the study; absent if the matrix file has no quote."""
     test: str
     """The test of the claim."""
     verdict: VerdictWord
@@ -133,6 +135,7 @@ def _judge_claim(loaded: Loaded, measurements: Measurements, claim: Claim, illus
         id=claim.id,
         says=claim.says,
         where=claim.where,
+        quote=claim.quote,
         test=claim.test,
         verdict="not run",
         why="",
@@ -166,7 +169,7 @@ def _judge_claim(loaded: Loaded, measurements: Measurements, claim: Claim, illus
     loaded_cells = [measurements.cell(row) for row in cells]
     remarks = comparability.precision_remark([cell.cell for cell in loaded_cells]), comparability.sync_remark(loaded_cells)
     verdict.remarks += filter(None, remarks)
-    host_reasons = (reasons.one_host_reason(measurements.cell(part.row), part.metric.name) for part in all_parts)
+    host_reasons = (reasons.uncounted_traffic_reason(measurements.cell(part.row), part.metric.name) for part in all_parts)
     if no_network := next(filter(None, host_reasons), ""):
         verdict.verdict, verdict.why = "undecided", no_network
     elif unproven_reason := _unproven_reason(measurements, verdict, numbers):

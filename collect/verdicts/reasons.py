@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from collect.findings import traffic
 from collect.findings.row import CellRow
 from collect.reading.load import Loaded, LoadedCell
 from shardlab.matrix import cell_names
@@ -54,13 +55,20 @@ def rehearsal_reason(cell: LoadedCell) -> str:
     return ""
 
 
-def one_host_reason(cell: LoadedCell, metric: str) -> str:
+def uncounted_traffic_reason(cell: LoadedCell, metric: str) -> str:
     """The reason why a claim about the traffic of a network cannot be judged: the ranks of a tiny twin ran on one host, and
-    those of the cell that it represents run on several. "" if this is not so. metric: the name of the metric."""
-    study = cell.cell.rehearses
-    if study is None or not metric.startswith("network_") or not cell.cell.nnodes == 1 < study.nnodes:
+    those of the cell that it represents run on several; or RDMA was used between nodes, or may have been. "" if none of this is
+    so. metric: the name of the metric."""
+    if not metric.startswith("network_"):
         return ""
-    return f"all ranks ran on one host here ({study.nnodes} nodes in the study), so no bytes crossed a network"
+    study = cell.cell.rehearses
+    if study is not None and cell.cell.nnodes == 1 < study.nnodes:
+        return f"all ranks ran on one host here ({study.nnodes} nodes in the study), so no bytes crossed a network"
+    measured = [traffic.measure_traffic(run) for run in cell.completed] if cell.cell.nnodes > 1 else []
+    if any(run_traffic.rdma for run_traffic in measured if run_traffic):
+        return f"the ranks sent by RDMA, whose bytes {metric} does not count"
+    unknown = next((run_traffic.why for run_traffic in measured if run_traffic and run_traffic.rdma is None), "")
+    return f"{metric} does not count bytes sent by RDMA, and whether it was used is not known: {unknown}" if unknown else ""
 
 
 def likely_reasons(loaded: Loaded, cell: LoadedCell, row: CellRow, metric_names: set[str]) -> list[str]:

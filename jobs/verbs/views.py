@@ -10,7 +10,7 @@ from typing import Any
 from jobs.planner import cell_schedule, planner_table
 from jobs.planner.cell_schedule import CellSchedule
 from jobs.planner.scale_out import ScaledCell
-from jobs.planning import batch_searches, cell_differences, datasets, gpu_hours, repeats
+from jobs.planning import batch_searches, cell_differences, claim_lint, datasets, gpu_hours, repeats
 from jobs.planning.plan import MatrixPlan
 from jobs.plugins.own_plugins import OwnPlugins
 from jobs.slurm.share import AccountShare
@@ -160,7 +160,7 @@ def _print_obstacles_and_notes(
         out.print_line(f"no data: {sentence}")
     if missing_data.unknown:
         out.print_remark(f"note: {missing_data.unknown}")
-    for remark in plan.remarks:
+    for remark in [*plan.remarks, *claim_lint.lint_claims(plan.matrix.file, plan.all_cells)]:
         out.print_remark(f"note: {remark}")
 
 

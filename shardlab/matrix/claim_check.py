@@ -16,9 +16,10 @@ from shardlab.files.document import Document, Problem
 from shardlab.matrix import cell_names, metric_names
 from shardlab.matrix.cell import Cell
 from shardlab.matrix.expression import Expression, ExpressionError
-from shardlab.matrix.study import PrintedTable
+from shardlab.matrix.study import Claim, PrintedTable
 
 MOST_LISTED = 12  # largest number of values that a message lists
+MOST_QUOTED_WORDS = 30  # a longer quote would be a copy of the study
 
 
 def find_claim_problems(document: Document, test_texts: Sequence[str], reported: Sequence[str]) -> list[Problem]:
@@ -37,6 +38,16 @@ def find_claim_problems(document: Document, test_texts: Sequence[str], reported:
             sentence = str(UnknownName("metric", metric, metric_names.KNOWN_METRICS))
             problems.append(document.problem(("reported", index, "metric"), sentence))
     return problems
+
+
+def find_long_quotes(document: Document, claims: Sequence[Claim]) -> list[Problem]:
+    """A problem for each claim whose quote has too many words. document: the matrix file."""
+    counts = {index: len(claim.quote.split()) for index, claim in enumerate(claims)}
+    return [
+        document.problem(("claims", index, "quote"), f"found {count} words. Allowed: {MOST_QUOTED_WORDS} or fewer.")
+        for index, count in counts.items()
+        if count > MOST_QUOTED_WORDS
+    ]
 
 
 def find_table_problems(document: Document, tables: Sequence[PrintedTable]) -> list[Problem]:

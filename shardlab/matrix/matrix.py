@@ -61,6 +61,8 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line that says what the matrix compares."""
     source: str | None = None
     """The study that the matrix repeats; null: none."""
+    text_sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None
+    """The SHA-256 digest of the text of the study, in which the quotes of claims were looked up; null: not looked up."""
     citation: Citation | None = None
     """How to cite the study: the report has it as BibTeX; null: not known."""
     defaults: dict[str, Any] = {}
@@ -314,6 +316,7 @@ def _check_study(document: Document, file: MatrixFile, problems: list[Problem]) 
                             document.problem((section, index, selector_name, key), _unknown_name_sentence(key), at_key=True)
                         )
     problems += claim_check.find_table_problems(document, file.tables)
+    problems += claim_check.find_long_quotes(document, file.claims)
     problems += claim_check.find_claim_problems(document, file.claim_tests, [entry.metric for entry in file.reported])
 
 

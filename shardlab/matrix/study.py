@@ -84,6 +84,8 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The claim as an expression of metrics (docs/verdicts.md)."""
     where: str
     """The place of the claim in the study."""
+    quote: str = ""
+    """The claim in the words of the study, at most 30 words; ` ... ` stands for words that are left out."""
     adapted: str = ""
     """How the cells of this matrix differ from the cells of the study, if `jobs plan --adapt` changed them; empty: they do not
     differ."""

@@ -54,6 +54,27 @@ def test_the_bars_are_the_predicted_memory_and_the_predicted_bytes(tmp_path):
     assert draw_theory in page.FIGURES
 
 
+def test_cells_are_chosen_among_those_with_a_prediction(tmp_path):
+    """Cells with the most ranks are drawn first; here they have no prediction, because they have not run."""
+    workspace = Workspace(tmp_path)
+    cells = [
+        support.cell(name, ranks, global_batch_size=batch)
+        for name in ("ddp", "fsdp2", "zero3")
+        for ranks in (2, 4)
+        for batch in (8, 16, 32)
+    ]
+    assert len(cells) > figure.MOST_SHOWN
+    support.keep(workspace, cells, repeats=1)
+    predicted = Prediction(memory_by_category={"parameter": exact_range(GIB)})
+    for what in cells:
+        support.completed(workspace, what)
+        if what.gpus == 2:
+            prediction_path(workspace.find_run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
+    loaded = load.load_matrix(workspace, None)
+    (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
+    assert draw_theory(group) is not None
+
+
 def test_without_predictions_there_is_no_figure(tmp_path):
     loaded = load.load_matrix(support.matrix(tmp_path), None)
     (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))

@@ -159,6 +159,13 @@ def test_memory_by_category_is_each_ones_own_largest():
     assert memory_categories.estimated_memory(measured(TWO_RANKS)) is None
 
 
+def test_memory_of_weights_is_the_shard_the_gathered_and_the_copy_together():
+    largest = {"parameter": 50, "gathered": 100, "master_parameter": 50, "gradient": 7}
+    assert OF_RUN["memory_weight_bytes"](found_in(instruments={"memory": {"largest_bytes": largest}})) == Quantity(200, "bytes")
+    del largest["gathered"]
+    assert OF_RUN["memory_weight_bytes"](found_in(instruments={"memory": {"largest_bytes": largest}})) is None
+
+
 def test_categories_are_those_of_the_instrument():
     from trainers.instruments.memory_timeline import CATEGORIES
 
@@ -376,6 +383,9 @@ def test_processors_are_averaged_over_the_timed_window_and_hosts():
     other = [sample(12, host="b", cpu_pct=50), sample(13, host="b")]
     assert utilization.cpu_utilization(measured(WINDOW, seen)).value == pytest.approx(30)
     assert utilization.cpu_utilization(measured(WINDOW, seen + other)).value == pytest.approx(40)
+    assert utilization.peak_cpu_utilization(measured(WINDOW, seen)).value == 40
+    assert utilization.peak_cpu_utilization(measured(WINDOW, seen + other)).value == 50
+    assert utilization.peak_cpu_utilization(measured(WINDOW, [sample(12)])) is None
     assert utilization.cpu_utilization(measured(WINDOW, [sample(12)])) is None
 
 

@@ -129,6 +129,13 @@ def test_a_claim_on_single_runs_is_undecided_and_names_the_next_command(tmp_path
     assert report_start.repeat_commands(found) == [verdict.helps]
 
 
+def test_a_claim_with_exact_parts_is_undecided_because_of_its_single_runs(tmp_path):
+    mixed = f"state(strategy='ddp') == 'completed' and {CLAIMS['faster']}"
+    workspace = study(tmp_path, {"mixed": mixed}, repeats=1)
+    found = summary.summarize(load.load_matrix(workspace, None), "single")
+    assert line(found, "mixed").reason == "n = 1, so no interval; as measured it holds"
+
+
 @pytest.mark.parametrize(
     ("name", "path", "scale", "n", "command"),
     [

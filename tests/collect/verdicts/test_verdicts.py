@@ -373,6 +373,27 @@ def test_a_claim_about_a_network_is_not_judged_by_ranks_on_one_host(tmp_path):
     assert found.why == "all ranks ran on one host here (2 nodes in the study), so no bytes crossed a network"
 
 
+@pytest.mark.parametrize(
+    ("transport", "why"),
+    [
+        ("NET/IB/0", "the ranks sent by RDMA, whose bytes network_bytes does not count"),
+        ("NET/AWS", "network_bytes does not count bytes sent by RDMA, and whether it was used is not known: "),
+        ("NET/Socket/0", ""),
+    ],
+)
+def test_a_claim_about_a_network_is_undecided_if_rdma_may_have_been_used(tmp_path, transport, why):
+    cell = support.cell("ddp", 2, nnodes=2)
+    workspace = Workspace(tmp_path)
+    claim = {"id": "c", "says": "It is so.", "test": "network_bytes(strategy='ddp') >= 0", "where": "section 4"}
+    support.keep(workspace, [cell], repeats=1, claims=[claim])
+    folder = support.completed(workspace, cell)
+    support.event(folder, "met", -1, world_size=2, hosts=2, backend="nccl", interface="eth0")
+    folder.log.mkdir(exist_ok=True)
+    folder.rank_log(0).write_text(f"gpu0:41:61 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via {transport}\n")
+    (verdict,) = summary.summarize(load.load_matrix(workspace, None), "single").verdicts
+    assert (verdict.verdict == "undecided" and verdict.why.startswith(why)) if why else "RDMA" not in verdict.why
+
+
 def test_memory_of_a_process_is_not_taken_for_that_of_a_gpu(tmp_path):
     assert (
         "measured here: resident set of the process"

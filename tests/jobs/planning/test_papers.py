@@ -1,8 +1,13 @@
 """The matrix files of the five shipped studies contain every cell that the study ran, every number that it reports and every
 claim about these cells."""
 
+import hashlib
+import json
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,22 +22,24 @@ from shardlab.matrix.expression import Expression
 from shardlab.workspace.workspace import Workspace
 from trainers import menu
 
+STUDIES = Path(__file__).parents[3] / "examples/studies"
 # How many cells each study has, counted by hand from the papers:
 # paper1: 7 strategies x (1 and 2 GPUs with one batch size, 4 and 8 GPUs with three) = 56, minus hybrid sharding on 1 and 2
-# GPUs; plus 5 cells: one process, FSDP of single blocks, activation checkpointing, gradient accumulation, and a pipeline.
+# GPUs; plus 8 cells: one process, FSDP of single blocks, activation checkpointing, gradient accumulation, a pipeline, and 3 in
+# bf16.
 # paper2: (3 distributed strategies + the FSDP2 forms of 2 of them + the baseline) x (training, traces) = 12; 6 batch sizes of 2
 # models; 2 measurements of memory; 2 strategies on 4 and 8 GPUs, whose speed the study predicts without running them; 4 forms
 # of hybrid sharding, which it describes; NO_SHARD with and without no_sync.
 # paper3: (2 strategies + 3 parameter servers) x 3 networks x 1, 2, 4 GPUs.
 # paper4: ResNet-50: 4 cells; GPT-2: 4 with DDP, 1 with TP, 16 with pipelines, 1 with 1F1B; a model of 1.3 B parameters: 12; a
 # model of 7 B parameters: 5; one of 65 B: 2.
-# paper5: (the baseline on one GPU + 2 systems x 2 and 4 GPUs) x (run time, memory).
+# paper5: (the baseline on one GPU + 2 systems x 2 and 4 GPUs) x (run time, memory); memory of 2 more stages of ZeRO.
 CELLS = {
-    "paper1": 56 - 2 + 5,
+    "paper1": 56 - 2 + 8,
     "paper2": 12 + 6 * 2 + 2 + 4 + 4 + 2,
     "paper3": 5 * 3 * 3,
     "paper4": 4 + (4 + 1 + 16 + 1) + 12 + 5 + 2,
-    "paper5": 5 * 2,
+    "paper5": 5 * 2 + 4,
 }
 
 
@@ -80,6 +87,30 @@ def test_every_call_of_every_claim_is_of_one_cell(study):
             assert sum(matches_cell(cell, wanted) for cell in plain(cells)) == 1, (claim.id, metric, wanted)
 
 
+def test_every_claim_of_a_study_with_a_text_has_a_quote(study):
+    found, _ = study
+    assert not found.file.text_sha256 or [claim.id for claim in found.file.claims if not claim.quote] == []
+
+
+def test_the_quotes_of_claims_stand_in_the_text_of_the_study(study):
+    found, _ = study
+    path = Path(os.environ.get("SHARDLAB_STUDY_TEXTS", "/nonexistent"), f"{found.name}.txt")
+    if not path.exists() or not found.file.text_sha256:
+        pytest.skip(f"SHARDLAB_STUDY_TEXTS: no text of {found.name}")
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == found.file.text_sha256
+    text = in_plain_words(path.read_text())
+    for claim in found.file.claims:
+        start = 0
+        for part in claim.quote.split(" ... "):
+            start = text.find(in_plain_words(part), start)
+            assert start >= 0, (claim.id, part)
+
+
+def in_plain_words(text):
+    """A text without marks of Markdown and LaTeX, in one line."""
+    return " ".join(re.sub(r"[*$\\]", "", text.replace(r"\times", "×")).split())
+
+
 def test_every_claim_gives_a_truth_value(study):
     found, _ = study
 
@@ -106,6 +137,7 @@ def test_every_workload_of_a_study_has_a_twin(study):
         ("paper3", "82.6%", 100 * (250.84 / 137.34 - 1)),
         ("paper4", "15.8%", 100 * 3 / (16 + 3)),
         ("paper5", "0.7 GB", 44_549_160 * 16 / 1e9),
+        ("paper5", "1.5 times", 1 / 4 + 1 + 1 / 4),
     ],
 )
 def test_notes_of_a_study_have_the_recomputed_numbers(name, printed, computed):
@@ -115,6 +147,15 @@ def test_notes_of_a_study_have_the_recomputed_numbers(name, printed, computed):
     number = printed.split()[0].replace(",", "").rstrip("%")
     decimals = len(number.partition(".")[2])
     assert float(number) == round(computed, decimals)
+
+
+@pytest.mark.parametrize(("where", "billions"), [("figure 4", 7.5), ("DeepSpeed background", 1.5)])
+def test_memory_that_study_5_explains_is_its_formula_times_the_parameters(where, billions):
+    tables = matrix.load_matrix(matrix.find_matrix_file("paper5")).file.tables
+    rows = [row.texts for table in tables if table.where == where for row in table.rows]
+    computed = [(texts[0], Expression(texts[1]).evaluate({}) * billions, float(texts[2])) for texts in rows if texts[1]]
+    assert len(computed) >= 4
+    assert all(round(size, 1) == printed for _, size, printed in computed), computed
 
 
 # The tests below use --scale tiny.
@@ -266,10 +307,29 @@ def test_a_plan_prints_each_cell_and_the_cells_without_enough_nodes(study, tmp_p
     assert not many or f"not on this cluster: {many} cell(s): needs 2 nodes, the cluster has 1." in planned
 
 
+@pytest.mark.parametrize(
+    ("cluster", "where"),
+    [
+        ("paper1", "gpus > 0"),
+        ("paper3-experiment1", "strategy in ['ddp', 'fsdp1-full-shard']"),
+        ("paper3-experiment2", "strategy in ['ps-sync', 'ps-async', 'ps-ssp']"),
+        ("paper5", "gpus > 0"),
+    ],
+)
+def test_no_cell_of_a_study_is_left_out_on_the_hardware_of_the_study(cluster, where, tmp_path):
+    options = ("--cluster", f"{STUDIES}/{cluster}.yaml", "--where", where, "--workspace", str(tmp_path), "--json")
+    planned = json.loads(jobs("plan", "--matrix", cluster.partition("-")[0], *options).stdout)
+    fits = {cell["id"]: (cell["predicted"] or {}).get("fits") for cell in planned["cells"]}
+    assert fits
+    assert not planned["misfits"]
+    assert "no" not in fits.values()
+    assert "unlikely" not in fits.values()
+
+
 def test_a_plan_marks_cells_that_this_machine_cannot_hold_and_submit_refuses_them(tmp_path):
     space = ("--workspace", str(tmp_path))
     planned = jobs("plan", "--matrix", "paper1", *space)
-    assert "59 cell(s)" in planned.stdout
+    assert "62 cell(s)" in planned.stdout
     assert "not on this cluster: 21 cell(s): needs 2 nodes, the cluster has 1." in planned.stdout
     assert "needs 2 nodes, the cluster has 1." in jobs("render", "--matrix", "paper1", *space, code=2).stderr
     assert not (tmp_path / "runs").exists()

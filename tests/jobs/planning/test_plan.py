@@ -306,7 +306,7 @@ def test_a_refused_matrix_gets_a_filter_and_scale_tiny_as_suggestions(tmp_path, 
     """The error names two ways out: --where for the cells that fit, and --scale tiny."""
     assert main(["submit", "--matrix", "paper1", "--workspace", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert '\n38 of 59 cells fit this cluster: --where "nnodes == 1" leaves only those.\n--scale tiny rehearses' in said
+    assert '\n41 of 62 cells fit this cluster: --where "nnodes == 1" leaves only those.\n--scale tiny rehearses' in said
     assert not (tmp_path / "runs").exists()
 
 

@@ -124,8 +124,11 @@ def test_a_claim_can_select_a_cell_by_an_option(tmp_path):
         resolve_cells(loaded(tmp_path, text + f'claims: [{{id: a, says: s, where: w, test: "{test.replace("=4", "=8")}"}}]\n'))
 
 
-@pytest.mark.parametrize(("name", "count"), [("paper3-communication", 3 * (2 * 4 + 1)), ("paper3-faults", 4 * 3)])
-def test_the_further_matrices_of_study_3_have_all_their_cells(name, count):
+FURTHER = [("paper1-16-to-64-gpus", 3 * 4), ("paper3-communication", 3 * (2 * 4 + 1)), ("paper3-faults", 4 * 3)]
+
+
+@pytest.mark.parametrize(("name", "count"), FURTHER)
+def test_the_further_matrices_of_studies_1_and_3_have_all_their_cells(name, count):
     found = matrix.load_matrix(matrix.find_matrix_file(name))
     cells = resolve_cells(found)
     assert len(cells) == count

@@ -35,8 +35,8 @@ SEARCH = {"key": "gpu_batch_size", "for": "fastest", "at_most": 64}
 FREE = {"defaults": {key: CELL[key] for key in CELL if key != "global_batch_size"}, "axes": BASE["axes"]}  # no batch size
 SEARCHED, LARGEST = FREE | {"search": SEARCH}, FREE | {"search": SEARCH | {"for": "largest_that_fits"}}
 RETRIES = ("oom", "failed", "hung", "node_fail", "preempted", "timeout")
-# No command shows these two keys: they tell a reader of the matrix file where its entries come from.
-SHOWN_NOWHERE = {"source": "paper 1", "settings.where": "section 4"}
+# No command shows these keys: they tell a reader of the matrix file where its entries come from.
+SHOWN_NOWHERE = {"source": "paper 1", "text_sha256": "ab" * 32, "settings.where": "section 4"}
 
 CASES: dict[str, list[Case]] = {
     "schema": [Case(2, BASE, REFUSED, "Allowed: 1.")],
@@ -148,6 +148,10 @@ CASES: dict[str, list[Case]] = {
         Case("train_time(strategy='ddp') > 1", CLAIMED, REFUSED, "train_time_s"),
     ],
     "claims.where": [Case("section 55", CLAIMED, "report", "ection 55")],
+    "claims.quote": [
+        Case("slow, it seemed", CLAIMED, "report", "slow, it seemed"),
+        Case("so " * 31, CLAIMED, REFUSED, "30 or fewer"),
+    ],
     "claims.adapted": [Case("gpus 2 instead of 4", CLAIMED, "report", "dapted to the cluster: gpus 2 instead of 4")],
     "notes.where": [Case("section 66", NOTED, "report", "ection 66")],
     "notes.says": [Case("Two values.", NOTED, "report", "Two values.")],
