@@ -490,7 +490,7 @@ def test_submits_at_once_from_two_nodes_and_twice_from_a_desk_send_each_run_once
 def memory_limits(slurm: SlurmCluster):
     """Let Slurm limit the memory of jobs by control groups during the block, which practice nodes do not need otherwise."""
     workers, conf = ("work1", "work2"), "/etc/slurm/cgroup.conf"
-    restart = "mount -o remount,{} /sys/fs/cgroup/memory && systemctl restart slurmd"
+    restart = "mount -o remount,bind,{} /sys/fs/cgroup/memory && systemctl restart slurmd"
     slurm.run("head", f"cp -p {conf} {conf}.before; echo ConstrainRAMSpace=yes >> {conf}", root=True)
     try:
         with slurm.configured("TaskPlugin=task/cgroup"):
