@@ -376,30 +376,35 @@ def test_a_full_shared_disk_is_named_and_the_same_command_goes_on(slurm, tmp_pat
 
 @contextlib.contextmanager
 def read_only_home(slurm: SlurmCluster):
-    """Make the home folder of the nodes' user read-only on all nodes, without the files that shardlab wrote to it."""
+    """Make the home folder of the nodes' user read-only on all nodes."""
     home = f"/home/{USER}"
-    hide = f"test ! -e {home}/.local || mv {home}/.local {home}/.local.before"
-    show = f"test ! -e {home}/.local.before || mv {home}/.local.before {home}/.local"
     try:
         for name in slurm.nodes:
-            slurm.run(name, f"{hide}; mount --bind {home} {home}; mount -o remount,bind,ro {home}", root=True)
+            slurm.run(name, f"mount --bind {home} {home}; mount -o remount,bind,ro {home}", root=True)
         yield
     finally:
         for name in slurm.nodes:
-            slurm.run(name, f"umount --lazy {home}; {show}", root=True)
+            slurm.run(name, f"umount --lazy {home}", root=True)
 
 
 @only_in_long_form
-def test_runs_are_made_and_fetched_with_a_read_only_home(slurm, tmp_path):
-    desk = Desk(slurm, tmp_path)
+def test_runs_are_made_and_fetched_with_a_home_that_became_read_only(slurm, tmp_path):
+    desk, other = Desk(slurm, tmp_path / "desk"), Desk(slurm, tmp_path / "other")
     matrix = tmp_path / "small.yaml"
-    matrix.write_text(MATRIX.format(name="small", steps=3, more=ONE_NODE))
+
+    def submit_seeds(seeds: list[int]) -> tuple[str, ...]:
+        matrix.write_text(MATRIX.format(name="small", steps=3, more=f"axes: {{strategy: [single], seed: {seeds}}}"))
+        return "jobs", "submit", "--matrix", str(matrix), "--wait"
+
+    desk.run(*submit_seeds([1]))
     with read_only_home(slurm):
         assert "Read-only file system" in slurm.answer("work1", "touch", f"/home/{USER}/file").stderr
-        desk.run("jobs", "submit", "--matrix", str(matrix), "--wait")
-        assert "1 run(s): 1 completed" in desk.run("jobs", "status").stdout
+        desk.run(*submit_seeds([1, 2]))
+        assert "2 run(s): 2 completed" in desk.run("jobs", "status").stdout
         fetched = json.loads(desk.run("collect", "fetch", "--json").stdout)
-        assert [(run["state"], run["complete"]) for run in fetched] == [("completed", True)]
+        assert [(run["state"], run["complete"]) for run in fetched] == [("completed", True)] * 2
+        # That a new workspace is the user's own is noted in the home folder.
+        assert "set XDG_STATE_HOME to a folder" in other.run(*submit_seeds([1]), code=1).stderr
 
 
 @only_in_long_form
@@ -485,7 +490,7 @@ def test_submits_at_once_from_two_nodes_and_twice_from_a_desk_send_each_run_once
 def memory_limits(slurm: SlurmCluster):
     """Let Slurm limit the memory of jobs by control groups during the block, which practice nodes do not need otherwise."""
     workers, conf = ("work1", "work2"), "/etc/slurm/cgroup.conf"
-    restart = "mount -o remount,{} /sys/fs/cgroup/memory && systemctl restart slurmd"
+    restart = "mount -o remount,bind,{} /sys/fs/cgroup/memory && systemctl restart slurmd"
     slurm.run("head", f"cp -p {conf} {conf}.before; echo ConstrainRAMSpace=yes >> {conf}", root=True)
     try:
         with slurm.configured("TaskPlugin=task/cgroup"):
