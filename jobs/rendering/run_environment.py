@@ -17,7 +17,7 @@ PROGRAM = """\
 import json, sys
 from shardlab.files import source_digest
 from shardlab.hardware import host
-versions = {**host.packages(), "python": sys.version.split()[0]}
+versions = {**host.read_package_versions(), "python": sys.version.split()[0]}
 print(json.dumps({"packages": source_digest.digest_installed_packages(), "versions": versions}))
 """
 

@@ -96,13 +96,13 @@ def _summarize_times(size_bytes: int, world_size: int, iteration_times: list[flo
     """The fields of an AllReduceTime, by name. size_bytes: the size of the tensor in bytes. iteration_times: for each
     iteration, the seconds on the slowest rank."""
     median_s = statistics.median(iteration_times)
-    bandwidth_gb_s = bus_bandwidth(world_size, size_bytes, median_s) / 1e9
+    bandwidth_gb_per_s = bus_bandwidth(world_size, size_bytes, median_s) / 1e9
     return {
         "bytes": size_bytes,
         "seconds": median_s,
         "fastest_s": min(iteration_times),
         "slowest_s": max(iteration_times),
-        "bus_bandwidth_gb_per_s": bandwidth_gb_s,
+        "bus_bandwidth_gb_per_s": bandwidth_gb_per_s,
     }
 
 

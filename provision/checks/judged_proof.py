@@ -145,8 +145,8 @@ def _check_all_reduce(rank_output: CommandOutput) -> Outcome:
 def _describe_all_reduce(rank_output: CommandOutput, proofs: Sequence[NodeProof]) -> tuple[str, str | None]:
     """Returns (a clause about the all-reduce between nodes and its transport, advice if the transport is not the fast one)."""
     report = all_reduce.read_report(rank_output)
-    bandwidth_gb_s = bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
-    text = f"all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {bandwidth_gb_s:.2f} GB/s"
+    bandwidth_gb_per_s = bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
+    text = f"all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {bandwidth_gb_per_s:.2f} GB/s"
     if report.backend != "nccl":
         return text, None
     active_links = [link.name for proof in proofs for link in proof.rdma if link.state == "ACTIVE"]

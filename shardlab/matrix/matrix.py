@@ -28,7 +28,7 @@ from shardlab.matrix.expression import Expression, ExpressionError
 from shardlab.matrix.model_file import ModelByConfiguration, ModelFile
 from shardlab.matrix.retry import Retry
 from shardlab.matrix.study import Assumed, Claim, Deviation, Note, PrintedTable, Reported, Setting, Traces
-from shardlab.record_types import limit_text
+from shardlab.record_types import Sha256, limit_text
 
 MAX_CELLS = 100_000
 PlacedValues = dict[str, tuple[Any, KeyPath]]  # cell key -> (value of the key, path of this value in the matrix file)
@@ -61,7 +61,7 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line that says what the matrix compares."""
     source: str | None = None
     """The study that the matrix repeats; null: none."""
-    text_sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None
+    text_sha256: Sha256 | None = None
     """The SHA-256 digest of the text of the study, in which the quotes of claims were looked up; null: not looked up."""
     citation: Citation | None = None
     """How to cite the study: the report has it as BibTeX; null: not known."""

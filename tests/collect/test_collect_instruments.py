@@ -72,8 +72,8 @@ def test_each_profiled_cell_is_named_also_behind_an_unprofiled_family(tmp_path):
 def test_metrics_that_hold_all_steps_say_so():
     """The metrics in this list cover all steps. All other metrics of time exclude steps that an instrument slowed down."""
     whole = {
-        "train_time_s", "epoch_time_s", "epoch_time_median_s", "time_to_accuracy_s", "cpu_pct", "gpu_pct", "energy_j",
-        "energy_per_unit_j", "energy_over_prediction", "rank_cpu_pct", "rank_read_bytes", "rank_written_bytes",
+        "train_time_s", "epoch_time_s", "epoch_time_median_s", "time_to_accuracy_s", "cpu_pct", "cpu_peak_pct", "gpu_pct",
+        "energy_j", "energy_per_unit_j", "energy_over_prediction", "rank_cpu_pct", "rank_read_bytes", "rank_written_bytes",
     }  # fmt: skip
     assert {one.name for one in metric.all_metrics() if one.of_all_steps} == whole
 

@@ -41,7 +41,8 @@ from shardlab.workspace.workspace import Workspace
 
 file, workspace = Path(sys.argv[1]), Workspace(Path(sys.argv[2]))
 made = cluster.load_cluster(file)
-virtual._make_machine(made, workspace, virtual.nodes(made, workspace)[2], base.base_folder(packages.ALL, made.release)).create()
+base_folder = base.base_folder(packages.ALL_PACKAGES, made.release)
+virtual._make_machine(made, workspace, virtual.nodes(made, workspace)[2], base_folder).create()
 """
 
 # The beginning of an ssh command that works only if /etc/ssh/ssh_known_hosts on this node has the host key of the other node.

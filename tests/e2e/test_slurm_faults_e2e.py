@@ -18,7 +18,7 @@ from support_e2e import HANG_S, until
 from support_long import only_in_long_form
 from support_slurm import FOREVER, MATRIX, RANKS, Desk, SlurmCluster, Study, studies
 
-from provision.practice.base import UID, USER
+from provision.practice.base import PRACTICE_UID, PRACTICE_USER
 from provision.practice.network import interface_name
 
 pytestmark = pytest.mark.e2e
@@ -283,7 +283,7 @@ def test_tasks_of_an_array_that_are_cancelled_by_hand_are_cancelled(study):
 
 
 @only_in_long_form
-def test_a_run_that_is_longer_than_its_partition_allows_is_found_before_and_after_it_is_sent(study):
+def test_a_run_that_its_partition_never_starts_is_found_before_and_after_sending(study):
     short = "PartitionName=short Nodes=work1,work2 DefMemPerCPU=100 MaxTime="
     one, sent = study("partition: short"), study('partition: short, time: "00:20:00", extra: {begin: now+1hour}', "-sent")
     with one.slurm.configured(f"{short}30"):
@@ -325,7 +325,7 @@ def small_disk(slurm: SlurmCluster, folder: Path, size_mib: int):
     image = slurm.folder / "small-disk"
     with image.open("wb") as file:
         file.truncate(size_mib << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-E", f"root_owner={UID}:{UID}", image], check=True)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-E", f"root_owner={PRACTICE_UID}:{PRACTICE_UID}", image], check=True)
     device = Path(
         subprocess.run(["losetup", "--find", "--show", image], capture_output=True, text=True, check=True).stdout.strip()
     )
@@ -377,7 +377,7 @@ def test_a_full_shared_disk_is_named_and_the_same_command_goes_on(slurm, tmp_pat
 @contextlib.contextmanager
 def read_only_home(slurm: SlurmCluster):
     """Make the home folder of the nodes' user read-only on all nodes."""
-    home = f"/home/{USER}"
+    home = f"/home/{PRACTICE_USER}"
     try:
         for name in slurm.nodes:
             slurm.run(name, f"mount --bind {home} {home}; mount -o remount,bind,ro {home}", root=True)
@@ -398,7 +398,7 @@ def test_runs_are_made_and_fetched_with_a_home_that_became_read_only(slurm, tmp_
 
     desk.run(*submit_seeds([1]))
     with read_only_home(slurm):
-        assert "Read-only file system" in slurm.answer("work1", "touch", f"/home/{USER}/file").stderr
+        assert "Read-only file system" in slurm.answer("work1", "touch", f"/home/{PRACTICE_USER}/file").stderr
         desk.run(*submit_seeds([1, 2]))
         assert "2 run(s): 2 completed" in desk.run("jobs", "status").stdout
         fetched = json.loads(desk.run("collect", "fetch", "--json").stdout)

@@ -119,7 +119,7 @@ def test_the_printed_command_installs_from_this_checkout_with_this_python(tmp_pa
 
 
 def test_an_installation_without_a_checkout_needs_no_path(monkeypatch, tmp_path):
-    monkeypatch.setattr(extras, "ROOT", str(tmp_path))
+    monkeypatch.setattr(extras, "SOURCE_ROOT", str(tmp_path))
     assert extras.install_command("xlsx") == f"{sys.executable} -m pip install 'shardlab[xlsx]'"
 
 

@@ -57,7 +57,7 @@ def shared(monkeypatch):
     """A folder that stands for /tmp: every user can make files in it."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o1777)
-        for module, name in ((node_lock, "FOLDER"), (shared_connection, "TEMPORARY")):
+        for module, name in ((node_lock, "LOCK_FOLDER"), (shared_connection, "SHORT_FOLDER")):
             monkeypatch.setattr(module, name, Path(folder))
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setenv("XDG_CACHE_HOME", f"{folder}/{'x' * 60}")

@@ -29,7 +29,7 @@ from tests.project.test_house import ROOT, SOURCES
 
 # (file, value): why the text after a converted value does not begin with its unit, or has a unit that its name does not state.
 IN_TEXTS = {
-    ("provision/cloudlab/extension.py", "granted.total_seconds() / 3600"): "its callers write the unit",
+    ("provision/cloudlab/extension.py", "granted_time.total_seconds() / 3600"): "its callers write the unit",
     ("provision/command/init.py", "size / GIB"): "its caller writes the unit",
     ("jobs/verbs/menus.py", "flops / 1000000.0"): "the column has the unit",
     ("collect/explain/command.py", "event.start_ns // 1000"): "a time as the trace file has it, with three decimals",
@@ -45,22 +45,20 @@ IN_TEXTS = {
         "collect/traces/answer_tables.py",
         "notation.format_number(flops / time_ns / 1000)",
     ): "FLOPs per ns, so that 1000 gives TFLOP/s",
-    ("jobs/rendering/sbatch_options.py", "minutes if longest_s is None else max(1, min(minutes, longest_s // 60))"): (
-        "an option of sbatch, which is in minutes"
-    ),
+    (
+        "jobs/rendering/sbatch_options.py",
+        "limit_minutes if longest_s is None else max(1, min(limit_minutes, longest_s // 60))",
+    ): ("an option of sbatch, which is in minutes"),
 }
 # (file, value): the unit after a value whose name states none.
 WITHOUT_NAMES = {
     ("collect/comparison/environment.py", "max(speeds)"): "Mbit/s",
-    ("collect/verdicts/reasons.py", "max(speeds)"): "Mbit/s",
     ("provision/checks/all_reduce.py", "rate"): "GB/s",
-    ("provision/checks/judged_proof.py", "rate"): "GB/s",
-    ("provision/checks/network.py", "rate / 1000000000.0 * 8"): "Gbit/s",
+    ("provision/checks/network.py", "bytes_per_s / 1000000000.0 * 8"): "Gbit/s",
     ("provision/cloudlab/creation.py", "request.duration"): "h",
-    ("provision/cloudlab/extension.py", "_format_hours(granted)"): "h",
+    ("provision/cloudlab/extension.py", "_format_hours(granted_time)"): "h",
     ("provision/command/init.py", "most_text"): "GiB",
     ("provision/providers/cloudlab.py", "request.duration"): "h",
-    ("shardlab/terminal/moments.py", "rest"): "s",
 }
 ANY_VALUE = ("B", "bytes", "%")  # units after values whose names need not state them
 # (file, name): why a value of another unit gets this name.

@@ -30,11 +30,11 @@ from shardlab.terminal import command_start
 from provision import interruption
 from provision.practice import base
 import signal
-for number in command_start.SIGNALS:
+for number in command_start.INTERRUPT_SIGNALS:
     signal.signal(number, command_start._handle_signal)
 with interruption.handle_interruption([], lambda: 1), ThreadPoolExecutor() as pool:
     print("ready", flush=True)
-    list(pool.map(lambda seconds: base.run(["sleep", seconds]), ["601", "602"]))
+    list(pool.map(lambda seconds: base.run_here(["sleep", seconds]), ["601", "602"]))
 print("not reached")
 """
 

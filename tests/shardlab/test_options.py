@@ -14,6 +14,7 @@ EVERY = {
 }
 NULLABLE = {  # maps options that allow null to the meaning of null; options whose null means "none" are not listed
     "allgather_bucket_size": "the model's size",
+    "dropout": "no dropout",
     "nvme_path": "nowhere",
     "reduce_bucket_size": "the model's size",
     "subset": "all images",

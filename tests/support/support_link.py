@@ -31,7 +31,7 @@ wrong, found = torch.zeros(1, dtype=torch.int64), []
 for commands, sizes, iterations in asked:
     if commands:
         subprocess.run(commands[rank], check=True)
-    _all_reduce_ranks.ITERATIONS = iterations
+    _all_reduce_ranks.TIMED_ITERATIONS = iterations
     dist.barrier()
     times = torch.stack([_measure_times(size // 4, rank, ranks, torch.device("cpu"), wrong) for size in sizes])
     dist.all_reduce(times, op=dist.ReduceOp.MAX)

@@ -20,7 +20,7 @@ PAD_OPTION = Option(
 DROPOUT = 0.1  # the rates of transformers' configuration of GPT-2
 DROPOUT_OPTION = Option(
     "dropout", None, f"true: {DROPOUT} behind the embedding, in attention and behind each layer of a block; null: none",
-    choices=(True,), nullable=True,
+    choices=(True,), kind="bool", nullable=True,
 )  # fmt: skip
 FLOPS_SOURCE = (
     "per token 6N + 12*L*d*T (Chowdhery et al., PaLM, 2022, appendix B): N parameters, L layers, width d, sequence length T"

@@ -220,7 +220,7 @@ def test_rehearsals_and_synthetic_data_are_marked_in_every_output(workspace, cap
     html = (workspace.report / "index.html").read_text()
     table = pl.read_csv(workspace.report / "tables" / "summary.csv")
     for text in (shown, "\n".join(document["remarks"]), html):
-        assert summary.REHEARSAL in text
+        assert summary.REHEARSAL_NOTE in text
         assert "synthetic data in gpt2-tiny" in text
     assert table["rehearsal"].all()
     assert document["rehearsal"]

@@ -294,7 +294,7 @@ def test_metrics_of_two_cells_scale_and_invert_as_their_unit_says(value, against
         found = metric.of_cells(Compared(DDP, value, SINGLE, against))
         scaled = metric.of_cells(Compared(DDP, scale * value, SINGLE, scale * against))
         same = metric.of_cells(Compared(SINGLE, value, SINGLE, value))
-        linear = metric.unit == "ms" or metric.name == "compute_loss_pct"
+        linear = metric.unit == "ms" or metric.name in ("compute_loss_pct", "accuracy_gain_pct")
         assert (found.unit, found.kind) == (metric.unit, "strong")
         assert scaled.value == pytest.approx(found.value * (scale if linear else 1), rel=1e-6, abs=1e-6 * max(1, scale))
         assert same.value == {"x": 1, "ms": 0}.get(metric.unit, 100 if metric.name in RATIOS else 0)

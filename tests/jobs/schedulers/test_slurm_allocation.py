@@ -100,7 +100,7 @@ def test_a_runner_in_an_allocation_of_another_cluster_is_another_runner(tmp_path
     runner = subprocess.Popen(["sleep", "600"], env=os.environ | {"SLURM_CLUSTER_NAME": "cm4"})
     try:
         started_s = psutil.Process(runner.pid).create_time()
-        record = Runner(schema=1, pid=runner.pid, created=started_s, boot_id=host.boot_id())
+        record = Runner(schema=1, pid=runner.pid, created=started_s, boot_id=host.read_boot_id())
         folder = study.workspace.shardlab_folder / "allocation"
         folder.mkdir(parents=True)
         files.write_json(folder / "runner.json", record)

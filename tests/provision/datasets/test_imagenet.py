@@ -73,11 +73,11 @@ def test_an_interrupted_call_continues_after_the_last_complete_class(tmp_path, m
     source = official(tmp_path / "official")
     real, written = archive.write_member, []
 
-    def until_the_disk_is_full(where, member, path, *, image):
+    def until_the_disk_is_full(where, member, path, *, must_be_image):
         if len(written) == 6:
             raise OSError(28, "No space left on device", str(path))
         written.append(path.name)
-        real(where, member, path, image=image)
+        real(where, member, path, must_be_image=must_be_image)
 
     monkeypatch.setattr("provision.datasets.imagenet_archives.write_member", until_the_disk_is_full)
     with pytest.raises(OSError, match="No space left"):
@@ -86,7 +86,10 @@ def test_an_interrupted_call_continues_after_the_last_complete_class(tmp_path, m
     again = []
     monkeypatch.setattr(
         "provision.datasets.imagenet_archives.write_member",
-        lambda where, member, path, *, image: (again.append(path.name), real(where, member, path, image=image)),
+        lambda where, member, path, *, must_be_image: (
+            again.append(path.name),
+            real(where, member, path, must_be_image=must_be_image),
+        ),
     )
     assert stage.stage_data_set(wanted(tmp_path, source)).ready
     assert not {name for name in again if name.startswith(WNIDS[0])}  # the first class of the archive was complete

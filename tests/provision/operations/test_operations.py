@@ -247,7 +247,7 @@ def test_a_correct_controller_needs_no_change_but_a_missed_start():
 def test_a_worker_that_is_away_leaves_the_configuration_as_it_is():
     one = site()
     head = one.targets[0]
-    with_files(head, {slurm.CONF: (b"of three workers", 0o644, "root:root")})
+    with_files(head, {slurm.SLURM_CONF: (b"of three workers", 0o644, "root:root")})
     head.facts.answers[SERVICES.name] = RUNNING
     one.skipped["w2"] = "machine failed"
     assert slurm.plan_controller(one, head) == Nothing("slurm.conf not changed: w2 cannot be asked")
@@ -256,7 +256,7 @@ def test_a_worker_that_is_away_leaves_the_configuration_as_it_is():
 def test_workers_ask_the_controller_for_their_configuration():
     one = site(services=RUNNING)
     head, w1, w2 = one.targets
-    with_files(head, {slurm.CONF: (b"", 0o644, "root:root")}, at=100.0)
+    with_files(head, {slurm.SLURM_CONF: (b"", 0o644, "root:root")}, at=100.0)
     changes = slurm.plan_worker(one, w1)
     options = next(change for change in changes if getattr(change, "path", "") == slurm.WORKER_OPTIONS)
     assert options.content == b'SLURMD_OPTIONS="--conf-server 10.0.0.1:6817 -N w1"\n'
@@ -264,7 +264,7 @@ def test_workers_ask_the_controller_for_their_configuration():
     with_files(w2, {slurm.WORKER_OPTIONS: (options.content.replace(b"w1", b"w2"), 0o644, "root:root")})
     with_files(w2, {slurm.WORKER_UNIT: (unit.content, 0o644, "root:root")})
     assert isinstance(slurm.plan_worker(one, w2), Nothing)
-    with_files(head, {slurm.CONF: (b"", 0o644, "root:root")}, at=300.0)
+    with_files(head, {slurm.SLURM_CONF: (b"", 0o644, "root:root")}, at=300.0)
     assert commands(slurm.plan_worker(one, w2)) == ["systemctl restart slurmd"]
 
 
@@ -328,7 +328,7 @@ def test_the_marker_of_a_complete_configuration_is_written_last():
     one = site(gpus=Gpus(per_node=4, type="a100"))
     written = [change.path for change in slurm.plan_controller(one, one.targets[0]) if hasattr(change, "path")]
     assert len(written) == 3
-    assert written[-1] == slurm.CONF
+    assert written[-1] == slurm.SLURM_CONF
 
 
 def test_slurm_nfs_and_names_use_the_address_of_the_training_network():

@@ -178,7 +178,7 @@ def test_the_server_exports_only_to_the_other_nodes_and_then_nothing_changes():
     assert changes[3].content.decode().splitlines()[1] == f"/mydata/bench 10.0.0.2{options} 10.0.0.3{options}"
     with_place(head, SHARED, MountPlace())
     head.facts.answers |= {EXPORTS.name: {SHARED: ["10.0.0.2", "10.0.0.3"]}, SERVICES.name: SERVES}
-    with_files(head, {nfs.EXPORTED: (nfs.render_exports(one, head), 0o644, "root:root")})
+    with_files(head, {nfs.EXPORTS_FILE: (nfs.render_exports(one, head), 0o644, "root:root")})
     assert nfs.plan_nfs_server(one, head) == Nothing("/mydata/bench is exported to 2 nodes")
     # the state is now as if `provision` had been killed after it wrote the file and before NFS read the file
     head.facts.answers[EXPORTS.name] = {}
@@ -395,7 +395,7 @@ def test_the_mount_at_a_path_of_this_machine_is_read(tmp_path):
 def test_an_obsolete_export_is_withdrawn_once_no_node_mounts_it():
     one = with_storage(SHARES)
     head, w1, w2 = one.targets
-    with_files(w1, {nfs.EXPORTED: (b"/old 10.0.0.1(rw) 10.0.0.3(rw)\n", 0o644, "root:root")})
+    with_files(w1, {nfs.EXPORTS_FILE: (b"/old 10.0.0.1(rw) 10.0.0.3(rw)\n", 0o644, "root:root")})
     w1.facts.answers[EXPORTED_BY_US.name] = EXPORTED_BY_US.parse("/old\n")
     for target in (head, w1):
         target.facts.answers[NFS_MOUNTS.name] = {}
@@ -405,12 +405,12 @@ def test_an_obsolete_export_is_withdrawn_once_no_node_mounts_it():
     w2.facts.answers[NFS_MOUNTS.name] = NFS_MOUNTS.parse("nas:/home /home\n")
     (withdraw,) = nfs.plan_nfs_server(one, w1)
     assert withdraw.description == "withdraw the export of /old, which the cluster file no longer names"
-    assert f"rm -f -- {nfs.EXPORTED}" in withdraw.command
+    assert f"rm -f -- {nfs.EXPORTS_FILE}" in withdraw.command
     assert "exportfs -ra" in withdraw.command
     w1.facts.answers[FILES.name] = {}
     assert nfs.plan_nfs_server(one, w1) == Nothing("it is not storage.server")
     without = with_storage(Storage())  # the same is done if the cluster file names no storage any more
-    with_files(without.targets[0], {nfs.EXPORTED: (b"", 0o644, "root:root")})
+    with_files(without.targets[0], {nfs.EXPORTS_FILE: (b"", 0o644, "root:root")})
     for target in without.targets:
         target.facts.answers |= {EXPORTED_BY_US.name: ["/old"], NFS_MOUNTS.name: {}}
     assert len(nfs.plan_nfs_server(without, without.targets[0])) == 1

@@ -30,7 +30,7 @@ def save(run, step, before_commit=lambda: None):
         files=[written.close()],
     )
     before_commit()
-    checkpoint.commit_checkpoint(run, manifest, keep=2)
+    checkpoint.commit_checkpoint(run, manifest, kept_count=2)
 
 def killed_at(number):
     made = iter(range(number))

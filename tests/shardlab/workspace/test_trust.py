@@ -233,12 +233,12 @@ def test_a_script_that_waits_is_started_only_after_trust(opened, capsys):
     assert call(workspace, "jobs submit --matrix quickstart") == 2
     queue = RunQueue("local", workspace)
     local.SCHEDULER.attend(workspace)
-    assert queue.work_off(lambda: pytest.fail("nothing may start")) == 0
+    assert queue.run_until_empty(lambda: pytest.fail("nothing may start")) == 0
     assert not marker.exists()
     workspace_trust.store_consent(workspace, print, jobs_cli.list_waiting_files(workspace))
-    assert [folder.run_id for folder in queue.startable()] == [run.run_id]
+    assert [folder.run_id for folder in queue.list_startable_runs()] == [run.run_id]
     script.write_text(f"touch {marker}; id\n")
-    assert list(queue.startable()) == []
+    assert list(queue.list_startable_runs()) == []
 
 
 def test_trust_prints_the_code_in_the_folders_of_runs_before_a_retry_executes_it(opened, capsys):
