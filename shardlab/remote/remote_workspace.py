@@ -91,16 +91,18 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         identity_path = Path(self.identity) if self.identity else None
         return Address(self.host, self.port, self.user, identity_path, Path(self.known_hosts), self.host_keys, self.shared)
 
-    def command(self, module: str, arguments: Sequence[str], start_mark: str, *, terminal: bool = False) -> list[str]:
+    def command(
+        self, module: str, arguments: Sequence[str], start_mark: str, *, terminal: bool = False, marks_errors: bool = True
+    ) -> list[str]:
         """The ssh command, as a list of words, that runs a shardlab command on the cluster for the workspace there.
 
-        module: the Python module of the shardlab command. arguments: its verb and options. start_mark: as for
-        `wrap_for_any_shell`. terminal: whether the shardlab command draws on the terminal of this machine."""
+        module: the Python module of the shardlab command. arguments: its verb and options. start_mark,
+        marks_errors: as for `wrap_for_any_shell`. terminal: whether the shardlab command draws on the terminal of this machine."""
         verb_words = arguments[:1]  # --workspace comes right after the verb: after an argument `--`, it would not be an option
         command_words = [self.python, "-P", "-m", module, *verb_words, "--workspace", self.workspace, *arguments[1:]]
         return [
             *ssh_command(self.address, terminal=terminal),
-            wrap_for_any_shell(f"exec {shlex.join(command_words)}", start_mark),
+            wrap_for_any_shell(f"exec {shlex.join(command_words)}", start_mark, marks_errors=marks_errors),
         ]
 
     def ask(
@@ -160,7 +162,7 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         self.log_in()
         terminal = sys.stdout.isatty() and sys.stdin.isatty()
         start_mark = secrets.token_hex(8)
-        ssh_words = self.command(module, arguments, start_mark, terminal=terminal)
+        ssh_words = self.command(module, arguments, start_mark, terminal=terminal, marks_errors=False)
         exit_code, early_text = terminal_relay.relay_command(ssh_words, terminal=terminal, start_mark=start_mark)
         if early_text is not None and exit_code != CONNECTION_FAILED:
             raise ShardlabError(describe_lost_command(self.host, exit_code, early_text, ""))

@@ -42,12 +42,14 @@ def ssh_command(address: Address, *, terminal: bool = False, own_connection: boo
     return [*ssh_words, *proxy_words, *target_host.words]
 
 
-def wrap_for_any_shell(script: str, start_mark: str = "") -> str:
+def wrap_for_any_shell(script: str, start_mark: str = "", *, marks_errors: bool = True) -> str:
     """A command line that runs a sh script in any login shell: in base64, because csh allows no newline or `!` in quotes.
 
     start_mark: a word that the script prints on a line of both outputs before it begins. It proves that the script ran, and not
-    only a startup file of the login shell, whose output comes before the mark; empty: no mark."""
-    script = f"echo {start_mark}; echo {start_mark} >&2\n{script}" if start_mark else script
+    only a startup file of the login shell, whose output comes before the mark; empty: no mark. marks_errors: whether it is also
+    printed on standard error; not for a command whose errors a person reads as they come."""
+    if start_mark:
+        script = f"echo {start_mark}{f'; echo {start_mark} >&2' if marks_errors else ''}\n{script}"
     return f"exec sh -c 'eval \"$(echo {base64.b64encode(script.encode()).decode()} | base64 -d)\"'"
 
 

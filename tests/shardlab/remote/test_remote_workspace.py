@@ -80,9 +80,9 @@ def test_a_login_shell_that_runs_another_program_is_no_success(ssh, says):
 
 
 def test_output_of_a_command_on_a_terminal_comes_without_that_of_startup_files(ssh, capsys):
-    ssh("echo 'two runs'; exit 3", shell="echo Welcome; printf 'quota: '")
+    ssh("echo 'two runs'; echo 'note: one waits' >&2; exit 3", shell="echo Welcome; printf 'quota: '")
     assert THERE.hand_over("jobs", ["status"]) == 3
-    assert capsys.readouterr().out == "two runs\n"
+    assert tuple(capsys.readouterr()) == ("two runs\n", "note: one waits\n")
 
 
 def test_files_are_put_by_root_with_their_content_on_standard_input():
