@@ -65,8 +65,7 @@ GENERATIONS_BY_BUILD = {  # the generations that a build of torch supports, by p
 def find_generation(device_id: int) -> Generation | None:
     """The generation of the GPU with this PCI device id; None if the id is not in the table."""
     return next(
-        (generation for generation in GENERATIONS if any(first <= device_id <= last for first, last in generation.ids)),
-        None,
+        (generation for generation in GENERATIONS if any(first <= device_id <= last for first, last in generation.ids)), None
     )
 
 

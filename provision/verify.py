@@ -54,8 +54,7 @@ def verify_targets(
         ]
         with ThreadPoolExecutor(len(check_jobs)) as thread_pool:
             findings += thread_pool.map(
-                lambda job: Finding(job[1].node.name, job[0].name, _run_check(job[0], site, job[1])),
-                check_jobs,
+                lambda job: Finding(job[1].node.name, job[0].name, _run_check(job[0], site, job[1])), check_jobs
             )
     return findings
 

@@ -15,9 +15,4 @@ def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) ->
     files.write_document(folder / "summary.json", summary)
 
 
-EXPORT = Export(
-    name="json",
-    summary="the whole summary as one document",
-    holds=frozenset({"summary.json"}),
-    write=write,
-)
+EXPORT = Export(name="json", summary="the whole summary as one document", holds=frozenset({"summary.json"}), write=write)

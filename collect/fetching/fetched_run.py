@@ -135,14 +135,12 @@ def check_run(
         earlier_manifest = manifest.read_manifest(run_dir)
         if earlier_manifest is None or not earlier_manifest.complete:
             if is_offer:
-                fetched_run.files = len(run_listing.regular)
-                fetched_run.bytes = sum(file.st_size for file in run_listing.regular.values())
+                file_sizes = [file.st_size for file in run_listing.regular.values()]
+                fetched_run.files, fetched_run.bytes = len(file_sizes), sum(file_sizes)
                 return fetched_run, None
+            hashed_manifest = earlier_manifest if downloaded_run else None
             current_manifest = manifest.make_manifest(
-                run_dir,
-                run_listing,
-                is_complete=fetched_run.complete,
-                earlier_manifest=earlier_manifest if downloaded_run else None,
+                run_dir, run_listing, is_complete=fetched_run.complete, earlier_manifest=hashed_manifest
             )
             fetched_run.hashed += 0 if downloaded_run else len(current_manifest.files)
         else:

@@ -171,10 +171,7 @@ def draw_stragglers(group: Group) -> Figure | None:
     end_texts = [notation.format_number(max(_waits_ms(mark)), 2) for mark in drawn_group.marks]
     unit, name = drawn_group.marks[0].row.metrics[RANK_THROUGHPUT].unit, "throughput of the ranks"
     rates = [{name: mark.row.metrics[RANK_THROUGHPUT].value} for mark in drawn_group.marks]
-    panels = [
-        BarPanel("ms per step", "ms", steps, STRAGGLER_PARTS, end_texts),
-        BarPanel(unit, unit, rates, {name: SERIES[4]}),
-    ]
+    panels = [BarPanel("ms per step", "ms", steps, STRAGGLER_PARTS, end_texts), BarPanel(unit, unit, rates, {name: SERIES[4]})]
     caption = (
         "Left: a step, mean over ranks and repeats, so a delay of one rank counts by its share. Waiting is what forward, "
         "backward and update take longer than on the rank where they are the shortest. At the end: the longest waiting of a "

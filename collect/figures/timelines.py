@@ -27,14 +27,14 @@ MOST_PANELS = 6
 MOST_STEPS = 10  # the most steps that are drawn, from the middle of the timed steps
 INSTRUMENT = "instrument"  # name of the bars that show what an instrument did between steps, such as saving a checkpoint
 PHASE_COLOURS = {"data": SERIES[5], "forward": SERIES[1], "backward": SERIES[2], "optimizer": SERIES[3], "other": MUTED} | {
-    INSTRUMENT: SERIES[4],
+    INSTRUMENT: SERIES[4]
 }
 # Of the figure of a run.
 RUN_ROW_PX, RUN_HEAD_PX = 20, 30
 MOST_BARS = 250  # about the most bars of a rank: if it has more steps, a bar stands for several consecutive steps
 MOST_LINES = 16  # the most lines of a panel
 STEP_KINDS = {"steps": SERIES[1], "warm-up steps": MUTED, "steps with an instrument": SERIES[5]} | {
-    "instruments between steps": SERIES[4],
+    "instruments between steps": SERIES[4]
 }  # kind of a bar -> its colour
 PANELS = (  # (title of a panel, how the names of the counters that the panel shows end)
     ("Processors busy (%)", "processors busy"),

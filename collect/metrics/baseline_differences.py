@@ -57,11 +57,7 @@ def _change_metric(name: str, compares: str, direction: Direction, definition: s
 
 
 METRICS = (
-    _difference_metric(
-        "additional_compute_ms",
-        "compute_ms",
-        "Compute time of a profiled step minus that of the baseline.",
-    ),
+    _difference_metric("additional_compute_ms", "compute_ms", "Compute time of a profiled step minus that of the baseline."),
     _difference_metric(
         "additional_exposed_communication_ms",
         "exposed_communication_ms",

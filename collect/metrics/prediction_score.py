@@ -148,8 +148,7 @@ METRICS = (
         "before the run was submitted (docs/planner.md).",
         of_run=lambda run: divide_by_prediction(run, MEMORY),
         reads=Reads(
-            prediction=("tensor_bytes.likely", "formula_tensor_bytes", "memory_from"),
-            result=("peak_memory_bytes.allocated",),
+            prediction=("tensor_bytes.likely", "formula_tensor_bytes", "memory_from"), result=("peak_memory_bytes.allocated",)
         ),
     ),
     Metric(
@@ -161,11 +160,7 @@ METRICS = (
         "predicted before the run was submitted (docs/planner.md). Blank for pipelines, whose ranks send different numbers of "
         "bytes.",
         of_run=lambda run: divide_by_prediction(run, TRAFFIC),
-        reads=Reads(
-            prediction=("sent_bytes",),
-            result=("communication_bytes.counted",),
-            run=("cell.pp", "world.world_size"),
-        ),
+        reads=Reads(prediction=("sent_bytes",), result=("communication_bytes.counted",), run=("cell.pp", "world.world_size")),
         exact=True,
     ),
     Metric(
@@ -178,11 +173,7 @@ METRICS = (
         "submitted (docs/planner.md): its power of the GPUs times its time of a step.",
         of_run=lambda run: divide_by_prediction(run, ENERGY),
         reads=Reads(
-            steps="timed",
-            samples="window",
-            events=True,
-            prediction=("energy_kwh", "time_s", "step_s"),
-            result=("gpus",),
+            steps="timed", samples="window", events=True, prediction=("energy_kwh", "time_s", "step_s"), result=("gpus",)
         ),
     ),
 )

@@ -16,10 +16,7 @@ from collect.sampler.source import KernelFile, Source
 from shardlab.hardware import host
 from shardlab.runs.record import NicSample, RdmaSample, Sample
 
-COUNTERS = (
-    *("rx_bytes", "tx_bytes", "rx_packets", "tx_packets"),
-    *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"),
-)
+COUNTERS = (*("rx_bytes", "tx_bytes", "rx_packets", "tx_packets"), *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"))
 # Field of RdmaSample -> (name of the counter in sysfs, bytes or events per count). The counters port_*_data count words of four
 # bytes (see the ABI document sysfs-class-infiniband of the kernel).
 RDMA_COUNTERS = {

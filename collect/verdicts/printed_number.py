@@ -35,17 +35,7 @@ _UNIT_FACTORS: dict[str, tuple[str, float]] = {
     **{name: (name, 1.0) for name in ("nats", "updates")},
 }
 COUNTED = ("", "parameters", "calls")  # units of metrics that are counts; studies print counts without a unit
-_COUNT_WORDS = {
-    "": 1.0,
-    "k": 1e3,
-    "K": 1e3,
-    "thousand": 1e3,
-    "M": 1e6,
-    "million": 1e6,
-    "B": 1e9,
-    "bn": 1e9,
-    "billion": 1e9,
-}
+_COUNT_WORDS = {"": 1.0, "k": 1e3, "K": 1e3, "thousand": 1e3, "M": 1e6, "million": 1e6, "B": 1e9, "bn": 1e9, "billion": 1e9}
 _ITEM_WORDS = {"tok": "tokens", "token": "tokens", "tokens": "tokens", "img": "images", "imgs": "images", "image": "images"}
 _ITEM_WORDS |= {
     "images": "images",

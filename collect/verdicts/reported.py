@@ -99,16 +99,9 @@ def _compare_reported_number(loaded: Loaded, measurements: Measurements, reporte
             uncertain_number = UncertainNumber(measurements, selected_metric)
             row = selected_metric.row
             reported.against = selected_metric.compared_pair[1].row.id if selected_metric.compared_pair else ""
-            reported.measured, reported.low, reported.high = (
-                uncertain_number.value,
-                uncertain_number.low,
-                uncertain_number.high,
-            )
-            reported.n, reported.how, reported.unit = (
-                uncertain_number.n,
-                uncertain_number.how,
-                uncertain_number.selected.unit,
-            )
+            reported.measured, reported.low = uncertain_number.value, uncertain_number.low
+            reported.high, reported.n = uncertain_number.high, uncertain_number.n
+            reported.how, reported.unit = uncertain_number.how, selected_metric.unit
         reported.row = row.id
     except NoMeasurement as unanswered:
         reported.why = unanswered.why

@@ -335,14 +335,7 @@ def _compute_convolutional_facts(cell: Cell, workload: Workload) -> ModelFacts:
         back_parameters=0,
         tied_parameters=0,
         flops_per_item=flops_per_image,
-        saved=SavedBytes(
-            bytes_per_image / network.blocks,
-            0.0,
-            bytes_per_image / network.blocks,
-            0.0,
-            0.0,
-            inputs=input_bytes,
-        ),
+        saved=SavedBytes(bytes_per_image / network.blocks, 0.0, bytes_per_image / network.blocks, 0.0, 0.0, inputs=input_bytes),
         kind="convolution",
         how=f"saved activations counted at {network.image_size} pixels",
         attention_flops_per_item=0.0,
@@ -371,20 +364,16 @@ def _find_default_value(workload: Workload, option_name: str) -> OptionValue:
 def _compute_described_facts(cell: Cell, workload: Workload) -> ModelFacts:
     """The facts of a workspace's own model by its description. What is not known is left out: without the saved activations,
     the memory of this model is a lower bound."""
-    counts, all_block_sizes, default_layers = (
-        workload.counts,
-        workload.block_parameters,
-        _find_default_value(workload, LAYERS_OPTION),
-    )
-    block_sizes = (
-        all_block_sizes
-        if default_layers is None
-        else all_block_sizes[: len(all_block_sizes) - cast("int", default_layers) + cast("int", cell.options[LAYERS_OPTION])]
-    )
+    counts, all_block_sizes = workload.counts, workload.block_parameters
+    block_sizes = all_block_sizes
+    if (default_layers := _find_default_value(workload, LAYERS_OPTION)) is not None:
+        more_layers = cast("int", cell.options[LAYERS_OPTION]) - cast("int", default_layers)
+        block_sizes = all_block_sizes[: len(all_block_sizes) + more_layers]
     has_equal_blocks, length_ratio = len(set(all_block_sizes)) <= 1, _find_length_ratio(cell, workload)
     changed_options = {option.name for option in workload.options if cell.options.get(option.name) != option.default}
     has_other_head = workload.unit == "images" and "data" in changed_options  # the data set may have another number of classes
     outside_parameters = 0 if has_other_head else workload.parameters - sum(all_block_sizes)
+    flops_per_unit = workload.flops_per_unit if not changed_options and length_ratio == 1 else None
     facts = ModelFacts(
         parameters=sum(block_sizes) + outside_parameters,
         blocks=len(block_sizes),
@@ -395,9 +384,7 @@ def _compute_described_facts(cell: Cell, workload: Workload) -> ModelFacts:
         front_parameters=0 if cell.pp > 1 else outside_parameters // cell.tp if workload.is_data else outside_parameters,
         back_parameters=0,
         tied_parameters=0,
-        flops_per_item=None
-        if changed_options or not workload.flops_per_unit or length_ratio != 1
-        else workload.flops_per_unit * (cell.seq_len or 1),
+        flops_per_item=flops_per_unit * (cell.seq_len or 1) if flops_per_unit else None,
         saved=None,
         kind="unknown",
         how="activations are not known, so memory is a lower bound",
@@ -423,16 +410,14 @@ def _compute_described_facts(cell: Cell, workload: Workload) -> ModelFacts:
         return facts
     front_parameters, back_parameters, tied_parameters = counts.end_parameters
     saved_bytes = _scale_saved_bytes(saved_bytes, length_ratio)
-    saved_bytes = msgspec.structs.replace(
-        saved_bytes, block_gathered=min(_count_gathered_bytes(cell, counts), saved_bytes.block_whole)
-    )
+    gathered_bytes = min(_count_gathered_bytes(cell, counts), saved_bytes.block_whole)
     return msgspec.structs.replace(
         facts,
         block_parameters=sum(block_sizes) // max(1, len(block_sizes)),
         front_parameters=front_parameters,
         back_parameters=back_parameters,
         tied_parameters=tied_parameters,
-        saved=saved_bytes,
+        saved=msgspec.structs.replace(saved_bytes, block_gathered=gathered_bytes),
         how="saved activations counted in the model",
     )
 

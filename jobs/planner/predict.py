@@ -71,19 +71,18 @@ def predict_run(
     run_memory = _predict_memory(cell, machine, formula_memory, calibration, rehearsal)
     sent_bytes, sent_from, collectives = _predict_traffic(cell, rehearsal)
     step = step_time.predict_step_time(cell, machine)
-    host_bytes = host_memory.predict_host_bytes(
-        cell, node_bytes, on_gpu=machine.on_gpu, tensors_by_category=run_memory.by_category
-    )
+    tensor_bytes = run_memory.by_category
+    host_bytes = host_memory.predict_host_bytes(cell, node_bytes, on_gpu=machine.on_gpu, tensors_by_category=tensor_bytes)
     step_s, time_note = (None, "") if step is None else calibration.time(cell, machine.name, step)
     power_w, power_note = _predict_power(cell, machine, calibration)
     run_time = _predict_run_time(cell, step_s, power_w, recorded_s)
     gpus = (cell.gpus if occupied is None else occupied) if machine.on_gpu else 0
     gpu_hours = run_time.time_s.times(gpus / 3600) if run_time is not None and gpus else None
-    explanations = [run_memory.how, *_explain_step_time(cell, machine, step, time_note), power_note]
-    explanations += [] if recorded_s is None else ["run time: mean of earlier runs of this cell"]
+    recorded_note = "" if recorded_s is None else "run time: mean of earlier runs of this cell"
+    explanations = [run_memory.how, *_explain_step_time(cell, machine, step, time_note), power_note, recorded_note]
     return Prediction(
         memory_bytes=run_memory.bytes,
-        memory_by_category=run_memory.by_category,
+        memory_by_category=tensor_bytes,
         tensor_bytes=run_memory.tensors,
         memory_from=run_memory.source,
         capacity_bytes=gpu_capacity,

@@ -43,11 +43,7 @@ def scale_cell(cell: Cell, gpus: int, gpus_per_node: int) -> Cell | None:
         return None
     dp = gpus // ranks_per_replica
     return msgspec.structs.replace(
-        cell,
-        gpus=gpus,
-        dp=dp,
-        nnodes=-(-gpus // gpus_per_node),
-        global_batch_size=dp * cell.gpu_batch_size,
+        cell, gpus=gpus, dp=dp, nnodes=-(-gpus // gpus_per_node), global_batch_size=dp * cell.gpu_batch_size
     )
 
 

@@ -112,6 +112,7 @@ def plan_matrix(
     if repeats is not None and not 1 <= repeats <= 1000:
         raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
     requested_matrix = matrix.load_matrix(matrix.find_matrix_file(name))
+    file = requested_matrix.file
     machine = find_capacity(cluster, in_allocation=in_allocation)
     plugins = find_own_plugins(workspace, requested_matrix, cluster)
     try:
@@ -129,10 +130,13 @@ def plan_matrix(
     render_context = render.make_render_context(
         stored_name, cluster, workspace, wait_gpus_s=wait_gpus_s, in_allocation=in_allocation, track=track, plugins=plugins
     )
-    run_counts = number_of_runs.count_repeats(requested_matrix.file, cells, repeats)
+    run_counts = number_of_runs.count_repeats(file, cells, repeats)
     rehearsed_names = {cell.name() for cell in selected_cells if render_context.plans_rehearsal(cell)}
     recorded_s = number_of_runs.compute_mean_recorded_s(workspace, selected_cells, run_counts, rehearsed_names)
     predictions = plan_predictions.predict_cells(workspace, cluster, selected_cells, recorded_s)
+    remarks = _make_remarks(selected_cells, machine, cluster, len(rehearsed_names))
+    remarks += run_environment.explain_missing(workspace, cluster, {cell.environment or "" for cell in selected_cells})
+    advice = [*suggest_options(requested_matrix, cells, selected_cells, machine, where, plugins), ADAPT_HINT] if misfits else []
     return MatrixPlan(
         matrix=requested_matrix,
         all_cells=cells,
@@ -140,18 +144,10 @@ def plan_matrix(
         repeats=run_counts,
         recorded=recorded_s,
         cost=number_of_runs.estimate_cost(selected_cells, run_counts, recorded_s),
-        source=msgspec.structs.replace(
-            render_context, predicted=predictions, searches=searches.searches, retry=requested_matrix.file.retry
-        ),
-        remarks=[
-            *_make_remarks(selected_cells, machine, cluster, len(rehearsed_names)),
-            *run_environment.explain_missing(workspace, cluster, {cell.environment or "" for cell in selected_cells}),
-            *render.make_remarks(render_context),
-        ],
+        source=msgspec.structs.replace(render_context, predicted=predictions, searches=searches.searches, retry=file.retry),
+        remarks=[*remarks, *render.make_remarks(render_context)],
         misfits=misfits,
-        advice=[*suggest_options(requested_matrix, cells, selected_cells, machine, where, plugins), ADAPT_HINT]
-        if misfits
-        else [],
+        advice=advice,
         predicted=predictions,
     )
 

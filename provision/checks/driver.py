@@ -54,9 +54,7 @@ def judge_driver(nvidia: Nvidia, gpus: int) -> Outcome | None:
     if not len(nvidia.gpus) == len(nvidia.seen) == gpus:
         text = f"the cluster file requests {gpus} GPUs, the PCI bus has {len(nvidia.gpus)}, the driver sees {len(nvidia.seen)}"
         return Outcome(
-            False,
-            text,
-            "a missing GPU may have fallen off the bus (sudo dmesg | grep -i xid); else correct gpus.per_node",
+            False, text, "a missing GPU may have fallen off the bus (sudo dmesg | grep -i xid); else correct gpus.per_node"
         )
     return None
 

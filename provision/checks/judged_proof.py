@@ -37,9 +37,7 @@ def judge_proofs(node_type: NodeType, proofs: Proofs, folder: str, requested_gpu
     if len(proofs.nodes) < proofs.nodes[0].tasks:
         missing_count = proofs.nodes[0].tasks - len(proofs.nodes)
         return Outcome(
-            False,
-            f"{kind}: {missing_count} of {proofs.nodes[0].tasks} nodes gave no result",
-            f"read {folder}/prove.log",
+            False, f"{kind}: {missing_count} of {proofs.nodes[0].tasks} nodes gave no result", f"read {folder}/prove.log"
         )
     for proof in proofs.nodes:
         if (failed_outcome := _find_fault(proof, requested_gpus)) is not None:
@@ -75,11 +73,7 @@ def _read_measurements(proofs: Sequence[NodeProof]) -> Iterator[MeasuredAllReduc
 def _find_fault(proof: NodeProof, requested_gpus: int) -> Outcome | None:
     """The Outcome of the first check that a node did not pass; None if the node passed all checks."""
     torch_state = proof.trial.torch
-    checks = [
-        torch.judge_torch(torch_state),
-        gpus.judge_gpus(proof.host, torch_state),
-        _check_gpu_count(proof, requested_gpus),
-    ]
+    checks = [torch.judge_torch(torch_state), gpus.judge_gpus(proof.host, torch_state), _check_gpu_count(proof, requested_gpus)]
     if proof.trial.product is not None and proof.trial.product.code != 0:
         why = all_reduce.explain_failure(proof.trial.product, PRODUCT_S)
         checks.append(Outcome(False, f"a matrix product on the GPUs failed: {why}", "do not train here"))

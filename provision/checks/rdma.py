@@ -39,9 +39,7 @@ def judge_links(rdma_links: list[RdmaLink], nic: str | None) -> Outcome:
     unroutable_links = [link.name for link in active_links if link.layer == "Ethernet" and ROUTED_GID not in link.gids]
     if unroutable_links:
         return Outcome(
-            False,
-            f"{text}; {', '.join(unroutable_links)} has no GID of {ROUTED_GID}",
-            "give its interface an address: ip addr",
+            False, f"{text}; {', '.join(unroutable_links)} has no GID of {ROUTED_GID}", "give its interface an address: ip addr"
         )
     return Outcome(True, text, measured={"links_active": len(active_links)})
 

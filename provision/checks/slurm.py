@@ -33,16 +33,7 @@ def run(site: Site, target: Target) -> Outcome:
     if node.name in site.skipped or not workers:
         return Outcome(None, f"the controller or all workers do not answer{absent_nodes_note(site)}")
     options = _slurm_options(site)
-    command = [
-        "srun",
-        *options,
-        "-N",
-        str(len(workers)),
-        "-w",
-        ",".join(workers),
-        "--ntasks-per-node=1",
-        "--time=2",
-    ]
+    command = ["srun", *options, "-N", str(len(workers)), "-w", ",".join(workers), "--ntasks-per-node=1", "--time=2"]
     spread_job = node.run([*command, "hostname"], timeout_s=LIMIT_S)
     if (fault := _describe_fault(spread_job)) or sorted(spread_job.stdout.split()) != workers:
         text = f"a job on all {len(workers)} workers ran on {', '.join(sorted(spread_job.stdout.split())) or 'none'}{fault}"
@@ -52,12 +43,7 @@ def run(site: Site, target: Target) -> Outcome:
     canary = node.run(["sh", "-c", CANARY_SCRIPT, "canary", workers[0], *options], timeout_s=LIMIT_S)
     if (fault := _describe_fault(canary)) or canary.stdout.strip() != f"FAILED|{CANARY_CODE}:0":
         text = f"for a job that ends with exit code {CANARY_CODE}, sacct reports: {canary.stdout.strip() or 'nothing'}{fault}"
-        return Outcome(
-            False,
-            text,
-            f"on {node.name}: sacctmgr show cluster; journalctl -u slurmdbd",
-            transcript=canary.stderr,
-        )
+        return Outcome(False, text, f"on {node.name}: sacctmgr show cluster; journalctl -u slurmdbd", transcript=canary.stderr)
     gpu_clause = "; a job that requests one GPU sees one" if site.cluster.gpus and site.cluster.gpus.per_node else ""
     text = f"a job ran on {', '.join(workers)}{gpu_clause}; sacct reports exit codes{absent_nodes_note(site)}"
     return Outcome(True, text)

@@ -61,10 +61,7 @@ class Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def find_type(self, site: str, type_name: str) -> HardwareType | None:
         """The type at a site, or None if the catalogue does not list it. site: its short name or its aggregate."""
-        return next(
-            (entry for entry in self.types_named(type_name) if site in (entry.site, self.sites[entry.site])),
-            None,
-        )
+        return next((entry for entry in self.types_named(type_name) if site in (entry.site, self.sites[entry.site])), None)
 
     def aggregate(self, site: str) -> str:
         """The aggregate of a site. site: its short name, or an aggregate such as wisc.cloudlab.us. Raises InputError."""

@@ -45,11 +45,6 @@ def store_own_manifest(cluster: Cluster, workspace: Workspace) -> None:
     manifest_bytes = read_own_manifest()
     experiment = cloudlab_manifest.parse_manifests([(" ".join(MANIFEST_COMMAND), manifest_bytes)])
     cloudlab_experiment.write_note(
-        workspace.shardlab_folder,
-        ExperimentNote(
-            schema=cloudlab_experiment.SCHEMA,
-            name=cluster.name,
-            created_by_us=False,
-        ),
+        workspace.shardlab_folder, ExperimentNote(schema=cloudlab_experiment.SCHEMA, name=cluster.name, created_by_us=False)
     )
     cloudlab_experiment.store_manifests(workspace.shardlab_folder, {experiment.nodes[0].site: manifest_bytes})

@@ -114,9 +114,7 @@ class Portal:
         # SSL_CERT_FILE and SSL_CERT_DIR choose the trusted certificates. Redirects are not followed: they would get the token.
         try:
             self._client = httpx.Client(
-                verify=httpx.create_ssl_context(),
-                timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S),
-                follow_redirects=False,
+                verify=httpx.create_ssl_context(), timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S), follow_redirects=False
             )
         except (OSError, ValueError, ImportError) as error:
             raise InputError(f"SSL_CERT_FILE, SSL_CERT_DIR or a proxy of the environment cannot be used: {error}.") from None

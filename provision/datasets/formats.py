@@ -15,10 +15,7 @@ from shardlab.errors import InputError
 
 CIFAR10_RECORD_BYTES = 1 + 3 * 32 * 32
 CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
-MNIST_PAIRS = (
-    ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-    ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-)
+MNIST_PAIRS = (("train-images-idx3-ubyte", "train-labels-idx1-ubyte"), ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"))
 MNIST_PIXELS = (28, 28)
 LABEL_COUNT = 10
 IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG")  # first bytes of JPEG and PNG; a few official .JPEG files of ImageNet are PNG
@@ -118,8 +115,7 @@ def _check_imagenet(folder: Path) -> None:
         for class_name in class_names:
             with os.scandir(folder / split / class_name) as image_entries:
                 first_image = next(
-                    (entry.path for entry in image_entries if entry.name.lower().endswith((".jpeg", ".jpg"))),
-                    None,
+                    (entry.path for entry in image_entries if entry.name.lower().endswith((".jpeg", ".jpg"))), None
                 )
             if first_image is None:
                 raise InputError(f"{folder / split / class_name}: found no image. Allowed: *.JPEG.")

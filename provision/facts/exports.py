@@ -28,9 +28,5 @@ def parse_folders(stdout: str) -> list[str]:
 
 EXPORTS = Fact("exports", command, parse, timeout_s=30, root=True)
 EXPORTED_BY_US = Fact(
-    "our exports",
-    lambda python: ["sed", "-n", r"s/^\(\/[^ ]*\) .*/\1/p", EXPORTS_FILE],
-    parse_folders,
-    timeout_s=30,
-    root=True,
+    "our exports", lambda python: ["sed", "-n", r"s/^\(\/[^ ]*\) .*/\1/p", EXPORTS_FILE], parse_folders, timeout_s=30, root=True
 )

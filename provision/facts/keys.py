@@ -60,13 +60,7 @@ def parse(stdout: str) -> Keys:
         tuple(values[name]) for name in ("host", "authorized", "known", "known_by_user")
     )
     return Keys(
-        values["login"][0],
-        values["home"][0],
-        public_key,
-        tuple(sorted(hosts)),
-        authorized,
-        known_lines,
-        user_known_lines,
+        values["login"][0], values["home"][0], public_key, tuple(sorted(hosts)), authorized, known_lines, user_known_lines
     )
 
 

@@ -40,10 +40,7 @@ def parse(stdout: str) -> Users:
     if not login_line.startswith("login="):
         raise ValueError(f"it begins with {login_line[:80]!r}.")
     passwd_entries = [line.split(":") for line in user_lines]
-    return Users(
-        login_line.removeprefix("login="),
-        {entry[0]: User(int(entry[2]), int(entry[3])) for entry in passwd_entries},
-    )
+    return Users(login_line.removeprefix("login="), {entry[0]: User(int(entry[2]), int(entry[3])) for entry in passwd_entries})
 
 
 USERS = Fact("users", command, parse, timeout_s=30, root=True)

@@ -48,13 +48,7 @@ class LocalNode(msgspec.Struct, eq=False):
         """
         argv = ["sudo", "-n", "--", *argv] if options.get("root") and os.geteuid() != 0 else argv
         # LC_ALL: parsers need untranslated text. PYTHONSAFEPATH: Python must not import a folder `jobs` of the current folder.
-        environment = {
-            **os.environ,
-            "LC_ALL": "C",
-            "PYTHONSAFEPATH": "1",
-            **self.variables,
-            **(options.get("env") or {}),
-        }
+        environment = {**os.environ, "LC_ALL": "C", "PYTHONSAFEPATH": "1", **self.variables, **(options.get("env") or {})}
         try:
             command_process = subprocess.Popen(
                 argv,

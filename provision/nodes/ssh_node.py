@@ -98,10 +98,7 @@ class SshNode(msgspec.Struct, eq=False):
             return
         files.make_folder(self.log.parent)
         time_text = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        log_lines = [
-            f"{time_text} $ {action}",
-            *(answer.stdout[-MOST_LOGGED:] + answer.stderr[-MOST_LOGGED:]).splitlines(),
-        ]
+        log_lines = [f"{time_text} $ {action}", *(answer.stdout[-MOST_LOGGED:] + answer.stderr[-MOST_LOGGED:]).splitlines()]
         with files.as_workspace_error("write"):
             log_text = "\n  ".join(log_lines) + f"\n  -> {'ended at its limit' if answer.code is None else answer.code}\n"
             files.append(self.log, log_text.encode(errors="replace"))

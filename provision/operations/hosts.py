@@ -28,8 +28,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     if target.facts[SYSTEM].hostname != name:
         changes.append(
             RunCommand(
-                f"set the hostname {name} (now {target.facts[SYSTEM].hostname})",
-                ["hostnamectl", "set-hostname", "--", name],
+                f"set the hostname {name} (now {target.facts[SYSTEM].hostname})", ["hostnamectl", "set-hostname", "--", name]
             )
         )
     hosts_content = render_hosts(site)

@@ -75,7 +75,7 @@ def plan_ssh_trust(site: Site, target: Target) -> list[Change] | Nothing:
             authorized_keys_lines(key_answers),
             f"{user_keys.login}:",
             "600",
-        ),
+        )
     }
     if target.node.may_sudo:
         lines_by_path[KNOWN_HOSTS] = (user_keys.known, known_hosts_lines(key_answers), "root:root", "644")

@@ -36,10 +36,7 @@ def plan_munge_key(site: Site, target: Target) -> list[Change] | Nothing:
                 MAKE_KEY if target.node.may_sudo else f"test -s {MUNGE_KEY_PATH} || {{ {MAKE_KEY}; }}",
             )
         )
-    elif (key.mode, key.owner) != (
-        MUNGE_KEY_MODE,
-        MUNGE_KEY_OWNER,
-    ):  # other users may have read the key, so a new key is made
+    elif (key.mode, key.owner) != (MUNGE_KEY_MODE, MUNGE_KEY_OWNER):  # other users may have read the key, so a new key is made
         changes.append(shell_change(f"make a new munge key (the old one had mode {key.mode:o}, owner {key.owner})", MAKE_KEY))
     changes += ensure_running(target, "munge", [MUNGE_KEY_PATH], config_changed=bool(changes))
     return changes or Nothing("it has a munge key")

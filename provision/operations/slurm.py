@@ -142,11 +142,7 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
         changes.append(OnNode(controller.node, shell_change(description, _resume_script(name))))
     return [
         *changes,
-        Registration(
-            controller,
-            tuple(workers),
-            ", ".join(f"{name}: {node.state}" for name, node in unready_nodes.items()),
-        ),
+        Registration(controller, tuple(workers), ", ".join(f"{name}: {node.state}" for name, node in unready_nodes.items())),
     ]
 
 

@@ -69,11 +69,7 @@ def render_slurm_files(site: Site) -> dict[str, bytes]:
         # practice nodes do not need cgroups, and the plugin cgroup/v2 fails on a kernel whose controllers are in version 1
         cgroup_plugin = "disabled"
     cgroup_conf = render("slurm_conf/cgroup.conf.j2", plugin=cgroup_plugin, shared_kernel=is_kernel_shared)
-    return {
-        SLURM_CONF: slurm_conf.encode(),
-        GRES_CONF: gres_conf.encode(),
-        CGROUP_CONF: cgroup_conf.encode(),
-    }
+    return {SLURM_CONF: slurm_conf.encode(), GRES_CONF: gres_conf.encode(), CGROUP_CONF: cgroup_conf.encode()}
 
 
 def _slurm_release(controller: Target) -> tuple[int, ...]:

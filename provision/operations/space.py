@@ -86,10 +86,7 @@ def _check_fits(name: str, room: FreeSpace, space_needs: list[tuple[str, int, in
     space_needs: for each purpose its name, the bytes that it needs, and the number of files that it needs.
     """
     text = " and ".join(purpose for purpose, _, _ in space_needs)
-    needed_bytes, needed_inodes = (
-        sum(size for _, size, _ in space_needs),
-        sum(count for _, _, count in space_needs),
-    )
+    needed_bytes, needed_inodes = (sum(size for _, size, _ in space_needs), sum(count for _, _, count in space_needs))
     if room.free_bytes < needed_bytes:
         raise Unanswered(
             f"{name}: {room.free_bytes / GIB:.1f} GiB are free on {room.mount}, and {text} may take {needed_bytes / GIB:.0f} "

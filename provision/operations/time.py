@@ -28,9 +28,7 @@ def plan_chrony(site: Site, target: Target) -> list[Change] | Nothing:
     service_by_name = target.facts[SERVICES]
     changes: list[Change] = [
         RunCommand(
-            f"stop {name}, because only chrony should set the clock",
-            ["systemctl", "disable", "--quiet", "--now", name],
-            120,
+            f"stop {name}, because only chrony should set the clock", ["systemctl", "disable", "--quiet", "--now", name], 120
         )
         for name in TIME_SERVICES
         if name in service_by_name and (service_by_name[name].enabled or service_by_name[name].state == "active")

@@ -134,13 +134,7 @@ def run_here(command_words: Sequence[str]) -> str:
     """Run a command on this machine and return its output. If it fails, raises PracticeNodeError with its last error line."""
     environment = {**os.environ, "LC_ALL": "C"}
     finished_process = subprocess.run(
-        command_words,
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=LIMIT_S,
-        stdin=subprocess.DEVNULL,
+        command_words, check=False, capture_output=True, text=True, env=environment, timeout=LIMIT_S, stdin=subprocess.DEVNULL
     )
     if finished_process.returncode:
         error_lines = [line for line in (finished_process.stderr + finished_process.stdout).splitlines() if line.strip()]

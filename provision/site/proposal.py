@@ -110,12 +110,7 @@ def find_valid_accounts(site: Survey, partition: SitePartition) -> tuple[str, ..
     if not allowed_accounts:
         return None
     has_gpus = _find_largest_type(site, partition.name, with_gpus=True) is not None
-    return tuple(
-        sorted(
-            allowed_accounts,
-            key=lambda name: (not (has_gpus and re.search(r"[_-]g(pu)?$", name)), name),
-        )
-    )
+    return tuple(sorted(allowed_accounts, key=lambda name: (not (has_gpus and re.search(r"[_-]g(pu)?$", name)), name)))
 
 
 def _is_usable(site: Survey, partition: SitePartition) -> bool:

@@ -136,10 +136,7 @@ def download_wheels(folder: Path, target: InterpreterPlatform, requirements: Seq
     Returns the paths of the wheels. Raises Unanswered.
     """
     own_platform = (sys.platform, platform.machine())
-    if (
-        target.system,
-        target.machine,
-    ) != own_platform:  # pip would skip packages that only the system of the site needs
+    if (target.system, target.machine) != own_platform:  # pip would skip packages that only the system of the site needs
         platform_phrase = f"{target.system} {target.machine}"
         raise Unanswered(
             f"this machine is {' '.join(own_platform)}, the site is {platform_phrase}; pip downloads only for its own system."
@@ -158,16 +155,7 @@ def download_wheels(folder: Path, target: InterpreterPlatform, requirements: Seq
     if source_requirements:
         _run_pip(["wheel", "--no-deps", "--wheel-dir", str(folder), *common_options, *source_requirements])
     _run_pip(
-        [
-            "download",
-            "--dest",
-            str(folder),
-            "--find-links",
-            str(folder),
-            *pip_options(target),
-            *common_options,
-            *requirements,
-        ]
+        ["download", "--dest", str(folder), "--find-links", str(folder), *pip_options(target), *common_options, *requirements]
     )
     return sorted(folder.glob("*.whl"))
 

@@ -16,8 +16,7 @@ from shardlab.record_types import limit_text
 Word = Annotated[
     str,
     limit_text(
-        r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z",
-        "up to 63 letters, digits and the signs _ . -, beginning with a letter or digit",
+        r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z", "up to 63 letters, digits and the signs _ . -, beginning with a letter or digit"
     ),
 ]
 TOKEN_VARIABLE = "CLOUDLAB_TOKEN"  # the variable with the token of the portal; it is secret, so runs do not get it
@@ -28,13 +27,11 @@ NFS_FOLDERS = ("/proj", "/users")  # CloudLab's folders of projects and users: t
 DiskImage = Annotated[
     str,
     limit_text(
-        r"^[A-Za-z0-9][A-Za-z0-9_.:+/-]{0,200}\Z",
-        "the name of a disk image, with letters, digits and the signs _ . : + / -",
+        r"^[A-Za-z0-9][A-Za-z0-9_.:+/-]{0,200}\Z", "the name of a disk image, with letters, digits and the signs _ . : + / -"
     ),
 ]
 PortalAddress = Annotated[
-    str,
-    limit_text(r"^https://[A-Za-z0-9.-]+(?::\d{1,5})?(?:/[A-Za-z0-9._/-]*)?\Z", "an address that begins with https://"),
+    str, limit_text(r"^https://[A-Za-z0-9.-]+(?::\d{1,5})?(?:/[A-Za-z0-9._/-]*)?\Z", "an address that begins with https://")
 ]
 
 

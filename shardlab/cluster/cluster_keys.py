@@ -14,8 +14,7 @@ HOST_NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,30}\Z")  # the name of a node that
 NodeName = Annotated[
     str,
     limit_text(
-        r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z",
-        "up to 63 letters, digits and the signs . _ -, beginning with a letter or digit",
+        r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z", "up to 63 letters, digits and the signs . _ -, beginning with a letter or digit"
     ),
 ]
 

@@ -81,8 +81,7 @@ def check_site(cluster_document: document.Document, environment: Environment, ke
         return
     if environment.use is not None:
         raise cluster_document.error(
-            (*key_path, "use"),
-            "not allowed with container, because ranks use the packages of the image. Remove one.",
+            (*key_path, "use"), "not allowed with container, because ranks use the packages of the image. Remove one."
         )
     if environment.runtime != "pyxis" and not is_image_path(environment.container):
         raise cluster_document.error(

@@ -27,8 +27,7 @@ SbatchText = Annotated[
 SbatchWord = Annotated[
     str,
     limit_text(
-        r"^[!%&(-\[\]-_a-~]{1,400}\Z",
-        "up to 400 printable ASCII characters without spaces, quotes and the signs \\ # $ `",
+        r"^[!%&(-\[\]-_a-~]{1,400}\Z", "up to 400 printable ASCII characters without spaces, quotes and the signs \\ # $ `"
     ),
 ]
 SbatchOption = Annotated[  # -M is refused by its name, see below

@@ -230,9 +230,7 @@ class _Builder:
             raise self.error_at(event, path, f"{sentence} if it is a time")
         if _ODD_NUMBER_PATTERN.match(value):
             raise self.error_at(
-                event,
-                path,
-                f'{value} is read differently by different YAML parsers; write a plain decimal or "{value}"',
+                event, path, f'{value} is read differently by different YAML parsers; write a plain decimal or "{value}"'
             )
         if value.lower() in _ODD_BOOL_WORDS:
             raise self.error_at(event, path, f'{value} is true or false to some YAML parsers; write true, false or "{value}"')

@@ -69,11 +69,7 @@ class NcclTransports(msgspec.Struct, omit_defaults=True):
 
     def describe(self) -> str | None:
         """The transports between nodes in words, such as `NET/IB on mlx5_0 (IB), with GPUDirect RDMA`; None: there are none."""
-        notes = {
-            "NET/IB": self.devices,
-            "NET/Socket": self.interfaces,
-            **dict.fromkeys(_OFI_TRANSPORTS, self.providers),
-        }
+        notes = {"NET/IB": self.devices, "NET/Socket": self.interfaces, **dict.fromkeys(_OFI_TRANSPORTS, self.providers)}
         network_transports = sorted(name for name in self.channels if name.startswith("NET/"))
         texts = [f"{name} on {', '.join(notes[name])}" if notes.get(name) else name for name in network_transports]
         return f"{' and '.join(texts)}{', with GPUDirect RDMA' if self.gpudirect else ''}" if texts else None

@@ -82,9 +82,5 @@ def _format_entry(entry_key: str, bibtex_fields: dict[str, str]) -> str:
     known_fields = {name: value for name, value in bibtex_fields.items() if value}
     name_width = max(map(len, known_fields))
     return "\n".join(
-        [
-            f"@misc{{{entry_key},",
-            *(f"  {name:<{name_width}} = {{{value}}}," for name, value in known_fields.items()),
-            "}",
-        ]
+        [f"@misc{{{entry_key},", *(f"  {name:<{name_width}} = {{{value}}}," for name, value in known_fields.items()), "}"]
     )

@@ -300,10 +300,7 @@ def _check_study(document: Document, file: MatrixFile, problems: list[Problem]) 
             continue
         for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list: each item is a value
             _check_value(document, assumed.key, value, ("assumed", index, "value"), problems)
-    sections: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (
-        ("settings", file.settings),
-        ("reported", file.reported),
-    )
+    sections: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (("settings", file.settings), ("reported", file.reported))
     for section, entries in sections:
         for index, entry in enumerate(entries):
             for selector_name, cell in (
@@ -372,10 +369,7 @@ def _cross_axes(matrix_file: MatrixFile) -> Iterator[PlacedValues]:
         [{key: (value, ("axes", key, i))} for i, value in enumerate(values)] for key, values in matrix_file.axes.items()
     ]
     for zip_index, group in enumerate(matrix_file.zip):
-        zip_rows = zip(
-            *([(key, i, value) for i, value in enumerate(values)] for key, values in group.items()),
-            strict=True,
-        )
+        zip_rows = zip(*([(key, i, value) for i, value in enumerate(values)] for key, values in group.items()), strict=True)
         choice_lists.append([{key: (value, ("zip", zip_index, key, i)) for key, i, value in row} for row in zip_rows])
     for combination in itertools.product(*choice_lists):
         yield {key: value for part in combination for key, value in part.items()}
@@ -396,11 +390,7 @@ def _merge_layers(*layers: PlacedValues) -> PlacedValues:
 
 
 def _entry_applies(
-    point_values: PlacedValues,
-    added_keys: PlacedValues,
-    varying_keys: set[str],
-    when: str | None,
-    defaults: PlacedValues,
+    point_values: PlacedValues, added_keys: PlacedValues, varying_keys: set[str], when: str | None, defaults: PlacedValues
 ) -> bool:
     if any(key in varying_keys and point_values[key][0] != value for key, (value, _) in added_keys.items()):
         return False

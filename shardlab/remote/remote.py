@@ -153,21 +153,10 @@ class Remote:
         if connection is not None and self._running:
             # The brackets prevent that pkill matches its own command line.
             kill = f"pkill -TERM -f '[{SESSION_VARIABLE[0]}]{SESSION_VARIABLE[1:]}'"
-            argv = [
-                *connection.ssh_words,
-                wrap_for_any_shell(f"sudo -n {kill} || {kill}" if self._may_sudo else kill),
-            ]
+            argv = [*connection.ssh_words, wrap_for_any_shell(f"sudo -n {kill} || {kill}" if self._may_sudo else kill)]
             null = subprocess.DEVNULL
             with contextlib.suppress(subprocess.TimeoutExpired):  # the commands stay in `running`
-                subprocess.run(
-                    argv,
-                    stdin=null,
-                    stdout=null,
-                    stderr=null,
-                    timeout=limit_s,
-                    check=False,
-                    start_new_session=True,
-                )
+                subprocess.run(argv, stdin=null, stdout=null, stderr=null, timeout=limit_s, check=False, start_new_session=True)
         while self._running and time.monotonic() < deadline:
             time.sleep(0.02)
         if connection is not None:

@@ -96,8 +96,8 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
     ) -> list[str]:
         """The ssh command, as a list of words, that runs a shardlab command on the cluster for the workspace there.
 
-        module: the Python module of the shardlab command. arguments: its verb and options. start_mark,
-        marks_errors: as for `wrap_for_any_shell`. terminal: whether the shardlab command draws on the terminal of this machine."""
+        module: the Python module of the shardlab command. arguments: its verb and options. start_mark, marks_errors: as for
+        `wrap_for_any_shell`. terminal: whether the shardlab command draws on the terminal of this machine."""
         verb_words = arguments[:1]  # --workspace comes right after the verb: after an argument `--`, it would not be an option
         command_words = [self.python, "-P", "-m", module, *verb_words, "--workspace", self.workspace, *arguments[1:]]
         return [

@@ -105,11 +105,7 @@ def run_rsync(
     lock_descriptors: descriptors of locked files, which rsync inherits, so that the locks are held until rsync ends.
     on_progress: is called from time to time with the number of bytes that have been copied so far."""
     argv = ["rsync", "--from0", "--files-from=-", *(PROGRESS_OPTIONS if on_progress else ()), *options, source, target]
-    with (
-        tempfile.TemporaryFile() as name_list,
-        tempfile.TemporaryFile() as errors,
-        tempfile.TemporaryFile() as progress,
-    ):
+    with tempfile.TemporaryFile() as name_list, tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as progress:
         # Every name, also the last name, ends with a NUL. Without the last NUL, rsync 3.5 rejects the list if the last name
         # lies across a multiple of 4096 bytes.
         name_list.write("".join(f"{file_name}\0" for file_name in file_names).encode())

@@ -131,8 +131,7 @@ def find_last_sending(ordered_events: Sequence[Event]) -> Event | None:
     events contain a token, `refused` counts only for the submission with the same token, and the times are ignored."""
     sending_events = [event for event in ordered_events if event.event in SENDING_EVENTS]
     sent_index, sent_event = next(
-        ((i, e) for i, e in reversed(list(enumerate(sending_events))) if e.event != "refused"),
-        (-1, None),
+        ((i, e) for i, e in reversed(list(enumerate(sending_events))) if e.event != "refused"), (-1, None)
     )
     sent_token = sent_event.data.get("token") if sent_event is not None else None
 

@@ -23,15 +23,7 @@ if TYPE_CHECKING:
 
 
 def create_instruments(
-    cell: Cell,
-    task: Task,
-    engine: Engine,
-    run_dir: RunDir,
-    ranks: Ranks,
-    peers: Peers,
-    order: DataOrder,
-    *,
-    may_wait: bool,
+    cell: Cell, task: Task, engine: Engine, run_dir: RunDir, ranks: Ranks, peers: Peers, order: DataOrder, *, may_wait: bool
 ) -> list[Instrument]:
     """The instruments that a cell asks for, in the order in which they act after a step, without checkpoints.
 

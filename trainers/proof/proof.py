@@ -208,14 +208,12 @@ def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy:
     # The bytes of a smaller model are not those of the cell.
     sent_bytes = None if smaller_options else _sum_sent_bytes(cell, ranks, strategy_result)
     if not (has_reference and is_comparable):
-        refusal = (
-            (
+        refusal = "one process does not have enough memory for the reference"
+        if has_reference:
+            refusal = (
                 f"the gradients of one process, or in fp16 those of the strategy, are not finite in the first {steps} steps, "
                 f"or move no parameter in {cell.precision}, so a comparison would show nothing"
             )
-            if has_reference
-            else "one process does not have enough memory for the reference"
-        )
         return SameWork(verdict="not provable", why=refusal, communication_bytes=sent_bytes), has_jumps
     tolerance = TOLERANCES[cell.precision]
     return SameWork(

@@ -57,10 +57,7 @@ VARIANTS = (
         SYNC,
     ),
     _make_strategy(
-        "tp-pp",
-        ("tp", "pp"),
-        "1F1B pipeline over pp, each block's linear layers split over tp",
-        refuse_split_pipeline,
+        "tp-pp", ("tp", "pp"), "1F1B pipeline over pp, each block's linear layers split over tp", refuse_split_pipeline
     ),
     _make_strategy("pp-fsdp2", ("dp", "pp"), "1F1B pipeline over pp, each stage sharded over dp", refuse_pipeline, SYNC),
     _make_strategy(
