@@ -86,6 +86,6 @@ def pick_points(y: Sequence[float | None], max_points: int) -> list[int]:
     for start in range(0, len(y), size):
         section = y[start : start + size]
         known_values = [(value, index) for index, value in enumerate(section, start) if value is not None]
-        extremes = {min(known_values)[1], max(known_values)[1]} if known_values else set()
-        kept_indexes += sorted(extremes | {start + section.index(None)} if None in section else extremes)
+        extreme_indexes = {min(known_values)[1], max(known_values)[1]} if known_values else set()
+        kept_indexes += sorted(extreme_indexes | {start + section.index(None)} if None in section else extreme_indexes)
     return kept_indexes

@@ -242,8 +242,8 @@ def _gpu_rows(run: LoadedRun, zero_s: float, keys: dict[tuple[Any, ...], str]) -
     """
     devices = pl.DataFrame([(*device, key) for device, key in keys.items()], schema=["host", "uuid", "run"], orient="row")
     rows = run.shown_gpu_samples.join(devices, on=["host", "uuid"], maintain_order="left")
-    sizes = find_memory_sizes(run.shown_gpu_samples, run.hosts)
-    total_bytes = pl.col("uuid").replace_strict(sizes, return_dtype=pl.Float64, default=None)
+    memory_bytes_by_uuid = find_memory_sizes(run.shown_gpu_samples, run.hosts)
+    total_bytes = pl.col("uuid").replace_strict(memory_bytes_by_uuid, return_dtype=pl.Float64, default=None)
     return rows.with_columns(pl.col("wall_s") - zero_s, memory_pct=100 * pl.col("memory_used_bytes") / total_bytes)
 
 

@@ -98,8 +98,8 @@ def _fill_pressure(resource: str, sample: Sample, text: bytes) -> None:
     setattr(sample, f"{resource}_pressure_s", pressure_s(text))
 
 
-def _fill_nfs(sample: Sample, text: bytes) -> None:
-    sample.nfs_read_bytes, sample.nfs_write_bytes = nfs_bytes(text)
+def _fill_nfs(sample: Sample, mountstats: bytes) -> None:
+    sample.nfs_read_bytes, sample.nfs_write_bytes = nfs_bytes(mountstats)
 
 
 def pressure_s(text: bytes) -> float:

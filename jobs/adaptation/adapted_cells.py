@@ -214,11 +214,11 @@ def _list_divisors(number: int) -> list[int]:
     return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]
 
 
-def _list_changed_degrees(point: Point, original_cell: Cell, gpus: int) -> Iterator[dict[str, int]]:
-    """Yields the degrees (dp, tp, pp) that must change in the file if the cell has `gpus` GPUs, the best choice first: as few
-    degrees as possible change, and tp stays as large as possible. A mapping is empty if the file gives no degree that must
+def _list_changed_degrees(point: Point, original_cell: Cell, new_gpus: int) -> Iterator[dict[str, int]]:
+    """Yields the degrees (dp, tp, pp) that must change in the file if the cell has `new_gpus` GPUs, the best choice first: as
+    few degrees as possible change, and tp stays as large as possible. A mapping is empty if the file gives no degree that must
     change."""
-    if gpus == original_cell.gpus:
+    if new_gpus == original_cell.gpus:
         yield {}
         return
     old_degrees = {degree_name: getattr(original_cell, degree_name) for degree_name in DEGREES}
@@ -227,7 +227,7 @@ def _list_changed_degrees(point: Point, original_cell: Cell, gpus: int) -> Itera
         for dp in _list_divisors(old_degrees["dp"])
         for tp in _list_divisors(old_degrees["tp"])
         for pp in _list_divisors(old_degrees["pp"])
-        if dp * tp * pp == gpus
+        if dp * tp * pp == new_gpus
     ]
     candidate_degrees = [
         new_degrees

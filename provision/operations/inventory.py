@@ -113,9 +113,9 @@ def _list_environments(site: Site) -> dict[str, ProvisionedEnvironment]:
         installed_environments = [target.facts[ENVIRONMENT] for target in targets]
         is_local = site.cluster.provider == "local"  # the user makes the environments of this machine
         if all(entry.version is not None and (is_local or entry.source is not None) for entry in installed_environments):
-            python, first_environment = targets[0].node.python, installed_environments[0]
+            interpreter, first_environment = targets[0].node.python, installed_environments[0]
             environments[environment_name] = ProvisionedEnvironment(
-                python,
+                interpreter,
                 environment_keys.digest(),
                 first_environment.version or "",
                 first_environment.packages,

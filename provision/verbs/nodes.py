@@ -241,13 +241,13 @@ def _make_site(file_cluster: Cluster, workspace: Workspace, nodes: Sequence[Node
 
 
 def _make_targets(file_cluster: Cluster, nodes: Sequence[Node], pretend_path: Path | None) -> list[Target]:
-    facts_of_nodes = (
+    node_facts = (
         [Facts(node, order.list_operation_files()) for node in nodes]
         if pretend_path is None
         else pretend.read_pretended_facts(pretend_path, nodes)
     )
     entry_by_name = {entry.name: entry for entry in file_cluster.nodes}
-    return [Target(facts.node, facts, entry_by_name.get(facts.node.name)) for facts in facts_of_nodes]
+    return [Target(facts.node, facts, entry_by_name.get(facts.node.name)) for facts in node_facts]
 
 
 def _make_changes(output: Output, work: NodesWork, *, is_dry_run: bool) -> list[OperationStep]:

@@ -10,17 +10,17 @@ from torch import nn
 from trainers.plans.derived import DerivedPlan, Split
 from trainers.plans.plan import slice_stage_blocks
 
-COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-ROWS = ("self_attn.o_proj", "mlp.down_proj")
+COLUMN_SPLIT_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+ROW_SPLIT_LAYERS = ("self_attn.o_proj", "mlp.down_proj")
 
 
-SPLIT = Split(COLUMNS, ROWS, degrees=(), vocabulary_layers=("model.embed_tokens", "lm_head"))
+SPLIT = Split(COLUMN_SPLIT_LAYERS, ROW_SPLIT_LAYERS, degrees=(), vocabulary_layers=("model.embed_tokens", "lm_head"))
 
 
 class LlamaPlan(DerivedPlan):
     """The split that transformers has for LLaMA, written down, so that no model has to be built to know it."""
 
-    backward_reductions = len(COLUMNS)
+    backward_reductions = len(COLUMN_SPLIT_LAYERS)
 
     def __init__(self, positions: int, width: int) -> None:
         super().__init__(positions, width, SPLIT)
