@@ -1,6 +1,8 @@
 """Decides which cells may be compared: cells that do the same work in different ways.
 
-It also finds runs whose GPUs were shared or throttled, because their cells are not compared.
+It also finds runs whose GPUs were shared or throttled, because their cells are not compared. Here the keys of cells decide.
+Whether a strategy really did the same work is proven when it runs (trainers/proof/proof.py); cells of two matrices are compared
+in collect/comparison/.
 """
 
 from __future__ import annotations

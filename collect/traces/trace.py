@@ -1,5 +1,7 @@
-"""Reads a profiler trace, in the format of Chrome as Kineto writes it, into columns of events. Unreadable events are
-counted."""
+"""Reads a profiler trace, in the format of Chrome as Kineto writes it, into columns of events. Unreadable events are counted.
+
+No other format is read; a reader of another format would make the same `Trace`.
+"""
 
 from __future__ import annotations
 

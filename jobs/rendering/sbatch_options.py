@@ -1,4 +1,7 @@
-"""The sbatch options of a run. Runs with the same options may share a job array or an allocation."""
+"""The sbatch options of a run. Runs with the same options may share a job array or an allocation.
+
+The options that request GPUs, by the key `gpu_request`, are chosen in shardlab/cluster/sbatch_request.py.
+"""
 
 from __future__ import annotations
 

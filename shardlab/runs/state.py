@@ -1,4 +1,8 @@
-"""The states of a run, and how the state of a run follows from its events. The state `unknown` never counts as success."""
+"""The states of a run, and how the state of a run follows from its events. The state `unknown` never counts as success.
+
+Others write these events: that memory ran out is seen by a rank (trainers/ranks/out_of_memory.py), by the job's own counter
+(jobs/node/node_processes.py), or told by Slurm (jobs/slurm/states.py).
+"""
 
 from __future__ import annotations
 
