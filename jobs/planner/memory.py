@@ -1,7 +1,8 @@
 """Computes the peak memory of a step with a formula, by category, for the rank that needs most memory.
 
 The peak is one of the moments of forward and backward (step_moments.py), or the optimizer's step with its temporary copies.
-The sizes of tensors follow from the sizes of the model (model_facts.py, counted.yaml). CUDA context, NCCL's buffers and fragmentation come from terms.yaml.
+The sizes of tensors follow from the sizes of the model (model_facts.py, counted.yaml). CUDA context, NCCL's buffers and
+fragmentation come from terms.yaml.
 
 With AdamW, the model states of plain data parallelism are 16 bytes per parameter (Rajbhandari et al., ZeRO, 2020, section 3.1):
 4 for fp32 weights, 4 for gradients and 8 for Adam's two states; bf16 and fp16 add 2 for 16-bit copies of the weights, which are
