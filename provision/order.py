@@ -91,7 +91,11 @@ COMPARING_CHECKS: list[Check] = [  # checks that compare the nodes with each oth
     ENVIRONMENTS,
 ]
 
-DEVICE_CHECKS: list[Check] = [DRIVER_WORKS, RDMA_UP, EXPERIMENT_NETWORK]
+DEVICE_CHECKS: list[Check] = [
+    DRIVER_WORKS,
+    RDMA_UP,
+    EXPERIMENT_NETWORK,
+]
 
 TORCH_CHECKS: list[Check] = [  # the checks of torch on each node, which share one import of torch
     TORCH_IMPORTS,
