@@ -144,7 +144,7 @@ def test_a_stored_answer_is_used_and_a_damaged_one_is_not(tmp_path):
     files.make_folder(own)
     file.write_bytes(msgspec.json.encode(answer(one)))
     assert of(tmp_path).get_answers([one]) == {one.name(): answer(one)}
-    assert of(tmp_path, make=True).get_answers([one]) == {
+    assert of(tmp_path, makes_missing=True).get_answers([one]) == {
         one.name(): answer(one)
     }  # the stored rehearsal is used, so no new one is made
     other = cell("gpt2-tiny", "ddp", 2, seed=7)
@@ -159,7 +159,7 @@ def test_a_rehearsal_whose_process_fails_has_a_reason(tmp_path, monkeypatch):
     broken.chmod(0o755)
     monkeypatch.setenv(PYTHON_VARIABLE, str(broken))
     cells = [cell("gpt2-tiny", "ddp", 2), cell("gpt2-tiny", "ddp", 2, optimizer=ADAMW, precision="bf16")]
-    found = of(tmp_path, make=True).get_answers(cells)
+    found = of(tmp_path, makes_missing=True).get_answers(cells)
     assert {one.why for one in found.values()} == {"the rehearsal failed: no module named torch"}
     (sentence,) = rehearsals.describe_refused(found)
     assert all(one.name() in sentence for one in cells)
