@@ -151,7 +151,7 @@ def test_a_loss_of_the_user_gets_the_outputs_in_fp32_and_replaces_the_cross_entr
     workload = menu.add_own_workload(known, tmp_path / "workloads" / "mine.py")
     task = workload.build(cell_of(known, "single", dp=1, gpus=1), tmp_path)
     outputs = torch.full((2, 6, 5), 3.0, dtype=torch.bfloat16, requires_grad=True)
-    read = Batch(*task.items(np.arange(2)))
+    read = Batch(*task.read_items(np.arange(2)))
     found = task.criterion(outputs, read.targets)
     assert (found.item(), found.dtype) == (3.0 * 5 * read.targets.sum().item() + 1, torch.float32)
     found.backward()
