@@ -93,7 +93,7 @@ def test_the_submission_benchmark_sends_arrays_and_queries_slurm_once(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     calls = dict(re.findall(r"^(.+?)  .*calls: (.+)$", done.stdout, re.MULTILINE))
-    assert calls["jobs submit of 200"] == "sbatch 4, scontrol 2"
+    assert calls["jobs submit of 200"] == "sbatch 4, scontrol 3"
     assert calls["jobs status"] == calls["jobs status --json"] == "squeue 1"
 
 

@@ -17,16 +17,16 @@ from provision.practice import network
 from provision.practice.base import run_here
 
 def tell():
-    (link,) = json.loads(run(["ip", "-json", "link", "show", "sl-test"]))
+    (link,) = json.loads(run_here(["ip", "-json", "link", "show", "sl-test"]))
     print(link["address"], flush=True)
 
 network.make_bridge("sl-test", "10.99.0.0/24")
 tell()
 for number in (1, 2):
-    run(["ip", "link", "add", f"node{number}", "type", "veth", "peer", "name", f"eth{number}"])
-    run(["ip", "link", "set", f"node{number}", "address", f"02:00:00:00:00:0{number}", "master", "sl-test", "up"])
+    run_here(["ip", "link", "add", f"node{number}", "type", "veth", "peer", "name", f"eth{number}"])
+    run_here(["ip", "link", "set", f"node{number}", "address", f"02:00:00:00:00:0{number}", "master", "sl-test", "up"])
     tell()
-run(["ip", "link", "delete", "node1"])
+run_here(["ip", "link", "delete", "node1"])
 tell()
 """
 
