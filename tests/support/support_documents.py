@@ -100,6 +100,9 @@ FILES = (
             "provider": Key("text", "provider of the cluster file"),
             "lease": Key("Lease", "only if the machines are lent for a time", False),
             "node_types": Key("list", "at a managed Slurm site: the types of compute nodes that a check found", False),
+            "environments": Key(
+                "mapping to ProvisionedEnvironment", "only if the cluster file names further environments that exist", False
+            ),
             "slurm": Key("mapping", "cluster, version, conf, partition, installed_by_shardlab", False),
         },
     ),
