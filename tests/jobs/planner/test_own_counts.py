@@ -91,7 +91,9 @@ def own_cell(shipped, known, *, layers=None, **keys):
     """A cell like `shipped` that trains the model `known`, or its first `layers` blocks."""
     menu.add_own_workload(known, Path(known.file))
     options = {option.name: option.default for option in (*menu.find_strategy(shipped.strategy).options, *known.options)}
-    kept = {name: value for name, value in shipped.options.items() if name in options and name not in ("n_layer", "dropout")}
+    kept = {name: value for name, value in shipped.options.items() if name in options and name != "n_layer"}
+    if kept.get("dropout", True) is None:  # GPT-2's default; that of a configuration is false
+        del kept["dropout"]
     kept |= {} if layers is None else {"n_layer": layers}
     own = {"workload": known.name, "workload_code": known.code, "seq_len": known.seq_len, "options": options | kept}
     return msgspec.structs.replace(shipped, **{**own, **keys})
