@@ -163,9 +163,8 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
             if target_cluster.provider != "cloudlab"
             else cluster.encode_resolved_file(target_cluster)
         )
-        for archive_address in filter(
-            None, (data_set.archive for data_set in target_cluster.data.all_data_sets())
-        ):  # runs need no signatures of URLs
+        # runs need no signatures of URLs
+        for archive_address in filter(None, (data_set.archive for data_set in target_cluster.data.all_data_sets())):
             cluster_content = cluster_content.replace(archive_address.encode(), remove_secrets(archive_address).encode())
         contents_by_path = {"cluster.yaml": cluster_content}
         for template_path in workspace.template_files():

@@ -97,9 +97,8 @@ def compare_packages(listing: str) -> PackageDifferences:
     for line in listing.splitlines():
         package_name, _, installed_version = line.strip().partition("==")
         with contextlib.suppress(InvalidVersion):
-            installed_versions.setdefault(
-                canonicalize_name(package_name), Version(installed_version)
-            )  # of copies, Python imports the first
+            # of copies, Python imports the first
+            installed_versions.setdefault(canonicalize_name(package_name), Version(installed_version))
     lines = [line.partition("==") for line in read_constraints().decode().splitlines() if not line.startswith("#")]
     pinned_versions = {canonicalize_name(package_name): words.split()[0] for package_name, _, words in lines if words}
     missing_packages, other_versions = [], []

@@ -66,9 +66,8 @@ def words_to_complete(commands: Container[str]) -> list[str]:
     )
     typed_text = command_line[command_start:cursor_position]
     os.environ |= {"COMP_LINE": command_line[command_start:], "COMP_POINT": str(cursor_position - command_start)}
-    finished_words = [
-        Path(finished_word).name for finished_word in f"{typed_text}|".split()[:-1]
-    ]  # without the word that is being typed
+    # without the word that is being typed
+    finished_words = [Path(finished_word).name for finished_word in f"{typed_text}|".split()[:-1]]
     for index, word in enumerate(finished_words[:2]):
         if word in commands:
             os.environ[COMPLETION_VARIABLE] = str(index + 1)

@@ -31,15 +31,8 @@ UNRANKED = ("other work", "gpu trouble", "looked into", "not ranked")  # outcome
 # The reason that is given for a measured cell that is not ranked because a cell with fewer instruments is ranked instead.
 PLAINER = "the same cell was also measured with fewer instruments, and that measurement is ranked"
 _UNFINISHED = {"planned", "pending", "running", "unknown"}
-_USUAL = (
-    "options.data",
-    "precision",
-    "seq_len",
-    "steps",
-    "epochs",
-    "launcher",
-    "optimizer.name",
-)  # families of a workload are named by the cell keys in which they differ; these keys are tried first
+# families of a workload are named by the cell keys in which they differ; these keys are tried first
+_USUAL = ("options.data", "precision", "seq_len", "steps", "epochs", "launcher", "optimizer.name")
 
 
 class Contender(msgspec.Struct, omit_defaults=True):

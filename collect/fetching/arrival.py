@@ -139,9 +139,8 @@ class Arrival:
 def _decompress_block(block: memoryview, file_name: str) -> bytes:
     try:
         content_bytes = zstandard.frame_content_size(block)
-        if (
-            not 0 <= content_bytes <= BLOCK_BYTES
-        ):  # zstandard reserves as much memory as the block says; -1: the block does not say a size
+        # zstandard reserves as much memory as the block says; -1: the block does not say a size
+        if not 0 <= content_bytes <= BLOCK_BYTES:
             size_text = (
                 "that does not say its size"
                 if content_bytes < 0

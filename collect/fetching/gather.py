@@ -255,9 +255,8 @@ def _store_files(workspace: Workspace, node_parts: NodeParts) -> None:
             sentences_of_run[run_id].append(f"{name} of {node_parts.node} did not arrive as the node has it{rsync_clause}")
         elif rsync_clause := _put_file_in_place(run, staging / run_id, name, file):
             sentences_of_run[run_id].append(f"{name} of {node_parts.node} {rsync_clause}")
-    if (
-        has_all_files and node_parts.remote is not None
-    ):  # if files did not arrive, the next command uses the files that did arrive
+    # if files did not arrive, the next command uses the files that did arrive
+    if has_all_files and node_parts.remote is not None:
         shutil.rmtree(staging, ignore_errors=True)
 
 

@@ -194,9 +194,8 @@ def _verify_place(workspace: Workspace, place: PrunePlace, progress: TransferPro
 
 def _remove_from_place(verified_place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
     refused_runs = [*verified_place.refused]
-    if (
-        verified_place.with_parts
-    ):  # the parts are removed first, because the cluster compares them with its own files of the runs
+    # the parts are removed first, because the cluster compares them with its own files of the runs
+    if verified_place.with_parts:
         refused_runs += _free_parts(verified_place, progress)
     staying_ids = {freed.run for freed in refused_runs if freed.why}
     runs = [run for run in verified_place.runs if run.run_id not in staying_ids]

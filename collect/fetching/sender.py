@@ -45,9 +45,8 @@ from shardlab.workspace.workspace import Workspace, match_run_ids
 TEXT_SUFFIXES = (".jsonl", ".json", ".log", ".out", ".err", ".txt", ".yaml", ".sh", ".sbatch", ".csv")
 ZSTD_LEVEL = 1  # how thoroughly zstd compresses: higher levels need more time and make records no smaller
 MOST_WAITING_BYTES = BLOCK_BYTES  # bytes that are written at once: a run may have thousands of small files
-MOST_COPIED_BYTES = (
-    1 << 15
-)  # the most bytes of a block of a large file that is copied, to be written together with other blocks
+# the most bytes of a block of a large file that is copied, to be written together with other blocks
+MOST_COPIED_BYTES = 1 << 15
 
 T = TypeVar("T")
 

@@ -146,9 +146,8 @@ def draw_utilization(group: Group) -> Figure | None:
     for name, legend_name, symbol in measured_entries:
         in_legend = {"name": legend_name, "legendgroup": legend_name}
         marker = {"color": INK, "symbol": symbol, "size": 10, "line": {"width": 2}}
-        data.append(
-            scatter_trace("markers", [None], [None], marker=marker, **in_legend)
-        )  # the entry of the legend, in no cell's colour
+        # the entry of the legend, in no cell's colour
+        data.append(scatter_trace("markers", [None], [None], marker=marker, **in_legend))
         for mark, estimate in _measured_cells(group, name):
             colour = {"color": mark.look.colour, "line": {"width": 2, "color": mark.look.colour}}
             point = _interval_mark(mark, estimate, marker | colour, f"{legend_name}: %{{x:.3~g}} %")

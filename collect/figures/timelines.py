@@ -33,9 +33,10 @@ PHASE_COLOURS = {"data": SERIES[5], "forward": SERIES[1], "backward": SERIES[2],
 RUN_ROW_PX, RUN_HEAD_PX = 20, 30
 MOST_BARS = 250  # about the most bars of a rank: if it has more steps, a bar stands for several consecutive steps
 MOST_LINES = 16  # the most lines of a panel
+# kind of a bar -> its colour
 STEP_KINDS = {"steps": SERIES[1], "warm-up steps": MUTED, "steps with an instrument": SERIES[5]} | {
     "instruments between steps": SERIES[4]
-}  # kind of a bar -> its colour
+}
 PANELS = (  # (title of a panel, how the names of the counters that the panel shows end)
     ("Processors busy (%)", "processors busy"),
     ("GPU busy (%)", "utilization"),

@@ -55,9 +55,8 @@ def describe_work(cell: Mapping[str, Any], options: AbstractSet[str]) -> dict[st
     description = {key: value for key, value in cell.items() if key not in _VARIABLE_KEYS}
     description["options"] = {key: value for key, value in cell["options"].items() if key in options}
     description["rehearses"] = describe_work(cell["rehearses"], options) if cell.get("rehearses") else None
-    if fault_text := faults.describe_faults(
-        cell["instruments"]
-    ):  # a cell with a fault on purpose is only compared with its like
+    # a cell with a fault on purpose is only compared with its like
+    if fault_text := faults.describe_faults(cell["instruments"]):
         description["fault"] = fault_text
     return description
 

@@ -31,9 +31,8 @@ if TYPE_CHECKING:  # frames need the extra `report`, which `collect fetch` works
     from collect.sources.samples import Samples
 
 BLOCK_BYTES = 1 << 21  # bytes of lines that are read and decoded at a time, because records need several times more memory
-LEAST_CACHED_BYTES = (
-    1 << 20
-)  # a file with fewer bytes is decoded each time: this takes 20 ms, and most runs of a sweep have such files
+# a file with fewer bytes is decoded each time: this takes 20 ms, and most runs of a sweep have such files
+LEAST_CACHED_BYTES = 1 << 20
 LEAST_NEW_BYTES = 1 << 18  # fewer new bytes are not added to the cache but decoded each time, which takes 5 ms
 MOST_CACHE_BYTES = 2 << 30  # the largest size of the whole cache; the files that were not used for the longest time are removed
 _DIGEST_LENGTH = 64  # characters of a SHA-256

@@ -12,12 +12,8 @@ from collect.metrics.energy import energy
 from shardlab.runs.prediction import PredictedRange, Prediction, exact_range
 
 STEP_TIME, MEMORY, TRAFFIC, ENERGY = "step time", "memory", "traffic", "energy"
-UNIT_OF_CATEGORY = {
-    STEP_TIME: "s",
-    MEMORY: "bytes",
-    TRAFFIC: "bytes",
-    ENERGY: "J",
-}  # unit of a category, whose numbers are for one step
+# unit of a category, whose numbers are for one step
+UNIT_OF_CATEGORY = {STEP_TIME: "s", MEMORY: "bytes", TRAFFIC: "bytes", ENERGY: "J"}
 JOULES_PER_KWH = 3.6e6
 
 

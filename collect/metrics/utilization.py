@@ -40,9 +40,8 @@ def rank_cpu_utilization(run: LoadedRun) -> Quantity | None:
     growth_of_rank = run.timed.group_by("rank", maintain_order=True).agg(
         pl.col(name).last() - pl.col(name).first() for name in ("cpu_s", "t_s")
     )
-    if (
-        not (growth_of_rank["cpu_s"] >= 0).all() or not (growth_of_rank["t_s"] > 0).all()
-    ):  # a rank was restarted, or has only one timed step
+    # a rank was restarted, or has only one timed step
+    if not (growth_of_rank["cpu_s"] >= 0).all() or not (growth_of_rank["t_s"] > 0).all():
         return None
     return Quantity(fmean((100 * growth_of_rank["cpu_s"] / growth_of_rank["t_s"]).to_list()), "%")
 

@@ -231,9 +231,8 @@ def tally_events(
     durations_ns = trace.duration_ns[rows] if duration_ns is None else duration_ns
     label_indexes, label_index = np.unique(trace.name[rows], return_inverse=True)
     counts = np.bincount(label_index, minlength=len(label_indexes))
-    low_sums, high_sums = np.zeros(
-        (2, len(label_indexes)), np.int64
-    )  # sums of the lower and the upper 32 bits: one sum may exceed 64 bits
+    # sums of the lower and the upper 32 bits: one sum may exceed 64 bits
+    low_sums, high_sums = np.zeros((2, len(label_indexes)), np.int64)
     np.add.at(low_sums, label_index, durations_ns & _LOW_32_BITS)
     np.add.at(high_sums, label_index, durations_ns >> 32)
     totals_ns = [(int(high_sum) << 32) + int(low_sum) for high_sum, low_sum in zip(high_sums, low_sums, strict=True)]

@@ -175,9 +175,8 @@ def find_kernel_collective(kernel_name: str) -> str | None:
         return _WORD_BOUNDARY.sub("_", match[1]).lower()
     if kernel_name.startswith("nccl"):
         return kernel_name if "Kernel" in kernel_name else None
-    if kernel_name.startswith(
-        "msccl"
-    ):  # MSCCL and MSCCL++ run programs, so the name does not say which collective the kernel is
+    # MSCCL and MSCCL++ run programs, so the name does not say which collective the kernel is
+    if kernel_name.startswith("msccl"):
         return "generic"
     match = _FUNCTION_NAME.match(kernel_name)
     if match is None or kernel_name.startswith(_TRITON_PREFIX):

@@ -151,9 +151,8 @@ def numbers_to_ns(times: Sequence[float]) -> NDArray[np.int64] | None:
     if times_us.dtype != np.float64:  # integers that do not fit into 64 bits
         return None
     whole_us = np.floor(times_us)
-    times_ns = whole_us * 1000 + np.rint(
-        (times_us - whole_us) * 1000
-    )  # `us * 1000` would be rounded to a neighbouring integer near 2**43 us
+    # `us * 1000` would be rounded to a neighbouring integer near 2**43 us
+    times_ns = whole_us * 1000 + np.rint((times_us - whole_us) * 1000)
     is_exact = np.array_equal(times_ns / 1000, times_us) and np.abs(times_us).max(initial=0) < _MOST_FLOAT_US
     return times_ns.astype(np.int64) if is_exact else None
 

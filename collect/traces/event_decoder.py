@@ -25,13 +25,10 @@ MODULE_PREFIX = "nn.Module: "  # Kineto's prefix for the frame of the Python sta
 MEMORY_EVENT_NAME = "[memory]"
 # Categories of events that `complete` does not contain: frames of the Python stack (very many), and the span of the profiler.
 _IGNORED_CATEGORIES = frozenset({"python_function", "Trace"})
-_FRAME_CATEGORY, _ALLOCATION_CATEGORY = (
-    "python_function",
-    "cpu_instant_event",
-)  # the categories of calls of modules and of allocations
-_KNOWN_PHASES = frozenset(
-    "XiIsStfPNODMCbneRcvV(),"
-)  # phases of the Trace Event Format whose events are used or have no duration
+# the categories of calls of modules and of allocations
+_FRAME_CATEGORY, _ALLOCATION_CATEGORY = ("python_function", "cpu_instant_event")
+# phases of the Trace Event Format whose events are used or have no duration
+_KNOWN_PHASES = frozenset("XiIsStfPNODMCbneRcvV(),")
 
 _number_decoder = msgspec.json.Decoder(list[KinetoEvent])
 _text_decoder = msgspec.json.Decoder(list[AnyEvent])

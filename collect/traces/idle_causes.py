@@ -124,9 +124,8 @@ def _measure_handover(trace: Trace, activities: Activities, queued_idle: Interva
     next_busy = np.searchsorted(busy_time.start, queued_idle.start, side="right")
     is_gap = (next_busy > 0) & (next_busy < len(busy_time.start))
     next_busy, idle = next_busy[is_gap], Intervals(queued_idle.start[is_gap], queued_idle.end[is_gap])
-    is_after = np.isin(
-        idle.start, end_ns[is_collective]
-    )  # nothing runs in a gap, so a collective can only end where the gap starts
+    # nothing runs in a gap, so a collective can only end where the gap starts
+    is_after = np.isin(idle.start, end_ns[is_collective])
     next_busy, idle = next_busy[is_after], Intervals(idle.start[is_after], idle.end[is_after])
     streams_ended = _group_streams_by_time(end_ns, stream, is_collective & np.isin(end_ns, idle.start))
     streams_started = _group_streams_by_time(begin_ns, stream, is_lasting & np.isin(begin_ns, busy_time.start[next_busy]))

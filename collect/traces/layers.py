@@ -133,9 +133,8 @@ def _find_module_chains(parent_of_call: NDArray[np.intp], module: NDArray[np.int
     """
     chains: list[list[int]] = []
     module_of_call = module.tolist()
-    for call, caller in enumerate(
-        parent_of_call.tolist()
-    ):  # a parent comes before its children, because calls are sorted by start
+    # a parent comes before its children, because calls are sorted by start
+    for call, caller in enumerate(parent_of_call.tolist()):
         if caller == -2:
             chains.append([])
         else:

@@ -26,9 +26,8 @@ from collect.traces.rank_sums import merge_rows
 from collect.traces.trace import Trace
 from shardlab.files.decoders import DECODE_FAULTS
 
-_MOST_FLOPS = (
-    1 << 60
-)  # the most FLOPs of one call: no device can do more FLOPs, so larger shapes mean that the trace is damaged
+# the most FLOPs of one call: no device can do more FLOPs, so larger shapes mean that the trace is damaged
+_MOST_FLOPS = 1 << 60
 _FACTOR_INDEXES = {
     "aten::mm": (0, 1),
     "aten::bmm": (0, 1),

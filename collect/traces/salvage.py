@@ -15,9 +15,8 @@ from zlib_ng import zlib_ng  # takes less than half the time that zlib takes to 
 from collect.traces.event import AnyArgs, AnyEvent
 from shardlab.files import files
 
-BLOCK_BYTES = (
-    1 << 18
-)  # bytes that are decoded at once: they fit into the second-level cache, and are a quarter faster than 4 MiB
+# bytes that are decoded at once: they fit into the second-level cache, and are a quarter faster than 4 MiB
+BLOCK_BYTES = 1 << 18
 _COMPRESSED_BYTES = 1 << 16  # bytes of a gzip file that are read at once; few: each decompression copies those that are left
 _GZIP_MAGIC = b"\x1f\x8b"
 _BETWEEN_EVENTS = re.compile(r"[\s,]*")
@@ -25,9 +24,8 @@ _LIST_END = re.compile(r"\]\s*(?:\}|,\s*\"|\Z)")
 _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
 _PHASE_KEY = re.compile(r"\"ph\"\s*:")
 _TEXT_FIELDS = {field.name: field.encode_name for field in msgspec.structs.fields(AnyArgs) if field.type is Raw}
-_BARE_NOT_FINITE = re.compile(
-    r"(:\s*)(-?)(?:inf|nan)(?=\s*[,}\]])"
-)  # the text that printf of C writes for a number that is not finite
+# the text that printf of C writes for a number that is not finite
+_BARE_NOT_FINITE = re.compile(r"(:\s*)(-?)(?:inf|nan)(?=\s*[,}\]])")
 
 
 class CutShort(Exception):
@@ -60,9 +58,8 @@ def _decompress_blocks(raw_blocks: Iterator[bytes]) -> Iterator[bytes]:
             try:
                 text = decompressor.decompress(block, BLOCK_BYTES)
             except zlib_ng.error as error:  # type: ignore[misc]  # its stub declares an instance
-                if text := _decompress_until_damage(
-                    decompressor_copy, block
-                ):  # only if there is any: an empty text would mean the end of the file
+                # only if there is any: an empty text would mean the end of the file
+                if text := _decompress_until_damage(decompressor_copy, block):
                     yield text
                 raise CutShort(f"its gzip stream is damaged ({error})") from None
             if text:

@@ -121,9 +121,8 @@ def read_trace(path: Path) -> Trace:
     try:
         for part in _read_events(path, columns.lost):
             if isinstance(part, bytes):
-                search_start = max(
-                    0, len(text_around) - _SEARCHED_BYTES
-                )  # only new text is searched: the time is linear in its length
+                # only new text is searched: the time is linear in its length
+                search_start = max(0, len(text_around) - _SEARCHED_BYTES)
                 text_around += part[: _LONGEST_EVENT - len(text_around)]
                 columns.details.numbers |= _WITH_STACK.search(text_around, search_start) is not None
             else:

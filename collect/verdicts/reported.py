@@ -15,10 +15,8 @@ from collect.verdicts.selection import STATE_METRIC, Measurements, NoMeasurement
 from collect.verdicts.uncertain_number import UncertainNumber
 from shardlab.matrix.study import Reported
 
-_OF_A_CPU = {
-    MEMORY_KINDS["rss_bytes"],
-    "cpu",
-}  # kinds of numbers measured on a CPU; a study on GPUs measures them in another way
+# kinds of numbers measured on a CPU; a study on GPUs measures them in another way
+_OF_A_CPU = {MEMORY_KINDS["rss_bytes"], "cpu"}
 
 
 class ReportedResult(msgspec.Struct, omit_defaults=True, kw_only=True):

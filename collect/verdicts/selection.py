@@ -160,9 +160,8 @@ class Measurements:
         self, metric: Metric, row: CellRow, argument: Argument | None, given_row: CellRow | None
     ) -> SelectedMetric:
         other_row = given_row or next((entry for entry in self.rows if entry.id == row.baseline), None)
-        if other_work_rows := [
-            entry for entry in (row, other_row) if entry and entry.does_other_work
-        ]:  # a cell that does other work has no baseline with which it could be compared
+        # a cell that does other work has no baseline with which it could be compared
+        if other_work_rows := [entry for entry in (row, other_row) if entry and entry.does_other_work]:
             proof_texts = "; ".join(
                 f"{self.label(entry)}: {entry.same_work.verdict} ({entry.same_work.why})"
                 for entry in other_work_rows

@@ -19,9 +19,8 @@ from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL_STATES, STATE_MEANINGS, JudgedState
 from shardlab.workspace.workspace import Workspace
 
-FilesSignature = tuple[
-    tuple[str, int, int, int], ...
-]  # (name, inode, size, change time in ns) of each file that tells the state
+# (name, inode, size, change time in ns) of each file that tells the state
+FilesSignature = tuple[tuple[str, int, int, int], ...]
 SETTLED_STATES = FINAL_STATES | {"unknown"}
 
 

@@ -250,9 +250,8 @@ def _rewrite_questions(questions: Questions, matrix: Matrix, content: dict[str, 
             difference_clauses += questions.describe_differences(reported_number.against) if reported_number.against else []
         except QuestionError as question_error:
             if questions.selects_no_new_cell(reported_number.cell):
-                reported_entries.append(
-                    file_entry
-                )  # the cell of this number is left out, and the report says that there is no such cell
+                # the cell of this number is left out, and the report says that there is no such cell
+                reported_entries.append(file_entry)
             else:
                 deviations.append(
                     _make_number_deviation(

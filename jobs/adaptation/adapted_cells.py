@@ -157,9 +157,8 @@ def _adapt_cell(
     if isinstance(unresized_cell, Cell):
         new_keys, new_cell = start_point.keys, unresized_cell
     elif new_size is None or new_size == (original_cell.gpus, start_point.keys.get("nnodes")):
-        return AdaptedCell(
-            point, original_cell, None, None, unresized_cell
-        )  # no size fits, or the size is not why the cell does not fit
+        # no size fits, or the size is not why the cell does not fit
+        return AdaptedCell(point, original_cell, None, None, unresized_cell)
     else:
         fitted_cell = fitter.resize_cell(start_point, original_cell, *new_size)
         capacity_text = f"a run can have {_describe_capacity(fitter.machine, start_point)}"

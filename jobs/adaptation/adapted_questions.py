@@ -19,16 +19,8 @@ from shardlab.matrix.expression import MAX_LENGTH, Expression
 
 # The values that are added to a filter if it would otherwise select too many cells. They are tried in this order.
 EXTRA_FILTER_KEYS = tuple(dict.fromkeys(("nnodes", "gradient_accumulation_steps", "micro_batch_size", *cell_names.PLAIN_NAMES)))
-SHOWN_KEYS = (
-    "gpu_type",
-    "environment",
-    "launcher",
-    "gpus",
-    "nnodes",
-    "tp",
-    "pp",
-    "global_batch_size",
-)  # values of a cell that a reader sees as changed
+# values of a cell that a reader sees as changed
+SHOWN_KEYS = ("gpu_type", "environment", "launcher", "gpus", "nnodes", "tp", "pp", "global_batch_size")
 NETWORK_METRIC_PREFIXES = ("network_", "rdma_", "pause_frames", "wire_")  # of metrics about links between nodes
 CellValues = dict[str, Any]  # the values of a resolved cell, by name (shardlab.matrix.cell_names)
 

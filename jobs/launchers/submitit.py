@@ -67,9 +67,8 @@ def prepare(run_dir: RunDir, run: Run) -> dict[str, str]:
         environment = {"SUBMITIT_EXECUTOR": "local", f"{LOCAL_PREFIX}JOB_ID": job_id}
     submission = DelayedSubmission(RankTask(str(run_dir.path)))
     submission.set_timeout((run.limit_s or 0) // 60, run.retries_after("timeout"))
-    shutil.rmtree(
-        run_dir.path / SUBMITIT_FOLDER, ignore_errors=True
-    )  # submitit fails on an incomplete file of an earlier start
+    # submitit fails on an incomplete file of an earlier start
+    shutil.rmtree(run_dir.path / SUBMITIT_FOLDER, ignore_errors=True)
     files.make_folder(run_dir.path / SUBMITIT_FOLDER)
     files.write_atomic(JobPaths(run_dir.path / SUBMITIT_FOLDER, job_id).submitted_pickle, pickle.dumps(submission))
     return environment

@@ -21,9 +21,8 @@ from jobs.slurm.commands import call_slurm, own_cluster
 from shardlab.errors import ShardlabError
 
 RENDEZVOUS_VARIABLE, RENDEZVOUS_ID_VARIABLE = "SHARDLAB_RENDEZVOUS", "SHARDLAB_RENDEZVOUS_ID"
-RENDEZVOUS_PORTS = range(
-    20_000, 30_000
-)  # possible ports of a rendezvous; Linux gives only higher ports to outgoing connections
+# possible ports of a rendezvous; Linux gives only higher ports to outgoing connections
+RENDEZVOUS_PORTS = range(20_000, 30_000)
 # Environment variables. NODE_VARIABLE: the number of this node in its run, from 0 (set only without Slurm). NODES_VARIABLE:
 # the names or addresses of all nodes of the run, separated by commas.
 NODE_VARIABLE, NODES_VARIABLE = "SHARDLAB_NODE", "SHARDLAB_NODES"
@@ -96,9 +95,8 @@ def find_rendezvous_interface(rendezvous: str, other_nodes: Sequence[str]) -> Re
             host,
         )
     with socket.socket(socket.AF_INET6 if ":" in remote_address else socket.AF_INET, socket.SOCK_DGRAM) as probe_socket:
-        probe_socket.connect(
-            (remote_address, 9)
-        )  # for a UDP socket, connect sends nothing: it only asks the kernel for the route
+        # for a UDP socket, connect sends nothing: it only asks the kernel for the route
+        probe_socket.connect((remote_address, 9))
         own_address = probe_socket.getsockname()[0]
     own_ip = ipaddress.ip_address(own_address)
     if own_address not in own_interfaces or own_ip.is_loopback or own_ip.is_link_local:

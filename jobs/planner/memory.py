@@ -29,10 +29,8 @@ from trainers.model import precision
 from trainers.theory.division import Division
 
 MIB = 1 << 20
-STATE_TENSORS = {
-    "adam": 2,
-    "adamw": 2,
-}  # tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum
+# tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum
+STATE_TENSORS = {"adam": 2, "adamw": 2}
 CROSS_ENTROPY_CHUNK = 2**25 * 4  # bytes; the loss casts 2**25 logits to fp32 at a time (trainers/cross_entropy.py)
 # The share of the saved activations of a block that gradients of activations take at a time: when backward is in the MLP of
 # GPT-2, of 12 widths, those before and behind GELU (8) and of the hidden state (1), while the saved tensor behind GELU is free

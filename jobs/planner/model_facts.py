@@ -112,10 +112,8 @@ def _split_vocabulary(facts: ModelFacts, tp: int) -> ModelFacts:
     if tp == 1 or not (vocabulary_rows := facts.vocabulary_rows):
         return facts
     rank_rows = -(-vocabulary_rows // tp)
-    rows_share, other_parameters = (
-        rank_rows / vocabulary_rows,
-        (vocabulary_rows - rank_rows) * (facts.width or 0),
-    )  # others: the parameters of the other ranks
+    # others: the parameters of the other ranks
+    rows_share, other_parameters = (rank_rows / vocabulary_rows, (vocabulary_rows - rank_rows) * (facts.width or 0))
     unaligned_flops = (facts.head_flops_per_item or 0.0) if rank_rows % ALIGNED_MULTIPLE else 0.0
     facts = msgspec.structs.replace(facts, unaligned_flops_per_item=unaligned_flops, head_share=rows_share)
     if facts.saved is None:  # `_compute_described_facts` has divided what is outside of the blocks
@@ -198,9 +196,8 @@ def _compute_vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
     token_count = (image_size // patch_size) ** 2 + 1
     width = model_shape.width
     block = 12 * width**2 + 13 * width
-    front_parameters = (
-        vit.CHANNELS * patch_size**2 * width + width + (token_count + 1) * width
-    )  # patches, class token, positions
+    # patches, class token, positions
+    front_parameters = vit.CHANNELS * patch_size**2 * width + width + (token_count + 1) * width
     back_parameters = 2 * width + width * class_count + class_count
     saved_bytes = _count_saved_bytes(
         cell,

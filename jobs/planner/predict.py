@@ -32,11 +32,8 @@ LARGEST_MICRO_BATCH = 1 << 20  # the largest micro-batch that is considered
 UNMEASURED_ERROR_PCT = 8.0  # the error of a rehearsal whose error was never measured; the limit that the tests allow
 START_S = PredictedRange(15.0, 45.0, 240.0)  # seconds before the first step: imports, NCCL, model, same-work proof; assumed
 POWER_SHARE = PredictedRange(0.45, 0.75, 1.0)  # share of a board's largest power while it trains; assumed
-DATA_SET_ITEMS = {
-    "cifar10": 50_000,
-    "mnist": 60_000,
-    "imagenet": 1_281_167,
-}  # the number of images in the official training split
+# the number of images in the official training split
+DATA_SET_ITEMS = {"cifar10": 50_000, "mnist": 60_000, "imagenet": 1_281_167}
 
 
 class PredictedRunTime(msgspec.Struct, frozen=True):

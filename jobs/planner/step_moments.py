@@ -168,9 +168,8 @@ def _describe_block_moment(
             rank_part.block_count - (unit_blocks if has_units or not computed_blocks else 0)
         ) * rank_part.block_parameters
     gathered_blocks = (2 if done_blocks < rank_part.block_count - 1 else unit_blocks) if division.gathers == "blocks" else 0
-    freed_share = (
-        0.0 if unit_blocks > 1 and not computed_blocks else (done_blocks + computed_blocks) / rank_part.block_count
-    )  # the share of `pass_bytes` that is free
+    # the share of `pass_bytes` that is free
+    freed_share = 0.0 if unit_blocks > 1 and not computed_blocks else (done_blocks + computed_blocks) / rank_part.block_count
     bucket_bytes = division.backward_bucket_bytes
     if rank_part.back_parameters + gradient_elements >= bucket_elements:
         bucket_bytes += division.bucket_copy_bytes
@@ -190,9 +189,8 @@ def _describe_block_moment(
         division.previous_unit_bytes * rank_part.largest_block if done_blocks else 0.0
     )
     if has_units and not division.previous_unit_bytes and growth_bytes < 0 and unit_blocks == 1:
-        grown_elements -= (
-            computed_blocks * rank_part.block_parameters
-        )  # FSDP1 frees the sum of earlier passes of a unit when it has reduced the unit
+        # FSDP1 frees the sum of earlier passes of a unit when it has reduced the unit
+        grown_elements -= computed_blocks * rank_part.block_parameters
     return {
         "gathered": gathered_bytes + division.gathered_bytes * gathered_blocks * rank_part.largest_block,
         "gradient": division.kept_gradient_bytes * rank_part.parameters + growth_bytes * grown_elements,

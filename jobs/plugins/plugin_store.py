@@ -58,9 +58,8 @@ def describe_plugins(
             raise InputError(description.fault)
         workspace_trust.begin_workspace(workspace)
         files.make_folder(description_path.parent)
-        for outdated_path in description_path.parent.glob(
-            f"{file_prefix}-{'?' * 16}.json"
-        ):  # remove descriptions of earlier versions of the file
+        # remove descriptions of earlier versions of the file
+        for outdated_path in description_path.parent.glob(f"{file_prefix}-{'?' * 16}.json"):
             outdated_path.unlink(missing_ok=True)
         files.write_json(description_path, description, sync=False)
     return description.plugins
@@ -72,9 +71,8 @@ def _ask_process(
     """Ask a separate process, which executes the code of a file, what the file defines. Raises InputError if it fails."""
     with tempfile.TemporaryDirectory(prefix="shardlab-own-") as code_folder:
         plugin_path = source.file
-        if (
-            plugin_path.suffix == model_file.CONFIGURATION_SUFFIX
-        ):  # use the normalized text that runs get, not the text of the user's file
+        # use the normalized text that runs get, not the text of the user's file
+        if plugin_path.suffix == model_file.CONFIGURATION_SUFFIX:
             plugin_path = Path(code_folder) / WORKLOADS.folder / plugin_path.name
             plugin_source.write_plugin(plugin_path.parent, source)
         length_options: list[str] = [] if seq_len is None else ["--seq-len", str(seq_len)]

@@ -127,9 +127,8 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
     def plans_rehearsal(self, cell: Cell) -> bool:
         """Whether a run of this cell is planned as a rehearsal, because its ranks will have no GPUs or for another reason."""
         on_gpus = launcher(cell.launcher).on_gpus and self._with_gpus.get(cell.gpu_type, True)
-        return is_rehearsal(
-            cell, make_cluster_record(self), on_cpu=not on_gpus and cell.launcher != TRACE_STRATEGY
-        )  # it has no ranks
+        # it has no ranks
+        return is_rehearsal(cell, make_cluster_record(self), on_cpu=not on_gpus and cell.launcher != TRACE_STRATEGY)
 
 
 def make_render_context(

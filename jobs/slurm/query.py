@@ -182,9 +182,8 @@ def is_unanswered(answer: SlurmOutput) -> bool:
 
 
 def _make_sacct_argv(since_s: float) -> list[str]:
-    earliest_s = max(
-        0, int(since_s) - 86400
-    )  # a day earlier, because clocks differ and Slurm reads the time in its own time zone
+    # a day earlier, because clocks differ and Slurm reads the time in its own time zone
+    earliest_s = max(0, int(since_s) - 86400)
     start_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(earliest_s))
     return ["sacct", "-X", "-P", "-n", f"--starttime={start_text}", f"--format={','.join(SACCT_FIELDS)}"]
 

@@ -48,9 +48,8 @@ def find_lock_holder(lock: int) -> tuple[int, str]:
 
     lock_status = os.fstat(lock)
     for line in files.read("/proc/locks").decode().splitlines():
-        _, lock_kind, _, _, process_id, locked_file, *_ = (
-            line.split()
-        )  # a line of a process that waits for a lock has `->` as its kind
+        # a line of a process that waits for a lock has `->` as its kind
+        _, lock_kind, _, _, process_id, locked_file, *_ = line.split()
         if lock_kind == "FLOCK" and locked_file.endswith(f":{lock_status.st_ino}"):
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(int(process_id))

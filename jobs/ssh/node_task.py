@@ -162,9 +162,8 @@ def _supervise_task(task: subprocess.Popen[bytes]) -> int:
                 last_heard = time.monotonic()
             if received_signals or time.monotonic() > last_heard + MOST_SILENT_S:
                 break
-    if (
-        exit_code is None
-    ):  # jobs.supervisor.step_task gives its ranks GRACE_S seconds to end, and then needs a moment to end leftover processes
+    # jobs.supervisor.step_task gives its ranks GRACE_S seconds to end, and then needs a moment to end leftover processes
+    if exit_code is None:
         exit_code = node_processes.end_process(task, signal.SIGTERM, node_processes.GRACE_S + 5)
     return 128 - exit_code if exit_code < 0 else exit_code
 

@@ -83,9 +83,8 @@ class RecordReader:
         with files.open_regular(self._folder / name) as handle:
             file_status = os.fstat(handle.fileno())
             inode, position = self._positions.get(name, (file_status.st_ino, 0))
-            if (
-                inode != file_status.st_ino or position > file_status.st_size
-            ):  # the file was replaced, which happens when a run resumes
+            # the file was replaced, which happens when a run resumes
+            if inode != file_status.st_ino or position > file_status.st_size:
                 position = 0
             if WHOLE_FILES.fullmatch(name):
                 if name not in self._positions or not position:

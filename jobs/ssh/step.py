@@ -208,9 +208,8 @@ class Step:
             for session in self._sessions:
                 session.send(self._sessions[0].rendezvous_address.encode())
             self._wait_until_ended()
-            if (
-                failure_code := self._find_first_failure()
-            ):  # a task may have failed because another node was lost, as ssh notices later
+            # a task may have failed because another node was lost, as ssh notices later
+            if failure_code := self._find_first_failure():
                 self._end_tasks(MOST_SILENT_S, may_be_lost=True)
                 return failure_code
             return 128 + signal.SIGTERM if self._is_told_to_end else 0

@@ -41,9 +41,8 @@ class LeaseSchedule:
         at_once: the most runs that run at the same time, of those that are held back if they are late; None: no limit."""
         assert leased.lease is not None
         self.lease, self._current_time = leased.lease, datetime.now(UTC)
-        self._node_free_s = [0.0] * max(
-            1, len(leased.with_role("worker") or leased.nodes)
-        )  # when each node becomes free, sorted
+        # when each node becomes free, sorted
+        self._node_free_s = [0.0] * max(1, len(leased.with_role("worker") or leased.nodes))
         self._recorded_s, self._most_at_once = recorded_s or {}, at_once
         self._last_start_s, self._run_end_s = 0.0, list[float]()
 

@@ -266,9 +266,8 @@ class Attempt:
             wait_for_gpus.wait_until_free(self.run_dir, self.run, os.environ, self._must_end)
         if self.run.separate_folders:
             nodes = step.read_chosen_nodes(self.run_dir, self.run)
-            deadline = (
-                self._start_time_limit()
-            )  # the time limit begins to count here, because the run uses its nodes from now on
+            # the time limit begins to count here, because the run uses its nodes from now on
+            deadline = self._start_time_limit()
             node_folders.send_run_files(self.run_dir, self.run, nodes, lambda: self._must_end() or time.monotonic() > deadline)
         # Without Slurm, this machine may not be a node of the run, so jobs.ssh.step chooses the rendezvous instead.
         rendezvous_variables = rendezvous.choose_rendezvous(self.run.world.nnodes) if self.run.scheduler != "ssh" else {}
@@ -346,9 +345,8 @@ class Attempt:
                 if self.tracker is not None:
                     self.tracker.record_if_failed()
                 if (reason := self._find_end_reason(deadline, hang_watch)) is not None:
-                    self.end_reason = self._describe_reason(
-                        reason, hang_watch
-                    )  # computed before the ranks are ended, because ending ranks may still write records
+                    # computed before the ranks are ended, because ending ranks may still write records
+                    self.end_reason = self._describe_reason(reason, hang_watch)
                     grace_s = step.MOST_END_S if self.run.scheduler == "ssh" else node_processes.GRACE_S
                     exit_code = node_processes.end_process(ranks, signal.SIGTERM, grace_s)
                     break

@@ -10,10 +10,8 @@ from provision.facts.torch import Torch
 from provision.operation import Site, Target
 from shardlab import extras
 
-OLDEST_TRIED, NEWEST_TRIED = (
-    (2, 11),
-    (2, 14),
-)  # the releases that shardlab was tried with; the range of pyproject.toml is the same
+# the releases that shardlab was tried with; the range of pyproject.toml is the same
+OLDEST_TRIED, NEWEST_TRIED = ((2, 11), (2, 14))
 TRIED_RELEASES = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST_TRIED, NEWEST_TRIED))
 
 

@@ -177,9 +177,8 @@ def _describe_other_profile(note: ExperimentNote, experiment: PortalExperiment) 
     if not experiment.profile_name or not experiment.profile_project or note.profile is None:
         return ""
     profile_path = f"{experiment.profile_project}/{experiment.profile_name}"
-    return (
-        f"its profile is {profile_path}" if profile_path.lower() != note.profile.lower() else ""
-    )  # users write names of profiles in upper or lower case
+    # users write names of profiles in upper or lower case
+    return f"its profile is {profile_path}" if profile_path.lower() != note.profile.lower() else ""
 
 
 def _adopt_experiment(note: ExperimentNote, other: PortalExperiment, workspace: Workspace, output: Output) -> ExperimentNote:

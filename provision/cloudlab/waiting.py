@@ -45,8 +45,7 @@ def show_waiting(output: Output, first_text: str) -> Iterator[Callable[[str], No
     with output.remarks.console.status(Text(first_text)) as status_display:
 
         def show(text: str) -> None:
-            status_display.update(
-                Text(f"{text} ({(time.monotonic() - began_s) / 60:.0f} min)")
-            )  # in an object Text, rich does not interpret markup
+            # in an object Text, rich does not interpret markup
+            status_display.update(Text(f"{text} ({(time.monotonic() - began_s) / 60:.0f} min)"))
 
         yield show

@@ -20,14 +20,8 @@ from shardlab.terminal import printable
 from shardlab.terminal.console import Output
 
 SCHEMA = 1
-HIDDEN_FACTS = (
-    "packages",
-    "files",
-    "services",
-    "nodes",
-    "trial",
-    "Slurm here",
-)  # facts that the output leaves out: their answers have hundreds of lines, which only operations and checks read
+# facts that the output leaves out: their answers have hundreds of lines, which only operations and checks read
+HIDDEN_FACTS = ("packages", "files", "services", "nodes", "trial", "Slurm here")
 STYLE_BY_STATE = {"changed": "green", "would change": "yellow", "administrator": "yellow", "failed": "red", "skipped": "dim"}
 DETAILED_STATES = ("changed", "would change", "administrator", "failed")  # their details are shown also for several nodes
 

@@ -39,11 +39,8 @@ from shardlab.workspace.workspace import Workspace
 
 _LOGIN_PATTERN = re.compile(r"^(?:([A-Za-z0-9._-]+)@)?([A-Za-z0-9][A-Za-z0-9._-]{0,252})(?::(\d{1,5}))?\Z")
 GIB = 1 << 30
-INFINIBAND_BY_GBIT: dict[float, str] = {
-    100: "infiniband-edr",
-    200: "infiniband-hdr",
-    400: "infiniband-ndr",
-}  # words of `network`, by Gbit/s
+# words of `network`, by Gbit/s
+INFINIBAND_BY_GBIT: dict[float, str] = {100: "infiniband-edr", 200: "infiniband-hdr", 400: "infiniband-ndr"}
 MOST_MODULES = 24  # the most modules that one line of the printed file names
 # The facts SYSTEM and NVIDIA, whose commands run without root here, so that `init` works without sudo.
 _SYSTEM = Fact("system", SYSTEM.command, SYSTEM.parse, SYSTEM.timeout_s)

@@ -38,9 +38,8 @@ for name in {" ".join(SITE_COMMANDS)}; do command -v "$name" > /dev/null 2>&1 &&
 exit 0
 """
 _QUOTA_PLACE = re.compile(r"^[A-Za-z0-9._/:@-]{1,200}\Z")
-_QUOTA_NUMBER = re.compile(
-    r"^\[?(\d{1,18})\]?\*?\Z"
-)  # * marks a number above the quota; [ ] means that not all servers answered
+# * marks a number above the quota; [ ] means that not all servers answered
+_QUOTA_NUMBER = re.compile(r"^\[?(\d{1,18})\]?\*?\Z")
 KIB = 1024
 
 

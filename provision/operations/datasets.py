@@ -110,9 +110,8 @@ def _data_path(site: Site) -> str:
 
 def _ask_node(target: Target, verb: str, request_json: str, timeout_s: float) -> DataSetState:
     stage_words = [target.node.python, "-m", "provision.datasets", verb]
-    stage_output = target.node.run(
-        stage_words, timeout_s=timeout_s, stdin=request_json.encode()
-    )  # other users can read argv, and scripts
+    # other users can read argv, and scripts
+    stage_output = target.node.run(stage_words, timeout_s=timeout_s, stdin=request_json.encode())
     name = f"{target.node.name}: the data sets"
     if stage_output.code is None:
         raise Unanswered(f"{name}: not finished within {timeout_s:g} s; run the same command again.")

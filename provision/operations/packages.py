@@ -18,10 +18,8 @@ CLOCK_PACKAGES = ("chrony",)
 COMPILER_PACKAGES = ("gcc", "libc6-dev", "python3-dev")  # Triton needs the compiler to build kernel launchers for torch.compile
 NFS_SERVER, NFS_CLIENT = ("nfs-kernel-server",), ("nfs-common",)
 SSH_CLIENT = ("openssh-client",)  # in Debian 14 and newer, openssh-server does not install the client
-SITE_PACKAGES = (
-    "environment-modules",
-    "charliecloud-runtime",
-)  # only practice nodes need these packages, to act as a Slurm site
+# only practice nodes need these packages, to act as a Slurm site
+SITE_PACKAGES = ("environment-modules", "charliecloud-runtime")
 ALL_PACKAGES = tuple(
     sorted(
         {*BASE_PACKAGES, *MUNGE_PACKAGES, *CONTROLLER_PACKAGES, *WORKER_PACKAGES, *CLOCK_PACKAGES, *SSH_CLIENT, *SITE_PACKAGES}

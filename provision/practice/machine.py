@@ -174,9 +174,8 @@ class PracticeMachine(msgspec.Struct, frozen=True):
             run_here(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.name, "-f", str(self.host_key)])
             (etc_folder / "hostname").write_text(f"{self.name}\n")
             (etc_folder / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}\n")
-            network_link = (
-                etc_folder / "systemd/network/10-host0.network"
-            )  # read before 80-container-host0.network, which would use DHCP
+            # read before 80-container-host0.network, which would use DHCP
+            network_link = etc_folder / "systemd/network/10-host0.network"
             network_link.parent.mkdir(parents=True)
             rate_limit = f"\n[TokenBucketFilter]\nRate={self.mbps}M\nBurstBytes=256K\nLatencySec=50ms\n" if self.mbps else ""
             network_link.write_text(f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/{self.prefix}\n{rate_limit}")

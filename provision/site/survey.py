@@ -39,9 +39,8 @@ printf '%s\\n' "${VARIABLE}"
 # but are down or drained at this moment.
 UNDECIDED_ANSWER = re.compile(r"node configuration is not available")
 UNSPECIFIED_ERROR = "Unspecified error"  # sbatch prints this line in addition to the reason of a submit plugin
-_FINAL_ANSWER = re.compile(
-    rf"{UNDECIDED_ANSWER.pattern}|(?i:account|qos|time limit)"
-)  # other options would not change this answer
+# other options would not change this answer
+_FINAL_ANSWER = re.compile(rf"{UNDECIDED_ANSWER.pattern}|(?i:account|qos|time limit)")
 _CPU_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 _ERROR_PREFIX = re.compile(r"^(?:sbatch|allocation failure): (?:error: )?", re.M)
 

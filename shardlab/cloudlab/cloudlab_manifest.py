@@ -27,19 +27,15 @@ MOST_BYTES = 16 << 20
 MOST_NODES = 10_000
 HOST_PATTERN = re.compile(r"^[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}\.)*[A-Za-z0-9-]{0,62}\Z")
 NODE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z")
-FULL_NAME = re.compile(
-    r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}(?:\.[A-Za-z0-9_-]{1,63})*\Z"
-)  # a full name begins with a client_id, which may contain _
+# a full name begins with a client_id, which may contain _
+FULL_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}(?:\.[A-Za-z0-9_-]{1,63})*\Z")
 LOGIN_PATTERN = re.compile(r"^[A-Za-z_][A-Za-z0-9_-]{0,31}\Z")
 MOUNT_PATTERN = re.compile(r"^/[A-Za-z0-9._/-]{1,200}\Z")
 MAC_PATTERN = re.compile(r"^(?:[0-9a-f]{12}|(?:[0-9a-f]{2}:){5}[0-9a-f]{2})\Z")
 # A URN such as urn:publicid:IDN+wisc.cloudlab.us+node+d8545-sample1: the aggregate, the kind of object, its name.
 _URN_PATTERN = re.compile(r"^urn:publicid:IDN\+([A-Za-z0-9.:_-]{1,200})\+([a-z]{1,40})\+([A-Za-z0-9.:_-]{1,200})\Z")
-MACHINE_SLIVER_TYPES = (
-    "raw-pc",
-    "raw",
-    "",
-)  # the sliver types that are machines; nodes of other types, such as blockstores, are ignored
+# the sliver types that are machines; nodes of other types, such as blockstores, are ignored
+MACHINE_SLIVER_TYPES = ("raw-pc", "raw", "")
 
 
 class ManifestInterface(msgspec.Struct, frozen=True):

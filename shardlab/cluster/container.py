@@ -36,10 +36,8 @@ def srun_options(cluster: Cluster, folder: str, *, node_disk: bool = False) -> l
     environment_keys = cluster.environment
     if environment_keys.runtime != "pyxis":
         return []
-    mount_words = [
-        *mounted_folders(cluster),
-        *([NODE_DISK] if node_disk else []),
-    ]  # without this mount, /tmp of the container is in memory
+    # without this mount, /tmp of the container is in memory
+    mount_words = [*mounted_folders(cluster), *([NODE_DISK] if node_disk else [])]
     return [
         f"--container-image={environment_keys.container}",
         f"--container-mounts={','.join(f'{path}:{path}' for path in mount_words)}",

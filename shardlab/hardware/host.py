@@ -192,13 +192,8 @@ def read_git_commit() -> str | None:
     checkout = Path(__file__).parents[2]
     if not (checkout / ".git").exists():  # git would look in the folders above, such as a workspace of somebody else
         return None
-    git_command = [
-        "git",
-        "-c",
-        "core.fsmonitor=false",
-        "-C",
-        str(checkout),
-    ]  # fsmonitor: a command of the repository's configuration
+    # fsmonitor: a command of the repository's configuration
+    git_command = ["git", "-c", "core.fsmonitor=false", "-C", str(checkout)]
     describe_command = [*git_command, "describe", "--always", "--abbrev=40", "--dirty", "--match="]
     tracked_command = [*git_command, "ls-files", "--error-unmatch", str(Path(__file__).relative_to(checkout))]
     try:

@@ -163,9 +163,8 @@ def _read_gpu(handle: Any, uuid: str) -> Gpu:
     gpu = Gpu(uuid=uuid, name=nvml.nvmlDeviceGetName(handle))
     gpu.memory_bytes = _call_if_supported(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
     gpu.pci = _call_if_supported(lambda: str(nvml.nvmlDeviceGetPciInfo(handle).busId))
-    gpu.power_limit_w = _call_if_supported(
-        lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
-    )  # NVML gives milliwatts
+    # NVML gives milliwatts
+    gpu.power_limit_w = _call_if_supported(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000)
     gpu.power_limit_max_w = _call_if_supported(lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)[1] / 1000)
     gpu.sm_clock_max_mhz = _call_if_supported(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
     gpu.memory_clock_max_mhz = _call_if_supported(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM)

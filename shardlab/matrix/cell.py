@@ -34,9 +34,8 @@ STRATEGY_OPTIONS = {"sync": LAST_PASS}
 # All options that are not in the hash of a cell if they have these values, because cells of older versions lack them.
 NEWER_OPTIONS: dict[str, object] = {**STRATEGY_OPTIONS, "dropout": None}
 Precision = Literal["fp32", "tf32", "bf16", "bf16-autocast", "fp16", "fp16-autocast", "bf16-pure"]
-State = Literal[
-    "completed", "oom", "timeout", "failed", "cancelled", "node_fail", "preempted", "hung"
-]  # states in which a run can end
+# states in which a run can end
+State = Literal["completed", "oom", "timeout", "failed", "cancelled", "node_fail", "preempted", "hung"]
 
 
 class Role(enum.Enum):
@@ -394,12 +393,8 @@ def cell_hash(cell: dict[str, Any]) -> str:
     """The hash of a resolved cell. cell: its keys and values, as run.json has them. For a tiny twin, the original cell is part
     of the hash."""
     bookkeeping = keys_with_role(Role.BOOKKEEPING)
-    newer_keys = (
-        "gpu_type",
-        "workload_code",
-        "strategy_code",
-        "environment",
-    )  # not in the hash if null: cells of older versions lack these keys
+    # not in the hash if null: cells of older versions lack these keys
+    newer_keys = ("gpu_type", "workload_code", "strategy_code", "environment")
     hashed_cell = {
         key: value for key, value in cell.items() if key not in bookkeeping and (key not in newer_keys or value is not None)
     }

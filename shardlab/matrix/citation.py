@@ -47,9 +47,8 @@ def shardlab_bibtex() -> str:
     import yaml  # imported only here: every command imports this module, and few need PyYAML
 
     citation_facts = yaml.safe_load((resources.files("shardlab") / CITATION_FILE).read_bytes())
-    bibtex_authors = [
-        "{" + author["name"] + "}" for author in citation_facts["authors"]
-    ]  # names of groups, which BibTeX must not take apart
+    # names of groups, which BibTeX must not take apart
+    bibtex_authors = ["{" + author["name"] + "}" for author in citation_facts["authors"]]
     bibtex_fields = {
         "author": " and ".join(bibtex_authors),
         "title": f"{{{_escape_tex(citation_facts['title'])}}}",

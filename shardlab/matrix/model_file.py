@@ -26,6 +26,7 @@ LONGEST_NAME = 40  # characters of the name of a model
 MOST_DEPTH = 32  # levels of nesting
 _CODE_REFUSAL = "it names Python code of another person, which is never executed"
 _OTHER_FILE_REFUSAL = "what it names is not in this file, and nothing is downloaded"
+# keys of a configuration, at any depth, and why they are refused unless their value is null or false
 REFUSED_KEYS = {
     "auto_map": _CODE_REFUSAL,
     "trust_remote_code": _CODE_REFUSAL,
@@ -39,7 +40,7 @@ REFUSED_KEYS = {
     "use_timm_backbone": _OTHER_FILE_REFUSAL,
     "use_pretrained_backbone": _OTHER_FILE_REFUSAL,
     "quantization_config": "random weights are trained, which are not quantized",
-}  # keys of a configuration, at any depth, and why they are refused unless their value is null or false
+}
 
 
 class ModelByConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

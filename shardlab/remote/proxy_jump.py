@@ -66,10 +66,8 @@ def proxy_option(jumps: Sequence[JumpHost], login_rules: Callable[[JumpHost], Se
     proxy_words: list[str] = []
     for jump in jumps:
         command_words = shlex.join([*login_rules(jump), *proxy_words, *jump.words]).replace("%", "%%")
-        proxy_words = [
-            "-o",
-            f"ProxyCommand=ssh -W '[%h]:%p' {command_words}",
-        ]  # OpenSSH replaces %h and %p, and turns %% into %
+        # OpenSSH replaces %h and %p, and turns %% into %
+        proxy_words = ["-o", f"ProxyCommand=ssh -W '[%h]:%p' {command_words}"]
     return proxy_words
 
 

@@ -276,9 +276,8 @@ def _belongs_to_workspace(workspace: Workspace, recorded_workspace: RemoteWorksp
     if path.resolve() == workspace.real_path:
         return True
     original_note = json_file.read_json_if_valid(path / ".shardlab" / "away.json", RemoteWorkspace)
-    return (
-        original_note is None or original_note.mark != recorded_workspace.mark
-    )  # None: no workspace is at the recorded path any more, it was moved
+    # None: no workspace is at the recorded path any more, it was moved
+    return original_note is None or original_note.mark != recorded_workspace.mark
 
 
 def read_remote_workspace(workspace: Workspace) -> RemoteWorkspace | None:

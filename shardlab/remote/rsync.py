@@ -37,13 +37,8 @@ MOST_PROGRESS_BYTES = 1000  # number of bytes that are read at the end of the pr
 START_MARK = secrets.token_hex(8)  # printed before the output of the other rsync, because a .bashrc may print text, too
 INCOMPLETE_COPY_CODES = (23, 24)  # exit codes of rsync that mean: rsync tried all files, but some could not be copied
 BROKEN_STREAM, NOT_FOUND = 12, 127  # exit codes of rsync and of a shell
-CONNECTION_ERRORS = (
-    10,
-    BROKEN_STREAM,
-    30,
-    35,
-    255,
-)  # exit codes of rsync if the connection to the other machine failed or broke
+# exit codes of rsync if the connection to the other machine failed or broke
+CONNECTION_ERRORS = (10, BROKEN_STREAM, 30, 35, 255)
 # rsync starts this sh program in place of ssh. Its words are a host, which is not used, and the command of the other rsync. All
 # that comes before the line with the mark is dropped. It ends with the exit code of ssh.
 _LOGIN_SCRIPT = """\
@@ -82,10 +77,8 @@ def remote_words(address: Address, path: str) -> tuple[str, list[str]]:
     """
     start = wrap_for_any_shell('exec "$@"', START_MARK) + " sh "
     login_command = _LOGIN_SCRIPT.format(ssh=shlex.join(ssh_command(address)), start=shlex.quote(start), mark=START_MARK)
-    return f"host:{path}", [
-        "--blocking-io",
-        f"--rsh={shlex.join(['sh', '-c', login_command, 'sh'])}",
-    ]  # `cat` needs blocking I/O
+    # `cat` needs blocking I/O
+    return f"host:{path}", ["--blocking-io", f"--rsh={shlex.join(['sh', '-c', login_command, 'sh'])}"]
 
 
 def run_rsync(

@@ -23,9 +23,8 @@ PART_BYTES = 2**16  # bytes that are read from a pipe at a time
 # never reach their end, because a background process of the command may hold them open.
 DRAIN_S = 0.2
 END_S = 2.0  # seconds from SIGTERM to SIGKILL
-_DRAWING_SEQUENCE = re.compile(
-    r"\x1b\[(?:[0-9;]*m|\?25[lh]|[0-9]*A|2K)|\r"
-)  # set a style; hide, show or move the cursor; clear a line
+# set a style; hide, show or move the cursor; clear a line
+_DRAWING_SEQUENCE = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|[0-9]*A|2K)|\r")
 _UNFINISHED_SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]{0,20})?\Z")
 
 

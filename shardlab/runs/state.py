@@ -28,11 +28,8 @@ STATE_MEANINGS = {
     "hung": "made no progress for its hang limit and was ended",
     "unknown": "its records are damaged, or contradict the scheduler",
 }
-SENDING_EVENTS = (
-    "submitting",
-    "submitted",
-    "refused",
-)  # events of a submission; refused: the scheduler or a node rejected the run
+# events of a submission; refused: the scheduler or a node rejected the run
+SENDING_EVENTS = ("submitting", "submitted", "refused")
 HOLDING_EVENTS = ("held", "released")  # held: the run must not start before a person releases it; released: it may start again
 TOLD_REASON = "told"  # the reason of an end: Slurm told the run to end, and only Slurm knows why
 ENDED_IN_SLURM = "ended_in_slurm"  # the event with which a command records a final state that it learnt from Slurm

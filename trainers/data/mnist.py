@@ -91,9 +91,8 @@ def read_idx(path: Path, dimension_count: int) -> np.ndarray:
                 raise InputError(f"{path}: its header announces {byte_count} bytes. Allowed: 1 to {MOST_BYTES}.")
             if path.suffix != ".gz" and path.stat().st_size != len(header) + byte_count:
                 raise _make_wrong_size_error(path, path.stat().st_size - len(header), byte_count)
-            content = idx_file.read(
-                byte_count + 1
-            )  # one byte more than the header announces, to notice a file that is too long
+            # one byte more than the header announces, to notice a file that is too long
+            content = idx_file.read(byte_count + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: the gzip file is damaged or incomplete: {error}.") from None
     except OSError as error:

@@ -25,9 +25,8 @@ class DataOrder:
 
     def __init__(self, item_count: int, global_batch_size: int, seed: int, short_step_items: int = 0) -> None:
         self._whole_batches = item_count // global_batch_size  # number of steps of an epoch that have a whole global batch
-        self.steps_per_epoch = self._whole_batches + (
-            short_step_items > 0
-        )  # number of steps of a timed epoch, including the short step
+        # number of steps of a timed epoch, including the short step
+        self.steps_per_epoch = self._whole_batches + (short_step_items > 0)
         if self._whole_batches == 0:
             raise InputError(
                 f"global_batch_size: found {global_batch_size}, but the data has {item_count} items. "

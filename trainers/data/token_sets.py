@@ -18,14 +18,8 @@ from trainers.data.tokens import TokenFile
 
 MOST_BYTES = 8 * 2**20  # the largest size of the text from the standard library
 BYTE_VOCABULARY = 256  # the vocabulary of a text whose tokens are its bytes
-SKIPPED_FOLDERS = {
-    "test",
-    "tests",
-    "idle_test",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-}  # folders whose files are not used
+# folders whose files are not used
+SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
 def open_tokens(

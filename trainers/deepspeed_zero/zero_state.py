@@ -39,9 +39,8 @@ def make_checkpoint_parts(engine: Any, inner_optimizer: torch.optim.Optimizer, e
     shares, states = [], []
     for name, parameter in named_parameters:
         flat_weights, start, shard_elements, begin = _locate_shard(zero_optimizer, parameter)
-        shard_elements = min(
-            shard_elements, elements_by_id[id(parameter)] - begin
-        )  # the share of the last rank may end with padding
+        # the share of the last rank may end with padding
+        shard_elements = min(shard_elements, elements_by_id[id(parameter)] - begin)
         if shard_elements <= 0:
             continue
         shares.append((name, flat_weights.narrow(0, start, shard_elements), elements_by_id[id(parameter)], begin))

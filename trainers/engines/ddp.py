@@ -55,9 +55,8 @@ class DdpEngine(ReplicatedEngine):
         ddp_model = cast("DistributedDataParallel", self.model)
         with ddp_model.join(divide_by_initial_world_size=False):
             yield
-        ddp_model._join_config = _JoinConfig(
-            enable=False, throw_on_early_termination=False, is_first_joinable=False
-        )  # torch itself does not switch `join` off after the step, and a validation may follow
+        # torch itself does not switch `join` off after the step, and a validation may follow
+        ddp_model._join_config = _JoinConfig(enable=False, throw_on_early_termination=False, is_first_joinable=False)
 
     def theory(self) -> list[Term]:
         return list_ddp_terms(self.cell, self.make_model_part())

@@ -20,10 +20,8 @@ from trainers.task import Batch
 if TYPE_CHECKING:
     from trainers.task import Task
 
-ATTENTION_OPERATORS = (
-    torch.ops.aten.bmm,
-    torch.ops.aten.baddbmm,
-)  # on the meta device; products with weights are other operators
+# on the meta device; products with weights are other operators
+ATTENTION_OPERATORS = (torch.ops.aten.bmm, torch.ops.aten.baddbmm)
 FLOPS_SOURCE = "matrix products, convolutions and attention of forward and backward, counted by torch.utils.flop_counter"
 
 

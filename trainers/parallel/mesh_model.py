@@ -255,9 +255,8 @@ class MeshModel:
 
     def clip_gradients(self, max_norm: float) -> None:
         """Scale the gradients by max_norm / norm if this ratio is below 1. A collective."""
-        scale = torch.clamp(
-            max_norm / (self.compute_gradient_norm() + 1e-6), max=1.0
-        )  # 1e-6 as in torch.nn.utils.clip_grad_norm_
+        # 1e-6 as in torch.nn.utils.clip_grad_norm_
+        scale = torch.clamp(max_norm / (self.compute_gradient_norm() + 1e-6), max=1.0)
         for _, parameter in self.list_task_parameters():
             if parameter.grad is not None:
                 local_tensor(parameter.grad).mul_(scale)

@@ -153,9 +153,8 @@ class WorkerEngine(ReplicatedEngine):
         if self._workers is not None:
             dist.all_reduce(mean_gradient, group=self._workers)
             mean_gradient /= self.data_ranks
-        return float(
-            torch.linalg.vector_norm(mean_gradient, dtype=torch.float64)
-        )  # fp32 would lose digits in one sum over all elements
+        # fp32 would lose digits in one sum over all elements
+        return float(torch.linalg.vector_norm(mean_gradient, dtype=torch.float64))
 
     def refresh(self) -> None:
         if not self._mode.waits:  # other workers, and with an interval this worker, may have pushed since the last pull

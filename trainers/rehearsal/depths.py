@@ -16,10 +16,8 @@ from trainers.communication import Call
 from trainers.rehearsal.counted_step import CountedStep, Memory
 
 MOST_WHOLE_BLOCKS = 12  # a model with at most this many blocks per rank is rehearsed at its own depth
-LOW_DEPTH_BLOCKS, ADDED_BLOCKS = (
-    4,
-    2,
-)  # blocks per rank at the smaller depth (some are neither the first nor the last), and how many more at the larger depth
+# blocks per rank at the smaller depth (some are neither the first nor the last), and how many more at the larger depth
+LOW_DEPTH_BLOCKS, ADDED_BLOCKS = (4, 2)
 
 
 def find_blocks_option(cell: Cell) -> str | None:

@@ -27,10 +27,8 @@ def refuse(cell: Cell) -> str | None:
     return None
 
 
-SUPPORTED_SWITCHES = (
-    "activation_checkpointing",
-    "compile",
-)  # no clipping, because no server knows the norm of the whole gradient
+# no clipping, because no server knows the norm of the whole gradient
+SUPPORTED_SWITCHES = ("activation_checkpointing", "compile")
 NO_COMMON_STEP = "workers are at different steps, so the parameters never belong to one step of all workers"
 OWN_ORDER = "each worker's gradient is applied on its own, in the order of arrival, so no two runs do the same work"
 PULL_INTERVAL = Option("pull_interval", 1, "a worker pulls parameters once in this many pushes", least=1)

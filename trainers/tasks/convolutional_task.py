@@ -71,9 +71,8 @@ def count_flops_per_image(model: nn.Module, image: torch.Tensor) -> float:
     layer_flops: list[int] = []
 
     def record_layer_flops(layer: Any, _: object, output: torch.Tensor) -> None:
-        layer_flops.append(
-            output.numel() * layer.weight[0].numel()
-        )  # an element of the output is a sum over its channel's weights
+        # an element of the output is a sum over its channel's weights
+        layer_flops.append(output.numel() * layer.weight[0].numel())
 
     hooks = [
         layer.register_forward_hook(record_layer_flops)
