@@ -30,6 +30,10 @@ def limit_text(pattern: str, allowed: str) -> msgspec.Meta:
 ShortName = Annotated[
     str, limit_text(r"^[a-z0-9][a-z0-9-]{0,30}\Z", "up to 31 small letters, digits and hyphens, not first a hyphen")
 ]
+PLAIN_WORD_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
+PlainWord = Annotated[
+    str, limit_text(PLAIN_WORD_PATTERN, "up to 63 letters, digits and the signs _ . -, beginning with a letter or digit")
+]
 AbsolutePath = Annotated[
     str, limit_text(r"^/[A-Za-z0-9._/-]+\Z", "a path that begins with / and has only letters, digits and the signs . _ / -")
 ]

@@ -6,7 +6,6 @@ import msgspec
 
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.network import counter_growth
-from shardlab.hardware import nccl_log
 from shardlab.hardware.nccl_log import NcclTransports
 
 
@@ -52,7 +51,7 @@ def measure_traffic(run: LoadedRun) -> RunTraffic | None:
     hosts = _busiest_interfaces(run)
     if run.backend != "nccl":
         return RunTraffic(run.run_id, run.backend, hosts, rdma=False, why=f"{run.backend} sends over TCP")
-    transports = nccl_log.read_transports(run.folder.rank_log(rank) for rank in range(run.cell.gpus))
+    transports = run.nccl_transports
     if transports.rdma is None:
         why = "the ranks' logs do not have NCCL's lines about its connections (NCCL_DEBUG=INFO)"
     else:

@@ -21,6 +21,8 @@ from collect.sources.steps import Frames, RecordedSteps
 from collect.traces import run_traces
 from collect.traces.breakdown import Breakdown
 from collect.traces.run_traces import RunTraces
+from shardlab.hardware import nccl_log
+from shardlab.hardware.nccl_log import NcclTransports
 from shardlab.matrix.cell import Cell
 from shardlab.matrix.study import Traces
 from shardlab.runs import prediction
@@ -218,6 +220,11 @@ class LoadedRun(RunRecords, dict=True):
     def interfaces(self) -> dict[Device, Counter]:
         """The counter of sent bytes of each network interface, from `whole_samples.nics`."""
         return self.interface_rows.counters("tx_bytes")
+
+    @cached_property
+    def nccl_transports(self) -> NcclTransports:
+        """The transports between ranks in NCCL's lines of all logs of ranks."""
+        return nccl_log.read_transports(self.folder.rank_log(rank) for rank in range(self.cell.gpus))
 
     @cached_property
     def coverage(self) -> list[Coverage]:

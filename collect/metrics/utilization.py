@@ -26,8 +26,7 @@ def peak_cpu_utilization(run: LoadedRun) -> Quantity | None:
     """The highest utilization of all processors of a host in a sample of the timed window, over the hosts, in percent."""
     if run.window is None:
         return None
-    shares = select_window(run.whole_samples.hosts, run.window)["cpu_pct"].drop_nulls()
-    return Quantity(float(shares.sort()[-1]), "%") if shares.len() else None
+    return _find_highest_share(select_window(run.whole_samples.hosts, run.window)["cpu_pct"].drop_nulls())
 
 
 def rank_cpu_utilization(run: LoadedRun) -> Quantity | None:
@@ -60,8 +59,11 @@ def peak_gpu_memory(run: LoadedRun) -> Quantity | None:
         return None
     memory_rows = run.gpu_samples.select("wall_s", "uuid", "memory_used_bytes", "memory_total_bytes")
     # The sizes may be in a sample from before the window, so the shares are computed of all samples.
-    memory_pct = select_window(add_memory_shares(memory_rows, run.hosts), timed_window)["memory_pct"]
-    return Quantity(float(memory_pct.sort()[-1]), "%") if memory_pct.len() else None
+    return _find_highest_share(select_window(add_memory_shares(memory_rows, run.hosts), timed_window)["memory_pct"])
+
+
+def _find_highest_share(shares_pct: pl.Series) -> Quantity | None:
+    return Quantity(float(shares_pct.sort()[-1]), "%") if shares_pct.len() else None
 
 
 def add_memory_shares(gpus: pl.DataFrame, hosts: Sequence[Host]) -> pl.DataFrame:

@@ -43,7 +43,8 @@ class OperatorDifference(msgspec.Struct, frozen=True):
 
 
 def operator_columns(other_words: str) -> list[Column[OperatorDifference]]:
-    """The columns of a table of differences. other_words: words for the other run, after the headings of its numbers."""
+    """The columns of a table of differences. other_words: words that name the other run, such as `against`; the headings of
+    its numbers end with them."""
     return [
         Column("Change", lambda difference: difference.change),
         Column("Kind", lambda difference: difference.kind),

@@ -123,12 +123,13 @@ def judge_network(
             "node list these addresses?",
         )
     # The counters of interfaces count no RDMA. If NCCL's log names no transport, only they can show where the data was sent.
-    is_counted = report.backend != "nccl" or transports.rdma is False or not transports.channels
+    lacks_transport = report.backend == "nccl" and not transports.channels
+    is_counted = report.backend != "nccl" or transports.rdma is False or lacks_transport
     if is_counted and (stray_phrases or intended_bytes < expected_bytes * 0.9):
         elsewhere = ", ".join(stray_phrases) or "nothing"
         text = f"{intended_bytes / 1e6:.0f} of {expected_bytes / 1e6:.0f} MB were sent over {nic_names}; elsewhere: {elsewhere}"
         advice = "which interface has the nodes' addresses (ip addr), and does /etc/hosts list these addresses?"
-        if report.backend == "nccl" and not transports.channels:
+        if lacks_transport:
             text += "; RDMA cannot be ruled out, because NCCL's log names no transport"
             advice = "remove NCCL_DEBUG_FILE from /etc/nccl.conf and ~/.nccl.conf of the nodes"
         return Outcome(False, text, advice)

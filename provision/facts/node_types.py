@@ -10,12 +10,12 @@ from provision.fact import Fact
 from provision.facts.slurm_text import is_name
 from shardlab.cluster.slurm_cluster import drop_cluster_headers
 from shardlab.cluster.slurm_keys import MOST_GPUS
-from shardlab.matrix.cell import GPU_TYPE
+from shardlab.record_types import PLAIN_WORD_PATTERN
 
 SINFO_FORMAT = "%R|%D|%c|%m|%G|%f|%N"
 MOST_FEATURES = 32
 _GPU_GRES = re.compile(r"^gpu(?::([^:()]*[^:()\d][^:()]*))?(?::no_consume)?(?::(\d+))?\Z")  # without a number: one GPU
-_GPU_TYPE = re.compile(GPU_TYPE)
+_GPU_TYPE = re.compile(PLAIN_WORD_PATTERN)
 _NODE_NAMES = re.compile(r"^[A-Za-z0-9._,\[\]-]{1,20000}\Z")
 _GRES_SOCKETS = re.compile(r"\([^()]*\)")  # the sockets of a generic resource, such as `(S:0-1)` after `gpu:a100:4`
 

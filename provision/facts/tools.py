@@ -32,7 +32,7 @@ def command(python: str) -> list[str]:
 
 
 def parse(stdout: str) -> frozenset[str]:
-    """The names of PROBE_BY_TOOL that the command printed: their tools are installed."""
+    """The installed tools, by their names in PROBE_BY_TOOL, from the output of the command."""
     return frozenset(stdout.split()) & frozenset(PROBE_BY_TOOL)
 
 

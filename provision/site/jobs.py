@@ -6,6 +6,8 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+import msgspec
+
 from provision.fact import Unanswered
 from provision.node import Node, last_line
 from provision.operation import RunCommand
@@ -54,6 +56,20 @@ def submit_script(description: str, script_path: str, log_path: str, limit_s: fl
     return SubmitScript(description, ["sh", "-c", SUBMIT_AND_WAIT, "submit", script_path, log_path], limit_s, root=False)
 
 
+class _ScriptJob(msgspec.Struct, frozen=True):
+    """A job that waits or runs."""
+
+    number: str
+    state: str
+    """The state in the words of Slurm."""
+    waiting_reason: str
+    """Why the job waits; '' if it runs, or if Slurm has given no reason yet."""
+
+    def describe(self) -> str:
+        """The job in words, such as `7 (PENDING: Priority)`."""
+        return f"{self.number} ({self.state}{f': {self.waiting_reason}' if self.waiting_reason else ''})"
+
+
 @contextlib.contextmanager
 def say_why_job_waits(node: Node, script_path: str, work_phrase: str) -> Iterator[None]:
     """During the block, which waits for the job of a script, print why the job waits in the queue, each reason once.
@@ -67,8 +83,8 @@ def say_why_job_waits(node: Node, script_path: str, work_phrase: str) -> Iterato
         while not has_ended.wait(ASK_S):
             with contextlib.suppress(Unanswered, Unreachable):
                 job = _find_job(node, script_path)
-                if job is not None and "PENDING: " in job and job != printed_job and not has_ended.is_set():
-                    Output().print_remark(f"{node.name}: {work_phrase}: waits for job {job}")
+                if job is not None and job.waiting_reason and job != printed_job and not has_ended.is_set():
+                    Output().print_remark(f"{node.name}: {work_phrase}: waits for job {job.describe()}")
                     printed_job = job
 
     asking_thread = threading.Thread(target=ask, daemon=True)
@@ -87,19 +103,20 @@ def check_no_waiting_job(node: Node, script_path: str, work_phrase: str) -> None
     """
     if (job := _find_job(node, script_path)) is not None:
         raise Unanswered(
-            f"{node.name}: job {job} of an earlier command {work_phrase}. When the job has ended, run the same command again."
+            f"{node.name}: job {job.describe()} of an earlier command {work_phrase}. When the job has ended, run the same "
+            "command again."
         )
 
 
-def _find_job(node: Node, script_path: str) -> str | None:
-    """The job with this script that waits or runs, with its state and why it waits, such as `7 (PENDING: Priority)`; None if
-    there is none. Raises Unanswered."""
+def _find_job(node: Node, script_path: str) -> _ScriptJob | None:
+    """The job with this script that waits or runs; None if there is none. Raises Unanswered."""
     squeue_output = node.run(["sh", "-c", LIST_WAITING_JOBS, "waiting", script_path], timeout_s=60)
     if squeue_output.code != 0:
         raise Unanswered(f"{node.name}: squeue does not say which jobs wait: {last_line(squeue_output)}")
     if not (lines := squeue_output.stdout.splitlines()):
         return None
-    job, state, reason = lines[0].split("|", 2)
-    why = slurm_waiting.explain_waiting(reason, slurm_waiting.FOR_PROVISION) or reason
+    number, state, reason = lines[0].split("|", 2)
     # Slurm gives the reason None until it has looked at a new job.
-    return f"{job} ({state}{f': {why}' if state == 'PENDING' and why != 'None' else ''})"
+    is_explained = state == "PENDING" and reason != "None"
+    why = slurm_waiting.explain_waiting(reason, slurm_waiting.FOR_PROVISION) or reason
+    return _ScriptJob(number, state, why if is_explained else "")

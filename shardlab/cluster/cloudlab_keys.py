@@ -11,14 +11,8 @@ import msgspec
 
 from shardlab.cloudlab.cloudlab_manifest import Experiment, ManifestInterface, ManifestNode
 from shardlab.errors import InputError
-from shardlab.record_types import limit_text
+from shardlab.record_types import PlainWord, limit_text
 
-Word = Annotated[
-    str,
-    limit_text(
-        r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z", "up to 63 letters, digits and the signs _ . -, beginning with a letter or digit"
-    ),
-]
 TOKEN_VARIABLE = "CLOUDLAB_TOKEN"  # the variable with the token of the portal; it is secret, so runs do not get it
 EXTRA_DISK = "/mydata"  # the folder at which the local disk of a node is mounted, by a blockstore or by mkextrafs.pl
 MOST_NAMED_NODES = 5  # largest number of nodes that a message names
@@ -42,11 +36,11 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file of the experiment's manifest, relative to the cluster file; a list: one manifest of each aggregate. null: if
     there is a token of the portal, the experiment that `provision` creates; otherwise, on a node of an experiment, the manifest
     that `geni-get manifest` prints."""
-    project: Word | None = None
+    project: PlainWord | None = None
     """The project in which the experiment is created."""
-    hardware: Word | None = None
+    hardware: PlainWord | None = None
     """The hardware type, such as d8545; `provision hardware` lists the types with GPUs."""
-    site: Word | None = None
+    site: PlainWord | None = None
     """The site (aggregate), such as wisc. The same hardware type may have other GPUs at another site."""
     nodes: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     """The number of nodes to request."""
@@ -54,11 +48,11 @@ class Cloudlab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The disk image; a name without a project means an image of the project emulab-ops."""
     hours: Annotated[int, msgspec.Meta(ge=1, le=24 * 14)] = 16
     """The number of hours for which the nodes are requested; the portal may grant fewer."""
-    profile: Word = "small-lan"
+    profile: PlainWord = "small-lan"
     """The profile from which the portal creates the experiment."""
-    profile_project: Word = "PortalProfiles"
+    profile_project: PlainWord = "PortalProfiles"
     """The CloudLab project that contains the profile."""
-    bindings: dict[Word, str] = {}
+    bindings: dict[PlainWord, str] = {}
     """Parameters of the profile and their values. With small-lan, only parameters that no other key of `cloudlab` sets."""
     lan_mbps: Annotated[int, msgspec.Meta(ge=1, le=400_000)] | None = None
     """The rate of the experiment network in Mbit/s; null: the best that the nodes have."""

@@ -12,7 +12,7 @@ import msgspec
 
 from shardlab.matrix.faults import LostWorker, SlowedRank
 from shardlab.matrix.gradient_sync import LAST_PASS
-from shardlab.record_types import Count, Integer, Measured, Positive, Ranks, ShortName, WholeSeconds, limit_text
+from shardlab.record_types import Count, Integer, Measured, PlainWord, Positive, Ranks, ShortName, WholeSeconds, limit_text
 
 FASTEST_HZ = 50.0  # largest rate of telemetry; at 100 Hz, the sampler made the ranks on its node slower by a fifth
 SLOWEST_HZ = 0.5  # smallest rate of telemetry: 1 sample in 2 s, because a node without samples for 10 s may be treated as lost
@@ -26,8 +26,7 @@ Checkpointing = Annotated[
     ),
 ]
 EnvironmentName = ShortName  # as in the cluster file
-GPU_TYPE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
-GpuType = Annotated[str, limit_text(GPU_TYPE, "up to 63 letters, digits and the signs _ . -, beginning with a letter or digit")]
+GpuType = PlainWord
 # Options that belong to strategies, also if all cells of a matrix have them. With this value, an option is not in the hash of a
 # cell, because cells of older versions lack the option.
 STRATEGY_OPTIONS = {"sync": LAST_PASS}

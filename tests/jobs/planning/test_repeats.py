@@ -24,8 +24,9 @@ claims:
   - {id: a, says: DDP is faster., where: table 1, test: "throughput_per_s(strategy='ddp') > 2 * throughput_per_s(gpus=1)"}
 """
 # How many runs each shipped study has, computed by hand from its claims. A cell that a claim names runs more often than others.
-# paper1: 14 cells that claims name x 3 + 48 others; paper1-16-to-64-gpus: 6 x 3 + 6; paper2: 20 x 3 + 16; paper3: 45 x 2;
-# paper4: 32 x 3 + 13; paper5: 14 x 2. paper3-faults: 8 x 2 + 4; paper3-communication: 9 x 2 + 18.
+# In paper1, claims name 14 cells, which run 3 times, and 48 other cells run once: 14 x 3 + 48. In the same way,
+# paper1-16-to-64-gpus: 6 x 3 + 6; paper2: 20 x 3 + 16; paper3: 45 x 2; paper4: 32 x 3 + 13; paper5: 14 x 2;
+# paper3-faults: 8 x 2 + 4; paper3-communication: 9 x 2 + 18.
 RUNS = {
     "paper1": 90,
     "paper1-16-to-64-gpus": 24,
