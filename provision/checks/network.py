@@ -100,12 +100,7 @@ def judge_network(
         )
     transports = read_transports(rank_outputs)
     intended_bytes = min(bytes_by_nic.get(nic, 0) for nic, bytes_by_nic in zip(nics, sent_by_nic, strict=True))
-    stray_phrases = [
-        f"{nic} {sent_bytes / 1e6:.0f} MB"
-        for own_nic, bytes_by_nic in zip(nics, sent_by_nic, strict=True)
-        for nic, sent_bytes in bytes_by_nic.items()
-        if nic != own_nic and not _VIRTUAL_NIC.match(nic) and sent_bytes > MOST_STRAY_SHARE * intended_bytes
-    ]
+    stray_phrases = _describe_strays(nics, sent_by_nic, MOST_STRAY_SHARE * intended_bytes)
     expected_bytes = 2 * (report.ranks - 1) / report.ranks * report.bytes * report.iterations
     nic_names = ", ".join(sorted(set(nics)))
     if control_devices := _find_control_devices(control_interfaces, links_by_node, transports):
@@ -134,6 +129,16 @@ def judge_network(
             advice = "remove NCCL_DEBUG_FILE from /etc/nccl.conf and ~/.nccl.conf of the nodes"
         return Outcome(False, text, advice)
     return _describe_success(report, nic_names, absent_note, transports, links_by_node)
+
+
+def _describe_strays(nics: Sequence[str], sent_by_nic: Sequence[dict[str, int]], most_bytes: float) -> list[str]:
+    """A phrase for each other interface of a node that sent more than `most_bytes`. nics, sent_by_nic: as in `judge_network`."""
+    return [
+        f"{nic} {sent_bytes / 1e6:.0f} MB"
+        for own_nic, bytes_by_nic in zip(nics, sent_by_nic, strict=True)
+        for nic, sent_bytes in bytes_by_nic.items()
+        if nic != own_nic and not _VIRTUAL_NIC.match(nic) and sent_bytes > most_bytes
+    ]
 
 
 def _describe_success(
