@@ -17,7 +17,7 @@ from collect.loading.loaded_run import LoadedRun
 from collect.reading.load import Loaded, LoadedCell
 from collect.strategy_style import COLOURS, Look, strategy_look, variant_looks
 from collect.summary import Summary
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell
 
 INK, MUTED, LINE = "var(--ink)", "var(--muted)", "var(--line)"
 SERIES = {number: f"var(--series-{number})" for number in range(1, COLOURS + 1)}  # number of a series colour -> the colour
@@ -159,7 +159,9 @@ def order_by_visibility(marks: Sequence[CellMark]) -> list[tuple[CellMark, bool 
     common = [ranks for ranks, rank_marks in by_ranks.items() if 2 * _count_strategies(rank_marks) >= _count_strategies(marks)]
     visible = by_ranks[max(common or by_ranks)]
     if len(visible) > MOST_SHOWN:
-        visible = max(_group_marks(visible, lambda cell: cell.global_batch_size).values(), key=_count_strategies)[:MOST_SHOWN]
+        visible = max(_group_marks(visible, lambda cell: cell.global_batch_size or 0).values(), key=_count_strategies)[
+            :MOST_SHOWN
+        ]
     visible_labels = {mark.label for mark in visible}
     return [(mark, True) for mark in visible] + [(mark, "legendonly") for mark in marks if mark.label not in visible_labels]
 
@@ -182,7 +184,7 @@ def image_layout(figure: Figure, title: str, wide: bool) -> dict[str, Any]:
     return image_settings | {"title": heading | title_position | {"pad": {"t": 12, "l": 16}}}
 
 
-def _group_marks(marks: Sequence[CellMark], key: Callable[[Cell], int]) -> dict[int, list[CellMark]]:
+def _group_marks(marks: Sequence[CellMark], key: Callable[[AnyCell], int]) -> dict[int, list[CellMark]]:
     marks_by_key: dict[int, list[CellMark]] = {}
     for mark in marks:
         marks_by_key.setdefault(key(mark.cell.cell), []).append(mark)

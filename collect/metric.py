@@ -11,7 +11,7 @@ import msgspec
 from collect.loading.loaded_run import LoadedRun, Quantity
 from shardlab import registry, run_guard
 from shardlab.errors import ShardlabError
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell, Cell
 from shardlab.runs.state import JudgedState
 
 Direction = Literal["higher is better", "lower is better", "neither"]
@@ -21,20 +21,23 @@ Argument = float | str
 class Compared(NamedTuple):
     """The input of a metric that compares a cell with its baseline, such as the speed-up."""
 
-    cell: Cell
+    cell: AnyCell
     """The cell that is compared with `baseline`."""
     value: float
     """Mean of the compared metric over the repeats of `cell`."""
-    baseline: Cell
+    baseline: AnyCell
     baseline_value: float
     """Mean of the compared metric over the repeats of `baseline`."""
 
     @property
     def scaling(self) -> str | None:
         """`strong` if the global batch sizes are equal, `weak` if the batch sizes per rank are equal, else None."""
-        if self.cell.global_batch_size == self.baseline.global_batch_size:
+        cell, baseline = self.cell, self.baseline
+        if not isinstance(cell, Cell) or not isinstance(baseline, Cell):
+            return None
+        if cell.global_batch_size == baseline.global_batch_size:
             return "strong"
-        return "weak" if self.cell.gpu_batch_size == self.baseline.gpu_batch_size else None
+        return "weak" if cell.gpu_batch_size == baseline.gpu_batch_size else None
 
 
 class MetricColumn(msgspec.Struct, frozen=True):

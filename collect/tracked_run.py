@@ -16,7 +16,7 @@ from collect.reading.load import Loaded
 from collect.sources import steps
 from collect.summary import Summary
 from shardlab.matrix import cell_names
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import printable
 from shardlab.workspace.workspace import Workspace
@@ -90,7 +90,7 @@ def read_tracked_run(workspace: Workspace, run_dir: RunDir) -> tuple[str, Tracke
     return printable.clean_to_one_line(expansion.name), _build_tracked_run(expansion.name, cell, run, label, metrics)
 
 
-def _build_tracked_run(matrix: str, cell: Cell, run: LoadedRun, label: str, metrics: dict[str, float]) -> TrackedRun:
+def _build_tracked_run(matrix: str, cell: AnyCell, run: LoadedRun, label: str, metrics: dict[str, float]) -> TrackedRun:
     config = cell_names.values_by_name(msgspec.to_builtins(cell)) | {
         "matrix": matrix,
         "cell": cell.name(),

@@ -177,7 +177,7 @@ def _name_rows(rows: Sequence[CellRow]) -> list[tuple[str, CellRow]]:
 
 def _key_text(key: str, cell: dict[str, Any]) -> str:
     """A key of a cell and its value in words. In a pipeline, accumulation steps are called micro-batches."""
-    if key == "gradient_accumulation_steps" and cell["pp"] > 1:
+    if key == "gradient_accumulation_steps" and (cell["pp"] or 1) > 1:
         return f"{cell[key]} micro-batches"
     return _value_text(key, cell.get(key))
 

@@ -22,8 +22,9 @@ def draw(group: Group) -> Figure | None:
     marks = [mark for mark in group.marks if NAME in mark.row.metrics]
     if not marks:
         return None
-    rank_counts = sorted({mark.cell.cell.pp for mark in marks})
-    passes = sorted({mark.cell.cell.gradient_accumulation_steps for mark in marks})
+    cells = [mark.cell.cell.require_training() for mark in marks]
+    rank_counts = sorted({cell.pp for cell in cells})
+    passes = sorted({cell.gradient_accumulation_steps for cell in cells})
     strategies = list(dict.fromkeys(mark.cell.cell.strategy for mark in marks))
     data = [_theory_curve(pp, passes, DASHES[variant % len(DASHES)]) for variant, pp in enumerate(rank_counts)]
     for variant, pp in enumerate(rank_counts):

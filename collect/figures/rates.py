@@ -80,7 +80,9 @@ def draw_matrix_products(group: Group) -> Figure | None:
         rates.append(Rate(mark, product.operator, (product.flops_per_s or 0) / TERA, _product_text(product), size_px))
     models = [(mark, gpu) for mark in drawn_group.marks if (gpu := _gpu_model(mark))]
     peaks = [
-        (mark.label, flops / TERA, escape(gpu)) for mark, gpu in models if (flops := peak_flops(gpu, mark.cell.cell.precision))
+        (mark.label, flops / TERA, escape(gpu))
+        for mark, gpu in models
+        if (precision := mark.cell.cell.precision) and (flops := peak_flops(gpu, precision))
     ]
     caption = (
         f"A mark per operator and size, over profiled ranks and repeats; at most {MOST_PRODUCTS} per cell, those that take the "

@@ -15,7 +15,7 @@ from collect.findings import columns
 from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
 from collect.strategy_style import Look, variant_looks
-from shardlab.matrix.cell import Role, keys_with_role
+from shardlab.matrix.cell import Cell, Role, keys_with_role
 from shardlab.terminal import notation
 
 SPEED_UP, THROUGHPUT, MEMORY = "speed_up", "throughput_per_s", "peak_memory_bytes"
@@ -73,8 +73,8 @@ def _group_lines(marks: Sequence[CellMark], baseline: str) -> dict[tuple[int, st
     ranks_of = {mark.row.id: mark.cell.cell.gpus for mark in marks}
     all_lines: dict[tuple[int, str], list[CellMark]] = {}
     for number, alike_marks in enumerate(_group_alike(marks, SIZES)):
-        for mark in sorted(alike_marks, key=lambda mark: mark.cell.cell.gpus):
-            cell, kind = mark.cell.cell, mark.row.metrics[SPEED_UP].kind
+        for mark in sorted(_select_trained(alike_marks), key=lambda mark: mark.cell.cell.gpus):
+            cell, kind = mark.cell.cell.require_training(), mark.row.metrics[SPEED_UP].kind
             is_both = ranks_of.get(mark.row.baseline or "") == cell.gpus
             if is_both or kind == "strong":
                 all_lines.setdefault((number, f"batch {cell.global_batch_size}"), []).append(mark)
@@ -118,7 +118,7 @@ def draw_batch_sizes(group: Group) -> Figure | None:
     marks_by_line = [
         sorted(marks, key=_batch_size)
         # `gradient_accumulation_steps` is not in BATCH, so cells with different numbers of passes per step have separate lines.
-        for marks in _group_alike(group.marks, BATCH)
+        for marks in _group_alike(_select_trained(group.marks), BATCH)
         if len({_batch_size(mark) for mark in marks if THROUGHPUT in mark.row.metrics}) > 1
     ]
     if not marks_by_line:
@@ -154,8 +154,13 @@ def draw_batch_sizes(group: Group) -> Figure | None:
     return split_lines(Figure("batch_scaling", "Batch sizes", caption, 520, data, frame), panels)
 
 
+def _select_trained(marks: Sequence[CellMark]) -> list[CellMark]:
+    """The marks of cells that shardlab trains: the batch size of no other cell is known."""
+    return [mark for mark in marks if isinstance(mark.cell.cell, Cell)]
+
+
 def _batch_size(mark: CellMark) -> int:
-    return mark.cell.cell.global_batch_size
+    return mark.cell.cell.require_training().global_batch_size
 
 
 def _metric_line(

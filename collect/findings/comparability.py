@@ -22,7 +22,7 @@ from collect.sources.steps import find_timed_window
 from shardlab.errors import UnknownName
 from shardlab.hardware.nvml import POWER_CAP
 from shardlab.matrix import faults
-from shardlab.matrix.cell import STRATEGY_OPTIONS, Cell, Role, keys_with_role
+from shardlab.matrix.cell import STRATEGY_OPTIONS, AnyCell, Role, keys_with_role
 from shardlab.matrix.gradient_sync import describe_difference
 
 LEAST_SHARE = 0.05  # a GPU is reported if at least this share of its samples shows trouble: shorter trouble hardly matters
@@ -33,7 +33,7 @@ _VARIABLE_KEYS = keys_with_role(
 _LENGTH_KEYS = keys_with_role(Role.LENGTH, Role.DATA)
 
 
-def asks_for_same_work(cell: Cell, other: Cell) -> bool:
+def asks_for_same_work(cell: AnyCell, other: AnyCell) -> bool:
     """Whether two cells train the same model on the same batches with the same instruments.
 
     They may differ only in how the ranks share the work.
@@ -61,10 +61,10 @@ def describe_work(cell: Mapping[str, Any], options: AbstractSet[str]) -> dict[st
     return description
 
 
-def precision_remark(cells: Iterable[Cell]) -> str | None:
+def precision_remark(cells: Iterable[AnyCell]) -> str | None:
     """A remark about the ratio of metrics of these cells if the cells differ in precision; None if all have the same
     precision."""
-    precisions = list(dict.fromkeys(cell.precision for cell in cells))
+    precisions = list(dict.fromkeys(cell.precision or "not known" for cell in cells))
     return f"different computation: precision {' and '.join(precisions)}" if len(precisions) > 1 else None
 
 
@@ -75,11 +75,11 @@ def sync_remark(cells: Iterable[LoadedCell]) -> str | None:
         (cell.cell.strategy, run.result.knobs.get("effective", {}).get("sync"))
         for cell in cells
         for run in cell.completed
-        if run.result and cell.cell.gradient_accumulation_steps > 1
+        if run.result and (cell.cell.gradient_accumulation_steps or 1) > 1
     )
 
 
-def differ_only_in_launcher(cell: Cell, other: Cell) -> bool:
+def differ_only_in_launcher(cell: AnyCell, other: AnyCell) -> bool:
     """Whether two cells differ in the launcher and in no other key."""
     return cell.launcher != other.launcher and _drop_keys(cell, {"launcher"}) == _drop_keys(other, {"launcher"})
 
@@ -153,17 +153,17 @@ def group_families(cells: Iterable[LoadedCell]) -> list[list[LoadedCell]]:
     return list(cells_by_key.values())
 
 
-def _drop_keys(cell: Cell, keys: AbstractSet[str]) -> dict[str, Any]:
+def _drop_keys(cell: AnyCell, keys: AbstractSet[str]) -> dict[str, Any]:
     return {key: value for key, value in msgspec.to_builtins(cell).items() if key not in keys}
 
 
-def _same_faults(cell: Cell, other: Cell) -> bool:
+def _same_faults(cell: AnyCell, other: AnyCell) -> bool:
     """Whether two cells have the same faults on purpose."""
     first, other_instruments = cell.instruments, other.instruments
     return (first.straggler, first.lost_worker) == (other_instruments.straggler, other_instruments.lost_worker)
 
 
-def _options_agree(cell: Cell, other: Cell) -> bool:
+def _options_agree(cell: AnyCell, other: AnyCell) -> bool:
     """Whether the options that both cells have are equal. Options that only one cell has belong to its strategy."""
     shared_options = (cell.options.keys() & other.options.keys()) - STRATEGY_OPTIONS.keys()
     return all(cell.options[key] == other.options[key] for key in shared_options)

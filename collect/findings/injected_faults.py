@@ -191,7 +191,7 @@ def window_after_lost_rank(run: LoadedRun) -> Window | None:
 
 def _timed_steps(run: LoadedRun) -> pl.DataFrame:
     """Every timed step that any rank recorded. Units of ranks that share a model are divided among them."""
-    return run.steps.filter(~pl.col("warmup")).with_columns(pl.col("units") * (run.cell.dp / run.cell.gpus))
+    return run.steps.filter(~pl.col("warmup")).with_columns(pl.col("units") * (run.cell.data_ranks / run.cell.gpus))
 
 
 def _unseen_units(run: LoadedRun) -> tuple[float, float] | None:

@@ -23,7 +23,7 @@ from collect.traces.breakdown import Breakdown
 from collect.traces.run_traces import RunTraces
 from shardlab.hardware import nccl_log
 from shardlab.hardware.nccl_log import NcclTransports
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell, Cell
 from shardlab.matrix.study import Traces
 from shardlab.runs import prediction
 from shardlab.runs.prediction import Prediction
@@ -84,11 +84,16 @@ class LoadedRun(RunRecords, dict=True):
         return self.result is not None and self.result.resumed
 
     @property
-    def cell(self) -> Cell:
+    def cell(self) -> AnyCell:
         """The cell in run.json. Only for runs that have a run.json, as all completed runs do; other runs raise
         AssertionError."""
         assert self.run is not None
         return self.run.cell
+
+    @property
+    def training_cell(self) -> Cell | None:
+        """The cell in run.json if shardlab trains it; None for any other run."""
+        return self.run.cell if self.run is not None and isinstance(self.run.cell, Cell) else None
 
     @property
     def recorded(self) -> RecordedSteps:
@@ -96,7 +101,9 @@ class LoadedRun(RunRecords, dict=True):
         if self.run is None:
             return RecordedSteps({})
         lost_worker = self.cell.instruments.lost_worker
-        return RecordedSteps(self.step_records, self.cell.gpus, self.cell.dp, None if lost_worker is None else lost_worker.step)
+        return RecordedSteps(
+            self.step_records, self.cell.gpus, self.cell.data_ranks, None if lost_worker is None else lost_worker.step
+        )
 
     @cached_property
     def step_frames(self) -> Frames:

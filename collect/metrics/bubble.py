@@ -7,6 +7,7 @@ import polars as pl
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
 from collect.sources.steps import select_unwatched
+from shardlab.matrix.cell import Cell
 
 PIPELINE = ("cell.pp", "cell.options")  # keys of run.json
 ACCUMULATION = ("cell.gradient_accumulation_steps",)
@@ -19,8 +20,8 @@ def bubble_theory(run: LoadedRun) -> Quantity | None:
     P: number of ranks of a pipeline; M: number of micro-batches; v: number of stages per rank. None for a cell without a
     pipeline, and for a run without timed steps.
     """
-    cell = run.cell
-    if cell.pp < 2 or run.timed.is_empty():
+    cell = _find_pipeline_cell(run)
+    if cell is None or run.timed.is_empty():
         return None
     stages_per_rank = cell.options.get("stages_per_rank", 1)
     assert isinstance(stages_per_rank, int)
@@ -41,9 +42,8 @@ def simulated_time(run: LoadedRun) -> Quantity | None:
     P, M, v: see `bubble_theory`. The unit is the forward pass of one micro-batch through all stages of a rank; a backward pass
     takes 2 of it, and messages take none. None for a cell without a pipeline, and for a run without timed steps.
     """
-    cell = run.cell
-    ideal_passes = ideal_time(run)
-    if ideal_passes is None:
+    cell, ideal_passes = _find_pipeline_cell(run), ideal_time(run)
+    if cell is None or ideal_passes is None:
         return None
     stages_per_rank = cell.options.get("stages_per_rank", 1)
     assert isinstance(stages_per_rank, int)
@@ -52,15 +52,16 @@ def simulated_time(run: LoadedRun) -> Quantity | None:
 
 def ideal_time(run: LoadedRun) -> Quantity | None:
     """The time of a step of the pipeline without a bubble: 3 M, in forward passes. None whenever `simulated_time` is None."""
-    if run.cell.pp < 2 or run.timed.is_empty():
+    cell = _find_pipeline_cell(run)
+    if cell is None or run.timed.is_empty():
         return None
-    return Quantity((FORWARD + BACKWARD) * run.cell.gradient_accumulation_steps, "")
+    return Quantity((FORWARD + BACKWARD) * cell.gradient_accumulation_steps, "")
 
 
 def simulated_throughput(run: LoadedRun) -> Quantity | None:
     """Micro-batches per duration of a forward pass, by theory: M / `simulated_time`. None whenever `simulated_time` is None."""
-    step_time = simulated_time(run)
-    return Quantity(run.cell.gradient_accumulation_steps / step_time.value, "") if step_time else None
+    cell, step_time = _find_pipeline_cell(run), simulated_time(run)
+    return None if cell is None or step_time is None else Quantity(cell.gradient_accumulation_steps / step_time.value, "")
 
 
 def measured_bubble(run: LoadedRun) -> Quantity | None:
@@ -73,8 +74,8 @@ def measured_bubble(run: LoadedRun) -> Quantity | None:
     last stage never waits in backward, so F + B is the time that a rank computes if all stages take equally long. None if a
     rank has several stages, or if F + B is greater than T, because the stages then do not take equally long.
     """
-    cell = run.cell
-    if cell.pp < 2 or cell.options.get("stages_per_rank", 1) != 1:
+    cell = _find_pipeline_cell(run)
+    if cell is None or cell.options.get("stages_per_rank", 1) != 1:
         return None
     phase_times = select_unwatched(run.timed).drop_nulls(["forward_ms", "backward_ms"])
     # The ranks of one stage have consecutive numbers (trainers/parallel/mesh_model.py).
@@ -88,6 +89,12 @@ def measured_bubble(run: LoadedRun) -> Quantity | None:
         return None
     computed_ms = (float(first_stage["forward_ms"].sum()) + float(last_stage["backward_ms"].sum())) / ranks_per_stage
     return Quantity(100 * (1 - computed_ms / total_ms), "%", "of equally long stages") if computed_ms <= total_ms else None
+
+
+def _find_pipeline_cell(run: LoadedRun) -> Cell | None:
+    """The cell of a run if it has a pipeline, else None."""
+    cell = run.training_cell
+    return cell if cell is not None and cell.pp > 1 else None
 
 
 METRICS = (

@@ -14,10 +14,11 @@ def largest_batch(run: LoadedRun) -> Quantity | None:
     into memory, because the largest batch is then not known.
     """
     search = run.run.search if run.run is not None else None
-    if search is None or search.goal != "largest_that_fits":
+    cell = run.training_cell
+    if search is None or search.goal != "largest_that_fits" or cell is None:
         return None
-    path = search_path.follow_search(run.folder.path.parent, run.cell, search, run.repeat)
-    if path.best != run.cell.gpu_batch_size or path.best == search.largest:
+    path = search_path.follow_search(run.folder.path.parent, cell, search, run.repeat)
+    if path.best is None or path.best != cell.gpu_batch_size or path.best == search.largest:
         return None
     return Quantity(path.best, "items")
 

@@ -16,11 +16,11 @@ def mfu(run: LoadedRun) -> Quantity | None:
 
     None if the throughput, the FLOPs of a unit or the peak FLOP/s is not known.
     """
-    flops = run.result.flops_per_unit if run.result else None
+    flops, precision = run.result.flops_per_unit if run.result else None, run.cell.precision
     gpu_names = {gpu.name for host in run.hosts for gpu in host.gpus or ()}
-    if flops is None or len(gpu_names) != 1:
+    if flops is None or precision is None or len(gpu_names) != 1:
         return None
-    throughput_per_s, peak_flops_per_s = throughput(run), peak_flops(gpu_names.pop(), run.cell.precision)
+    throughput_per_s, peak_flops_per_s = throughput(run), peak_flops(gpu_names.pop(), precision)
     return (
         None
         if throughput_per_s is None or peak_flops_per_s is None

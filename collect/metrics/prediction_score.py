@@ -86,7 +86,7 @@ def _traffic_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRang
     assert run.result is not None
     assert run.run is not None
     counted_bytes = read_result_value(run, "communication_bytes.counted")
-    if counted_bytes is None or prediction.sent_bytes is None or run.run.cell.pp > 1:
+    if counted_bytes is None or prediction.sent_bytes is None or (run.run.cell.pp or 1) > 1:
         return None
     return exact_range(prediction.sent_bytes * run.run.world.world_size), counted_bytes
 

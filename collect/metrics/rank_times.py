@@ -58,7 +58,7 @@ def phase_waiting(run: LoadedRun) -> Quantity | None:
 
 def _ranks_have_equal_work(run: LoadedRun) -> bool:
     """Whether several ranks train, each with a whole model and an equal part of the batch."""
-    return run.run is not None and run.cell.gpus == run.cell.dp > 1
+    return run.run is not None and run.cell.gpus == run.cell.dp and run.cell.gpus > 1
 
 
 METRICS = (

@@ -12,7 +12,7 @@ from collect.loading.records import NO_FOLDER_STATE, Telemetry
 from collect.reading import read_many
 from shardlab.files import gc_pause
 from shardlab.matrix.batch_search import try_cell
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell
 from shardlab.matrix.expansion import ExpandedCell, Expansion
 from shardlab.runs import lease_cutoff, search_path
 from shardlab.runs.run import parse_run_id
@@ -25,7 +25,7 @@ class LoadedCell(msgspec.Struct):
     """A cell of the matrix with its runs."""
 
     id: str
-    cell: Cell
+    cell: AnyCell
     runs: list[LoadedRun]
     """For each repeat, its latest attempt."""
     earlier: list[LoadedRun]
@@ -85,7 +85,7 @@ def load_matrix(workspace: Workspace, matrix: str | None, telemetry: Telemetry =
     return Loaded(expansion, loaded_cells, searches)
 
 
-def _build_cell(cell_id: str, cell: Cell, runs: Iterable[LoadedRun]) -> LoadedCell:
+def _build_cell(cell_id: str, cell: AnyCell, runs: Iterable[LoadedRun]) -> LoadedCell:
     by_repeat: dict[int, list[LoadedRun]] = {}
     for run in runs:
         by_repeat.setdefault(run.repeat, []).append(run)
@@ -112,14 +112,17 @@ def _split_searched_cells(workspace: Workspace, expansion: Expansion) -> tuple[E
             continue
         repeat_numbers = range(1, len(expanded_cell.runs) + 1)
         paths = [
-            search_path.follow_search(workspace.runs, expanded_cell.cell, expanded_cell.search, repeat)
+            search_path.follow_search(workspace.runs, expanded_cell.cell.require_training(), expanded_cell.search, repeat)
             for repeat in repeat_numbers
         ]
         runs: dict[int, list[str]] = {}
         for path in paths:
             for attempt in path.tries:
                 runs.setdefault(attempt.size, []).append(attempt.run)
-        tried_cells = [(try_cell(expanded_cell.cell, batch_size), run_ids) for batch_size, run_ids in sorted(runs.items())]
+        tried_cells = [
+            (try_cell(expanded_cell.cell.require_training(), batch_size), run_ids)
+            for batch_size, run_ids in sorted(runs.items())
+        ]
         cells += [ExpandedCell(cell.name(), cell, run_ids, expanded_cell.search) for cell, run_ids in tried_cells] or [
             expanded_cell
         ]

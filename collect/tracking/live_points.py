@@ -29,7 +29,9 @@ class LivePoints:
 
     def __init__(self, run_dir: RunDir, run: Run) -> None:
         self._folder = run_dir
-        self._data_share = run.cell.dp / run.cell.gpus  # ranks that share a model record the same units, which count once
+        self._data_share = (
+            run.cell.data_ranks / run.cell.gpus
+        )  # ranks that share a model record the same units, which count once
         self._ranks = [FollowedRecords(str(run_dir.steps_file(rank)), StepRecord) for rank in range(run.cell.gpus)]
         self._validation = FollowedRecords(str(run_dir.validation_file), ValidationRecord)
         self._hosts: dict[str, FollowedRecords[Sample]] = {}

@@ -31,7 +31,7 @@ from jobs.planning.resolve import Capacity, find_misfits, resolve_cells
 from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell
 from shardlab.matrix.matrix import Matrix, Point
 
 DEGREES = ("dp", "tp", "pp")
@@ -52,11 +52,11 @@ class AdaptedCell(msgspec.Struct, frozen=True):
 
     point: Point
     """The combination of the matrix file, with its new `defaults`."""
-    original_cell: Cell
+    original_cell: AnyCell
     """The cell of the study."""
     new_keys: dict[str, Any] | None
     """The keys of the new cell; None if the cell is left out."""
-    new_cell: Cell | None
+    new_cell: AnyCell | None
     """The new cell; None if the cell is left out."""
     why: str
     """The reason for another number of GPUs, or why the cell is left out, in a sentence without a full stop; else empty."""
@@ -81,7 +81,7 @@ class CellFitter(msgspec.Struct, frozen=True):
     machine: Capacity
     plugins: OwnPlugins
 
-    def try_keys(self, point: Point, keys: dict[str, Any]) -> Cell | str:
+    def try_keys(self, point: Point, keys: dict[str, Any]) -> AnyCell | str:
         """The cell with these keys. If the cell is not possible or does not fit, the reason as text. point: the combination of
         the matrix file that the cell comes from."""
         single_cell_matrix = keep_only_points(self.matrix, [Point(keys, point.origin)])
@@ -96,8 +96,8 @@ class CellFitter(msgspec.Struct, frozen=True):
         return found_misfits[0].why.rstrip(".") if found_misfits else cells[0]
 
     def resize_cell(
-        self, point: Point, original_cell: Cell, gpus: int, nnodes: int | None
-    ) -> tuple[dict[str, Any], Cell] | str:
+        self, point: Point, original_cell: AnyCell, gpus: int, nnodes: int | None
+    ) -> tuple[dict[str, Any], AnyCell] | str:
         """The keys and the cell of a combination on another number of GPUs and nodes; the reason if no such cell fits."""
         refusal = ""
         for degrees in _list_changed_degrees(point, original_cell, gpus):
@@ -105,7 +105,7 @@ class CellFitter(msgspec.Struct, frozen=True):
             new_keys |= {"gpus": gpus} if gpus != original_cell.gpus else {}
             new_keys |= {"nnodes": nnodes} if nnodes != point.keys.get("nnodes") else {}
             fitted_cell = self.try_keys(point, new_keys)
-            if isinstance(fitted_cell, Cell):
+            if isinstance(fitted_cell, AnyCell):
                 return new_keys, fitted_cell
             refusal = refusal or fitted_cell
         return refusal or "its degrees of parallelism would become 1"
@@ -133,7 +133,7 @@ def adapt_cells(
         Point(point.keys | {key: replaced_value.new_value for key, replaced_value in point_values.items()}, point.origin)
         for point, point_values in zip(requested_matrix.points, replaced_values, strict=True)
     ]
-    cells_by_size: dict[CellSize, list[tuple[Point, Cell]]] = {}
+    cells_by_size: dict[CellSize, list[tuple[Point, AnyCell]]] = {}
     for start_point, cell in zip(start_points, cells, strict=True):
         cells_by_size.setdefault(_make_cell_size(start_point, cell), []).append((start_point, cell))
     new_sizes = {size: _find_nearest_size(fitter, size, cells_of_size) for size, cells_of_size in cells_by_size.items()}
@@ -149,12 +149,12 @@ def adapt_cells(
 
 
 def _adapt_cell(
-    fitter: CellFitter, point: Point, start_point: Point, original_cell: Cell, new_size: tuple[int, int | None] | None
+    fitter: CellFitter, point: Point, start_point: Point, original_cell: AnyCell, new_size: tuple[int, int | None] | None
 ) -> AdaptedCell:
     """What becomes of one cell. point: its combination. start_point: the same with the values that the cluster has."""
     unresized_cell = fitter.try_keys(start_point, start_point.keys)
     capacity_text = ""
-    if isinstance(unresized_cell, Cell):
+    if isinstance(unresized_cell, AnyCell):
         new_keys, new_cell = start_point.keys, unresized_cell
     elif new_size is None or new_size == (original_cell.gpus, start_point.keys.get("nnodes")):
         # no size fits, or the size is not why the cell does not fit
@@ -191,13 +191,13 @@ def comes_from_axes(point: Point) -> bool:
     return bool(sections & {"axes", "zip"}) or "include" not in sections
 
 
-def _make_cell_size(start_point: Point, cell: Cell) -> CellSize:
+def _make_cell_size(start_point: Point, cell: AnyCell) -> CellSize:
     point_keys = start_point.keys
     return CellSize(cell.gpus, point_keys.get("nnodes"), point_keys.get("gpu_type"), point_keys.get("launcher", cell.launcher))
 
 
 def _find_nearest_size(
-    fitter: CellFitter, size: CellSize, cells_of_size: list[tuple[Point, Cell]]
+    fitter: CellFitter, size: CellSize, cells_of_size: list[tuple[Point, AnyCell]]
 ) -> tuple[int, int | None] | None:
     """The new number of GPUs and nodes for all cells of one size: the first candidate on which at least one of these cells
     fits; None if no cell fits on any candidate."""
@@ -213,7 +213,7 @@ def _list_divisors(number: int) -> list[int]:
     return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]
 
 
-def _list_changed_degrees(point: Point, original_cell: Cell, new_gpus: int) -> Iterator[dict[str, int]]:
+def _list_changed_degrees(point: Point, original_cell: AnyCell, new_gpus: int) -> Iterator[dict[str, int]]:
     """Yields the degrees (dp, tp, pp) that must change in the file if the cell has `new_gpus` GPUs, the best choice first: as
     few degrees as possible change, and tp stays as large as possible. A mapping is empty if the file gives no degree that must
     change."""

@@ -14,7 +14,7 @@ import msgspec
 
 from jobs.adaptation.adapted_cells import AdaptedCell
 from shardlab.matrix import cell_names
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell
 from shardlab.matrix.expression import MAX_LENGTH, Expression
 
 # The values that are added to a filter if it would otherwise select too many cells. They are tried in this order.
@@ -158,7 +158,7 @@ class Questions:
         }
 
 
-def read_cell_values(cell: Cell) -> CellValues:
+def read_cell_values(cell: AnyCell) -> CellValues:
     """The values of a cell by name, as filters use them."""
     return cell_names.values_by_name(msgspec.to_builtins(cell))
 

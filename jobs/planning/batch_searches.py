@@ -11,7 +11,7 @@ from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.cluster.cluster import Cluster
 from shardlab.matrix import batch_search
 from shardlab.matrix.batch_search import BatchSearch
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell, Cell, select_trainings
 from shardlab.matrix.matrix import Matrix
 from shardlab.runs.prediction import Prediction
 from shardlab.workspace.workspace import Workspace
@@ -24,23 +24,26 @@ LARGEST_TINY_BATCH = 8  # of a pass with `--scale tiny`: a tiny twin runs out of
 class PlannedSearches(msgspec.Struct, frozen=True):
     """The searches of a matrix."""
 
-    cells: list[Cell]
+    cells: list[AnyCell]
     """The cell of the first try of each search, in the order of the matrix."""
     searches: dict[str, BatchSearch]
     """Each search by the text that `batch_search.search_family_hash` gives for all cells of the search."""
 
 
 def plan_searches(
-    workspace: Workspace, matrix: Matrix, cells: Sequence[Cell], cluster: Cluster, runs_as: str, plugins: OwnPlugins
+    workspace: Workspace, matrix: Matrix, all_cells: Sequence[AnyCell], cluster: Cluster, runs_as: str, plugins: OwnPlugins
 ) -> PlannedSearches:
     """Plan a search for each cell of a matrix. If the matrix asks for no search, returns the cells unchanged and no searches.
 
-    cells: all cells of the matrix, or their tiny twins. cluster: the cluster. runs_as: the name under which the workspace keeps
-    the matrix. A search that was submitted before keeps the size of its first try, so that its tries stay the same. Raises
-    InputError if a search has no upper bound.
+    all_cells: all cells of the matrix, or their tiny twins. cluster: the cluster. runs_as: the name under which the workspace
+    keeps the matrix. A search that was submitted before keeps the size of its first try, so that its tries stay the same.
+    Raises InputError if a search has no upper bound, or if shardlab does not train a cell.
     """
     if matrix.file.search is None:
-        return PlannedSearches(list(cells), {})
+        return PlannedSearches(list(all_cells), {})
+    cells = select_trainings(all_cells)
+    if len(cells) < len(all_cells):
+        raise matrix.document.error(("search",), "the batch size of a command cannot be searched: its arguments decide it.")
     earlier_searches = _read_earlier_searches(workspace, runs_as)
     predictions = plan_predictions.predict_cells(workspace, cluster, cells, {})
     searches = {}
@@ -59,7 +62,7 @@ def plan_searches(
 
 
 def describe_searches(
-    cells: Sequence[Cell], searches: Mapping[str, BatchSearch], predictions: Mapping[str, Prediction]
+    cells: Sequence[AnyCell], searches: Mapping[str, BatchSearch], predictions: Mapping[str, Prediction]
 ) -> list[str]:
     """A sentence for each search: its start, why it starts there, its bound, and how many tries it needs at most. The last
     sentence says that the other numbers of the plan are about the first tries only. Returns no sentences without a search.
@@ -67,7 +70,7 @@ def describe_searches(
     cells: the first cells of the searches. predictions: the predictions for these cells, by name.
     """
     search_sentences = []
-    for cell in cells:
+    for cell in select_trainings(cells):
         if (search := searches.get(batch_search.search_family_hash(cell))) is None:
             continue
         likely_micro_batch = predictions[cell.name()].largest_micro_batch if cell.name() in predictions else None
@@ -89,7 +92,7 @@ def _read_earlier_searches(workspace: Workspace, runs_as: str) -> dict[str, Batc
         return {}
     cells = workspace.read_expansion(runs_as).cells
     return {
-        batch_search.search_family_hash(expanded_cell.cell): expanded_cell.search
+        batch_search.search_family_hash(expanded_cell.cell.require_training()): expanded_cell.search
         for expanded_cell in cells
         if expanded_cell.search is not None
     }

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from shardlab.matrix import cell_sizes
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell, Cell
 from shardlab.matrix.cell_names import values_by_name
 from trainers import menu
 
@@ -20,7 +20,7 @@ COLUMN_KEYS = {  # keys that are not compared: they have their own column in a p
 FILE_KEYS_OF_SECONDS = {"time_limit_s": "time_limit", "hang_limit_s": "hang_limit"}
 
 
-def describe_differences(cells: Sequence[Cell]) -> list[str]:
+def describe_differences(cells: Sequence[AnyCell]) -> list[str]:
     """For each cell, a text with `key=value` for every key whose value is not the same in all cells; '' if there is none.
 
     An option that only some strategies or workloads have is compared among the cells that have the option. A key is left out
@@ -48,7 +48,7 @@ def describe_differences(cells: Sequence[Cell]) -> list[str]:
     ]
 
 
-def _flatten_cell(cell: Cell) -> dict[str, Any]:
+def _flatten_cell(cell: AnyCell) -> dict[str, Any]:
     builtins_of_cell = msgspec.to_builtins(cell)
     limits_s = {key: builtins_of_cell[key] for key in FILE_KEYS_OF_SECONDS}
     clock_texts = {key: None if limit_s is None else cell_sizes.format_seconds(limit_s) for key, limit_s in limits_s.items()}
@@ -56,8 +56,10 @@ def _flatten_cell(cell: Cell) -> dict[str, Any]:
     return values_by_name(builtins_of_cell) | clock_texts | instruments
 
 
-def _default_values(cell: Cell) -> dict[str, Any]:
+def _default_values(cell: AnyCell) -> dict[str, Any]:
     """The default values that the strategy and the workload of a cell give to keys that a matrix does not set."""
+    if not isinstance(cell, Cell):
+        return {}
     workload = menu.find_workload_of_cell(cell)
     options = (*menu.find_strategy_of_cell(cell).options, *workload.options)
     option_defaults = {f"options.{option.name}": option.default for option in options}

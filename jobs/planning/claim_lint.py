@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from shardlab.matrix import cell_names, metric_names
-from shardlab.matrix.cell import Cell, Instruments
+from shardlab.matrix.cell import AnyCell, Instruments
 from shardlab.matrix.expression import Expression
 from shardlab.matrix.matrix import MatrixFile
 
@@ -21,12 +21,12 @@ _NAME = re.compile(r"[A-Za-z]+(?:-?\d+)*")
 _OTHER_NAMES = {"deepspeed": "zero"}  # a name in sentences -> the beginning of the names of the strategies
 
 
-def lint_claims(file: MatrixFile, cells: Sequence[Cell]) -> list[str]:
+def lint_claims(file: MatrixFile, cells: Sequence[AnyCell]) -> list[str]:
     """The hints on a matrix file, one sentence each. cells: all cells of the matrix, or their tiny twins."""
     cells = [cell.rehearses or cell for cell in cells]
     values = [cell_names.values_by_name(msgspec.to_builtins(cell)) for cell in cells] if file.claims or file.reported else []
 
-    def select(selector: Mapping[str, Any]) -> list[Cell]:
+    def select(selector: Mapping[str, Any]) -> list[AnyCell]:
         names = {name: value for name, value in selector.items() if name not in cell_names.METRIC_ARGUMENTS}
         return [cell for cell, cell_values in zip(cells, values, strict=True) if cell_names.has_values(cell_values, names)]
 
@@ -43,7 +43,7 @@ def lint_claims(file: MatrixFile, cells: Sequence[Cell]) -> list[str]:
     return list(dict.fromkeys(hints))
 
 
-def _find_missing_names(sentence: str, cells: Sequence[Cell], compared: Sequence[Cell]) -> list[str]:
+def _find_missing_names(sentence: str, cells: Sequence[AnyCell], compared: Sequence[AnyCell]) -> list[str]:
     """The names of strategies and workloads in a sentence of which no compared cell is. Names have two capital letters, so that
     `single` in `a single node` is none. cells: all cells; only names that some of them have are looked for."""
     missing = []
@@ -58,13 +58,13 @@ def _find_missing_names(sentence: str, cells: Sequence[Cell], compared: Sequence
     return missing
 
 
-def _has_name(cell: Cell, beginning: str) -> bool:
+def _has_name(cell: AnyCell, beginning: str) -> bool:
     """Whether the strategy or workload of a cell, or a later part of it such as `pp` of tp-pp, has this beginning."""
     parts = [name.split("-") for name in (cell.strategy, cell.workload)]
     return any("".join(words[start:]).startswith(beginning) for words in parts for start in range(len(words)))
 
 
-def _find_missing_instruments(owner: str, calls: Sequence[tuple[str, Sequence[Cell]]]) -> list[str]:
+def _find_missing_instruments(owner: str, calls: Sequence[tuple[str, Sequence[AnyCell]]]) -> list[str]:
     """A hint for each metric of which a cell lacks the instrument. owner: the claim or number. calls: metrics with their
     cells."""
     hints = []

@@ -20,7 +20,7 @@ from jobs import on_controller
 from jobs.rendering.render import RenderContext
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import json_file
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell
 from shardlab.remote import remote_workspace
 from shardlab.terminal import console
 from shardlab.workspace import workspace_trust
@@ -48,7 +48,7 @@ class DataSetQuestion(msgspec.Struct, frozen=True):
     """The options of each cell."""
 
 
-def find_missing_data(cells: Sequence[Cell], context: RenderContext, workspace: Workspace) -> MissingData:
+def find_missing_data(cells: Sequence[AnyCell], context: RenderContext, workspace: Workspace) -> MissingData:
     """Find out which data sets of these cells are missing.
 
     If the runs start on this machine, its disk is checked directly. If the runs start on a cluster, the controller of the

@@ -10,7 +10,7 @@ import msgspec
 
 from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell
 from shardlab.matrix.cell_sizes import format_seconds
 from shardlab.matrix.retry import Retry
 from shardlab.runs.prediction import Prediction
@@ -46,7 +46,7 @@ class RunTime(msgspec.Struct, frozen=True):
 class CellHours(msgspec.Struct, frozen=True):
     """The GPU hours of the runs of one cell."""
 
-    cell: Cell
+    cell: AnyCell
     run_time: RunTime | None
     """How long a run takes; None: not known."""
     gpus: int
@@ -86,7 +86,7 @@ class GpuHours(msgspec.Struct, frozen=True):
         return self.without_retries + self.retries
 
 
-def count_most_retries(cell: Cell, retry: Retry, requeues: int, *, on_slurm: bool) -> MostRetries:
+def count_most_retries(cell: AnyCell, retry: Retry, requeues: int, *, on_slurm: bool) -> MostRetries:
     """How often a run of a cell may at most be started again by itself.
 
     A run is not started again after a state that its cell expects, after `timeout` only if it saves checkpoints, and after
@@ -125,7 +125,7 @@ def estimate_run_time(
 
 
 def estimate_cell_hours(
-    cells: Sequence[Cell],
+    cells: Sequence[AnyCell],
     runs: Mapping[str, int],
     recorded_s: Mapping[str, float],
     predictions: Mapping[str, Prediction],
@@ -147,7 +147,7 @@ def estimate_cell_hours(
     return cell_hours
 
 
-def count_occupied_gpus(cell: Cell, cluster: Cluster) -> int:
+def count_occupied_gpus(cell: AnyCell, cluster: Cluster) -> int:
     """The number of GPUs that nobody else can use during a run: all GPUs of the run's nodes, unless other jobs may share the
     nodes (`exclusive: false`)."""
     if cell.launcher == "fork":

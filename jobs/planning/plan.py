@@ -34,7 +34,7 @@ from shardlab.cluster.slurm_keys import Gpus
 from shardlab.errors import InputError, MissingExtra
 from shardlab.hardware import host
 from shardlab.matrix import batch_search, gradient_sync, matrix
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell, select_trainings
 from shardlab.matrix.matrix import Matrix
 from shardlab.runs.prediction import Prediction
 from shardlab.runs.run import REHEARSAL_NOTE
@@ -54,9 +54,9 @@ class MatrixPlan(msgspec.Struct, frozen=True):
 
     matrix: Matrix
     """The matrix file."""
-    all_cells: list[Cell]
+    all_cells: list[AnyCell]
     """All cells of the matrix."""
-    cells: list[Cell]
+    cells: list[AnyCell]
     """The cells that --where selects; all cells without --where."""
     repeats: dict[str, int]
     """The number of runs of each cell of `all_cells`, by the name of the cell."""
@@ -75,11 +75,11 @@ class MatrixPlan(msgspec.Struct, frozen=True):
     predicted: dict[str, Prediction]
     """The planner's prediction for each cell of `cells`, by the name of the cell."""
 
-    def planned_name(self, cell: Cell) -> str:
+    def planned_name(self, cell: AnyCell) -> str:
         """The name of the planned cell to which a run of `cell` belongs. For a try of a search, this is the cell of the first
         try."""
         search = self.source.search_of(cell)
-        return (cell if search is None else batch_search.try_cell(cell, search.start)).name()
+        return (cell if search is None else batch_search.try_cell(cell.require_training(), search.start)).name()
 
     def most_runs(self, run_counts: Mapping[str, int]) -> dict[str, int]:
         """The largest number of runs of each selected cell, by the name of the cell; each search counts with all its tries.
@@ -116,10 +116,13 @@ def plan_matrix(
     machine = find_capacity(cluster, in_allocation=in_allocation)
     plugins = find_own_plugins(workspace, requested_matrix, cluster)
     try:
-        cells = resolve_cells(requested_matrix, cluster=None if machine.is_this_machine else machine, plugins=plugins)
+        cells: list[AnyCell] = resolve_cells(
+            requested_matrix, cluster=None if machine.is_this_machine else machine, plugins=plugins
+        )
         if scale == "tiny":
-            cells = tiny_twin.make_twins(cells, plugins.workload_menu())
-            tiny_twin.must_train(cells)
+            twins = tiny_twin.make_twins(cells, plugins.workload_menu())
+            tiny_twin.must_train(twins)
+            cells = [*twins]
         stored_name = requested_matrix.name if scale == "full" else f"{requested_matrix.name}-{scale}"
         searches = batch_searches.plan_searches(workspace, requested_matrix, cells, cluster, stored_name, plugins)
         cells = searches.cells
@@ -152,7 +155,7 @@ def plan_matrix(
     )
 
 
-def _select_cells(cells: list[Cell], where: str | None) -> list[Cell]:
+def _select_cells(cells: list[AnyCell], where: str | None) -> list[AnyCell]:
     """The cells for which the expression of --where is true; all if it is None. Raises InputError if there is none."""
     selected_cells = [cell for cell in cells if where is None or is_true_for_cell(parse_condition(where), cell)]
     if not selected_cells:
@@ -268,7 +271,9 @@ def leave_out_cells_over_memory(plan: MatrixPlan) -> tuple[MatrixPlan, list[str]
 
     Returns (the plan without these cells, the names of these cells).
     """
-    left_out_names = predict.list_cells_over_memory({cell.name(): cell for cell in plan.cells}, plan.predicted)
+    left_out_names = predict.list_cells_over_memory(
+        {cell.name(): cell for cell in select_trainings(plan.cells)}, plan.predicted
+    )
     fitting_cells = [cell for cell in plan.cells if cell.name() not in left_out_names]
     fitting_cost = number_of_runs.estimate_cost(fitting_cells, plan.repeats, plan.recorded)
     return msgspec.structs.replace(plan, cells=fitting_cells, cost=fitting_cost), left_out_names
@@ -286,7 +291,7 @@ def must_fit_cluster(plan: MatrixPlan) -> None:
         raise InputError("\n".join([str(cluster_problems), *plan.advice]))
 
 
-def _list_gpus(cells: Sequence[Cell], cluster: Cluster) -> list[Gpus]:
+def _list_gpus(cells: Sequence[AnyCell], cluster: Cluster) -> list[Gpus]:
     """The entries of the cluster file for the GPUs of cells, without those that name no GPU type."""
     gpu_entries = [cluster.for_gpu_type(gpu_type).gpus for gpu_type in sorted({cell.gpu_type or "" for cell in cells})]
     return [gpus for gpus in gpu_entries if gpus is not None and gpus.type is not None]
@@ -294,8 +299,8 @@ def _list_gpus(cells: Sequence[Cell], cluster: Cluster) -> list[Gpus]:
 
 def suggest_options(
     requested_matrix: Matrix,
-    cells: Sequence[Cell],
-    selected_cells: Sequence[Cell],
+    cells: Sequence[AnyCell],
+    selected_cells: Sequence[AnyCell],
     machine: Capacity,
     where: str | None,
     plugins: OwnPlugins | None = None,
@@ -396,8 +401,8 @@ def render_all(plan: MatrixPlan, workspace: Workspace, runs_folder: Path) -> Ren
     return Rendering(folders, skipped)
 
 
-def _make_remarks(cells: Sequence[Cell], machine: Capacity, cluster: Cluster, rehearsal_count: int) -> list[str]:
-    remarks = tiny_twin.describe_dropped_settings([cell.rehearses for cell in cells if cell.rehearses])
+def _make_remarks(cells: Sequence[AnyCell], machine: Capacity, cluster: Cluster, rehearsal_count: int) -> list[str]:
+    remarks = tiny_twin.describe_dropped_settings([cell.rehearses for cell in select_trainings(cells) if cell.rehearses])
     processor_count = host.count_usable_processors()
     most_ranks = max(cell.gpus for cell in cells)
     if cluster.provider != "local":
@@ -418,7 +423,7 @@ def _make_remarks(cells: Sequence[Cell], machine: Capacity, cluster: Cluster, re
     if machine.is_this_machine and find_spec("torch") is None:
         install_command = extras.install_command("trainers")
         remarks.append(f"torch is not installed here; before `jobs submit` on this machine, install it with: {install_command}")
-    accumulating_cells = [cell for cell in cells if cell.gradient_accumulation_steps > 1]
+    accumulating_cells = [cell for cell in select_trainings(cells) if cell.gradient_accumulation_steps > 1]
     strategy_syncs = ((cell.strategy, menu.find_strategy_of_cell(cell).sync(cell)) for cell in accumulating_cells)
     remarks += filter(None, [gradient_sync.describe_difference(strategy_syncs)])
     if rehearsal_count:

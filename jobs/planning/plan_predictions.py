@@ -10,7 +10,7 @@ from jobs.planner.calibration import Calibration, MeasuredRatio
 from jobs.planning import gpu_hours
 from shardlab.cluster.cluster import Cluster
 from shardlab.errors import ShardlabError
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell, select_trainings
 from shardlab.runs import prediction
 from shardlab.runs.prediction import Prediction
 from shardlab.runs.rehearsed import RehearsalAnswer
@@ -22,11 +22,11 @@ from shardlab.workspace.workspace import Workspace
 def predict_cells(
     workspace: Workspace,
     cluster: Cluster,
-    cells: Sequence[Cell],
+    cells: Sequence[AnyCell],
     recorded_s: Mapping[str, float],
     answers: Mapping[str, RehearsalAnswer] | None = None,
 ) -> dict[str, Prediction]:
-    """The prediction of a run of each cell, by the name of the cell.
+    """The prediction of a run of each cell that shardlab trains, by the name of the cell.
 
     recorded_s: the mean duration of earlier runs in seconds, by the name of the cell. answers: the results of rehearsals of the
     planner, by the name of the cell.
@@ -53,7 +53,7 @@ def predict_cells(
             rehearsal=(answers or {}).get(cell.name()),
             node_bytes=node_bytes[cell.gpu_type],
         )
-        for cell in cells
+        for cell in select_trainings(cells)
     }
 
 
@@ -85,7 +85,7 @@ def _measure_ratio(run_dir: RunDir, power_w: float | None) -> MeasuredRatio | No
         return None
     if run_result.state != "completed" or run_dir.is_rehearsal():
         return None
-    cell = run_dir.read_run().cell
+    cell = run_dir.read_run().training_cell
     if cell.instruments.straggler is not None or cell.instruments.lost_worker is not None:
         return None
     seconds = run_result.step_time_ms.median / 1000 if run_result.step_time_ms is not None else None

@@ -16,7 +16,7 @@ import msgspec
 
 from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.files import files, plugin_source
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell, Cell, select_trainings
 from shardlab.plugins import plugin_process
 from shardlab.plugins.plugin_kind import WORKLOADS
 from shardlab.runs import rehearsed
@@ -49,7 +49,7 @@ class Rehearsals:
         # failures, by the key of the answer; not stored, because a later command may succeed
         self._failures: dict[str, NotRehearsed] = {}
 
-    def get_answers(self, cells: Sequence[Cell]) -> dict[str, RehearsalAnswer]:
+    def get_answers(self, cells: Sequence[AnyCell]) -> dict[str, RehearsalAnswer]:
         """The answer for each cell that has an answer, by the name of the cell. Missing answers are made if `make` is set."""
         answers_by_name = dict[str, RehearsalAnswer]()
         if not self._makes_missing and not self.folder.is_dir():
@@ -57,7 +57,7 @@ class Rehearsals:
         cells_without_answer = dict[
             str, list[Cell]
         ]()  # by key of the answer: cells that need this answer because their steps are equal
-        for cell in cells:
+        for cell in select_trainings(cells):
             request = self._make_request(cell)
             if (answer := self._read_stored(request)) is not None:
                 answers_by_name[cell.name()] = answer

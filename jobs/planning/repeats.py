@@ -8,7 +8,7 @@ from statistics import fmean
 import msgspec
 
 from shardlab.errors import ShardlabError
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell
 from shardlab.matrix.cell_names import METRIC_ARGUMENTS, matches_cell
 from shardlab.matrix.expression import Expression
 from shardlab.matrix.matrix import MatrixFile, Repeats
@@ -28,7 +28,7 @@ class EstimatedCost(msgspec.Struct, frozen=True):
     """The sum over these runs of hours times the number of ranks (with GPUs, these are GPU hours)."""
 
 
-def count_repeats(file: MatrixFile, cells: Sequence[Cell], given_repeats: int | None) -> dict[str, int]:
+def count_repeats(file: MatrixFile, cells: Sequence[AnyCell], given_repeats: int | None) -> dict[str, int]:
     """The number of runs of each cell, by the name of the cell.
 
     file: the matrix file. given_repeats: the value of --repeats, which overrides the file; None if the option is not given.
@@ -44,7 +44,7 @@ def count_repeats(file: MatrixFile, cells: Sequence[Cell], given_repeats: int | 
     }
 
 
-def find_claimed_cells(file: MatrixFile, cells: Iterable[Cell]) -> set[str]:
+def find_claimed_cells(file: MatrixFile, cells: Iterable[AnyCell]) -> set[str]:
     """The names of the cells that the claims of the matrix (sentences of a study that are tested) use in their tests."""
     metric_calls = (metric_call for claim in file.claims for _, metric_call in Expression(claim.test).call_arguments)
     cell_filters = [
@@ -57,7 +57,7 @@ def find_claimed_cells(file: MatrixFile, cells: Iterable[Cell]) -> set[str]:
     }
 
 
-def order_runs_by_repeat(cells: Sequence[Cell], repeats: Mapping[str, int]) -> list[tuple[Cell, int]]:
+def order_runs_by_repeat(cells: Sequence[AnyCell], repeats: Mapping[str, int]) -> list[tuple[AnyCell, int]]:
     """Every (cell, repeat), in the order in which they run: all first repeats, then all second repeats, and so on. In this
     order, a slow change of the machine's speed affects all cells in the same way."""
     cell_repeats = [(cell, repeats[cell.name()]) for cell in cells]
@@ -82,7 +82,7 @@ def describe_repeats(repeats: Mapping[str, int], repeats_key: int | Repeats) -> 
 
 
 def compute_mean_recorded_s(
-    workspace: Workspace, cells: Iterable[Cell], repeats: Mapping[str, int], rehearsed: Container[str]
+    workspace: Workspace, cells: Iterable[AnyCell], repeats: Mapping[str, int], rehearsed: Container[str]
 ) -> dict[str, float]:
     """The mean duration in seconds of the completed runs of each cell, by the name of the cell. Cells without a completed run
     in this workspace are left out. rehearsed: the names of the cells that are planned as rehearsals; earlier rehearsals count
@@ -99,7 +99,7 @@ def compute_mean_recorded_s(
     return mean_s_by_name
 
 
-def estimate_cost(cells: Iterable[Cell], repeats: Mapping[str, int], recorded_s: Mapping[str, float]) -> EstimatedCost:
+def estimate_cost(cells: Iterable[AnyCell], repeats: Mapping[str, int], recorded_s: Mapping[str, float]) -> EstimatedCost:
     """The estimated time of the runs of these cells. repeats: the number of runs, by the name of the cell. recorded_s: the
     result of `compute_mean_recorded_s`."""
     measured_cells, hours, rank_hours = 0, 0.0, 0.0

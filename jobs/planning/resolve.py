@@ -15,7 +15,7 @@ from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.errors import UnknownName
 from shardlab.files.document import Problem
 from shardlab.matrix import cell_sizes, claim_check
-from shardlab.matrix.cell import Cell, Draft
+from shardlab.matrix.cell import AnyCell, Cell, Draft
 from shardlab.matrix.matrix import Matrix, Point
 from trainers.instruments import observed_steps
 from trainers.strategy import Strategy
@@ -72,7 +72,7 @@ class Menus(msgspec.Struct, frozen=True):
 
 def resolve_cells(
     matrix: Matrix, machine: Capacity | None = None, cluster: Capacity | None = None, plugins: OwnPlugins | None = None
-) -> list[Cell]:
+) -> list[AnyCell]:
     """The cells of a matrix, one for each point, in the order of the points.
 
     machine: if given, all cells must fit this capacity. cluster: if given, a cell without the key nnodes gets the smallest
@@ -88,7 +88,7 @@ def resolve_cells(
         unknown_sentence = str(UnknownName("strategy", matrix.file.baseline, menus.strategies))
         fault_sentence = plugins.strategies.faults.get(matrix.file.baseline, unknown_sentence)
         problems.append(matrix.document.problem(("baseline",), fault_sentence))
-    cells: list[Cell] = []
+    cells: list[AnyCell] = []
     first_index_by_hash: dict[str, int] = {}
     for point_number, point in enumerate(matrix.points, start=1):
         cell = _resolve_cell(matrix, point, menus, problems, cluster)
@@ -110,7 +110,9 @@ def resolve_cells(
     return cells
 
 
-def find_misfits(matrix: Matrix, cells: Sequence[Cell], machine: Capacity, selected_cells: Sequence[Cell]) -> list[Misfit]:
+def find_misfits(
+    matrix: Matrix, cells: Sequence[AnyCell], machine: Capacity, selected_cells: Sequence[AnyCell]
+) -> list[Misfit]:
     """The cells of `selected_cells` that do not fit the machines. cells: all cells, in the order of the matrix's points."""
     found_misfits = []
     selected_names = {cell.name() for cell in selected_cells}
@@ -126,7 +128,7 @@ def find_misfits(matrix: Matrix, cells: Sequence[Cell], machine: Capacity, selec
     return found_misfits
 
 
-def _explain_misfit(cell: Cell, machine: Capacity) -> dict[str, str | None]:
+def _explain_misfit(cell: AnyCell, machine: Capacity) -> dict[str, str | None]:
     """Why a cell does not fit the machines: for each key that says what the cell needs, the reason, or None if the key fits."""
     return {
         "nnodes": _explain_too_few_nodes(cell, machine),
@@ -136,7 +138,9 @@ def _explain_misfit(cell: Cell, machine: Capacity) -> dict[str, str | None]:
     }
 
 
-def _resolve_cell(matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], cluster: Capacity | None) -> Cell | None:
+def _resolve_cell(
+    matrix: Matrix, point: Point, menus: Menus, problems: list[Problem], cluster: Capacity | None
+) -> AnyCell | None:
     """Resolve one point into a cell. If the cell is not possible, append the reasons to `problems` and return None.
 
     cluster: as for `resolve_cells`.
@@ -208,7 +212,7 @@ def _assemble_cell(
     """
     global_batch_size, micro_batch_size, pass_count = sizes
     time_limit_s, hang_limit_s = limits
-    same_values = {key: getattr(draft, key) for key in Draft.__struct_fields__ if key in Cell.__struct_fields__}
+    same_values = {key: getattr(draft, key) for key in Draft.__struct_fields__ if key in AnyCell.__struct_fields__}
     return Cell(
         **{
             **same_values,
@@ -370,7 +374,7 @@ def _count_fewest_nodes(draft: Draft, launcher: Launcher, gpus_per_node: int | N
     return math.ceil(draft.gpus / gpus_per_node) if gpus_per_node and launcher.several_nodes else 1
 
 
-def _explain_uneven_ranks(cell: Cell, launcher: Launcher) -> str | None:
+def _explain_uneven_ranks(cell: AnyCell, launcher: Launcher) -> str | None:
     if cell.nnodes > 1 and not launcher.several_nodes:
         return f"{launcher.name} starts ranks on one node only. Allowed: nnodes: 1, or another launcher."
     if cell.world_size % cell.nnodes:
@@ -395,19 +399,19 @@ def explain_unusable_launcher(launcher: str, machine: Capacity) -> str | None:
     return f"the launcher {launcher} needs {programs_clause}. Install what is missing, or choose another launcher."
 
 
-def _explain_too_few_nodes(cell: Cell, machine: Capacity) -> str | None:
+def _explain_too_few_nodes(cell: AnyCell, machine: Capacity) -> str | None:
     if machine.nodes is None or cell.nnodes <= machine.nodes:
         return None
     return f"needs {cell.nnodes} nodes, the cluster has {machine.nodes}."
 
 
-def _explain_unknown_gpu_type(cell: Cell, machine: Capacity) -> str | None:
+def _explain_unknown_gpu_type(cell: AnyCell, machine: Capacity) -> str | None:
     if not machine.types:
         return f"names the GPU type {cell.gpu_type}, but the cluster file names no type. Allowed: leave gpu_type out."
     return str(UnknownName("GPU type of the cluster", str(cell.gpu_type), machine.types))
 
 
-def _explain_unknown_environment(cell: Cell, machine: Capacity) -> str | None:
+def _explain_unknown_environment(cell: AnyCell, machine: Capacity) -> str | None:
     if cell.environment is None or cell.environment in machine.environments:
         return None
     if not machine.environments:
@@ -415,13 +419,13 @@ def _explain_unknown_environment(cell: Cell, machine: Capacity) -> str | None:
     return str(UnknownName("environment of the cluster", cell.environment, machine.environments))
 
 
-def _explain_long_time_limit(cell: Cell, machine: Capacity) -> str | None:
+def _explain_long_time_limit(cell: AnyCell, machine: Capacity) -> str | None:
     if machine.longest_s is None or cell.time_limit_s is None or cell.time_limit_s <= machine.longest_s:
         return None
     return f"has a time limit of {cell.time_limit_s} s, the partition allows {machine.longest_s} s."
 
 
-def _explain_too_few_gpus(cell: Cell, machine: Capacity) -> str | None:
+def _explain_too_few_gpus(cell: AnyCell, machine: Capacity) -> str | None:
     if machine.has_slices and cell.launcher != "fork" and cell.gpus > 1:
         slices_clause = "the cluster's GPUs are slices of GPUs (MIG), between which ranks cannot communicate"
         return f"needs {cell.gpus} GPUs, but {slices_clause}. Allowed: cells with one GPU."

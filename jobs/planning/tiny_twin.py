@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from shardlab.errors import InputError
-from shardlab.matrix.cell import Cell, Instruments, Schedule
+from shardlab.matrix.cell import AnyCell, Cell, Instruments, Schedule, select_trainings
 from trainers import menu
 from trainers.workload import Workload
 
@@ -45,11 +45,14 @@ VALIDATED_ITEMS = 64  # the number of items that a validation reads, unless a ba
 FORK_LAUNCHER, TORCHRUN_LAUNCHER = "fork", "torchrun"
 
 
-def make_twins(cells: Sequence[Cell], workloads: Mapping[str, Workload]) -> list[Cell]:
+def make_twins(all_cells: Sequence[AnyCell], workloads: Mapping[str, Workload]) -> list[Cell]:
     """The tiny twin of each cell, in the order of the cells; no two twins are equal.
 
-    workloads: all workloads by name. Raises InputError if a workload has no tiny version.
+    workloads: all workloads by name. Raises InputError if a workload has no tiny version, as the program of a user.
     """
+    cells = select_trainings(all_cells)
+    if len(cells) < len(all_cells):
+        raise InputError("--scale tiny: a command has no tiny twin. Allowed: a matrix whose workloads shardlab trains.")
     cells_by_workload: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         cells_by_workload[cell.workload].append(cell)

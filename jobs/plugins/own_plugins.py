@@ -18,7 +18,7 @@ from jobs.plugins.refusing_process import RefusingProcess
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import plugin_source
 from shardlab.files.plugin_source import PluginSource
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell, Cell
 from shardlab.matrix.model_file import ModelFile
 from shardlab.plugins.plugin_kind import STRATEGIES, WORKLOADS, OwnStrategy, OwnWorkload, PluginDescription, PluginKind
 from shardlab.runs.run import Run
@@ -76,11 +76,11 @@ class OwnPlugins(msgspec.Struct, frozen=True):
         """The source files of all workloads and strategies in this collection."""
         return [*self.workloads.sources.values(), *self.strategies.sources.values()]
 
-    def find_workload(self, cell: Cell) -> OwnWorkload | None:
+    def find_workload(self, cell: AnyCell) -> OwnWorkload | None:
         """The workload of a cell if the workspace defines it; None if the workload ships with shardlab."""
         return self.workloads.find_plugin(cell.workload, cell.workload_code)
 
-    def find_strategy(self, cell: Cell) -> OwnStrategy | None:
+    def find_strategy(self, cell: AnyCell) -> OwnStrategy | None:
         """The strategy of a cell if the workspace defines it; None if the strategy ships with shardlab."""
         return self.strategies.find_plugin(cell.strategy, cell.strategy_code)
 

@@ -33,7 +33,7 @@ from shardlab.files import files, source_digest
 from shardlab.hardware import host
 from shardlab.matrix import batch_search
 from shardlab.matrix.batch_search import BatchSearch
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell
 from shardlab.matrix.expansion import ExpandedCell, Expansion
 from shardlab.matrix.matrix import Matrix
 from shardlab.matrix.retry import Retry
@@ -99,9 +99,9 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
     preview: Preview | None = None
     """How the scripts are rendered for reading; None: they are rendered for this machine."""
 
-    def search_of(self, cell: Cell) -> BatchSearch | None:
+    def search_of(self, cell: AnyCell) -> BatchSearch | None:
         """The search of which a run of this cell is a try; None if the cell belongs to no search."""
-        return self.searches.get(batch_search.search_family_hash(cell)) if self.searches else None
+        return self.searches.get(batch_search.search_family_hash(cell.require_training())) if self.searches else None
 
     def read_environment(self, name: str | None) -> PythonEnvironment:
         """The Python environment of a cell, as it is now. name: as in the cell. Raises InputError if it cannot be used."""
@@ -124,7 +124,7 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
         """For each GPU type that a cell may name, and for None: whether nodes with GPUs are known."""
         return {name: planned_machine.plan_machine(self.where, name).on_gpu for name in (None, *self.where.gpu_types)}
 
-    def plans_rehearsal(self, cell: Cell) -> bool:
+    def plans_rehearsal(self, cell: AnyCell) -> bool:
         """Whether a run of this cell is planned as a rehearsal, because its ranks will have no GPUs or for another reason."""
         on_gpus = launcher(cell.launcher).on_gpus and self._with_gpus.get(cell.gpu_type, True)
         # it has no ranks
@@ -214,7 +214,7 @@ def make_cluster_record(context: RenderContext) -> dict[str, str]:
 
 
 def make_run(
-    cell: Cell,
+    cell: AnyCell,
     repeat: int,
     attempt: int,
     context: RenderContext,
@@ -361,7 +361,7 @@ def write_run_folder(
 
 
 def keep_expansion(
-    workspace: Workspace, context: RenderContext, matrix: Matrix, cells: Sequence[Cell], repeats: Mapping[str, int]
+    workspace: Workspace, context: RenderContext, matrix: Matrix, cells: Sequence[AnyCell], repeats: Mapping[str, int]
 ) -> None:
     """Save the expanded matrix in the workspace, for commands that read runs without their matrix file.
 

@@ -88,7 +88,7 @@ def _read_path(workspace: Workspace, run_dir: RunDir) -> SearchPath | None:
     try:
         run = run_dir.read_run()
         search: BatchSearch | None = run.search
-        return None if search is None else search_path.follow_search(workspace.runs, run.cell, search, run.repeat)
+        return None if search is None else search_path.follow_search(workspace.runs, run.training_cell, search, run.repeat)
     except ShardlabError:
         return None
 

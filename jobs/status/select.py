@@ -9,7 +9,7 @@ import msgspec
 
 from jobs.status.reconcile import Status, read_statuses, select_last_attempts
 from shardlab.errors import InputError
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell
 from shardlab.matrix.cell_names import values_by_name
 from shardlab.matrix.expansion import ExpandedCell
 from shardlab.matrix.expression import Expression, ExpressionError
@@ -53,7 +53,8 @@ def _list_run_ids(workspace: Workspace, cell: ExpandedCell) -> list[str]:
     if cell.search is None:
         return cell.runs
     search_paths = (
-        search_path.follow_search(workspace.runs, cell.cell, cell.search, repeat) for repeat in range(1, len(cell.runs) + 1)
+        search_path.follow_search(workspace.runs, cell.cell.require_training(), cell.search, repeat)
+        for repeat in range(1, len(cell.runs) + 1)
     )
     return [*cell.runs, *(split_attempt(search_try.run)[0] for path in search_paths for search_try in path.tries)]
 
@@ -66,7 +67,7 @@ def parse_condition(where: str) -> Expression:
         raise InputError(f"--where: {error}.") from None
 
 
-def is_true_for_cell(expression: Expression, cell: Cell) -> bool:
+def is_true_for_cell(expression: Expression, cell: AnyCell) -> bool:
     """Whether an expression over cell keys is true for a cell; for a tiny twin, the cell that the twin rehearses is tested.
 
     Raises InputError if the expression has a name that no cell has.

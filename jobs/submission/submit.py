@@ -16,7 +16,7 @@ from jobs.status.reconcile import Status, find_blocking_status, read_statuses, s
 from jobs.supervisor import hold
 from shardlab.errors import InputError, ShardlabError
 from shardlab.matrix import batch_search
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell
 from shardlab.runs import search_path
 from shardlab.runs.checkpoint import CheckpointManifest, complete_checkpoints, explain_refused_resume, read_manifest
 from shardlab.runs.record import Sample, read_lines
@@ -50,7 +50,7 @@ class RunDecision(msgspec.Struct, frozen=True):
 
 def check_runs(
     workspace: Workspace,
-    cells: Sequence[Cell],
+    cells: Sequence[AnyCell],
     repeats: Mapping[str, int],
     context: render.RenderContext,
     resume_from: str | None = None,
@@ -68,7 +68,7 @@ def check_runs(
 
 def decide_runs(
     workspace: Workspace,
-    cells: Sequence[Cell],
+    cells: Sequence[AnyCell],
     repeats: Mapping[str, int],
     context: render.RenderContext,
     resume_from: str | None = None,
@@ -115,19 +115,23 @@ def decide_runs(
 
 
 def _list_wanted_runs(
-    workspace: Workspace, cells: Sequence[Cell], repeats: Mapping[str, int], context: render.RenderContext
-) -> list[tuple[Cell, int, SearchPath | None]]:
+    workspace: Workspace, cells: Sequence[AnyCell], repeats: Mapping[str, int], context: render.RenderContext
+) -> list[tuple[AnyCell, int, SearchPath | None]]:
     """Each run as (cell, repeat, the path of its search or None), in the order in which they run. If the batch size of a cell
     is searched, the cell of the next try is returned, or the cell of the last try if the search has ended."""
-    wanted_runs: list[tuple[Cell, int, SearchPath | None]] = []
+    wanted_runs: list[tuple[AnyCell, int, SearchPath | None]] = []
     for cell, repeat in order_runs_by_repeat(cells, repeats):
         search = context.search_of(cell)
-        path = search_path.follow_search(workspace.runs, cell, search, repeat) if search is not None else None
+        path = (
+            search_path.follow_search(workspace.runs, cell.require_training(), search, repeat) if search is not None else None
+        )
         wanted_runs.append((cell if path is None else path.current_cell, repeat, path))
     return wanted_runs
 
 
-def _find_last_folders(workspace: Workspace, wanted_runs: Sequence[tuple[Cell, int, SearchPath | None]]) -> dict[str, RunDir]:
+def _find_last_folders(
+    workspace: Workspace, wanted_runs: Sequence[tuple[AnyCell, int, SearchPath | None]]
+) -> dict[str, RunDir]:
     """For each of these runs that has a folder, the folder of its last attempt, by the run id of the first attempt."""
     first_ids = {run_id(cell, repeat) for cell, repeat, _ in wanted_runs}
     last_folders = {split_attempt(run_dir.run_id)[0]: run_dir for run_dir in select_last_attempts(workspace.all_runs())}
@@ -194,7 +198,9 @@ def decide_retries(
         must_be_of_cluster(run_dir, render_source)
         old_run = run_dir.read_run()
         plugins = own_plugins.read_run_plugins(workspace, old_run, trust=trust)
-        searches = {batch_search.search_family_hash(old_run.cell): old_run.search} if old_run.search is not None else {}
+        searches = (
+            {batch_search.search_family_hash(old_run.training_cell): old_run.search} if old_run.search is not None else {}
+        )
         traces = {old_run.cell.name(): old_run.traces} if old_run.traces is not None else {}
         context = msgspec.structs.replace(
             render_source,
@@ -296,12 +302,12 @@ def _make_run_again(run_dir: RunDir, run: Run, context: render.RenderContext) ->
     return render.make_run(run.cell, run.repeat, attempt, context, old_run.resume, old_run.avoid, old_run.retried)
 
 
-def _must_be_resumable(saved_run: RunDir, cells: Sequence[Cell]) -> None:
+def _must_be_resumable(saved_run: RunDir, cells: Sequence[AnyCell]) -> None:
     checkpoint_paths, saved_cell = complete_checkpoints(saved_run.path), saved_run.read_run().cell
     manifest = read_manifest(checkpoint_paths[0]) if checkpoint_paths else f"{saved_run.path}: has no checkpoint"
     if not isinstance(manifest, CheckpointManifest):
         raise InputError(f"--resume-from: {manifest}.")
-    for cell in cells:
+    for cell in map(AnyCell.require_training, cells):
         option_names = [option.name for option in menu.find_workload_of_cell(cell).options]
         refusal = explain_refused_resume(saved_cell, cell, manifest.layout, option_names)
         if cell.instruments.checkpoints is None:

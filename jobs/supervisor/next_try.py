@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     run = run_dir.read_run()
     if run.search is None:
         raise InputError(f"{run_dir.path}: the run is no try of a search.")
-    path = search_path.follow_search(run_dir.path.parent, run.cell, run.search, run.repeat)
+    path = search_path.follow_search(run_dir.path.parent, run.training_cell, run.search, run.repeat)
     if path.has_ended:
         _print_search(path, path.answer)
         return 0

@@ -20,7 +20,7 @@ from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.slurm_keys import Gpus
 from shardlab.errors import InputError, UnknownName
 from shardlab.matrix import model_file
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell
 from shardlab.matrix.model_file import ModelByConfiguration
 from shardlab.registry import OptionValue
 from shardlab.runs.rehearsed import RehearsalAnswer
@@ -72,7 +72,7 @@ class AdviseVerb(JobsVerb):
         all_answers: dict[str, RehearsalAnswer] = {}
         rehearsal_source = matrix_plan.make_rehearsals(invocation, plugins)
 
-        def collect_answers(cells: Sequence[Cell]) -> Mapping[str, RehearsalAnswer]:
+        def collect_answers(cells: Sequence[AnyCell]) -> Mapping[str, RehearsalAnswer]:
             new_answers = rehearsal_source.get_answers(cells)
             all_answers.update(new_answers)
             return new_answers

@@ -12,6 +12,7 @@ from jobs.verb import JobsVerb
 from jobs.verbs import adapted_matrix, matrix_plan, shared_options, views
 from jobs.verbs.shared_options import MOST_GPUS
 from shardlab.errors import InputError, UnknownName
+from shardlab.matrix.cell import select_trainings
 from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
 from shardlab.workspace import inventory
@@ -64,7 +65,7 @@ def simulate_schedule(invocation: Invocation, plan: MatrixPlan) -> CellSchedule 
     name: str | None = invocation.arguments.schedule
     if name is None:
         return None
-    cells_by_name = {cell.name(): cell for cell in plan.cells if cell.pp > 1}
+    cells_by_name = {cell.name(): cell for cell in select_trainings(plan.cells) if cell.pp > 1}
     if not cells_by_name:
         raise InputError(f"--schedule: no selected cell of {plan.matrix.name} has a pipeline. Allowed: cells with pp above 1.")
     if name not in cells_by_name:
@@ -87,7 +88,7 @@ def scale_out_cells(invocation: Invocation, plan: MatrixPlan) -> dict[str, list[
     calibration = plan_predictions.load_calibration(invocation.workspace)
     measured_all_reduces = inventory.read_all_reduces(invocation.workspace, cluster.name)
     scaled_by_name: dict[str, list[ScaledCell]] = {}
-    for cell in plan.cells:
+    for cell in select_trainings(plan.cells):
         gpus = cluster.for_gpu_type(cell.gpu_type).gpus
         gpus_per_node = (gpus.per_node if gpus is not None and gpus.per_node else None) or -(-cell.gpus // cell.nnodes)
         planned_machine = machine.plan_machine(cluster, cell.gpu_type, measured_all_reduces)

@@ -21,7 +21,7 @@ from jobs.submission.backlog import Backlog
 from jobs.submission.submit import RunDecision
 from jobs.verbs import views, watch
 from shardlab.errors import InputError
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell
 from shardlab.runs.run import Run
 from shardlab.terminal.console import Output
 from shardlab.verb import Invocation
@@ -68,7 +68,7 @@ def plan_submission(
     return SubmitPlan(decisions, context, options, plan.remarks if plan is not None else ())
 
 
-def must_have_data(out: Output, workspace: Workspace, cells: Sequence[Cell], context: RenderContext) -> None:
+def must_have_data(out: Output, workspace: Workspace, cells: Sequence[AnyCell], context: RenderContext) -> None:
     """Raises InputError if a data set of these cells is missing; prints a note if it is unknown whether nodes have the data
     sets."""
     data_sets = datasets.find_missing_data(cells, context, workspace)

@@ -22,7 +22,7 @@ from jobs.verbs import sending, shared_options
 from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
 from shardlab.files import files
-from shardlab.matrix.cell import Cell, Optimizer
+from shardlab.matrix.cell import AnyCell
 from shardlab.runs.trace_part import TRACE_STRATEGY, TracePart
 from shardlab.terminal import console
 from shardlab.terminal.console import Parser
@@ -38,7 +38,7 @@ class TraceRuns(msgspec.Struct, frozen=True):
 
     name: str
     """The common name of these runs, as a matrix has a name."""
-    parts: list[tuple[Cell, TracePart]]
+    parts: list[tuple[AnyCell, TracePart]]
     """For each run, by its cell, the trace files that it analyses."""
 
 
@@ -137,14 +137,11 @@ def _must_be_shared(folder: Path, cluster: Cluster) -> None:
         )
 
 
-def _make_trace_cell(name: str, part: TracePart) -> Cell:
-    """The cell of a run that analyses traces, whose steps are the trace files. Its optimizer and its seed mean nothing; they
-    are in the hash, so other values would name other runs."""
-    return Cell(
-        workload=f"part-{part.place:05d}", strategy=TRACE_STRATEGY, launcher=TRACE_STRATEGY, gpus=1, dp=1,
-        global_batch_size=len(part.files),
-        micro_batch_size=1, steps=len(part.files), prove="off", optimizer=Optimizer("sgd", 1.0), seed=0,
-        options={"traces": name},
+def _make_trace_cell(name: str, part: TracePart) -> AnyCell:
+    """The cell of a run that analyses traces, whose steps are the trace files."""
+    return AnyCell(
+        workload=f"part-{part.place:05d}", strategy=TRACE_STRATEGY, launcher=TRACE_STRATEGY, gpus=1, steps=len(part.files),
+        prove="off", options={"traces": name},
     )  # fmt: skip
 
 

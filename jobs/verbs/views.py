@@ -18,7 +18,7 @@ from jobs.status import search_runs
 from jobs.status.reconcile import Status
 from jobs.verbs import status_table
 from shardlab.cluster.lease import Lease
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell
 from shardlab.plugins.plugin_kind import OwnWorkload
 from shardlab.terminal import moments
 from shardlab.terminal.console import Output
@@ -27,12 +27,12 @@ from shardlab.workspace.inventory import read_lease
 from shardlab.workspace.workspace import Workspace
 
 
-def _format_length(cell: Cell) -> str:
+def _format_length(cell: AnyCell) -> str:
     length_text = f"{cell.steps} steps" if cell.steps is not None else f"{cell.epochs} epochs"
     return f"{length_text} + {cell.warmup_steps} warm-up" if cell.warmup_steps else length_text
 
 
-PLAN_COLUMNS: list[Column[Cell]] = [
+PLAN_COLUMNS: list[Column[AnyCell]] = [
     Column("cell", lambda cell: cell.name()),
     Column("workload", lambda cell: cell.workload),
     Column("strategy", lambda cell: cell.strategy),
@@ -103,7 +103,7 @@ def _print_cells(out: Output, plan: MatrixPlan) -> None:
     """Print the table of the cells of a plan."""
     cell_names = [cell.name() for cell in plan.cells]
     differences = dict(zip(cell_names, cell_differences.describe_differences(plan.cells), strict=True))
-    differing_column: Column[Cell] = Column("differs in", lambda cell: differences[cell.name()])
+    differing_column: Column[AnyCell] = Column("differs in", lambda cell: differences[cell.name()])
     columns = [*PLAN_COLUMNS, differing_column] if any(differences.values()) else PLAN_COLUMNS
     matrix_name = plan.source.matrix
     title = f"{matrix_name}: {plan.matrix.file.title}" if plan.matrix.file.title else matrix_name
@@ -199,7 +199,7 @@ def print_status(out: Output, runs: Sequence[Status], workspace: Workspace) -> N
 
 
 def _make_cell_document(
-    cell: Cell,
+    cell: AnyCell,
     plan: MatrixPlan,
     run_times: Mapping[str, gpu_hours.RunTime | None],
     scaled_cells: Mapping[str, Sequence[ScaledCell]] | None,
@@ -235,7 +235,7 @@ def _varies_in_matrix(plan: MatrixPlan, key: str) -> bool:
     return key in file.axes or any(key in group for group in file.zip)
 
 
-def _select_own_models(plugins: OwnPlugins, cells: Sequence[Cell]) -> list[OwnWorkload]:
+def _select_own_models(plugins: OwnPlugins, cells: Sequence[AnyCell]) -> list[OwnWorkload]:
     """The workloads of these cells that do not ship with shardlab, sorted by name."""
     models_by_name = {cell.workload: model for cell in cells if (model := plugins.find_workload(cell)) is not None}
     return [models_by_name[name] for name in sorted(models_by_name)]

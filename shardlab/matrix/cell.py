@@ -1,4 +1,4 @@
-"""A cell: one combination of the values in a matrix. `Draft`: a cell as the matrix file states it. `Cell`: a resolved cell."""
+"""A cell: one combination of the values in a matrix. `Draft`: as the matrix file states it. `AnyCell`, `Cell`: resolved."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import enum
 import functools
 import hashlib
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
@@ -38,7 +39,7 @@ State = Literal["completed", "oom", "timeout", "failed", "cancelled", "node_fail
 
 
 class Role(enum.Enum):
-    """What a key of a cell decides. Each key of `Cell` has one role; `keys_with_role` finds the keys that have a role."""
+    """What a key of a cell decides. Each key of `AnyCell` has one role; `keys_with_role` finds the keys that have a role."""
 
     MODEL = enum.auto()  # which model, and the shape of its inputs
     PRECISION = enum.auto()
@@ -234,8 +235,12 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Options of the strategy and the workload (`jobs strategies`, `jobs workloads`)."""
 
 
-class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=False, dict=True):
-    """A resolved cell: every value is explicit, and none depends on a default of another program."""
+class AnyCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=False, dict=True):
+    """A resolved cell: every value is explicit, and none depends on a default of another program.
+
+    `Cell` is a cell that shardlab trains, so all its values are known. The runs of any other cell execute a program that
+    shardlab does not know; what only a training by shardlab has is then null.
+    """
 
     workload: Annotated[str, Role.MODEL]
     """The model, its data and its loss."""
@@ -245,23 +250,23 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Ranks that train, one accelerator each (one process each on a machine without GPUs) = dp x tp x pp."""
     nnodes: Annotated[Ranks, Role.NODES] = 1
     """Number of nodes."""
-    dp: Annotated[Ranks, Role.RANKS]
+    dp: Annotated[Ranks | None, Role.RANKS] = None
     """The data-parallel degree."""
-    tp: Annotated[Ranks, Role.STRATEGY] = 1
+    tp: Annotated[Ranks | None, Role.STRATEGY] = None
     """The tensor-parallel degree."""
-    pp: Annotated[Ranks, Role.RANKS] = 1
+    pp: Annotated[Ranks | None, Role.RANKS] = None
     """The pipeline-parallel degree."""
     servers: Annotated[ServerCount, Role.RANKS] = 0
     """Further ranks, parameter servers."""
     launcher: Annotated[str, Role.START] = "torchrun"
     """What starts the ranks."""
-    global_batch_size: Annotated[Positive, Role.DATA]
+    global_batch_size: Annotated[Positive | None, Role.DATA] = None
     """Units of data (images, sequences) in one optimizer step over all ranks."""
-    micro_batch_size: Annotated[Positive, Role.PASSES]
+    micro_batch_size: Annotated[Positive | None, Role.PASSES] = None
     """Units per data-parallel rank and forward pass; `gradient_accumulation_steps` passes make a step (under a pipeline these
     are its microbatches). steps or epochs: the timed length, exactly one of them; `warmup_steps` run before it, untimed, on
     top."""
-    gradient_accumulation_steps: Annotated[Positive, Role.PASSES] = 1
+    gradient_accumulation_steps: Annotated[Positive | None, Role.PASSES] = None
     """Passes of a step on each rank."""
     seq_len: Annotated[Positive | None, Role.MODEL] = None
     """Tokens of a sequence; null: no sequences."""
@@ -271,26 +276,26 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Passes over the data set; null: `steps` counts."""
     warmup_steps: Annotated[Count, Role.LENGTH] = 0
     """Untimed steps before the timed steps."""
-    precision: Annotated[Precision, Role.PRECISION] = "fp32"
+    precision: Annotated[Precision | None, Role.PRECISION] = None
     """Number format of the computation."""
-    activation_checkpointing: Annotated[Checkpointing, Role.EXECUTION] = "none"
+    activation_checkpointing: Annotated[Checkpointing | None, Role.EXECUTION] = None
     """None; full (every block); every-K (each K-th block); segments-N (the blocks in N segments of nearly equal length; each
     segment but the last is recomputed as a whole)."""
-    compile: Annotated[bool, Role.EXECUTION] = False
+    compile: Annotated[bool | None, Role.EXECUTION] = None
     """Whether torch.compile compiles the blocks."""
     max_grad_norm: Annotated[Measured | None, Role.CLIPPING] = None
     """A gradient with a larger global L2 norm is scaled down to this norm; null: no limit."""
     prove: Annotated[str, Role.BOOKKEEPING] = "auto"
     """Auto runs the same-work proof once per distinct computation."""
-    optimizer: Annotated[Optimizer, Role.OPTIMIZER]
+    optimizer: Annotated[Optimizer | None, Role.OPTIMIZER] = None
     """The update rule."""
-    schedule: Annotated[Schedule, Role.LENGTH] = msgspec.field(default_factory=Schedule)
+    schedule: Annotated[Schedule | None, Role.LENGTH] = None
     """The learning rate over the run."""
     instruments: Annotated[Instruments, Role.INSTRUMENTS] = msgspec.field(default_factory=Instruments)
     """What is measured while it trains."""
     memory_limit_gib: Annotated[Measured | None, Role.START] = None
     """Limit of a rank's memory on its GPU, or on the host if the rank has no GPU; null: no limit."""
-    seed: Annotated[Count, Role.DATA] = 42
+    seed: Annotated[Count | None, Role.DATA] = None
     """Seed of weights, order of data and dropout."""
     time_limit_s: Annotated[WholeSeconds | None, Role.BOOKKEEPING] = None
     """Seconds after which the run is ended as `timeout`; null: no limit."""
@@ -298,7 +303,7 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """End states that are expected of this cell, besides completed."""
     options: Annotated[dict[str, bool | Integer | Measured | str | None], Role.STRATEGY] = {}
     """Of the strategy and the workload, with their defaults written out."""
-    rehearses: Annotated[Cell | None, Role.BOOKKEEPING] = None
+    rehearses: Annotated[AnyCell | None, Role.BOOKKEEPING] = None
     """The original cell if this cell is its tiny twin, which is small enough to run anywhere; else null."""
     # A run.json of an older version lacks the fields from here on.
     hang_limit_s: Annotated[WholeSeconds, Role.BOOKKEEPING] = 1800
@@ -329,22 +334,15 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return self.gpus + self.servers
 
     @property
-    def gpu_batch_size(self) -> int:
-        """Units of data per data-parallel rank and optimizer step."""
-        return self.micro_batch_size * self.gradient_accumulation_steps
+    def data_ranks(self) -> int:
+        """The number of ranks that train on data of their own: the data-parallel degree, or all ranks if it is not known."""
+        return self.gpus if self.dp is None else self.dp
 
     @property
     def stages_per_rank(self) -> int:
         """The number of pipeline stages of a rank: the option of this name, or 1 if the strategy has no such option."""
         stages_option = self.options.get("stages_per_rank")
         return stages_option if isinstance(stages_option, int) else 1
-
-    @property
-    def shards(self) -> int:
-        """The number of ranks over which a data-parallel strategy shards one copy of the model: all of them, or those of a
-        replica if the strategy has the option `replicas`."""
-        replicas_option = self.options.get("replicas")
-        return self.dp // replicas_option if isinstance(replicas_option, int) and replicas_option else self.dp
 
     @property
     def sync(self) -> str:
@@ -363,12 +361,21 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def _hash(self) -> str:
         return cell_hash(msgspec.to_builtins(self))
 
+    def require_training(self) -> Cell:
+        """This cell as one that shardlab trains. Raises TypeError for any other cell."""
+        if not isinstance(self, Cell):
+            raise TypeError(f"{self.name()} is not trained by shardlab")
+        return self
+
     def name(self) -> str:
         """The name of the cell: a readable summary and the hash, at most 52 characters, allowed as the name of a folder."""
-        accumulation_mark = f"-a{self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
-        name_summary = f"{self.strategy}-{self.workload}-g{self.gpus}-b{self.global_batch_size}{accumulation_mark}"
+        name_summary = f"{self.strategy}-{self.workload}-g{self.gpus}"
+        if self.global_batch_size is not None:
+            name_summary += f"-b{self.global_batch_size}"
+        if self.gradient_accumulation_steps not in (None, 1):
+            name_summary += f"-a{self.gradient_accumulation_steps}"
         for degree_name, degree_size in (("tp", self.tp), ("pp", self.pp)):
-            name_summary += f"-{degree_name}{degree_size}" if 1 < degree_size < self.gpus else ""
+            name_summary += f"-{degree_name}{degree_size}" if degree_size is not None and 1 < degree_size < self.gpus else ""
         if self.gpu_type is not None:
             name_summary += f"-{self.gpu_type}"
         if self.environment is not None:
@@ -381,10 +388,55 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return f"{name_summary}-{self.hash()}"
 
 
+class Cell(AnyCell, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=False, dict=True):
+    """A cell that shardlab trains: a workload under a strategy. Its fields mean the same as those of `AnyCell`."""
+
+    dp: Annotated[Ranks, Role.RANKS]
+    tp: Annotated[Ranks, Role.STRATEGY] = 1
+    pp: Annotated[Ranks, Role.RANKS] = 1
+    global_batch_size: Annotated[Positive, Role.DATA]
+    micro_batch_size: Annotated[Positive, Role.PASSES]
+    gradient_accumulation_steps: Annotated[Positive, Role.PASSES] = 1
+    precision: Annotated[Precision, Role.PRECISION] = "fp32"
+    activation_checkpointing: Annotated[Checkpointing, Role.EXECUTION] = "none"
+    compile: Annotated[bool, Role.EXECUTION] = False
+    optimizer: Annotated[Optimizer, Role.OPTIMIZER]
+    schedule: Annotated[Schedule, Role.LENGTH] = msgspec.field(default_factory=Schedule)
+    seed: Annotated[Count, Role.DATA] = 42
+    rehearses: Annotated[Cell | None, Role.BOOKKEEPING] = None
+
+    @property
+    def gpu_batch_size(self) -> int:
+        """Units of data per data-parallel rank and optimizer step."""
+        return self.micro_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def shards(self) -> int:
+        """The number of ranks over which a data-parallel strategy shards one copy of the model: all of them, or those of a
+        replica if the strategy has the option `replicas`."""
+        replicas_option = self.options.get("replicas")
+        return self.dp // replicas_option if isinstance(replicas_option, int) and replicas_option else self.dp
+
+
+def as_training_cell(cell: AnyCell) -> AnyCell:
+    """The same cell as a `Cell` if it has an optimizer, which every training by shardlab has; else the cell itself.
+
+    Raises msgspec.ValidationError if a cell with an optimizer lacks another value of a training.
+    """
+    if cell.optimizer is None or isinstance(cell, Cell):
+        return cell
+    return msgspec.convert(cell, Cell, from_attributes=True)
+
+
+def select_trainings(cells: Iterable[AnyCell]) -> list[Cell]:
+    """The cells that shardlab trains, in their order."""
+    return [cell for cell in cells if isinstance(cell, Cell)]
+
+
 @functools.cache
 def keys_with_role(*roles: Role) -> frozenset[str]:
-    """The names of the keys of `Cell` whose role is one of these roles."""
-    key_types = get_type_hints(Cell, include_extras=True)
+    """The names of the keys of `AnyCell` whose role is one of these roles."""
+    key_types = get_type_hints(AnyCell, include_extras=True)
     return frozenset(key for key, key_type in key_types.items() if any(role in key_type.__metadata__ for role in roles))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from shardlab.matrix import faults
-from shardlab.matrix.cell import Cell, Optimizer, Schedule
+from shardlab.matrix.cell import AnyCell, Optimizer, Schedule
 
 # Keys of a cell whose value is a mapping with known members. Each member has a dotted name, such as optimizer.lr.
 _KEYS_WITH_MEMBERS: dict[str, type[msgspec.Struct]] = {"optimizer": Optimizer, "schedule": Schedule}
@@ -16,7 +17,7 @@ _UNNAMED_KEYS = ("instruments", "options", "rehearses", *_KEYS_WITH_MEMBERS)
 METRIC_ARGUMENTS = frozenset({"accuracy_pct", "of"})  # arguments of a metric in a claim that do not select a cell
 # All names without a dot. `fault` says which faults the cell asks for (`faults.list_fault_names`).
 PLAIN_NAMES = (
-    *(field.name for field in msgspec.structs.fields(Cell) if field.name not in _UNNAMED_KEYS),
+    *(field.name for field in msgspec.structs.fields(AnyCell) if field.name not in _UNNAMED_KEYS),
     "gpu_batch_size",
     "fault",
 )
@@ -29,8 +30,9 @@ def values_by_name(cell: Mapping[str, Any]) -> dict[str, Any]:
     """
     value_by_name = {name: cell[name] for name in PLAIN_NAMES if name in cell}
     for key in (*_KEYS_WITH_MEMBERS, "options"):
-        value_by_name |= {f"{key}.{member_name}": value for member_name, value in cell[key].items()}
-    gpu_batch_size = cell["micro_batch_size"] * cell["gradient_accumulation_steps"]
+        value_by_name |= {f"{key}.{member_name}": value for member_name, value in (cell[key] or {}).items()}
+    batch_sizes = cell["micro_batch_size"], cell["gradient_accumulation_steps"]
+    gpu_batch_size = None if None in batch_sizes else math.prod(batch_sizes)
     return value_by_name | {"gpu_batch_size": gpu_batch_size, "fault": faults.list_fault_names(cell.get("instruments", {}))}
 
 

@@ -14,7 +14,7 @@ import msgspec
 from shardlab.errors import UnknownName
 from shardlab.files.document import Document, Problem
 from shardlab.matrix import cell_names, metric_names
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell
 from shardlab.matrix.expression import Expression, ExpressionError
 from shardlab.matrix.study import Claim, PrintedTable
 
@@ -75,7 +75,7 @@ def find_table_problems(document: Document, tables: Sequence[PrintedTable]) -> l
 
 
 def find_claims_without_cells(
-    document: Document, test_texts: Sequence[str], cells: Sequence[Cell], excluded: Iterable[dict[str, Any]]
+    document: Document, test_texts: Sequence[str], cells: Sequence[AnyCell], excluded: Iterable[dict[str, Any]]
 ) -> list[Problem]:
     """A problem for each claim whose test names a cell that the matrix neither contains nor excludes.
 

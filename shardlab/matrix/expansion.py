@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from shardlab.matrix.batch_search import BatchSearch
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell, as_training_cell
 from shardlab.matrix.citation import Citation
 from shardlab.matrix.study import Assumed, Claim, Deviation, Note, PrintedTable, Reported, Setting, Traces
 from shardlab.record_types import Count, MatrixName, RunId, check_numbers
@@ -22,11 +22,14 @@ class ExpandedCell(msgspec.Struct, frozen=True):
     """A cell of an expansion. If the batch size of the cell is searched: the cell of the first try."""
 
     id: RunId
-    cell: Cell
+    cell: AnyCell
     runs: list[RunId]
     """For each repeat of the cell, the id of its first attempt."""
     search: BatchSearch | None = None
     """Null: no search; shardlab.runs.search_path finds the tries after the first try."""
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "cell", as_training_cell(self.cell))
 
 
 class ExcludedPoint(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ import msgspec
 
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
-from shardlab.matrix.cell import NEWER_OPTIONS, STRATEGY_OPTIONS, Cell, Role, keys_with_role
+from shardlab.matrix.cell import NEWER_OPTIONS, STRATEGY_OPTIONS, AnyCell, Role, keys_with_role
 from shardlab.record_types import Count, Measured, Seconds
 
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -175,7 +175,7 @@ _RANK_KEYS = keys_with_role(Role.RANKS, Role.PASSES, Role.NODES, Role.PLATFORM, 
 _STRATEGY_KEYS = keys_with_role(Role.STRATEGY, Role.EXECUTION)
 
 
-def explain_refused_resume(saved_cell: Cell, cell: Cell, layout: str, workload_options: Iterable[str]) -> str | None:
+def explain_refused_resume(saved_cell: AnyCell, cell: AnyCell, layout: str, workload_options: Iterable[str]) -> str | None:
     """Why a run of `cell` cannot resume from a checkpoint of the cell `saved_cell`, as part of a sentence; None if the run can.
 
     layout: the layout of the checkpoint. workload_options: the names of the workload's own options, which must not differ.

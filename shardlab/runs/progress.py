@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell
 from shardlab.runs.record import StepRecord
 
 
@@ -33,11 +33,11 @@ class Progress(msgspec.Struct):
                 self.busy_s += record.step_ms / 1000
                 self.units += record.units
 
-    def rate_per_s(self, cell: Cell) -> float | None:
+    def rate_per_s(self, cell: AnyCell) -> float | None:
         """Units of data that all ranks together process per second; None before the first counted step."""
-        return self.units * cell.dp / self.busy_s if self.busy_s else None
+        return self.units * cell.data_ranks / self.busy_s if self.busy_s else None
 
-    def left_s(self, cell: Cell) -> float | None:
+    def left_s(self, cell: AnyCell) -> float | None:
         """The expected seconds until the run's last step.
 
         None before the first counted step, and for a cell whose length is given in epochs.

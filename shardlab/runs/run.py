@@ -15,7 +15,7 @@ import msgspec
 from shardlab.errors import InputError
 from shardlab.files import json_file
 from shardlab.matrix.batch_search import BatchSearch
-from shardlab.matrix.cell import Cell
+from shardlab.matrix.cell import AnyCell, Cell, as_training_cell
 from shardlab.matrix.retry import Retry
 from shardlab.plugins.plugin_kind import OwnStrategy, OwnWorkload
 from shardlab.record_types import RUN_ID_PATTERN, Count, HostName, MatrixName, Positive, Ranks, RunId, WholeSeconds
@@ -46,7 +46,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     schema: Annotated[int, msgspec.Meta(ge=1, le=1)]
     run_id: RunId
     matrix: MatrixName
-    cell: Cell
+    cell: AnyCell
     """The resolved cell."""
     cell_hash: str
     """Digest of the cell; runs of equal cells have equal digests."""
@@ -118,6 +118,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     search: BatchSearch | None = None
     """The search to which the run belongs; its supervisor starts the next try."""
 
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "cell", as_training_cell(self.cell))
+
+    @property
+    def training_cell(self) -> Cell:
+        """The cell of a run that shardlab trains. Raises TypeError for any other run."""
+        return self.cell.require_training()
+
     @property
     def may_be_retried(self) -> bool:
         """Whether there is a state after which the run may be started again automatically."""
@@ -133,7 +141,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return self.retry.retry_limit(state, self.requeues, on_slurm=self.scheduler == "slurm")
 
 
-def is_rehearsal(cell: Cell, cluster: Mapping[str, str], *, on_cpu: bool) -> bool:
+def is_rehearsal(cell: AnyCell, cluster: Mapping[str, str], *, on_cpu: bool) -> bool:
     """Whether a run is a rehearsal: its numbers say nothing about the speed that they stand for, because its ranks compute on a
     CPU, its cell is a tiny twin, or its nodes are practice nodes.
 
@@ -142,7 +150,7 @@ def is_rehearsal(cell: Cell, cluster: Mapping[str, str], *, on_cpu: bool) -> boo
     return on_cpu or cell.rehearses is not None or cluster.get("provider") == "virtual"
 
 
-def run_id(cell: Cell, repeat: int, attempt: int = 1) -> str:
+def run_id(cell: AnyCell, repeat: int, attempt: int = 1) -> str:
     """The id of a run, which is also the name of its folder: the cell's name, the repeat, and the attempt if it is not 1."""
     first_attempt_id = f"{cell.name()}-r{repeat}"
     return first_attempt_id if attempt == 1 else f"{first_attempt_id}-a{attempt}"

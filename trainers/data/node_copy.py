@@ -38,14 +38,14 @@ def stage_data(run: Run, run_dir: RunDir) -> Iterator[Path]:
     Raises InputError and WorkspaceError.
     """
     data_path = Path(run.data_path)
-    if run.data_stage != "node" or not _reads_files(run.cell, data_path):
+    if run.data_stage != "node" or not _reads_files(run.training_cell, data_path):
         yield data_path
         return
 
     # `fill` builds the list of paths, which needs 0.6 GiB of memory for ImageNet. Only the rank that copies the files calls
     # `fill`, so the other ranks do not need this memory.
     def fill(folder: Path) -> None:
-        _copy_data_set(run.cell, data_path, folder, run_dir)
+        _copy_data_set(run.training_cell, data_path, folder, run_dir)
 
     node_folder.remove_unused()  # copies that killed runs left behind occupy space that this run needs
     with node_folder.hold_shared_folder(node_folder.shared_folder_name(run_dir.path), fill) as folder:

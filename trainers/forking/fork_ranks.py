@@ -97,7 +97,7 @@ def _find_dispensable_ranks(run_dir: RunDir) -> list[int]:
     complete. Before that time, the other ranks wait for this rank.
     """
     run = run_dir.read_run()
-    cell = run.cell
+    cell = run.training_cell
     if not (run.own_strategy or menu.find_strategy(cell.strategy)).tolerates_lost_ranks:  # no code of a user is executed here
         return []
     return [rank for rank in range(1, cell.gpus) if run_dir.steps_file(rank).exists()]

@@ -78,7 +78,7 @@ class Checkpoints(Instrument):
         train_time: TrainTime,
     ) -> None:
         self._settings, self._engine, self._run, self._run_dir = settings, engine, run, run_dir
-        self._rank, self._peers, self._world = ranks.rank, peers, run.cell.gpus
+        self._rank, self._peers, self._world = ranks.rank, peers, run.training_cell.gpus
         # If the nodes share no folder, each node has its own part of a checkpoint. One rank per node creates this part and
         # gives it its final name.
         self._leads_node = run.separate_folders and ranks.local_rank == 0 and ranks.rank != 0
@@ -165,7 +165,7 @@ class Checkpoints(Instrument):
             if timed_steps != list(range(manifest.step - len(timed_steps) + 1, manifest.step + 1)) or not timed_steps:
                 return f"{path}: the records of rank {self._rank} end before step {manifest.step} of the checkpoint"
         else:
-            options = [option.name for option in menu.find_workload_of_cell(self._run.cell).options]
+            options = [option.name for option in menu.find_workload_of_cell(self._run.training_cell).options]
             if (
                 why := checkpoint.explain_refused_resume(run_dir.read_run().cell, self._run.cell, manifest.layout, options)
             ) is not None:
@@ -192,7 +192,7 @@ class Checkpoints(Instrument):
                 world=self._world,
                 layout=self._settings.layout,
                 strategy=self._run.cell.strategy,
-                tp=self._run.cell.tp,
+                tp=self._run.training_cell.tp,
                 cell_hash=self._run.cell_hash,
                 train_time_s=train_time_s,
                 numbers=self._engine.numbers(),

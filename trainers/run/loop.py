@@ -60,7 +60,7 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
 
 def _train_on_data(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> None:
     """Train as `train` says. data_path: the folder or file from which this rank reads its data."""
-    cell = run.cell
+    cell = run.training_cell
     strategy, workload = menu.find_strategy_of_cell(cell), menu.find_workload_of_cell(cell)
     if (why := menu.refuse(cell)) is not None:
         raise InputError(why)
@@ -121,7 +121,7 @@ def _create_instruments(
 ) -> tuple[RunInstruments, ResumePoint | None]:
     """Create the instruments that the cell asks for, and load a checkpoint if the run resumes. Returns (the instruments, the
     point from which the run resumes, or None if it starts from step 0)."""
-    cell, train_time = run.cell, TrainTime()
+    cell, train_time = run.training_cell, TrainTime()
     may_wait = not menu.find_strategy_of_cell(cell).tolerates_lost_ranks
     instruments = selection.create_instruments(cell, task, engine, run_dir, ranks, peers, order, may_wait=may_wait)
     resume_point = None

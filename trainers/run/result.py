@@ -76,14 +76,14 @@ def write_result(
         timing = _Timing.from_rows(run, result, rows, len(kinds), task.units_per_item)
         # Steps before the checkpoint of another cell's run have no records here; all times are those of this run's own steps.
         earlier_steps = (resumed_from_step or 0) if not result.from_first_step else 0
-        in_epochs = run.cell.epochs is not None and not earlier_steps
+        in_epochs = run.training_cell.epochs is not None and not earlier_steps
         files.write_json(run_dir.result, Result(
             schema=SCHEMA,
             run_id=run.run_id,
             state=_judge_state(run, len(rows)),
-            rehearsal=is_rehearsal(run.cell, run.cluster, on_cpu=bool(np.isnan(gpu_numbers).any())),
+            rehearsal=is_rehearsal(run.training_cell, run.cluster, on_cpu=bool(np.isnan(gpu_numbers).any())),
             steps=earlier_steps + len(timing.steps_ms),
-            unit=menu.find_workload_of_cell(run.cell).unit,
+            unit=menu.find_workload_of_cell(run.training_cell).unit,
             resumed_from_step=resumed_from_step,
             final_loss=float(np.nanmean(rows[:, 1])),
             final_accuracy=instruments.get("validation", {}).get("accuracy"),
@@ -107,13 +107,13 @@ def write_result(
 
 def _collect_knobs(run: Run, engine: Accounted) -> dict[str, Any]:
     """The settings that the cell asks for and those in effect. Every rank calls it, because it may be a collective."""
-    effective = {"sync": menu.find_strategy_of_cell(run.cell).sync(run.cell), **engine.effective()}
+    effective = {"sync": menu.find_strategy_of_cell(run.training_cell).sync(run.training_cell), **engine.effective()}
     return {"asked": _list_requested_settings(run), "effective": effective}
 
 
 def _judge_state(run: Run, finished_ranks: int) -> str:
     """The state of the result. If a rank was lost, it is `failed`, unless the cell asked for the loss of one rank."""
-    expected_ranks = run.cell.gpus - (run.cell.instruments.lost_worker is not None)
+    expected_ranks = run.training_cell.gpus - (run.training_cell.instruments.lost_worker is not None)
     return "completed" if finished_ranks >= expected_ranks else "failed"
 
 
@@ -142,7 +142,7 @@ class _Timing(msgspec.Struct, frozen=True):
         is_counted = ~np.array(rank_result.watched_flags, dtype=bool)
         if not is_counted.any():
             return cls(train_time_s, steps_ms, None, None)
-        finished_share = len(rows) / run.cell.gpus  # ranks have equal shares of every batch
+        finished_share = len(rows) / run.training_cell.gpus  # ranks have equal shares of every batch
         units = int(np.array(rank_result.items_by_step)[is_counted].sum()) * units_per_item * finished_share
         throughput_per_s = units / (float(steps_ms[is_counted].sum()) / 1000)
         return cls(train_time_s, steps_ms, _compute_spread(steps_ms[is_counted]), throughput_per_s)
@@ -157,16 +157,16 @@ def _sum_theory_bytes(run: Run, peers: Peers, engine: Accounted, backend: str) -
     rows = peers.all_gather_numbers([sum(term.sent_bytes for term in terms), sum(term.wire_bytes(backend) for term in terms)])
     textbook = engine.textbook_bytes()
     server_bytes = engine.total_sent_bytes()
-    if len(rows) < run.cell.gpus:
+    if len(rows) < run.training_cell.gpus:
         return None
     theory, wire = map(float, rows.sum(axis=0))
     bytes_by_kind = server_bytes or {"theory": theory, "wire": wire}
-    return {**bytes_by_kind, **({"textbook": textbook * run.cell.gpus} if textbook is not None else {})}
+    return {**bytes_by_kind, **({"textbook": textbook * run.training_cell.gpus} if textbook is not None else {})}
 
 
 def _list_requested_settings(run: Run) -> dict[str, Any]:
     """The options, precision and optimizer that the cell asked for."""
-    cell = run.cell
+    cell = run.training_cell
     return {
         **cell.options,
         "precision": cell.precision,
