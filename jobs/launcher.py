@@ -44,6 +44,10 @@ class Launcher(msgspec.Struct, frozen=True):
     """The programs that must be on the PATH of each node, besides Python and Slurm."""
     on_gpus: bool = True
     """Whether the ranks may compute on GPUs; if not, a run needs no GPUs, and is a rehearsal if it trains."""
+    starts_commands: bool = True
+    """Whether the ranks may be those of a command of the user."""
+    starts_trainings: bool = True
+    """Whether the ranks may be those of a training by shardlab."""
 
     def make_srun_argv(
         self, run: Run, python: str, *, overlap: bool = False, container_options: Sequence[str] = ()

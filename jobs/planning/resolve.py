@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from socket import gethostname
 from typing import Any
 
 import msgspec
 
 from jobs.launcher import Launcher, launchers
+from jobs.planning import cell_limits, command_cells
+from jobs.planning.cell_limits import AddProblem
 from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.errors import UnknownName
 from shardlab.files.document import Problem
@@ -20,8 +22,6 @@ from shardlab.matrix.matrix import Matrix, Point
 from trainers.instruments import observed_steps
 from trainers.strategy import Strategy
 from trainers.workload import Workload
-
-AddProblem = Callable[[str, str], None]  # adds a problem of a cell; arguments: the key of the matrix, and a sentence
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ def resolve_cells(
     faults = {"workload": plugins.workloads.faults, "strategy": plugins.strategies.faults}
     menus = Menus(plugins.strategy_menu(), plugins.workload_menu(), launchers(), faults)
     problems: list[Problem] = []
-    if matrix.file.baseline not in menus.strategies:
+    if matrix.file.baseline not in (*menus.strategies, *matrix.labels):
         unknown_sentence = str(UnknownName("strategy", matrix.file.baseline, menus.strategies))
         fault_sentence = plugins.strategies.faults.get(matrix.file.baseline, unknown_sentence)
         problems.append(matrix.document.problem(("baseline",), fault_sentence))
@@ -150,6 +150,10 @@ def _resolve_cell(
     def add_problem(key: str, sentence: str) -> None:
         problems.append(matrix.problem(point, key, sentence))
 
+    workload_name = point.keys.get("workload")
+    if isinstance(workload_name, str) and workload_name in matrix.commands:
+        gpus_per_node = _find_gpus_per_node(point.keys.get("gpu_type"), cluster)
+        return command_cells.resolve_command(matrix, point, menus.launchers, gpus_per_node, add_problem)
     draft = _check_draft(point, menus, add_problem)
     if draft is None:
         return None
@@ -157,17 +161,22 @@ def _resolve_cell(
     option_values = _fill_options(draft, strategy, workload, menus, add_problem)
     _check_switches(draft, strategy, add_problem)
     degrees = _fill_degrees(draft, strategy, add_problem)
-    limits = _parse_limits(draft, add_problem)
+    limits = cell_limits.parse_limits(draft, add_problem)
     sizes = _compute_batch_sizes(draft, workload, strategy, degrees, add_problem)
     if len(problems) > problem_count or sizes is None:
         return None
-    capacity = cluster.for_gpu_type(draft.gpu_type) if cluster is not None else None
-    nnodes = draft.nnodes or _count_fewest_nodes(
-        draft, menus.launchers[draft.launcher], capacity.gpus if capacity is not None else None
+    nnodes = draft.nnodes or cell_limits.count_fewest_nodes(
+        draft, menus.launchers[draft.launcher], _find_gpus_per_node(draft.gpu_type, cluster)
     )
     cell = _assemble_cell(draft, strategy, workload, nnodes, degrees, sizes, limits, option_values)
     _add_refusals(cell, strategy, workload, menus.launchers[draft.launcher], draft, add_problem)
     return cell if len(problems) == problem_count else None
+
+
+def _find_gpus_per_node(gpu_type: str | None, cluster: Capacity | None) -> int | None:
+    """The number of GPUs of a node of this type; None if it is not known. cluster: as for `resolve_cells`."""
+    capacity = cluster.for_gpu_type(gpu_type) if cluster is not None else None
+    return capacity.gpus if capacity is not None else None
 
 
 def _check_draft(point: Point, menus: Menus, add_problem: AddProblem) -> Draft | None:
@@ -241,7 +250,7 @@ def _add_refusals(
     for key, refusal in (
         ("workload", workload.refuse(cell)),
         ("strategy", strategy.refuse(cell)),
-        ("nnodes", _explain_uneven_ranks(cell, launcher)),
+        ("nnodes", cell_limits.explain_uneven_ranks(cell, launcher)),
         *observed_steps.list_refusals(cell, cell.steps),
     ):
         if refusal is not None:
@@ -356,31 +365,6 @@ def _compute_batch_sizes(
     except cell_sizes.BatchError as error:
         add_problem(error.key, str(error))
         return None
-
-
-def _parse_limits(draft: Draft, add_problem: AddProblem) -> tuple[int | None, int]:
-    """The time limit (None if the draft has none) and the hang limit, in seconds."""
-    limits_s: dict[str, int] = {}
-    for key, limit_text in (("time_limit", draft.time_limit), ("hang_limit", draft.hang_limit)):
-        try:
-            limits_s |= {} if limit_text is None else {key: cell_sizes.parse_seconds(limit_text)}
-        except ValueError as error:
-            add_problem(key, str(error))
-    # The hang limit is 0 only if a problem was added; then no cell is made.
-    return limits_s.get("time_limit"), limits_s.get("hang_limit", 0)
-
-
-def _count_fewest_nodes(draft: Draft, launcher: Launcher, gpus_per_node: int | None) -> int:
-    return math.ceil(draft.gpus / gpus_per_node) if gpus_per_node and launcher.several_nodes else 1
-
-
-def _explain_uneven_ranks(cell: AnyCell, launcher: Launcher) -> str | None:
-    if cell.nnodes > 1 and not launcher.several_nodes:
-        return f"{launcher.name} starts ranks on one node only. Allowed: nnodes: 1, or another launcher."
-    if cell.world_size % cell.nnodes:
-        servers_clause = f" and {cell.servers} parameter server(s)" if cell.servers else ""
-        return f"{cell.gpus} ranks{servers_clause} cannot be divided evenly among {cell.nnodes} nodes."
-    return None
 
 
 def explain_unusable_launcher(launcher: str, machine: Capacity) -> str | None:

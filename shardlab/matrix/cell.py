@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
+from shardlab.matrix.command import Command
 from shardlab.matrix.faults import LostWorker, SlowedRank
 from shardlab.matrix.gradient_sync import LAST_PASS
 from shardlab.record_types import Count, Integer, Measured, PlainWord, Positive, Ranks, ShortName, WholeSeconds, limit_text
@@ -33,6 +34,7 @@ GpuType = PlainWord
 STRATEGY_OPTIONS = {"sync": LAST_PASS}
 # All options that are not in the hash of a cell if they have these values, because cells of older versions lack them.
 NEWER_OPTIONS: dict[str, object] = {**STRATEGY_OPTIONS, "dropout": None}
+Scalar = bool | Integer | Measured | str
 Precision = Literal["fp32", "tf32", "bf16", "bf16-autocast", "fp16", "fp16-autocast", "bf16-pure"]
 # states in which a run can end
 State = Literal["completed", "oom", "timeout", "failed", "cancelled", "node_fail", "preempted", "hung"]
@@ -233,6 +235,10 @@ class Draft(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """End states besides `completed` that are expected of the runs of this cell, such as oom."""
     options: dict[str, bool | Integer | Measured | str | None] = {}
     """Options of the strategy and the workload (`jobs strategies`, `jobs workloads`)."""
+    set: dict[str, Scalar] = {}
+    """Values of a command's own, by their names: the placeholder {set.NAME} stands for a value."""
+    env: dict[str, Scalar] = {}
+    """Environment variables of the ranks, by their names."""
 
 
 class AnyCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=False, dict=True):
@@ -327,6 +333,12 @@ class AnyCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     environment: Annotated[EnvironmentName | None, Role.PLATFORM] = None
     """The Python environment, by its name under `environments` of the cluster file; null: the default environment. As with
     `gpu_type`, the same training in another environment is another cell."""
+    command: Annotated[Command | None, Role.MODEL] = None
+    """The command line of the user that the runs execute; null: shardlab trains the cell, or analyses traces."""
+    set: Annotated[dict[str, Scalar], Role.MODEL] = {}
+    """The values of `set` in the matrix, by name, which the command line contains."""
+    env: Annotated[dict[str, str], Role.EXECUTION] = {}
+    """Environment variables of the ranks, by name."""
 
     @property
     def world_size(self) -> int:
@@ -444,11 +456,10 @@ def cell_hash(cell: dict[str, Any]) -> str:
     """The hash of a resolved cell. cell: its keys and values, as run.json has them. For a tiny twin, the original cell is part
     of the hash."""
     bookkeeping = keys_with_role(Role.BOOKKEEPING)
-    # not in the hash if null: cells of older versions lack these keys
-    newer_keys = ("gpu_type", "workload_code", "strategy_code", "environment")
-    hashed_cell = {
-        key: value for key, value in cell.items() if key not in bookkeeping and (key not in newer_keys or value is not None)
-    }
+    # not in the hash if null or empty: cells of older versions lack these keys
+    newer_keys = ("gpu_type", "workload_code", "strategy_code", "environment", "command", "set", "env")
+    left_out = {*bookkeeping, *(key for key in newer_keys if cell.get(key) in (None, {}))}
+    hashed_cell = {key: value for key, value in cell.items() if key not in left_out}
     # These keys of `instruments` are not in the hash if they have these values, for the same reason.
     defaults = (("telemetry_hz", TELEMETRY_HZ), ("memory_steps", 1), ("straggler", None), ("lost_worker", None))
     instruments = {key: value for key, value in hashed_cell["instruments"].items() if (key, value) not in defaults}

@@ -18,11 +18,12 @@ import msgspec
 from shardlab.errors import UnknownName
 from shardlab.files import document, validation
 from shardlab.files.document import Document, KeyPath, Problem
-from shardlab.matrix import claim_check, model_file, search_check
+from shardlab.matrix import claim_check, command, model_file, search_check
 from shardlab.matrix.batch_search import PLACEHOLDER_SIZE, SearchRequest
 from shardlab.matrix.cell import Draft, Instruments, Optimizer, Schedule
 from shardlab.matrix.cell_names import PLAIN_NAMES, is_cell_name
 from shardlab.matrix.citation import Citation
+from shardlab.matrix.command import CommandWorkload, StrategyLabel
 from shardlab.matrix.expansion import ExcludedPoint
 from shardlab.matrix.expression import Expression, ExpressionError
 from shardlab.matrix.model_file import ModelByConfiguration, ModelFile
@@ -134,6 +135,10 @@ class Matrix(msgspec.Struct, frozen=True):
     """The combinations that the file excludes."""
     models: dict[str, ModelFile] = {}
     """The models that the file describes by their configuration, by the names that replace them in `file` and `points`."""
+    commands: dict[str, CommandWorkload] = {}
+    """The commands that the file gives as workloads, by the names that replace them."""
+    labels: set[str] = set()
+    """The strategies that are labels of commands."""
 
     @property
     def name(self) -> str:
@@ -192,12 +197,16 @@ def expand_matrix(document: Document, folder: Path) -> Matrix:
     problems += search_check.find_search_problems(document)
     section_by_name = {name: getattr(matrix_file, name) for name in ("defaults", "axes", "zip", "include", "exclude")}
     model_by_name = {} if problems else model_file.replace_models(document, section_by_name, folder, problems)
+    command_by_name = {} if problems else command.replace_commands(document, section_by_name, folder, problems)
+    labels = set[str]() if problems else command.replace_labels(section_by_name)
     if problems:
         raise document.errors(problems)
     remaining_points, excluded_points = _expand_axes(document, matrix_file)
     if not remaining_points:
         raise document.error(("axes",), "no cell is left: all combinations are excluded, or the file lists none.")
-    return Matrix(matrix_file, document, document.file, remaining_points, excluded_points, model_by_name)
+    return Matrix(
+        matrix_file, document, document.file, remaining_points, excluded_points, model_by_name, command_by_name, labels
+    )
 
 
 def key_type(key: str) -> Any:
@@ -205,11 +214,15 @@ def key_type(key: str) -> Any:
     key_head, _, key_tail = key.partition(".")
     if key == "workload":
         return str | ModelByConfiguration  # a name, or a configuration, which `expand_matrix` replaces by a name
+    if key == "strategy":
+        return str | StrategyLabel
     type_by_field = {field.name: field.type for field in msgspec.structs.fields(Draft)}
     if not key_tail:
         return type_by_field.get(key_head)
     if key_head == "options":
         return bool | int | float | str | None
+    if key_head in ("set", "env"):
+        return bool | int | float | str
     for mapping_key, mapping_type in (("optimizer", Optimizer), ("schedule", Schedule), ("instruments", Instruments)):
         if key_head == mapping_key:
             return {field.name: field.type for field in msgspec.structs.fields(mapping_type)}.get(key_tail)
@@ -280,6 +293,12 @@ def _check_entry(document: Document, name: str, entry_index: int, entry: dict[st
 
 def _check_value(document: Document, key: str, value: Any, key_path: KeyPath, problems: list[Problem]) -> None:
     value_type = key_type(key)
+    if key == "workload" and isinstance(value, dict) and "command" in value:
+        value_type = CommandWorkload
+    key_head, _, own_name = key.partition(".")
+    explain_wrong_name = {"set": command.explain_wrong_setting, "env": command.explain_wrong_variable}.get(key_head)
+    if explain_wrong_name is not None and own_name and (fault := explain_wrong_name(own_name)) is not None:
+        problems.append(document.problem(key_path, f"found {own_name!r}. {fault}", at_key=isinstance(key_path[-1], str)))
     if value_type is None:
         draft_keys = [field.name for field in msgspec.structs.fields(Draft)]
         sentence = str(UnknownName("cell key", key, draft_keys)) + " Options of a strategy or workload belong under `options`."

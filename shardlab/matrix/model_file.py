@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -17,8 +16,9 @@ import msgspec
 
 from shardlab.errors import InputError
 from shardlab.files import plugin_source
-from shardlab.files.document import Document, KeyPath, Problem
+from shardlab.files.document import Document, Problem
 from shardlab.files.plugin_source import PluginSource
+from shardlab.matrix import matrix_sections
 from shardlab.record_types import Positive, limit_text
 
 CONFIGURATION_SUFFIX = ".json"  # suffix of a configuration, and of its copy in a run folder
@@ -81,8 +81,8 @@ def replace_models(document: Document, sections: dict[str, Any], folder: Path, p
     by its name. folder: the folder of the matrix file. problems: a problem is appended for each model that cannot be read.
     """
     models: dict[str, ModelFile] = {}
-    for value_container, list_key, value_path in _find_workloads(sections):
-        if not isinstance(value_container[list_key], dict):
+    for value_container, list_key, value_path in matrix_sections.find_values(sections, "workload"):
+        if not isinstance(value_container[list_key], dict) or "command" in value_container[list_key]:
             continue
         try:
             model = read_model(msgspec.convert(value_container[list_key], ModelByConfiguration), folder)
@@ -112,25 +112,6 @@ def read_content(content: bytes) -> dict[str, Any]:
         raise InputError("is not the file of a model.")
     _check_keys("has", model_description, 0)
     return model_description
-
-
-def _find_workloads(sections: dict[str, Any]) -> Iterator[tuple[Any, str | int, KeyPath]]:
-    """Find each value of the key `workload` in a matrix file, so that `replace_models` can replace it. sections: as in
-    `replace_models`.
-
-    Yields (the mapping or list that contains the value, its key or index there, its path in the matrix file).
-    """
-    if "workload" in sections["defaults"]:
-        yield sections["defaults"], "workload", ("defaults", "workload")
-    workload_lists: list[tuple[KeyPath, dict[str, list[Any]]]] = [(("axes",), sections["axes"])]
-    workload_lists += [(("zip", entry_index), axis_group) for entry_index, axis_group in enumerate(sections["zip"])]
-    for path, axis_group in workload_lists:
-        for index in range(len(axis_group.get("workload", []))):
-            yield axis_group["workload"], index, (*path, "workload", index)
-    for section in ("include", "exclude"):
-        for entry_index, entry in enumerate(sections[section]):
-            if "workload" in entry:
-                yield entry, "workload", (section, entry_index, "workload")
 
 
 def read_model(entry: ModelByConfiguration, folder: Path) -> ModelFile:

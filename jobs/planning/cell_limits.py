@@ -1,0 +1,37 @@
+"""The time limits and the nodes of a cell, whatever its runs execute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from jobs.launcher import Launcher
+from shardlab.matrix import cell_sizes
+from shardlab.matrix.cell import AnyCell, Draft
+
+AddProblem = Callable[[str, str], None]  # adds a problem of a cell; arguments: the key of the matrix, and a sentence
+
+
+def parse_limits(draft: Draft, add_problem: AddProblem) -> tuple[int | None, int]:
+    """The time limit (None if the draft has none) and the hang limit, in seconds."""
+    limits_s: dict[str, int] = {}
+    for key, limit_text in (("time_limit", draft.time_limit), ("hang_limit", draft.hang_limit)):
+        try:
+            limits_s |= {} if limit_text is None else {key: cell_sizes.parse_seconds(limit_text)}
+        except ValueError as error:
+            add_problem(key, str(error))
+    # The hang limit is 0 only if a problem was added; then no cell is made.
+    return limits_s.get("time_limit"), limits_s.get("hang_limit", 0)
+
+
+def count_fewest_nodes(draft: Draft, launcher: Launcher, gpus_per_node: int | None) -> int:
+    return math.ceil(draft.gpus / gpus_per_node) if gpus_per_node and launcher.several_nodes else 1
+
+
+def explain_uneven_ranks(cell: AnyCell, launcher: Launcher) -> str | None:
+    if cell.nnodes > 1 and not launcher.several_nodes:
+        return f"{launcher.name} starts ranks on one node only. Allowed: nnodes: 1, or another launcher."
+    if cell.world_size % cell.nnodes:
+        servers_clause = f" and {cell.servers} parameter server(s)" if cell.servers else ""
+        return f"{cell.gpus} ranks{servers_clause} cannot be divided evenly among {cell.nnodes} nodes."
+    return None

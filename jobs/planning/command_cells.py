@@ -1,0 +1,110 @@
+"""Resolves the points of a matrix whose workload is a command of the user into cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from jobs.launcher import Launcher
+from jobs.planning import cell_limits
+from jobs.planning.cell_limits import AddProblem
+from shardlab.errors import InputError, UnknownName
+from shardlab.matrix import command
+from shardlab.matrix.cell import AnyCell, Draft, Instruments
+from shardlab.matrix.matrix import Matrix, Point
+
+# Keys with a meaning for every run. All other keys say something only if the command line contains their value.
+KEYS_OF_EVERY_RUN = frozenset(
+    ("workload", "strategy", "gpus", "nnodes", "gpu_type", "environment", "launcher", "warmup_steps", "time_limit",
+     "hang_limit", "expect", "instruments", "env", "set")
+)  # fmt: skip
+# Keys of a draft that a cell has under the same name, so that a command line may contain their values.
+_FREE_KEYS = (
+    "global_batch_size", "micro_batch_size", "seq_len", "steps", "epochs", "precision", "seed", "tp", "pp", "dp", "compile",
+    "activation_checkpointing", "max_grad_norm",
+)  # fmt: skip
+
+
+def resolve_command(
+    matrix: Matrix, point: Point, launchers: Mapping[str, Launcher], gpus_per_node: int | None, add_problem: AddProblem
+) -> AnyCell | None:
+    """Resolve one point whose workload is a command into a cell. If the cell is not possible, adds problems and returns None.
+
+    launchers: all launchers by name. gpus_per_node: None if it is not known.
+    """
+    name = str(point.keys["workload"])
+    try:
+        draft = Point({"strategy": command.DEFAULT_LABEL, **point.keys}, point.origin).draft()
+    except msgspec.ValidationError as error:
+        add_problem("workload", f"a cell is not complete: {str(error)[0].lower()}{str(error)[1:]}.")
+        return None
+    faults = _find_faults(matrix, point, draft, launchers)
+    for key, sentence in faults.items():
+        add_problem(key, sentence)
+    limits = cell_limits.parse_limits(draft, add_problem)
+    if faults or not limits[1]:
+        return None
+    launcher = launchers[draft.launcher]
+    nnodes = draft.nnodes or cell_limits.count_fewest_nodes(draft, launcher, gpus_per_node)
+    given_values = {key: getattr(draft, key) for key in _FREE_KEYS if key in point.keys}
+    settings = {f"set.{setting}": value for setting, value in draft.set.items()}
+    values = {"strategy": draft.strategy, "gpus": draft.gpus, "nnodes": nnodes, **given_values, **settings}
+    try:
+        filled_command = command.fill_command(matrix.commands[name], values)
+    except InputError as error:
+        add_problem("workload", str(error))
+        return None
+    cell = AnyCell(
+        workload=name, strategy=draft.strategy, gpus=draft.gpus, nnodes=nnodes, launcher=draft.launcher, prove="off",
+        warmup_steps=draft.warmup_steps, instruments=draft.instruments, time_limit_s=limits[0], hang_limit_s=limits[1],
+        expect=draft.expect, gpu_type=draft.gpu_type, environment=draft.environment, command=filled_command, set=draft.set,
+        env={variable: command.format_value(value) for variable, value in draft.env.items()}, **given_values,
+    )  # fmt: skip
+    if (refusal := cell_limits.explain_uneven_ranks(cell, launcher)) is not None:
+        add_problem("nnodes", refusal)
+        return None
+    return cell
+
+
+def _find_faults(matrix: Matrix, point: Point, draft: Draft, launchers: Mapping[str, Launcher]) -> dict[str, str]:
+    """Why a point cannot be a cell of a command: for each key at fault, a sentence."""
+    placeholders = command.find_placeholders(matrix.commands[str(point.keys["workload"])])
+    faults: dict[str, str] = {}
+    if draft.launcher not in launchers:
+        faults["launcher"] = str(UnknownName("launcher", draft.launcher, launchers))
+    elif not launchers[draft.launcher].starts_commands:
+        allowed = ", ".join(name for name, launcher in launchers.items() if launcher.starts_commands)
+        faults["launcher"] = f"{draft.launcher} starts no command. Allowed: {allowed}."
+    if "strategy" in point.keys and draft.strategy not in matrix.labels:
+        faults["strategy"] = (
+            f"shardlab does not know the strategy of a command. Allowed: a label, written {{label: {draft.strategy}}}."
+        )
+    for key in point.keys:
+        if key in _FREE_KEYS and key not in placeholders:
+            faults[key] = f"the command has no placeholder {{{key}}}, so this value would change nothing."
+        elif key not in _FREE_KEYS and key.partition(".")[0] not in KEYS_OF_EVERY_RUN:
+            faults[key] = "is a key of trainings by shardlab. Allowed for a command: set.NAME, for a value of its own."
+    for setting in draft.set:
+        if (fault := command.explain_wrong_setting(setting)) is not None:
+            faults[f"set.{setting}"] = fault
+        elif f"set.{setting}" not in placeholders:
+            faults[f"set.{setting}"] = f"the command has no placeholder {{set.{setting}}}, so this value would change nothing."
+    for variable in draft.env:
+        if (fault := command.explain_wrong_variable(variable)) is not None:
+            faults[f"env.{variable}"] = fault
+    if msgspec.structs.replace(draft.instruments, telemetry_hz=1.0) != Instruments(telemetry_hz=1.0):
+        faults["instruments"] = "only shardlab's own trainings have instruments. Allowed: instruments.telemetry_hz."
+    return faults
+
+
+def describe_samples(matrix: Matrix) -> list[str]:
+    """For each command whose steps have a sample line: what is read from this line, as a sentence."""
+    sentences = []
+    for name, workload in matrix.commands.items():
+        if workload.steps is not None and workload.steps.sample is not None:
+            step: Mapping[str, Any] = command.read_step(workload.steps, workload.steps.sample) or {}
+            values_text = ", ".join(f"{value_name} {number:g}" for value_name, number in step.items())
+            sentences.append(f"{name}: the sample line tells {values_text}.")
+    return sentences

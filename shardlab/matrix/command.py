@@ -1,0 +1,278 @@
+"""A command as a workload: a program of the user, such as a training script, which shardlab starts and measures unchanged.
+
+`CommandWorkload` is what a matrix file states. `Command` is what a cell has: the same command line with the values of the cell
+in place of the placeholders, such as `{gpus}` or `{set.layers}`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from shardlab.errors import InputError
+from shardlab.files.document import Document, Problem
+from shardlab.matrix import matrix_sections
+from shardlab.record_types import limit_text
+
+CHECKPOINT_PLACEHOLDER = "checkpoint"  # in `resume`: the path of the newest checkpoint of an earlier attempt
+DEFAULT_LABEL = "command"  # the strategy of a cell of a command for which the matrix gives no label
+MOST_WORDS = 256  # words of a command line
+Word = str | int | float
+Words = Annotated[list[Word], msgspec.Meta(min_length=1, max_length=MOST_WORDS)]
+Label = Annotated[
+    str,
+    limit_text(
+        r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,39}\Z",
+        "up to 40 letters, digits, spaces and the signs . _ + -, beginning with a letter or digit",
+    ),
+]
+RelativePath = Annotated[
+    str,
+    limit_text(r"^(?!/)(?!.*(^|/)\.\.(/|\Z)).{1,500}\Z", "a path below the folder of the command, without .."),
+]
+# The names of the values that a script may report about a step.
+STEP_NAMES = ("step", "loss", "tokens", "seconds", "ms")
+# Variables that shardlab or a launcher sets for each rank, so a cell must not set them.
+_RESERVED_VARIABLE = re.compile(
+    r"SHARDLAB_.*|SLURM_.*|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|PYTHONPATH|CUDA_VISIBLE_DEVICES"
+)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_SETTING = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}")
+
+
+class StepSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where the steps of an unchanged script are found. Exactly one of `jsonl` and `regex` is given."""
+
+    jsonl: RelativePath | None = None
+    """A file to which the script appends a JSON object for each step, as a path below the folder of the command."""
+    regex: Annotated[str, msgspec.Meta(min_length=1, max_length=1000)] | None = None
+    """A regular expression that finds a step in a line of the script's output, with the named groups step and, if they are
+    there, loss, tokens, seconds and ms."""
+    names: dict[str, str] = {}
+    """With jsonl: the script's own names of step, loss, tokens, seconds and ms, if they differ."""
+    sample: str | None = None
+    """A line of the script's output or file; `jobs plan` shows what is read from it."""
+
+
+class CommandWorkload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A workload that is a command line of the user."""
+
+    command: Words
+    """The words of the command line, with placeholders such as {gpus} or {set.layers}. A first word `python` is the interpreter
+    of the run's environment."""
+    folder: str = "."
+    """The folder of the script, relative to the folder of the matrix file; each run starts in a copy of its own."""
+    exclude: list[str] = []
+    """Patterns of files in the folder that runs do not need, as in .gitignore, such as data/*."""
+    name: Annotated[str, limit_text(r"^[a-z0-9][a-z0-9._-]{0,39}\Z", "up to 40 small letters, digits and . _ -")] | None = None
+    """The name of the workload; null: the name of the folder."""
+    steps: StepSource | None = None
+    """Where the steps are found; null: the script calls shardlab.steps.report."""
+    launcher_options: list[Word] = []
+    """Further words for the launcher, such as --config_file for accelerate."""
+    resume: list[Word] = []
+    """Words that are added to the command line of a later attempt, with the placeholder {checkpoint}."""
+    checkpoint: RelativePath | None = None
+    """A pattern of the checkpoints that the script writes, such as out/step-*.pt; the one with the largest number is the
+    newest."""
+
+
+class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
+    """The command line of a cell."""
+
+    words: list[str]
+    """The command line, without placeholders."""
+    launcher_options: list[str] = []
+    """Further words for the launcher."""
+    steps: StepSource | None = None
+    """Where the steps are found; null: the script calls shardlab.steps.report."""
+    resume: list[str] = []
+    """Words for a later attempt, which may still contain {checkpoint}."""
+    checkpoint: str | None = None
+    """A pattern of checkpoints; null: the script writes none that shardlab knows."""
+
+
+class StrategyLabel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The strategy of a command, which only its user knows: a label that shardlab prints and does not check."""
+
+    label: Label
+    """The label, such as ddp; the placeholder {strategy} stands for it."""
+
+
+def replace_commands(
+    document: Document, sections: dict[str, Any], folder: Path, problems: list[Problem]
+) -> dict[str, CommandWorkload]:
+    """Find the commands that a matrix file gives as workloads. Returns these commands by the names that replace them.
+
+    document, sections, folder, problems: as for `model_file.replace_models`.
+    """
+    commands: dict[str, CommandWorkload] = {}
+    for value_container, list_key, value_path in matrix_sections.find_values(sections, "workload"):
+        entry = value_container[list_key]
+        if not isinstance(entry, dict) or "command" not in entry:
+            continue
+        workload = msgspec.convert(entry, CommandWorkload)
+        try:
+            name = workload.name or _name_folder(folder / workload.folder)
+            find_placeholders(workload)
+            if workload.steps is not None and (fault := explain_wrong_steps(workload.steps)) is not None:
+                raise InputError(f"steps: {fault}")
+            if commands.setdefault(name, workload) != workload:
+                raise InputError(f"found two commands with the name {name}. Allowed: a `name` of its own for each.")
+        except InputError as error:
+            problems.append(document.problem(value_path, str(error)))
+            continue
+        value_container[list_key] = name
+    return commands
+
+
+def replace_labels(sections: dict[str, Any]) -> set[str]:
+    """Replace each strategy of the form {label: TEXT} by its text. Returns the texts. sections: as for `replace_commands`."""
+    labels = set()
+    for value_container, list_key, _ in matrix_sections.find_values(sections, "strategy"):
+        if isinstance(value_container[list_key], dict):
+            value_container[list_key] = msgspec.convert(value_container[list_key], StrategyLabel).label
+            labels.add(value_container[list_key])
+    return labels
+
+
+def _name_folder(folder: Path) -> str:
+    """The name of a command: the name of its folder."""
+    name = re.sub(r"[^a-z0-9._-]+", "-", folder.resolve().name.lower()).strip("-._")[:40]
+    if not name:
+        raise InputError(f"the folder {folder} gives the workload no name. Allowed: the key `name`.")
+    return name
+
+
+def fill_command(workload: CommandWorkload, values: Mapping[str, Any]) -> Command:
+    """The command line of a cell. values: the values of the cell by the names of placeholders.
+
+    Raises InputError for a placeholder without a value.
+    """
+    return Command(
+        words=[fill_placeholders(word, values) for word in workload.command],
+        launcher_options=[fill_placeholders(word, values) for word in workload.launcher_options],
+        steps=workload.steps,
+        resume=[
+            fill_placeholders(word, {**values, CHECKPOINT_PLACEHOLDER: f"{{{CHECKPOINT_PLACEHOLDER}}}"})
+            for word in workload.resume
+        ],
+        checkpoint=workload.checkpoint,
+    )
+
+
+def fill_placeholders(word: Word, values: Mapping[str, Any]) -> str:
+    """A word with values in place of its placeholders. Raises InputError for a placeholder without a value."""
+    filled_parts = []
+    for literal_text, placeholder in _split_word(word):
+        filled_parts.append(literal_text)
+        if placeholder is None:
+            continue
+        if values.get(placeholder) is None:
+            allowed = ", ".join(f"{{{name}}}" for name, value in values.items() if value is not None)
+            raise InputError(
+                f"{str(word)!r}: this cell has no value for {{{placeholder}}}. Allowed: {allowed}. "
+                "Write {{ and }} for braces."
+            )
+        filled_parts.append(format_value(values[placeholder]))
+    return "".join(filled_parts)
+
+
+def find_placeholders(workload: CommandWorkload) -> set[str]:
+    """The names of all placeholders in the words of a command."""
+    words = (*workload.command, *workload.launcher_options, *workload.resume)
+    return {placeholder for word in words for _, placeholder in _split_word(word) if placeholder is not None}
+
+
+def format_value(value: Any) -> str:
+    """A value of a matrix file as a word of a command line or as the value of a variable: true and false in small letters."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def explain_wrong_setting(name: str) -> str | None:
+    """Why NAME cannot be used in `set.NAME`; None if it can."""
+    return None if _SETTING.fullmatch(name) else "Allowed: up to 40 letters, digits and the signs _ -, beginning with a letter."
+
+
+def explain_wrong_variable(name: str) -> str | None:
+    """Why a cell cannot set the environment variable NAME; None if it can."""
+    if not _VARIABLE.fullmatch(name):
+        return "Allowed: letters, digits and _, beginning with a letter."
+    return "shardlab or the launcher sets this variable itself." if _RESERVED_VARIABLE.fullmatch(name) else None
+
+
+def explain_wrong_steps(source: StepSource) -> str | None:
+    """Why no step can be found with this description; None if it is complete. Its sample line, if there is one, is tried."""
+    if (source.jsonl is None) == (source.regex is None):
+        return f"exactly one of jsonl and regex is needed, found {'neither' if source.jsonl is None else 'both'}."
+    if unknown_names := sorted(source.names.keys() - set(STEP_NAMES)):
+        return f"names: {unknown_names[0]!r} is no value of a step. Allowed: {', '.join(STEP_NAMES)}."
+    if source.regex is not None:
+        try:
+            groups = re.compile(source.regex).groupindex
+        except re.error as error:
+            return f"regex: is not a regular expression: {error}."
+        if "step" not in groups or not groups.keys() <= set(STEP_NAMES):
+            return (
+                f"regex: found the groups {', '.join(groups) or 'none'}. Allowed: step, and of {', '.join(STEP_NAMES[1:])} any."
+            )
+    if source.sample is not None and read_step(source, source.sample) is None:
+        return f"sample: no step is found in {source.sample!r}."
+    return None
+
+
+def read_step(source: StepSource, line: str) -> dict[str, float] | None:
+    """The values of a step in a line of output or of a file, by the names in STEP_NAMES; None if the line tells no step."""
+    found_values: Mapping[str, Any] | None
+    if source.regex is not None:
+        step_match = re.search(source.regex, line)
+        found_values = step_match.groupdict() if step_match is not None else None
+    else:
+        found_values = _read_json_step(line, source.names)
+    if found_values is None:
+        return None
+    numbers = {name: number for name, value in found_values.items() if (number := _read_number(value)) is not None}
+    step = numbers.get("step", math.nan)
+    return numbers if step >= 0 and step.is_integer() else None
+
+
+def _read_json_step(line: str, names: Mapping[str, str]) -> dict[str, Any] | None:
+    try:
+        content = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return None
+    if not isinstance(content, dict):
+        return None
+    return {name: content[names.get(name, name)] for name in STEP_NAMES if names.get(name, name) in content}
+
+
+def _read_number(value: Any) -> float | None:
+    """A value as a number; None if it is none. Not a number (nan) and infinity are numbers here."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value.replace(",", "") if isinstance(value, str) else value)
+    except (ValueError, OverflowError):
+        return None
+    return number
+
+
+def _split_word(word: Word) -> Iterator[tuple[str, str | None]]:
+    """Yields (text, the name of the placeholder after it, or None) for each part of a word. Raises InputError."""
+    if not isinstance(word, str):
+        yield str(word), None
+        return
+    try:
+        parts = list(string.Formatter().parse(word))
+    except ValueError as error:
+        raise InputError(f"{word!r}: {error}. Write {{{{ and }}}} for braces that are no placeholder.") from None
+    for literal_text, name, format_text, conversion in parts:
+        if name == "" or format_text or conversion:
+            raise InputError(f"{word!r}: found {{{name or ''}{conversion or ''}{format_text or ''}}}. Allowed: a name alone.")
+        yield literal_text, name
