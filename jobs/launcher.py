@@ -14,6 +14,16 @@ from shardlab.runs.rundir import RunDir
 from shardlab.runs.trace_part import TRACE_STRATEGY
 
 
+def make_rank_argv(run: Run) -> list[str]:
+    """The words behind the Python interpreter that start one rank, in the run's folder."""
+    return ["-m", "trainers", "run", "."] if run.cell.command is None else ["-m", "jobs.node.command_rank", "."]
+
+
+def list_launcher_options(run: Run) -> list[str]:
+    """The further words for the launcher that a command of the user asks for."""
+    return run.cell.command.launcher_options if run.cell.command is not None else []
+
+
 def _prepare_nothing(_run_dir: RunDir, _run: Run) -> dict[str, str]:
     return {}
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import msgspec
 
-from jobs.launcher import Launcher
+from jobs.launcher import Launcher, list_launcher_options, make_rank_argv
 from jobs.node.rendezvous import read_master_variables, read_node_number
 from shardlab.errors import InputError
 from shardlab.runs.run import Run
@@ -36,7 +36,8 @@ def main(argv: list[str]) -> NoReturn:
     """Replace this process (execve) by DeepSpeed's launcher. argv: RUN_DIR. Raises InputError."""
     if len(argv) != 1:
         raise InputError("usage: python -m jobs.launchers.deepspeed RUN_DIR")
-    world = RunDir(Path(argv[0]).absolute()).read_run().world
+    run = RunDir(Path(argv[0]).absolute()).read_run()
+    world = run.world
     slots_by_node = {str(node): list(range(world.nproc_per_node)) for node in range(world.nnodes)}
     master_variables = read_master_variables()
     # DeepSpeed's launcher sets CUDA_VISIBLE_DEVICES of the ranks to 0,...,n-1, even if Slurm or the user set another value. So
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> NoReturn:
         "--log_level=warning",
         "--no_local_rank",  # no argument --local_rank: ranks read their local rank from the environment
         "--no_python",
-        "env", visible_gpus, sys.executable, "-m", "trainers", "run", ".",
+        *list_launcher_options(run), "env", visible_gpus, sys.executable, *make_rank_argv(run),
     ]  # fmt: skip
     os.execve(sys.executable, launcher_argv, {**os.environ, "LOCAL_WORLD_SIZE": str(world.nproc_per_node)})
 

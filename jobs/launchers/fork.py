@@ -16,6 +16,7 @@ LAUNCHER = Launcher(
     name="fork",
     summary="rehearsal on CPU: ranks are forked from one process that has imported everything, so a run takes about a second",
     on_gpus=False,
+    starts_commands=False,
     several_nodes=False,
     command=command,
     task=command,

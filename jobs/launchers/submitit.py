@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from jobs.launcher import Launcher
+from jobs.launcher import Launcher, make_rank_argv
 from jobs.node import node_processes
 from jobs.node.rendezvous import read_master_variables
 from shardlab.errors import InputError
@@ -97,7 +97,9 @@ class RankTask:
         previous_handler = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         # the rank inherits this too, and ignores SIGUSR1 until it can save a checkpoint
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        rank_process = node_processes.start_process([sys.executable, "-m", "trainers", "run", self.folder], None, environment)
+        rank_process = node_processes.start_process(
+            [sys.executable, *make_rank_argv(RunDir(Path(self.folder)).read_run())], None, environment
+        )
         self.pid = rank_process.pid
         for signal_number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(signal_number, self._forward_signal)

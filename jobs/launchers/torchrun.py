@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from jobs.launcher import Launcher
+from jobs.launcher import Launcher, list_launcher_options, make_rank_argv
 from shardlab.runs.run import Run
 
-_RANK_ARGV = ("-m", "trainers", "run", ".")
 JOIN_S = 600  # seconds that torchrun itself allows until all nodes have joined the rendezvous
 
 
@@ -16,7 +15,7 @@ def command(run: Run, python: str) -> list[str]:
         "--rdzv-endpoint=127.0.0.1:0",  # port 0: torchrun takes a free port, so that two runs never use the same rendezvous
         "--local-addr=127.0.0.1",  # so that it does not matter whether the name of this machine can be resolved
         f"--rdzv-id={run.run_id}",
-        *_RANK_ARGV,
+        *make_rank_argv(run),
     ]
 
 
@@ -31,7 +30,7 @@ def task(run: Run, python: str) -> list[str]:
         "--local-addr=$SHARDLAB_ADDRESS",
         # the id differs for each start of each job, so late ranks of an earlier start cannot join
         "--rdzv-id=$SHARDLAB_RENDEZVOUS_ID",
-        *_RANK_ARGV,
+        *make_rank_argv(run),
     ]
 
 
@@ -52,6 +51,7 @@ def _make_torchrun_argv(run: Run, python: str) -> list[str]:
         "--rdzv-backend=c10d",
         "--log-dir=log",  # without this option, each run would leave a folder in /tmp; the logs of the ranks are in log/ too
         "--max-restarts=0",  # no restarts, because a step during which a rank is restarted would be recorded as a normal step
+        *list_launcher_options(run),
     ]  # fmt: skip
 
 

@@ -28,11 +28,16 @@ _FREE_KEYS = (
 
 
 def resolve_command(
-    matrix: Matrix, point: Point, launchers: Mapping[str, Launcher], gpus_per_node: int | None, add_problem: AddProblem
+    matrix: Matrix,
+    point: Point,
+    launchers: Mapping[str, Launcher],
+    code: str,
+    gpus_per_node: int | None,
+    add_problem: AddProblem,
 ) -> AnyCell | None:
     """Resolve one point whose workload is a command into a cell. If the cell is not possible, adds problems and returns None.
 
-    launchers: all launchers by name. gpus_per_node: None if it is not known.
+    launchers: all launchers by name. code: the digest of the folder of the command. gpus_per_node: None if it is not known.
     """
     name = str(point.keys["workload"])
     try:
@@ -60,7 +65,7 @@ def resolve_command(
         workload=name, strategy=draft.strategy, gpus=draft.gpus, nnodes=nnodes, launcher=draft.launcher, prove="off",
         warmup_steps=draft.warmup_steps, instruments=draft.instruments, time_limit_s=limits[0], hang_limit_s=limits[1],
         expect=draft.expect, gpu_type=draft.gpu_type, environment=draft.environment, command=filled_command, set=draft.set,
-        env={variable: command.format_value(value) for variable, value in draft.env.items()}, **given_values,
+        workload_code=code, env={name: command.format_value(value) for name, value in draft.env.items()}, **given_values,
     )  # fmt: skip
     if (refusal := cell_limits.explain_uneven_ranks(cell, launcher)) is not None:
         add_problem("nnodes", refusal)

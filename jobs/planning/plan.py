@@ -14,12 +14,12 @@ from jobs import on_controller
 from jobs.launcher import launcher
 from jobs.planner import gpu, predict
 from jobs.planner.machine import PRACTICE_GPU
-from jobs.planning import batch_searches, gpu_hours, plan_predictions, tiny_twin
+from jobs.planning import batch_searches, command_cells, gpu_hours, plan_predictions, tiny_twin
 from jobs.planning import repeats as number_of_runs
 from jobs.planning.gpu_hours import CellHours
 from jobs.planning.repeats import EstimatedCost
 from jobs.planning.resolve import Capacity, Misfit, find_misfits, resolve_cells
-from jobs.plugins import own_plugins, plugin_store
+from jobs.plugins import command_folder, own_plugins
 from jobs.plugins.own_plugins import OwnPlugins
 from jobs.rendering import frozen_source, render, run_environment
 from jobs.slurm import allocation, share
@@ -148,7 +148,7 @@ def plan_matrix(
         recorded=recorded_s,
         cost=number_of_runs.estimate_cost(selected_cells, run_counts, recorded_s),
         source=msgspec.structs.replace(render_context, predicted=predictions, searches=searches.searches, retry=file.retry),
-        remarks=[*remarks, *render.make_remarks(render_context)],
+        remarks=[*command_cells.describe_samples(requested_matrix), *remarks, *render.make_remarks(render_context)],
         misfits=misfits,
         advice=advice,
         predicted=predictions,
@@ -177,8 +177,12 @@ def find_own_plugins(workspace: Workspace, requested_matrix: Matrix, cluster: Cl
     models = {
         workload_name: model for workload_name, model in requested_matrix.models.items() if workload_name in workload_names
     }
+    commands = command_folder.read_folders(requested_matrix)
     strategy_names = {requested_matrix.file.baseline, *(str(point.keys.get("strategy")) for point in requested_matrix.points)}
-    plugins = own_plugins.find_plugins(workspace, workload_names - models.keys(), strategy_names, models, interpreters)
+    plugin_names = workload_names - models.keys() - commands.keys()
+    strategy_names -= requested_matrix.labels
+    plugins = own_plugins.find_plugins(workspace, plugin_names, strategy_names, models, interpreters)
+    plugins = msgspec.structs.replace(plugins, commands=commands)
     for workload_name in environments_by_workload.keys() & plugins.workloads.faults - interpreters.keys():
         if environments_by_workload[workload_name] is not None:
             plugins.workloads.faults[workload_name] += (
@@ -387,7 +391,7 @@ def render_all(plan: MatrixPlan, workspace: Workspace, runs_folder: Path) -> Ren
     submitted already is not changed."""
     folders, skipped = [], []
     frozen_source.freeze_source(Path(plan.source.source))
-    plugin_store.freeze_sources(workspace, plan.source.own.sources)
+    own_plugins.freeze_plugins(workspace, plan.source.own)
     for cell, repeat in number_of_runs.order_runs_by_repeat(plan.cells, plan.repeats):
         run = render.make_run(cell, repeat, 1, plan.source)
         existing_run = RunDir(runs_folder / run.run_id)

@@ -18,6 +18,8 @@ from shardlab.runs.rundir import RunDir
 from shardlab.workspace import inventory, measured_power
 from shardlab.workspace.workspace import Workspace
 
+UNKNOWN_WORK = "shardlab does not know what a command does, so it predicts nothing about it."
+
 
 def predict_cells(
     workspace: Workspace,
@@ -26,7 +28,7 @@ def predict_cells(
     recorded_s: Mapping[str, float],
     answers: Mapping[str, RehearsalAnswer] | None = None,
 ) -> dict[str, Prediction]:
-    """The prediction of a run of each cell that shardlab trains, by the name of the cell.
+    """The prediction of a run of each cell, by the name of the cell. Of a cell that shardlab does not train, nothing is known.
 
     recorded_s: the mean duration of earlier runs in seconds, by the name of the cell. answers: the results of rehearsals of the
     planner, by the name of the cell.
@@ -43,7 +45,7 @@ def predict_cells(
         if any(machine.on_gpu for machine in machines_by_gpu_type.values())
         else calibration.NO_CALIBRATION
     )
-    return {
+    return {cell.name(): Prediction(how=UNKNOWN_WORK) for cell in cells} | {
         cell.name(): predict.predict_run(
             cell,
             machines_by_gpu_type[cell.gpu_type],

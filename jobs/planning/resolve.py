@@ -66,6 +66,8 @@ class Menus(msgspec.Struct, frozen=True):
     strategies: dict[str, Strategy]
     workloads: dict[str, Workload]
     launchers: dict[str, Launcher]
+    command_codes: dict[str, str] = {}
+    """The digest of the folder of each command, by the name of the command."""
     faults: dict[str, dict[str, str]] = {}
     """Why a file of the workspace does not define a workload or strategy: by key (workload, strategy), then by name."""
 
@@ -82,7 +84,8 @@ def resolve_cells(
     """
     plugins = plugins or OwnPlugins()
     faults = {"workload": plugins.workloads.faults, "strategy": plugins.strategies.faults}
-    menus = Menus(plugins.strategy_menu(), plugins.workload_menu(), launchers(), faults)
+    command_codes = {name: folder.digest for name, folder in plugins.commands.items()}
+    menus = Menus(plugins.strategy_menu(), plugins.workload_menu(), launchers(), command_codes, faults)
     problems: list[Problem] = []
     if matrix.file.baseline not in (*menus.strategies, *matrix.labels):
         unknown_sentence = str(UnknownName("strategy", matrix.file.baseline, menus.strategies))
@@ -153,7 +156,9 @@ def _resolve_cell(
     workload_name = point.keys.get("workload")
     if isinstance(workload_name, str) and workload_name in matrix.commands:
         gpus_per_node = _find_gpus_per_node(point.keys.get("gpu_type"), cluster)
-        return command_cells.resolve_command(matrix, point, menus.launchers, gpus_per_node, add_problem)
+        return command_cells.resolve_command(
+            matrix, point, menus.launchers, menus.command_codes[workload_name], gpus_per_node, add_problem
+        )
     draft = _check_draft(point, menus, add_problem)
     if draft is None:
         return None
@@ -189,7 +194,7 @@ def _check_draft(point: Point, menus: Menus, add_problem: AddProblem) -> Draft |
     names_by_key: dict[str, Collection[str]] = {
         "strategy": menus.strategies,
         "workload": menus.workloads,
-        "launcher": menus.launchers,
+        "launcher": [name for name, launcher in menus.launchers.items() if launcher.starts_trainings],
     }
     found_faults = {
         key: fault for key, faults_by_name in menus.faults.items() if (fault := faults_by_name.get(getattr(draft, key)))

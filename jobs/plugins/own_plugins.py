@@ -12,7 +12,8 @@ from typing import Generic
 
 import msgspec
 
-from jobs.plugins import plugin_store
+from jobs.plugins import command_folder, plugin_store
+from jobs.plugins.command_folder import CommandFolder
 from jobs.plugins.plugin_store import Description
 from jobs.plugins.refusing_process import RefusingProcess
 from shardlab.errors import InputError, ShardlabError
@@ -70,6 +71,8 @@ class OwnPlugins(msgspec.Struct, frozen=True):
     strategies: PluginSet[OwnStrategy] = msgspec.field(default_factory=PluginSet[OwnStrategy])
     processes: dict[str, RefusingProcess] = {}
     """The processes that say which cells the strategies refuse, by the digest of the file."""
+    commands: dict[str, CommandFolder] = {}
+    """The folders of the commands that a matrix gives as workloads, by the names of the commands."""
 
     @property
     def sources(self) -> list[PluginSource]:
@@ -78,7 +81,7 @@ class OwnPlugins(msgspec.Struct, frozen=True):
 
     def find_workload(self, cell: AnyCell) -> OwnWorkload | None:
         """The workload of a cell if the workspace defines it; None if the workload ships with shardlab."""
-        return self.workloads.find_plugin(cell.workload, cell.workload_code)
+        return None if cell.command is not None else self.workloads.find_plugin(cell.workload, cell.workload_code)
 
     def find_strategy(self, cell: AnyCell) -> OwnStrategy | None:
         """The strategy of a cell if the workspace defines it; None if the strategy ships with shardlab."""
@@ -169,6 +172,12 @@ def find_plugin_set(
     return plugins
 
 
+def freeze_plugins(workspace: Workspace, plugins: OwnPlugins) -> None:
+    """Copy the code of plug-ins and the folders of commands into the store of the workspace. Raises ShardlabError."""
+    plugin_store.freeze_sources(workspace, plugins.sources)
+    command_folder.freeze_folders(workspace, [*plugins.commands.values()])
+
+
 def add_models(workspace: Workspace, workloads: PluginSet[OwnWorkload], models: Mapping[str, ModelFile]) -> None:
     """Add the models that a matrix describes by a configuration to the workspace's own workloads. No code of the workspace is
     executed for them. Raises WorkspaceError."""
@@ -220,6 +229,8 @@ def read_run_plugins(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugi
 def write_plugin_code(store_folder: Path, run: Run, run_folder: Path) -> None:
     """Copy the code of a run's plug-ins into the new folder of the run. store_folder: the folder of the frozen copies. Raises
     ShardlabError if a copy is missing or damaged."""
+    if run.cell.command is not None and run.cell.workload_code is not None:
+        command_folder.copy_into_run(store_folder, run.cell.workload_code, run_folder)
     for kind, plugin in ((WORKLOADS, run.own_workload), (STRATEGIES, run.own_strategy)):
         if plugin is None:
             continue

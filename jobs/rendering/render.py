@@ -33,7 +33,7 @@ from shardlab.files import files, source_digest
 from shardlab.hardware import host
 from shardlab.matrix import batch_search
 from shardlab.matrix.batch_search import BatchSearch
-from shardlab.matrix.cell import AnyCell
+from shardlab.matrix.cell import AnyCell, Cell
 from shardlab.matrix.expansion import ExpandedCell, Expansion
 from shardlab.matrix.matrix import Matrix
 from shardlab.matrix.retry import Retry
@@ -41,7 +41,7 @@ from shardlab.runs import prediction
 from shardlab.runs.prediction import Prediction
 from shardlab.runs.run import Run, World, is_rehearsal, run_id
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.trace_part import TRACE_STRATEGY, TracePart
+from shardlab.runs.trace_part import TracePart
 from shardlab.workspace.workspace import Workspace
 
 # the file with the cluster, in the folder of each run whose supervisor may render another run for the same cluster
@@ -127,8 +127,8 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
     def plans_rehearsal(self, cell: AnyCell) -> bool:
         """Whether a run of this cell is planned as a rehearsal, because its ranks will have no GPUs or for another reason."""
         on_gpus = launcher(cell.launcher).on_gpus and self._with_gpus.get(cell.gpu_type, True)
-        # it has no ranks
-        return is_rehearsal(cell, make_cluster_record(self), on_cpu=not on_gpus and cell.launcher != TRACE_STRATEGY)
+        trains_on_cpu = not on_gpus and isinstance(cell, Cell)
+        return is_rehearsal(cell, make_cluster_record(self), on_cpu=trains_on_cpu)
 
 
 def make_render_context(

@@ -152,7 +152,7 @@ def send_runs(
     held_back_decisions = [decision for decision in decisions if decision.held_back]
     if new_runs or held_back_decisions:
         frozen_source.freeze_source(Path(context.source))
-        plugin_store.freeze_sources(workspace, context.own.sources)
+        own_plugins.freeze_plugins(workspace, context.own)
     for decision in held_back_decisions:
         render.write_run_folder(decision.run, workspace.runs, context).write_event("controller", "held", why=decision.why)
     run_dirs = [render.write_run_folder(run, workspace.runs, context) for run in new_runs]

@@ -41,7 +41,7 @@ from shardlab.cluster import container
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.files import files, source_digest
 from shardlab.hardware import host
-from shardlab.runs import suspension
+from shardlab.runs import command_run, suspension
 from shardlab.runs.run import SAVE_AT
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import TOLD_REASON
@@ -220,6 +220,10 @@ class Attempt:
         node_processes.kill_marked_processes(str(self.run_dir.path))
         if self.ranks_here:
             node_processes.remove_data_copies(self.run_dir)
+        is_finished_command = code == 0 and reason is None and self.run.cell.command is not None
+        if is_finished_command and (why := command_run.write_result(self.run_dir, self.run)):
+            self._record_event("failed", why=why)
+            code = 1
         if self.ranks_here and code != 0 and reason is None:
             oom_watch.record_oom(self.run_dir)
         return code, reason
@@ -383,7 +387,7 @@ class Attempt:
         if code != 0 or reason is not None:
             return None
         with contextlib.suppress(WorkspaceError):
-            return self.run_dir.count_timed_steps(self.run.cell.gpus, self.run.cell.instruments.lost_worker)
+            return self.run_dir.count_timed_steps(self.run.cell.recording_ranks, self.run.cell.instruments.lost_worker)
         return None
 
     def _describe_reason(self, reason: str, hang_watch: HangWatch) -> str:

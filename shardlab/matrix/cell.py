@@ -346,6 +346,12 @@ class AnyCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return self.gpus + self.servers
 
     @property
+    def recording_ranks(self) -> int:
+        """The number of ranks that record each step: all ranks, but only the first rank of a command, which need not tell the
+        steps of the others."""
+        return self.gpus if self.command is None else 1
+
+    @property
     def data_ranks(self) -> int:
         """The number of ranks that train on data of their own: the data-parallel degree, or all ranks if it is not known."""
         return self.gpus if self.dp is None else self.dp

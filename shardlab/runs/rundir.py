@@ -50,6 +50,11 @@ class RunDir:
         return self.path / "log"
 
     @property
+    def work(self) -> Path:
+        """The folder in which the command of a user runs: a copy of the user's folder, which the command may change."""
+        return self.path / "work"
+
+    @property
     def job_log(self) -> Path:
         """The file log/job.log with the output of the launcher."""
         return self.log / "job.log"
@@ -195,7 +200,7 @@ class RunDir:
             return state.JudgedState("unknown", str(error)), None
         steps_asked, step_count = _required_steps(run, result), exited_event.data.get("steps")
         if steps_asked is None or not isinstance(step_count, int) or step_count < steps_asked:
-            step_count = self.count_timed_steps(run.cell.gpus, run.cell.instruments.lost_worker)
+            step_count = self.count_timed_steps(run.cell.recording_ranks, run.cell.instruments.lost_worker)
         return state.judge(events, has_result=result is not None, steps=step_count, steps_asked=steps_asked), result
 
 
@@ -219,14 +224,17 @@ def judge_records(
     run: the content of run.json. result: the content of result.json, or None. steps: the step records of each rank, by rank.
     """
     lost_worker_fault = run.cell.instruments.lost_worker
-    step_count = _count_timed_steps([steps.get(rank, ()) for rank in range(run.cell.gpus)], events, lost_worker_fault)
+    step_count = _count_timed_steps(
+        [steps.get(rank, ()) for rank in range(run.cell.recording_ranks)], events, lost_worker_fault
+    )
     return state.judge(events, has_result=result is not None, steps=step_count, steps_asked=_required_steps(run, result))
 
 
 def _required_steps(run: run_file.Run, result: Result | None) -> int | None:
     """The number of timed steps that the run must have. If the length of the run is given in epochs, only the result contains
     this number; None if there is no result."""
-    return run.cell.steps if run.cell.steps is not None else (result.steps if result else None)
+    states_steps = run.cell.steps is not None and run.cell.command is None
+    return run.cell.steps if states_steps else (result.steps if result else None)
 
 
 def _count_timed_steps(

@@ -1,0 +1,155 @@
+"""The folder of a command: which of its files runs need, their digest, and the frozen copy from which each run gets its own.
+
+Runs need the files that git would add: no ignored files, and nothing that `exclude` names. The copy is made at submission, in
+the folder .shardlab/own of the workspace, so a change of the user's folder reaches no run that is already submitted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from jobs.plugins import plugin_store
+from shardlab.errors import InputError, ShardlabError
+from shardlab.files import files
+from shardlab.matrix.matrix import Matrix
+from shardlab.workspace.workspace import Workspace
+
+MOST_BYTES = 200 * 10**6  # the largest size of all files of a command together
+MOST_FILES = 20_000
+MOST_NAMED = 3  # the largest files that a refusal names
+GIT_S = 60.0  # the most seconds for git to list the files
+
+
+class CommandFolder(msgspec.Struct, frozen=True):
+    """The folder of a command, as it is now."""
+
+    path: Path
+    """The user's folder."""
+    files: list[str]
+    """The paths of the files that runs need, relative to the folder, sorted."""
+    digest: str
+    """The digest of the names, modes and contents of these files: 16 hexadecimal digits of SHA-256."""
+
+
+def read_folders(matrix: Matrix) -> dict[str, CommandFolder]:
+    """The folder of each command of a matrix, by the name of the command. Raises InputError."""
+    base = Path(matrix.path).parent
+    return {name: read_folder(base / workload.folder, workload.exclude) for name, workload in matrix.commands.items()}
+
+
+def read_folder(folder: Path, exclude: Sequence[str]) -> CommandFolder:
+    """Read the folder of a command. exclude: patterns of files that runs do not need. Raises InputError."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: is no folder. Allowed: the folder of the script, relative to the matrix file.")
+    names = [name for name in _list_files(folder, exclude) if not (folder / name).is_dir() or (folder / name).is_symlink()]
+    if len(names) > MOST_FILES:
+        raise InputError(f"{folder}: has {len(names)} files. Allowed: {MOST_FILES}; leave the others out with `exclude`.")
+    for name in names:
+        if (folder / name).is_symlink() and not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise InputError(f"{folder / name}: links to a file outside of {folder}, which runs would not find.")
+    sizes = {name: (folder / name).stat().st_size for name in names if (folder / name).exists()}
+    if (total_bytes := sum(sizes.values())) > MOST_BYTES:
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:MOST_NAMED]
+        raise InputError(
+            f"{folder}: its files have {total_bytes / 1e6:.0f} MB, the largest are {', '.join(largest)}. Allowed: "
+            f"{MOST_BYTES / 1e6:.0f} MB; leave data and checkpoints out with `exclude`, and give their path to the command."
+        )
+    return CommandFolder(folder, names, _digest_files(folder, names))
+
+
+def freeze_folders(workspace: Workspace, folders: Sequence[CommandFolder]) -> None:
+    """Copy the folders of commands into the store of the workspace, unless it has an undamaged copy. Raises ShardlabError."""
+    for command_folder in folders:
+        final_folder = find_copy(plugin_store.find_store(workspace), command_folder.digest)
+        if _is_intact(final_folder, command_folder.digest):
+            continue
+        new_folder = final_folder.with_name(f".{final_folder.name}.{os.getpid()}.tmp")
+        with files.as_workspace_error("write"):
+            shutil.rmtree(new_folder, ignore_errors=True)
+            shutil.rmtree(final_folder, ignore_errors=True)
+            for name in command_folder.files:
+                (new_folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(command_folder.path / name, new_folder / name, follow_symlinks=False)
+            new_folder.mkdir(parents=True, exist_ok=True)
+            if not _is_intact(new_folder, command_folder.digest):
+                shutil.rmtree(new_folder)
+                raise InputError(f"{command_folder.path}: changed while it was copied; run the command again.")
+            new_folder.rename(final_folder)
+
+
+def copy_into_run(store: Path, digest: str, run_folder: Path) -> None:
+    """Copy the frozen folder of a command into the new folder of a run, as its folder `work`. Raises ShardlabError."""
+    copy = find_copy(store, digest)
+    if not _is_intact(copy, digest):
+        raise ShardlabError(
+            f"{copy}: the copy of the command's folder is missing or damaged. Submit the matrix again in the workspace from "
+            "which the run was submitted."
+        )
+    with files.as_workspace_error("write"):
+        shutil.copytree(copy, run_folder / "work", symlinks=True)
+
+
+def find_copy(store: Path, digest: str) -> Path:
+    """The path of the frozen copy of a command's folder. store: the folder of frozen copies."""
+    return store / f"command-{digest}"
+
+
+def _is_intact(folder: Path, digest: str) -> bool:
+    if not folder.is_dir():
+        return False
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    try:
+        return _digest_files(folder, names) == digest
+    except InputError:
+        return False
+
+
+def _list_files(folder: Path, exclude: Sequence[str]) -> list[str]:
+    """The files in a folder that git would add, without those that match `exclude`. Without git, all files but hidden ones."""
+    if shutil.which("git") is None:
+        paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
+        kept = [path for path in paths if not any(part.startswith(".") or part == "__pycache__" for part in path.parts)]
+        return sorted(str(path) for path in kept if not any(PurePosixPath(path).match(pattern) for pattern in exclude))
+    patterns = [f":(exclude,glob){form}" for pattern in exclude for form in (pattern, f"{pattern.rstrip('/')}/**")]
+    with tempfile.TemporaryDirectory(prefix="shardlab-command-") as empty_repository:
+        argv = ["git", "-C", str(folder)]
+        if _run_git([*argv, "rev-parse", "--is-inside-work-tree"]) is None:
+            # an empty repository elsewhere, so that .gitignore counts and nothing is written into the user's folder
+            _run_git(["git", "init", "--quiet", empty_repository])
+            argv += ["--git-dir", f"{empty_repository}/.git", "--work-tree", "."]
+        listed = _run_git([*argv, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", ".", *patterns])
+    if listed is None:
+        raise InputError(f"{folder}: git cannot list its files. Allowed: a folder that git can read.")
+    names = {name for name in os.fsdecode(listed).split("\0") if name and not name.endswith("/")}
+    return sorted(name for name in names if os.path.lexists(folder / name))
+
+
+def _run_git(argv: Sequence[str]) -> bytes | None:
+    """The output of git; None if it failed."""
+    try:
+        completed = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=GIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return completed.stdout if completed.returncode == 0 else None
+
+
+def _digest_files(folder: Path, names: Sequence[str]) -> str:
+    """The digest of files. Raises InputError if a file cannot be read."""
+    sha256 = hashlib.sha256()
+    for name in sorted(names):
+        path = folder / name
+        try:
+            content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}.") from None
+        mode = "l" if path.is_symlink() else "x" if path.stat().st_mode & 0o100 else "-"
+        sha256.update(f"{name} {mode} {len(content)}\n".encode() + content)
+    return sha256.hexdigest()[:16]

@@ -1,0 +1,92 @@
+"""What a run of a command has in its folder: the working folder, the steps that the script told, and its checkpoints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from shardlab.files import files
+from shardlab.matrix.command import CHECKPOINT_PLACEHOLDER
+from shardlab.record_types import Spread
+from shardlab.runs.record import SCHEMA, Result, SameWork, StepRecord, read_lines
+from shardlab.runs.run import Run
+from shardlab.runs.rundir import RunDir
+
+STEPS_UNIT, TOKENS_UNIT = "steps", "tokens"
+NO_STEP_WHY = (
+    "the command ended with exit code 0 and told no step after the first; tell them with shardlab.steps.report, or by "
+    "`steps: {regex: ...}` (docs/how-to/own-script.md)"
+)
+
+
+class CommandStep(StepRecord, kw_only=True):
+    """A step that a script told."""
+
+    counts_units: bool = False
+    """Whether the script said how many tokens it trained on; if not, the step itself is the unit."""
+    diverged: bool = False
+    """Whether the loss is no finite number."""
+
+
+def list_words(run_dir: RunDir, run: Run, python: str) -> list[str]:
+    """The words of the command line of a run. python: the interpreter that stands for a first word `python`.
+
+    If an earlier attempt left a checkpoint, the words of `resume` are at the end."""
+    cell_command = run.cell.command
+    assert cell_command is not None
+    words = [python if cell_command.words[0] in ("python", "python3") else cell_command.words[0], *cell_command.words[1:]]
+    checkpoint = find_checkpoint([RunDir(run_dir.path.parent / run_id) for run_id in run.resume], cell_command.checkpoint)
+    if checkpoint is not None:
+        words += [word.replace(f"{{{CHECKPOINT_PLACEHOLDER}}}", str(checkpoint)) for word in cell_command.resume]
+    return words
+
+
+def find_checkpoint(run_dirs: Sequence[RunDir], pattern: str | None) -> Path | None:
+    """The newest checkpoint in the working folders of these runs: the one whose name has the largest last number.
+
+    pattern: of the checkpoints' paths; None: the script writes none that shardlab knows.
+    """
+    paths = [path for run_dir in run_dirs for path in run_dir.work.glob(pattern)] if pattern is not None else []
+    return max(paths, key=lambda path: int(([0, *re.findall(r"\d+", path.name)])[-1]), default=None)
+
+
+def write_result(run_dir: RunDir, run: Run) -> str:
+    """Write the result of a run whose command ended with exit code 0. Returns why there is none; '' if it was written."""
+    steps_by_rank = _read_timed_steps(run_dir, run)
+    if not steps_by_rank:
+        return NO_STEP_WHY
+    diverged = min((step.step for steps in steps_by_rank for step in steps if step.diverged), default=None)
+    if diverged is not None:
+        return f"the loss is no finite number at step {diverged}"
+    common_numbers = set.intersection(*({step.step for step in steps} for steps in steps_by_rank))
+    rows = [[step for step in steps if step.step in common_numbers] for steps in steps_by_rank]
+    steps_ms = np.array([[step.step_ms for step in steps] for steps in rows]).max(axis=0)
+    has_units = any(step.counts_units for steps in rows for step in steps)
+    units = sum(step.units for steps in rows for step in steps) if has_units else len(steps_ms)
+    losses = [steps[-1].loss for steps in rows if steps[-1].loss is not None]
+    p5, median, p95 = (float(value) for value in np.percentile(steps_ms, (5, 50, 95)))
+    result = Result(
+        schema=SCHEMA,
+        run_id=run.run_id,
+        state="completed",
+        rehearsal=run.rehearsal,
+        steps=len(steps_ms),
+        unit=TOKENS_UNIT if has_units else STEPS_UNIT,
+        final_loss=float(np.mean(losses)) if losses else None,
+        throughput_per_s=units / (float(steps_ms.sum()) / 1000),
+        step_time_ms=Spread(median=median, mean=float(steps_ms.mean()), p5=p5, p95=p95, n=len(steps_ms)),
+        train_time_s=float(steps_ms.sum()) / 1000,
+        same_work=SameWork(verdict="not proven", why="shardlab does not see the work of a command."),
+    )
+    files.write_json(run_dir.result, result)
+    return ""
+
+
+def _read_timed_steps(run_dir: RunDir, run: Run) -> list[list[CommandStep]]:
+    """The timed steps of each rank that told steps. The first `warmup_steps` steps of the cell are left out."""
+    told = (read_lines(run_dir.steps_file(rank), CommandStep).records for rank in range(run.cell.gpus))
+    timed = [[step for step in steps if not step.warmup][run.cell.warmup_steps :] for steps in told]
+    return [steps for steps in timed if steps]

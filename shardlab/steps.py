@@ -1,0 +1,74 @@
+"""Lets a training script tell its steps to shardlab: `from shardlab.steps import report`.
+
+    report(step=3, loss=2.7, tokens=8192)
+
+Outside of a run of shardlab, `report` does nothing, so the script stays the same. This module needs only Python's library. The
+time of a step is the time since the call before, unless the script gives it. Reading a loss that is a tensor waits for the GPU,
+so it is read only at every READ_EVERY-th step, after the script's own work of that step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+READ_EVERY = 10  # a tensor is read at each step whose number is divisible by this
+FOLDER_VARIABLE = "SHARDLAB_STEPS"  # the folder into which the ranks of a run write their steps; shardlab sets it
+_SCHEMA = 1
+_IMPORTED_S = time.monotonic()
+
+
+class _Reporter:
+    """Writes the steps of this process, a line for each."""
+
+    def __init__(self, folder: str) -> None:
+        rank = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
+        path = Path(folder) / f"rank-{rank:05d}.jsonl"
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._last_s, self._is_first = _IMPORTED_S, True
+
+    def write(self, step: int, loss: Any, tokens: int | None, seconds: float | None) -> None:
+        """Write the record of a step. Without `seconds`, the time of the first step includes the start of the script, so it
+        counts as a warm-up step."""
+        now_s, wall_s = time.monotonic(), time.time()
+        elapsed_s = now_s - self._last_s if seconds is None else seconds
+        number = _read_loss(loss, step)
+        record: dict[str, Any] = {
+            "schema": _SCHEMA, "step": step, "t_s": now_s, "wall_s": wall_s, "units": tokens or 0, "step_ms": 1000 * elapsed_s,
+            "counts_units": tokens is not None,
+        }  # fmt: skip
+        if number is not None:
+            record |= {"loss": number} if math.isfinite(number) else {"diverged": True}
+        if seconds is None and self._is_first:
+            record["warmup"] = True
+        self._last_s, self._is_first = now_s, False
+        os.write(self._descriptor, json.dumps(record).encode() + b"\n")
+
+
+_reporter: _Reporter | None = None
+
+
+def report(*, step: int, loss: Any = None, tokens: int | None = None, seconds: float | None = None) -> None:
+    """Tell shardlab that this rank has finished a step. Outside of a run of shardlab, nothing happens.
+
+    step: the number of the step, which grows from call to call. loss: a number, or a tensor with one number. tokens: the units
+    of data of this rank in this step. seconds: the time of the step; None: the time since the call before.
+    """
+    global _reporter
+    if _reporter is None:
+        folder = os.environ.get(FOLDER_VARIABLE)
+        if folder is None:
+            return
+        _reporter = _Reporter(folder)
+    _reporter.write(step, loss, tokens, seconds)
+
+
+def _read_loss(loss: Any, step: int) -> float | None:
+    """A loss as a number; None if it is not given, or a tensor that is not read at this step."""
+    if loss is None or isinstance(loss, int | float):
+        return loss
+    return float(loss) if step % READ_EVERY == 0 else None
