@@ -18,7 +18,7 @@ from shardlab.matrix.model_file import ModelByConfiguration
 
 SCHEMA_FOLDER = Path(__file__).parent / "schemas"
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
-# AnyCell keys with members that a matrix file can also name directly, as in `optimizer.lr`.
+# Cell keys with members that a matrix file can also name directly, as in `optimizer.lr`.
 KEYS_WITH_MEMBERS = ("optimizer", "schedule", "instruments")
 OPTION_PATTERN = r"^options\..+$"  # matches options of a strategy or workload, whose names the schema does not list
 

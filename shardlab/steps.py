@@ -18,6 +18,7 @@ from typing import Any
 
 READ_EVERY = 10  # a tensor is read at each step whose number is divisible by this
 FOLDER_VARIABLE = "SHARDLAB_STEPS"  # the folder into which the ranks of a run write their steps; shardlab sets it
+WARMUP_VARIABLE = "SHARDLAB_WARMUP_STEPS"  # the number of first steps that are not timed; shardlab sets it
 _SCHEMA = 1
 _IMPORTED_S = time.monotonic()
 
@@ -29,7 +30,10 @@ class _Reporter:
         rank = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
         path = Path(folder) / f"rank-{rank:05d}.jsonl"
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        # Of a script that does not count its data, the step is the unit, once for all ranks.
+        self._units_of_step = int(rank == 0)
         self._last_s, self._is_first = _IMPORTED_S, True
+        self._warmup_left = int(os.environ.get(WARMUP_VARIABLE, "0"))
 
     def write(self, step: int, loss: Any, tokens: int | None, seconds: float | None) -> None:
         """Write the record of a step. Without `seconds`, the time of the first step includes the start of the script, so it
@@ -37,15 +41,16 @@ class _Reporter:
         now_s, wall_s = time.monotonic(), time.time()
         elapsed_s = now_s - self._last_s if seconds is None else seconds
         number = _read_loss(loss, step)
+        units = self._units_of_step if tokens is None else tokens
         record: dict[str, Any] = {
-            "schema": _SCHEMA, "step": step, "t_s": now_s, "wall_s": wall_s, "units": tokens or 0, "step_ms": 1000 * elapsed_s,
+            "schema": _SCHEMA, "step": step, "t_s": now_s, "wall_s": wall_s, "units": units, "step_ms": 1000 * elapsed_s,
             "counts_units": tokens is not None,
         }  # fmt: skip
         if number is not None:
             record |= {"loss": number} if math.isfinite(number) else {"diverged": True}
-        if seconds is None and self._is_first:
+        if self._warmup_left > 0 or (seconds is None and self._is_first):
             record["warmup"] = True
-        self._last_s, self._is_first = now_s, False
+        self._last_s, self._is_first, self._warmup_left = now_s, False, self._warmup_left - 1
         os.write(self._descriptor, json.dumps(record).encode() + b"\n")
 
 

@@ -59,15 +59,13 @@ def _print_explanation(output: Output, document: Explanation) -> None:
     output.print_line(f"definition: {document.definition} ({document.direction}; {document.source})")
     if document.formula:
         output.print_line(f"formula: {document.formula}")
-    heads = ["AnyCell", "Run", "Repeat", "State", "Value", "From", "File of the run", "Lines, keys or events"]
+    heads = ["Cell", "Run", "Repeat", "State", "Value", "From", "File of the run", "Lines, keys or events"]
     rows = []
     for run in document.runs:
         run_columns = [run.cell, run.run, str(run.repeat), run.state, _value_text(run), _inputs_text(run)]
         file_rows = [line for file in run.files for line in _file_rows(file, run.run)] or [["", ""]]
         rows += [[*(run_columns if not number else [""] * len(run_columns)), *file] for number, file in enumerate(file_rows)]
-    one_cell = (
-        len({run.cell for run in document.runs}) == 1
-    )  # then the table has no column AnyCell: the line above names the cell
+    one_cell = len({run.cell for run in document.runs}) == 1  # then the table has no column Cell: the line above names the cell
     indexes = [index for index in range(one_cell, len(heads)) if any(row[index] for row in rows)]
     output.print_table("", [heads[index] for index in indexes], [[row[index] for index in indexes] for row in rows])
     if document.files_remark:

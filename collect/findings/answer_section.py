@@ -26,7 +26,7 @@ class AnswerSection(msgspec.Struct, frozen=True):
 
 def cell_column(labels: Mapping[str, str]) -> Column[Any]:
     """The column of the cells of rows, with links to the runs of the cells. labels: {id of a cell: its label}."""
-    return Column("AnyCell", lambda row: labels[row.cell], is_number=False, link=lambda row: row.cell)
+    return Column("Cell", lambda row: labels[row.cell], is_number=False, link=lambda row: row.cell)
 
 
 def one_table(*columns: Column[Any], most_rows: int | None = None) -> TableMaker:

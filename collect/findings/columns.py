@@ -84,7 +84,7 @@ def make_table(all_rows: Sequence[CellRow], shown_rows: Sequence[CellRow] | None
         *_metric_columns(rows, "summary"),
     ]
     labels = labels_by_cell(rows)
-    names: Column[CellRow] = Column("AnyCell", lambda row: labels[row.id], is_number=False, link=lambda row: row.id)
+    names: Column[CellRow] = Column("Cell", lambda row: labels[row.id], is_number=False, link=lambda row: row.id)
     tables = [_other_table(rows, name, title, note, names) for name, title, note in _OTHER_TABLES]
     styles = [STATE_STYLES.get(find_notable_state(row), "") for row in rows]
     return CellTables(

@@ -9,6 +9,7 @@ import msgspec
 
 from collect.findings.statistics import Estimate
 from shardlab.matrix import faults
+from shardlab.matrix.command import mark_label
 from shardlab.runs.record import SameWork
 
 
@@ -33,10 +34,14 @@ def flatten_cell(cell: dict[str, Any]) -> dict[str, Any]:
     them. Faults on purpose are one key, `fault`, with all of them in words; without a fault, the key is absent."""
     flat: dict[str, Any] = {}
     for key, value in cell.items():
+        if key == "command":  # its words differ where a value differs that has a key of its own
+            continue
         flat |= {f"{key}.{inner_key}": item for inner_key, item in value.items()} if isinstance(value, dict) else {key: value}
     fault_text = faults.describe_faults(cell.get("instruments") or {})
     for name in ("straggler", "lost_worker"):
         flat.pop(f"instruments.{name}", None)
+    if cell.get("command") is not None and "strategy" in flat:
+        flat["strategy"] = mark_label(flat["strategy"])
     return flat | ({"fault": fault_text} if fault_text else {})
 
 

@@ -20,7 +20,7 @@ from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
 HISTORY_HEADINGS = [
-    "AnyCell",
+    "Cell",
     "Date (UTC)",
     "Workspace",
     "n",

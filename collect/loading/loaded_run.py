@@ -100,6 +100,9 @@ class LoadedRun(RunRecords, dict=True):
         """The step records and the number of ranks, from which the frames of steps are made."""
         if self.run is None:
             return RecordedSteps({})
+        if self.cell.command is not None:  # as many ranks as told steps, each with data of its own
+            told_ranks = max(1, sum(map(bool, self.step_records.values())))
+            return RecordedSteps(self.step_records, told_ranks, told_ranks)
         lost_worker = self.cell.instruments.lost_worker
         return RecordedSteps(
             self.step_records, self.cell.gpus, self.cell.data_ranks, None if lost_worker is None else lost_worker.step

@@ -67,7 +67,7 @@ def _make_failures_table(summary: Summary) -> Table[Failure]:
 def _make_instruments_table(summary: Summary, labels: Mapping[str, str]) -> Table[InstrumentCost]:
     columns: list[Column[InstrumentCost]] = [
         Column("Instrument", lambda cost: cost.instrument),
-        Column("AnyCell", lambda cost: labels[cost.cell], is_number=False, link=lambda cost: cost.cell),
+        Column("Cell", lambda cost: labels[cost.cell], is_number=False, link=lambda cost: cost.cell),
         Column("n", lambda cost: cost.n),
         Column("Between steps", lambda cost: cost.cost_s, "s", digits=2),
         Column("Observed steps", lambda cost: cost.watched_steps or None),

@@ -45,7 +45,7 @@ def make_text_tables(summary: Summary) -> list[Table[Any]]:
 def make_searches_table(searches: Sequence[SearchResult]) -> Table[SearchResult]:
     """The searches for a batch size: what each search found, and the sizes that it tried."""
     columns: list[Column[SearchResult]] = [
-        Column("AnyCell", lambda search: search.name, is_number=False),
+        Column("Cell", lambda search: search.name, is_number=False),
         Column("Searched", lambda search: search.searched, is_number=False),
         Column("Repeat", lambda search: search.repeat),
         Column("Found", lambda search: search.says, is_number=False),
@@ -76,7 +76,7 @@ def make_reported_table(summary: Summary) -> Table[ReportedLine]:
     title = ". ".join([verdict_text.reported_counts(summary), *(f"For all of them: {reason}" for reason in common_reasons)])
     columns: list[Column[ReportedLine]] = [
         Column("Where", lambda line: line.where, is_number=False),
-        Column("AnyCell", lambda line: line.cell, is_number=False),
+        Column("Cell", lambda line: line.cell, is_number=False),
         Column("Metric", lambda line: line.metric, is_number=False),
         Column("Reported", lambda line: line.printed, is_number=True),
         Column("Measured", lambda line: line.measured, is_number=True),

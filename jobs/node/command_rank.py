@@ -33,7 +33,7 @@ from shardlab.runs.command_run import CommandStep
 from shardlab.runs.record import SCHEMA, LineWriter
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
-from shardlab.steps import FOLDER_VARIABLE
+from shardlab.steps import FOLDER_VARIABLE, WARMUP_VARIABLE
 from shardlab.terminal import console
 
 POLL_S = 0.2  # seconds between two looks at a file to which a script writes its steps
@@ -50,7 +50,10 @@ class StepWriter:
     step includes the start of the script, so it counts as a warm-up step.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rank: int, warmup_steps: int) -> None:
+        # Of a script that does not count its data, the step is the unit, once for all ranks.
+        self._units_of_step = int(rank == 0)
+        self._warmup_left = warmup_steps
         self._lines, self._last_s, self._last_step = LineWriter(path), time.monotonic(), None
 
     _last_step: int | None
@@ -66,14 +69,14 @@ class StepWriter:
             step=step,
             t_s=now_s,
             wall_s=time.time(),
-            units=int(values.get("tokens", 0)),
+            units=int(values.get("tokens", self._units_of_step)),
             step_ms=1000 * (now_s - self._last_s) / steps_since if own_ms is None else own_ms,
             loss=loss if loss is None or math.isfinite(loss) else None,
-            warmup=own_ms is None and is_first,
+            warmup=self._warmup_left > 0 or (own_ms is None and is_first),
             diverged=loss is not None and not math.isfinite(loss),
             counts_units="tokens" in values,
         )
-        self._last_s, self._last_step = now_s, step
+        self._last_s, self._last_step, self._warmup_left = now_s, step, self._warmup_left - 1
         self._lines.write(record)
 
 
@@ -103,7 +106,7 @@ def _run_command(run_dir: RunDir, run: Run, cell_command: Command, rank: int) ->
     words = command_run.list_words(run_dir, run, sys.executable)
     environment = {**os.environ, **run.cell.env, "PYTHONUNBUFFERED": "1"}
     if cell_command.steps is None:
-        environment[FOLDER_VARIABLE] = str(run_dir.steps_file(rank).parent)
+        environment |= {FOLDER_VARIABLE: str(run_dir.steps_file(rank).parent), WARMUP_VARIABLE: str(run.cell.warmup_steps)}
     try:
         process = subprocess.Popen(
             words, cwd=run_dir.work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -118,7 +121,10 @@ def _run_command(run_dir: RunDir, run: Run, cell_command: Command, rank: int) ->
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, forward_signal)
     assert process.stdout is not None
-    source, writer = cell_command.steps, StepWriter(run_dir.steps_file(rank)) if cell_command.steps is not None else None
+    source, writer = (
+        cell_command.steps,
+        StepWriter(run_dir.steps_file(rank), rank, run.cell.warmup_steps) if cell_command.steps is not None else None,
+    )
     follower = FileFollower(run_dir.work / source.jsonl, source, writer) if source and writer and source.jsonl else None
     with files.open_append(run_dir.rank_log(rank)) as log_file:
         for line in _read_lines(process.stdout):

@@ -28,18 +28,23 @@ from shardlab.workspace.workspace import Workspace
 
 
 def _format_length(cell: AnyCell) -> str:
-    length_text = f"{cell.steps} steps" if cell.steps is not None else f"{cell.epochs} epochs"
-    return f"{length_text} + {cell.warmup_steps} warm-up" if cell.warmup_steps else length_text
+    lengths = ((cell.steps, "steps"), (cell.epochs, "epochs"), (cell.warmup_steps or None, "warm-up"))
+    return " + ".join(f"{number} {noun}" for number, noun in lengths if number is not None)
+
+
+def _format_passes(cell: AnyCell) -> str:
+    sizes = cell.micro_batch_size, cell.gradient_accumulation_steps
+    return " x ".join(str(size) for size in sizes if size is not None)
 
 
 PLAN_COLUMNS: list[Column[AnyCell]] = [
     Column("cell", lambda cell: cell.name()),
     Column("workload", lambda cell: cell.workload),
-    Column("strategy", lambda cell: cell.strategy),
+    Column("strategy", lambda cell: cell.strategy_text),
     Column("launcher", lambda cell: cell.launcher),
     Column("ranks", lambda cell: str(cell.gpus)),
-    Column("global batch", lambda cell: str(cell.global_batch_size)),
-    Column("micro x passes", lambda cell: f"{cell.micro_batch_size} x {cell.gradient_accumulation_steps}"),
+    Column("global batch", lambda cell: "" if cell.global_batch_size is None else str(cell.global_batch_size)),
+    Column("micro x passes", _format_passes),
     Column("length", _format_length),
 ]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
-from shardlab.matrix.command import Command
+from shardlab.matrix.command import Command, mark_label
 from shardlab.matrix.faults import LostWorker, SlowedRank
 from shardlab.matrix.gradient_sync import LAST_PASS
 from shardlab.record_types import Count, Integer, Measured, PlainWord, Positive, Ranks, ShortName, WholeSeconds, limit_text
@@ -344,6 +344,11 @@ class AnyCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def world_size(self) -> int:
         """The number of all processes: the ranks that train and the parameter servers."""
         return self.gpus + self.servers
+
+    @property
+    def strategy_text(self) -> str:
+        """The strategy as tables show it: that of a command is marked as a label."""
+        return self.strategy if self.command is None else mark_label(self.strategy)
 
     @property
     def recording_ranks(self) -> int:

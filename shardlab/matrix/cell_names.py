@@ -13,7 +13,9 @@ from shardlab.matrix.cell import AnyCell, Optimizer, Schedule
 
 # Keys of a cell whose value is a mapping with known members. Each member has a dotted name, such as optimizer.lr.
 _KEYS_WITH_MEMBERS: dict[str, type[msgspec.Struct]] = {"optimizer": Optimizer, "schedule": Schedule}
-_UNNAMED_KEYS = ("instruments", "options", "rehearses", *_KEYS_WITH_MEMBERS)
+# Keys whose value is a mapping with any members.
+_FREE_MAPPINGS = ("options", "set", "env")
+_UNNAMED_KEYS = ("instruments", "rehearses", "command", *_FREE_MAPPINGS, *_KEYS_WITH_MEMBERS)
 METRIC_ARGUMENTS = frozenset({"accuracy_pct", "of"})  # arguments of a metric in a claim that do not select a cell
 # All names without a dot. `fault` says which faults the cell asks for (`faults.list_fault_names`).
 PLAIN_NAMES = (
@@ -29,8 +31,8 @@ def values_by_name(cell: Mapping[str, Any]) -> dict[str, Any]:
     cell: the cell as dicts, lists, text and numbers, as in run.json.
     """
     value_by_name = {name: cell[name] for name in PLAIN_NAMES if name in cell}
-    for key in (*_KEYS_WITH_MEMBERS, "options"):
-        value_by_name |= {f"{key}.{member_name}": value for member_name, value in (cell[key] or {}).items()}
+    for key in (*_KEYS_WITH_MEMBERS, *_FREE_MAPPINGS):
+        value_by_name |= {f"{key}.{member_name}": value for member_name, value in (cell.get(key) or {}).items()}
     batch_sizes = cell["micro_batch_size"], cell["gradient_accumulation_steps"]
     gpu_batch_size = None if None in batch_sizes else math.prod(batch_sizes)
     return value_by_name | {"gpu_batch_size": gpu_batch_size, "fault": faults.list_fault_names(cell.get("instruments", {}))}
@@ -38,14 +40,14 @@ def values_by_name(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_cell_name(name: str) -> bool:
     """Whether a resolved cell can have a value of this name. Every name options.NAME is accepted, because only strategies and
-    workloads know their options."""
+    workloads know their options, and every name set.NAME and env.NAME."""
     head, _, name_tail = name.partition(".")
     if not name_tail:
         return name in PLAIN_NAMES
     member_names = (
         [field.name for field in msgspec.structs.fields(_KEYS_WITH_MEMBERS[head])] if head in _KEYS_WITH_MEMBERS else []
     )
-    return head == "options" or name_tail in member_names
+    return head in _FREE_MAPPINGS or name_tail in member_names
 
 
 def matches_cell(cell: Mapping[str, Any], required_values: Mapping[str, Any]) -> bool:

@@ -190,6 +190,11 @@ def find_placeholders(workload: CommandWorkload) -> set[str]:
     return {placeholder for word in words for _, placeholder in _split_word(word) if placeholder is not None}
 
 
+def mark_label(strategy: str) -> str:
+    """The strategy of a command as tables and figures show it: shardlab does not check what the user calls it."""
+    return f"{strategy} (label)"
+
+
 def format_value(value: Any) -> str:
     """A value of a matrix file as a word of a command line or as the value of a variable: true and false in small letters."""
     return str(value).lower() if isinstance(value, bool) else str(value)

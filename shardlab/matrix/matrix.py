@@ -112,9 +112,9 @@ class Point(msgspec.Struct, frozen=True):
     """One combination of a matrix, which becomes a cell."""
 
     keys: dict[str, Any]
-    """AnyCell key -> its value."""
+    """Cell key -> its value."""
     origin: dict[str, KeyPath]
-    """AnyCell key -> the path of its value in the matrix file."""
+    """Cell key -> the path of its value in the matrix file."""
 
     def draft(self) -> Draft:
         """The keys of this combination as a Draft. Raises msgspec.ValidationError if a required key is missing."""

@@ -65,7 +65,7 @@ def write_result(run_dir: RunDir, run: Run) -> str:
     rows = [[step for step in steps if step.step in common_numbers] for steps in steps_by_rank]
     steps_ms = np.array([[step.step_ms for step in steps] for steps in rows]).max(axis=0)
     has_units = any(step.counts_units for steps in rows for step in steps)
-    units = sum(step.units for steps in rows for step in steps) if has_units else len(steps_ms)
+    units = sum(step.units for steps in rows for step in steps)
     losses = [steps[-1].loss for steps in rows if steps[-1].loss is not None]
     p5, median, p95 = (float(value) for value in np.percentile(steps_ms, (5, 50, 95)))
     result = Result(
@@ -86,7 +86,7 @@ def write_result(run_dir: RunDir, run: Run) -> str:
 
 
 def _read_timed_steps(run_dir: RunDir, run: Run) -> list[list[CommandStep]]:
-    """The timed steps of each rank that told steps. The first `warmup_steps` steps of the cell are left out."""
+    """The timed steps of each rank that told steps."""
     told = (read_lines(run_dir.steps_file(rank), CommandStep).records for rank in range(run.cell.gpus))
-    timed = [[step for step in steps if not step.warmup][run.cell.warmup_steps :] for steps in told]
+    timed = [[step for step in steps if not step.warmup] for steps in told]
     return [steps for steps in timed if steps]
