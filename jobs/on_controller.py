@@ -197,7 +197,13 @@ def read_matrix_files(matrix_file: Path) -> dict[str, bytes]:
 
     Raises InputError, which names the files on this machine, not their copies.
     """
-    model_paths = [model.path for model in matrix.load_matrix(matrix_file).models.values() if model.path is not None]
+    loaded_matrix = matrix.load_matrix(matrix_file)
+    if loaded_matrix.commands:
+        raise InputError(
+            f"{matrix_file}: the folder of a command is not sent to another machine. Allowed: `jobs` on the login node of the "
+            "cluster, where the folder is."
+        )
+    model_paths = [model.path for model in loaded_matrix.models.values() if model.path is not None]
     return {f"matrices/{matrix_file.name}": files.read(matrix_file, follow=True)} | {
         f"matrices/{model_path}": files.read(matrix_file.parent / model_path) for model_path in model_paths
     }

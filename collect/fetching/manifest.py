@@ -13,7 +13,7 @@ import msgspec
 from shardlab.errors import InputError
 from shardlab.files import files, json_file
 from shardlab.record_types import Count, Integer, RunId, Sha256
-from shardlab.runs.rundir import RunDir
+from shardlab.runs.rundir import WORK_FOLDER, RunDir
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_SCHEMA = 1
@@ -175,7 +175,8 @@ def compare_with_manifest(
 
 
 def list_files(folder: Path) -> Listing:
-    """List the entries of a run folder, ordered by name. Hidden files and folders are not listed, because they are temporary.
+    """List the entries of a run folder, ordered by name. Hidden files and folders are not listed, because they are temporary,
+    and neither is the working folder of a command.
 
     Raises WorkspaceError if a folder cannot be read.
     """
@@ -258,7 +259,7 @@ def _list_folder(folder: Path, prefix: str, listing: Listing) -> None:
         return
     for entry in sorted_entries:
         entry_name = f"{prefix}{entry.name}"
-        if entry.name.startswith(".") or entry_name == MANIFEST_FILE:
+        if entry.name.startswith(".") or entry_name in (MANIFEST_FILE, WORK_FOLDER):
             continue
         try:
             entry_status = entry.stat(follow_symlinks=False)

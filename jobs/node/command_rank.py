@@ -23,6 +23,7 @@ from socket import gethostname
 from types import FrameType
 from typing import IO
 
+from jobs.node.rendezvous import read_master_variables
 from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.hardware import host
@@ -104,7 +105,7 @@ def main(argv: list[str]) -> int:
 def _run_command(run_dir: RunDir, run: Run, cell_command: Command, rank: int) -> int:
     """Start the command and wait for its end. Returns its exit code, or the negative number of the signal that ended it."""
     words = command_run.list_words(run_dir, run, sys.executable)
-    environment = {**os.environ, **run.cell.env, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **_list_torch_variables(run)}
     if cell_command.steps is None:
         environment |= {FOLDER_VARIABLE: str(run_dir.steps_file(rank).parent), WARMUP_VARIABLE: str(run.cell.warmup_steps)}
     try:
@@ -138,6 +139,15 @@ def _run_command(run_dir: RunDir, run: Run, cell_command: Command, rank: int) ->
     if follower is not None:
         follower.end()
     return exit_code
+
+
+def _list_torch_variables(run: Run) -> dict[str, str]:
+    """The variables of torch's `env://` method for a rank that Slurm started; empty if the launcher sets them itself."""
+    if run.launcher != "srun":
+        return {}
+    local_rank = str(_read_number("SLURM_LOCALID"))
+    sizes = {"WORLD_SIZE": str(run.world.world_size), "LOCAL_WORLD_SIZE": str(run.world.nproc_per_node)}
+    return {**read_master_variables(), **sizes, "RANK": str(_read_number("SLURM_PROCID")), "LOCAL_RANK": local_rank}
 
 
 def _read_lines(stream: IO[bytes]) -> Iterator[bytes]:

@@ -65,7 +65,7 @@ def resolve_command(
         workload=name, strategy=draft.strategy, gpus=draft.gpus, nnodes=nnodes, launcher=draft.launcher, prove="off",
         warmup_steps=draft.warmup_steps, instruments=draft.instruments, time_limit_s=limits[0], hang_limit_s=limits[1],
         expect=draft.expect, gpu_type=draft.gpu_type, environment=draft.environment, command=filled_command, set=draft.set,
-        workload_code=code, env={name: command.format_value(value) for name, value in draft.env.items()}, **given_values,
+        workload_code=code, env=command.format_variables(draft.env), **given_values,
     )  # fmt: skip
     if (refusal := cell_limits.explain_uneven_ranks(cell, launcher)) is not None:
         add_problem("nnodes", refusal)
@@ -96,12 +96,16 @@ def _find_faults(matrix: Matrix, point: Point, draft: Draft, launchers: Mapping[
             faults[f"set.{setting}"] = fault
         elif f"set.{setting}" not in placeholders:
             faults[f"set.{setting}"] = f"the command has no placeholder {{set.{setting}}}, so this value would change nothing."
-    for variable in draft.env:
-        if (fault := command.explain_wrong_variable(variable)) is not None:
-            faults[f"env.{variable}"] = fault
+    faults |= find_variable_faults(draft)
     if msgspec.structs.replace(draft.instruments, telemetry_hz=1.0) != Instruments(telemetry_hz=1.0):
         faults["instruments"] = "only shardlab's own trainings have instruments. Allowed: instruments.telemetry_hz."
     return faults
+
+
+def find_variable_faults(draft: Draft) -> dict[str, str]:
+    """Why a cell cannot set environment variables of `env`: for each key at fault, a sentence."""
+    faults = {f"env.{name}": command.explain_wrong_variable(name) for name in draft.env}
+    return {key: fault for key, fault in faults.items() if fault is not None}
 
 
 def describe_samples(matrix: Matrix) -> list[str]:

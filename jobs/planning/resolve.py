@@ -16,7 +16,7 @@ from jobs.planning.cell_limits import AddProblem
 from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.errors import UnknownName
 from shardlab.files.document import Problem
-from shardlab.matrix import cell_sizes, claim_check
+from shardlab.matrix import cell_sizes, claim_check, command
 from shardlab.matrix.cell import AnyCell, Cell, Draft
 from shardlab.matrix.matrix import Matrix, Point
 from trainers.instruments import observed_steps
@@ -165,6 +165,12 @@ def _resolve_cell(
     strategy, workload = menus.strategies[draft.strategy], menus.workloads[draft.workload]
     option_values = _fill_options(draft, strategy, workload, menus, add_problem)
     _check_switches(draft, strategy, add_problem)
+    for key, sentence in command_cells.find_variable_faults(draft).items():
+        add_problem(key, sentence)
+    for setting in draft.set:
+        add_problem(
+            f"set.{setting}", "is a value for the command of a user. Allowed: options.NAME, for a workload of shardlab."
+        )
     degrees = _fill_degrees(draft, strategy, add_problem)
     limits = cell_limits.parse_limits(draft, add_problem)
     sizes = _compute_batch_sizes(draft, workload, strategy, degrees, add_problem)
@@ -241,6 +247,7 @@ def _assemble_cell(
             "time_limit_s": time_limit_s,
             "hang_limit_s": hang_limit_s,
             "options": options,
+            "env": command.format_variables(draft.env),
             "workload_code": workload.code,
             "strategy_code": strategy.code,
         }

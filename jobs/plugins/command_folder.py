@@ -17,9 +17,10 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from jobs.plugins import plugin_store
-from shardlab.errors import InputError, ShardlabError
+from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.matrix.matrix import Matrix
+from shardlab.runs.rundir import WORK_FOLDER
 from shardlab.workspace.workspace import Workspace
 
 MOST_BYTES = 200 * 10**6  # the largest size of all files of a command together
@@ -85,16 +86,20 @@ def freeze_folders(workspace: Workspace, folders: Sequence[CommandFolder]) -> No
             new_folder.rename(final_folder)
 
 
-def copy_into_run(store: Path, digest: str, run_folder: Path) -> None:
-    """Copy the frozen folder of a command into the new folder of a run, as its folder `work`. Raises ShardlabError."""
-    copy = find_copy(store, digest)
-    if not _is_intact(copy, digest):
-        raise ShardlabError(
-            f"{copy}: the copy of the command's folder is missing or damaged. Submit the matrix again in the workspace from "
-            "which the run was submitted."
+def must_be_frozen(store: Path, digest: str) -> None:
+    """Raises InputError if the workspace has no undamaged copy of a command's folder."""
+    if not _is_intact(copy := find_copy(store, digest), digest):
+        raise InputError(
+            f"{copy}: the copy of the command's folder is missing or damaged, so its runs cannot be started again. Submit the "
+            "matrix again where the folder is."
         )
+
+
+def copy_into_run(store: Path, digest: str, run_folder: Path) -> None:
+    """Copy the frozen folder of a command into the new folder of a run, as its working folder. Raises ShardlabError."""
+    must_be_frozen(store, digest)
     with files.as_workspace_error("write"):
-        shutil.copytree(copy, run_folder / "work", symlinks=True)
+        shutil.copytree(find_copy(store, digest), run_folder / WORK_FOLDER, symlinks=True)
 
 
 def find_copy(store: Path, digest: str) -> Path:

@@ -217,6 +217,8 @@ def read_run_plugins(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugi
     folder. Raises InputError if the code was not submitted from this workspace and is not trusted.
     """
     workloads, strategies = PluginSet[OwnWorkload](), PluginSet[OwnStrategy]()
+    if run.cell.command is not None and run.cell.workload_code is not None:
+        command_folder.must_be_frozen(plugin_store.find_store(workspace), run.cell.workload_code)
     if (workload := run.own_workload) is not None and run.cell.workload_code is not None:
         carried_sources = _read_carried_code(workspace, run, workload, run.cell.workload_code, trust=trust or workload.is_data)
         workloads = PluginSet({workload.name: workload}, carried_sources)

@@ -23,7 +23,7 @@ from jobs.ssh.step import NodeLost, make_login_argv, read_last_ssh_line
 from shardlab.errors import ShardlabError
 from shardlab.files import files, plugin_source
 from shardlab.runs.run import Run
-from shardlab.runs.rundir import RunDir
+from shardlab.runs.rundir import WORK_FOLDER, RunDir
 from shardlab.workspace.inventory import InventoryNode
 from shardlab.workspace.workspace import Workspace
 
@@ -148,4 +148,7 @@ def _must_be_separate(run_dir: RunDir, nodes: Sequence[InventoryNode], answers: 
 
 def _is_rendered(path: Path) -> bool:
     """Whether a file of the run's folder was written when the run was rendered, before it started."""
-    return (path.is_file() and not path.name.startswith((".", "events."))) or path.name in plugin_source.CARRIED_FOLDERS
+    return (path.is_file() and not path.name.startswith((".", "events."))) or path.name in (
+        *plugin_source.CARRIED_FOLDERS,
+        WORK_FOLDER,
+    )

@@ -10,7 +10,7 @@ from jobs import claim
 from jobs.ssh.step import NODE_LOST_EVENT
 from shardlab.errors import ShardlabError
 from shardlab.matrix.retry import SHARED_ON_SLURM
-from shardlab.runs import checkpoint
+from shardlab.runs import checkpoint, command_run
 from shardlab.runs.record import Event
 from shardlab.runs.run import Run, run_id
 from shardlab.runs.rundir import RunDir
@@ -85,6 +85,11 @@ def list_resumable_attempts(runs_folder: Path, run: Run) -> list[tuple[str, int]
     runs_folder: the folder of all runs. run: the last attempt.
     """
     attempt_folders = [runs_folder / run_id(run.cell, run.repeat, attempt) for attempt in range(run.attempt, 0, -1)]
+    if run.cell.command is not None:
+        saved = (
+            (folder, command_run.find_checkpoint([RunDir(folder)], run.cell.command.checkpoint)) for folder in attempt_folders
+        )
+        return [(folder.name, command_run.read_number(path)) for folder, path in saved if path is not None]
     saved_runs = [
         (attempt_folder.name, checkpoint.step_of_checkpoint(checkpoints[0]))
         for attempt_folder in attempt_folders

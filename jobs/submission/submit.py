@@ -16,7 +16,7 @@ from jobs.status.reconcile import Status, find_blocking_status, read_statuses, s
 from jobs.supervisor import hold
 from shardlab.errors import InputError, ShardlabError
 from shardlab.matrix import batch_search
-from shardlab.matrix.cell import AnyCell
+from shardlab.matrix.cell import AnyCell, Cell
 from shardlab.runs import search_path
 from shardlab.runs.checkpoint import CheckpointManifest, complete_checkpoints, explain_refused_resume, read_manifest
 from shardlab.runs.record import Sample, read_lines
@@ -307,7 +307,9 @@ def _must_be_resumable(saved_run: RunDir, cells: Sequence[AnyCell]) -> None:
     manifest = read_manifest(checkpoint_paths[0]) if checkpoint_paths else f"{saved_run.path}: has no checkpoint"
     if not isinstance(manifest, CheckpointManifest):
         raise InputError(f"--resume-from: {manifest}.")
-    for cell in map(AnyCell.require_training, cells):
+    for cell in cells:
+        if not isinstance(cell, Cell):
+            raise InputError(f"--resume-from: {cell.name()} is a command, which resumes only from its own attempts.")
         option_names = [option.name for option in menu.find_workload_of_cell(cell).options]
         refusal = explain_refused_resume(saved_cell, cell, manifest.layout, option_names)
         if cell.instruments.checkpoints is None:

@@ -331,6 +331,7 @@ class Attempt:
         with files.open_append(self.run_dir.job_log) as log_file:
             environment = {
                 **os.environ,
+                **self.run.cell.env,
                 **variables,
                 node_processes.RUN_MARK_VARIABLE: str(self.run_dir.path),
                 **_make_last_checkpoint_variable(self.limit_s, deadline),

@@ -41,6 +41,7 @@ def main(argv: list[str]) -> int:
     run_mark = f"{run_dir.path}#{os.environ.get('SLURM_PROCID', node)}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     environment = {
         **os.environ,
+        **run_dir.read_run().cell.env,
         node_processes.RUN_MARK_VARIABLE: run_mark,
         **choose_socket_interfaces(os.environ, rendezvous_interface.interface),
         "SHARDLAB_ADDRESS": rendezvous_interface.address,

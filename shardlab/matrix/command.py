@@ -200,6 +200,11 @@ def format_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def format_variables(values: Mapping[str, Any]) -> dict[str, str]:
+    """Environment variables as a process gets them."""
+    return {name: format_value(value) for name, value in values.items()}
+
+
 def explain_wrong_setting(name: str) -> str | None:
     """Why NAME cannot be used in `set.NAME`; None if it can."""
     return None if _SETTING.fullmatch(name) else "Allowed: up to 40 letters, digits and the signs _ -, beginning with a letter."

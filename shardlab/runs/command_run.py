@@ -34,11 +34,13 @@ class CommandStep(StepRecord, kw_only=True):
 def list_words(run_dir: RunDir, run: Run, python: str) -> list[str]:
     """The words of the command line of a run. python: the interpreter that stands for a first word `python`.
 
-    If an earlier attempt left a checkpoint, the words of `resume` are at the end."""
+    If an earlier attempt, or an earlier start of this run, left a checkpoint, the words of `resume` are at the end."""
     cell_command = run.cell.command
     assert cell_command is not None
     words = [python if cell_command.words[0] in ("python", "python3") else cell_command.words[0], *cell_command.words[1:]]
-    checkpoint = find_checkpoint([RunDir(run_dir.path.parent / run_id) for run_id in run.resume], cell_command.checkpoint)
+    checkpoint = find_checkpoint(
+        [run_dir, *(RunDir(run_dir.path.parent / run_id) for run_id in run.resume)], cell_command.checkpoint
+    )
     if checkpoint is not None:
         words += [word.replace(f"{{{CHECKPOINT_PLACEHOLDER}}}", str(checkpoint)) for word in cell_command.resume]
     return words
@@ -50,7 +52,12 @@ def find_checkpoint(run_dirs: Sequence[RunDir], pattern: str | None) -> Path | N
     pattern: of the checkpoints' paths; None: the script writes none that shardlab knows.
     """
     paths = [path for run_dir in run_dirs for path in run_dir.work.glob(pattern)] if pattern is not None else []
-    return max(paths, key=lambda path: int(([0, *re.findall(r"\d+", path.name)])[-1]), default=None)
+    return max(paths, key=read_number, default=None)
+
+
+def read_number(path: Path) -> int:
+    """The last number in the name of a checkpoint, such as its step; 0 if there is none."""
+    return int(["0", *re.findall(r"\d{1,18}", path.name)][-1])
 
 
 def write_result(run_dir: RunDir, run: Run) -> str:

@@ -16,6 +16,7 @@ from shardlab.runs import state
 from shardlab.runs.record import SCHEMA, Event, LineWriter, RecordLines, Result, StepRecord, find_damaged_line, read_lines
 
 VALIDATION_FILE = "validation.jsonl"
+WORK_FOLDER = "work"  # what a command of a user writes there stays on the nodes: it may be large
 
 
 class RunDir:
@@ -52,7 +53,7 @@ class RunDir:
     @property
     def work(self) -> Path:
         """The folder in which the command of a user runs: a copy of the user's folder, which the command may change."""
-        return self.path / "work"
+        return self.path / WORK_FOLDER
 
     @property
     def job_log(self) -> Path:
