@@ -1,0 +1,79 @@
+"""The folder of a command: which files runs get, and that a copy is what was submitted."""
+
+import subprocess
+
+import pytest
+
+from jobs.plugins import command_folder, plugin_store
+from shardlab.errors import InputError
+from shardlab.workspace.workspace import Workspace
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "mine"
+    (made / "data").mkdir(parents=True)
+    (made / "__pycache__").mkdir()
+    for name in ("train.py", ".gitignore", "data/a.bin", "model.pt", "__pycache__/x.pyc"):
+        (made / name).write_text(name)
+    (made / ".gitignore").write_text("*.pt\n__pycache__\n")
+    return made
+
+
+@pytest.mark.parametrize("in_git", [True, False])
+def test_runs_get_the_files_that_git_would_add(folder, in_git):
+    if in_git:
+        subprocess.run(["git", "init", "-q", folder], check=True)
+    assert command_folder.read_folder(folder, []).files == [".gitignore", "data/a.bin", "train.py"]
+    assert command_folder.read_folder(folder, ["data"]).files == [".gitignore", "train.py"]
+    assert command_folder.read_folder(folder, ["data/*.bin", ".gitignore"]).files == ["train.py"]
+    assert (folder / ".git").exists() == in_git
+
+
+def test_each_change_of_a_file_changes_the_digest(folder):
+    def read_digest():
+        return command_folder.read_folder(folder, []).digest
+
+    digests = [read_digest()]
+    (folder / "train.py").chmod(0o755)
+    digests.append(read_digest())
+    (folder / "train.py").write_text("new")
+    digests.append(read_digest())
+    (folder / "train.py").rename(folder / "other.py")
+    digests.append(read_digest())
+    assert len(set(digests)) == 4
+
+
+def test_a_run_gets_what_was_frozen_and_a_damaged_copy_is_refused(folder, tmp_path):
+    workspace = Workspace(tmp_path / "workspace")
+    read = command_folder.read_folder(folder, [])
+    command_folder.freeze_folders(workspace, [read])
+    (folder / "train.py").write_text("later")
+    store = plugin_store.find_store(workspace)
+    (tmp_path / "run").mkdir()
+    command_folder.copy_into_run(store, read.digest, tmp_path / "run")
+    assert (tmp_path / "run" / "work" / "train.py").read_text() == "train.py"
+    with pytest.raises(InputError, match="changed while it was copied"):
+        command_folder.freeze_folders(Workspace(tmp_path / "second"), [read])
+    (command_folder.find_copy(store, read.digest) / "train.py").write_text("changed")
+    with pytest.raises(InputError, match="missing or damaged"):
+        command_folder.must_be_frozen(store, read.digest)
+
+
+def test_a_folder_that_is_too_large_names_its_largest_files(folder, monkeypatch):
+    monkeypatch.setattr(command_folder, "MOST_BYTES", 20)
+    with pytest.raises(InputError, match=r"the largest are .*data/a.bin.*exclude"):
+        command_folder.read_folder(folder, [])
+
+
+def test_a_link_to_a_file_outside_is_refused(folder):
+    (folder / "inside").symlink_to("train.py")
+    assert "inside" in command_folder.read_folder(folder, []).files
+    (folder / "outside").symlink_to("/etc/hostname")
+    with pytest.raises(InputError, match="outside of"):
+        command_folder.read_folder(folder, [])
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(InputError, match="is no folder"):
+        command_folder.read_folder(tmp_path / "none", [])
