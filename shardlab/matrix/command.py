@@ -230,7 +230,7 @@ def explain_wrong_steps(source: StepSource) -> str | None:
             return f"regex: is not a regular expression: {error}."
         if "step" not in groups or not groups.keys() <= set(STEP_NAMES):
             return (
-                f"regex: found the groups {', '.join(groups) or 'none'}. Allowed: step, and of {', '.join(STEP_NAMES[1:])} any."
+                f"regex: found the groups {', '.join(groups) or 'none'}. Allowed: step, and any of {', '.join(STEP_NAMES[1:])}."
             )
     if source.sample is not None and read_step(source, source.sample) is None:
         return f"sample: no step is found in {source.sample!r}."
