@@ -43,8 +43,8 @@ class CountedStep(NamedTuple):
 
 
 def count_step(engine: Engine, batches: Sequence[Batch], clock: Clock, *, period: int) -> CountedStep:
-    """Make `period` steps on fake tensors (which have shapes, but no memory), and record them. Earlier steps must have allocated
-    the optimizer's state."""
+    """Make `period` steps on fake tensors (which have shapes, but no memory), and record them. Earlier steps must have
+    allocated the optimizer's state."""
     memory, operations = StepMemory(engine, DEVICE, _SectionLog), _Operations()
     for tensor in list_live_fake_tensors():
         memory.log.find_storage(tensor)  # the log would not find tensors that no operator reads, or that the step replaces

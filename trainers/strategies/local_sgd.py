@@ -15,8 +15,8 @@ from trainers.theory.whole_models import get_averaging_period, list_averaging_te
 
 
 def explain_other_work(cell: Cell) -> str | None:
-    """Why a cell does other work than one process; None for one rank, and for plain SGD with an average after each step: the mean
-    of the updated parameters is then the update by the mean gradient."""
+    """Why a cell does other work than one process; None for one rank, and for plain SGD with an average after each step: the
+    mean of the updated parameters is then the update by the mean gradient."""
     if cell.gpus == 1:
         return None
     if (period := get_averaging_period(cell)) > 1:
