@@ -140,9 +140,9 @@ def _make_twin(cell: Cell, workload: Workload, *, parameters: int, divisor: int,
     """The tiny twin of a cell. workload: the tiny workload. parameters: of the model of the cell."""
     option_defaults = {option.name: option.default for option in workload.options}
     options = {name: value for name, value in cell.options.items() if name not in option_defaults}
-    for name in BUCKET_OPTIONS:
-        if isinstance(elements := options.get(name), int):
-            options[name] = _shrink_bucket(elements, parameters, workload.parameters)
+    for bucket_option in BUCKET_OPTIONS:
+        if isinstance(elements := options.get(bucket_option), int):
+            options[bucket_option] = _shrink_bucket(elements, parameters, workload.parameters)
     kept_options = {
         name: cell.options[name] for name in ("dropout", "subset_seed") if name in option_defaults and name in cell.options
     }

@@ -41,7 +41,7 @@ class LocalSgdEngine(ReplicatedEngine):
         if not self.steps_alone:
             return
         parameters = list(self.model.parameters())
-        means = self._average(parameters).split([parameter.numel() for parameter in parameters])
+        means = self._average(parameters).split_with_sizes([parameter.numel() for parameter in parameters])
         for parameter, mean in zip(parameters, means, strict=True):
             parameter.copy_(mean.view_as(parameter))
         self.steps_alone = 0
