@@ -113,6 +113,8 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     of_all_steps: bool = False
     """Whether the value includes steps that an instrument slowed down. Cells with different instruments are then not compared.
     """
+    of_training: bool = False
+    """Whether the value is what the training reached, and not what it cost. Claims may then compare cells of other work."""
     reads: Reads | None = None
     """For `of_run`: what the function reads. None: not declared, which only metrics of a workspace may leave out."""
 

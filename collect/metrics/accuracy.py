@@ -25,6 +25,7 @@ METRICS = (
         "final_accuracy",
         factor=100,
         name="final_accuracy_pct",
+        of_training=True,
         column=MetricColumn("summary", 100, "Accuracy", 3),
         unit="%",
         direction="higher is better",

@@ -15,6 +15,7 @@ def final_loss(run: LoadedRun) -> Quantity | None:
 METRICS = (
     Metric(
         name="final_loss",
+        of_training=True,
         column=MetricColumn("summary", 90, "Final loss"),
         unit="nats",
         direction="lower is better",

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from collect.findings import comparability
+from collect.findings.row import CellRow
 from collect.reading.load import Loaded
 from collect.verdicts import draws, part_text, reasons
 from collect.verdicts.draws import Value
@@ -159,7 +160,7 @@ def _judge_claim(loaded: Loaded, measurements: Measurements, claim: Claim, illus
         _decide_verdict(verdict, test_tree, values)
     except ExpressionError as error:
         verdict.verdict, verdict.why = "undecided", f"{error}"
-    all_parts = [part for number in numbers for part in number.selected.parts]
+    all_parts = [part for number in numbers.values() for part in number.selected.parts]
     all_step_parts = [part for part in all_parts if part.metric.of_all_steps]
     if comparability.instruments_differ(part.row.cell for part in all_step_parts):
         metric_names = ", ".join(dict.fromkeys(part.metric.name for part in all_step_parts))
@@ -172,13 +173,13 @@ def _judge_claim(loaded: Loaded, measurements: Measurements, claim: Claim, illus
     host_reasons = (reasons.uncounted_traffic_reason(measurements.cell(part.row), part.metric.name) for part in all_parts)
     if no_network := next(filter(None, host_reasons), ""):
         verdict.verdict, verdict.why = "undecided", no_network
-    elif unproven_reason := _unproven_reason(measurements, verdict, numbers):
+    elif unproven_reason := _unproven_reason(measurements, verdict, test_tree, numbers):
         verdict.verdict, verdict.why = "undecided", unproven_reason
     elif verdict.verdict == "undecided" and verdict.parts:
         cell_ids = {cell for claim_number in verdict.numbers for cell in (claim_number.cell, claim_number.against) if cell}
         verdict.helps = repeat_command(loaded.expansion, max(claim_number.n for claim_number in verdict.numbers), cell_ids)
     if verdict.verdict == "contradicted":
-        metrics = {number.selected.metric.name for number in numbers}
+        metrics = {number.selected.metric.name for number in numbers.values()}
         clause_lists = [reasons.likely_reasons(loaded, measurements.cell(row), row, metrics) for row in cells]
         verdict.reasons = list(dict.fromkeys(clause for clauses in clause_lists for clause in clauses))
     return verdict
@@ -194,14 +195,14 @@ class _Unanswerable(Exception):
 
 def _look_up_numbers(
     measurements: Measurements, verdict: Verdict, test_tree: ast.expr
-) -> tuple[dict[str, Value | None], list[UncertainNumber]]:
+) -> tuple[dict[str, Value | None], dict[str, UncertainNumber]]:
     """Look up the value of each call in the test of a claim, and add it to the numbers of the verdict.
 
-    Returns ({text of a call: the draws of its value, or None if they are not known}, the numbers of the metrics). Raises
-    _Unanswerable with all calls that have no value, ExpressionError if a filter is not a constant.
+    Returns ({text of a call: the draws of its value, or None if they are not known}, {text of a call of a metric: its
+    number}). Raises _Unanswerable with all calls that have no value, ExpressionError if a filter is not a constant.
     """
     value_of_call: dict[str, Value | None] = {}
-    numbers: list[UncertainNumber] = []
+    numbers: dict[str, UncertainNumber] = {}
     missing_numbers: list[NoMeasurement] = []
     for call_text, call in draws.find_calls(test_tree).items():
         cell_filter = Expression(call_text).call_arguments[0][1]
@@ -218,7 +219,7 @@ def _look_up_numbers(
         except NoMeasurement as unanswered:
             missing_numbers.append(unanswered)
             continue
-        numbers.append(number)
+        numbers[call_text] = number
         value_of_call[call_text] = number.draws
         row = number.selected.row
         verdict.numbers.append(
@@ -381,16 +382,23 @@ def _side_unit(node: ast.expr, unit_of_call: Mapping[str, str]) -> str | None:
             return None
 
 
-def _unproven_reason(measurements: Measurements, verdict: Verdict, numbers: list[UncertainNumber]) -> str:
-    """The reason why the cells that a claim compares must not be ranked; "" if they may be ranked.
+def _unproven_reason(
+    measurements: Measurements, verdict: Verdict, test_tree: ast.expr, numbers: Mapping[str, UncertainNumber]
+) -> str:
+    """The reason why the cells that a part of a claim compares must not be ranked; "" if they may be ranked.
 
     Cells are not ranked if they do other work (found by the same-work proof, or by design), if no proof shows that their work
-    is the same, or if their GPUs were shared, throttled or faulty.
+    is the same, or if their GPUs were shared, throttled or faulty. Only what the training reached may be compared with that of
+    other work by design.
     """
-    parts = [part for number in numbers for part in number.selected.parts]
-    row_of_cell = {part.row.id: part.row for part in parts if not part.metric.exact}
-    if len(row_of_cell) < 2:
-        return ""
+    row_of_cell: dict[str, CellRow] = {}
+    cost_cells = set()  # ids of cells of which something else is compared than what the training reached
+    for test in draws.split_test(test_tree):
+        selections = [part for call in draws.find_calls(test) if call in numbers for part in numbers[call].selected.parts]
+        compared_parts = [part for part in selections if not part.metric.exact]
+        if len({part.row.id for part in compared_parts}) > 1:
+            row_of_cell |= {part.row.id: part.row for part in compared_parts}
+            cost_cells |= {part.row.id for part in compared_parts if not part.metric.of_training}
     unproven_texts, unprovable_texts = [], []
     for row in row_of_cell.values():
         proof = row.same_work
@@ -399,7 +407,7 @@ def _unproven_reason(measurements: Measurements, verdict: Verdict, numbers: list
         )
         if row.gpu_trouble:
             return f"not ranked, because GPUs were shared, throttled or faulty while steps were timed ({row.gpu_trouble})"
-        if not row.is_ranked:
+        if not row.is_ranked and (row.id in cost_cells or proof is None or proof.verdict != "other work"):
             unproven_texts.append(proof_text)
         elif proof and proof.verdict != "proven":
             unprovable_texts.append(proof_text)

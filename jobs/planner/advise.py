@@ -29,8 +29,8 @@ IMAGES_PER_GPU, MOST_BATCH_IMAGES = 256, 8192
 NEAR_FACTOR = 1.01  # micro-batches, and options of a strategy, whose steps differ by at most this factor count as equal
 NAMED_SHARE = 0.02  # a part of the step is a reason if it takes, or differs by, at least this share of the step
 # The order in a group of ties: first the strategies that divide only the data, which need no plan for dividing the model (DDP;
-# FSDP2, which torch develops; DeepSpeed; FSDP1, which FSDP2 replaces), then those that divide the model.
-ENGINE_ORDER = ("single", "ddp", "fsdp2", "zero", "fsdp1", "mesh", "tensor", "pipeline")
+# FSDP2, which torch develops; DeepSpeed; FSDP1, which FSDP2 replaces; local SGD), then those that divide the model.
+ENGINE_ORDER = ("single", "ddp", "fsdp2", "zero", "fsdp1", "local_sgd", "mesh", "tensor", "pipeline")
 VOCABULARY_MULTIPLE = (
     64  # of the vocabulary: its rows are then aligned in every precision (NVIDIA, matrix multiplication guide)
 )

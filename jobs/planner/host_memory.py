@@ -12,7 +12,7 @@ from trainers.model import precision
 
 WARNED_SHARE = 0.8  # of the memory of a node: above it, the rest may not be enough for the system and its file cache
 KEPT_CATEGORIES = ("parameter", "optimizer_state", "master_parameter")
-WHOLE_MODEL_ENGINES = ("ddp", "single", "zero")  # their ranks each make the whole model in host memory
+WHOLE_MODEL_ENGINES = ("ddp", "local_sgd", "single", "zero")  # their ranks each make the whole model in host memory
 
 
 def predict_host_bytes(

@@ -178,7 +178,8 @@ def _predict_exchanges(cell: Cell) -> tuple[PredictedExchange, ...] | None:
     if known_exchanges is None:
         return None
     return tuple(
-        PredictedExchange(exchange.op, exchange.sent_bytes, exchange.calls, exchange.ranks) for exchange in known_exchanges
+        PredictedExchange(exchange.op, exchange.sent_bytes, exchange.times * exchange.calls, exchange.ranks)
+        for exchange in known_exchanges
     )
 
 

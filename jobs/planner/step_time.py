@@ -240,7 +240,7 @@ def predict_exchange_time(exchange: Term, link: PlannedLink) -> PredictedRange:
     call_bytes = exchange.payload_bytes / exchange.calls
 
     def predict_seconds(alpha_s: float, bandwidth: float) -> float:
-        return exchange.calls * predict_faster_s(exchange.op, call_bytes, exchange.ranks, alpha_s, bandwidth)
+        return exchange.times * exchange.calls * predict_faster_s(exchange.op, call_bytes, exchange.ranks, alpha_s, bandwidth)
 
     # In the ranges of a link, `low` is the slowest case, which gives the longest time.
     return PredictedRange(

@@ -6,6 +6,8 @@ The rules of `--scale tiny` are the same for every cell of a matrix:
   The data is synthetic. Sequences have at most 32 tokens. A workload that is tiny already is kept.
 - ranks: strategy, gpus, dp, tp, pp, servers and the options of the strategy are kept. nnodes is 1: all ranks share this
   machine.
+- buckets of DeepSpeed, which takes their memory whether the model fills them or not: their sizes are as much smaller as the
+  model, and at most the model's, so that a step has as many buckets.
 - batch: the number of passes per step (gradient accumulation, micro-batches of a pipeline) is kept. The micro-batch sizes of
   all cells with the same workload are divided by the same number: the largest number that divides all these sizes and, if
   possible, leaves no size below 2. So a study of strong or weak scaling, or a sweep over batch sizes, keeps its form.
@@ -39,6 +41,7 @@ from trainers.workload import Workload
 MOST_STEPS, MOST_EPOCHS, BATCHES_PER_EPOCH, MOST_WARMUP_STEPS = 6, 2, 4, 1
 MOST_SEQ_LEN = 32
 LEAST_MICRO_BATCH = 2  # a rehearsal with micro-batches of one item would not test the mean over a batch
+BUCKET_OPTIONS = ("reduce_bucket_size", "allgather_bucket_size")  # sizes in elements
 TIME_LIMIT_S = 300  # time limit of a twin, in seconds
 LATEST_LOSS_STEP = 3  # the latest step at which a twin loses a worker, so that steps before and after the loss are left
 VALIDATED_ITEMS = 64  # the number of items that a validation reads, unless a batch has more items or an epoch has fewer
@@ -75,6 +78,7 @@ def make_twins(all_cells: Sequence[AnyCell], workloads: Mapping[str, Workload]) 
         _make_twin(
             cell,
             _find_tiny_workload(cell.workload, workloads),
+            parameters=workloads[cell.workload].parameters,
             divisor=divisor_by_workload[cell.workload],
             image_count=images_by_workload[cell.workload],
             launcher=TORCHRUN_LAUNCHER if index == torchrun_index else FORK_LAUNCHER,
@@ -130,9 +134,18 @@ def _find_largest_divisor(sizes: Sequence[int]) -> int:
     return max(common_divisors, default=1)
 
 
-def _make_twin(cell: Cell, workload: Workload, *, divisor: int, image_count: int, launcher: str) -> Cell:
+def _shrink_bucket(elements: int, parameters: int, tiny_parameters: int) -> int:
+    """The size of a bucket for the tiny twin of a model; DeepSpeed refuses odd sizes."""
+    return 2 * max(1, min(round(elements * tiny_parameters / parameters), tiny_parameters + 1) // 2)
+
+
+def _make_twin(cell: Cell, workload: Workload, *, parameters: int, divisor: int, image_count: int, launcher: str) -> Cell:
+    """The tiny twin of a cell. workload: the tiny workload. parameters: of the model of the cell."""
     option_defaults = {option.name: option.default for option in workload.options}
     options = {name: value for name, value in cell.options.items() if name not in option_defaults}
+    for bucket_option in BUCKET_OPTIONS:
+        if isinstance(elements := options.get(bucket_option), int):
+            options[bucket_option] = _shrink_bucket(elements, parameters, workload.parameters)
     kept_options = {
         name: cell.options[name] for name in ("dropout", "subset_seed") if name in option_defaults and name in cell.options
     }

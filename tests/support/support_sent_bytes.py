@@ -19,6 +19,9 @@ BY_HAND = [
     ("ddp", {}, ALL_REDUCED, 2 * PSI, False),
     ("ddp", {"accumulation": 2}, ALL_REDUCED, 2 * PSI, False),
     ("ddp", {"options": {"comm_hook": "bf16"}, "precision": "bf16"}, ALL_REDUCED / 2, 2 * PSI, False),
+    # Local SGD all-reduces its parameters, which have as many bytes as the gradients, once in a period.
+    ("local-sgd", {"options": {"averaging_period": 1}}, ALL_REDUCED, 2 * PSI, True),
+    ("local-sgd", {}, ALL_REDUCED / 4, PSI / 2, False),
     ("fsdp1-no-shard", {}, ALL_REDUCED, 2 * PSI, True),
     # Blocks are gathered for forward and again for backward, the REST only once; all gradients are reduce-scattered.
     ("fsdp1-full-shard", {}, 2 * 599_808 + 61_824 + GATHERED, 3 * PSI, True),

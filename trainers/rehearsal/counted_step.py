@@ -1,4 +1,4 @@
-"""Makes one step of an engine and records its memory by category, its collectives and its operations."""
+"""Makes steps of an engine and records their memory by category, their collectives and their operations."""
 
 from __future__ import annotations
 
@@ -29,32 +29,34 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
 
 class CountedStep(NamedTuple):
-    """What was recorded in one step of one rank."""
+    """What was recorded in a step of one rank, or in the steps of one period of its communication."""
 
     peaks: dict[str, Memory]
     """For each section of the step, the bytes by category at the peak of the section. The sections are forward, the first and
     the second half of backward, and everything else, such as the update. The peak of the step is the largest of these peaks."""
     memory_after: Memory
     """Bytes by category after the step."""
-    calls: list[tuple[Call, int]]
-    """Each collective, with the number of its starts."""
+    calls: list[tuple[Call, float]]
+    """Each collective, with the number of its starts per step."""
     flops: float
-    """Floating-point operations."""
+    """Floating-point operations per step."""
 
 
-def count_step(engine: Engine, batches: Sequence[Batch], clock: Clock) -> CountedStep:
-    """Make a step on fake tensors (which have shapes, but no memory), and record it. Earlier steps must have allocated the
-    optimizer's state."""
+def count_step(engine: Engine, batches: Sequence[Batch], clock: Clock, *, period: int) -> CountedStep:
+    """Make `period` steps on fake tensors (which have shapes, but no memory), and record them. Earlier steps must have
+    allocated the optimizer's state."""
     memory, operations = StepMemory(engine, DEVICE, _SectionLog), _Operations()
     for tensor in list_live_fake_tensors():
         memory.log.find_storage(tensor)  # the log would not find tensors that no operator reads, or that the step replaces
     clock.start()
     with memory, operations, communication.count_collectives() as calls:
-        engine.forward_backward(batches, clock)
-        engine.update()
+        for _ in range(period):
+            engine.forward_backward(batches, clock)
+            engine.update()
     assert isinstance(memory.log, _SectionLog)
     peaks, memory_after = _compute_peaks(memory.log, memory.find_category)
-    return CountedStep(peaks, memory_after, list(Counter(calls).items()), float(operations.flops))
+    starts = [(call, times / period) for call, times in Counter(calls).items()]
+    return CountedStep(peaks, memory_after, starts, operations.flops / period)
 
 
 class _SectionLog(StorageLog):  # type: ignore[no-untyped-call]

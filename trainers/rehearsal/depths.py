@@ -81,7 +81,7 @@ class DepthLine:
         return CountedStep(peaks, memory, deep_step.calls, self.extrapolate(shallow_step.flops, deep_step.flops))
 
     def extrapolate_collectives(
-        self, shallower_calls: dict[Call, int], deeper_calls: dict[Call, int]
+        self, shallower_calls: dict[Call, float], deeper_calls: dict[Call, float]
     ) -> tuple[RehearsedCollective, ...]:
         """The collectives of a step at the cell's depth, from how often each collective starts at the two depths.
 
@@ -110,11 +110,11 @@ def to_rehearsed_collectives(calls: Mapping[Call, float]) -> tuple[RehearsedColl
     return tuple(RehearsedCollective(call.op, call.payload_bytes, call.ranks, times) for call, times in ordered if times)
 
 
-def _count_calls(calls: dict[Call, int], operation: str, group_size: int) -> float:
+def _count_calls(calls: dict[Call, float], operation: str, group_size: int) -> float:
     return float(sum(times for call, times in calls.items() if (call.op, call.ranks) == (operation, group_size)))
 
 
-def _sum_bytes(calls: dict[Call, int], operation: str, group_size: int) -> float:
+def _sum_bytes(calls: dict[Call, float], operation: str, group_size: int) -> float:
     return float(
         sum(call.payload_bytes * times for call, times in calls.items() if (call.op, call.ranks) == (operation, group_size))
     )

@@ -152,14 +152,15 @@ def rehearse_step(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
             setattr(task, name, with_real_tensors(getattr(task, name)))
         task.model = lambda: make_fake(build_model(), mode)  # type: ignore[method-assign]
         torch.manual_seed(cell.seed)
-        engine, clock = menu.find_strategy_of_cell(cell).build(cell, task, ranks), make_clock(ranks.device)
+        strategy = menu.find_strategy_of_cell(cell)
+        engine, clock = strategy.build(cell, task, ranks), make_clock(ranks.device)
         register_averaging_hook(engine.model)
         batches = [_make_fake_batch(mode, task, cell) for _ in range(cell.gradient_accumulation_steps)]
         for _ in range(_count_first_steps(cell)):
             clock.start()
             engine.forward_backward(batches, clock)
             engine.update()
-        return counted_step.count_step(engine, batches, clock)
+        return counted_step.count_step(engine, batches, clock, period=strategy.communication_period(cell) or 1)
 
 
 def _count_first_steps(cell: Cell) -> int:

@@ -10,6 +10,7 @@ import msgspec
 from shardlab.matrix.cell import Cell
 from trainers import menu
 from trainers.data import cifar10, mnist
+from trainers.proof.proof import MOST_COUNTED_STEPS
 from trainers.strategies import zero
 from trainers.workload_options import IMAGENET_CLASSES
 
@@ -29,6 +30,8 @@ def refuse_rehearsal(cell: Cell) -> str | None:
         return "sync_batch_norm: torch's SyncBatchNorm runs on a GPU only."
     if name := zero.name_quantizing_options(cell):
         return f"{name}: DeepSpeed must compile its quantiser and run it on a GPU."
+    if (period := menu.find_strategy_of_cell(cell).communication_period(cell) or 0) > MOST_COUNTED_STEPS:
+        return f"its communication repeats after {period} steps, and a rehearsal makes at most {MOST_COUNTED_STEPS}."
     return None
 
 

@@ -1,4 +1,4 @@
-"""The theory of strategies whose ranks each have the whole model: DDP, and the workers of parameter servers."""
+"""The theory of strategies whose ranks each have the whole model: DDP, local SGD, and the workers of parameter servers."""
 
 from __future__ import annotations
 
@@ -53,6 +53,18 @@ def list_powersgd_terms(cell: Cell, model_part: ModelPart) -> list[Term] | None:
 def _list_buffer_terms(cell: Cell, model_part: ModelPart) -> list[Term]:
     name = "buffers (BatchNorm's statistics), rank 0's to all, once a step"
     return [Term(name, "broadcast", model_part.buffer_bytes, cell.dp)] if model_part.buffer_bytes else []
+
+
+def get_averaging_period(cell: Cell) -> int:
+    """The number of steps between two averages of local SGD."""
+    return cast("int", cell.options["averaging_period"])
+
+
+def list_averaging_terms(cell: Cell, model_part: ModelPart) -> list[Term]:
+    """What a rank of local SGD sends in a step, as the mean over the steps between two averages."""
+    period = get_averaging_period(cell)
+    size = model_part.elements * precision.weight_bytes(cell.precision)
+    return [Term(f"parameters, once in {period} steps: 2 (n-1)/n psi", "all_reduce", size, cell.dp, 1 / period)]
 
 
 def divide_worker(cell: Cell, parameters: int) -> Division:

@@ -170,6 +170,23 @@ def test_cells_that_are_not_proven_to_do_the_same_work_are_not_ranked(tmp_path, 
     assert alone.verdict == "reproduced"
 
 
+@pytest.mark.parametrize(
+    ("verdict", "test", "expected"),
+    [
+        ("other work", "final_loss(strategy='ddp') >= final_loss(strategy='single')", "reproduced"),
+        ("different", "final_loss(strategy='ddp') >= final_loss(strategy='single')", "undecided"),
+        ("other work", f"final_loss(strategy='ddp') >= final_loss(strategy='single') and {T1} > {T2}", "undecided"),
+        ("other work", f"{T2} > 1 and {T1} > 1", "reproduced"),
+        ("other work", f"{T2} > 1 or {T1} > 1", "undecided"),
+    ],
+)
+def test_other_work_by_design_is_compared_by_its_loss_with_a_remark(tmp_path, verdict, test, expected):
+    found = judged(tmp_path, CLOSE, test, proofs={DDP: SameWork(verdict=verdict, why="parameters are averaged every 8 steps")})
+    assert found.verdict == expected
+    remark = "compares cells that are not proven to do the same work: ddp ×2: other work (parameters are averaged"
+    assert any(said.startswith(remark) for said in found.remarks) == ("loss" in test and expected == "reproduced")
+
+
 @pytest.mark.parametrize("verdict", ["different", "other work"])
 def test_a_metric_of_two_cells_says_why_they_cannot_be_compared(tmp_path, verdict):
     proofs = {DDP: SameWork(verdict=verdict, why="parameters are averaged every 8 steps")}

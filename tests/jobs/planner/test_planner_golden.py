@@ -53,6 +53,7 @@ CELLS = {
     "ddp, compiled": cell("llm-1.3b", "ddp", 2, micro=2, precision="bf16", compile=True, activation_checkpointing="full"),
     "ddp, small buckets": cell("gpt2", "ddp", 4, options={"bucket_cap_mb": 1, "gradient_as_bucket_view": False}),
     "ddp-powersgd": cell("gpt2", "ddp-powersgd", 4, micro=2),
+    "local-sgd": cell("gpt2", "local-sgd", 4, micro=2),
     "fsdp1-full-shard": cell("gpt2-large", "fsdp1-full-shard", 8, micro=2, precision="bf16"),
     "fsdp1-shard-grad-op": cell("gpt2-large", "fsdp1-shard-grad-op", 8, micro=2, passes=4, precision="bf16"),
     "fsdp1-no-shard": cell("gpt2-large", "fsdp1-no-shard", 4, micro=2),

@@ -35,6 +35,10 @@ CASES = {
     "p5-parameters-twice": (WEIGHTS, {("zero3", 2): 100}, {("zero3", 4): 100}, {"single": 200}, {("zero3", 2): 300}),
     "p5-control-like-ddp": ({"single": 100, "ddp": 101}, {"ddp": 1}, {"ddp": 120}, {("ddp", 4): 200}),
     "p5-other-memory-same": ({"ddp": 100, "zero3": 100}, {"zero3": 50}, {("zero3", 4): 150}),
+    "p5-averaging-not-equivalent": (
+        {"ddp": 6.5, "local-sgd": 6.2}, {"local-sgd": 6.5}, {("local-sgd", 2): 6.51}, {("local-sgd", 4): 6.49},
+    ),
+    "p5-averaging-no-overlap": ({"local-sgd": 0}, {("local-sgd", 2): 40}, {("local-sgd", 4): 40}),
     "p5-volume-ddp": (SENT, {("ddp", 2): 4}, {("ddp", 4): 12}),
     "p5-volume-zero2": (SENT, {("zero2", 4): 36}, {("zero2", 2): 4}, {("ddp", 2): 16}),
     "p5-volume-zero3": (SENT, {("zero3", 2): 8}, {("zero3", 4): 24}),

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from support_e2e import HANG_S
 
+from jobs.planner import memory
 from jobs.planning import tiny_twin
 from jobs.planning.resolve import resolve_cells
 from shardlab.errors import InputError
@@ -33,13 +34,14 @@ STUDIES = Path(__file__).parents[3] / "examples/studies"
 # paper3: (2 strategies + 3 parameter servers) x 3 networks x 1, 2, 4 GPUs.
 # paper4: ResNet-50: 4 cells; GPT-2: 4 with DDP, 1 with TP, 16 with pipelines, 1 with 1F1B; a model of 1.3 B parameters: 12; a
 # model of 7 B parameters: 5; one of 65 B: 2.
-# paper5: (the baseline on one GPU + 2 systems x 2 and 4 GPUs) x (run time, memory); memory of 2 more stages of ZeRO.
+# paper5: (the baseline on one GPU + 2 systems x 2 and 4 GPUs) x (run time, memory); memory of 2 more stages of ZeRO,
+# and parameter averaging, on 2 and 4 GPUs.
 CELLS = {
     "paper1": 56 - 2 + 8,
     "paper2": 12 + 6 * 2 + 2 + 4 + 4 + 2,
     "paper3": 5 * 3 * 3,
     "paper4": 4 + (4 + 1 + 16 + 1) + 12 + 5 + 2,
-    "paper5": 5 * 2 + 4,
+    "paper5": 5 * 2 + 4 + 2,
 }
 
 
@@ -243,6 +245,18 @@ def test_an_epoch_is_the_same_images_for_every_cell(tmp_path):
         (3, 3, 12),
     ]
     assert [(twin.epochs, twin.warmup_steps) for twin in twins] == [(2, 1), (2, 1)]
+
+
+def test_buckets_that_hold_a_whole_model_hold_its_twin_and_others_hold_the_same_share(tmp_path):
+    """VGG-16 has 138,357,544 parameters, its tiny twin 163,054."""
+    text = "axes: {strategy: [zero2], gpus: [2], options.reduce_bucket_size: [500000000, 13835754, 10]}\n"
+    text += "include: [{options.allgather_bucket_size: 500000000}]\n"
+    twins, _ = twins_of(tmp_path, text)
+    sizes = [(twin.options["reduce_bucket_size"], twin.options["allgather_bucket_size"]) for twin in twins]
+    whole = menu.find_workload("vgg16-tiny").parameters
+    assert (menu.find_workload("vgg16").parameters, whole) == (138_357_544, 163_054)
+    assert sizes == [(whole, whole), (16_304, whole), (2, whole)]
+    assert [memory.predict_memory(twin, on_gpu=False).bytes.likely < 10e6 for twin in twins] == [True] * 3
 
 
 def test_a_pipeline_has_blocks_for_its_stages(tmp_path):

@@ -38,6 +38,8 @@ FAMILIES = {
     "tp": {"strategy": "tp", "gpus": 2, "tp": 2},
     "pp-1f1b": {"strategy": "pp-1f1b", "gpus": 2, "pp": 2, "accumulation": 2},
     "tp-fsdp2": {"strategy": "tp-fsdp2", "gpus": 4, "tp": 2},
+    # With this period, the checkpoint is saved between two averages.
+    "local-sgd": {"strategy": "local-sgd", "gpus": 2, "options": {"averaging_period": 3}},
     "ps-sync": {"strategy": "ps-sync", "gpus": 2, "servers": 2, "optimizer": SGD},
 }
 ODD_ROWS = {"pad_vocabulary": 257}  # rows of the vocabulary that two tensor-parallel ranks cannot divide without padding

@@ -9,7 +9,7 @@ pytest_plugins = ["support_trainers"]
 DISTRIBUTED = ("ddp", "fsdp2", "fsdp2-zero2")
 WORKLOADS = ("gpt2-tiny", "vit-tiny")
 # Strategies that declare `unprovable` or `other_work`, which other files test.
-DECLARE = {"ddp-powersgd", "ps-async", "ps-ssp"}
+DECLARE = {"ddp-powersgd", "local-sgd", "ps-async", "ps-ssp"}
 # How much losses may differ because sums are computed in a different order. The largest difference seen was 1e-6.
 ROUNDING = 1e-4
 

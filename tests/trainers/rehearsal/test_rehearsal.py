@@ -28,6 +28,7 @@ REAL_COLLECTIVES = [
     ("single", 1, {}),
     ("ddp", 2, {"accumulation": 2}),
     ("ddp", 2, {"workload": "resnet50-tiny"}),  # the buffers of a ResNet are broadcast
+    ("local-sgd", 2, {"options": {"averaging_period": 1}}),
     ("fsdp1-full-shard", 2, {"precision": "bf16"}),
     ("fsdp1-shard-grad-op", 2, {}),
     ("fsdp1-no-shard", 2, {}),
@@ -118,6 +119,17 @@ def test_collectives_are_those_of_real_ranks(cell_of, rehearse, case):
     assert sum(rank.stands_for for rank in answer.ranks) == case[1]
     for rank, real in zip(answer.ranks, measured, strict=True):
         assert sorted([c.op, c.payload_bytes, c.ranks, c.times] for c in rank.collectives) == real, rank.rank
+
+
+def test_collectives_that_only_some_steps_start_are_counted_over_their_period(cell_of, rehearse):
+    of_each_step, of_4_steps, of_many = (
+        rehearse(cell_of("local-sgd", 2, {"options": {"averaging_period": period}}))[0] for period in (1, 4, 65)
+    )
+    ((one,), (mean,)) = (answer.ranks[0].collectives for answer in (of_each_step, of_4_steps))
+    assert (one.times, one.payload_bytes) == (1, 882_176)
+    assert mean == msgspec.structs.replace(one, times=1 / 4)
+    assert of_4_steps.ranks[0].flops == of_each_step.ranks[0].flops
+    assert of_many.why == "its communication repeats after 65 steps, and a rehearsal makes at most 64."
 
 
 @pytest.mark.parametrize("case", _short(MEASURED_MEMORY, 4), ids=_named)
