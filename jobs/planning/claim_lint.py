@@ -113,12 +113,13 @@ def _find_missing_instruments(owner: str, calls: Sequence[tuple[str, Sequence[Ce
     hints = []
     for metric, selected in calls:
         instrument = metric_names.INSTRUMENTS.get(metric)
-        if instrument and (lacking := [cell for cell in selected if not _has_instrument(cell.instruments, instrument)]):
+        if instrument and (lacking := [cell for cell in selected if not has_instrument(cell.instruments, instrument)]):
             hints.append(f"{owner}: {metric} of {lacking[0].name()} needs `{instrument}` in its `instruments`.")
     return hints
 
 
-def _has_instrument(instruments: Instruments, instrument: str) -> bool:
+def has_instrument(instruments: Instruments, instrument: str) -> bool:
+    """Whether a cell with these instruments has an instrument of metric_names.INSTRUMENTS."""
     if instrument == metric_names.CATEGORIES:
         return instruments.memory == "categories"
     return getattr(instruments, instrument) is not None
