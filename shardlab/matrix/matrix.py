@@ -77,7 +77,8 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exclude: list[dict[str, Any]] = []
     """Combinations that are left out: keys and values that they have, or a condition in `when`, and the reason in `why`."""
     include: list[dict[str, Any]] = []
-    """Each entry adds its keys to the combinations whose axes it does not change; if there are none, it is a new one."""
+    """Each entry adds its keys to the combinations whose axes it does not change; if there are none, it is a new one. An entry
+    with `when` adds its keys to all cells for which its condition is true; to cells of other entries, only what they lack."""
     repeats: RunCount | Repeats = 1
     """The number of runs of each cell; of a cell whose batch size is searched: the number of searches."""
     retry: Retry = Retry()

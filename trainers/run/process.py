@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files, plugin_source
@@ -125,7 +125,7 @@ def _end_process(error: BaseException, run_dir: RunDir, process_rank: Rank, laun
             why = f"{why} (while {failed_stage})"
         os.write(launcher_stderr, f"rank {process_rank.rank}: {why}\n".encode())
         signal_name = getattr(error, "signal", None) if event_name == "timeout" else None
-        sizes = read_sizes(error) if event_name == "oom" else {}
+        sizes: dict[str, Any] = read_sizes(error) if event_name == "oom" else {}
         writer = f"rank-{process_rank.rank:05d}"
         run_dir.write_event(writer, event_name, why=why, stage=failed_stage, signal=signal_name, **sizes)
     finally:
