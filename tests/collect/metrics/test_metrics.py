@@ -2,6 +2,7 @@
 this value.
 """
 
+import json
 import math
 from statistics import fmean, median
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from support_long import LONG
 
 from collect import summary
+from collect.cli import main
 from collect.drawing.traces import thin_points
 from collect.findings import statistics
 from collect.loading import telemetry
@@ -701,7 +703,7 @@ def test_ranks_that_share_a_model_count_their_units_once():
     assert frames.world["loss"].to_list() == [1.0]
 
 
-def test_memory_when_memory_ran_out_is_that_of_the_rank_that_says_the_most(tmp_path):
+def test_memory_when_memory_ran_out_is_that_of_the_rank_that_says_the_most(tmp_path, capsys):
     """The process of rank 2 was out of host memory, and its error says no size. The completed repeat has no such value."""
     workspace, cell = Workspace(tmp_path), support.cell("ddp", 4)
     support.keep(workspace, [cell], repeats=2)
@@ -720,3 +722,6 @@ def test_memory_when_memory_ran_out_is_that_of_the_rank_that_says_the_most(tmp_p
     }
     assert not sizes.keys() & row.runs[1].metrics.keys()
     assert row.metrics["final_loss"].n == 1
+    assert main(["explain", row.id, "oom_allocated_bytes", "--workspace", str(tmp_path), "--json"]) == 0
+    explained = json.loads(capsys.readouterr().out)
+    assert [run["value"] for run in explained["runs"]] == [5000, None]
