@@ -74,8 +74,9 @@ check: $(VENV)/installed-dev
 # Writes all golden files and JSON schemas anew. Read the diff before you commit it.
 golden: $(VENV)/installed-dev
 	$(BIN)/python -m shardlab.json_schema
+	$(BIN)/python tools/record_studies.py
 	SHARDLAB_GOLDEN=write $(BIN)/pytest --quiet $$(grep -rl --include="test_*.py" same_as_golden tests)
-	git status --short tests/golden shardlab/schemas docs/menus.md docs/reference
+	git status --short tests/golden shardlab/schemas docs/menus.md docs/reference docs/papers.md
 
 # Writes the documentation site to site/, and fails at dead links.
 docs: $(VENV)/installed-dev

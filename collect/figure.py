@@ -131,7 +131,9 @@ def groups(loaded: Loaded, summary: Summary) -> list[Group]:
         by_workload.setdefault(cell.cell.workload, []).append((row, cell))
     workload_groups = []
     for workload, workload_entries in by_workload.items():
-        entries = workload_entries[:MOST_CELLS]
+        # cells with values first, in the order of the matrix
+        by_values = sorted(range(len(workload_entries)), key=lambda index: not workload_entries[index][1].completed)
+        entries = [workload_entries[index] for index in sorted(by_values[:MOST_CELLS])]
         names = [escape(name) for name in row_labels([row for row, _ in entries])]
         strategy_numbers = [strategies[cell.cell.strategy] for _, cell in entries]
         marks = [

@@ -110,6 +110,8 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     """An example of a value for `argument`, which shows its type."""
     exact: bool = False
     """Whether the value is counted or computed, so that every repeat gives the same value and one repeat is enough."""
+    of_oom: bool = False
+    """Whether runs that ended out of memory have the value. Other metrics are of runs that completed."""
     of_all_steps: bool = False
     """Whether the value includes steps that an instrument slowed down. Cells with different instruments are then not compared.
     """
@@ -117,6 +119,10 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the value is what the training reached, and not what it cost. Claims may then compare cells of other work."""
     reads: Reads | None = None
     """For `of_run`: what the function reads. None: not declared, which only metrics of a workspace may leave out."""
+
+    def applies_to(self, run: LoadedRun) -> bool:
+        """Whether a run has ended as the metric needs it."""
+        return run.verdict.state == ("oom" if self.of_oom else "completed")
 
 
 _workspace_metrics: list[Metric] = []  # metrics that the current workspace defines itself
@@ -128,7 +134,9 @@ def compute_quantities(run: LoadedRun) -> dict[str, Quantity]:
     The values are computed once and stored in the run. `collect.reading.own_metrics` adds metrics that the workspace defines
     itself."""
     if run.quantities is None:
-        values = ((metric.name, metric.of_run(run)) for metric in _shipped_metrics() if metric.of_run)
+        values = (
+            (metric.name, metric.of_run(run)) for metric in _shipped_metrics() if metric.of_run and metric.applies_to(run)
+        )
         known_values = run_guard.run_guarded(lambda: {name: quantity for name, quantity in values if quantity is not None})
         if isinstance(known_values, ShardlabError):
             run.verdict, known_values = JudgedState("unknown", str(known_values)), {}

@@ -346,7 +346,7 @@ def _build_row(cell: LoadedCell) -> CellRow:
     measured_quantities: dict[str, list[Quantity]] = {}
     runs = []
     for run in cell.runs:
-        run_quantities = compute_quantities(run) if run.completed else {}
+        run_quantities = compute_quantities(run)
         for name, quantity in run_quantities.items():
             measured_quantities.setdefault(name, []).append(quantity)
         values = {name: quantity.value for name, quantity in run_quantities.items()}

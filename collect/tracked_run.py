@@ -86,7 +86,7 @@ def read_tracked_run(workspace: Workspace, run_dir: RunDir) -> tuple[str, Tracke
     labels = columns.cell_labels([flatten_cell(msgspec.to_builtins(entry.cell)) for entry in expansion.cells])
     label = next((label for entry, label in zip(expansion.cells, labels, strict=True) if entry.id == cell.name()), cell.name())
     (run,) = read_many.read_runs(workspace.runs, [run_dir.run_id])
-    metrics = {name: float(quantity.value) for name, quantity in compute_quantities(run).items()} if run.completed else {}
+    metrics = {name: float(quantity.value) for name, quantity in compute_quantities(run).items()}
     return printable.clean_to_one_line(expansion.name), _build_tracked_run(expansion.name, cell, run, label, metrics)
 
 

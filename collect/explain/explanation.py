@@ -211,12 +211,12 @@ def _explain_unknown(row: CellRow, runs: Sequence[ExplainedRun]) -> str:
 
 
 def _explain_run(cell_id: str, run_row: RunRow, run: LoadedRun, metric: Metric) -> ExplainedRun:
-    quantity = compute_quantities(run).get(metric.name) if run.completed else None
+    quantity = compute_quantities(run).get(metric.name)
     inputs: dict[str, float] = {}
     window: UsedWindow | None = None
     files_read: list[ReadFile] = []
     why = ""
-    if not run.completed:
+    if not metric.applies_to(run):
         why = ": ".join(part for part in (run_row.state, run_row.why) if part)
     elif (reads := metric.reads) is None:
         why = "" if quantity is not None else "the file of the workspace gave no value"

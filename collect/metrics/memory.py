@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
@@ -42,6 +44,18 @@ def reserved_memory(run: LoadedRun) -> Quantity | None:
     return Quantity(_largest_size(reserved_bytes), "bytes")
 
 
+def _read_oom_size(name: str) -> Callable[[LoadedRun], Quantity | None]:
+    """A function that returns the largest size with this name over the ranks that saw that memory ran out; None if no rank
+    recorded it."""
+
+    def read_size(run: LoadedRun) -> Quantity | None:
+        sizes = [event.data.get(name) for event in run.events if event.event == "oom"]
+        known_sizes = [size for size in sizes if isinstance(size, int)]
+        return Quantity(max(known_sizes), "bytes") if known_sizes else None
+
+    return read_size
+
+
 def _largest_size(sizes_bytes: pl.Series) -> int:
     largest_bytes = sizes_bytes.max()
     assert isinstance(largest_bytes, int)
@@ -69,5 +83,22 @@ METRICS = (
         "memory, and memory that the allocator keeps for later.",
         of_run=reserved_memory,
         reads=Reads(steps="timed"),
+    ),
+    *(
+        Metric(
+            name=f"oom_{kind}_bytes",
+            column=MetricColumn("memory", place, f"{kind.capitalize()} at OOM"),
+            unit="bytes",
+            direction="neither",
+            definition=f"{words}, as the error says it; the largest over the ranks that saw the error.",
+            of_run=_read_oom_size(f"{kind}_bytes"),
+            of_oom=True,
+            reads=Reads(events=True),
+        )
+        for kind, place, words in (
+            ("allocated", 110, "Memory that the GPU allocator had allocated when memory ran out"),
+            ("reserved", 120, "Memory that the GPU allocator had reserved when memory ran out, with the allocated memory"),
+            ("requested", 130, "Size of the allocation for which there was no memory"),
+        )
     ),
 )

@@ -123,13 +123,14 @@ def _standing_text(contest: Contest, standing: Standing) -> ChoiceText:
 def _deciding_part(verdict: Verdict) -> ClaimPart | None:
     """The part of a claim's test that decides the verdict: the part that holds in the smallest share of draws.
 
-    If a part has no draws, its share is 100 percent if it holds for the measured means, and otherwise 0 percent. Of parts with
-    the same share, a part without draws decides, because such a part leaves the claim undecided.
+    Parts without draws (n = 1) decide nothing but that a claim is undecided. Then the first of them that does not hold for the
+    measured means is taken, or else the first of them.
     """
-    if not verdict.parts:
-        return None
-    shares = {id(part): 100.0 * part.holds if part.holds_pct is None else part.holds_pct for part in verdict.parts}
-    return min(verdict.parts, key=lambda part: (shares[id(part)], part.holds_pct is not None))
+    without_draws = [part for part in verdict.parts if part.holds_pct is None]
+    if verdict.verdict == "undecided" and without_draws:
+        return min(without_draws, key=lambda part: part.holds)
+    with_draws = [part for part in verdict.parts if part.holds_pct is not None]
+    return min(with_draws, key=lambda part: part.holds_pct or 0.0, default=None)
 
 
 def _sides_text(claim_part: ClaimPart) -> tuple[str, str, str]:

@@ -148,12 +148,15 @@ def _make_include_entries(
     staying_indexes: the indexes of the combinations that stay. original_entries: the entries of `include` in the original file,
     with models as the file gives them."""
     # index of an entry of `include` that defines a cell -> this cell
-    cells_by_entry = {_find_include_entry_index(cell): cell for cell in adapted_cells if not comes_from_axes(cell.point)}
+    cells_by_entry = {
+        _find_include_entry_index(matrix, cell): cell for cell in adapted_cells if not comes_from_axes(cell.point)
+    }
     staying_points = [adapted_cells[index].point for index in staying_indexes]
+    staying_points += [cell.point for cell in cells_by_entry.values() if cell.is_unchanged]
     include_entries = []
     for index, original_entry in enumerate(original_entries):
         defined_cell = cells_by_entry.get(index)
-        # If an entry only added keys to combinations that do not stay, it is left out: it would become a cell of its own.
+        # An entry that only added keys to combinations that do not stay is left out: it would become a cell, or be refused.
         if (
             defined_cell.is_unchanged
             if defined_cell is not None
@@ -187,9 +190,10 @@ def _make_include_entries(
     return include_entries
 
 
-def _find_include_entry_index(cell: AdaptedCell) -> int | None:
+def _find_include_entry_index(matrix: Matrix, cell: AdaptedCell) -> int | None:
     """The index of the entry of `include` that defines this cell; None if no entry does."""
-    return next((int(key_path[1]) for key_path in cell.point.origin.values() if key_path[0] == "include"), None)
+    indexes = (int(key_path[1]) for key_path in cell.point.origin.values() if key_path[0] == "include")
+    return next((index for index in indexes if "when" not in matrix.file.include[index]), None)
 
 
 def _list_cell_changes(adapted_cells: Sequence[AdaptedCell]) -> list[Deviation]:

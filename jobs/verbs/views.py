@@ -82,7 +82,8 @@ def print_plan(
     lease = print_lease(out, workspace, plan.source.where.name, late_count)
     own_models = _select_own_models(plan.source.own, plan.cells)
     run_times = {entry.cell.name(): entry.run_time for entry in cell_hours}
-    _print_obstacles_and_notes(out, plan, own_models, missing_data)
+    claim_hints = claim_lint.lint_claims(plan.matrix.file, plan.all_cells)
+    _print_obstacles_and_notes(out, plan, own_models, missing_data, claim_hints)
     out.print_document(
         {
             "matrix": plan.source.matrix,
@@ -100,6 +101,7 @@ def print_plan(
             "deviations": plan.matrix.file.deviations,
             "misfits": [{"id": entry.cell, "why": entry.why} for entry in plan.misfits],
             "missing_data": missing_data.missing,
+            "claim_hints": claim_hints,
         }
     )
 
@@ -149,9 +151,14 @@ def _print_amount_of_work(
 
 
 def _print_obstacles_and_notes(
-    out: Output, plan: MatrixPlan, own_models: Sequence[OwnWorkload], missing_data: datasets.MissingData
+    out: Output,
+    plan: MatrixPlan,
+    own_models: Sequence[OwnWorkload],
+    missing_data: datasets.MissingData,
+    claim_hints: Sequence[str],
 ) -> None:
-    """Print excluded cells, facts about own models, cells that do not fit the cluster, advice, missing data and notes."""
+    """Print excluded cells, facts about own models, cells that do not fit the cluster, advice, missing data, and notes, also
+    those on claims."""
     for excluded_entry in plan.matrix.excluded:
         keys_text = ", ".join(f"{key}={value}" for key, value in excluded_entry.cell.items() if _varies_in_matrix(plan, key))
         out.print_line(f"excluded: {keys_text}: {excluded_entry.why}")
@@ -165,7 +172,7 @@ def _print_obstacles_and_notes(
         out.print_line(f"no data: {sentence}")
     if missing_data.unknown:
         out.print_remark(f"note: {missing_data.unknown}")
-    for remark in [*plan.remarks, *claim_lint.lint_claims(plan.matrix.file, plan.all_cells)]:
+    for remark in [*plan.remarks, *claim_hints]:
         out.print_remark(f"note: {remark}")
 
 

@@ -3,6 +3,9 @@
 `axes`, `exclude` and `include` mean the same as in a GitHub Actions matrix. All values of the axes are combined. A combination
 that matches an entry of `exclude` is left out, and the reason is kept. An entry of `include` adds its keys to every combination
 whose values on the axes the entry would not change. If there is no such combination, the entry becomes a new combination.
+
+An entry with `when` becomes no combination. It adds its keys to every combination for which its condition is true; to new
+combinations of `include` it adds those keys that they do not give themselves.
 """
 
 from __future__ import annotations
@@ -75,7 +78,8 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exclude: list[dict[str, Any]] = []
     """Combinations that are left out: keys and values that they have, or a condition in `when`, and the reason in `why`."""
     include: list[dict[str, Any]] = []
-    """Each entry adds its keys to the combinations whose axes it does not change; if there are none, it is a new one."""
+    """Each entry adds its keys to the combinations whose axes it does not change; if there are none, it is a new one. An entry
+    with `when` adds its keys to all cells for which its condition is true; to cells of other entries, only what they lack."""
     repeats: RunCount | Repeats = 1
     """The number of runs of each cell; of a cell whose batch size is searched: the number of searches."""
     retry: Retry = Retry()
@@ -155,14 +159,8 @@ class Matrix(msgspec.Struct, frozen=True):
         return set(self.file.axes) | {key for zip_group in self.file.zip for key in zip_group}
 
     def entry_adds_to(self, entry_index: int, point: Point) -> bool:
-        """Whether entry `entry_index` of `include` adds its keys to a combination of the axes and zips."""
-        include_entry = self.file.include[entry_index]
-        added_keys: PlacedValues = {key: (value, ()) for key, value in include_entry.items() if key not in ("when", "why")}
-        listed_keys: PlacedValues = {
-            key: (point.keys[key], key_path) for key, key_path in point.origin.items() if key_path[0] in ("axes", "zip")
-        }
-        defaults: PlacedValues = {key: (value, ()) for key, value in self.file.defaults.items()}
-        return _entry_applies(listed_keys, added_keys, self.varying_keys, include_entry.get("when"), defaults)
+        """Whether a combination has a value from entry `entry_index` of `include`."""
+        return any(key_path[:2] == ("include", entry_index) for key_path in point.origin.values())
 
 
 def shipped_matrices() -> dict[str, Path]:
@@ -347,7 +345,8 @@ def _expand_axes(document: Document, file: MatrixFile) -> tuple[list[Point], lis
         combination_count *= len(values)
     if combination_count > MAX_CELLS:
         raise document.error(("axes",), f"found {combination_count} combinations. Allowed: {MAX_CELLS} or fewer.")
-    axis_points = list(_cross_axes(file)) if file.axes or file.zip else ([{}] if not file.include else [])
+    has_new_points = any("when" not in entry for entry in file.include)
+    axis_points = list(_cross_axes(file)) if file.axes or file.zip else [{}] if not has_new_points else []
     remaining_points: list[PlacedValues] = []
     excluded: list[ExcludedPoint] = []
     for axis_point in axis_points:
@@ -357,30 +356,57 @@ def _expand_axes(document: Document, file: MatrixFile) -> tuple[list[Point], lis
             remaining_points.append(axis_point)
         else:
             excluded.append(ExcludedPoint(_plain_values(point), exclusion_reason))
-    extra_points: list[PlacedValues] = []
-    varying = set(file.axes) | {k for group in file.zip for k in group}
-    additions: list[PlacedValues] = [{} for _ in remaining_points]
-    for index, entry in enumerate(file.include):
-        added_keys: PlacedValues = {
-            added_key: (v, ("include", index, added_key)) for added_key, v in entry.items() if added_key not in ("when", "why")
-        }
-        try:
-            matching_points = [
-                n for n, p in enumerate(remaining_points) if _entry_applies(p, added_keys, varying, entry.get("when"), defaults)
-            ]
-        except ExpressionError as error:
-            raise document.error(("include", index, "when"), f"{error}.") from None
-        for n in matching_points:
-            additions[n].update({added_key: v for added_key, v in added_keys.items() if added_key not in varying})
-        if not matching_points:
-            extra_points.append(added_keys)
-    merged_points = [_merge_layers(defaults, point, added) for point, added in zip(remaining_points, additions, strict=True)]
-    merged_points += [_merge_layers(defaults, point) for point in extra_points]
+    merged_points = _include_entries(document, file, remaining_points, defaults)
     if file.search is not None:
         for point in merged_points:
             pass_count = point["microbatches"][0] if "microbatches" in point else 1
             point[file.search.key] = (PLACEHOLDER_SIZE * (pass_count or 1), ("search",))
     return [Point(_plain_values(p), {k: value_path for k, (_, value_path) in p.items()}) for p in merged_points], excluded
+
+
+def _include_entries(
+    document: Document, file: MatrixFile, axis_points: Sequence[PlacedValues], defaults: PlacedValues
+) -> list[PlacedValues]:
+    """All combinations with all their keys: those of the axes, and then the new combinations of `include`."""
+    varying = set(file.axes) | {key for group in file.zip for key in group}
+    entries: list[PlacedValues] = [
+        {key: (value, ("include", index, key)) for key, value in entry.items() if key not in ("when", "why")}
+        for index, entry in enumerate(file.include)
+    ]
+
+    def select_points(index: int, points: Sequence[PlacedValues]) -> list[int]:
+        try:
+            return [
+                n
+                for n, point in enumerate(points)
+                if _entry_applies(point, entries[index], varying, file.include[index].get("when"), defaults)
+            ]
+        except ExpressionError as error:
+            raise document.error(("include", index, "when"), f"{error}.") from None
+
+    additions: list[PlacedValues] = [{} for _ in axis_points]
+    matching_points = [select_points(index, axis_points) for index in range(len(entries))]
+    for entry, numbers in zip(entries, matching_points, strict=True):
+        for n in numbers:
+            additions[n].update({key: value for key, value in entry.items() if key not in varying})
+    is_new = [not numbers and "when" not in file.include[index] for index, numbers in enumerate(matching_points)]
+    new_points = [entry for entry, new in zip(entries, is_new, strict=True) if new]
+    additions_to_new: list[PlacedValues] = [{} for _ in new_points]
+    for index, entry in enumerate(entries):
+        if "when" in file.include[index]:
+            numbers = select_points(index, new_points)
+            for n in numbers:
+                additions_to_new[n].update({key: value for key, value in entry.items() if not _has_key(new_points[n], key)})
+            if not numbers and not matching_points[index]:
+                raise document.error(("include", index, "when"), "is true for no combination of this matrix.")
+    points = [_merge_layers(defaults, point, added) for point, added in zip(axis_points, additions, strict=True)]
+    return points + [_merge_layers(defaults, added, point) for point, added in zip(new_points, additions_to_new, strict=True)]
+
+
+def _has_key(point: PlacedValues, key: str) -> bool:
+    """Whether a combination gives a value for a key, or for a dotted key in its mapping."""
+    head, _, tail = key.partition(".")
+    return key in point or bool(tail and head in point and tail in (point[head][0] or {}))
 
 
 def _cross_axes(matrix_file: MatrixFile) -> Iterator[PlacedValues]:
@@ -411,7 +437,9 @@ def _merge_layers(*layers: PlacedValues) -> PlacedValues:
 def _entry_applies(
     point_values: PlacedValues, added_keys: PlacedValues, varying_keys: set[str], when: str | None, defaults: PlacedValues
 ) -> bool:
-    if any(key in varying_keys and point_values[key][0] != value for key, (value, _) in added_keys.items()):
+    if any(
+        key in varying_keys & point_values.keys() and point_values[key][0] != value for key, (value, _) in added_keys.items()
+    ):
         return False
     return when is None or bool(_condition_holds(when, _plain_values(_merge_layers(defaults, point_values))))
 
@@ -431,9 +459,13 @@ def explain_exclusion(document: Document, matrix_file: MatrixFile, keys: dict[st
     return None
 
 
-def _condition_holds(expression: str, keys: dict[str, Any]) -> bool:
-    value_by_name = {field.name: None for field in msgspec.structs.fields(Draft)} | keys
-    return bool(Expression(expression).evaluate(value_by_name))
+def _condition_holds(expression_text: str, keys: dict[str, Any]) -> bool:
+    expression, nested_keys = Expression(expression_text), _nest_dotted_keys(keys)
+    fields = msgspec.structs.fields(Draft)
+    value_by_name = {field.name: None if field.default is msgspec.NODEFAULT else field.default for field in fields} | keys
+    for head, tail in (name.split(".") for name in expression.names if "." in name):
+        value_by_name[f"{head}.{tail}"] = (nested_keys.get(head) or {}).get(tail)
+    return bool(expression.evaluate(value_by_name))
 
 
 def _plain_values(point: PlacedValues) -> dict[str, Any]:

@@ -179,6 +179,9 @@ COMMANDS = (
             "deviations": Key("list of Deviation", "what `--adapt` changed, so that the matrix fits the cluster"),
             "misfits": Key("list", "id, why: cells that the cluster cannot run"),
             "missing_data": Key("list of text", "data sets that are missing, as sentences"),
+            "claim_hints": Key(
+                "list of text", "claims and printed numbers that the cells cannot decide as they are, as sentences"
+            ),
         },
     ),
     Described(

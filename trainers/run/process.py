@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files, plugin_source
@@ -19,7 +19,7 @@ from shardlab.runs.rundir import RunDir
 from trainers import menu
 from trainers.plugins import own_strategy
 from trainers.ranks import hang_dump, stage, world_check
-from trainers.ranks.out_of_memory import is_out_of_memory
+from trainers.ranks.out_of_memory import is_out_of_memory, read_sizes
 from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import Ranks
 
@@ -125,6 +125,8 @@ def _end_process(error: BaseException, run_dir: RunDir, process_rank: Rank, laun
             why = f"{why} (while {failed_stage})"
         os.write(launcher_stderr, f"rank {process_rank.rank}: {why}\n".encode())
         signal_name = getattr(error, "signal", None) if event_name == "timeout" else None
-        run_dir.write_event(f"rank-{process_rank.rank:05d}", event_name, why=why, stage=failed_stage, signal=signal_name)
+        sizes: dict[str, Any] = read_sizes(error) if event_name == "oom" else {}
+        writer = f"rank-{process_rank.rank:05d}"
+        run_dir.write_event(writer, event_name, why=why, stage=failed_stage, signal=signal_name, **sizes)
     finally:
         os._exit(1)

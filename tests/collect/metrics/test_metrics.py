@@ -2,6 +2,7 @@
 this value.
 """
 
+import json
 import math
 from statistics import fmean, median
 
@@ -13,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_long import LONG
 
+from collect import summary
+from collect.cli import main
 from collect.drawing.traces import thin_points
 from collect.findings import statistics
 from collect.loading import telemetry
@@ -38,11 +41,13 @@ from collect.metrics.accuracy import time_to_accuracy
 from collect.metrics.loss import final_loss
 from collect.metrics.step_time import percentile_of_steps
 from collect.metrics.training_time import average_epochs
+from collect.reading import load
 from collect.sources import steps
 from collect.traces.breakdown import Breakdown, EventTally
 from shardlab.hardware.host import Gpu, Host
 from shardlab.runs.record import GpuSample, NicSample, Result, Sample, StepRecord, ValidationRecord
 from shardlab.terminal import notation
+from shardlab.workspace.workspace import Workspace
 
 OF_RUN = {metric.name: metric.of_run for metric in all_metrics()}
 RESULT = Result(schema=1, run_id="r", state="completed", rehearsal=True, steps=2, unit="tokens")
@@ -696,3 +701,27 @@ def test_ranks_that_share_a_model_count_their_units_once():
     frames = steps.build_step_frames(steps.RecordedSteps(records, ranks=4, data_ranks=2))
     assert frames.timed["units"].sum() == 128
     assert frames.world["loss"].to_list() == [1.0]
+
+
+def test_memory_when_memory_ran_out_is_that_of_the_rank_that_says_the_most(tmp_path, capsys):
+    """The process of rank 2 was out of host memory, and its error says no size. The completed repeat has no such value."""
+    workspace, cell = Workspace(tmp_path), support.cell("ddp", 4)
+    support.keep(workspace, [cell], repeats=2)
+    folder = support.prepare(workspace, cell)
+    support.event(folder, "started", -2)
+    support.event(folder, "oom", 7, why="CUDA", requested_bytes=512, allocated_bytes=3000, reserved_bytes=4000)
+    support.event(folder, "oom", 8, why="CUDA", requested_bytes=256, allocated_bytes=5000, reserved_bytes=5500)
+    support.event(folder, "oom", 8, why="Slurm")
+    support.event(folder, "exited", 9, code=1)
+    support.completed(workspace, cell, 2)
+    (row,) = summary.summarize(load.load_matrix(workspace, None), "single").rows
+    sizes = {"oom_allocated_bytes": 5000, "oom_reserved_bytes": 5500, "oom_requested_bytes": 512}
+    assert row.runs[0].metrics == sizes
+    assert {name: (row.metrics[name].value, row.metrics[name].n) for name in sizes} == {
+        name: (size, 1) for name, size in sizes.items()
+    }
+    assert not sizes.keys() & row.runs[1].metrics.keys()
+    assert row.metrics["final_loss"].n == 1
+    assert main(["explain", row.id, "oom_allocated_bytes", "--workspace", str(tmp_path), "--json"]) == 0
+    explained = json.loads(capsys.readouterr().out)
+    assert [run["value"] for run in explained["runs"]] == [5000, None]

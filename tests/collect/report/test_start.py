@@ -137,6 +137,31 @@ def test_a_claim_with_exact_parts_is_undecided_because_of_its_single_runs(tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("parts", "verdict", "test", "reason"),
+    [
+        ([(True, None), (True, 99.9)], "undecided", "0 < 9", "n = 1, so no interval; as measured it holds"),
+        ([(True, None), (False, 40.0)], "undecided", "0 < 9", "n = 1, so no interval; as measured it does not hold"),
+        (
+            [(True, 60.0), (True, 99.9)],
+            "undecided",
+            "0 < 9",
+            "intervals overlap: the weakest of 2 parts holds in 60 % of draws",
+        ),
+        ([(False, None), (False, 0.1)], "contradicted", "1 < 9", "does not hold in 2 of 2 parts"),
+    ],
+)
+def test_a_reason_names_the_part_that_decided(parts, verdict, test, reason):
+    claim_parts = [
+        claims.ClaimPart(test=f"{index} < 9", holds=holds, holds_pct=share) for index, (holds, share) in enumerate(parts)
+    ]
+    judged = claims.Verdict(
+        id="c", says="s", where="w", test="t", verdict=verdict, why="w", parts=claim_parts, helps="jobs submit"
+    )
+    part = report_start._deciding_part(judged)
+    assert (part.test, report_start._reason_text(judged, part)) == (test, reason)
+
+
+@pytest.mark.parametrize(
     ("name", "path", "scale", "n", "command"),
     [
         ("paper1-tiny", "/lib/matrices/paper1.yaml", "tiny", 1, "jobs submit --matrix paper1 --scale tiny --repeats 3"),

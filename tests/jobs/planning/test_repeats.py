@@ -32,7 +32,7 @@ RUNS = {
     "paper1-16-to-64-gpus": 24,
     "paper2": 76,
     "paper3": 90,
-    "paper4": 109,
+    "paper4": 117,
     "paper5": 32,
     "quickstart": 24,
     "paper3-faults": 20,

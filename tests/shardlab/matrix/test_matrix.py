@@ -1,5 +1,6 @@
 """Matrix files: their expansion into cells, as in a GitHub Actions matrix, and errors that name the wrong value in the file."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,30 @@ def test_inclusions_add_keys_or_cells_as_github_does(tmp_path):
         ("fsdp2", None, None),
         ("fsdp2", 9, None),
     ]
+
+
+def test_a_condition_reaches_cells_that_include_adds_and_keeps_what_they_give(tmp_path):
+    """The entry with `when` may stand before or after the entry that defines the cell; `gpus` has a default."""
+    text = BASE + (
+        "axes: {strategy: [single, ddp]}\ninclude:\n"
+        "  - {when: \"gpus == 1 and strategy != 'single'\", seed: 7, options: {bucket_cap_mb: 5}}\n"
+        "  - {strategy: fsdp2}\n"
+        "  - {strategy: fsdp2, seed: 9, options: {prefetch: 1}}\n"
+        "  - {when: \"strategy == 'fsdp2' and options.prefetch == 1\", gpu_batch_size: 4, "
+        "options.prefetch: 2, options.sync: x}\n"
+    )
+    found = load(tmp_path, text)
+    assert keys(found, "strategy", "seed", "gpu_batch_size", "options", "options.prefetch", "options.sync") == [
+        ("single", None, None, None, None, None),
+        ("ddp", 7, None, {"bucket_cap_mb": 5}, None, None),
+        ("fsdp2", 7, None, {"bucket_cap_mb": 5}, None, None),
+        ("fsdp2", 9, 4, {"prefetch": 1}, None, "x"),
+    ]
+
+
+def test_a_condition_that_is_true_for_no_cell_is_refused(tmp_path):
+    with pytest.raises(InputError, match=re.escape("include[0].when: is true for no combination")):
+        load(tmp_path, BASE + "axes: {strategy: [ddp]}\ninclude: [{when: \"strategy == 'fsdp2'\", seed: 7}]\n")
 
 
 def test_a_batch_of_one_kind_replaces_the_other(tmp_path):

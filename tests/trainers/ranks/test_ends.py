@@ -7,7 +7,7 @@ import psutil
 import pytest
 from support_e2e import HANG_S, until
 
-from trainers.ranks.out_of_memory import is_out_of_memory
+from trainers.ranks.out_of_memory import is_out_of_memory, read_sizes
 
 pytest_plugins = ["support_trainers"]
 HUGE = 2**40  # an embedding of 256 x 2**40 weights has 2**50 bytes, more than this processor can address
@@ -49,6 +49,8 @@ def test_out_of_memory_is_recorded_as_an_event_and_its_error_printed(bench):
     assert {e.event for e in run_dir.events()} == {"met", "oom"}
     assert f"can't allocate memory: you tried to allocate {HUGE * 256 * 4} bytes" in event(run_dir, "oom")
     assert event(run_dir, "oom").endswith(" (while building)")
+    (ended,) = {event.data["requested_bytes"] for event in run_dir.events() if event.event == "oom"}
+    assert ended == HUGE * 256 * 4
     # Each of the two ranks prints one line with RuntimeError, unless the rank was ended before it printed anything.
     assert errors.count("RuntimeError") in (1, 2)
     assert "Traceback" in "".join(log.read_text() for log in run_dir.log.glob("*"))
@@ -78,6 +80,21 @@ def test_only_errors_about_exhausted_memory_count_as_out_of_memory():
     assert is_out_of_memory(MemoryError())
     # The same text in a ValueError is no proof, because torch and its libraries raise RuntimeError.
     assert not is_out_of_memory(ValueError(OUT_OF_MEMORY[0]))
+
+
+def test_the_sizes_in_an_out_of_memory_error_are_read():
+    said = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.25 GiB is free. "
+    said += "Process 7 has 77.85 GiB memory in use. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 512.00 MiB "
+    said += "is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting ..."
+    allocated_bytes = 70 << 30
+    assert read_sizes(RuntimeError(said)) == {
+        "requested_bytes": 5 << 29,
+        "allocated_bytes": allocated_bytes,
+        "reserved_bytes": allocated_bytes + (512 << 20),
+    }
+    assert [read_sizes(RuntimeError(said)) for said in OUT_OF_MEMORY if "tried to allocate" not in said] == [
+        {} for said in OUT_OF_MEMORY if "tried to allocate" not in said
+    ]
 
 
 def test_a_cublas_error_is_out_of_memory_only_if_the_gpu_is_almost_full(monkeypatch):
