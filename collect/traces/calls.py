@@ -7,11 +7,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces import gloo, intervals
+from collect.traces import gloo, intervals, sent_bytes
 from collect.traces.activities import Activities
 from collect.traces.collective import CollectiveOperation
 from collect.traces.intervals import Intervals
-from collect.traces.launches import STEP_NAME
 from collect.traces.trace import Trace
 
 
@@ -56,6 +55,8 @@ class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
     """The pieces of the call during which nothing computes and no collective that started earlier runs, as a flat list (offset
     from the start of the call, length, offset, length ...). Over all calls of a rank, the pieces are disjoint, and their sum is
     the exposed communication of the rank."""
+    sent_bytes: float | None = None
+    """The bytes that the rank sends to other ranks (collect/traces/sent_bytes.py); None if they are not known."""
 
     @property
     def exposed_ns(self) -> int:
@@ -80,8 +81,15 @@ def list_calls(trace: Trace, activities: Activities) -> tuple[list[ProcessGroup]
     ]
     operation_indexes = activities.operation_index[activities.is_collective].tolist()
     message_sizes = [compute_message_bytes(operation) for operation in activities.operations]
+    groups = list(group_numbers)
+    sent_sizes = [
+        sent_bytes.bytes_sent_for_message(operation.name, size, groups[group].size)
+        if operation.name != "all_to_all" or operation.in_splits == ()
+        else sent_bytes.bytes_sent_in_all_to_all(operation, trace.rank)
+        for operation, size, group in zip(activities.operations, message_sizes, group_of_operation, strict=True)
+    ]
     start, end = trace.start_ns[call_rows], trace.end_ns[call_rows]
-    step = _find_steps_at(trace, np.where(launch_rows >= 0, trace.start_ns[launch_rows], start))
+    step = gloo.find_steps_at(trace, np.where(launch_rows >= 0, trace.start_ns[launch_rows], start))
     columns = (
         [activities.operations[index].name for index in operation_indexes],
         [group_of_operation[index] for index in operation_indexes],
@@ -90,8 +98,9 @@ def list_calls(trace: Trace, activities: Activities) -> tuple[list[ProcessGroup]
         [message_sizes[index] for index in operation_indexes],
         compute_hidden_ns(start, end, activities.compute),
         find_exposed_pieces(start, end, activities),
+        [sent_sizes[index] for index in operation_indexes],
     )
-    return list(group_numbers), [CollectiveCall(*call_values) for call_values in zip(*columns, strict=True)]
+    return groups, [CollectiveCall(*call_values) for call_values in zip(*columns, strict=True)]
 
 
 def compute_message_bytes(operation: CollectiveOperation) -> int | None:
@@ -122,19 +131,6 @@ def _find_sole_group(trace: Trace) -> ProcessGroup:
     if len(groups) > 1:
         return ProcessGroup(size=gloo.find_sole_group_size(trace), mixed=True)
     return ProcessGroup(groups[0].pg_name, tuple(groups[0].ranks), groups[0].pg_size, groups[0].pg_desc)
-
-
-def _find_steps_at(trace: Trace, moments_ns: NDArray[np.int64]) -> list[int]:
-    """The number of the profiler step (from its name) that contains each moment; -1 if no step contains the moment."""
-    step_rows = np.flatnonzero(gloo.find_steps(trace))
-    step_rows = step_rows[np.argsort(trace.start_ns[step_rows], kind="stable")]
-    if not len(step_rows):
-        return [-1] * len(moments_ns)
-    step_matches = [match for label in trace.name[step_rows] if (match := STEP_NAME.match(trace.labels[label]))]
-    step_numbers = np.array([int(step[1]) for step in step_matches], np.int64)
-    step_positions = np.searchsorted(trace.start_ns[step_rows], moments_ns, side="right") - 1
-    is_inside = (step_positions >= 0) & (moments_ns < trace.end_ns[step_rows][step_positions])
-    return np.where(is_inside, step_numbers[step_positions], -1).tolist()  # type: ignore[no-any-return]
 
 
 def compute_hidden_ns(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], compute: Intervals) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from collect.traces import lacks
 from collect.traces.breakdown import Breakdown, compute_breakdown, count_unknown_categories
 from collect.traces.launches import GPU_CATEGORIES
 from collect.traces.rank_analysis import RankAnalysis, analyse_rank
@@ -67,6 +68,8 @@ def explain_missing_figures(trace: Trace) -> str:
     if not len(trace.name):
         return "the trace has no events."
     category_counts = sorted(count_unknown_categories(trace).items(), key=lambda item: -item[1])
+    if not category_counts and (lost_work := lacks.explain_lost_work(trace)):
+        return lost_work
     if not category_counts:
         return "no kernels of a GPU and no operators, so there are no figures."
     named_categories = ", ".join(f"{name} ({count:,} events)" for name, count in category_counts[:MOST_CATEGORIES])

@@ -14,7 +14,7 @@ from collect.traces.collectives import CollectiveUse
 from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.stragglers import RankWaits
 
-_USE_PROPERTIES = ("sent_bytes", "transfer_ns", "hidden_pct", "algorithm_gb_per_s", "bus_gb_per_s", "link_pct")
+_USE_PROPERTIES = ("transfer_ns", "hidden_pct", "algorithm_gb_per_s", "bus_gb_per_s", "link_pct")
 
 
 class RunAnswers:

@@ -166,17 +166,15 @@ def _build_event(fields: dict[str, Any]) -> AnyEvent:
         cat=_string_or_empty(fields.get("cat")),
         name=_string_or_empty(fields.get("name")),
         tid=str(tid) if isinstance(tid, _Number) else _string_or_empty(tid),
-        ts=_number_text(fields.get("ts")),
-        dur=_number_text(fields.get("dur")),
+        ts=_json_text(fields.get("ts")),
+        dur=_json_text(fields.get("dur")),
         args=_build_args(args) if isinstance(args, dict) else None,
     )
 
 
 def _build_args(fields: dict[str, Any]) -> AnyArgs:
     json_texts = {name: _json_text(fields[key]) for name, key in _TEXT_FIELDS.items() if key in fields}
-    return AnyArgs(
-        correlation=_to_number(fields.get("correlation", -1)), stream=_to_number(fields.get("stream", -1)), **json_texts
-    )
+    return AnyArgs(**{key: _to_number(fields.get(key, -1)) for key in ("correlation", "stream", "device")}, **json_texts)
 
 
 def _json_text(value: Any) -> Raw:

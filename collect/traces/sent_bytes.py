@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from collect.traces.collective import CollectiveOperation
+
 if TYPE_CHECKING:
     from collect.traces.rank_analysis import RankAnalysis
 
@@ -40,6 +42,22 @@ def bytes_sent_for_message(collective: str, message_bytes: int | None, group_siz
     return None if get_share is None or message_bytes is None or not group_size else get_share(group_size) * message_bytes
 
 
+def bytes_sent_in_all_to_all(operation: CollectiveOperation, rank: int | None) -> int | None:
+    """The bytes that this rank sends to other ranks in an all_to_all whose parts differ in size; None if they are not known.
+
+    The trace says the parts in elements, or in rows that have the same number of elements.
+    """
+    splits, ranks = operation.in_splits, operation.ranks or operation.first_ranks
+    if not splits or len(splits) != operation.group_size or rank not in ranks or operation.input_bytes is None:
+        return None
+    total = sum(splits)
+    if not total:
+        return None if operation.in_elements else 0
+    if (operation.in_elements or 0) % total:
+        return None
+    return operation.input_bytes * (total - splits[ranks.index(rank)]) // total
+
+
 def bytes_sent_in_step(ranks: Sequence[RankAnalysis]) -> float | None:
     """The bytes that these ranks together send in one profiler step. For each rank, the mean over its steps is used.
 
@@ -52,8 +70,7 @@ def bytes_sent_in_step(ranks: Sequence[RankAnalysis]) -> float | None:
         for call in analysis.calls:
             if call.step < 0:
                 continue
-            sent_bytes = bytes_sent_for_message(call.name, call.message_bytes, analysis.groups[call.group].size)
-            if sent_bytes is None:
+            if call.sent_bytes is None:
                 return None
-            total_bytes += sent_bytes / analysis.steps
+            total_bytes += call.sent_bytes / analysis.steps
     return total_bytes

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces.collective import (
-    GLOO_PREFIX,
     CollectiveOperation,
     CollectiveTexts,
+    is_gloo_name,
     parse_count,
     parse_gloo_span,
     parse_operation,
@@ -28,6 +28,7 @@ from collect.traces.details import NO_DETAILS, DetailColumns, TraceDetails
 from collect.traces.event import UNKNOWN_NS, Args, TraceEvent, to_integers
 from collect.traces.event_decoder import DecodedEvents, EventDecoder, convert_events
 from collect.traces.head import TraceHead, read_head
+from collect.traces.impossible_times import find_impossible_times
 from collect.traces.salvage import CutShort, read_blocks, salvage_events
 from shardlab.files.decoders import DECODE_FAULTS
 
@@ -42,9 +43,11 @@ _EVENT_BOUNDARY = re.compile(rb"\}(\s*,\s*)\Z")
 _SEARCHED_BYTES = 64  # this many bytes before an event are searched for the comma and the end of the previous event
 _LONGEST_EVENT = 16 << 20  # if no event ends within this many bytes, these bytes are treated as unreadable
 _LONGEST_WITHOUT_EVENT = 4 << 20  # a list without any phase (`ph`) in this many bytes is not treated as a list of events
+_MOST_DEVICES = 1 << 15  # a number that is not smaller than this is not the number of a GPU
+_NUMBERS = ("device", "stream", "correlation")  # fields of `Args` that are numbers
 _MOST_RANKS = 1 << 31  # a number that is not smaller than this is not a rank
 _NO_ARGS = Args()
-_COLUMN_TYPES = (np.int32, np.int64, np.int64, np.int32, np.int64, np.int64, np.int64)
+_COLUMN_TYPES = (np.int32, np.int16, np.int64, np.int64, np.int32, np.int64, np.int64, np.int64)
 
 # Name of a category that Kineto used until PyTorch 1.10 -> name of this category since then.
 _OLD_CATEGORIES = {
@@ -70,6 +73,8 @@ class Trace(NamedTuple):
     """Indexes in `labels`."""
     thread: NDArray[np.int32]
     """Indexes in `labels`."""
+    device: NDArray[np.int16]
+    """See `Args`; -1 if absent."""
     stream: NDArray[np.int64]
     """See `Args`; -1 if absent."""
     correlation: NDArray[np.int64]
@@ -263,7 +268,7 @@ class _Columns:
         self._is_gloo_kind = np.zeros(0, np.bool_)  # for each kind, whether its name is that of a span of gloo
         self._collectives: list[CollectiveOperation] = []
         self._collective_ids: dict[CollectiveTexts | tuple[str, bytes, bytes], int] = {}
-        # The bytes of each column: kind, stream, correlation, collective, sequence, start, duration. A bytearray grows
+        # The bytes of each column: kind, device, stream, correlation, collective, sequence, start, duration. A bytearray grows
         # in place. If the arrays of all blocks were joined at the end, the columns would need their memory twice.
         self._bytes = [bytearray() for _ in _COLUMN_TYPES]
         self.details = DetailColumns()
@@ -277,9 +282,13 @@ class _Columns:
             return
         kinds = self._number_kinds(events.complete)
         args = [event.args or _NO_ARGS for event in events.complete]
-        stream, correlation = to_integers([arg.stream for arg in args]), to_integers([arg.correlation for arg in args])
+        device, stream, correlation = (to_integers([getattr(arg, name) for arg in args]) for name in _NUMBERS)
         collectives = self._collective_columns(args, events.complete, kinds)
-        columns: tuple[NDArray[Any], ...] = (kinds, stream, correlation, *collectives, events.start_ns, events.duration_ns)
+        device = np.where((device >= 0) & (device < _MOST_DEVICES), device, -1).astype(np.int16)
+        columns: tuple[NDArray[Any], ...] = (
+            *(kinds, device, stream, correlation, *collectives),
+            *(events.start_ns, events.duration_ns),
+        )
         for column_bytes, column in zip(self._bytes, columns, strict=True):
             column_bytes += column.data
         self.details.add(self._kinds, kinds, events.start_ns, events.duration_ns, args)
@@ -292,7 +301,7 @@ class _Columns:
             kind_numbers = [
                 number_of_kind.setdefault((event.name, event.cat, event.tid), len(number_of_kind)) for event in events
             ]
-            is_gloo = [name.startswith(GLOO_PREFIX) for name, _, _ in islice(number_of_kind, len(self._is_gloo_kind), None)]
+            is_gloo = [is_gloo_name(name) for name, _, _ in islice(number_of_kind, len(self._is_gloo_kind), None)]
             self._is_gloo_kind = np.concatenate([self._is_gloo_kind, np.array(is_gloo, np.bool_)])
             return np.array(kind_numbers, np.int32)
 
@@ -332,7 +341,10 @@ class _Columns:
         columns = self._drop_incomplete(
             columns, (columns[-2] != UNKNOWN_NS) & (columns[-1] >= 0), "without a time or with a negative duration"
         )
-        kinds, stream, correlation, collective, sequence, start, duration = columns
+        columns = self._drop_incomplete(
+            columns, ~find_impossible_times(*columns[1:4], *columns[-2:]), "at time zero or with a negative time"
+        )
+        kinds, device, stream, correlation, collective, sequence, start, duration = columns
         label_ids: defaultdict[str, int] = defaultdict()
         label_ids.default_factory = label_ids.__len__
         kind_labels = ((name, _OLD_CATEGORIES.get(category, category), str(thread)) for name, category, thread in self._kinds)
@@ -346,6 +358,7 @@ class _Columns:
             name=name[kinds],
             category=category[kinds],
             thread=thread[kinds],
+            device=device,
             stream=stream,
             correlation=correlation,
             start_ns=start,
