@@ -97,6 +97,8 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     left out of the figures; None: no such events."""
     devices: list[DeviceTime] = []
     """The time of each GPU, if kernels ran on several."""
+    file: str = ""
+    """The name of the trace file in the folder of the traces."""
     lacks: list[Lack] = []
     """What the recording lacks."""
     like_hta: bool = False

@@ -3,6 +3,9 @@ exposed."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +13,11 @@ from numpy.typing import NDArray
 from collect.traces import gloo, intervals, sent_bytes
 from collect.traces.activities import Activities
 from collect.traces.collective import CollectiveOperation
+from collect.traces.head import NamedGroup
 from collect.traces.intervals import Intervals
 from collect.traces.trace import Trace
+
+_MOST_LISTED_RANKS = 8  # the most ranks that a label lists
 
 
 class ProcessGroup(msgspec.Struct, frozen=True):
@@ -25,6 +31,8 @@ class ProcessGroup(msgspec.Struct, frozen=True):
     """The number of ranks in the group; None if the trace does not say it."""
     description: str = ""
     """The description that the user or c10d gave the group."""
+    first_ranks: tuple[int, ...] = ()
+    """The first ranks of the group, if the trace cuts the list of ranks short."""
     mixed: bool = False
     """Whether the calls are from several groups that the trace does not distinguish."""
 
@@ -35,6 +43,20 @@ class ProcessGroup(msgspec.Struct, frozen=True):
             return "several, not told apart"
         full_name = f"{self.name} {self.description}".strip() or "not named"
         return f"{full_name} ({self.size} {'rank' if self.size == 1 else 'ranks'})" if self.size else full_name
+
+    @property
+    def label_with_ranks(self) -> str:
+        """The label, with the ranks of the group: it tells groups of one name apart."""
+        ranks = [str(rank) for rank in self.ranks or self.first_ranks]
+        more = ", ..." if len(ranks) > _MOST_LISTED_RANKS or self.first_ranks else ""
+        return f"{self.label}: {', '.join(ranks[:_MOST_LISTED_RANKS])}{more}" if ranks else self.label
+
+
+def label_groups(groups: Iterable[ProcessGroup]) -> dict[ProcessGroup, str]:
+    """The text that tables show for each group. Groups of the same name and size are told apart by their ranks."""
+    distinct_groups = set(groups)
+    count_of_label = Counter(group.label for group in distinct_groups)
+    return {group: group.label if count_of_label[group.label] == 1 else group.label_with_ranks for group in distinct_groups}
 
 
 class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
@@ -76,7 +98,9 @@ def list_calls(trace: Trace, activities: Activities) -> tuple[list[ProcessGroup]
     sole_group = _find_sole_group(trace)
     group_numbers: dict[ProcessGroup, int] = {}
     group_of_operation = [
-        group_numbers.setdefault(sole_group if operation.group is None else _build_group(operation), len(group_numbers))
+        group_numbers.setdefault(
+            sole_group if operation.group is None else _build_group(operation, trace.head.groups or ()), len(group_numbers)
+        )
         for operation in activities.operations
     ]
     operation_indexes = activities.operation_index[activities.is_collective].tolist()
@@ -85,7 +109,7 @@ def list_calls(trace: Trace, activities: Activities) -> tuple[list[ProcessGroup]
     sent_sizes = [
         sent_bytes.bytes_sent_for_message(operation.name, size, groups[group].size)
         if operation.name != "all_to_all" or operation.in_splits == ()
-        else sent_bytes.bytes_sent_in_all_to_all(operation, trace.rank)
+        else sent_bytes.bytes_sent_in_all_to_all(operation, groups[group].ranks or groups[group].first_ranks, trace.rank)
         for operation, size, group in zip(activities.operations, message_sizes, group_of_operation, strict=True)
     ]
     start, end = trace.start_ns[call_rows], trace.end_ns[call_rows]
@@ -114,9 +138,12 @@ def compute_message_bytes(operation: CollectiveOperation) -> int | None:
     return operation.output_bytes if operation.name in ("all_gather", "recv") else operation.input_bytes
 
 
-def _build_group(operation: CollectiveOperation) -> ProcessGroup:
-    ranks = operation.ranks or ()
-    return ProcessGroup(operation.group or "", ranks, operation.group_size, operation.description or "")
+def _build_group(operation: CollectiveOperation, groups: Sequence[NamedGroup]) -> ProcessGroup:
+    """The process group of a call. groups: the groups that the head of the trace lists, with all their ranks."""
+    name, size = operation.group or "", operation.group_size
+    listed = (tuple(group.ranks) for group in groups if group.pg_name == name and len(group.ranks) == size)
+    ranks = operation.ranks or next(listed, ())
+    return ProcessGroup(name, ranks, size, operation.description or "", () if ranks else operation.first_ranks)
 
 
 def _find_sole_group(trace: Trace) -> ProcessGroup:

@@ -34,6 +34,8 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the collective."""
     group: ProcessGroup
     """The process group."""
+    profiled: int
+    """The number of ranks of the group that were profiled."""
     calls: int
     """The number of calls."""
     total_ns: int
@@ -53,6 +55,12 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
     link_gb_per_s: float | None
     """Its bandwidth in one direction according to the data sheet, in 1e9 bytes/s. Both are None if the ranks of the group are
     on several hosts, or if the trace does not say the model of the GPU."""
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether ranks of the group were not profiled. Then the time of the transfer is an upper bound, because all profiled
+        ranks may have waited for another one, and bandwidths are lower bounds."""
+        return self.group.size is not None and self.profiled < self.group.size
 
     @property
     def transfer_ns(self) -> int | None:
@@ -126,6 +134,7 @@ def _compute_use(
     return CollectiveUse(
         collective=name,
         group=group,
+        profiled=len({analysis.rank for analysis in ranks if group in analysis.groups}),
         calls=len(calls),
         total_ns=sum(call.duration_ns for call, _ in calls),
         message_bytes=sum(known_sizes) if len(known_sizes) == len(message_sizes) else None,

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
-from collect.traces import lacks
-from collect.traces.breakdown import Breakdown, compute_breakdown, count_unknown_categories
+from collect.traces.breakdown import Breakdown, compute_breakdown, count_unknown_categories, is_trace_of_cpu
+from collect.traces.lacks import WITHOUT_WORK, Lack, find_lacks, lack_gpu
 from collect.traces.launches import GPU_CATEGORIES
 from collect.traces.rank_analysis import RankAnalysis, analyse_rank
 from collect.traces.trace import Trace
@@ -30,21 +31,35 @@ class FileFigures(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     """A clause that says why the trace has no figures; "" if it has figures, or if the file is cut short, which `damage` says.
     """
+    lacks: list[Lack]
+    """What the recording lacks."""
     damage: list[str]
     """Sentences about events that were lost, and about a file that was cut short."""
 
 
-def compute_file_figures(trace: Trace) -> FileFigures:
-    """Compute the exact figures (numbers) of a trace."""
+def compute_file_figures(trace: Trace, ran_on_gpu: bool = False) -> FileFigures:
+    """Compute the exact figures (numbers) of a trace. ran_on_gpu: whether the record of the run says that it used GPUs."""
     rank_breakdown = compute_breakdown(trace)
+    if rank_breakdown and ran_on_gpu and rank_breakdown.source != "gpu" and not rank_breakdown.lacks:
+        rank_breakdown = msgspec.structs.replace(rank_breakdown, lacks=[lack_gpu("the run used GPUs")])
     return FileFigures(
         path=str(trace.path),
         rank=trace.rank,
         breakdown=rank_breakdown,
-        analysis=analyse_rank(trace) if rank_breakdown else None,
+        analysis=_analyse(trace, rank_breakdown) if rank_breakdown else None,
         why="" if rank_breakdown or trace.cut else explain_missing_figures(trace),
+        lacks=rank_breakdown.lacks if rank_breakdown else find_lacks(trace, np.zeros(len(trace.name), np.bool_)),
         damage=describe_damage(trace),
     )
+
+
+def _analyse(trace: Trace, rank_breakdown: Breakdown) -> RankAnalysis | None:
+    """Further results of the rank. Idle time has no causes if it is only a bound."""
+    analysis = analyse_rank(trace)
+    if analysis is None or not rank_breakdown.bounds:
+        return analysis
+    idle = None if "idle_ns" in rank_breakdown.bounds else analysis.idle
+    return msgspec.structs.replace(analysis, idle=idle, is_bound=True)
 
 
 def sort_by_rank(figures: Sequence[FileFigures]) -> list[FileFigures]:
@@ -68,8 +83,8 @@ def explain_missing_figures(trace: Trace) -> str:
     if not len(trace.name):
         return "the trace has no events."
     category_counts = sorted(count_unknown_categories(trace).items(), key=lambda item: -item[1])
-    if not category_counts and (lost_work := lacks.explain_lost_work(trace)):
-        return lost_work
+    if not category_counts and not is_trace_of_cpu(trace):
+        return WITHOUT_WORK
     if not category_counts:
         return "no kernels of a GPU and no operators, so there are no figures."
     named_categories = ", ".join(f"{name} ({count:,} events)" for name, count in category_counts[:MOST_CATEGORIES])

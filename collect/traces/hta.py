@@ -118,6 +118,7 @@ def _compute_breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
         overlap_ns=overlap_us * 1000,
         collectives=rename_tallies(_tally_kernels(trace, communicating_kernels), _collective_name),
         kernels=_tally_kernels(trace, kernels),
+        file=trace.path.name,
         lacks=find_lacks(trace, divide_by_launch(trace).is_counted),
         like_hta=True,
     )

@@ -33,6 +33,10 @@ _SHORTEST_MEMORY_CALL_NS = 1000
 # With programmatic dependent launch, a kernel may start up to 4 us before the end of the previous kernel (traces of B200).
 _LONGEST_OVERLAP_NS = 10_000
 _GPU_LIBRARIES = ("nccl", "rccl")
+WITHOUT_WORK = (
+    "no figures, because the work of the GPU was not recorded. Usual reasons: the user may not read the GPU's counters "
+    "(NVreg_RestrictProfilingToAdminUsers), or another profiler was attached."
+)
 _MOST_STEPS = 8  # the most steps that a sentence names
 
 _ALL_AT_LEAST: dict[str, Bound] = dict.fromkeys(
@@ -72,7 +76,7 @@ class LaunchCalls(NamedTuple):
     is_memory: NDArray[np.bool_]
     """Which calls copy or set memory."""
     has_work: NDArray[np.bool_]
-    """Which calls need no event of their own: an event of the GPU has the same correlation, or the call only recorded a graph."""
+    """Which calls need no event of their own: an event of the GPU has their correlation, or they only recorded a graph."""
 
 
 def find_launch_calls(trace: Trace) -> LaunchCalls:
@@ -80,16 +84,16 @@ def find_launch_calls(trace: Trace) -> LaunchCalls:
     is_launch = [_LAUNCH_CALL.match(label) is not None for label in trace.labels]
     rows = np.flatnonzero(trace.has_category(*LAUNCH_CATEGORIES) & trace.match_labels(trace.name, is_launch))
     rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows], trace.thread[rows]))]
-    thread, start_ns, end_ns = trace.thread[rows], trace.start_ns[rows], trace.end_ns[rows]
+    thread, category, end_ns = trace.thread[rows], trace.category[rows], trace.end_ns[rows]
     has_event = np.isin(trace.correlation[rows], trace.correlation[trace.has_category(*GPU_CATEGORIES)])
-    has_event &= trace.correlation[rows] >= 0
+    has_event |= trace.correlation[rows] <= 0  # it is not known which event belongs to the call
     # A call of the driver inside a call of the runtime is the same launch; the event has the correlation of one of the two.
     is_inner = np.zeros(len(rows), np.bool_)
-    is_inner[1:] = (thread[1:] == thread[:-1]) & (end_ns[1:] <= end_ns[:-1])
+    is_inner[1:] = (thread[1:] == thread[:-1]) & (category[1:] != category[:-1]) & (end_ns[1:] <= end_ns[:-1])
     outer = np.maximum.accumulate(np.where(is_inner, 0, np.arange(len(rows))))
     has_event = np.bincount(outer, has_event, len(rows))[outer] > 0 if len(rows) else has_event
     is_memory = trace.match_labels(trace.name[rows], [_MEMORY_CALL.search(label) is not None for label in trace.labels])
-    has_work = has_event | intervals.covers(_find_captures(trace), start_ns)
+    has_work = has_event | intervals.covers(_find_captures(trace), trace.start_ns[rows])
     lost_memory = is_memory & ~has_work
     if lost_memory.any() and np.median(trace.duration_ns[rows][lost_memory]) < _SHORTEST_MEMORY_CALL_NS:
         has_work |= lost_memory
@@ -108,11 +112,10 @@ def _find_captures(trace: Trace) -> Intervals:
 
 def find_lacks(trace: Trace, is_counted: NDArray[np.bool_]) -> list[Lack]:
     """What the recording of a rank lacks. is_counted: which events of the GPU count, shape (number of events,)."""
-    if not is_counted.any():
-        library = trace.head.backend
-        text = f"no event of a GPU, although the process group uses {library}: the figures are those of operators on the CPU."
-        return [Lack(kind="no gpu events", count=0, total=0, text=text)] if library in _GPU_LIBRARIES else []
     calls = find_launch_calls(trace)
+    if not is_counted.any() and not len(calls.rows):
+        library = trace.head.backend
+        return [lack_gpu(f"the process group uses {library}")] if library in _GPU_LIBRARIES else []
     is_in_step = gloo.starts_in_steps(trace, trace.start_ns[calls.rows])
     is_kernel = is_counted & trace.has_category("kernel")
     lacks = (
@@ -122,6 +125,13 @@ def find_lacks(trace: Trace, is_counted: NDArray[np.bool_]) -> list[Lack]:
         _find_devices(trace, is_kernel),
     )
     return [lack for lack in lacks if lack is not None]
+
+
+def lack_gpu(evidence: str) -> Lack:
+    """The lack of a trace without any event of a GPU, although the rank used one. evidence: a clause that says how this is
+    known."""
+    text = f"the trace has no event of a GPU, although {evidence}: its figures are those of operators on the CPU."
+    return Lack(kind="no gpu events", count=0, total=0, text=text)
 
 
 def _describe_lost(trace: Trace, calls: LaunchCalls, chosen: NDArray[np.bool_], kind: LackKind) -> Lack | None:
@@ -160,8 +170,8 @@ def _find_overlaps(trace: Trace, rows: NDArray[np.intp]) -> Lack | None:
     if not count:
         return None
     text = (
-        f"{count:,} of {len(rows):,} kernels overlap the next kernel of the same stream, by up to {overlap_ns.max() / 1e6:,.3f} "
-        "ms, which cannot be: times of work are at most, and idle time is at least the given time."
+        f"{count:,} of {len(rows):,} kernels overlap the next kernel of the same stream, which cannot be, by up to "
+        f"{overlap_ns.max() / 1e6:,.3f} ms: times of work are at most, and idle time is at least the given time."
     )
     return Lack(kind="overlaps", count=count, total=len(rows), text=text)
 
@@ -171,25 +181,13 @@ def _find_devices(trace: Trace, is_kernel: NDArray[np.bool_]) -> Lack | None:
     if len(devices) < 2:
         return None
     names = ", ".join(f"GPU {device}" for device in devices)
-    text = f"{len(devices)} devices in one row ({names}): while one of them works, the others may be idle, so idle time is at least "
-    text += "the given time. The table of devices has a row for each."
+    text = (
+        f"{len(devices)} devices in one row ({names}): while one works, the others may be idle, so idle time is at least the "
+    )
+    text += "given time. The table of devices has a row for each."
     return Lack(kind="devices", count=len(devices), total=len(devices), text=text)
 
 
 def list_devices(trace: Trace, is_kernel: NDArray[np.bool_]) -> list[int]:
     """The numbers of the GPUs that ran these kernels, sorted."""
     return sorted(set(np.flatnonzero(np.bincount(trace.device[is_kernel & (trace.device >= 0)])).tolist()))
-
-
-def explain_lost_work(trace: Trace) -> str:
-    """A clause that says why a trace without any event of a GPU has no figures; "" if no call put work on a GPU."""
-    calls = find_launch_calls(trace)
-    if not len(calls.rows):
-        return ""
-    memory_count = int(np.count_nonzero(calls.is_memory))
-    return (
-        f"no figures: {len(calls.rows) - memory_count:,} launches of kernels and {memory_count:,} copies and sets of memory have "
-        "no event of the GPU, so its work was not recorded. Allowed: traces with kernels. Usual reasons: the user may not read "
-        "the GPU's counters (NVreg_RestrictProfilingToAdminUsers), another profiler is attached, or "
-        "ProfilerActivity.CUDA is not in the activities."
-    )

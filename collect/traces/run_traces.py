@@ -15,6 +15,7 @@ from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.run_answers import RunAnswers
 from shardlab.errors import InputError
 from shardlab.matrix.study import Traces
+from shardlab.runs.record import Result
 
 
 class RunTraces(msgspec.Struct, frozen=True, dict=True):
@@ -54,6 +55,11 @@ def read_run_traces(run_path: Path, mode: Traces) -> RunTraces:
         analyses,
         _read_like_hta(trace_paths) if mode == "like-hta" and any(breakdown.source == "gpu" for breakdown in exact) else [],
     )
+
+
+def ran_on_gpu(result: Result | None) -> bool:
+    """Whether the result of a run says that its ranks trained on GPUs."""
+    return result is not None and bool(result.gpus) and not result.rehearsal
 
 
 def select_regular_files(paths: Iterable[Path]) -> list[Path]:

@@ -42,12 +42,13 @@ def bytes_sent_for_message(collective: str, message_bytes: int | None, group_siz
     return None if get_share is None or message_bytes is None or not group_size else get_share(group_size) * message_bytes
 
 
-def bytes_sent_in_all_to_all(operation: CollectiveOperation, rank: int | None) -> int | None:
+def bytes_sent_in_all_to_all(operation: CollectiveOperation, ranks: Sequence[int], rank: int | None) -> int | None:
     """The bytes that this rank sends to other ranks in an all_to_all whose parts differ in size; None if they are not known.
 
-    The trace says the parts in elements, or in rows that have the same number of elements.
+    The trace says the parts in elements, or in rows that have the same number of elements. ranks: the ranks of the group, in
+    the order of the group; the last may be missing. rank: the rank itself.
     """
-    splits, ranks = operation.in_splits, operation.ranks or operation.first_ranks
+    splits = operation.in_splits
     if not splits or len(splits) != operation.group_size or rank not in ranks or operation.input_bytes is None:
         return None
     total = sum(splits)
