@@ -11,7 +11,7 @@ from collect.explain import trace_events
 from collect.explain.read_file import ReadEvents, ReadFile
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import Reads
-from collect.traces import figure_cache, run_traces
+from collect.traces import run_traces
 from shardlab.files import files, json_file
 from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.runs.record import GpuSample, Sample, StepRecord
@@ -50,7 +50,8 @@ def read_files(run: LoadedRun, reads: Reads) -> list[ReadFile]:
     for pattern, place in list_places(reads).items():
         paths = sorted(run.folder.path.glob(pattern)) if place else []
         if pattern == TRACES:
-            paths = [path for path in run_traces.select_regular_files(paths) if figure_cache.load_figures(path) is not None]
+            usable_names = {figures.path for figures in run.traces.files if figures.is_usable}
+            paths = [path for path in run_traces.select_regular_files(paths) if path.name in usable_names]
         for path in paths:
             relative_path = str(path.relative_to(run.folder.path.parent.parent))
             if path.suffix == ".jsonl":

@@ -23,12 +23,15 @@ def ms_column(heading: str, get_ns: GetNumber[Row]) -> Column[Row]:
 
 
 def bound_column(heading: str, name: str) -> Column[Breakdown]:
-    """A column of times of ranks in milliseconds, with a sign before a time that is only a bound. name: the name of the time."""
+    """A column of times of ranks in milliseconds, with a sign before a bound; blank if not even a bound is known.
+
+    name: the name of the time."""
 
     def show_time(breakdown: Breakdown) -> str | None:
         time_ns: int | None = getattr(breakdown, name)
-        sign = {"at least": "≥ ", "at most": "≤ "}.get(breakdown.bounds.get(name, ""), "")
-        return None if time_ns is None else f"{sign}{notation.format_number(time_ns / 1e6)}"
+        bound = breakdown.bounds.get(name, "")
+        sign = {"at least": "≥ ", "at most": "≤ "}.get(bound, "")
+        return None if time_ns is None or bound == "unknown" else f"{sign}{notation.format_number(time_ns / 1e6)}"
 
     return Column(heading, show_time, "ms", is_number=True)
 

@@ -105,7 +105,8 @@ def make_waits_table(answers: RunAnswers) -> Table[Any]:
     straggler = waits.straggler
     lost_pct_text = "" if waits.lost_pct is None else notation.format_number(waits.lost_pct)
     title = f"waiting for slow ranks: {lost_pct_text} % of the time is lost"
-    title += f"; rank {straggler.rank} lets the others wait the longest" if straggler else ""
+    profiled_text = " of the profiled ranks" if waits.is_partial else ""
+    title += f"; rank {straggler.rank} lets the others wait the longest{profiled_text}" if straggler else ""
     note = f"{waits.unmatched:,} calls are not matched over ranks: the ranks of the group called others in that step."
     return Table(title, columns, waits.ranks, note=note if waits.unmatched else "")
 

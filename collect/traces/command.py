@@ -13,7 +13,14 @@ from collect.traces import answer_tables, hta, merged, run_traces
 from collect.traces import trace as source
 from collect.traces.breakdown import Breakdown
 from collect.traces.difference import DifferenceRow, StepDifference, compute_step_difference, make_difference_table
-from collect.traces.file_figures import FileFigures, compute_file_figures, describe_damage, rank_sort_key, sort_by_rank
+from collect.traces.file_figures import (
+    FileFigures,
+    compute_file_figures,
+    describe_damage,
+    expect_gpu,
+    rank_sort_key,
+    sort_by_rank,
+)
 from collect.traces.lack_report import describe_lacks, lack_documents, why_not_compared
 from collect.traces.operators import OperatorDifference, compare_trace_operators
 from collect.traces.rank_analysis import rank_document
@@ -54,7 +61,9 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
     on_gpu = "/" not in run and run_traces.ran_on_gpu(RunDir(workspace.runs / run).read_result())
     if against is None and not like_hta:  # traces are read one after another, because thousands would not fit into memory
         return _print_report(
-            output, document_header, sort_by_rank([compute_file_figures(source.read_trace(path), on_gpu) for path in paths])
+            output,
+            document_header,
+            sort_by_rank([expect_gpu(compute_file_figures(source.read_trace(path)), on_gpu) for path in paths]),
         )
     other_paths = find_trace_files(workspace, against) if against else []
     traces = sorted(map(source.read_trace, paths), key=lambda trace: rank_sort_key(trace.rank, str(trace.path)))
@@ -65,7 +74,9 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
         other_figures = [compute_file_figures(entry) for entry in other_traces]
         comparison = TraceComparison(against, compare_trace_operators(traces, other_traces), other_figures, damage_sentences)
     if not like_hta:
-        return _print_report(output, document_header, [compute_file_figures(trace, on_gpu) for trace in traces], comparison)
+        return _print_report(
+            output, document_header, [expect_gpu(compute_file_figures(trace), on_gpu) for trace in traces], comparison
+        )
     breakdowns, failures = _compute_like_hta(traces)
     for sentence in (f"{breakdown.file}: {lack.text}" for breakdown in breakdowns for lack in breakdown.lacks):
         output.print_remark(sentence, style="yellow")

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from collect.traces.breakdown import Breakdown, compute_breakdown, count_unknown_categories, is_trace_of_cpu
-from collect.traces.lacks import WITHOUT_WORK, Lack, find_lacks, lack_gpu
+from collect.traces.lacks import SPOILING, WITHOUT_WORK, Lack, find_lacks, lack_gpu
 from collect.traces.launches import GPU_CATEGORIES
 from collect.traces.rank_analysis import RankAnalysis, analyse_rank
 from collect.traces.trace import Trace
@@ -36,12 +36,16 @@ class FileFigures(msgspec.Struct, frozen=True, kw_only=True):
     damage: list[str]
     """Sentences about events that were lost, and about a file that was cut short."""
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether figures may rank cells: the trace has figures, is not damaged, and lacks no work of the GPU."""
+        is_spoiled = any(lack.kind in SPOILING for lack in self.lacks)
+        return self.breakdown is not None and self.analysis is not None and not self.damage and not is_spoiled
 
-def compute_file_figures(trace: Trace, ran_on_gpu: bool = False) -> FileFigures:
-    """Compute the exact figures (numbers) of a trace. ran_on_gpu: whether the record of the run says that it used GPUs."""
+
+def compute_file_figures(trace: Trace) -> FileFigures:
+    """Compute the exact figures (numbers) of a trace."""
     rank_breakdown = compute_breakdown(trace)
-    if rank_breakdown and ran_on_gpu and rank_breakdown.source != "gpu" and not rank_breakdown.lacks:
-        rank_breakdown = msgspec.structs.replace(rank_breakdown, lacks=[lack_gpu("the run used GPUs")])
     return FileFigures(
         path=str(trace.path),
         rank=trace.rank,
@@ -51,6 +55,15 @@ def compute_file_figures(trace: Trace, ran_on_gpu: bool = False) -> FileFigures:
         lacks=rank_breakdown.lacks if rank_breakdown else find_lacks(trace, np.zeros(len(trace.name), np.bool_)),
         damage=describe_damage(trace),
     )
+
+
+def expect_gpu(figures: FileFigures, on_gpu: bool) -> FileFigures:
+    """The figures, with a lack if the run used GPUs (on_gpu) and the figures are those of a CPU."""
+    rank_breakdown = figures.breakdown
+    if not on_gpu or rank_breakdown is None or rank_breakdown.source == "gpu" or rank_breakdown.lacks:
+        return figures
+    lacks = [lack_gpu("the run used GPUs")]
+    return msgspec.structs.replace(figures, lacks=lacks, breakdown=msgspec.structs.replace(rank_breakdown, lacks=lacks))
 
 
 def _analyse(trace: Trace, rank_breakdown: Breakdown) -> RankAnalysis | None:

@@ -23,7 +23,7 @@ from collect.traces.launches import GPU_CATEGORIES, LAUNCH_CATEGORIES
 from collect.traces.trace import Trace
 
 LackKind = Literal["launches", "copies", "overlaps", "devices", "no gpu events"]
-Bound = Literal["at least", "at most"]
+Bound = Literal["at least", "at most", "unknown"]
 # The calls that put work on a GPU. A host function that is put into a stream is no work of the GPU.
 _LAUNCH_CALL = re.compile(r"(?:cuda|cu|hip)(?:\w*Launch(?!HostFunc)\w*|Memcpy\w*|Memset\w*)\Z")
 _MEMORY_CALL = re.compile(r"Memcpy|Memset")
@@ -42,10 +42,11 @@ _MOST_STEPS = 8  # the most steps that a sentence names
 _ALL_AT_LEAST: dict[str, Bound] = dict.fromkeys(
     ("span_ns", "compute_ns", "communication_ns", "memory_ns", "overlap_ns"), "at least"
 )
+_UNKNOWN: dict[str, Bound] = dict.fromkeys(("non_compute_ns", "exposed_communication_ns"), "unknown")
 BOUNDS: dict[LackKind, dict[str, Bound]] = {
-    "launches": {**_ALL_AT_LEAST, "idle_ns": "at most"},
+    "launches": {**_ALL_AT_LEAST, **_UNKNOWN, "idle_ns": "at most"},
     "copies": {"memory_ns": "at least", "non_compute_ns": "at least", "idle_ns": "at most"},
-    "overlaps": {**dict.fromkeys(_ALL_AT_LEAST, "at most"), "idle_ns": "at least"},
+    "overlaps": {**dict.fromkeys(_ALL_AT_LEAST, "at most"), **_UNKNOWN, "idle_ns": "at least"},
     "devices": {"idle_ns": "at least"},
     "no gpu events": {},
 }

@@ -39,20 +39,24 @@ class RunAnswers:
         """The text that tables show for each process group."""
         return label_groups(use.group for use in self.collectives)
 
+    @cached_property
+    def rank_count(self) -> int:
+        """The number of ranks that the traces name; 0 if they name none."""
+        sizes = [analysis.world_size for analysis in self.ranks] + [
+            group.size for analysis in self.ranks for group in analysis.groups
+        ]
+        return max((size for size in sizes if size is not None), default=0)
+
     @property
     def missing_ranks(self) -> str:
         """A sentence that says how many ranks were profiled; "" if all were, or if the traces do not say how many there are."""
         profiled = len({analysis.rank for analysis in self.ranks})
-        sizes = [analysis.world_size for analysis in self.ranks] + [
-            group.size for analysis in self.ranks for group in analysis.groups
-        ]
-        rank_count = max((size for size in sizes if size is not None), default=0)
-        if not self.ranks or profiled >= rank_count:
+        if not self.ranks or profiled >= self.rank_count:
             return ""
         return (
-            f"{profiled:,} of {rank_count:,} ranks {'was' if profiled == 1 else 'were'} profiled: where ranks of a process "
-            "group are missing, the time of a transfer is at most, and bandwidth and waiting for slow ranks are at least the given "
-            "value."
+            f"{profiled:,} of {self.rank_count:,} ranks {'was' if profiled == 1 else 'were'} profiled: where ranks of a process "
+            "group are missing, the time of a transfer is at most, and bandwidths and waiting for slow ranks are at least the "
+            "given values."
         )
 
     def document(self) -> dict[str, Any]:
