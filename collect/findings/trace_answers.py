@@ -32,8 +32,8 @@ class GroupTraffic(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     """The name of the process group, with its ranks if several groups have the name."""
     profiled: int
-    """Number of ranks of the group that were profiled; if it is less than `size`, transfer is an upper bound, and bandwidths are
-    lower bounds."""
+    """Number of ranks of the group that were profiled. If it is less than `size`, the transfer is an upper bound, and the
+    bandwidths are lower bounds."""
     size: int | None
     """Number of ranks of the group."""
     n: int
@@ -231,7 +231,7 @@ SECTIONS = {
         one_table(
             Column("Collective", lambda use: use.collective),
             Column("Process group", lambda use: use.group, is_number=False),
-            Column("Profiled", lambda use: f"{use.profiled} of {use.size or '?'}", is_number=True),
+            Column("Profiled", lambda use: f"{use.profiled} of {use.size}" if use.size else None, is_number=True),
             Column("Calls", lambda use: use.calls),
             mib_column("Message", lambda use: use.message_bytes),
             mib_column("Sent", lambda use: use.sent_bytes),

@@ -18,7 +18,9 @@ _REMARKS: dict[LackKind, str] = {
 }
 _DAMAGED = "traces are not used, because they are damaged"
 _WITHOUT_FIGURES = "traces without figures"
-_MISSING_RANKS = "not all ranks were profiled, so bandwidths of collectives and waiting for slow ranks are bounds, and are blank as metrics, in"
+_MISSING_RANKS = (
+    "not all ranks were profiled, so bandwidths of collectives and waiting for slow ranks are bounds, and no metrics, in"
+)
 
 
 def list_lacks(loaded: Loaded) -> dict[str, list[str]]:

@@ -71,7 +71,7 @@ def make_collectives_table(answers: RunAnswers) -> Table[Any]:
     columns: list[Column[Any]] = [
         Column("Collective", lambda use: use.collective),
         Column("Process group", lambda use: answers.group_labels[use.group], is_number=False),
-        Column("Profiled", lambda use: f"{use.profiled} of {use.group.size or '?'}", is_number=True),
+        Column("Profiled", lambda use: f"{use.profiled} of {use.group.size}" if use.group.size else None, is_number=True),
         Column("Calls", lambda use: use.calls),
         mib_column("Message", lambda use: None if use.message_bytes is None else use.message_bytes / use.calls),
         mib_column("Sent", lambda use: use.sent_bytes),

@@ -134,18 +134,17 @@ def parse_operation(texts: CollectiveTexts) -> CollectiveOperation | None:
         return None
     size = parse_count(texts.group_size)
     ranks = _parse_integers(texts.ranks)
-    is_complete = bool(ranks) and len(ranks) == size  # for a large group, Kineto writes only a part of the list
     return CollectiveOperation(
         name=find_torch_name(name),
         group=_parse_string(texts.group) or (str(number) if (number := parse_count(texts.group)) is not None else None),
         description=_parse_string(texts.description) or None,
         group_size=size,
-        ranks=ranks if is_complete else None,
+        ranks=ranks if ranks and len(ranks) == size else None,  # for a large group, Kineto writes only a part of the list
         in_elements=parse_count(texts.in_elements),
         out_elements=parse_count(texts.out_elements),
         dtype=_parse_string(texts.dtype) or None,
         in_splits=None if b"..." in texts.in_split else _parse_integers(texts.in_split),
-        first_ranks=ranks if b"..." in texts.ranks else (),
+        first_ranks=_parse_integers(texts.ranks.partition(b"...")[0]) if b"..." in texts.ranks else (),
     )
 
 

@@ -58,7 +58,7 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
             )
         return _print_report(output, document_header, merged_figures)
     paths = find_trace_files(workspace, run)
-    on_gpu = "/" not in run and run_traces.ran_on_gpu(RunDir(workspace.runs / run).read_result())
+    on_gpu = None if "/" in run else run_traces.ran_on_gpu(RunDir(workspace.runs / run).read_result())
     if against is None and not like_hta:  # traces are read one after another, because thousands would not fit into memory
         return _print_report(
             output,

@@ -57,12 +57,15 @@ def compute_file_figures(trace: Trace) -> FileFigures:
     )
 
 
-def expect_gpu(figures: FileFigures, on_gpu: bool) -> FileFigures:
-    """The figures, with a lack if the run used GPUs (on_gpu) and the figures are those of a CPU."""
+def expect_gpu(figures: FileFigures, on_gpu: bool | None) -> FileFigures:
+    """The figures of a CPU, with a lack if the run used GPUs, and without it if it used none. Figures of a GPU stay the same.
+
+    on_gpu: whether the run used GPUs by its own record; None: not known, so that the trace decides.
+    """
     rank_breakdown = figures.breakdown
-    if not on_gpu or rank_breakdown is None or rank_breakdown.source == "gpu" or rank_breakdown.lacks:
+    if on_gpu is None or rank_breakdown is None or rank_breakdown.source == "gpu":
         return figures
-    lacks = [lack_gpu("the run used GPUs")]
+    lacks = [lack_gpu("the run used GPUs")] if on_gpu else []
     return msgspec.structs.replace(figures, lacks=lacks, breakdown=msgspec.structs.replace(rank_breakdown, lacks=lacks))
 
 

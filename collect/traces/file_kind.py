@@ -71,7 +71,7 @@ def _find_kind(start: bytes) -> tuple[str, str]:
         return "an XML file", ""
     stripped = start.lstrip(b"\xef\xbb\xbf \t\r\n")
     if stripped[:1] in (b"{", b"[", b'"', b""):
-        return ("only white space", "") if not stripped else ("", "")
+        return ("only white space", "") if not stripped and len(start) < _SEARCHED_BYTES else ("", "")
     if b"\0" in start:
         return "a binary file of an unknown kind", ""
     lines = [line for line in stripped.splitlines() if line.strip()]

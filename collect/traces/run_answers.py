@@ -53,10 +53,10 @@ class RunAnswers:
         profiled = len({analysis.rank for analysis in self.ranks})
         if not self.ranks or profiled >= self.rank_count:
             return ""
+        verb = "was" if profiled == 1 else "were"
         return (
-            f"{profiled:,} of {self.rank_count:,} ranks {'was' if profiled == 1 else 'were'} profiled: where ranks of a process "
-            "group are missing, the time of a transfer is at most, and bandwidths and waiting for slow ranks are at least the "
-            "given values."
+            f"{profiled:,} of {self.rank_count:,} ranks {verb} profiled: where ranks of a process group are missing, the time "
+            "of a transfer is at most, and bandwidths and waiting for slow ranks are at least the given values."
         )
 
     def document(self) -> dict[str, Any]:

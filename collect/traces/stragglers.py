@@ -87,7 +87,7 @@ class RankWaits(NamedTuple):
 def compute_waits(ranks: Sequence[RankAnalysis]) -> RankWaits:
     """Match the calls of all ranks, and compute how long ranks waited. The order of `ranks` does not change any result."""
     rank_numbers = [rank_analysis.rank for rank_analysis in ranks]
-    if len(ranks) < 2 or (None not in rank_numbers and len(set(rank_numbers)) < 2):
+    if len(ranks) < 2:
         return _build_empty_waits("only one rank was profiled")
     # several files may be of one rank, if they are of different steps
     ranks_and_steps = [(analysis.rank, step) for analysis in ranks for step in {call.step for call in analysis.calls}]
