@@ -1,4 +1,4 @@
-"""Computes the bytes that ranks send in a step, from the sizes of the collectives in their traces.
+"""Computes the bytes that a rank sends, from the sizes of the collectives in their traces.
 
 The sizes are those of the tensors that the communication backend received, as the profiler recorded them. So the bytes are an
 independent check of the theory of the strategy and of the bytes that the same-work proof counts. This is also why the factors
@@ -9,12 +9,8 @@ the two tables is wrong, the results disagree.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from collect.traces.collective import CollectiveOperation
-
-if TYPE_CHECKING:
-    from collect.traces.rank_analysis import RankAnalysis
 
 # Collective -> function that gives for a number of ranks n the bytes that a rank sends, as a share of the size of the message
 # (`calls.compute_message_bytes`), by the ring algorithm (Thakur, Rabenseifner and Gropp, 2005, sections 4.1 to 4.5). For
@@ -57,21 +53,3 @@ def bytes_sent_in_all_to_all(operation: CollectiveOperation, ranks: Sequence[int
     if (operation.in_elements or 0) % total:
         return None
     return operation.input_bytes * (total - splits[ranks.index(rank)]) // total
-
-
-def bytes_sent_in_step(ranks: Sequence[RankAnalysis]) -> float | None:
-    """The bytes that these ranks together send in one profiler step. For each rank, the mean over its steps is used.
-
-    None if a rank was not profiled by steps, or if the bytes of any call are not known.
-    """
-    if not ranks or not all(analysis.steps for analysis in ranks):
-        return None
-    total_bytes = 0.0
-    for analysis in ranks:
-        for call in analysis.calls:
-            if call.step < 0:
-                continue
-            if call.sent_bytes is None:
-                return None
-            total_bytes += call.sent_bytes / analysis.steps
-    return total_bytes

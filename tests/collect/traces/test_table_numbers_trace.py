@@ -38,7 +38,8 @@ def test_the_answers_of_collect_trace_show_the_known_number_in_every_column():
         "collectives by process group, all ranks together": [
             {
                 "Collective": "all_reduce", "Process group": "3 shards (2 ranks)", "Profiled": "2 of 2", "Calls": "4",
-                "Message (MiB)": "103.0", "Sent (MiB)": "412.0", "Total (ms)": "11.64", "Mean (us)": "2,909", "Transfer (us)": "2,507",
+                "Message (MiB)": "103.0", "Sent (MiB)": "412.0", "Total (ms)": "11.64", "Mean (us)": "2,909",
+                "Transfer (us)": "2,507",
                 "Hidden (%)": "7.253", "Algorithm bandwidth (GB/s)": "43.08", "Bus bandwidth (GB/s)": "43.08",
                 "Link (GB/s)": "450.0", "Of link (%)": "9.573",
             }
@@ -143,7 +144,8 @@ def test_the_breakdown_of_collect_trace_shows_the_known_number_in_every_column()
     assert output.rows_of == {
         "RUN (exact)": [
             {
-                "Rank": "2", "File": "rank-00002.json", "Source": "gpu", "Steps": "3", "Span (ms)": "31.01", "Compute (ms)": "17.01",
+                "Rank": "2", "File": "rank-00002.json", "Source": "gpu", "Steps": "3", "Span (ms)": "31.01",
+                "Compute (ms)": "17.01",
                 "Communication (ms)": "7.013", "Memory (ms)": "2.003", "Non-compute (ms)": "5.023", "Idle (ms)": "8.979",
                 "Idle (%)": "28.95", "Overlap (%)": "43.05", "Exposed communication (ms)": "3.994",
             }
