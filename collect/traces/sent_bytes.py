@@ -1,4 +1,4 @@
-"""Computes the bytes that a rank sends, from the sizes of the collectives in their traces.
+"""Computes the bytes that a rank sends, from the sizes of the collectives in its trace.
 
 The sizes are those of the tensors that the communication backend received, as the profiler recorded them. So the bytes are an
 independent check of the theory of the strategy and of the bytes that the same-work proof counts. This is also why the factors
