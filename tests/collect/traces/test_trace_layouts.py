@@ -107,10 +107,10 @@ def test_groups_of_one_name_are_told_apart_by_their_ranks(tmp_path):
 def test_a_list_of_ranks_that_is_cut_is_completed_from_the_head(tmp_path):
     recording = with_group(collective("allreduce", 1000, range(4), **{"Process Group Ranks": "[0, 1, ...]"}), rank=0)
     cut = analyse_rank(trace.read_trace(recording.write(tmp_path / "a.json")))
-    assert [(group.ranks, group.first_ranks) for group in cut.groups][0] == ((), (0, 1))
+    assert next((group.ranks, group.first_ranks) for group in cut.groups) == ((), (0, 1))
     recording.info["pg_config"] = [{"pg_name": "3", "pg_size": 4, "ranks": [0, 1, 2, 3]}]
     whole = analyse_rank(trace.read_trace(recording.write(tmp_path / "b.json")))
-    assert [(group.ranks, group.first_ranks) for group in whole.groups][0] == ((0, 1, 2, 3), ())
+    assert next((group.ranks, group.first_ranks) for group in whole.groups) == ((0, 1, 2, 3), ())
 
 
 @pytest.mark.parametrize(
