@@ -55,7 +55,7 @@ def _print_missing_details(output: Output, ranks: Sequence[RankAnalysis]) -> Non
     detail_kinds = (
         ("modules", "stacks", any(analysis.layers for analysis in ranks)),
         ("memory", "memory", any(analysis.memory for analysis in ranks)),
-        ("shapes of matrix products", "shapes", any(analysis.products for analysis in ranks)),
+        ("shapes of matrix products", "shapes", any(analysis.products or analysis.is_bound for analysis in ranks)),
     )
     missing_kinds = [(detail_name, option) for detail_name, option, is_recorded in detail_kinds if not is_recorded]
     if ranks and missing_kinds:

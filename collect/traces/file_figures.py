@@ -70,12 +70,13 @@ def expect_gpu(figures: FileFigures, on_gpu: bool | None) -> FileFigures:
 
 
 def _analyse(trace: Trace, rank_breakdown: Breakdown) -> RankAnalysis | None:
-    """Further results of the rank. Idle time has no causes if it is only a bound."""
-    analysis = analyse_rank(trace)
-    if analysis is None or not rank_breakdown.bounds:
+    """Further results of the rank. Idle time that is only a bound has no causes. If the time of compute is only a bound, matrix
+    products and attention have no time, and so no FLOP/s."""
+    analysis, bounds = analyse_rank(trace), rank_breakdown.bounds
+    if analysis is None or not bounds:
         return analysis
-    idle = None if "idle_ns" in rank_breakdown.bounds else analysis.idle
-    return msgspec.structs.replace(analysis, idle=idle, is_bound=True)
+    products, attention = ([], []) if "compute_ns" in bounds else (analysis.products, analysis.attention)
+    return msgspec.structs.replace(analysis, idle=None, products=products, attention=attention, is_bound=True)
 
 
 def sort_by_rank(figures: Sequence[FileFigures]) -> list[FileFigures]:

@@ -63,6 +63,17 @@ def test_launches_without_work_are_counted_by_step(tmp_path, capsys, call):
     assert not compute_file_figures(trace.read_trace(tmp_path / "t.json")).is_usable
 
 
+def test_a_spoiled_recording_has_no_operations_per_second(tmp_path):
+    recording = healthy()
+    shapes = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+    recording.add("cpu_op", "aten::mm", 1005, 20, **shapes)
+    for is_lost in (False, True):
+        if is_lost:
+            recording.launch(1500, lost=True)
+        figures = compute_file_figures(trace.read_trace(recording.write(tmp_path / "t.json")))
+        assert (figures.analysis.products == [], figures.analysis.is_bound) == (is_lost, is_lost)
+
+
 def test_launches_of_a_stream_are_counted_if_the_call_says_the_stream(tmp_path):
     recording = healthy()
     recording.add("cuda_runtime", "hipLaunchKernel", 1500, 5, correlation=99, stream=4)
