@@ -12,9 +12,9 @@ from collect.traces.lacks import LackKind
 _REMARKS: dict[LackKind, str] = {
     "launches": "traces are not used, because launches have no event of the GPU",
     "copies": "copies or sets of memory have no event of the GPU, so idle time and memory operations are blank in",
-    "overlaps": "traces are not used, because kernels overlap the next kernel of the same stream",
+    "overlaps": "traces are not used, because kernels or copies overlap the next one of their stream",
     "devices": "several devices in one row, so idle time is blank in",
-    "no gpu events": "traces are not used, because the run used GPUs and the trace has no event of a GPU",
+    "no gpu events": "traces are not used, because they have no event of a GPU although the run used one",
 }
 _DAMAGED = "traces are not used, because they are damaged"
 _WITHOUT_FIGURES = "traces without figures"

@@ -28,6 +28,7 @@ _PICKLE_OPCODES = re.compile(rb"\A(?:\((?:dp|lp)\d|c\w+[\w.]*\n\w+\n)")  # of pr
 _HTML = re.compile(rb"\A\s*(?:<!--.*?-->\s*)?<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL)
 _MARKUP = re.compile(rb"\A\s*<")
 _TAR_MAGIC = slice(257, 262)
+_JSON_LINES = re.compile(rb"\{[^\n]*\}[ \r]*\n\{")
 
 
 def name_file_kind(path: Path) -> str:
@@ -70,6 +71,8 @@ def _find_kind(start: bytes) -> tuple[str, str]:
     if _MARKUP.match(start):
         return "an XML file", ""
     stripped = start.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if _JSON_LINES.match(stripped):
+        return "lines of JSON, such as a log of steps", ""
     if stripped[:1] in (b"{", b"[", b'"', b""):
         return ("only white space", "") if not stripped and len(start) < _SEARCHED_BYTES else ("", "")
     if b"\0" in start:

@@ -1,10 +1,10 @@
 """Finds what a recording of a GPU lacks, and which figures (numbers) are therefore only bounds.
 
 - Launches without work: a call that puts work on the GPU, and no event of the GPU with its correlation.
-- Durations that cannot be: a kernel that still runs when the next kernel of its stream starts, although a stream runs its work
-  in order.
+- Durations that cannot be: work that still runs when the next work of its stream starts, although a stream runs its work in
+  order.
 - Several GPUs in one row, whose idle time hides in the union of their work.
-- No event of a GPU, although the process group uses the library of GPUs.
+- No event of a GPU, although the process group uses a library of GPUs, or the head of the trace names a GPU.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Lack(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: LackKind
     count: int
-    """How many: launches or copies without an event, kernels that overlap the next one, or GPUs."""
+    """How many: launches or copies without an event, kernels and copies that overlap the next one, or GPUs."""
     total: int
-    """Of how many launches, copies, kernels or GPUs."""
+    """Of how many launches, copies, kernels and copies, or GPUs."""
     text: str
     """A sentence that says it."""
     by_step: dict[int, int] = {}
@@ -116,13 +116,15 @@ def find_lacks(trace: Trace, is_counted: NDArray[np.bool_]) -> list[Lack]:
     calls = find_launch_calls(trace)
     if not is_counted.any() and not len(calls.rows):
         library = trace.head.backend
-        return [lack_gpu(f"the process group uses {library}")] if library in _GPU_LIBRARIES else []
+        if library in _GPU_LIBRARIES:
+            return [lack_gpu(f"the process group uses {library}")]
+        return [lack_gpu("its head names a GPU")] if trace.head.gpu and library != "gloo" else []
     is_in_step = gloo.starts_in_steps(trace, trace.start_ns[calls.rows])
     is_kernel = is_counted & trace.has_category("kernel")
     lacks = (
         _describe_lost(trace, calls, is_in_step & ~calls.is_memory, "launches"),
         _describe_lost(trace, calls, is_in_step & calls.is_memory, "copies"),
-        _find_overlaps(trace, np.flatnonzero(is_kernel & (trace.stream >= 0))),
+        _find_overlaps(trace, np.flatnonzero(is_counted & (trace.stream >= 0))),
         _find_devices(trace, is_kernel),
     )
     return [lack for lack in lacks if lack is not None]
@@ -160,7 +162,7 @@ def _describe_lost(trace: Trace, calls: LaunchCalls, chosen: NDArray[np.bool_], 
 
 
 def _find_overlaps(trace: Trace, rows: NDArray[np.intp]) -> Lack | None:
-    """The kernels that run over the start of the next kernel of their stream. rows: the indexes of the kernels."""
+    """The work that runs over the start of the next work of its stream. rows: the indexes of the events of the GPU."""
     order = rows[np.lexsort((trace.start_ns[rows], trace.stream[rows], trace.device[rows]))]
     device, stream, correlation = trace.device[order], trace.stream[order], trace.correlation[order]
     # the kernels of one launch are those of a graph, which may run at the same time
@@ -171,7 +173,7 @@ def _find_overlaps(trace: Trace, rows: NDArray[np.intp]) -> Lack | None:
     if not count:
         return None
     text = (
-        f"{count:,} of {len(rows):,} kernels overlap the next kernel of the same stream, which cannot be, by up to "
+        f"{count:,} of {len(rows):,} kernels and copies overlap the next one of the same stream, which cannot be, by up to "
         f"{overlap_ns.max() / 1e6:,.3f} ms: times of work are at most, and idle time is at least the given time."
     )
     return Lack(kind="overlaps", count=count, total=len(rows), text=text)

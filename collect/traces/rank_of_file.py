@@ -9,7 +9,8 @@ from pathlib import Path
 
 _RANK_INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
 _RANK_IN_NAME = re.compile(r"(?<![a-z])rank[-_=.]?(\d+)", re.IGNORECASE)
-_PLACE_IN_NAME = re.compile(r"(?<![a-z])(?:tp|dp|pp|ep|cp)[-_=]?(\d+)(?!\d)", re.IGNORECASE)  # as SGLang and vLLM name files
+# SGLang and vLLM name files by the place in each group, such as TP-1-DP-0 or dp0_pp0_tp1.
+_PLACE_IN_NAME = re.compile(r"(?<![a-z])(tp|dp|pp|ep|cp)[-_=]?(\d+)(?!\d)", re.IGNORECASE)
 _MOST_RANKS = 1 << 31  # a number that is not smaller than this is not a rank
 
 
@@ -32,7 +33,8 @@ def find_stated_rank(text_around: bytes, path: Path) -> int | None:
 def find_rank_by_groups(groups: Iterable[tuple[int, ...]], path: Path) -> int | None:
     """The rank that is in all process groups of a trace; None if several ranks are. groups: the ranks of each group.
 
-    If the trace has one group only, the name of the file may say the place of the rank in the group, as in run-TP-3.json.
+    If the trace has one group only, the name of the file may say the place of the rank in the group, as in run-TP-3.json: the
+    place in tensor parallelism, or the only place in the name.
     """
     distinct_groups = {group for group in groups if group}
     if not distinct_groups:
@@ -40,8 +42,9 @@ def find_rank_by_groups(groups: Iterable[tuple[int, ...]], path: Path) -> int | 
     common_ranks = set.intersection(*(set(group) for group in distinct_groups))
     if len(common_ranks) == 1:
         return common_ranks.pop()
-    places = [int(place) for place in _PLACE_IN_NAME.findall(path.name)]
+    places = {kind.lower(): int(place) for kind, place in _PLACE_IN_NAME.findall(path.name)}
+    place = places.get("tp", next(iter(places.values())) if len(places) == 1 else None)
     large_groups = [group for group in distinct_groups if len(group) > 1]
-    if len(places) == 1 and len(large_groups) == 1 and places[0] < len(large_groups[0]):
-        return large_groups[0][places[0]]
+    if place is not None and len(large_groups) == 1 and place < len(large_groups[0]):
+        return large_groups[0][place]
     return None

@@ -137,7 +137,7 @@ def test_kernels_that_overlap_the_next_of_their_stream_are_counted(tmp_path, cap
     recording.launch(1705, at=1760, dur=50)
     code, document, tables, remarks = show(capsys, recording.write(tmp_path / "t.json"))
     assert (code, document["lacks"][0]["kind"], document["lacks"][0]["count"]) == (0, "overlaps", 1)
-    assert "1 of 8 kernels overlap the next kernel of the same stream, which cannot be, by up to 159.950 ms" in remarks
+    assert "1 of 10 kernels and copies overlap the next one of the same stream, which cannot be, by up to 159.950 ms" in remarks
     assert document["ranks"][0]["bounds"]["compute_ns"] == "at most"
     assert "≤ " in tables
 
@@ -148,7 +148,7 @@ def test_kernels_that_overlap_the_next_of_their_stream_are_counted(tmp_path, cap
         ({"at": 1752}, {}),  # programmatic dependent launch: 8 us before the end of the first
         ({"at": 1720, "stream": 8}, {}),  # another stream
         ({"at": 1720, "device": 1}, {"devices": (2, 2)}),  # the stream of the same number on another GPU
-        ({"at": 1720}, {"overlaps": (1, 8)}),
+        ({"at": 1720}, {"overlaps": (1, 10)}),
     ],
 )
 def test_work_that_may_overlap_is_no_lack(tmp_path, second, expected):
@@ -191,7 +191,10 @@ def test_a_rank_with_the_library_of_gpus_has_events_of_a_gpu(tmp_path, capsys, b
     assert (code, document["lacks"][0]["kind"], document["ranks"][0]["source"]) == (0, "no gpu events", "cpu")
     assert "no event of a GPU, although the process group uses nccl" in remarks
     recording.info["backend"] = "gloo"
+    recording.info["deviceProperties"] = [{"id": 0, "name": "NVIDIA A100"}]
     assert lacks(recording, tmp_path) == {}
+    del recording.info["backend"]
+    assert lacks(recording, tmp_path) == {"no gpu events": (0, 0)}
 
 
 @pytest.mark.parametrize(("first", "lost"), [(1000, 1), (10**9, 1), (1.5, 0)])

@@ -67,7 +67,7 @@ TRACE_METRICS = {"compute_ms", "idle_ms", "idle_pct", "memory_operations_ms", "c
     [
         (lose_launch, TRACE_METRICS, "launches have no event of the GPU: "),
         (lose_everything, TRACE_METRICS, "launches have no event of the GPU: "),
-        (overlap, TRACE_METRICS, "kernels overlap the next kernel of the same stream: "),
+        (overlap, TRACE_METRICS, "kernels or copies overlap the next one of their stream: "),
         (lose_copy, {"idle_ms", "idle_pct", "memory_operations_ms"}, "copies or sets of memory have no event of the GPU"),
         (use_two_gpus, {"idle_ms", "idle_pct"}, "several devices in one row"),
     ],

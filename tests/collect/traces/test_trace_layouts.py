@@ -81,7 +81,8 @@ def test_two_files_of_one_rank_and_step_are_not_matched(tmp_path, capsys):
         ("t.json", ((0, 1, 2, 3), (2, 3), (0, 2)), 2),
         ("t.json", ((0, 1),), None),
         ("1773709-TP-1.trace.json", ((4, 5),), 5),
-        ("1773709-TP-1-PP-0.trace.json", ((4, 5),), None),
+        ("dp0_pp0_tp1.trace.json", ((4, 5),), 5),
+        ("1773709-DP-1-PP-0.trace.json", ((4, 5),), None),
         ("1773709-TP-2.trace.json", ((4, 5),), None),
     ],
 )
@@ -212,6 +213,7 @@ KINDS = {
     ),
     "empty gzip": (lambda path: path.write_bytes(gzip.compress(b"")), "nothing inside"),
     "cut gzip": (lambda path: path.write_bytes(gzip.compress(b'{"traceEvents": [')[:-9]), "its gzip stream ends too early"),
+    "JSON lines": (lambda path: path.write_text('{"step": 1}\n{"step": 2}\n'), "lines of JSON"),
     "other JSON": (lambda path: path.write_text('{"schema": 1}'), "no list of events"),
 }
 
