@@ -58,9 +58,13 @@ class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
     device: int
     """The number of the GPU."""
     compute_ns: int
+    """Time in which something computes."""
     communication_ns: int
+    """Time in which a collective runs."""
     memory_ns: int
+    """Time of memory operations."""
     idle_ns: int
+    """Time in which nothing runs on this GPU."""
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):

@@ -94,5 +94,6 @@ def _group_document(use: CollectiveUse) -> dict[str, Any]:
         "description": group.description or None,
         "size": group.size,
         "ranks": list(group.ranks) or None,
+        "first_ranks": list(group.first_ranks) or None,
         "mixed": group.mixed,
     }
