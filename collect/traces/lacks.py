@@ -57,6 +57,7 @@ class Lack(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of thing that the recording of a rank lacks."""
 
     kind: LackKind
+    """Which kind."""
     count: int
     """How many: launches or copies without an event, kernels and copies that overlap the next one, or GPUs."""
     total: int
