@@ -18,9 +18,10 @@ from shardlab.runs.record import GpuSample, Sample, StepRecord
 from shardlab.runs.rundir import VALIDATION_FILE
 
 STEPS, SAMPLES, TRACES = "steps/rank-*.jsonl", "samples/*.jsonl", "trace/rank-*.json.gz"
-# Keys of run.json and result.json that every metric of steps, of samples, or of the prediction reads.
+# Keys of run.json and result.json that every metric of steps, of samples, of traces, or of the prediction reads.
 OF_STEPS = ("cell.dp", "cell.gpus", "cell.instruments.lost_worker")
 OF_SAMPLES = ("resumed_from_step",)
+OF_TRACES = ("gpus",)
 OF_PREDICTION = ("cell.instruments.lost_worker", "cell.instruments.straggler")
 
 
@@ -30,16 +31,17 @@ def list_places(reads: Reads) -> dict[str, Any]:
     Patterns of files that the metric does not read have a false value.
     """
     steps = reads.steps or ("timed" if reads.samples == "window" else None)
+    of_traces = reads.breakdown or reads.trace
     run_keys = (*reads.run, *(OF_STEPS if steps else ()), *(OF_PREDICTION if reads.prediction else ()))
     return {
         "run.json": run_keys,
-        "result.json": (*reads.result, *(OF_SAMPLES if reads.samples else ())),
+        "result.json": (*reads.result, *(OF_SAMPLES if reads.samples else ()), *(OF_TRACES if of_traces else ())),
         STEPS: steps,
         SAMPLES: reads.samples,
         VALIDATION_FILE: reads.validation,
         "env/*.json": reads.hosts,
         "events*.jsonl": reads.events,
-        TRACES: reads.breakdown or reads.trace,
+        TRACES: of_traces,
         "prediction.json": reads.prediction,
     }
 

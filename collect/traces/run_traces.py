@@ -43,12 +43,12 @@ class RunTraces(msgspec.Struct, frozen=True, dict=True):
         return self.like_hta or self.exact
 
 
-def read_run_traces(run_path: Path, mode: Traces, on_gpu: bool | None = None) -> RunTraces:
+def read_run_traces(run_path: Path, mode: Traces, on_gpu: bool = False) -> RunTraces:
     """Read the figures of the traces in a run folder.
 
-    mode: `like-hta` to get the figures of HolisticTraceAnalysis, too. on_gpu: whether the run used GPUs; None: not known.
-    A trace that is damaged, cut short, or lacks work of the GPU is left out, because incomplete figures must not rank
-    cells.
+    mode: `like-hta` to get the figures of HolisticTraceAnalysis, too. on_gpu: whether the result says that the run
+    used GPUs. A trace that is damaged, cut short, or lacks work of the GPU is left out, because incomplete figures must not
+    rank cells.
     """
     trace_paths = select_regular_files((run_path / "trace").glob("rank-*.json.gz"))
     files = [expect_gpu(figure_cache.load_figures(path), on_gpu) for path in trace_paths]
@@ -64,9 +64,9 @@ def read_run_traces(run_path: Path, mode: Traces, on_gpu: bool | None = None) ->
     )
 
 
-def ran_on_gpu(result: Result | None) -> bool | None:
-    """Whether the ranks of a run trained on GPUs, by its result; None if the result does not say it."""
-    return None if result is None or result.gpus is None else bool(result.gpus) and not result.rehearsal
+def ran_on_gpu(result: Result | None) -> bool:
+    """Whether the result of a run says that its ranks trained on GPUs."""
+    return result is not None and bool(result.gpus)
 
 
 def select_regular_files(paths: Iterable[Path]) -> list[Path]:

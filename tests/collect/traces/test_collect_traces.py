@@ -72,10 +72,6 @@ class Steps(support_traces.Rank):
                     self._add(category, name, at, us * 1000)
                 at += us * 1000 + 1000
             self._add("user_annotation", f"ProfilerStep#{step}", begin, at - begin + 9000)
-        self.backend = "nccl" if category == "kernel" else "gloo"
-
-    def text(self, *, pretty=True):
-        return super().text(pretty=pretty).replace(b'"backend": "nccl"', b'"backend": "%b"' % self.backend.encode())
 
 
 def by_truth(ranks, steps):

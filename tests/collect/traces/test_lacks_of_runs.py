@@ -122,7 +122,7 @@ def test_bandwidth_and_waiting_need_all_ranks_of_the_group(tmp_path, ranks, is_b
 
 @pytest.mark.parametrize(
     ("gpus", "backend", "is_used"),
-    [(["GPU-1"], "gloo", False), ([], "nccl", True), (None, "nccl", False), (None, "gloo", True)],
+    [(["GPU-1"], "gloo", False), ([], "nccl", True), (None, "nccl", True)],
 )
 def test_a_trace_without_gpu_is_used_only_if_the_run_used_none(tmp_path, capsys, gpus, backend, is_used):
     recording = Written(backend=backend)
