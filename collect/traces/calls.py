@@ -108,7 +108,7 @@ def list_calls(trace: Trace, activities: Activities) -> tuple[list[ProcessGroup]
     groups = list(group_numbers)
     sent_sizes = [
         sent_bytes.bytes_sent_for_message(operation.name, size, groups[group].size)
-        if operation.name != "all_to_all" or operation.in_splits == ()
+        if operation.name != "all_to_all" or not operation.in_splits
         else sent_bytes.bytes_sent_in_all_to_all(operation, groups[group].ranks or groups[group].first_ranks, trace.rank)
         for operation, size, group in zip(activities.operations, message_sizes, group_of_operation, strict=True)
     ]

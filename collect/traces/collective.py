@@ -93,9 +93,9 @@ class CollectiveOperation(NamedTuple):
     """The number of elements in the output of this rank."""
     dtype: str | None = None
     """The type of the elements in the words of c10, such as BFloat16."""
-    in_splits: tuple[int, ...] | None = ()
+    in_splits: tuple[int, ...] = ()
     """For an all_to_all, how much of the input this rank sends to each rank of the group, in elements or in rows; empty if the
-    parts are equal, None if the trace does not say them all."""
+    parts are equal. Kineto cuts a long list short."""
     first_ranks: tuple[int, ...] = ()
     """The ranks that the trace names if it cuts the list of ranks short."""
 
@@ -143,7 +143,7 @@ def parse_operation(texts: CollectiveTexts) -> CollectiveOperation | None:
         in_elements=parse_count(texts.in_elements),
         out_elements=parse_count(texts.out_elements),
         dtype=_parse_string(texts.dtype) or None,
-        in_splits=None if b"..." in texts.in_split else _parse_integers(texts.in_split),
+        in_splits=_parse_integers(texts.in_split),
         first_ranks=_parse_integers(texts.ranks.partition(b"...")[0]) if b"..." in texts.ranks else (),
     )
 
