@@ -31,7 +31,8 @@ def bound_column(heading: str, name: str) -> Column[Breakdown]:
         time_ns: int | None = getattr(breakdown, name)
         bound = breakdown.bounds.get(name, "")
         sign = {"at least": "≥ ", "at most": "≤ "}.get(bound, "")
-        return None if time_ns is None or bound == "unknown" else f"{sign}{notation.format_number(time_ns / 1e6)}"
+        ms = None if time_ns is None or bound == "unknown" else notation.format_number(time_ns / 1e6)
+        return None if ms is None else f"{sign}{ms}"
 
     return Column(heading, show_time, "ms", is_number=True)
 

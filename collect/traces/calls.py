@@ -54,7 +54,7 @@ class ProcessGroup(msgspec.Struct, frozen=True):
 
 def label_groups(groups: Iterable[ProcessGroup]) -> dict[ProcessGroup, str]:
     """The text that tables show for each group. Groups of the same name and size are told apart by their ranks."""
-    distinct_groups = set(groups)
+    distinct_groups = dict.fromkeys(groups)
     count_of_label = Counter(group.label for group in distinct_groups)
     return {group: group.label if count_of_label[group.label] == 1 else group.label_with_ranks for group in distinct_groups}
 

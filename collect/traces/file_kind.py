@@ -78,8 +78,8 @@ def _find_kind(start: bytes) -> tuple[str, str]:
     if b"\0" in start:
         return "a binary file of an unknown kind", ""
     lines = [line for line in stripped.splitlines() if line.strip()]
-    for separator, name in ((b",", "comma"), (b";", "semicolon"), (b"\t", "tab")):
+    for separator, name in ((b",", "commas"), (b";", "semicolons"), (b"\t", "tabs")):
         counts = {line.count(separator) for line in lines[: max(1, min(len(lines) - 1, 3))]}
         if len(counts) == 1 and counts != {0}:
-            return f"a table with {name}s (CSV)", ""
+            return f"a table with {name} (CSV)", ""
     return "a text file", ""

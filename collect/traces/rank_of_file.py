@@ -36,7 +36,7 @@ def find_rank_by_groups(groups: Iterable[tuple[int, ...]], path: Path) -> int | 
     If the trace has one group only, the name of the file may say the place of the rank in the group, as in run-TP-3.json: the
     place in tensor parallelism, or the only place in the name.
     """
-    distinct_groups = {group for group in groups if group}
+    distinct_groups = dict.fromkeys(group for group in groups if group)
     if not distinct_groups:
         return None
     common_ranks = set.intersection(*(set(group) for group in distinct_groups))

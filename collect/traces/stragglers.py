@@ -90,7 +90,9 @@ def compute_waits(ranks: Sequence[RankAnalysis]) -> RankWaits:
     if len(ranks) < 2:
         return _build_empty_waits("only one rank was profiled")
     # several files may be of one rank, if they are of different steps
-    ranks_and_steps = [(analysis.rank, step) for analysis in ranks for step in {call.step for call in analysis.calls}]
+    ranks_and_steps = [
+        (analysis.rank, step) for analysis in ranks for step in dict.fromkeys(call.step for call in analysis.calls)
+    ]
     if None in rank_numbers or len(set(ranks_and_steps)) < len(ranks_and_steps):
         return _build_empty_waits("the traces do not say which rank each of them is of, or several are of one rank and step")
     calls_by_rank: defaultdict[tuple[ProcessGroup, int], dict[int, list[int]]] = defaultdict(dict)
