@@ -21,6 +21,7 @@ from collect.findings import (
     searches,
     trace_answers,
     trace_details,
+    trace_lacks,
     trace_tables,
 )
 from collect.findings.columns import CellTables
@@ -313,6 +314,7 @@ def _describe_doubtful_numbers(loaded: Loaded, rows: list[CellRow]) -> list[str]
         "trouble of telemetry": [
             f"{entry.run} on {entry.host} ({entry.trouble})" for run in loaded.runs for entry in run.coverage if entry.trouble
         ],
+        **trace_lacks.list_lacks(loaded),
         "bytes that were measured differ from the theory by more than the tolerance": bytes_disputed.find_disputes(rows),
     }
     return [f"{remark}: {_join_ids(places)}" for remark, places in places_of_remark.items() if places]

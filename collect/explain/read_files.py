@@ -11,16 +11,17 @@ from collect.explain import trace_events
 from collect.explain.read_file import ReadEvents, ReadFile
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import Reads
-from collect.traces import figure_cache, run_traces
+from collect.traces import run_traces
 from shardlab.files import files, json_file
 from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.runs.record import GpuSample, Sample, StepRecord
 from shardlab.runs.rundir import VALIDATION_FILE
 
 STEPS, SAMPLES, TRACES = "steps/rank-*.jsonl", "samples/*.jsonl", "trace/rank-*.json.gz"
-# Keys of run.json and result.json that every metric of steps, of samples, or of the prediction reads.
+# Keys of run.json and result.json that every metric of steps, of samples, of traces, or of the prediction reads.
 OF_STEPS = ("cell.dp", "cell.gpus", "cell.instruments.lost_worker")
 OF_SAMPLES = ("resumed_from_step",)
+OF_TRACES = ("gpus",)
 OF_PREDICTION = ("cell.instruments.lost_worker", "cell.instruments.straggler")
 
 
@@ -30,16 +31,17 @@ def list_places(reads: Reads) -> dict[str, Any]:
     Patterns of files that the metric does not read have a false value.
     """
     steps = reads.steps or ("timed" if reads.samples == "window" else None)
+    of_traces = reads.breakdown or reads.trace
     run_keys = (*reads.run, *(OF_STEPS if steps else ()), *(OF_PREDICTION if reads.prediction else ()))
     return {
         "run.json": run_keys,
-        "result.json": (*reads.result, *(OF_SAMPLES if reads.samples else ())),
+        "result.json": (*reads.result, *(OF_SAMPLES if reads.samples else ()), *(OF_TRACES if of_traces else ())),
         STEPS: steps,
         SAMPLES: reads.samples,
         VALIDATION_FILE: reads.validation,
         "env/*.json": reads.hosts,
         "events*.jsonl": reads.events,
-        TRACES: reads.breakdown or reads.trace,
+        TRACES: of_traces,
         "prediction.json": reads.prediction,
     }
 
@@ -50,7 +52,8 @@ def read_files(run: LoadedRun, reads: Reads) -> list[ReadFile]:
     for pattern, place in list_places(reads).items():
         paths = sorted(run.folder.path.glob(pattern)) if place else []
         if pattern == TRACES:
-            paths = [path for path in run_traces.select_regular_files(paths) if figure_cache.load_figures(path) is not None]
+            usable_names = {figures.path for figures in run.traces.files if figures.is_usable}
+            paths = [path for path in run_traces.select_regular_files(paths) if path.name in usable_names]
         for path in paths:
             relative_path = str(path.relative_to(run.folder.path.parent.parent))
             if path.suffix == ".jsonl":

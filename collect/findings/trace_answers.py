@@ -12,6 +12,7 @@ from collect.findings.answer_section import REPEATS, AnswerSection, one_table
 from collect.findings.row import CellRow
 from collect.reading.load import Loaded, LoadedCell
 from collect.traces.answer_columns import BANDWIDTH_COLUMNS, mib_column
+from collect.traces.calls import label_groups
 from collect.traces.collectives import CollectiveUse
 from collect.traces.difference import StepDifference, compute_step_difference, make_difference_table
 from collect.traces.run_answers import RunAnswers
@@ -29,7 +30,12 @@ class GroupTraffic(msgspec.Struct, frozen=True, kw_only=True):
     cell: str
     collective: str
     group: str
-    """The name of the process group, or its ranks."""
+    """The name of the process group, with its ranks if several groups have the name."""
+    profiled: int
+    """Number of ranks of the group that were profiled. If it is less than `size`, the transfer is an upper bound, and the
+    bandwidths are lower bounds."""
+    size: int | None
+    """Number of ranks of the group."""
     n: int
     """Number of repeats."""
     calls: float
@@ -91,19 +97,22 @@ def group_traffic(loaded: Loaded) -> list[GroupTraffic]:
 def cell_traffic(cell: LoadedCell) -> list[GroupTraffic]:
     """The collectives of a cell by process group, ordered by their time, the longest first."""
     runs = profiled_runs(cell)
-    steps = sum(rank.steps for run in runs for rank in run.ranks)
+    labels = label_groups(use.group for run in runs for use in run.collectives)
     uses: dict[tuple[str, str], list[tuple[CollectiveUse, int]]] = {}
     for repeat, run in enumerate(runs):
         for use in run.collectives:
-            uses.setdefault((use.collective, use.group.label), []).append((use, repeat))
+            uses.setdefault((use.collective, labels[use.group]), []).append((use, repeat))
     longest_first = sorted(uses.items(), key=lambda item: (-sum(use.total_ns for use, _ in item[1]), item[0]))
-    return [
-        _build_traffic(cell.id, name, group, [use for use, _ in pairs], len({repeat for _, repeat in pairs}), steps)
-        for (name, group), pairs in longest_first
-    ]
+    return [_build_traffic(cell.id, name, group, pairs, runs) for (name, group), pairs in longest_first]
 
 
-def _build_traffic(cell: str, name: str, group: str, uses: Sequence[CollectiveUse], n: int, steps: int) -> GroupTraffic:
+def _build_traffic(
+    cell: str, name: str, group: str, pairs: Sequence[tuple[CollectiveUse, int]], runs: Sequence[RunAnswers]
+) -> GroupTraffic:
+    """The traffic of a group, per step of its ranks. pairs: its uses, each with the number of its run in `runs`."""
+    uses = [use for use, _ in pairs]
+    members = {use.group for use in uses}
+    steps = sum(rank.steps for run in runs for rank in run.ranks if not members.isdisjoint(rank.groups))
     calls = sum(use.calls for use in uses)
     total_ns, timed_ns = sum(use.total_ns for use in uses), sum(use.timed_ns for use in uses)
     size, bus, sent_bytes = (
@@ -116,7 +125,9 @@ def _build_traffic(cell: str, name: str, group: str, uses: Sequence[CollectiveUs
         cell=cell,
         collective=name,
         group=group,
-        n=n,
+        profiled=max(use.profiled for use in uses),
+        size=uses[0].group.size,
+        n=len({repeat for _, repeat in pairs}),
         calls=calls / steps,
         message_bytes=None if size is None else size / calls,
         sent_bytes=None if sent_bytes is None else sent_bytes / steps,
@@ -215,10 +226,12 @@ SECTIONS = {
         "Exact values; over profiled ranks and repeats. Bandwidths as nccl-tests defines them "
         "(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md), of the transfer where it is known, else of the "
         "whole call. Calls and sent: of a rank in a step; sent by the ring algorithm. Link: one direction, by the data sheet. "
-        "Blank: the trace does not record it.",
+        "Blank: the trace does not record it. If not all ranks of the group were profiled, transfer is an upper bound, and "
+        "bandwidths are lower bounds.",
         one_table(
             Column("Collective", lambda use: use.collective),
             Column("Process group", lambda use: use.group, is_number=False),
+            Column("Profiled", lambda use: f"{use.profiled} of {use.size}" if use.size else None, is_number=True),
             Column("Calls", lambda use: use.calls),
             mib_column("Message", lambda use: use.message_bytes),
             mib_column("Sent", lambda use: use.sent_bytes),

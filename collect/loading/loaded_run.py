@@ -281,7 +281,9 @@ class LoadedRun(RunRecords, dict=True):
     @cached_property
     def traces(self) -> RunTraces:
         """The numbers that are computed from the traces of the profiled ranks."""
-        return run_traces.read_run_traces(self.folder.path, self.reads_traces) if self.profiled else RunTraces()
+        if not self.profiled:
+            return RunTraces()
+        return run_traces.read_run_traces(self.folder.path, self.reads_traces, run_traces.ran_on_gpu(self.result))
 
     @cached_property
     def breakdowns(self) -> list[Breakdown]:

@@ -73,14 +73,14 @@ METRICS = (
     ),
     _build_time_metric(
         "memory_operations_ms",
-        lambda breakdown: breakdown.memory_ns,
+        lambda breakdown: breakdown.exact_ns("memory_ns"),
         ("memory operations",),
         "lower is better",
         "Time of a profiled step in which a GPU copies or sets memory: the union of gpu_memcpy and gpu_memset.",
     ),
     _build_time_metric(
         "non_compute_ms",
-        lambda breakdown: breakdown.non_compute_ns,
+        lambda breakdown: breakdown.exact_ns("non_compute_ns"),
         WORK,
         "lower is better",
         "Time of a profiled step in which something runs but nothing computes: exposed communication and exposed memory "
@@ -88,7 +88,7 @@ METRICS = (
     ),
     _build_time_metric(
         "idle_ms",
-        lambda breakdown: breakdown.idle_ns,
+        lambda breakdown: breakdown.exact_ns("idle_ns"),
         WORK,
         "lower is better",
         "Time of a profiled step in which nothing runs, between the first and the last kernel (with gloo: within the steps).",

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 OF_MEANING = "`of` is a collective as torch.distributed names it, such as all_gather."
 EXAMPLE = "all_gather"
 _TIME_MEANING = (
-    "The time is that of the transfer, without waiting for slow ranks, if all ranks were profiled; else the whole duration, so "
-    "that the bandwidth is a lower bound. Over all process groups and profiled ranks."
+    "The time is that of the transfer, without waiting for slow ranks, if the calls were matched over ranks; else the whole "
+    "duration. Over all process groups; blank unless all ranks of each group were profiled."
 )
 
 
@@ -48,7 +48,8 @@ def _compute_bandwidth(
 ) -> Quantity | None:
     known_sizes = [size for size in sizes if size is not None]
     time_ns = sum(use.timed_ns for use in _select_uses(run, collective))
-    if len(known_sizes) < len(sizes) or not time_ns:
+    is_partial = any(use.is_partial for use in _select_uses(run, collective))
+    if len(known_sizes) < len(sizes) or not time_ns or is_partial:
         return None
     return Quantity(sum(known_sizes) / time_ns, "GB/s", run.traces.analyses[0].kind)
 

@@ -5,7 +5,6 @@ Percentages of ranks can be compared even if the ranks have different speed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from collect.loading.loaded_run import LoadedRun, Quantity
@@ -40,10 +39,11 @@ def collective_mean_ms(run: LoadedRun) -> Quantity | None:
     )
 
 
-def _share_metric(name: str, get_ns: Callable[[Breakdown], int], direction: Direction, condition: str) -> Metric:
+def _share_metric(name: str, name_of_time: str, direction: Direction, condition: str) -> Metric:
     """Make a metric: a part of the profiled time in percent of this time, as the mean over the profiled ranks.
 
-    get_ns: a function that returns this part for one rank, in ns. The value is None if no rank has a profiled time.
+    name_of_time: the name of this part in `Breakdown`. The value is None if no rank has a profiled time, or if the part is only
+    a bound.
     """
     return Metric(
         name=name,
@@ -51,21 +51,23 @@ def _share_metric(name: str, get_ns: Callable[[Breakdown], int], direction: Dire
         direction=direction,
         definition=f"Share of the profiled time in which {condition}, as defined by the metric in ms. Mean over the profiled "
         "ranks.",
-        of_run=lambda run: mean_over_ranks(
-            run.breakdowns, lambda rank: 100 * get_ns(rank) / rank.span_ns if rank.span_ns else None, "%"
-        ),
+        of_run=lambda run: mean_over_ranks(run.breakdowns, lambda rank: _compute_share(rank, name_of_time), "%"),
         reads=Reads(breakdown=WORK),
     )
 
 
+def _compute_share(rank: Breakdown, name: str) -> float | None:
+    """A part of the profiled time of a rank in percent of this time; None if the part is not known or only a bound."""
+    part_ns = rank.exact_ns(name)
+    return 100 * part_ns / rank.span_ns if rank.span_ns and part_ns is not None else None
+
+
 _COLLECTIVES = Reads(breakdown=("collectives", "profiler steps"))
 METRICS = (
-    _share_metric("compute_pct", lambda rank: rank.compute_ns, "higher is better", "a kernel computes"),
-    _share_metric("communication_pct", lambda rank: rank.communication_ns, "lower is better", "a collective runs"),
-    _share_metric(
-        "non_compute_pct", lambda rank: rank.non_compute_ns, "lower is better", "something runs but nothing computes"
-    ),
-    _share_metric("idle_pct", lambda rank: rank.idle_ns, "lower is better", "nothing runs"),
+    _share_metric("compute_pct", "compute_ns", "higher is better", "a kernel computes"),
+    _share_metric("communication_pct", "communication_ns", "lower is better", "a collective runs"),
+    _share_metric("non_compute_pct", "non_compute_ns", "lower is better", "something runs but nothing computes"),
+    _share_metric("idle_pct", "idle_ns", "lower is better", "nothing runs"),
     Metric(
         name="collective_count",
         unit="calls",

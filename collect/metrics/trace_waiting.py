@@ -12,6 +12,7 @@ from collect.metric_values import NS_PER_MS, mean_ms_per_step
 
 if TYPE_CHECKING:
     from collect.traces.idle_causes import IdleCauses
+    from collect.traces.stragglers import RankWaits
 
 _NS_PER_US = 1e3
 
@@ -45,13 +46,19 @@ def launch_delay(run: LoadedRun) -> Quantity | None:
     )
 
 
+def _whole_waits(run: LoadedRun) -> RankWaits:
+    """How long ranks waited; without any rank if only a part of the ranks was profiled, because the others may be slower."""
+    waits = run.traces.answers.waits
+    return waits._replace(ranks=[], skew_ns=[]) if waits.is_partial else waits
+
+
 def waiting_time(run: LoadedRun) -> Quantity | None:
     """The time lost to waiting for slow ranks, in ms per step, as the mean over the ranks.
 
     None if the traces contain no call of a collective that was matched over several ranks.
     """
     steps = sum(analysis.steps for analysis in run.traces.analyses)
-    lost_ns = [rank_wait.lost_ns for rank_wait in run.traces.answers.waits.ranks]
+    lost_ns = [rank_wait.lost_ns for rank_wait in _whole_waits(run).ranks]
     return Quantity(sum(lost_ns) / steps / NS_PER_MS, "ms", run.traces.analyses[0].kind) if lost_ns and steps else None
 
 
@@ -60,7 +67,7 @@ def waiting_share(run: LoadedRun) -> Quantity | None:
 
     None if the traces contain no call of a collective that was matched over several ranks.
     """
-    lost_pct = run.traces.answers.waits.lost_pct
+    lost_pct = _whole_waits(run).lost_pct
     return None if lost_pct is None else Quantity(lost_pct, "%", run.traces.analyses[0].kind)
 
 
@@ -69,7 +76,7 @@ def collective_skew(run: LoadedRun) -> Quantity | None:
 
     Only collectives that were found in the traces of several ranks count. None if there is no such collective.
     """
-    skews_ns = run.traces.answers.waits.skew_ns
+    skews_ns = _whole_waits(run).skew_ns
     return Quantity(statistics.fmean(skews_ns) / _NS_PER_US, "us", run.traces.analyses[0].kind) if skews_ns else None
 
 

@@ -3,10 +3,15 @@ theory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
 from collect.metric_values import read_result_value
-from collect.traces import sent_bytes
+
+if TYPE_CHECKING:
+    from collect.traces.rank_analysis import RankAnalysis
 
 TOLERANCE_PCT = 3.0  # up to this difference in percent, the report says that traces and theory agree
 
@@ -21,8 +26,26 @@ def traced_sent_bytes(run: LoadedRun) -> Quantity | None:
     analyses = run.traces.analyses
     if sorted(analysis.rank for analysis in analyses if analysis.rank is not None) != list(range(run.run.world.world_size)):
         return None
-    step_bytes = sent_bytes.bytes_sent_in_step(analyses)
+    step_bytes = bytes_sent_in_step(analyses)
     return None if step_bytes is None else Quantity(step_bytes, "bytes")
+
+
+def bytes_sent_in_step(ranks: Sequence[RankAnalysis]) -> float | None:
+    """The bytes that these ranks together send in one profiler step. For each rank, the mean over its steps is used.
+
+    None if a rank was not profiled by steps, or if the bytes of any call are not known.
+    """
+    if not ranks or not all(analysis.steps for analysis in ranks):
+        return None
+    total_bytes = 0.0
+    for analysis in ranks:
+        for call in analysis.calls:
+            if call.step < 0:
+                continue
+            if call.sent_bytes is None:
+                return None
+            total_bytes += call.sent_bytes / analysis.steps
+    return total_bytes
 
 
 def traced_difference(run: LoadedRun) -> Quantity | None:

@@ -8,14 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import gloo, intervals
-from collect.traces.breakdown import Source, count_unknown_categories
-from collect.traces.collective import GLOO_PREFIX, CollectiveOperation
+from collect.traces.breakdown import Source, is_trace_of_cpu
+from collect.traces.collective import CollectiveOperation, is_gloo_name
 from collect.traces.communication import find_communication
 from collect.traces.intervals import Intervals
-from collect.traces.launches import divide_by_launch
+from collect.traces.launches import LAUNCH_CATEGORIES, divide_by_launch
 from collect.traces.trace import Trace
-
-_LAUNCH_CATEGORIES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "mtia_runtime", "privateuse1_runtime", "Runtime")
 
 
 class Activities(NamedTuple):
@@ -53,7 +51,7 @@ def find_activities(trace: Trace) -> Activities | None:
     """Find what a rank does at each moment, from its trace. None if `breakdown` has no result for the trace."""
     gpu_events = divide_by_launch(trace)
     if not (gpu_events.is_counted | gpu_events.before_recording).any():
-        return None if count_unknown_categories(trace) else _find_cpu_activities(trace)
+        return _find_cpu_activities(trace) if is_trace_of_cpu(trace) else None
     is_kernel = gpu_events.is_counted & trace.has_category("kernel")
     is_memory = gpu_events.is_counted & ~is_kernel
     communication_kernels = find_communication(trace, is_kernel)
@@ -61,9 +59,9 @@ def find_activities(trace: Trace) -> Activities | None:
     event_rows = np.flatnonzero(is_kernel | is_memory)
     event_rows = event_rows[np.argsort(trace.start_ns[event_rows], kind="stable")]
     busy = intervals.event_spans(trace, is_kernel | is_memory)
-    is_gloo_span = trace.match_labels(
-        trace.name, [label.startswith(GLOO_PREFIX) for label in trace.labels]
-    ) & ~trace.has_category("cpu_op")
+    is_gloo_span = trace.match_labels(trace.name, [is_gloo_name(label) for label in trace.labels]) & ~trace.has_category(
+        "cpu_op"
+    )
     return Activities(
         source="gpu",
         start_ns=int(busy.start[0]) if len(busy.start) else 0,
@@ -119,7 +117,7 @@ def find_launch_rows(trace: Trace, event_rows: NDArray[np.intp]) -> NDArray[np.i
 
     event_rows: the indexes of the events of the GPU in the trace. The result is -1 for an event whose launching call is not
     recorded."""
-    launch_rows = np.flatnonzero(trace.has_category(*_LAUNCH_CATEGORIES) & (trace.correlation > 0))
+    launch_rows = np.flatnonzero(trace.has_category(*LAUNCH_CATEGORIES) & (trace.correlation > 0))
     launch_rows = launch_rows[np.lexsort((trace.start_ns[launch_rows], trace.correlation[launch_rows]))]
     correlation_ids = trace.correlation[event_rows]
     call_positions = np.searchsorted(trace.correlation[launch_rows], correlation_ids)

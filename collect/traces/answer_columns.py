@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from collect.traces.breakdown import Breakdown
 from shardlab.terminal import notation
 from shardlab.terminal.table import Column
 
@@ -19,6 +20,21 @@ LONGEST_NAME = 72  # the most characters of the name of a kernel: names of C++ t
 def ms_column(heading: str, get_ns: GetNumber[Row]) -> Column[Row]:
     """A column of times in milliseconds. get_ns: the time of a row in nanoseconds; None: not known."""
     return Column(heading, get_ns, "ms", scale=1e6)
+
+
+def bound_column(heading: str, name: str) -> Column[Breakdown]:
+    """A column of times of ranks in milliseconds, with a sign before a bound; blank if not even a bound is known.
+
+    name: the name of the time."""
+
+    def show_time(breakdown: Breakdown) -> str | None:
+        time_ns: int | None = getattr(breakdown, name)
+        bound = breakdown.bounds.get(name, "")
+        sign = {"at least": "≥ ", "at most": "≤ "}.get(bound, "")
+        ms = None if time_ns is None or bound == "unknown" else notation.format_number(time_ns / 1e6)
+        return None if ms is None else f"{sign}{ms}"
+
+    return Column(heading, show_time, "ms", is_number=True)
 
 
 def us_column(heading: str, get_ns: GetNumber[Row]) -> Column[Row]:

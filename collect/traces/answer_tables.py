@@ -14,6 +14,7 @@ from collect.traces.answer_columns import (
     MOST_LAYERS,
     MOST_ROWS,
     SIZE_COLUMNS,
+    bound_column,
     mib_column,
     ms_column,
     name_column,
@@ -30,7 +31,8 @@ from shardlab.terminal.table import Column, Table
 Entry = TypeVar("Entry")
 _NO_CAUSE_NOTE = "idle time by cause: the traces hold no calls that launch kernels, so the causes are not known."
 _ALL_RANKS = "all ranks together"
-_RANK_COLUMN: Column[Any] = Column("Rank", lambda row: row[0].rank)  # of rows that are pairs of a rank and one of its entries
+# of rows that are pairs of a rank and one of its entries
+_RANK_COLUMN: Column[Any] = Column("Rank", lambda row: row[0].file if row[0].rank is None else row[0].rank)
 
 
 def print_answer_tables(output: Output, answers: RunAnswers) -> None:
@@ -53,7 +55,7 @@ def _print_missing_details(output: Output, ranks: Sequence[RankAnalysis]) -> Non
     detail_kinds = (
         ("modules", "stacks", any(analysis.layers for analysis in ranks)),
         ("memory", "memory", any(analysis.memory for analysis in ranks)),
-        ("shapes of matrix products", "shapes", any(analysis.products for analysis in ranks)),
+        ("shapes of matrix products", "shapes", any(analysis.products or analysis.is_bound for analysis in ranks)),
     )
     missing_kinds = [(detail_name, option) for detail_name, option, is_recorded in detail_kinds if not is_recorded]
     if ranks and missing_kinds:
@@ -68,7 +70,8 @@ def make_collectives_table(answers: RunAnswers) -> Table[Any]:
     collective_uses = answers.collectives
     columns: list[Column[Any]] = [
         Column("Collective", lambda use: use.collective),
-        Column("Process group", lambda use: use.group.label, is_number=False),
+        Column("Process group", lambda use: answers.group_labels[use.group], is_number=False),
+        Column("Profiled", lambda use: f"{use.profiled} of {use.group.size}" if use.group.size else None, is_number=True),
         Column("Calls", lambda use: use.calls),
         mib_column("Message", lambda use: None if use.message_bytes is None else use.message_bytes / use.calls),
         mib_column("Sent", lambda use: use.sent_bytes),
@@ -102,7 +105,8 @@ def make_waits_table(answers: RunAnswers) -> Table[Any]:
     straggler = waits.straggler
     lost_pct_text = "" if waits.lost_pct is None else notation.format_number(waits.lost_pct)
     title = f"waiting for slow ranks: {lost_pct_text} % of the time is lost"
-    title += f"; rank {straggler.rank} lets the others wait the longest" if straggler else ""
+    profiled_text = " of the profiled ranks" if waits.is_partial else ""
+    title += f"; rank {straggler.rank} lets the others wait the longest{profiled_text}" if straggler else ""
     note = f"{waits.unmatched:,} calls are not matched over ranks: the ranks of the group called others in that step."
     return Table(title, columns, waits.ranks, note=note if waits.unmatched else "")
 
@@ -192,20 +196,35 @@ def make_breakdown_table(run: str, breakdowns: Sequence[Breakdown], *, like_hta:
     )
     columns: list[Column[Breakdown]] = [
         Column("Rank", lambda breakdown: breakdown.rank),
+        Column("File", lambda breakdown: breakdown.file, is_number=False, priority=1),
         Column("Source", lambda breakdown: breakdown.source),
         Column("Steps", lambda breakdown: breakdown.steps),
-        ms_column("Span", lambda breakdown: breakdown.span_ns),
-        ms_column("Compute", lambda breakdown: breakdown.compute_ns),
-        ms_column("Communication", lambda breakdown: breakdown.communication_ns),
-        ms_column("Memory", lambda breakdown: breakdown.memory_ns),
-        ms_column("Non-compute", lambda breakdown: breakdown.non_compute_ns),
-        ms_column("Idle", lambda breakdown: breakdown.idle_ns),
-        Column("Idle", lambda breakdown: breakdown.idle_pct, "%"),
-        Column("Overlap", lambda breakdown: breakdown.overlap_pct, "%"),
-        ms_column("Exposed communication", lambda breakdown: breakdown.exposed_communication_ns),
+        bound_column("Span", "span_ns"),
+        bound_column("Compute", "compute_ns"),
+        bound_column("Communication", "communication_ns"),
+        bound_column("Memory", "memory_ns"),
+        bound_column("Non-compute", "non_compute_ns"),
+        bound_column("Idle", "idle_ns"),
+        Column("Idle", lambda breakdown: None if "idle_ns" in breakdown.bounds else breakdown.idle_pct, "%"),
+        Column("Overlap", lambda breakdown: None if "overlap_ns" in breakdown.bounds else breakdown.overlap_pct, "%"),
+        bound_column("Exposed communication", "exposed_communication_ns"),
     ]
     note = "non-compute: something runs but nothing computes (exposed communication and exposed memory operations)."
     return Table(f"{run} ({rounding_text})", columns, breakdowns, note=note)
+
+
+def make_devices_table(breakdowns: Sequence[Breakdown]) -> Table[Any]:
+    """The time of each GPU of the ranks that used several."""
+    columns: list[Column[Any]] = [
+        Column("Rank", lambda row: row[0].file if row[0].rank is None else row[0].rank),
+        Column("Device", lambda row: f"GPU {row[1].device}", is_number=False),
+        ms_column("Compute", lambda row: row[1].compute_ns),
+        ms_column("Communication", lambda row: row[1].communication_ns),
+        ms_column("Memory", lambda row: row[1].memory_ns),
+        ms_column("Idle", lambda row: row[1].idle_ns),
+    ]
+    rows = [(breakdown, device) for breakdown in breakdowns for device in breakdown.devices]
+    return Table("devices of the ranks with several GPUs", columns, rows)
 
 
 def make_tally_table(title: str, heading: str, tallies: Sequence[EventTally]) -> Table[EventTally]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from collect.traces import gloo, intervals
 from collect.traces.communication import find_communication
 from collect.traces.intervals import Intervals
+from collect.traces.lacks import BOUNDS, Bound, Lack, find_lacks, find_launch_calls, list_devices
 from collect.traces.launches import GPU_CATEGORIES, STEP_NAME, Launches, divide_by_launch
 from collect.traces.trace import Trace
 
@@ -51,6 +52,21 @@ class LeftOut(msgspec.Struct, frozen=True):
     """This sum in percent of the sum over all events of the GPU."""
 
 
+class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
+    """How one of several GPUs of a rank spent the time of the rank, in ns, as in `Breakdown`."""
+
+    device: int
+    """The number of the GPU."""
+    compute_ns: int
+    """Time in which something computes."""
+    communication_ns: int
+    """Time in which a collective runs."""
+    memory_ns: int
+    """Time of memory operations."""
+    idle_ns: int
+    """Time in which nothing runs on this GPU."""
+
+
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     """How one rank spent its time, in ns. Overlapping intervals, such as of kernels on several streams, count once."""
 
@@ -83,6 +99,12 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     outside_steps: LeftOut | None = None
     """In a trace with profiler steps: events that were launched outside of these steps (collect/traces/launches.py), which are
     left out of the figures; None: no such events."""
+    devices: list[DeviceTime] = []
+    """The time of each GPU, if kernels ran on several."""
+    file: str = ""
+    """The name of the trace file in the folder of the traces."""
+    lacks: list[Lack] = []
+    """What the recording lacks."""
     like_hta: bool = False
     """Whether the figures are rounded and cut as in HolisticTraceAnalysis."""
 
@@ -90,6 +112,15 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     def kind(self) -> str:
         """The kind of the figures (numbers): `gpu`, `gpu, like HTA` or `cpu`. Figures of different kinds cannot be compared."""
         return ("gpu, like HTA" if self.like_hta else "gpu") if self.source == "gpu" else "cpu"
+
+    @property
+    def bounds(self) -> dict[str, Bound]:
+        """The names of the times that are only bounds, because the recording lacks something."""
+        return {name: bound for lack in self.lacks for name, bound in BOUNDS[lack.kind].items()}
+
+    def exact_ns(self, name: str) -> int | None:
+        """The time with this name; None if it is not known, or is only a bound."""
+        return None if name in self.bounds else getattr(self, name)
 
     @property
     def exposed_communication_ns(self) -> int:
@@ -115,7 +146,7 @@ def compute_breakdown(trace: Trace) -> Breakdown | None:
     """
     gpu_events = divide_by_launch(trace)
     if not (gpu_events.is_counted | gpu_events.before_recording).any():
-        return None if count_unknown_categories(trace) else _compute_cpu_breakdown(trace)
+        return _compute_cpu_breakdown(trace) if is_trace_of_cpu(trace) else None
     is_kernel = gpu_events.is_counted & trace.has_category("kernel")
     is_memory = gpu_events.is_counted & ~is_kernel
     communication_kernels = find_communication(trace, is_kernel)
@@ -139,7 +170,35 @@ def compute_breakdown(trace: Trace) -> Breakdown | None:
         exact_breakdown,
         before_recording=_measure_left_out(trace, gpu_events, gpu_events.before_recording),
         outside_steps=_measure_left_out(trace, gpu_events, gpu_events.outside_steps),
+        devices=_measure_devices(trace, is_kernel, is_memory, is_collective),
+        lacks=find_lacks(trace, gpu_events.is_counted),
     )
+
+
+def _measure_devices(
+    trace: Trace, is_kernel: NDArray[np.bool_], is_memory: NDArray[np.bool_], is_collective: NDArray[np.bool_]
+) -> list[DeviceTime]:
+    """The time of each GPU; empty if all kernels ran on one."""
+    devices = list_devices(trace, is_kernel)
+    whole = intervals.event_spans(trace, is_kernel | is_memory)
+    times = []
+    for device in devices if len(devices) > 1 else ():
+        is_here = trace.device == device
+        compute, communication, memory, busy = (
+            intervals.event_spans(trace, is_here & mask).length
+            for mask in (is_kernel & ~is_collective, is_collective, is_memory, is_kernel | is_memory)
+        )
+        idle_ns = int(whole.end[-1] - whole.start[0]) - busy
+        times.append(
+            DeviceTime(device=device, compute_ns=compute, communication_ns=communication, memory_ns=memory, idle_ns=idle_ns)
+        )
+    return times
+
+
+def is_trace_of_cpu(trace: Trace) -> bool:
+    """Whether a trace without events of a GPU is of a program on the CPU: it has no events of another accelerator, and no call
+    put work on a GPU."""
+    return not count_unknown_categories(trace) and not len(find_launch_calls(trace).rows)
 
 
 def _measure_left_out(trace: Trace, gpu_events: Launches, left_out_mask: NDArray[np.bool_]) -> LeftOut | None:
@@ -163,7 +222,7 @@ def _compute_cpu_breakdown(trace: Trace) -> Breakdown | None:
         return None
     source: Source = "gloo" if cpu_activity.is_collective.any() else "cpu"
     span_rows = np.flatnonzero(cpu_activity.is_collective)
-    return _build_breakdown(
+    cpu_breakdown = _build_breakdown(
         trace,
         source,
         cpu_activity.end_ns - cpu_activity.start_ns,
@@ -173,6 +232,7 @@ def _compute_cpu_breakdown(trace: Trace) -> Breakdown | None:
         collectives=_tally_collectives(trace, span_rows, gloo.name_collectives(trace, cpu_activity)),
         kernels=tally_events(trace, cpu_activity.is_operator),
     )
+    return msgspec.structs.replace(cpu_breakdown, lacks=find_lacks(trace, np.zeros(len(trace.name), np.bool_)))
 
 
 def _tally_collectives(trace: Trace, rows: NDArray[np.intp], collective_names: Sequence[str]) -> list[EventTally]:

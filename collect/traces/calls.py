@@ -3,16 +3,21 @@ exposed."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces import gloo, intervals
+from collect.traces import gloo, intervals, sent_bytes
 from collect.traces.activities import Activities
 from collect.traces.collective import CollectiveOperation
+from collect.traces.head import NamedGroup
 from collect.traces.intervals import Intervals
-from collect.traces.launches import STEP_NAME
 from collect.traces.trace import Trace
+
+_MOST_LISTED_RANKS = 8  # the most ranks that a label lists
 
 
 class ProcessGroup(msgspec.Struct, frozen=True):
@@ -26,6 +31,8 @@ class ProcessGroup(msgspec.Struct, frozen=True):
     """The number of ranks in the group; None if the trace does not say it."""
     description: str = ""
     """The description that the user or c10d gave the group."""
+    first_ranks: tuple[int, ...] = ()
+    """The first ranks of the group, if the trace cuts the list of ranks short."""
     mixed: bool = False
     """Whether the calls are from several groups that the trace does not distinguish."""
 
@@ -36,6 +43,20 @@ class ProcessGroup(msgspec.Struct, frozen=True):
             return "several, not told apart"
         full_name = f"{self.name} {self.description}".strip() or "not named"
         return f"{full_name} ({self.size} {'rank' if self.size == 1 else 'ranks'})" if self.size else full_name
+
+    @property
+    def label_with_ranks(self) -> str:
+        """The label, with the ranks of the group: it tells groups of one name apart."""
+        ranks = [str(rank) for rank in self.ranks or self.first_ranks]
+        more = ", ..." if len(ranks) > _MOST_LISTED_RANKS or self.first_ranks else ""
+        return f"{self.label}: {', '.join(ranks[:_MOST_LISTED_RANKS])}{more}" if ranks else self.label
+
+
+def label_groups(groups: Iterable[ProcessGroup]) -> dict[ProcessGroup, str]:
+    """The text that tables show for each group. Groups of the same name and size are told apart by their ranks."""
+    distinct_groups = dict.fromkeys(groups)
+    count_of_label = Counter(group.label for group in distinct_groups)
+    return {group: group.label if count_of_label[group.label] == 1 else group.label_with_ranks for group in distinct_groups}
 
 
 class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
@@ -56,6 +77,8 @@ class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
     """The pieces of the call during which nothing computes and no collective that started earlier runs, as a flat list (offset
     from the start of the call, length, offset, length ...). Over all calls of a rank, the pieces are disjoint, and their sum is
     the exposed communication of the rank."""
+    sent_bytes: float | None = None
+    """The bytes that the rank sends to other ranks (collect/traces/sent_bytes.py); None if they are not known."""
 
     @property
     def exposed_ns(self) -> int:
@@ -75,13 +98,22 @@ def list_calls(trace: Trace, activities: Activities) -> tuple[list[ProcessGroup]
     sole_group = _find_sole_group(trace)
     group_numbers: dict[ProcessGroup, int] = {}
     group_of_operation = [
-        group_numbers.setdefault(sole_group if operation.group is None else _build_group(operation), len(group_numbers))
+        group_numbers.setdefault(
+            sole_group if operation.group is None else _build_group(operation, trace.head.groups or ()), len(group_numbers)
+        )
         for operation in activities.operations
     ]
     operation_indexes = activities.operation_index[activities.is_collective].tolist()
     message_sizes = [compute_message_bytes(operation) for operation in activities.operations]
+    groups = list(group_numbers)
+    sent_sizes = [
+        sent_bytes.bytes_sent_for_message(operation.name, size, groups[group].size)
+        if operation.name != "all_to_all" or not operation.in_splits
+        else sent_bytes.bytes_sent_in_all_to_all(operation, groups[group].ranks or groups[group].first_ranks, trace.rank)
+        for operation, size, group in zip(activities.operations, message_sizes, group_of_operation, strict=True)
+    ]
     start, end = trace.start_ns[call_rows], trace.end_ns[call_rows]
-    step = _find_steps_at(trace, np.where(launch_rows >= 0, trace.start_ns[launch_rows], start))
+    step = gloo.find_steps_at(trace, np.where(launch_rows >= 0, trace.start_ns[launch_rows], start))
     columns = (
         [activities.operations[index].name for index in operation_indexes],
         [group_of_operation[index] for index in operation_indexes],
@@ -90,8 +122,9 @@ def list_calls(trace: Trace, activities: Activities) -> tuple[list[ProcessGroup]
         [message_sizes[index] for index in operation_indexes],
         compute_hidden_ns(start, end, activities.compute),
         find_exposed_pieces(start, end, activities),
+        [sent_sizes[index] for index in operation_indexes],
     )
-    return list(group_numbers), [CollectiveCall(*call_values) for call_values in zip(*columns, strict=True)]
+    return groups, [CollectiveCall(*call_values) for call_values in zip(*columns, strict=True)]
 
 
 def compute_message_bytes(operation: CollectiveOperation) -> int | None:
@@ -105,9 +138,12 @@ def compute_message_bytes(operation: CollectiveOperation) -> int | None:
     return operation.output_bytes if operation.name in ("all_gather", "recv") else operation.input_bytes
 
 
-def _build_group(operation: CollectiveOperation) -> ProcessGroup:
-    ranks = operation.ranks or ()
-    return ProcessGroup(operation.group or "", ranks, operation.group_size, operation.description or "")
+def _build_group(operation: CollectiveOperation, groups: Sequence[NamedGroup]) -> ProcessGroup:
+    """The process group of a call. groups: the groups that the head of the trace lists, with all their ranks."""
+    name, size = operation.group or "", operation.group_size
+    listed = (tuple(group.ranks) for group in groups if group.pg_name == name and len(group.ranks) == size)
+    ranks = operation.ranks or next(listed, ())
+    return ProcessGroup(name, ranks, size, operation.description or "", () if ranks else operation.first_ranks)
 
 
 def _find_sole_group(trace: Trace) -> ProcessGroup:
@@ -122,19 +158,6 @@ def _find_sole_group(trace: Trace) -> ProcessGroup:
     if len(groups) > 1:
         return ProcessGroup(size=gloo.find_sole_group_size(trace), mixed=True)
     return ProcessGroup(groups[0].pg_name, tuple(groups[0].ranks), groups[0].pg_size, groups[0].pg_desc)
-
-
-def _find_steps_at(trace: Trace, moments_ns: NDArray[np.int64]) -> list[int]:
-    """The number of the profiler step (from its name) that contains each moment; -1 if no step contains the moment."""
-    step_rows = np.flatnonzero(gloo.find_steps(trace))
-    step_rows = step_rows[np.argsort(trace.start_ns[step_rows], kind="stable")]
-    if not len(step_rows):
-        return [-1] * len(moments_ns)
-    step_matches = [match for label in trace.name[step_rows] if (match := STEP_NAME.match(trace.labels[label]))]
-    step_numbers = np.array([int(step[1]) for step in step_matches], np.int64)
-    step_positions = np.searchsorted(trace.start_ns[step_rows], moments_ns, side="right") - 1
-    is_inside = (step_positions >= 0) & (moments_ns < trace.end_ns[step_rows][step_positions])
-    return np.where(is_inside, step_numbers[step_positions], -1).tolist()  # type: ignore[no-any-return]
 
 
 def compute_hidden_ns(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], compute: Intervals) -> list[int]:

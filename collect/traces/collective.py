@@ -54,8 +54,11 @@ _TORCH_NAMES = (  # (start of the name of a collective, without underscores; nam
     ("scatter", "scatter"),
     ("barrier", "barrier"),
 )
-_NCCL_NAME = re.compile(r"nccl\w*?Kernel_([A-Za-z]+)")  # a kernel, such as ncclDevKernel_AllReduce_Sum_f32_RING_LL
-_OLD_NCCL_NAME = re.compile(r"nccl(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AllToAll)\w*Kernel")
+# a kernel, such as ncclDevKernel_AllReduce_Sum_f32_RING_LL
+_NCCL_NAME = re.compile(r"[nr]ccl\w*?Kernel_([A-Za-z]+)", re.IGNORECASE)
+_OLD_NCCL_NAME = re.compile(
+    r"[nr]ccl(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AllToAll)\w*Kernel", re.IGNORECASE
+)
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
 # The name of a C++ function in a trace: its return type, its namespaces, and the name itself.
 _FUNCTION_NAME = re.compile(r"(?:\w+ )?((?:\w+::|\(anonymous namespace\)::)*)(\w+)")
@@ -65,7 +68,7 @@ _DEEP_EP_COLLECTIVE = re.compile(r"\A(?:dispatch|combine)\b")  # the kernels of 
 # The prefix of the names of kernels that Inductor generates. Inductor names a kernel after the operators that it replaces, so
 # the name may contain the name of a collective, although the kernel is no collective.
 _TRITON_PREFIX = "triton_"
-_RANK_DIGITS = re.compile(r"\d{1,9}")
+_DIGITS = re.compile(r"\d{1,18}")
 
 
 _Dimension = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -90,6 +93,11 @@ class CollectiveOperation(NamedTuple):
     """The number of elements in the output of this rank."""
     dtype: str | None = None
     """The type of the elements in the words of c10, such as BFloat16."""
+    in_splits: tuple[int, ...] = ()
+    """For an all_to_all, how much of the input this rank sends to each rank of the group, in elements or in rows; empty if the
+    parts are equal. Kineto cuts a long list short."""
+    first_ranks: tuple[int, ...] = ()
+    """The ranks that the trace names if it cuts the list of ranks short."""
 
     @property
     def input_bytes(self) -> int | None:
@@ -113,6 +121,7 @@ class CollectiveTexts(NamedTuple):
     in_elements: bytes
     out_elements: bytes
     dtype: bytes
+    in_split: bytes = b""
 
 
 def parse_operation(texts: CollectiveTexts) -> CollectiveOperation | None:
@@ -124,7 +133,7 @@ def parse_operation(texts: CollectiveTexts) -> CollectiveOperation | None:
     if not name:
         return None
     size = parse_count(texts.group_size)
-    ranks = tuple(int(digits) for digits in _RANK_DIGITS.findall(texts.ranks.decode("latin-1")))
+    ranks = _parse_integers(texts.ranks)
     return CollectiveOperation(
         name=find_torch_name(name),
         group=_parse_string(texts.group) or (str(number) if (number := parse_count(texts.group)) is not None else None),
@@ -134,6 +143,8 @@ def parse_operation(texts: CollectiveTexts) -> CollectiveOperation | None:
         in_elements=parse_count(texts.in_elements),
         out_elements=parse_count(texts.out_elements),
         dtype=_parse_string(texts.dtype) or None,
+        in_splits=_parse_integers(texts.in_split),
+        first_ranks=_parse_integers(texts.ranks.partition(b"...")[0]) if b"..." in texts.ranks else (),
     )
 
 
@@ -155,7 +166,7 @@ def parse_gloo_span(span_name: str, dimensions: bytes, types: bytes) -> Collecti
     if element_count >= 1 << 62:
         return None
     return CollectiveOperation(
-        find_torch_name(span_name.removeprefix(GLOO_PREFIX)), in_elements=element_count, dtype=_INPUT_TYPES[type_names[0]]
+        find_torch_name(span_name[len(GLOO_PREFIX) :]), in_elements=element_count, dtype=_INPUT_TYPES[type_names[0]]
     )
 
 
@@ -172,11 +183,12 @@ def find_kernel_collective(kernel_name: str) -> str | None:
     collective, so the result is `generic`.
     """
     if match := _OLD_NCCL_NAME.match(kernel_name) or _NCCL_NAME.match(kernel_name):
-        return _WORD_BOUNDARY.sub("_", match[1]).lower()
-    if kernel_name.startswith("nccl"):
-        return kernel_name if "Kernel" in kernel_name else None
+        return find_torch_name(_WORD_BOUNDARY.sub("_", match[1]).lower())
+    library = kernel_name[:5].lower()
+    if library.startswith(("nccl", "rccl")):
+        return kernel_name if "kernel" in kernel_name.lower() else None
     # MSCCL and MSCCL++ run programs, so the name does not say which collective the kernel is
-    if kernel_name.startswith("msccl"):
+    if library == "msccl":
         return "generic"
     match = _FUNCTION_NAME.match(kernel_name)
     if match is None or kernel_name.startswith(_TRITON_PREFIX):
@@ -188,10 +200,20 @@ def find_kernel_collective(kernel_name: str) -> str | None:
     return None
 
 
+def is_gloo_name(name: str) -> bool:
+    """Whether an event with this name is a span of gloo, in letters of any case."""
+    return name[: len(GLOO_PREFIX)].lower() == GLOO_PREFIX
+
+
 def parse_count(text: bytes) -> int | None:
     """Parse a JSON text as a count, an integer of at least 0. None if the text is anything else."""
     value = _parse_json(text)
     return value if type(value) is int and 0 <= value < 1 << 62 else None
+
+
+def _parse_integers(text: bytes) -> tuple[int, ...]:
+    """The integers in a JSON list or in a text such as "[0, 1, ...]"."""
+    return tuple(int(digits) for digits in _DIGITS.findall(text.decode("latin-1")))
 
 
 def _byte_size(elements: int | None, dtype: str | None) -> int | None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from collect.traces import sent_bytes
 from collect.traces.calls import CollectiveCall, ProcessGroup
 from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.stragglers import RankWaits
@@ -23,7 +22,7 @@ from shardlab.hardware import gpu_models
 # Collective -> function that gives for a number of ranks n the bus bandwidth divided by the algorithm bandwidth (nccl-tests).
 _BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
-    **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), lambda n: (n - 1) / n),
+    **dict.fromkeys(("all_gather", "reduce_scatter", "gather", "scatter"), lambda n: (n - 1) / n),
     **dict.fromkeys(("broadcast", "reduce", "send", "recv", "send_recv"), lambda n: 1.0),
 }
 
@@ -35,12 +34,16 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the collective."""
     group: ProcessGroup
     """The process group."""
+    profiled: int
+    """The number of ranks of the group that were profiled."""
     calls: int
     """The number of calls."""
     total_ns: int
     """The sum of their durations."""
     message_bytes: int | None
     """The sum of the message sizes of all calls, as nccl-tests counts them; None if the size of a call is unknown."""
+    sent_bytes: float | None
+    """The bytes that all ranks sent for these calls; None if the number is not known."""
     hidden_ns: int
     """The part of total_ns during which compute runs."""
     matched: int
@@ -52,6 +55,12 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
     link_gb_per_s: float | None
     """Its bandwidth in one direction according to the data sheet, in 1e9 bytes/s. Both are None if the ranks of the group are
     on several hosts, or if the trace does not say the model of the GPU."""
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether ranks of the group were not profiled. Then the time of the transfer is an upper bound, because all profiled
+        ranks may have waited for another one, and bandwidths are lower bounds."""
+        return self.group.size is not None and self.profiled < self.group.size
 
     @property
     def transfer_ns(self) -> int | None:
@@ -74,15 +83,13 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
         """The size of the messages times the factor of nccl-tests, in bytes; None if the size or the number of ranks is not
         known.
 
-        Also None for a group of a single rank, which sends nothing.
+        Also None for a group of a single rank, which sends nothing. For an all_to_all, whose parts may differ in size, they are
+        the bytes that are sent to other ranks.
         """
+        if self.collective == "all_to_all":
+            return self.sent_bytes or None
         factor, size = _BUS_FACTORS.get(self.collective), self.group.size or 0
         return None if self.message_bytes is None or factor is None or size < 2 else self.message_bytes * factor(size)
-
-    @property
-    def sent_bytes(self) -> float | None:
-        """The bytes that all ranks sent for these calls (`bytes_sent_for_message`); None if the number is not known."""
-        return sent_bytes.bytes_sent_for_message(self.collective, self.message_bytes, self.group.size)
 
     @property
     def algorithm_gb_per_s(self) -> float | None:
@@ -120,15 +127,18 @@ def _compute_use(
 ) -> CollectiveUse:
     message_sizes = [call.message_bytes for call, _ in calls]
     known_sizes = [size for size in message_sizes if size is not None]
+    known_sent = [call.sent_bytes for call, _ in calls if call.sent_bytes is not None]
     waited_ns = [waiting_ns for _, waiting_ns in calls if waiting_ns is not None]
     gpu = _find_gpu_model(ranks, group)
     gpu_model = gpu_models.find_gpu_model(gpu) if gpu else None
     return CollectiveUse(
         collective=name,
         group=group,
+        profiled=len({analysis.rank for analysis in ranks if group in analysis.groups}),
         calls=len(calls),
         total_ns=sum(call.duration_ns for call, _ in calls),
         message_bytes=sum(known_sizes) if len(known_sizes) == len(message_sizes) else None,
+        sent_bytes=sum(known_sent) if len(known_sent) == len(calls) else None,
         hidden_ns=sum(call.hidden_ns for call, _ in calls),
         matched=len(waited_ns),
         waited_ns=sum(waited_ns),

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from collect.traces import answer_tables, hta, merged, run_traces
 from collect.traces import trace as source
 from collect.traces.breakdown import Breakdown
 from collect.traces.difference import DifferenceRow, StepDifference, compute_step_difference, make_difference_table
-from collect.traces.file_figures import FileFigures, compute_file_figures, describe_damage, rank_sort_key, sort_by_rank
+from collect.traces.file_figures import (
+    FileFigures,
+    compute_file_figures,
+    describe_damage,
+    expect_gpu,
+    rank_sort_key,
+    sort_by_rank,
+)
+from collect.traces.lack_report import describe_lacks, lack_documents, why_not_compared
 from collect.traces.operators import OperatorDifference, compare_trace_operators
 from collect.traces.rank_analysis import rank_document
 from collect.traces.run_answers import RunAnswers
 from collect.traces.trace import Trace
+from collect.traces.trace_files import find_trace_files, name_files
 from shardlab.errors import InputError
 from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.runs.rundir import RunDir
@@ -25,30 +34,7 @@ from shardlab.terminal.console import Output
 from shardlab.terminal.table import Table
 from shardlab.workspace.workspace import Workspace
 
-_DERIVED_FIGURES = ("exposed_communication_ns", "overlap_pct")
-
-
-def find_trace_files(workspace: Workspace, run: str) -> list[Path]:
-    """Find the trace files of a run. Raises InputError if there are no traces.
-
-    run: the id of a run; or, if it contains a slash, the path of a trace file or of a folder with traces.
-    """
-    is_path = "/" in run
-    folder = Path(run) if is_path else workspace.find_run(run).path / "trace"
-    trace_paths = [path for path in folder.glob("*.json*") if not path.name.startswith(".")]
-    paths = (
-        [folder]
-        if is_path and folder.is_file()
-        else sorted(trace_paths)
-        if is_path
-        else run_traces.select_regular_files(trace_paths)
-    )
-    if not paths:
-        raise InputError(
-            f"{folder}: no traces. Allowed: a run whose cell has instruments: {{profile: ...}}, "
-            "or a folder or file (with a slash in its name) of Chrome traces, *.json or *.json.gz."
-        )
-    return paths
+_DERIVED_FIGURES = ("exposed_communication_ns", "overlap_pct", "bounds")
 
 
 def show_traces(workspace: Workspace, run: str, against: str | None, output: Output, *, like_hta: bool) -> int:
@@ -72,9 +58,12 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
             )
         return _print_report(output, document_header, merged_figures)
     paths = find_trace_files(workspace, run)
+    on_gpu = None if "/" in run else run_traces.ran_on_gpu(RunDir(workspace.runs / run).read_result())
     if against is None and not like_hta:  # traces are read one after another, because thousands would not fit into memory
         return _print_report(
-            output, document_header, sort_by_rank([compute_file_figures(source.read_trace(path)) for path in paths])
+            output,
+            document_header,
+            sort_by_rank([expect_gpu(compute_file_figures(source.read_trace(path)), on_gpu) for path in paths]),
         )
     other_paths = find_trace_files(workspace, against) if against else []
     traces = sorted(map(source.read_trace, paths), key=lambda trace: rank_sort_key(trace.rank, str(trace.path)))
@@ -85,8 +74,12 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
         other_figures = [compute_file_figures(entry) for entry in other_traces]
         comparison = TraceComparison(against, compare_trace_operators(traces, other_traces), other_figures, damage_sentences)
     if not like_hta:
-        return _print_report(output, document_header, [compute_file_figures(trace) for trace in traces], comparison)
+        return _print_report(
+            output, document_header, [expect_gpu(compute_file_figures(trace), on_gpu) for trace in traces], comparison
+        )
     breakdowns, failures = _compute_like_hta(traces)
+    for sentence in (f"{breakdown.file}: {lack.text}" for breakdown in breakdowns for lack in breakdown.lacks):
+        output.print_remark(sentence, style="yellow")
     trace_damage = [f"{trace.path}: {sentence}" for trace in traces for sentence in describe_damage(trace)]
     _print_breakdowns(output, run, breakdowns, like_hta=True)
     collective_tallies = [entry for breakdown in breakdowns for entry in breakdown.collectives]
@@ -95,7 +88,7 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
     _print_kernels(output, breakdowns)
     if comparison:
         output.show_table(answer_tables.make_operators_table(run, comparison.against, comparison.operators))
-    duplicate_sentences = _describe_duplicates([(trace.rank, trace.path) for trace in traces])
+    duplicate_sentences = _describe_duplicates([(trace.rank, trace.path.name) for trace in traces])
     _print_remarks(output, breakdowns, duplicate_sentences, [*failures, *trace_damage, *damage_sentences])
     document = document_header | {"like_hta": True, "ranks": [_breakdown_document(entry) for entry in breakdowns]}
     document |= {"without_figures": failures, "damage": [*trace_damage, *damage_sentences]}
@@ -115,10 +108,11 @@ class TraceComparison(NamedTuple):
     damage: list[str]
     """Sentences about damaged traces of the other run."""
 
-    def document(self, why: StepDifference | None) -> dict[str, Any]:
+    def document(self, why: StepDifference | None, not_compared: str = "") -> dict[str, Any]:
         """The comparison as a part of the JSON document. why: the difference between the steps of the two runs; None: not
-        known."""
-        return {"against": self.against, "why": why, "operators": self.operators}
+        known. not_compared: why nothing is compared; "" if the runs are compared."""
+        operators = None if not_compared else self.operators
+        return {"against": self.against, "why": why, "operators": operators, "not_compared": not_compared or None}
 
 
 def _print_report(
@@ -129,30 +123,35 @@ def _print_report(
     document_header: the first keys of the JSON document: the name of the run, and which runs are rehearsals. figures: the
     figures of all traces of the run, sorted by rank. comparison: the comparison with another run, or None."""
     run = document_header["run"]
-    breakdowns = [entry.breakdown for entry in figures if entry.breakdown]
-    run_answers = RunAnswers([entry.analysis for entry in figures if entry.analysis])
+    names = dict(zip((entry.path for entry in figures), name_files([entry.path for entry in figures]), strict=True))
+    breakdowns = [structs.replace(entry.breakdown, file=names[entry.path]) for entry in figures if entry.breakdown]
+    analyses = [structs.replace(entry.analysis, file=names[entry.path]) for entry in figures if entry.analysis]
+    run_answers = RunAnswers(analyses)
     failures = [f"{entry.path}: {entry.why}" for entry in figures if entry.why]
     damage_sentences = [f"{entry.path}: {sentence}" for entry in figures for sentence in entry.damage]
     damage_sentences += comparison.damage if comparison else []
-    step_difference = None
-    if comparison:
+    step_difference, not_compared = None, why_not_compared([*figures, *comparison.others]) if comparison else ""
+    if comparison and not not_compared:
         other_analyses = [entry.analysis for entry in comparison.others if entry.analysis]
         step_difference = compute_step_difference([run_answers], [RunAnswers(other_analyses)])
     _print_breakdowns(output, run, breakdowns, like_hta=False)
     answer_tables.print_answer_tables(output, run_answers)
     _print_kernels(output, breakdowns)
-    if comparison:
-        if step_difference:
-            output.show_table(_make_step_table(run, comparison.against, step_difference))
+    if comparison and step_difference:
+        output.show_table(_make_step_table(run, comparison.against, step_difference))
+    if comparison and not not_compared:
         output.show_table(answer_tables.make_operators_table(run, comparison.against, comparison.operators))
-    duplicate_sentences = _describe_duplicates([(entry.rank, Path(entry.path)) for entry in figures])
+    for sentence in (*describe_lacks(figures, names, run_answers), *([not_compared] if not_compared else [])):
+        output.print_remark(sentence, style="yellow")
+    duplicate_sentences = _describe_duplicates([(entry.rank, names[entry.path]) for entry in figures])
     _print_remarks(output, breakdowns, duplicate_sentences, [*failures, *damage_sentences])
     ranks = [
         _breakdown_document(entry) | rank_document(rank) for entry, rank in zip(breakdowns, run_answers.ranks, strict=True)
     ]
     document = document_header | {"like_hta": False, "ranks": ranks}
-    document |= {"without_figures": failures, "damage": damage_sentences} | run_answers.document()
-    output.print_document(document | (comparison.document(step_difference) if comparison else {}))
+    document |= {"without_figures": failures, "lacks": lack_documents(figures, names), "damage": damage_sentences}
+    document |= run_answers.document()
+    output.print_document(document | (comparison.document(step_difference, not_compared) if comparison else {}))
     return 1 if damage_sentences or failures else 0
 
 
@@ -160,6 +159,8 @@ def _print_breakdowns(output: Output, run: str, breakdowns: Sequence[Breakdown],
     table = answer_tables.make_breakdown_table(run, breakdowns, like_hta=like_hta)
     output.show_table(table)
     output.print_line(table.note)
+    if (devices_table := answer_tables.make_devices_table(breakdowns)).rows:
+        output.show_table(devices_table)
 
 
 def _print_kernels(output: Output, breakdowns: Sequence[Breakdown]) -> None:
@@ -203,17 +204,17 @@ def _compute_like_hta(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[st
     return breakdowns, [str(attempt) for attempt in errors]
 
 
-def _describe_duplicates(files_of_ranks: Sequence[tuple[int | None, Path]]) -> list[str]:
+def _describe_duplicates(files_of_ranks: Sequence[tuple[int | None, str]]) -> list[str]:
     """A sentence for each rank that has several trace files. files_of_ranks: for each trace, (rank that the file states,
     file)."""
-    paths_of_rank: defaultdict[int, list[Path]] = defaultdict(list)
-    for rank, path in files_of_ranks:
+    names_of_rank: defaultdict[int, list[str]] = defaultdict(list)
+    for rank, name in files_of_ranks:
         if rank is not None:
-            paths_of_rank[rank].append(path)
+            names_of_rank[rank].append(name)
     return [
-        f"rank {rank}: {len(rank_paths)} files are of this rank: {', '.join(path.name for path in rank_paths)}. Each has a row."
-        for rank, rank_paths in paths_of_rank.items()
-        if len(rank_paths) > 1
+        f"rank {rank}: {len(names)} files are of this rank: {', '.join(names)}. Each has a row."
+        for rank, names in names_of_rank.items()
+        if len(names) > 1
     ]
 
 

@@ -156,7 +156,7 @@ class DetailColumns:
             return
         columns = (
             to_integers([arg.device_type for arg in memory_args]),
-            to_integers([arg.device for arg in memory_args]),
+            to_integers([arg.device_id for arg in memory_args]),
             moments_ns,
             to_integers([arg.bytes for arg in memory_args]),
             to_integers([arg.allocated for arg in memory_args]),

@@ -81,10 +81,13 @@ def make_difference_table(title: str, step: StepDifference, other_words: str) ->
 def compute_step_difference(runs: Sequence[RunAnswers], against_runs: Sequence[RunAnswers]) -> StepDifference | None:
     """The difference between the mean step of `runs` and the mean step of `against_runs`.
 
-    None if no rank of `runs` or no rank of `against_runs` was analysed, or if some ranks ran on GPUs and others on CPUs.
+    None if no rank of `runs` or no rank of `against_runs` was analysed, if some ranks ran on GPUs and others on CPUs, or if a
+    time of a rank is only a bound.
     """
     analyses, other_analyses = ([analysis for run in side_runs for analysis in run.ranks] for side_runs in (runs, against_runs))
     if not analyses or not other_analyses or len({analysis.kind for analysis in (*analyses, *other_analyses)}) > 1:
+        return None
+    if any(analysis.is_bound for analysis in (*analyses, *other_analyses)):
         return None
     by_step = all(analysis.steps for analysis in (*analyses, *other_analyses))
     run_step, against_step = (compute_step_time(side_runs, by_step=by_step) for side_runs in (runs, against_runs))

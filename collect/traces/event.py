@@ -29,6 +29,8 @@ class Args(Struct, gc=False):
     """The types of the inputs of an operator as JSON text; recorded if the profiler records shapes."""
     shapes: Raw = field(name="Input Dims", default=_ABSENT_TEXT)
     """The shapes of the inputs of an operator, such as [[8, 64], [64, 32]]; recorded if the profiler records shapes."""
+    device: Any = -1
+    """The number of the GPU; -1 if absent."""
     stream: Any = -1
     """The stream of the device; -1 if absent."""
     correlation: Any = -1
@@ -39,6 +41,7 @@ class Args(Struct, gc=False):
     out_elements: Raw = field(name="Out msg nelems", default=_ABSENT_TEXT)
     group_size: Raw = field(name="Group size", default=_ABSENT_TEXT)
     dtype: Raw = _ABSENT_TEXT
+    in_split: Raw = field(name="In split size", default=_ABSENT_TEXT)
     sequence: Raw = field(name="Seq", default=_ABSENT_TEXT)
     group: Raw = field(name="Process Group Name", default=_ABSENT_TEXT)
     group_id: Raw = field(name="Process Group ID", default=_ABSENT_TEXT)
@@ -55,7 +58,7 @@ class Args(Struct, gc=False):
     def collective_texts(self) -> tuple[Raw, ...]:
         """The texts of the arguments of the collective, in the order of the fields of `CollectiveTexts`."""
         group = (self.group or self.group_id, self.description, self.group_size, self.ranks)
-        return (self.collective, *group, self.in_elements, self.out_elements, self.dtype)
+        return (self.collective, *group, self.in_elements, self.out_elements, self.dtype, self.in_split)
 
 
 class AnyArgs(Args, gc=False):
@@ -64,7 +67,7 @@ class AnyArgs(Args, gc=False):
     bytes: Any = field(name="Bytes", default=0)
     allocated: Any = field(name="Total Allocated", default=-1)
     reserved: Any = field(name="Total Reserved", default=-1)
-    device: Any = field(name="Device Id", default=-1)
+    device_id: Any = field(name="Device Id", default=-1)
     device_type: Any = field(name="Device Type", default=-1)
 
 
@@ -159,8 +162,8 @@ def numbers_to_ns(times: Sequence[float]) -> NDArray[np.int64] | None:
 
 def texts_to_ns(texts: Sequence[Raw]) -> NDArray[np.int64]:
     """Convert each text of microseconds to nanoseconds, rounded half to even; UNKNOWN for a text that is not a number. Shape
-    (number of texts,)."""
-    return np.array([_text_to_ns(bytes(text)) for text in texts], np.int64)
+    (number of texts,). A number in quotation marks, as torch_npu writes it, is read as the number."""
+    return np.array([_text_to_ns(bytes(text).strip(b'"')) for text in texts], np.int64)
 
 
 def _text_to_ns(text: bytes) -> int:

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
-from collect.traces.breakdown import Breakdown, compute_breakdown, count_unknown_categories
+from collect.traces.breakdown import Breakdown, compute_breakdown, count_unknown_categories, is_trace_of_cpu
+from collect.traces.lacks import SPOILING, WITHOUT_WORK, Lack, find_lacks, lack_gpu
 from collect.traces.launches import GPU_CATEGORIES
 from collect.traces.rank_analysis import RankAnalysis, analyse_rank
 from collect.traces.trace import Trace
@@ -29,8 +31,16 @@ class FileFigures(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     """A clause that says why the trace has no figures; "" if it has figures, or if the file is cut short, which `damage` says.
     """
+    lacks: list[Lack]
+    """What the recording lacks."""
     damage: list[str]
     """Sentences about events that were lost, and about a file that was cut short."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether figures may rank cells: the trace has figures, is not damaged, and lacks no work of the GPU."""
+        is_spoiled = any(lack.kind in SPOILING for lack in self.lacks)
+        return self.breakdown is not None and self.analysis is not None and not self.damage and not is_spoiled
 
 
 def compute_file_figures(trace: Trace) -> FileFigures:
@@ -40,10 +50,33 @@ def compute_file_figures(trace: Trace) -> FileFigures:
         path=str(trace.path),
         rank=trace.rank,
         breakdown=rank_breakdown,
-        analysis=analyse_rank(trace) if rank_breakdown else None,
+        analysis=_analyse(trace, rank_breakdown) if rank_breakdown else None,
         why="" if rank_breakdown or trace.cut else explain_missing_figures(trace),
+        lacks=rank_breakdown.lacks if rank_breakdown else find_lacks(trace, np.zeros(len(trace.name), np.bool_)),
         damage=describe_damage(trace),
     )
+
+
+def expect_gpu(figures: FileFigures, on_gpu: bool | None) -> FileFigures:
+    """The figures of a CPU, with a lack if the run used GPUs, and without it if it used none. Figures of a GPU stay the same.
+
+    on_gpu: whether the run used GPUs by its own record; None: not known, so that the trace decides.
+    """
+    rank_breakdown = figures.breakdown
+    if on_gpu is None or rank_breakdown is None or rank_breakdown.source == "gpu":
+        return figures
+    lacks = [lack_gpu("the run used GPUs")] if on_gpu else []
+    return msgspec.structs.replace(figures, lacks=lacks, breakdown=msgspec.structs.replace(rank_breakdown, lacks=lacks))
+
+
+def _analyse(trace: Trace, rank_breakdown: Breakdown) -> RankAnalysis | None:
+    """Further results of the rank. Idle time that is only a bound has no causes. If the time of compute is only a bound, matrix
+    products and attention have no time, and so no FLOP/s."""
+    analysis, bounds = analyse_rank(trace), rank_breakdown.bounds
+    if analysis is None or not bounds:
+        return analysis
+    products, attention = ([], []) if "compute_ns" in bounds else (analysis.products, analysis.attention)
+    return msgspec.structs.replace(analysis, idle=None, products=products, attention=attention, is_bound=True)
 
 
 def sort_by_rank(figures: Sequence[FileFigures]) -> list[FileFigures]:
@@ -67,6 +100,8 @@ def explain_missing_figures(trace: Trace) -> str:
     if not len(trace.name):
         return "the trace has no events."
     category_counts = sorted(count_unknown_categories(trace).items(), key=lambda item: -item[1])
+    if not category_counts and not is_trace_of_cpu(trace):
+        return WITHOUT_WORK
     if not category_counts:
         return "no kernels of a GPU and no operators, so there are no figures."
     named_categories = ", ".join(f"{name} ({count:,} events)" for name, count in category_counts[:MOST_CATEGORIES])

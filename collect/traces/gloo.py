@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import intervals
-from collect.traces.collective import GLOO_PREFIX, CollectiveOperation, find_torch_name
+from collect.traces.collective import GLOO_PREFIX, CollectiveOperation, find_torch_name, is_gloo_name
 from collect.traces.intervals import Intervals
 from collect.traces.launches import STEP_NAME
 from collect.traces.trace import Trace
@@ -48,7 +48,7 @@ def find_activity(trace: Trace) -> Activity | None:
     """Find what a rank without a GPU does, from its trace; None if the trace contains neither operators nor spans of gloo."""
     is_step = find_steps(trace)
     is_operator = trace.has_category("cpu_op")
-    is_collective = _match_names(trace, lambda label: label.startswith(GLOO_PREFIX)) & ~is_operator
+    is_collective = _match_names(trace, is_gloo_name) & ~is_operator
     if not (is_operator | is_collective).any():
         return None
     main_thread = _find_main_thread(trace, is_step, is_operator)
@@ -76,6 +76,19 @@ def find_steps(trace: Trace) -> NDArray[np.bool_]:
     return trace.has_category("user_annotation") & _match_names(trace, lambda label: STEP_NAME.match(label) is not None)
 
 
+def find_steps_at(trace: Trace, moments_ns: NDArray[np.int64]) -> list[int]:
+    """The number of the profiler step (from its name) that contains each moment; -1 if no step contains the moment."""
+    step_rows = np.flatnonzero(find_steps(trace))
+    step_rows = step_rows[np.argsort(trace.start_ns[step_rows], kind="stable")]
+    if not len(step_rows):
+        return [-1] * len(moments_ns)
+    step_matches = [match for label in trace.name[step_rows] if (match := STEP_NAME.match(trace.labels[label]))]
+    step_numbers = np.array([int(step[1]) for step in step_matches], np.int64)
+    step_positions = np.searchsorted(trace.start_ns[step_rows], moments_ns, side="right") - 1
+    is_inside = (step_positions >= 0) & (moments_ns < trace.end_ns[step_rows][step_positions])
+    return np.where(is_inside, step_numbers[step_positions], -1).tolist()  # type: ignore[no-any-return]
+
+
 def starts_in_steps(trace: Trace, moments_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which moments lie in a profiler step. If the trace has no profiler steps, all moments count. Shape (number of
     moments,)."""
@@ -99,7 +112,7 @@ def name_collectives(trace: Trace, activity: Activity) -> list[str]:
     activity: the result of `find_activity` for the trace.
     """
     span_rows = np.flatnonzero(activity.is_collective)
-    span_names = [trace.labels[label].removeprefix(GLOO_PREFIX) for label in trace.name[span_rows]]
+    span_names = [trace.labels[label][len(GLOO_PREFIX) :] for label in trace.name[span_rows]]
     queued_indexes = [index for index, name in enumerate(span_names) if name not in _POINT_TO_POINT]
     queued_indexes.sort(key=lambda index: trace.start_ns[span_rows[index]])
     launch_rows = sorted(np.flatnonzero(activity.is_launch), key=lambda row: trace.start_ns[row])

@@ -12,6 +12,8 @@ from shardlab.files.decoders import DECODE_FAULTS
 
 _KEY_PATTERN = r'"{}"\s*:\s*'
 _HOST_NAME = re.compile(_KEY_PATTERN.format("host_name").encode() + rb'("(?:[^"\\]|\\.){0,255}")')
+_BACKEND = re.compile(_KEY_PATTERN.format("backend").encode() + rb'"([\w:,]{1,63})"')
+_WORLD_SIZE = re.compile(_KEY_PATTERN.format("world_size").encode() + rb"(\d{1,9})\b")
 _DEVICE_LIST = re.compile(_KEY_PATTERN.format("deviceProperties").encode() + rb"(?=\[)")
 _GROUP_LIST = re.compile(_KEY_PATTERN.format("pg_config").encode() + rb"(?=\[)")
 _LONGEST_LIST = 1 << 20  # the most characters of a JSON list that are read
@@ -33,6 +35,10 @@ class TraceHead(msgspec.Struct, frozen=True):
     """The name of the host; "" if the file does not say it."""
     gpu: str = ""
     """The model of the host's GPUs; "" if the file does not say it or names several models."""
+    backend: str = ""
+    """The library of the default process group, in small letters; "" if the file does not say it."""
+    world_size: int | None = None
+    """The number of ranks of the run; None if the file does not say it."""
     groups: tuple[NamedGroup, ...] | None = None
     """The process groups of the rank; None if the file does not list them or the list cannot be read."""
 
@@ -45,12 +51,15 @@ def read_head(text: bytes) -> TraceHead:
     """Parse the text before the list of events. Information that is missing or damaged counts as unknown; no error is
     raised."""
     host_match = _HOST_NAME.search(text)
+    backend_match = _BACKEND.search(text)
     devices = _read_list(text, _DEVICE_LIST, list[_Device])
     groups = _read_list(text, _GROUP_LIST, list[NamedGroup])
     gpu_models = {device.name for device in devices or []}
     return TraceHead(
         host=_decode_json(host_match[1], str) or "" if host_match else "",
         gpu=gpu_models.pop() if len(gpu_models) == 1 else "",
+        backend=backend_match[1].decode().lower() if backend_match else "",
+        world_size=int(size_match[1]) if (size_match := _WORLD_SIZE.search(text)) else None,
         groups=tuple(groups) if groups else None,
     )
 

@@ -31,6 +31,8 @@ from numpy.typing import NDArray
 
 from collect.traces import collective, intervals
 from collect.traces.breakdown import Breakdown, EventTally, count_steps, rename_tallies, tally_events
+from collect.traces.lacks import find_lacks
+from collect.traces.launches import divide_by_launch
 from collect.traces.trace import Trace
 from shardlab.errors import InputError
 
@@ -116,6 +118,8 @@ def _compute_breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
         overlap_ns=overlap_us * 1000,
         collectives=rename_tallies(_tally_kernels(trace, communicating_kernels), _collective_name),
         kernels=_tally_kernels(trace, kernels),
+        file=trace.path.name,
+        lacks=find_lacks(trace, divide_by_launch(trace).is_counted),
         like_hta=True,
     )
 

@@ -18,6 +18,7 @@ from collect.traces.trace import Trace
 # The name of a profiler step, with its number. More than 18 digits are too many for 64 bits.
 STEP_NAME = re.compile(r"ProfilerStep\s*#\s*([0-9]{1,18})\Z")
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+LAUNCH_CATEGORIES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "mtia_runtime", "privateuse1_runtime", "Runtime")
 _DEVICE_CATEGORIES = (*GPU_CATEGORIES, "gpu_user_annotation", "cuda_sync")
 
 

@@ -33,7 +33,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     steps: int
     host: str
-    """The name of the host;."""
+    """The name of the host; "" if the trace does not say it."""
     gpu: str
     """The model of its GPUs; "" if the trace does not say it."""
     span_ns: int
@@ -58,6 +58,12 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """The matrix products."""
     attention: list[AttentionUse]
     """The kernels of attention. Each is empty if the trace does not record it."""
+    file: str = ""
+    """The name of the trace file in the folder of the traces."""
+    world_size: int | None = None
+    """The number of ranks of the run; None if the trace does not say it."""
+    is_bound: bool = False
+    """Whether a time is only a bound, because the recording lacks something (`Breakdown.bounds`)."""
 
     @property
     def kind(self) -> str:
@@ -91,6 +97,7 @@ def analyse_rank(trace: Trace) -> RankAnalysis | None:
         memory=measure_memory(trace),
         products=find_matrix_products(trace, activities),
         attention=find_attention(trace, activities),
+        world_size=trace.head.world_size,
     )
 
 

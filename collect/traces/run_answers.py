@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from collect.traces import collectives, stragglers
+from collect.traces.calls import ProcessGroup, label_groups
 from collect.traces.collectives import CollectiveUse
 from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.stragglers import RankWaits
 
-_USE_PROPERTIES = ("sent_bytes", "transfer_ns", "hidden_pct", "algorithm_gb_per_s", "bus_gb_per_s", "link_pct")
+_USE_PROPERTIES = ("is_partial", "transfer_ns", "hidden_pct", "algorithm_gb_per_s", "bus_gb_per_s", "link_pct")
 
 
 class RunAnswers:
@@ -33,13 +34,42 @@ class RunAnswers:
         """The use of every collective in every process group, the longest total time first."""
         return collectives.compute_collective_uses(self.ranks, self.waits)
 
+    @cached_property
+    def group_labels(self) -> dict[ProcessGroup, str]:
+        """The text that tables show for each process group."""
+        return label_groups(use.group for use in self.collectives)
+
+    @cached_property
+    def rank_count(self) -> int:
+        """The number of ranks that the traces name; 0 if they name none."""
+        sizes = [analysis.world_size for analysis in self.ranks] + [
+            group.size for analysis in self.ranks for group in analysis.groups
+        ]
+        return max((size for size in sizes if size is not None), default=0)
+
+    @property
+    def missing_ranks(self) -> str:
+        """A sentence that says how many ranks were profiled; "" if all were, or if the traces do not say how many there are."""
+        profiled = len({analysis.rank for analysis in self.ranks})
+        if not self.ranks or profiled >= self.rank_count:
+            return ""
+        verb = "was" if profiled == 1 else "were"
+        return (
+            f"{profiled:,} of {self.rank_count:,} ranks {verb} profiled: where ranks of a process group are missing, the time "
+            "of a transfer is at most, and bandwidths and waiting for slow ranks are at least the given values."
+        )
+
     def document(self) -> dict[str, Any]:
         """The results about the run as JSON values. A result that is not known is null."""
         use_documents = [
             msgspec.to_builtins(use) | {"group": _group_document(use), **{name: getattr(use, name) for name in _USE_PROPERTIES}}
             for use in self.collectives
         ]
-        return {"collectives": use_documents, "stragglers": self._stragglers_document()}
+        return {
+            "collectives": use_documents,
+            "stragglers": self._stragglers_document(),
+            "missing_ranks": self.missing_ranks or None,
+        }
 
     def _stragglers_document(self) -> dict[str, Any]:
         waits = self.waits
@@ -64,5 +94,6 @@ def _group_document(use: CollectiveUse) -> dict[str, Any]:
         "description": group.description or None,
         "size": group.size,
         "ranks": list(group.ranks) or None,
+        "first_ranks": list(group.first_ranks) or None,
         "mixed": group.mixed,
     }

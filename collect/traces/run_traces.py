@@ -11,14 +11,16 @@ import msgspec
 
 from collect.traces import figure_cache, hta, trace
 from collect.traces.breakdown import Breakdown
+from collect.traces.file_figures import FileFigures, expect_gpu
 from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.run_answers import RunAnswers
 from shardlab.errors import InputError
 from shardlab.matrix.study import Traces
+from shardlab.runs.record import Result
 
 
 class RunTraces(msgspec.Struct, frozen=True, dict=True):
-    """The figures (numbers) of the profiled ranks of a run. Damaged traces are left out."""
+    """The figures (numbers) of the profiled ranks of a run. Traces that are damaged or lack work of the GPU are left out."""
 
     exact: list[Breakdown] = []
     """The exact breakdown of each rank."""
@@ -27,6 +29,8 @@ class RunTraces(msgspec.Struct, frozen=True, dict=True):
     like_hta: list[Breakdown] = []
     """The breakdown of each rank as HolisticTraceAnalysis computes it; empty if the matrix does not ask for it, or if
     HolisticTraceAnalysis has no result."""
+    files: list[FileFigures] = []
+    """The figures of all trace files of the run, also of those that are left out."""
 
     @cached_property
     def answers(self) -> RunAnswers:
@@ -39,21 +43,30 @@ class RunTraces(msgspec.Struct, frozen=True, dict=True):
         return self.like_hta or self.exact
 
 
-def read_run_traces(run_path: Path, mode: Traces) -> RunTraces:
+def read_run_traces(run_path: Path, mode: Traces, on_gpu: bool = False) -> RunTraces:
     """Read the figures of the traces in a run folder.
 
-    mode: `like-hta` to get the figures of HolisticTraceAnalysis, too. A trace that is damaged or cut short is left out, because
-    incomplete figures must not rank cells; `collect trace` reports the damage.
+    mode: `like-hta` to get the figures of HolisticTraceAnalysis, too. on_gpu: whether the result says that the run
+    used GPUs. A trace that is damaged, cut short, or lacks work of the GPU is left out, because incomplete figures must not
+    rank cells.
     """
     trace_paths = select_regular_files((run_path / "trace").glob("rank-*.json.gz"))
-    trace_figures = [figures for path in trace_paths if (figures := figure_cache.load_figures(path)) is not None]
-    exact = [figures.breakdown for figures in trace_figures]
-    analyses = [figures.analysis for figures in trace_figures]
+    files = [expect_gpu(figure_cache.load_figures(path), on_gpu) for path in trace_paths]
+    used = [(path, entry) for path, entry in zip(trace_paths, files, strict=True) if entry.is_usable]
+    exact = [entry.breakdown for _, entry in used if entry.breakdown]
     return RunTraces(
         exact,
-        analyses,
-        _read_like_hta(trace_paths) if mode == "like-hta" and any(breakdown.source == "gpu" for breakdown in exact) else [],
+        [entry.analysis for _, entry in used if entry.analysis],
+        _read_like_hta([path for path, _ in used])
+        if mode == "like-hta" and any(breakdown.source == "gpu" for breakdown in exact)
+        else [],
+        files,
     )
+
+
+def ran_on_gpu(result: Result | None) -> bool:
+    """Whether the result of a run says that its ranks trained on GPUs."""
+    return result is not None and bool(result.gpus)
 
 
 def select_regular_files(paths: Iterable[Path]) -> list[Path]:
@@ -67,10 +80,7 @@ def _read_like_hta(trace_paths: list[Path]) -> list[Breakdown]:
 
     HolisticTraceAnalysis itself would then fail for all traces.
     """
-    undamaged_traces = [
-        loaded_trace for path in trace_paths if not ((loaded_trace := trace.read_trace(path)).lost or loaded_trace.cut)
-    ]
     try:
-        return hta.compute_hta_breakdowns(undamaged_traces)
+        return hta.compute_hta_breakdowns([trace.read_trace(path) for path in trace_paths])
     except InputError:
         return []

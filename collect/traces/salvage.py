@@ -18,7 +18,7 @@ from shardlab.files import files
 # bytes that are decoded at once: they fit into the second-level cache, and are a quarter faster than 4 MiB
 BLOCK_BYTES = 1 << 18
 _COMPRESSED_BYTES = 1 << 16  # bytes of a gzip file that are read at once; few: each decompression copies those that are left
-_GZIP_MAGIC = b"\x1f\x8b"
+GZIP_MAGIC = b"\x1f\x8b"
 _BETWEEN_EVENTS = re.compile(r"[\s,]*")
 _LIST_END = re.compile(r"\]\s*(?:\}|,\s*\"|\Z)")
 _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
@@ -38,7 +38,7 @@ def read_blocks(path: Path) -> Iterator[bytes]:
     Raises CutShort after the last readable block if the file is damaged; raises OSError if the file cannot be opened.
     """
     with files.open_regular(path) as file:
-        is_gzip = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        is_gzip = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         file.seek(0)
         read_size = BLOCK_BYTES if not is_gzip else min(BLOCK_BYTES, _COMPRESSED_BYTES)
         raw_blocks = iter(lambda: file.read(read_size), b"")
@@ -166,17 +166,15 @@ def _build_event(fields: dict[str, Any]) -> AnyEvent:
         cat=_string_or_empty(fields.get("cat")),
         name=_string_or_empty(fields.get("name")),
         tid=str(tid) if isinstance(tid, _Number) else _string_or_empty(tid),
-        ts=_number_text(fields.get("ts")),
-        dur=_number_text(fields.get("dur")),
+        ts=_json_text(fields.get("ts")),
+        dur=_json_text(fields.get("dur")),
         args=_build_args(args) if isinstance(args, dict) else None,
     )
 
 
 def _build_args(fields: dict[str, Any]) -> AnyArgs:
     json_texts = {name: _json_text(fields[key]) for name, key in _TEXT_FIELDS.items() if key in fields}
-    return AnyArgs(
-        correlation=_to_number(fields.get("correlation", -1)), stream=_to_number(fields.get("stream", -1)), **json_texts
-    )
+    return AnyArgs(**{key: _to_number(fields.get(key, -1)) for key in ("correlation", "stream", "device")}, **json_texts)
 
 
 def _json_text(value: Any) -> Raw:

@@ -1,4 +1,4 @@
-"""Computes the bytes that ranks send in a step, from the sizes of the collectives in their traces.
+"""Computes the bytes that a rank sends, from the sizes of the collectives in its trace.
 
 The sizes are those of the tensors that the communication backend received, as the profiler recorded them. So the bytes are an
 independent check of the theory of the strategy and of the bytes that the same-work proof counts. This is also why the factors
@@ -9,10 +9,8 @@ the two tables is wrong, the results disagree.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collect.traces.rank_analysis import RankAnalysis
+from collect.traces.collective import CollectiveOperation
 
 # Collective -> function that gives for a number of ranks n the bytes that a rank sends, as a share of the size of the message
 # (`calls.compute_message_bytes`), by the ring algorithm (Thakur, Rabenseifner and Gropp, 2005, sections 4.1 to 4.5). For
@@ -40,20 +38,18 @@ def bytes_sent_for_message(collective: str, message_bytes: int | None, group_siz
     return None if get_share is None or message_bytes is None or not group_size else get_share(group_size) * message_bytes
 
 
-def bytes_sent_in_step(ranks: Sequence[RankAnalysis]) -> float | None:
-    """The bytes that these ranks together send in one profiler step. For each rank, the mean over its steps is used.
+def bytes_sent_in_all_to_all(operation: CollectiveOperation, ranks: Sequence[int], rank: int | None) -> int | None:
+    """The bytes that this rank sends to other ranks in an all_to_all whose parts differ in size; None if they are not known.
 
-    None if a rank was not profiled by steps, or if the bytes of any call are not known.
+    The trace says the parts in elements, or in rows that have the same number of elements. ranks: the ranks of the group, in
+    the order of the group; the last may be missing. rank: the rank itself.
     """
-    if not ranks or not all(analysis.steps for analysis in ranks):
+    splits = operation.in_splits
+    if not splits or len(splits) != operation.group_size or rank not in ranks or operation.input_bytes is None:
         return None
-    total_bytes = 0.0
-    for analysis in ranks:
-        for call in analysis.calls:
-            if call.step < 0:
-                continue
-            sent_bytes = bytes_sent_for_message(call.name, call.message_bytes, analysis.groups[call.group].size)
-            if sent_bytes is None:
-                return None
-            total_bytes += sent_bytes / analysis.steps
-    return total_bytes
+    total = sum(splits)
+    if not total:
+        return None if operation.in_elements else 0
+    if (operation.in_elements or 0) % total:
+        return None
+    return operation.input_bytes * (total - splits[ranks.index(rank)]) // total

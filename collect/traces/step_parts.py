@@ -73,7 +73,7 @@ def divide_rank_time(analysis: RankAnalysis, rank_index: int, waits: RankWaits) 
     part_times = {StepPart("compute"): analysis.compute_ns, StepPart("memory"): analysis.memory_ns}
     for index, call in enumerate(analysis.calls):
         waiting_ns = waits.waited.get((rank_index, index))
-        if waiting_ns is None:
+        if waiting_ns is None or waits.is_partial:
             ns_of_cause = {UNMATCHED: call.exposed_ns}
         else:
             waited_ns = call.exposed_within(waiting_ns)

@@ -66,6 +66,8 @@ class RankWaits(NamedTuple):
     """The waiting of each rank, sorted by rank; empty if no call could be matched."""
     unmatched: int
     """The number of calls, of all ranks together, that synchronize ranks but could not be matched."""
+    is_partial: bool
+    """Whether ranks of the groups of matched calls were not profiled, so that the waiting is a lower bound."""
     why: str
     """The reason why no call could be matched; "" if calls were matched."""
 
@@ -87,8 +89,12 @@ def compute_waits(ranks: Sequence[RankAnalysis]) -> RankWaits:
     rank_numbers = [rank_analysis.rank for rank_analysis in ranks]
     if len(ranks) < 2:
         return _build_empty_waits("only one rank was profiled")
-    if None in rank_numbers or len(set(rank_numbers)) < len(rank_numbers):
-        return _build_empty_waits("the traces do not say which rank each of them is of, or several are of one rank")
+    # several files may be of one rank, if they are of different steps
+    ranks_and_steps = [
+        (analysis.rank, step) for analysis in ranks for step in dict.fromkeys(call.step for call in analysis.calls)
+    ]
+    if None in rank_numbers or len(set(ranks_and_steps)) < len(ranks_and_steps):
+        return _build_empty_waits("the traces do not say which rank each of them is of, or several are of one rank and step")
     calls_by_rank: defaultdict[tuple[ProcessGroup, int], dict[int, list[int]]] = defaultdict(dict)
     for rank, analysis in enumerate(ranks):
         for index, call in enumerate(analysis.calls):
@@ -101,11 +107,13 @@ def compute_waits(ranks: Sequence[RankAnalysis]) -> RankWaits:
     last_counts: Counter[int] = Counter()
     caused_ns: Counter[int] = Counter()
     unmatched_count = 0
+    is_partial = False
     for (group, _), by_rank in calls_by_rank.items():
         if not _calls_match(ranks, group, by_rank):
             unmatched_count += sum(map(len, by_rank.values()))
             continue
         rank_indexes = list(by_rank)
+        is_partial |= group.size is not None and len(by_rank) < group.size
         for matched_calls in zip(*by_rank.values(), strict=True):
             durations_ns = [
                 ranks[rank].calls[index].duration_ns for rank, index in zip(rank_indexes, matched_calls, strict=True)
@@ -126,11 +134,13 @@ def compute_waits(ranks: Sequence[RankAnalysis]) -> RankWaits:
             else "the calls of the ranks do not agree in process group, step and order",
             unmatched_count,
         )
-    return RankWaits(waited_ns, sorted(skews_ns), _sum_by_rank(ranks, waited_ns, last_counts, caused_ns), unmatched_count, "")
+    return RankWaits(
+        waited_ns, sorted(skews_ns), _sum_by_rank(ranks, waited_ns, last_counts, caused_ns), unmatched_count, is_partial, ""
+    )
 
 
 def _build_empty_waits(why: str, unmatched_count: int = 0) -> RankWaits:
-    return RankWaits({}, [], [], unmatched_count, why)
+    return RankWaits({}, [], [], unmatched_count, False, why)
 
 
 def _calls_match(ranks: Sequence[RankAnalysis], group: ProcessGroup, calls_by_rank: dict[int, list[int]]) -> bool:
@@ -157,17 +167,19 @@ def _sum_by_rank(
         call_counts[rank_index] += 1
         waited_ns[rank_index] += ns
         lost_ns[rank_index] += ranks[rank_index].calls[index].exposed_within(ns)
-    rank_waits = [
+    indexes_of_rank: defaultdict[int, list[int]] = defaultdict(list)
+    for rank_index, analysis in enumerate(ranks):
+        if analysis.rank is not None:
+            indexes_of_rank[analysis.rank].append(rank_index)
+    return [
         RankWait(
-            rank=analysis.rank,
-            calls=call_counts[rank_index],
-            last=last_counts[rank_index],
-            waited_ns=waited_ns[rank_index],
-            lost_ns=lost_ns[rank_index],
-            span_ns=analysis.span_ns,
-            caused_ns=caused_ns[rank_index],
+            rank=rank,
+            calls=sum(call_counts[index] for index in indexes),
+            last=sum(last_counts[index] for index in indexes),
+            waited_ns=sum(waited_ns[index] for index in indexes),
+            lost_ns=sum(lost_ns[index] for index in indexes),
+            span_ns=sum(ranks[index].span_ns for index in indexes),
+            caused_ns=sum(caused_ns[index] for index in indexes),
         )
-        for rank_index, analysis in enumerate(ranks)
-        if analysis.rank is not None
+        for rank, indexes in sorted(indexes_of_rank.items())
     ]
-    return sorted(rank_waits, key=lambda rank_wait: rank_wait.rank)

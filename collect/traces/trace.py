@@ -5,7 +5,6 @@ No other format is read; a reader of another format would make the same `Trace`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Sequence
@@ -17,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces.collective import (
-    GLOO_PREFIX,
     CollectiveOperation,
     CollectiveTexts,
+    is_gloo_name,
     parse_count,
     parse_gloo_span,
     parse_operation,
@@ -27,24 +26,26 @@ from collect.traces.collective import (
 from collect.traces.details import NO_DETAILS, DetailColumns, TraceDetails
 from collect.traces.event import UNKNOWN_NS, Args, TraceEvent, to_integers
 from collect.traces.event_decoder import DecodedEvents, EventDecoder, convert_events
+from collect.traces.file_kind import name_file_kind
 from collect.traces.head import TraceHead, read_head
+from collect.traces.impossible_times import find_impossible_times
+from collect.traces.rank_of_file import find_rank_by_groups, find_stated_rank
 from collect.traces.salvage import CutShort, read_blocks, salvage_events
 from shardlab.files.decoders import DECODE_FAULTS
 
 _EVENT_LIST_START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE_LIST_START = re.compile(rb"\A\s*\[")
-_RANK_INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
 _WITH_STACK = re.compile(rb'"with_stack"\s*:\s*(?:1|true)\b')
 _BASE_TIME = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
-_RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)")
 _PHASE_KEY = re.compile(rb'"ph"\s*:')
 _EVENT_BOUNDARY = re.compile(rb"\}(\s*,\s*)\Z")
 _SEARCHED_BYTES = 64  # this many bytes before an event are searched for the comma and the end of the previous event
 _LONGEST_EVENT = 16 << 20  # if no event ends within this many bytes, these bytes are treated as unreadable
 _LONGEST_WITHOUT_EVENT = 4 << 20  # a list without any phase (`ph`) in this many bytes is not treated as a list of events
-_MOST_RANKS = 1 << 31  # a number that is not smaller than this is not a rank
+_MOST_DEVICES = 1 << 15  # a number that is not smaller than this is not the number of a GPU
+_NUMBERS = ("device", "stream", "correlation")  # fields of `Args` that are numbers
 _NO_ARGS = Args()
-_COLUMN_TYPES = (np.int32, np.int64, np.int64, np.int32, np.int64, np.int64, np.int64)
+_COLUMN_TYPES = (np.int32, np.int16, np.int64, np.int64, np.int32, np.int64, np.int64, np.int64)
 
 # Name of a category that Kineto used until PyTorch 1.10 -> name of this category since then.
 _OLD_CATEGORIES = {
@@ -61,7 +62,7 @@ class Trace(NamedTuple):
 
     path: Path
     rank: int | None
-    """The rank in the file, else the rank in the name of the file, else None."""
+    """The rank in the file, else the rank in the name of the file, else the rank in all its process groups, else None."""
     labels: list[str]
     """All texts of events, each once."""
     name: NDArray[np.int32]
@@ -70,6 +71,8 @@ class Trace(NamedTuple):
     """Indexes in `labels`."""
     thread: NDArray[np.int32]
     """Indexes in `labels`."""
+    device: NDArray[np.int16]
+    """See `Args`; -1 if absent."""
     stream: NDArray[np.int64]
     """See `Args`; -1 if absent."""
     correlation: NDArray[np.int64]
@@ -130,8 +133,15 @@ def read_trace(path: Path) -> Trace:
     except CutShort as short:
         cut_reason = str(short)
     base_match = _BASE_TIME.search(text_around)
-    loaded_trace = columns.build_trace(path, _find_rank(text_around, path), cut_reason)
-    return loaded_trace._replace(base_ns=int(base_match[1]) if base_match else None, head=read_head(text_around))
+    if cut_reason and columns.is_empty:
+        cut_reason = name_file_kind(path) or cut_reason
+    loaded_trace = columns.build_trace(path, find_stated_rank(text_around, path), cut_reason)
+    head = read_head(text_around)
+    rank = loaded_trace.rank
+    if rank is None:
+        named_groups = [tuple(group.ranks) for group in head.groups or ()]
+        rank = find_rank_by_groups([*named_groups, *(operation.ranks or () for operation in loaded_trace.collectives)], path)
+    return loaded_trace._replace(rank=rank, base_ns=int(base_match[1]) if base_match else None, head=head)
 
 
 def _read_events(path: Path, losses: Counter[str]) -> Iterator[bytes | DecodedEvents]:
@@ -236,22 +246,6 @@ def _find_last_boundary(text: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-def _find_rank(text_around: bytes, path: Path) -> int | None:
-    """The rank that the text of a trace states, or else the name of its file; None if neither states a rank.
-
-    text_around: the text around the list of events.
-    """
-    if match := _RANK_INFO.search(text_around):
-        try:
-            rank = json.JSONDecoder().raw_decode(text_around[match.end() :].decode("utf-8", "replace"))[0].get("rank")
-            if type(rank) is int and 0 <= rank < _MOST_RANKS:
-                return rank
-        except (ValueError, RecursionError):
-            pass
-    name_match = _RANK_IN_NAME.search(path.name)
-    return int(name_match[1]) if name_match and int(name_match[1]) < _MOST_RANKS else None
-
-
 class _Columns:
     """Collects the columns of a trace from the events of the file, which are added block by block."""
 
@@ -263,10 +257,15 @@ class _Columns:
         self._is_gloo_kind = np.zeros(0, np.bool_)  # for each kind, whether its name is that of a span of gloo
         self._collectives: list[CollectiveOperation] = []
         self._collective_ids: dict[CollectiveTexts | tuple[str, bytes, bytes], int] = {}
-        # The bytes of each column: kind, stream, correlation, collective, sequence, start, duration. A bytearray grows
+        # The bytes of each column: kind, device, stream, correlation, collective, sequence, start, duration. A bytearray grows
         # in place. If the arrays of all blocks were joined at the end, the columns would need their memory twice.
         self._bytes = [bytearray() for _ in _COLUMN_TYPES]
         self.details = DetailColumns()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no event was added."""
+        return not self._kinds and not self.lost
 
     def add(self, events: DecodedEvents) -> None:
         self.lost.update(events.lost)
@@ -277,9 +276,13 @@ class _Columns:
             return
         kinds = self._number_kinds(events.complete)
         args = [event.args or _NO_ARGS for event in events.complete]
-        stream, correlation = to_integers([arg.stream for arg in args]), to_integers([arg.correlation for arg in args])
+        device, stream, correlation = (to_integers([getattr(arg, name) for arg in args]) for name in _NUMBERS)
         collectives = self._collective_columns(args, events.complete, kinds)
-        columns: tuple[NDArray[Any], ...] = (kinds, stream, correlation, *collectives, events.start_ns, events.duration_ns)
+        device = np.where((device >= 0) & (device < _MOST_DEVICES), device, -1).astype(np.int16)
+        columns: tuple[NDArray[Any], ...] = (
+            *(kinds, device, stream, correlation, *collectives),
+            *(events.start_ns, events.duration_ns),
+        )
         for column_bytes, column in zip(self._bytes, columns, strict=True):
             column_bytes += column.data
         self.details.add(self._kinds, kinds, events.start_ns, events.duration_ns, args)
@@ -292,7 +295,7 @@ class _Columns:
             kind_numbers = [
                 number_of_kind.setdefault((event.name, event.cat, event.tid), len(number_of_kind)) for event in events
             ]
-            is_gloo = [name.startswith(GLOO_PREFIX) for name, _, _ in islice(number_of_kind, len(self._is_gloo_kind), None)]
+            is_gloo = [is_gloo_name(name) for name, _, _ in islice(number_of_kind, len(self._is_gloo_kind), None)]
             self._is_gloo_kind = np.concatenate([self._is_gloo_kind, np.array(is_gloo, np.bool_)])
             return np.array(kind_numbers, np.int32)
 
@@ -332,7 +335,10 @@ class _Columns:
         columns = self._drop_incomplete(
             columns, (columns[-2] != UNKNOWN_NS) & (columns[-1] >= 0), "without a time or with a negative duration"
         )
-        kinds, stream, correlation, collective, sequence, start, duration = columns
+        columns = self._drop_incomplete(
+            columns, ~find_impossible_times(*columns[1:4], *columns[-2:]), "at time zero or with a negative time"
+        )
+        kinds, device, stream, correlation, collective, sequence, start, duration = columns
         label_ids: defaultdict[str, int] = defaultdict()
         label_ids.default_factory = label_ids.__len__
         kind_labels = ((name, _OLD_CATEGORIES.get(category, category), str(thread)) for name, category, thread in self._kinds)
@@ -346,6 +352,7 @@ class _Columns:
             name=name[kinds],
             category=category[kinds],
             thread=thread[kinds],
+            device=device,
             stream=stream,
             correlation=correlation,
             start_ns=start,

@@ -23,7 +23,7 @@ from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.matrix.cell import AnyCell
-from shardlab.runs.trace_part import TRACE_STRATEGY, TracePart
+from shardlab.runs.trace_part import TRACE_STRATEGY, TracePart, find_trace_paths
 from shardlab.terminal import console
 from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
@@ -98,9 +98,10 @@ def find_trace_runs(invocation: Invocation) -> TraceRuns:
         )
     _must_be_shared(traces_folder, cluster)
     trace_paths = _find_traces(traces_folder)
-    trace_names = [path.name for path in trace_paths]
+    trace_names = [path.relative_to(traces_folder).as_posix() for path in trace_paths]
     name_chunks = [trace_names[start : start + files_per_run] for start in range(0, len(trace_names), files_per_run)]
-    file_states = [(path.name, (status := path.stat()).st_size, status.st_mtime_ns) for path in trace_paths]
+    statuses = [path.stat() for path in trace_paths]
+    file_states = [(name, status.st_size, status.st_mtime_ns) for name, status in zip(trace_names, statuses, strict=True)]
     matrix_name = f"traces-{_digest_value([str(traces_folder), files_per_run, file_states])}"
     trace_parts = [
         TracePart(folder=str(traces_folder), files=chunk, place=index, parts=len(name_chunks))
@@ -110,19 +111,19 @@ def find_trace_runs(invocation: Invocation) -> TraceRuns:
 
 
 def _find_traces(folder: Path) -> list[Path]:
-    """The trace files of a folder, in the numeric order of their names. Raises InputError if there are none."""
+    """The trace files of a folder and its subfolders, in the numeric order of their names. Raises InputError if there are
+    none."""
     with files.as_workspace_error("read"):
-        trace_paths = [
-            trace_path for trace_path in folder.glob("*.json*") if not trace_path.name.startswith(".") and trace_path.is_file()
-        ]
+        trace_paths = [path for path in find_trace_paths(folder) if path.is_file()]
     if not trace_paths:
         raise InputError(f"{folder}: no traces. Allowed: a folder with Chrome traces, *.json or *.json.gz.")
-    if unsuited_path := next((trace_path for trace_path in trace_paths if not files.is_utf8(trace_path.name)), None):
+    if unsuited_path := next((trace_path for trace_path in trace_paths if not files.is_utf8(str(trace_path))), None):
         raise InputError(f"{folder}: the name {unsuited_path.name!r} is not valid UTF-8. Allowed: names in UTF-8.")
     return sorted(
         trace_paths,
         key=lambda trace_path: [
-            (int(name_part) if name_part.isdecimal() else -1, name_part) for name_part in _DIGITS.split(trace_path.name)
+            (int(name_part) if name_part.isdecimal() else -1, name_part)
+            for name_part in _DIGITS.split(str(trace_path.relative_to(folder)))
         ],
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -22,11 +23,21 @@ class TracePart(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     """The absolute path of the folder on the cluster."""
     files: Annotated[list[str], msgspec.Meta(min_length=1)]
-    """The names of the trace files in it."""
+    """The names of the trace files in it, with their subfolder."""
     place: Count
     """The number of this part, from 0."""
     parts: Positive
     """The number of all parts."""
+
+
+def find_trace_paths(folder: Path) -> list[Path]:
+    """The files in a folder and its subfolders that may be traces, sorted: *.json and *.json.gz that are not hidden."""
+    return sorted(path for path in folder.rglob("*.json*") if _may_be_trace(path.relative_to(folder)))
+
+
+def _may_be_trace(path: Path) -> bool:
+    is_hidden = any(name.startswith(".") for name in path.parts)
+    return not is_hidden and not path.name.endswith((".jsonl", ".jsonl.gz"))  # lines of JSON are records, and no traces
 
 
 def summary_name(trace_number: int) -> str:

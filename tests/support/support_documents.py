@@ -18,10 +18,11 @@ from collect.summary import Summary
 from collect.timeline.clocks import ComparedClock
 from collect.timeline.straggler import Straggler
 from collect.traces.attention import AttentionUse
-from collect.traces.breakdown import Breakdown, EventTally
+from collect.traces.breakdown import Breakdown, DeviceTime, EventTally
 from collect.traces.collectives import CollectiveUse
 from collect.traces.difference import StepDifference
 from collect.traces.idle_causes import IdleCauses, LaunchDelays
+from collect.traces.lacks import Lack
 from collect.traces.layers import LayerTime
 from collect.traces.matrix_products import MatrixProduct
 from collect.traces.memory_use import MemoryUse
@@ -334,6 +335,7 @@ COMMANDS = (
             "like_hta": Key("boolean", "whether the figures are rounded as HolisticTraceAnalysis does"),
             "ranks": Key("list of [rank](#ranks-of-collect-trace)", "one per trace"),
             "without_figures": Key("list of text", "traces without figures, as sentences"),
+            "lacks": Key("list of Lack", "what each recording lacks, with the file and the rank", False),
             "damage": Key("list of text", "damage of the traces, as sentences"),
             "collectives": Key(
                 "list of CollectiveUse",
@@ -347,9 +349,11 @@ COMMANDS = (
                 "lost_pct; ranks: list of RankWait",
                 False,
             ),
+            "missing_ranks": Key("text or null", "how many ranks were profiled, if not all were, as a sentence", False),
             "against": Key("text", "the other run", False),
             "why": Key("StepDifference or null", "the difference to the other run, in parts", False),
-            "operators": Key("list of OperatorDifference", "kernels or operators beside those of the other run", False),
+            "operators": Key("list of OperatorDifference or null", "kernels or operators beside those of the other run", False),
+            "not_compared": Key("text or null", "why the runs are not compared, as a sentence; null: they are", False),
         },
     ),
     Described(
@@ -357,6 +361,7 @@ COMMANDS = (
         "An entry of `ranks` above: the fields of Breakdown, and these.",
         Breakdown,
         {
+            "bounds": Key("mapping", "times that are only bounds -> at least, at most or unknown"),
             "exposed_communication_ns": Key("integer", "collectives run and nothing computes"),
             "overlap_pct": Key("number or null", "share of communication_ns in which something computes"),
             "idle": Key("IdleCauses or null", "idle_ns by cause; null: not known", False),
@@ -408,7 +413,8 @@ COMMANDS = (
 USED = (
     Cell, Optimizer, Option, ExcludedPoint, EstimatedCost, GpuHours, RunTime, AccountShare, Lease, Prediction, ScaledCell,
     Status, Advice, JudgedRule, Outcome, HardwareType, CollectiveUse, RankWait, StepDifference, OperatorDifference, IdleCauses,
-    LaunchDelays, PhaseTime, LayerTime, MemoryUse, MatrixProduct, AttentionUse, ComparedClock, Straggler, Host,
+    LaunchDelays, PhaseTime, LayerTime, MemoryUse, MatrixProduct, AttentionUse, Lack, DeviceTime, ComparedClock, Straggler,
+    Host,
 )  # fmt: skip
 # For some types: the keys that their objects in JSON documents have in addition to the fields of the type.
 ALSO = {
@@ -419,7 +425,7 @@ ALSO = {
     },
     HardwareType: {"cuda_builds": Key("list of text or null", "the CUDA builds of torch that work there")},
     CollectiveUse: {
-        "sent_bytes": Key("integer or null", "bytes that the rank sent, by the algorithm of the collective"),
+        "is_partial": Key("boolean", "whether ranks of the group were not profiled, so that times and bandwidths are bounds"),
         "transfer_ns": Key("integer or null", "total_ns without waiting for slow ranks; null unless all calls were matched"),
         "hidden_pct": Key("number or null", "hidden_ns as a share of total_ns"),
         "algorithm_gb_per_s": Key("number or null", "algorithm bandwidth as nccl-tests defines it, in 1e9 bytes/s"),

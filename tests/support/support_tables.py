@@ -67,7 +67,7 @@ def analysis(rank, durations_ns, **other):
         "source": "gpu", "steps": 2, "host": "node0", "gpu": "NVIDIA H100 80GB HBM3", "span_ns": 50_000_000, "compute_ns": 0,
         "memory_ns": 0, "idle_ns": 9_973_000, "idle": IdleCauses(5_003_000, 3_011_000, 1_959_000),
         "launches": LaunchDelays(3, 60_000, 17_000, 29_000), "groups": [ProcessGroup("3", (0, 1), 2, "shards")],
-        "calls": [CollectiveCall("all_reduce", 0, 5, ns, 103 * MIB, 211_000, [0, 500_000]) for ns in durations_ns],
+        "calls": [CollectiveCall("all_reduce", 0, 5, ns, 103 * MIB, 211_000, [0, 500_000], 103 * MIB) for ns in durations_ns],
         "phases": [], "layers": [], "memory": [], "products": [], "attention": [],
     }  # fmt: skip
     return RankAnalysis(rank=rank, **(given | other))

@@ -316,8 +316,10 @@ def explained(capsys, workspace, row, metric):
 
 def test_a_sum_over_events_names_their_number_and_the_first_and_the_last(workspace, capsys):
     run = explained(capsys, workspace, "ddp x2", "compute_ms")
-    assert [file["file"].rpartition("/")[2] for file in run["files"]] == ["rank-00000.json.gz", "rank-00001.json.gz"]
-    for file, rank in zip(run["files"], support_ranks.run(5, size=2), strict=True):
+    result, *traces = run["files"]
+    assert (result["file"].rpartition("/")[2], result["keys"]) == ("result.json", ["gpus"])
+    assert [file["file"].rpartition("/")[2] for file in traces] == ["rank-00000.json.gz", "rank-00001.json.gz"]
+    for file, rank in zip(traces, support_ranks.run(5, size=2), strict=True):
         kernels = [event for event in rank.events if event.get("cat") == "kernel" and event["name"] == support_ranks.GEMM]
         steps = [event for event in rank.events if event["name"].startswith("ProfilerStep")]
         compute, profiled = file["events"]

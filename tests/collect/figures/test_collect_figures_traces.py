@@ -61,7 +61,13 @@ def profiled(workspace, cell, events, *, repeats=2, ranks=1):
 
 
 def alone(events, repeat):
-    return [event for event in events if not event["name"].startswith("nccl")]
+    """The events without those of collectives and their launches."""
+    collectives = {event["args"]["correlation"] for event in events if event["name"].startswith("nccl")}
+    return [
+        event
+        for event in events
+        if event.get("cat") not in ("kernel", "cuda_runtime") or event["args"]["correlation"] not in collectives
+    ]
 
 
 def without_steps(events, repeat):

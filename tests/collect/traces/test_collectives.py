@@ -64,7 +64,7 @@ def test_the_arguments_of_an_event_decide_the_collective(tmp_path, damage):
     [
         ({"Process Group Ranks": [*range(8)]}, {}),  # a list of ranks instead of the text that Kineto writes
         # Kineto abbreviates the list of a large group, so the ranks are unknown
-        ({"Process Group Ranks": "[0, 1, ..., 7]"}, {"ranks": None}),
+        ({"Process Group Ranks": "[0, 1, ..., 7]"}, {"ranks": None, "first_ranks": (0, 1)}),
         ({"Process Group Name": None, "Process Group ID": 3}, {}),  # the form that PyTorch wrote until version 2.3
         ({"In msg nelems": "25136", "Out msg nelems": -1}, {"in_elements": None, "out_elements": None}),
         ({"In msg nelems": 10**30, "dtype": {"a": 1}}, {"in_elements": None, "dtype": None}),

@@ -73,7 +73,7 @@ def _bounds(content: bytes, name: str) -> tuple[int, int]:
         (b'"dur": 0.005', b'"dur": NaN', "without a time or with a negative duration"),
         (b'"dur": 0.005', b'"dur": -inf', "without a time or with a negative duration"),
         (b'"dur": 0.005', b'"dur": -0.005', "without a time or with a negative duration"),
-        (b'"dur": 0.005', b'"dur": "0.005"', "without a time or with a negative duration"),
+        (b'"dur": 0.005', b'"dur": "5 ns"', "without a time or with a negative duration"),
         (b'"dur": 0.005', b'"dur": true', "without a time or with a negative duration"),
         (b'"dur": 0.005', b'"dur": null', "without a time or with a negative duration"),
         (b'"dur": 0.005,', b"", "without a time or with a negative duration"),

@@ -7,7 +7,7 @@ The expected texts are written by hand: 1 ms is 1,000,000 ns, 1 MiB is 1,048,576
 import support_tables
 from support_tables import MIB, analysis
 
-from collect.traces import answer_tables, command
+from collect.traces import answer_tables, command, sent_bytes
 from collect.traces.attention import AttentionUse
 from collect.traces.breakdown import Breakdown, EventTally
 from collect.traces.calls import CollectiveCall, ProcessGroup
@@ -37,8 +37,9 @@ def test_the_answers_of_collect_trace_show_the_known_number_in_every_column():
         # 432,013,312 bytes, and n is 2.
         "collectives by process group, all ranks together": [
             {
-                "Collective": "all_reduce", "Process group": "3 shards (2 ranks)", "Calls": "4", "Message (MiB)": "103.0",
-                "Sent (MiB)": "412.0", "Total (ms)": "11.64", "Mean (us)": "2,909", "Transfer (us)": "2,507",
+                "Collective": "all_reduce", "Process group": "3 shards (2 ranks)", "Profiled": "2 of 2", "Calls": "4",
+                "Message (MiB)": "103.0", "Sent (MiB)": "412.0", "Total (ms)": "11.64", "Mean (us)": "2,909",
+                "Transfer (us)": "2,507",
                 "Hidden (%)": "7.253", "Algorithm bandwidth (GB/s)": "43.08", "Bus bandwidth (GB/s)": "43.08",
                 "Link (GB/s)": "450.0", "Of link (%)": "9.573",
             }
@@ -66,7 +67,9 @@ def test_the_answers_of_collect_trace_show_the_known_number_in_every_column():
 def test_a_group_of_four_ranks_has_the_factors_of_nccl_tests():
     """An all-reduce of 4 ranks sends 1.5 times its message: twice (4 - 1) / 4. An all-gather sends 3/4 of it."""
     group = [ProcessGroup("3", (0, 1, 2, 3), 4)]
-    calls = [CollectiveCall(name, 0, 5, 2_000_000, 64_000_000, 0, []) for name in ("all_reduce", "all_gather")]
+    names = ("all_reduce", "all_gather")
+    sent = [sent_bytes.bytes_sent_for_message(name, 64_000_000, 4) for name in names]
+    calls = [CollectiveCall(name, 0, 5, 2_000_000, 64_000_000, 0, [], size) for name, size in zip(names, sent, strict=True)]
     output = support_tables.PrintedTables()
     answer_tables.print_answer_tables(output, RunAnswers([analysis(0, (), groups=group, calls=calls, idle=None, idle_ns=0)]))
     rows = output.rows_of["collectives by process group, all ranks together"]
@@ -130,6 +133,7 @@ def test_the_breakdown_of_collect_trace_shows_the_known_number_in_every_column()
     told = Breakdown(
         rank=2, source="gpu", steps=3, span_ns=31_013_000, compute_ns=17_011_000, communication_ns=7_013_000,
         memory_ns=2_003_000, non_compute_ns=5_023_000, idle_ns=8_979_000, overlap_ns=3_019_000, kernels=[], collectives=[],
+        file="rank-00002.json",
     )  # fmt: skip
     tallies = [EventTally("gemm", 7, 5_011_000), EventTally("gemm", 6, 2_006_000), EventTally("copy", 3, 1_009_000)]
     output = support_tables.PrintedTables()
@@ -140,7 +144,8 @@ def test_the_breakdown_of_collect_trace_shows_the_known_number_in_every_column()
     assert output.rows_of == {
         "RUN (exact)": [
             {
-                "Rank": "2", "Source": "gpu", "Steps": "3", "Span (ms)": "31.01", "Compute (ms)": "17.01",
+                "Rank": "2", "File": "rank-00002.json", "Source": "gpu", "Steps": "3", "Span (ms)": "31.01",
+                "Compute (ms)": "17.01",
                 "Communication (ms)": "7.013", "Memory (ms)": "2.003", "Non-compute (ms)": "5.023", "Idle (ms)": "8.979",
                 "Idle (%)": "28.95", "Overlap (%)": "43.05", "Exposed communication (ms)": "3.994",
             }

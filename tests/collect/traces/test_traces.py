@@ -11,6 +11,7 @@ import subprocess
 import sys
 from fractions import Fraction
 
+import msgspec
 import numpy as np
 import pytest
 import support_collect
@@ -23,8 +24,8 @@ from collect.metrics import trace as metrics
 from collect.traces import figure_cache, intervals, trace
 from collect.traces.breakdown import EventTally, compute_breakdown
 from collect.traces.event import UNKNOWN_NS, numbers_to_ns, texts_to_ns, to_integers
+from collect.traces.file_figures import compute_file_figures
 from collect.traces.operators import compare_trace_operators
-from collect.traces.rank_analysis import analyse_rank
 
 EXACT = ("span_ns", "compute_ns", "communication_ns", "memory_ns", "idle_ns", "non_compute_ns", "overlap_ns")
 
@@ -62,7 +63,7 @@ def test_the_figures_equal_the_generated_trace_to_the_nanosecond(tmp_path, start
 def test_figures_are_kept_until_the_trace_or_the_code_that_reads_it_changes(tmp_path, monkeypatch):
     path = support.Rank(0, kernels=40).write(tmp_path, gz=True)
     found = trace.read_trace(path)
-    told = figure_cache.TraceFigures(compute_breakdown(found), analyse_rank(found))
+    told = msgspec.structs.replace(compute_file_figures(found), path=path.name)
     assert figure_cache.load_figures(path) == told
     with monkeypatch.context() as patched:
         patched.setattr(trace, "read_trace", None)
@@ -78,8 +79,8 @@ def test_figures_are_kept_until_the_trace_or_the_code_that_reads_it_changes(tmp_
         assert beside.read_bytes() == whole
     # A truncated gzip file gives no figures, not even the cached figures of the whole file.
     path.write_bytes(path.read_bytes()[:-20])
-    assert figure_cache.load_figures(path) is None
-    assert figure_cache.load_figures(path) is None
+    assert not figure_cache.load_figures(path).is_usable
+    assert not figure_cache.load_figures(path).is_usable
     support.Rank(0, kernels=10).write(tmp_path, gz=True)
     assert figure_cache.load_figures(path).breakdown == compute_breakdown(trace.read_trace(path)) != told.breakdown
 
@@ -194,7 +195,7 @@ def test_a_file_has_the_times_of_its_texts(tmp_path, base, digits):
 
 
 def test_invalid_times_are_unknown():
-    texts = [b"12.345", b"", b'"7.000"', b"null", b"1e3", b"1e400", b"-0.001", b"\xff"]
+    texts = [b"12.345", b"", b'"x7.000"', b"null", b"1e3", b"1e400", b"-0.001", b"\xff"]
     expected = [12345, UNKNOWN_NS, UNKNOWN_NS, UNKNOWN_NS, 1_000_000, UNKNOWN_NS, -1, UNKNOWN_NS]
     assert texts_to_ns([Raw(text) for text in texts]).tolist() == expected
     assert texts_to_ns([]).tolist() == numbers_to_ns([]).tolist() == []

@@ -1,0 +1,50 @@
+"""Remarks on the traces of a matrix: recordings that lack something, damaged traces, and ranks that were not profiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from collect.loading.loaded_run import LoadedRun
+from collect.reading.load import Loaded
+from collect.traces.file_figures import FileFigures
+from collect.traces.lacks import LackKind
+
+_REMARKS: dict[LackKind, str] = {
+    "launches": "traces are not used, because launches have no event of the GPU",
+    "copies": "copies or sets of memory have no event of the GPU, so idle time and memory operations are blank in",
+    "overlaps": "traces are not used, because kernels or copies overlap the next one of their stream",
+    "devices": "several devices in one row, so idle time is blank in",
+    "no gpu events": "traces are not used, because they have no event of a GPU although the run used one",
+}
+_DAMAGED = "traces are not used, because they are damaged"
+_WITHOUT_FIGURES = "traces without figures"
+_MISSING_RANKS = (
+    "not all ranks were profiled, so bandwidths of collectives and waiting for slow ranks are bounds, and no metrics, in"
+)
+
+
+def list_lacks(loaded: Loaded) -> dict[str, list[str]]:
+    """{remark: the trace files or runs that it is about, each with a count} for all completed runs of a matrix."""
+    places_of_remark: dict[str, list[str]] = {}
+    for run in (run for cell in loaded.cells for run in cell.completed):
+        for remark, place in _list_places(run):
+            places_of_remark.setdefault(remark, []).append(place)
+    return places_of_remark
+
+
+def _list_places(run: LoadedRun) -> Iterator[tuple[str, str]]:
+    for figures in run.traces.files:
+        name = f"{run.run_id}/trace/{figures.path}"
+        if figures.damage:
+            yield _DAMAGED, f"{name} ({'; '.join(figures.damage)})"
+        elif figures.why and not figures.lacks:
+            yield _WITHOUT_FIGURES, f"{name} ({figures.why})"
+        yield from _list_file_lacks(name, figures)
+    if run.traces.answers.missing_ranks:
+        profiled, rank_count = len(run.traces.analyses), run.traces.answers.rank_count
+        yield _MISSING_RANKS, f"{run.run_id} ({profiled:,} of {rank_count:,} ranks)"
+
+
+def _list_file_lacks(name: str, figures: FileFigures) -> Iterator[tuple[str, str]]:
+    for lack in figures.lacks:
+        yield _REMARKS[lack.kind], f"{name} ({lack.count:,} of {lack.total:,})" if lack.total else name
