@@ -6,6 +6,7 @@ import json
 import pytest
 import support_browser
 from support_e2e import Bench
+from support_long import only_in_long_form
 
 from shardlab.hardware import host
 from shardlab.runs.run import REHEARSAL_NOTE
@@ -30,8 +31,6 @@ def walked(tmp_path_factory):
     (bench.path / "cluster.yaml").write_text("schema: 1\nname: here\nprovider: local\n")
     assert bench.json("provision", str(bench.path / "cluster.yaml"))["verified"] is True
     name = bench.matrix(MATRIX, steps=10)
-    text = (bench.path / "small.yaml").read_text().replace("  seq_len: 16\n", "")
-    (bench.path / "small.yaml").write_text(text)
     bench.run("jobs", "submit", "--matrix", name, "--wait")
     bench.run("collect", "fetch")
     bench.printed = bench.run("collect", "summarize").stdout
@@ -90,6 +89,7 @@ def test_every_output_of_a_rehearsal_is_marked(walked):
     assert sum(folder.read_run().rehearsal for folder in walked.folders()) == marked
 
 
+@only_in_long_form
 @support_browser.needed
 def test_the_report_opens_in_a_browser(walked):
     support_browser.check(walked.path / "report" / "index.html")
