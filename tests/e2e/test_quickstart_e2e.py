@@ -22,6 +22,7 @@ zip:
 include:
   - {strategy: single, gpus: 1, options.n_embd: 1099511627776, launcher: fork, workload: vit-tiny, expect: [oom]}
 """
+REPEATED = "strategy == 'ddp' and launcher == 'fork'"  # the cell that runs twice, so that its metrics have an interval
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,7 @@ def walked(tmp_path_factory):
     assert bench.json("provision", str(bench.path / "cluster.yaml"))["verified"] is True
     name = bench.matrix(MATRIX, steps=10)
     bench.run("jobs", "submit", "--matrix", name, "--wait")
+    bench.run("jobs", "submit", "--matrix", name, "--repeats", "2", "--where", REPEATED, "--wait")
     bench.run("collect", "fetch")
     bench.printed = bench.run("collect", "summarize").stdout
     bench.summary = json.loads((bench.path / "report" / "summary.json").read_text())
@@ -58,7 +60,7 @@ def test_all_strategies_and_launchers_did_the_same_work(walked):
             ranks = [[r.loss for r in folder.steps(rank).records] for rank in range(run.world.world_size)]
             losses[folder.run_id] = [sum(step) / len(step) for step in zip(*ranks, strict=True)]
     reference = losses[row(walked, strategy="single", workload="gpt2-tiny")["runs"][0]["run_id"]]
-    assert len(losses) == 4
+    assert len(losses) == 5
     assert len(reference) == 10
     assert reference[-1] < reference[0]
     for run_id, found in losses.items():
@@ -83,8 +85,8 @@ def test_every_output_of_a_rehearsal_is_marked(walked):
     page = (walked.path / "report" / "index.html").read_text()
     assert REHEARSAL_NOTE in walked.printed
     assert REHEARSAL_NOTE in page
-    # One of the five runs is by torchrun, whose ranks use GPUs if there are any.
-    marked = 4 if host.read_host().gpus else 5
+    # One of the six runs is by torchrun, whose ranks use GPUs if there are any.
+    marked = 5 if host.read_host().gpus else 6
     assert f"{marked} of them a {REHEARSAL_NOTE}" in walked.run("jobs", "status").stdout
     assert sum(folder.read_run().rehearsal for folder in walked.folders()) == marked
 
