@@ -47,6 +47,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+CHANGED = pytest.StashKey[bool]()  # whether a test used the nodes of the shared practice cluster itself, not only its Slurm
+
+
 def pytest_addoption(parser):
     support_tiers.add_option(parser)
 
@@ -93,6 +96,8 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_setup(item):
     if {"practice", "slurm"} & set(getattr(item, "fixturenames", ())):
         support_lanes.must_be_on_practice_nodes(item.nodeid)
+    if "practice" in getattr(item, "fixturenames", ()):
+        item.session.stash[CHANGED] = True
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -174,5 +179,6 @@ def slurm(request, release):
     if given := os.environ.get("SHARDLAB_SLURM"):
         return SlurmCluster(Path(given))
     found = request.getfixturevalue("practice")
-    assert found.provision()["verified"] is True  # `provision` repairs what other tests changed
+    if request.session.stash.get(CHANGED, False):
+        found.verify()  # `provision` repairs what these tests changed
     return SlurmCluster(found.folder)
