@@ -50,7 +50,7 @@ SHORT = {"seq_len": 32}  # 16-bit products are slow on a CPU, and the length of 
 # strategies.
 ENGINES = ("ddp", "fsdp1-full-shard", "fsdp2", "tp", "pp-1f1b", "ps-sync", "zero2")
 # Engines cast for bf16 as for fp16, which also scales the loss, so few of them compute in bf16 outside of `make test-long`.
-BF16_ENGINES = {"bf16": ("ddp",), "bf16-autocast": ("ddp", "tp")}
+BF16_ENGINES = {"bf16": ("ddp",), "bf16-autocast": ("ddp", "tp", "pp-1f1b")}
 # A program that forks ranks, which make three steps. In the first step, the loss scale makes all gradients overflow; in the
 # second, a gradient overflows on rank 1 only; the third is normal. After each step it prints, for each rank, the loss scale,
 # the number of skipped steps, and whether the weights changed.
