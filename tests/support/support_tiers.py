@@ -134,6 +134,7 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_sent_bytes": (),
     "test_slurm_attempt": (),
     "test_wheel": (),
+    "test_without_torch": (),
 }
 # File -> names of its tests that are slow: they take long, or need a program that `make system` installs.
 SLOW_TESTS: dict[str, tuple[str, ...]] = {
@@ -194,7 +195,6 @@ SLOW_TESTS: dict[str, tuple[str, ...]] = {
         "test_a_task_of_a_slurm_job_looks_at_its_own_node",
         "test_an_old_driver_lists_the_processes_of_each_gpu",
     ),
-    "test_without_torch": ("test_rehearsals_run_on_the_cluster_which_has_torch",),
     "test_model_file": (
         "test_the_page_shows_the_plan_of_its_model",
         "test_runs_of_a_model_carry_its_configuration_and_need_no_trust",
