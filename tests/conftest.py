@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -28,6 +29,7 @@ from support_practice import WHY, clusters
 from support_skips import CI, pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 - two hooks of pytest
 from support_slurm import SlurmCluster
 
+from jobs.rendering import frozen_source
 from shardlab import run_guard
 
 # Some test modules use these modules as plugins and others import them. pytest rewrites the assertions of a plugin, and warns
@@ -43,6 +45,9 @@ if not re.fullmatch(r"[\w./-]{1,40}", tempfile.gettempdir()):
     os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+CHANGED = pytest.StashKey[bool]()  # whether a test used the nodes of the shared practice cluster itself, not only its Slurm
 
 
 def pytest_addoption(parser):
@@ -91,6 +96,8 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_setup(item):
     if {"practice", "slurm"} & set(getattr(item, "fixturenames", ())):
         support_lanes.must_be_on_practice_nodes(item.nodeid)
+    if "practice" in getattr(item, "fixturenames", ()):
+        item.session.stash[CHANGED] = True
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -123,6 +130,26 @@ def _menu_without_own_metrics():
         metric.set_workspace_metrics([])
 
 
+@pytest.fixture(scope="session")
+def _first_source_copy(tmp_path_factory):
+    copy = tmp_path_factory.mktemp("source") / "copy"
+    frozen_source._copy_source(copy)
+    return copy
+
+
+@pytest.fixture
+def source_copied_faster(_first_source_copy, monkeypatch):
+    """Lets `jobs`, in this process, copy its source from a copy that it made once, which takes a fifth of the processor time.
+    `jobs` still checks the digest of each copy. For tests that submit much and are not about the copy, as
+    test_frozen_source.py is."""
+
+    def copy_again(new_folder):
+        new_folder.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["cp", "--archive", _first_source_copy, new_folder], check=True)
+
+    monkeypatch.setattr(frozen_source, "_copy_source", copy_again)
+
+
 @pytest.fixture
 def short():
     """A folder whose path is short enough for a socket, wherever the temporary folders of pytest are."""
@@ -152,5 +179,6 @@ def slurm(request, release):
     if given := os.environ.get("SHARDLAB_SLURM"):
         return SlurmCluster(Path(given))
     found = request.getfixturevalue("practice")
-    assert found.provision()["verified"] is True  # `provision` repairs what other tests changed
+    if request.session.stash.get(CHANGED, False):
+        found.verify()  # `provision` repairs what these tests changed
     return SlurmCluster(found.folder)

@@ -168,6 +168,7 @@ def test_services_of_two_nodes_start_and_end_at_once_without_harm(practice):
         list(pool.map(lambda name: practice.run(name, script), ("work1", "work2")))
 
 
+@only_in_long_form
 def test_an_operation_reboots_a_node_once_and_its_services_start_again(practice):
     node = practice.nodes["work1"]
     target = Target(node, Facts(node))
@@ -363,6 +364,7 @@ def test_a_hung_node_is_reported_once_and_delays_no_other_node(practice):
             one.resume()
 
 
+@only_in_long_form
 def test_a_changed_host_key_stops(practice):
     known = practice.folder / ".shardlab" / "known_hosts"
     before, head = known.read_text(), practice.nodes["head"].host

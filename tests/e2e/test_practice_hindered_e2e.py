@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 from support_e2e import HANG_S, until
+from support_long import only_in_long_form
 from support_practice import WHY, states
 
 from provision.practice import base
@@ -57,6 +58,7 @@ def held_lock(practice):
     let_go()
 
 
+@only_in_long_form
 def test_provision_waits_for_an_apt_lock_until_ctrl_c(practice, held_lock):
     with practice.start() as process:
         until(lambda: waits_for_apt(practice), "apt waits")
@@ -78,6 +80,7 @@ def test_provision_waits_for_an_apt_lock_until_ctrl_c(practice, held_lock):
     assert said["verified"] is True
 
 
+@only_in_long_form
 def test_a_drained_worker_is_reported_with_its_reason_or_resumed(practice):
     practice.run("head", "scontrol update nodename=work1 state=drain reason='the fan | is loud'")
     one = states(practice.provision("plan", code=1))

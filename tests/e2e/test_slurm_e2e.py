@@ -210,6 +210,7 @@ def test_a_rejected_request_is_reported_before_writing_and_sent_after_its_repair
     assert "1 run(s) submitted" in one.jobs("submit", "--matrix", name)
 
 
+@only_in_long_form
 def test_a_limit_on_the_jobs_of_a_user_is_waited_out_and_each_run_made_once(study):
     one = study()
     user = one.slurm.run("head", "id -un").strip()
@@ -338,6 +339,7 @@ def test_a_killed_slurmd_leaves_one_copy_of_its_run(study):
     assert [event.data["restarts"] for event in one.events("started")] == [0, 1]
 
 
+@only_in_long_form
 def test_a_preempted_run_waits_if_slurm_requeues_it_and_is_preempted_otherwise(study):
     again, gone = study(suffix="-again"), study("requeue: 0, partition: graced", "-gone")
     both = "Nodes=work1,work2 DefMemPerCPU=100"
@@ -389,6 +391,7 @@ def must_be_recorded(one, state):
     assert folder.judge().state == state
 
 
+@only_in_long_form
 def test_runs_that_save_checkpoints_are_cancelled_or_resume_as_slurm_is_told(study):
     gone, again = study(suffix="-gone"), study(suffix="-again")
     gone.slurm.run("head", f"scancel {begin_saving_run(gone)}")
@@ -422,6 +425,7 @@ def test_preempted_runs_that_save_checkpoints_resume(study):
             again.slurm.run("head", "scancel --me --partition=urgent,cancelled")
 
 
+@only_in_long_form
 def test_a_run_in_an_allocation_that_is_cancelled_while_it_saves_is_cancelled(study):
     one = study()
     words = ["submit", "--matrix", one.matrix(SAVES, steps=FOREVER), "--in-allocation", "--wait"]
@@ -435,6 +439,7 @@ def test_a_run_in_an_allocation_that_is_cancelled_while_it_saves_is_cancelled(st
         assert waiting.result().code != 0
 
 
+@only_in_long_form
 def test_a_suspended_run_continues_and_its_suspension_is_recorded(study):
     one = study()
     one.jobs("submit", "--matrix", one.matrix("axes: {strategy: [ddp], gpus: [4]}", steps=FOREVER))

@@ -19,8 +19,10 @@ def ran(tmp_path):
         (tmp_path / f"test_{name}.py").write_text("\n".join(f"def test_{number}(): pass" for number in range(4)))
 
     def run(*options):
-        command = [sys.executable, "-m", "pytest", "-p", "support_order", "-p", "no:cacheprovider", "-v", *options]
-        environment = {**os.environ, "PYTEST_ADDOPTS": "", "PYTHONPATH": str(Path(support_order.__file__).parent)}
+        plugins = ["-p", "xdist", "-p", "support_order", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", *plugins, "-v", *options]
+        paths = {"PYTHONPATH": str(Path(support_order.__file__).parent)}
+        environment = os.environ | {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | paths
         done = subprocess.run(
             [*command, "--rootdir", tmp_path, tmp_path], capture_output=True, text=True, env=environment, timeout=HANG_S
         )

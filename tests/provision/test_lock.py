@@ -117,7 +117,8 @@ def test_another_workspace_uses_the_same_lock_of_a_cluster(workspace, hold, monk
         assert "the cluster test-practice is locked by process" in capsys.readouterr().err
 
 
-def test_the_holder_of_a_lock_is_read_as_untrusted_text(workspace, hold):
+def test_the_holder_of_a_lock_is_read_as_untrusted_text(workspace, hold, monkeypatch):
+    monkeypatch.setattr(lock, "HOLDER_WAIT_S", 0.1)  # nobody writes a name into the file
     path = workspace / ".shardlab/provision.lock"
     hold(path)
     for text in (b"", b"\xff", b"[]", b'{"pid": "1"}', b'{"pid": 1, "user": "' + b"x" * 5000 + b'"}'):

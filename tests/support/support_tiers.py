@@ -134,6 +134,7 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_sent_bytes": (),
     "test_slurm_attempt": (),
     "test_wheel": (),
+    "test_without_torch": (),
 }
 # File -> names of its tests that are slow: they take long, or need a program that `make system` installs.
 SLOW_TESTS: dict[str, tuple[str, ...]] = {
@@ -194,7 +195,6 @@ SLOW_TESTS: dict[str, tuple[str, ...]] = {
         "test_a_task_of_a_slurm_job_looks_at_its_own_node",
         "test_an_old_driver_lists_the_processes_of_each_gpu",
     ),
-    "test_without_torch": ("test_rehearsals_run_on_the_cluster_which_has_torch",),
     "test_model_file": (
         "test_the_page_shows_the_plan_of_its_model",
         "test_runs_of_a_model_carry_its_configuration_and_need_no_trust",
@@ -205,6 +205,7 @@ SLOW_TESTS: dict[str, tuple[str, ...]] = {
     "test_own": (
         "test_a_rehearsal_never_needs_less_than_the_lower_bound",
         "test_a_model_without_blocks_is_rehearsed_above_its_lower_bound",
+        "test_descriptions_have_the_parameters_of_each_block",
     ),
     "test_practice_network": ("test_a_node_that_is_removed_does_not_change_the_address_of_this_machine",),
     "test_releases": ("test_without_cgroups_v2_only_the_release_of_this_machine_is_allowed",),
@@ -214,7 +215,10 @@ SLOW_TESTS: dict[str, tuple[str, ...]] = {
         "test_a_key_with_a_passphrase_is_kept_and_reported",
         "test_a_damaged_block_of_our_lines_stops_the_change",
     ),
-    "test_here": ("test_a_command_past_its_limit_ends_with_its_child_processes",),
+    "test_here": (
+        "test_a_command_past_its_limit_ends_with_its_child_processes",
+        "test_apply_makes_the_changes_and_a_second_apply_finds_none",
+    ),
     "test_nvidia": ("test_a_compiled_function_with_other_results_is_noticed",),
     "test_record_fuzz": ("test_a_hostile_value_stops_no_command_and_reaches_no_other_run",),
     "test_remote": (
@@ -236,6 +240,8 @@ SLOW_TESTS: dict[str, tuple[str, ...]] = {
         "test_all_tasks_end_before_the_end_is_recorded",
         "test_two_runs_share_no_node_and_start_in_order",
         "test_a_killed_runner_does_not_free_the_nodes_of_its_runs",
+        "test_a_run_of_another_workspace_waits_for_the_node",
+        "test_a_run_waits_for_a_node_that_does_not_answer_and_starts_when_it_does",
     ),
     "test_surroundings": (
         "test_the_surroundings_change_no_result",
@@ -245,11 +251,41 @@ SLOW_TESTS: dict[str, tuple[str, ...]] = {
     "test_result": (
         "test_the_loss_of_a_tiny_workload_falls_by_a_quarter",
         "test_an_engine_finishes_in_the_last_step_before_its_parameters_are_read",
+        "test_fsdp2_reports_the_sharding_and_dtypes_in_effect",
     ),
     "test_trust": (
         "test_trust_prints_the_files_and_applies_only_to_these_files",
         "test_answers_about_code_from_another_person_are_not_used",
         "test_bytecode_beside_code_is_removed_before_the_code_is_executed",
+        "test_a_script_that_waits_is_started_only_after_trust",
+    ),
+    "test_order": ("test_workers_of_xdist_use_the_seed_of_the_main_process",),
+    "test_without_root": ("test_changes_that_need_no_root_are_made_by_the_user",),
+    "test_planner_golden": (
+        "test_the_advice_for_three_machines_is_the_golden_text",
+        "test_the_shipped_matrices_are_adapted_with_the_golden_changes",
+    ),
+    "test_slurm_limits": (
+        "test_attempts_that_a_retry_had_no_room_for_go_with_the_next",
+        "test_a_full_queue_gets_as_many_runs_as_have_ended",
+    ),
+    "test_papers": ("test_a_plan_marks_cells_that_this_machine_cannot_hold_and_submit_refuses_them",),
+    "test_failure_cause": ("test_the_signal_that_ended_a_rank_is_read_from_the_output_of_torchrun",),
+    "test_adapted_matrix": (
+        "test_the_adapted_study_fits_and_lists_every_difference[paper1-1-2]",
+        "test_the_adapted_study_fits_and_lists_every_difference[paper1-1-4]",
+        "test_the_adapted_study_fits_and_lists_every_difference[paper2-1-2]",
+        "test_the_adapted_study_fits_and_lists_every_difference[paper2-1-4]",
+        "test_the_adapted_study_fits_and_lists_every_difference[paper3-1-2]",
+        "test_the_adapted_study_fits_and_lists_every_difference[paper3-1-4]",
+        "test_the_adapted_study_fits_and_lists_every_difference[paper4-1-2]",
+        "test_the_adapted_study_fits_and_lists_every_difference[paper4-1-4]",
+    ),
+    "test_sample_cache": ("test_frames_and_damage_are_the_same_with_and_without_the_cache",),
+    "test_sample_cache_hostile": ("test_each_byte_that_was_changed_is_noticed",),
+    "test_docs_site": (
+        "test_links_lead_to_pages_and_headings",
+        "test_pages_load_nothing_from_the_web",
     ),
 }
 COLLECTED = pytest.StashKey[

@@ -19,6 +19,7 @@ from shardlab.matrix.cell import CheckpointSettings, Instruments
 from shardlab.matrix.retry import Retry
 from shardlab.runs.prediction import PredictedRange, Prediction
 
+pytestmark = pytest.mark.usefixtures("source_copied_faster")
 SITE = Cluster(schema=1, name="c", provider="slurm", gpus=Gpus(per_node=4), slurm=Slurm(time="02:00:00"))
 SHARED = msgspec.structs.replace(SITE, slurm=Slurm(time="02:00:00", exclusive=False))
 

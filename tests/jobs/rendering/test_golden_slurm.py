@@ -20,6 +20,7 @@ from shardlab.cluster.slurm_keys import Gpus, Partition, Slurm
 from shardlab.runs.run import World
 from shardlab.workspace.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("source_copied_faster")
 A100, NO_GPUS = Gpus(per_node=4, type="a100"), None
 SHARED = {"exclusive": False, "cpus_per_rank": 6}
 SITE = {"account": "g_ml-2026", "qos": "normal", "constraint": "gpu&hbm80g|[rack1*2]"}

@@ -17,6 +17,7 @@ from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.workspace.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("source_copied_faster")
 NAME = "launch/local.sh.j2"
 
 

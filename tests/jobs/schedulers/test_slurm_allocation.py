@@ -23,6 +23,7 @@ from shardlab.files import files
 from shardlab.hardware import host
 from shardlab.runs.rundir import RunDir
 
+pytestmark = pytest.mark.usefixtures("source_copied_faster")
 JOB = "JobId=7 JobName=interactive NumNodes=2 NumCPUs=8 TRES=cpu=8,mem=2G,node=2,billing=8,gres/gpu=4,gres/gpu:a100=4"
 
 

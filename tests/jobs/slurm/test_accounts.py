@@ -14,6 +14,7 @@ from jobs.schedulers import slurm
 from jobs.slurm import query
 from shardlab.workspace.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("source_copied_faster")
 MATRIX = """\
 schema: 1
 name: m

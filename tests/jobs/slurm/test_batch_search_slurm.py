@@ -7,6 +7,7 @@ import pytest
 from support_queue import CLUSTER, Queue
 from support_search import SearchedWorkspace
 
+pytestmark = pytest.mark.usefixtures("source_copied_faster")
 STATES = {"1": "completed", "2": "completed", "4": "oom", "3": "oom"}
 
 

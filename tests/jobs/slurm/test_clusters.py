@@ -14,6 +14,7 @@ from jobs.slurm.commands import call_slurm, is_down
 from jobs.supervisor import retries
 from shardlab.runs.state import ENDED_IN_SLURM
 
+pytestmark = pytest.mark.usefixtures("source_copied_faster")
 SITE = "schema: 1\nname: c\nprovider: slurm\nslurm: {partition: gpu}\nstorage: {shared: SHARED}\n"
 JOB_OF_USER = [["1", "my-production-job", "/bin/true", 0]]
 

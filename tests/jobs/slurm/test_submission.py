@@ -11,6 +11,7 @@ from jobs.slurm import submission
 from shardlab.files import files
 from shardlab.runs.record import Result
 
+pytestmark = pytest.mark.usefixtures("source_copied_faster")
 RESULT = Result(schema=1, run_id="r", state="completed", rehearsal=True, steps=1, unit="tokens")
 NOT_KNOWN = "It is not known whether Slurm accepted the job "
 

@@ -25,6 +25,7 @@ from shardlab.cluster import cluster
 from shardlab.errors import InputError
 from shardlab.workspace.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("source_copied_faster")
 RUNS = "echo up > up.$SHARDLAB_NODE; exec sleep 1000"
 FILE = """\
 schema: 1

@@ -26,6 +26,8 @@ from shardlab.terminal.console import Output
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("source_copied_faster")
+
 
 def sent_runs(nodes, left_hours, *runs, at_once=None):
     """Whether each run is sent, if the lease of this number of nodes ends in `left_hours` hours.

@@ -20,6 +20,7 @@ from jobs.verbs import watch
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("source_copied_faster")
 FAILED = "Batch job submission failed: "
 REFUSED = f"sbatch: error: {FAILED}"
 POLICY = f"{REFUSED}Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"

@@ -8,6 +8,7 @@ from jobs.slurm import partitions
 from jobs.submission import preflight
 from shardlab.cluster import sbatch_request
 
+pytestmark = pytest.mark.usefixtures("source_copied_faster")
 NODES = "allocation failure: Requested node configuration is not available"
 ACCOUNT = "sbatch: error: This site needs an account.\nallocation failure: Unspecified error"
 

@@ -78,7 +78,11 @@ def archive(tmp_path_factory):
     for event, data in (("submitted", {"scheduler": "local"}), ("started", {}), ("exited", {"reason": "failed", "code": 1})):
         run.write_event("controller", event, **data)
     with tarfile.open(folder / "w.tar", "w") as tar:
-        tar.add(theirs.path, "w")
+        tar.add(
+            theirs.path,
+            "w",
+            filter=lambda member: None if "/.shardlab/source" in member.name and "__pycache__" in member.name else member,
+        )
     return folder / "w.tar", marker
 
 
