@@ -13,7 +13,8 @@ GetNumber = Callable[[Row], float | None]
 
 MOST_ROWS = 12  # the most rows of a run or cell that a table shows; the JSON documents contain all rows
 MOST_LAYERS = 40  # the same for the table of modules
-LONGEST_NAME = 72  # the most characters of the name of a kernel: names of C++ templates may have hundreds of characters
+# The most characters of the name of a kernel: names of C++ templates may have hundreds. Cut names of one table stay different.
+LONGEST_NAME = 72
 
 
 def ms_column(heading: str, get_ns: GetNumber[Row]) -> Column[Row]:
@@ -49,9 +50,25 @@ SIZE_COLUMNS: tuple[Column[Any], ...] = (
     Column("M", lambda product: product.m),
     Column("N", lambda product: product.n),
     Column("K", lambda product: product.k),
+    Column("Types", lambda product: product.dtype, is_number=False),
     Column("Calls", lambda product: product.calls),
 )
 ACHIEVED_FLOPS_COLUMN: Column[Any] = Column("Achieved", lambda product: product.flops_per_s, "TFLOP/s", scale=1e12)
+CATEGORY_COLUMNS: tuple[Column[Any], ...] = (
+    Column("Category", lambda row: row.category),
+    Column("Count", lambda row: row.count),
+)
+OPERATOR_COLUMNS: tuple[Column[Any], ...] = (
+    name_column("Operator", lambda row: row.operator or f"(no operator) {', '.join(row.kernels)}"),
+    Column("Category", lambda row: row.category),
+    name_column("Shapes", lambda row: row.shapes),
+    name_column("Types", lambda row: ", ".join(name for name in row.types if name and name != "Scalar")),
+    Column("Calls", lambda row: row.calls),
+)
+WORK_COLUMNS: tuple[Column[Any], ...] = (
+    ACHIEVED_FLOPS_COLUMN,
+    Column("Moved", lambda row: row.bytes_per_s, "TB/s", scale=1e12),
+)
 ATTENTION_COLUMNS: tuple[Column[Any], ...] = (
     Column("Implementation", lambda use: use.backend),
     Column("Pass", lambda use: "backward" if use.backward else "forward"),

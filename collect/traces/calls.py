@@ -81,7 +81,7 @@ def list_calls(trace: Trace, activities: Activities) -> tuple[list[ProcessGroup]
     operation_indexes = activities.operation_index[activities.is_collective].tolist()
     message_sizes = [compute_message_bytes(operation) for operation in activities.operations]
     start, end = trace.start_ns[call_rows], trace.end_ns[call_rows]
-    step = _find_steps_at(trace, np.where(launch_rows >= 0, trace.start_ns[launch_rows], start))
+    step = find_steps_at(trace, np.where(launch_rows >= 0, trace.start_ns[launch_rows], start))
     columns = (
         [activities.operations[index].name for index in operation_indexes],
         [group_of_operation[index] for index in operation_indexes],
@@ -124,7 +124,7 @@ def _find_sole_group(trace: Trace) -> ProcessGroup:
     return ProcessGroup(groups[0].pg_name, tuple(groups[0].ranks), groups[0].pg_size, groups[0].pg_desc)
 
 
-def _find_steps_at(trace: Trace, moments_ns: NDArray[np.int64]) -> list[int]:
+def find_steps_at(trace: Trace, moments_ns: NDArray[np.int64]) -> list[int]:
     """The number of the profiler step (from its name) that contains each moment; -1 if no step contains the moment."""
     step_rows = np.flatnonzero(gloo.find_steps(trace))
     step_rows = step_rows[np.argsort(trace.start_ns[step_rows], kind="stable")]

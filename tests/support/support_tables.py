@@ -65,7 +65,7 @@ def analysis(rank, durations_ns, **other):
     """What the trace of one rank tells: all-reduces of 103 MiB whose first 500,000 ns are exposed and 211,000 ns hidden."""
     given = {
         "source": "gpu", "steps": 2, "host": "node0", "gpu": "NVIDIA H100 80GB HBM3", "span_ns": 50_000_000, "compute_ns": 0,
-        "memory_ns": 0, "idle_ns": 9_973_000, "idle": IdleCauses(5_003_000, 3_011_000, 1_959_000),
+        "memory_ns": 0, "idle_ns": 9_973_000, "idle": IdleCauses(5_003_000, 0, 3_011_000, 1_959_000),
         "launches": LaunchDelays(3, 60_000, 17_000, 29_000), "groups": [ProcessGroup("3", (0, 1), 2, "shards")],
         "calls": [CollectiveCall("all_reduce", 0, 5, ns, 103 * MIB, 211_000, [0, 500_000]) for ns in durations_ns],
         "phases": [], "layers": [], "memory": [], "products": [], "attention": [],
