@@ -20,6 +20,7 @@ from collect.findings import (
     prediction_scores,
     searches,
     trace_answers,
+    trace_changes,
     trace_details,
     trace_tables,
 )
@@ -33,6 +34,7 @@ from collect.findings.row import CellRow, RunRow
 from collect.findings.searches import SearchResult
 from collect.findings.statistics import Estimate, estimate_mean, outlier_indexes
 from collect.findings.trace_answers import CellDifference, GroupTraffic, RankWaiting
+from collect.findings.trace_changes import CellAdvice, CellWork
 from collect.findings.trace_details import AttentionOfStep, DeviceMemory, IdleTime, LayerOfStep, PhaseOfStep, ProductOfStep
 from collect.findings.trace_tables import Collective, OperatorDifferences, Rounding
 from collect.findings.traffic import RunTraffic, measure_traffic
@@ -154,6 +156,10 @@ class Summary(msgspec.Struct, dict=True):
     """Calls and time of the collectives of profiled cells."""
     operators: list[OperatorDifferences]
     """Operators of profiled cells, compared with the baseline."""
+    advice: list[CellAdvice]
+    """What to change in profiled cells, and the most time that each change could save."""
+    work: list[CellWork]
+    """What the profiled steps of each cell go into, by category and operator, launching call and stream."""
     groups: list[GroupTraffic]
     """Collectives by process group."""
     waiting: list[RankWaiting]
@@ -229,6 +235,8 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         rounding=trace_tables.list_roundings(loaded),
         collectives=trace_tables.list_collectives(loaded),
         operators=trace_tables.compare_operators(loaded, rows),
+        advice=trace_changes.list_advice(loaded),
+        work=trace_changes.list_work(loaded),
         groups=trace_answers.group_traffic(loaded),
         waiting=trace_answers.rank_waiting(loaded),
         steps=trace_answers.step_differences(loaded, rows),

@@ -22,6 +22,7 @@ from shardlab.terminal import notation
 RANK_THROUGHPUT = "rank_throughput_per_s"
 IDLE_CAUSES = {
     "idle_host_ms": "the host launched nothing",
+    "idle_launching_ms": "the host was in a launching call",
     "idle_communication_ms": "waiting for communication",
     "idle_other_ms": "other",
 }

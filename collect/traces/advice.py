@@ -65,9 +65,8 @@ _Saving = tuple[Subject, str, float]
 
 
 def _save_idle(ranks: Sequence[RankAnalysis], parts: dict[StepPart, int]) -> Iterable[_Saving]:
-    calls = [(rank.launch_calls.idle_ns, rank.launch_calls) for rank in ranks if rank.launch_calls]
     if launching_ns := parts.get(StepPart("idle", cause="launching"), 0):
-        _, longest = max(calls, key=lambda pair: pair[0])
+        longest = max((calls for rank in ranks for calls in rank.work.launch_calls), key=lambda calls: calls.idle_ns)
         step = "" if longest.step is None else f" in step {longest.step}"
         text = (
             f"The GPU is idle while the host is inside launching calls. The longest, {longest.call} of "
@@ -109,7 +108,7 @@ def _save_work(ranks: Sequence[RankAnalysis], parts: dict[StepPart, int]) -> Ite
     if memory_ns := parts.get(StepPart("memory"), 0):
         text = "Copies and memory sets run while nothing computes. Use pin_memory and non_blocking=True, and leave out copies."
         yield "memory operations", text, memory_ns
-    operators = sum_operators(row for rank in gpu_ranks for row in rank.operators if row.own_ns)
+    operators = sum_operators(row for rank in gpu_ranks for row in rank.work.operators if row.kernel_ns)
     for subject, category, text in (
         (
             "fusion",
@@ -120,8 +119,8 @@ def _save_work(ranks: Sequence[RankAnalysis], parts: dict[StepPart, int]) -> Ite
     ):
         rows = [row for row in operators if row.category == category]
         if rows:
-            text += f" The longest is {rows[0].operator or _shorten(rows[0].kernels[0])}, {_ms(rows[0].own_ns or 0)}."
-            yield subject, text, min(compute_ns, sum(row.own_ns or 0 for row in rows))  # type: ignore[misc]
+            text += f" The longest is {rows[0].operator or _shorten(rows[0].kernels[0])}, {_ms(rows[0].kernel_ns or 0)}."
+            yield subject, text, min(compute_ns, sum(row.kernel_ns or 0 for row in rows))  # type: ignore[misc]
     if math_ns := sum(use.total_ns or 0 for rank in gpu_ranks for use in rank.attention if use.backend == "math"):
         text = "Attention runs as plain products and softmax (math). Inputs of half precision without a mask can use flash."
         yield "attention", text, min(compute_ns, math_ns)
@@ -133,15 +132,15 @@ def _save_below_peak(ranks: Sequence[RankAnalysis], compute_ns: int) -> Iterable
     tf32_ns = 0.0
     slow: list[tuple[float, OperatorTime, str]] = []
     for rank in ranks:
-        for row in rank.operators:
+        for row in rank.work.operators:
             least_ns = row.least_ns(rank.gpu)
-            if row.category not in _BOUND_BY_FORMULA or least_ns is None or not row.own_ns:
+            if row.category not in _BOUND_BY_FORMULA or least_ns is None or not row.kernel_ns:
                 continue
             gpu = find_gpu_model(rank.gpu)
             if row.category == "matrix products" and row.precision == "fp32" and gpu and (gpu.tf32 or 0) > gpu.fp32:
-                tf32_ns += max(0.0, row.own_ns - (row.least_ns(rank.gpu, "tf32") or 0))
+                tf32_ns += max(0.0, row.kernel_ns - (row.least_ns(rank.gpu, "tf32") or 0))
             else:
-                slow.append((max(0.0, row.own_ns - least_ns), row, rank.gpu))
+                slow.append((max(0.0, row.kernel_ns - least_ns), row, rank.gpu))
     if tf32_ns:
         text = (
             "Matrix products compute in fp32 without TF32: torch.set_float32_matmul_precision('high') allows it, or use bf16."

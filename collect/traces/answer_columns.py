@@ -54,21 +54,6 @@ SIZE_COLUMNS: tuple[Column[Any], ...] = (
     Column("Calls", lambda product: product.calls),
 )
 ACHIEVED_FLOPS_COLUMN: Column[Any] = Column("Achieved", lambda product: product.flops_per_s, "TFLOP/s", scale=1e12)
-CATEGORY_COLUMNS: tuple[Column[Any], ...] = (
-    Column("Category", lambda row: row.category),
-    Column("Count", lambda row: row.count),
-)
-OPERATOR_COLUMNS: tuple[Column[Any], ...] = (
-    name_column("Operator", lambda row: row.operator or f"(no operator) {', '.join(row.kernels)}"),
-    Column("Category", lambda row: row.category),
-    name_column("Shapes", lambda row: row.shapes),
-    name_column("Types", lambda row: ", ".join(name for name in row.types if name and name != "Scalar")),
-    Column("Calls", lambda row: row.calls),
-)
-WORK_COLUMNS: tuple[Column[Any], ...] = (
-    ACHIEVED_FLOPS_COLUMN,
-    Column("Moved", lambda row: row.bytes_per_s, "TB/s", scale=1e12),
-)
 ATTENTION_COLUMNS: tuple[Column[Any], ...] = (
     Column("Implementation", lambda use: use.backend),
     Column("Pass", lambda use: "backward" if use.backward else "forward"),

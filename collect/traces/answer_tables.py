@@ -21,6 +21,7 @@ from collect.traces.answer_columns import (
 from collect.traces.breakdown import Breakdown, EventTally
 from collect.traces.operators import OperatorDifference, operator_columns
 from collect.traces.rank_analysis import RankAnalysis
+from collect.traces.rank_work import sum_work
 from collect.traces.run_answers import RunAnswers
 from shardlab.terminal import notation
 from shardlab.terminal.console import Output
@@ -37,9 +38,8 @@ def print_answer_tables(output: Output, answers: RunAnswers) -> None:
     ranks = answers.ranks
     waits_table, idle_table = make_waits_table(answers), make_idle_table(ranks)
     tables = (
-        *(change_tables.make_categories_table(ranks), change_tables.make_operator_times_table(ranks)),
-        *(make_collectives_table(answers), waits_table, idle_table, change_tables.make_launch_calls_table(ranks)),
-        *(change_tables.make_streams_table(ranks), change_tables.make_together_table(ranks), make_phases_table(ranks)),
+        *change_tables.make_work_tables(sum_work(analysis.work for analysis in ranks)),
+        *(make_collectives_table(answers), waits_table, idle_table, make_phases_table(ranks)),
         *(make_layers_table(ranks), make_memory_table(ranks), make_products_table(ranks), make_attention_table(ranks)),
     )
     for table in tables:
@@ -54,7 +54,7 @@ def _print_missing_details(output: Output, ranks: Sequence[RankAnalysis]) -> Non
     detail_kinds = (
         ("modules", "stacks", any(analysis.layers for analysis in ranks)),
         ("memory", "memory", any(analysis.memory for analysis in ranks)),
-        ("shapes and types of inputs", "shapes", any(row.shapes for analysis in ranks for row in analysis.operators)),
+        ("shapes and types of inputs", "shapes", any(row.shapes for analysis in ranks for row in analysis.work.operators)),
     )
     missing_kinds = [(detail_name, option) for detail_name, option, is_recorded in detail_kinds if not is_recorded]
     if ranks and missing_kinds:

@@ -29,15 +29,18 @@ _OPERATORS_OF_ONE_KIND: tuple[tuple[re.Pattern[str], Category], ...] = (
     (re.compile(r"::(?:copy_|_to_copy|cat|_cat|clone|contiguous|stack|_pin_memory)\Z"), "copies"),
 )  # fmt: skip
 _KERNELS: tuple[tuple[re.Pattern[str], Category], ...] = (
+    (re.compile(r"triton_poi_"), "element-wise"),
+    (re.compile(r"triton_(?:red|per)_\w*norm"), "normalisation"),
+    (re.compile(r"triton_(?:red|per)_"), "reduction"),
     (re.compile(r"im2col|winograd|wgrad|dgrad|implicit_gemm|convolve|conv(?:olution|\dd|_depthwise)|miopen\w*conv|fprop", re.I),
      "convolution"),
-    (re.compile(r"gemm|gemv|\bbmm_|nvjet|cutlass|Cijk_|matmul|splitk|triton_\w*(?:mm|tem_)", re.IGNORECASE), "matrix products"),
+    (re.compile(r"gemm|gemv|\bbmm_|nvjet|cutlass|Cijk_|matmul|splitk|triton_(?:mm|tem_)", re.IGNORECASE), "matrix products"),
     (re.compile(r"(?:layer|batch|group|instance|rms)_?norm|RowwiseMoments|GammaBeta|\bbn_[fb]w", re.IGNORECASE),
      "normalisation"),
     (re.compile(r"CatArrayBatchedCopy|transpose|nchwToNhwc|nhwcToNchw|direct_copy|\bcopy_", re.IGNORECASE), "copies"),
-    (re.compile(r"reduce|softmax|triton_(?:red|per)_|\bscan|cumsum|argm(?:ax|in)|topk|sort|nll_loss", re.IGNORECASE),
+    (re.compile(r"reduce|softmax|\bscan|cumsum|argm(?:ax|in)|topk|sort|nll_loss", re.IGNORECASE),
      "reduction"),
-    (re.compile(r"elementwise|triton_poi_|multi_tensor_apply|dropout|distribution_|fill|gelu|silu|relu|act_and_mul|rotary",
+    (re.compile(r"elementwise|multi_tensor_apply|dropout|distribution_|fill|gelu|silu|relu|act_and_mul|rotary",
                 re.IGNORECASE),
      "element-wise"),
 )  # fmt: skip
@@ -68,7 +71,9 @@ def classify_kernel(kernel: str, operator: str) -> Category:
     """
     if find_kernel_backend(kernel) or _ATTENTION_KERNEL.search(kernel):
         return "attention"
-    return _find_first(operator, _OPERATORS_OF_ONE_KIND) or _find_first(kernel, _KERNELS) or classify_operator(operator)
+    # Inductor names a kernel after all operators that it replaces, and the operator after the kernel
+    category = None if operator.startswith("triton_") else _find_first(operator, _OPERATORS_OF_ONE_KIND)
+    return category or _find_first(kernel, _KERNELS) or classify_operator(operator)
 
 
 def _find_first(name: str, patterns: tuple[tuple[re.Pattern[str], Category], ...]) -> Category | None:

@@ -7,7 +7,8 @@ time of an operator is the time in which it runs and no operator that it calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,18 +21,16 @@ from collect.traces.attention import find_operator_backend
 from collect.traces.input_shapes import parse_list
 from collect.traces.kernel_categories import CATEGORIES, Category, classify_kernel, classify_operator
 from collect.traces.nesting import MOST_LEVELS, find_containing_spans, select_spans
-from collect.traces.operator_work import Work, compute_least_ns, count_work, find_precision
+from collect.traces.operator_work import compute_least_ns, count_work, find_precision
 from collect.traces.rank_sums import merge_rows
-from collect.traces.trace import InputTexts, Trace
+from collect.traces.trace import Trace
 from shardlab.hardware.gpu_models import find_gpu_model
 
-MOST_KERNELS = 4  # the most kernel names in an OperatorTime
-_COPIES, _COMMUNICATION = CATEGORIES.index("copies"), CATEGORIES.index("communication")
-_ATTENTION = CATEGORIES.index("attention")
+MOST_KERNELS = 2  # the most kernel names in an OperatorTime
 
 
 class CategoryTime(msgspec.Struct, frozen=True):
-    """The work of one category on one rank, in all profiled steps together."""
+    """The work of one category."""
 
     category: Category
     count: int
@@ -41,66 +40,60 @@ class CategoryTime(msgspec.Struct, frozen=True):
 
 
 class OperatorTime(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of an operator with the same inputs on one rank, in all profiled steps together. Times are in ns.
+    """All calls of an operator with the same inputs. Times are in ns; those of a GPU are None on a CPU.
 
-    Operators that launch nothing themselves are one row for each name.
+    An operator that launches nothing itself has one row, without inputs.
     """
 
     operator: str
     """Its name, such as aten::add; "": kernels that were launched outside of operators, one row for each category."""
     category: Category
-    """The category of the longest of its own kernels."""
+    """The category of most of its own kernels' time."""
     shapes: str
     """The shapes of its inputs as JSON; "" if the trace does not record them."""
     types: list[str]
     """The types of its inputs."""
-    calls: int
     kernels: list[str]
     """The names of at most MOST_KERNELS of its own kernels, the kernel with the longest time first."""
-    launched: int
-    """The number of its own kernels and memory operations."""
-    own_ns: int | None
-    """The time of its own kernels. None on a CPU."""
+    calls: int
+    kernel_ns: int | None
+    """The time of its own kernels."""
     copy_ns: int | None
-    """The time of its own copies and memory sets. None on a CPU."""
+    """The time of its own copies and memory sets."""
     with_children_ns: int | None
-    """The time of all kernels and memory operations that were launched during its calls. None on a CPU."""
-    shortest_ns: int | None
-    """The shortest of its own kernels; None without any."""
-    longest_ns: int | None
-    """The longest of its own kernels."""
+    """The time of all kernels and memory operations that were launched during its calls."""
     self_host_ns: int
     """The time of the host in the operator, without the operators that it calls."""
     host_ns: int
     """The time of the host in the operator."""
     flops: int | None
-    """The FLOPs of all calls by formula; None: no formula (collect/traces/operator_work.py)."""
+    """The FLOPs of all calls; None: no formula (collect/traces/operator_work.py)."""
     bytes: int | None
     """The bytes that all calls must at least read and write."""
 
     @property
-    def time_ns(self) -> int:
+    def own_ns(self) -> int:
         """The own time: of its kernels and memory operations, or on a CPU of the host."""
-        return self.self_host_ns if self.own_ns is None or self.copy_ns is None else self.own_ns + self.copy_ns
+        return self.self_host_ns if self.kernel_ns is None else self.kernel_ns + (self.copy_ns or 0)
 
     @property
     def inclusive_ns(self) -> int:
-        """The time with all operators that it calls: of the GPU, or on a CPU of the host."""
+        """The time with all operators that it calls."""
         return self.host_ns if self.with_children_ns is None else self.with_children_ns
 
     @property
     def flops_per_s(self) -> float | None:
         """The achieved FLOP/s."""
-        return self.flops / self.own_ns * 1e9 if self.flops is not None and self.own_ns else None
+        return self.flops / self.kernel_ns * 1e9 if self.flops is not None and self.kernel_ns else None
 
     @property
     def bytes_per_s(self) -> float | None:
         """The bytes that must be moved, divided by the time of the own kernels."""
-        return self.bytes / self.own_ns * 1e9 if self.bytes is not None and self.own_ns else None
+        return self.bytes / self.kernel_ns * 1e9 if self.bytes is not None and self.kernel_ns else None
 
     @property
     def precision(self) -> str:
-        """The precision in which it computes; "" if it is not known."""
+        """The precision in which it computes: fp32, tf32, bf16 or fp16; "" if it is not known."""
         return find_precision(self.types, self.kernels)
 
     def least_ns(self, gpu: str, precision: str = "") -> float | None:
@@ -108,19 +101,29 @@ class OperatorTime(msgspec.Struct, frozen=True, kw_only=True):
 
         precision: the precision of the work, if it is not that of the operator.
         """
-        gpu_model = find_gpu_model(gpu) if gpu and self.own_ns else None
-        if gpu_model is None:
-            return None
-        return compute_least_ns(Work(self.flops, self.bytes), gpu_model, precision or self.precision)
+        gpu_model = find_gpu_model(gpu) if gpu and self.kernel_ns else None
+        return gpu_model and compute_least_ns(self.flops, self.bytes, gpu_model, precision or self.precision)
 
     def roofline_pct(self, gpu: str) -> float | None:
         """The least time as a share of the time of the own kernels, in percent; None: not known."""
         least_ns = self.least_ns(gpu)
-        return 100 * least_ns / self.own_ns if least_ns is not None and self.own_ns else None
+        return 100 * least_ns / self.kernel_ns if least_ns is not None and self.kernel_ns else None
+
+
+def sum_categories(times: Iterable[CategoryTime]) -> list[CategoryTime]:
+    """Categories of several ranks, added up, the longest time first."""
+    return sorted(merge_rows(times, lambda time: time.category, ("count", "total_ns")), key=lambda time: -time.total_ns)
+
+
+def sum_operators(operators: Iterable[OperatorTime]) -> list[OperatorTime]:
+    """Operators of several ranks, added up by name and inputs, the longest own time first."""
+    summed_fields = ("calls", "kernel_ns", "copy_ns", "with_children_ns", "self_host_ns", "host_ns", "flops", "bytes")
+    summed = merge_rows(operators, lambda row: (row.operator or row.category, row.shapes, *row.types), summed_fields)
+    return sorted(summed, key=lambda row: (-row.own_ns, -row.inclusive_ns, row.operator, row.shapes))
 
 
 class _CallTree(NamedTuple):
-    """The operators of the profiled steps, and what runs or is launched in them. Calls are indexes in `rows`."""
+    """The operators of the profiled steps, and what is launched in them. Calls are indexes in `rows`."""
 
     rows: NDArray[np.intp]
     """The calls of operators as indexes of events in the trace."""
@@ -132,60 +135,21 @@ class _CallTree(NamedTuple):
     """For each launch, the innermost call that contains it; -1 if none does."""
 
 
-def sum_operators(operators: Iterable[OperatorTime]) -> list[OperatorTime]:
-    """The operators of all ranks, added up by name and inputs, the longest own time first."""
-    rows = list(operators)
-    summed = merge_rows(
-        rows,
-        _sum_key,
-        ("calls", "launched", "own_ns", "copy_ns", "with_children_ns", "self_host_ns", "host_ns", "flops", "bytes"),
-    )
-    extremes: dict[object, tuple[int, int]] = {}
-    for row in rows:
-        if row.shortest_ns is not None and row.longest_ns is not None:
-            shortest_ns, longest_ns = extremes.get(_sum_key(row), (row.shortest_ns, row.longest_ns))
-            extremes[_sum_key(row)] = min(shortest_ns, row.shortest_ns), max(longest_ns, row.longest_ns)
-    summed = [
-        msgspec.structs.replace(row, shortest_ns=extremes[_sum_key(row)][0], longest_ns=extremes[_sum_key(row)][1])
-        if _sum_key(row) in extremes
-        else row
-        for row in summed
-    ]
-    return sorted(summed, key=lambda row: (-row.time_ns, -(row.with_children_ns or 0), -row.host_ns, row.operator, row.shapes))
-
-
-def _sum_key(row: OperatorTime) -> tuple[str, str, str, str]:
-    return row.operator, row.shapes, " ".join(row.types), row.category if not row.operator else ""
-
-
-def sum_categories(times: Iterable[CategoryTime]) -> list[CategoryTime]:
-    """The categories of all ranks, the longest time first."""
-    return sorted(merge_rows(times, lambda time: time.category, ("count", "total_ns")), key=lambda time: -time.total_ns)
-
-
-def operator_document(row: OperatorTime, gpu: str) -> dict[str, Any]:
-    """An operator as JSON values. gpu: the model of the GPU; "" if it is not known."""
-    rates = {"flops_per_s": row.flops_per_s, "bytes_per_s": row.bytes_per_s, "roofline_pct": row.roofline_pct(gpu)}
-    return msgspec.to_builtins(row) | rates  # type: ignore[no-any-return]
-
-
 def measure_operators(trace: Trace, activities: Activities) -> tuple[list[CategoryTime], list[OperatorTime]]:
     """The time of a rank by category and by operator, the longest first."""
-    is_gpu = activities.source == "gpu"
-    event_rows = activities.event_rows if is_gpu else activities.event_rows[:0]
-    launch_rows = activities.launch_row if is_gpu else activities.launch_row[:0]
-    tree = _build_tree(trace, launch_rows)
-    if not is_gpu:
-        return _measure_cpu_operators(trace, tree)
-    durations_ns = trace.duration_ns[event_rows]
-    category = _classify_events(trace, activities, tree)
-    counts = np.bincount(category, minlength=len(CATEGORIES))
-    totals_ns = np.zeros(len(CATEGORIES), np.int64)
-    np.add.at(totals_ns, category, durations_ns)
-    categories = [
-        CategoryTime(CATEGORIES[index], int(counts[index]), int(totals_ns[index])) for index in np.flatnonzero(counts).tolist()
-    ]
-    return sum_categories(categories), _measure_gpu_operators(trace, activities, tree, category)
+    if activities.source == "gpu":
+        tree = _build_tree(trace, activities.launch_row)
+        category = _classify_events(trace, activities, tree)
+        counts = np.bincount(category, minlength=len(CATEGORIES)).tolist()
+        totals_ns = _sum_by_row(category, trace.duration_ns[activities.event_rows], len(CATEGORIES))
+        times = [CategoryTime(*entry) for entry in zip(CATEGORIES, counts, totals_ns, strict=True) if entry[1]]
+        return sum_categories(times), _measure_gpu_operators(trace, activities, tree, category)
+    tree = _build_tree(trace, activities.launch_row[:0])
+    keys, row_of_call = _number_rows(trace, tree, np.ones(len(tree.rows), bool))
+    unknown = dict.fromkeys(("kernel_ns", "copy_ns", "with_children_ns"), [None] * len(keys))
+    columns = _sum_host(trace, tree, row_of_call, len(keys)) | unknown
+    operators = sum_operators(_build_operator(trace, int(key), row, columns, [], None) for row, key in enumerate(keys))
+    return sum_categories(CategoryTime(row.category, row.calls, row.self_host_ns) for row in operators), operators
 
 
 def _build_tree(trace: Trace, launch_rows: NDArray[np.intp]) -> _CallTree:
@@ -193,16 +157,13 @@ def _build_tree(trace: Trace, launch_rows: NDArray[np.intp]) -> _CallTree:
     rows = np.flatnonzero(trace.has_category("cpu_op") & (trace.duration_ns > 0))
     rows = rows[gloo.starts_in_steps(trace, trace.start_ns[rows])]
     rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows], trace.thread[rows]))]
-    depth = _find_depths(trace, rows)
-    self_ns = trace.duration_ns[rows].copy()
-    innermost = np.full(len(launch_rows), -1, np.intp)
-    launchers: list[NDArray[np.intp]] = []
+    depth, self_ns = _find_depths(trace, rows), trace.duration_ns[rows].copy()
+    innermost, launchers = np.full(len(launch_rows), -1, np.intp), []
     pending, outer_calls = np.flatnonzero(launch_rows >= 0), np.empty(0, np.intp)
     for level in range(min(int(depth.max(initial=-1)) + 1, MOST_LEVELS)):
         calls = np.flatnonzero(depth == level)
-        if level:
-            parent = _find_calls(trace, rows, outer_calls, rows[calls])
-            np.subtract.at(self_ns, parent[parent >= 0], trace.duration_ns[rows[calls[parent >= 0]]])
+        parent = _find_calls(trace, rows, outer_calls, rows[calls])
+        np.subtract.at(self_ns, parent[parent >= 0], trace.duration_ns[rows[calls[parent >= 0]]])
         launching_call = np.full(len(launch_rows), -1, np.intp)
         launching_call[pending] = _find_calls(trace, rows, calls, launch_rows[pending])
         pending = np.flatnonzero(launching_call >= 0)  # what is in no call of this level is in no deeper call
@@ -216,11 +177,10 @@ def _find_depths(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """For each call, the number of calls of its thread that contain its start. rows: sorted by thread and start, outer calls
     first."""
     depth = np.zeros(len(rows), np.intp)
-    edges = np.flatnonzero(np.diff(trace.thread[rows], prepend=-1, append=-1))
-    for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        thread_rows = rows[first:last]
-        ended = np.searchsorted(np.sort(trace.end_ns[thread_rows]), trace.start_ns[thread_rows], side="right")
-        depth[first:last] = np.arange(last - first) - ended
+    edges = np.flatnonzero(np.diff(trace.thread[rows], prepend=-1, append=-1)).tolist()
+    for first, last in pairwise(edges):
+        starts_ns, ends_ns = trace.start_ns[rows[first:last]], np.sort(trace.end_ns[rows[first:last]])
+        depth[first:last] = np.arange(last - first) - np.searchsorted(ends_ns, starts_ns, side="right")
     return depth
 
 
@@ -232,70 +192,53 @@ def _find_calls(trace: Trace, rows: NDArray[np.intp], calls: NDArray[np.intp], m
 
 def _classify_events(trace: Trace, activities: Activities, tree: _CallTree) -> NDArray[np.intp]:
     """The category of each of `activities.event_rows`, as an index in CATEGORIES."""
-    event_rows, innermost = activities.event_rows, tree.innermost
-    call_labels = trace.name[tree.rows]
-    label_count = len(trace.labels)
-    operator_labels = np.where(innermost >= 0, call_labels[innermost], label_count) if len(call_labels) else label_count
+    event_rows, labels = activities.event_rows, [*trace.labels, ""]
+    call_labels = np.append(trace.name[tree.rows], len(trace.labels))  # the last is that of no call, whose index is -1
     pairs, pair_index = np.unique(
-        trace.name[event_rows].astype(np.int64) * (label_count + 1) + operator_labels, return_inverse=True
+        trace.name[event_rows].astype(np.int64) * len(labels) + call_labels[tree.innermost], return_inverse=True
     )
-    labels = [*trace.labels, ""]
-    pair_category = [
-        CATEGORIES.index(classify_kernel(labels[pair // (label_count + 1)], labels[pair % (label_count + 1)]))
-        for pair in pairs.tolist()
-    ]
-    category = np.array(pair_category, np.intp)[pair_index]
-    is_attention = np.array([find_operator_backend(label) is not None for label in trace.labels], bool)
+    kernels_and_calls = (divmod(pair, len(labels)) for pair in pairs.tolist())
+    pair_categories = [CATEGORIES.index(classify_kernel(labels[kernel], labels[call])) for kernel, call in kernels_and_calls]
+    category = np.array(pair_categories, np.intp)[pair_index]
+    is_attention = np.array([find_operator_backend(label) is not None for label in labels])
     for launching_call in tree.launchers:
-        inside = np.flatnonzero(launching_call >= 0)
-        category[inside[is_attention[call_labels[launching_call[inside]]]]] = _ATTENTION
-    category[~trace.has_category("kernel")[event_rows]] = _COPIES
-    category[activities.is_collective] = _COMMUNICATION
+        category[is_attention[call_labels[launching_call]]] = CATEGORIES.index("attention")
+    category[~trace.has_category("kernel")[event_rows]] = CATEGORIES.index("copies")
+    category[activities.is_collective] = CATEGORIES.index("communication")
     return category
-
-
-class _RowTimes(NamedTuple):
-    """What belongs to each row of operators, one value per row. Times are in ns."""
-
-    calls: list[int]
-    self_host_ns: list[int]
-    host_ns: list[int]
-    own_ns: list[int]
-    copy_ns: list[int]
-    with_children_ns: list[int]
-    shortest_ns: list[int]
-    longest_ns: list[int]
-    launched: list[int]
-    category: list[int]
-    """The category of the longest of its own work, as an index in CATEGORIES."""
 
 
 def _measure_gpu_operators(
     trace: Trace, activities: Activities, tree: _CallTree, category: NDArray[np.intp]
 ) -> list[OperatorTime]:
-    event_rows, innermost = activities.event_rows, tree.innermost
-    launches_itself = np.zeros(len(tree.rows), bool)
-    launches_itself[innermost[innermost >= 0]] = True
-    keys, row_of_call = _number_rows(trace, tree, launches_itself)
-    # the rows after those of operators are of work that was launched outside of operators: one row for each category
+    event_rows, has_operator = activities.event_rows, tree.innermost >= 0
+    launches = np.zeros(len(tree.rows), bool)
+    launches[tree.innermost[has_operator]] = True
+    keys, row_of_call = _number_rows(trace, tree, launches)
+    row_count = len(keys) + len(CATEGORIES)  # the last rows are of work that was launched outside of operators
     row_of_event = len(keys) + category
-    row_of_event[innermost >= 0] = row_of_call[innermost[innermost >= 0]]
-    is_kernel = trace.has_category("kernel")[event_rows]
-    row_count = len(keys) + len(CATEGORIES)
-    # a call that launched nothing, such as a call that was captured into a CUDA graph, has no time
-    is_counted = launches_itself | ~np.isin(row_of_call, row_of_call[launches_itself])
-    times = _sum_rows(trace, event_rows, row_of_event, category, is_kernel, row_count)._replace(
-        calls=np.bincount(row_of_call[is_counted], minlength=row_count).tolist(),
-        self_host_ns=_sum_by_row(row_of_call, tree.self_ns, row_count),
-        host_ns=_sum_by_row(row_of_call, trace.duration_ns[tree.rows], row_count),
-        with_children_ns=_sum_with_children(trace, event_rows, tree, row_of_call, row_of_event, row_count),
-    )
+    row_of_event[has_operator] = row_of_call[tree.innermost[has_operator]]
+    durations_ns, is_kernel = trace.duration_ns[event_rows], trace.has_category("kernel")[event_rows]
+    # a call that launched nothing, such as a call that was captured into a CUDA graph, has no time and does not count
+    is_counted = launches | ~np.isin(row_of_call, row_of_call[launches])
+    columns = _sum_host(trace, tree, row_of_call, row_count) | {
+        "calls": np.bincount(np.append(row_of_call[is_counted], row_of_event[~has_operator]), minlength=row_count).tolist(),
+        "kernel_ns": _sum_by_row(row_of_event[is_kernel], durations_ns[is_kernel], row_count),
+        "copy_ns": _sum_by_row(row_of_event[~is_kernel], durations_ns[~is_kernel], row_count),
+        "with_children_ns": _sum_with_children(tree, row_of_call, row_of_event, durations_ns, row_count),
+    }
+    category_ns = np.full((row_count, len(CATEGORIES)), -1, np.int64)
+    # a copy decides the category only of an operator that launched no kernel
+    np.add.at(category_ns, (row_of_event, category), np.where(is_kernel, durations_ns + 1, 1))
+    has_work = category_ns.max(axis=1) >= 0
+    categories = [
+        CATEGORIES[index] if known else None for index, known in zip(category_ns.argmax(axis=1), has_work, strict=True)
+    ]
     kernels = _list_longest_kernels(trace, event_rows[is_kernel], row_of_event[is_kernel])
-    rows = range(row_count)
     return sum_operators(
-        _build_operator(trace, keys, row, times, kernels.get(row, []))
-        for row in rows
-        if times.calls[row] or times.launched[row]
+        _build_operator(trace, int(keys[row]) if row < len(keys) else None, row, columns, kernels.get(row, []), categories[row])
+        for row in range(row_count)
+        if columns["calls"][row]
     )
 
 
@@ -308,61 +251,34 @@ def _number_rows(trace: Trace, tree: _CallTree, is_detailed: NDArray[np.bool_]) 
     return keys, row_of_call
 
 
+def _sum_host(trace: Trace, tree: _CallTree, row_of_call: NDArray[np.intp], row_count: int) -> dict[str, Any]:
+    return {
+        "calls": np.bincount(row_of_call, minlength=row_count).tolist(),
+        "self_host_ns": _sum_by_row(row_of_call, tree.self_ns, row_count),
+        "host_ns": _sum_by_row(row_of_call, trace.duration_ns[tree.rows], row_count),
+    }
+
+
 def _sum_by_row(rows: NDArray[np.intp], values: NDArray[np.int64], row_count: int) -> list[int]:
     sums = np.zeros(row_count, np.int64)
     np.add.at(sums, rows, values)
     return sums.tolist()  # type: ignore[no-any-return]
 
 
-def _sum_rows(
-    trace: Trace,
-    event_rows: NDArray[np.intp],
-    row_of_event: NDArray[np.intp],
-    category: NDArray[np.intp],
-    is_kernel: NDArray[np.bool_],
-    row_count: int,
-) -> _RowTimes:
-    durations_ns = trace.duration_ns[event_rows]
-    shortest_ns, longest_ns = np.full(row_count, np.iinfo(np.int64).max), np.zeros(row_count, np.int64)
-    np.minimum.at(shortest_ns, row_of_event[is_kernel], durations_ns[is_kernel])
-    np.maximum.at(longest_ns, row_of_event[is_kernel], durations_ns[is_kernel])
-    category_ns = np.full((row_count, len(CATEGORIES)), -1, np.int64)
-    # a copy decides the category only of an operator that launched no kernel
-    np.add.at(category_ns, (row_of_event, category), np.where(is_kernel, durations_ns + 1, 1))
-    return _RowTimes(
-        calls=[],
-        self_host_ns=[],
-        host_ns=[],
-        own_ns=_sum_by_row(row_of_event[is_kernel], durations_ns[is_kernel], row_count),
-        copy_ns=_sum_by_row(row_of_event[~is_kernel], durations_ns[~is_kernel], row_count),
-        with_children_ns=[],
-        shortest_ns=shortest_ns.tolist(),
-        longest_ns=longest_ns.tolist(),
-        launched=np.bincount(row_of_event, minlength=row_count).tolist(),
-        category=category_ns.argmax(axis=1).tolist(),
-    )
-
-
 def _sum_with_children(
-    trace: Trace,
-    event_rows: NDArray[np.intp],
     tree: _CallTree,
     row_of_call: NDArray[np.intp],
     row_of_event: NDArray[np.intp],
+    durations_ns: NDArray[np.int64],
     row_count: int,
 ) -> list[int]:
-    outside = tree.innermost < 0
-    rows, durations_ns = [row_of_event[outside]], [trace.duration_ns[event_rows[outside]]]
-    outer_rows: list[NDArray[np.intp]] = []
+    outer_rows = [np.where(tree.innermost < 0, row_of_event, -1)]
     for launching_call in tree.launchers:
-        row_at_level = np.where(launching_call >= 0, row_of_call[launching_call], -1)
-        is_new = launching_call >= 0
-        for outer_row in outer_rows:  # if an operator calls itself, a kernel counts once
-            is_new &= outer_row != row_at_level
-        rows.append(row_at_level[is_new])
-        durations_ns.append(trace.duration_ns[event_rows[is_new]])
-        outer_rows.append(row_at_level)
-    return _sum_by_row(np.concatenate(rows), np.concatenate(durations_ns), row_count)
+        row_at_level = np.append(row_of_call, -1)[launching_call]
+        is_repeated = np.any([outer_row == row_at_level for outer_row in outer_rows], axis=0)
+        outer_rows.append(np.where(is_repeated, -1, row_at_level))  # if an operator calls itself, a kernel counts once
+    rows, values_ns = np.concatenate(outer_rows), np.tile(durations_ns, len(outer_rows))
+    return _sum_by_row(rows[rows >= 0], values_ns[rows >= 0], row_count)
 
 
 def _list_longest_kernels(trace: Trace, kernel_rows: NDArray[np.intp], row_of_kernel: NDArray[np.intp]) -> dict[int, list[str]]:
@@ -377,54 +293,23 @@ def _list_longest_kernels(trace: Trace, kernel_rows: NDArray[np.intp], row_of_ke
     return kernels
 
 
-def _build_operator(trace: Trace, keys: NDArray[np.int64], row: int, times: _RowTimes, kernels: list[str]) -> OperatorTime:
-    """The row of an operator. row: its index in `keys`; beyond their end, a category of work outside of operators."""
-    label_index, text_index = divmod(int(keys[row]), len(trace.input_texts)) if row < len(keys) else (-1, 0)
-    operator, texts = "" if label_index < 0 else trace.labels[label_index], trace.input_texts[text_index]
-    category = CATEGORIES[times.category[row]] if times.launched[row] else classify_operator(operator)
-    calls = times.calls[row] or times.launched[row]
-    work = count_work(operator, category, texts) if kernels else Work(None, None)
+def _build_operator(
+    trace: Trace, key: int | None, row: int, columns: Mapping[str, Sequence[Any]], kernels: list[str], category: Category | None
+) -> OperatorTime:
+    """The row of an operator. key: the number of its operator and inputs; None: outside of operators. columns: the values of
+    all rows by field. category: that of its own work; None: it launched none."""
+    label_index, text_index = (-1, 0) if key is None else divmod(key, len(trace.input_texts))
+    operator, texts = "" if key is None else trace.labels[label_index], trace.input_texts[text_index]
+    category = category or classify_operator(operator)
+    flops, moved_bytes = count_work(operator, category, texts) if kernels else (None, None)
+    values = {name: column[row] for name, column in columns.items()}
     return OperatorTime(
         operator=operator,
         category=category,
-        shapes=_format_shapes(texts),
-        types=_read_types(texts),
-        calls=calls,
+        shapes=msgspec.json.encode(parse_list(texts.shapes)).decode() if texts.shapes else "",
+        types=[entry if isinstance(entry, str) else "" for entry in parse_list(texts.types)],
         kernels=kernels,
-        launched=times.launched[row],
-        own_ns=times.own_ns[row],
-        copy_ns=times.copy_ns[row],
-        with_children_ns=times.with_children_ns[row],
-        shortest_ns=times.shortest_ns[row] if kernels else None,
-        longest_ns=times.longest_ns[row] if kernels else None,
-        self_host_ns=times.self_host_ns[row],
-        host_ns=times.host_ns[row],
-        flops=None if work.flops is None else work.flops * calls,
-        bytes=None if work.bytes is None else work.bytes * calls,
+        flops=None if flops is None else flops * values["calls"],
+        bytes=None if moved_bytes is None else moved_bytes * values["calls"],
+        **values,
     )
-
-
-def _measure_cpu_operators(trace: Trace, tree: _CallTree) -> tuple[list[CategoryTime], list[OperatorTime]]:
-    keys, row_of_call = _number_rows(trace, tree, np.ones(len(tree.rows), bool))
-    self_ns, host_ns = (_sum_by_row(row_of_call, ns, len(keys)) for ns in (tree.self_ns, trace.duration_ns[tree.rows]))
-    operators = []
-    for key, calls, row_self_ns, row_ns in zip(keys.tolist(), np.bincount(row_of_call).tolist(), self_ns, host_ns, strict=True):
-        label_index, text_index = divmod(key, len(trace.input_texts))
-        operator, texts = trace.labels[label_index], trace.input_texts[text_index]
-        row = OperatorTime(
-            operator=operator, category=classify_operator(operator), shapes=_format_shapes(texts),
-            types=_read_types(texts), calls=calls, kernels=[], launched=0, own_ns=None, copy_ns=None, with_children_ns=None,
-            shortest_ns=None, longest_ns=None, self_host_ns=row_self_ns, host_ns=row_ns, flops=None, bytes=None,
-        )  # fmt: skip
-        operators.append(row)
-    return sum_categories(CategoryTime(row.category, row.calls, row.self_host_ns) for row in operators), sum_operators(
-        operators
-    )
-
-
-def _format_shapes(texts: InputTexts) -> str:
-    return msgspec.json.encode(parse_list(texts.shapes)).decode() if texts.shapes else ""
-
-
-def _read_types(texts: InputTexts) -> list[str]:
-    return [entry if isinstance(entry, str) else "" for entry in parse_list(texts.types)]

@@ -88,17 +88,17 @@ def find_precision(types: Sequence[str], kernels: Sequence[str]) -> str:
     return "tf32" if precision == "fp32" and any(_TF32_KERNEL.search(kernel) for kernel in kernels) else precision
 
 
-def compute_least_ns(work: Work, gpu: GpuModel, precision: str) -> float | None:
+def compute_least_ns(flops: int | None, moved_bytes: int | None, gpu: GpuModel, precision: str) -> float | None:
     """The least time in which a GPU can do this work, by the peaks of its data sheet, in ns; None if a peak is not known.
 
     precision: fp32, tf32, bf16 or fp16; "" if it is not known.
     """
-    times_ns = [] if work.bytes is None else [work.bytes / gpu.memory_gb_per_s]
-    if work.flops is not None:
+    times_ns = [] if moved_bytes is None else [moved_bytes / gpu.memory_gb_per_s]
+    if flops is not None:
         peak = model_peak_flops(gpu, precision) if precision else None
         if peak is None:
             return None
-        times_ns.append(work.flops / peak * 1e9)
+        times_ns.append(flops / peak * 1e9)
     return max(times_ns, default=None)
 
 

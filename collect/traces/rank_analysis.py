@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from collect.traces import calls, idle_causes, intervals, stream_use
+from collect.traces import calls, idle_causes, intervals
 from collect.traces.activities import find_activities
 from collect.traces.attention import AttentionUse, find_attention
 from collect.traces.breakdown import Source, count_steps
@@ -19,9 +19,8 @@ from collect.traces.idle_causes import IdleCauses, LaunchDelays
 from collect.traces.layers import LayerTime, compute_layer_times
 from collect.traces.matrix_products import MatrixProduct, find_matrix_products
 from collect.traces.memory_use import MemoryUse, measure_memory
-from collect.traces.operator_times import CategoryTime, OperatorTime, measure_operators, operator_document
 from collect.traces.phases import PhaseTime, compute_phase_times
-from collect.traces.stream_use import LaunchCalls, RunningTogether, StreamUse
+from collect.traces.rank_work import RankWork, measure_work
 from collect.traces.trace import Trace
 
 
@@ -47,16 +46,8 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """The idle time by cause; None if the trace does not record the causes."""
     launches: LaunchDelays | None
     """The launch delays; None if no launch is recorded."""
-    launch_calls: LaunchCalls | None
-    """The calls that launched the work of the GPU; None if no launch is recorded."""
-    streams: list[StreamUse]
-    """The streams of the GPU."""
-    together: list[RunningTogether]
-    """The time in which compute, communication and memory operations run alone and together."""
-    categories: list[CategoryTime]
-    """The time by category of work."""
-    operators: list[OperatorTime]
-    """The time of each operator, by its inputs."""
+    work: RankWork
+    """What the time goes into."""
     groups: list[ProcessGroup]
     """The process groups of the rank."""
     calls: list[CollectiveCall]
@@ -83,7 +74,6 @@ def analyse_rank(trace: Trace) -> RankAnalysis | None:
     if activities is None:
         return None
     groups, collective_calls = calls.list_calls(trace, activities)
-    categories, operators = measure_operators(trace, activities)
     communicating_or_computing = intervals.unite_intervals(activities.compute, activities.communication)
     return RankAnalysis(
         rank=trace.rank,
@@ -97,11 +87,7 @@ def analyse_rank(trace: Trace) -> RankAnalysis | None:
         idle_ns=activities.end_ns - activities.start_ns - activities.busy.length,
         idle=idle_causes.find_idle_causes(trace, activities),
         launches=idle_causes.compute_launch_delays(trace, activities),
-        launch_calls=stream_use.measure_launch_calls(trace, activities),
-        streams=stream_use.measure_streams(trace, activities),
-        together=stream_use.measure_together(activities),
-        categories=categories,
-        operators=operators,
+        work=measure_work(trace, activities),
         groups=groups,
         calls=collective_calls,
         phases=compute_phase_times(trace, activities),
@@ -117,11 +103,7 @@ def rank_document(analysis: RankAnalysis) -> dict[str, Any]:
     return {
         "idle": None if analysis.idle is None else msgspec.to_builtins(analysis.idle),
         "launch_delay": None if analysis.launches is None else msgspec.to_builtins(analysis.launches),
-        "launch_calls": None if analysis.launch_calls is None else msgspec.to_builtins(analysis.launch_calls),
-        "streams": msgspec.to_builtins(analysis.streams),
-        "together": msgspec.to_builtins(analysis.together),
-        "categories": msgspec.to_builtins(analysis.categories),
-        "operators": [operator_document(entry, analysis.gpu) for entry in analysis.operators],
+        "work": analysis.work.document(),
         "phases": msgspec.to_builtins(analysis.phases),
         "layers": msgspec.to_builtins(analysis.layers),
         "memory": msgspec.to_builtins(analysis.memory),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -174,7 +173,8 @@ def _cut_apart(texts: Sequence[str], longest: int) -> dict[str, str]:
         if len(texts_of_cut) == len(cut_texts):
             break
         for equal_texts in texts_of_cut.values():
-            difference = len(os.path.commonprefix(equal_texts))
+            letters_at = enumerate(zip(*equal_texts, strict=False))
+            difference = next((index for index, letters in letters_at if len({*letters}) > 1), min(map(len, equal_texts)))
             for text in equal_texts if len(equal_texts) > 1 else ():
                 head, start = text[: longest // 2], max(longest // 2, difference - _SHOWN_BEFORE)
                 tail = text[start : start + longest - len(head) - 2]
