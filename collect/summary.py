@@ -8,7 +8,7 @@ from functools import cached_property
 
 import msgspec
 
-from collect.choices import printed_tables
+from collect.choices import printed_tables, winner_reasons
 from collect.choices.family import ChoiceFamily, choose_strategies
 from collect.choices.printed_tables import TableBeside
 from collect.findings import (
@@ -122,6 +122,8 @@ class Summary(msgspec.Struct, dict=True):
     """One per claim of the study."""
     choices: list[ChoiceFamily]
     """Which strategy to choose, by workload."""
+    reasons: list[CellDifference]
+    """Why the fastest cell of a comparison is faster than the next, if both were profiled: `baseline` is the slower cell."""
     illustrative: bool
     """Whether the study measured none of the numbers that it prints."""
     assumed: list[Assumed]
@@ -218,6 +220,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         tables=printed_tables.fill_tables(loaded.expansion.tables, rows, choices),
         verdicts=judge_claims(loaded, measurements),
         choices=choices,
+        reasons=winner_reasons.explain_winners(loaded, choices),
         illustrative=is_illustrative(loaded),
         assumed=loaded.expansion.assumed,
         notes=loaded.expansion.notes,

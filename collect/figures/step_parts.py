@@ -239,7 +239,7 @@ IDLE = PartsFigure(
     "Time of a profiled step in which nothing runs; mean over profiled ranks and repeats. The host launched nothing: no "
     "launched work waits to run. Other: launched work does not start yet, such as while a launch takes effect.",
     idle_parts,
-    dict(zip(IDLE_CAUSES.values(), (SERIES[1], SERIES[2], SERIES[5]), strict=True)),
+    dict(zip(IDLE_CAUSES.values(), (SERIES[1], SERIES[3], SERIES[2], SERIES[5]), strict=True)),
     x_title="ms of idle time per step",
 )
 PHASES_OF_STEP = PartsFigure(

@@ -44,6 +44,7 @@ _KERNELS: tuple[tuple[re.Pattern[str], Category], ...] = (
                 re.IGNORECASE),
      "element-wise"),
 )  # fmt: skip
+_LONGEST_SEARCHED = 500  # the most characters of a kernel's name that are searched: names of templates may have thousands
 _ATTENTION_KERNEL = re.compile(r"attention|fmha", re.IGNORECASE)  # kernels of attention whose implementation is not known
 _OTHER_OPERATORS: tuple[tuple[re.Pattern[str], Category], ...] = (
     (re.compile(r"c10d::|c10d_functional::|\Agloo:|\Anccl:"), "communication"),
@@ -69,11 +70,11 @@ def classify_kernel(kernel: str, operator: str) -> Category:
 
     operator: the operator that launched the kernel; "" if it is not known.
     """
-    if find_kernel_backend(kernel) or _ATTENTION_KERNEL.search(kernel):
-        return "attention"
     # Inductor names a kernel after all operators that it replaces, and the operator after the kernel
     category = None if operator.startswith("triton_") else _find_first(operator, _OPERATORS_OF_ONE_KIND)
-    return category or _find_first(kernel, _KERNELS) or classify_operator(operator)
+    if category is None and (find_kernel_backend(kernel) or _ATTENTION_KERNEL.search(kernel)):
+        return "attention"
+    return category or _find_first(kernel[:_LONGEST_SEARCHED], _KERNELS) or classify_operator(operator)
 
 
 def _find_first(name: str, patterns: tuple[tuple[re.Pattern[str], Category], ...]) -> Category | None:

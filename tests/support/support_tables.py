@@ -6,9 +6,11 @@ from html.parser import HTMLParser
 from collect.traces.calls import CollectiveCall, ProcessGroup
 from collect.traces.idle_causes import IdleCauses, LaunchDelays
 from collect.traces.rank_analysis import RankAnalysis
+from collect.traces.rank_work import RankWork
 from shardlab.terminal.console import Output
 
 MIB = 1_048_576
+NO_WORK = RankWork(gpu="", categories=[], operators=[], launch_calls=[], streams=[], together=[])
 
 
 class PrintedTables(Output):
@@ -65,9 +67,9 @@ def analysis(rank, durations_ns, **other):
     """What the trace of one rank tells: all-reduces of 103 MiB whose first 500,000 ns are exposed and 211,000 ns hidden."""
     given = {
         "source": "gpu", "steps": 2, "host": "node0", "gpu": "NVIDIA H100 80GB HBM3", "span_ns": 50_000_000, "compute_ns": 0,
-        "memory_ns": 0, "idle_ns": 9_973_000, "idle": IdleCauses(5_003_000, 0, 3_011_000, 1_959_000),
+        "memory_ns": 0, "idle_ns": 9_973_000, "idle": IdleCauses(5_003_000, 701_000, 3_011_000, 1_959_000),
         "launches": LaunchDelays(3, 60_000, 17_000, 29_000), "groups": [ProcessGroup("3", (0, 1), 2, "shards")],
         "calls": [CollectiveCall("all_reduce", 0, 5, ns, 103 * MIB, 211_000, [0, 500_000]) for ns in durations_ns],
-        "phases": [], "layers": [], "memory": [], "products": [], "attention": [],
+        "work": NO_WORK, "phases": [], "layers": [], "memory": [], "products": [], "attention": [],
     }  # fmt: skip
     return RankAnalysis(rank=rank, **(given | other))

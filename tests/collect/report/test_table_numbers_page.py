@@ -43,7 +43,8 @@ def profiled(cell):
             )
         ],
         "products": [
-            MatrixProduct(operator="aten::bmm", batch=2, m=3000, n=5000, k=7, calls=17, total_ns=5_004_000, untimed=0)
+            MatrixProduct(operator="aten::bmm", batch=2, m=3000, n=5000, k=7, dtype="c10::Half", calls=17, total_ns=5_004_000,
+                copy_ns=1_006_000, untimed=0)
         ],
         "attention": [
             AttentionUse(
@@ -87,7 +88,13 @@ def tables(tmp_path_factory):
     found.waiting, found.phases = trace_answers.rank_waiting(one), trace_details.phase_times(one)
     found.layers, found.device_memory = trace_details.layer_times(one), trace_details.device_memories(one)
     found.matrix_products, found.attention = trace_details.matrix_products(one), trace_details.attention_uses(one)
-    idle = {"idle_host_ms": 5.003, "idle_communication_ms": 3.011, "idle_other_ms": 1.959, "launch_delay_us": 17.03}
+    idle = {
+        "idle_host_ms": 5.003,
+        "idle_launching_ms": 0.7013,
+        "idle_communication_ms": 3.011,
+        "idle_other_ms": 1.959,
+        "launch_delay_us": 17.03,
+    }
     metrics = {name: SimpleNamespace(value=value, n=3) for name, value in idle.items()}
     found.idle = trace_details.idle_times([SimpleNamespace(id=cell, metrics=metrics)])
     found.rounding = [Rounding(cell, "idle_pct", "%", 3, 2.203, 3.907, 1.704)]
@@ -124,15 +131,15 @@ TABLES = [
         "Others waited for it ms": "0.5040", "n": "1",
     },
     {
-        "Idle ms": "9.973", "Host launched nothing ms": "5.003", "Waiting for communication ms": "3.011", "Other ms": "1.959",
-        "Launch delay us": "17.03", "n": "3",
+        "Idle ms": "10.67", "Host launched nothing ms": "5.003", "In launching calls ms": "0.7013",
+        "Waiting for communication ms": "3.011", "Other ms": "1.959", "Launch delay us": "17.03", "n": "3",
     },
     {"Phase": "forward", "Host ms": "3.502", "GPU ms": "3.003", "Compute ms": "2.007", "Communication ms": "1.003", "n": "1"},
     {"Called by": "Net_0", "Calls": "6.500", "Forward ms": "1.501", "Backward ms": "2.505", "Communication ms": "0.5070"},
     {"Device": "cuda", "At the start MiB": "102.0", "Peak MiB": "113.0", "Peak reserved MiB": "127.0", "n": "1"},
     {
-        "Operator": "aten::bmm", "Batch": "2", "M": "3,000", "N": "5,000", "K": "7", "Calls": "8.500", "Time ms": "2.502",
-        "Achieved TFLOP/s": "1.427", "n": "1",
+        "Operator": "aten::bmm", "Batch": "2", "M": "3,000", "N": "5,000", "K": "7", "Types": "c10::Half", "Calls": "8.500",
+        "Time ms": "2.502", "Copies ms": "0.5030", "Achieved TFLOP/s": "1.427", "n": "1",
     },
     {
         "Implementation": "flash", "Pass": "backward", "Operator or kernel": "aten::_flash", "Its kernels": "",

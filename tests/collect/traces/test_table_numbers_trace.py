@@ -29,7 +29,8 @@ def test_the_answers_of_collect_trace_show_the_known_number_in_every_column():
     output = support_tables.PrintedTables()
     answer_tables.print_answer_tables(output, RunAnswers(ranks))
     idle = {
-        "Idle (ms)": "9.973", "Host launched nothing (ms)": "5.003", "Waiting for communication (ms)": "3.011",
+        "Idle (ms)": "9.973", "Host launched nothing (ms)": "5.003", "In launching calls (ms)": "0.7010",
+        "Waiting for communication (ms)": "3.011",
         "Other (ms)": "1.959", "Launch delay, median (us)": "17.00", "Launch delay, longest (us)": "29.00",
     }  # fmt: skip
     assert output.rows_of == {
@@ -91,7 +92,18 @@ def test_the_details_of_collect_trace_show_the_known_number_in_every_column():
         points=[],
     )
     # 17 calls of 2 x 2 x 3 x 5 x 7 x 1,000,000 operations in 5,003,000 ns are 1.427 x 10^12 a second.
-    product = MatrixProduct(operator="aten::bmm", batch=2, m=3000, n=5000, k=7, calls=17, total_ns=5_003_000, untimed=0)
+    product = MatrixProduct(
+        operator="aten::bmm",
+        batch=2,
+        m=3000,
+        n=5000,
+        k=7,
+        dtype="c10::Half",
+        calls=17,
+        total_ns=5_003_000,
+        copy_ns=1_007_000,
+        untimed=0,
+    )
     attention = AttentionUse(
         backend="flash", backward=True, name="aten::_flash", by="operator", calls=19, total_ns=2_011_000, kernels=["bwd"]
     )
@@ -113,8 +125,8 @@ def test_the_details_of_collect_trace_show_the_known_number_in_every_column():
         ],
         "matrix products, all ranks together: 1.427 TFLOP/s": [
             {
-                "Operator": "aten::bmm", "Batch": "2", "M": "3,000", "N": "5,000", "K": "7", "Calls": "17",
-                "Time (ms)": "5.003", "Achieved (TFLOP/s)": "1.427",
+                "Operator": "aten::bmm", "Batch": "2", "M": "3,000", "N": "5,000", "K": "7",
+                "Types": "c10::Half", "Calls": "17", "Time (ms)": "5.003", "Copies (ms)": "1.007", "Achieved (TFLOP/s)": "1.427",
             }
         ],
         "attention, all ranks together": [
