@@ -34,7 +34,7 @@ def find_rivals(contest: Contest) -> tuple[str, str] | None:
 
 
 def write_reason(contest: Contest, reasons: Sequence[CellDifference]) -> str:
-    """Which parts of a step make the fastest cell faster, such as `less time of profiled steps in compute, 80 % of the difference`.
+    """Which parts of a step make the fastest cell faster, such as `less time in compute, 80 % of the difference`.
 
     "" if the traces do not say it, also because the profiled steps of the fastest cell are not shorter.
     """
@@ -44,4 +44,4 @@ def write_reason(contest: Contest, reasons: Sequence[CellDifference]) -> str:
         return ""
     shares = [(part.label, 100 * part.difference_ns / step.difference_ns) for part in step.parts]
     named = [f"{label}, {share:.0f} %" for label, share in shares if share >= _LEAST_SHARE][:_MOST_PARTS]
-    return f"less time of profiled steps in {'; '.join(named)} of the difference" if named else ""
+    return f"less time in {'; '.join(named)} of the difference between profiled steps" if named else ""

@@ -52,6 +52,8 @@ def find_advice(runs: Sequence[RunAnswers], parts_count: int) -> list[Advice]:
         for index, rank in enumerate(run.ranks):
             for part, ns in step_parts.divide_rank_time(rank, index, run.waits).items():
                 parts[part] = parts.get(part, 0) + ns
+    if span_ns <= 0:
+        return []
     savings = [*_save_idle(ranks, parts), *_save_communication(runs, parts), *_save_work(ranks, parts)]
     largest = sorted(savings, key=lambda saving: -saving[2])[:MOST_ADVICE]
     return [

@@ -7,6 +7,7 @@ time of an operator is the time in which it runs and no operator that it calls.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from collect.traces.rank_sums import merge_rows
 from collect.traces.trace import Trace
 from shardlab.hardware.gpu_models import find_gpu_model
 
+_MOST_WORK = 1 << 56  # the most FLOPs or bytes of a row: more need over a minute of a fast GPU, so the trace is damaged
 MOST_KERNELS = 2  # the most kernel names in an OperatorTime
 
 
@@ -293,6 +295,10 @@ def _list_longest_kernels(trace: Trace, kernel_rows: NDArray[np.intp], row_of_ke
     return kernels
 
 
+def _multiply(work: int | None, calls: int) -> int | None:
+    return None if work is None or work * calls > _MOST_WORK else work * calls
+
+
 def _build_operator(
     trace: Trace, key: int | None, row: int, columns: Mapping[str, Sequence[Any]], kernels: list[str], category: Category | None
 ) -> OperatorTime:
@@ -306,10 +312,10 @@ def _build_operator(
     return OperatorTime(
         operator=operator,
         category=category,
-        shapes=msgspec.json.encode(parse_list(texts.shapes)).decode() if texts.shapes else "",
+        shapes=json.dumps(parse_list(texts.shapes), separators=(",", ":")) if texts.shapes else "",
         types=[entry if isinstance(entry, str) else "" for entry in parse_list(texts.types)],
         kernels=kernels,
-        flops=None if flops is None else flops * values["calls"],
-        bytes=None if moved_bytes is None else moved_bytes * values["calls"],
+        flops=_multiply(flops, values["calls"]),
+        bytes=_multiply(moved_bytes, values["calls"]),
         **values,
     )

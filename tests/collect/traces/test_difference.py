@@ -67,8 +67,8 @@ def test_the_causes_of_idle_time_in_an_example(tmp_path):
     rank.launch("kernel", support.NCCL, 20, 5, 30, 40)  # launched at 5: idle from 20 to 30 by "other"
     # This kernel ran after the collective, for which it waited. The cause of the idle time from 40 to 44 is communication.
     rank.launch("kernel", "gemm", 7, 6, 44, 50)
-    # The call that launches this kernel lasts from 70 to 73. The cause of the idle time from 50 to 70 is the host, from 70 to 73
-    # it is this call, and from 73 to 75 it is "other".
+    # The call that launches this kernel lasts from 70 to 73. The cause of the idle time from 50 to 70 is the host, from 70 to
+    # 73 it is this call, and from 73 to 75 it is "other".
     rank.launch("kernel", "gemm", 7, 70, 75, 80)
     told = analyse_rank(trace.read_trace(rank.write(tmp_path)))
     assert told.idle == IdleCauses(host_ns=20, launching_ns=3, communication_ns=4, other_ns=12)

@@ -126,7 +126,8 @@ def test_the_details_of_collect_trace_show_the_known_number_in_every_column():
         "matrix products, all ranks together: 1.427 TFLOP/s": [
             {
                 "Operator": "aten::bmm", "Batch": "2", "M": "3,000", "N": "5,000", "K": "7",
-                "Types": "c10::Half", "Calls": "17", "Time (ms)": "5.003", "Copies (ms)": "1.007", "Achieved (TFLOP/s)": "1.427",
+                "Types": "c10::Half", "Calls": "17", "Time (ms)": "5.003", "Copies (ms)": "1.007",
+                "Achieved (TFLOP/s)": "1.427",
             }
         ],
         "attention, all ranks together": [
