@@ -13,6 +13,7 @@ import msgspec
 
 from collect.traces import step_parts
 from collect.traces.operator_times import OperatorTime, sum_operators
+from collect.traces.operator_work import compute_least_ns
 from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.run_answers import RunAnswers
 from collect.traces.step_parts import TRANSFER, UNMATCHED, WAITING, StepPart
@@ -28,7 +29,7 @@ _LEAST_SHARE = 0.01  # a change that saves less than this share of the time is n
 _BOUND_BY_FORMULA = ("matrix products", "convolution", "attention", "normalisation", "reduction")
 
 
-class Advice(msgspec.Struct, frozen=True):
+class Saving(msgspec.Struct, frozen=True):
     """A change, and how much time it could save at most."""
 
     subject: Subject
@@ -40,7 +41,7 @@ class Advice(msgspec.Struct, frozen=True):
     """This time as a share of the profiled time."""
 
 
-def find_advice(runs: Sequence[RunAnswers], parts_count: int) -> list[Advice]:
+def find_advice(runs: Sequence[RunAnswers], parts_count: int) -> list[Saving]:
     """At most MOST_ADVICE changes of these runs, the largest saving first.
 
     parts_count: the number of ranks, or of their steps, over which the saved time is a mean.
@@ -57,16 +58,16 @@ def find_advice(runs: Sequence[RunAnswers], parts_count: int) -> list[Advice]:
     savings = [*_save_idle(ranks, parts), *_save_communication(runs, parts), *_save_work(ranks, parts)]
     largest = sorted(savings, key=lambda saving: -saving[2])[:MOST_ADVICE]
     return [
-        Advice(subject, text, round(ns / parts_count), 100 * ns / span_ns)
+        Saving(subject, text, round(ns / parts_count), 100 * ns / span_ns)
         for subject, text, ns in largest
         if ns and ns >= _LEAST_SHARE * span_ns
     ]
 
 
-_Saving = tuple[Subject, str, float]
+_Candidate = tuple[Subject, str, int]
 
 
-def _save_idle(ranks: Sequence[RankAnalysis], parts: dict[StepPart, int]) -> Iterable[_Saving]:
+def _save_idle(ranks: Sequence[RankAnalysis], parts: dict[StepPart, int]) -> Iterable[_Candidate]:
     if launching_ns := parts.get(StepPart("idle", cause="launching"), 0):
         longest = max((calls for rank in ranks for calls in rank.work.launch_calls), key=lambda calls: calls.idle_ns)
         step = "" if longest.step is None else f" in step {longest.step}"
@@ -87,7 +88,7 @@ def _save_idle(ranks: Sequence[RankAnalysis], parts: dict[StepPart, int]) -> Ite
         yield "late launches", f"Nothing runs, because the host launches the next work too late.{data} {remedy}", host_ns
 
 
-def _save_communication(runs: Sequence[RunAnswers], parts: dict[StepPart, int]) -> Iterable[_Saving]:
+def _save_communication(runs: Sequence[RunAnswers], parts: dict[StepPart, int]) -> Iterable[_Candidate]:
     exposed = {part: ns for part, ns in parts.items() if part.kind == "communication"}
     transfers = {part: ns for part, ns in exposed.items() if part.cause in (TRANSFER, UNMATCHED)}
     if transfers:
@@ -103,7 +104,7 @@ def _save_communication(runs: Sequence[RunAnswers], parts: dict[StepPart, int]) 
         yield "slow ranks", f"Ranks wait in collectives for slow ranks{named}. Give all ranks the same work.", waiting_ns
 
 
-def _save_work(ranks: Sequence[RankAnalysis], parts: dict[StepPart, int]) -> Iterable[_Saving]:
+def _save_work(ranks: Sequence[RankAnalysis], parts: dict[StepPart, int]) -> Iterable[_Candidate]:
     """Changes of what a GPU computes and copies. No saving is longer than the time in which something computes."""
     gpu_ranks = [rank for rank in ranks if rank.kind == "gpu"]
     compute_ns = sum(rank.compute_ns for rank in gpu_ranks)
@@ -129,33 +130,30 @@ def _save_work(ranks: Sequence[RankAnalysis], parts: dict[StepPart, int]) -> Ite
     yield from _save_below_peak(gpu_ranks, compute_ns)
 
 
-def _save_below_peak(ranks: Sequence[RankAnalysis], compute_ns: int) -> Iterable[_Saving]:
+def _save_below_peak(ranks: Sequence[RankAnalysis], compute_ns: int) -> Iterable[_Candidate]:
     """What kernels take longer than the peaks of the data sheet allow: products that could use TF32, and others."""
-    tf32_ns = 0.0
-    slow: list[tuple[float, OperatorTime, str]] = []
+    tf32_ns = 0
+    slow: list[tuple[int, OperatorTime]] = []
     for rank in ranks:
+        gpu = find_gpu_model(rank.gpu)
         for row in rank.work.operators:
-            least_ns = row.least_ns(rank.gpu)
-            if row.category not in _BOUND_BY_FORMULA or least_ns is None or not row.kernel_ns:
+            if row.category not in _BOUND_BY_FORMULA or row.least_ns is None or not row.kernel_ns:
                 continue
-            gpu = find_gpu_model(rank.gpu)
             if row.category == "matrix products" and row.precision == "fp32" and gpu and (gpu.tf32 or 0) > gpu.fp32:
-                tf32_ns += max(0.0, row.kernel_ns - (row.least_ns(rank.gpu, "tf32") or 0))
+                tf32_ns += max(0, row.kernel_ns - (compute_least_ns(row.flops, row.bytes, rank.gpu, "tf32") or 0))
             else:
-                slow.append((max(0.0, row.kernel_ns - least_ns), row, rank.gpu))
+                slow.append((max(0, row.kernel_ns - row.least_ns), row))
     if tf32_ns:
-        text = (
-            "Matrix products compute in fp32 without TF32: torch.set_float32_matmul_precision('high') allows it, or use bf16."
-        )
+        text = "Matrix products compute in fp32: torch.set_float32_matmul_precision('high') allows TF32; or use bf16."
         yield "TF32", text, min(compute_ns, tf32_ns)
     if slow:
-        _, row, gpu_name = max(slow, key=lambda entry: entry[0])
-        reached = notation.format_number(row.roofline_pct(gpu_name) or 0, 2)
+        _, row = max(slow, key=lambda entry: entry[0])
         text = (
             f"Kernels take longer than the peaks of the GPU allow. The largest loss is in {row.operator}, which reaches "
-            f"{reached} % of its bound: look at its shapes, layout and implementation, and fuse it with its neighbours."
+            f"{notation.format_number(row.roofline_pct or 0, 2)} % of its bound: look at its shapes, layout and "
+            "implementation, and fuse it with its neighbours."
         )
-        yield "slow kernels", text, min(compute_ns, sum(loss_ns for loss_ns, _, _ in slow))
+        yield "slow kernels", text, min(compute_ns, sum(loss_ns for loss_ns, _ in slow))
 
 
 def _ms(ns: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from collect.traces.advice import Advice
+from collect.traces.advice import Saving
 from collect.traces.answer_columns import ACHIEVED_FLOPS_COLUMN, MOST_ROWS, ms_column, name_column, us_column
 from collect.traces.rank_work import RankWork
 from shardlab.terminal.table import Column, Table
@@ -19,7 +19,7 @@ ADVICE_COLUMNS: tuple[Column[Any], ...] = (
 _RANK_COLUMN: Column[Any] = Column("Rank", lambda row: row.rank)
 
 
-def make_advice_table(advice: Sequence[Advice]) -> Table[Any]:
+def make_advice_table(advice: Sequence[Saving]) -> Table[Any]:
     """At most three things to change."""
     return Table("what to change first: upper bounds, mean over ranks", ADVICE_COLUMNS, advice)
 
@@ -67,7 +67,7 @@ def _make_operators_table(work: RankWork, per: str, parts: int) -> Table[Any]:
         _time_column("With all it calls", lambda row: row.inclusive_ns, parts),
         ACHIEVED_FLOPS_COLUMN,
         Column("Moved", lambda row: row.bytes_per_s, "TB/s", scale=1e12),
-        Column("Of the bound", lambda row: row.roofline_pct(work.gpu), "%"),
+        Column("Of the bound", lambda row: row.roofline_pct, "%"),
         _time_column("Host, self", lambda row: row.self_host_ns, parts),
     ]
     title = f"operators by the time of their own kernels and copies (on CPU: by their own time), {per}"

@@ -25,7 +25,6 @@ from collect.traces.nesting import MOST_LEVELS, find_containing_spans, select_sp
 from collect.traces.operator_work import compute_least_ns, count_work, find_precision
 from collect.traces.rank_sums import merge_rows
 from collect.traces.trace import Trace
-from shardlab.hardware.gpu_models import find_gpu_model
 
 _MOST_WORK = 1 << 56  # the most FLOPs or bytes of a row: more need over a minute of a fast GPU, so the trace is damaged
 MOST_KERNELS = 2  # the most kernel names in an OperatorTime
@@ -72,6 +71,8 @@ class OperatorTime(msgspec.Struct, frozen=True, kw_only=True):
     """The FLOPs of all calls; None: no formula (collect/traces/operator_work.py)."""
     bytes: int | None
     """The bytes that all calls must at least read and write."""
+    least_ns: int | None
+    """The least time for this work by the data sheet of the GPU; None: not known."""
 
     @property
     def own_ns(self) -> int:
@@ -98,18 +99,10 @@ class OperatorTime(msgspec.Struct, frozen=True, kw_only=True):
         """The precision in which it computes: fp32, tf32, bf16 or fp16; "" if it is not known."""
         return find_precision(self.types, self.kernels)
 
-    def least_ns(self, gpu: str, precision: str = "") -> float | None:
-        """The least time for the work on a GPU of this model by its data sheet; None: not known.
-
-        precision: the precision of the work, if it is not that of the operator.
-        """
-        gpu_model = find_gpu_model(gpu) if gpu and self.kernel_ns else None
-        return gpu_model and compute_least_ns(self.flops, self.bytes, gpu_model, precision or self.precision)
-
-    def roofline_pct(self, gpu: str) -> float | None:
+    @property
+    def roofline_pct(self) -> float | None:
         """The least time as a share of the time of the own kernels, in percent; None: not known."""
-        least_ns = self.least_ns(gpu)
-        return 100 * least_ns / self.kernel_ns if least_ns is not None and self.kernel_ns else None
+        return 100 * self.least_ns / self.kernel_ns if self.least_ns is not None and self.kernel_ns else None
 
 
 def sum_categories(times: Iterable[CategoryTime]) -> list[CategoryTime]:
@@ -119,7 +112,17 @@ def sum_categories(times: Iterable[CategoryTime]) -> list[CategoryTime]:
 
 def sum_operators(operators: Iterable[OperatorTime]) -> list[OperatorTime]:
     """Operators of several ranks, added up by name and inputs, the longest own time first."""
-    summed_fields = ("calls", "kernel_ns", "copy_ns", "with_children_ns", "self_host_ns", "host_ns", "flops", "bytes")
+    summed_fields = (
+        "calls",
+        "kernel_ns",
+        "copy_ns",
+        "with_children_ns",
+        "self_host_ns",
+        "host_ns",
+        "flops",
+        "bytes",
+        "least_ns",
+    )
     summed = merge_rows(operators, lambda row: (row.operator or row.category, row.shapes, *row.types), summed_fields)
     return sorted(summed, key=lambda row: (-row.own_ns, -row.inclusive_ns, row.operator, row.shapes))
 
@@ -264,7 +267,7 @@ def _sum_host(trace: Trace, tree: _CallTree, row_of_call: NDArray[np.intp], row_
 def _sum_by_row(rows: NDArray[np.intp], values: NDArray[np.int64], row_count: int) -> list[int]:
     sums = np.zeros(row_count, np.int64)
     np.add.at(sums, rows, values)
-    return sums.tolist()  # type: ignore[no-any-return]
+    return sums.tolist()
 
 
 def _sum_with_children(
@@ -309,13 +312,16 @@ def _build_operator(
     category = category or classify_operator(operator)
     flops, moved_bytes = count_work(operator, category, texts) if kernels else (None, None)
     values = {name: column[row] for name, column in columns.items()}
+    types = [entry if isinstance(entry, str) else "" for entry in parse_list(texts.types)]
+    flops, moved_bytes = _multiply(flops, values["calls"]), _multiply(moved_bytes, values["calls"])
     return OperatorTime(
         operator=operator,
         category=category,
         shapes=json.dumps(parse_list(texts.shapes), separators=(",", ":")) if texts.shapes else "",
-        types=[entry if isinstance(entry, str) else "" for entry in parse_list(texts.types)],
+        types=types,
         kernels=kernels,
-        flops=_multiply(flops, values["calls"]),
-        bytes=_multiply(moved_bytes, values["calls"]),
+        flops=flops,
+        bytes=moved_bytes,
+        least_ns=compute_least_ns(flops, moved_bytes, trace.head.gpu, find_precision(types, kernels)),
         **values,
     )

@@ -17,7 +17,7 @@ from collect.traces.input_shapes import Tensor, count_bytes, has_lists, read_ten
 from collect.traces.kernel_categories import Category
 from collect.traces.matrix_products import find_factors, parse_product_sizes
 from collect.traces.trace import InputTexts
-from shardlab.hardware.gpu_models import GpuModel, model_peak_flops
+from shardlab.hardware.gpu_models import find_gpu_model, model_peak_flops
 
 _PRECISIONS = {"c10::Half": "fp16", "c10::BFloat16": "bf16", "float": "fp32"}
 _TF32_KERNEL = re.compile(r"tf32|s1688|s16816|tensorop", re.IGNORECASE)
@@ -88,18 +88,21 @@ def find_precision(types: Sequence[str], kernels: Sequence[str]) -> str:
     return "tf32" if precision == "fp32" and any(_TF32_KERNEL.search(kernel) for kernel in kernels) else precision
 
 
-def compute_least_ns(flops: int | None, moved_bytes: int | None, gpu: GpuModel, precision: str) -> float | None:
+def compute_least_ns(flops: int | None, moved_bytes: int | None, gpu_name: str, precision: str) -> int | None:
     """The least time in which a GPU can do this work, by the peaks of its data sheet, in ns; None if a peak is not known.
 
     precision: fp32, tf32, bf16 or fp16; "" if it is not known.
     """
+    gpu = find_gpu_model(gpu_name)
+    if gpu is None:
+        return None
     times_ns = [] if moved_bytes is None else [moved_bytes / gpu.memory_gb_per_s]
     if flops is not None:
         peak = model_peak_flops(gpu, precision) if precision else None
         if peak is None:
             return None
         times_ns.append(flops / peak * 1e9)
-    return max(times_ns, default=None)
+    return round(max(times_ns)) if times_ns else None
 
 
 def _count_product(operator: str, tensors: Mapping[int, Tensor], texts: InputTexts) -> Work:

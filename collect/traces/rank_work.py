@@ -24,8 +24,6 @@ from collect.traces.trace import Trace
 class RankWork(msgspec.Struct, frozen=True, kw_only=True):
     """What works in the profiled steps of a rank, or of several ranks together."""
 
-    gpu: str
-    """The model of the GPUs; "" if it is not known."""
     categories: list[CategoryTime]
     """The time by category of work, the longest first."""
     operators: list[OperatorTime]
@@ -41,8 +39,7 @@ class RankWork(msgspec.Struct, frozen=True, kw_only=True):
         """The work as JSON values."""
         document: dict[str, Any] = msgspec.to_builtins(self)
         for values, row in zip(document["operators"], self.operators, strict=True):
-            values["flops_per_s"], values["bytes_per_s"] = row.flops_per_s, row.bytes_per_s
-            values["roofline_pct"] = row.roofline_pct(self.gpu)
+            values |= {name: getattr(row, name) for name in ("flops_per_s", "bytes_per_s", "roofline_pct")}
         return document
 
 
@@ -50,7 +47,6 @@ def measure_work(trace: Trace, activities: Activities) -> RankWork:
     """How a rank uses its time."""
     categories, operators = measure_operators(trace, activities)
     return RankWork(
-        gpu=trace.head.gpu,
         categories=categories,
         operators=operators,
         launch_calls=measure_launch_calls(trace, activities),
@@ -62,10 +58,8 @@ def measure_work(trace: Trace, activities: Activities) -> RankWork:
 def sum_work(works: Iterable[RankWork]) -> RankWork:
     """The work of several ranks together. Launching calls and streams are not added up."""
     all_works = list(works)
-    gpus = {work.gpu for work in all_works}
     together = merge_rows((use for work in all_works for use in work.together), lambda use: use.kinds, ("total_ns",))
     return RankWork(
-        gpu=gpus.pop() if len(gpus) == 1 else "",
         categories=sum_categories(entry for work in all_works for entry in work.categories),
         operators=sum_operators(row for work in all_works for row in work.operators),
         launch_calls=[calls for work in all_works for calls in work.launch_calls],

@@ -10,7 +10,7 @@ from collect.traces.rank_work import RankWork
 from shardlab.terminal.console import Output
 
 MIB = 1_048_576
-NO_WORK = RankWork(gpu="", categories=[], operators=[], launch_calls=[], streams=[], together=[])
+NO_WORK = RankWork(categories=[], operators=[], launch_calls=[], streams=[], together=[])
 
 
 class PrintedTables(Output):

@@ -7,7 +7,7 @@ import json
 
 import pytest
 import support_ranks as support
-from support_tables import NO_WORK, analysis
+from support_tables import analysis
 
 from collect.traces import answer_tables, trace
 from collect.traces.advice import find_advice
@@ -16,8 +16,9 @@ from collect.traces.idle_causes import IdleCauses
 from collect.traces.kernel_categories import classify_kernel, classify_operator
 from collect.traces.layers import LayerTime
 from collect.traces.operator_times import OperatorTime, sum_operators
-from collect.traces.operator_work import count_work
+from collect.traces.operator_work import compute_least_ns, count_work
 from collect.traces.rank_analysis import analyse_rank
+from collect.traces.rank_work import RankWork
 from collect.traces.run_answers import RunAnswers
 from collect.traces.stream_use import LaunchCalls, RunningTogether
 from collect.traces.trace import InputTexts
@@ -39,11 +40,11 @@ def analysed(rank, path, **said):
     return analyse_rank(trace.read_trace(rank.write(path, **said)))
 
 
-def operator(name, *, kernel_ns, category="element-wise", of=HALF, flops=None, moved=None, kernels=("kernel",)):
+def operator(name, *, kernel_ns, category="element-wise", of=HALF, flops=None, moved=None, least_ns=None, kernels=("kernel",)):
     """The row of an operator that launched kernels and no copies, once."""
     return OperatorTime(
         operator=name, category=category, shapes="[]", types=[of], kernels=list(kernels), calls=1, kernel_ns=kernel_ns,
-        copy_ns=0, with_children_ns=kernel_ns, self_host_ns=0, host_ns=0, flops=flops, bytes=moved,
+        copy_ns=0, with_children_ns=kernel_ns, self_host_ns=0, host_ns=0, flops=flops, bytes=moved, least_ns=least_ns,
     )  # fmt: skip
 
 
@@ -223,12 +224,13 @@ def test_damaged_shapes_of_any_operator_are_survived(tmp_path, damaged):
 def test_the_bound_of_an_operator_is_that_of_its_flops_or_of_its_bytes():
     """An H100 does 989.5e12 FLOP/s in fp16 and moves 3,350e9 bytes/s: 1 us is 989,500,000 FLOPs or 3,350,000 bytes."""
     gpu = "NVIDIA H100 80GB HBM3"
-    product = operator("aten::mm", kernel_ns=4000, category="matrix products", flops=989_500_000, moved=10)
-    assert (product.roofline_pct(gpu), product.flops_per_s) == (pytest.approx(25), 989_500_000 / 4e-6)
-    moving = operator("aten::add", kernel_ns=2000, moved=3_350_000)
-    assert (moving.roofline_pct(gpu), moving.bytes_per_s) == (pytest.approx(50), 3_350_000 / 2e-6)
-    assert operator("aten::mm", kernel_ns=4000, of="double", flops=5).roofline_pct(gpu) is None, "no peak of fp64 is listed"
-    assert product.roofline_pct("unknown model") is None
+    assert compute_least_ns(2 * 989_500_000, 3_350_000, gpu, "fp16") == 2000
+    assert compute_least_ns(989_500_000, 3 * 3_350_000, gpu, "fp16") == 3000
+    assert compute_least_ns(None, 3_350_000, gpu, "") == 1000
+    assert compute_least_ns(5, 3_350_000, gpu, "") is None, "no peak of fp64 is listed"
+    assert compute_least_ns(5, 5, "unknown model", "fp16") is None
+    product = operator("aten::mm", kernel_ns=4000, category="matrix products", flops=989_500_000, moved=10, least_ns=1000)
+    assert (product.roofline_pct, product.flops_per_s, product.bytes_per_s) == (25, 989_500_000 / 4e-6, 10 / 4e-6)
     assert operator("aten::mm", kernel_ns=9, of="float", kernels=["cutlass_80_tensorop_s1688gemm"]).precision == "tf32"
     assert operator("aten::mm", kernel_ns=9, of="float", kernels=["ampere_sgemm_128x64"]).precision == "fp32"
 
@@ -288,9 +290,9 @@ def test_at_most_three_changes_are_named_and_none_below_one_percent():
     rows = [
         operator("aten::add", kernel_ns=3_000_000),
         operator("aten::copy_", kernel_ns=2_000_000, category="copies"),
-        operator("aten::mm", kernel_ns=1_000_000, category="matrix products", flops=989_500_000, moved=10),
+        operator("aten::mm", kernel_ns=1_000_000, category="matrix products", flops=989_500_000, least_ns=1000),
     ]
-    work = NO_WORK.__class__(gpu="", categories=[], operators=rows, launch_calls=[], streams=[], together=[])
+    work = RankWork(categories=[], operators=rows, launch_calls=[], streams=[], together=[])
     rank = analysis(0, (), idle=idle, idle_ns=4_000_000, compute_ns=30_000_000, work=work, span_ns=50_000_000, calls=[])
     found = find_advice([RunAnswers([rank])], 2)
     assert [(advice.subject, advice.saves_at_most_ns, advice.share_pct) for advice in found] == [
@@ -303,10 +305,10 @@ def test_at_most_three_changes_are_named_and_none_below_one_percent():
 
 def test_a_product_in_fp32_could_use_tf32_and_attention_by_formula_could_use_flash():
     """67 TFLOP/s in fp32 against 494.5 in TF32: a product of 67e9 FLOPs takes 1 ms at least, with TF32 0.1355 ms."""
-    row = operator("aten::mm", kernel_ns=2_000_000, category="matrix products", of="float", flops=67_000_000_000, moved=10,
+    row = operator("aten::mm", kernel_ns=2_000_000, category="matrix products", of="float", flops=67_000_000_000, moved=10, least_ns=1_000_000,
                    kernels=["ampere_sgemm_128x64"])  # fmt: skip
     use = AttentionUse(backend="math", backward=False, name="sdpa", by="operator", calls=1, total_ns=900_000, kernels=[])
-    work = NO_WORK.__class__(gpu="", categories=[], operators=[row], launch_calls=[], streams=[], together=[])
+    work = RankWork(categories=[], operators=[row], launch_calls=[], streams=[], together=[])
     rank = analysis(0, (), idle=None, idle_ns=0, compute_ns=9_000_000, span_ns=10_000_000, work=work, attention=[use])
     found = {advice.subject: advice for advice in find_advice([RunAnswers([rank])], 1)}
     assert found["TF32"].saves_at_most_ns == pytest.approx(2_000_000 - 67e9 / 494.5e12 * 1e9, abs=1)
