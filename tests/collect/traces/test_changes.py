@@ -305,7 +305,8 @@ def test_at_most_three_changes_are_named_and_none_below_one_percent():
 
 def test_a_product_in_fp32_could_use_tf32_and_attention_by_formula_could_use_flash():
     """67 TFLOP/s in fp32 against 494.5 in TF32: a product of 67e9 FLOPs takes 1 ms at least, with TF32 0.1355 ms."""
-    row = operator("aten::mm", kernel_ns=2_000_000, category="matrix products", of="float", flops=67_000_000_000, moved=10, least_ns=1_000_000,
+    row = operator("aten::mm", kernel_ns=2_000_000, category="matrix products", of="float", flops=67_000_000_000,
+                   moved=10, least_ns=1_000_000,
                    kernels=["ampere_sgemm_128x64"])  # fmt: skip
     use = AttentionUse(backend="math", backward=False, name="sdpa", by="operator", calls=1, total_ns=900_000, kernels=[])
     work = RankWork(categories=[], operators=[row], launch_calls=[], streams=[], together=[])

@@ -4,10 +4,12 @@ The numbers differ in their digits, so that a factor of 1000 or 1024, a swapped 
 The expected texts are written by hand: 1 ms is 1,000,000 ns, 1 MiB is 1,048,576 bytes.
 """
 
+import pytest
 import support_tables
 from support_tables import MIB, analysis
 
-from collect.traces import answer_tables, command
+from collect.traces import answer_tables, change_tables, command
+from collect.traces.advice import Saving
 from collect.traces.attention import AttentionUse
 from collect.traces.breakdown import Breakdown, EventTally
 from collect.traces.calls import CollectiveCall, ProcessGroup
@@ -15,9 +17,12 @@ from collect.traces.difference import PartDifference, StepDifference
 from collect.traces.layers import LayerTime
 from collect.traces.matrix_products import MatrixProduct
 from collect.traces.memory_use import MemoryUse
+from collect.traces.operator_times import CategoryTime, OperatorTime
 from collect.traces.operators import OperatorDifference
 from collect.traces.phases import PhaseTime
+from collect.traces.rank_work import RankWork
 from collect.traces.run_answers import RunAnswers
+from collect.traces.stream_use import LaunchCalls, RunningTogether, StreamUse
 
 
 def test_the_answers_of_collect_trace_show_the_known_number_in_every_column():
@@ -187,3 +192,80 @@ def test_the_reasons_for_a_slower_step_show_the_known_number_in_every_column():
     ]
     title = "why RUN is slower than OTHER: mean step, parts sum to the difference"
     assert output.rows_of == {title: [dict(zip(columns, row, strict=True)) for row in cells]}
+
+
+WORK = RankWork(
+    categories=[CategoryTime("matrix products", 26, 6_004_000), CategoryTime("copies", 14, 2_008_000)],
+    operators=[
+        OperatorTime(
+            operator="aten::mm", category="matrix products", shapes="[[2,3],[3,5]]", types=["c10::Half", "c10::Half", "Scalar"],
+            kernels=["gemm"], calls=34, kernel_ns=4_006_000, copy_ns=1_004_000, with_children_ns=7_012_000,
+            self_host_ns=3_014_000, host_ns=9_018_000, flops=22_033_000_000, bytes=5_007_500, least_ns=1_001_500,
+        )
+    ],
+    launch_calls=[
+        LaunchCalls(
+            rank=3, count=1_013, total_ns=8_017_000, median_ns=5_011, longest_ns=707_000, call="cudaLaunchKernel",
+            call_ns=503_000, idle_ns=401_000, launched="gemm", step=6,
+        )
+    ],
+    streams=[
+        StreamUse(rank=3, stream=7, count=211, busy_ns=6_011_000, idle_ns=2_017_000, mean_queue=3.507, longest_queue=19)
+    ],
+    together=[RunningTogether("compute + communication", 4_022_000)],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("steps", "calls", "counts", "times"),
+    [
+        (None, "34", ("26", "14"), ("6.004", "2.008", "5.010", "1.004", "7.012", "3.014", "4.022")),
+        (4, "8.500", ("6.500", "3.500"), ("1.501", "0.5020", "1.252", "0.2510", "1.753", "0.7535", "1.006")),
+    ],
+)
+def test_what_the_time_goes_into_shows_the_known_number_in_every_column(steps, calls, counts, times):
+    """Of all steps, and per step of four. 6,004 of 8,012 us are 74.94 %; 22,033 MFLOPs in 4,006 us are 5.500 TFLOP/s."""
+    output = support_tables.PrintedTables()
+    for table in change_tables.make_work_tables(WORK, steps):
+        output.show_table(table)
+    shown = list(output.rows_of.values())
+    assert shown == [
+        [
+            {"Category": "matrix products", "Count": counts[0], "Time (ms)": times[0], "Share (%)": "74.94",
+             "With those above (%)": "74.94"},
+            {"Category": "copies", "Count": counts[1], "Time (ms)": times[1], "Share (%)": "25.06",
+             "With those above (%)": "100.0"},
+        ],
+        [
+            {
+                "Operator": "aten::mm", "Category": "matrix products", "Shapes": "[[2,3],[3,5]]",
+                "Types": "c10::Half, c10::Half", "Calls": calls, "Own (ms)": times[2], "Share (%)": "100.0",
+                "Of it copies (ms)": times[3], "With all it calls (ms)": times[4], "Achieved (TFLOP/s)": "5.500",
+                "Moved (TB/s)": "0.001250", "Of the bound (%)": "25.00", "Host, self (ms)": times[5],
+            }
+        ],
+        [
+            {
+                "Rank": "3", "Calls": "1,013", "Median (us)": "5.011", "Longest (us)": "707.0", "All (ms)": "8.017",
+                "Most idle during": "cudaLaunchKernel", "Which launches": "gemm", "Step": "6", "Lasts (us)": "503.0",
+                "GPU idle during it (us)": "401.0",
+            }
+        ],
+        [
+            {
+                "Rank": "3", "Stream": "7", "Operations": "211", "Busy (ms)": "6.011", "Idle (ms)": "2.017",
+                "Queue, mean": "3.507", "Queue, longest": "19",
+            }
+        ],
+        [{"Running": "compute + communication", "Time (ms)": times[6]}],
+    ]  # fmt: skip
+
+
+def test_advice_shows_the_known_number_in_every_column():
+    output = support_tables.PrintedTables()
+    output.show_table(change_tables.make_advice_table([Saving("fusion", "Fuse them.", 3_007_000, 12.34)]))
+    assert output.rows_of == {
+        "what to change first: upper bounds, mean over ranks": [
+            {"Saves at most (ms)": "3.007", "Of the time (%)": "12.34", "What to change": "Fuse them."}
+        ]
+    }
