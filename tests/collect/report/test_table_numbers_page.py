@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import support_collect
-from support_tables import MIB, TablesOfPage, analysis
+from support_tables import KNOWN_WORK, MIB, TablesOfPage, analysis
 
 from collect import summary
-from collect.findings import trace_answers, trace_details, trace_tables
+from collect.findings import trace_answers, trace_changes, trace_details, trace_tables
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
 from collect.findings.trace_answers import CellDifference
+from collect.findings.trace_changes import CellAdvice
 from collect.findings.trace_tables import OperatorDifferences, Rounding
 from collect.findings.traffic import HostTraffic, RunTraffic
 from collect.reading import load
@@ -60,7 +61,7 @@ def profiled(cell):
         for rank in (0, 1)
     ]  # fmt: skip
     ranks = [
-        analysis(0, (2_004_000, 3_611_000), memory=memory[:1], **both),
+        analysis(0, (2_004_000, 3_611_000), memory=memory[:1], work=KNOWN_WORK, **both),
         analysis(1, (3_012_000, 3_010_000), memory=memory[1:], **both),
     ]
     exact = Breakdown(
@@ -85,6 +86,10 @@ def tables(tmp_path_factory):
     cell, baseline = found.rows[1].id, found.rows[0].id
     one = SimpleNamespace(cells=[profiled(cell)])
     found.collectives, found.groups = trace_tables.list_collectives(one), trace_answers.group_traffic(one)
+    found.work = trace_changes.list_work(one)
+    found.advice = [
+        CellAdvice(cell=cell, n=3, subject="fusion", text="Fuse them.", saves_at_most_ns=3_007_000, share_pct=12.34)
+    ]
     found.waiting, found.phases = trace_answers.rank_waiting(one), trace_details.phase_times(one)
     found.layers, found.device_memory = trace_details.layer_times(one), trace_details.device_memories(one)
     found.matrix_products, found.attention = trace_details.matrix_products(one), trace_details.attention_uses(one)
@@ -124,6 +129,23 @@ GROUPS = {
     "Name of the link": "NVLink 4", "n": "1",
 }  # fmt: skip
 TABLES = [
+    {"Saves at most ms": "3.007", "Of the time %": "12.34", "What to change": "Fuse them.", "n": "3"},
+    {"Count": "6.500", "Time ms": "1.501", "Share %": "74.94", "With those above %": "74.94"},
+    {
+        "Category": "matrix products", "Shapes": "[[2,3],[3,5]]", "Types": "c10::Half, c10::Half", "Calls": "8.500",
+        "Own ms": "1.252", "Share %": "100.0", "Of it copies ms": "0.2510", "With all it calls ms": "1.753",
+        "Achieved TFLOP/s": "5.500", "Moved TB/s": "0.001250", "Of the bound %": "25.00", "Host, self ms": "0.7535",
+    },
+    {
+        "Calls": "1,013", "Median us": "5.011", "Longest us": "707.0", "All ms": "8.017",
+        "Most idle during": "cudaLaunchKernel", "Which launches": "gemm", "Step": "6", "Lasts us": "503.0",
+        "GPU idle during it us": "401.0",
+    },
+    {
+        "Stream": "7", "Operations": "211", "Busy ms": "6.011", "Idle ms": "2.017", "Queue, mean": "3.507",
+        "Queue, longest": "19",
+    },
+    {"Time ms": "1.006"},
     {"Collective": "all_reduce", "Calls": "1.500", "Total ms": "3.501", "Mean of a call ms": "2.334", "n": "1"},
     GROUPS,
     {

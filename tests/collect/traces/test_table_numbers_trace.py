@@ -6,7 +6,7 @@ The expected texts are written by hand: 1 ms is 1,000,000 ns, 1 MiB is 1,048,576
 
 import pytest
 import support_tables
-from support_tables import MIB, analysis
+from support_tables import KNOWN_WORK, MIB, analysis
 
 from collect.traces import answer_tables, change_tables, command
 from collect.traces.advice import Saving
@@ -17,12 +17,9 @@ from collect.traces.difference import PartDifference, StepDifference
 from collect.traces.layers import LayerTime
 from collect.traces.matrix_products import MatrixProduct
 from collect.traces.memory_use import MemoryUse
-from collect.traces.operator_times import CategoryTime, OperatorTime
 from collect.traces.operators import OperatorDifference
 from collect.traces.phases import PhaseTime
-from collect.traces.rank_work import RankWork
 from collect.traces.run_answers import RunAnswers
-from collect.traces.stream_use import LaunchCalls, RunningTogether, StreamUse
 
 
 def test_the_answers_of_collect_trace_show_the_known_number_in_every_column():
@@ -194,28 +191,6 @@ def test_the_reasons_for_a_slower_step_show_the_known_number_in_every_column():
     assert output.rows_of == {title: [dict(zip(columns, row, strict=True)) for row in cells]}
 
 
-WORK = RankWork(
-    categories=[CategoryTime("matrix products", 26, 6_004_000), CategoryTime("copies", 14, 2_008_000)],
-    operators=[
-        OperatorTime(
-            operator="aten::mm", category="matrix products", shapes="[[2,3],[3,5]]", types=["c10::Half", "c10::Half", "Scalar"],
-            kernels=["gemm"], calls=34, kernel_ns=4_006_000, copy_ns=1_004_000, with_children_ns=7_012_000,
-            self_host_ns=3_014_000, host_ns=9_018_000, flops=22_033_000_000, bytes=5_007_500, least_ns=1_001_500,
-        )
-    ],
-    launch_calls=[
-        LaunchCalls(
-            rank=3, count=1_013, total_ns=8_017_000, median_ns=5_011, longest_ns=707_000, call="cudaLaunchKernel",
-            call_ns=503_000, idle_ns=401_000, launched="gemm", step=6,
-        )
-    ],
-    streams=[
-        StreamUse(rank=3, stream=7, count=211, busy_ns=6_011_000, idle_ns=2_017_000, mean_queue=3.507, longest_queue=19)
-    ],
-    together=[RunningTogether("compute + communication", 4_022_000)],
-)  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("steps", "calls", "counts", "times"),
     [
@@ -226,7 +201,7 @@ WORK = RankWork(
 def test_what_the_time_goes_into_shows_the_known_number_in_every_column(steps, calls, counts, times):
     """Of all steps, and per step of four. 6,004 of 8,012 us are 74.94 %; 22,033 MFLOPs in 4,006 us are 5.500 TFLOP/s."""
     output = support_tables.PrintedTables()
-    for table in change_tables.make_work_tables(WORK, steps):
+    for table in change_tables.make_work_tables(KNOWN_WORK, steps):
         output.show_table(table)
     shown = list(output.rows_of.values())
     assert shown == [
