@@ -56,7 +56,7 @@ def _make_categories_table(work: RankWork, per: str, parts: int) -> Table[Any]:
 def _make_operators_table(work: RankWork, per: str, parts: int) -> Table[Any]:
     total_ns = sum(row.own_ns for row in work.operators) or 1
     columns: list[Column[Any]] = [
-        name_column("Operator", lambda row: row.operator or f"(no operator) {', '.join(row.kernels)}"),
+        name_column("Operator", lambda row: row.operator or f"(no operator) {', '.join(row.kernels)}".rstrip()),
         Column("Category", lambda row: row.category),
         name_column("Shapes", lambda row: row.shapes),
         name_column("Types", lambda row: ", ".join(name for name in row.types if name and name != "Scalar")),
