@@ -33,6 +33,7 @@ class Saving(msgspec.Struct, frozen=True):
     """A change, and how much time it could save at most."""
 
     subject: Subject
+    """What the change is about."""
     text: str
     """What takes the time, and what helps, as sentences."""
     saves_at_most_ns: int

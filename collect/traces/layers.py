@@ -95,16 +95,16 @@ def _arrange_tree(layers: Sequence[LayerTime]) -> list[LayerTime]:
     while stack:
         tree.append(stack.pop())
         stack += children.pop(tree[-1].name, [])[::-1]
-    shown = {layer.name for layer in layers if layer.parent not in layer_of_name}
-    most_shown = max(MOST_LAYERS, len(shown))
+    shown_names = {layer.name for layer in layers if layer.parent not in layer_of_name}
+    most_shown = max(MOST_LAYERS, len(shown_names))
     for layer in longest_first:
         chain = [layer]
-        while chain[-1].parent in layer_of_name and chain[-1].name not in shown:
+        while chain[-1].parent in layer_of_name and chain[-1].name not in shown_names:
             chain.append(layer_of_name[chain[-1].parent])
-        new_names = {entry.name for entry in chain} - shown
-        if len(shown) + len(new_names) <= most_shown:
-            shown |= new_names
-    return sorted(tree, key=lambda layer: layer.name not in shown)
+        new_names = {entry.name for entry in chain} - shown_names
+        if len(shown_names) + len(new_names) <= most_shown:
+            shown_names |= new_names
+    return sorted(tree, key=lambda layer: layer.name not in shown_names)
 
 
 def compute_layer_times(trace: Trace, activities: Activities) -> list[LayerTime]:

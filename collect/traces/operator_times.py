@@ -34,6 +34,7 @@ class CategoryTime(msgspec.Struct, frozen=True):
     """The work of one category."""
 
     category: Category
+    """The category, such as `convolution`."""
     count: int
     """The number of kernels and memory operations; on a CPU, of operators."""
     total_ns: int
@@ -57,6 +58,7 @@ class OperatorTime(msgspec.Struct, frozen=True, kw_only=True):
     kernels: list[str]
     """The names of at most MOST_KERNELS of its own kernels, the kernel with the longest time first."""
     calls: int
+    """The number of its calls; if some launch work themselves, the number of these."""
     kernel_ns: int | None
     """The time of its own kernels."""
     copy_ns: int | None
@@ -235,9 +237,10 @@ def _measure_gpu_operators(
     category_ns = np.full((row_count, len(CATEGORIES)), -1, np.int64)
     # a copy decides the category only of an operator that launched no kernel
     np.add.at(category_ns, (row_of_event, category), np.where(is_kernel, durations_ns + 1, 1))
-    has_work = category_ns.max(axis=1) >= 0
+    has_own_work = category_ns.max(axis=1) >= 0
     categories = [
-        CATEGORIES[index] if known else None for index, known in zip(category_ns.argmax(axis=1), has_work, strict=True)
+        CATEGORIES[index] if has_work else None
+        for index, has_work in zip(category_ns.argmax(axis=1), has_own_work, strict=True)
     ]
     kernels = _list_longest_kernels(trace, event_rows[is_kernel], row_of_event[is_kernel])
     return sum_operators(

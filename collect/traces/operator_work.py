@@ -123,17 +123,17 @@ def _count_convolution(operator: str, tensors: Mapping[int, Tensor], texts: Inpu
         return Work(None, None)
     is_transposed = read_values(texts, _TRANSPOSED[operator]) == [1] if operator in _TRANSPOSED else "transpose" in operator
     if is_backward:
-        wanted, output = read_values(texts, 10), tensors.get(0)
-        passes = sum(wanted[:2]) if wanted else 0
-        written = [tensor for tensor, is_wanted in zip((data, weight), wanted or (), strict=False) if is_wanted]
+        output_mask, output = read_values(texts, 10), tensors.get(0)
+        passes = sum(output_mask[:2]) if output_mask else 0
+        outputs = [tensor for tensor, is_wanted in zip((data, weight), output_mask or (), strict=False) if is_wanted]
     else:
         output, passes = _find_output(operator, data, weight, texts), 1
-        written = [output] if output else []
+        outputs = [output] if output else []
     if not passes or output is None or (is_transposed and not is_backward):
         return Work(None, None)
     places = data if is_transposed else output
     flops = 2 * places.shape[0] * math.prod(places.shape[2:]) * math.prod(weight.shape) * passes
-    return Work(flops, count_bytes([*tensors.values(), *written]))
+    return Work(flops, count_bytes([*tensors.values(), *outputs]))
 
 
 def _find_output(operator: str, data: Tensor, weight: Tensor, texts: InputTexts) -> Tensor | None:
@@ -162,8 +162,8 @@ def _count_attention(operator: str, tensors: Mapping[int, Tensor], texts: InputT
     heads, sequence = (1, 2) if heads_first else (2, 1)
     pairs = query.shape[0] * query.shape[heads] * query.shape[sequence] * key.shape[sequence]
     flops = 2 * pairs * (query.shape[3] + value.shape[3]) * (5 if first else 2) // 2 // (2 if causal[0] else 1)
-    written = [query, key, value] if first else [Tensor((*query.shape[:3], value.shape[3]), query.type_name)]
-    return Work(flops, count_bytes([query, key, value, *written, *([query] * 2 if first else [])]))
+    outputs = [query, key, value] if first else [Tensor((*query.shape[:3], value.shape[3]), query.type_name)]
+    return Work(flops, count_bytes([query, key, value, *outputs, *([query] * 2 if first else [])]))
 
 
 def _broadcast(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:

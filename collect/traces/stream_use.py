@@ -18,10 +18,15 @@ class LaunchCalls(msgspec.Struct, frozen=True, kw_only=True):
     call if the GPU was never idle during calls). Times are in ns."""
 
     rank: int | None
+    """The rank; None: the trace does not say it."""
     count: int
+    """The number of calls."""
     total_ns: int
+    """The sum of their durations."""
     median_ns: int
+    """The median of their durations."""
     longest_ns: int
+    """The longest duration."""
     call: str
     """The name of this call, such as cudaLaunchKernel."""
     call_ns: int
@@ -38,7 +43,9 @@ class StreamUse(msgspec.Struct, frozen=True, kw_only=True):
     """The work on one stream of a GPU."""
 
     rank: int | None
+    """The rank; None: the trace does not say it."""
     stream: int
+    """The number of the stream."""
     count: int
     """The number of kernels and memory operations."""
     busy_ns: int
@@ -57,6 +64,7 @@ class RunningTogether(msgspec.Struct, frozen=True):
     kinds: str
     """The kinds, such as `compute + communication`."""
     total_ns: int
+    """The time."""
 
 
 def measure_launch_calls(trace: Trace, activities: Activities) -> list[LaunchCalls]:

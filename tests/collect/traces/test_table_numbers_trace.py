@@ -198,7 +198,7 @@ def test_the_reasons_for_a_slower_step_show_the_known_number_in_every_column():
         (4, "8.500", ("6.500", "3.500"), ("1.501", "0.5020", "1.252", "0.2510", "1.753", "0.7535", "1.006")),
     ],
 )
-def test_what_the_time_goes_into_shows_the_known_number_in_every_column(steps, calls, counts, times):
+def test_the_tables_of_work_show_the_known_number_in_every_column(steps, calls, counts, times):
     """Of all steps, and per step of four. 6,004 of 8,012 us are 74.94 %; 22,033 MFLOPs in 4,006 us are 5.500 TFLOP/s."""
     output = support_tables.PrintedTables()
     for table in change_tables.make_work_tables(KNOWN_WORK, steps):
