@@ -5,6 +5,7 @@ The traces are written here, and their numbers are computed by hand.
 
 import json
 
+import msgspec
 import pytest
 import support_ranks as support
 from support_tables import analysis
@@ -25,6 +26,7 @@ from collect.traces.trace import InputTexts
 
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor>"
 HALF = "c10::Half"
+HUGE = b"[[140737488355328, 140737488355328, 3, 3], [3, 140737488355328, 3, 3], [3, 140737488355328, 3, 3]]"
 
 
 def shapes(*inputs, of=HALF):
@@ -133,6 +135,7 @@ def test_the_copies_inside_a_product_are_no_time_of_the_product(tmp_path):
         ("flash_fwd_kernel", "FlashAttnFunc", "attention"),
         ("void at::native::unrolled_elementwise_kernel<direct_copy_kernel_cuda>", "aten::copy_", "copies"),
         ("triton_poi_fused_addmm_gelu_view_15", "triton_poi_fused_addmm_gelu_view_15", "element-wise"),
+        ("triton_poi_fused_convolution_relu_1", "triton_poi_fused_convolution_relu_1", "element-wise"),
         ("triton_red_fused_native_layer_norm_1", "triton_red_fused_native_layer_norm_1", "normalisation"),
         ("unknown_kernel", "aten::embedding", "other"),
     ],
@@ -202,11 +205,24 @@ def test_the_work_of_an_operator_follows_from_the_shapes_of_its_inputs(name, cat
 def test_work_is_not_known_without_types_and_with_lists_of_tensors():
     assert count_work("aten::add", "element-wise", texts([[2, 3]], of="QuantizedType")) == (None, None)
     assert count_work("aten::cat", "copies", InputTexts(b"[[[2, 3], [2, 3]], []]", b'["TensorList", "Scalar"]')) == (None, None)
+    assert count_work("aten::lerp", "element-wise", InputTexts(b"[[], [4]]", b'["TensorList", "float"]')) == (None, None)
     assert count_work("aten::mm", "matrix products", InputTexts(b"[[2, 3], [3, 5]]")) == (None, None)
+    assert count_work("aten::sum", "reduction", texts([[6, 4]], of="c10::Float8_e4m3fn")).bytes == 24
+
+
+def test_copies_decide_the_category_only_of_an_operator_without_kernels(tmp_path):
+    rank = support.RankOfRun(0)
+    for place, category in enumerate(("kernel", "")):
+        rank.annotate(f"own::op{place}", 500 * place, 500 * place + 100, cat="cpu_op")
+        rank.launch("gpu_memcpy", support.COPY, 7, 500 * place + 10, 500 * place + 100, 500 * place + 400)
+        if category:
+            rank.launch(category, "gemm", 7, 20, 410, 420)
+    found = {row.operator: row.category for row in analysed(rank, tmp_path).work.operators}
+    assert found == {"own::op0": "matrix products", "own::op1": "copies"}
 
 
 @pytest.mark.parametrize(
-    "damaged", [b"", b"7", b"[[1e400]]", b"[" * 3000, b"[[18446744073709551616, 2]]", b"[[-1, 2]]", b"[null]"]
+    "damaged", [b"", b"7", b"[[1e400]]", b"[" * 3000, b"[[18446744073709551616, 2]]", b"[[-1, 2]]", b"[null]", HUGE]
 )
 def test_damaged_shapes_of_any_operator_are_survived(tmp_path, damaged):
     rank = support.RankOfRun(0)
@@ -217,7 +233,7 @@ def test_damaged_shapes_of_any_operator_are_survived(tmp_path, damaged):
     path = rank.write(tmp_path)
     path.write_bytes(path.read_bytes().replace(b'["HERE"]', damaged or b"null"))
     found = analyse_rank(trace.read_trace(path))
-    assert json.loads(json.dumps(found.work.document())) == found.work.document()
+    assert json.loads(msgspec.json.encode(found.work)), "no number is longer than 64 bits"
     assert all(row.flops is None for row in found.work.operators)
 
 
