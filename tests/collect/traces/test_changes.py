@@ -5,7 +5,6 @@ The traces are written here, and their numbers are computed by hand.
 
 import json
 
-import msgspec
 import pytest
 import support_ranks as support
 from support_tables import analysis
@@ -26,7 +25,7 @@ from collect.traces.trace import InputTexts
 
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor>"
 HALF = "c10::Half"
-HUGE = b"[[140737488355328, 140737488355328, 3, 3], [3, 140737488355328, 3, 3], [3, 140737488355328, 3, 3]]"
+HUGE = json.dumps([[1 << 47] * 40]).encode()  # no float holds the number of its elements
 
 
 def shapes(*inputs, of=HALF):
@@ -233,7 +232,8 @@ def test_damaged_shapes_of_any_operator_are_survived(tmp_path, damaged):
     path = rank.write(tmp_path)
     path.write_bytes(path.read_bytes().replace(b'["HERE"]', damaged or b"null"))
     found = analyse_rank(trace.read_trace(path))
-    assert json.loads(msgspec.json.encode(found.work)), "no number is longer than 64 bits"
+    assert json.loads(json.dumps(found.work.document())) == found.work.document()
+    assert [row.bytes for row in found.work.operators if row.shapes == HUGE.decode().replace(" ", "")] in ([], [None] * 5)
     assert all(row.flops is None for row in found.work.operators)
 
 
