@@ -8,7 +8,7 @@ from functools import cached_property
 
 import msgspec
 
-from collect.choices import printed_tables
+from collect.choices import printed_tables, winner_reasons
 from collect.choices.family import ChoiceFamily, choose_strategies
 from collect.choices.printed_tables import TableBeside
 from collect.findings import (
@@ -20,6 +20,7 @@ from collect.findings import (
     prediction_scores,
     searches,
     trace_answers,
+    trace_changes,
     trace_details,
     trace_lacks,
     trace_tables,
@@ -34,6 +35,7 @@ from collect.findings.row import CellRow, RunRow
 from collect.findings.searches import SearchResult
 from collect.findings.statistics import Estimate, estimate_mean, outlier_indexes
 from collect.findings.trace_answers import CellDifference, GroupTraffic, RankWaiting
+from collect.findings.trace_changes import CellAdvice, CellWork
 from collect.findings.trace_details import AttentionOfStep, DeviceMemory, IdleTime, LayerOfStep, PhaseOfStep, ProductOfStep
 from collect.findings.trace_tables import Collective, OperatorDifferences, Rounding
 from collect.findings.traffic import RunTraffic, measure_traffic
@@ -121,6 +123,8 @@ class Summary(msgspec.Struct, dict=True):
     """One per claim of the study."""
     choices: list[ChoiceFamily]
     """Which strategy to choose, by workload."""
+    reasons: list[CellDifference]
+    """Why the fastest cell of a comparison is faster than the next, if both were profiled: `baseline` is the slower cell."""
     illustrative: bool
     """Whether the study measured none of the numbers that it prints."""
     assumed: list[Assumed]
@@ -155,6 +159,10 @@ class Summary(msgspec.Struct, dict=True):
     """Calls and time of the collectives of profiled cells."""
     operators: list[OperatorDifferences]
     """Operators of profiled cells, compared with the baseline."""
+    advice: list[CellAdvice]
+    """What to change in profiled cells, and the most time that each change could save."""
+    work: list[CellWork]
+    """What the profiled steps of each cell go into, by category and operator, launching call and stream."""
     groups: list[GroupTraffic]
     """Collectives by process group."""
     waiting: list[RankWaiting]
@@ -213,6 +221,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         tables=printed_tables.fill_tables(loaded.expansion.tables, rows, choices),
         verdicts=judge_claims(loaded, measurements),
         choices=choices,
+        reasons=winner_reasons.explain_winners(loaded, choices),
         illustrative=is_illustrative(loaded),
         assumed=loaded.expansion.assumed,
         notes=loaded.expansion.notes,
@@ -230,6 +239,8 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         rounding=trace_tables.list_roundings(loaded),
         collectives=trace_tables.list_collectives(loaded),
         operators=trace_tables.compare_operators(loaded, rows),
+        advice=trace_changes.list_advice(loaded),
+        work=trace_changes.list_work(loaded),
         groups=trace_answers.group_traffic(loaded),
         waiting=trace_answers.rank_waiting(loaded),
         steps=trace_answers.step_differences(loaded, rows),

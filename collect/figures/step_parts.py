@@ -22,6 +22,7 @@ from shardlab.terminal import notation
 RANK_THROUGHPUT = "rank_throughput_per_s"
 IDLE_CAUSES = {
     "idle_host_ms": "the host launched nothing",
+    "idle_launching_ms": "the host was in a launching call",
     "idle_communication_ms": "waiting for communication",
     "idle_other_ms": "other",
 }
@@ -238,7 +239,7 @@ IDLE = PartsFigure(
     "Time of a profiled step in which nothing runs; mean over profiled ranks and repeats. The host launched nothing: no "
     "launched work waits to run. Other: launched work does not start yet, such as while a launch takes effect.",
     idle_parts,
-    dict(zip(IDLE_CAUSES.values(), (SERIES[1], SERIES[2], SERIES[5]), strict=True)),
+    dict(zip(IDLE_CAUSES.values(), (SERIES[1], SERIES[3], SERIES[2], SERIES[5]), strict=True)),
     x_title="ms of idle time per step",
 )
 PHASES_OF_STEP = PartsFigure(

@@ -16,14 +16,13 @@ from collect.reading.load import Loaded, LoadedCell
 from collect.traces.answer_columns import (
     ACHIEVED_FLOPS_COLUMN,
     ATTENTION_COLUMNS,
-    MOST_LAYERS,
     MOST_ROWS,
     SIZE_COLUMNS,
     mib_column,
     name_column,
 )
 from collect.traces.attention import sum_attention
-from collect.traces.layers import sum_layers
+from collect.traces.layers import count_shown, sum_layers
 from collect.traces.matrix_products import sum_products
 from collect.traces.memory_use import MemoryUse
 from collect.traces.phases import PHASES
@@ -38,9 +37,11 @@ class IdleTime(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     """Number of repeats."""
     idle_ms: float
-    """The sum of the three causes."""
+    """The sum of the four causes."""
     host_ms: float
     """The host launched nothing."""
+    launching_ms: float
+    """The host was inside a launching call; 0 on a CPU."""
     communication_ms: float
     """Waiting for communication."""
     other_ms: float
@@ -129,8 +130,12 @@ class ProductOfStep(msgspec.Struct, frozen=True, kw_only=True):
     """Number of repeats."""
     calls: float
     """Number of calls with a known time, per step and rank."""
+    dtype: str
+    """The types of the factors; "": not recorded."""
     ms: float
-    """Time per step and rank."""
+    """Time per step and rank, without copies."""
+    copy_ms: float
+    """Time of the copies that the operator launched, per step and rank."""
     flops_per_s: float | None
     """Achieved FLOP/s; None if no time is known."""
 
@@ -159,17 +164,18 @@ def idle_times(rows: Sequence[CellRow]) -> list[IdleTime]:
     """The idle time by cause of every cell whose traces record the causes."""
     times = []
     for row in rows:
-        parts = [row.metrics.get(f"idle_{cause}_ms") for cause in ("host", "communication", "other")]
-        host, communication, other = parts
-        if host is None or communication is None or other is None:
+        parts = [row.metrics.get(f"idle_{cause}_ms") for cause in ("host", "launching", "communication", "other")]
+        host, launching, communication, other = parts
+        if host is None or launching is None or communication is None or other is None:
             continue
         delay = row.metrics.get("launch_delay_us")
         times.append(
             IdleTime(
                 cell=row.id,
                 n=host.n,
-                idle_ms=host.value + communication.value + other.value,
+                idle_ms=host.value + launching.value + communication.value + other.value,
                 host_ms=host.value,
+                launching_ms=launching.value,
                 communication_ms=communication.value,
                 other_ms=other.value,
                 launch_delay_us=delay.value if delay else None,
@@ -208,12 +214,12 @@ def _build_phase(cell: LoadedCell, phase: str) -> PhaseOfStep | None:
 
 
 def layer_times(loaded: Loaded) -> list[LayerOfStep]:
-    """The modules of every cell whose traces record them, in the order of their first calls."""
+    """The modules of every cell whose traces record them: a tree by time."""
     return [layer for cell in loaded.cells for layer in cell_layers(cell)]
 
 
 def cell_layers(cell: LoadedCell) -> list[LayerOfStep]:
-    """The modules of a cell in the order of their first calls; empty if its traces do not record them."""
+    """The modules of a cell as a tree, the longest first; empty if its traces do not record them."""
     ranks, n, steps = _ranks_with(cell, "layers")
     return [
         LayerOfStep(
@@ -276,7 +282,9 @@ def cell_products(cell: LoadedCell) -> list[ProductOfStep]:
             k=product.k,
             repeats=repeats,
             calls=product.calls / steps,
+            dtype=product.dtype,
             ms=product.total_ns / steps / 1e6,
+            copy_ms=product.copy_ns / steps / 1e6,
             flops_per_s=product.flops_per_s,
         )
         for product in sum_products(product for rank in ranks for product in rank.products)
@@ -331,7 +339,7 @@ _LAYER_COLUMNS: list[Column[LayerOfStep]] = [
 def _make_layer_tables(layers: Sequence[LayerOfStep], labels: Mapping[str, str]) -> list[Table[Any]]:
     layers_of_cell = {cell: list(group) for cell, group in groupby(layers, key=lambda layer: layer.cell)}
     return [
-        Table(labels[cell], _LAYER_COLUMNS, rows, note=f"{len(rows)} modules", most_rows=MOST_LAYERS)
+        Table(labels[cell], _LAYER_COLUMNS, rows, note=f"{len(rows)} modules", most_rows=count_shown(rows))
         for cell, rows in layers_of_cell.items()
     ]
 
@@ -340,11 +348,13 @@ def _make_layer_tables(layers: Sequence[LayerOfStep], labels: Mapping[str, str])
 SECTIONS = {
     "idle": AnswerSection(
         "Idle time by cause",
-        "Exact values; mean step over profiled ranks and repeats. Host: the host launched nothing that waits to run. Other: "
+        "Exact values; mean step over profiled ranks and repeats. Host: the host launched nothing that waits to run. In "
+        "launching calls: the host is inside the call that launches the next work. Other: "
         "launched work does not start yet. Launch delay: from the end of the launch to the start of the work, mean.",
         one_table(
             Column("Idle", lambda time: time.idle_ms, "ms"),
             Column("Host launched nothing", lambda time: time.host_ms, "ms"),
+            Column("In launching calls", lambda time: time.launching_ms, "ms"),
             Column("Waiting for communication", lambda time: time.communication_ms, "ms"),
             Column("Other", lambda time: time.other_ms, "ms"),
             Column("Launch delay", lambda time: time.launch_delay_us, "us"),
@@ -386,10 +396,11 @@ SECTIONS = {
     "matrix_products": AnswerSection(
         "Matrix products",
         "Over profiled ranks and repeats. FLOPs of a call: 2 M N K times the batch; time: of the kernels that the operator "
-        "launched, on a CPU of the operator.",
+        "launched, without copies; on a CPU of the operator.",
         one_table(
             *SIZE_COLUMNS,
             Column("Time", lambda product: product.ms, "ms"),
+            Column("Copies", lambda product: product.copy_ms, "ms"),
             ACHIEVED_FLOPS_COLUMN,
             Column("n", lambda product: product.repeats),
             most_rows=MOST_ROWS,

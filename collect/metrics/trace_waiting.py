@@ -88,6 +88,11 @@ METRICS = (
         "wait). With gloo: the main thread is in no operator.",
     ),
     _build_idle_metric(
+        "idle_launching_ms",
+        lambda idle: idle.launching_ns,
+        "Idle time of a profiled step in which the host is inside the call that launches the next work. 0 without a GPU.",
+    ),
+    _build_idle_metric(
         "idle_communication_ms",
         lambda idle: idle.communication_ns,
         "Idle time of a profiled step between the end of a collective and the start of work on another stream that was queued "

@@ -58,6 +58,8 @@ class ChoiceText(msgspec.Struct, frozen=True):
     """How certain the choice is, such as "cannot be distinguished"."""
     margin: str = ""
     """How far the best cell is ahead of the first cell that is not among the best, such as "13 % faster than ddp"."""
+    reason: str = ""
+    """Why the best cell is the best, by the traces of the cells."""
     sure: bool = False
     """Whether one cell is significantly better than all others, or the best cells are known to be equal."""
 

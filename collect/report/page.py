@@ -28,7 +28,7 @@ from collect.figures import (
     training,
     why_slower,
 )
-from collect.findings import columns, trace_answers, trace_details, trace_tables
+from collect.findings import columns, trace_answers, trace_changes, trace_details, trace_tables
 from collect.findings.answer_section import AnswerSection
 from collect.findings.columns import CellTables
 from collect.findings.row import CellRow
@@ -101,7 +101,9 @@ SECTIONS = {
     "reading": "Definitions of the metrics",
     "cite": "How to cite",
 }
-TRACE_ANSWERS = trace_answers.SECTIONS | trace_details.SECTIONS | trace_tables.SECTIONS  # by the list of the summary
+TRACE_ANSWERS = (
+    trace_changes.SECTIONS | trace_answers.SECTIONS | trace_details.SECTIONS | trace_tables.SECTIONS
+)  # by the list of the summary
 MOST_VALUES = 24  # a key with more values gets no check boxes; the search field finds its values
 LEAST_ROWS = 4  # a table with fewer rows gets no tools: the reader sees all of it at once
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from collect.choices import winner_reasons
 from collect.choices.contest import Contest
 from collect.choices.standing import Standing
 from collect.metric import all_metrics
@@ -105,18 +106,23 @@ def best_choices(summary: Summary) -> list[Choice]:
             (contest for contest in choice_family.contests if contest.open),
             key=lambda contest: (len(contest.contender_names("measured")), contest.ranks, contest.nodes, contest.batch),
         )
-        best = [(choice_text.HEADINGS[standing.criterion], _standing_text(contest, standing)) for standing in contest.standings]
+        best = [
+            (choice_text.HEADINGS[standing.criterion], _standing_text(contest, standing, summary))
+            for standing in contest.standings
+        ]
         if best:
             workload_choices.append(Choice(choice_text.family_title(choice_family), choice_text.contest_text(contest), best))
     return workload_choices
 
 
-def _standing_text(contest: Contest, standing: Standing) -> ChoiceText:
+def _standing_text(contest: Contest, standing: Standing, summary: Summary) -> ChoiceText:
     """The best cells of a contest by one criterion, as text. If more than MOST_NAMED cells are best, the text says how many."""
     text = choice_text.best_cells_text(contest, standing.criterion)
     if standing.word == "not told apart" and len(standing.best) > choice_text.MOST_NAMED:
         certainty = f"{len(standing.best)} of {len(standing.placed)} cannot be distinguished: {text.value}"
         return ChoiceText([], "no clear winner", certainty)
+    if standing.criterion == "throughput_per_s":
+        return msgspec.structs.replace(text, reason=winner_reasons.write_reason(contest, summary.reasons))
     return text
 
 

@@ -10,7 +10,7 @@ import msgspec
 from collect.findings import columns
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
-from collect.report import choice_text, fault_text, score_text, text_tables, truncation, verdict_text
+from collect.report import choice_text, fault_text, report_start, score_text, text_tables, truncation, verdict_text
 from collect.summary import Summary
 from shardlab.terminal import notation
 from shardlab.terminal.console import Output
@@ -69,6 +69,10 @@ def print_choices(output: Output, summary: Summary) -> None:
     output.print_table(
         "which strategy to choose", ["Workload", "Ranks", *(choice_text.HEADINGS[name] for name in criteria)], rows
     )
+    for choice in report_start.best_choices(summary):
+        for heading, text in choice.best:
+            if text.reason:
+                output.print_line(f"{heading.lower()}, {choice.where}: {text.names[0].text}, because of {text.reason}.")
     if hidden_note := choice_text.hidden_note(summary):
         output.print_line(hidden_note)
     for caution in choice_text.choice_cautions(summary):

@@ -14,7 +14,8 @@ GetNumber = Callable[[Row], float | None]
 
 MOST_ROWS = 12  # the most rows of a run or cell that a table shows; the JSON documents contain all rows
 MOST_LAYERS = 40  # the same for the table of modules
-LONGEST_NAME = 72  # the most characters of the name of a kernel: names of C++ templates may have hundreds of characters
+# The most characters of the name of a kernel: names of C++ templates may have hundreds. Cut names of one table stay different.
+LONGEST_NAME = 72
 
 
 def ms_column(heading: str, get_ns: GetNumber[Row]) -> Column[Row]:
@@ -65,6 +66,7 @@ SIZE_COLUMNS: tuple[Column[Any], ...] = (
     Column("M", lambda product: product.m),
     Column("N", lambda product: product.n),
     Column("K", lambda product: product.k),
+    Column("Types", lambda product: product.dtype, is_number=False),
     Column("Calls", lambda product: product.calls),
 )
 ACHIEVED_FLOPS_COLUMN: Column[Any] = Column("Achieved", lambda product: product.flops_per_s, "TFLOP/s", scale=1e12)

@@ -6,12 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from collect.traces import attention, layers, matrix_products
+from collect.traces import attention, change_tables, layers, matrix_products
 from collect.traces.answer_columns import (
     ACHIEVED_FLOPS_COLUMN,
     ATTENTION_COLUMNS,
     BANDWIDTH_COLUMNS,
-    MOST_LAYERS,
     MOST_ROWS,
     SIZE_COLUMNS,
     bound_column,
@@ -23,6 +22,7 @@ from collect.traces.answer_columns import (
 from collect.traces.breakdown import Breakdown, EventTally
 from collect.traces.operators import OperatorDifference, operator_columns
 from collect.traces.rank_analysis import RankAnalysis
+from collect.traces.rank_work import sum_work
 from collect.traces.run_answers import RunAnswers
 from shardlab.terminal import notation
 from shardlab.terminal.console import Output
@@ -40,6 +40,7 @@ def print_answer_tables(output: Output, answers: RunAnswers) -> None:
     ranks = answers.ranks
     waits_table, idle_table = make_waits_table(answers), make_idle_table(ranks)
     tables = (
+        *change_tables.make_work_tables(sum_work(analysis.work for analysis in ranks)),
         *(make_collectives_table(answers), waits_table, idle_table, make_phases_table(ranks)),
         *(make_layers_table(ranks), make_memory_table(ranks), make_products_table(ranks), make_attention_table(ranks)),
     )
@@ -55,7 +56,11 @@ def _print_missing_details(output: Output, ranks: Sequence[RankAnalysis]) -> Non
     detail_kinds = (
         ("modules", "stacks", any(analysis.layers for analysis in ranks)),
         ("memory", "memory", any(analysis.memory for analysis in ranks)),
-        ("shapes of matrix products", "shapes", any(analysis.products or analysis.is_bound for analysis in ranks)),
+        (
+            "shapes and types of inputs",
+            "shapes",
+            any(analysis.is_bound or any(row.shapes for row in analysis.work.operators) for analysis in ranks),
+        ),
     )
     missing_kinds = [(detail_name, option) for detail_name, option, is_recorded in detail_kinds if not is_recorded]
     if ranks and missing_kinds:
@@ -118,6 +123,7 @@ def make_idle_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
         _RANK_COLUMN,
         ms_column("Idle", lambda row: row[0].idle_ns),
         ms_column("Host launched nothing", lambda row: row[1].host_ns),
+        ms_column("In launching calls", lambda row: row[1].launching_ns if row[0].kind == "gpu" else None),
         ms_column("Waiting for communication", lambda row: row[1].communication_ns),
         ms_column("Other", lambda row: row[1].other_ns),
         us_column("Launch delay, median", lambda row: None if row[2] is None else row[2].median_ns),
@@ -141,7 +147,7 @@ def make_phases_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
 
 
 def make_layers_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
-    """The modules of the model, in the order of their first calls."""
+    """The modules of the model as a tree, the longest first."""
     columns: list[Column[Any]] = [
         Column("Module", lambda layer: f"{'  ' * min(layer.depth, 12)}{layer.name}", is_number=False),
         Column("Calls", lambda layer: layer.calls),
@@ -152,7 +158,8 @@ def make_layers_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
         ms_column("Host, backward", lambda layer: layer.backward_host_ns),
     ]
     layer_sums = layers.sum_layers(layer for rank in ranks for layer in rank.layers)
-    return Table(f"modules with all that they call, {_ALL_RANKS}", columns, layer_sums, most_rows=MOST_LAYERS)
+    title = f"modules with all that they call, {_ALL_RANKS}"
+    return Table(title, columns, layer_sums, most_rows=layers.count_shown(layer_sums))
 
 
 def make_memory_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
@@ -178,7 +185,10 @@ def make_products_table(ranks: Sequence[RankAnalysis]) -> Table[Any]:
     achieved_text = f": {notation.format_number(flops / time_ns / 1000)} TFLOP/s" if time_ns else ""
     untimed_count = sum(product.untimed for product in products)
     note = f"{untimed_count:,} more products have no recorded kernels, so their time is not known." if untimed_count else ""
-    columns = (*SIZE_COLUMNS, ms_column("Time", lambda product: product.total_ns), ACHIEVED_FLOPS_COLUMN)
+    columns = (
+        *(*SIZE_COLUMNS, ms_column("Time", lambda product: product.total_ns)),
+        *(ms_column("Copies", lambda product: product.copy_ns), ACHIEVED_FLOPS_COLUMN),
+    )
     return Table(f"matrix products, {_ALL_RANKS}{achieved_text}", columns, products, note=note, most_rows=MOST_ROWS)
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from collect.traces import gloo
 from collect.traces.activities import Activities
 from collect.traces.details import EventSpans
-from collect.traces.nesting import find_containing_spans, is_outermost
+from collect.traces.nesting import find_containing_spans, is_outermost, select_spans
 from collect.traces.rank_sums import merge_rows
 from collect.traces.trace import Trace
 
@@ -88,13 +88,11 @@ def _sum_key(use: AttentionUse) -> Hashable:
 def find_attention(trace: Trace, activities: Activities) -> list[AttentionUse]:
     """Find the calls of attention in a trace: one entry per operator or kernel, longest time first; empty if there are no
     calls."""
-    backend_of_label = [_backend_of_operator(label) for label in trace.labels]
+    backend_of_label = [find_operator_backend(label) for label in trace.labels]
     has_backend = [backend is not None for backend in backend_of_label]
     operator_rows = np.flatnonzero(trace.match_labels(trace.name, has_backend) & trace.has_category("cpu_op"))
     operator_rows = operator_rows[gloo.starts_in_steps(trace, trace.start_ns[operator_rows])]
-    operator_spans = EventSpans(
-        trace.name[operator_rows], trace.thread[operator_rows], trace.start_ns[operator_rows], trace.end_ns[operator_rows]
-    )
+    operator_spans = select_spans(trace, operator_rows)
     operator_spans = operator_spans.select(is_outermost(operator_spans))
     attention_uses = [
         _measure_operator(trace, activities, operator_spans, int(label_index), backend_of_label)
@@ -104,11 +102,11 @@ def find_attention(trace: Trace, activities: Activities) -> list[AttentionUse]:
     return sorted(attention_uses, key=lambda use: (-(use.total_ns or 0), use.backend, use.name))
 
 
-def _backend_of_operator(name: str) -> Backend | None:
+def find_operator_backend(name: str) -> Backend | None:
     return next((backend for pattern, backend in _OPERATOR_PATTERNS if pattern.match(name)), None)
 
 
-def _backend_of_kernel(name: str) -> Backend | None:
+def find_kernel_backend(name: str) -> Backend | None:
     return next((backend for pattern, backend in _KERNEL_PATTERNS if pattern.search(name)), None)
 
 
@@ -156,7 +154,7 @@ def _find_attention_kernels(trace: Trace, activities: Activities, outside_operat
     attention_uses = []
     for label_index in np.unique(trace.name[event_rows]):
         kernel_name = trace.labels[label_index]
-        if (backend := _backend_of_kernel(kernel_name)) is None:
+        if (backend := find_kernel_backend(kernel_name)) is None:
             continue
         kernel_rows = event_rows[trace.name[event_rows] == label_index]
         attention_uses.append(

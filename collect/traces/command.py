@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import structs
 
-from collect.traces import answer_tables, hta, merged, run_traces
+from collect.traces import answer_tables, change_tables, hta, merged, run_traces
 from collect.traces import trace as source
+from collect.traces.advice import find_advice
 from collect.traces.breakdown import Breakdown
 from collect.traces.difference import DifferenceRow, StepDifference, compute_step_difference, make_difference_table
 from collect.traces.file_figures import (
@@ -134,6 +135,9 @@ def _print_report(
     if comparison and not not_compared:
         other_analyses = [entry.analysis for entry in comparison.others if entry.analysis]
         step_difference = compute_step_difference([run_answers], [RunAnswers(other_analyses)])
+    advice = find_advice([run_answers], len(run_answers.ranks))
+    if advice:
+        output.show_table(change_tables.make_advice_table(advice))
     _print_breakdowns(output, run, breakdowns, like_hta=False)
     answer_tables.print_answer_tables(output, run_answers)
     _print_kernels(output, breakdowns)
@@ -148,7 +152,7 @@ def _print_report(
     ranks = [
         _breakdown_document(entry) | rank_document(rank) for entry, rank in zip(breakdowns, run_answers.ranks, strict=True)
     ]
-    document = document_header | {"like_hta": False, "ranks": ranks}
+    document = document_header | {"like_hta": False, "advice": msgspec.to_builtins(advice), "ranks": ranks}
     document |= {"without_figures": failures, "lacks": lack_documents(figures, names), "damage": damage_sentences}
     document |= run_answers.document()
     output.print_document(document | (comparison.document(step_difference, not_compared) if comparison else {}))

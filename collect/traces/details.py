@@ -1,4 +1,4 @@
-"""Collects the data of a trace that the profiler records only on request: calls of modules, memory, and shapes of inputs.
+"""Collects the data of a trace that the profiler records only on request: calls of modules, and memory.
 
 It also collects the sequence numbers of autograd. An operator of the forward pass has the same sequence number as the node of
 autograd that computes its gradient in the backward pass.
@@ -6,7 +6,6 @@ autograd that computes its gradient in the backward pass.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -16,9 +15,7 @@ from numpy.typing import NDArray
 
 from collect.traces.event import UNKNOWN_NS, AnyArgs, Args, to_integers
 
-PRODUCT_OPERATORS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"})
 _OPERATOR_CATEGORIES = ("cpu_op", "Operator")  # the category of operators today, and its name until PyTorch 1.10
-_PLAIN_EVENT, _OPERATOR_EVENT, _PRODUCT_EVENT = range(3)
 EventKey = tuple[str, str, int | str]  # name, category and thread of an event
 
 
@@ -61,12 +58,6 @@ class TraceDetails(NamedTuple):
 
     modules: EventSpans
     """The calls of modules."""
-    products: EventSpans
-    """The operators of matrix products whose shapes are recorded."""
-    shape_index: NDArray[np.int32]
-    """For each of `products`, the index of its shapes in `texts`."""
-    shape_texts: list[bytes]
-    """The JSON text of each distinct list of shapes; the first is the empty text."""
     operators: EventSpans
     """The operators that have a sequence number of autograd."""
     sequence_number: NDArray[np.int64]
@@ -98,13 +89,8 @@ class DetailColumns:
 
     def __init__(self) -> None:
         self.numbers = False
-        self._classes = np.empty(0, np.int8)  # for each kind of event, its class: _PRODUCT, _OPERATOR or _PLAIN
+        self._is_operator = np.empty(0, np.bool_)  # for each kind of event, whether it is an operator
         self._modules: list[_Part] = []
-        self._products: list[_Part] = []
-        self._shapes: list[NDArray[np.int32]] = []
-        self._texts: defaultdict[bytes, int] = defaultdict()
-        self._texts.default_factory = self._texts.__len__  # a new text gets the next free number
-        self._texts[b""] = 0  # the number for an operator without recorded shapes
         self._operators: list[_Part] = []
         self._sequences: list[NDArray[np.int64]] = []
         self._memory: list[MemoryEvents] = []
@@ -123,23 +109,16 @@ class DetailColumns:
         each event of the block that has a duration, the number of its kind. start_ns, duration_ns, args: the times and the
         arguments of the same events.
         """
-        if len(keys) > len(self._classes):
-            new_classes = [_classify_key(key) for key in islice(keys, len(self._classes), None)]
-            self._classes = np.concatenate([self._classes, np.array(new_classes, np.int8)])
-        class_of_event = self._classes[kinds]
-        product_rows = _select_timed(np.flatnonzero(class_of_event == _PRODUCT_EVENT), start_ns, duration_ns)
-        if len(product_rows):
-            shape_ids = self._texts
-            shapes = np.array([shape_ids[bytes(args[row].shapes)] for row in product_rows.tolist()], np.int32)
-            self._products.append(_build_part(kinds, start_ns, duration_ns, product_rows[shapes > 0]))
-            self._shapes.append(shapes[shapes > 0])
-        if self.numbers:
-            product_rows = _select_timed(np.flatnonzero(class_of_event != _PLAIN_EVENT), start_ns, duration_ns)
-            sequence_numbers = to_integers([args[row].autograd for row in product_rows.tolist()])
-            product_rows, sequence_numbers = product_rows[sequence_numbers >= 0], sequence_numbers[sequence_numbers >= 0]
-            forward_threads = to_integers([args[row].forward_thread for row in product_rows.tolist()])
-            self._operators.append(_build_part(kinds, start_ns, duration_ns, product_rows))
-            self._sequences.append(np.stack([sequence_numbers, forward_threads]))
+        if not self.numbers:
+            return
+        new_kinds = [category in _OPERATOR_CATEGORIES for _, category, _ in islice(keys, len(self._is_operator), None)]
+        self._is_operator = np.concatenate([self._is_operator, np.array(new_kinds, np.bool_)])
+        operator_rows = _select_timed(np.flatnonzero(self._is_operator[kinds]), start_ns, duration_ns)
+        sequence_numbers = to_integers([args[row].autograd for row in operator_rows.tolist()])
+        operator_rows, sequence_numbers = operator_rows[sequence_numbers >= 0], sequence_numbers[sequence_numbers >= 0]
+        forward_threads = to_integers([args[row].forward_thread for row in operator_rows.tolist()])
+        self._operators.append(_build_part(kinds, start_ns, duration_ns, operator_rows))
+        self._sequences.append(np.stack([sequence_numbers, forward_threads]))
 
     def add_modules(self, kinds: NDArray[np.int32], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> None:
         """Add the calls of modules in a block of events. Calls without a time are ignored."""
@@ -172,9 +151,6 @@ class DetailColumns:
         memory_parts = [np.empty((6, 0), np.int64), *(np.stack(part) for part in self._memory)]
         return TraceDetails(
             modules=_join_parts(self._modules, name, thread),
-            products=_join_parts(self._products, name, thread),
-            shape_index=np.concatenate([np.empty(0, np.int32), *self._shapes]),
-            shape_texts=list(self._texts),
             operators=_join_parts(self._operators, name, thread),
             sequence_number=sequences[0],
             forward_thread=sequences[1],
@@ -186,13 +162,6 @@ def _select_timed(rows: NDArray[np.intp], start_ns: NDArray[np.int64], duration_
     """Those of the rows whose event has a time and a duration that is not negative."""
     is_valid: NDArray[np.bool_] = (start_ns[rows] != UNKNOWN_NS) & (duration_ns[rows] >= 0)
     return rows[is_valid]
-
-
-def _classify_key(event_key: EventKey) -> int:
-    name, category, _ = event_key
-    if category not in _OPERATOR_CATEGORIES:
-        return _PLAIN_EVENT
-    return _PRODUCT_EVENT if name in PRODUCT_OPERATORS else _OPERATOR_EVENT
 
 
 def _build_part(

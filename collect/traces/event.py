@@ -25,6 +25,8 @@ _ABSENT_TEXT = Raw(b"")
 class Args(Struct, gc=False):
     """The arguments of an event that has a duration."""
 
+    values: Raw = field(name="Concrete Inputs", default=_ABSENT_TEXT)
+    """The inputs of an operator that are no tensors, such as the stride of a convolution; "" for a tensor."""
     input_types: Raw = field(name="Input type", default=_ABSENT_TEXT)
     """The types of the inputs of an operator as JSON text; recorded if the profiler records shapes."""
     shapes: Raw = field(name="Input Dims", default=_ABSENT_TEXT)

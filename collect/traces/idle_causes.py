@@ -2,20 +2,22 @@
 
 Each moment of idle time has exactly one cause, so the sum over the causes is the idle time, to the nanosecond.
 
-On a GPU, a kernel or memory operation is *queued* from the start of the call that launches it until the operation starts.
+On a GPU, a kernel or memory operation is *queued* from the end of the call that launches it until the operation starts.
 
 - communication: the moment is in a gap that begins when a collective ends, and that ends with work on another stream that was
-  already queued: the GPU switches from the stream of the collective to the other stream. Or nothing is queued and a collective
-  runs on the host (gloo).
-- host: nothing is queued, and no collective runs on the host. The host launched too late: it ran Python code, waited for data,
-  or waited for the GPU.
+  already queued: the GPU switches from the stream of the collective to the other stream. Or no work is queued, the host is in
+  no launching call, and a collective runs on the host (gloo).
+- launching: no work is queued, and the host is inside a call whose work has not started. A call may last long: the first launch
+  of a kernel loads its code, and a full queue or a lock blocks the host.
+- host: the same outside such calls, while no collective runs on the host. The host launched too late: it ran Python code,
+  waited for data, or waited for the GPU.
 - other: work is queued but does not start: the GPU needs time to start it, or the work depends on a copy or on another stream.
 
 HolisticTraceAnalysis (get_idle_time_breakdown) looks at each stream separately and assigns a whole gap to one cause: `host
 wait` if the launch of the next kernel began after the start of the gap, `kernel wait` if the gap is shorter than 30 ns, else
 `other`.
 A rank may be idle on one stream and busy on another stream. So in this module a moment counts as idle only if nothing runs on
-any stream, and a gap is divided at the moment of the launch.
+any stream, and a gap is divided at the start and at the end of the launch.
 
 On a CPU with gloo, the rank is idle when, inside a step, the main thread computes nothing and no collective runs.
 
@@ -37,10 +39,12 @@ from collect.traces.trace import Trace
 
 
 class IdleCauses(msgspec.Struct, frozen=True):
-    """The idle time of a rank by cause, in ns; the sum of the three is the idle time of the rank."""
+    """The idle time of a rank by cause, in ns; the sum of the four is the idle time of the rank."""
 
     host_ns: int
-    """The next work was not launched yet."""
+    """The host had not begun to launch the next work."""
+    launching_ns: int
+    """The host is inside the call that launches the next work; 0 on a CPU, which launches none."""
     communication_ns: int
     """The next work waits for a collective."""
     other_ns: int
@@ -49,7 +53,7 @@ class IdleCauses(msgspec.Struct, frozen=True):
     @property
     def total_ns(self) -> int:
         """The whole idle time in ns."""
-        return self.host_ns + self.communication_ns + self.other_ns
+        return self.host_ns + self.launching_ns + self.communication_ns + self.other_ns
 
 
 class LaunchDelays(msgspec.Struct, frozen=True):
@@ -79,13 +83,18 @@ def find_idle_causes(trace: Trace, activities: Activities) -> IdleCauses | None:
     begin_ns = trace.start_ns[activities.event_rows]
     # If the launch of a kernel is not recorded, the launch was before the recording began. So the kernel counts as queued from
     # the start of the recording on.
-    launch_ns = np.where(activities.launch_row >= 0, trace.start_ns[activities.launch_row], activities.start_ns)
-    queued_time = intervals.merge_overlapping(launch_ns, begin_ns)
+    has_launch = activities.launch_row >= 0
+    call_starts_ns, call_ends_ns = (
+        np.where(has_launch, edge_ns[activities.launch_row], activities.start_ns) for edge_ns in (trace.start_ns, trace.end_ns)
+    )
+    queued_time = intervals.merge_overlapping(call_ends_ns, begin_ns)
     unqueued_idle = intervals.subtract_intervals(idle_time, queued_time)
-    waiting_ns = intervals.intersect_intervals(unqueued_idle, activities.host_collectives).length
+    unlaunched_idle = intervals.subtract_intervals(unqueued_idle, intervals.merge_overlapping(call_starts_ns, begin_ns))
+    waiting_ns = intervals.intersect_intervals(unlaunched_idle, activities.host_collectives).length
     handed_over = _measure_handover(trace, activities, intervals.intersect_intervals(idle_time, queued_time))
-    host_ns = unqueued_idle.length - waiting_ns
-    return IdleCauses(host_ns, waiting_ns + handed_over, idle_time.length - host_ns - waiting_ns - handed_over)
+    host_ns, launching_ns = unlaunched_idle.length - waiting_ns, unqueued_idle.length - unlaunched_idle.length
+    other_ns = idle_time.length - unqueued_idle.length - handed_over
+    return IdleCauses(host_ns, launching_ns, waiting_ns + handed_over, other_ns)
 
 
 def compute_launch_delays(trace: Trace, activities: Activities) -> LaunchDelays | None:
@@ -106,7 +115,7 @@ def _find_cpu_idle_causes(idle: Intervals, activities: Activities) -> IdleCauses
     communication_ns = intervals.intersect_intervals(idle, activities.host_collectives).length
     operating_time = intervals.unite_intervals(activities.operating, activities.host_collectives)
     other_ns = intervals.intersect_intervals(idle, operating_time).length - communication_ns
-    return IdleCauses(idle.length - communication_ns - other_ns, communication_ns, other_ns)
+    return IdleCauses(idle.length - communication_ns - other_ns, 0, communication_ns, other_ns)
 
 
 def _measure_handover(trace: Trace, activities: Activities, queued_idle: Intervals) -> int:

@@ -15,7 +15,8 @@ The time of a module contains the time of the modules that it calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,9 +24,10 @@ from numpy.typing import NDArray
 
 from collect.traces import gloo
 from collect.traces.activities import Activities
+from collect.traces.answer_columns import MOST_LAYERS
 from collect.traces.details import EventSpans
 from collect.traces.event_decoder import MODULE_PREFIX
-from collect.traces.nesting import MOST_LEVELS, Nesting, compute_nesting, find_containing_spans, union_lengths
+from collect.traces.nesting import MOST_LEVELS, Nesting, compute_nesting, find_containing_spans, select_spans, union_lengths
 from collect.traces.rank_sums import merge_rows
 from collect.traces.trace import Trace
 
@@ -65,12 +67,44 @@ class LayerTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sum_layers(layers: Iterable[LayerTime]) -> list[LayerTime]:
-    """The time of each module, summed over all ranks, in the order of the modules' first calls.
+    """The time of each module, summed over all ranks: a tree by time, see `_arrange_tree`.
 
     A time is None if it is not known for any one of the ranks.
     """
     summed_fields = ("calls", "forward_host_ns", "backward_host_ns", "forward_ns", "backward_ns", "communication_ns")
-    return merge_rows(layers, lambda layer: layer.name, summed_fields)
+    return _arrange_tree(merge_rows(layers, lambda layer: layer.name, summed_fields))
+
+
+def count_shown(layers: Sequence[Any]) -> int:
+    """How many of the modules from `sum_layers` a table shows: MOST_LAYERS, or all that no other module calls."""
+    return max(MOST_LAYERS, sum(not layer.parent for layer in layers))
+
+
+def _arrange_tree(layers: Sequence[LayerTime]) -> list[LayerTime]:
+    """The modules as a tree: each before the modules that it calls, those of one caller by time, the longest first.
+
+    The modules that a table shows come first: all that no other module calls, and the longest others with all their callers.
+    """
+    layer_of_name = {layer.name: layer for layer in layers}
+    longest_first = sorted(layers, key=lambda layer: -(layer.forward + (layer.backward or 0)))
+    children: dict[str, list[LayerTime]] = {}
+    for layer in longest_first:
+        children.setdefault(layer.parent if layer.parent in layer_of_name else "", []).append(layer)
+    tree: list[LayerTime] = []
+    stack = children.pop("", [])[::-1]
+    while stack:
+        tree.append(stack.pop())
+        stack += children.pop(tree[-1].name, [])[::-1]
+    shown_names = {layer.name for layer in layers if layer.parent not in layer_of_name}
+    most_shown = max(MOST_LAYERS, len(shown_names))
+    for layer in longest_first:
+        chain = [layer]
+        while chain[-1].parent in layer_of_name and chain[-1].name not in shown_names:
+            chain.append(layer_of_name[chain[-1].parent])
+        new_names = {entry.name for entry in chain} - shown_names
+        if len(shown_names) + len(new_names) <= most_shown:
+            shown_names |= new_names
+    return sorted(tree, key=lambda layer: layer.name not in shown_names)
 
 
 def compute_layer_times(trace: Trace, activities: Activities) -> list[LayerTime]:
@@ -159,8 +193,7 @@ def _pair_with_modules(
 
 def _starts_in_autograd(trace: Trace, calls: EventSpans) -> NDArray[np.bool_]:
     """Which calls of modules start during a node of autograd on the same thread."""
-    is_node = gloo.find_autograd(trace)
-    node_spans = EventSpans(trace.name[is_node], trace.thread[is_node], trace.start_ns[is_node], trace.end_ns[is_node])
+    node_spans = select_spans(trace, gloo.find_autograd(trace))
     return find_containing_spans(compute_nesting(node_spans).segments, calls.thread, calls.start_ns) >= 0
 
 

@@ -3,16 +3,15 @@
 A product of an M x K matrix and a K x N matrix needs 2 M N K FLOPs (a multiplication and an addition for each of M N K terms);
 a batch of B such products needs B times as many. torch.profiler records the shapes with `record_shapes=True`.
 
-On a GPU, the time is the sum of the durations of all kernels and memory operations that the operator launched, such as a
-reduction after a product that was split along K. On a CPU, the time is the duration of the operator. If a product
-calls another product, only the called product counts: aten::linear calls aten::addmm.
+On a GPU, the time is the sum of the durations of all kernels that the operator launched, such as a reduction after a product
+that was split along K; copies that the operator launched are counted apart. On a CPU, the time is the duration of the operator.
+If a product calls another product, only the called product counts: aten::linear calls aten::addmm.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,24 +20,19 @@ from numpy.typing import NDArray
 from collect.traces import gloo
 from collect.traces.activities import Activities
 from collect.traces.details import EventSpans
-from collect.traces.nesting import find_containing_spans, is_innermost
+from collect.traces.input_shapes import is_shape, parse_list
+from collect.traces.nesting import find_containing_spans, is_innermost, select_spans
 from collect.traces.rank_sums import merge_rows
 from collect.traces.trace import Trace
-from shardlab.files.decoders import DECODE_FAULTS
 
 # the most FLOPs of one call: no device can do more FLOPs, so larger shapes mean that the trace is damaged
 _MOST_FLOPS = 1 << 60
-_FACTOR_INDEXES = {
-    "aten::mm": (0, 1),
-    "aten::bmm": (0, 1),
-    "aten::addmm": (1, 2),
-    "aten::baddbmm": (1, 2),
-    "aten::_scaled_mm": (0, 1),
-}
+_OPERATORS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"})
+_FACTOR_INDEXES = {"aten::addmm": (1, 2), "aten::baddbmm": (1, 2)}  # positions of the factors among the inputs, if not (0, 1)
 
 
 class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of an operator with the same shapes on one rank, in all profiled steps together."""
+    """All calls of an operator with the same shapes and types on one rank, in all profiled steps together."""
 
     operator: str
     """Its name, such as aten::mm."""
@@ -50,10 +44,14 @@ class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
     """The number of columns of the result."""
     k: int
     """The length of the sums."""
+    dtype: str
+    """The types of the two factors as torch writes them, such as `c10::Half`; "" if the trace does not record them."""
     calls: int
     """The number of calls whose time is known."""
     total_ns: int
-    """The time of these calls together."""
+    """The time of these calls together, without `copy_ns`."""
+    copy_ns: int
+    """The time of the copies and memory sets that these calls launched."""
     untimed: int
     """The number of calls whose kernels are not recorded, such as calls that were captured into a CUDA graph."""
 
@@ -70,40 +68,34 @@ class MatrixProduct(msgspec.Struct, frozen=True, kw_only=True):
 
 def sum_products(products: Iterable[MatrixProduct]) -> list[MatrixProduct]:
     """The matrix products of all ranks, added up by operator and sizes, the longest time first."""
-    summed_products = merge_rows(
-        products,
-        lambda product: (product.operator, product.batch, product.m, product.n, product.k),
-        ("calls", "total_ns", "untimed"),
-    )
-    return _sort_products(summed_products)
+    return _sort_products(merge_rows(products, _product_key, ("calls", "total_ns", "copy_ns", "untimed")))
+
+
+def _product_key(product: MatrixProduct) -> tuple[str, int, int, int, int, str]:
+    return product.operator, product.batch, product.m, product.n, product.k, product.dtype
 
 
 def _sort_products(products: Iterable[MatrixProduct]) -> list[MatrixProduct]:
-    return sorted(
-        products, key=lambda product: (-product.total_ns, product.operator, product.batch, product.m, product.n, product.k)
-    )
+    return sorted(products, key=lambda product: (-product.total_ns, _product_key(product)))
 
 
 def find_matrix_products(trace: Trace, activities: Activities) -> list[MatrixProduct]:
     """The matrix products of a trace, longest time first; empty if the trace records no shapes of matrix products."""
-    details, product_rows = trace.details, _find_profiled(trace)
-    product_spans = details.products.select(product_rows)
-    time_ns, is_timed = _measure_products(trace, activities, product_rows)
-    shape_index = details.shape_index[product_rows]
-    # Each pair (name, shapes) is one number: to sort numbers takes a tenth of the time that np.unique takes to sort pairs.
-    name_shape_pairs, pair_index = np.unique(
-        product_spans.name.astype(np.int64) * len(details.shape_texts) + shape_index, return_inverse=True
+    product_rows = _find_profiled(trace)
+    kernel_ns, copy_ns, is_timed = _measure_products(trace, activities, product_rows)
+    # Each pair (name, inputs) is one number: to sort numbers takes a tenth of the time that np.unique takes to sort pairs.
+    pairs, pair_index = np.unique(
+        trace.name[product_rows].astype(np.int64) * len(trace.input_texts) + trace.inputs[product_rows], return_inverse=True
     )
-    total_ns = np.zeros(len(name_shape_pairs), np.int64)
-    np.add.at(total_ns, pair_index, time_ns)
-    calls, all_calls = (
-        np.bincount(pair_indexes, minlength=len(total_ns)) for pair_indexes in (pair_index[is_timed], pair_index)
-    )
+    total_ns, total_copy_ns = np.zeros((2, len(pairs)), np.int64)
+    np.add.at(total_ns, pair_index, kernel_ns)
+    np.add.at(total_copy_ns, pair_index, copy_ns)
+    calls, all_calls = (np.bincount(indexes, minlength=len(pairs)) for indexes in (pair_index[is_timed], pair_index))
     products = []
-    for index, pair in enumerate(name_shape_pairs.tolist()):
-        label_index, text_index = divmod(pair, len(details.shape_texts))
-        operator = trace.labels[label_index]
-        if (sizes := parse_product_sizes(operator, details.shape_texts[text_index])) is None:
+    for index, pair in enumerate(pairs.tolist()):
+        label_index, text_index = divmod(pair, len(trace.input_texts))
+        operator, texts = trace.labels[label_index], trace.input_texts[text_index]
+        if (sizes := parse_product_sizes(operator, texts.shapes)) is None:
             continue
         batch, m, n, k = sizes
         products.append(
@@ -113,32 +105,45 @@ def find_matrix_products(trace: Trace, activities: Activities) -> list[MatrixPro
                 m=m,
                 n=n,
                 k=k,
+                dtype=_name_types(operator, texts.types),
                 calls=int(calls[index]),
                 total_ns=int(total_ns[index]),
+                copy_ns=int(total_copy_ns[index]),
                 untimed=int(all_calls[index] - calls[index]),
             )
         )
-    return _sort_products(products)
+    return sum_products(products)
 
 
 def find_timed_calls(trace: Trace, activities: Activities) -> EventSpans:
     """The calls that `find_matrix_products` counts: products of known sizes whose time is known, in the order of the file."""
-    details, product_rows = trace.details, _find_profiled(trace)
-    _, is_timed = _measure_products(trace, activities, product_rows)
-    label_text_pairs = zip(
-        details.products.name[product_rows].tolist(), details.shape_index[product_rows].tolist(), strict=True
-    )
+    product_rows = _find_profiled(trace)
+    _, _, is_timed = _measure_products(trace, activities, product_rows)
     is_sized = [
-        parse_product_sizes(trace.labels[label_index], details.shape_texts[text_index]) is not None
-        for label_index, text_index in label_text_pairs
+        parse_product_sizes(trace.labels[label_index], trace.input_texts[text_index].shapes) is not None
+        for label_index, text_index in zip(trace.name[product_rows].tolist(), trace.inputs[product_rows].tolist(), strict=True)
     ]
-    return details.products.select(product_rows[is_timed & np.array(is_sized, bool)])
+    return select_spans(trace, product_rows[is_timed & np.array(is_sized, bool)])
 
 
 def _find_profiled(trace: Trace) -> NDArray[np.intp]:
-    """The products in the profiled steps that call no other product, as indexes in `trace.details.products`."""
-    products = trace.details.products
-    return np.flatnonzero(is_innermost(products) & gloo.starts_in_steps(trace, products.start_ns))
+    """The products of recorded shapes in the profiled steps that call no other product, as indexes of events."""
+    is_product = trace.match_labels(trace.name, [label in _OPERATORS for label in trace.labels])
+    product_rows = np.flatnonzero(is_product & trace.has_category("cpu_op") & (trace.inputs > 0))
+    product_rows = product_rows[is_innermost(select_spans(trace, product_rows))]
+    return product_rows[gloo.starts_in_steps(trace, trace.start_ns[product_rows])]
+
+
+def _name_types(operator: str, types: bytes) -> str:
+    """The types of the two factors as one text: one name if they are equal."""
+    input_types = parse_list(types)
+    factor_types = [input_types[index] for index in find_factors(operator) if index < len(input_types)]
+    return " and ".join(dict.fromkeys(entry for entry in factor_types if isinstance(entry, str) and entry))
+
+
+def find_factors(operator: str) -> tuple[int, int]:
+    """The positions of the two factors among the inputs of an operator."""
+    return _FACTOR_INDEXES.get(operator, (0, 1))
 
 
 def parse_product_sizes(operator: str, shapes: bytes) -> tuple[int, int, int, int] | None:
@@ -146,15 +151,10 @@ def parse_product_sizes(operator: str, shapes: bytes) -> tuple[int, int, int, in
 
     shapes: the JSON text of the shapes of the operator's inputs.
     """
-    try:
-        input_shapes = msgspec.json.decode(shapes)
-    except DECODE_FAULTS:
-        return None
-    if not isinstance(input_shapes, list):
-        return None
-    first_factor, second_factor = _FACTOR_INDEXES.get(operator, (0, 1))
+    input_shapes = parse_list(shapes)
+    first_factor, second_factor = find_factors(operator)
     if len(input_shapes) <= second_factor or not (
-        _is_shape(input_shapes[first_factor]) and _is_shape(input_shapes[second_factor])
+        is_shape(input_shapes[first_factor]) and is_shape(input_shapes[second_factor])
     ):
         return None
     sizes = (
@@ -177,24 +177,23 @@ def _matrix_sizes(left: Sequence[int], right: Sequence[int]) -> tuple[int, int, 
     return math.prod(left[:-2]), left[-2], right[-1], left[-1]
 
 
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 64 and all(type(size) is int and 0 <= size < 1 << 48 for size in value)
-
-
 def _measure_products(
     trace: Trace, activities: Activities, product_rows: NDArray[np.intp]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Returns (time of each product in ns, whether the time of each product is known).
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Returns (time of each product in ns, time of the memory operations of each product, whether its time is known).
 
-    product_rows: the indexes of the products in `trace.details.products`.
+    product_rows: the products as indexes of events in the trace.
     """
-    product_spans = trace.details.products.select(product_rows)
+    product_spans = select_spans(trace, product_rows)
+    kernel_ns, copy_ns, kernel_counts = np.zeros((3, len(product_rows)), np.int64)
     if activities.source != "gpu":
-        return product_spans.end_ns - product_spans.start_ns, np.ones(len(product_rows), bool)
+        return product_spans.end_ns - product_spans.start_ns, copy_ns, np.ones(len(product_rows), bool)
     with_launch = np.flatnonzero(activities.launch_row >= 0)
-    launch_rows, kernel_rows = activities.launch_row[with_launch], activities.event_rows[with_launch]
+    launch_rows, event_rows = activities.launch_row[with_launch], activities.event_rows[with_launch]
     product_index = find_containing_spans(product_spans, trace.thread[launch_rows], trace.start_ns[launch_rows])
-    time_ns, kernel_counts = np.zeros((2, len(product_rows)), np.int64)
-    np.add.at(time_ns, product_index[product_index >= 0], trace.duration_ns[kernel_rows[product_index >= 0]])
-    np.add.at(kernel_counts, product_index[product_index >= 0], 1)
-    return time_ns, kernel_counts > 0
+    is_kernel = trace.has_category("kernel")[event_rows]
+    for total_ns, is_counted in ((kernel_ns, is_kernel), (copy_ns, ~is_kernel)):
+        is_counted &= product_index >= 0
+        np.add.at(total_ns, product_index[is_counted], trace.duration_ns[event_rows[is_counted]])
+    np.add.at(kernel_counts, product_index[is_kernel], 1)
+    return kernel_ns, copy_ns, kernel_counts > 0

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces.details import EventSpans
+from collect.traces.trace import Trace
 
 MOST_LEVELS = 64  # a span inside this number of other spans, or more, is ignored
 
@@ -20,6 +21,11 @@ class Nesting(NamedTuple):
     span is ignored because it is nested too deep."""
     segments: EventSpans
     """The times in which a span is the innermost span, disjoint on each thread. `segments.name` is the index of this span."""
+
+
+def select_spans(trace: Trace, rows: NDArray[np.intp] | NDArray[np.bool_]) -> EventSpans:
+    """The chosen events of a trace as spans. rows: the chosen events, as indexes or as a boolean mask."""
+    return EventSpans(trace.name[rows], trace.thread[rows], trace.start_ns[rows], trace.end_ns[rows])
 
 
 def compute_nesting(spans: EventSpans) -> Nesting:

@@ -20,6 +20,7 @@ from collect.traces.layers import LayerTime, compute_layer_times
 from collect.traces.matrix_products import MatrixProduct, find_matrix_products
 from collect.traces.memory_use import MemoryUse, measure_memory
 from collect.traces.phases import PhaseTime, compute_phase_times
+from collect.traces.rank_work import RankWork, measure_work
 from collect.traces.trace import Trace
 
 
@@ -45,6 +46,8 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """The idle time by cause; None if the trace does not record the causes."""
     launches: LaunchDelays | None
     """The launch delays; None if no launch is recorded."""
+    work: RankWork
+    """What the time goes into."""
     groups: list[ProcessGroup]
     """The process groups of the rank."""
     calls: list[CollectiveCall]
@@ -90,6 +93,7 @@ def analyse_rank(trace: Trace) -> RankAnalysis | None:
         idle_ns=activities.end_ns - activities.start_ns - activities.busy.length,
         idle=idle_causes.find_idle_causes(trace, activities),
         launches=idle_causes.compute_launch_delays(trace, activities),
+        work=measure_work(trace, activities),
         groups=groups,
         calls=collective_calls,
         phases=compute_phase_times(trace, activities),
@@ -106,6 +110,7 @@ def rank_document(analysis: RankAnalysis) -> dict[str, Any]:
     return {
         "idle": None if analysis.idle is None else msgspec.to_builtins(analysis.idle),
         "launch_delay": None if analysis.launches is None else msgspec.to_builtins(analysis.launches),
+        "work": analysis.work.document(),
         "phases": msgspec.to_builtins(analysis.phases),
         "layers": msgspec.to_builtins(analysis.layers),
         "memory": msgspec.to_builtins(analysis.memory),

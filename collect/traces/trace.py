@@ -45,7 +45,9 @@ _LONGEST_WITHOUT_EVENT = 4 << 20  # a list without any phase (`ph`) in this many
 _MOST_DEVICES = 1 << 15  # a number that is not smaller than this is not the number of a GPU
 _NUMBERS = ("device", "stream", "correlation")  # fields of `Args` that are numbers
 _NO_ARGS = Args()
-_COLUMN_TYPES = (np.int32, np.int16, np.int64, np.int64, np.int32, np.int64, np.int64, np.int64)
+_COLUMN_TYPES = (np.int32, np.int16, np.int64, np.int64, np.int32, np.int32, np.int64, np.int64, np.int64)
+# operators of which the values of inputs are read, because their shapes alone do not determine their work
+_WITH_VALUES = re.compile("conv|attention")
 
 # Name of a category that Kineto used until PyTorch 1.10 -> name of this category since then.
 _OLD_CATEGORIES = {
@@ -55,6 +57,15 @@ _OLD_CATEGORIES = {
     "Operator": "cpu_op",
     "Runtime": "cuda_runtime",
 }
+
+
+class InputTexts(NamedTuple):
+    """The inputs of an operator as JSON texts, each a list with one entry per input. An empty text: not recorded."""
+
+    shapes: bytes = b""
+    types: bytes = b""
+    values: bytes = b""
+    """The values that are no tensors, such as a stride; only of convolutions and of attention."""
 
 
 class Trace(NamedTuple):
@@ -81,12 +92,16 @@ class Trace(NamedTuple):
     """The start in ns since the base time of the profiler."""
     duration_ns: NDArray[np.int64]
     """Never negative."""
+    inputs: NDArray[np.int32]
+    """The index in `input_texts`; 0 if the inputs are not recorded."""
     collective: NDArray[np.int32]
     """The index in `collectives` of the collective that Kineto writes for a kernel or for record_param_comms, or of a span of
     gloo whose inputs are recorded; -1 if there is none."""
     sequence: NDArray[np.int64]
     """The number that c10d gives the collective within its process group; -1 if absent."""
     collectives: list[CollectiveOperation]
+    input_texts: list[InputTexts]
+    """The distinct inputs of operators; the first has no texts."""
     lost: dict[str, int]
     """The number of events that could not be read, by reason; in text that is not JSON, recognizable events are counted."""
     cut: str
@@ -96,7 +111,7 @@ class Trace(NamedTuple):
     head: TraceHead = TraceHead()
     """The other information before the events."""
     details: TraceDetails = NO_DETAILS
-    """What only some traces have: calls of modules, memory, shapes, and numbers of autograd."""
+    """What only some traces have: calls of modules, memory, and numbers of autograd."""
 
     @property
     def end_ns(self) -> NDArray[np.int64]:
@@ -257,8 +272,11 @@ class _Columns:
         self._is_gloo_kind = np.zeros(0, np.bool_)  # for each kind, whether its name is that of a span of gloo
         self._collectives: list[CollectiveOperation] = []
         self._collective_ids: dict[CollectiveTexts | tuple[str, bytes, bytes], int] = {}
-        # The bytes of each column: kind, device, stream, correlation, collective, sequence, start, duration. A bytearray grows
-        # in place. If the arrays of all blocks were joined at the end, the columns would need their memory twice.
+        self._input_ids: defaultdict[InputTexts, int] = defaultdict()
+        self._input_ids.default_factory = self._input_ids.__len__  # new texts get the next free number
+        self._input_ids[InputTexts()] = 0
+        # The bytes of each column: kind, device, stream, correlation, inputs, collective, sequence, start, duration. A bytearray
+        # grows in place. If the arrays of all blocks were joined at the end, the columns would need their memory twice.
         self._bytes = [bytearray() for _ in _COLUMN_TYPES]
         self.details = DetailColumns()
 
@@ -280,8 +298,8 @@ class _Columns:
         collectives = self._collective_columns(args, events.complete, kinds)
         device = np.where((device >= 0) & (device < _MOST_DEVICES), device, -1).astype(np.int16)
         columns: tuple[NDArray[Any], ...] = (
-            *(kinds, device, stream, correlation, *collectives),
-            *(events.start_ns, events.duration_ns),
+            *(kinds, device, stream, correlation, self._number_inputs(events.complete, args)),
+            *(*collectives, events.start_ns, events.duration_ns),
         )
         for column_bytes, column in zip(self._bytes, columns, strict=True):
             column_bytes += column.data
@@ -298,6 +316,14 @@ class _Columns:
             is_gloo = [is_gloo_name(name) for name, _, _ in islice(number_of_kind, len(self._is_gloo_kind), None)]
             self._is_gloo_kind = np.concatenate([self._is_gloo_kind, np.array(is_gloo, np.bool_)])
             return np.array(kind_numbers, np.int32)
+
+    def _number_inputs(self, events: Sequence[TraceEvent], args: Sequence[Args]) -> NDArray[np.int32]:
+        """For each event, the number of its inputs; 0 if they are not recorded."""
+        input_numbers = np.zeros(len(args), np.int32)
+        for row, arg in [(row, arg) for row, arg in enumerate(args) if arg.shapes]:
+            values = bytes(arg.values) if _WITH_VALUES.search(events[row].name) else b""
+            input_numbers[row] = self._input_ids[InputTexts(bytes(arg.shapes), bytes(arg.input_types), values)]
+        return input_numbers
 
     def _collective_columns(
         self, args: Sequence[Args], events: Sequence[TraceEvent], kinds: NDArray[np.int32]
@@ -338,7 +364,7 @@ class _Columns:
         columns = self._drop_incomplete(
             columns, ~find_impossible_times(*columns[1:4], *columns[-2:]), "at time zero or with a negative time"
         )
-        kinds, device, stream, correlation, collective, sequence, start, duration = columns
+        kinds, device, stream, correlation, inputs, collective, sequence, start, duration = columns
         label_ids: defaultdict[str, int] = defaultdict()
         label_ids.default_factory = label_ids.__len__
         kind_labels = ((name, _OLD_CATEGORIES.get(category, category), str(thread)) for name, category, thread in self._kinds)
@@ -357,9 +383,11 @@ class _Columns:
             correlation=correlation,
             start_ns=start,
             duration_ns=duration,
+            inputs=inputs,
             collective=collective,
             sequence=sequence,
             collectives=self._collectives,
+            input_texts=list(self._input_ids),
             lost={reason: count for reason, count in self.lost.items() if count},
             cut=cut,
             details=self.details.join_blocks(name, thread),

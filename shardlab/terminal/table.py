@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Generic, TypeVar
 
@@ -13,6 +13,7 @@ import msgspec
 from shardlab.terminal import notation
 
 Row = TypeVar("Row")
+_SHOWN_BEFORE = 8  # if a text is cut in the middle, this many characters before the first difference are shown
 _NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # matches a text that begins with a number or is empty
 
 
@@ -45,6 +46,9 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     """Whether the column is aligned to the right; None: if each text begins with a number or is empty."""
     longest: int | None = None
     """The most characters of a text; a longer text is cut."""
+    cut_texts: Mapping[str, str] = {}
+    """How long texts are cut; a text that is not here is cut at its end. A table fills it, so that different texts stay
+    different."""
     is_code: bool = False
     """Whether a page shows the texts as code."""
     link: Callable[[Row], str] | None = None
@@ -83,7 +87,7 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
         cell_text = self.whole_text(row)
         if self.longest is None or len(cell_text.value) <= self.longest:
             return cell_text
-        return Text(f"{cell_text.value[: self.longest - 1]}…", cell_text.remark)
+        return Text(self.cut_texts.get(cell_text.value) or f"{cell_text.value[: self.longest - 1]}…", cell_text.remark)
 
 
 class Table(msgspec.Struct, Generic[Row], frozen=True):
@@ -102,6 +106,18 @@ class Table(msgspec.Struct, Generic[Row], frozen=True):
     """The group of a row, such as its cell."""
     styles: Sequence[str] = ()
     """The style of each row on a terminal."""
+
+    def __post_init__(self) -> None:
+        """Cut the long texts of each column so that they stay different."""
+        columns = [
+            column
+            if column.longest is None
+            else msgspec.structs.replace(
+                column, cut_texts=_cut_apart([column.whole_text(row).value for row in self.shown_rows], column.longest)
+            )
+            for column in self.columns
+        ]
+        msgspec.structs.force_setattr(self, "columns", columns)
 
     @property
     def shown_rows(self) -> Sequence[Row]:
@@ -144,6 +160,26 @@ class Table(msgspec.Struct, Generic[Row], frozen=True):
             all(_NUMERIC.match(column.text(row).value) for row in shown_rows) if column.is_number is None else column.is_number
             for column in self.columns
         ]
+
+
+def _cut_apart(texts: Sequence[str], longest: int) -> dict[str, str]:
+    """Cut those texts that are longer than `longest`: at the end, or if several texts have the same beginning, in the middle,
+    where they begin to differ. Returns {text: the cut text}."""
+    cut_texts = {text: f"{text[: longest - 1]}…" for text in texts if len(text) > longest}
+    for _ in range(longest):  # each round separates the texts that are still equal
+        texts_of_cut: dict[str, list[str]] = {}
+        for text, cut_text in cut_texts.items():
+            texts_of_cut.setdefault(cut_text, []).append(text)
+        if len(texts_of_cut) == len(cut_texts):
+            break
+        for equal_texts in texts_of_cut.values():
+            letters_at = enumerate(zip(*equal_texts, strict=False))
+            difference = next((index for index, letters in letters_at if len({*letters}) > 1), min(map(len, equal_texts)))
+            for text in equal_texts if len(equal_texts) > 1 else ():
+                head, start = text[: longest // 2], max(longest // 2, difference - _SHOWN_BEFORE)
+                tail = text[start : start + longest - len(head) - 2]
+                cut_texts[text] = f"{head}…{tail}{'…' if start + len(tail) < len(text) else ''}"
+    return cut_texts
 
 
 def make_text_table(

@@ -55,8 +55,8 @@ def test_a_table_of_traces_shows_twelve_rows_and_counts_the_rest(count, more):
 def test_the_table_of_modules_shows_forty_rows_and_counts_the_rest(count, more):
     layers = [
         LayerTime(
-            name=f"m{number}", parent="", depth=0, calls=1, forward_host_ns=1, backward_host_ns=1, forward_ns=1, backward_ns=1,
-            communication_ns=0,
+            name=f"m{number}", parent="m0" if number else "", depth=min(number, 1), calls=1, forward_host_ns=1,
+            backward_host_ns=1, forward_ns=1, backward_ns=1, communication_ns=0,
         )
         for number in range(count)
     ]  # fmt: skip

@@ -17,6 +17,7 @@ from collect.sampler.loop import TickTally
 from collect.summary import Summary
 from collect.timeline.clocks import ComparedClock
 from collect.timeline.straggler import Straggler
+from collect.traces.advice import Saving
 from collect.traces.attention import AttentionUse
 from collect.traces.breakdown import Breakdown, DeviceTime, EventTally
 from collect.traces.collectives import CollectiveUse
@@ -26,8 +27,10 @@ from collect.traces.lacks import Lack
 from collect.traces.layers import LayerTime
 from collect.traces.matrix_products import MatrixProduct
 from collect.traces.memory_use import MemoryUse
+from collect.traces.operator_times import OperatorTime
 from collect.traces.operators import OperatorDifference
 from collect.traces.phases import PhaseTime
+from collect.traces.rank_work import RankWork
 from collect.traces.stragglers import RankWait
 from jobs.planner.advise import Advice
 from jobs.planner.rules import JudgedRule
@@ -350,6 +353,7 @@ COMMANDS = (
                 False,
             ),
             "missing_ranks": Key("text or null", "how many ranks were profiled, if not all were, as a sentence", False),
+            "advice": Key("list of Saving", "at most three things to change, the largest saving first", False),
             "against": Key("text", "the other run", False),
             "why": Key("StepDifference or null", "the difference to the other run, in parts", False),
             "operators": Key("list of OperatorDifference or null", "kernels or operators beside those of the other run", False),
@@ -366,6 +370,7 @@ COMMANDS = (
             "overlap_pct": Key("number or null", "share of communication_ns in which something computes"),
             "idle": Key("IdleCauses or null", "idle_ns by cause; null: not known", False),
             "launch_delay": Key("LaunchDelays or null", "null: the trace has no launches", False),
+            "work": Key("RankWork", "the time by category of work, operator, launching call and stream", False),
             "phases": Key("list of PhaseTime", "in the order of a step", False),
             "layers": Key("list of LayerTime", "the modules of the model, if the trace records them", False),
             "memory": Key("list of MemoryUse", "the memory of each device, if the trace records it", False),
@@ -413,7 +418,8 @@ COMMANDS = (
 USED = (
     Cell, Optimizer, Option, ExcludedPoint, EstimatedCost, GpuHours, RunTime, AccountShare, Lease, Prediction, ScaledCell,
     Status, Advice, JudgedRule, Outcome, HardwareType, CollectiveUse, RankWait, StepDifference, OperatorDifference, IdleCauses,
-    LaunchDelays, PhaseTime, LayerTime, MemoryUse, MatrixProduct, AttentionUse, Lack, DeviceTime, ComparedClock, Straggler,
+    LaunchDelays, RankWork, Saving, PhaseTime, LayerTime, MemoryUse, MatrixProduct, AttentionUse, Lack, DeviceTime,
+    ComparedClock, Straggler,
     Host,
 )  # fmt: skip
 # For some types: the keys that their objects in JSON documents have in addition to the fields of the type.
@@ -435,6 +441,11 @@ ALSO = {
     RankWait: {"lost_pct": Key("number or null", "lost_ns as a share of span_ns")},
     ComparedClock: {"drift_s": Key("number or null", "change of the offset from the first to the last comparison")},
     Straggler: {"host": Key("text", "the host of the rank")},
+    OperatorTime: {
+        "flops_per_s": Key("number or null", "achieved FLOP per second", False),
+        "bytes_per_s": Key("number or null", "bytes per second of the time of its kernels", False),
+        "roofline_pct": Key("number or null", "least_ns as a share of kernel_ns", False),
+    },
     MatrixProduct: {"flops_per_s": Key("number or null", "achieved FLOP per second; null: not known")},
     EventTally: {"mean_ns": Key("number", "mean duration of a call")},
 }

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 import support_collect as support
+import support_ranks
 
 from collect import summary
 from collect.cli import main
@@ -187,6 +188,34 @@ def test_the_choice_is_that_of_the_contest_of_most_cells(summarized):
     assert (choice.workload, choice.where) == ("gpt2-tiny", "2 ranks, batch 8")
     best = {criterion: ([link.text for link in said.names], said.sure) for criterion, said in choice.best}
     assert best["Fastest"] == (["ddp"], True)
+
+
+REASON = "less time in compute, 91 %; idle: host, 9 % of the difference between profiled steps"
+
+
+@pytest.mark.parametrize(("fast_ns", "reason"), [(100, REASON), (700, "")], ids=["as measured", "profiled steps are slower"])
+def test_the_reason_is_beside_the_fastest_cell_if_profiles_say_it(tmp_path, capsys, fast_ns, reason):
+    """A step of ddp computes 2 x 100 ns and is idle for 40 + 3 ns; a step of fsdp2 computes 2 x 300 ns, idle for 80 + 3 ns."""
+    workspace = Workspace(tmp_path)
+    support.keep(workspace, [DDP, FSDP], repeats=2)
+    for cell, compute_ns, idle_ns in ((DDP, fast_ns, 40), (FSDP, 300, 80)):
+        for repeat in (1, 2):
+            rank = support_ranks.RankOfRun(0)
+            rank.annotate("ProfilerStep#1", 0, 3000)
+            rank.launch("kernel", "gemm", 7, 0, 10, 10 + compute_ns)
+            launched = 10 + compute_ns + idle_ns
+            rank.launch("kernel", "gemm", 7, launched, launched + 3, launched + 3 + compute_ns)
+            folder = support.completed(workspace, cell, repeat, rehearsal=False, found={"same_work": PROVEN})
+            support_ranks.write_traces(folder, [rank])
+    found = summary.summarize(load.load_matrix(workspace, None), "ddp")
+    ((_, said), *_) = report_start.best_choices(found)[0].best
+    assert ([link.text for link in said.names], said.reason) == (["ddp"], reason)
+    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    assert (f"fastest, 2 ranks, batch 8: ddp, because of {reason}." in capsys.readouterr().out) == bool(reason)
+    text = (workspace.report / "index.html").read_text().replace(page.plotly_script(), "")
+    parsed = Text(text)
+    answered = re.sub(r"\s+", " ", parsed.text[parsed.ids["answer"] : parsed.ids["choices"]])
+    assert (f"why: {REASON}" in answered) == bool(reason)
 
 
 class Text(HTMLParser):

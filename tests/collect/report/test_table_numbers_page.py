@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import support_collect
-from support_tables import MIB, TablesOfPage, analysis
+from support_tables import KNOWN_WORK, MIB, TablesOfPage, analysis
 
 from collect import summary
-from collect.findings import trace_answers, trace_details, trace_tables
+from collect.findings import trace_answers, trace_changes, trace_details, trace_tables
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
 from collect.findings.trace_answers import CellDifference
+from collect.findings.trace_changes import CellAdvice
 from collect.findings.trace_tables import OperatorDifferences, Rounding
 from collect.findings.traffic import HostTraffic, RunTraffic
 from collect.reading import load
@@ -43,7 +44,8 @@ def profiled(cell):
             )
         ],
         "products": [
-            MatrixProduct(operator="aten::bmm", batch=2, m=3000, n=5000, k=7, calls=17, total_ns=5_004_000, untimed=0)
+            MatrixProduct(operator="aten::bmm", batch=2, m=3000, n=5000, k=7, dtype="c10::Half", calls=17, total_ns=5_004_000,
+                copy_ns=1_006_000, untimed=0)
         ],
         "attention": [
             AttentionUse(
@@ -59,7 +61,7 @@ def profiled(cell):
         for rank in (0, 1)
     ]  # fmt: skip
     ranks = [
-        analysis(0, (2_004_000, 3_611_000), memory=memory[:1], **both),
+        analysis(0, (2_004_000, 3_611_000), memory=memory[:1], work=KNOWN_WORK, **both),
         analysis(1, (3_012_000, 3_010_000), memory=memory[1:], **both),
     ]
     exact = Breakdown(
@@ -84,10 +86,20 @@ def tables(tmp_path_factory):
     cell, baseline = found.rows[1].id, found.rows[0].id
     one = SimpleNamespace(cells=[profiled(cell)])
     found.collectives, found.groups = trace_tables.list_collectives(one), trace_answers.group_traffic(one)
+    found.work = trace_changes.list_work(one)
+    found.advice = [
+        CellAdvice(cell=cell, n=3, subject="fusion", text="Fuse them.", saves_at_most_ns=3_007_000, share_pct=12.34)
+    ]
     found.waiting, found.phases = trace_answers.rank_waiting(one), trace_details.phase_times(one)
     found.layers, found.device_memory = trace_details.layer_times(one), trace_details.device_memories(one)
     found.matrix_products, found.attention = trace_details.matrix_products(one), trace_details.attention_uses(one)
-    idle = {"idle_host_ms": 5.003, "idle_communication_ms": 3.011, "idle_other_ms": 1.959, "launch_delay_us": 17.03}
+    idle = {
+        "idle_host_ms": 5.003,
+        "idle_launching_ms": 0.7013,
+        "idle_communication_ms": 3.011,
+        "idle_other_ms": 1.959,
+        "launch_delay_us": 17.03,
+    }
     metrics = {name: SimpleNamespace(value=value, n=3) for name, value in idle.items()}
     found.idle = trace_details.idle_times([SimpleNamespace(id=cell, metrics=metrics)])
     found.rounding = [Rounding(cell, "idle_pct", "%", 3, 2.203, 3.907, 1.704)]
@@ -118,6 +130,23 @@ GROUPS = {
     "Name of the link": "NVLink 4", "n": "1",
 }  # fmt: skip
 TABLES = [
+    {"Saves at most ms": "3.007", "Of the time %": "12.34", "What to change": "Fuse them.", "n": "3"},
+    {"Count": "6.500", "Time ms": "1.501", "Share %": "74.94", "With those above %": "74.94"},
+    {
+        "Category": "matrix products", "Shapes": "[[2,3],[3,5]]", "Types": "c10::Half, c10::Half", "Calls": "8.500",
+        "Own ms": "1.252", "Share %": "100.0", "Of it copies ms": "0.2510", "With all it calls ms": "1.753",
+        "Achieved TFLOP/s": "5.500", "Moved TB/s": "0.001250", "Of the bound %": "25.00", "Host, self ms": "0.7535",
+    },
+    {
+        "Calls": "1,013", "Median us": "5.011", "Longest us": "707.0", "All ms": "8.017",
+        "Most idle during": "cudaLaunchKernel", "Which launches": "gemm", "Step": "6", "Lasts us": "503.0",
+        "GPU idle during it us": "401.0",
+    },
+    {
+        "Stream": "7", "Operations": "211", "Busy ms": "6.011", "Idle ms": "2.017", "Queue, mean": "3.507",
+        "Queue, longest": "19",
+    },
+    {"Time ms": "1.006"},
     {"Collective": "all_reduce", "Calls": "1.500", "Total ms": "3.501", "Mean of a call ms": "2.334", "n": "1"},
     GROUPS,
     {
@@ -125,15 +154,15 @@ TABLES = [
         "Others waited for it ms": "0.5040", "n": "1",
     },
     {
-        "Idle ms": "9.973", "Host launched nothing ms": "5.003", "Waiting for communication ms": "3.011", "Other ms": "1.959",
-        "Launch delay us": "17.03", "n": "3",
+        "Idle ms": "10.67", "Host launched nothing ms": "5.003", "In launching calls ms": "0.7013",
+        "Waiting for communication ms": "3.011", "Other ms": "1.959", "Launch delay us": "17.03", "n": "3",
     },
     {"Phase": "forward", "Host ms": "3.502", "GPU ms": "3.003", "Compute ms": "2.007", "Communication ms": "1.003", "n": "1"},
     {"Called by": "Net_0", "Calls": "6.500", "Forward ms": "1.501", "Backward ms": "2.505", "Communication ms": "0.5070"},
     {"Device": "cuda", "At the start MiB": "102.0", "Peak MiB": "113.0", "Peak reserved MiB": "127.0", "n": "1"},
     {
-        "Operator": "aten::bmm", "Batch": "2", "M": "3,000", "N": "5,000", "K": "7", "Calls": "8.500", "Time ms": "2.502",
-        "Achieved TFLOP/s": "1.427", "n": "1",
+        "Operator": "aten::bmm", "Batch": "2", "M": "3,000", "N": "5,000", "K": "7", "Types": "c10::Half", "Calls": "8.500",
+        "Time ms": "2.502", "Copies ms": "0.5030", "Achieved TFLOP/s": "1.427", "n": "1",
     },
     {
         "Implementation": "flash", "Pass": "backward", "Operator or kernel": "aten::_flash", "Its kernels": "",

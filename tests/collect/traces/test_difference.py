@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from collect.traces import trace
 from collect.traces.breakdown import compute_breakdown
 from collect.traces.difference import compute_step_difference
+from collect.traces.idle_causes import IdleCauses
 from collect.traces.rank_analysis import analyse_rank
 from collect.traces.run_answers import RunAnswers
 from collect.traces.step_parts import StepPart, compute_mean_step, divide_rank_time
@@ -20,18 +21,22 @@ def idle_by_hand(events: list[dict]) -> dict[str, int]:
     """Returns the idle time of a GPU by cause, counted nanosecond by nanosecond. Every kernel in `events` must have a
     correlation id."""
     kernels = [event for event in events if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset") and event["dur"]]
-    launched = {one["args"]["correlation"]: one["ts"] for one in events if one["cat"] == "cuda_runtime"}
+    launched = {
+        one["args"]["correlation"]: (one["ts"], one["ts"] + one["dur"]) for one in events if one["cat"] == "cuda_runtime"
+    }
     first, last = min(one["ts"] for one in kernels), max(one["ts"] + one["dur"] for one in kernels)
     running = support.moments(kernels)
-    queued: set[int] = set()
+    queued, launching = set(), set()
     for one in kernels:
-        queued |= set(range(launched.get(one["args"]["correlation"], first), one["ts"]))
-    found = {"host_ns": 0, "communication_ns": 0, "other_ns": 0}
+        begin, end = launched.get(one["args"]["correlation"], (first, first))
+        queued |= set(range(end, one["ts"]))
+        launching |= set(range(begin, min(end, one["ts"])))
+    found = {"host_ns": 0, "launching_ns": 0, "communication_ns": 0, "other_ns": 0}
     for ns in range(first, last):
         if ns in running:
             continue
         if ns not in queued:
-            found["host_ns"] += 1
+            found["launching_ns" if ns in launching else "host_ns"] += 1
             continue
         end_before = max(one["ts"] + one["dur"] for one in kernels if one["ts"] + one["dur"] <= ns)
         start_after = min(one["ts"] for one in kernels if one["ts"] > ns)
@@ -62,10 +67,11 @@ def test_the_causes_of_idle_time_in_an_example(tmp_path):
     rank.launch("kernel", support.NCCL, 20, 5, 30, 40)  # launched at 5: idle from 20 to 30 by "other"
     # This kernel ran after the collective, for which it waited. The cause of the idle time from 40 to 44 is communication.
     rank.launch("kernel", "gemm", 7, 6, 44, 50)
-    # This kernel was launched at 70. The cause of the idle time from 50 to 70 is the host, and from 70 to 75 it is "other".
+    # The call that launches this kernel lasts from 70 to 73. The cause of the idle time from 50 to 70 is the host, from 70 to
+    # 73 it is this call, and from 73 to 75 it is "other".
     rank.launch("kernel", "gemm", 7, 70, 75, 80)
     told = analyse_rank(trace.read_trace(rank.write(tmp_path)))
-    assert (told.idle.host_ns, told.idle.communication_ns, told.idle.other_ns) == (20, 4, 15)
+    assert told.idle == IdleCauses(host_ns=20, launching_ns=3, communication_ns=4, other_ns=12)
     delays = told.launches
     assert (delays.count, delays.total_ns, delays.longest_ns, delays.median_ns) == (4, 7 + 22 + 35 + 2, 35, 7)
 

@@ -4,10 +4,12 @@ The numbers differ in their digits, so that a factor of 1000 or 1024, a swapped 
 The expected texts are written by hand: 1 ms is 1,000,000 ns, 1 MiB is 1,048,576 bytes.
 """
 
+import pytest
 import support_tables
-from support_tables import MIB, analysis
+from support_tables import KNOWN_WORK, MIB, analysis
 
-from collect.traces import answer_tables, command, sent_bytes
+from collect.traces import answer_tables, change_tables, command, sent_bytes
+from collect.traces.advice import Saving
 from collect.traces.attention import AttentionUse
 from collect.traces.breakdown import Breakdown, EventTally
 from collect.traces.calls import CollectiveCall, ProcessGroup
@@ -29,7 +31,8 @@ def test_the_answers_of_collect_trace_show_the_known_number_in_every_column():
     output = support_tables.PrintedTables()
     answer_tables.print_answer_tables(output, RunAnswers(ranks))
     idle = {
-        "Idle (ms)": "9.973", "Host launched nothing (ms)": "5.003", "Waiting for communication (ms)": "3.011",
+        "Idle (ms)": "9.973", "Host launched nothing (ms)": "5.003", "In launching calls (ms)": "0.7010",
+        "Waiting for communication (ms)": "3.011",
         "Other (ms)": "1.959", "Launch delay, median (us)": "17.00", "Launch delay, longest (us)": "29.00",
     }  # fmt: skip
     assert output.rows_of == {
@@ -94,7 +97,18 @@ def test_the_details_of_collect_trace_show_the_known_number_in_every_column():
         points=[],
     )
     # 17 calls of 2 x 2 x 3 x 5 x 7 x 1,000,000 operations in 5,003,000 ns are 1.427 x 10^12 a second.
-    product = MatrixProduct(operator="aten::bmm", batch=2, m=3000, n=5000, k=7, calls=17, total_ns=5_003_000, untimed=0)
+    product = MatrixProduct(
+        operator="aten::bmm",
+        batch=2,
+        m=3000,
+        n=5000,
+        k=7,
+        dtype="c10::Half",
+        calls=17,
+        total_ns=5_003_000,
+        copy_ns=1_007_000,
+        untimed=0,
+    )
     attention = AttentionUse(
         backend="flash", backward=True, name="aten::_flash", by="operator", calls=19, total_ns=2_011_000, kernels=["bwd"]
     )
@@ -116,8 +130,9 @@ def test_the_details_of_collect_trace_show_the_known_number_in_every_column():
         ],
         "matrix products, all ranks together: 1.427 TFLOP/s": [
             {
-                "Operator": "aten::bmm", "Batch": "2", "M": "3,000", "N": "5,000", "K": "7", "Calls": "17",
-                "Time (ms)": "5.003", "Achieved (TFLOP/s)": "1.427",
+                "Operator": "aten::bmm", "Batch": "2", "M": "3,000", "N": "5,000", "K": "7",
+                "Types": "c10::Half", "Calls": "17", "Time (ms)": "5.003", "Copies (ms)": "1.007",
+                "Achieved (TFLOP/s)": "1.427",
             }
         ],
         "attention, all ranks together": [
@@ -179,3 +194,58 @@ def test_the_reasons_for_a_slower_step_show_the_known_number_in_every_column():
     ]
     title = "why RUN is slower than OTHER: mean step, parts sum to the difference"
     assert output.rows_of == {title: [dict(zip(columns, row, strict=True)) for row in cells]}
+
+
+@pytest.mark.parametrize(
+    ("steps", "calls", "counts", "times"),
+    [
+        (None, "34", ("26", "14"), ("6.004", "2.008", "5.010", "1.004", "7.012", "3.014", "4.022")),
+        (4, "8.500", ("6.500", "3.500"), ("1.501", "0.5020", "1.252", "0.2510", "1.753", "0.7535", "1.006")),
+    ],
+)
+def test_the_tables_of_work_show_the_known_number_in_every_column(steps, calls, counts, times):
+    """Of all steps, and per step of four. 6,004 of 8,012 us are 74.94 %; 22,033 MFLOPs in 4,006 us are 5.500 TFLOP/s."""
+    output = support_tables.PrintedTables()
+    for table in change_tables.make_work_tables(KNOWN_WORK, steps):
+        output.show_table(table)
+    shown = list(output.rows_of.values())
+    assert shown == [
+        [
+            {"Category": "matrix products", "Count": counts[0], "Time (ms)": times[0], "Share (%)": "74.94",
+             "With those above (%)": "74.94"},
+            {"Category": "copies", "Count": counts[1], "Time (ms)": times[1], "Share (%)": "25.06",
+             "With those above (%)": "100.0"},
+        ],
+        [
+            {
+                "Operator": "aten::mm", "Category": "matrix products", "Shapes": "[[2,3],[3,5]]",
+                "Types": "c10::Half, c10::Half", "Calls": calls, "Own (ms)": times[2], "Share (%)": "100.0",
+                "Of it copies (ms)": times[3], "With all it calls (ms)": times[4], "Achieved (TFLOP/s)": "5.500",
+                "Moved (TB/s)": "0.001250", "Of the bound (%)": "25.00", "Host, self (ms)": times[5],
+            }
+        ],
+        [
+            {
+                "Rank": "3", "Calls": "1,013", "Median (us)": "5.011", "Longest (us)": "707.0", "All (ms)": "8.017",
+                "Most idle during": "cudaLaunchKernel", "Which launches": "gemm", "Step": "6", "Lasts (us)": "503.0",
+                "GPU idle during it (us)": "401.0",
+            }
+        ],
+        [
+            {
+                "Rank": "3", "Stream": "7", "Operations": "211", "Busy (ms)": "6.011", "Idle (ms)": "2.017",
+                "Queue, mean": "3.507", "Queue, longest": "19",
+            }
+        ],
+        [{"Running": "compute + communication", "Time (ms)": times[6]}],
+    ]  # fmt: skip
+
+
+def test_advice_shows_the_known_number_in_every_column():
+    output = support_tables.PrintedTables()
+    output.show_table(change_tables.make_advice_table([Saving("fusion", "Fuse them.", 3_007_000, 12.34)]))
+    assert output.rows_of == {
+        "what to change first: upper bounds, mean over ranks": [
+            {"Saves at most (ms)": "3.007", "Of the time (%)": "12.34", "What to change": "Fuse them."}
+        ]
+    }

@@ -82,7 +82,7 @@ def test_trace_metrics_equal_the_values_of_the_generator(results):
     idle = [one.idle for one in run.traces.analyses]
     for name in ("host", "communication", "other"):
         assert found[f"idle_{name}_ms"].value == pytest.approx(sum(getattr(one, f"{name}_ns") for one in idle) / steps)
-    assert sum(found[f"idle_{name}_ms"].value for name in ("host", "communication", "other")) == pytest.approx(
+    assert sum(found[f"idle_{name}_ms"].value for name in ("host", "launching", "communication", "other")) == pytest.approx(
         found["idle_ms"].value
     )
     assert found["launch_delay_us"].unit == "us"

@@ -1,0 +1,47 @@
+"""Explains why the fastest cell of a contest is faster than the next, from the traces of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collect.choices.contest import Contest
+from collect.choices.family import ChoiceFamily
+from collect.findings.trace_answers import CellDifference, step_difference
+from collect.reading.load import Loaded
+
+_SPEED = "throughput_per_s"
+_MOST_PARTS = 3  # the most parts of a step that a reason names
+_LEAST_SHARE = 5  # percent: a part with a smaller share of the difference is not named
+
+
+def explain_winners(loaded: Loaded, families: Sequence[ChoiceFamily]) -> list[CellDifference]:
+    """The difference between the steps of the fastest cell and of the fastest cell that is slower, for each contest in which
+    both were profiled."""
+    cells = {cell.id: cell for cell in loaded.cells}
+    pairs = dict.fromkeys(pair for family in families for contest in family.contests if (pair := find_rivals(contest)))
+    return [
+        CellDifference(winner, rival, step)
+        for winner, rival in pairs
+        if (step := step_difference(cells[winner], cells[rival])) is not None
+    ]
+
+
+def find_rivals(contest: Contest) -> tuple[str, str] | None:
+    """The ids of the fastest cell and of the fastest cell that is not among the best; None if no cell is slower."""
+    placed = next((standing for standing in contest.standings if standing.criterion == _SPEED), None)
+    rival = next((entry.cell for entry in placed.placed if entry.cell not in placed.best), None) if placed else None
+    return (placed.placed[0].cell, rival) if placed and rival is not None else None
+
+
+def write_reason(contest: Contest, reasons: Sequence[CellDifference]) -> str:
+    """Which parts of a step make the fastest cell faster, such as `less time in compute, 80 % of the difference`.
+
+    "" if the traces do not say it, also because the profiled steps of the fastest cell are not shorter.
+    """
+    rivals = find_rivals(contest)
+    step = next((entry.step for entry in reasons if (entry.cell, entry.baseline) == rivals), None)
+    if step is None or step.difference_ns >= 0:
+        return ""
+    shares = [(part.label, 100 * part.difference_ns / step.difference_ns) for part in step.parts]
+    named = [f"{label}, {share:.0f} %" for label, share in shares if share >= _LEAST_SHARE][:_MOST_PARTS]
+    return f"less time in {'; '.join(named)} of the difference between profiled steps" if named else ""

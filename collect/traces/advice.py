@@ -1,0 +1,165 @@
+"""Says what to change in a profiled run: at most three things, each with the most time that the change could save.
+
+The time is an upper bound: it is the time that would go if the cause went altogether and nothing else took its place. Savings
+of several changes may overlap, so they are not added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from collect.traces import step_parts
+from collect.traces.operator_times import OperatorTime, sum_operators
+from collect.traces.operator_work import compute_least_ns
+from collect.traces.rank_analysis import RankAnalysis
+from collect.traces.run_answers import RunAnswers
+from collect.traces.step_parts import TRANSFER, UNMATCHED, WAITING, StepPart
+from shardlab.hardware.gpu_models import find_gpu_model
+from shardlab.terminal import notation
+
+Subject = Literal[
+    "launching calls", "late launches", "communication", "slow ranks", "memory operations", "TF32", "fusion", "copies",
+    "attention", "slow kernels",
+]  # fmt: skip
+MOST_ADVICE = 3
+_LEAST_SHARE = 0.01  # a change that saves less than this share of the time is not named
+_BOUND_BY_FORMULA = ("matrix products", "convolution", "attention", "normalisation", "reduction")
+
+
+class Saving(msgspec.Struct, frozen=True):
+    """A change, and how much time it could save at most."""
+
+    subject: Subject
+    """What the change is about."""
+    text: str
+    """What takes the time, and what helps, as sentences."""
+    saves_at_most_ns: int
+    """The most time that the change could save, as the mean over ranks."""
+    share_pct: float
+    """This time as a share of the profiled time."""
+
+
+def find_advice(runs: Sequence[RunAnswers], parts_count: int) -> list[Saving]:
+    """At most MOST_ADVICE changes of these runs, the largest saving first.
+
+    parts_count: the number of ranks, or of their steps, over which the saved time is a mean.
+    """
+    ranks = [rank for run in runs for rank in run.ranks]
+    span_ns = sum(rank.span_ns for rank in ranks)
+    parts: dict[StepPart, int] = {}
+    for run in runs:
+        for index, rank in enumerate(run.ranks):
+            for part, ns in step_parts.divide_rank_time(rank, index, run.waits).items():
+                parts[part] = parts.get(part, 0) + ns
+    if span_ns <= 0:
+        return []
+    savings = [*_save_idle(ranks, parts), *_save_communication(runs, parts), *_save_work(ranks, parts)]
+    largest = sorted(savings, key=lambda saving: -saving[2])[:MOST_ADVICE]
+    return [
+        Saving(subject, text, round(ns / parts_count), 100 * ns / span_ns)
+        for subject, text, ns in largest
+        if ns and ns >= _LEAST_SHARE * span_ns
+    ]
+
+
+_Candidate = tuple[Subject, str, int]
+
+
+def _save_idle(ranks: Sequence[RankAnalysis], parts: dict[StepPart, int]) -> Iterable[_Candidate]:
+    if launching_ns := parts.get(StepPart("idle", cause="launching"), 0):
+        longest = max((calls for rank in ranks for calls in rank.work.launch_calls), key=lambda calls: calls.idle_ns)
+        step = "" if longest.step is None else f" in step {longest.step}"
+        text = (
+            f"The GPU is idle while the host is inside launching calls. The longest, {longest.call} of "
+            f"{_shorten(longest.launched)}{step}, lasts {_ms(longest.call_ns)}. If it loads code, warm up first or set "
+            "CUDA_MODULE_LOADING=EAGER; CUDA graphs and fewer launches help against many short calls."
+        )
+        yield "launching calls", text, launching_ns
+    if host_ns := parts.get(StepPart("idle", cause="host"), 0):
+        data_ns = sum(phase.host_ns for rank in ranks for phase in rank.phases if phase.phase == "data")
+        data = f" Reading data takes the host {_ms(data_ns)}: use more workers." if data_ns > host_ns / 10 else ""
+        remedy = (
+            "Use torch.compile or CUDA graphs, larger batches, and fewer synchronisations such as .item()."
+            if any(rank.kind == "gpu" for rank in ranks)
+            else "The main thread is in Python code outside of operators."
+        )
+        yield "late launches", f"Nothing runs, because the host launches the next work too late.{data} {remedy}", host_ns
+
+
+def _save_communication(runs: Sequence[RunAnswers], parts: dict[StepPart, int]) -> Iterable[_Candidate]:
+    exposed = {part: ns for part, ns in parts.items() if part.kind == "communication"}
+    transfers = {part: ns for part, ns in exposed.items() if part.cause in (TRANSFER, UNMATCHED)}
+    if transfers:
+        longest = max(transfers, key=lambda part: transfers[part])
+        text = (
+            f"Collectives run while nothing computes, {longest.of} the longest. Overlap them with compute (prefetching, "
+            "buckets), or send fewer bytes."
+        )
+        yield "communication", text, sum(transfers.values())
+    if waiting_ns := sum(ns for part, ns in exposed.items() if part.cause == WAITING):
+        stragglers = dict.fromkeys(str(run.waits.straggler.rank) for run in runs if run.waits.straggler)
+        named = f", most of all for rank {' and '.join(stragglers)}" if stragglers else ""
+        yield "slow ranks", f"Ranks wait in collectives for slow ranks{named}. Give all ranks the same work.", waiting_ns
+
+
+def _save_work(ranks: Sequence[RankAnalysis], parts: dict[StepPart, int]) -> Iterable[_Candidate]:
+    """Changes of what a GPU computes and copies. No saving is longer than the time in which something computes."""
+    gpu_ranks = [rank for rank in ranks if rank.kind == "gpu"]
+    compute_ns = sum(rank.compute_ns for rank in gpu_ranks)
+    if memory_ns := parts.get(StepPart("memory"), 0):
+        text = "Copies and memory sets run while nothing computes. Use pin_memory and non_blocking=True, and leave out copies."
+        yield "memory operations", text, memory_ns
+    operators = sum_operators(row for rank in gpu_ranks for row in rank.work.operators if row.kernel_ns)
+    for subject, category, text in (
+        (
+            "fusion",
+            "element-wise",
+            "Element-wise kernels only read and write tensors. Fuse them, for example with torch.compile.",
+        ),
+        ("copies", "copies", "Kernels copy or cast tensors. Leave out casts, changes of layout and concatenations."),
+    ):
+        rows = [row for row in operators if row.category == category]
+        if rows:
+            text += f" The longest is {rows[0].operator or _shorten(rows[0].kernels[0])}, {_ms(rows[0].kernel_ns or 0)}."
+            yield subject, text, min(compute_ns, sum(row.kernel_ns or 0 for row in rows))  # type: ignore[misc]
+    if math_ns := sum(use.total_ns or 0 for rank in gpu_ranks for use in rank.attention if use.backend == "math"):
+        text = "Attention runs as plain products and softmax (math). Inputs of half precision without a mask can use flash."
+        yield "attention", text, min(compute_ns, math_ns)
+    yield from _save_below_peak(gpu_ranks, compute_ns)
+
+
+def _save_below_peak(ranks: Sequence[RankAnalysis], compute_ns: int) -> Iterable[_Candidate]:
+    """What kernels take longer than the peaks of the data sheet allow: products that could use TF32, and others."""
+    tf32_ns = 0
+    slow: list[tuple[int, OperatorTime]] = []
+    for rank in ranks:
+        gpu = find_gpu_model(rank.gpu)
+        for row in rank.work.operators:
+            if row.category not in _BOUND_BY_FORMULA or row.least_ns is None or not row.kernel_ns:
+                continue
+            if row.category == "matrix products" and row.precision == "fp32" and gpu and (gpu.tf32 or 0) > gpu.fp32:
+                tf32_ns += max(0, row.kernel_ns - (compute_least_ns(row.flops, row.bytes, rank.gpu, "tf32") or 0))
+            else:
+                slow.append((max(0, row.kernel_ns - row.least_ns), row))
+    if tf32_ns:
+        text = "Matrix products compute in fp32: torch.set_float32_matmul_precision('high') allows TF32; or use bf16."
+        yield "TF32", text, min(compute_ns, tf32_ns)
+    if slow:
+        _, row = max(slow, key=lambda entry: entry[0])
+        text = (
+            f"Kernels take longer than the peaks of the GPU allow. The largest loss is in {row.operator}, which reaches "
+            f"{notation.format_number(row.roofline_pct or 0, 2)} % of its bound: look at its shapes, layout and "
+            "implementation, and fuse it with its neighbours."
+        )
+        yield "slow kernels", text, min(compute_ns, sum(loss_ns for loss_ns, _ in slow))
+
+
+def _ms(ns: float) -> str:
+    return f"{notation.format_number(ns / 1e6)} ms"
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= 60 else f"{name[:59]}…"
