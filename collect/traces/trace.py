@@ -275,8 +275,8 @@ class _Columns:
         self._input_ids: defaultdict[InputTexts, int] = defaultdict()
         self._input_ids.default_factory = self._input_ids.__len__  # new texts get the next free number
         self._input_ids[InputTexts()] = 0
-        # The bytes of each column: kind, device, stream, correlation, inputs, collective, sequence, start, duration. A bytearray
-        # grows in place. If the arrays of all blocks were joined at the end, the columns would need their memory twice.
+        # The bytes of each column: kind, device, stream, correlation, inputs, collective, sequence, start, duration. A
+        # bytearray grows in place: if the arrays of all blocks were joined at the end, columns would need their memory twice.
         self._bytes = [bytearray() for _ in _COLUMN_TYPES]
         self.details = DetailColumns()
 
