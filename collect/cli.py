@@ -161,7 +161,9 @@ class TraceVerb(ReadingVerb):
     example = "collect trace RUN --against OTHER"
 
     def add_options(self, parser: Parser) -> None:
-        run_help = "a run id, a path (with a slash) to a folder or file of Chrome traces, or the name that `jobs trace` printed"
+        run_help = (
+            "a run id, a path (with a slash) to Chrome traces or to a memory snapshot, or the name that `jobs trace` printed"
+        )
         completion.offer_completions(parser.add_argument("run", metavar="RUN", help=run_help), Workspace.run_ids)
         against_help = "say why a step takes longer than one of OTHER, and which operators are new, gone or changed"
         completion.offer_completions(parser.add_argument("--against", metavar="OTHER", help=against_help), Workspace.run_ids)
@@ -169,9 +171,13 @@ class TraceVerb(ReadingVerb):
         parser.add_argument("--like-hta", action="store_true", help=hta_help)
 
     def run(self, invocation: Invocation) -> int:
+        from collect.importing import snapshot_report
+        from collect.sources import snapshot
         from collect.traces import command
 
         args = invocation.arguments
+        if "/" in args.run and snapshot.is_snapshot_file(Path(args.run)):
+            return snapshot_report.show_snapshot(Path(args.run), invocation.out)
         return command.show_traces(invocation.workspace, args.run, args.against, invocation.out, like_hta=args.like_hta)
 
 
@@ -238,7 +244,7 @@ class ExportVerb(ReadingVerb):
 
     def add_options(self, parser: Parser) -> None:
         _add_matrix(parser)
-        formats = registry.plugin_names("collect.exports")
+        formats = [name.replace("_", "-") for name in registry.plugin_names("collect.exports")]
         format_option = parser.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(formats))
         completion.offer_completions(format_option, lambda _: formats)
         parser.add_argument("--out", metavar="DIR", help="write to this folder (default: export/FORMAT in the workspace)")
