@@ -327,6 +327,53 @@ class OpenVerb(Verb):
         return command.open_archive(args.archive, args.out, invocation.out, trusted=args.trust)
 
 
+class ImportVerb(Verb):
+    """Make a run from logs of another program: GPU and host telemetry, steps, a memory snapshot."""
+
+    name = "import"
+    example = "collect import gpu.csv train.log --strategy fsdp --gpus 8"
+
+    def add_options(self, parser: Parser) -> None:
+        from collect.importing.log_formats import FORMAT_NAMES
+
+        parser.add_argument("files", nargs="+", metavar="FILE", help="logs of one run (docs/bring-your-own-logs.md)")
+        as_help = f"read all files as this format, in place of recognizing it: {', '.join(FORMAT_NAMES)}"
+        completion.offer_completions(
+            parser.add_argument("--as", dest="format", metavar="FORMAT", help=as_help), lambda _: FORMAT_NAMES
+        )
+        into_help = "the matrix that gets the run, a new or a present one (default: imported)"
+        completion.offer_completions(
+            parser.add_argument("--into", default="imported", metavar="MATRIX", help=into_help), Workspace.matrix_names
+        )
+        parser.add_argument("--name", metavar="NAME", help="label: what was trained (default: the name of the first file)")
+        parser.add_argument("--strategy", default="imported", metavar="NAME", help="label: the strategy")
+        parser.add_argument("--gpus", type=int, metavar="N", help="label: the number of GPUs (default: as the files show)")
+        parser.add_argument("--host", default="imported", metavar="NAME", help="label: the host of telemetry that names none")
+        parser.add_argument("--zone", default="UTC", metavar="ZONE", help="zone of times that name none (default: UTC)")
+        parser.add_argument("--start", metavar="TIME", help="time of the first line of files without times or dates")
+        every_help = "seconds between the lines of files without times (default: 1)"
+        parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help=every_help)
+        parser.add_argument("--columns", metavar="NAME,...", help="names of the columns of a CSV file without a heading")
+
+    def run(self, invocation: Invocation) -> int:
+        from collect.importing import import_command
+
+        args = invocation.arguments
+        options = import_command.ImportOptions(
+            args.format,
+            args.into,
+            args.name,
+            args.strategy,
+            args.gpus,
+            args.host,
+            args.zone,
+            args.start,
+            args.every,
+            args.columns,
+        )
+        return import_command.import_logs(invocation.workspace, args.files, options, invocation.out)
+
+
 class SampleVerb(Verb):
     """Write telemetry of this machine until a signal arrives."""
 
@@ -385,7 +432,7 @@ class MetricsVerb(Verb):
 
 VERBS: tuple[Verb, ...] = (
     FetchVerb(), SummarizeVerb(), VerdictsVerb(), ExplainVerb(), TraceVerb(), TimelineVerb(), WatchVerb(), CompareVerb(),
-    ExportVerb(), HistoryVerb(), ArchiveVerb(), OpenVerb(), SampleVerb(), TrackVerb(), MetricsVerb(),
+    ExportVerb(), HistoryVerb(), ArchiveVerb(), OpenVerb(), ImportVerb(), SampleVerb(), TrackVerb(), MetricsVerb(),
 )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ from collect.verdicts.selection import Measurements
 from shardlab.matrix.citation import Citation
 from shardlab.matrix.study import Assumed, Deviation, Note
 from shardlab.runs.run import REHEARSAL_NOTE
-from shardlab.runs.state import STATE_MEANINGS
+from shardlab.runs.state import IMPORTED, STATE_MEANINGS
 
 SCHEMA = 1
 MOST_NAMED = 20  # the most cells or runs that a remark lists by name
@@ -58,6 +58,10 @@ INSTRUMENTS_DIFFER = (
 ADAPTED = "adapted matrix: it was changed to fit the cluster ({} changes); the report lists each as a deviation from the study"
 NO_KERNELS = "the study used HolisticTraceAnalysis, which finds no GPU kernels in {}; metrics of these traces are exact instead"
 PLAYED = "played GPUs: a stub of NVML made up the GPU telemetry of {}; figures mark it, and no metric and no ranking uses it"
+IMPORTED_NOTE = (
+    "made from logs of other programs: nothing proves which work was done, strategy and ranks are labels, and no ranking uses "
+    "these runs"
+)
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
 
 
@@ -267,12 +271,15 @@ def _synthetic_workloads(loaded: Loaded) -> list[str]:
 
 
 def _describe_artificial_runs(loaded: Loaded) -> list[str]:
-    """Remarks on rehearsals and on synthetic data."""
+    """Remarks on rehearsals, on imported runs and on synthetic data."""
     remarks = []
     rehearsals = [run.is_rehearsal for run in loaded.runs if run.run]
     if any(rehearsals):
         prefix = "" if all(rehearsals) else f"{sum(rehearsals)} of {len(rehearsals)} runs are a "
         remarks.append(prefix + REHEARSAL_NOTE)
+    imported_runs = [f"{run.run_id} ({run.verdict.why})" for run in loaded.runs if run.verdict.state == IMPORTED]
+    if imported_runs:
+        remarks.append(f"{IMPORTED_NOTE}: {_join_ids(imported_runs)}")
     if synthetic_workloads := _synthetic_workloads(loaded):
         remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic_workloads))))
     return remarks
@@ -425,7 +432,7 @@ def _find_outliers(row: CellRow) -> list[Outlier]:
 def _list_failures(cell: LoadedCell) -> list[Failure]:
     """All runs of a cell that ended without completing, or whose state is not known. Runs that are running or waiting do not
     count."""
-    not_failed = {"planned", "pending", "running", "completed"}
+    not_failed = {"planned", "pending", "running", "completed", IMPORTED}
     return [
         Failure(run.run_id, cell.id, run.verdict.state, run.verdict.why, superseded)
         for runs, superseded in ((cell.runs, False), (cell.earlier, True))

@@ -30,7 +30,10 @@ class RunRow(msgspec.Struct):
 
 def flatten_cell(cell: dict[str, Any]) -> dict[str, Any]:
     """A cell with flat keys: the parts of a nested key are joined with a dot (`optimizer.name`), as a matrix file may write
-    them. Faults on purpose are one key, `fault`, with all of them in words; without a fault, the key is absent."""
+    them. Faults on purpose are one key, `fault`, with all of them in words; without a fault, the key is absent. An imported
+    cell has only the keys that are its labels."""
+    if cell.get("imported"):  # the logs state no other keys
+        return {key: cell[key] for key in ("workload", "strategy", "gpus", "imported") if key in cell}
     flat: dict[str, Any] = {}
     for key, value in cell.items():
         flat |= {f"{key}.{inner_key}": item for inner_key, item in value.items()} if isinstance(value, dict) else {key: value}

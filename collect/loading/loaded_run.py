@@ -29,10 +29,12 @@ from shardlab.runs import prediction
 from shardlab.runs.prediction import Prediction
 from shardlab.runs.record import Sample
 from shardlab.runs.run import RunIdParts, parse_run_id
+from shardlab.runs.state import IMPORTED
 
 # Samples are moved into frames when there are this many: as records, they need several times more memory. With parts of 2,500
 # samples, a run of 230,000 samples needed a third more memory and as much time.
 SAMPLES_PER_PART = 500
+STEP_UNIT = "steps"  # the unit of the throughput of an imported run whose logs do not say how much data a step has
 
 
 class Quantity(msgspec.Struct, frozen=True):
@@ -75,8 +77,8 @@ class LoadedRun(RunRecords, dict=True):
 
     @property
     def completed(self) -> bool:
-        """Whether the run has the state `completed`."""
-        return self.verdict.state == "completed"
+        """Whether metrics are computed from the run: it has the state `completed`, or was imported."""
+        return self.verdict.state in ("completed", IMPORTED)
 
     @property
     def resumed(self) -> bool:
@@ -95,6 +97,10 @@ class LoadedRun(RunRecords, dict=True):
         """The step records and the number of ranks, from which the frames of steps are made."""
         if self.run is None:
             return RecordedSteps({})
+        if self.run.imported:  # logs often have the steps of only one rank; a step whose data is not known counts as one unit
+            rank_count = len(self.step_records)
+            has_data = self.result is not None and self.result.unit != STEP_UNIT
+            return RecordedSteps(self.step_records, rank_count, rank_count if has_data else 1)
         lost_worker = self.cell.instruments.lost_worker
         return RecordedSteps(self.step_records, self.cell.gpus, self.cell.dp, None if lost_worker is None else lost_worker.step)
 
@@ -127,8 +133,11 @@ class LoadedRun(RunRecords, dict=True):
     @cached_property
     def window(self) -> tuple[float, float] | None:
         """The timed window: (end of the first timed step, end of the last timed step), in seconds since the epoch
-        (`steps.find_timed_window`)."""
-        return steps.find_timed_window(self.timed)
+        (`steps.find_timed_window`). For an imported run without step times, it is the time of its telemetry."""
+        timed_window = steps.find_timed_window(self.timed)
+        if timed_window is None and self.run is not None and self.run.imported:
+            return steps.find_timed_window(self.samples.hosts)
+        return timed_window
 
     @property
     def count(self) -> int:

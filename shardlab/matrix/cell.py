@@ -32,6 +32,7 @@ GpuType = PlainWord
 STRATEGY_OPTIONS = {"sync": LAST_PASS}
 # All options that are not in the hash of a cell if they have these values, because cells of older versions lack them.
 NEWER_OPTIONS: dict[str, object] = {**STRATEGY_OPTIONS, "dropout": None}
+IMPORTED_PREFIX = "imported-"  # the beginning of the names of cells that `collect import` makes
 Precision = Literal["fp32", "tf32", "bf16", "bf16-autocast", "fp16", "fp16-autocast", "bf16-pure"]
 # states in which a run can end
 State = Literal["completed", "oom", "timeout", "failed", "cancelled", "node_fail", "preempted", "hung"]
@@ -322,6 +323,10 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     environment: Annotated[EnvironmentName | None, Role.PLATFORM] = None
     """The Python environment, by its name under `environments` of the cluster file; null: the default environment. As with
     `gpu_type`, the same training in another environment is another cell."""
+    imported: Annotated[str | None, Role.MODEL] = None
+    """The labels that a person gave to a run that `collect import` made from logs of another program; null: shardlab trained
+    the cell. Only workload, strategy and gpus of such a cell mean something, and they are labels; the logs do not state the
+    other keys. The work is not known, so no other cell is compared with it."""
 
     @property
     def world_size(self) -> int:
@@ -367,6 +372,8 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """The name of the cell: a readable summary and the hash, at most 52 characters, allowed as the name of a folder."""
         accumulation_mark = f"-a{self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
         name_summary = f"{self.strategy}-{self.workload}-g{self.gpus}-b{self.global_batch_size}{accumulation_mark}"
+        if self.imported is not None:
+            name_summary = f"{IMPORTED_PREFIX}{self.strategy}-{self.workload}-g{self.gpus}"
         for degree_name, degree_size in (("tp", self.tp), ("pp", self.pp)):
             name_summary += f"-{degree_name}{degree_size}" if 1 < degree_size < self.gpus else ""
         if self.gpu_type is not None:
@@ -393,7 +400,7 @@ def cell_hash(cell: dict[str, Any]) -> str:
     of the hash."""
     bookkeeping = keys_with_role(Role.BOOKKEEPING)
     # not in the hash if null: cells of older versions lack these keys
-    newer_keys = ("gpu_type", "workload_code", "strategy_code", "environment")
+    newer_keys = ("gpu_type", "workload_code", "strategy_code", "environment", "imported")
     hashed_cell = {
         key: value for key, value in cell.items() if key not in bookkeeping and (key not in newer_keys or value is not None)
     }
