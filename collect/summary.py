@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from functools import cached_property
+from typing import Any
 
 import msgspec
 
@@ -44,6 +45,7 @@ from collect.reading.load import Loaded, LoadedCell
 from collect.verdicts.claims import Verdict, is_illustrative, judge_claims
 from collect.verdicts.reported import ReportedResult, compare_reported_numbers
 from collect.verdicts.selection import Measurements
+from shardlab.matrix.cell import Cell
 from shardlab.matrix.citation import Citation
 from shardlab.matrix.study import Assumed, Deviation, Note
 from shardlab.runs.run import REHEARSAL_NOTE
@@ -363,7 +365,7 @@ def _build_row(cell: LoadedCell) -> CellRow:
     states = Counter(sorted((run.verdict.state for run in cell.runs), key=state_order.index))
     return CellRow(
         id=cell.id,
-        cell=msgspec.to_builtins(cell.cell),
+        cell=_describe_cell(cell.cell),
         n=len(cell.completed),
         states=dict(states),
         expected=states.keys() <= {"completed", *cell.cell.expect},
@@ -372,6 +374,13 @@ def _build_row(cell: LoadedCell) -> CellRow:
         metrics={name: mean for name, values in measured_quantities.items() if (mean := _estimate_over_repeats(values))},
         runs=runs,
     )
+
+
+def _describe_cell(cell: Cell) -> dict[str, Any]:
+    """The cell in its plain form. The keys that the logs of an imported cell do not state are null."""
+    plain_cell: dict[str, Any] = msgspec.to_builtins(cell)
+    known_keys = ("workload", "strategy", "gpus", "imported", "instruments", "options")
+    return {key: value if key in known_keys or not cell.imported else None for key, value in plain_cell.items()}
 
 
 def _estimate_over_repeats(values: list[Quantity]) -> Estimate | None:
@@ -390,7 +399,7 @@ def _add_comparisons(cells: list[LoadedCell], rows: list[CellRow], baseline: str
     comparing_metrics = [metric for metric in all_metrics() if metric.of_cells is not None]
     for cell, family in ((cell, family_cells) for family_cells in group_families(cells) for cell in family_cells):
         row, baseline_cell = row_of[cell.id], find_baseline(cell, family, baseline)
-        if baseline_cell is None:
+        if baseline_cell is None or cell.cell.imported:
             continue
         for metric in comparing_metrics:
             if reason_not_compared(metric, row, row_of[baseline_cell.id]):

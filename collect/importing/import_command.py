@@ -79,8 +79,8 @@ def import_logs(workspace: Workspace, paths: Sequence[str], options: ImportOptio
         )
     name = options.name or re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(paths[0]).stem).strip("-._")[:40] or "log"
     snapshots = [log.snapshot for log in logs if log.snapshot is not None]
-    cell = _make_cell(name, options.strategy, gpus, has_snapshot=bool(snapshots))
     steps, unit = log_rows.build_steps(step_rows, gpus)
+    cell = _make_cell(name, options.strategy, gpus, data_ranks=max(len(steps), 1), has_snapshot=bool(snapshots))
     with workspace.hold_runs_lock():
         run_dir = _write_run(workspace, options.into, cell, [log.file for log in logs], steps, unit, samples, snapshots)
     remarks = _list_remarks(logs, options, gpus, steps)
@@ -162,10 +162,10 @@ def _count_gpus(samples: Sequence[Sample], step_rows: Sequence[StepRow]) -> int 
     return len(sampled_gpus) or (len(ranks) if len(ranks) > 1 else None)
 
 
-def _make_cell(name: str, strategy: str, gpus: int, *, has_snapshot: bool) -> Cell:
-    """The cell of an imported run. Its batch, steps and optimizer mean nothing (`Cell.imported`)."""
+def _make_cell(name: str, strategy: str, gpus: int, *, data_ranks: int, has_snapshot: bool) -> Cell:
+    """The cell of an imported run. Its batch and optimizer mean nothing (`Cell.imported`). data_ranks: the ranks with steps."""
     return Cell(
-        workload=name, strategy=strategy, gpus=gpus, dp=gpus, global_batch_size=1, micro_batch_size=1, prove="off",
+        workload=name, strategy=strategy, gpus=gpus, dp=data_ranks, global_batch_size=1, micro_batch_size=1, prove="off",
         optimizer=Optimizer("sgd", 1.0), seed=0, imported=f"{name}, {strategy}, {gpus} GPUs",
         instruments=Instruments(memory="snapshot" if has_snapshot else "peak"),
     )  # fmt: skip
@@ -239,8 +239,9 @@ def _list_remarks(logs: Sequence[ReadLog], options: ImportOptions, gpus: int, st
         remarks.append(f"times in {', '.join(zoneless)} name no zone and were read as {options.zone} (--zone).")
     if options.gpus is None:
         remarks.append(f"{gpus} GPUs were counted in the logs; --gpus states another number.")
-    if untimed := sum(record.watched for records in steps.values() for record in records):
-        remarks.append(f"{untimed:,} steps have no time, and count only with their loss.")
+    # The first step of a rank often has no time, because a time follows from the line before.
+    if untimed := sum(record.watched for records in steps.values() for record in records[1:]):
+        remarks.append(f"{untimed:,} steps have no time or no data, and count only with their loss.")
     spans = [(log.file.name, span) for log in logs if (span := _find_span(log.rows)) is not None]
     for (name, span), (other_name, other_span) in (
         (one, other) for index, one in enumerate(spans) for other in spans[index + 1 :]
