@@ -171,13 +171,15 @@ class TraceVerb(ReadingVerb):
         parser.add_argument("--like-hta", action="store_true", help=hta_help)
 
     def run(self, invocation: Invocation) -> int:
-        from collect.importing import snapshot_report
+        from collect.importing import log_formats, snapshot_report
         from collect.sources import snapshot
         from collect.traces import command
 
         args = invocation.arguments
         if "/" in args.run and snapshot.is_snapshot_file(Path(args.run)):
             return snapshot_report.show_snapshot(Path(args.run), invocation.out)
+        if "/" in args.run and Path(args.run).is_file():
+            log_formats.must_be_no_log(Path(args.run))
         return command.show_traces(invocation.workspace, args.run, args.against, invocation.out, like_hta=args.like_hta)
 
 

@@ -111,7 +111,7 @@ def read_sadf_json(rows: LogRows, text: str) -> None:
                 _add_sar_row(rows, wall_s, load)
             _add_sar_row(rows, wall_s, {"kbmemused": entry.get("memory", {}).get("memused")})
             for interface in entry.get("network", {}).get("net-dev", ()):
-                _add_sar_row(rows, wall_s, interface)
+                _add_sar_row(rows, wall_s, {name.lower(): value for name, value in interface.items()})
 
 
 def read_psutil_csv(rows: LogRows, lines: Sequence[str], names: Sequence[str] | None) -> None:

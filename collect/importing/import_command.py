@@ -127,7 +127,7 @@ def _make_clock(options: ImportOptions) -> LogClock:
 def _read_log(path: Path, options: ImportOptions) -> ReadLog:
     """Read one log. Raises InputError if its format is not known, or if nothing in it can be used."""
     rows = LogRows(_make_clock(options), options.host)
-    log = log_formats.read_log_text(path, options.columns.split(",") if options.columns else None, rows)
+    log, rows.unread = log_formats.read_log_text(path, options.columns.split(",") if options.columns else None)
     format_name = options.format or log_formats.recognize_format(log)
     if format_name is None:
         raise InputError(

@@ -128,17 +128,34 @@ SNAPSHOT = "memory-snapshot"
 FORMAT_NAMES = (*FORMATS, SNAPSHOT)
 
 
-def read_log_text(path: Path, names: Sequence[str] | None, rows: LogRows) -> LogText:
-    """Read a file into memory; lines that are too long are counted as not read. Raises WorkspaceError."""
+def read_log_text(path: Path, names: Sequence[str] | None = None) -> tuple[LogText, int]:
+    """Read a file into memory. Returns (the log, the number of its lines that are too long). Raises WorkspaceError."""
     with files.as_workspace_error("read"):
-        content = files.read(path, MOST_BYTES, follow=True)
+        return _decode_log(path, files.read(path, MOST_BYTES, follow=True), names)
+
+
+def _decode_log(path: Path, content: bytes, names: Sequence[str] | None) -> tuple[LogText, int]:
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"  # PowerShell writes UTF-16
     is_text = b"\0" not in content[:1024] or encoding == "utf-16"
     text = content.decode(encoding, "replace") if is_text else ""
     lines = text.splitlines()
     short_lines = [line for line in lines if len(line) <= LONGEST_LINE]
-    rows.unread += len(lines) - len(short_lines)
-    return LogText(path, content, text, short_lines, names)
+    return LogText(path, content, text, short_lines, names), len(lines) - len(short_lines)
+
+
+def must_be_no_log(path: Path) -> None:
+    """Raises InputError if a file, which should be a trace, is a log that `collect import` reads. A trace is JSON, maybe
+    compressed."""
+    try:
+        with files.open_regular(path, follow=True) as file:
+            log, _ = _decode_log(path, file.read(LONGEST_LINE), None)
+    except OSError:
+        return
+    format_name = recognize_format(log) if log.content.lstrip()[:1] not in b"{[\x1f" else None
+    if format_name in FORMATS:
+        raise InputError(
+            f"{path}: is a log of {FORMATS[format_name].title}, not a trace. `collect import {path}` makes a run of it."
+        )
 
 
 def recognize_format(log: LogText) -> str | None:

@@ -89,8 +89,9 @@ class LogRows:
         gpu = next((entry for entry in sample.gpus if entry.uuid == name), None)
         if gpu is None:
             sample.gpus.append(gpu := GpuSample(uuid=name))
-        if any(isinstance(value, str) and "is lost" in value.lower() for value in values.values()):
-            gpu.lost = True
+        if gpu.lost or any(isinstance(value, str) and "is lost" in value.lower() for value in values.values()):
+            sample.gpus[sample.gpus.index(gpu)] = gpu = GpuSample(uuid=name, lost=True)
+            return gpu
         for column_name, value in values.items():
             if (column := columns.get(column_name)) is not None and column.field == "throttled":
                 with contextlib.suppress(ValueError):
@@ -179,7 +180,7 @@ def build_steps(rows: list[StepRow], gpus: int) -> tuple[dict[int, list[StepReco
         last_s, rank_records = 0.0, []
         for (step, row), step_ms in zip(ordered, times, strict=True):
             last_s = row.wall_s if row.wall_s is not None else last_s
-            units = 1 if unit == STEP_UNIT else _count_units(row, unit, step_ms, gpus)
+            units = 1 if unit == STEP_UNIT else max(_count_units(row, unit, step_ms, gpus) or 0, 0)
             record = StepRecord(
                 schema=SCHEMA, step=step, t_s=min(last_s, 3e9), wall_s=last_s, units=round(units or 1), step_ms=step_ms or 0.0,
                 loss=row.loss, watched=step_ms is None or not units,

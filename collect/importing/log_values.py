@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 from shardlab.errors import InputError
 
 MIB = 2**20
-_NUMBER = re.compile(r"([-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][-+]?\d{1,3})?)\s*([A-Za-z%°]*)")
+_NUMBER = re.compile(r"([-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][-+]?\d{1,3})?)\s*([A-Za-z%°]*)", re.ASCII)
 _UNIT_SCALES = {"B": 1, "KiB": 2**10, "MiB": MIB, "GiB": 2**30, "TiB": 2**40, "KB": 1e3, "MB": 1e6, "GB": 1e9, "mW": 1e-3,
                 "kW": 1e3, "GHz": 1e3}  # fmt: skip
 _PLAIN_UNITS = {"", "%", "W", "C", "°C", "MHz", "J"}  # the value of a text with such a unit is multiplied by the default scale
