@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,8 +67,9 @@ def _has(pattern: str) -> Callable[[LogText], Any]:
     return lambda log: expression.search(log.head)
 
 
-def _has_names(known: Sequence[str] | set[str]) -> Callable[[LogText], bool]:
-    return lambda log: not {normalize_name(name) for name in log.heading()}.isdisjoint(known)
+def _has_names(known: Iterable[str]) -> Callable[[LogText], bool]:
+    known_names = frozenset(known)
+    return lambda log: not known_names.isdisjoint(map(normalize_name, log.heading()))
 
 
 # Name -> format. The order matters: a log has the first format that matches.
@@ -120,7 +121,7 @@ FORMATS = {
         lambda log, rows: step_logs.read_rows(rows, step_logs.list_csv_records(log.lines, log.names)),
     ),
     "psutil": LogFormat(
-        "values of psutil (CSV)", _has_names(HOST_COLUMNS.keys()),
+        "values of psutil (CSV)", _has_names(HOST_COLUMNS),
         lambda log, rows: host_logs.read_psutil_csv(rows, log.lines, log.names),
     ),
 }  # fmt: skip

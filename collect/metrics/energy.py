@@ -46,7 +46,7 @@ def energy_per_unit(run: LoadedRun) -> Quantity | None:
     steps between the first and the last, as the logs of an imported run may.
     """
     total_energy, rows = energy(run), run.timed
-    if total_energy is None or rows.is_empty() or rows["step"].max() - rows["step"].min() >= rows["step"].n_unique():
+    if total_energy is None or rows.is_empty() or np.ptp(rows["step"].to_numpy()) >= rows["step"].n_unique():
         return None
     units = float(rows.filter(pl.col("step") > rows["step"].min())["units"].sum())
     if units <= 0:
