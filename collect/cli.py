@@ -336,13 +336,9 @@ class ImportVerb(Verb):
     example = "collect import gpu.csv train.log --strategy fsdp --gpus 8"
 
     def add_options(self, parser: Parser) -> None:
-        from collect.importing.log_formats import FORMAT_NAMES
-
         parser.add_argument("files", nargs="+", metavar="FILE", help="logs of one run (docs/bring-your-own-logs.md)")
-        as_help = f"read all files as this format, in place of recognizing it: {', '.join(FORMAT_NAMES)}"
-        completion.offer_completions(
-            parser.add_argument("--as", dest="format", metavar="FORMAT", help=as_help), lambda _: FORMAT_NAMES
-        )
+        as_help = "read all files as this format, in place of recognizing it; an unknown one lists all"
+        parser.add_argument("--as", dest="format", metavar="FORMAT", help=as_help)
         into_help = "the matrix that gets the run, a new or a present one (default: imported)"
         completion.offer_completions(
             parser.add_argument("--into", default="imported", metavar="MATRIX", help=into_help), Workspace.matrix_names

@@ -55,9 +55,9 @@ def read_query_csv(rows: LogRows, lines: Sequence[str], names: Sequence[str] | N
 def is_query_heading(line: str) -> bool:
     """Whether a line has the names of columns of `nvidia-smi --query-gpu`, with or without units."""
     names = [split_unit(cell)[0] for cell in line.split(",")]
-    known = {"timestamp", "uuid", "gpu_uuid", "index", "name", "gpu_name", "pstate", "pci.bus_id", *GPU_COLUMNS}
+    column_names = {"timestamp", "uuid", "gpu_uuid", "index", "name", "gpu_name", "pstate", "pci.bus_id", *GPU_COLUMNS}
     return any("." in name and name in GPU_COLUMNS for name in names) or (
-        len(names) > 1 and all(name in known for name in names)
+        len(names) > 1 and all(name in column_names for name in names)
     )
 
 

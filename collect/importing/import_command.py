@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -243,9 +244,7 @@ def _list_remarks(logs: Sequence[ReadLog], options: ImportOptions, gpus: int, st
     if untimed := sum(record.watched for records in steps.values() for record in records[1:]):
         remarks.append(f"{untimed:,} steps have no time or no data, and count only with their loss.")
     spans = [(log.file.name, span) for log in logs if (span := _find_span(log.rows)) is not None]
-    for (name, span), (other_name, other_span) in (
-        (one, other) for index, one in enumerate(spans) for other in spans[index + 1 :]
-    ):
+    for (name, span), (other_name, other_span) in itertools.combinations(spans, 2):
         if span[1] < other_span[0] or other_span[1] < span[0]:
             remarks.append(
                 f"{name} and {other_name} do not overlap in time ({notation.format_time(span[0])} and "

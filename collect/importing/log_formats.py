@@ -67,8 +67,8 @@ def _has(pattern: str) -> Callable[[LogText], Any]:
     return lambda log: expression.search(log.head)
 
 
-def _has_names(known: Iterable[str]) -> Callable[[LogText], bool]:
-    known_names = frozenset(known)
+def _has_names(names: Iterable[str]) -> Callable[[LogText], bool]:
+    known_names = frozenset(names)
     return lambda log: not known_names.isdisjoint(map(normalize_name, log.heading()))
 
 

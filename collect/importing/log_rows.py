@@ -206,9 +206,9 @@ def _find_step_times(ordered: list[tuple[int, StepRow]]) -> list[float | None]:
     """The time of each step in ms; None if it is not known. ordered: (number of a step, its row), sorted by number."""
     derived: list[float | None] = [None]
     for (step, row), (next_step, next_row) in itertools.pairwise(ordered):
-        known = row.wall_s is not None and next_row.wall_s is not None
+        has_times = row.wall_s is not None and next_row.wall_s is not None
         distance_s = (next_row.wall_s or 0.0) - (row.wall_s or 0.0)
-        derived.append(1000 * distance_s / (next_step - step) if known and distance_s > 0 else None)
+        derived.append(1000 * distance_s / (next_step - step) if has_times and distance_s > 0 else None)
     # A time whose unit the log does not name is in the unit that agrees with the times of the lines.
     pairs = [(row.step_time, time) for (_, row), time in zip(ordered, derived, strict=True) if row.step_time and time]
     unit_ms = next(

@@ -451,7 +451,7 @@ def test_times_without_a_zone_and_files_that_do_not_overlap_are_remarks(tmp_path
         ('{"sysstat": {"hosts": [3]}}', ("--gpus", "1"), "cannot be read as sadf -j"),
     ],
 )
-def test_what_cannot_be_imported_is_refused_and_nothing_changes(tmp_path, capsys, content, options, said):
+def test_a_file_that_cannot_be_imported_is_refused_and_nothing_changes(tmp_path, capsys, content, options, said):
     imported(tmp_path, {"file.txt": content}, *options, code=2)
     assert said in capsys.readouterr().err
     assert not (tmp_path / "w" / "runs").exists()
