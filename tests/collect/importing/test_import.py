@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 import support_collect as support
+from support_document_keys import wrong
 
 from collect.cli import main
 from collect.importing import log_formats, log_rows
@@ -424,6 +425,15 @@ def test_an_imported_run_is_beside_ours_and_never_ranked(tmp_path, capsys):
     assert f"{row['id']}-r2 (imported from gpu.csv (nvidia-smi), log.txt (torchtitan))" in remark
     page = (workspace.path / "report" / "index.html").read_text()
     assert "ddp ×2, imported" in page
+
+
+def test_the_document_of_an_import_has_the_keys_that_are_described(tmp_path, capsys):
+    (tmp_path / "gpu.csv").write_text(QUERY)
+    command = ["import", str(tmp_path / "gpu.csv"), "--json", "--workspace", str(tmp_path / "w")]
+    assert main(command) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert wrong("collect import", document) == []
+    assert (document["samples"], document["files"][0]["unread_lines"]) == (2, 1)
 
 
 def test_times_without_a_zone_and_files_that_do_not_overlap_are_remarks(tmp_path, capsys):
