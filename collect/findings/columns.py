@@ -135,7 +135,7 @@ def cell_labels(cells: Sequence[dict[str, Any]]) -> list[str]:
     names = []
     for cell in cells:
         unusual_texts = [value_label(key, cell.get(key)) for key in other_keys if repr(cell.get(key)) != usual_values[key]]
-        fault = [cell["fault"]] if "fault" in cell else ["imported"] if "imported" in cell else []
+        fault = [cell["fault"]] if "fault" in cell else ["imported"] if cell.get("imported") else []
         names.append(", ".join([f"{cell['strategy']} ×{cell['gpus']}", *unusual_texts, *fault]))
     return names
 
