@@ -11,10 +11,10 @@ import msgspec
 
 from collect.importing.log_columns import LogColumn
 from collect.importing.log_values import LogClock, parse_number
-from collect.loading.loaded_run import STEP_UNIT
 from collect.sampler.nvidia_smi import COLUMNS
 from shardlab.record_types import LARGEST_INTEGER
 from shardlab.runs.record import SCHEMA, GpuSample, NicSample, Sample, StepRecord
+from shardlab.runs.run import STEP_UNIT
 
 BOOT_ID = "imported"  # logs do not name the boot of a host
 MOST_DEVICES = 4096  # the most devices of one moment; a log with more is damaged

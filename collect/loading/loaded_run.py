@@ -28,13 +28,12 @@ from shardlab.matrix.study import Traces
 from shardlab.runs import prediction
 from shardlab.runs.prediction import Prediction
 from shardlab.runs.record import Sample
-from shardlab.runs.run import RunIdParts, parse_run_id
+from shardlab.runs.run import STEP_UNIT, RunIdParts, parse_run_id
 from shardlab.runs.state import IMPORTED
 
 # Samples are moved into frames when there are this many: as records, they need several times more memory. With parts of 2,500
 # samples, a run of 230,000 samples needed a third more memory and as much time.
 SAMPLES_PER_PART = 500
-STEP_UNIT = "steps"  # the unit of the throughput of an imported run whose logs do not say how much data a step has
 
 
 class Quantity(msgspec.Struct, frozen=True):

@@ -132,7 +132,7 @@ def judge_network(
 
 
 def _describe_strays(nics: Sequence[str], sent_by_nic: Sequence[dict[str, int]], most_bytes: float) -> list[str]:
-    """A phrase for each other interface of a node that sent more than `most_bytes`. nics, sent_by_nic: as in `judge_network`."""
+    """A phrase for each other interface of a node that sent over `most_bytes`. nics, sent_by_nic: as in `judge_network`."""
     return [
         f"{nic} {sent_bytes / 1e6:.0f} MB"
         for own_nic, bytes_by_nic in zip(nics, sent_by_nic, strict=True)
