@@ -134,7 +134,8 @@ def cell_labels(cells: Sequence[dict[str, Any]]) -> list[str]:
     usual_values = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in other_keys}
     names = []
     for cell in cells:
-        unusual_texts = [value_label(key, cell.get(key)) for key in other_keys if repr(cell.get(key)) != usual_values[key]]
+        label_keys = [key for key in other_keys if key in cell or not cell.get("imported")]  # an imported cell lacks most keys
+        unusual_texts = [value_label(key, cell.get(key)) for key in label_keys if repr(cell.get(key)) != usual_values[key]]
         fault = [cell["fault"]] if "fault" in cell else ["imported"] if cell.get("imported") else []
         names.append(", ".join([f"{cell['strategy']} ×{cell['gpus']}", *unusual_texts, *fault]))
     return names
