@@ -429,8 +429,11 @@ def test_an_imported_run_is_beside_ours_and_never_ranked(tmp_path, capsys):
 
 def test_the_document_of_an_import_has_the_keys_that_are_described(tmp_path, capsys):
     (tmp_path / "gpu.csv").write_text(QUERY)
-    command = ["import", str(tmp_path / "gpu.csv"), "--json", "--workspace", str(tmp_path / "w")]
+    command = ["import", str(tmp_path / "gpu.csv"), "--workspace", str(tmp_path / "w")]
     assert main(command) == 0
+    row = capsys.readouterr().out.splitlines()[2]
+    assert " ".join(row.split()) == "gpu.csv nvidia-smi 2 2031-06-01 10:00 UTC, 1 s 1"
+    assert main([*command, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert wrong("collect import", document) == []
     assert (document["samples"], document["files"][0]["unread_lines"]) == (2, 1)

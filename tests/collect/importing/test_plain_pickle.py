@@ -134,6 +134,8 @@ def test_a_pickle_that_is_no_snapshot_is_named_for_what_it_is(tmp_path, value, c
 
 def test_a_snapshot_of_another_program_is_shown(tmp_path, capsys):
     (tmp_path / "snapshot.pickle").write_bytes(pickle.dumps(SNAPSHOT, protocol=5))
+    assert main(["trace", str(tmp_path / "snapshot.pickle")]) == 0
+    assert capsys.readouterr().out.splitlines()[2].split() == ["reserved", "20.0"]
     assert main(["trace", str(tmp_path / "snapshot.pickle"), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["bytes"] == {"reserved": 20 * MIB, "in_use": 5 * MIB, "peak_reserved": 20 * MIB, "peak_in_use": 5 * MIB}
