@@ -161,7 +161,9 @@ class TraceVerb(ReadingVerb):
     example = "collect trace RUN --against OTHER"
 
     def add_options(self, parser: Parser) -> None:
-        run_help = "a run id, a path (with a slash) to a folder or file of Chrome traces, or the name that `jobs trace` printed"
+        run_help = (
+            "a run id, a path (with a slash) to Chrome traces or to a memory snapshot, or the name that `jobs trace` printed"
+        )
         completion.offer_completions(parser.add_argument("run", metavar="RUN", help=run_help), Workspace.run_ids)
         against_help = "say why a step takes longer than one of OTHER, and which operators are new, gone or changed"
         completion.offer_completions(parser.add_argument("--against", metavar="OTHER", help=against_help), Workspace.run_ids)
@@ -169,9 +171,15 @@ class TraceVerb(ReadingVerb):
         parser.add_argument("--like-hta", action="store_true", help=hta_help)
 
     def run(self, invocation: Invocation) -> int:
+        from collect.importing import log_formats, snapshot_report
+        from collect.sources import snapshot
         from collect.traces import command
 
         args = invocation.arguments
+        if "/" in args.run and snapshot.is_snapshot_file(Path(args.run)):
+            return snapshot_report.show_snapshot(Path(args.run), invocation.out)
+        if "/" in args.run and Path(args.run).is_file():
+            log_formats.must_be_no_log(Path(args.run))
         return command.show_traces(invocation.workspace, args.run, args.against, invocation.out, like_hta=args.like_hta)
 
 
@@ -238,7 +246,7 @@ class ExportVerb(ReadingVerb):
 
     def add_options(self, parser: Parser) -> None:
         _add_matrix(parser)
-        formats = registry.plugin_names("collect.exports")
+        formats = [name.replace("_", "-") for name in registry.plugin_names("collect.exports")]
         format_option = parser.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(formats))
         completion.offer_completions(format_option, lambda _: formats)
         parser.add_argument("--out", metavar="DIR", help="write to this folder (default: export/FORMAT in the workspace)")
@@ -321,6 +329,49 @@ class OpenVerb(Verb):
         return command.open_archive(args.archive, args.out, invocation.out, trusted=args.trust)
 
 
+class ImportVerb(Verb):
+    """Make a run from logs of another program: GPU and host telemetry, steps, a memory snapshot."""
+
+    name = "import"
+    example = "collect import gpu.csv train.log --strategy fsdp --gpus 8"
+
+    def add_options(self, parser: Parser) -> None:
+        parser.add_argument("files", nargs="+", metavar="FILE", help="logs of one run (docs/bring-your-own-logs.md)")
+        as_help = "read all files as this format, in place of recognizing it; an unknown one lists all"
+        parser.add_argument("--as", dest="format", metavar="FORMAT", help=as_help)
+        into_help = "the matrix that gets the run, a new or a present one (default: imported)"
+        completion.offer_completions(
+            parser.add_argument("--into", default="imported", metavar="MATRIX", help=into_help), Workspace.matrix_names
+        )
+        parser.add_argument("--name", metavar="NAME", help="label: what was trained (default: the name of the first file)")
+        parser.add_argument("--strategy", default="imported", metavar="NAME", help="label: the strategy")
+        parser.add_argument("--gpus", type=int, metavar="N", help="label: the number of GPUs (default: as the files show)")
+        parser.add_argument("--host", default="imported", metavar="NAME", help="label: the host of telemetry that names none")
+        parser.add_argument("--zone", default="UTC", metavar="ZONE", help="zone of times that name none (default: UTC)")
+        parser.add_argument("--start", metavar="TIME", help="time of the first line of files without times or dates")
+        every_help = "seconds between the lines of files without times (default: 1)"
+        parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help=every_help)
+        parser.add_argument("--columns", metavar="NAME,...", help="names of the columns of a CSV file without a heading")
+
+    def run(self, invocation: Invocation) -> int:
+        from collect.importing import import_command
+
+        args = invocation.arguments
+        options = import_command.ImportOptions(
+            args.format,
+            args.into,
+            args.name,
+            args.strategy,
+            args.gpus,
+            args.host,
+            args.zone,
+            args.start,
+            args.every,
+            args.columns,
+        )
+        return import_command.import_logs(invocation.workspace, args.files, options, invocation.out)
+
+
 class SampleVerb(Verb):
     """Write telemetry of this machine until a signal arrives."""
 
@@ -379,7 +430,7 @@ class MetricsVerb(Verb):
 
 VERBS: tuple[Verb, ...] = (
     FetchVerb(), SummarizeVerb(), VerdictsVerb(), ExplainVerb(), TraceVerb(), TimelineVerb(), WatchVerb(), CompareVerb(),
-    ExportVerb(), HistoryVerb(), ArchiveVerb(), OpenVerb(), SampleVerb(), TrackVerb(), MetricsVerb(),
+    ExportVerb(), HistoryVerb(), ArchiveVerb(), OpenVerb(), ImportVerb(), SampleVerb(), TrackVerb(), MetricsVerb(),
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from functools import cached_property
+from typing import Any
 
 import msgspec
 
@@ -47,10 +48,11 @@ from collect.reading.load import Loaded, LoadedCell
 from collect.verdicts.claims import Verdict, is_illustrative, judge_claims
 from collect.verdicts.reported import ReportedResult, compare_reported_numbers
 from collect.verdicts.selection import Measurements
+from shardlab.matrix.cell import AnyCell
 from shardlab.matrix.citation import Citation
 from shardlab.matrix.study import Assumed, Deviation, Note
 from shardlab.runs.run import REHEARSAL_NOTE
-from shardlab.runs.state import STATE_MEANINGS
+from shardlab.runs.state import IMPORTED, STATE_MEANINGS
 
 SCHEMA = 1
 MOST_NAMED = 20  # the most cells or runs that a remark lists by name
@@ -61,6 +63,10 @@ INSTRUMENTS_DIFFER = (
 ADAPTED = "adapted matrix: it was changed to fit the cluster ({} changes); the report lists each as a deviation from the study"
 NO_KERNELS = "the study used HolisticTraceAnalysis, which finds no GPU kernels in {}; metrics of these traces are exact instead"
 PLAYED = "played GPUs: a stub of NVML made up the GPU telemetry of {}; figures mark it, and no metric and no ranking uses it"
+IMPORTED_NOTE = (
+    "made from logs of other programs: nothing proves which work was done, strategy and ranks are labels, and no ranking uses "
+    "these runs"
+)
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
 
 
@@ -279,12 +285,15 @@ def _synthetic_workloads(loaded: Loaded) -> list[str]:
 
 
 def _describe_artificial_runs(loaded: Loaded) -> list[str]:
-    """Remarks on rehearsals and on synthetic data."""
+    """Remarks on rehearsals, on imported runs and on synthetic data."""
     remarks = []
     rehearsals = [run.is_rehearsal for run in loaded.runs if run.run]
     if any(rehearsals):
         prefix = "" if all(rehearsals) else f"{sum(rehearsals)} of {len(rehearsals)} runs are a "
         remarks.append(prefix + REHEARSAL_NOTE)
+    imported_runs = [f"{run.run_id} ({run.verdict.why})" for run in loaded.runs if run.verdict.state == IMPORTED]
+    if imported_runs:
+        remarks.append(f"{IMPORTED_NOTE}: {_join_ids(imported_runs)}")
     if synthetic_workloads := _synthetic_workloads(loaded):
         remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic_workloads))))
     return remarks
@@ -369,7 +378,7 @@ def _build_row(cell: LoadedCell) -> CellRow:
     states = Counter(sorted((run.verdict.state for run in cell.runs), key=state_order.index))
     return CellRow(
         id=cell.id,
-        cell=msgspec.to_builtins(cell.cell),
+        cell=_describe_cell(cell.cell),
         n=len(cell.completed),
         states=dict(states),
         expected=states.keys() <= {"completed", *cell.cell.expect},
@@ -378,6 +387,13 @@ def _build_row(cell: LoadedCell) -> CellRow:
         metrics={name: mean for name, values in measured_quantities.items() if (mean := _estimate_over_repeats(values))},
         runs=runs,
     )
+
+
+def _describe_cell(cell: AnyCell) -> dict[str, Any]:
+    """The cell in its plain form. The keys that the logs of an imported cell do not state are null."""
+    plain_cell: dict[str, Any] = msgspec.to_builtins(cell)
+    known_keys = ("workload", "strategy", "gpus", "imported", "instruments", "options")
+    return {key: value if key in known_keys or not cell.imported else None for key, value in plain_cell.items()}
 
 
 def _estimate_over_repeats(values: list[Quantity]) -> Estimate | None:
@@ -396,7 +412,7 @@ def _add_comparisons(cells: list[LoadedCell], rows: list[CellRow], baseline: str
     comparing_metrics = [metric for metric in all_metrics() if metric.of_cells is not None]
     for cell, family in ((cell, family_cells) for family_cells in group_families(cells) for cell in family_cells):
         row, baseline_cell = row_of[cell.id], find_baseline(cell, family, baseline)
-        if baseline_cell is None:
+        if baseline_cell is None or cell.cell.imported:
             continue
         for metric in comparing_metrics:
             if reason_not_compared(metric, row, row_of[baseline_cell.id]):
@@ -438,7 +454,7 @@ def _find_outliers(row: CellRow) -> list[Outlier]:
 def _list_failures(cell: LoadedCell) -> list[Failure]:
     """All runs of a cell that ended without completing, or whose state is not known. Runs that are running or waiting do not
     count."""
-    not_failed = {"planned", "pending", "running", "completed"}
+    not_failed = {"planned", "pending", "running", "completed", IMPORTED}
     return [
         Failure(run.run_id, cell.id, run.verdict.state, run.verdict.why, superseded)
         for runs, superseded in ((cell.runs, False), (cell.earlier, True))

@@ -86,7 +86,9 @@ class ComparableCells(NamedTuple):
 
 
 def group_comparable_cells(rows: Sequence[CellRow]) -> list[ComparableCells]:
-    """Group rows of the summary into grounds. Each row is in exactly one ground. The order of `rows` does not matter."""
+    """Group rows of the summary into grounds. Each row is in exactly one ground, except that imported rows are in none, because
+    their work is not known. The order of `rows` does not matter."""
+    rows = [row for row in rows if not row.cell.get("imported")]
     options = _shared_options(rows)
     by_work: dict[bytes, list[CellRow]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.id):

@@ -30,6 +30,8 @@ def draw(group: Group) -> Figure | None:
         for comparable in group_comparable_cells([mark.row for mark in group.marks])
         for contest_key, rows in comparable.contests.items()
     ]
+    if not contests:  # all cells are imported
+        return None
     (ranks, nodes, batch), drawn_marks, values = max(contests, key=lambda entry: (len(entry[1]), entry[0], entry[2]))
     if len(drawn_marks) < 2 or len({_units_and_kind(mark) for mark in drawn_marks}) > 1:
         return None

@@ -13,7 +13,6 @@ from collect.figure import PLAYED, SERIES, Figure, Group, count_left_out, escape
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.network import select_loopback_samples, select_network_samples
 from collect.metrics.utilization import add_memory_shares, find_memory_sizes
-from collect.sources.steps import find_timed_window
 from collect.strategy_style import DASHES, Look
 from shardlab.terminal.notation import GIB, MB
 
@@ -52,7 +51,7 @@ class TelemetryPanel(NamedTuple):
 def draw_hosts(group: Group) -> Figure | None:
     """Draw one line per cell in each panel, as in studies 1 and 3, for the first completed repeat that did not resume from a
     checkpoint."""
-    runs = [(mark, run, find_timed_window(run.timed)) for mark in group.marks if (run := mark.unresumed_run) is not None]
+    runs = [(mark, run, run.window) for mark in group.marks if (run := mark.unresumed_run) is not None]
     runs_by_label = {mark.label: (mark, run, window[0]) for mark, run, window in runs if window}
     if not runs_by_label:
         return None

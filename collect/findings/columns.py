@@ -130,12 +130,13 @@ def row_labels(rows: Sequence[CellRow]) -> list[str]:
 
 def cell_labels(cells: Sequence[dict[str, Any]]) -> list[str]:
     """The same as `row_labels`, for cells with flat keys (`optimizer.name`) in place of rows."""
-    other_keys = [key for key in find_distinguishing_keys(cells) if key not in (*_ALWAYS, "fault")]
+    other_keys = [key for key in find_distinguishing_keys(cells) if key not in (*_ALWAYS, "fault", "imported")]
     usual_values = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in other_keys}
     names = []
     for cell in cells:
-        unusual_texts = [value_label(key, cell.get(key)) for key in other_keys if repr(cell.get(key)) != usual_values[key]]
-        fault = [cell["fault"]] if "fault" in cell else []
+        label_keys = [key for key in other_keys if key in cell or not cell.get("imported")]  # an imported cell lacks most keys
+        unusual_texts = [value_label(key, cell.get(key)) for key in label_keys if repr(cell.get(key)) != usual_values[key]]
+        fault = [cell["fault"]] if "fault" in cell else ["imported"] if cell.get("imported") else []
         names.append(", ".join([f"{cell['strategy']} ×{cell['gpus']}", *unusual_texts, *fault]))
     return names
 

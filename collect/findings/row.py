@@ -31,7 +31,10 @@ class RunRow(msgspec.Struct):
 
 def flatten_cell(cell: dict[str, Any]) -> dict[str, Any]:
     """A cell with flat keys: the parts of a nested key are joined with a dot (`optimizer.name`), as a matrix file may write
-    them. Faults on purpose are one key, `fault`, with all of them in words; without a fault, the key is absent."""
+    them. Faults on purpose are one key, `fault`, with all of them in words; without a fault, the key is absent. An imported
+    cell has only the keys that are its labels."""
+    if cell.get("imported"):  # the logs state no other keys
+        return {key: cell[key] for key in ("workload", "strategy", "gpus", "imported") if key in cell}
     flat: dict[str, Any] = {}
     for key, value in cell.items():
         if key == "command":  # its words differ where a value differs that has a key of its own

@@ -28,7 +28,8 @@ from shardlab.matrix.study import Traces
 from shardlab.runs import prediction
 from shardlab.runs.prediction import Prediction
 from shardlab.runs.record import Sample
-from shardlab.runs.run import RunIdParts, parse_run_id
+from shardlab.runs.run import STEP_UNIT, RunIdParts, parse_run_id
+from shardlab.runs.state import IMPORTED
 
 # Samples are moved into frames when there are this many: as records, they need several times more memory. With parts of 2,500
 # samples, a run of 230,000 samples needed a third more memory and as much time.
@@ -75,8 +76,8 @@ class LoadedRun(RunRecords, dict=True):
 
     @property
     def completed(self) -> bool:
-        """Whether the run has the state `completed`."""
-        return self.verdict.state == "completed"
+        """Whether metrics are computed from the run: it has the state `completed`, or was imported."""
+        return self.verdict.state in ("completed", IMPORTED)
 
     @property
     def resumed(self) -> bool:
@@ -103,6 +104,10 @@ class LoadedRun(RunRecords, dict=True):
         if self.cell.command is not None:  # as many ranks as told steps, each with data of its own
             told_ranks = max(1, sum(map(bool, self.step_records.values())))
             return RecordedSteps(self.step_records, told_ranks, told_ranks)
+        if self.run.imported:  # logs often have the steps of only one rank; a step whose data is not known counts as one unit
+            rank_count = len(self.step_records)
+            has_data = self.result is not None and self.result.unit != STEP_UNIT
+            return RecordedSteps(self.step_records, rank_count, rank_count if has_data else 1)
         lost_worker = self.cell.instruments.lost_worker
         return RecordedSteps(
             self.step_records, self.cell.gpus, self.cell.data_ranks, None if lost_worker is None else lost_worker.step
@@ -137,8 +142,11 @@ class LoadedRun(RunRecords, dict=True):
     @cached_property
     def window(self) -> tuple[float, float] | None:
         """The timed window: (end of the first timed step, end of the last timed step), in seconds since the epoch
-        (`steps.find_timed_window`)."""
-        return steps.find_timed_window(self.timed)
+        (`steps.find_timed_window`). For an imported run without step times, it is the time of its telemetry."""
+        timed_window = steps.find_timed_window(self.timed)
+        if timed_window is None and self.run is not None and self.run.imported:
+            return steps.find_timed_window(self.samples.hosts)
+        return timed_window
 
     @property
     def count(self) -> int:

@@ -51,6 +51,8 @@ class Coverage(msgspec.Struct, omit_defaults=True, kw_only=True):
     """How often the sampler ended while the run was still going on."""
     lost_gpus: list[str] = []
     """UUIDs of GPUs that the driver could no longer reach."""
+    unknown_ports: list[str] = []
+    """RDMA ports, as DEVICE/PORT, without any counter that the sampler knows, so that their traffic is not measured."""
     incomplete: str = ""
     """Why the samples do not cover the whole timed window, e.g. if the sampler was killed; '' if they do."""
 
@@ -72,6 +74,8 @@ class Coverage(msgspec.Struct, omit_defaults=True, kw_only=True):
             clauses.append(f"its clock was {largest_offset_s:.2f} s from the clock of rank 0's host")
         if self.lost_gpus:
             clauses.append(f"GPUs were lost: {', '.join(self.lost_gpus)}")
+        if self.unknown_ports:
+            clauses.append(f"traffic of RDMA ports without known counters is not measured: {', '.join(self.unknown_ports)}")
         return "; ".join(clauses)
 
 
@@ -97,6 +101,7 @@ def compute_coverage(
     hz_of_host = dict(samples.hosts.filter(pl.col("started_hz") > 0).select("host", "started_hz").rows())
     lost_samples = select_real_gpus(samples.gpus).filter("lost")
     lost_gpus = [] if lost_samples.is_empty() else lost_samples.select("host", "uuid").unique(maintain_order=True).rows()
+    unknown_ports = _find_unknown_ports(samples.rdma)
     for host, sample_times in times_of_host.items():
         coverage = Coverage(run=run_id, host=host, samples=len(sample_times), sampler_ends=sampler_ends.get(host, 0))
         host_clocks = clocks.get(host, {})
@@ -106,6 +111,7 @@ def compute_coverage(
         coverage.clock_within_s = max((clock.within_s for clock in host_clocks.values()), default=None)
         coverage.clock_step_s = clock_jumps.get(host)
         coverage.lost_gpus = [uuid for lost_host, uuid in lost_gpus if lost_host == host]
+        coverage.unknown_ports = [port for port_host, port in unknown_ports if port_host == host]
         if timed_window is not None:
             coverage.coverage_pct, coverage.largest_gap_s = measure_coverage(sample_times, timed_window)
             coverage.incomplete = _explain_incomplete(sample_times, timed_window)
@@ -143,6 +149,16 @@ def find_clock_steps(hosts: pl.DataFrame) -> dict[str, float]:
             if forward_s > CLOCK_JUMP_S or backward_s < -CLOCK_JUMP_S:
                 step_of_host[str(host)] = step_of_host.get(str(host), 0.0) + first_after - last_before
     return step_of_host
+
+
+def _find_unknown_ports(rdma: pl.DataFrame) -> list[tuple[str, str]]:
+    """The RDMA ports that never had the value of any counter, as (host, DEVICE/PORT)."""
+    if rdma.is_empty():
+        return []
+    value_columns = [name for name in rdma.columns if name not in ("host", "boot_id", "wall_s", "device", "port", "link_layer")]
+    has_value = pl.any_horizontal(pl.col(value_columns).is_not_null()).any()
+    ports = rdma.group_by("host", "device", "port").agg(known=has_value).filter(~pl.col("known")).sort("host", "device", "port")
+    return [(host, f"{device}/{port}") for host, device, port, _ in ports.rows()]
 
 
 def _explain_incomplete(times: np.ndarray, timed_window: tuple[float, float]) -> str:

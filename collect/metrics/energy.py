@@ -42,10 +42,11 @@ def energy(run: LoadedRun) -> Quantity | None:
 def energy_per_unit(run: LoadedRun) -> Quantity | None:
     """Energy of the GPUs in joules per unit of data, such as a token or an image.
 
-    The units of the first timed step are not counted, because `energy` begins at the end of this step.
+    The units of the first timed step are not counted, because `energy` begins at the end of this step. None if the records lack
+    steps between the first and the last, as the logs of an imported run may.
     """
     total_energy, rows = energy(run), run.timed
-    if total_energy is None:
+    if total_energy is None or rows.is_empty() or np.ptp(rows["step"].to_numpy()) >= rows["step"].n_unique():
         return None
     units = float(rows.filter(pl.col("step") > rows["step"].min())["units"].sum())
     if units <= 0:

@@ -15,7 +15,8 @@ from collect.sources.samples import INTERFACE
 
 PAUSE_COUNTERS = ("rx_pauses", "tx_pauses", "rx_priority_pauses", "tx_priority_pauses")
 PORT_COLUMNS = ("host", "device", "port")  # the columns that identify a port of an RDMA device
-RDMA_FAULTS = ("rx_errors", "tx_discards", "link_downed")
+LIMIT_COUNTERS = ("rx_bandwidth_limited", "tx_bandwidth_limited", "packet_rate_limited", "connections_limited")
+RDMA_FAULTS = ("rx_errors", "tx_discards", "link_downed", "rx_drops")
 LEAST_COVERAGE = 0.8  # share of the timed window that the samples of an interface must cover
 
 
@@ -47,8 +48,18 @@ def pause_frames(run: LoadedRun) -> Quantity | None:
     return _count_events(run, run.whole_samples.nics, INTERFACE, PAUSE_COUNTERS, "frames")
 
 
+def limited_packets(run: LoadedRun) -> Quantity | None:
+    """Packets that the cloud delayed or dropped above a limit of the machine, from the counters of its network driver."""
+    return _count_events(run, run.whole_samples.nics, INTERFACE, LIMIT_COUNTERS, "packets")
+
+
+def rdma_retransmissions(run: LoadedRun) -> Quantity | None:
+    """Packets that all ports of RDMA devices sent again."""
+    return _count_events(run, run.whole_samples.rdma, PORT_COLUMNS, ("retransmitted_packets",), "packets")
+
+
 def rdma_faults(run: LoadedRun) -> Quantity | None:
-    """Errors, discarded packets and link failures of all ports of RDMA devices."""
+    """Errors, discarded and dropped packets and link failures of all ports of RDMA devices."""
     return _count_events(run, run.whole_samples.rdma, PORT_COLUMNS, RDMA_FAULTS, "faults")
 
 
@@ -287,8 +298,25 @@ METRICS = (
         name="rdma_faults",
         unit="faults",
         direction="lower is better",
-        definition=f"Receive errors, discarded packets and link failures of all ports of RDMA devices {_WHEN_COUNTED}",
+        definition=f"Receive errors, discarded or dropped packets and link failures of all RDMA ports {_WHEN_COUNTED}",
         of_run=rdma_faults,
+        reads=Reads(samples="window"),
+    ),
+    Metric(
+        name="limited_packets",
+        unit="packets",
+        direction="lower is better",
+        definition="Packets that the cloud delayed or dropped because a machine exceeded its limits of bytes, packets or "
+        f"connections, by the counters of the network driver (ENA), {_WHEN_COUNTED}",
+        of_run=limited_packets,
+        reads=Reads(samples="window"),
+    ),
+    Metric(
+        name="rdma_retransmissions",
+        unit="packets",
+        direction="lower is better",
+        definition=f"Packets that all ports of RDMA devices sent again, by the counters of EFA, {_WHEN_COUNTED}",
+        of_run=rdma_retransmissions,
         reads=Reads(samples="window"),
     ),
     Metric(

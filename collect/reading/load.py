@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -10,12 +11,14 @@ import msgspec
 from collect.loading.loaded_run import LoadedRun
 from collect.loading.records import NO_FOLDER_STATE, Telemetry
 from collect.reading import read_many
+from shardlab.errors import InputError
 from shardlab.files import gc_pause
 from shardlab.matrix.batch_search import try_cell
-from shardlab.matrix.cell import AnyCell
+from shardlab.matrix.cell import IMPORTED_PREFIX, AnyCell
 from shardlab.matrix.expansion import ExpandedCell, Expansion
 from shardlab.runs import lease_cutoff, search_path
 from shardlab.runs.run import parse_run_id
+from shardlab.runs.rundir import RunDir
 from shardlab.runs.search_path import SearchPath
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
@@ -59,7 +62,7 @@ def load_matrix(workspace: Workspace, matrix: str | None, telemetry: Telemetry =
 
     Raises InputError if the workspace has no such matrix, or if its expansion cannot be read.
     """
-    expansion, searches = _split_searched_cells(workspace, workspace.read_expansion(matrix))
+    expansion, searches = _split_searched_cells(workspace, _add_imported_cells(workspace, workspace.read_expansion(matrix)))
     ids_of_repeat: dict[str, list[str]] = {}
     for run_id in workspace.run_ids():
         if id_parts := parse_run_id(run_id):
@@ -83,6 +86,19 @@ def load_matrix(workspace: Workspace, matrix: str | None, telemetry: Telemetry =
         for expanded_cell, cell_run_ids in cells
     ]
     return Loaded(expansion, loaded_cells, searches)
+
+
+def _add_imported_cells(workspace: Workspace, expansion: Expansion) -> Expansion:
+    """The expansion with the cells of the runs that `collect import` put into this matrix. Their runs alone remember them,
+    because `jobs` writes the expansion of a matrix again whenever it renders the matrix."""
+    imported_cells = {cell.id: cell for cell in expansion.cells}
+    for run_id in workspace.run_ids():
+        if run_id.startswith(IMPORTED_PREFIX):
+            with contextlib.suppress(InputError):  # the matrix of a run without a readable run.json is not known
+                run = RunDir(workspace.runs / run_id).read_run()
+                if run.imported and run.matrix == expansion.name:
+                    imported_cells.setdefault(run.cell.name(), ExpandedCell(run.cell.name(), run.cell, [run_id]))
+    return msgspec.structs.replace(expansion, cells=list(imported_cells.values()))
 
 
 def _build_cell(cell_id: str, cell: AnyCell, runs: Iterable[LoadedRun]) -> LoadedCell:

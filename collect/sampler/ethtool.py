@@ -27,17 +27,31 @@ SPARE_COUNTERS = 4096
 # The names of mlx5 are explained in the documentation of the kernel (mellanox/mlx5/counters.rst): `phy` counts all bytes on the
 # wire, `vport_rdma` counts RDMA alone; the two are never added up.
 COUNTERS = {
-    "wire_rx_bytes": ("rx_bytes_phy",),
-    "wire_tx_bytes": ("tx_bytes_phy",),
+    "wire_rx_bytes": ("rx_bytes_phy", "port.rx_bytes", "rx_bytes.nic"),
+    "wire_tx_bytes": ("tx_bytes_phy", "port.tx_bytes", "tx_bytes.nic"),
     "rdma_rx_bytes": ("rx_vport_rdma_unicast_bytes",),
     "rdma_tx_bytes": ("tx_vport_rdma_unicast_bytes",),
-    "rx_pauses": ("rx_pause_ctrl_phy", "rx_pause_frames", "port.link_xoff_rx", "rx_flow_control_xoff", "link_xoff_rx"),
-    "tx_pauses": ("tx_pause_ctrl_phy", "tx_pause_frames", "port.link_xoff_tx", "tx_flow_control_xoff", "link_xoff_tx"),
-    "rx_discards": ("rx_discards_phy", "rx_total_discard_pkts", "port.rx_dropped", "rx_missed_errors"),
-    "rx_crc_errors": ("rx_crc_errors_phy", "rx_fcs_err_frames", "port.rx_crc_errors", "rx_crc_errors"),
+    "rx_pauses": (
+        *("rx_pause_ctrl_phy", "rx_pause_frames", "port.link_xoff_rx"),
+        *("link_xoff_rx.nic", "rx_flow_control_xoff", "link_xoff_rx"),
+    ),
+    "tx_pauses": (
+        *("tx_pause_ctrl_phy", "tx_pause_frames", "port.link_xoff_tx"),
+        *("link_xoff_tx.nic", "tx_flow_control_xoff", "link_xoff_tx"),
+    ),
+    "rx_discards": ("rx_discards_phy", "rx_total_discard_pkts", "port.rx_dropped", "rx_dropped.nic", "rx_missed_errors"),
+    "rx_crc_errors": ("rx_crc_errors_phy", "rx_fcs_err_frames", "port.rx_crc_errors", "rx_crc_errors.nic", "rx_crc_errors"),
     "rx_out_of_buffer": ("rx_out_of_buffer",),
+    "rx_bandwidth_limited": ("bw_in_allowance_exceeded",),
+    "tx_bandwidth_limited": ("bw_out_allowance_exceeded",),
+    "packet_rate_limited": ("pps_allowance_exceeded",),
+    "connections_limited": ("conntrack_allowance_exceeded",),
 }
-_PRIORITY_PAUSES = re.compile(r"([rt]x)_prio[0-7]_pause")  # one counter of pause frames for each traffic class
+# One counter of pause frames for each traffic class: of mlx5, of bnxt_en, and of i40e (`port.`; newer kernels end its names in
+# the direction) and ice (`.nic`). Frames that end a pause early (xon) are not counted, as in the counters of the whole link.
+_PRIORITY_PAUSES = re.compile(
+    r"([rt]x)_prio[0-7]_pause|([rt]x)_pfc_ena_frames_pri[0-7]|(?:port\.)?([rt]x)_priority_[0-7]_xoff(?:_[rt]x)?(?:\.nic)?"
+)
 
 
 def find_counters(names: list[str]) -> dict[str, list[int]]:
@@ -53,7 +67,7 @@ def find_counters(names: list[str]) -> dict[str, list[int]]:
             recorded_counters[field] = [index_of_name[name]]
     for index, name in enumerate(names):
         if match := _PRIORITY_PAUSES.fullmatch(name):
-            recorded_counters.setdefault(f"{match[1]}_priority_pauses", []).append(index)
+            recorded_counters.setdefault(f"{match[match.lastindex or 1]}_priority_pauses", []).append(index)
     return recorded_counters
 
 

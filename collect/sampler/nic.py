@@ -27,6 +27,18 @@ RDMA_COUNTERS = {
     "tx_discards": ("port_xmit_discards", 1),
     "link_downed": ("link_downed", 1),
 }
+# The same for the counters in the folder hw_counters of a port, whose names each driver chooses. These are those of EFA, which
+# has no counters in the other folder; it counts bytes.
+DRIVER_RDMA_COUNTERS = {
+    "rx_bytes": ("rx_bytes", 1),
+    "tx_bytes": ("tx_bytes", 1),
+    "rx_drops": ("rx_drops", 1),
+    "read_bytes": ("rdma_read_bytes", 1),
+    "write_bytes": ("rdma_write_bytes", 1),
+    "retransmitted_bytes": ("retrans_bytes", 1),
+    "retransmitted_packets": ("retrans_pkts", 1),
+    "retransmission_timeouts": ("retrans_timeout_events", 1),
+}
 # The greatest value of a counter of 32 bits. A counter that reaches this value stops, so a sample with this value is not
 # recorded.
 STOPPED = 0xFFFFFFFF
@@ -125,8 +137,8 @@ class RdmaPort(msgspec.Struct):
     """Such as "InfiniBand" or "Ethernet"; None if not known."""
     pci: str | None
     """The PCI address of the device; None if not known."""
-    counters: dict[str, KernelFile]
-    """{name of a counter in sysfs: its open file}."""
+    counters: dict[str, tuple[str, KernelFile, int]]
+    """{field of RdmaSample: (name of its counter in sysfs, its open file, bytes or events per count)}."""
 
 
 class RdmaSource(Source):
@@ -140,22 +152,25 @@ class RdmaSource(Source):
                 int(folder.name),
                 host.read_kernel_text(folder / "link_layer"),
                 pci.resolve().name if (pci := folder.parents[1] / "device").exists() else None,
-                open_counters(folder / "counters", [name for name, _ in RDMA_COUNTERS.values()]),
+                _open_port_counters(folder),
             )
             for folder in sorted(root.glob("*/ports/*"))
             if folder.name.isdecimal()
         ]
+        self.remarks += [
+            f"the RDMA port {port.device}/{port.port} has no counter that shardlab knows, so its traffic is not measured"
+            for port in self._ports
+            if not port.counters
+        ]
 
     def fill(self, sample: Sample) -> None:
-        """Set the field `rdma` of the sample: one entry per port that has counters."""
-        rdma_samples = [self._read(port) for port in self._ports if port.counters]
-        sample.rdma = rdma_samples or None
+        """Set the field `rdma` of the sample: one entry per port. The entry of a port without known counters has no values, so
+        that the report can say that its traffic is not measured."""
+        sample.rdma = [self._read(port) for port in self._ports] or None
 
     def _read(self, port: RdmaPort) -> RdmaSample:
         rdma_sample = RdmaSample(device=port.device, port=port.port, link_layer=port.link_layer, pci=port.pci)
-        for field, (name, unit) in RDMA_COUNTERS.items():
-            if (file := port.counters.get(name)) is None:
-                continue
+        for field, (name, file, unit) in port.counters.items():
             try:
                 count = int(file.read())
             except (OSError, ValueError):
@@ -164,6 +179,17 @@ class RdmaSource(Source):
             if count != STOPPED:
                 setattr(rdma_sample, field, count * unit)
         return rdma_sample
+
+
+def _open_port_counters(port_folder: Path) -> dict[str, tuple[str, KernelFile, int]]:
+    """The open counters of a port, as in `RdmaPort`. If both folders have a counter of a field, that of the kernel is used."""
+    port_counters: dict[str, tuple[str, KernelFile, int]] = {}
+    for folder_name, known_counters in (("hw_counters", DRIVER_RDMA_COUNTERS), ("counters", RDMA_COUNTERS)):
+        open_files = open_counters(port_folder / folder_name, [name for name, _ in known_counters.values()])
+        for field, (name, unit) in known_counters.items():
+            if name in open_files:
+                port_counters[field] = (name, open_files[name], unit)
+    return port_counters
 
 
 def open_counters(folder: Path, names: tuple[str, ...] | list[str]) -> dict[str, KernelFile]:

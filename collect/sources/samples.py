@@ -26,7 +26,8 @@ NICS: Mapping[str, Any] = {
     **dict.fromkeys(("name", "kind"), pl.String),
     **dict.fromkeys(("rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_discards"), pl.Int64),
     **dict.fromkeys(("rx_pauses", "tx_pauses", "rx_priority_pauses", "tx_priority_pauses"), pl.Int64),
-    **dict.fromkeys(("rdma_rx_bytes", "rdma_tx_bytes"), pl.Int64),
+    **dict.fromkeys(("rdma_rx_bytes", "rdma_tx_bytes", "rx_bandwidth_limited", "tx_bandwidth_limited"), pl.Int64),
+    **dict.fromkeys(("packet_rate_limited", "connections_limited"), pl.Int64),
     **IDENTITY,
 }
 GPUS: Mapping[str, Any] = {
@@ -44,7 +45,8 @@ RDMA: Mapping[str, Any] = {
     "device": pl.String,
     "port": pl.Int64,
     "link_layer": pl.String,
-    **dict.fromkeys(("rx_bytes", "tx_bytes", "rx_errors", "tx_discards", "link_downed"), pl.Int64),
+    **dict.fromkeys(("rx_bytes", "tx_bytes", "rx_errors", "tx_discards", "link_downed", "rx_drops"), pl.Int64),
+    "retransmitted_packets": pl.Int64,
 }
 # Columns of GPUs that are filled sample by sample and not GPU by GPU (`_list_gpu_sample_values`), because a large run has
 # millions of rows.

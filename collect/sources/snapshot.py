@@ -1,21 +1,31 @@
 """Reads the snapshot of the CUDA allocator that a rank writes if the cell has `instruments: {memory: snapshot}`.
 
 A snapshot has the allocator's segments (pieces of GPU memory, each divided into blocks) after a step, and the history of the
-step: one entry for each time when memory was allocated or freed. Its stack traces are not read.
+step: one entry for each time when memory was allocated or freed. Its stack traces are not read. The pickles that torch itself
+writes contain the same dictionaries (`torch.cuda.memory._dump_snapshot`); nothing in them is executed.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from collect.sources import plain_pickle
+from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS, get_decoder
+from shardlab.record_types import Count
 
 MOST_BYTES = 1 << 29  # a file whose JSON text is larger is not read, because it would need too much memory
+# The largest pickle of another program. Its values need about ten times as much memory as the file.
+MOST_PICKLE_BYTES = 1 << 28
+MOST_VALUES = 50_000_000  # the most values in such a pickle; a small pickle may contain the same list many times
+SNAPSHOT_SUFFIX = ".snapshot.json.gz"
 SIZES = {"256 MiB or more": 1 << 28, "32 to 256 MiB": 1 << 25, "1 to 32 MiB": 1 << 20, "below 1 MiB": 0}
 """Name of a class of allocations -> the smallest size of its allocations in bytes. The class of the largest comes first."""
 BEFORE = "from before the step"
@@ -26,7 +36,7 @@ _GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unm
 class AllocatorBlock(msgspec.Struct, frozen=True):
     """A piece of a segment."""
 
-    size: int
+    size: Count
     """In bytes."""
     state: str
 
@@ -34,7 +44,7 @@ class AllocatorBlock(msgspec.Struct, frozen=True):
 class AllocatorSegment(msgspec.Struct, frozen=True):
     """A piece of GPU memory that the allocator reserved."""
 
-    total_size: int
+    total_size: Count
     """In bytes."""
     blocks: list[AllocatorBlock]
 
@@ -45,7 +55,7 @@ class HistoryEntry(msgspec.Struct, frozen=True):
     action: str
     addr: int = 0
     """The address of the block or segment."""
-    size: int = 0
+    size: Count = 0
     """In bytes."""
 
 
@@ -100,6 +110,57 @@ def read_snapshot(path: Path) -> AllocatorSnapshot | None:
         return get_decoder(AllocatorSnapshot).decode(text) if len(text) <= MOST_BYTES else None
     except (OSError, EOFError, zlib.error, *DECODE_FAULTS):
         return None
+
+
+def read_snapshot_document(path: Path) -> dict[str, Any]:
+    """The whole document of a snapshot that the user names, with its stack traces: a file of ours, or a pickle of torch.
+
+    A pickle has neither rank nor step, so both are 0. Raises InputError if the file is no snapshot, WorkspaceError if it cannot
+    be read."""
+    with files.as_workspace_error("read"):
+        content = files.read(path, MOST_PICKLE_BYTES, follow=True)
+    try:
+        if path.name.endswith(SNAPSHOT_SUFFIX):
+            text = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MOST_BYTES)
+            document = msgspec.json.decode(text, type=dict[str, Any])
+        else:
+            pickled = plain_pickle.read_plain_pickle(content)
+            if not isinstance(pickled, dict):
+                raise ValueError("it contains no dictionary")
+            document = {"schema": 1, "rank": 0, "step": 0, "segments": pickled.get("segments")}
+            document["device_traces"] = pickled.get("device_traces", [])
+            _must_be_small(document)
+        msgspec.convert(document, AllocatorSnapshot)
+    except (ValueError, EOFError, zlib.error, RecursionError, gzip.BadGzipFile, OverflowError) as fault:
+        raise InputError(
+            f"{path}: is no snapshot of the CUDA allocator: {str(fault).rstrip('.')}. Allowed: the pickle that "
+            "torch.cuda.memory._dump_snapshot writes, or memory/rank-00000.snapshot.json.gz of a run."
+        ) from None
+    return document
+
+
+def is_snapshot_file(path: Path) -> bool:
+    """Whether a file that the user names is a pickle, or has the name of a snapshot of ours. False if it cannot be read."""
+    try:
+        with files.open_regular(path, follow=True) as file:
+            start = file.read(2)
+    except OSError:
+        return False
+    is_pickle = start[:1] == plain_pickle.MAGIC and 2 <= start[-1] <= plain_pickle.NEWEST_PROTOCOL
+    return is_pickle or path.name.endswith(SNAPSHOT_SUFFIX)
+
+
+def _must_be_small(document: Any) -> None:
+    """Raises ValueError if a document has more than MOST_VALUES values. A list that occurs in several places counts each
+    time."""
+    pending, count = [document], 0
+    while pending:
+        value = pending.pop()
+        inner_values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        count += len(inner_values)
+        if count > MOST_VALUES:
+            raise ValueError(f"it has more than {MOST_VALUES:,} values")
+        pending.extend(inner_values)
 
 
 def replay_history(snapshot: AllocatorSnapshot) -> AllocatorHistory:

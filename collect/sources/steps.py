@@ -141,10 +141,12 @@ def _aggregate_world(timed_steps: pl.DataFrame, *keys: str) -> pl.DataFrame:
 def seconds_until(timed_steps: pl.DataFrame) -> dict[int, float]:
     """The seconds of training up to the end of each timed step: {number of a step: sum of the times of all timed steps so far}.
 
-    The time of a step is the time of its slowest rank. Warm-up and validation do not count.
+    The time of a step is the time of its slowest rank. Warm-up and validation do not count. In an imported run, whose log may
+    have only each tenth step, a step stands for the steps before it, too.
     """
     world = join_world_steps(timed_steps)
-    return dict(zip(world["step"].to_list(), (world["step_ms"].cum_sum() / 1000).to_list(), strict=True))
+    seconds = world["step_ms"] * world["step"].diff().fill_null(1) / 1000
+    return dict(zip(world["step"].to_list(), seconds.cum_sum().to_list(), strict=True))
 
 
 def find_timed_window(timed_steps: pl.DataFrame) -> tuple[float, float] | None:

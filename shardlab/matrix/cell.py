@@ -35,6 +35,7 @@ STRATEGY_OPTIONS = {"sync": LAST_PASS}
 # All options that are not in the hash of a cell if they have these values, because cells of older versions lack them.
 NEWER_OPTIONS: dict[str, object] = {**STRATEGY_OPTIONS, "dropout": None}
 Scalar = bool | Integer | Measured | str
+IMPORTED_PREFIX = "imported-"  # the beginning of the names of cells that `collect import` makes
 Precision = Literal["fp32", "tf32", "bf16", "bf16-autocast", "fp16", "fp16-autocast", "bf16-pure"]
 # states in which a run can end
 State = Literal["completed", "oom", "timeout", "failed", "cancelled", "node_fail", "preempted", "hung"]
@@ -339,6 +340,10 @@ class AnyCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """The values of `set` in the matrix, by name, which the command line contains."""
     env: Annotated[dict[str, str], Role.EXECUTION] = {}
     """Environment variables of the ranks, by name."""
+    imported: Annotated[str | None, Role.MODEL] = None
+    """The labels that a person gave to a run that `collect import` made from logs of another program; null: shardlab trained
+    the cell. Only workload, strategy and gpus of such a cell mean something, and they are labels; the logs do not state the
+    other keys. The work is not known, so no other cell is compared with it."""
 
     @property
     def world_size(self) -> int:
@@ -392,7 +397,8 @@ class AnyCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def name(self) -> str:
         """The name of the cell: a readable summary and the hash, at most 52 characters, allowed as the name of a folder."""
-        name_summary = f"{self.strategy}-{self.workload}-g{self.gpus}"
+        name_summary = IMPORTED_PREFIX if self.imported is not None else ""
+        name_summary += f"{self.strategy}-{self.workload}-g{self.gpus}"
         if self.global_batch_size is not None:
             name_summary += f"-b{self.global_batch_size}"
         if self.gradient_accumulation_steps not in (None, 1):
@@ -468,7 +474,7 @@ def cell_hash(cell: dict[str, Any]) -> str:
     of the hash."""
     bookkeeping = keys_with_role(Role.BOOKKEEPING)
     # not in the hash if null or empty: cells of older versions lack these keys
-    newer_keys = ("gpu_type", "workload_code", "strategy_code", "environment", "command", "set", "env")
+    newer_keys = ("gpu_type", "workload_code", "strategy_code", "environment", "command", "set", "env", "imported")
     left_out = {*bookkeeping, *(key for key in newer_keys if cell.get(key) in (None, {}))}
     hashed_cell = {key: value for key, value in cell.items() if key not in left_out}
     # These keys of `instruments` are not in the hash if they have these values, for the same reason.

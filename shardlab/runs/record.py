@@ -196,10 +196,18 @@ class NicSample(Record, kw_only=True):
     """Frames whose checksum was wrong."""
     rx_out_of_buffer: Count | None = None
     """Packets dropped because the receiver had no buffer."""
+    rx_bandwidth_limited: Count | None = None
+    """Packets that the cloud delayed or dropped because the machine received more bytes per second than its limit."""
+    tx_bandwidth_limited: Count | None = None
+    """Packets that the cloud delayed or dropped because the machine sent more bytes per second than its limit."""
+    packet_rate_limited: Count | None = None
+    """Packets that the cloud delayed or dropped above the machine's limit of packets per second."""
+    connections_limited: Count | None = None
+    """Packets that the cloud dropped above the machine's limit of connections."""
 
 
 class RdmaSample(Record, kw_only=True):
-    """The counters of one port of an RDMA device at one moment."""
+    """The counters of one port of an RDMA device at one moment. A port without any known counter has an entry, too."""
 
     device: str
     """Name of the device, such as mlx5_0."""
@@ -220,6 +228,18 @@ class RdmaSample(Record, kw_only=True):
     """Packets that the port could not send."""
     link_downed: Count | None = None
     """How often the link went down."""
+    rx_drops: Count | None = None
+    """Received packets that the device dropped."""
+    read_bytes: Count | None = None
+    """Bytes that RDMA reads of this host fetched from others; part of `rx_bytes`."""
+    write_bytes: Count | None = None
+    """Bytes that RDMA writes of this host stored on others; part of `tx_bytes`."""
+    retransmitted_bytes: Count | None = None
+    """Bytes that were sent again."""
+    retransmitted_packets: Count | None = None
+    """Packets that were sent again."""
+    retransmission_timeouts: Count | None = None
+    """How often no answer came in time."""
 
 
 class Sample(Record, kw_only=True):

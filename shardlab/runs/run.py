@@ -18,13 +18,14 @@ from shardlab.matrix.batch_search import BatchSearch
 from shardlab.matrix.cell import AnyCell, Cell, as_training_cell
 from shardlab.matrix.retry import Retry
 from shardlab.plugins.plugin_kind import OwnStrategy, OwnWorkload
-from shardlab.record_types import RUN_ID_PATTERN, Count, HostName, MatrixName, Positive, Ranks, RunId, WholeSeconds
+from shardlab.record_types import RUN_ID_PATTERN, Count, HostName, MatrixName, Positive, Ranks, RunId, Sha256, WholeSeconds
 from shardlab.runs.trace_part import TracePart
 
 # An environment variable that the supervisor sets for the ranks of a run with checkpoints. It contains the time, in seconds
 # since the epoch, at which the ranks save a checkpoint and end.
 SAVE_AT = "SHARDLAB_SAVE_AT"
 REHEARSAL_NOTE = "rehearsal: it tests that everything works, not the speed"
+STEP_UNIT = "steps"  # the unit of the throughput of an imported run whose logs do not say how much data a step has
 RUN_ID = re.compile(RUN_ID_PATTERN)
 _RUN_ID_PATTERN = re.compile(r"(?P<first>(?P<cell>.+)-r(?P<repeat>\d+))(?:-a(?P<attempt>\d+))?")
 
@@ -38,6 +39,19 @@ class World(msgspec.Struct, frozen=True):
     """Ranks on each node."""
     world_size: Ranks
     """Ranks of the run, parameter servers included."""
+
+
+class ImportedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A log of another program from which `collect import` made a run, or a part of one."""
+
+    name: str
+    """The name of the file, without its folder."""
+    format: str
+    """The format in which the file was read, such as nvidia-smi."""
+    sha256: Sha256
+    """Of the content."""
+    unread_lines: Count = 0
+    """Number of lines that could not be read in this format."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +129,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The strategy that a file of the workspace defines; the run folder has a copy."""
     traces: TracePart | None = None
     """The traces that the run analyses instead of training (`jobs trace`)."""
+    imported: list[ImportedFile] = []
+    """The logs of another program from which the run was made (`collect import`); empty: shardlab trained."""
     search: BatchSearch | None = None
     """The search to which the run belongs; its supervisor starts the next try."""
 

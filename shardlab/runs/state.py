@@ -26,6 +26,7 @@ STATE_MEANINGS = {
     "node_fail": "a machine failed or restarted while it ran",
     "preempted": "ended by the scheduler in favour of another job",
     "hung": "made no progress for its hang limit and was ended",
+    "imported": "made from logs of another program by `collect import`; nothing proves that it completed",
     "unknown": "its records are damaged, or contradict the scheduler",
 }
 # events of a submission; refused: the scheduler or a node rejected the run
@@ -35,6 +36,7 @@ TOLD_REASON = "told"  # the reason of an end: Slurm told the run to end, and onl
 ENDED_IN_SLURM = "ended_in_slurm"  # the event with which a command records a final state that it learnt from Slurm
 # The event of a node: the kernel's OOM killer ended a process of the machine, and it is not known whether of this run.
 OOM_ON_MACHINE = "oom_on_machine"
+IMPORTED = "imported"  # the only event of a run that was made from logs of another program, and the state of the run
 STARTS_AND_ENDS = ("started", "exited")
 FINAL_STATES = frozenset(STATE_MEANINGS) - {"planned", "pending", "running", "unknown"}  # the states in which a run can end
 
@@ -58,6 +60,8 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
     steps_asked: the number of timed steps that the run must have; None: not known, because the length of the run is given in
     epochs and there is no result.json, which would contain the number.
     """
+    if [event.event for event in events] == [IMPORTED]:
+        return JudgedState(IMPORTED, str(events[0].data.get("why", "")))
     if (learnt_end := find_learnt_end(events)) is not None:
         return learnt_end
     ordered_events = sorted(events, key=lambda e: e.wall_s)

@@ -50,6 +50,7 @@ ELSEWHERE = {
     "jobs submit, jobs retry, jobs trace": "test_tutorial_e2e.py",
     "collect watch": "support_watch.py",
     "collect sample": "test_collect_sampler.py",
+    "collect import": "test_import.py",
 }
 
 

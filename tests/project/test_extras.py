@@ -80,6 +80,7 @@ def command_lines(workspace, folder):
         "history": [str(workspace.path)],
         "archive": ["--out", str(folder / "archive.shardlab.zip")],
         "open": [str(folder / "absent.zip")],
+        "import": [str(folder / "absent.log")],
         "track": [run, "--to", "tensorboard"],
         "metrics": [],
     }

@@ -23,6 +23,8 @@ HELD = {
     "collect/history/command.py _print_history": OF_COLLECT,
     "collect/report/terminal.py print_summary": OF_COLLECT,
     "collect/report/terminal.py _show_further": OF_COLLECT,
+    "collect/importing/import_command.py _show_logs": "test_import",
+    "collect/importing/snapshot_report.py show_snapshot": "test_plain_pickle",
     "collect/report/terminal.py print_choices": "test_choices",
     "collect/report/terminal.py print_claims": WORDS,
     "collect/report/terminal.py print_verdicts": OF_COLLECT,

@@ -329,8 +329,21 @@ COMMANDS = (
         keys={"format": Key("text", "name of the format"), "files": Key("list of text", "the paths that were written")},
     ),
     Described(
+        "collect import",
+        "A run that was made from logs of another program ([your own logs](../bring-your-own-logs.md)).",
+        keys={
+            "run": Key("text", "its id"),
+            "matrix": Key("text", "the matrix that has the run"),
+            "files": Key("list of ImportedFile", "the logs"),
+            "remarks": Key("list of text", "what a reader must know to judge the numbers, as sentences"),
+            "steps": Key("mapping", "rank -> number of steps"),
+            "samples": Key("integer", "number of samples of telemetry"),
+        },
+    ),
+    Described(
         "collect trace",
-        "Where the time of profiled steps went ([what traces answer](../trace-answers.md)). `collectives` and `stragglers` "
+        "Where the time of profiled steps went ([what traces answer](../trace-answers.md)). For a snapshot of the CUDA "
+        "allocator, the document has other keys: file, segments, entries, bytes and at_peak. `collectives` and `stragglers` "
         "are absent with `--like-hta`; `against`, `why` and `operators` are there only with `--against`.",
         keys={
             "run": Key("text", "the run, or the path that was given"),

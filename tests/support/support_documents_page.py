@@ -29,6 +29,7 @@ EVENTS = {
     "cancelled": "the run was cancelled before it started",
     "exited": "the ranks ended; data: exit code, reason, why",
     "failed": "a rank or a node could not do its part; data: why",
+    "imported": "the run was made from logs of another program; data: why, with the names of the files",
     "clock": "the clocks of two hosts were compared; data: offset_s, within_s",
     "sampler_ended": "the sampler of a host ended while the run continued; data: its exit code",
 }

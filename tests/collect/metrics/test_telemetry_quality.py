@@ -103,6 +103,21 @@ def test_pause_frames_and_faults_of_rdma_are_counted():
     assert network.pause_frames(neither) is network.rdma_faults(neither) is None
 
 
+def test_packets_above_limits_of_the_cloud_and_retransmissions_are_counted():
+    limited = [sample(at, nics=[both(at, tx_bandwidth_limited=2 * at, connections_limited=at)]) for at in TIMES]
+    found = network.limited_packets(measured(WINDOW, limited))
+    assert (found.value, found.unit) == (30, "packets")
+    efa = [sample(at, rdma=[RdmaSample(device="e", port=1, retransmitted_packets=4 * at, rx_drops=at)]) for at in TIMES]
+    run = measured(WINDOW, efa)
+    assert (network.rdma_retransmissions(run).value, network.rdma_faults(run).value) == (40, 10)
+    assert network.limited_packets(run) is None
+
+
+def test_a_port_without_known_counters_is_trouble_of_the_telemetry():
+    seen = [sample(at, rdma=[RdmaSample(device="new_0", port=2), port(at)]) for at in TIMES]
+    assert covered(measured(WINDOW, seen)).trouble == "traffic of RDMA ports without known counters is not measured: new_0/2"
+
+
 def linked(at, *sent, **more):
     gpus = [GpuSample(uuid=str(n), nvlink_tx_bytes=value, **more) for n, value in enumerate(sent)]
     return sample(at, gpus=gpus)

@@ -7,7 +7,7 @@ import pytest
 
 from collect.sampler.ethtool import COUNTERS, find_counters
 from collect.sampler.nic import NicSource, RdmaSource
-from shardlab.runs.record import NicSample, Sample
+from shardlab.runs.record import NicSample, RdmaSample, Sample
 
 # A Python script that runs in its own network namespace and makes a veth, which is a pair of virtual interfaces. By the ethtool
 # ioctl, each interface of the pair reports the index of the other. The test checks this counter, because its value is known.
@@ -67,6 +67,22 @@ def test_the_counters_of_a_driver_are_found_by_its_names():
         "rx_pauses": [1], "tx_pauses": [2], "rx_discards": [0],
     }  # fmt: skip
     assert find_counters(["\x1b[2J", "", "rx_bytes"]) == {}
+    assert find_counters(["rx_pfc_ena_frames_pri0", "tx_pfc_ena_frames_pri7", "rx_pfc_xon2xoff_frames_pri0"]) == {  # bnxt_en
+        "rx_priority_pauses": [0], "tx_priority_pauses": [1],
+    }  # fmt: skip
+    older_i40e = ["rx_bytes", "port.rx_bytes", "port.link_xoff_rx", "port.rx_priority_3_xoff", "port.rx_priority_3_xon"]
+    assert find_counters(older_i40e) == {"wire_rx_bytes": [1], "rx_pauses": [2], "rx_priority_pauses": [3]}
+    newer_i40e = ["port.rx_priority_3_xoff_rx", "port.tx_priority_3_xoff_tx", "port.rx_priority_3_xon_2_xoff"]
+    assert find_counters(newer_i40e) == {"rx_priority_pauses": [0], "tx_priority_pauses": [1]}
+    ice = ["rx_bytes", "rx_bytes.nic", "tx_bytes.nic", "link_xoff_tx.nic", "rx_dropped.nic", "rx_crc_errors.nic"]
+    assert find_counters([*ice, "tx_priority_0_xoff.nic", "tx_priority_0_xon.nic"]) == {
+        "wire_rx_bytes": [1], "wire_tx_bytes": [2], "tx_pauses": [3], "rx_discards": [4], "rx_crc_errors": [5],
+        "tx_priority_pauses": [6],
+    }  # fmt: skip
+    ena = ["queue_0_tx_bytes", "bw_in_allowance_exceeded", "bw_out_allowance_exceeded", "pps_allowance_exceeded"]
+    assert find_counters([*ena, "conntrack_allowance_exceeded"]) == {
+        "rx_bandwidth_limited": [1], "tx_bandwidth_limited": [2], "packet_rate_limited": [3], "connections_limited": [4],
+    }  # fmt: skip
     kept = {*COUNTERS, "rx_priority_pauses", "tx_priority_pauses"}
     assert kept <= set(NicSample.__struct_fields__)
 
@@ -90,12 +106,31 @@ def test_rdma_counters_are_in_bytes_and_one_that_stopped_is_unknown(tmp_path):
         (counters / name).write_text(f"{value}\n")
     (tmp_path / "mlx5_1" / "ports" / "1").mkdir(parents=True)  # a second device, whose port has no counters
     source = RdmaSource(tmp_path)
-    (port,) = filled(source).rdma
+    port, unknown_port = filled(source).rdma
+    assert unknown_port == RdmaSample(device="mlx5_1", port=1)
+    assert source.remarks == ["the RDMA port mlx5_1/1 has no counter that shardlab knows, so its traffic is not measured"]
     assert (port.device, port.port, port.link_layer, port.pci) == ("mlx5_0", 1, "Ethernet", None)
     assert (port.tx_bytes, port.rx_bytes, port.wait, port.link_downed, port.rx_errors) == (4000, None, 7, 0, None)
     (counters / "port_xmit_data").write_text("no number")
-    (port,) = filled(source).rdma
+    port = filled(source).rdma[0]
     assert (port.tx_bytes, source.failures) == (None, {"mlx5_0 port_xmit_data": 1})
+
+
+def test_the_counters_of_efa_are_bytes_in_the_folder_of_the_driver(tmp_path):
+    counters = tmp_path / "rdmap0s31" / "ports" / "1" / "hw_counters"
+    counters.mkdir(parents=True)
+    values = {"tx_bytes": 1000, "rx_bytes": 2000, "rdma_read_bytes": 30, "rdma_write_bytes": 40, "retrans_pkts": 5}
+    values |= {"retrans_bytes": 60, "retrans_timeout_events": 7, "rx_drops": 8, "lifespan": 12, "tx_pkts": 9}
+    for name, value in values.items():
+        (counters / name).write_text(f"{value}\n")
+    source = RdmaSource(tmp_path)
+    assert filled(source).rdma == [
+        RdmaSample(
+            device="rdmap0s31", port=1, tx_bytes=1000, rx_bytes=2000, read_bytes=30, write_bytes=40, retransmitted_packets=5,
+            retransmitted_bytes=60, retransmission_timeouts=7, rx_drops=8,
+        )
+    ]  # fmt: skip
+    assert source.remarks == []
 
 
 def test_a_machine_without_rdma_has_no_such_field(tmp_path):

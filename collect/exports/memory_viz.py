@@ -1,0 +1,48 @@
+"""Exports the snapshots of the CUDA allocator as pickles for the page memory_viz of PyTorch, which reads nothing else.
+
+The page (https://pytorch.org/memory_viz) reads pickles of the protocols 2 to 4 that contain plain values.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+from collect.export import Export
+from collect.reading.load import Loaded
+from collect.sources import snapshot
+from collect.summary import Summary
+from shardlab.errors import InputError
+from shardlab.files import files
+
+PROTOCOL = 4
+FOLDER = "snapshots"
+
+
+def write(loaded: Loaded, _summary: Summary, folder: Path, _final_path: Path) -> None:
+    """Write snapshots/RUN/rank-RRRRR.pickle for each snapshot. Raises InputError if the matrix has none."""
+    snapshot_paths = [
+        (run.run_id, path)
+        for run in loaded.runs
+        for path in sorted((run.folder.path / "memory").glob(f"rank-*{snapshot.SNAPSHOT_SUFFIX}"))
+        if path.is_file() and not path.is_symlink() and not path.parent.is_symlink()
+    ]
+    if not snapshot_paths:
+        raise InputError(
+            f"the matrix {loaded.expansion.name} has no snapshot of the CUDA allocator. Allowed: a matrix with runs whose "
+            "cells have instruments: {memory: snapshot}, or an imported snapshot."
+        )
+    for run_id, path in snapshot_paths:
+        document = snapshot.read_snapshot_document(path)
+        sections = {name: document[name] for name in ("segments", "device_traces")}
+        files.make_folder(folder / FOLDER / run_id)
+        pickle_path = folder / FOLDER / run_id / f"{path.name.removesuffix(snapshot.SNAPSHOT_SUFFIX)}.pickle"
+        files.write_new(pickle_path, pickle.dumps(sections, protocol=PROTOCOL))
+
+
+EXPORT = Export(
+    name="memory-viz",
+    summary="a pickle per snapshot of the CUDA allocator, for https://pytorch.org/memory_viz",
+    holds=frozenset({FOLDER}),
+    write=write,
+)

@@ -1,0 +1,1 @@
+"""Turns logs of other programs into runs, which reports show beside our own."""

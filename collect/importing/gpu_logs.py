@@ -1,0 +1,115 @@
+"""Reads telemetry of GPUs: nvidia-smi (--query-gpu, dmon, pmon), dcgmi dmon, and the text of dcgm-exporter."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+
+from collect.importing.log_columns import DMON_COLUMNS, GPU_COLUMNS, split_unit
+from collect.importing.log_rows import LogRows
+from shardlab.terminal import printable
+
+_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]{1,64}")
+_LABEL = re.compile(r'(\w+)="([^"]{0,200})"')
+_METRIC_LINE = re.compile(r"DCGM_FI_(?:DEV|PROF)_(\w+)\{(.*)\}\s+(\S+)(?:\s+(\d+))?\s*")
+DATE_NAMES, TIME_NAMES = ("date", "yyyymmdd"), ("time",)
+
+
+def name_gpu(uuid: object, index: object) -> str | None:
+    """The name of a GPU: its UUID, or its number on the host; None if neither is known."""
+    if isinstance(uuid, str) and _UUID.fullmatch(uuid.strip()):
+        return uuid.strip()
+    text = str(index).strip()
+    return f"gpu{int(text)}" if text.isdecimal() and len(text) < 6 else None
+
+
+def read_query_csv(rows: LogRows, lines: Sequence[str], names: Sequence[str] | None) -> None:
+    """Read the output of `nvidia-smi --query-gpu`, with or without units. names: the names of the columns if there is no
+    heading."""
+    headings = [split_unit(name) for name in names] if names else []
+    for line in lines:
+        try:
+            (cells,) = csv.reader([line], skipinitialspace=True)
+        except (csv.Error, ValueError):
+            cells = []
+        if is_query_heading(line):
+            headings = (
+                headings if names else [split_unit(cell) for cell in cells]
+            )  # the heading occurs again if the program was started again
+            continue
+        values = {name: f"{text.strip()} {unit}" if text.strip()[-1:].isdigit() else text.strip()
+                  for (name, unit), text in zip(headings, cells)}  # fmt: skip
+        plain = {name: text.strip() for (name, _), text in zip(headings, cells)}
+        gpu = name_gpu(plain.get("uuid", plain.get("gpu_uuid")), plain.get("index", plain.get("gpu_index")))
+        if gpu is None and not {"uuid", "gpu_uuid", "index", "gpu_index"} & plain.keys():
+            gpu = plain.get("pci.bus_id", plain.get("gpu_bus_id", "gpu0"))[:40]
+        if gpu is None or len(cells) != len(headings) or not headings:
+            rows.unread += 1
+            continue
+        wall_s = rows.start_moment(plain.get("timestamp"), gpu)
+        if wall_s is not None:
+            rows.add_gpu(wall_s, gpu, values, GPU_COLUMNS)
+
+
+def is_query_heading(line: str) -> bool:
+    """Whether a line has the names of columns of `nvidia-smi --query-gpu`, with or without units."""
+    names = [split_unit(cell)[0] for cell in line.split(",")]
+    column_names = {"timestamp", "uuid", "gpu_uuid", "index", "name", "gpu_name", "pstate", "pci.bus_id", *GPU_COLUMNS}
+    return any("." in name and name in GPU_COLUMNS for name in names) or (
+        len(names) > 1 and all(name in column_names for name in names)
+    )
+
+
+def read_table(rows: LogRows, lines: Sequence[str]) -> None:
+    """Read the tables of `nvidia-smi dmon` and `pmon` and of `dcgmi dmon`, whose headings begin with #."""
+    names: list[str] = []
+    for line in lines:
+        cells = re.split(r"\s*,\s*|\s+", line.lstrip("# ").strip()) if line.strip() else []
+        if line.startswith("#"):
+            if "gpu" in (lowered := [cell.lower() for cell in cells]) or lowered[:1] == ["entity"]:
+                names = lowered
+            continue  # a second line of the heading has the units
+        if not cells or line.split()[:1] == ["ID"]:
+            continue
+        if names[:1] == ["entity"]:  # its cells are `GPU 0`, and other entities, such as links, are not read
+            if cells[0].lower() != "gpu":
+                rows.unread += cells[0].lower() not in ("gpu-i", "gpu-ci", "switch", "link", "cpu", "core", "sw")
+                continue
+            cells = cells[1:]
+        values = dict(zip(names, cells))
+        gpu = name_gpu(None, values.get("gpu", values.get("entity", "")))
+        if gpu is None or len(cells) < len(names) - ("command" in names):
+            rows.unread += 1
+            continue
+        time = next((values[name] for name in TIME_NAMES if name in values), None)
+        if (date := next((values[name] for name in DATE_NAMES if name in values), None)) is not None:
+            time = f"{date} {time}"
+        wall_s = rows.start_moment(time, f"{gpu} {values.get('pid', '')}")
+        if wall_s is None:
+            continue
+        if "pid" not in values:
+            rows.add_gpu(wall_s, gpu, values, DMON_COLUMNS)
+        else:
+            sample = rows.add_gpu(wall_s, gpu, {}, {})
+            sample.processes = (sample.processes or 0) + (values["pid"].isdecimal() and "c" in values.get("type", "").lower())
+
+
+def read_exporter_text(rows: LogRows, lines: Sequence[str]) -> None:
+    """Read what dcgm-exporter answers to Prometheus. A file may have the answers of several moments, one after the other."""
+    for line in lines:
+        if line.startswith("#") or not line.strip():
+            continue
+        match = _METRIC_LINE.fullmatch(line)
+        labels = dict(_LABEL.findall(match[2])) if match else {}
+        gpu = name_gpu(labels.get("UUID", labels.get("uuid")), labels.get("gpu"))
+        if match is None or gpu is None or labels.get("GPU_I_ID"):
+            rows.unread += 1
+            continue
+        wall_s = rows.start_moment(match[4], f"{match[1]} {gpu}")
+        if wall_s is None:
+            continue
+        name, host = match[1].lower(), printable.clean_to_one_line(labels.get("Hostname", "")) or None
+        sample = rows.add_gpu(wall_s, gpu, {name: match[3]}, GPU_COLUMNS, host)
+        if name == "xid_errors" and re.fullmatch(r"[1-9]\d{0,4}(\.0*)?", match[3]):
+            sample.xids = [int(float(match[3]))]

@@ -1,0 +1,274 @@
+"""`collect import`: turns logs of other programs into one run, which reports show beside our own."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from collect.importing import log_formats, log_rows
+from collect.importing.log_formats import FORMAT_NAMES, SNAPSHOT
+from collect.importing.log_rows import LogRows, StepRow
+from collect.importing.log_values import LogClock, parse_zone
+from collect.sources import snapshot
+from shardlab.errors import InputError, UnknownName
+from shardlab.files import files
+from shardlab.matrix.cell import AnyCell, Instruments
+from shardlab.matrix.expansion import Expansion
+from shardlab.record_types import PLAIN_WORD_PATTERN
+from shardlab.runs import run as run_file
+from shardlab.runs.record import SCHEMA, LineWriter, Result, SameWork, Sample, StepRecord
+from shardlab.runs.run import ImportedFile, Run, World
+from shardlab.runs.rundir import RunDir
+from shardlab.runs.state import IMPORTED
+from shardlab.terminal import notation
+from shardlab.terminal.console import Output
+from shardlab.terminal.table import Column, Table
+from shardlab.workspace.workspace import Workspace
+
+MATRIX = "imported"  # the matrix of imported runs, if --into names no other
+MOST_RANKS = 1 << 20
+
+
+class ImportOptions(NamedTuple):
+    """The options of `collect import`, as they are typed."""
+
+    format: str | None
+    into: str
+    name: str | None
+    strategy: str
+    gpus: int | None
+    host: str
+    zone: str
+    start: str | None
+    every_s: float
+    columns: str | None
+
+
+class ReadLog(NamedTuple):
+    """A log and what was found in it."""
+
+    file: ImportedFile
+    rows: LogRows
+    snapshot: bytes | None
+    """The snapshot of the CUDA allocator, as JSON; None if the log is none."""
+
+
+def import_logs(workspace: Workspace, paths: Sequence[str], options: ImportOptions, output: Output) -> int:
+    """Make a run of these logs, print what was found, and return exit code 0. Raises InputError if nothing can be imported.
+
+    paths: the files, all of one run.
+    """
+    _check_options(options)
+    logs = [_read_log(Path(path), options) for path in paths]
+    samples = sorted((sample for log in logs for sample in log.rows.samples.values()), key=lambda sample: sample.wall_s)
+    step_rows = [row for log in logs for row in log.rows.steps]
+    gpus = options.gpus or _count_gpus(samples, step_rows)
+    if gpus is None:
+        raise InputError(
+            "--gpus: the logs do not show on how many GPUs the program ran. Allowed: --gpus N, as a label of the run."
+        )
+    name = options.name or re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(paths[0]).stem).strip("-._")[:40] or "log"
+    snapshots = [log.snapshot for log in logs if log.snapshot is not None]
+    steps, unit = log_rows.build_steps(step_rows, gpus)
+    cell = _make_cell(name, options.strategy, gpus, has_snapshot=bool(snapshots))
+    with workspace.hold_runs_lock():
+        run_dir = _write_run(workspace, options.into, cell, [log.file for log in logs], steps, unit, samples, snapshots)
+    remarks = _list_remarks(logs, options, gpus, steps)
+    _show_logs(output, logs)
+    for remark in remarks:
+        output.print_remark(remark, style="yellow")
+    output.print_line(f"run: {run_dir.path}")
+    output.print_remark(
+        f"`collect summarize --matrix {options.into}` shows it; strategy {options.strategy} and {gpus} GPUs are labels."
+    )
+    output.print_document(
+        {"run": run_dir.run_id, "matrix": options.into, "files": [log.file for log in logs], "remarks": remarks,
+         "steps": {str(rank): len(records) for rank, records in steps.items()}, "samples": len(samples)}
+    )  # fmt: skip
+    return 0
+
+
+def _check_options(options: ImportOptions) -> None:
+    """Raises InputError if the value of an option is not allowed."""
+    if options.format is not None and options.format not in FORMAT_NAMES:
+        raise UnknownName("format", options.format, FORMAT_NAMES, place="--as")
+    if options.gpus is not None and not 1 <= options.gpus <= MOST_RANKS:
+        raise InputError(f"--gpus: found {options.gpus}. Allowed: 1 to {MOST_RANKS}.")
+    if not 0 < options.every_s <= 1e6:
+        raise InputError(f"--every: found {options.every_s:g}. Allowed: more than 0, at most 1,000,000 seconds.")
+    for option, word in (("--name", options.name), ("--strategy", options.strategy), ("--host", options.host)):
+        if word is not None and not re.search(PLAIN_WORD_PATTERN, word):
+            raise InputError(
+                f"{option}: found {word[:64]!r}. Allowed: up to 63 letters, digits and the signs _ . -, beginning with a "
+                "letter or digit."
+            )
+    if not run_file.RUN_ID.fullmatch(options.into):
+        raise InputError(f"--into: found {options.into[:64]!r}. Allowed: text that matches {run_file.RUN_ID.pattern}.")
+
+
+def _make_clock(options: ImportOptions) -> LogClock:
+    zone = parse_zone(options.zone)
+    start_s = LogClock(zone, None, options.every_s).read_time(options.start) if options.start is not None else None
+    if options.start is not None and start_s is None:
+        raise InputError(f"--start: {options.start[:64]!r} is no time. Allowed: a time such as 2031-06-01T10:00:00+02:00.")
+    return LogClock(zone, start_s, options.every_s)
+
+
+def _read_log(path: Path, options: ImportOptions) -> ReadLog:
+    """Read one log. Raises InputError if its format is not known, or if nothing in it can be used."""
+    rows = LogRows(_make_clock(options), options.host)
+    log, rows.unread = log_formats.read_log_text(path, options.columns.split(",") if options.columns else None)
+    format_name = options.format or log_formats.recognize_format(log)
+    if format_name is None:
+        raise InputError(
+            f"{path}: its format is not known. Allowed: {', '.join(FORMAT_NAMES)}; --as names one of them, and --columns the "
+            "columns of a CSV file without a heading."
+        )
+    snapshot_json = None
+    if format_name == SNAPSHOT:
+        snapshot_json = msgspec.json.encode(snapshot.read_snapshot_document(path))
+    else:
+        log_formats.read_log(log, format_name, rows)
+        if not rows.samples and not rows.steps:
+            times = (
+                "its lines have no times or no dates: --start TIME (and --every SECONDS) states them, or "
+                if rows.lacks_times
+                else ""
+            )
+            raise InputError(
+                f"{path}: nothing was found in it as {log_formats.FORMATS[format_name].title}; {rows.unread:,} lines could not "
+                f"be read. Allowed: {times}another format (--as)."
+            )
+    digest = hashlib.sha256(log.content).hexdigest()
+    return ReadLog(
+        ImportedFile(name=path.name, format=format_name, sha256=digest, unread_lines=rows.unread), rows, snapshot_json
+    )
+
+
+def _count_gpus(samples: Sequence[Sample], step_rows: Sequence[StepRow]) -> int | None:
+    """The number of GPUs in the telemetry, or of ranks in the steps; None if neither shows it."""
+    sampled_gpus = {(sample.host, gpu.uuid) for sample in samples for gpu in sample.gpus or ()}
+    ranks = {row.rank for row in step_rows if row.rank is not None}
+    return len(sampled_gpus) or (len(ranks) if len(ranks) > 1 else None)
+
+
+def _make_cell(name: str, strategy: str, gpus: int, *, has_snapshot: bool) -> AnyCell:
+    """The cell of an imported run."""
+    return AnyCell(
+        workload=name, strategy=strategy, gpus=gpus, prove="off", imported=f"{name}, {strategy}, {gpus} GPUs",
+        instruments=Instruments(memory="snapshot" if has_snapshot else "peak"),
+    )  # fmt: skip
+
+
+def _write_run(
+    workspace: Workspace, matrix: str, cell: AnyCell, imported: list[ImportedFile], steps: dict[int, list[StepRecord]],
+    unit: str, samples: Sequence[Sample], snapshots: Sequence[bytes],
+) -> RunDir:  # fmt: skip
+    """Write the folder of the run, which appears complete or not at all, and the matrix if it is new. Returns the folder.
+
+    A run with the same labels is another repeat of the same cell."""
+    present_ids = set(workspace.run_ids())
+    repeat = next(number for number in range(1, len(present_ids) + 2) if run_file.run_id(cell, number) not in present_ids)
+    run_id = run_file.run_id(cell, repeat)
+    source = "imported from " + ", ".join(f"{file.name} ({file.format})" for file in imported)
+    new_folder = RunDir(workspace.runs / f".{run_id}.new")
+    shutil.rmtree(new_folder.path, ignore_errors=True)
+    try:
+        with files.as_workspace_error("write"):
+            for rank, records in steps.items():
+                _write_records(new_folder.steps_file(rank), records)
+            for host in {sample.host for sample in samples}:
+                _write_records(new_folder.samples_file(host), [sample for sample in samples if sample.host == host])
+            for rank, content in enumerate(snapshots):
+                files.make_folder(new_folder.snapshot_file(rank).parent)
+                files.write_new(new_folder.snapshot_file(rank), gzip.compress(content, mtime=0))
+            files.make_folder(new_folder.path)
+            files.write_json(new_folder.run_json, _make_run(run_id, matrix, cell, repeat, imported))
+            gpu_names = sorted({gpu.uuid for sample in samples for gpu in sample.gpus or ()})
+            result = Result(
+                schema=SCHEMA, run_id=run_id, state=IMPORTED, rehearsal=False, steps=max(map(len, steps.values()), default=0),
+                unit=unit, gpus=gpu_names or None, same_work=SameWork(verdict="not proven", why=source),
+            )  # fmt: skip
+            files.write_json(new_folder.result, result)
+            new_folder.write_event("import", IMPORTED, why=source)
+            os.rename(new_folder.path, workspace.runs / run_id)
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(new_folder.path)
+    if matrix not in workspace.matrix_names():
+        title = "Runs from logs of other programs"
+        workspace.store_expansion(
+            Expansion(schema=1, name=matrix, title=title, path="", cells=[], excluded=[], baseline=cell.strategy)
+        )
+    return RunDir(workspace.runs / run_id)
+
+
+def _write_records(path: Path, records: Sequence[StepRecord | Sample]) -> None:
+    with LineWriter(path) as writer:
+        for record in records:
+            writer.write(record)
+
+
+def _make_run(run_id: str, matrix: str, cell: AnyCell, repeat: int, imported: list[ImportedFile]) -> Run:
+    return Run(
+        schema=1, run_id=run_id, matrix=matrix, cell=cell, cell_hash=cell.hash(), repeat=repeat, attempt=1,
+        launcher=cell.launcher, rehearsal=False, world=World(nnodes=1, nproc_per_node=cell.gpus, world_size=cell.gpus),
+        cluster={"name": "unknown", "provider": "unknown"}, data_path="", versions={}, git_commit=None, templates={},
+        created=datetime.now(UTC).isoformat(timespec="seconds"), imported=imported,
+    )  # fmt: skip
+
+
+def _list_remarks(logs: Sequence[ReadLog], options: ImportOptions, gpus: int, steps: dict[int, list[StepRecord]]) -> list[str]:
+    """What a reader must know to judge the imported numbers, as sentences."""
+    remarks = [f"{log.file.name}: {remark}" for log in logs for remark in log.rows.remarks]
+    remarks += [f"{log.file.name}: {log.file.unread_lines:,} lines could not be read." for log in logs if log.file.unread_lines]
+    remarks += [f"{log.file.name}: values without a known time were left out." for log in logs if log.rows.lacks_times]
+    zoneless = [log.file.name for log in logs if log.rows.clock.needs_zone]
+    if zoneless:
+        remarks.append(f"times in {', '.join(zoneless)} name no zone and were read as {options.zone} (--zone).")
+    if options.gpus is None:
+        remarks.append(f"{gpus} GPUs were counted in the logs; --gpus states another number.")
+    # The first step of a rank often has no time, because a time follows from the line before.
+    if untimed := sum(record.watched for records in steps.values() for record in records[1:]):
+        remarks.append(f"{untimed:,} steps have no time or no data, and count only with their loss.")
+    spans = [(log.file.name, span) for log in logs if (span := _find_span(log.rows)) is not None]
+    for (name, span), (other_name, other_span) in itertools.combinations(spans, 2):
+        if span[1] < other_span[0] or other_span[1] < span[0]:
+            remarks.append(
+                f"{name} and {other_name} do not overlap in time ({notation.format_time(span[0])} and "
+                f"{notation.format_time(other_span[0])}), so the telemetry is not that of the steps; check --zone and --start."
+            )
+    return remarks
+
+
+def _find_span(rows: LogRows) -> tuple[float, float] | None:
+    """The first and the last time in a log; None if it has none."""
+    times = [wall_s for _, wall_s in rows.samples] + [row.wall_s for row in rows.steps if row.wall_s is not None]
+    return (min(times), max(times)) if times else None
+
+
+def _show_logs(output: Output, logs: Sequence[ReadLog]) -> None:
+    def format_span(log: ReadLog) -> str:
+        span = _find_span(log.rows)
+        return f"{notation.format_time(span[0])}, {span[1] - span[0]:,.0f} s" if span else ""
+
+    columns: list[Column[ReadLog]] = [
+        Column("File", lambda log: log.file.name),
+        Column("Format", lambda log: log.file.format),
+        Column("Samples", lambda log: len(log.rows.samples) or None),
+        Column("Steps", lambda log: len(log.rows.steps) or None),
+        Column("Time", format_span),
+        Column("Lines not read", lambda log: log.file.unread_lines or None),
+    ]
+    output.show_table(Table("Imported", columns, list(logs), "imported"))

@@ -1,0 +1,228 @@
+"""Collects what the readers of logs find, and turns it into our records: samples of hosts and steps of ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from collect.importing.log_columns import LogColumn
+from collect.importing.log_values import LogClock, parse_number
+from collect.sampler.nvidia_smi import COLUMNS
+from shardlab.record_types import LARGEST_INTEGER
+from shardlab.runs.record import SCHEMA, GpuSample, NicSample, Sample, StepRecord
+from shardlab.runs.run import STEP_UNIT
+
+BOOT_ID = "imported"  # logs do not name the boot of a host
+MOST_DEVICES = 4096  # the most devices of one moment; a log with more is damaged
+DERIVED_TOLERANCE = 2.0  # a step time without a unit is used if it is at most this factor from the times of the lines
+_PARSE_THROTTLED = next(column.parse for column in COLUMNS if column.field == "throttled")
+
+
+class StepRow(msgspec.Struct):
+    """A step in a log. A value that the log does not have is None."""
+
+    step: float | None = None
+    rank: float | None = None
+    wall_s: float | None = None
+    loss: float | None = None
+    step_ms: float | None = None
+    step_time: float | None = None
+    """The time of the step, in a unit that the log does not name."""
+    tokens: float | None = None
+    samples: float | None = None
+    tokens_per_s: float | None = None
+    device_tokens_per_s: float | None = None
+    """Of one GPU."""
+    samples_per_s: float | None = None
+    allocated_bytes: float | None = None
+    reserved_bytes: float | None = None
+
+
+class LogRows:
+    """What was found in one log."""
+
+    def __init__(self, clock: LogClock, host: str) -> None:
+        self.clock, self.host = clock, host
+        self.samples: dict[tuple[str, float], Sample] = {}
+        self.steps: list[StepRow] = []
+        self.unread = 0
+        """Number of lines that could not be read."""
+        self.lacks_times = False
+        """Whether values were left out because their time is not known."""
+        self.remarks: list[str] = []
+        self._moment_s: float | None = None
+        self._moments = 0
+        self._keys: set[str] = set()
+        self._counters: dict[tuple[str, str, str], tuple[float, float]] = {}
+
+    def start_moment(self, time: object, key: str) -> float | None:
+        """The time of the moment to which a line belongs; None if it is not known.
+
+        The lines of one moment have different keys, such as the names of GPUs. A moment has the time of its first line.
+        """
+        if key in self._keys or self._moment_s is None or len(self._keys) >= MOST_DEVICES:
+            self._keys = set()
+            read_s = self.clock.read_time(time) if time is not None else self.clock.count_time(self._moments)
+            self._moments, self._moment_s = self._moments + 1, read_s
+            self.lacks_times |= read_s is None
+        self._keys.add(key)
+        return self._moment_s
+
+    def sample_at(self, wall_s: float, host: str | None = None) -> Sample:
+        """The sample of a host at a moment, which is new if there is none yet. host: None for the host of this log."""
+        name = host or self.host
+        if (name, wall_s) not in self.samples:
+            sample = Sample(schema=SCHEMA, t_s=min(wall_s, 3e9), wall_s=wall_s, host=name, boot_id=BOOT_ID, started_hz=0.0)
+            self.samples[name, wall_s] = sample
+        return self.samples[name, wall_s]
+
+    def add_gpu(
+        self, wall_s: float, name: str, values: Mapping[str, object], columns: Mapping[str, LogColumn], host: str | None = None
+    ) -> GpuSample:
+        """Add the values of a GPU at a moment. values: {name of a column: its text}."""
+        sample = self.sample_at(wall_s, host)
+        sample.gpus = sample.gpus or []
+        gpu = next((entry for entry in sample.gpus if entry.uuid == name), None)
+        if gpu is None:
+            sample.gpus.append(gpu := GpuSample(uuid=name))
+        if gpu.lost or any(isinstance(value, str) and "is lost" in value.lower() for value in values.values()):
+            sample.gpus[sample.gpus.index(gpu)] = gpu = GpuSample(uuid=name, lost=True)
+            return gpu
+        for column_name, value in values.items():
+            if (column := columns.get(column_name)) is not None and column.field == "throttled":
+                with contextlib.suppress(ValueError):
+                    gpu.throttled = _PARSE_THROTTLED(str(value))
+            elif column is not None:
+                set_field(gpu, column.field, parse_number(value, column.scale))
+        return gpu
+
+    def add_nic(
+        self, wall_s: float, name: str, values: Mapping[str, object], columns: Mapping[str, LogColumn], kind: str
+    ) -> None:
+        """Add the counters of a network interface at a moment. A rate is added up over the time since the moment before, which
+        gives a counter that begins with 0 at the first moment."""
+        nic = NicSample(name=name, kind=kind)
+        for column_name, value in values.items():
+            column = columns.get(column_name)
+            number = parse_number(value, column.scale) if column is not None else None
+            if column is None or number is None:
+                continue
+            if column.is_rate:
+                last_s, total = self._counters.get((self.host, name, column.field), (wall_s, 0.0))
+                number = total + number * max(wall_s - last_s, 0.0)
+                self._counters[self.host, name, column.field] = (wall_s, number)
+            set_field(nic, column.field, number)
+        sample = self.sample_at(wall_s)
+        sample.nics = [*(sample.nics or []), nic]
+
+    def add_host(self, wall_s: float, values: Mapping[str, object], columns: Mapping[str, LogColumn]) -> None:
+        """Add values of the host at a moment. The busy share of the processors is what they were neither idle nor waiting."""
+        sample, idle_pct, iowait_pct = self.sample_at(wall_s), None, 0.0
+        for name, value in values.items():
+            column = columns.get(name)
+            number = parse_number(value, column.scale) if column is not None else None
+            if column is None or number is None:
+                continue
+            if column.field == "idle_pct":
+                idle_pct = number
+            elif column.field == "iowait_pct":
+                iowait_pct = number
+            else:
+                set_field(sample, column.field, number)
+        if idle_pct is not None:
+            sample.cpu_pct = min(max(100 - idle_pct - iowait_pct, 0.0), 100.0)
+
+    def add_step(self, values: Mapping[str, object], columns: Mapping[str, LogColumn], time: object, **options: Any) -> bool:
+        """Add a step. Returns False, and counts the line as not read, if the values have no number of a step.
+
+        options: as for `parse_number`."""
+        row = StepRow(wall_s=self.clock.read_time(time))
+        for name, value in values.items():
+            if (column := columns.get(name)) is not None and getattr(row, column.field) is None:
+                setattr(row, column.field, parse_number(value, column.scale, **options))
+        if row.step is None or row.step < 0 or row.step % 1:
+            self.unread += 1
+            return False
+        self.steps.append(row)
+        return True
+
+
+def set_field(record: Any, field: str, number: float | None) -> None:
+    """Set a field of a record if the number is allowed there: a count must not be negative, and is a whole number."""
+    if number is None:
+        return
+    if "Count" in str(type(record).__annotations__[field]):
+        if not 0 <= number <= LARGEST_INTEGER:
+            return
+        number = int(number)
+    setattr(record, field, number)
+
+
+def build_steps(rows: list[StepRow], gpus: int) -> tuple[dict[int, list[StepRecord]], str]:
+    """The step records of each rank, and the unit of their data. gpus: the number of GPUs of the run.
+
+    The ranks are numbered from 0 without gaps. If a step occurs several times, as after a restart, the last counts. A step
+    without a time of its own gets the mean time since the step before in the log. A step whose time is not known counts only
+    with its loss (`watched`).
+    """
+    rows_of_rank: dict[float, dict[int, StepRow]] = {}
+    for row in rows:
+        rows_of_rank.setdefault(row.rank or 0, {})[int(row.step or 0)] = row
+    unit = next((unit for unit in ("tokens", "samples") if any(_count_units(row, unit, 1.0, gpus) for row in rows)), STEP_UNIT)
+    records = {}
+    for number, (_, row_of_step) in enumerate(sorted(rows_of_rank.items())):
+        ordered = sorted(row_of_step.items())
+        times = _find_step_times(ordered)
+        last_s, rank_records = 0.0, []
+        for (step, row), step_ms in zip(ordered, times, strict=True):
+            last_s = row.wall_s if row.wall_s is not None else last_s
+            units = 1 if unit == STEP_UNIT else max(_count_units(row, unit, step_ms, gpus) or 0, 0)
+            record = StepRecord(
+                schema=SCHEMA, step=step, t_s=min(last_s, 3e9), wall_s=last_s, units=round(units or 1), step_ms=step_ms or 0.0,
+                loss=row.loss, watched=step_ms is None or not units,
+            )  # fmt: skip
+            for field in ("allocated_bytes", "reserved_bytes"):
+                set_field(record, field, getattr(row, field))
+            rank_records.append(record)
+        records[number] = rank_records
+    return records, unit
+
+
+def _count_units(row: StepRow, unit: str, step_ms: float | None, gpus: int) -> float | None:
+    """The units of data of a step, which follow from the rate and the time if the log has no count."""
+    if (count := getattr(row, unit)) is not None:
+        return float(count)
+    rate = getattr(row, f"{unit}_per_s")
+    if rate is None and unit == "tokens" and row.device_tokens_per_s is not None:
+        rate = row.device_tokens_per_s * gpus
+    return None if rate is None or step_ms is None else rate * step_ms / 1000
+
+
+def _find_step_times(ordered: list[tuple[int, StepRow]]) -> list[float | None]:
+    """The time of each step in ms; None if it is not known. ordered: (number of a step, its row), sorted by number."""
+    derived: list[float | None] = [None]
+    for (step, row), (next_step, next_row) in itertools.pairwise(ordered):
+        has_times = row.wall_s is not None and next_row.wall_s is not None
+        distance_s = (next_row.wall_s or 0.0) - (row.wall_s or 0.0)
+        derived.append(1000 * distance_s / (next_step - step) if has_times and distance_s > 0 else None)
+    # A time whose unit the log does not name is in the unit that agrees with the times of the lines.
+    pairs = [(row.step_time, time) for (_, row), time in zip(ordered, derived, strict=True) if row.step_time and time]
+    unit_ms = next(
+        (
+            scale
+            for scale in (1000.0, 1.0)
+            if pairs
+            and sum(1 / DERIVED_TOLERANCE < value * scale / time < DERIVED_TOLERANCE for value, time in pairs) * 2 > len(pairs)
+        ),
+        None,
+    )
+    times = []
+    for (_, row), time in zip(ordered, derived, strict=True):
+        own_ms = row.step_time * unit_ms if row.step_time and unit_ms else time
+        step_ms = row.step_ms if row.step_ms is not None else own_ms
+        times.append(step_ms if step_ms is not None and 0 < step_ms < 3e12 else None)
+    return times
