@@ -119,6 +119,10 @@ def count_claims(study: Matrix, cells: list[Cell], rehearsal: dict[str, Any]) ->
     exact_metrics = {metric.name for metric in all_metrics() if metric.exact}
     causes = Counter(metric for claim in others for metric in Expression(claim.test).calls - exact_metrics)
     reasons = [f"{len(others)} compare {list_counts(causes)}; a rehearsal does not decide them"] * bool(others)
+    not_run = rehearsal.get("verdicts", {}).get(NOT_RUN, 0)
+    reasons += [f"{not_run} have no verdict of the rehearsal, because a cell did not run or a metric has no value"] * bool(
+        not_run
+    )
     return "claims", [len(claims), len(claims), len(measurable), len(measurable) - len(others), len(others)], reasons
 
 

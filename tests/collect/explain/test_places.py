@@ -165,6 +165,9 @@ def workspace(tmp_path_factory):
     for what in (*tries, try_cell(tries[0], 4)):
         size = what.gpu_batch_size
         folder = support.completed(made, what) if size < 3 else support.failed(made, what, 1, "CUDA")
+        if size == 3:
+            sizes = {f"{kind}_bytes": 1000 * number for number, kind in enumerate(("requested", "allocated", "reserved"), 1)}
+            support.event(folder, "oom", 8, why="CUDA out of memory", **sizes)
         files.write_json(folder.run_json, msgspec.structs.replace(support.run_file(what), search=search), sync=False)
     return made
 
@@ -185,7 +188,17 @@ class OnCpu(support_traces.Rank):
 
 @pytest.fixture(scope="module")
 def runs(workspace):
-    return [run for cell in load.load_matrix(workspace, None).cells for run in cell.runs if run.completed]
+    return [
+        run
+        for cell in load.load_matrix(workspace, None).cells
+        for run in cell.runs
+        if run.verdict.state in ("completed", "oom")
+    ]
+
+
+def known_runs(metric, runs):
+    """The runs for which a metric has a value."""
+    return [run for run in runs if metric.applies_to(run) and metric.of_run(run) is not None]
 
 
 def value_at(document, key):
@@ -226,7 +239,7 @@ def check(workspace, file):
 def test_every_metric_of_a_run_ends_in_a_file_with_a_place(workspace, runs):
     nowhere = []
     for metric in (metric for metric in all_metrics() if metric.of_run):
-        known = [run for run in runs if metric.of_run(run) is not None]
+        known = known_runs(metric, runs)
         for run in known[:2]:
             files_read = read_files.read_files(run, metric.reads)
             assert files_read, metric.name
@@ -272,7 +285,7 @@ def test_every_metric_reads_what_it_declares_and_nothing_else(runs):
     for metric in (metric for metric in all_metrics() if metric.of_run):
         declared = declared_keys(metric.reads)
         read_by_any_run = {}
-        for run in [run for run in runs if metric.of_run(run) is not None]:
+        for run in known_runs(metric, runs):
             value, notes = support_noted_run.compute_noted(metric, run)
             assert value == metric.of_run(run), metric.name
             for part, keys in read_keys(notes).items():
@@ -287,7 +300,7 @@ def test_every_metric_reads_what_it_declares_and_nothing_else(runs):
 def test_changing_a_named_key_of_the_result_changes_the_value(workspace, runs):
     checked = set()
     for metric in (metric for metric in all_metrics() if metric.of_run):
-        for run in [run for run in runs if metric.of_run(run) is not None][:1]:
+        for run in known_runs(metric, runs)[:1]:
             files_read = read_files.read_files(run, metric.reads)
             keys = [key for file in files_read if file.file.endswith("/result.json") for key in file.keys]
             for key in set(keys) - GUARDS:
@@ -341,7 +354,7 @@ def test_the_events_of_a_rank_without_a_gpu_are_operators_and_spans_of_gloo(work
 
 def test_samples_of_the_power_before_the_training_are_named(workspace, runs):
     (metric,) = [metric for metric in all_metrics() if metric.name == "idle_power_w"]
-    (run,) = [run for run in runs if metric.of_run(run) is not None]
+    (run,) = known_runs(metric, runs)
     (samples,) = [file for file in read_files.read_files(run, metric.reads) if "/samples/" in file.file]
     assert samples.lines == "1-10"  # a process uses the GPU from the eleventh sample on
 
