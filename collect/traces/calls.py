@@ -48,8 +48,8 @@ class ProcessGroup(msgspec.Struct, frozen=True):
     def label_with_ranks(self) -> str:
         """The label, with the ranks of the group: it tells groups of one name apart."""
         ranks = [str(rank) for rank in self.ranks or self.first_ranks]
-        more = ", ..." if len(ranks) > _MOST_LISTED_RANKS or self.first_ranks else ""
-        return f"{self.label}: {', '.join(ranks[:_MOST_LISTED_RANKS])}{more}" if ranks else self.label
+        ending = ", ..." if len(ranks) > _MOST_LISTED_RANKS or self.first_ranks else ""
+        return f"{self.label}: {', '.join(ranks[:_MOST_LISTED_RANKS])}{ending}" if ranks else self.label
 
 
 def label_groups(groups: Iterable[ProcessGroup]) -> dict[ProcessGroup, str]:

@@ -52,12 +52,12 @@ def read_run_traces(run_path: Path, mode: Traces, on_gpu: bool = False) -> RunTr
     """
     trace_paths = select_regular_files((run_path / "trace").glob("rank-*.json.gz"))
     files = [expect_gpu(figure_cache.load_figures(path), on_gpu) for path in trace_paths]
-    used = [(path, entry) for path, entry in zip(trace_paths, files, strict=True) if entry.is_usable]
-    exact = [entry.breakdown for _, entry in used if entry.breakdown]
+    usable = [(path, entry) for path, entry in zip(trace_paths, files, strict=True) if entry.is_usable]
+    exact = [entry.breakdown for _, entry in usable if entry.breakdown]
     return RunTraces(
         exact,
-        [entry.analysis for _, entry in used if entry.analysis],
-        _read_like_hta([path for path, _ in used])
+        [entry.analysis for _, entry in usable if entry.analysis],
+        _read_like_hta([path for path, _ in usable])
         if mode == "like-hta" and any(breakdown.source == "gpu" for breakdown in exact)
         else [],
         files,
