@@ -385,7 +385,9 @@ def explain_unusable_launcher(launcher: str, machine: Capacity) -> str | None:
     if not machine.is_this_machine:
         if machine.per_rank or not launchers_by_name[launcher].per_rank:
             return None
-        other_names = ", ".join(name for name, other in launchers_by_name.items() if not other.per_rank)
+        starts_trainings = launchers_by_name[launcher].starts_trainings
+        other_launchers = (other for other in launchers_by_name.values() if not other.per_rank)
+        other_names = ", ".join(other.name for other in other_launchers if other.starts_trainings or not starts_trainings)
         return f"the launcher {launcher} starts its ranks by Slurm, which the cluster does not have. Allowed: {other_names}."
     missing_programs = [program for program in launchers_by_name[launcher].needs if shutil.which(program) is None]
     if not missing_programs:
