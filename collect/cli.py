@@ -344,9 +344,10 @@ class ImportVerb(Verb):
             parser.add_argument("--into", default="imported", metavar="MATRIX", help=into_help), Workspace.matrix_names
         )
         parser.add_argument("--name", metavar="NAME", help="label: what was trained (default: the name of the first file)")
-        parser.add_argument("--strategy", default="imported", metavar="NAME", help="label: the strategy")
+        parser.add_argument("--strategy", default="imported", metavar="NAME", help="label: the strategy (default: imported)")
         parser.add_argument("--gpus", type=int, metavar="N", help="label: the number of GPUs (default: as the files show)")
-        parser.add_argument("--host", default="imported", metavar="NAME", help="label: the host of telemetry that names none")
+        host_help = "label: the host of telemetry that names none (default: imported)"
+        parser.add_argument("--host", default="imported", metavar="NAME", help=host_help)
         parser.add_argument("--zone", default="UTC", metavar="ZONE", help="zone of times that name none (default: UTC)")
         parser.add_argument("--start", metavar="TIME", help="time of the first line of files without times or dates")
         every_help = "seconds between the lines of files without times (default: 1)"

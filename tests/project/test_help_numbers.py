@@ -24,7 +24,7 @@ FOUND_LATER = {
     "the last matrix", "the last matrix of each", "report/ in the workspace", "the matrix's baseline",
     "export/FORMAT in the workspace", "the workspace", "MATRIX.shardlab.zip in the workspace",
     "named after the file, in the current folder", "that of the workload", "usual for the model", "that of the cluster",
-    "as few as the cluster needs", "one",
+    "as few as the cluster needs", "one", "the name of the first file", "as the files show",
 }  # fmt: skip
 # Defaults that the text explains in other words than (default: ...).
 SAID_OTHERWISE = {"python -m trainers tokenize --tokenizer": ("bytes", "bytes: one token per byte (default)")}
