@@ -53,7 +53,7 @@ def show_comparison(
     conditions = [gate.parse_condition(text) for text in fail_if]
     comparison = compare_by_name(workspace, a, b, matrix)
     gates = [gate.judge_condition(condition, comparison) for condition in conditions]
-    _print_comparison(output, comparison)
+    print_comparison(output, comparison)
     for line in (line for judged_gate in gates for line in gate.describe_gate(judged_gate)):
         output.print_line(line)
     output.print_document(msgspec.structs.replace(comparison, gates=gates))
@@ -99,7 +99,8 @@ def _find_side(
     return Workspace(Path(name)), matrix
 
 
-def _print_comparison(output: Output, comparison: Comparison) -> None:
+def print_comparison(output: Output, comparison: Comparison) -> None:
+    """Print the tables and sentences of a comparison."""
     for letter, side in (("A", comparison.a), ("B", comparison.b)):
         output.print_line(f"{letter}: {_side_title(side)}")
     for remark in dict.fromkeys((*comparison.a.remarks, *comparison.b.remarks)):
