@@ -233,9 +233,10 @@ class CompareVerb(ReadingVerb):
     def run(self, invocation: Invocation) -> int:
         from collect.comparison import command
 
-        args, sides = invocation.arguments, (invocation.arguments.a, invocation.arguments.b)
-        gate_options = (args.matrix, invocation.out, args.fail_if)
-        return command.show_comparison(invocation.workspace, *sides, *gate_options, is_strict=args.strict)
+        args = invocation.arguments
+        return command.show_comparison(
+            invocation.workspace, args.a, args.b, args.matrix, invocation.out, args.fail_if, is_strict=args.strict
+        )
 
 
 class ExportVerb(ReadingVerb):
