@@ -125,7 +125,7 @@ def test_an_adapted_matrix_contains_the_set_values(matrix_file, tmp_path, capsys
     planned, printed = plan(matrix_file, capsys, "--set", "steps=5", "--adapt", "--cluster", str(cluster))
     assert printed.count("steps: 5 instead of 10: given by --set") == 1
     assert {entry["cell"]["steps"] for entry in planned["cells"]} == {5}
-    assert "steps" in {entry["key"] for entry in planned["deviations"]}
+    assert [(entry["study"], entry["here"]) for entry in planned["deviations"] if entry["key"] == "steps"] == [(10, 5)]
 
 
 def test_a_controller_gets_the_settings_and_the_model_that_a_setting_names(matrix_file, tmp_path):
