@@ -230,12 +230,21 @@ class CompareVerb(ReadingVerb):
         parser.add_argument("b", metavar="B", help="the same kinds of values as A; the output says how B differs from A")
         matrix_help = "if A and B are workspaces: the matrix to compare (default: the last matrix of each)"
         parser.add_argument("--matrix", metavar="NAME", help=matrix_help)
+        fail_help = (
+            'exit with code 1 if the repeats show that the ratio B / A of a metric is so, such as "throughput < 0.95"; may be '
+            "given several times"
+        )
+        parser.add_argument("--fail-if", action="append", default=[], metavar="EXPRESSION", help=fail_help)
+        strict_help = "with --fail-if: exit with code 1 also if the repeats of a cell do not decide"
+        parser.add_argument("--strict", action="store_true", help=strict_help)
 
     def run(self, invocation: Invocation) -> int:
         from collect.comparison import command
 
         args = invocation.arguments
-        return command.show_comparison(invocation.workspace, args.a, args.b, args.matrix, invocation.out)
+        return command.show_comparison(
+            invocation.workspace, args.a, args.b, args.matrix, invocation.out, args.fail_if, is_strict=args.strict
+        )
 
 
 class ExportVerb(ReadingVerb):

@@ -38,12 +38,12 @@ def write_csv(frame: pl.DataFrame, path: Path) -> None:
     """
     formula = pl.col(pl.String).str.contains(r"^\s*[=+\-@]")
     guarded = pl.when(formula).then(pl.lit("'") + pl.col(pl.String)).otherwise(pl.col(pl.String))
-    _write_file(_clean_texts(frame).with_columns(guarded.name.keep()).write_csv, path)
+    _write_file(clean_texts(frame).with_columns(guarded.name.keep()).write_csv, path)
 
 
 def write_parquet(frame: pl.DataFrame, path: Path) -> None:
     """Write a table as a new Parquet file. Raises WorkspaceError if the file cannot be written."""
-    _write_file(_clean_texts(frame).write_parquet, path)
+    _write_file(clean_texts(frame).write_parquet, path)
 
 
 def _write_file(write_to: Callable[[io.BytesIO], Any], path: Path) -> None:
@@ -56,7 +56,7 @@ def _write_file(write_to: Callable[[io.BytesIO], Any], path: Path) -> None:
     files.write_new(path, buffer.getbuffer())
 
 
-def _clean_texts(frame: pl.DataFrame) -> pl.DataFrame:
+def clean_texts(frame: pl.DataFrame) -> pl.DataFrame:
     """The table with every text converted by `printable.clean_to_one_line`. Equal texts of a column are converted only once."""
     for name, kind in frame.schema.items():
         if kind == pl.String:
@@ -74,11 +74,7 @@ def summary_frame(summarized: Summary) -> pl.DataFrame:
     columns.
     """
     text, number = pl.String, pl.Float64
-    schema: dict[str, Any] = {"matrix": text, "cell": text, "state": text, "n": pl.Int64}
-    numbers = {"gpus", "nnodes", "seq_len", "steps", "epochs", "warmup_steps", "seed"}
-    for key in CELL_KEYS:
-        schema[key] = pl.Int64 if key in numbers or key.endswith(("_size", "_steps")) else text
-    schema["fault"] = text  # of a fault on purpose, in words
+    schema: dict[str, Any] = {"matrix": text, "cell": text, "state": text, "n": pl.Int64} | _make_key_schema()
     for metric in all_metrics():
         name = metric.name
         schema |= {name: number, f"{name}_low": number, f"{name}_high": number, f"{name}_unit": text, f"{name}_kind": text}
@@ -94,6 +90,29 @@ def summary_frame(summarized: Summary) -> pl.DataFrame:
     # Most of the hundreds of columns have no value. For speed, such a column is not looked up row by row.
     keys = {key for row in rows for key in row}
     return pl.DataFrame({key: [row.get(key) for row in rows] if key in keys else [None] * len(rows) for key in schema}, schema)
+
+
+def runs_frame(summarized: Summary) -> pl.DataFrame:
+    """A table with one row per repeat of each cell, which is the latest attempt of the repeat. Every metric of a run has a
+    column, in the unit that the summary frame names."""
+    text, count = pl.String, pl.Int64
+    schema: dict[str, Any] = {"matrix": text, "cell": text, "run": text, "repeat": count, "attempt": count, "state": text}
+    schema |= {"why": text} | _make_key_schema() | {metric.name: pl.Float64 for metric in all_metrics() if metric.of_run}
+    rows = [
+        {"matrix": summarized.matrix, "cell": row.id, "run": run.run_id, "repeat": run.repeat, "attempt": run.attempt}
+        | {"state": run.state, "why": run.why, "fault": row.flat.get("fault"), **run.metrics}
+        | {key: row.cell[key] for key in CELL_KEYS}
+        for row in summarized.rows
+        for run in row.runs
+    ]
+    return pl.DataFrame([[row.get(key) for key in schema] for row in rows], schema, orient="row")
+
+
+def _make_key_schema() -> dict[str, Any]:
+    """The columns of the keys of a cell, with their types."""
+    numbers = {"gpus", "nnodes", "seq_len", "steps", "epochs", "warmup_steps", "seed"}
+    types = {key: pl.Int64 if key in numbers or key.endswith(("_size", "_steps")) else pl.String for key in CELL_KEYS}
+    return {**types, "fault": pl.String}  # of a fault on purpose, in words
 
 
 def steps_frame(loaded: Loaded) -> pl.DataFrame:

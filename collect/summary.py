@@ -60,7 +60,7 @@ INSTRUMENTS_DIFFER = (
     "compared cells have different instruments; throughput, step time and memory do not include the steps that an instrument "
     "observed: {}"
 )
-ADAPTED = "adapted matrix: it was changed to fit the cluster ({} changes); the report lists each as a deviation from the study"
+DEVIATING = "changed matrix: {} changes by --adapt, to fit the cluster, or by --set; the report lists each as a deviation"
 NO_KERNELS = "the study used HolisticTraceAnalysis, which finds no GPU kernels in {}; metrics of these traces are exact instead"
 PLAYED = "played GPUs: a stub of NVML made up the GPU telemetry of {}; figures mark it, and no metric and no ranking uses it"
 IMPORTED_NOTE = (
@@ -140,7 +140,7 @@ class Summary(msgspec.Struct, dict=True):
     citation: Citation | None
     """How to cite the study; null: not known."""
     deviations: list[Deviation]
-    """How the matrix was changed to fit the cluster, compared with the study."""
+    """How the matrix was changed to fit the cluster, or by --set, compared with the original matrix."""
     outliers: list[Outlier]
     """Repeats whose value of a metric is far from that of other repeats."""
     failures: list[Failure]
@@ -275,7 +275,7 @@ def _build_remarks(loaded: Loaded, rows: list[CellRow]) -> list[str]:
         *dict.fromkeys(filter(None, map(sync_remark, group_families(loaded.cells)))),
         *_describe_instruments(loaded),
         *injected_faults.fault_remarks(rows),
-        *([ADAPTED.format(deviation_count)] if deviation_count else []),
+        *([DEVIATING.format(deviation_count)] if deviation_count else []),
     ]
 
 

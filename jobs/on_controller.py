@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -179,7 +180,7 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
         cluster_file = matrix.find_matrix_file(arguments.matrix) if verb.name != "trace" else cluster_file
         if verb.name != "trace" and cluster_file not in matrix.shipped_matrices().values():
             own_matrix = cluster_file
-            contents_by_path |= read_matrix_files(cluster_file)
+            contents_by_path |= read_matrix_files(cluster_file, arguments.settings)
             remote_arguments.matrix = f"{remote.workspace}/matrices/{cluster_file.name}"
         invocation.out.print_detail(f"on {remote.host}: {remote.workspace}")
         remote_workspace.upload_files(remote, contents_by_path)
@@ -192,12 +193,13 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
     return remote.hand_over("jobs", format_words(remote_arguments, omitted=("workspace", "cluster")))
 
 
-def read_matrix_files(matrix_file: Path) -> dict[str, bytes]:
+def read_matrix_files(matrix_file: Path, settings: Sequence[str] = ()) -> dict[str, bytes]:
     """The contents of a matrix file and of the model configurations that it names, by their paths in the remote workspace.
+    settings: the values of --set.
 
     Raises InputError, which names the files on this machine, not their copies.
     """
-    loaded_matrix = matrix.load_matrix(matrix_file)
+    loaded_matrix = matrix.load_matrix(matrix_file, settings)
     if loaded_matrix.commands:
         raise InputError(
             f"{matrix_file}: the folder of a command is not sent to another machine. Allowed: `jobs` on the login node of the "

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from collect.archiving import command as archiving
+from collect.comparison import gate
 from collect.comparison.compare import (
     ComparedMatrix,
     ComparedSide,
@@ -30,8 +33,35 @@ SHOWN_METRICS = ("throughput_per_s", "step_time_ms", "peak_memory_bytes", "final
 STYLES = {"faster": "green", "slower": "red", "higher": "yellow", "lower": "yellow"}
 
 
-def show_comparison(workspace: Workspace, a: str, b: str, matrix: str | None, output: Output) -> int:
+def show_comparison(
+    workspace: Workspace,
+    a: str,
+    b: str,
+    matrix: str | None,
+    output: Output,
+    fail_if: Sequence[str] = (),
+    *,
+    is_strict: bool = False,
+) -> int:
     """Compare two sets of results, called A and B, and print tables or the JSON document. Returns the exit code.
+
+    a, b, matrix: as in `compare_by_name`. fail_if: conditions under which the exit code is 1 (`gate.parse_condition`).
+    is_strict: whether it is also 1 if a condition is not decided. Raises InputError.
+    """
+    if is_strict and not fail_if:
+        raise InputError("--strict: allowed only together with --fail-if.")
+    conditions = [gate.parse_condition(text) for text in fail_if]
+    comparison = compare_by_name(workspace, a, b, matrix)
+    gates = [gate.judge_condition(condition, comparison) for condition in conditions]
+    print_comparison(output, comparison)
+    for line in (line for judged_gate in gates for line in gate.describe_gate(judged_gate)):
+        output.print_line(line)
+    output.print_document(msgspec.structs.replace(comparison, gates=gates))
+    return gate.choose_exit_code(gates, is_strict=is_strict)
+
+
+def compare_by_name(workspace: Workspace, a: str, b: str, matrix: str | None) -> Comparison:
+    """Compare two sets of results, called A and B.
 
     a, b: where A and B are, each as the name of a matrix of `workspace`, the folder of another workspace, or an archive.
     matrix: which matrix of the other workspaces is compared; None: their last matrix. Raises InputError if `a` or `b` is
@@ -43,10 +73,7 @@ def show_comparison(workspace: Workspace, a: str, b: str, matrix: str | None, ou
         for name, (side_workspace, side_matrix) in zip((a, b), sides, strict=True):
             loaded = load_matrix(side_workspace, side_matrix)
             matrices.append(ComparedMatrix(name, side_workspace, loaded, summarize(loaded, loaded.expansion.baseline)))
-        comparison = compare_matrices(*matrices)
-    _print_comparison(output, comparison)
-    output.print_document(comparison)
-    return 0
+        return compare_matrices(*matrices)
 
 
 def _find_side(
@@ -72,7 +99,8 @@ def _find_side(
     return Workspace(Path(name)), matrix
 
 
-def _print_comparison(output: Output, comparison: Comparison) -> None:
+def print_comparison(output: Output, comparison: Comparison) -> None:
+    """Print the tables and sentences of a comparison."""
     for letter, side in (("A", comparison.a), ("B", comparison.b)):
         output.print_line(f"{letter}: {_side_title(side)}")
     for remark in dict.fromkeys((*comparison.a.remarks, *comparison.b.remarks)):

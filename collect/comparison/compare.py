@@ -4,6 +4,7 @@ compared."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
@@ -72,6 +73,10 @@ class MetricComparison(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=
     """Lower end of the 95 % interval of the ratio."""
     high: float | None = None
     """Upper end of the 95 % interval of the ratio."""
+    error_a: float | None = None
+    """Standard error of the mean in A."""
+    error_b: float | None = None
+    """Standard error of the mean in B."""
     why: str = ""
     """The reason if there is no interval."""
 
@@ -97,6 +102,28 @@ class ComparedCell(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """One entry per metric that is known in A and in B."""
 
 
+class GatedCell(msgspec.Struct, frozen=True):
+    """What a condition of `--fail-if` says about a cell."""
+
+    label: str
+    """The cell in words."""
+    verdict: Literal["fails", "passes", "undecided", "not judged"]
+    """fails, passes: the repeats show it. undecided: they do not. not judged: the cell has no ratio of the metric."""
+    why: str
+    """The reason, with the numbers."""
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """The answer to a condition of `--fail-if`."""
+
+    condition: str
+    """The condition, as given on the command line."""
+    metric: str
+    """The full name of the metric."""
+    cells: list[GatedCell]
+    """One entry per cell of A."""
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """The document that `collect compare --json` prints."""
 
@@ -119,6 +146,8 @@ class Comparison(msgspec.Struct, frozen=True):
     """How the machines and the software of matched cells differ."""
     by_chance: float
     """Expected number of metrics that would differ by chance even if A and B were equal."""
+    gates: list[Gate] = []
+    """The answers to the conditions of `--fail-if`."""
 
 
 class ComparedMatrix(msgspec.Struct, frozen=True):
@@ -248,6 +277,8 @@ def _compare_metric(metric: Metric, a: _CellResults, b: _CellResults) -> MetricC
         ratio=value,
         low=low,
         high=high,
+        error_a=means[0].error,
+        error_b=means[1].error,
         why="" if low is not None else _no_interval_reason(value, means),
     )
 

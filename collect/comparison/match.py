@@ -22,6 +22,8 @@ _MAY_DIFFER = keys_with_role(
 )
 # Keys of a cell that matching ignores: their values follow from other keys, or do not change the training.
 _IGNORED_KEYS = {"gpu_batch_size"} | keys_with_role(Role.BOOKKEEPING) - {"rehearses"}
+# What a command of the user does is never proven, so another version of its files may be compared, and the output names it.
+_MAY_DIFFER_OF_COMMANDS = _MAY_DIFFER | {"workload_code"}
 _NEWER = {f"options.{name}": value for name, value in NEWER_OPTIONS.items()}  # cells of older versions lack these options
 _Key = tuple[tuple[str, str], ...]
 
@@ -105,9 +107,10 @@ def find_disjoint_keys(matches: Matches) -> list[DisjointKey]:
 def _constant_differences(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[KeyDifference]:
     # Finds the keys in _MAY_DIFFER that have the same value in all cells of `a`, and another value in all cells of `b`.
     differences = []
+    may_differ = _MAY_DIFFER_OF_COMMANDS if all(cell["command"] is not None for cell in (*a, *b)) else _MAY_DIFFER
     for key in sorted({key for cell in (*a, *b) for key in cell}):
         values = [{repr(cell.get(key)) for cell in cells} for cells in (a, b)]
-        if key in _MAY_DIFFER and len(values[0]) == len(values[1]) == 1 and values[0] != values[1]:
+        if key in may_differ and len(values[0]) == len(values[1]) == 1 and values[0] != values[1]:
             differences.append(KeyDifference(key, a[0].get(key), b[0].get(key)))
     return differences
 
@@ -116,6 +119,7 @@ def _flatten_cell(cell: LoadedCell) -> dict[str, Any]:
     """The keys of a cell with their values. The keys have the same names as in filters."""
     plain_cell = msgspec.to_builtins(cell.cell)
     flat_cell = cell_names.values_by_name(plain_cell) | {
+        "command": plain_cell["command"],
         "instruments": plain_cell["instruments"],
         "rehearses": plain_cell["rehearses"],
     }

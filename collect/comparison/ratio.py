@@ -9,6 +9,7 @@ import msgspec
 
 from collect.findings.statistics import t_975
 
+MOST_REPEATS = 1000  # the most runs of a cell that a matrix may ask for
 Word = Literal["faster", "slower", "higher", "lower", "equal", "not to be told apart", "undecided"]
 
 
@@ -69,6 +70,20 @@ def difference_word(a: Mean, b: Mean, unit: str) -> Word:
     if unit in ("s", "ms"):
         return "slower" if is_higher else "faster"
     return "higher" if is_higher else "lower"
+
+
+def count_deciding_repeats(deviations: tuple[float, float], ratio: float, threshold: float, least: int) -> int | None:
+    """The number of repeats in A and in B with which the interval of the ratio would exclude `threshold`, if the ratio and the
+    scatter stay as they are. None: more than MOST_REPEATS. `threshold` must be greater than 0.
+
+    deviations: the standard deviation of the repeats in A and in B, relative to their means. least: the smallest answer, at
+    least 2."""
+    distance = abs(math.log(ratio / threshold))
+    for n in range(least, MOST_REPEATS + 1):
+        variances = [deviation**2 / n for deviation in deviations]
+        if _welch_quantile(variances, [n - 1, n - 1]) * math.sqrt(sum(variances)) < distance:
+            return n
+    return None
 
 
 def _welch_quantile(variances: list[float], degrees: list[int]) -> float:

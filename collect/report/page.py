@@ -87,7 +87,7 @@ SECTIONS = {
     "summary": "All cells",
     "reported": "Reported and measured numbers",
     "tables": "Tables of the study that are text",
-    "deviations": "Deviations from the study",
+    "deviations": "Deviations from the original matrix",
     "study": "What the study leaves open",
     "also": "Other measurements",
     "traces": "Traces",

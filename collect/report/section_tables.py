@@ -21,8 +21,8 @@ _INSTRUMENTS_NOTE = (
     "peak memory do not include the steps that an instrument observed."
 )
 _DEVIATIONS_NOTE = (
-    "The matrix of the study did not fit the cluster, so `jobs plan --adapt` changed it. All that is not listed here is as in "
-    "the study."
+    "`jobs plan --adapt` changed the matrix so that it fits the cluster, or `--set` gave another value. All that is not listed "
+    "here is as in the original matrix."
 )
 
 
@@ -41,12 +41,12 @@ def make_section_tables(summary: Summary, labels: Mapping[str, str]) -> dict[str
 def _make_deviations_table(summary: Summary) -> Table[Deviation]:
     columns: list[Column[Deviation]] = [
         Column("What", lambda entry: entry.key),
-        Column("In the study", lambda entry: verdict_text.value_text(entry.study)),
+        Column("Originally", lambda entry: verdict_text.value_text(entry.study)),
         Column("Here", lambda entry: "left out" if entry.here is None else verdict_text.value_text(entry.here)),
         Column("Cells", lambda entry: entry.cells),
         Column("Why", lambda entry: f"{entry.why}.", is_number=False),
     ]
-    return Table("Deviations from the study", columns, summary.deviations, note=_DEVIATIONS_NOTE)
+    return Table("Deviations from the original matrix", columns, summary.deviations, note=_DEVIATIONS_NOTE)
 
 
 def _make_failures_table(summary: Summary) -> Table[Failure]:

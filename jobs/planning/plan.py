@@ -101,17 +101,18 @@ def plan_matrix(
     wait_gpus_s: int = 0,
     in_allocation: bool = False,
     track: str | None = None,
+    settings: Sequence[str] = (),
 ) -> MatrixPlan:
     """Read, check and resolve a matrix on a cluster. No run folder is written. Raises InputError.
 
     name: the name of a shipped matrix, or the path of a matrix file. cluster: the cluster. where: the expression of --where; it
     is always evaluated for the cells of the file, also with scale `tiny`. repeats: the number of runs of each cell; None: as
     the matrix says. scale: `full` or `tiny`. wait_gpus_s, track: as in `Run`. in_allocation: whether the runs start in the
-    Slurm allocation of this process.
+    Slurm allocation of this process. settings: the values of --set.
     """
     if repeats is not None and not 1 <= repeats <= 1000:
         raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
-    requested_matrix = matrix.load_matrix(matrix.find_matrix_file(name))
+    requested_matrix = matrix.load_matrix(matrix.find_matrix_file(name), settings)
     file = requested_matrix.file
     machine = find_capacity(cluster, in_allocation=in_allocation)
     plugins = find_own_plugins(workspace, requested_matrix, cluster)

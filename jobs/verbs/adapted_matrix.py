@@ -44,7 +44,7 @@ def use_adapted_matrix(invocation: Invocation) -> None:
     arguments, out = invocation.arguments, invocation.out
     if not arguments.adapt:
         return
-    requested_matrix = matrix.load_matrix(matrix.find_matrix_file(arguments.matrix))
+    requested_matrix = matrix.load_matrix(matrix.find_matrix_file(arguments.matrix), arguments.settings)
     machine = plan.find_capacity(invocation.cluster, in_allocation=getattr(arguments, "in_allocation", False))
     plugins = plan.find_own_plugins(invocation.workspace, requested_matrix, invocation.cluster)
     try:
@@ -53,6 +53,7 @@ def use_adapted_matrix(invocation: Invocation) -> None:
             fit_text = f"all cells fit the cluster {invocation.cluster.name} (memory is not looked at)"
             out.print_line(f"{requested_matrix.name}: {fit_text}; nothing was changed.")
         else:
+            arguments.settings = []  # the adapted matrix contains them
             arguments.matrix = str(write_adapted_matrix(requested_matrix, adaptation, machine, plugins, invocation.workspace))
             out.print_line(f"{requested_matrix.name}: adapted to the cluster {invocation.cluster.name}: {arguments.matrix}")
             for change in adaptation.changes:
@@ -71,7 +72,9 @@ def describe_change(change: Deviation) -> str:
         study_values = ", ".join(f"{key} {value}" for key, value in change.study.items())
         outcome_text = "left out" if change.here is None else "changed"
         return f"{change.key}: {study_values}: {outcome_text}{cells_clause}: {change.why}"
-    return f"{change.key}: {change.here} instead of {change.study}{cells_clause}: {change.why}"
+    earlier_clause = "" if change.study is None else f" instead of {change.study}"
+    here_text = "left out" if change.here is None else change.here
+    return f"{change.key}: {here_text}{earlier_clause}{cells_clause}: {change.why}"
 
 
 def write_adapted_matrix(

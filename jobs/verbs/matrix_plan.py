@@ -10,8 +10,9 @@ from jobs.planning.plan import MatrixPlan
 from jobs.planning.rehearsals import Rehearsals
 from jobs.plugins.own_plugins import OwnPlugins
 from jobs.rendering import preview, render
-from jobs.verbs import shared_options
+from jobs.verbs import adapted_matrix, shared_options
 from shardlab.errors import InputError
+from shardlab.matrix.overrides import SET_REASON
 from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
 
@@ -40,7 +41,11 @@ def plan_with_options(invocation: Invocation) -> MatrixPlan:
         in_allocation=getattr(arguments, "in_allocation", False),
         track=shared_options.read_tracker(invocation),
         wait_gpus_s=shared_options.read_wait_gpus_s(arguments),
+        settings=arguments.settings,
     )
+    for change in matrix_plan.matrix.file.deviations:
+        if change.why == SET_REASON:
+            invocation.out.print_line(adapted_matrix.describe_change(change))
     return _add_rehearsals(invocation, matrix_plan)
 
 

@@ -35,6 +35,8 @@ def add_matrix_options(parser: Parser, *, archives: bool = False) -> None:
         group.add_argument("--from", dest="archive", metavar="FILE", help=from_help)
     add_cluster(parser)
     parser.add_argument("--where", metavar="EXPR", help='only cells for which this expression is true, such as "gpus > 1"')
+    set_help = "use this value of a key in place of the one in `defaults` of the matrix; may be given several times"
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help=set_help)
     parser.add_argument("--repeats", type=int, metavar="N", help="number of runs of each cell (default: as set in the matrix)")
     scale_help = (
         "tiny: rehearse every cell at a tiny size (its tiny twin), with all ranks on the CPU of one machine (default: full)"

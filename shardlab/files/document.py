@@ -53,6 +53,8 @@ class Problem(msgspec.Struct, frozen=True):
     """The dotted path of the key."""
     sentence: str
     """The message to the user."""
+    option: str = ""
+    """The option of the command line that gave the value; "": the value stands in the file."""
 
 
 class Document(msgspec.Struct):
@@ -66,6 +68,9 @@ class Document(msgspec.Struct):
     """The place of each value in the file, by the path of the value in `data`."""
     keys: dict[KeyPath, Position] = {}
     """The place of each key in the file, by the path in `data` of the value of this key."""
+    options: dict[KeyPath, str] = {}
+    """The option of the command line that gave the value, such as `--set steps=5`, by the path of the value in `data`. All
+    other values stand in the file."""
 
     def problem(self, key_path: KeyPath, sentence: str, *, at_key: bool = False) -> Problem:
         """A problem at the place of the value with this path, or of the nearest value around it that the file contains.
@@ -77,7 +82,8 @@ class Document(msgspec.Struct):
         while nearest_path and nearest_path not in positions and nearest_path not in self.values:
             nearest_path = nearest_path[:-1]
         position = positions.get(nearest_path) or self.values.get(nearest_path) or Position(1, 1)
-        return Problem(position, format_path(key_path), sentence)
+        option = next((option for path, option in self.options.items() if key_path[: len(path)] == path), "")
+        return Problem(position, format_path(key_path), sentence, option)
 
     def error(self, key_path: KeyPath, sentence: str, *, at_key: bool = False) -> InputError:
         """An exception for one problem, which the caller raises. The arguments are the same as for `problem`."""
@@ -90,7 +96,7 @@ class Document(msgspec.Struct):
         """
         ordered_problems = sorted(problems, key=lambda p: (p.mark.line, p.mark.column))
         problem_lines = [
-            f"{self.file}:{p.mark.line}:{p.mark.column}: {p.path + ': ' if p.path else ''}{p.sentence}"
+            f"{p.option or f'{self.file}:{p.mark.line}:{p.mark.column}'}: {p.path + ': ' if p.path else ''}{p.sentence}"
             for p in ordered_problems
         ]
         return InputError("\n".join(dict.fromkeys(problem_lines)))

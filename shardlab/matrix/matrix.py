@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from shardlab.errors import UnknownName
+from shardlab.errors import InputError, UnknownName
 from shardlab.files import document, validation
 from shardlab.files.document import Document, KeyPath, Problem
-from shardlab.matrix import claim_check, command, model_file, search_check
+from shardlab.matrix import claim_check, command, model_file, overrides, search_check
 from shardlab.matrix.batch_search import PLACEHOLDER_SIZE, SearchRequest
 from shardlab.matrix.cell import Draft, Instruments, Optimizer, Schedule
 from shardlab.matrix.cell_names import PLAIN_NAMES, is_cell_name
@@ -104,7 +104,8 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notes: list[Note] = []
     """Places where the study contradicts itself or leaves a question open."""
     deviations: list[Deviation] = []
-    """Differences from the matrix of the study, which `jobs plan --adapt` writes here (docs/how-to/fit-a-matrix.md)."""
+    """Differences from the matrix of the study, which `jobs plan --adapt` writes here (docs/how-to/fit-a-matrix.md), and which
+    --set adds."""
 
     @property
     def claim_tests(self) -> list[str]:
@@ -181,9 +182,20 @@ def find_matrix_file(name_or_path: str) -> Path:
     return shipped_files[name_or_path]
 
 
-def load_matrix(path: Path) -> Matrix:
-    """Read, check and expand a matrix file. Raises an InputError that lists every problem with its place in the file."""
-    return expand_matrix(document.load(path), path.parent)
+def load_matrix(path: Path, settings: Sequence[str] = ()) -> Matrix:
+    """Read, check and expand a matrix file. Raises an InputError that lists every problem with its place in the file.
+
+    settings: the values of --set, which override those in `defaults`."""
+    matrix_document = document.load(path)
+    overrides.override_defaults(matrix_document, settings)
+    matrix = expand_matrix(matrix_document, path.parent)
+    for (_, key), option in matrix_document.options.items():
+        if not any(point.origin.get(str(key)) == ("defaults", key) for point in matrix.points):
+            raise InputError(
+                f"{option}: changes no cell, because `axes`, `zip`, `include` or `search` gives {key} for each cell. Allowed: "
+                "another key, or --where to select cells."
+            )
+    return matrix
 
 
 def expand_matrix(document: Document, folder: Path) -> Matrix:
@@ -427,7 +439,7 @@ def _merge_layers(*layers: PlacedValues) -> PlacedValues:
     """
     merged_values: PlacedValues = {}
     for key_layer in layers:
-        for key, other_key in (("gpu_batch_size", "global_batch_size"), ("steps", "epochs")):
+        for key, other_key in overrides.REPLACING_KEYS:
             if (key in key_layer) != (other_key in key_layer):
                 merged_values.pop(other_key if key in key_layer else key, None)
         merged_values.update(key_layer)

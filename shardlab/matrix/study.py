@@ -92,13 +92,14 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Deviation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A difference to the matrix of the study, which `jobs plan --adapt` made so that the matrix fits a cluster."""
+    """A difference to the original matrix, which `jobs plan --adapt` made so that the matrix fits a cluster, or which the user
+    asked for with --set."""
 
     key: str
     """What differs: a key of a resolved cell; `cell` for a cell that is left out; `claims.ID` for the claim ID; or `reported`
     for reported numbers."""
     study: Any
-    """The value in the matrix of the study."""
+    """The value in the original matrix; null: not given there."""
     here: Any
     """The value in this matrix; null: left out."""
     why: str

@@ -440,7 +440,7 @@ def test_every_deviation_of_an_adapted_matrix_is_in_the_report(tmp_path, capsys)
     ]
     workspace = study(tmp_path, CLOSE, claims=[claim], reported=[entry], deviations=deviations)
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
-    assert "adapted matrix: it was changed to fit the cluster (2 changes)" in capsys.readouterr().out
+    assert "changed matrix: 2 changes by --adapt, to fit the cluster, or by --set" in capsys.readouterr().out
     document = json.loads((workspace.report / "summary.json").read_text())
     assert document["deviations"] == [deviations[0], {**deviations[1], "cells": None}]
     assert document["verdicts"][0]["remarks"] == [f"adapted to the cluster: {how}"]
