@@ -361,7 +361,9 @@ class ImportVerb(Verb):
         parser.add_argument("--start", metavar="TIME", help="time of the first line of files without times or dates")
         every_help = "seconds between the lines of files without times (default: 1)"
         parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help=every_help)
-        parser.add_argument("--columns", metavar="NAME,...", help="names of the columns of a CSV file without a heading")
+        parser.add_argument(
+            "--columns", metavar="NAMES", help="names of the columns of a CSV file without a heading, with commas between them"
+        )
 
     def run(self, invocation: Invocation) -> int:
         from collect.importing import import_command

@@ -19,7 +19,7 @@ from shardlab.runs.rundir import VALIDATION_FILE
 
 STEPS, SAMPLES, TRACES = "steps/rank-*.jsonl", "samples/*.jsonl", "trace/rank-*.json.gz"
 # Keys of run.json and result.json that every metric of steps, of samples, of traces, or of the prediction reads.
-OF_STEPS = ("cell.dp", "cell.gpus", "cell.instruments.lost_worker")
+OF_STEPS = ("cell.command", "cell.dp", "cell.gpus", "cell.instruments.lost_worker", "imported")
 OF_SAMPLES = ("resumed_from_step",)
 OF_TRACES = ("gpus",)
 OF_PREDICTION = ("cell.instruments.lost_worker", "cell.instruments.straggler")

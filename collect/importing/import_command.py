@@ -260,8 +260,10 @@ def _find_span(rows: LogRows) -> tuple[float, float] | None:
 
 def _show_logs(output: Output, logs: Sequence[ReadLog]) -> None:
     def format_span(log: ReadLog) -> str:
-        span = _find_span(log.rows)
-        return f"{notation.format_time(span[0])}, {span[1] - span[0]:,.0f} s" if span else ""
+        if (span := _find_span(log.rows)) is None:
+            return ""
+        first_s, last_s = span
+        return f"{notation.format_time(first_s)}, {last_s - first_s:,.0f} s"
 
     columns: list[Column[ReadLog]] = [
         Column("File", lambda log: log.file.name),

@@ -183,7 +183,8 @@ class FileFollower:
             self._read_new_lines()
 
     def _read_new_lines(self) -> None:
-        with contextlib.suppress(OSError), self._path.open("rb") as file:
+        new_bytes = b""
+        with contextlib.suppress(OSError), files.open_regular(self._path) as file:
             file.seek(self._position)
             new_bytes = file.read()
         lines_end = new_bytes.rfind(b"\n") + 1
@@ -195,7 +196,7 @@ class FileFollower:
 
 def _record_failure(run_dir: RunDir, rank: int, exit_code: int) -> None:
     """Write the event that says why the command failed, by the end of its output."""
-    with run_dir.rank_log(rank).open("rb") as log_file:
+    with files.open_regular(run_dir.rank_log(rank)) as log_file:
         log_file.seek(max(0, log_file.seek(0, os.SEEK_END) - TAIL_BYTES))
         tail = log_file.read()
     last_line = next((line for line in reversed(tail.decode(errors="replace").splitlines()) if line.strip()), "")

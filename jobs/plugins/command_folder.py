@@ -110,7 +110,7 @@ def find_copy(store: Path, digest: str) -> Path:
 def _is_intact(folder: Path, digest: str) -> bool:
     if not folder.is_dir():
         return False
-    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
     try:
         return _digest_files(folder, names) == digest
     except InputError:
@@ -120,9 +120,9 @@ def _is_intact(folder: Path, digest: str) -> bool:
 def _list_files(folder: Path, exclude: Sequence[str]) -> list[str]:
     """The files in a folder that git would add, without those that match `exclude`. Without git, all files but hidden ones."""
     if shutil.which("git") is None:
-        paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
-        kept = [path for path in paths if not any(part.startswith(".") or part == "__pycache__" for part in path.parts)]
-        return sorted(str(path) for path in kept if not any(PurePosixPath(path).match(pattern) for pattern in exclude))
+        paths = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if not path.is_dir())
+        visible = [path for path in paths if not any(part.startswith(".") or part == "__pycache__" for part in path.parts)]
+        return [str(path) for path in visible if not any(PurePosixPath(path).match(pattern) for pattern in exclude)]
     patterns = [f":(exclude,glob){form}" for pattern in exclude for form in (pattern, f"{pattern.rstrip('/')}/**")]
     with tempfile.TemporaryDirectory(prefix="shardlab-command-") as empty_repository:
         argv = ["git", "-C", str(folder)]
@@ -152,9 +152,9 @@ def _digest_files(folder: Path, names: Sequence[str]) -> str:
     for name in sorted(names):
         path = folder / name
         try:
-            content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+            content = os.fsencode(path.readlink()) if path.is_symlink() else files.read(path, MOST_BYTES + 1)
         except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}.") from None
+            raise InputError(f"{path}: cannot be read: {error.strerror or error}.") from None
         mode = "l" if path.is_symlink() else "x" if path.stat().st_mode & 0o100 else "-"
         sha256.update(f"{name} {mode} {len(content)}\n".encode() + content)
     return sha256.hexdigest()[:16]

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     run_mark = f"{run_dir.path}#{os.environ.get('SLURM_PROCID', node)}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     environment = {
         **os.environ,
-        **run_dir.read_run().cell.env,
+        **_read_variables(run_dir),
         node_processes.RUN_MARK_VARIABLE: run_mark,
         **choose_socket_interfaces(os.environ, rendezvous_interface.interface),
         "SHARDLAB_ADDRESS": rendezvous_interface.address,
@@ -78,6 +78,11 @@ def main(argv: list[str]) -> int:
     if exit_code:
         oom_watch.record_oom(run_dir)
     return 128 - exit_code if exit_code < 0 else exit_code
+
+
+def _read_variables(run_dir: RunDir) -> dict[str, str]:
+    """The environment variables that the cell of the run sets."""
+    return run_dir.read_run().cell.env
 
 
 def _wait_for_free_gpus(run_dir: RunDir) -> None:

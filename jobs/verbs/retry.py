@@ -15,7 +15,7 @@ from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
 
 RETRIED_BY_DEFAULT = "failed,node_fail,preempted,hung"
-MAY_BE_RETRIED = state.FINAL_STATES | {"unknown", submit.HELD}
+MAY_BE_RETRIED = (state.FINAL_STATES - {state.IMPORTED}) | {"unknown", submit.HELD}
 
 
 class RetryVerb(JobsVerb):

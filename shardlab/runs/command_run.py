@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from shardlab.files import files
 from shardlab.matrix.command import CHECKPOINT_PLACEHOLDER
@@ -51,7 +50,7 @@ def find_checkpoint(run_dirs: Sequence[RunDir], pattern: str | None) -> Path | N
 
     pattern: of the checkpoints' paths; None: the script writes none that shardlab knows.
     """
-    paths = [path for run_dir in run_dirs for path in run_dir.work.glob(pattern)] if pattern is not None else []
+    paths = [path for run_dir in run_dirs for path in sorted(run_dir.work.glob(pattern))] if pattern is not None else []
     return max(paths, key=read_number, default=None)
 
 
@@ -70,11 +69,12 @@ def write_result(run_dir: RunDir, run: Run) -> str:
         return f"the loss is no finite number at step {diverged}"
     common_numbers = set.intersection(*({step.step for step in steps} for steps in steps_by_rank))
     rows = [[step for step in steps if step.step in common_numbers] for steps in steps_by_rank]
-    steps_ms = np.array([[step.step_ms for step in steps] for steps in rows]).max(axis=0)
+    steps_ms = [max(step.step_ms for step in steps) for steps in zip(*rows, strict=True)]
+    if not steps_ms:
+        return NO_STEP_WHY
     has_units = any(step.counts_units for steps in rows for step in steps)
     units = sum(step.units for steps in rows for step in steps)
     losses = [steps[-1].loss for steps in rows if steps[-1].loss is not None]
-    p5, median, p95 = (float(value) for value in np.percentile(steps_ms, (5, 50, 95)))
     result = Result(
         schema=SCHEMA,
         run_id=run.run_id,
@@ -82,18 +82,25 @@ def write_result(run_dir: RunDir, run: Run) -> str:
         rehearsal=run.rehearsal,
         steps=len(steps_ms),
         unit=TOKENS_UNIT if has_units else STEPS_UNIT,
-        final_loss=float(np.mean(losses)) if losses else None,
-        throughput_per_s=units / (float(steps_ms.sum()) / 1000),
-        step_time_ms=Spread(median=median, mean=float(steps_ms.mean()), p5=p5, p95=p95, n=len(steps_ms)),
-        train_time_s=float(steps_ms.sum()) / 1000,
+        final_loss=statistics.fmean(losses) if losses else None,
+        throughput_per_s=1000 * units / sum(steps_ms) if sum(steps_ms) else None,
+        step_time_ms=_compute_spread(steps_ms),
+        train_time_s=sum(steps_ms) / 1000,
         same_work=SameWork(verdict="not proven", why="shardlab does not see the work of a command."),
     )
     files.write_json(run_dir.result, result)
     return ""
 
 
+def _compute_spread(steps_ms: Sequence[float]) -> Spread:
+    """The spread of step times; percentiles between two steps are interpolated linearly."""
+    twentieths = statistics.quantiles([*steps_ms, *steps_ms[: len(steps_ms) == 1]], n=20, method="inclusive")
+    mean, median = statistics.fmean(steps_ms), statistics.median(steps_ms)
+    return Spread(median=median, mean=mean, p5=twentieths[0], p95=twentieths[-1], n=len(steps_ms))
+
+
 def _read_timed_steps(run_dir: RunDir, run: Run) -> list[list[CommandStep]]:
     """The timed steps of each rank that told steps."""
-    told = (read_lines(run_dir.steps_file(rank), CommandStep).records for rank in range(run.cell.gpus))
-    timed = [[step for step in steps if not step.warmup] for steps in told]
-    return [steps for steps in timed if steps]
+    records_by_rank = (read_lines(run_dir.steps_file(rank), CommandStep).records for rank in range(run.cell.gpus))
+    timed_by_rank = [[step for step in records if not step.warmup] for records in records_by_rank]
+    return [timed_steps for timed_steps in timed_by_rank if timed_steps]

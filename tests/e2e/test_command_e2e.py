@@ -53,7 +53,7 @@ def test_the_folder_of_the_script_stays_as_it_was(followed):
     assert [path.name for path in (run_path / "work").iterdir()] == ["train.py"]
 
 
-def test_a_script_tells_its_steps_by_report_and_a_resumed_attempt_gets_its_checkpoint(bench):
+def test_a_script_reports_its_steps_and_a_later_attempt_gets_its_checkpoint(bench):
     script = """
 import sys
 from pathlib import Path

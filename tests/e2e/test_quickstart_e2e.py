@@ -79,7 +79,7 @@ def test_numbers_have_units_and_leave_out_what_was_not_measured(walked):
     assert of_gpus <= {metric["name"] for metric in walked.json("collect", "metrics")}
     if not host.read_host().gpus:
         assert not of_gpus & metrics.keys()
-    assert row(walked, workload="vit-tiny")["metrics"] == {}
+    assert row(walked, workload="vit-tiny")["metrics"].keys() == {"oom_requested_bytes"}  # as the error of torch says
 
 
 def test_every_output_of_a_rehearsal_is_marked(walked):

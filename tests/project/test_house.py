@@ -34,6 +34,7 @@ OPENED = {
     "provision/site/wheels.py": "files that pip has just written",
     "provision/software.py": "our own source",
     "shardlab/workspace/archive.py": "reads members of a zip file",
+    "shardlab/steps.py": "a user's script imports it, so it has nothing of shardlab",
     "shardlab/hardware/host.py": "files of the kernel, found by their folders",
     "shardlab/json_schema.py": "writes files of our own source",
     "shardlab/remote/remote.py": "opens a connection",

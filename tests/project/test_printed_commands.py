@@ -114,7 +114,8 @@ def test_commands_are_read_from_blocks_and_sentences_of_a_page(tmp_path, monkeyp
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_and_matrices_that_commands_name_exist(page):
-    """A path of the repository exists. A name after --matrix is a matrix that ships, or one whose file the page names. A folder
+    """A path of the repository exists. A name after --matrix is a matrix that ships, or one whose file the page names, or
+    `imported`, which `collect import` makes. A folder
     that the page enters with `cd` is made by the page."""
     folders, text = {path.name for path in ROOT.iterdir() if path.is_dir()}, page.read_text()
     missing = []
@@ -123,6 +124,6 @@ def test_files_and_matrices_that_commands_name_exist(page):
         missing += [path for path in paths if not (ROOT / path).exists()]
         name = words[words.index("--matrix") + 1] if "--matrix" in words[:-1] else "quickstart"
         ships = name in matrix.shipped_matrices() or "/" in name or name.endswith(".yaml")
-        missing += [name] if not ships and name not in ("NAME", "mine") and f"{name}.yaml" not in text else []
+        missing += [name] if not ships and name not in ("NAME", "mine", "imported") and f"{name}.yaml" not in text else []
     missing += [folder for folder in re.findall(r"^ .*\bcd (\.\./\w+)", text, re.MULTILINE) if f"mkdir {folder}" not in text]
     assert missing == []

@@ -59,9 +59,9 @@ def test_each_name_of_the_table_is_that_of_a_collected_test(request):
     assert missing_names(request.config.stash[COLLECTED]) == []
 
 
-def test_only_the_quickstart_is_an_end_to_end_test_of_the_quick_tier(request):
+def test_the_quick_tier_has_two_end_to_end_tests_the_quickstart_and_a_script(request):
     end_to_end = [item.nodeid for item in request.session.items if item.get_closest_marker("e2e")]
-    assert {split(test)[0] for test in end_to_end if tier(test) == QUICK} <= {"test_quickstart_e2e"}
+    assert {split(test)[0] for test in end_to_end if tier(test) == QUICK} <= {"test_quickstart_e2e", "test_command_e2e"}
 
 
 def test_make_runs_each_tier_once():

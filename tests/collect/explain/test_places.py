@@ -105,9 +105,25 @@ def on_gpus(workspace, cell):
         counters = {"energy_j": 10.0 * number, "nvlink_tx_bytes": 1000 * number, "pcie_tx_bytes": 100 * number}
         record["gpus"][0] |= {**counters, "processes": int(number >= 10)}
         kernel = dict.fromkeys(("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"), 0)
-        card = NicSample(name="eth1", kind="physical", tx_bytes=500 * number, rx_bytes=400 * number, rx_pauses=number, **kernel)
+        card = NicSample(
+            name="eth1",
+            kind="physical",
+            tx_bytes=500 * number,
+            rx_bytes=400 * number,
+            rx_pauses=number,
+            packet_rate_limited=number,
+            **kernel,
+        )
         record["nics"] = [nic | kernel for nic in record["nics"]] + [msgspec.to_builtins(card)]
-        port = RdmaSample(device="mlx5_0", port=1, link_layer="InfiniBand", tx_bytes=7 * number, rx_errors=0, tx_discards=0)
+        port = RdmaSample(
+            device="mlx5_0",
+            port=1,
+            link_layer="InfiniBand",
+            tx_bytes=7 * number,
+            rx_errors=0,
+            tx_discards=0,
+            retransmitted_packets=number,
+        )
         record["rdma"] = [msgspec.to_builtins(port) | {"link_downed": 0}]
 
     def stepped(number, record):

@@ -192,14 +192,11 @@ def make_database(path):
     connection.close()
 
 
-SNAPSHOT = {"segments": [], "device_traces": [[]]}
+# A pickle is read as a snapshot, and logs of other programs are named by `collect import` (tests/collect/importing).
 KINDS = {
     "empty": (lambda path: path.write_bytes(b""), "the file is empty"),
     "blank": (lambda path: path.write_bytes(b" \n\n"), "only white space"),
-    "pickle": (lambda path: path.write_bytes(pickle.dumps([1, "a"], protocol=4)), "a Python pickle"),
     "old pickle": (lambda path: path.write_bytes(pickle.dumps({"a": 1}, protocol=0)), "a Python pickle"),
-    "snapshot": (lambda path: path.write_bytes(pickle.dumps(SNAPSHOT, protocol=5)), "a memory snapshot"),
-    "CSV": (lambda path: path.write_text("timestamp, name, power.draw [W]\n2026, H100, 90 W\n2026, H100, 91 W\n"), "CSV"),
     "page": (lambda path: path.write_text("<!DOCTYPE html>\n<html><body>Sign in</body></html>"), "an HTML page"),
     "zip": (make_zip, "a zip archive"),
     "database": (make_database, "an SQLite database"),

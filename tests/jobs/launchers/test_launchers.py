@@ -97,6 +97,9 @@ def test_a_launcher_that_is_a_program_needs_exactly_one_folder(name):
 # For each launcher: options of sbatch, the tasks on each node of a job step, whether it starts ranks on several nodes, and
 # whether its ranks may use GPUs.
 LAUNCHERS = {
+    "accelerate": ((), 1, True, True),
+    "none": ((), 1, True, True),
+    "srun": ((), 2, True, True),
     "deepspeed": ((), 1, True, True),
     "fork": ((), 1, False, False),
     "submitit": (("signal=USR2@60",), 2, True, True),
