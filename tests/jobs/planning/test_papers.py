@@ -247,7 +247,7 @@ def test_an_epoch_is_the_same_images_for_every_cell(tmp_path):
     assert [(twin.epochs, twin.warmup_steps) for twin in twins] == [(2, 1), (2, 1)]
 
 
-def test_buckets_hold_the_same_share_of_a_model_and_of_its_twin(tmp_path):
+def test_buckets_of_a_twin_hold_the_same_share_of_its_model(tmp_path):
     """VGG-16 has 138,357,544 parameters, its tiny twin 163,054."""
     text = "axes: {strategy: [zero2], gpus: [2], options.reduce_bucket_size: [500000000, 13835754, 10]}\n"
     text += "include: [{options.allgather_bucket_size: 500000000}]\n"
