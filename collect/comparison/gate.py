@@ -83,11 +83,11 @@ def _judge_cell(condition: Condition, pair: ComparedCell) -> GatedCell:
     if metric.ratio is None or metric.low is None or metric.high is None:
         hint = ". Three or more repeats of each cell show it" if 1 in (metric.n_a, metric.n_b) else ""
         return GatedCell(pair.label, "undecided", f"{metric.why}{hint}")
-    is_failing = [_is_failing(condition, bound) for bound in (metric.low, metric.high)]
+    is_failing_at_ends = [_is_failing(condition, end) for end in (metric.low, metric.high)]
     number_texts = [notation.format_number(number) for number in (metric.ratio, metric.low, metric.high)]
     why = "B / A is {}, with a 95 % interval from {} to {}".format(*number_texts)
-    if is_failing[0] == is_failing[1]:
-        return GatedCell(pair.label, "fails" if is_failing[0] else "passes", why)
+    if is_failing_at_ends[0] == is_failing_at_ends[1]:
+        return GatedCell(pair.label, "fails" if is_failing_at_ends[0] else "passes", why)
     return GatedCell(pair.label, "undecided", f"{why}; {_describe_deciding_repeats(condition.threshold, metric)}")
 
 
