@@ -122,7 +122,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
 
     def applies_to(self, run: LoadedRun) -> bool:
         """Whether a run has ended as the metric needs it."""
-        return run.verdict.state == ("oom" if self.of_oom else "completed")
+        return run.verdict.state == "oom" if self.of_oom else run.completed
 
 
 _workspace_metrics: list[Metric] = []  # metrics that the current workspace defines itself
