@@ -16,13 +16,12 @@ if not MYPY:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib
 
-        from shardlab.errors import MissingExtra
-
+        errors = importlib.import_module("shardlab.errors")  # which imports this package
         module_name, _, function_name = _PYTHON_INTERFACE[name].partition(":")
         try:
             return getattr(importlib.import_module(module_name), function_name)
         except ModuleNotFoundError as error:
-            raise MissingExtra.from_import_error(error, f"shardlab.{name}") or error from None
+            raise errors.MissingExtra.from_import_error(error, f"shardlab.{name}") or error from None
 
     def __dir__():
         return sorted({*globals(), *_PYTHON_INTERFACE})

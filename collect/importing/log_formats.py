@@ -25,7 +25,7 @@ HEAD_LINES = 200  # the format is recognized from the first lines; logs of train
 _STEP_NAMES = {name for name, column in STEP_COLUMNS.items() if column.field == "step"}
 
 
-class LogText(NamedTuple):
+class LogContent(NamedTuple):
     """A log that was read into memory."""
 
     path: Path
@@ -56,18 +56,18 @@ class LogFormat(NamedTuple):
 
     title: str
     """The program that writes it, in words."""
-    matches: Callable[[LogText], Any]
+    matches: Callable[[LogContent], Any]
     """Whether a log looks as if it had this format."""
-    read: Callable[[LogText, LogRows], None]
+    read: Callable[[LogContent, LogRows], None]
     """Reads a log of this format."""
 
 
-def _has(pattern: str) -> Callable[[LogText], Any]:
+def _has(pattern: str) -> Callable[[LogContent], Any]:
     expression = re.compile(pattern, re.MULTILINE)
     return lambda log: expression.search(log.head)
 
 
-def _has_names(names: Iterable[str]) -> Callable[[LogText], bool]:
+def _has_names(names: Iterable[str]) -> Callable[[LogContent], bool]:
     known_names = frozenset(names)
     return lambda log: not known_names.isdisjoint(map(normalize_name, log.heading()))
 
@@ -129,19 +129,19 @@ SNAPSHOT = "memory-snapshot"
 FORMAT_NAMES = (*FORMATS, SNAPSHOT)
 
 
-def read_log_text(path: Path, names: Sequence[str] | None = None) -> tuple[LogText, int]:
+def read_log_text(path: Path, names: Sequence[str] | None = None) -> tuple[LogContent, int]:
     """Read a file into memory. Returns (the log, the number of its lines that are too long). Raises WorkspaceError."""
     with files.as_workspace_error("read"):
         return _decode_log(path, files.read(path, MOST_BYTES, follow=True), names)
 
 
-def _decode_log(path: Path, content: bytes, names: Sequence[str] | None) -> tuple[LogText, int]:
+def _decode_log(path: Path, content: bytes, names: Sequence[str] | None) -> tuple[LogContent, int]:
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"  # PowerShell writes UTF-16
     is_text = b"\0" not in content[:1024] or encoding == "utf-16"
     text = content.decode(encoding, "replace") if is_text else ""
     lines = text.splitlines()
     short_lines = [line for line in lines if len(line) <= LONGEST_LINE]
-    return LogText(path, content, text, short_lines, names), len(lines) - len(short_lines)
+    return LogContent(path, content, text, short_lines, names), len(lines) - len(short_lines)
 
 
 def must_be_no_log(path: Path) -> None:
@@ -159,14 +159,14 @@ def must_be_no_log(path: Path) -> None:
         )
 
 
-def recognize_format(log: LogText) -> str | None:
+def recognize_format(log: LogContent) -> str | None:
     """The name of the format of a log, from its content; None if it has none of FORMAT_NAMES."""
     if log.content[:1] == plain_pickle.MAGIC or log.path.name.endswith(snapshot.SNAPSHOT_SUFFIX):
         return SNAPSHOT
     return next((name for name, log_format in FORMATS.items() if log_format.matches(log)), None)
 
 
-def read_log(log: LogText, format_name: str, rows: LogRows) -> None:
+def read_log(log: LogContent, format_name: str, rows: LogRows) -> None:
     """Read a log in a format of FORMATS. Raises InputError if its structure is not that of the format."""
     try:
         FORMATS[format_name].read(log, rows)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,13 +24,13 @@ from collect.traces.file_figures import (
     rank_sort_key,
     sort_by_rank,
 )
-from collect.traces.lack_report import describe_lacks, lack_documents, why_not_compared
+from collect.traces.lacks import SPOILING, Lack
 from collect.traces.operators import OperatorDifference, compare_trace_operators
 from collect.traces.rank_analysis import rank_document
 from collect.traces.run_answers import RunAnswers
 from collect.traces.trace import Trace
-from collect.traces.trace_files import find_trace_files, name_files
 from shardlab.errors import InputError
+from shardlab.runs import trace_part
 from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal.console import Output
@@ -36,6 +38,7 @@ from shardlab.terminal.table import Table
 from shardlab.workspace.workspace import Workspace
 
 _DERIVED_FIGURES = ("exposed_communication_ns", "overlap_pct", "bounds")
+_MOST_FILES = 8  # the most files for which a sentence is printed for each kind of lack
 
 
 def show_traces(workspace: Workspace, run: str, against: str | None, output: Output, *, like_hta: bool) -> int:
@@ -245,3 +248,62 @@ def _breakdown_document(breakdown: Breakdown) -> dict[str, Any]:
         for row, event_tally in zip(tally_documents, tallies, strict=True):
             row["mean_ns"] = event_tally.mean_ns
     return document | {figure_name: getattr(breakdown, figure_name) for figure_name in _DERIVED_FIGURES}
+
+
+def find_trace_files(workspace: Workspace, run: str) -> list[Path]:
+    """Find the trace files of a run. Raises InputError if there are no traces.
+
+    run: the id of a run; or, if it contains a slash, the path of a trace file or of a folder with traces, also in its
+    subfolders.
+    """
+    is_path = "/" in run
+    folder = Path(run) if is_path else workspace.find_run(run).path / "trace"
+    if is_path and folder.is_file():
+        return [folder]
+    trace_paths = trace_part.find_trace_paths(folder)
+    paths = trace_paths if is_path else run_traces.select_regular_files(trace_paths)
+    if not paths:
+        raise InputError(
+            f"{folder}: no traces. Allowed: a run whose cell has instruments: {{profile: ...}}, or a folder or file (with a "
+            "slash in its name) of Chrome traces, *.json or *.json.gz; subfolders are searched too."
+        )
+    return paths
+
+
+def name_files(paths: Sequence[str]) -> list[str]:
+    """The name of each file in their common folder, such as iteration_10/rank0_trace.json."""
+    folder = os.path.commonpath([Path(path).parent for path in paths]) if paths else ""
+    return [os.path.relpath(path, folder or ".") for path in paths]
+
+
+def describe_lacks(figures: Sequence[FileFigures], names: Mapping[str, str], answers: RunAnswers) -> list[str]:
+    """A sentence for each file and kind of lack, and one about ranks that were not profiled. names: the name of each path."""
+    lacks_of_kind: dict[str, list[tuple[str, Lack]]] = {}
+    for entry in figures:
+        for lack in entry.lacks:
+            lacks_of_kind.setdefault(lack.kind, []).append((names[entry.path], lack))
+    sentences = []
+    for lacks in lacks_of_kind.values():
+        sentences += [f"{name}: {lack.text}" for name, lack in lacks[:_MOST_FILES]]
+        if rest := lacks[_MOST_FILES:]:
+            sentences.append(f"{len(rest):,} more files lack the same: {sum(lack.count for _, lack in rest):,} in all.")
+    return [*sentences, *([answers.missing_ranks] if answers.missing_ranks else [])]
+
+
+def lack_documents(figures: Sequence[FileFigures], names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What each file lacks, as JSON values."""
+    return [
+        {"file": names[entry.path], "rank": entry.rank} | msgspec.to_builtins(lack, str_keys=True)
+        for entry in figures
+        for lack in entry.lacks
+    ]
+
+
+def why_not_compared(figures: Sequence[FileFigures]) -> str:
+    """A sentence that says why runs with these traces are not compared; "" if they are."""
+    lacking = {lack.kind: entry.path for entry in figures for lack in entry.lacks if lack.kind in SPOILING}
+    if not lacking:
+        return ""
+    return (
+        f"not compared, because a recording is incomplete ({', '.join(f'{path}: {kind}' for kind, path in lacking.items())})."
+    )

@@ -70,7 +70,7 @@ class Lack(msgspec.Struct, frozen=True, kw_only=True):
     """For launches and copies: the stream, -1 if the trace does not say it -> how many."""
 
 
-class LaunchCalls(NamedTuple):
+class MatchedLaunches(NamedTuple):
     """The calls of a trace that put work on a GPU; the masks have the shape (number of calls,)."""
 
     rows: NDArray[np.intp]
@@ -81,7 +81,7 @@ class LaunchCalls(NamedTuple):
     """Which calls need no event of their own: an event of the GPU has their correlation, or they only recorded a graph."""
 
 
-def find_launch_calls(trace: Trace) -> LaunchCalls:
+def find_launch_calls(trace: Trace) -> MatchedLaunches:
     """Find the calls of the host that put work on a GPU, and which of them have an event of the GPU."""
     is_launch = [_LAUNCH_CALL.match(label) is not None for label in trace.labels]
     rows = np.flatnonzero(trace.has_category(*LAUNCH_CATEGORIES) & trace.match_labels(trace.name, is_launch))
@@ -99,7 +99,7 @@ def find_launch_calls(trace: Trace) -> LaunchCalls:
     lost_memory = is_memory & ~has_work
     if lost_memory.any() and np.median(trace.duration_ns[rows][lost_memory]) < _SHORTEST_MEMORY_CALL_NS:
         has_work |= lost_memory
-    return LaunchCalls(rows[~is_inner], is_memory[~is_inner], has_work[~is_inner])
+    return MatchedLaunches(rows[~is_inner], is_memory[~is_inner], has_work[~is_inner])
 
 
 def _find_captures(trace: Trace) -> Intervals:
@@ -138,7 +138,7 @@ def lack_gpu(evidence: str) -> Lack:
     return Lack(kind="no gpu events", count=0, total=0, text=text)
 
 
-def _describe_lost(trace: Trace, calls: LaunchCalls, chosen: NDArray[np.bool_], kind: LackKind) -> Lack | None:
+def _describe_lost(trace: Trace, calls: MatchedLaunches, chosen: NDArray[np.bool_], kind: LackKind) -> Lack | None:
     """The launches or copies without an event. chosen: which of the calls are of this kind and lie in the profiled steps."""
     lost_rows = calls.rows[chosen & ~calls.has_work]
     if not len(lost_rows):

@@ -25,11 +25,9 @@ from collect.traces.collective import (
 )
 from collect.traces.details import NO_DETAILS, DetailColumns, TraceDetails
 from collect.traces.event import UNKNOWN_NS, Args, TraceEvent, to_integers
-from collect.traces.event_decoder import DecodedEvents, EventDecoder, convert_events
+from collect.traces.event_decoder import DecodedEvents, EventDecoder, convert_events, find_impossible_times
 from collect.traces.file_kind import name_file_kind
-from collect.traces.head import TraceHead, read_head
-from collect.traces.impossible_times import find_impossible_times
-from collect.traces.rank_of_file import find_rank_by_groups, find_stated_rank
+from collect.traces.head import TraceHead, find_rank_by_groups, find_stated_rank, read_head
 from collect.traces.salvage import CutShort, read_blocks, salvage_events
 from shardlab.files.decoders import DECODE_FAULTS
 

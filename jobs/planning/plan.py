@@ -116,15 +116,9 @@ def plan_matrix(
     file = requested_matrix.file
     machine = find_capacity(cluster, in_allocation=in_allocation)
     plugins = find_own_plugins(workspace, requested_matrix, cluster)
+    stored_name = requested_matrix.name if scale == "full" else f"{requested_matrix.name}-{scale}"
     try:
-        cells: list[AnyCell] = resolve_cells(
-            requested_matrix, cluster=None if machine.is_this_machine else machine, plugins=plugins
-        )
-        if scale == "tiny":
-            twins = tiny_twin.make_twins(cells, plugins.workload_menu())
-            tiny_twin.must_train(twins)
-            cells = [*twins]
-        stored_name = requested_matrix.name if scale == "full" else f"{requested_matrix.name}-{scale}"
+        cells = _resolve_at_scale(requested_matrix, machine, plugins, scale)
         searches = batch_searches.plan_searches(workspace, requested_matrix, cells, cluster, stored_name, plugins)
         cells = searches.cells
     finally:
@@ -154,6 +148,16 @@ def plan_matrix(
         advice=advice,
         predicted=predictions,
     )
+
+
+def _resolve_at_scale(requested_matrix: Matrix, machine: Capacity, plugins: OwnPlugins, scale: str) -> list[AnyCell]:
+    """The cells of a matrix, or their tiny twins. machine: the machines that the cluster gives to a run. Raises InputError."""
+    cells = resolve_cells(requested_matrix, cluster=None if machine.is_this_machine else machine, plugins=plugins)
+    if scale != "tiny":
+        return cells
+    twins = tiny_twin.make_twins(cells, plugins.workload_menu())
+    tiny_twin.must_train(twins)
+    return [*twins]
 
 
 def _select_cells(cells: list[AnyCell], where: str | None) -> list[AnyCell]:

@@ -198,19 +198,7 @@ def decide_retries(
         must_be_of_cluster(run_dir, render_source)
         old_run = run_dir.read_run()
         plugins = own_plugins.read_run_plugins(workspace, old_run, trust=trust)
-        searches = (
-            {batch_search.search_family_hash(old_run.training_cell): old_run.search} if old_run.search is not None else {}
-        )
-        traces = {old_run.cell.name(): old_run.traces} if old_run.traces is not None else {}
-        context = msgspec.structs.replace(
-            render_source,
-            matrix=old_run.matrix,
-            track=old_run.track,
-            own=plugins,
-            searches=searches,
-            retry=old_run.retry,
-            traces=traces,
-        )
+        context = _make_context_of_run(render_source, old_run, plugins)
         if is_unsent:
             attempt = split_attempt(last_status.id)[1]
             rendered_run = render.make_run(
@@ -222,6 +210,22 @@ def decide_retries(
             continue
         decisions.append(_decide_next_attempt(run_dir, old_run, last_status, context))
     return decisions
+
+
+def _make_context_of_run(
+    render_source: render.RenderContext, old_run: Run, plugins: own_plugins.OwnPlugins
+) -> render.RenderContext:
+    """The context with which a new attempt at a run is rendered. plugins: the plug-ins of the run."""
+    search, traces = old_run.search, old_run.traces
+    return msgspec.structs.replace(
+        render_source,
+        matrix=old_run.matrix,
+        track=old_run.track,
+        own=plugins,
+        searches={} if search is None else {batch_search.search_family_hash(old_run.training_cell): search},
+        retry=old_run.retry,
+        traces={} if traces is None else {old_run.cell.name(): traces},
+    )
 
 
 def _decide_next_attempt(
