@@ -175,7 +175,7 @@ def infer_neighbour_shapes(make_hidden: Callable[[], torch.Tensor]) -> Iterator[
 
 
 @contextmanager
-def _replace_attribute(owner: Any, name: str, substitute: Callable[..., Any]) -> Iterator[None]:
+def _replace_attribute(owner: Any, name: str, substitute: object) -> Iterator[None]:
     """In the `with` block, replace the attribute `name` of a module or class by `substitute`."""
     original = owner.__dict__.get(name)
     setattr(owner, name, substitute)
