@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import _flat_param
 from torch.distributed.fsdp._fully_shard import _fsdp_param
@@ -62,6 +63,7 @@ def use_fake_group(rank: int, world_size: int) -> Iterator[FakeRanks]:
             _replace_attribute(_fsdp_param, "_chunk_with_empty", _Chunks),
             # An optimizer without fused kernels updates weights together on a GPU, but not on a CPU.
             _replace_attribute(optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
+            _replace_attribute(optimizer, "_foreach_supported_types", [*optimizer._foreach_supported_types, FakeTensor]),
             _replace_attribute(distributed, "_verify_param_shape_across_processes", lambda *_: None),
         ):
             yield FakeRanks(rank, world_size)
@@ -173,7 +175,7 @@ def infer_neighbour_shapes(make_hidden: Callable[[], torch.Tensor]) -> Iterator[
 
 
 @contextmanager
-def _replace_attribute(owner: Any, name: str, substitute: Callable[..., Any]) -> Iterator[None]:
+def _replace_attribute(owner: Any, name: str, substitute: object) -> Iterator[None]:
     """In the `with` block, replace the attribute `name` of a module or class by `substitute`."""
     original = owner.__dict__.get(name)
     setattr(owner, name, substitute)
