@@ -88,5 +88,5 @@ def write_result(run_dir: RunDir, run: Run) -> str:
 def _read_timed_steps(run_dir: RunDir, run: Run) -> list[list[CommandStep]]:
     """The timed steps of each rank that told steps."""
     told = (read_lines(run_dir.steps_file(rank), CommandStep).records for rank in range(run.cell.gpus))
-    timed = [[step for step in steps if not step.warmup] for steps in told]
+    timed = [[step for step in steps if not step.warmup and not step.watched] for steps in told]
     return [steps for steps in timed if steps]
