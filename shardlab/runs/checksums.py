@@ -49,6 +49,6 @@ class ModelChecksum(Record, kw_only=True):
     """The number of ranks."""
     optimizer: str | None = None
     """The name of the optimizer's class; absent if the script did not tell it."""
-    unseen: dict[ParameterName, str] = {}
+    unseen: dict[ParameterName, str] = msgspec.field(default_factory=dict)
     """Parameters whose blocks could not be found -> the reason."""
-    pieces: list[PieceChecksum] = []
+    pieces: list[PieceChecksum] = msgspec.field(default_factory=list)

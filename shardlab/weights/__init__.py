@@ -1,1 +1,1 @@
-"""Checksums of a model's weights, which a training script of the user writes. Needs torch, which is imported when it is used."""
+"""Checksums of a model's weights, which a training script of the user writes. This folder needs torch."""

@@ -24,7 +24,7 @@ def write_checksums(folder: Path, model: Any, optimizer: Any, step: int) -> None
     rank = torch.distributed.get_rank() if has_group else int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
     environment_size = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1)
     world_size = torch.distributed.get_world_size() if has_group else environment_size
-    record = ModelChecksum(schema=SCHEMA, step=step, rank=rank, world_size=world_size, unseen={})
+    record = ModelChecksum(schema=SCHEMA, step=step, rank=rank, world_size=world_size)
     record.optimizer = None if optimizer is None else type(optimizer).__name__
     sums: list[torch.Tensor] = []
     for piece in list_pieces(model):
@@ -39,7 +39,8 @@ def write_checksums(folder: Path, model: Any, optimizer: Any, step: int) -> None
         record.pieces.append(
             PieceChecksum(
                 name=piece.name, shape=list(piece.shape), offsets=list(piece.offsets), block=list(piece.weight.shape),
-                dtype=str(piece.weight.dtype).removeprefix("torch."), weight=[], gradient=None if piece.gradient is None else [],
+                dtype=str(piece.weight.dtype).removeprefix("torch."), weight=[],
+                gradient=None if piece.gradient is None else [],
             )
         )  # fmt: skip
     numbers = iter(torch.stack(sums).tolist() if sums else ())  # waits for the GPU, once

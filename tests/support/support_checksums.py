@@ -93,7 +93,9 @@ def train(rank, folder, strategy, ranks, options):
     else:
         model = wrap(model, strategy)
         parameters = list(model.parameters())
-        optimizer = torch.optim.AdamW(parameters, 1e-2) if "adamw" in options else torch.optim.SGD(parameters, 0.1, momentum=0.9)
+        optimizer = (
+            torch.optim.AdamW(parameters, 1e-2) if "adamw" in options else torch.optim.SGD(parameters, 0.1, momentum=0.9)
+        )
         steps.checksum(model, optimizer=optimizer)
         for step, (inputs, targets) in enumerate(batches, 1):
             optimizer.zero_grad()
