@@ -71,7 +71,10 @@ def _clean_name(name: str) -> str:
 
 def _split_flat_parameter(prefix: str, flat_parameter: Any) -> Iterator[Piece]:
     """The pieces in this rank's shard of a flat parameter of FSDP1. prefix: the name of the module that has the parameter."""
-    shard, flat_gradient = flat_parameter._local_shard.detach(), flat_parameter.grad
+    shard = getattr(
+        flat_parameter, "_local_shard", flat_parameter.data
+    ).detach()  # it has no _local_shard before the first step
+    flat_gradient = flat_parameter.grad
     for index, info in enumerate(flat_parameter._shard_param_infos):
         if not info.in_shard:
             continue

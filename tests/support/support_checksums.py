@@ -7,7 +7,9 @@ its items, so the gradient is too large. Under ZeRO, the world must have been na
 """
 
 import os
+import signal
 import sys
+import traceback
 import warnings
 from functools import partial
 from pathlib import Path
@@ -74,6 +76,16 @@ def train_with_zero(model, stage, batches):
     steps.checksum(engine)
 
 
+def work_as_rank(rank, **settings):
+    """Train, and end at the first failure, so that no rank waits for this one: the parent prints nothing of it."""
+    try:
+        train(rank, **settings)
+    except BaseException:
+        traceback.print_exc()
+        os.killpg(0, signal.SIGTERM)
+        raise
+
+
 def train(rank, folder, strategy, ranks, options):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -109,5 +121,8 @@ def train(rank, folder, strategy, ranks, options):
 
 
 if __name__ == "__main__":
+    os.setpgrp()  # so that a rank that fails can end all ranks, and nothing else
     run_folder, strategy_name, count, *words = sys.argv[1:]
-    fork_ranks(int(count), partial(train, folder=Path(run_folder), strategy=strategy_name, ranks=int(count), options=words))
+    fork_ranks(
+        int(count), partial(work_as_rank, folder=Path(run_folder), strategy=strategy_name, ranks=int(count), options=words)
+    )
