@@ -143,8 +143,9 @@ def _compare(
 ) -> SameWork:
     """Compare the models of a cell with those of one process. name: of the comparison, in words."""
     start, other_start = models[0], others[0]
-    if unmatched := sorted(start.keys() ^ other_start.keys()):
-        raise _Unusable(f"only one of the two models has the parameter {unmatched[0]}")
+    for step in steps:
+        for unmatched in sorted((models[step].keys() ^ other_start.keys()) | (others[step].keys() ^ other_start.keys())):
+            raise _Unusable(f"of the models that are compared, not all have the parameter {unmatched}")
     for parameter, sums in start.items():
         other = other_start[parameter]
         if sums.dtype != other.dtype:
@@ -161,7 +162,7 @@ def _compare(
     by_step = [(*_measure_distance(models[step], others[step], moved), step) for step in steps[1:]]
     distance, worst, step = max(by_step)
     if start_distance > LARGEST_START_DISTANCE:
-        distance, worst, step = math.inf if math.isinf(start_distance) else start_distance, start_worst, 0
+        distance, worst, step = start_distance, start_worst, 0
     gradient_distance = _measure_gradients(models[steps[-1]], others[steps[-1]])
     largest = max(distance, gradient_distance or 0.0)
     if step == 0 or largest > SURELY_DIFFERENT:
@@ -188,10 +189,8 @@ def _measure_distance(model: _Model, other: _Model, moved: float) -> tuple[float
     """Returns (the L2 distance of two models, relative to `moved`; the parameter with most of it). Where two ranks of the first
     model differ more than the models, that distance counts.
 
-    Infinite if a number is not finite, or if the models have other parameters.
+    Infinite if a number is not finite.
     """
-    if model.keys() != other.keys():
-        return math.inf, min(model.keys() ^ other.keys())
     squares = {
         name: max(float(np.square(sums.weight - other[name].weight).mean()), sums.replica_distance)
         for name, sums in model.items()
@@ -203,7 +202,7 @@ def _measure_distance(model: _Model, other: _Model, moved: float) -> tuple[float
 
 def _measure_gradients(model: _Model, other: _Model) -> float | None:
     """The L2 distance of the gradients, relative to the norm of those of `other`; None if a library no longer has them."""
-    pairs = [(sums.gradient, other[name].gradient) for name, sums in model.items() if name in other]
+    pairs = [(sums.gradient, other[name].gradient) for name, sums in model.items()]
     if any(gradient is None for pair in pairs for gradient in pair):
         return None
     norm = math.sqrt(sum(float(np.square(reference).mean()) for _, reference in pairs))

@@ -25,7 +25,8 @@ def write_checksums(folder: Path, model: Any, optimizer: Any, step: int) -> None
     environment_size = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1)
     world_size = torch.distributed.get_world_size() if has_group else environment_size
     record = ModelChecksum(schema=SCHEMA, step=step, rank=rank, world_size=world_size)
-    record.optimizer = None if optimizer is None else type(optimizer).__name__
+    own_optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate, Lightning and DeepSpeed wrap that of the script
+    record.optimizer = None if optimizer is None else type(own_optimizer).__name__
     sums: list[torch.Tensor] = []
     for piece in list_pieces(model):
         if isinstance(piece, UnseenParameter):

@@ -3,7 +3,7 @@
     python support_checksums.py FOLDER STRATEGY RANKS [wrong] [adamw]
 
 FOLDER is the folder of a run. All strategies train on the same 8 items in each step. wrong: each rank adds up the gradients of
-its items, so the gradient is too large. Under ZeRO, the world must have been named by the environment.
+its items, so the gradient is too large.
 """
 
 import os
@@ -60,11 +60,15 @@ def wrap(model, strategy):
 
 
 def train_with_zero(model, stage, batches):
+    os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
 
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
     settings = {
         "train_micro_batch_size_per_gpu": ITEMS // dist.get_world_size(), "gradient_accumulation_steps": 1,
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}, "zero_allow_untested_optimizer": True,
+        "gradient_clipping": 0.0,  # DeepSpeed clips at 1.0 by default, which is other work
     }  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
