@@ -45,6 +45,7 @@ class ModelChecksum(Record, kw_only=True):
     step: Count
     """The number of steps before; 0: before the first step."""
     rank: Count
+    """The number of the rank, from 0."""
     world_size: Positive
     """The number of ranks."""
     optimizer: str | None = None
@@ -52,3 +53,4 @@ class ModelChecksum(Record, kw_only=True):
     unseen: dict[ParameterName, str] = msgspec.field(default_factory=dict)
     """Parameters whose blocks could not be found -> the reason."""
     pieces: list[PieceChecksum] = msgspec.field(default_factory=list)
+    """The blocks of parameters that the rank holds."""

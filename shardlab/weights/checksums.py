@@ -48,8 +48,9 @@ def write_checksums(folder: Path, model: Any, optimizer: Any, step: int) -> None
     for entry in record.pieces:
         entry.weight = next(numbers)
         entry.gradient = None if entry.gradient is None else next(numbers)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    with os.fdopen(os.open(folder / f"rank-{rank:05d}.jsonl", flags, 0o644), "wb") as file:
+    path = folder / f"rank-{rank:05d}.jsonl"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.encode(record) + b"\n")
 
 

@@ -81,7 +81,9 @@ def test_gradients_of_a_wrong_scale_are_other_work_and_the_parameter_is_named(tm
 
 def test_gradients_of_a_wrong_scale_that_adam_hides_are_other_work(tmp_path):
     reference = train(tmp_path / "reference", "single", "1", "adamw")
-    _, other = judge(tmp_path / "w", ("single", 1, reference), ("ddp", 2, train(tmp_path / "run", "ddp", "2", "wrong", "adamw")))
+    _, other = judge(
+        tmp_path / "w", ("single", 1, reference), ("ddp", 2, train(tmp_path / "run", "ddp", "2", "wrong", "adamw"))
+    )
     assert other.parameter_difference < 1e-3
     assert (other.verdict, "gradients after step 3 differ by 1.0e+00" in other.why) == ("different", True)
 
