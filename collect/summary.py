@@ -25,6 +25,7 @@ from collect.findings import (
     trace_details,
     trace_lacks,
     trace_tables,
+    weight_checksums,
 )
 from collect.findings.columns import CellTables
 from collect.findings.comparability import find_baseline, gpu_trouble, group_families, sync_remark
@@ -51,6 +52,7 @@ from collect.verdicts.selection import Measurements
 from shardlab.matrix.cell import AnyCell
 from shardlab.matrix.citation import Citation
 from shardlab.matrix.study import Assumed, Deviation, Note
+from shardlab.runs.record import SameWork
 from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.runs.state import IMPORTED, STATE_MEANINGS
 
@@ -209,7 +211,8 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
     Only the latest attempt of each repeat counts, and only if it completed. baseline: the strategy relative to which speed-ups
     are computed.
     """
-    rows = [_build_row(cell) for cell in loaded.cells]
+    same_work = weight_checksums.judge_same_work(loaded.cells)
+    rows = [_build_row(cell, same_work.get(cell.id)) for cell in loaded.cells]
     _add_comparisons(loaded.cells, rows, baseline)
     measurements = Measurements(loaded, rows)
     choices = choose_strategies(measurements)
@@ -364,7 +367,8 @@ def _join_ids(ids: list[str]) -> str:
     return ", ".join([*ids[:MOST_NAMED], *([f"and {len(ids) - MOST_NAMED:,} more"] if len(ids) > MOST_NAMED else [])])
 
 
-def _build_row(cell: LoadedCell) -> CellRow:
+def _build_row(cell: LoadedCell, compared_work: SameWork | None) -> CellRow:
+    """The row of a cell. compared_work: the verdict of the comparison with other cells; None: that of the runs counts."""
     measured_quantities: dict[str, list[Quantity]] = {}
     runs = []
     for run in cell.runs:
@@ -382,7 +386,8 @@ def _build_row(cell: LoadedCell) -> CellRow:
         n=len(cell.completed),
         states=dict(states),
         expected=states.keys() <= {"completed", *cell.cell.expect},
-        same_work=next((run.result.same_work for run in cell.runs if run.result and run.result.same_work), None),
+        same_work=compared_work
+        or next((run.result.same_work for run in cell.runs if run.result and run.result.same_work), None),
         baseline=None,
         metrics={name: mean for name, values in measured_quantities.items() if (mean := _estimate_over_repeats(values))},
         runs=runs,

@@ -5,6 +5,8 @@
 Outside of a run of shardlab, `report` does nothing, so the script stays the same. This module needs only Python's library. The
 time of a step is the time since the call before, unless the script gives it. Reading a loss that is a tensor waits for the GPU,
 so it is read only at every READ_EVERY-th step, after the script's own work of that step.
+
+`checksum(model)` writes checksums of the weights, by which shardlab compares strategies; only this function needs torch.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 READ_EVERY = 10  # a tensor is read at each step whose number is divisible by this
 FOLDER_VARIABLE = "SHARDLAB_STEPS"  # the folder into which the ranks of a run write their steps; shardlab sets it
 WARMUP_VARIABLE = "SHARDLAB_WARMUP_STEPS"  # the number of first steps that are not timed; shardlab sets it
+CHECKSUMS_VARIABLE = "SHARDLAB_CHECKSUMS"  # the folder into which the ranks of a run write checksums; shardlab sets it
 _SCHEMA = 1
 _IMPORTED_S = time.monotonic()
 
@@ -33,6 +36,7 @@ class _Reporter:
         # Of a script that does not count its data, the step is the unit, once for all ranks.
         self._units_of_step = int(rank == 0)
         self._last_s, self._is_first = _IMPORTED_S, True
+        self.last_step, self.is_watched = 0, False
         self._warmup_left = int(os.environ.get(WARMUP_VARIABLE, "0"))
 
     def write(self, step: int, loss: Any, tokens: int | None, seconds: float | None) -> None:
@@ -50,7 +54,10 @@ class _Reporter:
             record |= {"loss": number} if math.isfinite(number) else {"diverged": True}
         if self._warmup_left > 0 or (seconds is None and self._is_first):
             record["warmup"] = True
+        if self.is_watched:
+            record["watched"] = True
         self._last_s, self._is_first, self._warmup_left = now_s, False, self._warmup_left - 1
+        self.last_step, self.is_watched = step, False
         os.write(self._descriptor, json.dumps(record).encode() + b"\n")
 
 
@@ -63,13 +70,35 @@ def report(*, step: int, loss: Any = None, tokens: int | None = None, seconds: f
     step: the number of the step, which grows from call to call. loss: a number, or a tensor with one number. tokens: the units
     of data of this rank in this step. seconds: the time of the step; None: the time since the call before.
     """
+    if (reporter := _find_reporter()) is not None:
+        reporter.write(step, loss, tokens, seconds)
+
+
+def checksum(model: Any, *, optimizer: Any = None, step: int | None = None) -> None:
+    """Write checksums of the weights, and of the gradients that are still there, of this rank's part of a model. No rank sends
+    anything, and the step after it does not count for times. Outside of a run of shardlab, nothing happens.
+
+    Call it before the first step and after a later step, on all ranks. model: as it trains, with its wrapper. optimizer: its
+    class is put on record. step: the number of steps before; None: that of the last report, 0 if there was none.
+    """
+    folder = os.environ.get(CHECKSUMS_VARIABLE)
+    if folder is None:
+        return
+    from shardlab.weights import checksums  # needs torch, which a script with a model has
+
+    reporter = _find_reporter()
+    last_step = reporter.last_step if reporter is not None else 0
+    checksums.write_checksums(Path(folder), model, optimizer, last_step if step is None else step)
+    if reporter is not None:
+        reporter.is_watched = True
+
+
+def _find_reporter() -> _Reporter | None:
+    """What writes the steps of this process; None outside of a run, or if shardlab finds the steps in the script's output."""
     global _reporter
-    if _reporter is None:
-        folder = os.environ.get(FOLDER_VARIABLE)
-        if folder is None:
-            return
+    if _reporter is None and (folder := os.environ.get(FOLDER_VARIABLE)) is not None:
         _reporter = _Reporter(folder)
-    _reporter.write(step, loss, tokens, seconds)
+    return _reporter
 
 
 def _read_loss(loss: Any, step: int) -> float | None:

@@ -34,7 +34,7 @@ from shardlab.runs.command_run import CommandStep
 from shardlab.runs.record import SCHEMA, LineWriter
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
-from shardlab.steps import FOLDER_VARIABLE, WARMUP_VARIABLE
+from shardlab.steps import CHECKSUMS_VARIABLE, FOLDER_VARIABLE, WARMUP_VARIABLE
 from shardlab.terminal import console
 
 POLL_S = 0.2  # seconds between two looks at a file to which a script writes its steps
@@ -95,6 +95,7 @@ def main(argv: list[str]) -> int:
     if rank == 0:
         run_dir.write_event("rank-00000", "met", sync=False, world_size=run.world.world_size)
     files.make_folder(run_dir.steps_file(rank).parent)
+    files.make_folder(run_dir.checksums_file(rank).parent)
     files.make_folder(run_dir.log)
     exit_code = _run_command(run_dir, run, cell_command, rank)
     if exit_code:
@@ -106,6 +107,7 @@ def _run_command(run_dir: RunDir, run: Run, cell_command: Command, rank: int) ->
     """Start the command and wait for its end. Returns its exit code, or the negative number of the signal that ended it."""
     words = command_run.list_words(run_dir, run, sys.executable)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **_list_torch_variables(run)}
+    environment[CHECKSUMS_VARIABLE] = str(run_dir.checksums_file(rank).parent)
     if cell_command.steps is None:
         environment |= {FOLDER_VARIABLE: str(run_dir.steps_file(rank).parent), WARMUP_VARIABLE: str(run.cell.warmup_steps)}
     try:

@@ -102,5 +102,5 @@ def _compute_spread(steps_ms: Sequence[float]) -> Spread:
 def _read_timed_steps(run_dir: RunDir, run: Run) -> list[list[CommandStep]]:
     """The timed steps of each rank that told steps."""
     records_by_rank = (read_lines(run_dir.steps_file(rank), CommandStep).records for rank in range(run.cell.gpus))
-    timed_by_rank = [[step for step in records if not step.warmup] for records in records_by_rank]
+    timed_by_rank = [[step for step in records if not step.warmup and not step.watched] for records in records_by_rank]
     return [timed_steps for timed_steps in timed_by_rank if timed_steps]

@@ -76,6 +76,10 @@ class RunDir:
         """The file with the step records of a rank."""
         return self.path / "steps" / f"rank-{rank:05d}.jsonl"
 
+    def checksums_file(self, rank: int) -> Path:
+        """The file with the checksums of the weights of a rank of a command."""
+        return self.path / "checksums" / f"rank-{rank:05d}.jsonl"
+
     @property
     def validation_file(self) -> Path:
         """The file with the records of the validations."""

@@ -45,6 +45,10 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
             ),
         ),
         (("choices.py", "--cells", "40", "--rounds", "2"), r"^ +40 +\d+\.\d\d$"),
+        (
+            ("report_step.py", "--calls", "100", "--rounds", "3"),
+            r"^json.dumps and os.write +\d+\.\d us\nreport +\d+\.\d us\nratio +\d+\.\d\d$",
+        ),
         (("planner.py", "--cells", "64"), r"^64 cells: \d+\.\d s, \d+\.\d s of CPU time$"),
         (
             ("published/compare.py", "--table", "widths that suit", "--pairs"),

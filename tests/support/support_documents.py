@@ -46,6 +46,7 @@ from shardlab.hardware.host import Host
 from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.matrix.expansion import ExcludedPoint
 from shardlab.registry import Option
+from shardlab.runs.checksums import ModelChecksum
 from shardlab.runs.prediction import Prediction
 from shardlab.runs.record import Event, Result, Sample, StepRecord, ValidationRecord
 from shardlab.runs.run import Run
@@ -76,6 +77,9 @@ FILES = (
         },
     ),
     Described("runs/RUN_ID/steps/rank-RRRRR.jsonl", "One line per optimizer step of a rank.", StepRecord),
+    Described(
+        "runs/RUN_ID/checksums/rank-RRRRR.jsonl", "One line per call of `shardlab.steps.checksum` on a rank.", ModelChecksum
+    ),
     Described("runs/RUN_ID/validation.jsonl", "One line per validation, by rank 0.", ValidationRecord),
     Described("runs/RUN_ID/samples/HOST.jsonl", "Telemetry of a host, one line per sample.", Sample),
     Described(

@@ -63,6 +63,13 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_phases": (),
     "test_bytes": (),
     "test_checkpoints": ("test_a_run_resumes_in_its_own_folder",),
+    "test_checksums": (
+        "test_checksums_of_two_ranks_add_up_to_those_of_one_process[fsdp1]",
+        "test_checksums_of_two_ranks_add_up_to_those_of_one_process[fsdp2]",
+        "test_gradients_of_a_wrong_scale_are_other_work_and_the_parameter_is_named",
+        "test_incomplete_checksums_prove_nothing_and_say_why",
+        "test_outside_of_a_run_nothing_is_imported_and_nothing_is_written",
+    ),
     "test_configured": (),
     "test_count_model": (),
     "test_own_counts": (),

@@ -1,0 +1,210 @@
+"""Compares the weights of a matrix's cells whose command told checksums of them (`shardlab.steps.checksum`).
+
+The cells of a group differ only in how the ranks share the work. Each is compared with the cell of one process. A cell is only
+proven to do the same work if its weights were equal before the first step and have moved alike until a later step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from collect.reading.load import LoadedCell
+from shardlab.matrix.cell import Role, keys_with_role
+from shardlab.runs.checksums import PROJECTIONS, ModelChecksum
+from shardlab.runs.record import SameWork, read_lines
+from shardlab.runs.rundir import RunDir
+
+# Keys that may differ between the cells of a group. The command line differs in the values of these keys only, because its
+# other words are those of one workload of the matrix.
+_VARIABLE_KEYS = {"command"} | keys_with_role(
+    Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES, Role.START, Role.LENGTH, Role.INSTRUMENTS,
+    Role.BOOKKEEPING,
+)  # fmt: skip
+# The allowed L2 distance of the weights, relative to the distance that they moved in one process; by the type of the weights.
+# As our own proof allows for weights of these types (trainers/proof/proof.py). Equal work in float32 was seen to differ by 2e-7
+# after 3 steps of SGD or AdamW.
+TOLERANCES = {"float32": 1e-3, "float64": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+# A larger distance is another computation. Between the two, it may be the rounding of a precision that the script chose and
+# shardlab does not know.
+SURELY_DIFFERENT = 2e-1
+LARGEST_START_DISTANCE = 1e-3  # of the weights before the first step, relative to the distance that they move
+
+Verdict = Literal["proven", "different", "not proven"]
+
+
+class _Sums(msgspec.Struct):
+    """The checksum of a whole parameter after a step."""
+
+    numel: int
+    dtype: str
+    weight: Any
+    gradient: Any
+    """None: a rank no longer had it."""
+    replica_distance: float = 0.0
+    """Mean square of the difference between the checksums of two ranks that hold the same block."""
+
+
+_Model = dict[str, _Sums]
+
+
+class _Unusable(Exception):
+    """Why checksums cannot be compared."""
+
+
+def judge_same_work(cells: Sequence[LoadedCell]) -> dict[str, SameWork]:
+    """Whether the cells of commands do the same work, by the ids of the cells whose first completed run told checksums."""
+    groups: dict[bytes, list[tuple[LoadedCell, list[ModelChecksum]]]] = {}
+    for cell in cells:
+        if cell.cell.command is None or not cell.completed:
+            continue
+        if records := _read_checksums(cell.completed[0].folder):
+            values = {key: value for key, value in msgspec.to_builtins(cell.cell).items() if key not in _VARIABLE_KEYS}
+            groups.setdefault(msgspec.json.encode(values, order="deterministic"), []).append((cell, records))
+    verdicts = {}
+    for group in groups.values():
+        reference = next((entry for entry in group if entry[1][0].world_size == 1), None)
+        for cell, records in group:
+            verdicts[cell.id] = _judge(records, reference, is_reference=reference is not None and cell is reference[0])
+    return verdicts
+
+
+def _read_checksums(run_dir: RunDir) -> list[ModelChecksum]:
+    """The checksums of all ranks. The first record says how many ranks there were."""
+    records = read_lines(run_dir.checksums_file(0), ModelChecksum).records
+    for rank in range(1, min(records[0].world_size, 1 << 20) if records else 0):
+        rank_records = read_lines(run_dir.checksums_file(rank), ModelChecksum).records
+        if not rank_records:
+            break
+        records += rank_records
+    return records
+
+
+def _judge(
+    records: list[ModelChecksum], reference: tuple[LoadedCell, list[ModelChecksum]] | None, *, is_reference: bool
+) -> SameWork:
+    """The verdict about a cell. is_reference: whether the cell itself is the one process that others are compared with."""
+    try:
+        models = _add_up(records)
+        if reference is None:
+            raise _Unusable("no cell of one process told checksums, with which this cell could be compared")
+        reference_models = models if is_reference else _add_up(reference[1])
+        shared_steps = sorted(models.keys() & reference_models.keys())
+        if len(shared_steps) < 2 or shared_steps[0] != 0:
+            raise _Unusable("checksums before the first step and after a later step are needed, of the same steps in both")
+        name = "one process, to which other cells are compared" if is_reference else f"compared to {reference[0].id}"
+        return _compare(models, reference_models, shared_steps, name, records[0].optimizer)
+    except _Unusable as reason:
+        return SameWork(verdict="not proven", why=f"checksums of weights: {reason}")
+
+
+def _add_up(records: Iterable[ModelChecksum]) -> dict[int, _Model]:
+    """The checksums of whole models by step: the sums over the blocks of all ranks. Raises _Unusable if a block is missing."""
+    by_step: dict[int, list[ModelChecksum]] = {}
+    for record in records:
+        by_step.setdefault(record.step, []).append(record)
+    return {step: _add_blocks(step, step_records) for step, step_records in by_step.items()}
+
+
+def _add_blocks(step: int, records: list[ModelChecksum]) -> _Model:
+    ranks = {record.rank for record in records}
+    if len(ranks) < records[0].world_size:
+        raise _Unusable(f"those of step {step} are there for {len(ranks)} of {records[0].world_size} ranks")
+    model: _Model = {}
+    blocks: dict[tuple[str, tuple[int, ...], tuple[int, ...]], Any] = {}
+    for record in records:
+        for name, why in record.unseen.items():
+            raise _Unusable(f"{name} is not seen, because {why!r}")
+        for piece in record.pieces:
+            weight = np.array(piece.weight)
+            gradient = None if piece.gradient is None else np.array(piece.gradient)
+            sums = model.setdefault(piece.name, _Sums(math.prod(piece.shape), piece.dtype, np.zeros(PROJECTIONS), 0.0))
+            block = (piece.name, tuple(piece.offsets), tuple(piece.block))
+            if block in blocks:  # a replica of another rank's block, which must be equal
+                distance = float(np.square(weight - blocks[block]).mean())
+                sums.replica_distance = max(sums.replica_distance, distance)
+                continue
+            blocks[block] = weight
+            sums.weight = sums.weight + weight
+            sums.gradient = None if gradient is None or sums.gradient is None else sums.gradient + gradient
+    for name, sums in model.items():
+        held = sum(math.prod(size) for block_name, _, size in blocks if block_name == name)
+        if held != sums.numel:
+            raise _Unusable(f"of {name}, {held} of {sums.numel} elements are seen after step {step}")
+    return model
+
+
+def _compare(
+    models: dict[int, _Model], others: dict[int, _Model], steps: list[int], name: str, optimizer: str | None
+) -> SameWork:
+    """Compare the models of a cell with those of one process. name: of the comparison, in words."""
+    start, other_start = models[0], others[0]
+    for step in steps:
+        for unmatched in sorted((models[step].keys() ^ other_start.keys()) | (others[step].keys() ^ other_start.keys())):
+            raise _Unusable(f"of the models that are compared, not all have the parameter {unmatched}")
+    for parameter, sums in start.items():
+        other = other_start[parameter]
+        if sums.dtype != other.dtype:
+            raise _Unusable(f"{parameter} is {sums.dtype} here and {other.dtype} in one process")
+        if sums.numel != other.numel:
+            return SameWork(verdict="different", why=f"checksums of weights, {name}: {parameter} has another size")
+    moved = math.sqrt(
+        sum(float(np.square(others[steps[-1]][key].weight - other_start[key].weight).mean()) for key in other_start)
+    )
+    if moved == 0:
+        raise _Unusable(f"the weights of one process did not move from step 0 to step {steps[-1]}")
+    start_distance, start_worst = _measure_distance(start, other_start, moved)
+    tolerance = max(TOLERANCES.get(sums.dtype, 0.0) for sums in start.values())
+    by_step = [(*_measure_distance(models[step], others[step], moved), step) for step in steps[1:]]
+    distance, worst, step = max(by_step)
+    if start_distance > LARGEST_START_DISTANCE:
+        distance, worst, step = start_distance, start_worst, 0
+    gradient_distance = _measure_gradients(models[steps[-1]], others[steps[-1]])
+    largest = max(distance, gradient_distance or 0.0)
+    if step == 0 or largest > SURELY_DIFFERENT:
+        verdict: Verdict = "different"
+    else:
+        verdict = "proven" if largest <= tolerance else "not proven"
+    clauses = [f"after step {step} of steps 0 to {steps[-1]}, they differ by {distance:.1e} of their movement"]
+    clauses[0] += f" (allowed {tolerance:.0e})" + (f", most in {worst}" if distance > 0 else "")
+    if gradient_distance is None:
+        clauses.append(
+            "gradients: not seen, so a wrong scale of them that the optimizer hides, as Adam does, is not seen either"
+        )
+    else:
+        clauses.append(f"gradients after step {steps[-1]} differ by {gradient_distance:.1e} of their norm")
+    if verdict == "not proven":
+        clauses.append("the difference may be the rounding of a lower precision in the script")
+    clauses.append(f"optimizer: {optimizer or 'not known'}")
+    return SameWork(
+        verdict=verdict, why=f"checksums of weights, {name}: {'; '.join(clauses)}", parameter_difference=min(distance, 1e150)
+    )
+
+
+def _measure_distance(model: _Model, other: _Model, moved: float) -> tuple[float, str]:
+    """Returns (the L2 distance of two models, relative to `moved`; the parameter with most of it). Where two ranks of the first
+    model differ more than the models, that distance counts.
+
+    Infinite if a number is not finite.
+    """
+    squares = {
+        name: max(float(np.square(sums.weight - other[name].weight).mean()), sums.replica_distance)
+        for name, sums in model.items()
+    }
+    worst = max(squares, key=lambda name: squares[name])
+    total = math.sqrt(sum(squares.values())) / moved
+    return (total if math.isfinite(total) else math.inf), worst
+
+
+def _measure_gradients(model: _Model, other: _Model) -> float | None:
+    """The L2 distance of the gradients, relative to the norm of those of `other`; None if a library no longer has them."""
+    pairs = [(sums.gradient, other[name].gradient) for name, sums in model.items()]
+    if any(gradient is None for pair in pairs for gradient in pair):
+        return None
+    norm = math.sqrt(sum(float(np.square(reference).mean()) for _, reference in pairs))
+    distance = math.sqrt(sum(float(np.square(gradient - reference).mean()) for gradient, reference in pairs))
+    return distance / norm if norm > 0 and math.isfinite(distance) else math.inf if distance else 0.0
