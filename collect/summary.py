@@ -211,9 +211,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
     Only the latest attempt of each repeat counts, and only if it completed. baseline: the strategy relative to which speed-ups
     are computed.
     """
-    same_work = weight_checksums.judge_same_work(loaded.cells)
-    rows = [_build_row(cell, same_work.get(cell.id)) for cell in loaded.cells]
-    _add_comparisons(loaded.cells, rows, baseline)
+    rows = _build_rows(loaded.cells, baseline)
     measurements = Measurements(loaded, rows)
     choices = choose_strategies(measurements)
     return Summary(
@@ -365,6 +363,14 @@ def _incomplete_telemetry(loaded: Loaded) -> list[Coverage]:
 def _join_ids(ids: list[str]) -> str:
     """A list of ids in words: the first MOST_NAMED ids, then how many more there are."""
     return ", ".join([*ids[:MOST_NAMED], *([f"and {len(ids) - MOST_NAMED:,} more"] if len(ids) > MOST_NAMED else [])])
+
+
+def _build_rows(cells: list[LoadedCell], baseline: str) -> list[CellRow]:
+    """The rows of all cells, compared with their baselines. baseline: as for `summarize`."""
+    same_work = weight_checksums.judge_same_work(cells)
+    rows = [_build_row(cell, same_work.get(cell.id)) for cell in cells]
+    _add_comparisons(cells, rows, baseline)
+    return rows
 
 
 def _build_row(cell: LoadedCell, compared_work: SameWork | None) -> CellRow:

@@ -1,4 +1,4 @@
-"""Tells the steps of a Trainer of Lightning to shardlab: `Trainer(..., callbacks=[StepCallback()])`.
+"""Tells the steps of a Trainer of Lightning to shardlab: `Trainer(..., callbacks=[LightningStepCallback()])`.
 
 Outside of a run of shardlab, nothing happens.
 """
@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from shardlab import steps
 
 
-class StepCallback(Callback):  # type: ignore[misc]  # lightning is not installed where types are checked
+class LightningStepCallback(Callback):  # type: ignore[misc]  # lightning is not installed where types are checked
     """Reports each step of the optimizer, with the mean loss over the batches of the step."""
 
     def __init__(self, tokens: Callable[[Any], int] | None = None, checksum_after: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Tells the steps of transformers' Trainer to shardlab: `Trainer(..., callbacks=[StepCallback()])`.
+"""Tells the steps of transformers' Trainer to shardlab: `Trainer(..., callbacks=[TrainerStepCallback()])`.
 
 Outside of a run of shardlab, nothing happens.
 """
@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from shardlab import steps
 
 
-class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+class TrainerStepCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
     """Reports each step of a Trainer.
 
     The loss is the one that the Trainer logs, which is the mean since its last log: with logging_steps=1, that of each step.

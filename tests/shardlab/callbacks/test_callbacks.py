@@ -32,7 +32,7 @@ def test_a_trainer_of_transformers_tells_steps_losses_tokens_and_checksums(told)
     from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
     from transformers.trainer_utils import IntervalStrategy
 
-    from shardlab.callbacks.transformers import StepCallback
+    from shardlab.callbacks.transformers import TrainerStepCallback
 
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -41,7 +41,7 @@ def test_a_trainer_of_transformers_tells_steps_losses_tokens_and_checksums(told)
         process_index=0, logging_first_step=False, logging_strategy=IntervalStrategy.STEPS, eval_strategy=never,
         save_strategy=never, eval_delay=0,
     )  # fmt: skip
-    callbacks = [DefaultFlowCallback(), StepCallback(checksum_after=2)]
+    callbacks = [DefaultFlowCallback(), TrainerStepCallback(checksum_after=2)]
     handler = CallbackHandler(callbacks, model, None, optimizer, None)
     state, control = TrainerState(logging_steps=2, max_steps=9), TrainerControl()
     handler.on_train_begin(arguments, state, control)
@@ -68,7 +68,7 @@ def test_a_trainer_of_lightning_tells_a_step_after_its_last_batch(told, monkeypa
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setattr(sys.modules["lightning.pytorch.callbacks"], "Callback", object, raising=False)
     monkeypatch.delitem(sys.modules, "shardlab.callbacks.lightning", raising=False)
-    callback = importlib.import_module("shardlab.callbacks.lightning").StepCallback(tokens=len, checksum_after=10)
+    callback = importlib.import_module("shardlab.callbacks.lightning").LightningStepCallback(tokens=len, checksum_after=10)
     model = torch.nn.Linear(2, 2)
     trainer = SimpleNamespace(global_step=0, model=model, optimizers=[torch.optim.SGD(model.parameters(), 0.1)])
     callback.on_train_start(trainer, None)
