@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
+from shardlab.files.decoders import get_decoder
 from shardlab.matrix.command import Command, mark_label
 from shardlab.matrix.faults import LostWorker, SlowedRank
 from shardlab.matrix.gradient_sync import LAST_PASS
@@ -454,6 +455,7 @@ def as_training_cell(cell: AnyCell) -> AnyCell:
     """
     if cell.optimizer is None or isinstance(cell, Cell):
         return cell
+    get_decoder(Cell)  # makes the conversion safe in several threads
     return msgspec.convert(cell, Cell, from_attributes=True)
 
 

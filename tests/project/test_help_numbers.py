@@ -32,6 +32,9 @@ SAID_OTHERWISE = {"python -m trainers tokenize --tokenizer": ("bytes", "bytes: o
 OTHER_NUMBERS = {
     "exit code 1 if a run did not end as expected": None,
     "exit with code 1 if a claim is contradicted": None,
+    "exit with code 1 if the repeats show": None,
+    'such as "throughput < 0.95"': None,
+    "exit with code 1 also if the repeats": None,
     'such as "gpus > 1"': None,
     "takes 10 s to minutes": None,
     "such as a100-80gb or its NVML name": None,

@@ -16,7 +16,7 @@ HELD = {
     "collect/traces/command.py _print_kernels": TRACE,
     "collect/traces/command.py _print_report": TRACE,
     "collect/comparison/command.py _print_pairs": OF_COLLECT,
-    "collect/comparison/command.py _print_comparison": WORDS,
+    "collect/comparison/command.py print_comparison": WORDS,
     "collect/explain/command.py _print_explanation": OF_COLLECT,
     "collect/explain/command.py list_metrics": WORDS,
     "collect/fetching/fetch_command.py fetch_and_print": OF_COLLECT,
