@@ -9,6 +9,7 @@ the rank; its exit code is the exit code of this program.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import re
@@ -21,7 +22,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from socket import gethostname
 from types import FrameType
-from typing import IO
 
 from jobs.node.rendezvous import read_master_variables
 from shardlab.errors import InputError
@@ -55,16 +55,18 @@ class StepWriter:
         # Of a script that does not count its data, the step is the unit, once for all ranks.
         self._units_of_step = int(rank == 0)
         self._warmup_left = warmup_steps
-        self._lines, self._last_s, self._last_step = LineWriter(path), time.monotonic(), None
-
-    _last_step: int | None
+        self._lines, self._last_s = LineWriter(path), time.monotonic()
+        self._last_step: int | None = None
 
     def write(self, values: dict[str, float]) -> None:
-        """Write the record of a step. values: by the names in command.STEP_NAMES."""
+        """Write the record of a step, unless its number is not larger than that of the step before. values: by the names in
+        command.STEP_NAMES."""
         now_s, step, loss = time.monotonic(), int(values["step"]), values.get("loss")
+        if self._last_step is not None and step <= self._last_step:
+            return
         own_ms = values["ms"] if "ms" in values else 1000 * values["seconds"] if "seconds" in values else None
         is_first = self._last_step is None
-        steps_since = 1 if self._last_step is None else max(step - self._last_step, 1)
+        steps_since = 1 if self._last_step is None else step - self._last_step
         record = CommandStep(
             schema=SCHEMA,
             step=step,
@@ -123,7 +125,7 @@ def _run_command(run_dir: RunDir, run: Run, cell_command: Command, rank: int) ->
 
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, forward_signal)
-    assert process.stdout is not None
+    assert isinstance(process.stdout, io.BufferedReader)
     source, writer = (
         cell_command.steps,
         StepWriter(run_dir.steps_file(rank), rank, run.cell.warmup_steps) if cell_command.steps is not None else None,
@@ -152,10 +154,10 @@ def _list_torch_variables(run: Run) -> dict[str, str]:
     return {**read_master_variables(), **sizes, "RANK": str(_read_number("SLURM_PROCID")), "LOCAL_RANK": local_rank}
 
 
-def _read_lines(stream: IO[bytes]) -> Iterator[bytes]:
+def _read_lines(stream: io.BufferedReader) -> Iterator[bytes]:
     """Yields the lines of a stream. A progress bar ends its lines with a carriage return, which counts as an end here."""
     rest = b""
-    while chunk := stream.read1(1 << 16) if hasattr(stream, "read1") else stream.read(1 << 16):
+    while chunk := stream.read1(MOST_LINE_BYTES):
         *lines, rest = re.split(rb"(?<=[\n\r])", rest + chunk)
         yield from lines
         if len(rest) > MOST_LINE_BYTES:

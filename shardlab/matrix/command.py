@@ -22,6 +22,7 @@ from shardlab.record_types import limit_text
 
 CHECKPOINT_PLACEHOLDER = "checkpoint"  # in `resume`: the path of the newest checkpoint of an earlier attempt
 DEFAULT_LABEL = "command"  # the strategy of a cell of a command for which the matrix gives no label
+LARGEST_NUMBER = 1e15  # of what a script tells about a step; a loss may be any number, and no number
 MOST_WORDS = 256  # words of a command line
 Word = str | int | float
 Words = Annotated[list[Word], msgspec.Meta(min_length=1, max_length=MOST_WORDS)]
@@ -247,9 +248,12 @@ def read_step(source: StepSource, line: str) -> dict[str, float] | None:
         found_values = _read_json_step(line, source.names)
     if found_values is None:
         return None
-    numbers = {name: number for name, value in found_values.items() if (number := _read_number(value)) is not None}
-    step = numbers.get("step", math.nan)
-    return numbers if step >= 0 and step.is_integer() else None
+    numbers = {
+        name: number
+        for name, value in found_values.items()
+        if (number := _read_number(value)) is not None and (name == "loss" or 0 <= number <= LARGEST_NUMBER)
+    }
+    return numbers if numbers.get("step", math.nan).is_integer() else None
 
 
 def _read_json_step(line: str, names: Mapping[str, str]) -> dict[str, Any] | None:

@@ -40,6 +40,12 @@ def test_a_later_attempt_gets_the_placeholder_of_the_checkpoint():
         (StepSource(jsonl="log", names={"step": "iter"}), '{"iter": 3, "loss": "0.5", "step": 9}', {"step": 3.0, "loss": 0.5}),
         (StepSource(jsonl="log"), '{"step": true}', None),
         (StepSource(jsonl="log"), "[1]", None),
+        (StepSource(jsonl="log"), '{"step": 1e300}', None),
+        (
+            StepSource(jsonl="log"),
+            '{"step": 2, "tokens": -1, "ms": "inf", "seconds": "nan", "loss": -3}',
+            {"step": 2.0, "loss": -3.0},
+        ),
         (StepSource(jsonl="log"), "{" * 100_000, None),
         (StepSource(jsonl="log"), '{"step": 3, "loss": null}', {"step": 3.0}),
     ],
