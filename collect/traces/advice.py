@@ -21,8 +21,8 @@ from shardlab.hardware.gpu_models import find_gpu_model
 from shardlab.terminal import notation
 
 Subject = Literal[
-    "launching calls", "late launches", "communication", "slow ranks", "memory operations", "TF32", "fusion", "copies",
-    "attention", "slow kernels",
+    "launching calls", "late launches", "queued work", "communication", "slow ranks", "memory operations", "TF32", "fusion",
+    "copies", "attention", "slow kernels",
 ]  # fmt: skip
 MOST_ADVICE = 3
 _LEAST_SHARE = 0.01  # a change that saves less than this share of the time is not named
@@ -79,14 +79,23 @@ def _save_idle(ranks: Sequence[RankAnalysis], parts: dict[StepPart, int]) -> Ite
         )
         yield "launching calls", text, launching_ns
     if host_ns := parts.get(StepPart("idle", cause="host"), 0):
-        data_ns = sum(phase.host_ns for rank in ranks for phase in rank.phases if phase.phase == "data")
-        data = f" Reading data takes the host {_ms(data_ns)}: use more workers." if data_ns > host_ns / 10 else ""
+        data_ns = min(host_ns, sum(phase.host_ns for rank in ranks for phase in rank.phases if phase.phase == "data"))
+        data = f"Up to {_ms(data_ns)} of it is reading data: use more workers." if data_ns > host_ns / 10 else ""
         remedy = (
             "Use torch.compile or CUDA graphs, larger batches, and fewer synchronisations such as .item()."
             if any(rank.kind == "gpu" for rank in ranks)
             else "The main thread is in Python code outside of operators."
         )
-        yield "late launches", f"Nothing runs, because the host launches the next work too late.{data} {remedy}", host_ns
+        # Where most of the time is reading data, compiling the model cannot help.
+        sentences = [data] if data_ns > host_ns / 2 else [data, remedy]
+        text = " ".join(["Nothing runs, because the host launches the next work too late.", *filter(None, sentences)])
+        yield "late launches", text, host_ns
+    if queued_ns := parts.get(StepPart("idle", cause="other"), 0):
+        text = (
+            "Work is queued, and the GPU does not start it: it waits for a copy, for another stream, or for another process. "
+            "Look for blocking copies such as .item() and .cpu(), and for waits between streams."
+        )
+        yield "queued work", text, queued_ns
 
 
 def _save_communication(runs: Sequence[RunAnswers], parts: dict[StepPart, int]) -> Iterable[_Candidate]:
@@ -134,7 +143,7 @@ def _save_work(ranks: Sequence[RankAnalysis], parts: dict[StepPart, int]) -> Ite
 def _save_below_peak(ranks: Sequence[RankAnalysis], compute_ns: int) -> Iterable[_Candidate]:
     """What kernels take longer than the peaks of the data sheet allow: products that could use TF32, and others."""
     tf32_ns = 0
-    slow: list[tuple[int, OperatorTime]] = []
+    slow: dict[str, list[OperatorTime]] = {}
     for rank in ranks:
         gpu = find_gpu_model(rank.gpu)
         for row in rank.work.operators:
@@ -143,18 +152,27 @@ def _save_below_peak(ranks: Sequence[RankAnalysis], compute_ns: int) -> Iterable
             if row.category == "matrix products" and row.precision == "fp32" and gpu and (gpu.tf32 or 0) > gpu.fp32:
                 tf32_ns += max(0, row.kernel_ns - (compute_least_ns(row.flops, row.bytes, rank.gpu, "tf32") or 0))
             else:
-                slow.append((max(0, row.kernel_ns - row.least_ns), row))
+                slow.setdefault(row.operator, []).append(row)
     if tf32_ns:
         text = "Matrix products compute in fp32: torch.set_float32_matmul_precision('high') allows TF32; or use bf16."
         yield "TF32", text, min(compute_ns, tf32_ns)
     if slow:
-        _, row = max(slow, key=lambda entry: entry[0])
+        lost_ns = {operator: sum(map(_lost_ns, rows)) for operator, rows in slow.items()}
+        operator = max(slow, key=lambda name: lost_ns[name])
+        least_ns, kernel_ns = (
+            sum(numbers) for numbers in zip(*((row.least_ns or 0, row.kernel_ns or 0) for row in slow[operator]))
+        )
         text = (
-            f"Kernels take longer than the peaks of the GPU allow. The largest loss is in {row.operator}, which reaches "
-            f"{notation.format_number(row.roofline_pct or 0, 2)} % of its bound: look at its shapes, layout and "
+            f"Kernels take longer than the peaks of the GPU allow. The largest loss is in {operator}, which reaches "
+            f"{notation.format_number(100 * least_ns / kernel_ns, 2)} % of its bound: look at its shapes, layout and "
             "implementation, and fuse it with its neighbours."
         )
-        yield "slow kernels", text, min(compute_ns, sum(loss_ns for loss_ns, _ in slow))
+        yield "slow kernels", text, min(compute_ns, sum(lost_ns.values()))
+
+
+def _lost_ns(row: OperatorTime) -> int:
+    """The time that the kernels of an operator take above its bound."""
+    return max(0, (row.kernel_ns or 0) - (row.least_ns or 0))
 
 
 def _ms(ns: float) -> str:

@@ -17,6 +17,7 @@ from collect.traces.kernel_categories import classify_kernel, classify_operator
 from collect.traces.layers import LayerTime
 from collect.traces.operator_times import OperatorTime, sum_operators
 from collect.traces.operator_work import compute_least_ns, count_work
+from collect.traces.phases import PhaseTime
 from collect.traces.rank_analysis import analyse_rank
 from collect.traces.rank_work import RankWork
 from collect.traces.run_answers import RunAnswers
@@ -317,6 +318,34 @@ def test_at_most_three_changes_are_named_and_none_below_one_percent():
     assert "aten::add, 3.000 ms" in found[1].text
     long = analysis(0, (), idle=idle, idle_ns=4_000_000, span_ns=1_000_000_000, compute_ns=1, calls=[])
     assert find_advice([RunAnswers([long])], 1) == []
+
+
+def test_the_operator_that_loses_most_over_all_its_shapes_is_named():
+    rows = [
+        operator("aten::native_batch_norm", kernel_ns=3_000_000, category="normalisation", least_ns=1_000_000),
+        operator("aten::convolution", kernel_ns=2_000_000, category="convolution", flops=1, least_ns=400_000),
+        operator("aten::convolution", kernel_ns=2_000_000, category="convolution", flops=1, least_ns=600_000),
+    ]
+    work = RankWork(categories=[], operators=rows, launch_calls=[], streams=[], together=[])
+    rank = analysis(0, (), idle=None, idle_ns=0, compute_ns=9_000_000, span_ns=10_000_000, work=work, calls=[])
+    (found,) = find_advice([RunAnswers([rank])], 1)
+    assert (found.subject, found.saves_at_most_ns) == ("slow kernels", 5_000_000)
+    assert "aten::convolution, which reaches 25 % of its bound" in found.text
+
+
+@pytest.mark.parametrize(
+    ("data_ns", "shown"), [(300_000, ()), (1_000_000, ("1.000 ms", "torch.compile")), (9_000_000, ("4.000 ms",))]
+)
+def test_reading_data_and_queued_work_have_remedies_of_their_own(data_ns, shown):
+    idle = IdleCauses(host_ns=4_000_000, launching_ns=0, communication_ns=0, other_ns=5_000_000)
+    data = PhaseTime(phase="data", host_ns=data_ns, device_ns=0, compute_ns=0, communication_ns=0)
+    rank = analysis(0, (), idle=idle, idle_ns=9_000_000, compute_ns=1_000_000, span_ns=10_000_000, phases=[data], calls=[])
+    queued, late = find_advice([RunAnswers([rank])], 1)
+    assert (queued.subject, queued.saves_at_most_ns, late.subject) == ("queued work", 5_000_000, "late launches")
+    assert ".item()" in queued.text
+    assert ("reading data" in late.text) == bool(shown)
+    assert all(part in late.text for part in shown)
+    assert ("torch.compile" in late.text) == (data_ns < 2_000_000)
 
 
 def test_a_product_in_fp32_could_use_tf32_and_attention_by_formula_could_use_flash():
