@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import support_collect as support
+import torch
 from support_e2e import HANG_S
 
 from collect import summary
 from collect.reading.load import load_matrix
 from shardlab.matrix.cell import AnyCell
 from shardlab.matrix.command import Command
+from shardlab.weights import checksums
 from shardlab.workspace.workspace import Workspace
 
 SCRIPT = Path(__file__).parents[2] / "support" / "support_checksums.py"
@@ -52,14 +54,13 @@ def judge(path, *trained):
     return [row.same_work for row in rows]
 
 
-def change_last(folder, target, change):
-    """A copy of a script's folder in which the last record of rank 0 is changed."""
+def change_record(folder, target, change, index=-1):
+    """A copy of a script's folder in which a record of rank 0, the last by default, is changed."""
     shutil.copytree(folder, target)
     path = target / "checksums" / "rank-00000.jsonl"
-    *before, last = path.read_text().splitlines()
-    record = json.loads(last)
-    change(record)
-    path.write_text("\n".join([*before, json.dumps(record)]) + "\n")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    change(records[index])
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     return target
 
 
@@ -93,8 +94,33 @@ def test_one_changed_weight_on_one_of_two_equal_ranks_is_named(tmp_path, one_pro
         record["pieces"][1]["weight"] = [number + 1 for number in record["pieces"][1]["weight"]]
 
     ddp = train(tmp_path / "run", "ddp", "2")
-    _, other = judge(tmp_path / "w", ("single", 1, one_process), ("ddp", 2, change_last(ddp, tmp_path / "changed", change)))
+    _, other = judge(tmp_path / "w", ("single", 1, one_process), ("ddp", 2, change_record(ddp, tmp_path / "changed", change)))
     assert (other.verdict, "most in embed.bias" in other.why) == ("different", True)
+
+
+def test_weights_that_differ_before_the_first_step_are_other_work(tmp_path, one_process):
+    def change(record):
+        record["pieces"][0]["weight"][0] += 0.1
+
+    folder = change_record(one_process, tmp_path / "changed", change, index=0)
+    _, other = judge(tmp_path / "w", ("single", 1, one_process), ("ddp", 1, folder))
+    assert (other.verdict, "after step 0 of steps 0 to 3" in other.why) == ("different", True)
+
+
+def test_blocks_of_rows_and_of_columns_add_up_to_the_whole():
+    whole = torch.randn(5, 7)
+    sums = checksums._project(whole.flatten(), "name", (35,), (0,))
+    rows = [checksums._project(whole[part], "name", (5, 7), (part.start, 0)) for part in (slice(0, 3), slice(3, 5))]
+    columns = [checksums._project(whole[:, part], "name", (5, 7), (0, part.start)) for part in (slice(0, 4), slice(4, 7))]
+    torch.testing.assert_close(sum(rows), sums)
+    torch.testing.assert_close(sum(columns), sums)
+    assert not torch.allclose(checksums._project(whole.flatten(), "other", (35,), (0,)), sums)
+
+
+def test_the_mean_square_of_a_checksum_is_the_square_of_the_norm():
+    difference = torch.randn(4_000_000)  # more elements than are in memory at a time
+    estimate = checksums._project(difference, "name", (4_000_000,), (0,)).square().mean()
+    assert 0.2 < estimate / difference.square().sum() < 3
 
 
 @pytest.mark.parametrize(
@@ -108,9 +134,18 @@ def test_one_changed_weight_on_one_of_two_equal_ranks_is_named(tmp_path, one_pro
     ],
 )
 def test_incomplete_checksums_prove_nothing_and_say_why(tmp_path, one_process, change, why):
-    folder = change_last(one_process, tmp_path / "changed", change)
+    folder = change_record(one_process, tmp_path / "changed", change)
     _, other = judge(tmp_path / "w", ("single", 1, one_process), ("ddp", 1, folder))
     assert (other.verdict, why in other.why) == ("not proven", True), other.why
+
+
+def test_weights_of_another_type_prove_nothing(tmp_path, one_process):
+    def change(record):
+        record["pieces"][0]["dtype"] = "bfloat16"
+
+    folder = change_record(one_process, tmp_path / "changed", change, index=0)
+    _, other = judge(tmp_path / "w", ("single", 1, one_process), ("ddp", 1, folder))
+    assert (other.verdict, "embed.weight is bfloat16 here and float32 in one process" in other.why) == ("not proven", True)
 
 
 def test_without_a_cell_of_one_process_nothing_is_proven(tmp_path):
