@@ -129,8 +129,10 @@ def select_undisturbed(timed_steps: pl.DataFrame, world: pl.DataFrame) -> pl.Dat
 
 
 def _aggregate_world(timed_steps: pl.DataFrame, *keys: str) -> pl.DataFrame:
-    weighed = (pl.col("loss") * pl.col("units")).sum() / pl.col("units").sum()
-    loss = pl.when(pl.col("units").sum() > 0).then(weighed).otherwise(None)
+    # A rank without data has no loss, and neither has a step of a script that did not tell it.
+    units_with_loss = pl.col("units").filter(pl.col("loss").is_not_null()).sum()
+    weighed = (pl.col("loss") * pl.col("units")).sum() / units_with_loss
+    loss = pl.when(units_with_loss > 0).then(weighed).otherwise(None)
     return (
         timed_steps.group_by(keys)
         .agg(step_ms=pl.col("step_ms").max(), units=pl.col("units").sum(), loss=loss, wall_s=pl.col("wall_s").max())
