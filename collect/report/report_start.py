@@ -71,7 +71,7 @@ def compared_sentence(summary: Summary) -> str:
     cells = [row.cell for row in summary.rows]
     gpus = sorted({cell["gpus"] for cell in cells})
     parts = [
-        f"{_join_values(cell['strategy'] for cell in cells)} on {_join_values(cell['workload'] for cell in cells)}",
+        f"{_join_values(row.flat['strategy'] for row in summary.rows)} on {_join_values(cell['workload'] for cell in cells)}",
         f"{_join_values(gpus)} rank{'' if gpus == [1] else 's'}",
     ]
     counts = sorted({row.n for row in summary.rows})

@@ -45,6 +45,7 @@ def test_an_unchanged_script_is_compared_under_two_options(followed):
     plan = followed.run("jobs", "plan", "--matrix", str(followed.path / "mine.yaml"))
     assert "the sample line tells step 7, loss 0.521" in plan.stderr
     assert "(label)" in followed.printed["collect summarize --matrix mine"]
+    assert "Compared: command (label) on mine" in (followed.path / "report" / "index.html").read_text()
 
 
 def test_the_folder_of_the_script_stays_as_it_was(followed):
