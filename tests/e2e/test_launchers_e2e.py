@@ -14,7 +14,7 @@ from jobs.launcher import launchers
 from shardlab.runs.checkpoint import complete_checkpoints
 
 pytestmark = pytest.mark.e2e
-EVERY = sorted(launchers())
+EVERY = sorted(name for name, launcher in launchers().items() if launcher.starts_trainings)
 FOREVER = 10**7
 
 

@@ -60,9 +60,10 @@ def planned(path: Path, workspace: Workspace) -> str:
 
 
 def record(path: Path, workspace: Workspace) -> str:
-    """The record of the first run."""
+    """The record of the first run, without the time at which it was made."""
     made = _planned(path, workspace)
-    return msgspec.json.encode(render.make_run(made.cells[0], 1, 1, made.source)).decode()
+    run = render.make_run(made.cells[0], 1, 1, made.source)
+    return msgspec.json.encode(msgspec.structs.replace(run, created="")).decode()
 
 
 def expansion(path: Path, workspace: Workspace) -> str:
