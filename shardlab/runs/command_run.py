@@ -11,10 +11,10 @@ from shardlab.files import files
 from shardlab.matrix.command import CHECKPOINT_PLACEHOLDER
 from shardlab.record_types import Spread
 from shardlab.runs.record import SCHEMA, Result, SameWork, StepRecord, read_lines
-from shardlab.runs.run import Run
+from shardlab.runs.run import STEP_UNIT, Run
 from shardlab.runs.rundir import RunDir
 
-STEPS_UNIT, TOKENS_UNIT = "steps", "tokens"
+TOKENS_UNIT = "tokens"
 NO_STEP_WHY = (
     "the command ended with exit code 0 and told no step after the first; tell them with shardlab.steps.report, or by "
     "`steps: {regex: ...}` (docs/how-to/own-script.md)"
@@ -81,7 +81,7 @@ def write_result(run_dir: RunDir, run: Run) -> str:
         state="completed",
         rehearsal=run.rehearsal,
         steps=len(steps_ms),
-        unit=TOKENS_UNIT if has_units else STEPS_UNIT,
+        unit=TOKENS_UNIT if has_units else STEP_UNIT,
         final_loss=statistics.fmean(losses) if losses else None,
         throughput_per_s=1000 * units / sum(steps_ms) if sum(steps_ms) else None,
         step_time_ms=_compute_spread(steps_ms),
