@@ -25,7 +25,7 @@ from shardlab.runs.trace_part import TracePart
 # since the epoch, at which the ranks save a checkpoint and end.
 SAVE_AT = "SHARDLAB_SAVE_AT"
 REHEARSAL_NOTE = "rehearsal: it tests that everything works, not the speed"
-STEP_UNIT = "steps"  # the unit of the throughput of an imported run whose logs do not say how much data a step has
+STEP_UNIT = "steps"  # the unit of the throughput of a run whose logs, or whose command, do not say how much data a step has
 RUN_ID = re.compile(RUN_ID_PATTERN)
 _RUN_ID_PATTERN = re.compile(r"(?P<first>(?P<cell>.+)-r(?P<repeat>\d+))(?:-a(?P<attempt>\d+))?")
 
