@@ -5,6 +5,7 @@ Every time is computed and not random, so a test can compute the expected value 
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import pwd
@@ -238,6 +239,12 @@ def completed(
     environment(folder, gpus)
     finish(folder, train(folder, **options), **(found or {}))
     return folder
+
+
+def save_snapshot(run: RunDir, sections: dict[str, Any]) -> None:
+    """Write the snapshot that the CUDA allocator of rank 0 has after step 2."""
+    run.snapshot_file(0).parent.mkdir(exist_ok=True)
+    run.snapshot_file(0).write_bytes(gzip.compress(json.dumps({"schema": 1, "rank": 0, "step": 2, **sections}).encode()))
 
 
 def failed(workspace: Workspace, what: Cell, repeat: int, said: str, steps: int = 0, attempt: int = 1, **ended: Any) -> RunDir:

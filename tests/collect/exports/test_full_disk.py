@@ -24,7 +24,7 @@ PICTURES = {"png", "svg"}
 def workspace(tmp_path_factory) -> Workspace:
     workspace = Workspace(tmp_path_factory.mktemp("small"))
     support.keep(workspace, [support.cell()], repeats=1)
-    support.completed(workspace, support.cell())
+    support.save_snapshot(support.completed(workspace, support.cell()), {"segments": [], "device_traces": [[]]})
     return workspace
 
 

@@ -1,6 +1,5 @@
 """Pickles of torch's allocator are read without executing anything, and snapshots are exported for the page memory_viz."""
 
-import gzip
 import json
 import pickle
 import pickletools
@@ -147,9 +146,7 @@ def test_the_export_for_memory_viz_has_only_what_the_page_reads(tmp_path):
     workspace, cell = Workspace(tmp_path / "w"), support.cell(instruments=Instruments(memory="snapshot"))
     support.keep(workspace, [cell], repeats=1)
     run = support.completed(workspace, cell)
-    document = {"schema": 1, "rank": 0, "step": 2, **{name: SNAPSHOT[name] for name in ("segments", "device_traces")}}
-    run.snapshot_file(0).parent.mkdir(exist_ok=True)
-    run.snapshot_file(0).write_bytes(gzip.compress(json.dumps(document).encode()))
+    support.save_snapshot(run, {name: SNAPSHOT[name] for name in ("segments", "device_traces")})
     out = tmp_path / "out"
     assert main(["export", "--to", "memory-viz", "--workspace", str(workspace.path), "--out", str(out)]) == 0
     content = (out / "snapshots" / run.run_id / "rank-00000.pickle").read_bytes()
