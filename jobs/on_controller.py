@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from socket import gethostname
 
+from jobs.plugins import command_folder, send_folder
+from jobs.plugins.command_folder import CommandFolder
 from jobs.rendering.preview import find_known_python
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES_HINT
@@ -19,7 +21,8 @@ from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.login_node import PYTHON_VARIABLE
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files, plugin_source
-from shardlab.matrix import matrix
+from shardlab.matrix import command, matrix
+from shardlab.matrix.matrix import Matrix
 from shardlab.remote import remote_workspace, upload
 from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.url import remove_secrets
@@ -180,7 +183,12 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
         cluster_file = matrix.find_matrix_file(arguments.matrix) if verb.name != "trace" else cluster_file
         if verb.name != "trace" and cluster_file not in matrix.shipped_matrices().values():
             own_matrix = cluster_file
-            contents_by_path |= read_matrix_files(cluster_file, arguments.settings)
+            loaded_matrix = matrix.load_matrix(cluster_file, arguments.settings)
+            contents_by_path |= read_matrix_files(cluster_file, loaded_matrix)
+            if loaded_matrix.commands:
+                command_folders = command_folder.read_folders(loaded_matrix, workspace)
+                send_folder.send_folders(remote, command_folders.values())
+                contents_by_path |= list_sent_folders(loaded_matrix, command_folders)
             remote_arguments.matrix = f"{remote.workspace}/matrices/{cluster_file.name}"
         invocation.out.print_detail(f"on {remote.host}: {remote.workspace}")
         remote_workspace.upload_files(remote, contents_by_path)
@@ -193,22 +201,27 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
     return remote.hand_over("jobs", format_words(remote_arguments, omitted=("workspace", "cluster")))
 
 
-def read_matrix_files(matrix_file: Path, settings: Sequence[str] = ()) -> dict[str, bytes]:
+def read_matrix_files(matrix_file: Path, loaded_matrix: Matrix) -> dict[str, bytes]:
     """The contents of a matrix file and of the model configurations that it names, by their paths in the remote workspace.
-    settings: the values of --set.
 
-    Raises InputError, which names the files on this machine, not their copies.
+    loaded_matrix: the content of the matrix file, with --set. Raises InputError, which names the files on this machine, not
+    their copies.
     """
-    loaded_matrix = matrix.load_matrix(matrix_file, settings)
-    if loaded_matrix.commands:
-        raise InputError(
-            f"{matrix_file}: the folder of a command is not sent to another machine. Allowed: `jobs` on the login node of the "
-            "cluster, where the folder is."
-        )
     model_paths = [model.path for model in loaded_matrix.models.values() if model.path is not None]
     return {f"matrices/{matrix_file.name}": files.read(matrix_file, follow=True)} | {
         f"matrices/{model_path}": files.read(matrix_file.parent / model_path) for model_path in model_paths
     }
+
+
+def list_sent_folders(loaded_matrix: Matrix, command_folders: Mapping[str, CommandFolder]) -> dict[str, bytes]:
+    """The file that tells the cluster which frozen copies belong to the commands of a matrix, by its path in the remote
+    workspace. command_folders: the folder of each command, by the name of the command."""
+    sent_folders = [
+        command.SentFolder(workload.folder, workload.exclude, name, command_folders[name].digest)
+        for name, workload in loaded_matrix.commands.items()
+    ]
+    matrix_copy = Path("matrices") / Path(loaded_matrix.path).name
+    return {str(command.sent_folders_path(matrix_copy)): files.encode_json(sent_folders)}
 
 
 def decide_after_lease(invocation: Invocation, error: ShardlabError) -> str | None:

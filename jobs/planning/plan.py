@@ -182,7 +182,7 @@ def find_own_plugins(workspace: Workspace, requested_matrix: Matrix, cluster: Cl
     models = {
         workload_name: model for workload_name, model in requested_matrix.models.items() if workload_name in workload_names
     }
-    commands = command_folder.read_folders(requested_matrix)
+    commands = command_folder.read_folders(requested_matrix, workspace)
     strategy_names = {requested_matrix.file.baseline, *(str(point.keys.get("strategy")) for point in requested_matrix.points)}
     plugin_names = workload_names - models.keys() - commands.keys()
     strategy_names -= requested_matrix.labels

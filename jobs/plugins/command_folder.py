@@ -6,12 +6,13 @@ the folder .shardlab/own of the workspace, so a change of the user's folder reac
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from jobs.plugins import plugin_store
 from shardlab.errors import InputError
 from shardlab.files import files
+from shardlab.matrix import command
 from shardlab.matrix.matrix import Matrix
 from shardlab.runs.rundir import WORK_FOLDER
 from shardlab.workspace.workspace import Workspace
@@ -40,10 +42,22 @@ class CommandFolder(msgspec.Struct, frozen=True):
     """The digest of the names, modes and contents of these files: 16 hexadecimal digits of SHA-256."""
 
 
-def read_folders(matrix: Matrix) -> dict[str, CommandFolder]:
-    """The folder of each command of a matrix, by the name of the command. Raises InputError."""
-    base = Path(matrix.path).parent
-    return {name: read_folder(base / workload.folder, workload.exclude) for name, workload in matrix.commands.items()}
+def read_folders(matrix: Matrix, workspace: Workspace) -> dict[str, CommandFolder]:
+    """The folder of each command of a matrix, by the name of the command. Raises InputError.
+
+    If another machine sent the folder, it is the frozen copy in the store of the workspace.
+    """
+    matrix_path = Path(matrix.path)
+    folders = {}
+    for name, workload in matrix.commands.items():
+        sent_folder = command.find_sent_folder(matrix_path, workload)
+        if sent_folder is None:
+            folders[name] = read_folder(matrix_path.parent / workload.folder, workload.exclude)
+        else:
+            must_be_frozen(store := plugin_store.find_store(workspace), sent_folder.digest)
+            frozen_copy = find_copy(store, sent_folder.digest)
+            folders[name] = CommandFolder(frozen_copy, _list_copy(frozen_copy), sent_folder.digest)
+    return folders
 
 
 def read_folder(folder: Path, exclude: Sequence[str]) -> CommandFolder:
@@ -69,29 +83,47 @@ def read_folder(folder: Path, exclude: Sequence[str]) -> CommandFolder:
 def freeze_folders(workspace: Workspace, folders: Sequence[CommandFolder]) -> None:
     """Copy the folders of commands into the store of the workspace, unless it has an undamaged copy. Raises ShardlabError."""
     for command_folder in folders:
-        final_folder = find_copy(plugin_store.find_store(workspace), command_folder.digest)
-        if _is_intact(final_folder, command_folder.digest):
+        store = plugin_store.find_store(workspace)
+        if is_frozen(store, command_folder.digest):
             continue
-        new_folder = final_folder.with_name(f".{final_folder.name}.{os.getpid()}.tmp")
-        with files.as_workspace_error("write"):
-            shutil.rmtree(new_folder, ignore_errors=True)
-            shutil.rmtree(final_folder, ignore_errors=True)
+        with new_copy(store, command_folder.digest, f"{command_folder.path}: changed while it was copied") as new_folder:
             for name in command_folder.files:
                 (new_folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(command_folder.path / name, new_folder / name, follow_symlinks=False)
-            new_folder.mkdir(parents=True, exist_ok=True)
-            if not _is_intact(new_folder, command_folder.digest):
-                shutil.rmtree(new_folder)
-                raise InputError(f"{command_folder.path}: changed while it was copied; run the command again.")
+
+
+@contextlib.contextmanager
+def new_copy(store: Path, digest: str, fault: str) -> Iterator[Path]:
+    """An empty folder, which becomes the frozen copy with this digest at the end of the `with` block.
+
+    fault: what is wrong if the files do not have this digest then. Raises InputError with it, and WorkspaceError.
+    """
+    final_folder = find_copy(store, digest)
+    new_folder = final_folder.with_name(f".{final_folder.name}.{os.getpid()}.tmp")
+    with files.as_workspace_error("write"):
+        shutil.rmtree(new_folder, ignore_errors=True)
+        new_folder.mkdir(parents=True)
+        try:
+            yield new_folder
+            if not _is_intact(new_folder, digest):
+                raise InputError(f"{fault}; run the command again.")
+            shutil.rmtree(final_folder, ignore_errors=True)
             new_folder.rename(final_folder)
+        finally:
+            shutil.rmtree(new_folder, ignore_errors=True)
+
+
+def is_frozen(store: Path, digest: str) -> bool:
+    """Whether the store has an undamaged copy of a command's folder."""
+    return _is_intact(find_copy(store, digest), digest)
 
 
 def must_be_frozen(store: Path, digest: str) -> None:
     """Raises InputError if the workspace has no undamaged copy of a command's folder."""
-    if not _is_intact(copy := find_copy(store, digest), digest):
+    if not is_frozen(store, digest):
         raise InputError(
-            f"{copy}: the copy of the command's folder is missing or damaged, so its runs cannot be started again. Submit the "
-            "matrix again where the folder is."
+            f"{find_copy(store, digest)}: the copy of the command's folder is missing or damaged, so its runs cannot be "
+            "started again. Submit the matrix again where the folder is."
         )
 
 
@@ -110,11 +142,15 @@ def find_copy(store: Path, digest: str) -> Path:
 def _is_intact(folder: Path, digest: str) -> bool:
     if not folder.is_dir():
         return False
-    names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
     try:
-        return _digest_files(folder, names) == digest
+        return _digest_files(folder, _list_copy(folder)) == digest
     except InputError:
         return False
+
+
+def _list_copy(folder: Path) -> list[str]:
+    """The paths of all files in a frozen copy, relative to it, sorted."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
 
 
 def _list_files(folder: Path, exclude: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import msgspec
 
 from shardlab.errors import InputError
+from shardlab.files import json_file
 from shardlab.files.document import Document, Problem
 from shardlab.matrix import matrix_sections
 from shardlab.record_types import limit_text
@@ -99,6 +100,20 @@ class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """A pattern of checkpoints; null: the script writes none that shardlab knows."""
 
 
+class SentFolder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The folder of a command that a user's machine sent to a cluster. The cluster has no folder at the path that the matrix
+    file states."""
+
+    folder: str
+    """As in `CommandWorkload`."""
+    exclude: list[str]
+    """As in `CommandWorkload`."""
+    name: str
+    """The name of the workload on the user's machine."""
+    digest: str
+    """The digest of the files, which names the frozen copy."""
+
+
 class StrategyLabel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The strategy of a command, which only its user knows: a label that shardlab prints and does not check."""
 
@@ -120,7 +135,8 @@ def replace_commands(
             continue
         workload = msgspec.convert(entry, CommandWorkload)
         try:
-            name = workload.name or _name_folder(folder / workload.folder)
+            sent_folder = find_sent_folder(Path(document.file), workload)
+            name = sent_folder.name if sent_folder else workload.name or _name_folder(folder / workload.folder)
             find_placeholders(workload)
             if workload.steps is not None and (fault := explain_wrong_steps(workload.steps)) is not None:
                 raise InputError(f"steps: {fault}")
@@ -141,6 +157,18 @@ def replace_labels(sections: dict[str, Any]) -> set[str]:
             value_container[list_key] = msgspec.convert(value_container[list_key], StrategyLabel).label
             labels.add(value_container[list_key])
     return labels
+
+
+def sent_folders_path(matrix_path: Path) -> Path:
+    """The file beside a matrix file on a cluster that lists the folders of commands which a user's machine sent."""
+    return matrix_path.with_suffix(".folders.json")
+
+
+def find_sent_folder(matrix_path: Path, workload: CommandWorkload) -> SentFolder | None:
+    """The folder of a command that was sent together with a matrix file; None if the folder is on this machine."""
+    sent_folders = json_file.read_json_if_valid(sent_folders_path(matrix_path), list[SentFolder]) or []
+    wanted = (workload.folder, workload.exclude, workload.name)
+    return next((sent for sent in sent_folders if wanted == (sent.folder, sent.exclude, workload.name and sent.name)), None)
 
 
 def _name_folder(folder: Path) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from jobs.cli import main
 from jobs.on_controller import read_matrix_files
+from shardlab.matrix.matrix import load_matrix
 from shardlab.verb import format_words
 from shardlab.workspace.workspace import Workspace
 
@@ -134,5 +135,5 @@ def test_a_controller_gets_the_settings_and_the_model_that_a_setting_names(matri
     words = ["plan", "--matrix", "x", "--set", "steps=5", "--set", "optimizer.lr=0.1"]
     assert parser().parse_args(format_words(parser().parse_args(words))).settings == ["steps=5", "optimizer.lr=0.1"]
     (tmp_path / "model.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2}))
-    sent = read_matrix_files(matrix_file, ["workload={transformers: model.json}"])
+    sent = read_matrix_files(matrix_file, load_matrix(matrix_file, ["workload={transformers: model.json}"]))
     assert sorted(sent) == ["matrices/model.json", "matrices/small.yaml"]

@@ -182,7 +182,7 @@ def test_runs_of_a_model_carry_its_configuration_and_need_no_trust(tmp_path, cap
 def test_a_cluster_gets_the_configurations_at_their_places_beside_the_matrix(tmp_path):
     write(tmp_path / "here" / "sub", "llama")
     found = loaded(tmp_path / "here", "{transformers: sub/my-llama.json, seq_len: 4}")
-    for path, content in on_controller.read_matrix_files(tmp_path / "here" / "m.yaml").items():
+    for path, content in on_controller.read_matrix_files(tmp_path / "here" / "m.yaml", found).items():
         (tmp_path / "there" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "there" / path).write_bytes(content)
     there = matrix.load_matrix(tmp_path / "there" / "matrices" / "m.yaml")

@@ -1,0 +1,89 @@
+"""Sends the folders of commands from a user's machine to the workspace on a cluster.
+
+The user's machine asks whether the cluster has a copy with the same digest, and sends the files as a tar archive if not. On the
+cluster, this program receives them:
+
+python -m jobs.plugins.send_folder DIGEST --workspace DIR --json
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import tarfile
+from collections.abc import Collection
+
+import msgspec
+
+from jobs.plugins import command_folder, plugin_store
+from jobs.plugins.command_folder import CommandFolder
+from shardlab.errors import InputError
+from shardlab.remote.remote_workspace import RemoteWorkspace
+from shardlab.terminal import console
+from shardlab.workspace import workspace_trust
+from shardlab.workspace.workspace import Workspace
+
+SLOWEST_BYTES_PER_S = 5e5  # 4 Mbit/s, the internet connection of a home
+
+
+class FolderAnswer(msgspec.Struct):
+    """What this program prints on the cluster."""
+
+    is_frozen: bool
+    """Whether the workspace on the cluster has an undamaged copy of the folder."""
+
+
+def send_folders(remote: RemoteWorkspace, folders: Collection[CommandFolder]) -> None:
+    """Send the folders of which the workspace on the cluster has no copy. Raises ShardlabError."""
+    for folder in folders:
+        if not remote.ask(__name__, [folder.digest], FolderAnswer).is_frozen:
+            archive = pack_folder(folder)
+            limit_s = 600 + len(archive) / SLOWEST_BYTES_PER_S
+            remote.ask(__name__, [folder.digest], FolderAnswer, input_bytes=archive, limit_s=limit_s)
+
+
+def pack_folder(folder: CommandFolder) -> bytes:
+    """The files of a command's folder as a compressed tar archive. Raises InputError if a file cannot be read."""
+    archive_file = io.BytesIO()
+    try:
+        with tarfile.open(fileobj=archive_file, mode="w:gz", compresslevel=1) as archive:
+            for name in folder.files:
+                archive.add(folder.path / name, name, recursive=False)
+    except OSError as error:
+        raise InputError(f"{error.filename or folder.path}: cannot be read: {error.strerror or error}.") from None
+    return archive_file.getvalue()
+
+
+def unpack_folder(workspace: Workspace, digest: str, packed_folder: bytes) -> None:
+    """Write the files of a command's folder into the store of a workspace. packed_folder: as `pack_folder` makes it.
+
+    Raises InputError if the files do not have this digest, or if a path leads out of the folder; then the store is unchanged.
+    """
+    store = plugin_store.find_store(workspace)
+    try:
+        with (
+            tarfile.open(fileobj=io.BytesIO(packed_folder)) as archive,
+            command_folder.new_copy(store, digest, f"the folder {digest}: did not arrive whole") as new_folder,
+        ):
+            archive.extractall(new_folder, filter="data")
+    except tarfile.TarError as error:
+        raise InputError(f"the folder {digest}: did not arrive whole: {error}.") from None
+
+
+def main() -> int:
+    """Answer whether the workspace has the folder; if standard input has an archive, unpack it first. Returns the exit code."""
+    parser = console.Parser(prog=f"python -m {__name__}", parents=[console.common_options()])
+    parser.add_argument("digest", help="the digest of the files")
+    arguments = parser.parse_args()
+    workspace = Workspace.find(getattr(arguments, "workspace", None))
+    packed_folder = sys.stdin.buffer.read()
+    if packed_folder:
+        workspace_trust.begin_workspace(workspace)
+        unpack_folder(workspace, arguments.digest, packed_folder)
+    is_frozen = command_folder.is_frozen(plugin_store.find_store(workspace), arguments.digest)
+    console.Output.from_arguments(arguments).print_document({"is_frozen": is_frozen})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(console.run_command(main))
