@@ -74,6 +74,20 @@ for node in 1 2; do
 done
 """
 
+SCRIPT = """\
+import sys
+import torch
+import torch.distributed as dist
+from shardlab.steps import report
+dist.init_process_group("gloo")
+assert dist.get_world_size() == int(open("size.txt").read())
+for step in (1, 2, 3):
+    total = torch.tensor(float(sys.argv[1]) * step)
+    dist.all_reduce(total)
+    report(step=step, loss=total.item(), tokens=1)
+dist.destroy_process_group()
+"""
+
 
 @pytest.fixture
 def first(tmp_path, monkeypatch):
@@ -191,3 +205,17 @@ def test_a_run_that_lost_a_node_resumes_from_the_parts_of_its_checkpoint(first, 
     assert all(run["complete"] for run in fetched)
     again = RunDir(first / "runs" / retried()["id"])
     assert losses(again, begun) == losses(folder, begun)
+
+
+def test_a_script_gets_its_folder_on_nodes_that_share_none(first, tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/size.txt").write_text("4")
+    (tmp_path / "own/train.py").write_text(SCRIPT)
+    workload = {"command": ["python", "train.py", "{set.start}"], "folder": "own"}
+    cells = {"defaults": {"workload": workload, "gpus": 4, "nnodes": 2, "launcher": "torchrun"}, "axes": {"set.start": [3]}}
+    (tmp_path / "own.yaml").write_text(json.dumps({"schema": 1, "name": "own", **cells}))  # JSON is YAML
+    command(first, "jobs", "submit", "--matrix", str(tmp_path / "own.yaml"), "--wait")
+    command(first, "collect", "fetch")
+    (run,) = map(RunDir, (first / "runs").glob("command-*"))
+    assert [record.loss for record in run.steps(0).records] == [3 * 4 * step for step in (1, 2, 3)]
+    assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["size.txt", "train.py"]
