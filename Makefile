@@ -27,7 +27,7 @@ PIP = for info in $(1)/lib/python3*/site-packages/*.dist-info; do test -e "$$inf
 	mkdir -p "$(UNPACK)" && TMPDIR="$(UNPACK)" PIP_CONSTRAINT=$(2) $(1)/bin/python -m pip --disable-pip-version-check
 VENV_PIP = $(call PIP,$(VENV),constraints.txt)
 
-.PHONY: FORCE help quickstart test test-all test-long check golden docs pictures mutants gpu-proof system clean
+.PHONY: FORCE help quickstart test test-all test-long check golden wheel docs pictures mutants gpu-proof system clean
 
 # The first target: what `make` alone says.
 help:
@@ -38,6 +38,7 @@ help:
 	@echo "make test-long    both, with the long forms of proofs"
 	@echo "make check        ruff, mypy and import-linter"
 	@echo "make golden       write golden files, schemas and generated pages anew"
+	@echo "make wheel        build the wheel and the source archive into dist/"
 	@echo "make docs         write the documentation site to site/"
 	@echo "make pictures     make the pictures of the documentation from runs on this machine; up to an hour"
 	@echo "make system       install, or name, the system packages that the tests use"
@@ -70,6 +71,10 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The files of a release. The source archive comes first, and the wheel is built from the same files.
+wheel: $(VENV)/installed-dev
+	$(BIN)/python -m hatchling build -d dist
 
 # Writes all golden files and JSON schemas anew. Read the diff before you commit it.
 golden: $(VENV)/installed-dev

@@ -124,6 +124,20 @@ def test_an_installation_without_a_checkout_needs_no_path(monkeypatch, tmp_path)
     assert extras.install_command("xlsx") == f"{sys.executable} -m pip install 'shardlab[xlsx]'"
 
 
+def test_an_environment_of_pipx_or_uv_gets_a_command_of_its_program(monkeypatch, tmp_path):
+    monkeypatch.setattr(extras, "SOURCE_ROOT", str(tmp_path))
+    (tmp_path / "shardlab").mkdir()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "shardlab"))
+    (tmp_path / "shardlab" / "pipx_metadata.json").touch()
+    assert extras.install_command("xlsx") == "pipx runpip shardlab install 'shardlab[xlsx]'"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "uv"], check=True)
+    python = tmp_path / "uv" / "bin" / "python"
+    code = f"from shardlab import extras; extras.SOURCE_ROOT = {str(tmp_path)!r}; print(extras.install_command('xlsx'))"
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    said = subprocess.run([python, "-c", code], env=variables, check=True, capture_output=True, text=True).stdout
+    assert said == f"uv pip install --python {python} 'shardlab[xlsx]'\n"
+
+
 def test_a_module_of_no_extra_keeps_its_traceback():
     assert MissingExtra.from_import_error(ModuleNotFoundError(name="yaml.nodes"), "jobs plan") is None
     assert MissingExtra.from_import_error(ModuleNotFoundError("without a name"), "jobs plan") is None
