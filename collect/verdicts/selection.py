@@ -99,9 +99,12 @@ class Measurements:
     def state(self, cell_filter: Mapping[str, Any]) -> tuple[CellRow, str]:
         """The one cell whose keys have these values, and its state, such as completed or oom.
 
-        Raises NoMeasurement if the cell has not ended, or if its repeats ended in different states.
+        Raises NoMeasurement if the cell has not ended, if its repeats ended in different states, or if its runs were tiny
+        twins, which have too little data to run out of memory or time.
         """
         row = self.row(cell_filter)
+        if self.cell(row).cell.rehearses is not None:
+            raise NoMeasurement("not run", f"{self.label(row)}: how its tiny twin ended does not say how the cell itself ends")
         unfinished_states = [state for state in row.states if state in ("planned", "pending", "running", "unknown")]
         if unfinished_states or not row.states:
             raise NoMeasurement("not run", f"{self.label(row)}: {row.state or 'planned'}")

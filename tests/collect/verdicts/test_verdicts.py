@@ -142,6 +142,13 @@ def test_the_state_of_a_cell_can_decide_a_claim(tmp_path, state):
     assert (found.verdict, found.why) == ("not run", f"fsdp2 ×2: {ended}")
 
 
+def test_how_a_tiny_twin_ended_decides_no_claim(tmp_path, monkeypatch):
+    twin = msgspec.structs.replace(CELLS[DDP], rehearses=CELLS[DDP4])
+    monkeypatch.setitem(CELLS, DDP, twin)
+    found = judged(tmp_path, {DDP: [50.0, 50.5, 51.0]}, "state(strategy='ddp') == 'oom'", rehearsal=True)
+    assert (found.verdict, "does not say how the cell itself ends" in found.why) == ("not run", True)
+
+
 def test_a_claim_on_planned_or_excluded_cells_was_not_run(tmp_path):
     excluded = [{"cell": {"strategy": "fsdp2", "gpus": 8}, "why": "there are two GPUs"}]
     found = judged(tmp_path, CLOSE, "train_time_s(strategy='fsdp2', gpus=8) > 1", excluded=excluded)
