@@ -6,6 +6,7 @@ of several changes may overlap, so they are not added up.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -72,17 +73,24 @@ def _save_idle(ranks: Sequence[RankAnalysis], parts: dict[StepPart, int]) -> Ite
     if launching_ns := parts.get(StepPart("idle", cause="launching"), 0):
         longest = max((calls for rank in ranks for calls in rank.work.launch_calls), key=lambda calls: calls.idle_ns)
         step = "" if longest.step is None else f" in step {longest.step}"
+        remedy = (
+            "The host waits for this copy: use pin_memory and non_blocking=True, and copy less often."
+            if "Memcpy" in longest.call
+            else "If it loads code, warm up first or set CUDA_MODULE_LOADING=EAGER; CUDA graphs and fewer launches help "
+            "against many short calls."
+        )
         text = (
             f"The GPU is idle while the host is inside launching calls. The longest, {longest.call} of "
-            f"{_shorten(longest.launched)}{step}, lasts {_ms(longest.call_ns)}. If it loads code, warm up first or set "
-            "CUDA_MODULE_LOADING=EAGER; CUDA graphs and fewer launches help against many short calls."
+            f"{_shorten(longest.launched)}{step}, lasts {_ms(longest.call_ns)}. {remedy}"
         )
         yield "launching calls", text, launching_ns
     if host_ns := parts.get(StepPart("idle", cause="host"), 0):
         data_ns = min(host_ns, sum(phase.host_ns for rank in ranks for phase in rank.phases if phase.phase == "data"))
         data = f"Up to {_ms(data_ns)} of it is reading data: use more workers." if data_ns > host_ns / 10 else ""
+        is_compiled = any(_is_compiled(row) for rank in ranks for row in rank.work.operators)
+        graphs = "CUDA graphs (torch.compile with mode='reduce-overhead')" if is_compiled else "torch.compile or CUDA graphs"
         remedy = (
-            "Use torch.compile or CUDA graphs, larger batches, and fewer synchronisations such as .item()."
+            f"Use {graphs}, larger batches, and fewer synchronisations such as .item()."
             if any(rank.kind == "gpu" for rank in ranks)
             else "The main thread is in Python code outside of operators."
         )
@@ -130,13 +138,19 @@ def _save_work(ranks: Sequence[RankAnalysis], parts: dict[StepPart, int]) -> Ite
         ),
         ("copies", "copies", "Kernels copy or cast tensors. Leave out casts, changes of layout and concatenations."),
     ):
-        rows = [row for row in operators if row.category == category]
+        rows = [row for row in operators if row.category == category and not _is_compiled(row)]
         if rows:
             text += f" The longest is {rows[0].operator or _shorten(rows[0].kernels[0])}, {_ms(rows[0].kernel_ns or 0)}."
             yield subject, text, min(compute_ns, sum(row.kernel_ns or 0 for row in rows))  # type: ignore[misc]
     if math_ns := sum(use.total_ns or 0 for rank in gpu_ranks for use in rank.attention if use.backend == "math"):
         text = "Attention runs as plain products and softmax (math). Inputs of half precision without a mask can use flash."
         yield "attention", text, min(compute_ns, math_ns)
+    elif plain_ns := _sum_plain_attention(operators):
+        text = (
+            "A softmax between two batched products looks like attention written by hand. "
+            "torch.nn.functional.scaled_dot_product_attention does not write the scores to memory."
+        )
+        yield "attention", text, min(compute_ns, plain_ns)
     yield from _save_below_peak(gpu_ranks, compute_ns)
 
 
@@ -168,6 +182,35 @@ def _save_below_peak(ranks: Sequence[RankAnalysis], compute_ns: int) -> Iterable
             "implementation, and fuse it with its neighbours."
         )
         yield "slow kernels", text, min(compute_ns, sum(lost_ns.values()))
+
+
+def _is_compiled(row: OperatorTime) -> bool:
+    """Whether torch.compile made the kernels of an operator."""
+    return any(kernel.startswith("triton_") for kernel in row.kernels)
+
+
+def _sum_plain_attention(operators: Sequence[OperatorTime]) -> int:
+    """The time of each softmax whose input is the result of a batched product and whose result is an input of another, with
+    these products; 0 if there is none. The operators are compared by the last two sizes of their tensors."""
+    products: dict[tuple[int, ...], list[OperatorTime]] = {}
+    for row in operators:
+        tensors = _read_shapes(row)[-2:]
+        if row.operator.endswith("::bmm") and len(tensors) == 2:
+            products.setdefault((tensors[0][-2], tensors[1][-1]), []).append(row)  # the scores are the result
+            products.setdefault((tensors[0][-2], tensors[0][-1], 0), []).append(row)  # the scores are the first input
+    found: dict[int, int] = {}
+    for row in operators:
+        if row.operator.endswith("softmax") and (tensors := _read_shapes(row)):
+            sizes = tuple(tensors[0][-2:])
+            if sizes in products and (*sizes, 0) in products:
+                found |= {id(part): part.kernel_ns or 0 for part in (row, *products[sizes], *products[(*sizes, 0)])}
+    return sum(found.values())
+
+
+def _read_shapes(row: OperatorTime) -> list[list[int]]:
+    """The shapes of the inputs that have at least three dimensions."""
+    shapes = json.loads(row.shapes) if row.shapes else []
+    return [shape for shape in shapes if len(shape) >= 3 and all(isinstance(size, int) for size in shape)]
 
 
 def _lost_ns(row: OperatorTime) -> int:

@@ -42,11 +42,13 @@ def analysed(rank, path, **said):
     return analyse_rank(trace.read_trace(rank.write(path, **said)))
 
 
-def operator(name, *, kernel_ns, category="element-wise", of=HALF, flops=None, moved=None, least_ns=None, kernels=("kernel",)):
+def operator(
+    name, *, kernel_ns, category="element-wise", of=HALF, flops=None, moved=None, least_ns=None, kernels=("kernel",), inputs=()
+):
     """The row of an operator that launched kernels and no copies, once."""
     return OperatorTime(
-        operator=name, category=category, shapes="[]", types=[of], kernels=list(kernels), calls=1, kernel_ns=kernel_ns,
-        copy_ns=0, with_children_ns=kernel_ns, self_host_ns=0, host_ns=0, flops=flops, bytes=moved, least_ns=least_ns,
+        operator=name, category=category, shapes=json.dumps(inputs), types=[of], kernels=list(kernels), calls=1,
+        kernel_ns=kernel_ns, copy_ns=0, with_children_ns=kernel_ns, self_host_ns=0, host_ns=0, flops=flops, bytes=moved, least_ns=least_ns,
     )  # fmt: skip
 
 
@@ -277,6 +279,16 @@ def test_the_call_during_which_the_gpu_is_idle_is_named(tmp_path):
         assert part in advice.text
 
 
+def test_a_blocking_copy_has_a_remedy_of_its_own(tmp_path):
+    rank = support.RankOfRun(0)
+    rank.launch("kernel", "first", 7, 5, 10, 20)
+    rank.annotate("hipMemcpyWithStream", 30, 630, cat="cuda_runtime", correlation=99)
+    rank.annotate("CopyHostToDevice", 640, 700, tid=7, cat="gpu_memcpy", stream=7, correlation=99)
+    text = find_advice([RunAnswers([analysed(rank, tmp_path)])], 1)[0].text
+    assert "non_blocking=True" in text
+    assert "CUDA_MODULE_LOADING" not in text
+
+
 def test_each_stream_has_its_idle_time_and_its_queue(tmp_path):
     rank = support.RankOfRun(0)
     for launched, begin, end in ((0, 100, 150), (10, 150, 170), (20, 190, 200)):
@@ -318,6 +330,34 @@ def test_at_most_three_changes_are_named_and_none_below_one_percent():
     assert "aten::add, 3.000 ms" in found[1].text
     long = analysis(0, (), idle=idle, idle_ns=4_000_000, span_ns=1_000_000_000, compute_ns=1, calls=[])
     assert find_advice([RunAnswers([long])], 1) == []
+
+
+def advise(rows, **more):
+    """The texts of the advice on a rank of 10 ms with these operators, by subject."""
+    work = RankWork(categories=[], operators=rows, launch_calls=[], streams=[], together=[])
+    found = {"idle": None, "idle_ns": 0, "compute_ns": 8_000_000, **more}
+    advice = find_advice([RunAnswers([analysis(0, (), span_ns=10_000_000, work=work, calls=[], **found)])], 1)
+    return {entry.subject: (entry.saves_at_most_ns, entry.text) for entry in advice}
+
+
+@pytest.mark.parametrize(
+    ("second", "saves_ns"), [([[24, 77, 77], [24, 77, 64]], 6_000_000), ([[24, 77, 64], [24, 64, 50]], None)]
+)
+def test_a_softmax_between_two_products_is_named_as_attention(second, saves_ns):
+    rows = [
+        operator("aten::bmm", kernel_ns=3_000_000, category="matrix products", inputs=[[24, 77, 64], [24, 64, 77]]),
+        operator("aten::_softmax", kernel_ns=1_000_000, category="reduction", inputs=[[2, 12, 77, 77], [], []]),
+        operator("aten::bmm", kernel_ns=2_000_000, category="matrix products", inputs=second),
+    ]
+    assert advise(rows).get("attention", (None,))[0] == saves_ns
+
+
+def test_a_compiled_model_is_not_advised_to_be_compiled():
+    idle = IdleCauses(host_ns=2_000_000, launching_ns=0, communication_ns=0, other_ns=0)
+    rows = [operator("triton_poi_fused_add_0", kernel_ns=2_000_000, kernels=("triton_poi_fused_add_0",))]
+    found = advise(rows, idle=idle, idle_ns=2_000_000)
+    assert list(found) == ["late launches"]
+    assert "reduce-overhead" in found["late launches"][1]
 
 
 def test_the_operator_that_loses_most_over_all_its_shapes_is_named():
