@@ -48,7 +48,8 @@ def operator(
     """The row of an operator that launched kernels and no copies, once."""
     return OperatorTime(
         operator=name, category=category, shapes=json.dumps(inputs), types=[of], kernels=list(kernels), calls=1,
-        kernel_ns=kernel_ns, copy_ns=0, with_children_ns=kernel_ns, self_host_ns=0, host_ns=0, flops=flops, bytes=moved, least_ns=least_ns,
+        kernel_ns=kernel_ns, copy_ns=0, with_children_ns=kernel_ns, self_host_ns=0, host_ns=0, flops=flops, bytes=moved,
+        least_ns=least_ns,
     )  # fmt: skip
 
 
