@@ -194,7 +194,9 @@ class TimelineVerb(ReadingVerb):
     example = "collect timeline RUN --perfetto timeline.json.gz"
 
     def add_options(self, parser: Parser) -> None:
-        completion.offer_completions(parser.add_argument("run", metavar="RUN", help="a run id"), Workspace.run_ids)
+        completion.offer_completions(
+            parser.add_argument("run", metavar="RUN", help="a run: its id, a beginning of the id, or c3.2"), Workspace.run_ids
+        )
         perfetto_help = "also write steps, telemetry, events and traces of all hosts on one clock to FILE, for ui.perfetto.dev"
         parser.add_argument("--perfetto", metavar="FILE", help=f"{perfetto_help} (compressed if it ends in .gz)")
 
@@ -416,7 +418,9 @@ class TrackVerb(Verb):
     example = "collect track ddp-gpt2-tiny-g2-b8-ea59285ce745-r1 --to tensorboard"
 
     def add_options(self, parser: Parser) -> None:
-        completion.offer_completions(parser.add_argument("run", metavar="RUN", help="a run id"), Workspace.run_ids)
+        completion.offer_completions(
+            parser.add_argument("run", metavar="RUN", help="a run: its id, a beginning of the id, or c3.2"), Workspace.run_ids
+        )
         to_help = f"{', '.join(TRACKERS)}; writes into track/ of the workspace (docs/exports.md)"
         tracker = parser.add_argument("--to", required=True, metavar="TRACKER", help=to_help)
         completion.offer_completions(tracker, lambda _: TRACKERS)
